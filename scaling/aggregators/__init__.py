@@ -1,0 +1,5 @@
+"""Ways to bring the ranks' gradients together."""
+
+from scaling.aggregators.base import Aggregator, AggregatorState, PhaseMarker, unmarked
+
+__all__ = ["Aggregator", "AggregatorState", "PhaseMarker", "unmarked"]

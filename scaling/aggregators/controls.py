@@ -1,0 +1,38 @@
+"""The control arm: the same step without any exchange.
+
+What the exchange costs is the difference to this arm. Its replicas drift apart, each following its own part of
+the data, so it is never a convergence result.
+
+Steps: none. Bytes sent per rank: 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from scaling.aggregators.base import Aggregator, AggregatorState, PhaseMarker, unmarked
+from scaling.bucket import BucketLayout
+from scaling.process_group import Group
+
+
+@dataclass(frozen=True)
+class NoExchange(Aggregator[AggregatorState]):
+    """Control arm: no exchange; every rank keeps its own gradient."""
+
+    name = "none"
+    exchanges = False
+    modifies_input = True  # returns the very buffer
+    graph_capturable = True
+
+    def start(
+        self, layout: BucketLayout, group: Group, dtype: torch.dtype, device: torch.device
+    ) -> AggregatorState:
+        """No state beyond the layout."""
+        return AggregatorState(group, layout)
+
+    def aggregate(self, state: AggregatorState, gradient: Tensor, phase: PhaseMarker = unmarked) -> Tensor:
+        """Returns `gradient` itself."""
+        return gradient

@@ -1,0 +1,44 @@
+"""The communication library's own all-reduce: NCCL between GPUs, Gloo between CPU processes.
+
+What most users run today. The library picks algorithm and protocol by size and topology.
+
+Steps and messages: the library's affair. Bytes sent per rank: at least 2(n-1)/n S, which is what is metered.
+Error: float summation in the library's order; NCCL and Gloo give every rank the same bits.
+
+Reference: nccl-tests, doc/PERFORMANCE.md (the 2(n-1)/n factor).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from scaling.aggregators.base import Aggregator, AggregatorState, PhaseMarker, unmarked
+from scaling.bucket import BucketLayout
+from scaling.process_group import Group
+
+
+@dataclass(frozen=True)
+class AllReduce(Aggregator[AggregatorState]):
+    """The communication library's all-reduce (NCCL or Gloo), in place on the flat gradient."""
+
+    name = "all_reduce"
+    modifies_input = True
+    graph_capturable = True
+
+    def start(
+        self, layout: BucketLayout, group: Group, dtype: torch.dtype, device: torch.device
+    ) -> AggregatorState:
+        """No state beyond the group."""
+        return AggregatorState(group, layout)
+
+    def aggregate(self, state: AggregatorState, gradient: Tensor, phase: PhaseMarker = unmarked) -> Tensor:
+        """Sums in place over the ranks, then divides."""
+        if state.group.world_size > 1:
+            with phase("communicate"):
+                state.group.all_reduce(gradient)
+            with phase("reduce"):
+                gradient.div_(state.group.world_size)
+        return gradient

@@ -1,0 +1,47 @@
+"""Name -> aggregator: built-ins, the entry-point group `scaling.aggregators`, or `module:Class`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
+
+from scaling.aggregators.base import Aggregator
+from scaling.errors import StudyError
+from scaling.registry import Registry
+
+BUILT_IN = {
+    "none": "scaling.aggregators.controls:NoExchange",
+    "all_reduce": "scaling.aggregators.native:AllReduce",
+    "ring": "scaling.aggregators.scheduled:Ring",
+    "tree": "scaling.aggregators.scheduled:Tree",
+    "host_serial": "scaling.aggregators.host:HostSerial",
+    "host_parallel": "scaling.aggregators.host:HostParallel",
+    "one_bit": "scaling.aggregators.compressed:OneBit",
+}
+
+REGISTRY = Registry("aggregator", "scaling.aggregators", BUILT_IN)
+
+
+def create(name: str, parameters: Mapping[str, Any] | None = None) -> Aggregator[Any]:
+    """The aggregator of that name with those parameters, checked against its fields' types.
+
+    Raises:
+        StudyError: the name is unknown, or a parameter is unknown or of the wrong type or value.
+    """
+    cls = REGISTRY.load(name)
+    if not (isinstance(cls, type) and issubclass(cls, Aggregator)):
+        raise StudyError(f"aggregator {name!r} is {cls!r}; it must be a subclass of scaling.aggregators.Aggregator")
+    fields = [field.name for field in dataclasses.fields(cls)]
+    for key in parameters or {}:
+        if key not in fields:
+            allowed = ", ".join(fields) or "none, it has no parameters"
+            raise StudyError(f"aggregator {name!r}: unknown parameter {key!r}; allowed: {allowed}")
+    try:
+        return TypeAdapter(with_config(ConfigDict(strict=False))(cls)).validate_python(dict(parameters or {}))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise StudyError(f"aggregator {name!r}: parameter {where}: {first['msg']}, got {first['input']!r}") from None

@@ -1,0 +1,49 @@
+"""The layout of a flat gradient bucket: which tensor lies where."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class BucketLayout:
+    """Names, shapes and offsets of the tensors that lie one behind the other in a flat buffer.
+
+    Attributes:
+        names: one unique name a tensor.
+        shapes: the tensors' shapes, in the same order.
+        offsets: index of each tensor's first element in the flat buffer.
+    """
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    offsets: tuple[int, ...]
+
+    @classmethod
+    def of(cls, tensors: Sequence[tuple[str, Sequence[int]]]) -> BucketLayout:
+        """Packs tensors, given as (name, shape), without gaps and in the order given."""
+        offsets, end = [], 0
+        for _, shape in tensors:
+            offsets.append(end)
+            end += math.prod(shape)
+        return cls(
+            tuple(name for name, _ in tensors), tuple(tuple(shape) for _, shape in tensors), tuple(offsets)
+        )
+
+    @property
+    def num_elements(self) -> int:
+        """Elements of the whole bucket."""
+        return sum(math.prod(shape) for shape in self.shapes)
+
+    def views(self, flat: Tensor) -> list[Tensor]:
+        """The tensors as views into `flat` (1-D, `num_elements` long); writing to a view writes to `flat`."""
+        return [
+            flat[offset : offset + math.prod(shape)].view(shape)
+            for shape, offset in zip(self.shapes, self.offsets, strict=True)
+        ]

@@ -1,0 +1,1 @@
+"""Collective algorithms as data (`Schedule`) and what reads them: `verify` and `execute`."""

@@ -1,0 +1,76 @@
+"""A collective algorithm as data.
+
+A `Schedule` says, step by step, which node hands which chunks of the buffer to which other node, and whether
+they replace or add to what lies there. It is a pure function of the world size and the algorithm's parameters:
+nothing here moves a byte. `verify` proves that it delivers the sum, `execute` runs it on tensors.
+
+The rules that every reader of a schedule relies on:
+
+1. All transfers of a step read the values from before the step.
+2. Several adds into one place apply in the order listed.
+3. Two copies, or a copy and an add, into one chunk at one place in one step are refused.
+4. Transfers between the same two nodes in a step travel as one message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+Operation = Literal["copy", "add"]
+
+
+class Transfer(NamedTuple):
+    """Chunks `start` to `stop` - 1 of `source`'s buffer replace (`copy`) or join (`add`) those at `target`."""
+
+    source: int
+    target: int
+    start: int
+    stop: int
+    operation: Operation
+
+
+Step = tuple[Transfer, ...]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A collective: steps of transfers between nodes.
+
+    Attributes:
+        name: the algorithm, for messages.
+        world_size: ranks, which are the nodes 0 to world_size - 1 and start with their own contribution.
+        num_chunks: equal parts (to one element) that the buffer is cut into.
+        steps: the transfers, step by step.
+        num_hosts: further nodes, numbered from `world_size` on, that are host memory and start empty.
+    """
+
+    name: str
+    world_size: int
+    num_chunks: int
+    steps: Sequence[Step]
+    num_hosts: int = 0
+
+    @property
+    def num_nodes(self) -> int:
+        """Ranks and host memories."""
+        return self.world_size + self.num_hosts
+
+    def node_name(self, node: int) -> str:
+        """`rank 3` or `host 0`, for messages."""
+        return f"rank {node}" if node < self.world_size else f"host {node - self.world_size}"
+
+
+def chunk_bounds(num_elements: int, num_chunks: int) -> list[int]:
+    """`num_chunks` + 1 element indices: chunk c is [bounds[c], bounds[c + 1]), equal to one element."""
+    return [num_elements * chunk // num_chunks for chunk in range(num_chunks + 1)]
+
+
+def messages(step: Step) -> Iterator[tuple[int, int, list[Transfer]]]:
+    """The step's messages as (source, target, transfers), in the order of their first transfer (rule 4)."""
+    grouped: dict[tuple[int, int], list[Transfer]] = {}
+    for transfer in step:
+        grouped.setdefault((transfer.source, transfer.target), []).append(transfer)
+    for (source, target), transfers in grouped.items():
+        yield source, target, transfers

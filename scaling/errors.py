@@ -1,0 +1,33 @@
+"""Every error that a user can cause, in one place.
+
+A message says what was given, what is allowed and what to do. The command line prints it without a traceback
+and ends with exit code 2.
+"""
+
+
+class ScalingError(ValueError):
+    """Base of all errors that are the input's or the machine's, not the program's."""
+
+
+class StudyError(ScalingError):
+    """A study file, an override or a name in it is wrong."""
+
+
+class DataError(ScalingError):
+    """A data set's file is missing, truncated or damaged."""
+
+
+class StoreError(ScalingError):
+    """A results folder cannot be read, written, or holds something else."""
+
+
+class LaunchError(ScalingError):
+    """Worker processes cannot be started as asked for."""
+
+
+class ScheduleError(ScalingError):
+    """A collective's schedule is malformed or does not deliver the sum."""
+
+
+class TopologyError(ScalingError):
+    """A topology file or a machine's description is wrong."""

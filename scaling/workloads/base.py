@@ -1,0 +1,114 @@
+"""What a workload is made of: a model that declares its input, and a data set that declares its shape."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class DataShape:
+    """What a model and a data set must agree on.
+
+    Attributes:
+        input_shape: of one sample, without the batch axis.
+        num_classes: targets are 0 to num_classes - 1.
+    """
+
+    input_shape: tuple[int, ...]
+    num_classes: int
+
+
+@dataclass(frozen=True)
+class Split:
+    """Samples in memory: `inputs` [n, *input_shape] float32, `targets` [n] int64."""
+
+    inputs: Tensor
+    targets: Tensor
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+
+@dataclass(frozen=True)
+class DataSplits:
+    """A data set, loaded: what is trained on and what accuracy is measured on.
+
+    Attributes:
+        train: training samples.
+        test: held-out samples; never trained on.
+        checksums: file or source name -> checksum, recorded with the results.
+    """
+
+    train: Split
+    test: Split
+    checksums: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Dataset(ABC):
+    """A data set by name; its fields are the parameters that a study may set.
+
+    Class attributes:
+        name: what a study calls it.
+        source: where it comes from, for people.
+        real: False for random numbers, whose accuracy means nothing.
+    """
+
+    name: ClassVar[str]
+    source: ClassVar[str]
+    real: ClassVar[bool] = True
+
+    @abstractmethod
+    def shape(self, model_shape: DataShape | None) -> DataShape:
+        """Its shape; `model_shape` is what the model demands, for data that adapts to it."""
+
+    @abstractmethod
+    def available(self) -> bool:
+        """Whether `load` would succeed on this machine without a download."""
+
+    @abstractmethod
+    def fetch(self) -> None:
+        """Makes the files be there, downloading what is missing. Called once a machine, before any `load`.
+
+        Raises:
+            DataError: naming file, expected checksum and the places looked at.
+        """
+
+    @abstractmethod
+    def load(self, shape: DataShape, num_samples: int, seed: int) -> DataSplits:
+        """Reads it into host memory. Never downloads.
+
+        Args:
+            shape: what `shape` gave.
+            num_samples: training samples that are needed at least (only data made on demand looks at it).
+            seed: of data made on demand.
+
+        Raises:
+            DataError: a file is missing or damaged.
+        """
+
+
+@dataclass(frozen=True)
+class Model:
+    """A network by name.
+
+    Attributes:
+        name: what a study calls it.
+        build: (shape, parameters of the study...) -> module with random weights from torch's global generator.
+        shape: the input it is made for; None if it adapts to the data set.
+        dataset: the data set it was published with.
+        source: paper or file that defines it.
+        parameters: names and defaults of what a study may set.
+    """
+
+    name: str
+    build: Callable[..., nn.Module]
+    shape: DataShape | None
+    dataset: str
+    source: str
+    parameters: dict[str, object]
