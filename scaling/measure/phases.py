@@ -1,0 +1,83 @@
+"""Records which phase of the step the time went to."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from scaling.measure.clock import Clock
+
+PHASES = (
+    "input",
+    "h2d",
+    "forward",
+    "backward",
+    "encode",
+    "d2h",
+    "communicate",
+    "reduce",
+    "decode",
+    "update",
+    "h2d_result",
+    "wait",
+)
+"""All phases, in the order in which a step passes them and in which they are shown."""
+
+
+class PhaseRecorder:
+    """Marks steps and their phases on a clock; phases do not nest, and one may come several times in a step.
+
+    Args:
+        clock: what marks are taken on.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._steps: list[tuple[Any, Any, list[tuple[str, Any, Any]]]] = []
+        self._spans: list[tuple[str, Any, Any]] = []
+        self._inside: str | None = None
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """One whole step."""
+        self._spans = []
+        start = self._clock.mark()
+        yield
+        self._steps.append((start, self._clock.mark(), self._spans))
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """A phase of the step under way.
+
+        Raises:
+            ValueError: the name is not in PHASES, or another phase is open.
+        """
+        if name not in PHASES:
+            raise ValueError(f"unknown phase {name!r}; allowed: {', '.join(PHASES)}")
+        if self._inside is not None:
+            raise ValueError(f"phase {name!r} inside phase {self._inside!r}: phases do not nest")
+        self._inside = name
+        try:
+            start = self._clock.mark()
+            yield
+            self._spans.append((name, start, self._clock.mark()))
+        finally:
+            self._inside = None
+
+    def take(self) -> list[dict[str, float]]:
+        """The steps recorded since the last call: `step_s` and `<phase>_s` of each, in seconds.
+
+        Waits for the device: call it outside the measured window.
+        """
+        self._clock.settle()
+        taken = []
+        for start, stop, spans in self._steps:
+            row: dict[str, float] = defaultdict(float)
+            row["step_s"] = self._clock.seconds(start, stop)
+            for name, begin, end in spans:
+                row[f"{name}_s"] += self._clock.seconds(begin, end)
+            taken.append(dict(row))
+        self._steps = []
+        return taken

@@ -1,0 +1,98 @@
+"""What is said of a set of samples: the median, and an interval for it that respects how they came about.
+
+Iterations of one launch share its placement, clocks and connections, so they are not independent; launches are.
+Hence the interval's method depends on the number of launches:
+
+- 10 or more: percentile bootstrap of the median, resampling whole launches;
+- 2 to 9: Student's t interval on the launches' medians (a bootstrap of so few blocks covers far less than 95%);
+- 1: order statistics of that launch's samples, which speaks of this launch only.
+
+References: R. Y. Hyndman, Y. Fan, "Sample quantiles in statistical packages", The American Statistician 50 (1996);
+B. Efron, R. Tibshirani, "An Introduction to the Bootstrap", Chapman & Hall (1993).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+CONFIDENCE = 0.95
+LAUNCHES_FOR_BOOTSTRAP = 10
+BOOTSTRAP_RESAMPLES = 2000
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A median with its interval, in the samples' unit.
+
+    Attributes:
+        median: of all samples.
+        low: lower end of the 95% interval; None where there are too few samples for one.
+        high: upper end; None likewise.
+        method: how the interval was made, for people.
+        num_samples: samples over all launches.
+        num_launches: launches they come from.
+    """
+
+    median: float
+    low: float | None
+    high: float | None
+    method: str
+    num_samples: int
+    num_launches: int
+
+
+def estimate_median(launches: Sequence[Sequence[float]]) -> Estimate:
+    """The median of all samples, with the interval that the number of launches allows.
+
+    Args:
+        launches: the samples of each launch; empty ones are left out.
+
+    Raises:
+        ValueError: there is no sample at all.
+    """
+    groups = [np.asarray(launch, dtype=float) for launch in launches if len(launch)]
+    if not groups:
+        raise ValueError("no samples: a median needs one at least")
+    pooled = np.concatenate(groups)
+    if len(groups) >= LAUNCHES_FOR_BOOTSTRAP:
+        low, high = _blocked_bootstrap(groups)
+        method = "bootstrap by launch"
+    elif len(groups) > 1:
+        low, high = _t_interval(groups)
+        method = "t interval of the launches' medians"
+    else:
+        low, high = _order_statistics(pooled)
+        method = "within this launch only"
+    return Estimate(float(np.median(pooled)), low, high, method, len(pooled), len(groups))
+
+
+def _blocked_bootstrap(groups: Sequence[np.ndarray]) -> tuple[float, float]:
+    generator = np.random.default_rng(0)  # the same results folder gives the same report
+    picks = generator.integers(len(groups), size=(BOOTSTRAP_RESAMPLES, len(groups)))
+    medians = [np.median(np.concatenate([groups[index] for index in pick])) for pick in picks]
+    tail = 100 * (1 - CONFIDENCE) / 2
+    low, high = np.percentile(medians, [tail, 100 - tail])
+    return float(low), float(high)
+
+
+def _t_interval(groups: Sequence[np.ndarray]) -> tuple[float, float]:
+    from scipy import stats  # half a second to import: not for callers that only want names
+
+    medians = np.array([np.median(group) for group in groups])
+    quantile = stats.t.ppf((1 + CONFIDENCE) / 2, len(medians) - 1)
+    half_width = float(quantile * medians.std(ddof=1) / np.sqrt(len(medians)))
+    return float(medians.mean()) - half_width, float(medians.mean()) + half_width
+
+
+def _order_statistics(samples: np.ndarray) -> tuple[float | None, float | None]:
+    """The k-th smallest and k-th largest, k as large as the binomial law of the median allows."""
+    from scipy import stats
+
+    ordered = np.sort(samples)
+    k = int(stats.binom.ppf((1 - CONFIDENCE) / 2, len(ordered), 0.5))
+    if k < 1:  # fewer than six samples: even their range covers less than 95%
+        return None, None
+    return float(ordered[k - 1]), float(ordered[-k])

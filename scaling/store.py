@@ -1,0 +1,307 @@
+"""The only reader and writer of results.
+
+    <folder>/
+      study.yaml  environment.json  topology.yaml       written before the first step
+      runs/<cell>/<repeat>/rank<r>.jsonl  run.json       raw samples of every rank; state and summary
+      launches/<number>.log                              what the workers of a launch printed
+      summary.csv  report.html  figures/                 made from the above, at any time again
+
+Every file is replaced in one piece (written beside, synced, renamed) or appended to by one process. Raw samples are
+never edited; those of a run that was cut off move to `runs/<cell>/<repeat>/attempt-<n>/`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from scaling.errors import StoreError
+
+SCHEMA_VERSION = 1
+
+State = Literal["planned", "running", "done", "failed"]
+MAX_DEATHS = 2
+"""A run is tried again after a worker's death, and fails at this many."""
+
+
+@dataclass
+class RunRecord:
+    """What run.json holds: one execution of a cell.
+
+    Attributes:
+        cell_id: hash of all that decides the result.
+        repeat: 0, 1, ...: which of the study's repeats.
+        cell: the cell's independent variables, by name.
+        state: planned, running, done or failed.
+        reason: why it failed, for people.
+        deaths: how often a worker's death has cut it off.
+        launch: launcher, host, job id, position in the launch, times.
+        notes: warnings that belong beside the numbers.
+        summary: per-run facts that are not samples (bytes per rank, counts, checksums).
+    """
+
+    cell_id: str
+    repeat: int
+    cell: dict[str, Any]
+    state: State = "planned"
+    reason: str | None = None
+    deaths: int = 0
+    launch: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    summary: dict[str, Any] = field(default_factory=dict)
+    schema_version: int = SCHEMA_VERSION
+
+
+def now() -> str:
+    """The time, UTC, ISO 8601 to the second."""
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+class ResultsFolder:
+    """One study's results.
+
+    Args:
+        path: the folder; it is not made before something is written.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+
+    # -- the study, the environment, the topology ------------------------------------------------------------
+
+    def exists(self) -> bool:
+        """Whether a study was written here."""
+        return (self.path / "study.yaml").is_file()
+
+    def require(self) -> ResultsFolder:
+        """Itself, for callers that read.
+
+        Raises:
+            StoreError: there is no such folder, it holds no study, or it cannot be read.
+        """
+        if not self.path.is_dir():
+            raise StoreError(f"no results folder {self.path}; `scaling run STUDY` makes results/<name>")
+        if not os.access(self.path, os.R_OK | os.X_OK):
+            raise StoreError(f"results folder {self.path} cannot be read; check its permissions")
+        if not self.exists():
+            raise StoreError(f"{self.path} is no results folder: it has no study.yaml; name one that `run` made")
+        return self
+
+    def write_study(self, study: Mapping[str, Any]) -> None:
+        """Writes the resolved study."""
+        self._write("study.yaml", yaml.safe_dump(dict(study), sort_keys=False))
+
+    def study(self) -> dict[str, Any]:
+        """The resolved study, as written."""
+        return self._read_mapping("study.yaml", yaml.safe_load)
+
+    def write_environment(self, environment: Mapping[str, Any]) -> None:
+        """Writes where and with what the study is run."""
+        self._write("environment.json", json.dumps(environment, indent=2) + "\n")
+
+    def environment(self) -> dict[str, Any]:
+        """What `write_environment` wrote."""
+        return self._read_mapping("environment.json", json.loads)
+
+    def write_topology(self, topology: Mapping[str, Any]) -> None:
+        """Writes the machine's devices."""
+        self._write("topology.yaml", yaml.safe_dump(dict(topology), sort_keys=False))
+
+    # -- runs ------------------------------------------------------------------------------------------------
+
+    def plan_run(self, cell_id: str, repeat: int, cell: Mapping[str, Any]) -> None:
+        """Records a run as planned, unless it is known already."""
+        if not self._run_file(cell_id, repeat).exists():
+            self.write_run(RunRecord(cell_id, repeat, dict(cell)))
+
+    def write_run(self, record: RunRecord) -> None:
+        """Replaces a run's record."""
+        path = self._run_file(record.cell_id, record.repeat)
+        self._write(str(path.relative_to(self.path)), json.dumps(asdict(record), indent=1) + "\n")
+
+    def run(self, cell_id: str, repeat: int) -> RunRecord:
+        """One run's record.
+
+        Raises:
+            StoreError: it does not exist or is damaged.
+        """
+        return self._parse_run(self._run_file(cell_id, repeat))
+
+    def runs(self) -> list[RunRecord]:
+        """All runs, by cell and repeat."""
+        files = sorted(self.path.glob("runs/*/*/run.json"), key=lambda p: (p.parts[-3], int(p.parts[-2])))
+        return [self._parse_run(path) for path in files]
+
+    def start_run(self, record: RunRecord, launch: Mapping[str, Any]) -> None:
+        """Marks a run as running; samples of an earlier attempt that was cut off are moved aside."""
+        folder = self._run_file(record.cell_id, record.repeat).parent
+        left_over = sorted(folder.glob("rank*.jsonl"))
+        if left_over:
+            attempt = folder / f"attempt-{len(list(folder.glob('attempt-*'))) + 1}"
+            attempt.mkdir()
+            for path in left_over:
+                path.rename(attempt / path.name)
+        record.state, record.reason, record.notes, record.summary = "running", None, [], {}
+        record.launch = {**launch, "started_at": now()}
+        self.write_run(record)
+
+    def finish_run(self, record: RunRecord, summary: Mapping[str, Any], notes: Iterable[str] = ()) -> None:
+        """Marks a run as done."""
+        record.state, record.summary, record.notes = "done", dict(summary), list(notes)
+        record.launch["finished_at"] = now()
+        self.write_run(record)
+
+    def fail_run(self, record: RunRecord, reason: str) -> None:
+        """Marks a run as failed, with its reason."""
+        record.state, record.reason = "failed", reason
+        record.launch["finished_at"] = now()
+        self.write_run(record)
+
+    def reset_run(self, record: RunRecord, *, died: str | None = None) -> None:
+        """Puts a run back to planned; `died` says how a worker died, and fails it at its MAX_DEATHS-th death."""
+        if died is not None:
+            record.deaths += 1
+            if record.deaths >= MAX_DEATHS:
+                self.fail_run(record, f"a worker died {record.deaths} times, last: {died}")
+                return
+        record.state = "planned"
+        self.write_run(record)
+
+    # -- samples ---------------------------------------------------------------------------------------------
+
+    def append_samples(
+        self, cell_id: str, repeat: int, rank: int, rows: Iterable[Mapping[str, Any]]
+    ) -> None:
+        """Appends one rank's samples, a JSON object a line."""
+        path = self._run_file(cell_id, repeat).parent / f"rank{rank}.jsonl"
+        with _writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("a", encoding="utf-8") as file:
+                file.writelines(json.dumps(row) + "\n" for row in rows)
+
+    def samples(self, cell_id: str, repeat: int) -> list[list[dict[str, Any]]]:
+        """The samples of a finished run: [rank][line].
+
+        Raises:
+            StoreError: a file is missing or damaged.
+        """
+        folder = self._run_file(cell_id, repeat).parent
+        files = sorted(folder.glob("rank*.jsonl"), key=lambda p: int(p.stem[4:]))
+        ranks = [int(path.stem[4:]) for path in files]
+        if ranks != list(range(len(ranks))):
+            raise StoreError(f"{folder}: samples of ranks {ranks} are there; some are missing")
+        return [list(_json_lines(path)) for path in files]
+
+    # -- what is made from them ------------------------------------------------------------------------------
+
+    def write_text(self, name: str, text: str) -> Path:
+        """Writes summary.csv, report.html and the like; returns the path."""
+        return self._write(name, text)
+
+    def figure_path(self, name: str) -> Path:
+        """Where a figure goes; its folder is made."""
+        path = self.path / "figures" / name
+        with _writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def next_log_path(self) -> Path:
+        """A new file for what the workers of a launch print."""
+        folder = self.path / "launches"
+        with _writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        return folder / f"{len(list(folder.glob('*.log'))) + 1:03d}.log"
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Keeps a second `run` away from the folder.
+
+        Raises:
+            StoreError: somebody else holds it.
+        """
+        path = self.path / ".lock"
+        with _writing(path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            file = path.open("w")
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise StoreError(
+                    f"another `scaling run` works in {self.path}; wait for it, or use another --out"
+                ) from None
+            except OSError:
+                pass  # a file system without locks: nothing to hold
+            yield
+
+    def _run_file(self, cell_id: str, repeat: int) -> Path:
+        return self.path / "runs" / cell_id / str(repeat) / "run.json"
+
+    def _parse_run(self, path: Path) -> RunRecord:
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+            version = values.get("schema_version")
+            if version != SCHEMA_VERSION:
+                raise StoreError(f"{path}: schema version {version}; this program reads {SCHEMA_VERSION}")
+            return RunRecord(**values)
+        except OSError as error:
+            raise StoreError(f"{path}: cannot be read: {error.strerror}") from error
+        except (ValueError, TypeError, AttributeError) as error:
+            if isinstance(error, StoreError):
+                raise
+            raise StoreError(f"{path} is damaged ({error}); delete its folder to run this cell again") from error
+
+    def _read_mapping(self, name: str, parse: Any) -> dict[str, Any]:
+        path = self.path / name
+        try:
+            value = parse(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise StoreError(f"{path}: cannot be read: {error.strerror}") from error
+        except (ValueError, yaml.YAMLError) as error:
+            raise StoreError(f"{path} is damaged: {error}") from error
+        if not isinstance(value, dict):
+            raise StoreError(f"{path} is damaged: it should be a mapping")
+        return value
+
+    def _write(self, name: str, text: str) -> Path:
+        path = self.path / name
+        with _writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            os.chmod(temporary, 0o644)
+            os.replace(temporary, path)
+        return path
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be written: {error.strerror}; choose another --out") from error
+
+
+def _json_lines(path: Path) -> Iterator[dict[str, Any]]:
+    try:
+        with path.open(encoding="utf-8") as file:
+            for number, line in enumerate(file, 1):
+                try:
+                    yield json.loads(line)
+                except ValueError as error:
+                    raise StoreError(f"{path}, line {number} is damaged: {error}") from error
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be read: {error.strerror}") from error
