@@ -88,7 +88,9 @@ def _check_input(aggregator: Aggregator[Any], before: Sequence[Tensor], after: S
 def _check_site(aggregator: Aggregator[Any], results: Sequence[Tensor | None], like: Tensor) -> None:
     for rank, result in enumerate(results):
         expected = aggregator.update_site == "replica" or rank == 0
-        assert (result is not None) == expected, f"rank {rank}: a mean {'is missing' if expected else 'too many'}"
+        assert (result is not None) == expected, (
+            f"rank {rank}: a mean {'is missing' if expected else 'too many'}"
+        )
         if result is not None:
             assert result.shape == like.shape, f"rank {rank}: shape {tuple(result.shape)}"
             assert result.dtype == like.dtype, f"rank {rank}: type {result.dtype}"

@@ -144,6 +144,12 @@ class TorchGroup(Group):
     def barrier(self) -> None:
         dist.barrier(group=self._control)
 
+    def largest(self, value: float) -> float:
+        """The largest `value` that any rank gave, over the host's network: waits for no device."""
+        tensor = torch.tensor(value, dtype=torch.float64)
+        dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self._control)
+        return tensor.item()
+
     def share(self, value: T, source: int = 0) -> T:
         """The source's `value` (any picklable object) on every rank."""
         box: list[Any] = [value]
@@ -164,15 +170,20 @@ class TorchGroup(Group):
                 problem = f"cannot reserve {num_bytes / 1e6:.0f} MB of shared memory: {error}"
         path, problem = self.share((path, problem))
         if problem:
-            raise LaunchError(f"{problem}; enlarge /dev/shm (docker: --shm-size) or leave out host aggregators")
+            raise LaunchError(
+                f"{problem}; enlarge /dev/shm (docker: --shm-size) or leave out host aggregators"
+            )
         buffer = torch.from_file(path, shared=True, size=max(num_bytes, 1), dtype=torch.uint8)[:num_bytes]
         self.barrier()  # every rank has mapped it: the name can go, the memory lives as long as a mapping
         if self.rank == 0:
             os.unlink(path)
         if register and num_bytes:
-            status = torch.cuda.cudart().cudaHostRegister(buffer.data_ptr(), num_bytes, 0)
+            runtime: Any = torch.cuda
+            status = runtime.cudart().cudaHostRegister(buffer.data_ptr(), num_bytes, 0)
             if int(status) != 0:
-                raise LaunchError(f"the CUDA driver cannot pin {num_bytes / 1e6:.0f} MB of host memory: {status}")
+                raise LaunchError(
+                    f"the CUDA driver cannot pin {num_bytes / 1e6:.0f} MB of host memory: {status}"
+                )
         return buffer
 
 
@@ -203,7 +214,9 @@ class _World:
         # interpreter's lock take ten times as long.
         self.turn = threading.Lock()
         self.mailboxes: dict[tuple[int, int], queue.SimpleQueue[Tensor | None]] = {
-            (source, target): queue.SimpleQueue() for source in range(world_size) for target in range(world_size)
+            (source, target): queue.SimpleQueue()
+            for source in range(world_size)
+            for target in range(world_size)
         }
         self.slots: list[Any] = [None] * world_size
 
@@ -276,9 +289,7 @@ class InProcessGroup(Group):
         return buffer
 
 
-def run_in_process(
-    world_size: int, work: Callable[[InProcessGroup], T], timeout_s: float = 60.0
-) -> list[T]:
+def run_in_process(world_size: int, work: Callable[[InProcessGroup], T], timeout_s: float = 60.0) -> list[T]:
     """Runs `work` once a rank, each in a thread with its own group; returns the results in rank order.
 
     Raises:

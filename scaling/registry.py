@@ -1,14 +1,19 @@
-"""Finds a component by name: a built-in, one that another package offers, or `module:attribute`."""
+"""Finds a component by name, a built-in, another package's or `module:attribute`; checks its parameters."""
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import importlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib.metadata import entry_points
-from typing import Any
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
 
 from scaling.errors import StudyError
+
+Component = TypeVar("Component")
 
 
 class Registry:
@@ -35,8 +40,8 @@ class Registry:
         for entry in entry_points(group=self._group):
             if targets.setdefault(entry.name, entry.value) != entry.value:
                 raise StudyError(
-                    f"{self.kind} {entry.name!r} is offered twice, as {targets[entry.name]} and as {entry.value}; "
-                    "uninstall one of the packages, or name the one you mean as module:attribute"
+                    f"{self.kind} {entry.name!r} is offered twice, as {targets[entry.name]} and "
+                    f"as {entry.value}; uninstall one of the packages, or name yours as module:attribute"
                 )
         return targets
 
@@ -51,9 +56,67 @@ class Registry:
             known = sorted(self.targets())
             near = difflib.get_close_matches(name, known, n=1)
             hint = f" (did you mean {near[0]!r}?)" if near else ""
-            raise StudyError(f"unknown {self.kind} {name!r}{hint}; known: {', '.join(known)}, or module:attribute")
+            raise StudyError(
+                f"unknown {self.kind} {name!r}{hint}; known: {', '.join(known)}, or module:attribute"
+            )
         module_name, _, attribute = target.partition(":")
         try:
             return getattr(importlib.import_module(module_name), attribute)
         except (ImportError, AttributeError) as error:
             raise StudyError(f"{self.kind} {name!r}: cannot load {target}: {error}") from error
+
+
+def check_names(what: str, names: Iterable[str], allowed: Iterable[str]) -> None:
+    """Checks that a study sets only parameters that there are.
+
+    Args:
+        what: whose parameters, for the message ("aggregator 'ring'").
+        names: of the parameters that the study sets.
+        allowed: of the parameters that there are.
+
+    Raises:
+        StudyError: one is unknown; the message names the allowed ones.
+    """
+    allowed = list(allowed)
+    for name in names:
+        if name not in allowed:
+            known = ", ".join(allowed) or "none, it has no parameters"
+            raise StudyError(f"{what}: unknown parameter {name!r}; allowed: {known}")
+
+
+def checked(what: str, annotation: Any, value: object, parameter: str = "") -> Any:
+    """`value` as an instance of the type `annotation`, converted where nothing is lost (list to tuple).
+
+    Args:
+        what: whose parameter, for the message ("model 'mlp'").
+        annotation: a type as pydantic understands it.
+        value: from the study file.
+        parameter: its name; "" if `value` maps several names to values.
+
+    Raises:
+        StudyError: wrong type or value; the message names the parameter, what is allowed and what was given.
+    """
+    try:
+        return TypeAdapter(annotation).validate_python(value)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join([parameter] * bool(parameter) + [str(part) for part in first["loc"]])
+        place = f"{what}: parameter {where}" if where else what
+        raise StudyError(f"{place}: {first['msg']}, got {first['input']!r}") from None
+
+
+def from_parameters(what: str, cls: type[Component], parameters: Mapping[str, Any]) -> Component:
+    """An instance of the dataclass `cls`: a study's parameters, checked against its fields' types.
+
+    Args:
+        what: for the message ("data set 'mnist'").
+        cls: a dataclass.
+        parameters: field name -> value; fields that are not named keep their defaults.
+
+    Raises:
+        StudyError: a parameter is unknown or of the wrong type or value.
+    """
+    fields: tuple[dataclasses.Field[Any], ...] = dataclasses.fields(cls)  # type: ignore[arg-type]  # any dataclass
+    check_names(what, parameters, [field.name for field in fields])
+    instance: Component = checked(what, cls, dict(parameters))
+    return instance

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
@@ -94,7 +95,9 @@ class ResultsFolder:
         if not os.access(self.path, os.R_OK | os.X_OK):
             raise StoreError(f"results folder {self.path} cannot be read; check its permissions")
         if not self.exists():
-            raise StoreError(f"{self.path} is no results folder: it has no study.yaml; name one that `run` made")
+            raise StoreError(
+                f"{self.path} is no results folder: it has no study.yaml; name one that `run` made"
+            )
         return self
 
     def write_study(self, study: Mapping[str, Any]) -> None:
@@ -179,15 +182,19 @@ class ResultsFolder:
 
     # -- samples ---------------------------------------------------------------------------------------------
 
-    def append_samples(
-        self, cell_id: str, repeat: int, rank: int, rows: Iterable[Mapping[str, Any]]
-    ) -> None:
-        """Appends one rank's samples, a JSON object a line."""
+    def sample_writer(
+        self, cell_id: str, repeat: int, rank: int
+    ) -> Callable[[Iterable[Mapping[str, Any]]], None]:
+        """A function that appends one rank's samples, a JSON object a line; numbers that are not finite become null."""
         path = self._run_file(cell_id, repeat).parent / f"rank{rank}.jsonl"
-        with _writing(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("a", encoding="utf-8") as file:
-                file.writelines(json.dumps(row) + "\n" for row in rows)
+
+        def append(rows: Iterable[Mapping[str, Any]]) -> None:
+            with _writing(path):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with path.open("a", encoding="utf-8") as file:
+                    file.writelines(json.dumps(_finite(row), allow_nan=False) + "\n" for row in rows)
+
+        return append
 
     def samples(self, cell_id: str, repeat: int) -> list[list[dict[str, Any]]]:
         """The samples of a finished run: [rank][line].
@@ -259,7 +266,9 @@ class ResultsFolder:
         except (ValueError, TypeError, AttributeError) as error:
             if isinstance(error, StoreError):
                 raise
-            raise StoreError(f"{path} is damaged ({error}); delete its folder to run this cell again") from error
+            raise StoreError(
+                f"{path} is damaged ({error}); delete its folder to run this cell again"
+            ) from error
 
     def _read_mapping(self, name: str, parse: Any) -> dict[str, Any]:
         path = self.path / name
@@ -293,6 +302,15 @@ def _writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise StoreError(f"{path}: cannot be written: {error.strerror}; choose another --out") from error
+
+
+def _finite(value: Any) -> Any:
+    """`value` without NaN and infinities, which JSON does not know."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, list) else value
 
 
 def _json_lines(path: Path) -> Iterator[dict[str, Any]]:

@@ -22,6 +22,7 @@ into one; it adds stripes in the order of arrival, we in rank order; it delivers
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import final
@@ -87,15 +88,15 @@ class OneBit(Aggregator[OneBitState]):
             for (rows, _), stripes in zip(shapes, columns, strict=True)
         )
         n, ranks = layout.num_elements, range(group.world_size)
-        flat = {"dtype": torch.float32, "device": device}
+        real = torch.float32
         # A received message is first this rank's stripe from a peer, then the peer's own sum: take the larger.
         words = [num_words(owner) for owner in ranks]
         return OneBitState(
             group,
             layout,
-            residual=torch.zeros(n, **flat),
-            stripe_residual=torch.zeros(own, **flat),
-            values=torch.empty(n, **flat),
+            residual=torch.zeros(n, dtype=real, device=device),
+            stripe_residual=torch.zeros(own, dtype=real, device=device),
+            values=torch.empty(n, dtype=real, device=device),
             result=torch.empty(n, dtype=dtype, device=device),
             columns=columns,
             outgoing=[torch.empty(words[r], dtype=torch.int32, device=device) for r in ranks],
@@ -198,7 +199,8 @@ def _read(state: OneBitState, words: Tensor, owner: int) -> Iterator[Tensor]:
     for shape, stripes in zip(state.layout.shapes, state.columns, strict=True):
         rows, width = one_bit.matrix_shape(shape)[0], stripes[owner][1] - stripes[owner][0]
         lower, upper = words[at : at + 2 * width].view(torch.float32).view(2, width)
-        num_words = one_bit.wire_words(rows, width)
-        bits = words[at + 2 * width : at + num_words].view(-1, width) if width else words.new_empty(0, 0)
-        at += num_words
+        at += 2 * width
+        num_words = math.ceil(rows / one_bit.BITS_PER_WORD)
+        bits = words[at : at + num_words * width].view(num_words, width)
+        at += num_words * width
         yield one_bit.decode(Encoded(lower, upper, bits), rows)

@@ -75,7 +75,9 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _shared(group: Group, rows: int, layout: BucketLayout, dtype: torch.dtype, device: torch.device) -> Tensor:
+def _shared(
+    group: Group, rows: int, layout: BucketLayout, dtype: torch.dtype, device: torch.device
+) -> Tensor:
     num_bytes = rows * layout.num_elements * dtype.itemsize
     buffer = group.shared_host_buffer(num_bytes, register=device.type == "cuda")
     return buffer.view(dtype).view(rows, layout.num_elements)
@@ -96,9 +98,7 @@ class HostSerial(Aggregator[HostState]):
         mean = torch.empty(layout.num_elements if group.rank == 0 else 0, dtype=dtype)
         return HostState(group, layout, slots, mean, torch.empty(0, dtype=dtype))
 
-    def aggregate(
-        self, state: HostState, gradient: Tensor, phase: PhaseMarker = unmarked
-    ) -> Tensor | None:
+    def aggregate(self, state: HostState, gradient: Tensor, phase: PhaseMarker = unmarked) -> Tensor | None:
         """Returns the mean in host memory on rank 0, None elsewhere."""
         _to_slot(state, gradient, phase)
         if state.group.rank != 0:

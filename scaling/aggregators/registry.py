@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
-
 from scaling.aggregators.base import Aggregator
 from scaling.errors import StudyError
-from scaling.registry import Registry
+from scaling.registry import Registry, from_parameters
 
 BUILT_IN = {
     "none": "scaling.aggregators.controls:NoExchange",
@@ -33,15 +30,8 @@ def create(name: str, parameters: Mapping[str, Any] | None = None) -> Aggregator
     """
     cls = REGISTRY.load(name)
     if not (isinstance(cls, type) and issubclass(cls, Aggregator)):
-        raise StudyError(f"aggregator {name!r} is {cls!r}; it must be a subclass of scaling.aggregators.Aggregator")
-    fields = [field.name for field in dataclasses.fields(cls)]
-    for key in parameters or {}:
-        if key not in fields:
-            allowed = ", ".join(fields) or "none, it has no parameters"
-            raise StudyError(f"aggregator {name!r}: unknown parameter {key!r}; allowed: {allowed}")
-    try:
-        return TypeAdapter(with_config(ConfigDict(strict=False))(cls)).validate_python(dict(parameters or {}))
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise StudyError(f"aggregator {name!r}: parameter {where}: {first['msg']}, got {first['input']!r}") from None
+        raise StudyError(
+            f"aggregator {name!r} is {cls!r}; it must be a subclass of scaling.aggregators.Aggregator"
+        )
+    instance: Aggregator[Any] = from_parameters(f"aggregator {name!r}", cls, parameters or {})
+    return instance

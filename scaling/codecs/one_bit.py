@@ -88,22 +88,17 @@ def pack(bits: Tensor) -> Tensor:
     """Booleans [rows, columns] -> int32 [ceil(rows / 32), columns]; bit k of word w is row k W + w."""
     rows, columns = bits.shape
     num_words = math.ceil(rows / BITS_PER_WORD)
-    words = torch.zeros(num_words, columns, dtype=torch.int32, device=bits.device)
-    for k in range(BITS_PER_WORD):
-        part = bits[k * num_words : (k + 1) * num_words]
-        if part.shape[0] == 0:
-            break
-        words[: part.shape[0]] |= part.to(torch.int32) << k
-    return words
+    padded = torch.zeros(BITS_PER_WORD * num_words, columns, dtype=torch.int32, device=bits.device)
+    padded[:rows] = bits
+    shifted = padded.view(BITS_PER_WORD, num_words, columns) << _bit_numbers(bits.device)
+    return shifted.sum(0, dtype=torch.int32)  # distinct bits: the sum is their union
 
 
 def unpack(words: Tensor, rows: int) -> Tensor:
     """The booleans [rows, columns] that `pack` took."""
-    num_words, columns = words.shape
-    bits = torch.empty(rows, columns, dtype=torch.bool, device=words.device)
-    for k in range(BITS_PER_WORD):
-        part = bits[k * num_words : (k + 1) * num_words]
-        if part.shape[0] == 0:
-            break
-        part.copy_((words[: part.shape[0]] >> k) & 1)
-    return bits
+    bits = (words >> _bit_numbers(words.device)) & 1
+    return bits.view(BITS_PER_WORD * words.shape[0], words.shape[1])[:rows].bool()
+
+
+def _bit_numbers(device: torch.device) -> Tensor:
+    return torch.arange(BITS_PER_WORD, dtype=torch.int32, device=device).view(-1, 1, 1)

@@ -26,7 +26,9 @@ class _RankStep:
     sends: list[tuple[int, list[Span]]] = field(default_factory=list)
     direct_receives: list[tuple[int, Span]] = field(default_factory=list)
     staged_receives: list[tuple[int, Span]] = field(default_factory=list)
-    applies: list[tuple[Operation, Span, Span]] = field(default_factory=list)  # to the first span, from staging
+    applies: list[tuple[Operation, Span, Span]] = field(
+        default_factory=list
+    )  # to the first span, from staging
 
 
 def _overlap(a: Span, b: Span) -> bool:
@@ -51,7 +53,9 @@ class Execution:
         self, schedule: Schedule, rank: int, num_elements: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         if schedule.num_hosts:
-            raise ScheduleError(f"{schedule.name}: sends and receives run between ranks only, not on host memory")
+            raise ScheduleError(
+                f"{schedule.name}: sends and receives run between ranks only, not on host memory"
+            )
         self._bounds = chunk_bounds(num_elements, schedule.num_chunks)
         self._steps = [compiled for step in schedule.steps if (compiled := self._compile(step, rank))]
         ends = [span[1] for step in self._steps for _, span in step.staged_receives]

@@ -3,31 +3,48 @@
 Every rank sends in every step, and only ever to its successor, so each link carries the same bytes and the time
 does not grow with the number of ranks where bandwidth decides.
 
-1. The buffer is cut into n chunks.
-2. Reduce-scatter, steps t = 0 .. n-2: rank r adds its chunk (r - t) mod n into its successor's.
-   Afterwards rank r holds the whole sum of chunk (r + 1) mod n.
-3. All-gather, steps t = 0 .. n-2: rank r copies its chunk (r + 1 - t) mod n to its successor.
+1. The buffer is cut into n segments, each of k chunks: one chunk for each of k sub-rings.
+2. Sub-ring s starts s floor(n/k) ranks further on: rank r has the position p = (r - s floor(n/k)) mod n in it.
+3. Reduce-scatter, steps t = 0 .. n-2: position p adds its segment (p - t) mod n into its successor's.
+   Afterwards position p holds the whole sum of segment (p + 1) mod n.
+4. All-gather, steps t = 0 .. n-2: position p copies its segment (p + 1 - t) mod n to its successor.
 
 Steps: 2(n-1). Bytes sent per rank: 2(n-1)/n S, in 2(n-1) messages. Error: each chunk is summed once, in one
 order, and then copied, so the ranks agree bit for bit.
 
 Reference: P. Patarasuk, X. Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations",
-J. Parallel Distrib. Comput. 69 (2009).
+J. Parallel Distrib. Comput. 69 (2009). Sub-rings as `xring#k` of TensorFlow's benchmarks
+(tensorflow/python/distribute/v1/all_reduce.py): on one machine all of them use the same links, and a rank sends
+its k chunks of a step in one message. There position p ends with the sum of segment p; where several machines take
+part, the rotation there is inside each machine.
 """
 
 from __future__ import annotations
 
-from scaling.collectives.schedule import Operation, Schedule, Step, Transfer
+from scaling.collectives.schedule import LazySteps, Operation, Schedule, Step, Transfer
+from scaling.errors import ScheduleError
 
 
-def ring(world_size: int) -> Schedule:
-    """The ring all-reduce of `world_size` ranks, rank r sending to (r + 1) mod n, with n chunks."""
-    n = world_size
+def ring(world_size: int, subrings: int = 1) -> Schedule:
+    """The ring all-reduce of `world_size` ranks, rank r sending to (r + 1) mod n, with n `subrings` chunks.
 
-    def step(first_chunk: int, t: int, operation: Operation) -> Step:
-        chunks = [(r + first_chunk - t) % n for r in range(n)]
-        return tuple(Transfer(r, (r + 1) % n, c, c + 1, operation) for r, c in enumerate(chunks))
+    Raises:
+        ScheduleError: there are more sub-rings than ranks, or none.
+    """
+    n, k = world_size, subrings
+    if not 1 <= k <= n:
+        raise ScheduleError(f"ring: {k} sub-rings of {n} ranks; allowed are 1 to {n}")
+    starts = [s * (n // k) for s in range(k)]
 
-    reduce_scatter = [step(0, t, "add") for t in range(n - 1)]
-    all_gather = [step(1, t, "copy") for t in range(n - 1)]
-    return Schedule("ring", n, n, tuple(reduce_scatter + all_gather))
+    def transfers(first_segment: int, t: int, operation: Operation) -> Step:
+        chunks = [
+            (r, (r - start + first_segment - t) % n * k + s)
+            for r in range(n)
+            for s, start in enumerate(starts)
+        ]
+        return tuple(Transfer(r, (r + 1) % n, c, c + 1, operation) for r, c in chunks)
+
+    def step(t: int) -> Step:
+        return transfers(0, t, "add") if t < n - 1 else transfers(1, t - (n - 1), "copy")
+
+    return Schedule("ring", n, n * k, LazySteps(2 * (n - 1), step))

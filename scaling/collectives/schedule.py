@@ -14,9 +14,12 @@ The rules that every reader of a schedule relies on:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from itertools import accumulate
+from typing import Literal, NamedTuple, overload
+
+from scaling.errors import ScheduleError
 
 Operation = Literal["copy", "add"]
 
@@ -34,6 +37,41 @@ class Transfer(NamedTuple):
 Step = tuple[Transfer, ...]
 
 
+class LazySteps(Sequence[Step]):
+    """Steps that are made when they are read: a ring of 1,024 ranks has two million transfers.
+
+    Args:
+        num_steps: how many there are.
+        step: makes the step of an index; a pure function.
+    """
+
+    def __init__(self, num_steps: int, step: Callable[[int], Step]) -> None:
+        self._indices = range(num_steps)
+        self._step = step
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    @overload
+    def __getitem__(self, index: int) -> Step: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Step]: ...
+    def __getitem__(self, index: int | slice) -> Step | Sequence[Step]:
+        if isinstance(index, slice):
+            return tuple(self._step(i) for i in self._indices[index])
+        return self._step(self._indices[index])
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Sequence)
+            and len(self) == len(other)
+            and all(a == b for a, b in zip(self, other, strict=True))
+        )
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))  # that of the tuple that it equals
+
+
 @dataclass(frozen=True)
 class Schedule:
     """A collective: steps of transfers between nodes.
@@ -44,6 +82,7 @@ class Schedule:
         num_chunks: equal parts (to one element) that the buffer is cut into.
         steps: the transfers, step by step.
         num_hosts: further nodes, numbered from `world_size` on, that are host memory and start empty.
+        chunk_elements: where the chunks are not equal parts but tensors, the elements of each; else None.
     """
 
     name: str
@@ -51,6 +90,7 @@ class Schedule:
     num_chunks: int
     steps: Sequence[Step]
     num_hosts: int = 0
+    chunk_elements: tuple[int, ...] | None = None
 
     @property
     def num_nodes(self) -> int:
@@ -60,6 +100,21 @@ class Schedule:
     def node_name(self, node: int) -> str:
         """`rank 3` or `host 0`, for messages."""
         return f"rank {node}" if node < self.world_size else f"host {node - self.world_size}"
+
+    def bounds(self, num_elements: int) -> list[int]:
+        """`num_chunks` + 1 element indices: chunk c of a buffer is [bounds[c], bounds[c + 1]).
+
+        Raises:
+            ScheduleError: the schedule was made for tensors that are not `num_elements` together.
+        """
+        if self.chunk_elements is None:
+            return chunk_bounds(num_elements, self.num_chunks)
+        bounds = [0, *accumulate(self.chunk_elements)]
+        if bounds[-1] != num_elements:
+            raise ScheduleError(
+                f"{self.name}: made for tensors of {bounds[-1]} elements together, run on {num_elements}"
+            )
+        return bounds
 
 
 def chunk_bounds(num_elements: int, num_chunks: int) -> list[int]:

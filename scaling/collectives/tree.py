@@ -5,27 +5,113 @@ before it took NCCL, there with parameters on the way down.
 
 1. Reduce, levels d = 1, 2, 4, ... < n: every rank r with r mod 2d = d adds its buffer into rank r - d.
 2. Broadcast, the same levels backwards: rank r - d copies its buffer to rank r.
+3. With other `pairs` (parent, child), each pair takes the first level at which both of its ranks are free.
+4. Cut into C chunks, level l of chunk c runs in step l + c, so that the levels work at the same time.
 
-Steps: 2 ceil(log2 n). Bytes sent: rank 0 sends S to each of its ceil(log2 n) children; every other rank sends S
-up and S to each of its own children. Error: one order of summation, then copies, so the ranks agree bit for bit.
+Steps: 2 ceil(log2 n) + C - 1. Bytes sent: rank 0 sends S to each of its ceil(log2 n) children; every other rank
+sends S up and S to each of its own children. Error: one order of summation, then copies, so the ranks agree bit
+for bit.
 
 Reference: R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of collective communication operations in MPICH",
-Int. J. High Perform. Comput. Appl. 19 (2005). Pairing for 4 ranks as in Caffe's `DevicePair::compute`
-(src/caffe/parallel.cpp before January 2017) on two boards of two: (0, 1), (2, 3), (0, 2). We fix the order of
-the sums at a node, which Caffe leaves to the order of arrival.
+Int. J. High Perform. Comput. Appl. 19 (2005). `caffe_pairs` is Caffe's `DevicePair::compute`
+(src/caffe/parallel.cpp before January 2017): two boards of two give (0, 1), (2, 3), (0, 2). Where three GPUs
+remain for its last pass, Caffe reads past the end of its list; we leave the third one for the next round. We fix the
+order of the sums at a node, which Caffe leaves to the order of arrival. Caffe does not pipeline.
 """
 
 from __future__ import annotations
 
-from scaling.collectives.schedule import Schedule, Transfer
+from collections.abc import Callable, Sequence
+
+from scaling.collectives.composition import mirrored, pipelined
+from scaling.collectives.schedule import Schedule, Step, Transfer
+from scaling.errors import ScheduleError
+
+Pair = tuple[int, int]  # (parent, child)
 
 
-def tree(world_size: int) -> Schedule:
-    """The binomial tree of `world_size` ranks rooted at rank 0, one chunk."""
-    levels = [2**level for level in range((world_size - 1).bit_length())]
-    pairs = [[(r - d, r) for r in range(d, world_size, 2 * d)] for d in levels]
-    reduce = [tuple(Transfer(child, parent, 0, 1, "add") for parent, child in level) for level in pairs]
-    broadcast = [
-        tuple(Transfer(parent, child, 0, 1, "copy") for parent, child in level) for level in reversed(pairs)
+def tree(world_size: int, pairs: Sequence[Pair] | None = None, num_chunks: int = 1) -> Schedule:
+    """The tree that `pairs` make, or the binomial tree rooted at rank 0.
+
+    Args:
+        world_size: ranks.
+        pairs: (parent, child), every rank but the root once as child, and after that in no pair any more.
+        num_chunks: for the pipeline; 1 sends the buffer whole.
+
+    Raises:
+        ScheduleError: the pairs make no tree, or `num_chunks` is below 1.
+    """
+    if num_chunks < 1:
+        raise ScheduleError(f"tree: {num_chunks} chunks; allowed are 1 and more")
+    if pairs is None:
+        pairs = _binomial_pairs(world_size)
+    _check_pairs(world_size, pairs)
+    reduce = _levels(world_size, pairs)
+    return Schedule("tree", world_size, num_chunks, tuple(pipelined(reduce + mirrored(reduce), num_chunks)))
+
+
+def _binomial_pairs(world_size: int) -> list[Pair]:
+    distances = [2**level for level in range((world_size - 1).bit_length())]
+    return [(r - d, r) for d in distances for r in range(d, world_size, 2 * d)]
+
+
+def _check_pairs(world_size: int, pairs: Sequence[Pair]) -> None:
+    waiting = set(range(world_size))  # ranks that have not given their sum away yet
+    for parent, child in pairs:
+        if parent == child or not {parent, child} <= waiting:
+            raise ScheduleError(
+                f"tree: pair ({parent}, {child}): both must be different ranks below {world_size} that were in no "
+                "earlier pair as child"
+            )
+        waiting.remove(child)
+    if len(waiting) > 1:
+        raise ScheduleError(f"tree: ranks {sorted(waiting)} are no one's child; only one may be, the root")
+
+
+def _levels(world_size: int, pairs: Sequence[Pair]) -> list[Step]:
+    """The reduction: each pair in the first level at which neither of its ranks is busy with an earlier pair."""
+    levels: list[list[Transfer]] = []
+    free_from = [0] * world_size
+    for parent, child in pairs:
+        level = max(free_from[parent], free_from[child])
+        if level == len(levels):
+            levels.append([])
+        levels[level].append(Transfer(child, parent, 0, 1, "add"))
+        free_from[parent] = free_from[child] = level + 1
+    return [tuple(level) for level in levels]
+
+
+def caffe_pairs(board_of: Sequence[int], peer_access: Sequence[Sequence[bool]]) -> list[Pair]:
+    """The (parent, child) pairs that Caffe forms: on one board first, then with peer access, then the rest.
+
+    Args:
+        board_of: the board of each GPU, in the user's order; a GPU that is alone has a number of its own.
+        peer_access: peer_access[i][j] says whether GPU i can access GPU j's memory.
+
+    Returns:
+        The pairs of ranks in Caffe's order; rank 0 is the root.
+    """
+    passes: list[Callable[[int, int], bool]] = [
+        lambda i, j: board_of[i] == board_of[j],
+        lambda i, j: bool(peer_access[i][j]),
+        lambda i, j: True,
     ]
-    return Schedule("tree", world_size, 1, tuple(reduce + broadcast))
+    remaining = list(range(len(board_of)))
+    pairs: list[Pair] = []
+    for may_join in passes:
+        for _ in range((len(remaining) - 1).bit_length()):
+            pairs += _round(remaining, may_join)
+    return pairs
+
+
+def _round(remaining: list[int], may_join: Callable[[int, int], bool]) -> list[Pair]:
+    """Joins every remaining GPU with the first later one that it may; removes those from `remaining`."""
+    pairs: list[Pair] = []
+    for parent in list(remaining):
+        if parent in remaining:
+            later = remaining[remaining.index(parent) + 1 :]
+            child = next((other for other in later if may_join(parent, other)), None)
+            if child is not None:
+                pairs.append((parent, child))
+                remaining.remove(child)
+    return pairs

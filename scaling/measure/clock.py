@@ -46,7 +46,7 @@ class CudaEventClock:
 
     def mark(self) -> torch.cuda.Event:
         """An event on the current stream."""
-        event = torch.cuda.Event(enable_timing=True)
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
 
@@ -56,7 +56,7 @@ class CudaEventClock:
 
     def seconds(self, start: torch.cuda.Event, stop: torch.cuda.Event) -> float:
         """Device time between the two events."""
-        return start.elapsed_time(stop) / 1e3
+        return float(start.elapsed_time(stop)) / 1e3
 
 
 def clock_for(device: torch.device) -> Clock:

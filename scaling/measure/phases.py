@@ -8,22 +8,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from scaling.measure.clock import Clock
+from scaling.measure.phase_names import PHASES
 
-PHASES = (
-    "input",
-    "h2d",
-    "forward",
-    "backward",
-    "encode",
-    "d2h",
-    "communicate",
-    "reduce",
-    "decode",
-    "update",
-    "h2d_result",
-    "wait",
-)
-"""All phases, in the order in which a step passes them and in which they are shown."""
+__all__ = ["PHASES", "PhaseRecorder"]
 
 
 class PhaseRecorder:

@@ -17,6 +17,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
+
+FloatArray = NDArray[np.float64]
 
 CONFIDENCE = 0.95
 LAUNCHES_FOR_BOOTSTRAP = 10
@@ -57,6 +60,8 @@ def estimate_median(launches: Sequence[Sequence[float]]) -> Estimate:
     if not groups:
         raise ValueError("no samples: a median needs one at least")
     pooled = np.concatenate(groups)
+    low: float | None
+    high: float | None
     if len(groups) >= LAUNCHES_FOR_BOOTSTRAP:
         low, high = _blocked_bootstrap(groups)
         method = "bootstrap by launch"
@@ -69,7 +74,7 @@ def estimate_median(launches: Sequence[Sequence[float]]) -> Estimate:
     return Estimate(float(np.median(pooled)), low, high, method, len(pooled), len(groups))
 
 
-def _blocked_bootstrap(groups: Sequence[np.ndarray]) -> tuple[float, float]:
+def _blocked_bootstrap(groups: Sequence[FloatArray]) -> tuple[float, float]:
     generator = np.random.default_rng(0)  # the same results folder gives the same report
     picks = generator.integers(len(groups), size=(BOOTSTRAP_RESAMPLES, len(groups)))
     medians = [np.median(np.concatenate([groups[index] for index in pick])) for pick in picks]
@@ -78,7 +83,7 @@ def _blocked_bootstrap(groups: Sequence[np.ndarray]) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def _t_interval(groups: Sequence[np.ndarray]) -> tuple[float, float]:
+def _t_interval(groups: Sequence[FloatArray]) -> tuple[float, float]:
     from scipy import stats  # half a second to import: not for callers that only want names
 
     medians = np.array([np.median(group) for group in groups])
@@ -87,7 +92,7 @@ def _t_interval(groups: Sequence[np.ndarray]) -> tuple[float, float]:
     return float(medians.mean()) - half_width, float(medians.mean()) + half_width
 
 
-def _order_statistics(samples: np.ndarray) -> tuple[float | None, float | None]:
+def _order_statistics(samples: FloatArray) -> tuple[float | None, float | None]:
     """The k-th smallest and k-th largest, k as large as the binomial law of the median allows."""
     from scipy import stats
 

@@ -1,0 +1,30 @@
+"""Tables, figures and a page from a results folder. Never imports torch: a laptop without it can make a report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from scaling.report.status import status_table
+from scaling.report.tables import summary_table
+from scaling.store import ResultsFolder
+
+__all__ = ["status_table", "summary_table", "write_report"]
+
+
+def write_report(folder: ResultsFolder) -> Path:
+    """Makes summary.csv, figures/ and report.html anew from the raw samples.
+
+    Args:
+        folder: a study's results, finished or not.
+
+    Returns:
+        The path of report.html.
+
+    Raises:
+        StoreError: the folder is none, samples of a done run are missing or damaged, or a file cannot be written.
+    """
+    from scaling.report.write import (
+        write_all,
+    )  # matplotlib takes a while: not for callers that want the status
+
+    return write_all(folder)

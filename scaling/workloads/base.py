@@ -99,7 +99,7 @@ class Model:
 
     Attributes:
         name: what a study calls it.
-        build: (shape, parameters of the study...) -> module with random weights from torch's global generator.
+        build: (shape, parameters of the study...) -> module, its weights from torch's global generator.
         shape: the input it is made for; None if it adapts to the data set.
         dataset: the data set it was published with.
         source: paper or file that defines it.

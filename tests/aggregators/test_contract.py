@@ -1,7 +1,6 @@
 """The contract suite over every built-in aggregator."""
 
 import pytest
-import torch
 
 from scaling import conformance
 from scaling.aggregators.registry import BUILT_IN, create

@@ -1,0 +1,44 @@
+# `make study` and `make test` do all the set-up on a fresh machine: virtual environment, dependencies, and Debian's
+# venv package where python3 comes without it. Everything else is the `scaling` command.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+
+.PHONY: study test lint install clean
+
+study: $(VENV)/.installed
+	$(BIN)/scaling run quickstart
+
+test: $(VENV)/.installed-test
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.installed-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+install: $(VENV)/.installed
+
+# torch first and alone, at the pinned version: see constraints.txt.
+$(VENV)/.installed: setup.cfg pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV) || $(MAKE) --no-print-directory venv-package
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt torch
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt --editable .
+	touch $@
+
+$(VENV)/.installed-test: $(VENV)/.installed
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt --editable '.[test]'
+	touch $@
+
+# Debian's python3 has no ensurepip; its package python3-venv brings it.
+.PHONY: venv-package
+venv-package:
+	@command -v apt-get >/dev/null && test "$$(id -u)" = 0 || { \
+	  echo "$(PYTHON) cannot make a virtual environment; install its venv package (Debian: apt-get install python3-venv)" >&2; \
+	  exit 1; }
+	apt-get update -qq
+	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq python3-venv
+	$(PYTHON) -m venv --clear $(VENV)
+
+clean:
+	rm -rf $(VENV) build *.egg-info

@@ -1,0 +1,91 @@
+"""What can be named in a study, for `scaling list`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from scaling.study.overrides import shipped_studies
+
+
+def studies() -> list[dict[str, Any]]:
+    """The shipped studies; the description is the comment that each begins with."""
+    return [{"name": name, "description": _comment(text)} for name, text in shipped_studies().items()]
+
+
+def aggregators() -> list[dict[str, Any]]:
+    """All aggregators, with capabilities and parameters."""
+    import dataclasses
+
+    from scaling.aggregators.registry import REGISTRY
+
+    entries = []
+    for name in REGISTRY.targets():
+        cls = REGISTRY.load(name)
+        entries.append(
+            {
+                "name": name,
+                "description": _first_line(cls.__doc__),
+                "lossy": cls.lossy,
+                "exchanges": cls.exchanges,
+                "update_site": cls.update_site,
+                "min_world_size": cls.min_world_size,
+                "parameters": {field.name: field.default for field in dataclasses.fields(cls)},
+            }
+        )
+    return entries
+
+
+def models() -> list[dict[str, Any]]:
+    """All models, with the number of trainable parameters (for their own data set where they adapt to it)."""
+    import torch
+
+    from scaling.workloads.registry import MODELS, build_module, create_dataset, create_model, resolve_shape
+
+    entries = []
+    for name in MODELS.targets():
+        model = create_model(name)
+        with torch.device("meta"):
+            module = build_module(model, resolve_shape(model, create_dataset(model.dataset)))
+        count = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
+        entries.append(
+            {
+                "name": name,
+                "description": f"{count:,} parameters, for {model.dataset}; {model.source}",
+                "num_parameters": count,
+                "dataset": model.dataset,
+                "source": model.source,
+                "parameters": model.parameters,
+            }
+        )
+    return entries
+
+
+def datasets() -> list[dict[str, Any]]:
+    """All data sets."""
+    from scaling.workloads.registry import DATASETS
+
+    return [
+        {
+            "name": name,
+            "description": f"{_first_line(cls.__doc__)} {cls.source}",
+            "real": cls.real,
+            "source": cls.source,
+        }
+        for name, cls in ((name, DATASETS.load(name)) for name in DATASETS.targets())
+    ]
+
+
+LISTS = {"studies": studies, "aggregators": aggregators, "models": models, "datasets": datasets}
+
+
+def _first_line(docstring: str | None) -> str:
+    return (docstring or "").strip().partition("\n")[0]
+
+
+def _comment(text: str) -> str:
+    lines = []
+    for line in text.splitlines():
+        if not line.startswith("#"):
+            break
+        lines.append(line.lstrip("# "))
+    return " ".join(lines)

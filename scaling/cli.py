@@ -1,0 +1,193 @@
+"""The command line. stdout is data, stderr is chatter; torch is imported only by the verbs that need it.
+
+Exit codes: 0 ok, 1 failed cells, 2 bad usage or input, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from scaling import __version__
+from scaling.errors import ScalingError, StudyError
+
+if TYPE_CHECKING:
+    from scaling.study.cells import ResolvedStudy
+
+app = typer.Typer(
+    name="scaling",
+    help="How does synchronous data-parallel SGD scale on this machine, and which gradient aggregation is best?",
+    epilog="Example: scaling run quickstart",
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+)
+
+StudyArgument = Annotated[str, typer.Argument(help="A study file, or the name of a shipped study.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[KEY=VALUE]...", help="Replace keys of the study: repeats=5 parts.0.iterations=20"
+    ),
+]
+Out = Annotated[
+    Path | None, typer.Option("--out", help="Results folder (default: results/<name of the study>).")
+]
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="A results folder.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@app.callback(invoke_without_command=True)
+def _top(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    if version:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+def _note(message: str) -> None:
+    typer.echo(message, err=True)
+
+
+@app.command("list", epilog="Example: scaling list aggregators --json")
+def list_(
+    kind: Annotated[str, typer.Argument(metavar="KIND", help="studies, aggregators, models or datasets.")],
+    as_json: AsJson = False,
+) -> None:
+    """List what is known by name."""
+    from scaling.catalogue import LISTS
+
+    if kind not in LISTS:
+        raise StudyError(f"cannot list {kind!r}; allowed: {', '.join(LISTS)}")
+    entries = LISTS[kind]()
+    if as_json:
+        typer.echo(json.dumps(entries, indent=1))
+        return
+    width = max(len(entry["name"]) for entry in entries)
+    for entry in entries:
+        typer.echo(f"{entry['name']:{width}}  {entry['description']}")
+
+
+def _resolve(study_name: str, overrides: list[str] | None) -> ResolvedStudy:
+    from scaling.study.cells import resolve
+    from scaling.study.overrides import load_study
+    from scaling.study.prepare import this_machine
+
+    return resolve(load_study(study_name, overrides or []), this_machine())
+
+
+@app.command(epilog="Example: scaling plan mnist world_sizes=[1,2]")
+def plan(study: StudyArgument, overrides: Overrides = None, out: Out = None, as_json: AsJson = False) -> None:
+    """Print a study's cells, its launches and a rough estimate of the time, without running anything."""
+    from scaling.study.planning import describe_plan, plan_as_dict
+
+    resolved = _resolve(study, overrides)
+    folder = out or Path("results") / resolved.name
+    typer.echo(
+        json.dumps(plan_as_dict(resolved, folder), indent=1) if as_json else describe_plan(resolved, folder)
+    )
+
+
+@app.command(epilog="Example: scaling run mnist --out results/mnist-today repeats=5")
+def run(
+    study: StudyArgument,
+    overrides: Overrides = None,
+    out: Out = None,
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Run failed cells again.")] = False,
+) -> None:
+    """Run a study, or go on with one: finished cells are skipped. Ends with the report."""
+    from scaling.study.cells import resolve
+    from scaling.study.overrides import load_study
+    from scaling.study.prepare import prepare, this_machine
+    from scaling.study.progress import progress_for
+    from scaling.study.run import RunCommand, run_study
+    from scaling.study.run import retry_failed as reset_failed
+    from scaling.store import ResultsFolder
+
+    loaded = load_study(study, overrides or [])
+    resolved = resolve(loaded, this_machine())
+    folder = ResultsFolder(out or Path("results") / loaded.name)
+    for note in resolved.notes:
+        _note(note)
+    with folder.lock():
+        prepare(folder, loaded, resolved)
+        if retry_failed:
+            _note(f"{reset_failed(folder)} failed runs are tried again")
+        with progress_for(sys.stderr) as progress:
+            run_study(folder, resolved, RunCommand(study, overrides or [], folder.path), progress)
+        page = _write_report(folder.path)
+    _show(folder.path)
+    _note(f"report: {page}")
+    failed = [record for record in folder.runs() if record.state == "failed"]
+    for record in failed:
+        cell = record.cell
+        _note(
+            f"failed: {cell['aggregator_label']}, {cell['world_size']} workers, repeat {record.repeat}: {record.reason}"
+        )
+    if failed:
+        _note("`--retry-failed` runs them again")
+        raise typer.Exit(1)
+
+
+def _write_report(path: Path) -> Path:
+    from scaling.report import write_report
+    from scaling.store import ResultsFolder
+
+    return write_report(ResultsFolder(path).require())
+
+
+def _show(path: Path) -> None:
+    """Prints the summary's tables."""
+    from rich.console import Console
+
+    from scaling.report import summary_table
+    from scaling.report.terminal import render_tables
+    from scaling.store import ResultsFolder
+
+    console = Console(soft_wrap=True)
+    for table in render_tables(summary_table(ResultsFolder(path))):
+        console.print(table)
+        console.print()
+
+
+@app.command(epilog="Example: scaling report results/mnist")
+def report(directory: Folder) -> None:
+    """Make summary.csv, the figures and report.html from the raw samples; needs no torch."""
+    typer.echo(_write_report(directory))
+
+
+@app.command(epilog="Example: scaling status results/mnist --json")
+def status(directory: Folder, as_json: AsJson = False) -> None:
+    """Show the state of every cell: planned, running, done or failed."""
+    from scaling.report import status_table
+    from scaling.store import ResultsFolder
+
+    rows = status_table(ResultsFolder(directory).require())
+    if as_json:
+        typer.echo(json.dumps(rows, indent=1))
+        return
+    for row in rows:
+        states = ", ".join(row["states"])
+        reason = f"  {row['reason']}" if row["reason"] else ""
+        typer.echo(f"{row['kind']:11} {row['world_size']:3} x {row['aggregator']:14} {states}{reason}")
+
+
+def main() -> None:
+    """The entry point: errors of the user's are one message and exit code 2, never a traceback."""
+    try:
+        app()
+    except ScalingError as error:
+        _note(f"error: {error}")
+        sys.exit(2)
+    except KeyboardInterrupt:
+        _note("stopped; the same command goes on from here")
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

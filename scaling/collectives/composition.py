@@ -1,0 +1,56 @@
+"""Builds steps out of steps: a broadcast out of a reduction, a pipeline, several collectives at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import chain, zip_longest
+
+from scaling.collectives.schedule import Step, Transfer
+
+
+def mirrored(reduction: Sequence[Step]) -> list[Step]:
+    """The way back: the same transfers in reverse order of the steps, from target to source, as copies.
+
+    What was reduced to one place is spread to all the places that it came from.
+    """
+    return [
+        tuple(Transfer(t.target, t.source, t.start, t.stop, "copy") for t in step)
+        for step in reversed(reduction)
+    ]
+
+
+def pipelined(levels: Sequence[Step], num_chunks: int) -> list[Step]:
+    """`levels` act on one chunk; here level d of chunk c runs in step d + c, in len(levels) + num_chunks - 1 steps."""
+    if not levels:
+        return []
+    return [
+        tuple(
+            transfer._replace(start=t - d, stop=t - d + 1)
+            for d, level in enumerate(levels)
+            if 0 <= t - d < num_chunks
+            for transfer in level
+        )
+        for t in range(len(levels) + num_chunks - 1)
+    ]
+
+
+def side_by_side(collectives: Iterable[Sequence[Step]]) -> list[Step]:
+    """Step t of every collective in one step t; the longest decides how many there are."""
+    return [tuple(chain.from_iterable(steps)) for steps in zip_longest(*collectives, fillvalue=())]
+
+
+def placed(steps: Iterable[Step], nodes: Sequence[int], first_chunk: int = 0, width: int = 1) -> list[Step]:
+    """The same steps elsewhere: node i is `nodes[i]`, chunk c is the `width` chunks from `first_chunk` + c width."""
+    return [
+        tuple(
+            Transfer(
+                nodes[source],
+                nodes[target],
+                first_chunk + start * width,
+                first_chunk + stop * width,
+                operation,
+            )
+            for source, target, start, stop, operation in step
+        )
+        for step in steps
+    ]

@@ -1,0 +1,165 @@
+"""One balanced binary tree per root, over the heaviest links: MXNet's trees.
+
+A tree is a list of 2^depth leaves, depth = ceil(log2 n): the rank at leaf j (j a multiple of 2d) gets the sum of the
+rank at leaf j + d on the level with stride d = 1, 2, 4, ...; if that is the same rank, nothing is sent. Leaf 0 is the
+root.
+
+1. If the double or single NVLinks alone connect all GPUs, the other links are dropped; else those count 1/n.
+2. For each root in turn, Kernighan-Lin: halve the set of ranks so that swapping two of them improves the cut no more,
+   join the root to the other half by its heaviest link, do the same in both halves.
+3. Where a root has no link to the other half, after `MAX_ATTEMPTS` other first halves: backtracking over all trees, to
+   the heaviest for up to 8 ranks, to the first one above that (exponential at worst).
+4. The links of a tree count 0.7 of their weight for the trees after it.
+
+Reference: MXNet, src/kvstore/gpu_topology.h (`ComputeTrees`, MXNET_KVSTORE_TREE_LINK_USAGE_PENALTY, default 0.7).
+B. W. Kernighan, S. Lin, "An efficient heuristic procedure for partitioning graphs", Bell Syst. Tech. J. 49 (1970).
+MXNet's Kernighan-Lin gives up where one half can be split further than the other (5 GPUs, say) and backtracks; ours
+goes on. Its random numbers are another generator's, so ties can fall otherwise.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scaling.errors import ScheduleError
+
+Method = Literal["kernighan_lin", "backtracking"]
+Weights = NDArray[np.float64]
+
+LINK_USAGE_PENALTY = 0.7
+IDLE_PENALTY = 10.0  # MXNet's, for a rank that sends nothing on a level above the leaves
+MAX_ATTEMPTS = 10
+MAX_OPTIMAL_DEPTH = 3
+
+
+def link_trees(links: Sequence[Sequence[float]], method: Method = "kernighan_lin") -> list[list[int]]:
+    """One tree for each rank as root, in the order of the roots.
+
+    Args:
+        links: symmetric; links[i][j] is 1 for PCIe, 2 for one NVLink, 3 for two.
+        method: how a tree is found.
+
+    Raises:
+        ScheduleError: `links` is no symmetric square matrix, the method is another one, or a root has no tree.
+    """
+    matrix = np.array(links, dtype=np.float64)
+    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not np.array_equal(matrix, matrix.T):
+        raise ScheduleError(f"mxnet_tree: links of shape {matrix.shape}; a symmetric square matrix is needed")
+    if method not in ("kernighan_lin", "backtracking"):
+        raise ScheduleError(f"mxnet_tree: method {method!r}; allowed are kernighan_lin and backtracking")
+    weights = usable_weights(matrix)
+    generator = random.Random(1)
+    trees = []
+    for root in range(len(weights)):
+        leaves = _by_kernighan_lin(weights, root, generator) if method == "kernighan_lin" else None
+        leaves = leaves or _by_backtracking(weights, root)
+        if leaves is None:
+            raise ScheduleError(f"mxnet_tree: the links allow no binary tree from rank {root}")
+        for parent, child, _ in tree_edges(leaves):
+            weights[parent, child] = weights[child, parent] = weights[parent, child] * LINK_USAGE_PENALTY
+        trees.append(leaves)
+    return trees
+
+
+def tree_edges(leaves: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """The (parent, child, stride) that send something, from the level of the leaves up."""
+    stride = 1
+    while stride < len(leaves):
+        for j in range(0, len(leaves), 2 * stride):
+            if leaves[j] != leaves[j + stride]:
+                yield leaves[j], leaves[j + stride], stride
+        stride *= 2
+
+
+def usable_weights(links: Weights) -> Weights:
+    """The weights without PCIe where NVLinks (above 1) connect all ranks; with PCIe at 1/n where they do not."""
+    n = len(links)
+    reached, frontier = {0}, [0]
+    while frontier:
+        near = {int(j) for j in np.flatnonzero(links[frontier.pop()] > 1)} - reached
+        reached |= near
+        frontier += near
+    weights = np.where(links == 1, 0.0 if len(reached) == n else 1 / n, links)
+    np.fill_diagonal(weights, 0.0)
+    return weights
+
+
+def _depth(num_ranks: int) -> int:
+    return (num_ranks - 1).bit_length()
+
+
+def _by_kernighan_lin(weights: Weights, root: int, generator: random.Random) -> list[int] | None:
+    for _ in range(MAX_ATTEMPTS):
+        leaves = _grow(weights, root, list(range(len(weights))), _depth(len(weights)), generator)
+        if leaves is not None:
+            return leaves
+    return None
+
+
+def _grow(
+    weights: Weights, root: int, members: list[int], depth: int, generator: random.Random
+) -> list[int] | None:
+    """The leaves of a tree of that depth over `members`; None if a root has no link where it needs one."""
+    if len(members) == 1:
+        return [root] * 2**depth
+    near, far = _bisect(weights, members, generator)
+    if root in far:
+        near, far = far, near
+    to_far = weights[root, far]
+    heaviest = to_far.max()
+    if heaviest <= 0:
+        return None
+    child = generator.choice([rank for rank, weight in zip(far, to_far, strict=True) if weight == heaviest])
+    left = _grow(weights, root, near, depth - 1, generator)
+    right = _grow(weights, child, far, depth - 1, generator)
+    return left + right if left and right else None
+
+
+def _bisect(weights: Weights, members: list[int], generator: random.Random) -> tuple[list[int], list[int]]:
+    """Two halves (the first the smaller one): from a random cut, the best swap again and again while it gains."""
+    order = generator.sample(members, len(members))
+    a, b = np.array(order[: len(order) // 2]), np.array(order[len(order) // 2 :])
+    for _ in range(len(members)):
+        across = weights[np.ix_(a, b)]
+        gain_a = across.sum(axis=1) - weights[np.ix_(a, a)].sum(axis=1)
+        gain_b = across.sum(axis=0) - weights[np.ix_(b, b)].sum(axis=1)
+        gains = gain_a[:, None] + gain_b[None, :] - 2 * across
+        i, j = divmod(int(gains.argmax()), len(b))
+        if gains[i, j] <= 1e-9:  # rounding must not swap the same two for ever
+            break
+        a[i], b[j] = b[j], a[i]
+    return sorted(map(int, a)), sorted(map(int, b))
+
+
+def _by_backtracking(weights: Weights, root: int) -> list[int] | None:
+    depth = _depth(len(weights))
+    candidates = _all_trees(weights, [root], 2**depth)
+    if depth <= MAX_OPTIMAL_DEPTH:
+        return max(candidates, key=lambda leaves: _tree_weight(weights, leaves), default=None)
+    return next(candidates, None)
+
+
+def _all_trees(weights: Weights, leaves: list[int], num_leaves: int) -> Iterator[list[int]]:
+    """All ways to fill up `leaves`: each next one repeats the rank that it would send to, or is linked to it and new."""
+    position = len(leaves)
+    num_missing = len(weights) - len(set(leaves))
+    if num_missing > num_leaves - position:
+        return
+    if position == num_leaves:
+        yield list(leaves)
+        return
+    parent = leaves[position - (position & -position)]
+    for rank in range(len(weights)):
+        if rank == parent or (rank not in leaves and weights[parent, rank] > 0):
+            yield from _all_trees(weights, [*leaves, rank], num_leaves)
+
+
+def _tree_weight(weights: Weights, leaves: list[int]) -> float:
+    edges = list(tree_edges(leaves))
+    num_idle = len(leaves) // 2 - 1 - sum(stride > 1 for _, _, stride in edges)
+    return float(sum(weights[parent, child] for parent, child, _ in edges)) - IDLE_PENALTY * num_idle

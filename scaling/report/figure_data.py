@@ -1,0 +1,131 @@
+"""What the figures show, as plain values: made here from the table and the samples, drawn in `figures`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from scaling.measure.phase_names import PHASES
+from scaling.report.columns import PHASE_COLUMNS, Row
+from scaling.report.groups import Group
+from scaling.report.samples import CellResult, Training
+
+
+@dataclass(frozen=True)
+class SpeedupLine:
+    """One aggregator's speedups; `low` and `high` are NaN where there is no interval, `high` may be infinite."""
+
+    aggregator: str
+    world_sizes: list[int]
+    speedup: list[float]
+    low: list[float]
+    high: list[float]
+
+
+@dataclass(frozen=True)
+class PhaseBar:
+    """One cell's phases and its measured iteration, in milliseconds; None where there is no interval."""
+
+    aggregator: str
+    world_size: int
+    phases_ms: dict[str, float]
+    iteration_ms: float
+    low_ms: float | None
+    high_ms: float | None
+
+
+@dataclass(frozen=True)
+class TrainingLine:
+    """One cell's training, the median over its repeats at every epoch; NaN where a repeat has no finite value."""
+
+    aggregator: str
+    world_size: int
+    epochs: list[int]
+    train_s: list[float]
+    train_loss: list[float]
+    test_accuracy: list[float]
+
+
+def speedup_lines(group: Group) -> list[SpeedupLine]:
+    """One line an aggregator that has a speedup, by world size; the interval is the iteration time's, at a fixed baseline."""
+    lines = []
+    for label in dict.fromkeys(row["aggregator"] for row in group.rows):
+        rows = [row for row in group.rows if row["aggregator"] == label and row["speedup"] is not None]
+        if not rows:
+            continue
+        bounds = [_speedup_interval(row) for row in rows]
+        lines.append(
+            SpeedupLine(
+                label,
+                [row["world_size"] for row in rows],
+                [row["speedup"] for row in rows],
+                [low for low, _ in bounds],
+                [high for _, high in bounds],
+            )
+        )
+    return lines
+
+
+def _speedup_interval(row: Row) -> tuple[float, float]:
+    """speedup x iteration_s is the baseline's share, so a time's bound becomes the speedup's opposite bound."""
+    fixed = row["speedup"] * row["iteration_s"]
+    low, high = row["iteration_s_low"], row["iteration_s_high"]
+    if low is None or high is None:
+        return math.nan, math.nan
+    # A t interval of few and scattered launches can reach below 0 seconds: then the speedup has no upper bound.
+    return fixed / high, fixed / low if low > 0 else math.inf
+
+
+def phase_bars(group: Group) -> list[PhaseBar]:
+    """One bar a cell that has phases, in the table's order; phases in the order of PHASES, those it never had left out."""
+    bars = []
+    for row in group.rows:
+        phases = {name: row[PHASE_COLUMNS[name]] for name in PHASES}
+        present = {name: 1000 * value for name, value in phases.items() if value is not None}
+        if row["iteration_s"] is None or not present:
+            continue
+        low, high = row["iteration_s_low"], row["iteration_s_high"]
+        bars.append(
+            PhaseBar(
+                row["aggregator"],
+                row["world_size"],
+                present,
+                1000 * row["iteration_s"],
+                None if low is None else 1000 * low,
+                None if high is None else 1000 * high,
+            )
+        )
+    return bars
+
+
+def training_lines(group: Group, cells: Mapping[str, CellResult]) -> list[TrainingLine]:
+    """One line a cell that has a done run, in the table's order.
+
+    Args:
+        group: convergence cells.
+        cells: the samples, by cell id.
+    """
+    return [
+        _training_line(row, cells[row["cell_id"]].trainings)
+        for row in group.rows
+        if cells[row["cell_id"]].trainings
+    ]
+
+
+def _training_line(row: Row, trainings: Sequence[Training]) -> TrainingLine:
+    length = min(len(training.epochs) for training in trainings)
+
+    def median(arrays: Sequence[np.ndarray]) -> list[float]:
+        return [float(value) for value in np.median([array[:length] for array in arrays], axis=0)]
+
+    return TrainingLine(
+        row["aggregator"],
+        row["world_size"],
+        [int(epoch) for epoch in trainings[0].epochs[:length]],
+        median([training.train_s for training in trainings]),
+        median([training.train_loss for training in trainings]),
+        median([training.test_accuracy for training in trainings]),
+    )

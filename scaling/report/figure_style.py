@@ -1,0 +1,99 @@
+"""How the figures look: colours that colour-blind readers can tell apart, and markers that do without colour.
+
+Reference: M. Okabe, K. Ito, "Color Universal Design", 2008 (the palette; its yellow is left to the bars, which have
+an outline).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from scaling.measure.phase_names import PHASES
+from scaling.report.columns import aggregator_order
+
+BLACK, ORANGE, SKY_BLUE, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
+YELLOW, BLUE, VERMILLION, PURPLE = "#F0E442", "#0072B2", "#D55E00", "#CC79A7"
+GREY = "#7f7f7f"
+
+_LINE_COLOURS = (BLACK, BLUE, ORANGE, GREEN, VERMILLION, SKY_BLUE, PURPLE, GREY)
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "h")
+
+LineStyle = Literal["-"] | tuple[float, Sequence[float]]
+_DASHES: tuple[LineStyle, ...] = (
+    "-",
+    (0, (5, 2)),
+    (0, (1, 1.5)),
+    (0, (5, 1.5, 1, 1.5)),
+    (0, (9, 2)),
+    (0, (3, 1.5, 1, 1.5, 1, 1.5)),
+)
+
+_PHASE_LOOKS = {
+    "input": (GREY, ""),
+    "h2d": (YELLOW, ""),
+    "forward": (SKY_BLUE, ""),
+    "backward": (BLUE, ""),
+    "encode": (PURPLE, ""),
+    "d2h": (ORANGE, ""),
+    "communicate": (VERMILLION, ""),
+    "reduce": (GREEN, ""),
+    "decode": (PURPLE, "////"),
+    "update": ("#404040", ""),
+    "h2d_result": (YELLOW, "////"),
+    "wait": ("#ffffff", "...."),
+}
+assert set(_PHASE_LOOKS) == set(PHASES)
+
+SETTINGS: dict[str, Any] = {
+    "font.size": 9.0,
+    "axes.titlesize": 9.5,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#dddddd",
+    "grid.linewidth": 0.6,
+    "lines.linewidth": 1.4,
+    "lines.markersize": 5.0,
+    "hatch.linewidth": 0.6,
+    "legend.frameon": False,
+    "legend.fontsize": 8.5,
+    "figure.facecolor": "white",
+    "savefig.dpi": 150,
+    # Text stays text: smaller files, and a page can be searched for it.
+    "svg.fonttype": "none",
+    # Labels are the user's, and may hold a $.
+    "text.parse_math": False,
+}
+
+
+@dataclass(frozen=True)
+class Look:
+    """An aggregator's colour and marker, the same in every figure of a report."""
+
+    colour: str
+    marker: str
+
+
+def aggregator_looks(labels: Iterable[str]) -> dict[str, Look]:
+    """Label -> look. No two of the first 88 aggregators look alike."""
+    ordered = sorted(set(labels), key=aggregator_order)
+    return {
+        label: Look(_LINE_COLOURS[index % len(_LINE_COLOURS)], _MARKERS[index % len(_MARKERS)])
+        for index, label in enumerate(ordered)
+    }
+
+
+def line_styles(world_sizes: Iterable[int]) -> dict[int, LineStyle]:
+    """World size -> dashes; one alone is solid."""
+    return {
+        world_size: _DASHES[index % len(_DASHES)] for index, world_size in enumerate(sorted(set(world_sizes)))
+    }
+
+
+def phase_look(name: str) -> dict[str, Any]:
+    """The bar's face and hatching for a phase."""
+    colour, hatch = _PHASE_LOOKS[name]
+    return {"facecolor": colour, "hatch": hatch, "edgecolor": "#202020", "linewidth": 0.4}

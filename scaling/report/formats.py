@@ -1,0 +1,69 @@
+"""Numbers for people: the only place where seconds become milliseconds and ratios percent."""
+
+from __future__ import annotations
+
+import math
+
+MISSING = "–"  # noqa: RUF001 (an en dash is what stands in an empty field)
+
+
+def milliseconds(seconds: float | None, width_s: float | None = None) -> str:
+    """`12.3`, without its unit: three significant digits, or as many as the interval's width calls for.
+
+    Args:
+        seconds: what is shown; None is shown as a dash.
+        width_s: width of its interval, in seconds, of which two digits are kept.
+    """
+    if seconds is None:
+        return MISSING
+    decimals = _decimals(1000 * seconds, 3)
+    if width_s:
+        decimals = max(decimals, _decimals(1000 * width_s, 2))
+    return f"{1000 * seconds:.{min(decimals, 4)}f}"
+
+
+def half_width(low: float | None, high: float | None) -> str:
+    """Half of an interval's width in milliseconds, without its unit."""
+    if low is None or high is None:
+        return MISSING
+    half_ms = 1000 * (high - low) / 2
+    return f"{half_ms:.{min(_decimals(half_ms, 2), 4)}f}"
+
+
+def interval(low: float | None, high: float | None) -> str:
+    """`12.1 to 12.5`, in milliseconds, without its unit."""
+    if low is None or high is None:
+        return MISSING
+    return f"{milliseconds(low, high - low)} to {milliseconds(high, high - low)}"
+
+
+def megabytes(num_bytes: int | None) -> str:
+    """`1.25`, in 10^6 bytes, without its unit."""
+    return MISSING if num_bytes is None else f"{num_bytes / 1e6:.{min(_decimals(num_bytes / 1e6, 3), 4)}f}"
+
+
+def percent(ratio: float | None, decimals: int = 1) -> str:
+    """`97.2%`."""
+    return MISSING if ratio is None else f"{100 * ratio:.{decimals}f}%"
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """So many significant digits, never an exponent."""
+    return MISSING if value is None else f"{value:,.{min(_decimals(value, digits), 4)}f}"
+
+
+def workers(world_size: int) -> str:
+    """`1 worker`, `4 workers`."""
+    return f"{world_size} worker{'' if world_size == 1 else 's'}"
+
+
+def listed(words: list[str]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
+
+
+def _decimals(value: float, digits: int) -> int:
+    """Decimals that show so many significant digits."""
+    if not value or not math.isfinite(value):
+        return 0
+    return max(0, digits - 1 - math.floor(math.log10(abs(value))))

@@ -1,0 +1,190 @@
+"""One self-contained page: no script, no request, figures inline. Everything that is text is escaped."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import pandas as pd
+from markupsafe import Markup
+
+from scaling.report.columns import Row, to_rows
+from scaling.report.figures import SavedFigure
+from scaling.report.formats import (
+    MISSING,
+    interval,
+    megabytes,
+    milliseconds,
+    number,
+    percent,
+)
+from scaling.report.groups import Group, group_rows
+from scaling.report.sentence import findings
+
+TEMPLATE = "report.html.j2"
+
+_ITERATION_HEADINGS = (
+    *(
+        "aggregator",
+        "workers",
+        "batch a worker",
+        "ms an iteration",
+        "95% interval, ms",
+        "samples/s",
+        "speedup",
+    ),
+    *("efficiency", "exposed comm., ms", "MB sent a rank", "repeats", "iterations", "state"),
+)
+_CONVERGENCE_HEADINGS = (
+    *("aggregator", "workers", "batch a worker", "test accuracy", "training loss", "epochs"),
+    *("training, s", "target", "s to target", "repeats", "state"),
+)
+
+
+@dataclass(frozen=True)
+class PageTable:
+    """A table as the page shows it: a title, its statistic, headings and text in rows."""
+
+    title: str
+    statistic: str
+    headings: Sequence[str]
+    rows: list[list[str]]
+
+
+def render_page(
+    study: Mapping[str, Any],
+    environment: Mapping[str, Any] | None,
+    table: pd.DataFrame,
+    figures: Sequence[SavedFigure],
+) -> str:
+    """The page's text.
+
+    Args:
+        study: the resolved study; its name, notes are shown.
+        environment: where it was run, nested as it comes; None where it was not recorded.
+        table: what `summary_table` made.
+        figures: what is shown inline; their SVG files are read.
+    """
+    rows = to_rows(table)
+    loader = jinja2.FileSystemLoader(Path(__file__).parent)
+    templates = jinja2.Environment(
+        loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    return templates.get_template(TEMPLATE).render(
+        name=study.get("name", "study"),
+        findings=findings(table, num_cores(environment)),
+        tables=[page_table(group) for group in group_rows(rows)],
+        notes=_notes(study, rows),
+        figures=[(figure, inline_svg(figure)) for figure in figures],
+        failed=[row for row in rows if row["state"] == "failed"],
+        states={
+            state: sum(row["state"] == state for row in rows) for state in ("planned", "running", "done")
+        },
+        num_cells=len(rows),
+        environment=None if environment is None else flatten(environment),
+    )
+
+
+def num_cores(environment: Mapping[str, Any] | None) -> int | None:
+    """The CPU cores that an environment names under cpu.cores; None where it does not."""
+    cpu = (environment or {}).get("cpu")
+    cores = cpu.get("cores") if isinstance(cpu, Mapping) else None
+    return cores if isinstance(cores, int) else None
+
+
+def flatten(value: Any, path: str = "") -> list[tuple[str, str]]:
+    """Nested mappings and lists -> (dotted path, text) rows; a list of plain values stays one row."""
+    if isinstance(value, Mapping):
+        items = [(str(key), item) for key, item in value.items()]
+    elif isinstance(value, list) and any(isinstance(item, (Mapping, list)) for item in value):
+        items = [(str(index), item) for index, item in enumerate(value)]
+    else:
+        values = value if isinstance(value, list) else [value]
+        return [(path, ", ".join(MISSING if item is None else str(item) for item in values) or MISSING)]
+    return [row for key, item in items for row in flatten(item, f"{path}.{key}" if path else key)]
+
+
+def inline_svg(figure: SavedFigure) -> Markup:
+    """A figure's SVG for the inside of a page: described, scaled by the page, its ids prefixed with its name.
+
+    Matplotlib calls things `axes_1` and `text_3` in every figure, and references and clip paths take the first of
+    that id in a page.
+    """
+    text = figure.svg.read_text(encoding="utf-8")
+    text = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
+    text = re.sub(r'\s+xmlns(:\w+)?="[^"]*"', "", text).replace("xlink:href", "href")
+    prefix = re.sub(r"[^\w-]", "-", figure.name)
+    text = re.sub(r'\bid="', f'id="{prefix}--', text)
+    text = re.sub(r'href="#', f'href="#{prefix}--', text)
+    text = text.replace("url(#", f"url(#{prefix}--")
+    label = Markup.escape(f"{figure.name.partition('-')[0]}: {figure.title}")
+    return Markup(text.replace("<svg", f'<svg role="img" aria-label="{label}"', 1))  # noqa: S704
+
+
+def page_table(group: Group) -> PageTable:
+    """A group of cells in human units."""
+    if group.kind == "convergence":
+        headings, make, statistic = _CONVERGENCE_HEADINGS, _convergence_row, "Medians over the repeats."
+    else:
+        headings, make, statistic = _ITERATION_HEADINGS, _iteration_row, _iteration_statistic(group)
+    return PageTable(f"{group.title}: {group.kind}", statistic, headings, [make(row) for row in group.rows])
+
+
+def _iteration_statistic(group: Group) -> str:
+    methods = dict.fromkeys(row["interval_method"] for row in group.rows if row["interval_method"])
+    intervals = f"Interval: {'; '.join(methods)}. " if methods else ""
+    return (
+        f"Median over the iterations of all repeats, each as long as its slowest rank; warm-up left out. {intervals}"
+        "Speedup: throughput over that of one worker without exchange, equal in everything else."
+    )
+
+
+def _iteration_row(row: Row) -> list[str]:
+    low, high = row["iteration_s_low"], row["iteration_s_high"]
+    width = None if low is None or high is None else high - low
+    return [
+        *_first_columns(row),
+        milliseconds(row["iteration_s"], width),
+        interval(low, high),
+        number(row["samples_per_s"]),
+        number(row["speedup"]),
+        percent(row["parallel_efficiency"], decimals=0),
+        milliseconds(row["exposed_comm_s"]),
+        megabytes(row["wire_bytes_per_rank"]),
+        str(row["repeats"]),
+        number(row["iterations"], digits=1),
+        row["state"],
+    ]
+
+
+def _convergence_row(row: Row) -> list[str]:
+    return [
+        *_first_columns(row),
+        percent(row["final_test_accuracy"], decimals=2),
+        number(row["train_loss"]),
+        number(row["epochs"], digits=1),
+        number(row["train_s"]),
+        percent(row["target_accuracy"]),
+        number(row["seconds_to_target"]),
+        str(row["repeats"]),
+        row["state"],
+    ]
+
+
+def _first_columns(row: Row) -> list[str]:
+    return [row["aggregator"], str(row["world_size"]), str(row["local_batch"])]
+
+
+def _notes(study: Mapping[str, Any], rows: Sequence[Row]) -> list[str]:
+    """The study's notes, then every cell's, one note a line with the cells that it belongs to."""
+    of_cells: dict[str, list[str]] = {}
+    for row in rows:
+        for note in (row["notes"] or "").split("; "):
+            if note:
+                of_cells.setdefault(note, []).append(f"{row['aggregator']} x {row['world_size']}")
+    shared = [f"{note} ({', '.join(dict.fromkeys(cells))})" for note, cells in of_cells.items()]
+    return [*(str(note) for note in study.get("notes") or []), *shared]

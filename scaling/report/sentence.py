@@ -1,0 +1,217 @@
+"""What the table says, in sentences: who is fastest if anybody is, whether more workers helped, what was not measured.
+
+Two cells differ where their 95% intervals do not overlap; that errs on the side of "cannot be told apart". Control
+arms are left out: they exchange nothing, so they bound the others without being a choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+
+from scaling.report.columns import Row, aggregator_name, is_control_arm, to_rows
+from scaling.report.formats import interval, listed, milliseconds, number, percent, workers
+from scaling.report.groups import Group, group_rows
+
+ONE_LAUNCH = "within this launch only"
+"""The interval's method (see `scaling.measure.statistics`) that says nothing of other launches."""
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """One row as seconds a sample: comparable under strong and weak scaling alike."""
+
+    row: Row
+    median: float
+    low: float | None
+    high: float | None
+
+    @property
+    def name(self) -> str:
+        return f"{self.row['aggregator']} on {workers(self.row['world_size'])}"
+
+
+def findings(table: pd.DataFrame, num_cores: int | None = None) -> list[str]:
+    """The findings of a summary, each a plain sentence or two, the most important first.
+
+    Args:
+        table: what `summary_table` made.
+        num_cores: CPU cores of a node; None where they are unknown.
+    """
+    rows = to_rows(table)
+    if not any(row["repeats"] for row in rows):
+        return ["No cell is done yet, so there is nothing to compare.", *_unfinished(rows)]
+    groups = group_rows(rows)
+    sentences: list[str] = []
+    for group in groups:
+        if group.kind == "iteration":
+            sentences += _iteration_findings(group)
+        elif group.kind == "convergence":
+            sentences += _convergence_findings(group)
+    return [*sentences, *_oversubscribed(rows, num_cores), *_unfinished(rows)]
+
+
+def _iteration_findings(group: Group) -> list[str]:
+    done = [row for row in group.rows if row["iteration_s"] is not None]
+    several = sorted(
+        (_candidate(row) for row in done if row["world_size"] > 1 and not is_control_arm(row)),
+        key=lambda candidate: candidate.median,
+    )
+    single = _one_worker(done)
+    if not several:
+        return [f"{group.title}: {single.name} takes {_time(single.row)}."] if single else []
+    best, others = several[0], several[1:]
+    return [f"{group.title}: {_leader(best, others)}{_gain(best, single)}"]
+
+
+def _candidate(row: Row) -> _Candidate:
+    low, high, batch = row["iteration_s_low"], row["iteration_s_high"], row["global_batch"]
+    return _Candidate(
+        row,
+        row["iteration_s"] / batch,
+        None if low is None else low / batch,
+        None if high is None else high / batch,
+    )
+
+
+def _one_worker(done: Sequence[Row]) -> _Candidate | None:
+    """The one-worker cell without exchange; where it was not measured, the fastest other one."""
+    singles = [row for row in done if row["world_size"] == 1]
+    plain = [row for row in singles if aggregator_name(row["aggregator"]) == "none"]
+    return min(map(_candidate, plain or singles), key=lambda candidate: candidate.median, default=None)
+
+
+def _leader(best: _Candidate, others: Sequence[_Candidate]) -> str:
+    measured = f"{_time(best.row)}{_speedup(best.row)}"
+    if not others:
+        return f"{best.name} takes {measured}."
+    unknown = [other for other in others if _overlap(best, other) is None]
+    close = [other for other in others if _overlap(best, other)]
+    if unknown:
+        return (
+            f"the lowest median is that of {best.name}, {measured}; there are too few samples or launches to tell it "
+            f"apart from {listed([other.name for other in [*close, *unknown]])}."
+        )
+    if close:
+        return (
+            f"no single fastest one can be named. The lowest median is that of {best.name}, {measured}, but "
+            f"{listed([other.name for other in close])} cannot be told apart from it (the intervals overlap)."
+        )
+    return (
+        f"the fastest is {best.name}, {measured}; no other interval overlaps with its own.{_one_launch(best)}"
+    )
+
+
+def _one_launch(best: _Candidate) -> str:
+    if best.row["interval_method"] != ONE_LAUNCH:
+        return ""
+    return " All of this is from one launch: another may order them differently."
+
+
+def _gain(best: _Candidate, single: _Candidate | None) -> str:
+    """What the workers brought over one, where that was measured."""
+    if single is None:
+        return " One worker was not measured, so nothing is said of the speedup."
+    overlap, than = _overlap(best, single), f"one worker ({single.name}, {_time(single.row)})"
+    if overlap is None:
+        return f" There are too few samples or launches to tell whether it is faster than {than}."
+    if overlap:
+        return f" It cannot be told apart from {than}: more workers than one did not help measurably."
+    if single.median < best.median:
+        return f" More workers than one did not help: {than} gets through more samples per second."
+    return ""
+
+
+def _overlap(first: _Candidate, second: _Candidate) -> bool | None:
+    """Whether the intervals share a point; None where one of them does not exist."""
+    if first.low is None or first.high is None or second.low is None or second.high is None:
+        return None
+    return first.low <= second.high and second.low <= first.high
+
+
+def _time(row: Row) -> str:
+    low, high = row["iteration_s_low"], row["iteration_s_high"]
+    width = None if low is None or high is None else high - low
+    text = f"{milliseconds(row['iteration_s'], width)} ms an iteration"
+    if low is None or high is None:
+        return f"{text} (too few samples for an interval)"
+    where = ", within one launch" if row["interval_method"] == ONE_LAUNCH else ""
+    return f"{text} (95% interval {interval(low, high)} ms{where})"
+
+
+def _speedup(row: Row) -> str:
+    return "" if row["speedup"] is None else f", {number(row['speedup'])} times the throughput of one worker"
+
+
+def _convergence_findings(group: Group) -> Iterator[str]:
+    done = [row for row in group.rows if row["repeats"]]
+    scored = sorted(
+        (row for row in done if row["final_test_accuracy"] is not None),
+        key=lambda row: float(row["final_test_accuracy"]),
+    )
+    if scored:
+        yield f"{group.title}: {_accuracy_range(scored)}"
+    if diverged := [_named(row) for row in done if row["train_loss"] is None]:
+        yield f"{group.title}: the loss was not finite in the end for {listed(diverged)}."
+    aimed = [row for row in done if row["target_accuracy"] is not None]
+    for target in sorted({row["target_accuracy"] for row in aimed}):
+        rows = [row for row in aimed if row["target_accuracy"] == target]
+        missed = [_named(row) for row in rows if row["seconds_to_target"] is None]
+        reached = (
+            f"{len(rows) - len(missed)} of {len(rows)} combinations reached {percent(target)} in every repeat"
+        )
+        yield f"{group.title}: {reached}{f'; not so {listed(missed)}' if missed else ''}."
+
+
+def _accuracy_range(scored: Sequence[Row]) -> str:
+    worst, best = scored[0], scored[-1]
+    if len(scored) == 1:
+        return (
+            f"{_named(worst)} ends with a test accuracy of {_accuracy(worst)} after {worst['epochs']} epochs."
+        )
+    repeats = min(row["repeats"] for row in scored)
+    caution = " One run each: part of the spread may be chance." if repeats == 1 else ""
+    return (
+        f"the final test accuracy lies between {_accuracy(worst)} and {_accuracy(best)} over {len(scored)} combinations "
+        f"of aggregator and world size; the lowest is that of {_named(worst)}.{caution}"
+    )
+
+
+def _accuracy(row: Row) -> str:
+    return percent(row["final_test_accuracy"], decimals=2)
+
+
+def _named(row: Row) -> str:
+    return f"{row['aggregator']} on {workers(row['world_size'])}"
+
+
+def _oversubscribed(rows: Sequence[Row], num_cores: int | None) -> Iterator[str]:
+    if num_cores is None:
+        return
+    crowded = [
+        row
+        for row in rows
+        if row["device"] == "cpu"
+        and row["world_size"] // (row["num_nodes"] or 1) * row["threads"] > num_cores
+    ]
+    if crowded:
+        sizes = sorted({(row["world_size"], row["threads"]) for row in crowded})
+        what = listed([f"{size} x {threads}" for size, threads in sizes])
+        yield (
+            f"Workers x threads exceeded the {num_cores} CPU cores of this machine ({what}): those workers took turns on "
+            "the same cores, so their times say little about how the training scales on real devices."
+        )
+
+
+def _unfinished(rows: Sequence[Row]) -> Iterator[str]:
+    states = {
+        "failed": "failed; the reasons are listed with the failed cells",
+        "running": "under way",
+        "planned": "planned but not measured in full yet",
+    }
+    for state, what in states.items():
+        count = sum(row["state"] == state for row in rows)
+        if count:
+            yield f"Of {len(rows)} cells, {count} {what}."

@@ -1,0 +1,186 @@
+"""The summary: one row a cell, made from the raw samples alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from scaling.measure.statistics import estimate_median
+from scaling.report.columns import (
+    COLUMNS,
+    INDEPENDENT,
+    PHASE_COLUMNS,
+    Row,
+    fixed_batch,
+    row_order,
+    to_table,
+)
+from scaling.report.samples import CellResult, Floats, Training, read_cells
+from scaling.store import ResultsFolder
+
+SAME_AS_BASELINE = (
+    *("kind", "model", "model_parameters", "dataset", "dataset_parameters", "step", "device", "scaling"),
+    *("tf32", "threads", "seed", "learning_rate", "momentum", "weight_decay", "nesterov"),
+)
+"""Fields of a cell that its one-worker baseline shares, beside the batch; peer access is none, having no peers."""
+
+
+def summary_table(folder: ResultsFolder) -> pd.DataFrame:
+    """The summary of a results folder.
+
+    Returns:
+        One row a cell and the columns `scaling.report.columns.COLUMNS`. Times in seconds, sizes in bytes, accuracy
+        and efficiency as ratios. A value that does not exist is missing, never 0.
+
+    Raises:
+        StoreError: the folder is none, or samples of a done run are missing or damaged.
+    """
+    folder.require()
+    return build_table(study_name(folder), read_cells(folder))
+
+
+def build_table(study: str, cells: Sequence[CellResult]) -> pd.DataFrame:
+    """The summary of cells that were read already; see `summary_table`."""
+    rows = {cell.cell_id: _row(study, cell) for cell in cells}
+    for cell in cells:
+        rows[cell.cell_id].update(_speedup(cell, cells, rows))
+    return to_table(sorted(rows.values(), key=row_order))
+
+
+def table_csv(table: pd.DataFrame) -> str:
+    """The table as RFC 4180 text: a header, CRLF at every line's end, missing values empty."""
+    return table.to_csv(index=False, lineterminator="\r\n")
+
+
+def study_name(folder: ResultsFolder) -> str:
+    """The study's name, as it was written."""
+    return str(folder.study().get("name", folder.path.name))
+
+
+def _row(study: str, cell: CellResult) -> Row:
+    row: Row = dict.fromkeys(COLUMNS)
+    row.update({name: cell.cell.get(name) for name in INDEPENDENT})
+    row.update({name: cell.label(name) for name in ("model", "dataset", "aggregator")})
+    row.update(
+        study=study,
+        launcher=_joined(record.launch.get("launcher") for record in cell.records),
+        num_nodes=_only(record.launch.get("num_nodes") for record in cell.done),
+        precision="tf32" if cell.cell.get("tf32") else "float32",
+        state=cell.state,
+        repeats=len(cell.done),
+        wire_bytes_per_rank=_largest(record.summary.get("wire_bytes_per_rank") for record in cell.done),
+        reason=_joined(record.reason for record in cell.records if record.state == "failed"),
+        notes=_joined([*(note for record in cell.records for note in record.notes), *_divergence(cell)]),
+        cell_id=cell.cell_id,
+    )
+    if cell.launches:
+        row.update(_iteration_values(cell))
+    if cell.trainings:
+        row.update(_convergence_values(cell.trainings, cell.cell.get("target_accuracy")))
+    return row
+
+
+def _iteration_values(cell: CellResult) -> Row:
+    estimate = estimate_median([launch.step_s.tolist() for launch in cell.launches])
+    phases = phase_medians(cell)
+    values: Row = {PHASE_COLUMNS[name]: value for name, value in phases.items()}
+    # An eager step exchanges after its backward pass: nothing hides the exchange, so all of it is exposed.
+    exposed = phases.get("communicate") if cell.cell["step"] == "eager" else None
+    return values | {
+        "iterations": estimate.num_samples,
+        "iteration_s": estimate.median,
+        "iteration_s_low": estimate.low,
+        "iteration_s_high": estimate.high,
+        "interval_method": estimate.method,
+        "samples_per_s": cell.cell["global_batch"] / estimate.median if estimate.median > 0 else None,
+        "exposed_comm_s": exposed,
+    }
+
+
+def phase_medians(cell: CellResult) -> dict[str, float]:
+    """Phase -> its median over all measured iterations, of each iteration's slowest rank, in seconds.
+
+    A phase that the cell never had has no entry; in iterations without it, one that it has counts as 0.
+    """
+    names = dict.fromkeys(name for launch in cell.launches for name in launch.phases_s)
+    return {name: float(np.median(_phase_samples(cell, name))) for name in names}
+
+
+def _phase_samples(cell: CellResult, name: str) -> Floats:
+    return np.concatenate(
+        [launch.phases_s.get(name, np.zeros_like(launch.step_s)) for launch in cell.launches]
+    )
+
+
+def _convergence_values(trainings: Sequence[Training], target: float | None) -> Row:
+    return {
+        "epochs": min(len(training.epochs) for training in trainings),
+        "train_loss": _median(training.train_loss[-1] for training in trainings),
+        "final_test_accuracy": _median(training.test_accuracy[-1] for training in trainings),
+        "seconds_to_target": _median(_seconds_to(training, target) for training in trainings),
+        "target_accuracy": target,
+        "train_s": _median(training.train_s[-1] for training in trainings),
+    }
+
+
+def _seconds_to(training: Training, target: float | None) -> float:
+    """Training seconds at the end of the first epoch that reaches the target; NaN if none does."""
+    reached = np.flatnonzero(training.test_accuracy >= (math.inf if target is None else target))
+    return float(training.train_s[reached[0]]) if len(reached) else math.nan
+
+
+def _divergence(cell: CellResult) -> list[str]:
+    diverged = sum(not np.isfinite(training.train_loss).all() for training in cell.trainings)
+    if not diverged:
+        return []
+    return [f"diverged: the training loss was not finite in {diverged} of {len(cell.trainings)} repeats"]
+
+
+def _speedup(cell: CellResult, cells: Iterable[CellResult], rows: dict[str, Row]) -> Row:
+    own = rows[cell.cell_id]["samples_per_s"]
+    baselines = [other for other in cells if other.launches and _is_baseline_of(other, cell)]
+    if own is None or not baselines:
+        return {}
+
+    def preference(other: CellResult) -> tuple[bool, int, str]:
+        same_access = other.cell.get("peer_access") == cell.cell.get("peer_access")
+        return (not same_access, -(rows[other.cell_id]["iterations"] or 0), other.cell_id)
+
+    reference = rows[min(baselines, key=preference).cell_id]["samples_per_s"]
+    if reference is None:
+        return {}
+    ratio = own / reference
+    return {"speedup": ratio, "parallel_efficiency": ratio / cell.cell["world_size"]}
+
+
+def _is_baseline_of(other: CellResult, cell: CellResult) -> bool:
+    return (
+        other.cell["world_size"] == 1
+        and other.cell["aggregator"] == "none"
+        and all(other.cell.get(name) == cell.cell.get(name) for name in SAME_AS_BASELINE)
+        and fixed_batch(other.cell) == fixed_batch(cell.cell)
+    )
+
+
+def _median(values: Iterable[float]) -> float | None:
+    """None where one of them does not exist: a median of the others would flatter."""
+    median = float(np.median(list(values)))
+    return None if math.isnan(median) else median
+
+
+def _joined(values: Iterable[Any]) -> str | None:
+    return "; ".join(dict.fromkeys(str(value) for value in values if value)) or None
+
+
+def _only(values: Iterable[Any]) -> Any:
+    """The one value that all agree on; None where they do not, or where there is none."""
+    different = {value for value in values if value is not None}
+    return different.pop() if len(different) == 1 else None
+
+
+def _largest(per_run: Iterable[Sequence[int] | None]) -> int | None:
+    return max((count for counts in per_run for count in counts or ()), default=None)

@@ -1,0 +1,102 @@
+"""Reads study files by name or path, and applies `key=value` from the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from scaling.errors import StudyError
+from scaling.study.schema import Study, parse_study
+
+
+def shipped_studies() -> dict[str, str]:
+    """Name -> text of every study that comes with the package."""
+    folder = resources.files("scaling.study") / "studies"
+    files = sorted(
+        (item for item in folder.iterdir() if item.name.endswith(".yaml")), key=lambda item: item.name
+    )
+    return {item.name.removesuffix(".yaml"): item.read_text(encoding="utf-8") for item in files}
+
+
+def load_study(name: str, overrides: Sequence[str] = ()) -> Study:
+    """The study of that name or file, with overrides, validated.
+
+    Raises:
+        StudyError: there is no such study, it is no YAML, or something in it is wrong.
+    """
+    raw = _parse(_text(name), name)
+    for override in overrides:
+        _apply(raw, override)
+    return parse_study(raw, name)
+
+
+def _text(name: str) -> str:
+    path = Path(name)
+    if path.suffix in (".yaml", ".yml") or path.is_file():
+        try:
+            return path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is no text"
+            raise StudyError(f"study file {name}: cannot be read: {reason}") from error
+    shipped = shipped_studies()
+    if name not in shipped:
+        raise StudyError(
+            f"no study {name!r}: give a YAML file, or one of the shipped studies: {', '.join(shipped)}"
+        )
+    return shipped[name]
+
+
+def _parse(text: str, name: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise StudyError(f"{name}: no valid YAML: {error}") from error
+
+
+def _apply(raw: Any, override: str) -> None:
+    """Sets one `dotted.key=value`; a top-level key also replaces it in every part that has it."""
+    key, separator, text = override.partition("=")
+    if not separator or not key:
+        raise StudyError(f"override {override!r} is not of the form key=value")
+    value = _parse(text, f"override {override!r}")
+    if not isinstance(raw, dict):
+        return  # parse_study says what is wrong with the file
+    path = key.split(".")
+    if len(path) == 1:
+        raw[key] = value
+        for part in raw.get("parts") or []:
+            if isinstance(part, dict):
+                part.pop(key, None)  # inherited from the top where the part's kind knows it
+        return
+    _set(raw, path, value, override)
+
+
+def _set(target: Any, path: list[str], value: Any, override: str) -> None:
+    for depth, step in enumerate(path):
+        last = depth == len(path) - 1
+        where = ".".join(path[:depth]) or "the study"
+        if isinstance(target, list):
+            if not step.isdigit() or int(step) >= len(target):
+                raise StudyError(
+                    f"override {override!r}: {where} is a list of {len(target)}; use an index from 0 to "
+                    f"{len(target) - 1}, not {step!r}"
+                )
+            if last:
+                target[int(step)] = value
+            else:
+                target = target[int(step)]
+        elif isinstance(target, dict):
+            if last:
+                target[step] = value
+            elif step not in target:
+                raise StudyError(
+                    f"override {override!r}: {where} has no {step!r}; it has {', '.join(target)}"
+                )
+            else:
+                target = target[step]
+        else:
+            raise StudyError(f"override {override!r}: {where} is {target!r}, which has no {step!r}")

@@ -1,0 +1,87 @@
+"""What a study would do, for `scaling plan`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from scaling.store import ResultsFolder
+from scaling.study.cells import Cell, ResolvedStudy
+from scaling.study.launches import Launch, estimate_seconds, remaining_launches
+from scaling.workloads.registry import build_module, create_dataset, create_model, resolve_shape
+from topologies.detect import num_usable_cores
+
+
+def plan_as_dict(study: ResolvedStudy, path: Path) -> dict[str, Any]:
+    """Cells, launches that are left, and the estimate, as JSON has them."""
+    launches = remaining_launches(ResultsFolder(path), study)
+    sizes = _num_parameters(study)
+    return {
+        "study": study.name,
+        "notes": study.notes,
+        "cells": [
+            {
+                "id": cell.id,
+                "repeats": study.repeats[cell.id],
+                "num_parameters": sizes[cell.id],
+                **cell.to_dict(),
+            }
+            for cell in study.cells.values()
+        ],
+        "launches": [_launch(launch, sizes) for launch in launches],
+        "estimated_seconds": round(sum(estimate_seconds(one, sizes, num_usable_cores()) for one in launches)),
+    }
+
+
+def describe_plan(study: ResolvedStudy, path: Path) -> str:
+    """The same for people."""
+    plan = plan_as_dict(study, path)
+    lines = [f"study {study.name}", *study.notes, "", f"{len(study.cells)} cells:"]
+    for cell in study.cells.values():
+        times = study.repeats[cell.id]
+        lines.append(f"  {cell.id}  {cell.describe()}" + (f", {times} times" if times > 1 else ""))
+    lines += ["", f"{len(plan['launches'])} launches left:"]
+    for launch in plan["launches"]:
+        lines.append(
+            f"  repeat {launch['repeat']}: {launch['world_size']} x {launch['threads']} threads on "
+            f"{launch['device']}, {launch['num_cells']} cells, about {launch['estimated_seconds']} s"
+        )
+    minutes = plan["estimated_seconds"] / 60
+    lines += [
+        "",
+        f"estimate: {minutes:.1f} minutes (rough: operations at an assumed rate, not measured here)",
+    ]
+    return "\n".join(lines)
+
+
+def _launch(launch: Launch, num_parameters: dict[str, int]) -> dict[str, Any]:
+    settings = launch.settings
+    return {
+        "repeat": launch.repeat,
+        "world_size": settings.world_size,
+        "device": settings.device,
+        "threads": settings.threads,
+        "peer_access": settings.peer_access,
+        "num_cells": len(launch.cells),
+        "cells": [cell.id for cell in launch.cells],
+        "estimated_seconds": round(estimate_seconds(launch, num_parameters, num_usable_cores())),
+    }
+
+
+def _num_parameters(study: ResolvedStudy) -> dict[str, int]:
+    """Trainable parameters of each cell's model, without making their values."""
+
+    def count(cell: Cell) -> int:
+        model = create_model(cell.model, cell.model_parameters)
+        shape = resolve_shape(model, create_dataset(cell.dataset, cell.dataset_parameters))
+        with torch.device("meta"):
+            module = build_module(model, shape)
+        return sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
+
+    known: dict[str, int] = {}
+    return {
+        cell_id: known.setdefault(f"{cell.model} {cell.model_parameters} {cell.dataset_label}", count(cell))
+        for cell_id, cell in study.cells.items()
+    }

@@ -1,0 +1,87 @@
+"""Makes a results folder ready for a study, or checks that the one that is there belongs to it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from scaling.errors import StoreError
+from scaling.measure.environment import collect, require_same
+from scaling.store import ResultsFolder
+from scaling.study.cells import Machine, ResolvedStudy
+from scaling.study.schema import Study
+from scaling.workloads.registry import create_dataset
+from topologies.detect import detect, num_usable_cores
+
+
+def this_machine(num_nodes: int = 1) -> Machine:
+    """What a study is resolved against, here."""
+    return Machine(torch.cuda.device_count(), num_usable_cores(), num_nodes)
+
+
+def prepare(folder: ResultsFolder, study: Study, resolved: ResolvedStudy) -> None:
+    """Writes study, environment, topology and planned runs, or checks that a study goes on in its own folder.
+
+    A study may come back with more cells or repeats than before, or with fewer; never with others. Data sets are
+    fetched here, once, so that no worker downloads.
+
+    Raises:
+        StoreError: the folder holds something else, or was measured in another environment.
+        DataError: a data set is missing or damaged.
+    """
+    environment = collect(os.environ)
+    description = {
+        "schema_version": 1,
+        **study.model_dump(mode="json", exclude_none=True),
+        "notes": resolved.notes,
+    }
+    known: set[str] = set()
+    if folder.exists():
+        known = {record.cell_id for record in folder.runs()}
+        if not known <= set(resolved.cells) and not set(resolved.cells) <= known:
+            raise StoreError(_other_study(folder, description))
+        require_same(folder.environment(), environment, folder.path)
+    elif folder.path.is_dir() and any(not item.name.startswith(".") for item in folder.path.iterdir()):
+        raise StoreError(f"{folder.path} is not empty and holds no study; use another --out")
+    for name, parameters in {
+        (c.dataset, str(c.dataset_parameters)): (c.dataset, c.dataset_parameters)
+        for c in resolved.cells.values()
+    }.values():
+        create_dataset(name, parameters).fetch()
+    if not folder.exists():
+        folder.write_environment(environment)
+        folder.write_topology(detect())
+    if not folder.exists() or set(resolved.cells) >= known:
+        folder.write_study(description)
+    for cell_id, cell in resolved.cells.items():
+        for repeat in range(resolved.repeats[cell_id]):
+            folder.plan_run(cell_id, repeat, asdict(cell))
+
+
+def _other_study(folder: ResultsFolder, description: Mapping[str, Any]) -> str:
+    before, now = folder.study(), description
+    difference = _first_difference(before, now, "")
+    what = (
+        "its cells differ" if difference is None else "{0} is {1!r} there and {2!r} here".format(*difference)
+    )
+    return (
+        f"{folder.path} holds another study: {what}; use another --out, or the same settings to go on with it"
+    )
+
+
+def _first_difference(before: Any, now: Any, key: str) -> tuple[str, Any, Any] | None:
+    if isinstance(before, Mapping) and isinstance(now, Mapping):
+        pairs = [(name, before.get(name), now.get(name)) for name in {**before, **now} if name != "notes"]
+    elif isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
+        pairs = [(str(index), a, b) for index, (a, b) in enumerate(zip(before, now, strict=True))]
+    else:
+        return None if before == now else (key, before, now)
+    for name, a, b in pairs:
+        found = _first_difference(a, b, f"{key}.{name}" if key else name)
+        if found:
+            return found
+    return None

@@ -1,0 +1,238 @@
+"""The study file: what may stand in it, and what it means.
+
+A study has a name and one or several parts; keys beside `parts` are defaults for every part. Unknown keys and wrong
+values are errors that name the key, what is allowed and the rule.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, ValidationError
+
+from scaling.errors import StudyError
+
+Device = Literal["auto", "cpu", "cuda"]
+
+
+def _as_list(value: Any) -> Any:
+    """Axes may be given as one value or as a list of values."""
+    return value if isinstance(value, list) else [value]
+
+
+def _component(value: Any) -> Any:
+    """`ring` and `{name: one_bit, threshold: mean}` become a name with parameters."""
+    if isinstance(value, str):
+        return {"name": value}
+    if isinstance(value, Mapping) and isinstance(value.get("name"), str):
+        return {"name": value["name"], "parameters": {k: v for k, v in value.items() if k != "name"}}
+    raise ValueError("a component is a name, or a mapping with 'name' and its parameters")
+
+
+PositiveInt = Annotated[int, Field(gt=0, strict=True)]
+Axis = BeforeValidator(_as_list)
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class NamedComponent(_Strict):
+    """A name, with the parameters that the study sets."""
+
+    name: str
+    parameters: dict[str, Any] = {}
+
+
+Component = Annotated[NamedComponent, BeforeValidator(_component)]
+
+
+class Training(_Strict):
+    """How the optimizer is set: SGD with momentum."""
+
+    learning_rate: float | None = Field(None, gt=0)
+    momentum: float | None = Field(None, ge=0, lt=1)
+    weight_decay: float | None = Field(None, ge=0)
+    nesterov: bool | None = None
+
+
+class Workload(Training):
+    """What is trained: a model on a data set, at a batch size; may set its own training parameters."""
+
+    model: Component
+    dataset: Component
+    global_batch: Annotated[list[PositiveInt], Axis] | None = None
+    local_batch: Annotated[list[PositiveInt], Axis] | None = None
+    epochs: PositiveInt | None = None
+    target_accuracy: float | None = Field(None, gt=0, le=1)
+
+
+class Alternatives(_Strict):
+    """The first of several workloads whose data is on this machine."""
+
+    first_available: list[Workload] = Field(min_length=1)
+
+
+def _workload_tag(value: Any) -> str:
+    is_choice = isinstance(value, Alternatives) or (isinstance(value, Mapping) and "first_available" in value)
+    return "choice" if is_choice else "workload"
+
+
+AnyWorkload = Annotated[
+    Annotated[Workload, Tag("workload")] | Annotated[Alternatives, Tag("choice")],
+    Discriminator(_workload_tag),
+]
+
+
+class Part(Training):
+    """What the parts of every kind have in common."""
+
+    workloads: list[AnyWorkload] = Field(min_length=1)
+    aggregators: Annotated[list[Component], Field(min_length=1)]
+    world_sizes: Annotated[list[PositiveInt], Axis, Field(min_length=1)]
+    scaling: Literal["strong", "weak"]
+    step: Literal["eager"] = "eager"
+    repeats: PositiveInt = 1
+    device: Device = "auto"
+    missing_devices: Literal["error", "drop"] = "error"
+    threads: PositiveInt | None = None
+    peer_access: Annotated[list[bool], Axis] = [True]
+    tf32: Annotated[list[bool], Axis] = [False]
+    seed: Annotated[list[Annotated[int, Field(ge=0, strict=True)]], Axis] = [0]
+    learning_rate: float = Field(0.01, gt=0)
+    momentum: float = Field(0.9, ge=0, lt=1)
+    weight_decay: float = Field(0.0, ge=0)
+    nesterov: bool = False
+
+
+class IterationPart(Part):
+    """Time per iteration, by phase."""
+
+    kind: Literal["iteration"] = "iteration"
+    warmup: PositiveInt = 10
+    iterations: PositiveInt = 50
+    max_seconds: float | None = Field(None, gt=0)
+
+
+class ConvergencePart(Part):
+    """Loss and test accuracy over epochs and over seconds of training."""
+
+    kind: Literal["convergence"] = "convergence"
+    epochs: PositiveInt = 5
+    target_accuracy: float | None = Field(None, gt=0, le=1)
+
+
+KINDS: dict[str, type[IterationPart] | type[ConvergencePart]] = {
+    "iteration": IterationPart,
+    "convergence": ConvergencePart,
+}
+AnyPart = IterationPart | ConvergencePart
+
+
+class Study(_Strict):
+    """A validated study."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    parts: tuple[Annotated[AnyPart, Field(discriminator="kind")], ...]
+
+
+def parse_study(raw: object, source: str) -> Study:
+    """Validates what a study file holds.
+
+    Args:
+        raw: the parsed YAML.
+        source: file or study name, for messages.
+
+    Raises:
+        StudyError: naming every key that is wrong, what is allowed, and the rule.
+    """
+    if not isinstance(raw, Mapping):
+        raise StudyError(f"{source}: a study is a mapping of keys, as in `name: my-study`")
+    if "name" not in raw:
+        raise StudyError(f"{source}: key 'name' is missing; it names the results folder")
+    inherited = {key: value for key, value in raw.items() if key not in ("name", "parts")}
+    if "parts" not in raw:
+        bodies = [("", dict(inherited))]
+    else:
+        if not isinstance(raw["parts"], list) or not raw["parts"]:
+            raise StudyError(f"{source}: 'parts' must be a list of parts, each with its own 'kind'")
+        bodies = []
+        for index, part in enumerate(raw["parts"]):
+            if not isinstance(part, Mapping):
+                raise StudyError(f"{source}: parts.{index} must be a mapping of keys")
+            bodies.append((f"parts.{index}.", {**_inheritable(inherited, part, source), **part}))
+    parts = tuple(_parse_part(body, prefix, source) for prefix, body in bodies)
+    try:
+        return Study(name=raw["name"], parts=parts)
+    except ValidationError as error:
+        raise StudyError(
+            f"{source}: name {raw['name']!r} is not allowed; use letters, digits, '.', '_' and '-'"
+        ) from error
+
+
+def _inheritable(inherited: Mapping[str, Any], part: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """The keys beside `parts` that a part of this kind knows; a key that no kind knows is an error."""
+    kind = part.get("kind", inherited.get("kind", "iteration"))
+    known = {key for cls in KINDS.values() for key in cls.model_fields}
+    for key in inherited:
+        if key not in known:
+            raise StudyError(f"{source}: {_unknown(key, sorted(known | {'name', 'parts'}))}")
+    own = KINDS[kind].model_fields if kind in KINDS else inherited
+    return {key: value for key, value in inherited.items() if key in own}
+
+
+def _parse_part(body: dict[str, Any], prefix: str, source: str) -> AnyPart:
+    kind = body.get("kind", "iteration")
+    if kind not in KINDS:
+        raise StudyError(f"{source}: {prefix}kind is {kind!r}; allowed: {', '.join(KINDS)}")
+    cls = KINDS[kind]
+    try:
+        part = cls.model_validate(body)
+    except ValidationError as error:
+        lines = [f"{source}: {_explain(dict(problem), prefix, cls)}" for problem in error.errors()]
+        raise StudyError("\n".join(lines)) from None
+    for index, workload in enumerate(part.workloads):
+        for one in workload.first_available if isinstance(workload, Alternatives) else [workload]:
+            _check_batch(one, part.scaling, f"{source}: {prefix}workloads.{index}")
+            for key in ("epochs", "target_accuracy"):
+                if getattr(one, key) is not None and key not in cls.model_fields:
+                    raise StudyError(
+                        f"{source}: key '{prefix}workloads.{index}.{key}' belongs to kind: convergence; leave it out"
+                    )
+    return part
+
+
+def _check_batch(workload: Workload, scaling: str, where: str) -> None:
+    wanted, other = (
+        ("global_batch", "local_batch") if scaling == "strong" else ("local_batch", "global_batch")
+    )
+    if getattr(workload, wanted) is None or getattr(workload, other) is not None:
+        raise StudyError(
+            f"{where}: scaling: {scaling} keeps the {wanted} constant over world sizes, so the workload needs "
+            f"{wanted} and must not have {other}"
+        )
+
+
+def _explain(problem: dict[str, Any], prefix: str, cls: type[BaseModel]) -> str:
+    location = [part for part in problem["loc"] if part not in ("workload", "choice")]
+    key = prefix + ".".join(str(part) for part in location)
+    if problem["type"] == "extra_forbidden":
+        name = str(location[-1])
+        for kind, other in KINDS.items():
+            if len(location) == 1 and name in other.model_fields:
+                return f"key {key!r} belongs to kind: {kind}; leave it out, or change the part's kind"
+        fields = cls.model_fields if len(location) == 1 else Workload.model_fields
+        return _unknown(name, sorted(fields), key)
+    if problem["type"] == "missing":
+        hint = " (strong keeps the global batch, weak the local batch)" if location[-1] == "scaling" else ""
+        return f"key {key!r} is missing{hint}"
+    message = problem["msg"].removeprefix("Value error, ")
+    return f"{key} is {problem['input']!r}: {message[0].lower()}{message[1:]}"
+
+
+def _unknown(name: str, allowed: list[str], key: str | None = None) -> str:
+    near = difflib.get_close_matches(name, allowed, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return f"unknown key {key or name!r}{hint} (allowed: {', '.join(allowed)})"

@@ -1,0 +1,56 @@
+"""The eager training step: forward, backward, then aggregation, then the update.
+
+Nothing overlaps, as in the systems that the strategies come from, so every phase can be timed on its own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from scaling.aggregators.base import Aggregator, PhaseMarker, unmarked
+from scaling.process_group import Group
+from scaling.training.replica import Replica
+from scaling.training.update import SgdSettings, update_at
+
+
+class EagerStep:
+    """A step on one rank. Collective to make and to call.
+
+    Args:
+        replica: this rank's model.
+        aggregator: how gradients are brought together.
+        settings: of the optimizer.
+        group: the ranks that train together.
+    """
+
+    def __init__(
+        self, replica: Replica, aggregator: Aggregator[Any], settings: SgdSettings, group: Group
+    ) -> None:
+        self.replica = replica
+        self._aggregator = aggregator
+        flat = replica.parameters
+        self._state = aggregator.start(replica.layout, group, flat.dtype, flat.device)
+        self._update = update_at(aggregator.update_site, replica, settings, group)
+
+    def __call__(self, inputs: Tensor, targets: Tensor, phase: PhaseMarker = unmarked) -> Tensor:
+        """One optimizer update on this rank's share of a global batch.
+
+        Args:
+            inputs: [local_batch, ...] on the replica's device.
+            targets: [local_batch] int64, there too.
+            phase: marks the phases.
+
+        Returns:
+            The local loss before the update, detached, on the device: not waited for.
+        """
+        with phase("forward"):
+            loss = self.replica.forward(inputs, targets)
+        with phase("backward"):
+            self.replica.backward(loss)
+        with torch.no_grad():
+            mean = self._aggregator.aggregate(self._state, self.replica.gradient, phase)
+            self._update.apply(mean, phase)
+        return loss.detach()

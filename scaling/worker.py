@@ -1,0 +1,203 @@
+"""A worker: `python -m scaling.worker STUDY [--out DIR] [key=value ...]`, started by any launcher.
+
+It runs the cells whose world size is its own, one repeat a launch, and leaves the rest planned. Exit codes: 0 when its
+cells were worked through, 1 when one of them failed, 2 for bad input or if no cell matches, 75 when the launch was
+given up because a rank did not leave a failed cell: start it again for what is left.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import platform
+import signal
+import sys
+import traceback
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from launchers.rank_info import LAUNCHER_VARIABLE, RankError, RankInfo
+from scaling.errors import LaunchError, ScalingError
+from scaling.store import ResultsFolder, RunRecord
+from scaling.study.cells import Cell, resolve
+from scaling.study.launches import Launch, remaining_launches
+from scaling.study.overrides import load_study
+from scaling.study.prepare import prepare, this_machine
+from scaling.study.run_cell import CellRunner, RankSummary
+from scaling.workers import CellOutcome, Workers
+
+EXIT_GIVEN_UP = 75  # EX_TEMPFAIL of sysexits.h: try again
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs this process's part of a study; returns the exit code."""
+    options = _parse(arguments)
+    if os.environ.get(LAUNCHER_VARIABLE) == "local":
+        _die_with_parent()
+    try:
+        info = RankInfo.from_env(os.environ)
+    except RankError as error:
+        return _usage_error(str(error))
+    try:
+        workers = Workers(info)
+    except LaunchError as error:
+        return _usage_error(str(error))
+    folder, launch, problem = None, None, None
+    if info.rank == 0:
+        try:
+            folder, launch = _choose_launch(options, info)
+        except ScalingError as error:
+            problem = str(error)
+            _usage_error(problem)  # before the others hear of it: the first to exit has the rest killed
+    path, launch, problem = workers.share((folder.path if folder else None, launch, problem))
+    if problem:
+        workers.close()
+        return 2
+    if launch is None:
+        workers.close()
+        _say(info, f"every cell of world size {info.world_size} is done or failed")
+        return 0
+    assert path is not None
+    return _work(workers, ResultsFolder(path), launch)
+
+
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser("python -m scaling.worker", description="One worker of a study.")
+    parser.add_argument("study", help="a study file or the name of a shipped study")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="as in `scaling run`")
+    parser.add_argument("--out", type=Path, help="results folder (default: results/<name>)")
+    return parser.parse_intermixed_args(arguments)
+
+
+def _usage_error(message: str) -> int:
+    print(f"error: {message}", file=sys.stderr, flush=True)
+    return 2
+
+
+def _say(info: RankInfo, message: str) -> None:
+    if info.rank == 0:
+        print(message, file=sys.stderr, flush=True)
+
+
+def _die_with_parent() -> None:
+    """Has the kernel end this process when the launcher that started it dies, so that no worker is left behind."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL, 0, 0, 0)
+
+
+def _choose_launch(options: argparse.Namespace, info: RankInfo) -> tuple[ResultsFolder, Launch | None]:
+    """The folder, ready, and the first launch left for this world size."""
+    study = load_study(options.study, options.overrides)
+    resolved = resolve(study, this_machine(info.world_size // info.local_world_size))
+    sizes = sorted({cell.world_size for cell in resolved.cells.values()})
+    if info.world_size not in sizes:
+        raise LaunchError(f"study {study.name!r} has no cell of world size {info.world_size}; it has {sizes}")
+    folder = ResultsFolder(options.out or Path("results") / study.name)
+    prepare(folder, study, resolved)
+    launches = remaining_launches(folder, resolved)
+    return folder, next((one for one in launches if one.settings.world_size == info.world_size), None)
+
+
+def _work(workers: Workers, folder: ResultsFolder, launch: Launch) -> int:
+    info = workers.info
+    try:
+        device = _device(launch, info)
+    except LaunchError as error:
+        return _usage_error(str(error))
+    runner, any_failed = CellRunner(device), False
+    for position, cell in enumerate(launch.cells):
+        _say(info, f"[{position + 1}/{len(launch.cells)}] {cell.describe()}")
+        record = folder.run(cell.id, launch.repeat)
+        if info.rank == 0:
+            started_by = {"launcher": info.launcher, "host": platform.node(), "job_id": info.job_id}
+            folder.start_run(record, {**started_by, "position": position, "num_nodes": _num_nodes(info)})
+        # No rank may write samples before rank 0 has moved aside what an earlier attempt left.
+        workers.share(None)
+        failure, summary = _attempt(workers, runner, folder, launch, cell)
+        if failure:
+            workers.leave_group(device)
+        outcome = workers.outcome(f"{launch.repeat}/{cell.id}", failure, summary and asdict(summary))
+        if outcome.reason and not failure:
+            workers.leave_group(device)
+        if info.rank == 0 or not outcome.all_left:
+            _record(folder, record, cell, info, outcome)
+        if outcome.reason:
+            any_failed = True
+            _say(info, f"    failed: {outcome.reason}")
+        if not outcome.all_left:
+            print("a rank did not leave the failed cell; the launch is given up", file=sys.stderr, flush=True)
+            os._exit(EXIT_GIVEN_UP)  # pending operations would keep an orderly exit waiting
+    workers.close()
+    return 1 if any_failed else 0
+
+
+def _num_nodes(info: RankInfo) -> int:
+    return info.world_size // info.local_world_size
+
+
+def _device(launch: Launch, info: RankInfo) -> torch.device:
+    """This rank's device; start-up settings are put in force before the first group is made."""
+    if launch.settings.device == "cpu":
+        return torch.device("cpu")
+    if info.local_rank >= torch.cuda.device_count():
+        raise LaunchError(
+            f"local rank {info.local_rank} needs its own GPU; {torch.cuda.device_count()} are visible"
+        )
+    disabled = os.environ.get("NCCL_P2P_DISABLE", "0") not in ("", "0")
+    if launch.settings.peer_access and disabled:
+        raise LaunchError(
+            "NCCL_P2P_DISABLE is set, but these cells have peer_access: true; unset it, or use peer_access=false"
+        )
+    if launch.settings.peer_access is False:
+        os.environ["NCCL_P2P_DISABLE"] = "1"
+    torch.cuda.set_device(info.local_rank)
+    return torch.device("cuda", info.local_rank)
+
+
+def _attempt(
+    workers: Workers, runner: CellRunner, folder: ResultsFolder, launch: Launch, cell: Cell
+) -> tuple[str | None, RankSummary | None]:
+    """Runs the cell on this rank: (reason of failure, None) or (None, summary)."""
+    try:
+        group = workers.group(torch.device(launch.settings.device))
+        write = folder.sample_writer(cell.id, launch.repeat, workers.info.rank)
+        return None, runner.run(cell, group, write)
+    except Exception as error:
+        traceback.print_exc()
+        memory = isinstance(error, torch.OutOfMemoryError | MemoryError)
+        kind = "out of memory" if memory else type(error).__name__
+        first_line = (str(error).splitlines() or [""])[0]
+        return f"rank {workers.info.rank}: {kind}: {first_line}", None
+
+
+def _record(
+    folder: ResultsFolder, record: RunRecord, cell: Cell, info: RankInfo, outcome: CellOutcome
+) -> None:
+    if outcome.reason:
+        folder.fail_run(record, outcome.reason)
+        return
+    ranks = [RankSummary(**summary) for summary in outcome.summaries]
+    notes = []
+    if cell.device == "cpu" and info.local_world_size * cell.threads > len(os.sched_getaffinity(0)):
+        notes.append(
+            f"{info.local_world_size} workers x {cell.threads} threads share {len(os.sched_getaffinity(0))} cores"
+        )
+    if ranks[0].diverged:
+        notes.append("training diverged: the loss is not finite")
+    summary = {
+        "num_parameters": ranks[0].num_parameters,
+        "wire_bytes_per_rank": [rank.bytes_sent for rank in ranks],
+        "messages_per_rank": [rank.messages_sent for rank in ranks],
+        "warmup_iterations": ranks[0].warmup_iterations,
+        "checksums": ranks[0].checksums,
+        "peak_device_memory_bytes": [rank.peak_device_memory_bytes for rank in ranks],
+    }
+    folder.finish_run(record, summary, notes)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

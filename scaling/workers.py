@@ -1,0 +1,145 @@
+"""The launched processes as a whole: start-up, the control channel between them, and the groups they work in.
+
+Control (which cell is next, who has failed) runs over the rendezvous store and a Gloo group of its own, so that it
+outlives a cell whose data group broke. A group for a cell's tensors is made anew after a failure: the rank that fails
+leaves its group, which ends the others' pending operations on CPU; on a GPU they may hang, and the launch is given up.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
+
+from launchers.rank_info import RankInfo
+from scaling.errors import LaunchError
+from scaling.process_group import TorchGroup
+
+T = TypeVar("T")
+
+JOIN_TIMEOUT = timedelta(minutes=5)
+COLLECTIVE_TIMEOUT = timedelta(minutes=30)
+"""A rank may wait this long for another inside a cell: for its evaluation, or for its iterations of a control arm."""
+
+EXIT_LIMIT_S = float(os.environ.get("SCALING_CELL_EXIT_LIMIT_S", "60"))
+"""Once one rank has failed in a cell, the others have this long to leave it."""
+
+_POLL_S = 0.05
+
+
+@dataclass(frozen=True)
+class CellOutcome:
+    """How a cell ended on all ranks.
+
+    Attributes:
+        reason: why it failed, from the rank that failed first; None if every rank finished.
+        all_left: every rank has left the cell, so the launch can go on.
+        summaries: what each finished rank has to say, by rank.
+    """
+
+    reason: str | None
+    all_left: bool
+    summaries: list[Any]
+
+
+class Workers:
+    """This process among the launched ones.
+
+    Args:
+        info: what the launcher says of this process.
+
+    Raises:
+        LaunchError: the others cannot be reached, or are not as many as the launcher says.
+    """
+
+    def __init__(self, info: RankInfo) -> None:
+        self.info = info
+        try:
+            store, rank, world_size = next(rendezvous("env://", timeout=JOIN_TIMEOUT))
+            dist.init_process_group(
+                "gloo",
+                store=PrefixStore("scaling-control", store),
+                rank=rank,
+                world_size=world_size,
+                timeout=COLLECTIVE_TIMEOUT,
+            )
+        except (ValueError, RuntimeError) as error:
+            raise LaunchError(f"rank {info.rank} cannot join the other workers: {error}") from error
+        if (rank, world_size) != (info.rank, info.world_size):
+            raise LaunchError(
+                f"the launcher says {info.describe()}; the rendezvous says {rank} of {world_size}"
+            )
+        self._store = PrefixStore("scaling-cells", store)
+        self._group: TorchGroup | None = None
+        self._process_groups: list[dist.ProcessGroup] = []
+
+    def share(self, value: T) -> T:
+        """Rank 0's `value` on every rank. Collective, between cells."""
+        box: list[Any] = [value]
+        dist.broadcast_object_list(box, 0)
+        return box[0]  # type: ignore[no-any-return]
+
+    def group(self, device: torch.device) -> TorchGroup:
+        """The group that cells on such devices work in. Collective when it is made: at first use, or after a failure."""
+        if self._group is None:
+            host = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
+            self._process_groups = [host]
+            data = host
+            if device.type == "cuda":
+                data = dist.new_group(backend="nccl", timeout=COLLECTIVE_TIMEOUT)
+                self._process_groups.append(data)
+            # Connections are made on first use: here, where all ranks are, and not in somebody's iteration.
+            dist.all_reduce(torch.zeros(1, device=device), group=data)
+            self._group = TorchGroup(data, host, self.info.local_world_size)
+        return self._group
+
+    def leave_group(self, device: torch.device) -> None:
+        """Gives up the group after a failure; on CPU that ends what the other ranks wait for."""
+        self._group = None
+        if device.type == "cpu":
+            for process_group in self._process_groups:
+                dist.destroy_process_group(process_group)
+        self._process_groups = []
+
+    def outcome(self, cell_key: str, failure: str | None, summary: Any) -> CellOutcome:
+        """Tells the others how the cell ended here, and waits to hear the same of them.
+
+        Args:
+            cell_key: names the cell's run in this launch.
+            failure: why it failed on this rank, None if it did not.
+            summary: JSON-able facts of this rank.
+        """
+        order = self._store.add(f"{cell_key}/failures", 1) if failure else 0
+        status = {"failure": failure, "order": order, "summary": summary}
+        self._store.set(f"{cell_key}/{self.info.rank}", json.dumps(status))
+        known: dict[int, dict[str, Any]] = {}
+        deadline: float | None = None
+        while len(known) < self.info.world_size:
+            for rank in range(self.info.world_size):
+                key = f"{cell_key}/{rank}"
+                if rank not in known and self._store.check([key]):
+                    known[rank] = json.loads(self._store.get(key))
+            failures = [status for status in known.values() if status["failure"]]
+            if failures and deadline is None:
+                deadline = time.monotonic() + EXIT_LIMIT_S
+            if deadline is not None and time.monotonic() > deadline:
+                break
+            if len(known) < self.info.world_size:
+                time.sleep(_POLL_S)
+        failures = sorted((s for s in known.values() if s["failure"]), key=lambda s: int(s["order"]))
+        summaries = [known[rank]["summary"] for rank in sorted(known)]
+        all_left = len(known) == self.info.world_size
+        return CellOutcome(failures[0]["failure"] if failures else None, all_left, summaries)
+
+    def close(self) -> None:
+        """Leaves the other workers in order. Collective."""
+        dist.barrier()
+        dist.destroy_process_group()

@@ -1,0 +1,74 @@
+"""Handwritten digits of 8x8 pixels that come with scikit-learn: real data without a download."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+import torch
+
+from scaling.errors import DataError
+from scaling.workloads.base import Dataset, DataShape, DataSplits, Split
+
+NUM_TRAIN = 1437  # four fifths of the 1,797; the other 360 are the test split
+# The split is part of the data set, not of a study: the same for every seed, so accuracies can be compared.
+# Legacy RandomState, because numpy promises that its stream never changes (NEP 19); default_rng's may.
+SPLIT_SEED = 0
+
+
+@final
+@dataclass(frozen=True)
+class Digits(Dataset):
+    """1,797 images of digits, value 0 to 16 divided by 16: 1,437 to train on, 360 to test on."""
+
+    name = "digits"
+    source = (
+        "scikit-learn load_digits: the test part of E. Alpaydin, C. Kaynak, "
+        '"Optical Recognition of Handwritten Digits", UCI Machine Learning Repository (1998)'
+    )
+
+    def shape(self, model_shape: DataShape | None) -> DataShape:
+        """(1, 8, 8) and 10 classes, whatever the model is made for."""
+        return DataShape((1, 8, 8), 10)
+
+    def available(self) -> bool:
+        """Whether scikit-learn is installed."""
+        return importlib.util.find_spec("sklearn") is not None
+
+    def fetch(self) -> None:
+        """Nothing to download.
+
+        Raises:
+            DataError: scikit-learn is not installed.
+        """
+        if not self.available():
+            raise DataError("data set 'digits' is part of scikit-learn; install it: pip install scikit-learn")
+
+    def load(self, shape: DataShape, num_samples: int, seed: int) -> DataSplits:
+        """Inputs [n, 1, 8, 8] from 0 to 1 and targets [n]; `num_samples` and `seed` change nothing.
+
+        The checksum is the SHA-256 of the images [1797, 8, 8] and then the targets [1797], as bytes, in
+        scikit-learn's order.
+
+        Raises:
+            DataError: scikit-learn is not installed.
+        """
+        self.fetch()
+        # Late, because it takes a second that other data sets need not spend.
+        from sklearn.datasets import load_digits
+
+        raw = load_digits()
+        images, labels = raw.images.astype(np.uint8), raw.target.astype(np.uint8)
+        checksum = hashlib.sha256(images.tobytes() + labels.tobytes()).hexdigest()
+        inputs = torch.from_numpy(images).unsqueeze(1).to(torch.float32) / 16
+        targets = torch.from_numpy(labels).to(torch.int64)
+        order = torch.from_numpy(np.random.RandomState(SPLIT_SEED).permutation(len(targets)))
+        train, test = order[:NUM_TRAIN], order[NUM_TRAIN:]
+        return DataSplits(
+            Split(inputs[train], targets[train]),
+            Split(inputs[test], targets[test]),
+            {"load_digits": f"sha256:{checksum}"},
+        )

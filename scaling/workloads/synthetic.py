@@ -1,0 +1,81 @@
+"""Random numbers in the shape that a model declares: for time per iteration, not for accuracy."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from pydantic import PositiveInt
+
+from scaling.errors import StudyError
+from scaling.workloads.base import Dataset, DataShape, DataSplits, Split
+from scaling.workloads.sampling import seeded_generator
+
+MAX_TEST_SAMPLES = 256  # The test split is there so that evaluation runs; its accuracy means nothing.
+# Unrelated to the orders of the epochs (stream: the epoch) and to weights that are made from the seed itself.
+STREAM = (0, 0)
+
+
+@final
+@dataclass(frozen=True)
+class Synthetic(Dataset):
+    """Standard normal inputs and uniform targets, made from the seed.
+
+    Attributes:
+        input_shape: of one sample, without the batch axis; None: as the model declares.
+        num_classes: targets are 0 to num_classes - 1; None: as the model declares.
+    """
+
+    name = "synthetic"
+    source = "random numbers"
+    real = False
+
+    input_shape: tuple[PositiveInt, ...] | None = None
+    num_classes: PositiveInt | None = None
+
+    def shape(self, model_shape: DataShape | None) -> DataShape:
+        """The shape that the parameters name; what they leave open is as the model declares.
+
+        Raises:
+            StudyError: neither the parameters nor the model say it.
+        """
+        input_shape, num_classes = self.input_shape, self.num_classes
+        if model_shape is not None:
+            input_shape = input_shape if input_shape is not None else model_shape.input_shape
+            num_classes = num_classes if num_classes is not None else model_shape.num_classes
+        if input_shape is None or num_classes is None:
+            raise StudyError(
+                "data set 'synthetic' takes its shape from the model, but this model adapts to its data; "
+                "set the data set's parameters input_shape (such as [1, 28, 28]) and num_classes (such as 10)"
+            )
+        return DataShape(input_shape, num_classes)
+
+    def available(self) -> bool:
+        """True: it is made, not read."""
+        return True
+
+    def fetch(self) -> None:
+        """Nothing to do."""
+
+    def load(self, shape: DataShape, num_samples: int, seed: int) -> DataSplits:
+        """Makes `num_samples` training samples and min(num_samples, 256) test samples.
+
+        The same arguments give the same numbers in every process (of one version of torch); the checksum, the
+        SHA-256 of all four tensors, shows it.
+
+        Raises:
+            StudyError: the seed is negative.
+        """
+        generator = seeded_generator(seed, *STREAM)
+
+        def split(count: int) -> Split:
+            inputs = torch.randn(count, *shape.input_shape, generator=generator)
+            return Split(inputs, torch.randint(shape.num_classes, (count,), generator=generator))
+
+        train, test = split(num_samples), split(min(num_samples, MAX_TEST_SAMPLES))
+        digest = hashlib.sha256()
+        for tensor in (train.inputs, train.targets, test.inputs, test.targets):
+            digest.update(tensor.view(-1).numpy().data)
+        return DataSplits(train, test, {"synthetic": f"sha256:{digest.hexdigest()}"})

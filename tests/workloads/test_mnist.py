@@ -1,0 +1,252 @@
+"""MNIST: where files are looked for, what is checked, how missing ones are downloaded."""
+
+import gzip
+import hashlib
+import http.server
+import os
+import struct
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+
+from scaling.errors import DataError
+from scaling.workloads import mnist
+from scaling.workloads.base import DataShape
+from scaling.workloads.mnist import DataFile, Mnist, data_folders, fetch_file, parse_idx, read_checked
+
+SHAPE = DataShape((1, 28, 28), 10)
+CONTENT = b"one gzip file, as published"
+FILE = DataFile("file.gz", hashlib.md5(CONTENT).hexdigest())
+
+needs_mnist = pytest.mark.skipif(
+    not os.path.isdir(os.path.join(os.environ.get("SCALING_DATA_DIR", ""), "mnist")),
+    reason="SCALING_DATA_DIR does not name a folder that holds mnist/",
+)
+
+
+def idx(array):
+    """`array` as an IDX file of unsigned bytes."""
+    return (
+        struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape) + array.astype(np.uint8).tobytes()
+    )
+
+
+@pytest.fixture
+def folders(tmp_path):
+    """A data folder and a cache, both empty."""
+    places = [tmp_path / "data" / "mnist", tmp_path / "cache"]
+    for place in places:
+        place.mkdir(parents=True)
+    return places
+
+
+@pytest.fixture
+def small_mnist(tmp_path, monkeypatch):
+    """A data set of 3 + 2 samples in the place of MNIST's, in $SCALING_DATA_DIR; gives its folder."""
+    folder = tmp_path / "data" / "mnist"
+    folder.mkdir(parents=True)
+    images = [np.arange(n * 784).reshape(n, 28, 28) % 256 for n in (3, 2)]
+    arrays = [images[0], np.array([7, 0, 9]), images[1], np.array([1, 2])]
+    files = []
+    for file, array in zip(mnist.FILES, arrays, strict=True):
+        content = gzip.compress(idx(array))
+        (folder / file.name).write_bytes(content)
+        files.append(DataFile(file.name, hashlib.md5(content).hexdigest()))
+    monkeypatch.setattr(mnist, "FILES", tuple(files))
+    monkeypatch.setenv("SCALING_DATA_DIR", str(tmp_path / "data"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user-cache"))
+    return folder
+
+
+@pytest.fixture
+def serve(monkeypatch):
+    """serve(path -> content) starts a mirror on a free loopback port; its address and the paths asked for."""
+    monkeypatch.setenv("no_proxy", "*")
+    servers = []
+
+    def start(contents):
+        asked = []
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self):
+                asked.append(self.path)
+                content = contents.get(self.path)
+                if content is None:
+                    self.send_error(404)
+                    return
+                self.send_response(200)
+                self.end_headers()
+                self.wfile.write(content)
+
+            def log_message(self, *arguments):
+                """Quiet."""
+
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        servers.append(server)
+        return f"http://127.0.0.1:{server.server_port}/", asked
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+class TestFolders:
+    def test_data_dir_comes_before_the_cache(self, tmp_path):
+        environment = {"SCALING_DATA_DIR": str(tmp_path), "XDG_CACHE_HOME": "/xdg"}
+        assert [str(f) for f in data_folders(environment)] == [
+            f"{tmp_path}/mnist",
+            "/xdg/scaling-study/mnist",
+        ]
+
+    def test_cache_is_in_the_home_folder_without_xdg(self, tmp_path, monkeypatch):
+        monkeypatch.setenv("HOME", str(tmp_path))
+        assert data_folders({}) == [tmp_path / ".cache" / "scaling-study" / "mnist"]
+
+    @pytest.mark.parametrize("make", [lambda path: None, lambda path: path.write_text("")])
+    def test_data_dir_that_is_not_a_folder_is_an_error(self, tmp_path, make):
+        make(tmp_path / "data")
+        with pytest.raises(DataError, match=r"SCALING_DATA_DIR is '.*/data', which is not a folder"):
+            data_folders({"SCALING_DATA_DIR": str(tmp_path / "data")})
+
+
+class TestReading:
+    def test_first_folder_that_has_the_file_counts(self, folders):
+        (folders[1] / FILE.name).write_bytes(CONTENT)
+        assert read_checked(FILE, folders) == CONTENT
+        (folders[0] / FILE.name).write_bytes(b"damaged")
+        with pytest.raises(DataError, match=r"data/mnist/file\.gz is damaged"):
+            read_checked(FILE, folders)
+
+    def test_missing_file_names_file_checksum_and_places(self, folders):
+        with pytest.raises(DataError) as caught:
+            read_checked(FILE, folders)
+        for part in (FILE.name, FILE.md5, "missing", str(folders[0]), str(folders[1]), "SCALING_DATA_DIR"):
+            assert part in str(caught.value)
+
+    def test_truncated_file_names_both_checksums(self, folders):
+        (folders[1] / FILE.name).write_bytes(CONTENT[:-5])
+        with pytest.raises(DataError) as caught:
+            read_checked(FILE, folders)
+        found = hashlib.md5(CONTENT[:-5]).hexdigest()
+        for part in (str(folders[1] / FILE.name), FILE.md5, found, "damaged", "looked in", "Remove it"):
+            assert part in str(caught.value)
+
+    def test_link_to_nowhere_is_an_error_not_a_missing_file(self, folders):
+        (folders[0] / FILE.name).symlink_to("nowhere")
+        (folders[1] / FILE.name).write_bytes(CONTENT)
+        with pytest.raises(DataError, match="cannot be read"):
+            read_checked(FILE, folders)
+
+    def test_idx_holds_its_array(self):
+        array = np.arange(24).reshape(2, 3, 4)
+        np.testing.assert_array_equal(parse_idx(idx(array)), array)
+
+
+class TestFetching:
+    def test_missing_file_is_stored_in_the_cache_and_nothing_else(self, folders, serve):
+        mirror, _ = serve({"/file.gz": CONTENT})
+        fetch_file(FILE, folders, [mirror])
+        assert [p.read_bytes() for p in folders[1].iterdir()] == [CONTENT]
+        assert not list(folders[0].iterdir())
+
+    def test_second_mirror_is_asked_when_the_first_is_corrupted(self, folders, serve):
+        bad, _ = serve({"/file.gz": CONTENT[:-1]})
+        good, _ = serve({"/file.gz": CONTENT})
+        fetch_file(FILE, folders, [bad, good])
+        assert read_checked(FILE, folders) == CONTENT
+
+    def test_error_lists_the_reason_of_every_mirror(self, folders, serve, monkeypatch):
+        corrupted, _ = serve({"/file.gz": b"<html>please log in</html>"})
+        empty, _ = serve({})
+        monkeypatch.setattr(mnist, "TIMEOUT_S", 1.0)
+        refusing = "http://127.0.0.1:1/"  # port 1 needs root to listen on
+        with pytest.raises(DataError) as caught:
+            fetch_file(FILE, folders, [corrupted, empty, refusing])
+        message = str(caught.value)
+        for mirror in (corrupted, empty, refusing):
+            assert f"{mirror}file.gz: " in message
+        for reason in ("26 bytes with MD5", "HTTP Error 404", "refused", FILE.md5, str(folders[1])):
+            assert reason in message
+        assert not list(folders[1].iterdir())
+
+    def test_intact_file_is_not_downloaded_again(self, folders, serve):
+        (folders[0] / FILE.name).write_bytes(CONTENT)
+        mirror, asked = serve({"/file.gz": CONTENT})
+        fetch_file(FILE, folders, [mirror])
+        assert asked == []
+
+    def test_damaged_file_is_not_overwritten(self, folders, serve):
+        (folders[1] / FILE.name).write_bytes(b"damaged")
+        mirror, asked = serve({"/file.gz": CONTENT})
+        with pytest.raises(DataError, match="is damaged"):
+            fetch_file(FILE, folders, [mirror])
+        assert asked == []
+        assert (folders[1] / FILE.name).read_bytes() == b"damaged"
+
+    def test_cache_that_cannot_be_made_is_a_data_error(self, tmp_path, serve):
+        (tmp_path / "cache").write_text("a file")
+        mirror, _ = serve({"/file.gz": CONTENT})
+        with pytest.raises(DataError, match=r"cannot store .* set XDG_CACHE_HOME"):
+            fetch_file(FILE, [tmp_path / "cache" / "mnist"], [mirror])
+
+    def test_many_may_fetch_at_once(self, folders, serve):
+        mirror, _ = serve({"/file.gz": CONTENT})
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(lambda _: fetch_file(FILE, folders, [mirror]), range(8)))
+        assert [p.read_bytes() for p in folders[1].iterdir()] == [CONTENT]
+
+
+class TestMnist:
+    def test_pixels_are_divided_by_256(self, small_mnist):
+        splits = Mnist().load(SHAPE, 0, 0)
+        assert splits.train.inputs.shape == (3, 1, 28, 28)
+        assert splits.test.inputs.shape == (2, 1, 28, 28)
+        expected = torch.arange(3 * 784).remainder(256).float() / 256
+        assert torch.equal(splits.train.inputs.flatten(), expected)
+        assert splits.train.targets.tolist() == [7, 0, 9]
+        assert splits.test.targets.tolist() == [1, 2]
+        assert (splits.train.inputs.dtype, splits.train.targets.dtype) == (torch.float32, torch.int64)
+
+    def test_is_available_when_files_are_spread_over_both_places(self, small_mnist, tmp_path):
+        cache = tmp_path / "user-cache" / "scaling-study" / "mnist"
+        cache.mkdir(parents=True)
+        moved = small_mnist / mnist.FILES[2].name
+        moved.rename(cache / moved.name)
+        assert Mnist().available()
+        assert len(Mnist().load(SHAPE, 0, 0).test) == 2
+        (cache / moved.name).unlink()
+        assert not Mnist().available()
+
+    def test_load_never_downloads(self, small_mnist, serve, monkeypatch):
+        mirror, asked = serve({})
+        monkeypatch.setattr(mnist, "MIRRORS", (mirror,))
+        (small_mnist / mnist.FILES[1].name).unlink()
+        with pytest.raises(DataError, match=r"train-labels-idx1-ubyte\.gz .* is missing"):
+            Mnist().load(SHAPE, 0, 0)
+        assert asked == []
+
+    def test_fetch_downloads_only_what_is_missing(self, small_mnist, serve, monkeypatch):
+        removed = small_mnist / mnist.FILES[3].name
+        mirror, asked = serve({f"/{removed.name}": removed.read_bytes()})
+        monkeypatch.setattr(mnist, "MIRRORS", (mirror,))
+        removed.unlink()
+        Mnist().fetch()
+        assert asked == [f"/{removed.name}"]
+        assert not removed.exists()
+        assert Mnist().load(SHAPE, 0, 0).test.targets.tolist() == [1, 2]
+
+    @needs_mnist
+    def test_published_files_hold_the_published_counts(self):
+        splits = Mnist().load(SHAPE, 0, 0)
+        assert splits.train.inputs.shape == (60_000, 1, 28, 28)
+        assert splits.test.inputs.shape == (10_000, 1, 28, 28)
+        assert splits.train.inputs.max() == 255 / 256
+        assert splits.train.targets[:5].tolist() == [5, 0, 4, 1, 9]
+        assert splits.test.targets.bincount().tolist()[:4] == [980, 1135, 1032, 1010]
+        assert splits.checksums["t10k-labels-idx1-ubyte.gz"] == "md5:ec29112dd5afa0611ce80d1b7f02629c"
+        assert Mnist().available()

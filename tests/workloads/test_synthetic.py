@@ -1,0 +1,70 @@
+"""Synthetic data: adapts to the model, depends on the seed alone."""
+
+import pytest
+import torch
+
+from scaling.errors import StudyError
+from scaling.workloads.base import DataShape
+from scaling.workloads.synthetic import Synthetic
+
+SHAPE = DataShape((3, 4, 5), 7)
+
+
+def test_is_not_real_and_always_available():
+    assert not Synthetic.real
+    assert Synthetic().available()
+    Synthetic().fetch()
+
+
+def test_takes_the_shape_that_the_model_declares():
+    assert Synthetic().shape(SHAPE) == SHAPE
+
+
+def test_takes_the_shape_that_its_parameters_name():
+    assert Synthetic((3, 4, 5), 7).shape(None) == SHAPE
+    assert Synthetic((3, 4, 5), 7).shape(DataShape((1,), 2)) == SHAPE
+
+
+def test_takes_from_the_model_what_its_parameters_leave_open():
+    assert Synthetic(num_classes=7).shape(DataShape((3, 4, 5), 2)) == SHAPE
+
+
+@pytest.mark.parametrize("dataset", [Synthetic(), Synthetic((3, 4)), Synthetic(None, 7)], ids=str)
+def test_shape_that_nobody_names_is_an_error_that_names_the_parameters(dataset):
+    with pytest.raises(StudyError, match=r"input_shape .* num_classes"):
+        dataset.shape(None)
+
+
+@pytest.mark.parametrize(("num_samples", "num_test"), [(1, 1), (256, 256), (1000, 256)])
+def test_makes_the_samples_asked_for_and_at_most_256_to_test(num_samples, num_test):
+    splits = Synthetic().load(SHAPE, num_samples, 0)
+    assert splits.train.inputs.shape == (num_samples, 3, 4, 5)
+    assert splits.test.inputs.shape == (num_test, 3, 4, 5)
+    assert splits.train.targets.shape == (num_samples,)
+    assert (splits.train.inputs.dtype, splits.train.targets.dtype) == (torch.float32, torch.int64)
+
+
+def test_inputs_are_standard_normal_and_targets_uniform():
+    train = Synthetic().load(SHAPE, 4000, 1).train
+    assert abs(train.inputs.mean()) < 0.02
+    assert abs(train.inputs.std() - 1) < 0.02
+    # 4000 / 7 in each class, within six standard deviations of the binomial distribution
+    assert (train.targets.bincount(minlength=7) - 4000 / 7).abs().max() < 6 * (4000 * 6 / 49) ** 0.5
+
+
+def test_same_seed_gives_the_same_numbers_whatever_the_global_generator():
+    first = Synthetic().load(SHAPE, 10, 3)
+    torch.rand(5)
+    second = Synthetic().load(SHAPE, 10, 3)
+    assert torch.equal(first.train.inputs, second.train.inputs)
+    assert first.checksums == second.checksums
+
+
+def test_other_seed_gives_other_numbers():
+    assert Synthetic().load(SHAPE, 10, 3).checksums != Synthetic().load(SHAPE, 10, 4).checksums
+
+
+def test_inputs_differ_from_weights_made_from_the_same_seed():
+    torch.manual_seed(3)
+    weights = torch.randn(10, 3, 4, 5)
+    assert not torch.equal(Synthetic().load(SHAPE, 10, 3).train.inputs, weights)

@@ -1,0 +1,1 @@
+"""Machines as data: their devices and what connects them. No torch."""
