@@ -128,6 +128,7 @@ class TorchGroup(Group):
         self._data = data
         self._control = control
         self._ranks_on_this_host = ranks_on_this_host
+        self._registered: list[Tensor] = []
 
     def _exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
         operations = [dist.P2POp(dist.isend, tensor, peer, self._data) for peer, tensor in sends]
@@ -178,13 +179,29 @@ class TorchGroup(Group):
         if self.rank == 0:
             os.unlink(path)
         if register and num_bytes:
-            runtime: Any = torch.cuda
-            status = runtime.cudart().cudaHostRegister(buffer.data_ptr(), num_bytes, 0)
+            status = _cuda_runtime().cudaHostRegister(buffer.data_ptr(), num_bytes, 0)
             if int(status) != 0:
                 raise LaunchError(
-                    f"the CUDA driver cannot pin {num_bytes / 1e6:.0f} MB of host memory: {status}"
+                    f"CUDA error {int(status)}: the driver cannot pin {num_bytes / 1e6:.0f} MB of host memory; "
+                    "raise the limit of locked memory (ulimit -l) or leave out host aggregators"
                 )
+            self._registered.append(buffer)
         return buffer
+
+    def release_host_buffers(self) -> None:
+        """Ends the registration of this rank's shared host buffers; they must no longer be copied from or to.
+
+        The driver does not notice that memory is unmapped, and then refuses the next mapping at that address.
+        """
+        if self._registered:
+            torch.cuda.synchronize()
+        while self._registered:
+            _cuda_runtime().cudaHostUnregister(self._registered.pop().data_ptr())
+
+
+def _cuda_runtime() -> Any:
+    untyped: Any = torch.cuda  # torch ships cudart() without types
+    return untyped.cudart()
 
 
 def _create_shared_file(num_bytes: int) -> str:

@@ -2,7 +2,7 @@
 
 It runs the cells whose world size is its own, one repeat a launch, and leaves the rest planned. Exit codes: 0 when its
 cells were worked through, 1 when one of them failed, 2 for bad input or if no cell matches, 75 when the launch was
-given up because a rank did not leave a failed cell: start it again for what is left.
+given up because a rank did not leave a failed cell in order: start it again for what is left.
 """
 
 from __future__ import annotations
@@ -120,16 +120,21 @@ def _work(workers: Workers, folder: ResultsFolder, launch: Launch) -> int:
         failure, summary = _attempt(workers, runner, folder, launch, cell)
         if failure:
             workers.leave_group(device)
-        outcome = workers.outcome(f"{launch.repeat}/{cell.id}", failure, summary and asdict(summary))
+        # After an error of its own the driver keeps reporting it to whatever comes next.
+        device_lost = failure is not None and "CUDA error" in failure
+        outcome = workers.outcome(
+            f"{launch.repeat}/{cell.id}", failure, summary and asdict(summary), device_lost=device_lost
+        )
         if outcome.reason and not failure:
             workers.leave_group(device)
-        if info.rank == 0 or not outcome.all_left:
+        if info.rank == 0 or not outcome.can_go_on:
             _record(folder, record, cell, info, outcome)
         if outcome.reason:
             any_failed = True
             _say(info, f"    failed: {outcome.reason}")
-        if not outcome.all_left:
-            print("a rank did not leave the failed cell; the launch is given up", file=sys.stderr, flush=True)
+        if not outcome.can_go_on:
+            print("a rank did not leave the failed cell in order; the launch is given up", file=sys.stderr)
+            sys.stderr.flush()
             os._exit(EXIT_GIVEN_UP)  # pending operations would keep an orderly exit waiting
     workers.close()
     return 1 if any_failed else 0

@@ -41,12 +41,12 @@ class CellOutcome:
 
     Attributes:
         reason: why it failed, from the rank that failed first; None if every rank finished.
-        all_left: every rank has left the cell, so the launch can go on.
+        can_go_on: every rank has left the cell, and none has lost its device.
         summaries: what each finished rank has to say, by rank.
     """
 
     reason: str | None
-    all_left: bool
+    can_go_on: bool
     summaries: list[Any]
 
 
@@ -102,23 +102,28 @@ class Workers:
         return self._group
 
     def leave_group(self, device: torch.device) -> None:
-        """Gives up the group after a failure; on CPU that ends what the other ranks wait for."""
+        """Gives up the group after a failure, which ends what the other ranks wait for over Gloo.
+
+        A NCCL group is left as it is: ending it could wait for operations that never end.
+        """
         self._group = None
-        if device.type == "cpu":
-            for process_group in self._process_groups:
-                dist.destroy_process_group(process_group)
+        for process_group in self._process_groups[:1]:
+            dist.destroy_process_group(process_group)
         self._process_groups = []
 
-    def outcome(self, cell_key: str, failure: str | None, summary: Any) -> CellOutcome:
+    def outcome(
+        self, cell_key: str, failure: str | None, summary: Any, *, device_lost: bool = False
+    ) -> CellOutcome:
         """Tells the others how the cell ended here, and waits to hear the same of them.
 
         Args:
             cell_key: names the cell's run in this launch.
             failure: why it failed on this rank, None if it did not.
             summary: JSON-able facts of this rank.
+            device_lost: this rank's device can no longer be trusted.
         """
         order = self._store.add(f"{cell_key}/failures", 1) if failure else 0
-        status = {"failure": failure, "order": order, "summary": summary}
+        status = {"failure": failure, "order": order, "summary": summary, "device_lost": device_lost}
         self._store.set(f"{cell_key}/{self.info.rank}", json.dumps(status))
         known: dict[int, dict[str, Any]] = {}
         deadline: float | None = None
@@ -136,8 +141,8 @@ class Workers:
                 time.sleep(_POLL_S)
         failures = sorted((s for s in known.values() if s["failure"]), key=lambda s: int(s["order"]))
         summaries = [known[rank]["summary"] for rank in sorted(known)]
-        all_left = len(known) == self.info.world_size
-        return CellOutcome(failures[0]["failure"] if failures else None, all_left, summaries)
+        can_go_on = len(known) == self.info.world_size and not any(s["device_lost"] for s in known.values())
+        return CellOutcome(failures[0]["failure"] if failures else None, can_go_on, summaries)
 
     def close(self) -> None:
         """Leaves the other workers in order. Collective."""

@@ -20,7 +20,7 @@ def mirrored(reduction: Sequence[Step]) -> list[Step]:
 
 
 def pipelined(levels: Sequence[Step], num_chunks: int) -> list[Step]:
-    """`levels` act on one chunk; here level d of chunk c runs in step d + c, in len(levels) + num_chunks - 1 steps."""
+    """Level d of chunk c in step d + c: len(levels) + num_chunks - 1 steps out of `levels` for one chunk."""
     if not levels:
         return []
     return [
@@ -40,7 +40,7 @@ def side_by_side(collectives: Iterable[Sequence[Step]]) -> list[Step]:
 
 
 def placed(steps: Iterable[Step], nodes: Sequence[int], first_chunk: int = 0, width: int = 1) -> list[Step]:
-    """The same steps elsewhere: node i is `nodes[i]`, chunk c is the `width` chunks from `first_chunk` + c width."""
+    """The steps elsewhere: node i is `nodes[i]`, chunk c the `width` chunks from `first_chunk` + c width."""
     return [
         tuple(
             Transfer(

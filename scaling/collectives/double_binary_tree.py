@@ -1,22 +1,25 @@
-"""Double binary tree: two binary trees over the same ranks, each reducing and broadcasting one half of the buffer.
+"""Double binary tree: two binary trees over the same ranks, each reducing and broadcasting one half of the
+buffer.
 
-A rank that has children in one tree is a leaf in the other, so no rank's link carries more than twice the buffer,
-and the depth stays logarithmic.
+A rank that has children in one tree is a leaf in the other, so no rank's link carries more than twice the
+buffer, and the depth stays logarithmic.
 
-1. First tree, rooted at rank 0: with b the lowest set bit of r, rank r's parent is (r xor b) or 2b, and r xor b where
-   that is no rank.
+1. First tree, rooted at rank 0: with b the lowest set bit of r, rank r's parent is (r xor b) or 2b, and r xor
+   b where that is no rank.
 2. Second tree: the mirror image r -> n-1-r if n is even, shifted by one rank, r -> (r+1) mod n, if n is odd.
-3. Reduce in each tree, levels l = 0 .. ceil(log2 n) - 1: the ranks with b = 2^l add their half into their parent's.
+3. Reduce in each tree, levels l = 0 .. ceil(log2 n) - 1: the ranks with b = 2^l add their half into their
+   parent's.
 4. Broadcast, the same levels backwards.
 5. Each half cut into C/2 chunks, level l of chunk c runs in step l + c.
 
-Steps: 2 ceil(log2 n) + C/2 - 1. Bytes sent: 2(n-1) S by all ranks together; by one rank S/2 up in each tree where it
-is not the root and S/2 to each child, so at most 2 S. Error: one order of summation in each half, then copies, so the
-ranks agree bit for bit.
+Steps: 2 ceil(log2 n) + C/2 - 1. Bytes sent: 2(n-1) S by all ranks together; by one rank S/2 up in each tree
+where it is not the root and S/2 to each child, so at most 2 S. Error: one order of summation in each half,
+then copies, so the ranks agree bit for bit.
 
-Reference: P. Sanders, J. Speck, J. L. Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan",
-Parallel Comput. 35 (2009); the trees are NCCL's (src/graph/trees.cc, `ncclGetBtree` and `ncclGetDtree`). NCCL builds
-them over the machines and a chain inside each; here over the ranks. A parent gets both children's sums in one step.
+Reference: P. Sanders, J. Speck, J. L. Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and
+scan", Parallel Comput. 35 (2009); the trees are NCCL's (src/graph/trees.cc, `ncclGetBtree` and
+`ncclGetDtree`). NCCL builds them over the machines and a chain inside each; here over the ranks. A parent
+gets both children's sums in one step.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from scaling.collectives.schedule import Operation, Schedule, Step, Transfer, chunk_bounds, messages
+from scaling.collectives.schedule import Operation, Schedule, Step, Transfer, messages
 from scaling.errors import ScheduleError
 from scaling.process_group import Group, Message
 
@@ -56,7 +56,7 @@ class Execution:
             raise ScheduleError(
                 f"{schedule.name}: sends and receives run between ranks only, not on host memory"
             )
-        self._bounds = chunk_bounds(num_elements, schedule.num_chunks)
+        self._bounds = schedule.bounds(num_elements)
         self._steps = [compiled for step in schedule.steps if (compiled := self._compile(step, rank))]
         ends = [span[1] for step in self._steps for _, span in step.staged_receives]
         self._staging = torch.empty(max(ends, default=0), dtype=dtype, device=device)

@@ -1,4 +1,5 @@
-"""Hierarchical all-reduce: sum inside each machine over its fast links, across machines, then spread inside again.
+"""Hierarchical all-reduce: sum inside each machine over its fast links, across machines, then spread inside
+again.
 
 The slow links between machines carry each byte once, not once a rank.
 
@@ -19,10 +20,11 @@ ceil(log2 g) children; by every other rank S up and S to each of its children.
 
 Error: each chunk is summed once, in one order, and then copied, so the ranks agree bit for bit.
 
-Reference: A. Sergeev, M. Del Balso, "Horovod: fast and easy distributed deep learning in TensorFlow", arXiv 1802.05799
-(2018), `NCCLHierarchicalAllreduce` in horovod/common/ops/nccl_operations.cc, which uses NCCL inside the machine and MPI
-across; X. Jia et al., "Highly scalable deep learning training system with mixed-precision", arXiv 1807.11205 (2018),
-for the leaders. All steps here wait for one another across machines.
+Reference: A. Sergeev, M. Del Balso, "Horovod: fast and easy distributed deep learning in TensorFlow", arXiv
+1802.05799 (2018), `NCCLHierarchicalAllreduce` in horovod/common/ops/nccl_operations.cc, which uses NCCL
+inside the machine and MPI across; X. Jia et al., "Highly scalable deep learning training system with
+mixed-precision", arXiv 1807.11205 (2018), for the leaders. All steps here wait for one another across
+machines.
 """
 
 from __future__ import annotations

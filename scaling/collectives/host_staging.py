@@ -1,24 +1,25 @@
 """Host staging: every rank adds its buffer into its machine's host memory and copies the sum back.
 
-What a system does that has no path between GPUs, or keeps its parameters on the CPU. All ranks of a machine share the
-way to its host memory, and the CPU does the sums.
+What a system does that has no path between GPUs, or keeps its parameters on the CPU. All ranks of a machine
+share the way to its host memory, and the CPU does the sums.
 
 1. Every rank adds its buffer into its host memory, which starts as zero.
 2. Where there are H > 1 machines, the hosts sum among themselves by a ring (ring.py): 2(H-1) steps.
 3. Every rank copies the sum from its host memory.
 
-`host_serial` sums the buffer whole: the adds follow one another in rank order. `host_parallel` cuts it into as many
-pieces as a machine has ranks: the adds of a piece follow one another, those of different pieces can run at the same
-time, one thread a piece.
+`host_serial` sums the buffer whole: the adds follow one another in rank order. `host_parallel` cuts it into
+as many pieces as a machine has ranks: the adds of a piece follow one another, those of different pieces can
+run at the same time, one thread a piece.
 
-Steps: 2 + 2(H-1). Bytes sent: S by a rank in one message; by a host S to each of its ranks, and 2(H-1)/H S to the
-next host in 2(H-1) messages. Error: one order of summation, then copies, so the ranks agree bit for bit.
+Steps: 2 + 2(H-1). Bytes sent: S by a rank in one message; by a host S to each of its ranks, and 2(H-1)/H S to
+the next host in 2(H-1) messages. Error: one order of summation, then copies, so the ranks agree bit for bit.
 
-References: M. Abadi et al., "TensorFlow: Large-Scale Machine Learning on Heterogeneous Distributed Systems", arXiv
-1603.04467 (2016), with variables on the CPU (serial); S. Shi, Q. Wang, P. Xu, X. Chu, "Benchmarking State-of-the-Art
-Deep Learning Software Tools", arXiv 1608.07249v7 (2017), on Torch (parallel); MXNet's `CommCPU` (src/kvstore/comm.h),
-which is parallel for large tensors only. They update the parameters on the host and copy those back; TensorFlow's
-example copies all buffers side by side before it takes their mean.
+References: M. Abadi et al., "TensorFlow: Large-Scale Machine Learning on Heterogeneous Distributed Systems",
+arXiv
+1603.04467 (2016), with variables on the CPU (serial); S. Shi, Q. Wang, P. Xu, X. Chu, "Benchmarking
+   State-of-the-Art Deep Learning Software Tools", arXiv 1608.07249v7 (2017), on Torch (parallel); MXNet's
+   `CommCPU` (src/kvstore/comm.h), which is parallel for large tensors only. They update the parameters on the
+   host and copy those back; TensorFlow's example copies all buffers side by side before it takes their mean.
 """
 
 from __future__ import annotations

@@ -1,20 +1,20 @@
 """One balanced binary tree per root, over the heaviest links: MXNet's trees.
 
-A tree is a list of 2^depth leaves, depth = ceil(log2 n): the rank at leaf j (j a multiple of 2d) gets the sum of the
-rank at leaf j + d on the level with stride d = 1, 2, 4, ...; if that is the same rank, nothing is sent. Leaf 0 is the
-root.
+A tree is a list of 2^depth leaves, depth = ceil(log2 n): the rank at leaf j (j a multiple of 2d) gets the sum
+of the rank at leaf j + d on the level with stride d = 1, 2, 4, ...; if that is the same rank, nothing is
+sent. Leaf 0 is the root.
 
 1. If the double or single NVLinks alone connect all GPUs, the other links are dropped; else those count 1/n.
-2. For each root in turn, Kernighan-Lin: halve the set of ranks so that swapping two of them improves the cut no more,
-   join the root to the other half by its heaviest link, do the same in both halves.
-3. Where a root has no link to the other half, after `MAX_ATTEMPTS` other first halves: backtracking over all trees, to
-   the heaviest for up to 8 ranks, to the first one above that (exponential at worst).
+2. For each root in turn, Kernighan-Lin: halve the set of ranks so that swapping two of them improves the cut
+   no more, join the root to the other half by its heaviest link, do the same in both halves.
+3. Where a root has no link to the other half, after `MAX_ATTEMPTS` other first halves: backtracking over all
+   trees, to the heaviest for up to 8 ranks, to the first one above that (exponential at worst).
 4. The links of a tree count 0.7 of their weight for the trees after it.
 
-Reference: MXNet, src/kvstore/gpu_topology.h (`ComputeTrees`, MXNET_KVSTORE_TREE_LINK_USAGE_PENALTY, default 0.7).
-B. W. Kernighan, S. Lin, "An efficient heuristic procedure for partitioning graphs", Bell Syst. Tech. J. 49 (1970).
-MXNet's Kernighan-Lin gives up where one half can be split further than the other (5 GPUs, say) and backtracks; ours
-goes on. Its random numbers are another generator's, so ties can fall otherwise.
+Reference: MXNet, src/kvstore/gpu_topology.h (`ComputeTrees`, MXNET_KVSTORE_TREE_LINK_USAGE_PENALTY, default
+0.7). B. W. Kernighan, S. Lin, "An efficient heuristic procedure for partitioning graphs", Bell Syst. Tech. J.
+49 (1970). MXNet's Kernighan-Lin gives up where one half can be split further than the other (5 GPUs, say) and
+backtracks; ours goes on. Its random numbers are another generator's, so ties can fall otherwise.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def link_trees(links: Sequence[Sequence[float]], method: Method = "kernighan_lin
         method: how a tree is found.
 
     Raises:
-        ScheduleError: `links` is no symmetric square matrix, the method is another one, or a root has no tree.
+        ScheduleError: `links` is no symmetric square matrix, the method is unknown, or a root has no tree.
     """
     matrix = np.array(links, dtype=np.float64)
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not np.array_equal(matrix, matrix.T):
@@ -77,7 +77,7 @@ def tree_edges(leaves: Sequence[int]) -> Iterator[tuple[int, int, int]]:
 
 
 def usable_weights(links: Weights) -> Weights:
-    """The weights without PCIe where NVLinks (above 1) connect all ranks; with PCIe at 1/n where they do not."""
+    """The weights without PCIe where NVLinks (above 1) connect all ranks; else with PCIe at 1/n."""
     n = len(links)
     reached, frontier = {0}, [0]
     while frontier:
@@ -121,19 +121,24 @@ def _grow(
 
 
 def _bisect(weights: Weights, members: list[int], generator: random.Random) -> tuple[list[int], list[int]]:
-    """Two halves (the first the smaller one): from a random cut, the best swap again and again while it gains."""
+    """Two halves, the first the smaller: a random cut, then the best swap again and again while it gains."""
+    half = len(members) // 2
+    if len(members) == 2:
+        return members[:half], members[half:]
     order = generator.sample(members, len(members))
-    a, b = np.array(order[: len(order) // 2]), np.array(order[len(order) // 2 :])
-    for _ in range(len(members)):
-        across = weights[np.ix_(a, b)]
-        gain_a = across.sum(axis=1) - weights[np.ix_(a, a)].sum(axis=1)
-        gain_b = across.sum(axis=0) - weights[np.ix_(b, b)].sum(axis=1)
-        gains = gain_a[:, None] + gain_b[None, :] - 2 * across
-        i, j = divmod(int(gains.argmax()), len(b))
-        if gains[i, j] <= 1e-9:  # rounding must not swap the same two for ever
+    w = weights[np.array(order)[:, None], order]
+    side = np.repeat([1.0, -1.0], [half, len(order) - half])
+    for _ in range(len(order)):
+        # What the cut loses if a rank changes sides: its weight to the other side less that to its own.
+        gain = -side * (w @ side)
+        swaps = np.where(side[:, None] > side, gain[:, None] + gain - 2 * w, 0.0)
+        i, j = divmod(int(swaps.argmax()), len(order))
+        if swaps[i, j] <= 1e-9:  # rounding must not swap the same two for ever
             break
-        a[i], b[j] = b[j], a[i]
-    return sorted(map(int, a)), sorted(map(int, b))
+        side[[i, j]] = side[[j, i]]
+    first = [rank for rank, sign in zip(order, side, strict=True) if sign > 0]
+    second = [rank for rank, sign in zip(order, side, strict=True) if sign < 0]
+    return first, second
 
 
 def _by_backtracking(weights: Weights, root: int) -> list[int] | None:
@@ -145,7 +150,7 @@ def _by_backtracking(weights: Weights, root: int) -> list[int] | None:
 
 
 def _all_trees(weights: Weights, leaves: list[int], num_leaves: int) -> Iterator[list[int]]:
-    """All ways to fill up `leaves`: each next one repeats the rank that it would send to, or is linked to it and new."""
+    """All ways to fill up `leaves`: each next rank is the one it would send to, or linked to that and new."""
     position = len(leaves)
     num_missing = len(weights) - len(set(leaves))
     if num_missing > num_leaves - position:

@@ -1,7 +1,8 @@
-"""MXNet's trees: slice i of the buffer is reduced over a binary tree rooted at rank i, then broadcast down it.
+"""MXNet's trees: slice i of the buffer is reduced over a binary tree rooted at rank i, then broadcast down
+it.
 
-All trees work at the same time, and each keeps to the heaviest links that the earlier ones left (link_trees.py): for
-machines where some pairs of GPUs have a fast link and others do not.
+All trees work at the same time, and each keeps to the heaviest links that the earlier ones left
+(link_trees.py): for machines where some pairs of GPUs have a fast link and others do not.
 
 1. Build one tree of depth ceil(log2 n) for each root.
 2. Reduce, level by level from the leaves: in tree i every child adds slice i into its parent's.
@@ -9,13 +10,13 @@ machines where some pairs of GPUs have a fast link and others do not.
 
 `multi_root=False` reduces the whole buffer over the tree rooted at rank 0.
 
-Steps: 2 ceil(log2 n). Bytes sent: 2(n-1) S by all ranks together; with several roots by each (n-1)/n S up, and S/n to
-each child that it has in any tree. Error: each slice is summed in one order and then copied, so the ranks agree bit
-for bit.
+Steps: 2 ceil(log2 n). Bytes sent: 2(n-1) S by all ranks together; with several roots by each (n-1)/n S up,
+and S/n to each child that it has in any tree. Error: each slice is summed in one order and then copied, so
+the ranks agree bit for bit.
 
-Reference: MXNet's `CommDeviceTree` (src/kvstore/comm_tree.h), kvstore "device" with MXNET_KVSTORE_USETREE=1. There a
-tensor of more than 10 million elements with at least 2n rows is cut by rows and takes several roots, any other takes
-the tree of rank 0; here the slices are equal parts of the buffer.
+Reference: MXNet's `CommDeviceTree` (src/kvstore/comm_tree.h), kvstore "device" with MXNET_KVSTORE_USETREE=1.
+There a tensor of more than 10 million elements with at least 2n rows is cut by rows and takes several roots,
+any other takes the tree of rank 0; here the slices are equal parts of the buffer.
 """
 
 from __future__ import annotations

@@ -9,13 +9,13 @@ Let m be the largest power of two that is not above n, and e = n - m the extra r
    transfers read the values from before the step, so both end with the same sum.
 3. Where e > 0: rank i copies its buffer to extra rank m + i.
 
-Steps: log2 m, and 2 more where e > 0. Bytes sent: S in each of the log2 m steps by the ranks below m, S more by the
-e ranks that have an extra one; S by the extra ranks. Error: a swap adds the same two sums in either order, which
-is exact in floating point too, so the ranks agree bit for bit.
+Steps: log2 m, and 2 more where e > 0. Bytes sent: S in each of the log2 m steps by the ranks below m, S more
+by the e ranks that have an extra one; S by the extra ranks. Error: a swap adds the same two sums in either
+order, which is exact in floating point too, so the ranks agree bit for bit.
 
-Reference: R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of collective communication operations in MPICH",
-Int. J. High Perform. Comput. Appl. 19 (2005). MPICH folds the first 2e ranks in pairs of neighbours; we fold the
-last e into the first e.
+Reference: R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of collective communication operations in
+MPICH", Int. J. High Perform. Comput. Appl. 19 (2005). MPICH folds the first 2e ranks in pairs of neighbours;
+we fold the last e into the first e.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """Ring all-reduce: reduce-scatter round a ring of ranks, then all-gather round the same ring.
 
-Every rank sends in every step, and only ever to its successor, so each link carries the same bytes and the time
-does not grow with the number of ranks where bandwidth decides.
+Every rank sends in every step, and only ever to its successor, so each link carries the same bytes and the
+time does not grow with the number of ranks where bandwidth decides.
 
 1. The buffer is cut into n segments, each of k chunks: one chunk for each of k sub-rings.
-2. Sub-ring s starts s floor(n/k) ranks further on: rank r has the position p = (r - s floor(n/k)) mod n in it.
+2. Sub-ring s starts s floor(n/k) ranks further on: rank r has the position p = (r - s floor(n/k)) mod n in
+   it.
 3. Reduce-scatter, steps t = 0 .. n-2: position p adds its segment (p - t) mod n into its successor's.
    Afterwards position p holds the whole sum of segment (p + 1) mod n.
 4. All-gather, steps t = 0 .. n-2: position p copies its segment (p + 1 - t) mod n to its successor.
@@ -12,11 +13,11 @@ does not grow with the number of ranks where bandwidth decides.
 Steps: 2(n-1). Bytes sent per rank: 2(n-1)/n S, in 2(n-1) messages. Error: each chunk is summed once, in one
 order, and then copied, so the ranks agree bit for bit.
 
-Reference: P. Patarasuk, X. Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations",
-J. Parallel Distrib. Comput. 69 (2009). Sub-rings as `xring#k` of TensorFlow's benchmarks
-(tensorflow/python/distribute/v1/all_reduce.py): on one machine all of them use the same links, and a rank sends
-its k chunks of a step in one message. There position p ends with the sum of segment p; where several machines take
-part, the rotation there is inside each machine.
+Reference: P. Patarasuk, X. Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", J.
+Parallel Distrib. Comput. 69 (2009). Sub-rings as `xring#k` of TensorFlow's benchmarks
+(tensorflow/python/distribute/v1/all_reduce.py): on one machine all of them use the same links, and a rank
+sends its k chunks of a step in one message. There position p ends with the sum of segment p; where several
+machines take part, the rotation there is inside each machine.
 """
 
 from __future__ import annotations
@@ -35,14 +36,15 @@ def ring(world_size: int, subrings: int = 1) -> Schedule:
     if not 1 <= k <= n:
         raise ScheduleError(f"ring: {k} sub-rings of {n} ranks; allowed are 1 to {n}")
     starts = [s * (n // k) for s in range(k)]
+    successors = [(r + 1) % n for r in range(n)]
 
     def transfers(first_segment: int, t: int, operation: Operation) -> Step:
-        chunks = [
-            (r, (r - start + first_segment - t) % n * k + s)
-            for r in range(n)
-            for s, start in enumerate(starts)
-        ]
-        return tuple(Transfer(r, (r + 1) % n, c, c + 1, operation) for r, c in chunks)
+        shifts = [(s, first_segment - t - start) for s, start in enumerate(starts)]
+        return tuple(
+            Transfer(r, successor, chunk := (r + shift) % n * k + s, chunk + 1, operation)
+            for r, successor in enumerate(successors)
+            for s, shift in shifts
+        )
 
     def step(t: int) -> Step:
         return transfers(0, t, "add") if t < n - 1 else transfers(1, t - (n - 1), "copy")

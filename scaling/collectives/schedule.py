@@ -1,8 +1,8 @@
 """A collective algorithm as data.
 
 A `Schedule` says, step by step, which node hands which chunks of the buffer to which other node, and whether
-they replace or add to what lies there. It is a pure function of the world size and the algorithm's parameters:
-nothing here moves a byte. `verify` proves that it delivers the sum, `execute` runs it on tensors.
+they replace or add to what lies there. It is a pure function of the world size and the algorithm's
+parameters: nothing here moves a byte. `verify` proves that it delivers the sum, `execute` runs it on tensors.
 
 The rules that every reader of a schedule relies on:
 
@@ -25,7 +25,7 @@ Operation = Literal["copy", "add"]
 
 
 class Transfer(NamedTuple):
-    """Chunks `start` to `stop` - 1 of `source`'s buffer replace (`copy`) or join (`add`) those at `target`."""
+    """Chunks `start` to `stop` - 1 of `source` replace (`copy`) or join (`add`) those at `target`."""
 
     source: int
     target: int

@@ -5,11 +5,11 @@ The simplest exchange there is, and the one whose time grows fastest: rank 0's l
 1. Gather, steps r = 1 .. n-1: rank r adds its buffer into rank 0's.
 2. Broadcast, steps r = 1 .. n-1: rank 0 copies its buffer to rank r.
 
-Steps: 2(n-1). Bytes sent: (n-1) S by rank 0 in n-1 messages, S by every other rank in one. Error: one order of
-summation (rank order), then copies, so the ranks agree bit for bit.
+Steps: 2(n-1). Bytes sent: (n-1) S by rank 0 in n-1 messages, S by every other rank in one. Error: one order
+of summation (rank order), then copies, so the ranks agree bit for bit.
 
-Reference: torch/cunn, DataParallelTable.lua (`_reduce`, `_broadcast`), the multi-GPU module of Torch7. There the
-optimizer's step stands between the two halves, and parameters travel in the second.
+Reference: torch/cunn, DataParallelTable.lua (`_reduce`, `_broadcast`), the multi-GPU module of Torch7. There
+the optimizer's step stands between the two halves, and parameters travel in the second.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """TensorFlow's hierarchical copy: each half of the GPUs sums at one main GPU, the two mains sum, and back.
 
-Made for machines of two groups of GPUs with few links between them: one copy a direction crosses over for each
-tensor, and the pair of mains changes from tensor to tensor.
+Made for machines of two groups of GPUs with few links between them: one copy a direction crosses over for
+each tensor, and the pair of mains changes from tensor to tensor.
 
 For chunk i with the mains (a, b), b in the other half than a:
 
@@ -10,13 +10,14 @@ For chunk i with the mains (a, b), b in the other half than a:
 3. a copies the total to b.
 4. Each main copies the total to the other ranks of its half.
 
-Steps: 4 (2 and 3 alone with 2 ranks). Bytes sent, all ranks together: 2(n-1) S; where the mains go round, as they do
-without `main_pairs` and for even n, 2(n-1)/n S by each. Error: one order of summation, then copies, so the ranks agree
-bit for bit.
+Steps: 4 (2 and 3 alone with 2 ranks). Bytes sent, all ranks together: 2(n-1) S; where the mains go round, as
+they do without `main_pairs` and for even n, 2(n-1)/n S by each. Error: one order of summation, then copies,
+so the ranks agree bit for bit.
 
-Reference: tensorflow/benchmarks, `HierarchicalCopyAlgorithm` (scripts/tf_cnn_benchmarks/batch_allreduce.py). Tensor i
-takes the mains i mod n and (i + n/2) mod n there on a DGX-1; `GCP_V100_PAIRS` are those for that machine. Our chunks are
-equal parts in place of its tensors. TensorFlow drops the last GPU where n is odd: we put it into the second half.
+Reference: tensorflow/benchmarks, `HierarchicalCopyAlgorithm` (scripts/tf_cnn_benchmarks/batch_allreduce.py).
+Tensor i takes the mains i mod n and (i + n/2) mod n there on a DGX-1; `GCP_V100_PAIRS` are those for that
+machine. Our chunks are equal parts in place of its tensors. TensorFlow drops the last GPU where n is odd: we
+put it into the second half.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ def tf_hierarchical_copy(world_size: int, main_pairs: Sequence[tuple[int, int]] 
 
     Args:
         world_size: ranks; the first half is ranks 0 to n // 2 - 1.
-        main_pairs: (the main that takes the total, the other half's main), one pair a chunk; None lets every rank be
-            the main of one chunk.
+        main_pairs: (the main that takes the total, the other half's main), one pair a chunk; None lets every
+            rank be the main of one chunk.
 
     Raises:
         ScheduleError: both mains of a pair are in one half, one is no rank, or there is no pair.

@@ -1,22 +1,22 @@
 """Binomial tree: reduce the whole buffer to rank 0, level by level, then broadcast it down the same tree.
 
-Few messages, but each carries the whole buffer and half of the ranks rest on every level: the strategy of Caffe
-before it took NCCL, there with parameters on the way down.
+Few messages, but each carries the whole buffer and half of the ranks rest on every level: the strategy of
+Caffe before it took NCCL, there with parameters on the way down.
 
 1. Reduce, levels d = 1, 2, 4, ... < n: every rank r with r mod 2d = d adds its buffer into rank r - d.
 2. Broadcast, the same levels backwards: rank r - d copies its buffer to rank r.
 3. With other `pairs` (parent, child), each pair takes the first level at which both of its ranks are free.
 4. Cut into C chunks, level l of chunk c runs in step l + c, so that the levels work at the same time.
 
-Steps: 2 ceil(log2 n) + C - 1. Bytes sent: rank 0 sends S to each of its ceil(log2 n) children; every other rank
-sends S up and S to each of its own children. Error: one order of summation, then copies, so the ranks agree bit
-for bit.
+Steps: 2 ceil(log2 n) + C - 1. Bytes sent: rank 0 sends S to each of its ceil(log2 n) children; every other
+rank sends S up and S to each of its own children. Error: one order of summation, then copies, so the ranks
+agree bit for bit.
 
-Reference: R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of collective communication operations in MPICH",
-Int. J. High Perform. Comput. Appl. 19 (2005). `caffe_pairs` is Caffe's `DevicePair::compute`
+Reference: R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of collective communication operations in
+MPICH", Int. J. High Perform. Comput. Appl. 19 (2005). `caffe_pairs` is Caffe's `DevicePair::compute`
 (src/caffe/parallel.cpp before January 2017): two boards of two give (0, 1), (2, 3), (0, 2). Where three GPUs
-remain for its last pass, Caffe reads past the end of its list; we leave the third one for the next round. We fix the
-order of the sums at a node, which Caffe leaves to the order of arrival. Caffe does not pipeline.
+remain for its last pass, Caffe reads past the end of its list; we leave the third one for the next round. We
+fix the order of the sums at a node, which Caffe leaves to the order of arrival. Caffe does not pipeline.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def _check_pairs(world_size: int, pairs: Sequence[Pair]) -> None:
     for parent, child in pairs:
         if parent == child or not {parent, child} <= waiting:
             raise ScheduleError(
-                f"tree: pair ({parent}, {child}): both must be different ranks below {world_size} that were in no "
-                "earlier pair as child"
+                f"tree: pair ({parent}, {child}): both must be different ranks below {world_size} that "
+                "were in no earlier pair as child"
             )
         waiting.remove(child)
     if len(waiting) > 1:
@@ -69,7 +69,7 @@ def _check_pairs(world_size: int, pairs: Sequence[Pair]) -> None:
 
 
 def _levels(world_size: int, pairs: Sequence[Pair]) -> list[Step]:
-    """The reduction: each pair in the first level at which neither of its ranks is busy with an earlier pair."""
+    """The reduction: each pair in the first level at which neither of its ranks is in an earlier pair."""
     levels: list[list[Transfer]] = []
     free_from = [0] * world_size
     for parent, child in pairs:

@@ -3,21 +3,24 @@
 A place (one chunk at one node) holds a set of contributions, kept as a bit mask: bit r is rank r's.
 
 1. Every rank starts with its own contribution in every chunk; host memory starts empty.
-2. Each step reads the places from before the step, then applies its transfers in their order. A copy replaces the
-   set, an add joins two sets that may not overlap. An add into an empty place is a copy: host memory counts as zeroed.
-3. After the last step every rank must hold every contribution in every chunk. As no add ever joined a contribution
-   twice, each is there exactly once.
+2. Each step reads the places from before the step, then applies its transfers in their order. A copy replaces
+   the set, an add joins two sets that may not overlap. An add into an empty place is a copy: host memory
+   counts as zeroed.
+3. After the last step every rank must hold every contribution in every chunk. As no add ever joined a
+   contribution twice, each is there exactly once.
 
 What is refused is a `ScheduleError` that names the schedule, the step (from 0), the nodes and the chunk.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate, groupby
-from typing import NoReturn
+from typing import Any, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
 
 from scaling.collectives.schedule import Schedule, Step, Transfer
 from scaling.errors import ScheduleError
@@ -31,7 +34,7 @@ class Verification:
 
     Attributes:
         num_steps: steps.
-        messages_per_rank: messages that each rank sends (all transfers to one node in a step are one message).
+        messages_per_rank: messages that each rank sends; all transfers to one node in a step are one.
         sent_ratio_per_rank: bytes that each rank sends, as a fraction of the buffer's bytes S.
         messages_per_host, sent_ratio_per_host: the same for host memories.
     """
@@ -61,18 +64,19 @@ def verify(schedule: Schedule) -> Verification:
         interpreter.run(index, step)
         num_steps += 1
     interpreter.check_result()
-    ranks = schedule.world_size
-    total = interpreter.elements_before[-1] or 1
-    ratios = [Fraction(sent, total) for sent in interpreter.elements_sent]
-    messages = interpreter.messages_sent
-    return Verification(num_steps, messages[:ranks], ratios[:ranks], messages[ranks:], ratios[ranks:])
+    num_ranks, num_elements = schedule.world_size, int(interpreter.elements_before[-1])
+    messages = interpreter.messages_sent.tolist()
+    ratios = [Fraction(sent, max(num_elements, 1)) for sent in interpreter.elements_sent.tolist()]
+    return Verification(
+        num_steps, messages[:num_ranks], ratios[:num_ranks], messages[num_ranks:], ratios[num_ranks:]
+    )
 
 
 def _check_shape(schedule: Schedule) -> None:
     if schedule.world_size < 1 or schedule.num_chunks < 1 or schedule.num_hosts < 0:
         raise ScheduleError(
-            f"{schedule.name}: {schedule.world_size} ranks, {schedule.num_chunks} chunks and {schedule.num_hosts} "
-            "hosts; there must be at least one rank and one chunk"
+            f"{schedule.name}: {schedule.world_size} ranks, {schedule.num_chunks} chunks, "
+            f"{schedule.num_hosts} hosts; there must be at least one rank and one chunk"
         )
     if schedule.chunk_elements is not None and len(schedule.chunk_elements) != schedule.num_chunks:
         raise ScheduleError(
@@ -80,126 +84,135 @@ def _check_shape(schedule: Schedule) -> None:
         )
 
 
+@dataclass
+class _Moves:
+    """One step as columns, one entry a chunk of a transfer, in order: loops over millions are too slow."""
+
+    index: int
+    step: Step
+    transfer: NDArray[np.int64]  # the entry's transfer, as its position in the step
+    chunk: NDArray[np.int64]
+    target: NDArray[np.int64]  # the place that it writes
+    is_add: NDArray[np.bool_]
+    arriving: NDArray[Any]  # the contributions that it carries
+
+
 class _Interpreter:
     """The contributions at every place, and the counts so far."""
 
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
-        chunks, ranks = schedule.num_chunks, schedule.world_size
-        self.places = [[1 << rank] * chunks for rank in range(ranks)]
-        self.places += [[0] * chunks for _ in range(schedule.num_hosts)]
-        self.elements_before = [0, *accumulate(schedule.chunk_elements or [1] * chunks)]
-        self.elements_sent = [0] * schedule.num_nodes
-        self.messages_sent = [0] * schedule.num_nodes
+        own = [1 << rank for rank in range(schedule.world_size)] + [0] * schedule.num_hosts
+        # Python's integers, as a mask has a bit a rank; chunk c at node i is entry i * num_chunks + c.
+        self.places = np.repeat(np.array(own, dtype=object), schedule.num_chunks)
+        self.elements_before = np.array(
+            [0, *accumulate(schedule.chunk_elements or [1] * schedule.num_chunks)]
+        )
+        self.elements_sent = np.zeros(schedule.num_nodes, dtype=np.int64)
+        self.messages_sent = np.zeros(schedule.num_nodes, dtype=np.int64)
 
     def run(self, index: int, step: Step) -> None:
         """One step: all reads, then all writes in the order listed."""
-        places, before, sent = self.places, self.elements_before, self.elements_sent
-        num_nodes, num_chunks = self.schedule.num_nodes, self.schedule.num_chunks
-        arrivals = []
-        for transfer in step:
-            source, target, start, stop, _ = transfer
-            if not (
-                0 <= source < num_nodes
-                and 0 <= target < num_nodes
-                and source != target
-                and 0 <= start < stop <= num_chunks
-            ):
-                self._refuse_malformed(index, transfer)
-            arrivals.append(places[source][start:stop])
-            sent[source] += before[stop] - before[start]
-        for source, _ in {(transfer[0], transfer[1]) for transfer in step}:
-            self.messages_sent[source] += 1
-        self._check_conflicts(index, step)
-        for transfer, arriving in zip(step, arrivals, strict=True):
-            self._apply(index, transfer, arriving)
-
-    def _apply(self, index: int, transfer: Transfer, arriving: list[int]) -> None:
-        _, target, start, stop, operation = transfer
-        if 0 in arriving:
-            chunk = start + arriving.index(0)
-            self._refuse(index, transfer, f"chunk {chunk} is empty at the source")
-        place = self.places[target]
-        if operation == "copy":
-            place[start:stop] = arriving
+        if not step:
             return
-        held, first = place[start:stop], arriving[0]
-        if arriving.count(first) == len(arriving) == held.count(held[0]):
-            # Most ranges are uniform: one test and one sum, whatever their length.
-            overlap = held[0] & first
-            place[start:stop] = [held[0] | first] * len(arriving)
+        moves = self._read(index, step)
+        _, first, count = np.unique(moves.target, return_index=True, return_counts=True)
+        if len(first) == len(moves.target):
+            self._write_at_once(moves)
         else:
-            overlap = any(mine & other for mine, other in zip(held, arriving, strict=True))
-            place[start:stop] = [mine | other for mine, other in zip(held, arriving, strict=True)]
-        if overlap:
-            self._refuse_doubled(index, transfer, held, arriving)
+            self._check_conflicts(moves, moves.target[first[count > 1]])
+            self._write_in_order(moves)
 
-    def _check_conflicts(self, index: int, step: Step) -> None:
-        """Refuses a copy whose chunks another transfer of the step writes at the same node."""
-        if all(transfer[4] == "add" for transfer in step) or len({t[1] for t in step}) == len(step):
-            return
-        by_target = defaultdict(list)
-        for transfer in step:
-            by_target[transfer.target].append(transfer)
-        for transfers in by_target.values():
-            copies_until = adds_until = 0  # the first chunk that is free of all copies (adds) so far
-            for transfer in sorted(transfers, key=lambda transfer: transfer.start):
-                is_copy = transfer.operation == "copy"
-                if transfer.start < copies_until or (is_copy and transfer.start < adds_until):
-                    other = (
-                        "a second copy"
-                        if is_copy and transfer.start < copies_until
-                        else "both a copy and an add"
-                    )
-                    self._refuse(index, transfer, f"chunk {transfer.start} gets {other} at the target")
-                copies_until = max(copies_until, transfer.stop if is_copy else 0)
-                adds_until = max(adds_until, 0 if is_copy else transfer.stop)
+    def _read(self, index: int, step: Step) -> _Moves:
+        *columns, operations = zip(*step, strict=True)
+        sources, targets, starts, stops = map(np.array, columns)
+        self._check_ranges(index, step, sources, targets, starts, stops)
+        np.add.at(self.elements_sent, sources, self.elements_before[stops] - self.elements_before[starts])
+        pairs = np.unique(sources * self.schedule.num_nodes + targets)
+        np.add.at(self.messages_sent, pairs // self.schedule.num_nodes, 1)
+        lengths = stops - starts
+        transfer = np.repeat(np.arange(len(step)), lengths)
+        chunk = np.arange(len(transfer)) + (starts - (np.cumsum(lengths) - lengths))[transfer]
+        target = targets[transfer] * self.schedule.num_chunks + chunk
+        is_add = np.array([operation == "add" for operation in operations])[transfer]
+        arriving = self.places[sources[transfer] * self.schedule.num_chunks + chunk]
+        moves = _Moves(index, step, transfer, chunk, target, is_add, arriving)
+        if self.schedule.num_hosts and 0 in arriving:
+            self._refuse(moves, int(np.argmax(arriving == 0)), "is empty at the source")
+        return moves
+
+    def _write_at_once(self, moves: _Moves) -> None:
+        """Where no place is written twice."""
+        adds = np.flatnonzero(moves.is_add)
+        held, arriving = self.places[moves.target[adds]], moves.arriving[adds]
+        overlap = np.flatnonzero(held & arriving)
+        if overlap.size:
+            self._refuse_doubled(moves, adds[overlap[0]], held[overlap[0]])
+        moves.arriving[adds] |= held
+        self.places[moves.target] = moves.arriving
+
+    def _write_in_order(self, moves: _Moves) -> None:
+        entries = zip(moves.target.tolist(), moves.is_add.tolist(), moves.arriving, strict=True)
+        for entry, (place, is_add, arriving) in enumerate(entries):
+            held = self.places[place] if is_add else 0
+            if held & arriving:
+                self._refuse_doubled(moves, entry, held)
+            self.places[place] = held | arriving
+
+    def _check_conflicts(self, moves: _Moves, shared: NDArray[np.int64]) -> None:
+        """Refuses a copy into one of the `shared` places, those that several transfers write."""
+        clashes = np.flatnonzero(~moves.is_add & np.isin(moves.target, shared))
+        if clashes.size:
+            entry = clashes[-1]
+            both = moves.is_add[moves.target == moves.target[entry]].any()
+            self._refuse(moves, entry, f"gets {'a copy and an add' if both else 'two copies'} in this step")
 
     def check_result(self) -> None:
         """Refuses if a rank lacks a contribution after the last step."""
-        name, ranks = self.schedule.name, self.schedule.world_size
-        complete = (1 << ranks) - 1
-        for rank in range(ranks):
-            held = self.places[rank]
-            if held.count(complete) == len(held):
-                continue
-            chunk = next(chunk for chunk, mask in enumerate(held) if mask != complete)
+        complete = (1 << self.schedule.world_size) - 1
+        num_places = self.schedule.world_size * self.schedule.num_chunks
+        lacking = np.flatnonzero(self.places[:num_places] != complete)
+        if lacking.size:
+            rank, chunk = divmod(int(lacking[0]), self.schedule.num_chunks)
+            missing = _ranks(complete & ~self.places[lacking[0]])
             raise ScheduleError(
-                f"{name}: after the last step rank {rank} lacks the contribution of "
-                f"{_ranks(complete & ~held[chunk])} in chunk {chunk}"
+                f"{self.schedule.name}: after the last step rank {rank} lacks the contribution of {missing} "
+                f"in chunk {chunk}"
             )
 
-    def _refuse_doubled(
-        self, index: int, transfer: Transfer, held: list[int], arriving: list[int]
-    ) -> NoReturn:
-        both = [mine & other for mine, other in zip(held, arriving, strict=True)]
-        offset = next(offset for offset, mask in enumerate(both) if mask)
-        chunk = transfer.start + offset
-        self._refuse(
-            index, transfer, f"chunk {chunk} already holds the contribution of {_ranks(both[offset])}"
-        )
+    def _check_ranges(self, index: int, step: Step, *columns: NDArray[np.int64]) -> None:
+        sources, targets, starts, stops = columns
+        num_nodes = self.schedule.num_nodes
+        for wrong, problem in (
+            ((sources < 0) | (sources >= num_nodes), "node {0.source} is out of range"),
+            ((targets < 0) | (targets >= num_nodes), "node {0.target} is out of range"),
+            (sources == targets, "a node sends to itself"),
+            (starts >= stops, "the range from chunk {0.start} to before chunk {0.stop} is empty"),
+            (starts < 0, "chunk {0.start} is out of range"),
+            (stops > self.schedule.num_chunks, "chunk {last} is out of range"),
+        ):
+            if wrong.any():
+                transfer = step[int(np.argmax(wrong))]
+                text = problem.format(transfer, last=transfer.stop - 1)
+                raise ScheduleError(
+                    f"{self._where(index, transfer)}: {text}; there are {self.schedule.world_size} ranks, "
+                    f"{self.schedule.num_hosts} hosts and {self.schedule.num_chunks} chunks"
+                )
 
-    def _refuse_malformed(self, index: int, transfer: Transfer) -> NoReturn:
-        source, target, start, stop, _ = transfer
-        schedule = self.schedule
-        nodes = [node for node in (source, target) if not 0 <= node < schedule.num_nodes]
-        if nodes:
-            raise ScheduleError(
-                f"{schedule.name}: step {index}: node {nodes[0]} in the transfer of chunks {start} to {stop - 1} is "
-                f"out of range; there are {schedule.world_size} ranks and {schedule.num_hosts} hosts"
-            )
-        if source == target:
-            self._refuse(index, transfer, "the source is the target")
-        if start >= stop:
-            self._refuse(index, transfer, f"the range from chunk {start} to before chunk {stop} is empty")
-        chunk = start if start < 0 else stop - 1
-        self._refuse(index, transfer, f"chunk {chunk} is out of range, there are {schedule.num_chunks}")
+    def _where(self, index: int, transfer: Transfer) -> str:
+        nodes = [
+            self.schedule.node_name(node) if 0 <= node < self.schedule.num_nodes else f"node {node}"
+            for node in (transfer.source, transfer.target)
+        ]
+        return f"{self.schedule.name}: step {index}: {transfer.operation} from {nodes[0]} to {nodes[1]}"
 
-    def _refuse(self, index: int, transfer: Transfer, problem: str) -> NoReturn:
-        source, target = map(self.schedule.node_name, (transfer.source, transfer.target))
-        raise ScheduleError(
-            f"{self.schedule.name}: step {index}: {transfer.operation} from {source} to {target}: {problem}"
-        )
+    def _refuse(self, moves: _Moves, entry: int, problem: str) -> NoReturn:
+        where = self._where(moves.index, moves.step[moves.transfer[entry]])
+        raise ScheduleError(f"{where}: chunk {moves.chunk[entry]} {problem}")
+
+    def _refuse_doubled(self, moves: _Moves, entry: int, held: int) -> NoReturn:
+        doubled = _ranks(held & moves.arriving[entry])
+        self._refuse(moves, entry, f"already holds the contribution of {doubled} at the target")
 
 
 def _ranks(mask: int) -> str:

@@ -23,14 +23,10 @@ from topologies.detect import cpu_model, memory_bytes, num_usable_cores, nvidia_
 
 SETTING_PREFIXES = ("NCCL_", "CUDA_", "CUBLAS_", "NVIDIA_TF32", "OMP_", "MKL_", "KMP_", "TORCH_")
 NOT_SETTINGS = (
-    "OMP_NUM_THREADS",
-    "CUDA_HOME",
-    "CUDA_PATH",
-    "CUDA_VERSION",
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+    "OMP_NUM_THREADS",  # the worker sets its thread count itself; it is part of the cell
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING",  # torchrun sets it, in workers alone
+    *("CUDA_HOME", "CUDA_PATH", "CUDA_VERSION", "NCCL_VERSION", "TORCH_CUDA_ARCH_LIST"),  # of container images
 )
-"""OMP_NUM_THREADS: the worker sets its thread count itself, it is part of the cell. The others say where files lie,
-or are set by torchrun in its workers alone."""
 
 IDENTITY = ("cpu", "gpus", "versions", "settings")
 
@@ -41,7 +37,7 @@ def collect(environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
     return {
         "schema_version": 1,
         "hostname": platform.node(),
-        "command": " ".join(sys.argv),
+        "command": " ".join(["scaling" if "scaling" in sys.argv[0] else sys.argv[0], *sys.argv[1:]]),
         "cpu": {"model": cpu_model(), "usable_cores": num_usable_cores()},
         "memory_bytes": memory_bytes(),
         "gpus": [{"name": gpu["name"], "memory_bytes": gpu["memory_bytes"]} for gpu in gpus],

@@ -1,4 +1,4 @@
-"""Tables, figures and a page from a results folder. Never imports torch: a laptop without it can make a report."""
+"""Tables, figures and a page from a results folder. Never imports torch: reports need no GPU machine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ def write_report(folder: ResultsFolder) -> Path:
         The path of report.html.
 
     Raises:
-        StoreError: the folder is none, samples of a done run are missing or damaged, or a file cannot be written.
+        StoreError: there is no such folder, samples of a done run are missing or damaged, or a file cannot be
+            written.
     """
     from scaling.report.write import (
         write_all,

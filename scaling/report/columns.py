@@ -79,6 +79,10 @@ CONTROL_ARMS = ("none", "no_op")
 """Aggregators that exchange nothing: a bound for the others, never a candidate."""
 
 
+SEPARATOR = " | "
+"""Between several notes or reasons in one field: prose holds commas and semicolons itself."""
+
+
 def aggregator_name(label: str) -> str:
     """`one_bit(threshold=mean)` -> `one_bit`."""
     return label.partition("(")[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -17,11 +17,13 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocat
 from scaling.measure.phase_names import PHASES
 from scaling.report.columns import aggregator_name
 from scaling.report.figure_data import PhaseBar, SpeedupLine, TrainingLine
-from scaling.report.figure_style import GREY, Look, line_styles, phase_look
+from scaling.report.figure_style import Look, line_styles, phase_look
 from scaling.report.formats import workers
 
 Looks = dict[str, Look]
 Against = Literal["epochs", "seconds"]
+
+_OUTSIDE: dict[str, Any] = {"loc": "outside right center", "alignment": "left"}
 
 LOG_LOSS_RATIO = 10
 """Losses that span more than this are drawn on a logarithmic axis."""
@@ -51,7 +53,7 @@ def draw_speedup(title: str, lines: Sequence[SpeedupLine], looks: Looks) -> Figu
     axes.set_ylabel("speedup (throughput / that of one worker)")
     _set_title(figure, title)
     handles = [_aggregator_handle(line.aggregator, looks) for line in lines]
-    figure.legend(handles=[*handles, ideal], loc="outside right center", title="aggregator", alignment="left")
+    figure.legend(**_OUTSIDE, handles=[*handles, ideal], title="aggregator")
     return figure
 
 
@@ -101,9 +103,7 @@ def draw_phases(title: str, bars: Sequence[PhaseBar]) -> Figure:
     axes.set_ylabel("aggregator, workers")
     _set_title(figure, title)
     patches = [Patch(label=name, **phase_look(name)) for name in names]
-    figure.legend(
-        handles=[*patches, _iteration_handle()], loc="outside right center", title="phase", alignment="left"
-    )
+    figure.legend(**_OUTSIDE, handles=[*patches, _iteration_handle()], title="phase")
     return figure
 
 
@@ -146,7 +146,7 @@ def _iteration_handle() -> Line2D:
 
 
 def draw_training(title: str, lines: Sequence[TrainingLine], looks: Looks, against: Against) -> Figure:
-    """Training loss above, test accuracy below; colour and marker are the aggregator, dashes the world size."""
+    """Training loss above, test accuracy below; colour and marker: aggregator, dashes: world size."""
     figure = Figure(figsize=(7.6, 6.2), layout="constrained")
     loss_axes, accuracy_axes = figure.subplots(2, 1, sharex=True)
     styles = line_styles(line.world_size for line in lines)
@@ -181,7 +181,7 @@ def draw_training(title: str, lines: Sequence[TrainingLine], looks: Looks, again
 
 
 def _marked(index: int, num_epochs: int) -> tuple[int, int]:
-    """First marked epoch and distance to the next: different for neighbours, so that markers do not pile up."""
+    """First marked epoch, distance to the next: neighbours differ, so that markers do not pile up."""
     distance = max(1, num_epochs // MARKERS_A_LINE)
     return index % distance, distance
 
@@ -195,9 +195,7 @@ def _training_legends(figure: Figure, lines: Sequence[TrainingLine], looks: Look
         for size, style in styles.items()
     ]
     handles = [*(_aggregator_handle(label, looks) for label in labels), *heading, *dashes]
-    figure.legend(
-        handles=handles, loc="outside right center", title="aggregator", alignment="left", handlelength=3
-    )
+    figure.legend(**_OUTSIDE, handles=handles, title="aggregator", handlelength=3)
 
 
 def _spans_decades(values: Iterable[float]) -> bool:

@@ -16,7 +16,7 @@ from scaling.report.samples import CellResult, Training
 
 @dataclass(frozen=True)
 class SpeedupLine:
-    """One aggregator's speedups; `low` and `high` are NaN where there is no interval, `high` may be infinite."""
+    """One aggregator's speedups; `low`, `high` are NaN where there is no interval; `high` may be infinite."""
 
     aggregator: str
     world_sizes: list[int]
@@ -39,7 +39,7 @@ class PhaseBar:
 
 @dataclass(frozen=True)
 class TrainingLine:
-    """One cell's training, the median over its repeats at every epoch; NaN where a repeat has no finite value."""
+    """One cell's training: medians over its repeats at every epoch; NaN where one was not finite."""
 
     aggregator: str
     world_size: int
@@ -50,7 +50,7 @@ class TrainingLine:
 
 
 def speedup_lines(group: Group) -> list[SpeedupLine]:
-    """One line an aggregator that has a speedup, by world size; the interval is the iteration time's, at a fixed baseline."""
+    """One line an aggregator that has a speedup, with the iteration time's intervals at a fixed baseline."""
     lines = []
     for label in dict.fromkeys(row["aggregator"] for row in group.rows):
         rows = [row for row in group.rows if row["aggregator"] == label and row["speedup"] is not None]
@@ -70,17 +70,17 @@ def speedup_lines(group: Group) -> list[SpeedupLine]:
 
 
 def _speedup_interval(row: Row) -> tuple[float, float]:
-    """speedup x iteration_s is the baseline's share, so a time's bound becomes the speedup's opposite bound."""
+    """speedup x iteration_s is the baseline's share: a time's bound becomes the speedup's opposite bound."""
     fixed = row["speedup"] * row["iteration_s"]
     low, high = row["iteration_s_low"], row["iteration_s_high"]
     if low is None or high is None:
         return math.nan, math.nan
-    # A t interval of few and scattered launches can reach below 0 seconds: then the speedup has no upper bound.
+    # A t interval of scattered launches can reach below 0 seconds: then the speedup has no upper bound.
     return fixed / high, fixed / low if low > 0 else math.inf
 
 
 def phase_bars(group: Group) -> list[PhaseBar]:
-    """One bar a cell that has phases, in the table's order; phases in the order of PHASES, those it never had left out."""
+    """One bar a cell that has phases, in the table's order; phases that it never had have no entry."""
     bars = []
     for row in group.rows:
         phases = {name: row[PHASE_COLUMNS[name]] for name in PHASES}

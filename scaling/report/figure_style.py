@@ -1,7 +1,7 @@
 """How the figures look: colours that colour-blind readers can tell apart, and markers that do without colour.
 
-Reference: M. Okabe, K. Ito, "Color Universal Design", 2008 (the palette; its yellow is left to the bars, which have
-an outline).
+Reference: M. Okabe, K. Ito, "Color Universal Design", 2008 (the palette; its yellow is left to
+the bars, which have an outline).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _PHASE_LOOKS = {
 }
 assert set(_PHASE_LOOKS) == set(PHASES)
 
-SETTINGS: dict[str, Any] = {
+SETTINGS: Any = {  # Any: versions of matplotlib differ in how they type the keys
     "font.size": 9.0,
     "axes.titlesize": 9.5,
     "axes.spines.top": False,

@@ -20,19 +20,24 @@ from scaling.report.samples import CellResult
 from scaling.store import ResultsFolder
 
 SPEEDUP = (
-    "Throughput over that of one worker without exchange (column speedup). Bars: the 95% interval of the iteration time "
-    "(iteration_s_low, iteration_s_high) at a fixed baseline, cut off at the plot's edge. Points of one world size are set "
-    "side by side. The aggregator none exchanges nothing: it bounds the others."
+    "Throughput over that of one worker without exchange (column speedup). Bars: the 95% interval of the "
+    "iteration time (iteration_s_low, iteration_s_high) at a fixed baseline, cut off at the plot's edge. "
+    "Points of one world size are set slightly apart. The aggregator none exchanges nothing: it bounds "
+    "the others."
 )
 PHASES = (
-    "Median of every phase, taken from each iteration's slowest rank (columns <phase>_s), and the measured iteration "
-    "(iteration_s, with its 95% interval). The phases' medians need not add up to the iteration: medians do not, and time "
-    "between phases is in none of them."
+    "Median of every phase, taken from each iteration's slowest rank (columns <phase>_s), and the measured "
+    "iteration (iteration_s, with its 95% interval). The phases' medians need not add up to the iteration: "
+    "medians do not in general, and time between phases is in none of them."
 )
-_TRAINING = "Median over the repeats of the training loss and the test accuracy after every epoch (train_loss, test_accuracy"
-EPOCHS = f"{_TRAINING} of the raw samples; train_loss, final_test_accuracy are the last ones), by epoch. Gaps: not finite."
+EPOCHS = (
+    "Training loss and test accuracy after every epoch, medians over the repeats (train_loss and "
+    "test_accuracy of the raw samples; their last points are the columns train_loss, final_test_accuracy). "
+    "A line ends or has a gap where a loss was not finite."
+)
 SECONDS = (
-    f"{_TRAINING} of the raw samples), by the slowest rank's seconds of training (train_s). Gaps: not finite."
+    "Training loss and test accuracy, medians over the repeats, against the slowest rank's seconds of "
+    "training without evaluation (train_s of the raw samples; columns train_s and seconds_to_target)."
 )
 
 

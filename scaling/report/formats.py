@@ -47,6 +47,11 @@ def percent(ratio: float | None, decimals: int = 1) -> str:
     return MISSING if ratio is None else f"{100 * ratio:.{decimals}f}%"
 
 
+def ratio(value: float | None) -> str:
+    """Two decimals, for what is compared with 1."""
+    return MISSING if value is None else f"{value:.2f}"
+
+
 def number(value: float | None, digits: int = 3) -> str:
     """So many significant digits, never an exponent."""
     return MISSING if value is None else f"{value:,.{min(_decimals(value, digits), 4)}f}"

@@ -22,6 +22,9 @@ _WHERE_THEY_DIFFER = {
     "seed": "seed {}",
 }
 
+MAX_SLUG_LENGTH = 120
+"""Longer ones are cut: a model's label may hold any parameters, and file systems allow 255 bytes."""
+
 
 @dataclass(frozen=True)
 class Group:
@@ -96,4 +99,4 @@ def _title(row: Row, extras: Sequence[str]) -> str:
 
 def _slug(row: Row, extras: Sequence[str]) -> str:
     words = [row["model"], row["dataset"], row["scaling"], str(fixed_batch(row)), row["device"], *extras]
-    return re.sub(r"[^a-z0-9.]+", "-", "-".join(words).lower()).strip("-.")
+    return re.sub(r"[^a-z0-9.]+", "-", "-".join(words).lower()).strip("-.")[:MAX_SLUG_LENGTH]

@@ -12,7 +12,7 @@ import jinja2
 import pandas as pd
 from markupsafe import Markup
 
-from scaling.report.columns import Row, to_rows
+from scaling.report.columns import SEPARATOR, Row, to_rows
 from scaling.report.figures import SavedFigure
 from scaling.report.formats import (
     MISSING,
@@ -21,6 +21,7 @@ from scaling.report.formats import (
     milliseconds,
     number,
     percent,
+    ratio,
 )
 from scaling.report.groups import Group, group_rows
 from scaling.report.sentence import findings
@@ -42,6 +43,11 @@ _ITERATION_HEADINGS = (
 _CONVERGENCE_HEADINGS = (
     *("aggregator", "workers", "batch a worker", "test accuracy", "training loss", "epochs"),
     *("training, s", "target", "s to target", "repeats", "state"),
+)
+
+CONVERGENCE_STATISTIC = (
+    "Medians over the repeats; loss and accuracy are those after the last epoch. Seconds to the target: at "
+    "the end of the first epoch that reaches it, if every repeat does."
 )
 
 
@@ -78,7 +84,8 @@ def render_page(
         name=study.get("name", "study"),
         findings=findings(table, num_cores(environment)),
         tables=[page_table(group) for group in group_rows(rows)],
-        notes=_notes(study, rows),
+        notes=[str(note) for note in study.get("notes") or []],
+        warnings=_warnings(rows),
         figures=[(figure, inline_svg(figure)) for figure in figures],
         failed=[row for row in rows if row["state"] == "failed"],
         states={
@@ -90,9 +97,9 @@ def render_page(
 
 
 def num_cores(environment: Mapping[str, Any] | None) -> int | None:
-    """The CPU cores that an environment names under cpu.cores; None where it does not."""
+    """The CPU cores that workers could use: cpu.usable_cores or cpu.cores; None where neither is there."""
     cpu = (environment or {}).get("cpu")
-    cores = cpu.get("cores") if isinstance(cpu, Mapping) else None
+    cores = cpu.get("usable_cores", cpu.get("cores")) if isinstance(cpu, Mapping) else None
     return cores if isinstance(cores, int) else None
 
 
@@ -111,8 +118,8 @@ def flatten(value: Any, path: str = "") -> list[tuple[str, str]]:
 def inline_svg(figure: SavedFigure) -> Markup:
     """A figure's SVG for the inside of a page: described, scaled by the page, its ids prefixed with its name.
 
-    Matplotlib calls things `axes_1` and `text_3` in every figure, and references and clip paths take the first of
-    that id in a page.
+    Matplotlib calls things `axes_1` and `text_3` in every figure, and a reference takes the first thing of
+    that id in the page.
     """
     text = figure.svg.read_text(encoding="utf-8")
     text = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
@@ -122,24 +129,25 @@ def inline_svg(figure: SavedFigure) -> Markup:
     text = re.sub(r'href="#', f'href="#{prefix}--', text)
     text = text.replace("url(#", f"url(#{prefix}--")
     label = Markup.escape(f"{figure.name.partition('-')[0]}: {figure.title}")
-    return Markup(text.replace("<svg", f'<svg role="img" aria-label="{label}"', 1))  # noqa: S704
+    return Markup(text.replace("<svg", f'<svg role="img" aria-label="{label}"', 1))
 
 
 def page_table(group: Group) -> PageTable:
     """A group of cells in human units."""
     if group.kind == "convergence":
-        headings, make, statistic = _CONVERGENCE_HEADINGS, _convergence_row, "Medians over the repeats."
-    else:
-        headings, make, statistic = _ITERATION_HEADINGS, _iteration_row, _iteration_statistic(group)
-    return PageTable(f"{group.title}: {group.kind}", statistic, headings, [make(row) for row in group.rows])
+        rows = [_convergence_row(row) for row in group.rows]
+        return PageTable(f"Convergence: {group.title}", CONVERGENCE_STATISTIC, _CONVERGENCE_HEADINGS, rows)
+    rows = [_iteration_row(row) for row in group.rows]
+    title = f"Time per iteration: {group.title}"
+    return PageTable(title, _iteration_statistic(group), _ITERATION_HEADINGS, rows)
 
 
 def _iteration_statistic(group: Group) -> str:
     methods = dict.fromkeys(row["interval_method"] for row in group.rows if row["interval_method"])
     intervals = f"Interval: {'; '.join(methods)}. " if methods else ""
     return (
-        f"Median over the iterations of all repeats, each as long as its slowest rank; warm-up left out. {intervals}"
-        "Speedup: throughput over that of one worker without exchange, equal in everything else."
+        "Median over the iterations of all repeats, each as long as its slowest rank; warm-up left out. "
+        f"{intervals}Speedup: throughput over that of one worker without exchange, equal in everything else."
     )
 
 
@@ -148,10 +156,10 @@ def _iteration_row(row: Row) -> list[str]:
     width = None if low is None or high is None else high - low
     return [
         *_first_columns(row),
-        milliseconds(row["iteration_s"], width),
+        milliseconds(row["iteration_s"], width) if row["repeats"] else row["state"],
         interval(low, high),
         number(row["samples_per_s"]),
-        number(row["speedup"]),
+        ratio(row["speedup"]),
         percent(row["parallel_efficiency"], decimals=0),
         milliseconds(row["exposed_comm_s"]),
         megabytes(row["wire_bytes_per_rank"]),
@@ -164,7 +172,7 @@ def _iteration_row(row: Row) -> list[str]:
 def _convergence_row(row: Row) -> list[str]:
     return [
         *_first_columns(row),
-        percent(row["final_test_accuracy"], decimals=2),
+        percent(row["final_test_accuracy"], decimals=2) if row["repeats"] else row["state"],
         number(row["train_loss"]),
         number(row["epochs"], digits=1),
         number(row["train_s"]),
@@ -179,12 +187,11 @@ def _first_columns(row: Row) -> list[str]:
     return [row["aggregator"], str(row["world_size"]), str(row["local_batch"])]
 
 
-def _notes(study: Mapping[str, Any], rows: Sequence[Row]) -> list[str]:
-    """The study's notes, then every cell's, one note a line with the cells that it belongs to."""
-    of_cells: dict[str, list[str]] = {}
+def _warnings(rows: Sequence[Row]) -> list[str]:
+    """The cells' notes, each once, with the cells that it belongs to."""
+    cells: dict[str, list[str]] = {}
     for row in rows:
-        for note in (row["notes"] or "").split("; "):
+        for note in (row["notes"] or "").split(SEPARATOR):
             if note:
-                of_cells.setdefault(note, []).append(f"{row['aggregator']} x {row['world_size']}")
-    shared = [f"{note} ({', '.join(dict.fromkeys(cells))})" for note, cells in of_cells.items()]
-    return [*(str(note) for note in study.get("notes") or []), *shared]
+                cells.setdefault(note, []).append(f"{row['aggregator']} x {row['world_size']}")
+    return [f"{note} ({', '.join(dict.fromkeys(names))})" for note, names in cells.items()]

@@ -1,7 +1,8 @@
 """From raw samples to one array a quantity and launch: what every number and curve of the report is made of.
 
-Ranks are aligned by the iteration's (or epoch's) number. Of an iteration, the rank that took longest is kept, with its
-phases: a synchronous step is as slow as its slowest rank. Warm-up iterations are left out here and nowhere else.
+Ranks are aligned by the iteration's (or epoch's) number. Of an iteration, the rank that took longest is kept,
+with its phases: a synchronous step is as slow as its slowest rank. Warm-up iterations are left out here and
+nowhere else.
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 Line = dict[str, Any]
 
-REQUIRED_FIELDS = ("kind", "model", "dataset", "aggregator", "step", "device", "scaling", "world_size")
-REQUIRED_FIELDS += ("local_batch", "global_batch", "threads", "learning_rate", "momentum", "seed")
+REQUIRED_FIELDS = (
+    *("kind", "model", "dataset", "aggregator", "step", "device", "scaling", "world_size"),
+    *("local_batch", "global_batch", "threads", "learning_rate", "momentum", "seed"),
+)
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,7 @@ class IterationLaunch:
         iterations: their numbers, as recorded.
         slowest_rank: the rank with the longest step.
         step_s: its step, in seconds.
-        phases_s: its phases, in seconds; 0 where that rank had none, no entry for a phase that no rank ever had.
+        phases_s: its phases, in seconds; 0 where that rank had none, no entry where no rank ever had one.
     """
 
     repeat: int

@@ -1,7 +1,7 @@
-"""What the table says, in sentences: who is fastest if anybody is, whether more workers helped, what was not measured.
+"""What the table says, in sentences: who is fastest if anybody is, whether more workers helped.
 
-Two cells differ where their 95% intervals do not overlap; that errs on the side of "cannot be told apart". Control
-arms are left out: they exchange nothing, so they bound the others without being a choice.
+Two cells differ where their 95% intervals do not overlap; that errs on the side of "cannot be told apart".
+Control arms are left out: they exchange nothing, so they bound the others without being a choice.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from scaling.report.columns import Row, aggregator_name, is_control_arm, to_rows
-from scaling.report.formats import interval, listed, milliseconds, number, percent, workers
+from scaling.report.formats import interval, listed, milliseconds, percent, ratio, workers
 from scaling.report.groups import Group, group_rows
 
 ONE_LAUNCH = "within this launch only"
@@ -63,7 +63,7 @@ def _iteration_findings(group: Group) -> list[str]:
     if not several:
         return [f"{group.title}: {single.name} takes {_time(single.row)}."] if single else []
     best, others = several[0], several[1:]
-    return [f"{group.title}: {_leader(best, others)}{_gain(best, single)}"]
+    return [f"{group.title}: with several workers, {_leader(best, others)}{_gain(best, single)}"]
 
 
 def _candidate(row: Row) -> _Candidate:
@@ -87,16 +87,17 @@ def _leader(best: _Candidate, others: Sequence[_Candidate]) -> str:
     measured = f"{_time(best.row)}{_speedup(best.row)}"
     if not others:
         return f"{best.name} takes {measured}."
+    lead = "highest throughput" if best.row["scaling"] == "weak" else "lowest median"
     unknown = [other for other in others if _overlap(best, other) is None]
     close = [other for other in others if _overlap(best, other)]
     if unknown:
         return (
-            f"the lowest median is that of {best.name}, {measured}; there are too few samples or launches to tell it "
-            f"apart from {listed([other.name for other in [*close, *unknown]])}."
+            f"the {lead} is that of {best.name}, {measured}; there are too few samples or launches to "
+            f"tell it apart from {listed([other.name for other in [*close, *unknown]])}."
         )
     if close:
         return (
-            f"no single fastest one can be named. The lowest median is that of {best.name}, {measured}, but "
+            f"no single fastest one can be named. The {lead} is that of {best.name}, {measured}, but "
             f"{listed([other.name for other in close])} cannot be told apart from it (the intervals overlap)."
         )
     return (
@@ -142,7 +143,7 @@ def _time(row: Row) -> str:
 
 
 def _speedup(row: Row) -> str:
-    return "" if row["speedup"] is None else f", {number(row['speedup'])} times the throughput of one worker"
+    return "" if row["speedup"] is None else f", {ratio(row['speedup'])} times the throughput of one worker"
 
 
 def _convergence_findings(group: Group) -> Iterator[str]:
@@ -174,8 +175,8 @@ def _accuracy_range(scored: Sequence[Row]) -> str:
     repeats = min(row["repeats"] for row in scored)
     caution = " One run each: part of the spread may be chance." if repeats == 1 else ""
     return (
-        f"the final test accuracy lies between {_accuracy(worst)} and {_accuracy(best)} over {len(scored)} combinations "
-        f"of aggregator and world size; the lowest is that of {_named(worst)}.{caution}"
+        f"the final test accuracy lies between {_accuracy(worst)} and {_accuracy(best)} over {len(scored)} "
+        f"combinations of aggregator and world size; the lowest is that of {_named(worst)}.{caution}"
     )
 
 
@@ -200,8 +201,8 @@ def _oversubscribed(rows: Sequence[Row], num_cores: int | None) -> Iterator[str]
         sizes = sorted({(row["world_size"], row["threads"]) for row in crowded})
         what = listed([f"{size} x {threads}" for size, threads in sizes])
         yield (
-            f"Workers x threads exceeded the {num_cores} CPU cores of this machine ({what}): those workers took turns on "
-            "the same cores, so their times say little about how the training scales on real devices."
+            f"Workers x threads exceeded the {num_cores} CPU cores of a machine ({what}): those workers took "
+            "turns on the same cores, so their times say little about how the training really scales."
         )
 
 

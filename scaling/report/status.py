@@ -14,8 +14,8 @@ def status_table(folder: ResultsFolder) -> list[dict[str, Any]]:
     """The state of every cell, in the summary's order.
 
     Returns:
-        One dict a cell: cell_id, kind, model, dataset, aggregator (labels), world_size, global_batch, state (of
-        the cell), states (one a repeat, in their order), reason (None where nothing failed). All of it is JSON's.
+        One dict a cell: cell_id, kind, model, dataset, aggregator (labels), world_size, global_batch, state
+        (of the cell), states (one a repeat, in their order), reason (None where nothing failed).
 
     Raises:
         StoreError: the folder is none, or a record is damaged.

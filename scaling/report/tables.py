@@ -14,6 +14,7 @@ from scaling.report.columns import (
     COLUMNS,
     INDEPENDENT,
     PHASE_COLUMNS,
+    SEPARATOR,
     Row,
     fixed_batch,
     row_order,
@@ -26,15 +27,15 @@ SAME_AS_BASELINE = (
     *("kind", "model", "model_parameters", "dataset", "dataset_parameters", "step", "device", "scaling"),
     *("tf32", "threads", "seed", "learning_rate", "momentum", "weight_decay", "nesterov"),
 )
-"""Fields of a cell that its one-worker baseline shares, beside the batch; peer access is none, having no peers."""
+"""What a cell shares with its one-worker baseline, beside the batch. One worker has no peers to access."""
 
 
 def summary_table(folder: ResultsFolder) -> pd.DataFrame:
     """The summary of a results folder.
 
     Returns:
-        One row a cell and the columns `scaling.report.columns.COLUMNS`. Times in seconds, sizes in bytes, accuracy
-        and efficiency as ratios. A value that does not exist is missing, never 0.
+        One row a cell and the columns `scaling.report.columns.COLUMNS`. Times in seconds, sizes in bytes,
+        accuracy and efficiency as ratios. A value that does not exist is missing, never 0.
 
     Raises:
         StoreError: the folder is none, or samples of a done run are missing or damaged.
@@ -173,7 +174,7 @@ def _median(values: Iterable[float]) -> float | None:
 
 
 def _joined(values: Iterable[Any]) -> str | None:
-    return "; ".join(dict.fromkeys(str(value) for value in values if value)) or None
+    return SEPARATOR.join(dict.fromkeys(str(value) for value in values if value)) or None
 
 
 def _only(values: Iterable[Any]) -> Any:

@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from scaling.report.columns import Row, to_rows
-from scaling.report.formats import half_width, milliseconds, number, percent
+from scaling.report.formats import half_width, milliseconds, number, percent, ratio
 from scaling.report.groups import Group, group_rows
 
 ITERATION_COLUMNS = ("workers", "ms/iteration", "+-", "speedup", "efficiency")
@@ -39,7 +39,7 @@ def _render(group: Group) -> Table:
 
 
 def _name(row: Row) -> str:
-    """The aggregator; numbers of a cell that is not done in full say so, one without any has its state instead."""
+    """The aggregator, with the state where the numbers are not of all repeats."""
     partial = row["repeats"] and row["state"] != "done"
     return f"{row['aggregator']} ({row['state']})" if partial else str(row["aggregator"])
 
@@ -49,7 +49,7 @@ def _iteration_values(row: Row) -> list[str]:
     width = None if low is None or high is None else high - low
     time = milliseconds(row["iteration_s"], width) if row["repeats"] else row["state"]
     efficiency = percent(row["parallel_efficiency"], decimals=0)
-    return [time, half_width(low, high), number(row["speedup"]), efficiency]
+    return [time, half_width(low, high), ratio(row["speedup"]), efficiency]
 
 
 def _convergence_values(row: Row) -> list[str]:

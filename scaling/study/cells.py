@@ -157,8 +157,8 @@ def _world_sizes(part: AnyPart, device: str, machine: Machine, where: str, notes
 def _part_cells(
     part: AnyPart, device: str, sizes: list[int], threads: int, where: str, notes: list[str]
 ) -> Iterator[Cell]:
-    aggregators = [create_aggregator(spec.name, spec.parameters) for spec in part.aggregators]
-    for aggregator in aggregators:
+    aggregators = [(spec.name, create_aggregator(spec.name, spec.parameters)) for spec in part.aggregators]
+    for _, aggregator in aggregators:
         _check_aggregator(aggregator, part, sizes, where)
     peer_access = part.peer_access if device == "cuda" else [None]
     tf32 = part.tf32 if device == "cuda" else [None]
@@ -170,7 +170,7 @@ def _part_cells(
             local, total = _batch_sizes(part, batch, size, where)
             yield Cell(
                 kind=part.kind,
-                **_names(workload, aggregator),
+                **_names(workload, *aggregator),
                 step=part.step,
                 device=device,
                 scaling=part.scaling,
@@ -227,7 +227,7 @@ def _label(name: str, parameters: dict[str, Any]) -> str:
     return f"{name}({', '.join(f'{k}={v}' for k, v in parameters.items())})" if parameters else name
 
 
-def _names(workload: Workload, aggregator: Aggregator[Any]) -> dict[str, Any]:
+def _names(workload: Workload, name: str, aggregator: Aggregator[Any]) -> dict[str, Any]:
     model = create_model(workload.model.name, workload.model.parameters)
     dataset = create_dataset(workload.dataset.name, workload.dataset.parameters)
     resolve_shape(model, dataset)  # raises where they do not fit
@@ -238,7 +238,7 @@ def _names(workload: Workload, aggregator: Aggregator[Any]) -> dict[str, Any]:
         "dataset": workload.dataset.name,
         "dataset_parameters": asdict(dataset),
         "dataset_label": _label(workload.dataset.name, workload.dataset.parameters),
-        "aggregator": aggregator.name,
+        "aggregator": name,
         "aggregator_parameters": aggregator.parameters(),
         "aggregator_label": aggregator.label(),
         "exchanges": aggregator.exchanges,

@@ -73,6 +73,7 @@ class CellRunner:
                 return self._time(cell, group, step, splits, write)
             return self._converge(cell, group, step, splits, write)
         finally:
+            group.release_host_buffers()
             gc.collect()
             if self._device.type == "cuda":
                 torch.cuda.empty_cache()

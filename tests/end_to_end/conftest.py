@@ -1,0 +1,114 @@
+"""Runs the real command in real processes, and sees to it that none is left."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from scaling.store import ResultsFolder
+
+SECONDS = 240  # no wait in these tests is longer
+
+
+class Scaling:
+    """The `scaling` command on one study file and one results folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.out = folder / "out"
+        self.study = folder / "study.yaml"
+        self.environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), str(Path(__file__).parent)]),
+            "MPLBACKEND": "Agg",
+        }
+
+    def run(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        """`scaling run` to its end."""
+        process = self.start(*arguments, **environment)
+        stdout, stderr = process.communicate(timeout=SECONDS)
+        return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
+
+    def start(self, *arguments: str, **environment: str) -> "subprocess.Popen[str]":
+        """`scaling run`, in the background."""
+        command = [sys.executable, "-m", "scaling", "run", str(self.study), "--out", str(self.out), *arguments]
+        return subprocess.Popen(
+            command,
+            cwd=self.folder,
+            env={**self.environment, **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def torchrun(self, world_size: int, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Workers under a torchrun written by hand."""
+        command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={world_size}"]
+        command += ["--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1"]
+        command += ["-m", "scaling.worker", str(self.study), "--out", str(self.out), *arguments]
+        return subprocess.run(
+            command, cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=SECONDS
+        )
+
+    def results(self) -> ResultsFolder:
+        return ResultsFolder(self.out)
+
+    def states(self) -> dict[tuple[str, int, int], str]:
+        """(aggregator, world size, repeat) -> state."""
+        return {
+            (record.cell["aggregator_label"], record.cell["world_size"], record.repeat): record.state
+            for record in self.results().runs()
+        }
+
+    def samples(self) -> dict[str, str]:
+        """Every sample file with its text."""
+        return {str(path): path.read_text() for path in sorted(self.out.glob("runs/*/*/rank*.jsonl"))}
+
+    def processes(self, word: str = "scaling.worker") -> list[int]:
+        """Pids of living processes whose command line has both `word` and this results folder."""
+        found = []
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            try:
+                words = path.read_bytes().decode(errors="replace").split("\0")
+                alive = "Z" not in (path.parent / "stat").read_text().rpartition(")")[2].split()[0]
+            except OSError:
+                continue
+            if alive and word in words and str(self.out) in words:
+                found.append(int(path.parent.name))
+        return found
+
+    def wait_for_worker(self, state: str = "running") -> int:
+        """Waits until a run is in that state; returns a worker's pid (not torchrun's)."""
+        return self.wait(lambda: self._worker_in(state))
+
+    def _worker_in(self, state: str) -> int | None:
+        if not self.results().exists() or state not in self.states().values():
+            return None
+        launchers = set(self.processes("torch.distributed.run"))
+        workers = [pid for pid in self.processes() if pid not in launchers]
+        return max(workers, default=None)
+
+    def wait(self, condition):
+        """Waits for a true value, and returns it."""
+        deadline = time.monotonic() + SECONDS
+        while time.monotonic() < deadline:
+            if value := condition():
+                return value
+            time.sleep(0.02)
+        raise TimeoutError(f"waited {SECONDS} s in vain")
+
+
+@pytest.fixture
+def scaling(tmp_path):
+    """A Scaling in a folder of its own; fails if it leaves a process behind."""
+    command = Scaling(tmp_path)
+    yield command
+    time.sleep(0.2)
+    left = command.processes()
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert not left, f"processes {left} were left behind"

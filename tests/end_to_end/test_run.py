@@ -1,0 +1,203 @@
+"""`scaling run` and hand-started workers, end to end on CPU processes."""
+
+import csv
+import json
+import os
+import signal
+
+import pytest
+import yaml
+
+from scaling.aggregators.registry import BUILT_IN
+
+pytestmark = pytest.mark.processes
+
+WORKLOAD = {
+    "model": {"name": "mlp", "hidden": [16]},
+    "dataset": {"name": "synthetic", "input_shape": [20], "num_classes": 3},
+    "global_batch": 16,
+}
+
+
+def write_study(scaling, aggregators, world_sizes=(2,), **keys):
+    study = {
+        "name": "test",
+        "kind": "iteration",
+        "device": "cpu",
+        "workloads": [WORKLOAD],
+        "aggregators": list(aggregators),
+        "world_sizes": list(world_sizes),
+        "scaling": "strong",
+        "warmup": 1,
+        "iterations": 6,
+        **keys,
+    }
+    scaling.study.write_text(yaml.safe_dump(study))
+
+
+def test_study_is_run_reported_and_not_measured_twice(scaling):
+    digits = {"model": "mlp", "dataset": "digits", "global_batch": 100, "learning_rate": 0.05}
+    study = {
+        "name": "test",
+        "device": "cpu",
+        "world_sizes": [1, 2],
+        "scaling": "strong",
+        "parts": [
+            {"kind": "iteration", "workloads": [WORKLOAD], "aggregators": list(BUILT_IN), "iterations": 6},
+            {"kind": "convergence", "workloads": [digits], "aggregators": ["all_reduce", "ring"], "epochs": 8},
+        ],
+    }
+    scaling.study.write_text(yaml.safe_dump(study))
+    first = scaling.run()
+    assert first.returncode == 0, first.stderr
+
+    rows = list(csv.DictReader((scaling.out / "summary.csv").read_text().splitlines()))
+    measured = {(row["aggregator"], int(row["world_size"])) for row in rows if row["kind"] == "iteration"}
+    assert measured == {(name, size) for name in BUILT_IN for size in (1, 2)}
+    assert all(row["state"] == "done" and row["launcher"] == "local" for row in rows)
+    assert all(float(row["final_test_accuracy"]) > 0.9 for row in rows if row["kind"] == "convergence")
+    none = [row for row in rows if row["aggregator"] == "none" and row["world_size"] == "1"]
+    assert [float(row["speedup"]) for row in none] == [1.0]
+    assert (scaling.out / "report.html").stat().st_size > 10_000
+    environment = json.loads((scaling.out / "environment.json").read_text())
+    assert environment["versions"]["torch"]
+    assert (scaling.out / "topology.yaml").exists()
+
+    before = scaling.samples()
+    second = scaling.run()
+    assert second.returncode == 0, second.stderr
+    assert scaling.samples() == before
+
+
+def test_exact_losses_are_the_same_bits_in_another_process_run(scaling):
+    digits = {"model": "mlp", "dataset": "digits", "global_batch": 100, "learning_rate": 0.05}
+    write_study(
+        scaling, ["all_reduce", "ring", "tree", "host_serial", "host_parallel"], kind="convergence",
+        workloads=[digits], epochs=2, repeats=2, warmup=None, iterations=None,
+    )  # fmt: skip
+    study = yaml.safe_load(scaling.study.read_text())
+    scaling.study.write_text(yaml.safe_dump({k: v for k, v in study.items() if v is not None}))
+    outcome = scaling.run()
+    assert outcome.returncode == 0, outcome.stderr
+    losses = {}
+    for record in scaling.results().runs():
+        rows = scaling.results().samples(record.cell_id, record.repeat)[0]
+        bits = [loss for row in rows for loss in row["step_losses"]]
+        losses.setdefault(record.cell["aggregator_label"], []).append(bits)
+    for label, (one, other) in losses.items():
+        assert one == other, label
+
+
+def test_failing_cells_are_recorded_and_the_others_finish_in_the_same_launch(scaling):
+    faulty = ["faulty_aggregators:Raises", "faulty_aggregators:OutOfMemory"]
+    write_study(scaling, [*faulty, "all_reduce", "ring"])
+    outcome = scaling.run()
+    assert outcome.returncode == 1
+    assert "Traceback" not in outcome.stderr
+    records = {record.cell["aggregator_label"]: record for record in scaling.results().runs()}
+    assert {label: record.state for label, record in records.items()} == {
+        "raises": "failed",
+        "out_of_memory": "failed",
+        "all_reduce": "done",
+        "ring": "done",
+    }
+    assert records["raises"].reason == "rank 1: RuntimeError: planted failure"
+    assert "out of memory: tried to allocate too much" in records["out_of_memory"].reason
+    assert len(list((scaling.out / "launches").glob("*.log"))) == 1
+
+    again = scaling.run()
+    assert again.returncode == 1
+    assert len(list((scaling.out / "launches").glob("*.log"))) == 1, "failed cells are left alone"
+    retried = scaling.run("--retry-failed")
+    assert retried.returncode == 1
+    assert len(list((scaling.out / "launches").glob("*.log"))) == 2
+
+
+def test_rank_that_does_not_leave_a_failed_cell_costs_the_launch_not_the_study(scaling):
+    write_study(scaling, ["faulty_aggregators:Hangs", "all_reduce", "ring", "tree"])
+    outcome = scaling.run(SCALING_CELL_EXIT_LIMIT_S="2")
+    assert outcome.returncode == 1
+    states = scaling.states()
+    assert states.pop(("hangs", 2, 0)) == "failed"
+    assert set(states.values()) == {"done"}
+    reason = next(r.reason for r in scaling.results().runs() if r.state == "failed")
+    assert reason == "rank 1: RuntimeError: planted failure"
+
+
+def test_cell_whose_worker_dies_twice_fails_and_the_others_finish(scaling):
+    write_study(scaling, ["faulty_aggregators:Dies", "all_reduce", "ring"])
+    outcome = scaling.run()
+    assert outcome.returncode == 1
+    states = scaling.states()
+    assert states.pop(("dies", 2, 0)) == "failed"
+    assert set(states.values()) == {"done"}
+    record = next(r for r in scaling.results().runs() if r.state == "failed")
+    assert record.deaths == 2
+    assert "a worker died 2 times" in record.reason
+
+
+def test_killed_worker_loses_nothing_and_nothing_is_measured_twice(scaling):
+    write_study(scaling, ["faulty_aggregators:Slow", "all_reduce", "ring"], repeats=2)
+    process = scaling.start()
+    os.kill(scaling.wait_for_worker(), signal.SIGKILL)
+    _, stderr = process.communicate(timeout=240)
+    assert process.returncode == 0, stderr
+    again = scaling.run()
+    assert again.returncode == 0, again.stderr
+    assert set(scaling.states().values()) == {"done"}
+    for record in scaling.results().runs():
+        for rows in scaling.results().samples(record.cell_id, record.repeat):
+            assert [row["iteration"] for row in rows] == list(range(7))
+
+
+def test_everything_killed_is_finished_by_the_same_command(scaling):
+    write_study(scaling, ["faulty_aggregators:Slow", "all_reduce", "ring"])
+    process = scaling.start()
+    scaling.wait_for_worker()
+    process.kill()
+    process.wait(60)
+    scaling.wait(lambda: not scaling.processes())  # the workers do not outlive the command
+    before = {key: text for key, text in scaling.samples().items() if "attempt" not in key}
+    outcome = scaling.run()
+    assert outcome.returncode == 0, outcome.stderr
+    assert set(scaling.states().values()) == {"done"}
+    assert all(record.deaths == 0 for record in scaling.results().runs())
+    done = {str(p) for p in map(str, before)} & set(scaling.samples())
+    assert done == set(before)
+
+
+def test_ctrl_c_keeps_what_is_finished_and_the_same_command_goes_on(scaling):
+    write_study(scaling, ["faulty_aggregators:Slow", "all_reduce", "ring"])
+    process = scaling.start()
+    scaling.wait_for_worker()
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "the same command goes on" in stderr
+    assert "Traceback" not in stderr
+    assert not scaling.processes()
+    assert "running" not in scaling.states().values()
+    kept = {key: text for key, text in scaling.samples().items()}
+    outcome = scaling.run()
+    assert outcome.returncode == 0, outcome.stderr
+    finished = scaling.samples()
+    assert all(finished[key] == text for key, text in kept.items() if key in finished)
+
+
+def test_hand_written_torchrun_runs_its_own_world_size_and_leaves_the_rest(scaling):
+    write_study(scaling, ["none", "ring"], world_sizes=(1, 2))
+    outcome = scaling.torchrun(2)
+    assert outcome.returncode == 0, outcome.stderr
+    states = scaling.states()
+    assert {state for (_, size, _), state in states.items() if size == 2} == {"done"}
+    assert {state for (_, size, _), state in states.items() if size == 1} == {"planned"}
+    assert {r.launch["launcher"] for r in scaling.results().runs() if r.state == "done"} == {"torchrun"}
+
+    wrong = scaling.torchrun(3)
+    assert wrong.returncode != 0
+    assert "has no cell of world size 3; it has [1, 2]" in wrong.stderr
+    assert "exitcode  : 2" in wrong.stderr
+
+    rest = scaling.run()
+    assert rest.returncode == 0, rest.stderr
+    assert set(scaling.states().values()) == {"done"}

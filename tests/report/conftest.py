@@ -1,0 +1,120 @@
+"""Results folders made by hand, with samples whose answers are known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scaling.store import ResultsFolder, RunRecord
+
+Line = Mapping[str, Any]
+
+
+class StudyFolder:
+    """A results folder that is filled cell by cell, as a worker would."""
+
+    def __init__(self, path: Path) -> None:
+        self.folder = ResultsFolder(path)
+        self.folder.write_study({"name": "by-hand", "parts": [], "notes": ["device: none found"]})
+        self.folder.write_environment({"cpu": {"model": "A <b>fast</b> one", "usable_cores": 2}, "gpus": []})
+        self._count = 0
+
+    def add(
+        self,
+        runs: Sequence[Sequence[Sequence[Line]] | str],
+        *,
+        summary: Mapping[str, Any] | None = None,
+        notes: Sequence[str] = (),
+        **cell: Any,
+    ) -> str:
+        """Adds a cell; each run is its samples [rank][line], or "planned", "running" or "failed: reason"."""
+        self._count += 1
+        cell_id = f"{self._count:012x}"
+        for repeat, run in enumerate(runs):
+            record = RunRecord(cell_id, repeat, _cell(**cell))
+            self.folder.write_run(record)
+            if run == "planned":
+                continue
+            self.folder.start_run(record, {"launcher": "local", "host": "here"})
+            if isinstance(run, str):
+                if run.startswith("failed"):
+                    self.folder.fail_run(record, run.partition(": ")[2])
+                continue
+            for rank, lines in enumerate(run):
+                self.folder.sample_writer(cell_id, repeat, rank)(lines)
+            self.folder.finish_run(record, summary or {}, notes)
+        return cell_id
+
+    def add_steps(self, launches: Sequence[Sequence[float]], **cell: Any) -> str:
+        """Adds an iteration cell from its launches' step times, which all of its ranks share."""
+        lines = [[iteration(number, step_s) for number, step_s in enumerate(steps)] for steps in launches]
+        return self.add([[run] * cell.get("world_size", 1) for run in lines], **cell)
+
+
+def iteration(number: int, step_s: float, *, warmup: bool = False, **phases: float) -> dict[str, Any]:
+    """A line of an iteration cell's samples."""
+    return {"iteration": number, "warmup": warmup, "step_s": step_s, **phases}
+
+
+def epoch(number: int, train_s: float, loss: float | None, accuracy: float | None) -> dict[str, Any]:
+    """A line of a convergence cell's samples on rank 0."""
+    losses = {"step_losses": [loss], "train_loss": loss, "test_loss": loss, "test_accuracy": accuracy}
+    return {"epoch": number, "train_s": train_s, **losses}
+
+
+def _cell(**changes: Any) -> dict[str, Any]:
+    size = changes.get("world_size", 1)
+    batch = changes.pop("batch", 64)
+    weak = changes.get("scaling") == "weak"
+    cell = {
+        "kind": "iteration",
+        "model": "mlp",
+        "dataset": "synthetic",
+        "aggregator": "none",
+        "step": "eager",
+        "device": "cpu",
+        "scaling": "strong",
+        "world_size": size,
+        "local_batch": batch if weak else batch // size,
+        "global_batch": batch * size if weak else batch,
+        "threads": 1,
+        "peer_access": None,
+        "tf32": None,
+        "seed": 0,
+        "learning_rate": 0.01,
+        "momentum": 0.9,
+        "weight_decay": 0.0,
+        "nesterov": False,
+        "warmup": 1,
+        "iterations": 3,
+        "max_seconds": None,
+        "epochs": None,
+        "target_accuracy": None,
+        "model_parameters": {},
+        "dataset_parameters": {},
+        "aggregator_parameters": {},
+        **changes,
+    }
+    labels = {f"{field}_label": cell[field] for field in ("model", "dataset", "aggregator")}
+    return {**labels, **cell, "exchanges": cell["aggregator"] != "none", "lossy": False}
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> StudyFolder:
+    """An empty results folder to be filled."""
+    return StudyFolder(tmp_path / "by-hand")
+
+
+@pytest.fixture
+def line() -> Callable[..., dict[str, Any]]:
+    """Makes a line of an iteration cell."""
+    return iteration
+
+
+@pytest.fixture
+def epoch_line() -> Callable[..., dict[str, Any]]:
+    """Makes a line of a convergence cell."""
+    return epoch

@@ -1,0 +1,189 @@
+"""The page, the terminal's tables and the states, over whole folders."""
+
+import io
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+
+import pytest
+from rich.console import Console
+
+from scaling.errors import StoreError
+from scaling.report import status_table, summary_table, write_report
+from scaling.report.html import num_cores
+from scaling.report.terminal import render_tables
+from scaling.store import ResultsFolder
+
+
+class Page(HTMLParser):
+    """Collects what a browser would fetch, the ids and what refers to them, and the text."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.ids, self.addresses, self.references, self.text = [], [], [], [], ""
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        for name, value in attrs:
+            if name == "id":
+                self.ids.append(value)
+            if name in ("href", "src", "xlink:href", "srcset", "action"):
+                (self.references if value.startswith("#") else self.addresses).append(value.lstrip("#"))
+            self.references += re.findall(r"url\(#([^)]+)\)", value or "")
+
+    def handle_data(self, data):
+        self.text += data
+
+
+@pytest.fixture
+def filled(study, line, epoch_line):
+    """Two kinds, several aggregators and world sizes, a failed and a planned cell."""
+    label = "one_bit(threshold=mean)"
+    for aggregator, shown in (("none", "none"), ("ring", "ring"), ("one_bit", label)):
+        for size in (1, 2):
+            ranks = [
+                [
+                    line(i, 0.1 / size, warmup=i < 2, forward_s=0.06 / size, communicate_s=0.01)
+                    for i in range(10)
+                ]
+            ] * size
+            study.add(
+                [ranks] * 3, aggregator=aggregator, aggregator_label=shown, world_size=size, notes=["a, note"]
+            )
+    study.add([[[epoch_line(1, 1.0, 0.5, 0.9), epoch_line(2, 2.0, 0.02, 0.95)]]], kind="convergence")
+    study.add(["failed: killed by <signal> 9"], aggregator="tree", world_size=2)
+    study.add(["planned"], aggregator="tree", world_size=4)
+    return study.folder
+
+
+def test_report_writes_table_figures_and_page(filled):
+    path = write_report(filled)
+    assert path == filled.path / "report.html"
+    figures = sorted(figure.name.partition("-mlp")[0] for figure in (filled.path / "figures").glob("*.svg"))
+    assert figures == ["loss-epochs", "loss-seconds", "phases", "speedup"]
+    assert len(list((filled.path / "figures").glob("*.png"))) == 4
+    assert (filled.path / "summary.csv").read_bytes().count(b"\r\n") == 10
+
+
+def test_page_makes_no_request_and_runs_no_script(filled):
+    text = write_report(filled).read_text()
+    page = Page(text)
+    assert page.addresses == []
+    assert not {"script", "link", "img", "iframe", "object", "image"} & set(page.tags)
+    assert "http" not in text
+    assert "@import" not in text
+
+
+def test_page_holds_every_figure_with_ids_of_its_own(filled):
+    page = Page(write_report(filled).read_text())
+    assert page.tags.count("svg") == 4
+    assert len(page.ids) == len(set(page.ids)) > 0
+    assert set(page.references) <= set(page.ids)
+    for figure in (filled.path / "figures").glob("*.svg"):
+        assert f"figures/{figure.name}" in page.text
+
+
+def test_page_escapes_text_and_shows_notes_reasons_and_environment(filled):
+    text = write_report(filled).read_text()
+    assert "killed by &lt;signal&gt; 9" in text
+    assert "A &lt;b&gt;fast&lt;/b&gt; one" in text
+    page = Page(text)
+    for shown in (
+        "a, note (none x 1, none x 2,",
+        "device: none found",
+        "cpu.usable_cores",
+        "1 planned and 1 failed",
+    ):
+        assert shown in " ".join(page.text.split())
+
+
+def test_page_is_the_same_every_time(filled):
+    assert write_report(filled).read_bytes() == write_report(filled).read_bytes()
+
+
+@pytest.mark.parametrize("states", [[], ["planned"], ["running"], ["failed: no memory"]])
+def test_report_works_without_any_done_cell(study, states):
+    for state in states:
+        study.add([state])
+    text = write_report(study.folder).read_text()
+    assert "No cell is done yet" in text
+    assert len(status_table(study.folder)) == len(states)
+
+
+def test_folder_without_environment_says_so(filled):
+    (filled.path / "environment.json").unlink()
+    assert "was not recorded" in write_report(filled).read_text()
+
+
+def test_folder_that_is_none_is_refused(tmp_path):
+    for function in (write_report, summary_table, status_table):
+        with pytest.raises(StoreError, match="no results folder"):
+            function(ResultsFolder(tmp_path / "nothing"))
+
+
+def test_report_works_without_torch(filled):
+    program = (
+        # Not sys.modules["torch"] = None: scipy takes an entry there for the imported module.
+        "import sys\n"
+        "class NoTorch:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.partition('.')[0] == 'torch':\n"
+        "            raise ModuleNotFoundError('no torch here')\n"
+        "sys.meta_path.insert(0, NoTorch())\n"
+        "from scaling.report import status_table, write_report\n"
+        "from scaling.report.terminal import render_tables\n"
+        "from scaling.store import ResultsFolder\n"
+        "folder = ResultsFolder(sys.argv[1])\n"
+        "print(len(status_table(folder)), write_report(folder).name)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(filled.path)], capture_output=True, text=True, timeout=300
+    )
+    assert done.stdout == "9 report.html\n", done.stderr
+
+
+def test_status_lists_the_states_of_every_repeat_without_reading_samples(study, line):
+    done = study.add([[[line(0, 1.0)]], "planned"], aggregator="ring")
+    study.add(["failed: no memory"], aggregator="tree", world_size=2)
+    (study.folder.path / "runs" / done / "0" / "rank0.jsonl").write_text("damaged")
+    ring, tree = status_table(study.folder)
+    assert (ring["aggregator"], ring["states"], ring["state"]) == ("ring", ["done", "planned"], "planned")
+    assert (ring["reason"], ring["cell_id"]) == (None, done)
+    assert (tree["world_size"], tree["states"], tree["reason"]) == (2, ["failed"], "no memory")
+
+
+def test_terminal_tables_fit_80_columns_one_a_group(filled):
+    tables = render_tables(summary_table(filled))
+    console = Console(width=80, record=True, file=io.StringIO())
+    for table in tables:
+        console.print(table)
+    text = console.export_text()
+    assert len(tables) == 2
+    assert all(len(row) <= 80 for row in text.splitlines())
+    assert "…" not in text
+    for shown in ("one_bit(threshold=mean)", "ms/iteration", "failed", "planned", "95.00%", "50.0"):
+        assert shown in text
+
+
+def test_terminal_shows_brackets_of_labels_as_they_are(study, line):
+    study.add([[[line(0, 1.0)]]], aggregator="x", aggregator_label="x(a=[1, 2])", model_label="m(h=[red])")
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(*render_tables(summary_table(study.folder)))
+    text = console.export_text()
+    assert "x(a=[1, 2])" in text
+    assert "m(h=[red])" in text
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({"cpu": {"usable_cores": 3, "cores": 8}}, 3),
+        ({"cpu": {"cores": 8}}, 8),
+        ({"cpu": "x"}, None),
+        (None, None),
+    ],
+)
+def test_cores_come_from_the_environment(environment, expected):
+    assert num_cores(environment) == expected

@@ -1,0 +1,121 @@
+"""What the sentences may and may not claim."""
+
+import pytest
+
+from scaling.report.sentence import findings
+from scaling.report.tables import summary_table
+
+
+def said(study, num_cores=None):
+    return " ".join(findings(summary_table(study.folder), num_cores))
+
+
+def around(step_s, spread=0.001):
+    """Three launches with that median."""
+    return [[step_s - spread], [step_s], [step_s + spread]]
+
+
+def test_clear_winner_is_named_with_interval_and_speedup(study):
+    study.add_steps(around(4.0))
+    study.add_steps(around(2.0), aggregator="ring", world_size=2)
+    study.add_steps(around(1.0), aggregator="ring", world_size=4)
+    text = said(study)
+    assert "strong scaling, global batch 64, cpu: with several workers, the fastest is ring on 4" in text
+    assert "95% interval 997.5 to 1002.5 ms" in text
+    assert "4.00 times the throughput of one worker" in text
+
+
+def test_no_winner_is_named_when_intervals_overlap(study):
+    study.add_steps(around(4.0))
+    study.add_steps(around(1.00, 0.1), aggregator="ring", world_size=4)
+    study.add_steps(around(1.05, 0.1), aggregator="tree", world_size=4)
+    study.add_steps(around(3.0), aggregator="ring", world_size=2)
+    text = said(study)
+    assert "the fastest is" not in text
+    assert "no single fastest one can be named" in text
+    assert "tree on 4 workers cannot be told apart" in text
+    assert "ring on 2 workers" not in text
+
+
+def test_no_winner_is_named_when_an_interval_is_missing(study):
+    study.add_steps([[4.0]])
+    study.add_steps([[1.0]], aggregator="ring", world_size=4)
+    study.add_steps([[3.0]], aggregator="tree", world_size=4)
+    text = said(study)
+    assert "the fastest is" not in text
+    assert "too few samples or launches to tell it apart from tree on 4 workers" in text
+    assert "too few samples for an interval" in text
+
+
+def test_one_launch_is_said_to_be_one(study):
+    study.add_steps([[4.0] * 20])
+    study.add_steps([[1.0] * 20], aggregator="ring", world_size=4)
+    study.add_steps([[2.0] * 20], aggregator="tree", world_size=4)
+    assert "All of this is from one launch: another may order them differently" in said(study)
+
+
+def test_control_arms_are_no_candidates(study):
+    study.add_steps(around(4.0))
+    study.add_steps(around(1.0), world_size=4)
+    study.add_steps(around(2.0), aggregator="ring", world_size=4)
+    text = said(study)
+    assert "ring on 4 workers takes" in text
+    assert "none on 4 workers" not in text
+
+
+def test_more_workers_that_did_not_help_are_said_not_to(study):
+    study.add_steps(around(1.0))
+    study.add_steps(around(2.0), aggregator="ring", world_size=2)
+    assert "More workers than one did not help: one worker (none on 1 worker, " in said(study)
+
+
+def test_more_workers_that_cannot_be_told_apart_from_one_did_not_help_measurably(study):
+    study.add_steps(around(1.0, 0.1))
+    study.add_steps(around(0.9, 0.1), aggregator="ring", world_size=2)
+    assert "more workers than one did not help measurably" in said(study)
+
+
+def test_weak_scaling_is_judged_by_throughput(study):
+    study.add_steps(around(1.0), scaling="weak")
+    study.add_steps(around(1.1), scaling="weak", aggregator="ring", world_size=2)
+    study.add_steps(around(1.2), scaling="weak", aggregator="ring", world_size=4)
+    text = said(study)
+    assert "the fastest is ring on 4 workers" in text
+    assert "did not help" not in text
+
+
+@pytest.mark.parametrize(("num_cores", "warned"), [(4, False), (3, True), (None, False)])
+def test_workers_that_share_cores_are_warned_of(study, num_cores, warned):
+    study.add_steps(around(1.0), aggregator="ring", world_size=2, threads=2)
+    assert ("say little about how the training really scales" in said(study, num_cores)) is warned
+
+
+def test_convergence_gives_the_range_and_names_the_worst(study, epoch_line):
+    for size, accuracy in ((1, 0.98), (2, 0.97), (4, 0.90)):
+        ranks = [[epoch_line(1, 1.0, 0.1, accuracy)], *[[{"epoch": 1, "train_s": 1.0}]] * (size - 1)]
+        study.add([ranks], kind="convergence", aggregator="ring", world_size=size, target_accuracy=0.95)
+    text = said(study)
+    assert "lies between 90.00% and 98.00% over 3 combinations" in text
+    assert "the lowest is that of ring on 4 workers" in text
+    assert "2 of 3 combinations reached 95.0% in every repeat; not so ring on 4 workers" in text
+
+
+def test_divergence_is_said(study, epoch_line):
+    study.add([[[epoch_line(1, 1.0, None, 0.1)]]], kind="convergence")
+    assert "the loss was not finite in the end for none on 1 worker" in said(study)
+
+
+def test_failed_and_planned_cells_are_counted(study, line):
+    study.add([[[line(0, 1.0)]]])
+    study.add(["failed: no memory"], aggregator="ring", world_size=2)
+    study.add(["planned"], aggregator="tree", world_size=2)
+    text = said(study)
+    assert "Of 3 cells, 1 failed" in text
+    assert "Of 3 cells, 1 planned" in text
+
+
+@pytest.mark.parametrize("cells", [[], ["planned"], ["failed: no memory"]])
+def test_without_any_done_cell_nothing_is_compared(study, cells):
+    for state in cells:
+        study.add([state])
+    assert said(study).startswith("No cell is done yet")

@@ -1,0 +1,275 @@
+"""The summary against answers worked out by hand."""
+
+import csv
+import io
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from scaling.errors import StoreError
+from scaling.report.columns import COLUMNS, to_rows
+from scaling.report.samples import read_cells
+from scaling.report.tables import summary_table, table_csv
+
+
+def rows_of(study):
+    return to_rows(summary_table(study.folder))
+
+
+def test_median_is_of_the_slowest_rank_aligned_by_iteration_without_warm_up(study, line):
+    # Rank 1 wrote its lines in another order: sorted by time, or with the warm-up, the median is another.
+    rank_0 = [line(0, 9.0, warmup=True), line(1, 1.0), line(2, 5.0), line(3, 1.0)]
+    rank_1 = [line(3, 4.0), line(1, 2.0), line(2, 1.0), line(0, 9.0, warmup=True)]
+    study.add([[rank_0, rank_1]], aggregator="ring", world_size=2)
+
+    launch = read_cells(study.folder)[0].launches[0]
+    assert launch.step_s.tolist() == [2.0, 5.0, 4.0]
+    assert launch.slowest_rank.tolist() == [1, 0, 1]
+    (row,) = rows_of(study)
+    assert row["iteration_s"] == 4.0
+    assert row["iterations"] == 3
+    assert row["samples_per_s"] == 16.0
+
+
+def test_phases_are_those_of_the_slowest_rank(study, line):
+    rank_0 = [line(i, 1.0, forward_s=0.1, communicate_s=0.9) for i in range(3)]
+    rank_1 = [line(i, 2.0, forward_s=0.5, communicate_s=1.5) for i in range(3)]
+    study.add([[rank_0, rank_1]], aggregator="ring", world_size=2)
+    (row,) = rows_of(study)
+    assert (row["forward_s"], row["communicate_s"], row["exposed_comm_s"]) == (0.5, 1.5, 1.5)
+
+
+def test_phase_absent_in_an_iteration_counts_as_zero_only_if_the_cell_has_it(study, line):
+    lines = [line(0, 1.0, reduce_s=0.3), line(1, 1.0), line(2, 1.0)]
+    study.add([[lines]])
+    (row,) = rows_of(study)
+    assert row["reduce_s"] == 0.0
+    assert row["encode_s"] is None
+
+
+def test_values_that_do_not_exist_are_empty_in_the_file_and_never_zero(study, line):
+    study.add([[[line(0, 1.0, forward_s=0.4)]]])
+    (written,) = csv.DictReader(io.StringIO(table_csv(summary_table(study.folder))))
+    empty = (
+        "iteration_s_low",
+        "exposed_comm_s",
+        "communicate_s",
+        "h2d_s",
+        "peer_access",
+        "num_nodes",
+        "epochs",
+    )
+    empty += ("final_test_accuracy", "train_s", "wire_bytes_per_rank", "reason", "notes")
+    assert {name: written[name] for name in empty} == dict.fromkeys(empty, "")
+    assert written["forward_s"] == "0.4"
+
+
+def test_columns_come_in_their_order_with_phases_after_the_copies(study):
+    study.add(["planned"])
+    names = list(summary_table(study.folder).columns)
+    assert names == list(COLUMNS)
+    assert names[:6] == ["study", "kind", "model", "dataset", "aggregator", "step"]
+    start = names.index("wire_bytes_per_rank")
+    phases = ["h2d_s", "d2h_s", "input_s", "forward_s", "backward_s", "encode_s", "communicate_s", "reduce_s"]
+    assert names[start + 1 : start + 9] == phases
+
+
+def test_interval_of_three_launches_is_students_t_on_their_medians(study):
+    study.add_steps([[1.0, 1.0, 5.0], [2.0, 2.0, 0.0], [3.0, 3.0, 9.0]])
+    (row,) = rows_of(study)
+    # Medians 1, 2, 3: mean 2, standard deviation 1, t(0.975, 2 degrees of freedom) = 4.30265.
+    half_width = 4.302652729911275 / np.sqrt(3)
+    assert row["iteration_s_low"] == pytest.approx(2 - half_width)
+    assert row["iteration_s_high"] == pytest.approx(2 + half_width)
+    assert row["interval_method"] == "t interval of the launches' medians"
+    assert (row["repeats"], row["iterations"]) == (3, 9)
+
+
+@pytest.mark.parametrize(
+    ("scaling", "step_s", "speedup"),
+    [("strong", 2.0, 2.0), ("weak", 4.0, 4.0), ("weak", 8.0, 2.0)],
+)
+def test_speedup_is_the_ratio_of_throughput_to_one_worker_without_exchange(study, scaling, step_s, speedup):
+    study.add_steps([[4.0]], scaling=scaling)
+    study.add_steps([[step_s]], scaling=scaling, aggregator="ring", world_size=4)
+    baseline, row = rows_of(study)
+    assert (baseline["speedup"], baseline["parallel_efficiency"]) == (1.0, 1.0)
+    assert (row["speedup"], row["parallel_efficiency"]) == (speedup, speedup / 4)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"batch": 128},
+        {"model": "fcn-r"},
+        {"model_parameters": {"hidden": 3}},
+        {"dataset": "mnist"},
+        {"device": "cuda"},
+        {"tf32": True},
+        {"threads": 2},
+        {"scaling": "weak"},
+        {"learning_rate": 0.1},
+        {"momentum": 0.0},
+        {"weight_decay": 0.1},
+        {"nesterov": True},
+        {"seed": 1},
+        {"aggregator": "ring"},
+        {"world_size": 2},
+    ],
+    ids=str,
+)
+def test_speedup_is_empty_without_an_equal_baseline(study, other):
+    study.add_steps([[4.0]], **other)
+    own = study.add_steps([[2.0]], aggregator="tree", world_size=4)
+    (row,) = [row for row in rows_of(study) if row["cell_id"] == own]
+    assert (row["speedup"], row["parallel_efficiency"]) == (None, None)
+
+
+def test_baseline_may_have_another_peer_access_but_its_own_is_preferred(study):
+    study.add_steps([[4.0]], peer_access=True)
+    only_on = study.add_steps([[2.0]], aggregator="ring", world_size=2, peer_access=False)
+    assert {row["cell_id"]: row["speedup"] for row in rows_of(study)}[only_on] == 2.0
+    study.add_steps([[6.0]], peer_access=False)
+    assert {row["cell_id"]: row["speedup"] for row in rows_of(study)}[only_on] == 3.0
+
+
+def test_planned_baseline_gives_no_speedup(study):
+    study.add(["planned"])
+    study.add_steps([[2.0]], aggregator="ring", world_size=2)
+    assert [row["speedup"] for row in rows_of(study)] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("states", "expected"),
+    [
+        (["planned", "planned"], "planned"),
+        (["running", "planned"], "running"),
+        (["failed: out of memory", "running"], "failed"),
+        (["done", "planned"], "planned"),
+        (["done", "done"], "done"),
+    ],
+)
+def test_state_of_a_cell_is_the_worst_of_its_repeats(study, line, states, expected):
+    study.add([[[line(0, 1.0)]] if state == "done" else state for state in states])
+    (row,) = rows_of(study)
+    assert row["state"] == expected
+    assert row["repeats"] == states.count("done")
+    assert row["iteration_s"] == (1.0 if "done" in states else None)
+    assert row["reason"] == ("out of memory" if expected == "failed" else None)
+
+
+def test_convergence_takes_medians_over_repeats_and_leaves_times_per_iteration_empty(study, epoch_line):
+    def run(last, seconds):
+        return [[epoch_line(1, seconds, 2.0, 0.5), epoch_line(2, 2 * seconds, 1.0, last)]]
+
+    study.add(
+        [run(0.90, 10.0), run(0.94, 12.0), run(0.92, 11.0)],
+        kind="convergence",
+        target_accuracy=0.9,
+        summary={"wire_bytes_per_rank": [7]},
+    )
+    (row,) = rows_of(study)
+    assert (row["epochs"], row["train_loss"], row["final_test_accuracy"]) == (2, 1.0, 0.92)
+    assert (row["seconds_to_target"], row["target_accuracy"], row["train_s"]) == (22.0, 0.9, 22.0)
+    assert (row["iteration_s"], row["iterations"], row["speedup"], row["forward_s"]) == (None,) * 4
+
+
+def test_seconds_to_target_are_empty_if_one_repeat_never_reaches_it(study, epoch_line):
+    runs = [[[epoch_line(1, 10.0, 2.0, accuracy)]] for accuracy in (0.95, 0.80)]
+    study.add(runs, kind="convergence", target_accuracy=0.9)
+    (row,) = rows_of(study)
+    assert row["seconds_to_target"] is None
+    assert row["final_test_accuracy"] == pytest.approx(0.875)
+
+
+def test_training_seconds_are_those_of_the_slowest_rank(study, epoch_line):
+    study.add(
+        [[[epoch_line(1, 10.0, 2.0, 0.95)], [{"epoch": 1, "train_s": 12.0}]]],
+        kind="convergence",
+        target_accuracy=0.9,
+        world_size=2,
+        aggregator="ring",
+    )
+    (row,) = rows_of(study)
+    assert (row["train_s"], row["seconds_to_target"]) == (12.0, 12.0)
+
+
+def test_loss_that_was_not_finite_is_empty_and_noted(study, epoch_line):
+    run = [[epoch_line(1, 1.0, 2.0, 0.5), epoch_line(2, 2.0, None, None)]]
+    study.add([run], kind="convergence", target_accuracy=0.9)
+    (row,) = rows_of(study)
+    assert (row["train_loss"], row["final_test_accuracy"], row["seconds_to_target"]) == (None, None, None)
+    assert row["notes"] == "diverged: the training loss was not finite in 1 of 1 repeats"
+
+
+def test_rows_are_in_the_order_of_kind_batch_aggregator_and_world_size(study):
+    for aggregator in ("one_bit", "tree", "host_serial", "none", "all_reduce"):
+        for size in (2, 1):
+            study.add(["planned"], aggregator=aggregator, world_size=size)
+    study.add(["planned"], batch=8)
+    study.add(["planned"], kind="convergence")
+    shown = [
+        (row["kind"], row["global_batch"], row["aggregator"], row["world_size"]) for row in rows_of(study)
+    ]
+    order = ["none", "all_reduce", "tree", "host_serial", "one_bit"]
+    expected = [("iteration", 64, name, size) for name in order for size in (1, 2)]
+    assert shown == [("iteration", 8, "none", 1), *expected, ("convergence", 64, "none", 1)]
+
+
+def test_csv_round_trips_with_commas_quotes_and_line_breaks(study):
+    label = 'mlp(hidden=[10, 20], name="a")'
+    study.add(["failed: no memory,\nnone at all"], model_label=label)
+    text = table_csv(summary_table(study.folder))
+    header, *_ = text.split("\r\n")
+    assert header == ",".join(COLUMNS)
+    assert text.endswith("\r\n")
+    (row,) = csv.DictReader(io.StringIO(text, newline=""))
+    assert (row["model"], row["reason"]) == (label, "no memory,\nnone at all")
+    (again,) = pd.read_csv(io.StringIO(text)).to_dict("records")
+    assert (again["model"], again["aggregator"], again["global_batch"]) == (label, "none", 64)
+
+
+def test_bytes_are_the_largest_of_all_ranks_and_precision_has_its_name(study, line):
+    summary = {"wire_bytes_per_rank": [100, 300, 200, 0]}
+    ranks = [[line(0, 1.0)]] * 4
+    study.add(
+        [ranks], aggregator="ring", world_size=4, summary=summary, tf32=True, device="cuda", peer_access=True
+    )
+    (row,) = rows_of(study)
+    assert (row["wire_bytes_per_rank"], row["precision"], row["peer_access"]) == (300, "tf32", True)
+    assert (row["launcher"], row["study"]) == ("local", "by-hand")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "message"),
+    [
+        ([[{"iteration": 0, "warmup": False, "step_s": 1.0}]], "samples of 1 ranks"),
+        ([[{"iteration": 0, "warmup": False, "step_s": 1.0}], []], "ranks 0 and 1 recorded different"),
+        ([[{"iteration": 0, "warmup": False, "step_s": 1.0}] * 2] * 2, "recorded twice"),
+        ([[{"iteration": 0, "warmup": True, "step_s": 1.0}]] * 2, "no measured iteration"),
+        ([[{"iteration": 0, "step_s": 1.0}]] * 2, "lacks 'warmup'"),
+        ([[{"iteration": 0, "warmup": False}]] * 2, "step_s is None"),
+        ([[{"iteration": "a", "warmup": False, "step_s": 1.0}]] * 2, "whole number"),
+        ([[[1, 2]]] * 2, "should be an object"),
+    ],
+)
+def test_damaged_samples_of_a_done_run_are_an_error_that_names_the_run(study, ranks, message):
+    cell_id = study.add([ranks], aggregator="ring", world_size=2)
+    with pytest.raises(StoreError, match=message) as caught:
+        summary_table(study.folder)
+    assert f"{cell_id}/0" in str(caught.value)
+
+
+def test_missing_cell_variable_is_an_error(study):
+    cell_id = study.add(["planned"])
+    record = study.folder.run(cell_id, 0)
+    del record.cell["world_size"]
+    study.folder.write_run(record)
+    with pytest.raises(StoreError, match="lacks world_size"):
+        summary_table(study.folder)
+
+
+def test_folder_without_any_cell_gives_an_empty_table_with_all_columns(study):
+    table = summary_table(study.folder)
+    assert (len(table), list(table.columns)) == (0, list(COLUMNS))

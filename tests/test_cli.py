@@ -1,0 +1,170 @@
+"""The command line: bad input is one message and exit code 2; reading verbs answer without torch."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from scaling.cli import main
+
+STUDY = """
+name: small
+kind: iteration
+device: cpu
+workloads:
+  - {model: mlp, dataset: digits, global_batch: 96}
+aggregators: [none, ring]
+world_sizes: [1, 2]
+scaling: strong
+"""
+
+
+@pytest.fixture
+def call(monkeypatch, capsys, tmp_path):
+    """Runs `scaling ...` in this process: (exit code, stdout, stderr)."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SCALING_DATA_DIR", raising=False)
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["scaling", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+            raise SystemExit(0)
+        captured = capsys.readouterr()
+        return ended.value.code or 0, captured.out, captured.err
+
+    return run
+
+
+@pytest.fixture
+def study(tmp_path):
+    path = tmp_path / "small.yaml"
+    path.write_text(STUDY)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("model: mlp", "model: mpl"), "unknown model 'mpl' (did you mean 'mlp'?)"),
+        (("scaling: strong", "scalling: strong"), "unknown key 'scalling'; did you mean 'scaling'?"),
+        (("[1, 2]", "[0]"), "world_sizes.0 is 0"),
+        (("[1, 2]", "[1, 5]"), "global_batch 96 does not divide by world size 5"),
+        (("ring", "rign"), "unknown aggregator 'rign' (did you mean 'ring'?)"),
+        (("name: small", "nome: small"), "key 'name' is missing"),
+        (("[none, ring]", "[{name: one_bit, threshold: median}]"), "threshold"),
+        (("global_batch: 96", "local_batch: 96"), "needs global_batch"),
+        (("workloads:", "workloads: ["), "no valid YAML"),
+    ],
+)
+def test_bad_study_is_one_message_and_exit_code_2(call, study, change, message):
+    study.write_text(STUDY.replace(*change))
+    for verb in ("plan", "run"):
+        code, out, err = call(verb, study)
+        assert code == 2
+        assert message in err
+        assert "Traceback" not in err
+        assert out == ""
+
+
+def test_unknown_study_and_unknown_list_name_what_there_is(call):
+    code, _, err = call("plan", "mnits")
+    assert code == 2
+    assert "mnist" in err
+    code, _, err = call("list", "modells")
+    assert code == 2
+    assert "models" in err
+
+
+@pytest.mark.parametrize("verb", ["report", "status"])
+def test_unreadable_results_folder_is_one_message(call, tmp_path, verb):
+    for path, message in [(tmp_path / "missing", "no results folder"), (tmp_path, "no study.yaml")]:
+        code, _, err = call(verb, path)
+        assert code == 2
+        assert message in err
+    broken = tmp_path / "broken"
+    (broken / "runs" / "abc" / "0").mkdir(parents=True)
+    (broken / "study.yaml").write_text("name: broken\n")
+    (broken / "runs" / "abc" / "0" / "run.json").write_text('{"schema_version": 1, "cell_')
+    code, _, err = call(verb, broken)
+    assert code == 2
+    assert "run.json is damaged" in err
+
+
+def test_folder_of_another_study_is_refused_naming_the_difference(call, study, tmp_path, monkeypatch):
+    from scaling.store import ResultsFolder
+    from scaling.study.cells import resolve
+    from scaling.study.overrides import load_study
+    from scaling.study.prepare import prepare, this_machine
+
+    loaded = load_study(str(study))
+    prepare(ResultsFolder(tmp_path / "out"), loaded, resolve(loaded, this_machine()))
+    code, _, err = call("run", study, "--out", tmp_path / "out", "learning_rate=0.5")
+    assert code == 2
+    assert "parts.0.learning_rate is 0.01 there and 0.5 here" in err
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    (foreign / "thesis.tex").write_text("precious")
+    code, _, err = call("run", study, "--out", foreign)
+    assert code == 2
+    assert "is not empty and holds no study" in err
+
+
+def test_truncated_mnist_file_is_named_with_its_checksum(call, study, tmp_path, monkeypatch):
+    from scaling.workloads.mnist import FILES
+
+    study.write_text(STUDY.replace("digits", "mnist"))
+    folder = tmp_path / "data" / "mnist"
+    folder.mkdir(parents=True)
+    for file in FILES:
+        (folder / file.name).write_bytes(b"\x1f\x8b truncated")
+    monkeypatch.setenv("SCALING_DATA_DIR", str(tmp_path / "data"))
+    code, _, err = call("run", study)
+    assert code == 2
+    assert FILES[0].name in err
+    assert FILES[0].md5 in err
+
+
+def test_wrong_override_says_what_is_allowed(call, study):
+    for override, message in [
+        ("repeats", "not of the form key=value"),
+        ("workloads.3.model=mlp", "use an index from 0 to 0"),
+        ("repeats=0", "repeats is 0"),
+    ]:
+        code, _, err = call("plan", study, override)
+        assert code == 2
+        assert message in err
+
+
+def test_plan_lists_cells_launches_and_an_estimate(call, study):
+    code, out, _ = call("plan", study, "--json", "repeats=3")
+    plan = json.loads(out)
+    assert code == 0
+    assert len(plan["cells"]) == 4
+    assert [(one["repeat"], one["world_size"], one["num_cells"]) for one in plan["launches"]] == [
+        (repeat, size, 2) for repeat in range(3) for size in (1, 2)
+    ]
+    assert plan["estimated_seconds"] > 0
+
+
+def test_list_gives_json_with_whole_names(call):
+    code, out, _ = call("list", "models", "--json")
+    entries = {entry["name"]: entry for entry in json.loads(out)}
+    assert code == 0
+    assert entries["fcn-r"]["num_parameters"] == 14_205_962
+    assert set(entries["fcn-r"]) >= {"name", "num_parameters", "dataset", "source"}
+    for kind in ("studies", "aggregators", "datasets"):
+        assert call("list", kind)[0] == 0
+
+
+def test_help_and_list_of_studies_do_not_import_torch():
+    for arguments in (["--help"], ["run", "--help"], ["list", "studies"]):
+        program = (
+            "import sys; sys.argv = ['scaling', *sys.argv[1:]]\n"
+            "from scaling.cli import main\n"
+            "try:\n    main()\nexcept SystemExit as ended:\n    assert not ended.code, ended.code\n"
+            "heavy = {'torch', 'numpy', 'pandas', 'scipy', 'matplotlib', 'sklearn'} & set(sys.modules)\n"
+            "assert not heavy, heavy\n"
+        )
+        subprocess.run([sys.executable, "-c", program, *arguments], check=True, capture_output=True)
