@@ -29,7 +29,8 @@ class LaunchSpec:
 def command(spec: LaunchSpec, python: str = sys.executable) -> list[str]:
     """The command line that starts the workers.
 
-    A worker that fails is not restarted by torchrun: the study's run loop starts a new launch for what is left.
+    A worker that fails is not restarted by torchrun: the study's run loop starts a new launch for what is
+    left.
     """
     return [
         python,

@@ -52,7 +52,8 @@ class RankInfo:
         """Reads the first table all of whose variables are set.
 
         Raises:
-            RankError: there is none, or a value is no number or out of range. Never a world of one by default.
+            RankError: there is none, or a value is no number or out of range. Never a world of one by
+                default.
         """
         for launcher, table in TABLES.items():
             present = [variable for variable in table.values() if variable in environ]
@@ -78,7 +79,8 @@ class RankInfo:
     def describe(self) -> str:
         """`rank 1 of 4 (RANK, WORLD_SIZE; local rank 1 of 4), started by torchrun`."""
         return (
-            f"rank {self.rank} ({self.variables['rank']}) of {self.world_size} ({self.variables['world_size']}), "
+            f"rank {self.rank} ({self.variables['rank']}) "
+            f"of {self.world_size} ({self.variables['world_size']}), "
             f"local rank {self.local_rank} ({self.variables['local_rank']}) of {self.local_world_size}, "
             f"started by {self.launcher}"
         )

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="scaling",
-    help="How does synchronous data-parallel SGD scale on this machine, and which gradient aggregation is best?",
+    help="How does synchronous data-parallel SGD scale here, and which gradient aggregation is best?",
     epilog="Example: scaling run quickstart",
     no_args_is_help=True,
     add_completion=True,
@@ -101,13 +101,13 @@ def run(
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Run failed cells again.")] = False,
 ) -> None:
     """Run a study, or go on with one: finished cells are skipped. Ends with the report."""
+    from scaling.store import ResultsFolder
     from scaling.study.cells import resolve
     from scaling.study.overrides import load_study
     from scaling.study.prepare import prepare, this_machine
     from scaling.study.progress import progress_for
     from scaling.study.run import RunCommand, run_study
     from scaling.study.run import retry_failed as reset_failed
-    from scaling.store import ResultsFolder
 
     loaded = load_study(study, overrides or [])
     resolved = resolve(loaded, this_machine())
@@ -118,8 +118,12 @@ def run(
         prepare(folder, loaded, resolved)
         if retry_failed:
             _note(f"{reset_failed(folder)} failed runs are tried again")
-        with progress_for(sys.stderr) as progress:
-            run_study(folder, resolved, RunCommand(study, overrides or [], folder.path), progress)
+        try:
+            with progress_for(sys.stderr) as progress:
+                run_study(folder, resolved, RunCommand(study, overrides or [], folder.path), progress)
+        except KeyboardInterrupt:
+            _note(f"stopped; the same command goes on from here, `scaling status {folder.path}` shows where")
+            raise typer.Exit(130) from None
         page = _write_report(folder.path)
     _show(folder.path)
     _note(f"report: {page}")
@@ -127,7 +131,8 @@ def run(
     for record in failed:
         cell = record.cell
         _note(
-            f"failed: {cell['aggregator_label']}, {cell['world_size']} workers, repeat {record.repeat}: {record.reason}"
+            f"failed: {cell['aggregator_label']}, {cell['world_size']} workers, "
+            f"repeat {record.repeat}: {record.reason}"
         )
     if failed:
         _note("`--retry-failed` runs them again")
@@ -184,9 +189,6 @@ def main() -> None:
     except ScalingError as error:
         _note(f"error: {error}")
         sys.exit(2)
-    except KeyboardInterrupt:
-        _note("stopped; the same command goes on from here")
-        sys.exit(130)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""What every aggregator must keep, checked in-process: for the tests, and for authors of their own aggregators.
+"""What every aggregator must keep, checked in-process: for tests and for authors of aggregators.
 
-`check(aggregator, world_size, ...)` runs the aggregator on ranks that are threads and raises AssertionError with
-the law that is broken.
+`check(aggregator, world_size, ...)` runs the aggregator on ranks that are threads and raises AssertionError
+with the law that is broken.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ allow; the 16-bit types round after each of up to six additions."""
 
 
 def layout_of(num_elements: int) -> BucketLayout:
-    """A bucket of that size in up to three tensors: a matrix of three rows, a vector, and a single element."""
+    """A bucket of that size in up to three tensors: a matrix of three rows, a vector, a single element."""
     single = 1 if num_elements > 1 else 0
     rows = 3 if num_elements >= 12 else 1
     columns = (num_elements - single) // (2 * rows)
@@ -118,7 +118,7 @@ def _check_mean(
 
 
 def check_state(aggregator: Aggregator[Any], world_size: int, num_elements: int = 1000) -> None:
-    """Checks that a state saved and loaded continues bit for bit: three steps at once or with a break in between.
+    """Checks that a state saved and loaded continues bit for bit: three steps, or two and one.
 
     Raises:
         AssertionError: the results differ.

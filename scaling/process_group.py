@@ -77,7 +77,8 @@ class Group(ABC):
 
         Args:
             num_bytes: its size.
-            register: pin the memory for the CUDA driver, so that copies to and from a device run at full speed.
+            register: pin the memory for the CUDA driver, so that copies to and from a device run at full
+                speed.
 
         Raises:
             LaunchError: the ranks are on more than one host, or the shared memory is too small.
@@ -98,8 +99,8 @@ class Group(ABC):
     def all_reduce(self, tensor: Tensor) -> None:
         """Sums `tensor` over the ranks, in place.
 
-        The library chooses the algorithm and does not tell; what is metered is a ring's traffic, 2(n-1) messages
-        of 1/n of the bytes, as nccl-tests' bus bandwidth assumes.
+        The library chooses the algorithm and does not tell; what is metered is a ring's traffic, 2(n-1)
+        messages of 1/n of the bytes, as nccl-tests' bus bandwidth assumes.
         """
         if self.world_size > 1 and tensor.numel():
             rounds = 2 * (self.world_size - 1)
@@ -143,7 +144,8 @@ class TorchGroup(Group):
         dist.broadcast(tensor, source, group=self._data)
 
     def barrier(self) -> None:
-        dist.barrier(group=self._control)
+        if self.world_size > 1:
+            dist.barrier(group=self._control)
 
     def largest(self, value: float) -> float:
         """The largest `value` that any rank gave, over the host's network: waits for no device."""
@@ -161,7 +163,7 @@ class TorchGroup(Group):
         if self._ranks_on_this_host != self.world_size:
             raise LaunchError(
                 f"this aggregator sums in one host's memory, but only {self._ranks_on_this_host} of "
-                f"{self.world_size} ranks are on this host; run it on one machine, or leave it out of the study"
+                f"{self.world_size} ranks are on this host; run it on one machine, or leave it out"
             )
         path, problem = "", ""
         if self.rank == 0:
@@ -182,7 +184,7 @@ class TorchGroup(Group):
             status = _cuda_runtime().cudaHostRegister(buffer.data_ptr(), num_bytes, 0)
             if int(status) != 0:
                 raise LaunchError(
-                    f"CUDA error {int(status)}: the driver cannot pin {num_bytes / 1e6:.0f} MB of host memory; "
+                    f"CUDA error {int(status)}: the driver cannot pin {num_bytes / 1e6:.0f} MB of memory; "
                     "raise the limit of locked memory (ulimit -l) or leave out host aggregators"
                 )
             self._registered.append(buffer)
@@ -205,7 +207,7 @@ def _cuda_runtime() -> Any:
 
 
 def _create_shared_file(num_bytes: int) -> str:
-    """A new file of that size in shared memory; reserves it, since writing into a full tmpfs kills the process."""
+    """A new file of that size in shared memory; reserved, since writing to a full tmpfs kills the process."""
     folder = "/dev/shm" if os.path.isdir("/dev/shm") else None
     descriptor, path = tempfile.mkstemp(prefix="scaling-", dir=folder)
     try:
@@ -227,8 +229,8 @@ class _World:
     def __init__(self, world_size: int, timeout_s: float) -> None:
         self.timeout_s = timeout_s
         self.barrier = threading.Barrier(world_size)
-        # One rank computes at a time and hands over only where it waits for others: threads that fight for the
-        # interpreter's lock take ten times as long.
+        # One rank computes at a time and hands over only where it waits for others: threads that fight for
+        # the interpreter's lock take ten times as long.
         self.turn = threading.Lock()
         self.mailboxes: dict[tuple[int, int], queue.SimpleQueue[Tensor | None]] = {
             (source, target): queue.SimpleQueue()

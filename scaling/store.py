@@ -6,8 +6,8 @@
       launches/<number>.log                              what the workers of a launch printed
       summary.csv  report.html  figures/                 made from the above, at any time again
 
-Every file is replaced in one piece (written beside, synced, renamed) or appended to by one process. Raw samples are
-never edited; those of a run that was cut off move to `runs/<cell>/<repeat>/attempt-<n>/`.
+Every file is replaced in one piece (written beside, synced, renamed) or appended to by one process. Raw
+samples are never edited; those of a run that was cut off move to `runs/<cell>/<repeat>/attempt-<n>/`.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ class ResultsFolder:
         self.write_run(record)
 
     def reset_run(self, record: RunRecord, *, died: str | None = None) -> None:
-        """Puts a run back to planned; `died` says how a worker died, and fails it at its MAX_DEATHS-th death."""
+        """Puts a run back to planned, or fails it where `died` says how a worker died once too often."""
         if died is not None:
             record.deaths += 1
             if record.deaths >= MAX_DEATHS:
@@ -185,7 +185,7 @@ class ResultsFolder:
     def sample_writer(
         self, cell_id: str, repeat: int, rank: int
     ) -> Callable[[Iterable[Mapping[str, Any]]], None]:
-        """A function that appends one rank's samples, a JSON object a line; numbers that are not finite become null."""
+        """A function that appends one rank's samples as JSON lines; NaN and infinity become null."""
         path = self._run_file(cell_id, repeat).parent / f"rank{rank}.jsonl"
 
         def append(rows: Iterable[Mapping[str, Any]]) -> None:

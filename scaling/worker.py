@@ -1,8 +1,8 @@
 """A worker: `python -m scaling.worker STUDY [--out DIR] [key=value ...]`, started by any launcher.
 
-It runs the cells whose world size is its own, one repeat a launch, and leaves the rest planned. Exit codes: 0 when its
-cells were worked through, 1 when one of them failed, 2 for bad input or if no cell matches, 75 when the launch was
-given up because a rank did not leave a failed cell in order: start it again for what is left.
+It runs the cells whose world size is its own, one repeat a launch, and leaves the rest planned. Exit codes: 0
+when its cells were worked through, 1 when one of them failed, 2 for bad input or if no cell matches, 75 when
+the launch was given up because a rank did not leave a failed cell in order: start it again for what is left.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from scaling.study.overrides import load_study
 from scaling.study.prepare import prepare, this_machine
 from scaling.study.run_cell import CellRunner, RankSummary
 from scaling.workers import CellOutcome, Workers
+from topologies.detect import num_usable_cores
 
 EXIT_GIVEN_UP = 75  # EX_TEMPFAIL of sysexits.h: try again
 
@@ -83,7 +84,7 @@ def _say(info: RankInfo, message: str) -> None:
 
 
 def _die_with_parent() -> None:
-    """Has the kernel end this process when the launcher that started it dies, so that no worker is left behind."""
+    """Has the kernel end this process when the launcher that started it dies: no worker is left behind."""
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL, 0, 0, 0)
@@ -155,7 +156,8 @@ def _device(launch: Launch, info: RankInfo) -> torch.device:
     disabled = os.environ.get("NCCL_P2P_DISABLE", "0") not in ("", "0")
     if launch.settings.peer_access and disabled:
         raise LaunchError(
-            "NCCL_P2P_DISABLE is set, but these cells have peer_access: true; unset it, or use peer_access=false"
+            "NCCL_P2P_DISABLE is set, but these cells have peer_access: true; "
+            "unset it, or use peer_access=false"
         )
     if launch.settings.peer_access is False:
         os.environ["NCCL_P2P_DISABLE"] = "1"
@@ -187,10 +189,9 @@ def _record(
         return
     ranks = [RankSummary(**summary) for summary in outcome.summaries]
     notes = []
-    if cell.device == "cpu" and info.local_world_size * cell.threads > len(os.sched_getaffinity(0)):
-        notes.append(
-            f"{info.local_world_size} workers x {cell.threads} threads share {len(os.sched_getaffinity(0))} cores"
-        )
+    num_cores = num_usable_cores()
+    if cell.device == "cpu" and info.local_world_size * cell.threads > num_cores:
+        notes.append(f"{info.local_world_size} workers x {cell.threads} threads share {num_cores} cores")
     if ranks[0].diverged:
         notes.append("training diverged: the loss is not finite")
     summary = {

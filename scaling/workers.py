@@ -1,8 +1,9 @@
 """The launched processes as a whole: start-up, the control channel between them, and the groups they work in.
 
-Control (which cell is next, who has failed) runs over the rendezvous store and a Gloo group of its own, so that it
-outlives a cell whose data group broke. A group for a cell's tensors is made anew after a failure: the rank that fails
-leaves its group, which ends the others' pending operations on CPU; on a GPU they may hang, and the launch is given up.
+Control (which cell is next, who has failed) runs over the rendezvous store and a Gloo group of its own, so
+that it outlives a cell whose data group broke. A group for a cell's tensors is made anew after a failure: the
+rank that fails leaves its group, which ends the others' pending operations on CPU; on a GPU they may hang,
+and the launch is given up.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ T = TypeVar("T")
 
 JOIN_TIMEOUT = timedelta(minutes=5)
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
-"""A rank may wait this long for another inside a cell: for its evaluation, or for its iterations of a control arm."""
+"""A rank may wait this long for another inside a cell, as at the end of a control arm's iterations."""
 
 EXIT_LIMIT_S = float(os.environ.get("SCALING_CELL_EXIT_LIMIT_S", "60"))
 """Once one rank has failed in a cell, the others have this long to leave it."""
@@ -88,7 +89,7 @@ class Workers:
         return box[0]  # type: ignore[no-any-return]
 
     def group(self, device: torch.device) -> TorchGroup:
-        """The group that cells on such devices work in. Collective when it is made: at first use, or after a failure."""
+        """The group that cells on such devices work in. Collective at first use and after a failure."""
         if self._group is None:
             host = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
             self._process_groups = [host]

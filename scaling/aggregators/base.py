@@ -1,9 +1,9 @@
 """The protocol of gradient aggregation.
 
-An aggregator is a frozen dataclass: its fields are the parameters that a study may set. `start` makes the state
-of one rank (buffers, residuals), which the caller keeps and may checkpoint; `aggregate` brings the ranks'
-gradients together. It holds no clock and counts nothing: the caller hands in a `phase` marker, and the group
-meters what is sent.
+An aggregator is a frozen dataclass: its fields are the parameters that a study may set. `start` makes the
+state of one rank (buffers, residuals), which the caller keeps and may checkpoint; `aggregate` brings the
+ranks' gradients together. It holds no clock and counts nothing: the caller hands in a `phase` marker, and the
+group meters what is sent.
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ class Aggregator(ABC, Generic[S]):
 
         Args:
             state: what `start` gave; its buffers are reused.
-            gradient: this rank's flat bucket (1-D, as `layout` says), on the device given to `start`. Left as it
-                is unless `modifies_input`.
+            gradient: this rank's flat bucket (1-D, as `layout` says), on the device given to `start`. Left as
+                it is unless `modifies_input`.
             phase: marks the phases that this aggregator can tell apart.
 
         Returns:

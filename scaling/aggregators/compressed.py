@@ -1,7 +1,7 @@
 """1-bit SGD: quantised stripes, summed by their owners, quantised again and sent to all.
 
-Each gradient matrix (see `scaling.codecs.one_bit`) is cut into one stripe of columns a rank; with fewer columns
-than ranks, the last ranks own none. A step on every rank:
+Each gradient matrix (see `scaling.codecs.one_bit`) is cut into one stripe of columns a rank; with fewer
+columns than ranks, the last ranks own none. A step on every rank:
 
 1. encode: quantise gradient + residual, column by column; what is lost becomes the new residual;
 2. communicate: send every other rank its stripe, quantised;
@@ -10,14 +10,15 @@ than ranks, the last ranks own none. A step on every rank:
 5. communicate: send the quantised sum to every other rank;
 6. decode: all stripes, the own one too, hence the same bits on every rank; divide by n for the mean.
 
-Steps: 2. Bytes sent per rank: 2(n-1)/n s in 2(n-1) messages, s = sum over columns of 8 + 4 ceil(rows / 32), where
-columns divide evenly. At world size 1 nothing is sent and nothing is quantised. Error property: n mean + the new
-residuals of all ranks and stripes = the sum of gradients + the old residuals, up to float rounding.
+Steps: 2. Bytes sent per rank: 2(n-1)/n s in 2(n-1) messages, s = sum over columns of 8 + 4 ceil(rows / 32),
+where columns divide evenly. At world size 1 nothing is sent and nothing is quantised. Error property: n mean
++ the new residuals of all ranks and stripes = the sum of gradients + the old residuals, up to float rounding.
 
-References: F. Seide, H. Fu, J. Droppo, G. Li, D. Yu, "1-bit stochastic gradient descent and its application to
-data-parallel distributed training of speech DNNs", Interspeech 2014; CNTK, Source/1BitSGD
-(AllReduceDistGradAggregator.h). Differences: CNTK sends a message a matrix and a peer where we pack all matrices
-into one; it adds stripes in the order of arrival, we in rank order; it delivers the sum, we the mean.
+References: F. Seide, H. Fu, J. Droppo, G. Li, D. Yu, "1-bit stochastic gradient descent and its application
+to data-parallel distributed training of speech DNNs", Interspeech 2014; CNTK, Source/1BitSGD
+(AllReduceDistGradAggregator.h). Differences: CNTK sends a message a matrix and a peer where we pack all
+matrices into one; it adds stripes in the order of arrival, we in rank order; it delivers the sum, we the
+mean.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import final
 
 import torch
@@ -52,10 +54,10 @@ class OneBitState(AggregatorState):
 
 
 def stripe_columns(num_columns: int, world_size: int) -> list[tuple[int, int]]:
-    """First column and end of each rank's stripe: num_columns // n, one more for the first num_columns % n."""
+    """First column and end of each rank's stripe: num_columns // n, one more for the first ranks."""
     base, extra = divmod(num_columns, world_size)
     bounds = [rank * base + min(rank, extra) for rank in range(world_size + 1)]
-    return list(zip(bounds[:-1], bounds[1:], strict=True))
+    return list(pairwise(bounds))
 
 
 @final
@@ -89,7 +91,8 @@ class OneBit(Aggregator[OneBitState]):
         )
         n, ranks = layout.num_elements, range(group.world_size)
         real = torch.float32
-        # A received message is first this rank's stripe from a peer, then the peer's own sum: take the larger.
+        # A received message is first this rank's stripe from a peer, then the peer's own sum: take the
+        # larger.
         words = [num_words(owner) for owner in ranks]
         return OneBitState(
             group,
@@ -185,7 +188,7 @@ class OneBit(Aggregator[OneBitState]):
 
 
 def _write(encoded: Encoded, start: int, stop: int, words: Tensor, at: int) -> int:
-    """Writes the columns `start` to `stop` - 1 into a message from word `at` on; returns the word behind them."""
+    """Writes columns `start` to `stop` - 1 into a message from word `at` on; returns the word behind them."""
     limits = (encoded.lower[start:stop].view(torch.int32), encoded.upper[start:stop].view(torch.int32))
     for part in (*limits, encoded.words[:, start:stop]):
         words[at : at + part.numel()].view(part.shape).copy_(part)

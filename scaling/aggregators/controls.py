@@ -1,7 +1,7 @@
 """The control arm: the same step without any exchange.
 
-What the exchange costs is the difference to this arm. Its replicas drift apart, each following its own part of
-the data, so it is never a convergence result.
+What the exchange costs is the difference to this arm. Its replicas drift apart, each following its own part
+of the data, so it is never a convergence result.
 
 Steps: none. Bytes sent per rank: 0.
 """

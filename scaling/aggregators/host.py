@@ -1,7 +1,7 @@
 """Aggregation in host memory, as the systems before collective libraries did it.
 
-Every rank copies its gradient into its slot of a buffer that all ranks of the host share (registered with the CUDA
-driver where there is a GPU), and the sum is taken by the CPU. Between the steps stands a barrier.
+Every rank copies its gradient into its slot of a buffer that all ranks of the host share (registered with the
+CUDA driver where there is a GPU), and the sum is taken by the CPU. Between the steps stands a barrier.
 
 `host_serial` (TensorFlow's parameter device on the CPU):
 1. every rank: gradient to its slot (`d2h`);

@@ -1,8 +1,8 @@
 """Aggregators that run one of our schedules over sends and receives, in place on the flat gradient.
 
-Steps, messages and bytes are the schedule's (`scaling.collectives.ring`, `scaling.collectives.tree`). The sums of
-a step are part of its phase `communicate`: they cannot start before the message is there, and the next message
-cannot leave before they end.
+Steps, messages and bytes are the schedule's (`scaling.collectives.ring`, `scaling.collectives.tree`). The
+sums of a step are part of its phase `communicate`: they cannot start before the message is there, and the
+next message cannot leave before they end.
 """
 
 from __future__ import annotations

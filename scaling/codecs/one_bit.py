@@ -7,16 +7,18 @@ Per column of v = gradient + residual, with R rows:
 1. threshold "zero": m0 = mean of the negative elements, m1 = mean of the others (0 where a class is empty);
    bit = v >= 0.
    threshold "mean": mu = mean(v), d = mean |v - mu|; m0 = mu - d, m1 = mu + d; bit = v >= mu.
-2. On the wire go the limits lower = (m0 + m1)/2 - (m1 - m0) and upper = (m0 + m1)/2 + (m1 - m0), two floats, and
-   the bits in W = ceil(R / 32) words; word w holds the rows w, w + W, w + 2W, ...
-3. Decoding gives lower + (bit + 1/2)(upper - lower)/2, that is m0 or m1; both are `lower` if the limits coincide.
+2. On the wire go the limits lower = (m0 + m1)/2 - (m1 - m0) and upper = (m0 + m1)/2 + (m1 - m0), two floats,
+   and the bits in W = ceil(R / 32) words; word w holds the rows w, w + W, w + 2W, ...
+3. Decoding gives lower + (bit + 1/2)(upper - lower)/2, that is m0 or m1; both are `lower` if the limits
+   coincide.
 4. New residual = v - decoded.
 
 Wire size: 8 + 4 ceil(R / 32) bytes a column. Error property: decoded + new residual = v, element by element.
 
-References: F. Seide, H. Fu, J. Droppo, G. Li, D. Yu, "1-bit stochastic gradient descent and its application to
-data-parallel distributed training of speech DNNs", Interspeech 2014; CNTK, Source/Math/ColumnQuantizer.h and
-ValueQuantizer.h. A matrix has the tensor's first axis as rows, as CNTK's ToMatrix view of its own tensors does.
+References: F. Seide, H. Fu, J. Droppo, G. Li, D. Yu, "1-bit stochastic gradient descent and its application
+to data-parallel distributed training of speech DNNs", Interspeech 2014; CNTK, Source/Math/ColumnQuantizer.h
+and ValueQuantizer.h. A matrix has the tensor's first axis as rows, as CNTK's ToMatrix view of its own tensors
+does.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Runs a schedule on real tensors, through any `Group`.
 
-The schedule is compiled once into the messages and local sums of one rank; `Execution.run` then repeats them step
-by step. A received chunk goes straight to its place where nothing in the step still reads that place, and through
-a staging buffer where it is added or where the place is being sent in the same step.
+The schedule is compiled once into the messages and local sums of one rank; `Execution.run` then repeats them
+step by step. A received chunk goes straight to its place where nothing in the step still reads that place,
+and through a staging buffer where it is added or where the place is being sent in the same step.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Clocks for phases: CUDA events on a GPU, a monotonic clock on the CPU.
 
-Both hand out marks that cost next to nothing to take; on a GPU the time between two marks is only known once the
-device has passed them, so it is asked for after the measured window, never inside it. This is the only module that
-touches CUDA events.
+Both hand out marks that cost next to nothing to take; on a GPU the time between two marks is only known once
+the device has passed them, so it is asked for after the measured window, never inside it. This is the only
+module that touches CUDA events.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Where and with what a study is run, collected by the machine itself before the first step.
 
-Part of it identifies the measurement: hardware, drivers, versions, settings. Results are never added to a folder whose
-identity differs; the rest (host, time, command, commit) is recorded for people.
+Part of it identifies the measurement: hardware, drivers, versions, settings. Results are never added to a
+folder whose identity differs; the rest (host, time, command, commit) is recorded for people.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ SETTING_PREFIXES = ("NCCL_", "CUDA_", "CUBLAS_", "NVIDIA_TF32", "OMP_", "MKL_", 
 NOT_SETTINGS = (
     "OMP_NUM_THREADS",  # the worker sets its thread count itself; it is part of the cell
     "TORCH_NCCL_ASYNC_ERROR_HANDLING",  # torchrun sets it, in workers alone
-    *("CUDA_HOME", "CUDA_PATH", "CUDA_VERSION", "NCCL_VERSION", "TORCH_CUDA_ARCH_LIST"),  # of container images
+    # What container images set, without effect on a run.
+    *("CUDA_HOME", "CUDA_PATH", "CUDA_VERSION", "NCCL_VERSION", "TORCH_CUDA_ARCH_LIST"),
 )
 
 IDENTITY = ("cpu", "gpus", "versions", "settings")

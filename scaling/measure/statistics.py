@@ -1,14 +1,15 @@
 """What is said of a set of samples: the median, and an interval for it that respects how they came about.
 
-Iterations of one launch share its placement, clocks and connections, so they are not independent; launches are.
-Hence the interval's method depends on the number of launches:
+Iterations of one launch share its placement, clocks and connections, so they are not independent; launches
+are. Hence the interval's method depends on the number of launches:
 
 - 10 or more: percentile bootstrap of the median, resampling whole launches;
-- 2 to 9: Student's t interval on the launches' medians (a bootstrap of so few blocks covers far less than 95%);
+- 2 to 9: Student's t interval on the launches' medians (a bootstrap of so few blocks covers far less than
+  95%);
 - 1: order statistics of that launch's samples, which speaks of this launch only.
 
-References: R. Y. Hyndman, Y. Fan, "Sample quantiles in statistical packages", The American Statistician 50 (1996);
-B. Efron, R. Tibshirani, "An Introduction to the Bootstrap", Chapman & Hall (1993).
+References: R. Y. Hyndman, Y. Fan, "Sample quantiles in statistical packages", The American Statistician 50
+(1996); B. Efron, R. Tibshirani, "An Introduction to the Bootstrap", Chapman & Hall (1993).
 """
 
 from __future__ import annotations

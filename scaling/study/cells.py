@@ -1,7 +1,7 @@
 """A study resolved for one machine: its cells, one a combination, each with an identity.
 
-A cell's id is a hash of everything that decides its result. Launcher, host, job and time are recorded with a run, but
-are no part of it: the same cell measured under another launcher is the same cell.
+A cell's id is a hash of everything that decides its result. Launcher, host, job and time are recorded with a
+run, but are no part of it: the same cell measured under another launcher is the same cell.
 """
 
 from __future__ import annotations
@@ -190,8 +190,8 @@ def _check_aggregator(aggregator: Aggregator[Any], part: AnyPart, sizes: list[in
     label = aggregator.label()
     if isinstance(part, ConvergencePart) and not aggregator.exchanges and max(sizes) > 1:
         raise StudyError(
-            f"{where}aggregator {label!r} exchanges nothing: replicas drift apart, so it is never a convergence "
-            "result at world sizes above 1; leave it out of this part"
+            f"{where}aggregator {label!r} exchanges nothing: replicas drift apart, so it is never a "
+            "convergence result at world sizes above 1; leave it out of this part"
         )
     if min(sizes) < aggregator.min_world_size:
         raise StudyError(
@@ -217,8 +217,8 @@ def _batch_sizes(part: AnyPart, batch: int, world_size: int, where: str) -> tupl
         return batch, batch * world_size
     if batch % world_size:
         raise StudyError(
-            f"{where}global_batch {batch} does not divide by world size {world_size}; every worker takes the same "
-            f"share: use a multiple of {world_size}, or leave that size out"
+            f"{where}global_batch {batch} does not divide by world size {world_size}; every worker takes "
+            f"the same share: use a multiple of {world_size}, or leave that size out"
         )
     return batch // world_size, batch
 

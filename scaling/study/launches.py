@@ -1,4 +1,4 @@
-"""Which launches a study still needs: runs that share a world size, start-up settings and the number of the repeat."""
+"""Which launches a study still needs: runs that share world size, start-up settings and repeat."""
 
 from __future__ import annotations
 

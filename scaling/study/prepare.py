@@ -26,8 +26,8 @@ def this_machine(num_nodes: int = 1) -> Machine:
 def prepare(folder: ResultsFolder, study: Study, resolved: ResolvedStudy) -> None:
     """Writes study, environment, topology and planned runs, or checks that a study goes on in its own folder.
 
-    A study may come back with more cells or repeats than before, or with fewer; never with others. Data sets are
-    fetched here, once, so that no worker downloads.
+    A study may come back with more cells or repeats than before, or with fewer; never with others. Data sets
+    are fetched here, once, so that no worker downloads.
 
     Raises:
         StoreError: the folder holds something else, or was measured in another environment.

@@ -1,4 +1,4 @@
-"""Tells a person how far a study is: a bar with the time left on a terminal, a line every half minute elsewhere."""
+"""Tells a person how far a study is: a bar on a terminal, a line every half minute elsewhere."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """The run loop: starts launch after launch until every cell of a study is done or failed.
 
-Workers keep the state in the results folder; this loop only reads it, starts the next launch for what is left, and
-judges runs that a dead launch left behind. A run that was cut off twice by a worker's death is failed.
+Workers keep the state in the results folder; this loop only reads it, starts the next launch for what is
+left, and judges runs that a dead launch left behind. A run that was cut off twice by a worker's death is
+failed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Runs one cell on one rank: builds what its names stand for, measures or trains, and hands out raw samples."""
+"""Runs one cell on one rank: builds what its names stand for, measures or trains, hands out samples."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class CellRunner:
         needed = TIMING_BATCHES * cell.global_batch
         key = f"{dataset} {shape} {(needed, cell.seed) if not dataset.real else ''}"
         if key not in self._loaded:
-            self._loaded.clear()  # one at a time: cells of one data set need not stand together, but memory is finite
+            self._loaded.clear()  # one at a time: a launch may have many, and the device's memory is finite
             loaded = dataset.load(shape, needed, cell.seed)
             self._loaded[key] = DataSplits(
                 self._on_device(loaded.train), self._on_device(loaded.test), loaded.checksums

@@ -1,7 +1,7 @@
 """The study file: what may stand in it, and what it means.
 
-A study has a name and one or several parts; keys beside `parts` are defaults for every part. Unknown keys and wrong
-values are errors that name the key, what is allowed and the rule.
+A study has a name and one or several parts; keys beside `parts` are defaults for every part. Unknown keys and
+wrong values are errors that name the key, what is allowed and the rule.
 """
 
 from __future__ import annotations
@@ -199,7 +199,8 @@ def _parse_part(body: dict[str, Any], prefix: str, source: str) -> AnyPart:
             for key in ("epochs", "target_accuracy"):
                 if getattr(one, key) is not None and key not in cls.model_fields:
                     raise StudyError(
-                        f"{source}: key '{prefix}workloads.{index}.{key}' belongs to kind: convergence; leave it out"
+                        f"{source}: key '{prefix}workloads.{index}.{key}' belongs to kind: convergence; "
+                        "leave it out"
                     )
     return part
 
@@ -210,8 +211,8 @@ def _check_batch(workload: Workload, scaling: str, where: str) -> None:
     )
     if getattr(workload, wanted) is None or getattr(workload, other) is not None:
         raise StudyError(
-            f"{where}: scaling: {scaling} keeps the {wanted} constant over world sizes, so the workload needs "
-            f"{wanted} and must not have {other}"
+            f"{where}: scaling: {scaling} keeps the {wanted} constant over world sizes, so the workload "
+            f"needs {wanted} and must not have {other}"
         )
 
 

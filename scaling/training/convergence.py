@@ -1,7 +1,8 @@
 """Trains one cell for its epochs and records what it learns.
 
-The order of the global batches depends on seed and epoch alone, and each rank takes its contiguous share of every
-global batch, so that worlds of different sizes see the same batches. Seconds of training leave evaluation out.
+The order of the global batches depends on seed and epoch alone, and each rank takes its contiguous share of
+every global batch, so that worlds of different sizes see the same batches. Seconds of training leave
+evaluation out.
 """
 
 from __future__ import annotations
@@ -58,9 +59,9 @@ def train(
         seconds_of_slowest: the largest of the ranks' values. Collective.
 
     Yields:
-        `epoch` (from 1), `train_s` (seconds of training so far, slowest rank), `step_losses` (mean over the global
-        batch, before each update), `train_loss` (their mean), `test_loss`, `test_accuracy`, `bytes_sent` (by this
-        rank, in the epoch's steps).
+        `epoch` (from 1), `train_s` (seconds of training so far, slowest rank), `step_losses` (mean over the
+        global batch, before each update), `train_loss` (their mean), `test_loss`, `test_accuracy`,
+        `bytes_sent` (by this rank, in the epoch's steps).
     """
     device = train_split.inputs.device
     train_s = 0.0

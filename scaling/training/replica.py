@@ -1,8 +1,8 @@
 """One rank's copy of a model, with parameters and gradients each in one flat buffer.
 
-Flat buffers are what aggregators and update sites work on: one tensor to send, one to sum, one to step. The module's
-parameters and their gradients are views into them, so nothing is packed or unpacked in a step. The control arm takes
-the same path.
+Flat buffers are what aggregators and update sites work on: one tensor to send, one to sum, one to step. The
+module's parameters and their gradients are views into them, so nothing is packed or unpacked in a step. The
+control arm takes the same path.
 """
 
 from __future__ import annotations

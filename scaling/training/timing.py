@@ -1,9 +1,10 @@
 """Measures the time per iteration of one cell on one rank.
 
-Warm-up, the stated rule: the first iterations are discarded until `warmup` of them are done, or, where a budget
-`max_seconds` is set and runs short, until a quarter of it is used; never fewer than one. Then follow `iterations`
-measured ones, or as many as fit the budget at the pace of the last warm-up iteration, never fewer than three. All
-ranks agree on both counts before the measured window, in which nothing is exchanged but what the strategy needs.
+Warm-up, the stated rule: the first iterations are discarded until `warmup` of them are done, or, where a
+budget `max_seconds` is set and runs short, until a quarter of it is used; never fewer than one. Then follow
+`iterations` measured ones, or as many as fit the budget at the pace of the last warm-up iteration, never
+fewer than three. All ranks agree on both counts before the measured window, in which nothing is exchanged but
+what the strategy needs.
 """
 
 from __future__ import annotations

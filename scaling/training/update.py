@@ -1,6 +1,7 @@
 """Where the optimizer step is taken: on every replica, or once in host memory.
 
-Either way it is torch's SGD on the flat parameters. The momentum lives where the step is taken, and only there.
+Either way it is torch's SGD on the flat parameters. The momentum lives where the step is taken, and only
+there.
 """
 
 from __future__ import annotations
@@ -97,8 +98,8 @@ class HostUpdate(Update):
         with phase("communicate"):
             self._group.barrier()
         with phase("h2d_result"), torch.no_grad():
-            # Rank 0 writes these again only behind the next step's barrier, which each rank reaches after it has
-            # waited for its own stream.
+            # Rank 0 writes these again only behind the next step's barrier, which each rank reaches after it
+            # has waited for its own stream.
             self._replica.parameters.copy_(self._parameters, non_blocking=True)
 
 

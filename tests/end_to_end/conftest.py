@@ -35,7 +35,8 @@ class Scaling:
 
     def start(self, *arguments: str, **environment: str) -> "subprocess.Popen[str]":
         """`scaling run`, in the background."""
-        command = [sys.executable, "-m", "scaling", "run", str(self.study), "--out", str(self.out), *arguments]
+        command = [sys.executable, "-m", "scaling", "run", str(self.study), "--out", str(self.out)]
+        command += arguments
         return subprocess.Popen(
             command,
             cwd=self.folder,

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from scaling.aggregators.native import AllReduce
 from scaling.aggregators.base import unmarked
+from scaling.aggregators.native import AllReduce
 
 
 def _last(state):

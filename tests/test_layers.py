@@ -1,0 +1,429 @@
+"""Imports point down only: an explicit table of who may import whom, and who may touch what."""
+
+import ast
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+# Units of the project, from the ground up; each may import those named here and its own modules.
+VERSION_AND_ERRORS = frozenset({"scaling", "scaling.errors"})
+GROUND = VERSION_AND_ERRORS | {"scaling.process_group", "scaling.bucket", "scaling.registry", "topologies"}
+ALGORITHMS = GROUND | {"scaling.collectives", "scaling.codecs"}
+AGGREGATION = ALGORITHMS | {"scaling.aggregators", "scaling.conformance"}
+PARTS = AGGREGATION | {
+    "launchers",
+    "scaling.training",
+    "scaling.workloads",
+    "scaling.measure",
+    "scaling.store",
+    "scaling.workers",
+}
+VERBS = PARTS | {"scaling.report", "scaling.study"}
+
+MAY_IMPORT: dict[str, frozenset[str]] = {
+    "scaling": frozenset(),
+    "scaling.errors": frozenset(),
+    "launchers": frozenset(),
+    "topologies": frozenset(),
+    "scaling.bucket": VERSION_AND_ERRORS,
+    "scaling.registry": VERSION_AND_ERRORS,
+    "scaling.process_group": VERSION_AND_ERRORS,
+    "scaling.collectives": GROUND,
+    "scaling.codecs": GROUND,
+    "scaling.aggregators": ALGORITHMS,
+    "scaling.conformance": ALGORITHMS | {"scaling.aggregators"},
+    "scaling.store": VERSION_AND_ERRORS,
+    "scaling.workloads": GROUND,
+    "scaling.measure": AGGREGATION,
+    "scaling.training": AGGREGATION | {"scaling.measure", "scaling.workloads"},
+    "scaling.workers": VERSION_AND_ERRORS | {"scaling.process_group", "launchers"},
+    "scaling.report": VERSION_AND_ERRORS | {"scaling.store", "scaling.measure", "topologies"},
+    "scaling.study": PARTS,
+    "scaling.catalogue": VERBS,
+    "scaling.worker": VERBS,
+    "scaling.cli": VERBS | {"scaling.catalogue"},
+    "scaling.__main__": frozenset({"scaling.cli"}),
+}
+
+MAY_IMPORT_FROM_OUTSIDE: dict[str, frozenset[str]] = {
+    "launchers": frozenset(),
+    "topologies": frozenset({"yaml"}),
+}
+"""Units of the standard library only, with what they may use besides."""
+
+TORCH_DISTRIBUTED = frozenset({"scaling.process_group", "scaling.workers"})
+CUDA_EVENTS = frozenset({"scaling.measure.clock"})
+WRITERS: dict[str, frozenset[str]] = {
+    "scaling.store": frozenset({"open", "write_text", "replace"}),
+    "scaling.workloads.mnist": frozenset({"write_bytes", "replace"}),  # downloads
+    "scaling.report.figures": frozenset({"savefig"}),  # to the store's figure_path
+    "scaling.study.run": frozenset({"open"}),  # the launches' logs, at the store's next_log_path
+}
+LATE_IN_CLI = frozenset({"torch", "numpy", "pydantic"})
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported module, as it is written; `late` if it is not run when the importing module is."""
+
+    target: str
+    line: int
+    late: bool
+
+
+@dataclass(frozen=True)
+class Module:
+    """A module of the project by its dotted name."""
+
+    name: str
+    tree: ast.Module
+    is_package: bool = False
+
+    def imports(self) -> list[Import]:
+        """What it imports at run time: not what only type checkers see."""
+        return list(self._imports(self.tree, late=False))
+
+    def _imports(self, node: ast.AST, *, late: bool) -> Iterator[Import]:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.If) and ast.unparse(child.test).endswith("TYPE_CHECKING"):
+                for other in child.orelse:
+                    yield from self._imports(other, late=late)
+            elif isinstance(child, ast.Import):
+                yield from (Import(alias.name, child.lineno, late) for alias in child.names)
+            elif isinstance(child, ast.ImportFrom):
+                base = self._base(child)
+                # `from a import b` may be the module a.b: both are named, and resolved later.
+                yield from (Import(f"{base}.{alias.name}", child.lineno, late) for alias in child.names)
+            else:
+                function = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+                yield from self._imports(child, late=late or function)
+
+    def _base(self, node: ast.ImportFrom) -> str:
+        if not node.level:
+            return node.module or ""
+        parts = self.name.split(".")
+        package = parts[: len(parts) - node.level + (1 if self.is_package else 0)]
+        return ".".join([*package, *([node.module] if node.module else [])])
+
+
+Modules = Mapping[str, Module]
+
+
+def read_modules(root: Path) -> dict[str, Module]:
+    """Every module of the three packages under `root`."""
+    modules = {}
+    for package in ("scaling", "launchers", "topologies"):
+        for path in sorted((root / package).rglob("*.py")):
+            parts = path.relative_to(root).with_suffix("").parts
+            is_package = parts[-1] == "__init__"
+            name = ".".join(parts[:-1] if is_package else parts)
+            modules[name] = Module(name, ast.parse(path.read_text(encoding="utf-8")), is_package)
+    return modules
+
+
+def planted(**sources: str) -> dict[str, Module]:
+    """A made-up tree; `__` in a name stands for a dot."""
+    names = {key.replace("__", "."): text for key, text in sources.items()}
+    return {name: Module(name, ast.parse(text)) for name, text in names.items()}
+
+
+def unit_of(module: str) -> str | None:
+    """The unit of the table that a dotted name belongs to: the longest that is a prefix."""
+    fitting = [unit for unit in MAY_IMPORT if module == unit or module.startswith(f"{unit}.")]
+    unit = max(fitting, key=len, default=None)
+    # `scaling` is the version and nothing else: another module in it has to be entered in the table.
+    return None if unit == "scaling" and module != "scaling" else unit
+
+
+def resolve(target: str, modules: Modules) -> str:
+    """The module that an import names: `a.b.c` is the attribute c of a.b where there is no module a.b.c."""
+    base, _, attribute = target.rpartition(".")
+    return base if base in modules and target not in modules and attribute else target
+
+
+def is_ours(target: str) -> bool:
+    return target.partition(".")[0] in ("scaling", "launchers", "topologies")
+
+
+def wrong_imports(modules: Modules) -> list[str]:
+    """Everything that the tables forbid, as `module:line imports target`."""
+    found = []
+    for name, module in modules.items():
+        unit = unit_of(name)
+        if unit is None:
+            found.append(f"{name} belongs to no layer: enter it in MAY_IMPORT")
+            continue
+        for one in module.imports():
+            target = resolve(one.target, modules)
+            problem = f"{name}:{one.line} imports {target}"
+            if is_ours(target):
+                if unit_of(target) not in MAY_IMPORT[unit] | {unit}:
+                    found.append(f"{problem}; {unit} may import {', '.join(sorted(MAY_IMPORT[unit]))}")
+            elif unit in MAY_IMPORT_FROM_OUTSIDE:
+                top = target.partition(".")[0]
+                if top not in sys.stdlib_module_names and top not in MAY_IMPORT_FROM_OUTSIDE[unit]:
+                    found.append(f"{problem}; {unit} is of the standard library only")
+    return found
+
+
+def reaches(start: str, forbidden: frozenset[str], modules: Modules, *, late: bool) -> list[str]:
+    """Ways by which importing `start` imports a forbidden package: `a -> b -> torch`."""
+    ways, seen, queue = [], {start}, [[start]]
+    while queue:
+        way = queue.pop(0)
+        for one in modules[way[-1]].imports():
+            if one.late and not late:
+                continue
+            target = resolve(one.target, modules)
+            if target.partition(".")[0] in forbidden:
+                ways.append(" -> ".join([*way, target]))
+            # Importing a.b.c runs the packages a and a.b first.
+            parts = target.split(".")
+            for runs in (".".join(parts[:end]) for end in range(1, len(parts) + 1)):
+                if runs in modules and runs not in seen:
+                    seen.add(runs)
+                    queue.append([*way, runs])
+    return ways
+
+
+def reached_by_unit(unit: str, forbidden: frozenset[str], modules: Modules) -> list[str]:
+    """The same for every module of a unit, late imports included."""
+    own = [name for name in modules if unit_of(name) == unit]
+    return [way for name in own for way in reaches(name, forbidden, modules, late=True)]
+
+
+def uses_of(modules: Modules, dotted: str, allowed: frozenset[str]) -> list[str]:
+    """Modules that import the package `dotted`, or name it as an attribute, and are not allowed to."""
+    found = []
+    for name, module in modules.items():
+        imported = any(f"{one.target}.".startswith(f"{dotted}.") for one in module.imports())
+        named = any(isinstance(n, ast.Attribute) and ast.unparse(n) == dotted for n in ast.walk(module.tree))
+        if (imported or named) and name not in allowed:
+            found.append(f"{name} uses {dotted}")
+    return found
+
+
+def event_uses(modules: Modules) -> list[str]:
+    """Modules besides the clock that make CUDA events or ask one for its time."""
+    found = uses_of(modules, "torch.cuda.Event", CUDA_EVENTS)
+    for name, module in modules.items():
+        attributes = [node.attr for node in ast.walk(module.tree) if isinstance(node, ast.Attribute)]
+        if name not in CUDA_EVENTS and {"elapsed_time", "record_event"} & set(attributes):
+            found.append(f"{name} times CUDA events")
+    return found
+
+
+WRITING = frozenset({"write_bytes", "savefig", "savez", "imsave", "json.dump", "pickle.dump", "torch.save"})
+MOVING = frozenset({"os.replace", "os.rename", "shutil.copy", "shutil.move"})
+
+
+def written_by(call: ast.Call) -> str | None:
+    """What in this call writes to a file, or None: a heuristic over names and constant modes."""
+    called = ast.unparse(call.func)
+    name = called.rpartition(".")[2]
+    if name in ("open", "fdopen"):
+        modes = [*call.args, *(keyword.value for keyword in call.keywords if keyword.arg == "mode")]
+        texts = [m.value for m in modes if isinstance(m, ast.Constant) and isinstance(m.value, str)]
+        # A mode is a word of these letters; a file's name holds others.
+        return "open" if any(set(t) <= set("rwaxbt+") and set(t) & set("wax+") for t in texts) else None
+    if name == "write_text":  # with two arguments it is the store's own: a name and a text
+        return name if len(call.args) < 2 else None
+    if name == "to_csv":  # without a path it gives the text
+        return name if call.args else None
+    if called in ("yaml.dump", "yaml.safe_dump"):  # likewise
+        return called if len(call.args) > 1 else None
+    if called in MOVING:
+        return name
+    return next((one for one in (called, name) if one in WRITING), None)
+
+
+def writes(module: Module) -> set[tuple[str, int]]:
+    """Calls that write to a file, as (what, line)."""
+    calls = [node for node in ast.walk(module.tree) if isinstance(node, ast.Call)]
+    return {(what, call.lineno) for call in calls if (what := written_by(call))}
+
+
+def wrong_writers(modules: Modules) -> list[str]:
+    """Modules that write files and are not the store, nor one of its exceptions."""
+    return [
+        f"{name}:{line} writes a file with {what}: results are written by scaling.store alone"
+        for name, module in modules.items()
+        for what, line in sorted(writes(module))
+        if what not in WRITERS.get(name, frozenset())
+    ]
+
+
+@pytest.fixture(scope="module")
+def project() -> dict[str, Module]:
+    return read_modules(ROOT)
+
+
+class TestTheProject:
+    def test_all_three_packages_are_read(self, project):
+        assert {"scaling.cli", "launchers.local", "topologies.detect"} <= set(project)
+
+    def test_imports_point_down_only(self, project):
+        assert wrong_imports(project) == []
+
+    def test_report_never_reaches_torch(self, project):
+        assert reached_by_unit("scaling.report", frozenset({"torch"}), project) == []
+
+    def test_store_never_reaches_torch(self, project):
+        assert reached_by_unit("scaling.store", frozenset({"torch"}), project) == []
+
+    def test_cli_imports_nothing_heavy_when_it_is_imported(self, project):
+        assert reaches("scaling.cli", LATE_IN_CLI, project, late=False) == []
+
+    def test_torch_distributed_is_touched_by_the_process_group_and_the_start_up_alone(self, project):
+        assert uses_of(project, "torch.distributed", TORCH_DISTRIBUTED) == []
+
+    def test_cuda_events_are_touched_by_the_clock_alone(self, project):
+        assert event_uses(project) == []
+
+    def test_files_are_written_by_the_store_alone(self, project):
+        assert wrong_writers(project) == []
+
+    def test_no_name_in_the_tables_is_out_of_date(self, project):
+        modules = {*TORCH_DISTRIBUTED, *CUDA_EVENTS, *WRITERS}
+        assert modules <= set(project)
+        assert {unit for unit in MAY_IMPORT if unit not in project} == set()
+
+
+class TestTheChecker:
+    def test_table_has_no_cycle(self):
+        done: set[str] = set()
+        while ready := [u for u, below in MAY_IMPORT.items() if u not in done and below <= done]:
+            done.update(ready)
+        assert done == set(MAY_IMPORT)
+
+    @pytest.mark.parametrize(
+        "source",
+        [
+            "import scaling.study.cells",
+            "from scaling.study.cells import Cell",
+            "from scaling.study import cells",
+            "from scaling import study",
+            "def late():\n    from scaling.study.cells import Cell",
+            "if True:\n    import scaling.study",
+            "try:\n    import scaling.study\nexcept ImportError:\n    pass",
+        ],
+    )
+    def test_import_of_a_layer_above_is_found(self, source):
+        tree = planted(scaling__codecs__mine=source, scaling__study__cells="", scaling__study="", scaling="")
+        (problem,) = wrong_imports(tree)
+        assert problem.startswith("scaling.codecs.mine:")
+        assert "imports scaling.study" in problem
+
+    def test_relative_import_of_a_layer_above_is_found(self):
+        tree = planted(scaling__codecs__mine="from ..aggregators import base", scaling__aggregators__base="")
+        assert "scaling.codecs.mine:1 imports scaling.aggregators.base" in wrong_imports(tree)[0]
+
+    def test_import_for_type_checkers_alone_is_no_import(self):
+        source = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import scaling.study"
+        assert wrong_imports(planted(scaling__codecs__mine=source)) == []
+
+    def test_own_unit_and_layers_below_may_be_imported(self):
+        source = "import scaling.codecs.other\nfrom scaling.errors import ScalingError"
+        tree = planted(scaling__codecs__mine=source, scaling__codecs__other="", scaling__errors="")
+        assert wrong_imports(tree) == []
+
+    def test_module_without_a_layer_is_found(self):
+        assert "scaling.helpers belongs to no layer" in wrong_imports(planted(scaling__helpers=""))[0]
+
+    @pytest.mark.parametrize(
+        ("unit", "source", "wrong"),
+        [
+            ("launchers", "import yaml", True),
+            ("launchers", "import torch", True),
+            ("launchers", "import os.path, subprocess", False),
+            ("topologies", "import yaml", False),
+            ("topologies", "def late():\n    import torch", True),
+            ("topologies", "from scaling.errors import TopologyError", True),
+        ],
+    )
+    def test_launchers_and_topologies_are_of_the_standard_library(self, unit, source, wrong):
+        tree = {f"{unit}.mine": Module(f"{unit}.mine", ast.parse(source))}
+        assert bool(wrong_imports(tree)) == wrong
+
+    def test_torch_behind_another_module_is_found_with_the_way_to_it(self):
+        tree = planted(
+            scaling__report__page="from scaling.measure.statistics import estimate",
+            scaling__measure__statistics="",
+            scaling__measure="def f():\n    from scaling.measure.clock import mark",
+            scaling__measure__clock="import torch.cuda",
+            scaling="",
+        )
+        assert reached_by_unit("scaling.report", frozenset({"torch"}), tree) == [
+            "scaling.report.page -> scaling.measure -> scaling.measure.clock -> torch.cuda"
+        ]
+
+    def test_only_late_imports_may_be_heavy_in_the_command_line(self):
+        late = planted(scaling__cli="def verb():\n    import torch", scaling="")
+        early = planted(
+            scaling__cli="import scaling.errors", scaling__errors="from numpy import array", scaling=""
+        )
+        assert reaches("scaling.cli", LATE_IN_CLI, late, late=False) == []
+        assert reaches("scaling.cli", LATE_IN_CLI, early, late=False) == [
+            "scaling.cli -> scaling.errors -> numpy.array"
+        ]
+
+    @pytest.mark.parametrize(
+        "source",
+        [
+            "import torch.distributed as dist",
+            "from torch import distributed",
+            "from torch.distributed import all_reduce",
+            "import torch\ntorch.distributed.barrier()",
+        ],
+    )
+    def test_torch_distributed_elsewhere_is_found(self, source):
+        assert uses_of(planted(scaling__training__step=source), "torch.distributed", TORCH_DISTRIBUTED)
+        assert not uses_of(planted(scaling__workers=source), "torch.distributed", TORCH_DISTRIBUTED)
+
+    @pytest.mark.parametrize("source", ["torch.cuda.Event()", "start.elapsed_time(stop)"])
+    def test_cuda_events_elsewhere_are_found(self, source):
+        assert event_uses(planted(scaling__training__step=source))
+        assert not event_uses(planted(scaling__measure__clock=source))
+
+    @pytest.mark.parametrize(
+        "source",
+        [
+            "open('rank0.jsonl', 'a')",
+            "open(path, mode='w', encoding='utf-8')",
+            "path.open('wb')",
+            "path.write_text(text)",
+            "path.write_bytes(data)",
+            "json.dump(rows, file)",
+            "figure.savefig(path)",
+            "table.to_csv(path)",
+            "os.replace(a, b)",
+            "yaml.safe_dump(study, file)",
+        ],
+    )
+    def test_writing_outside_the_store_is_found(self, source):
+        assert len(wrong_writers(planted(scaling__study__mine=source))) == 1
+
+    @pytest.mark.parametrize(
+        "source",
+        [
+            "open(path)",
+            "path.open(encoding='utf-8')",
+            "path.open('rb')",
+            "folder.write_text('summary.csv', text)",
+            "json.dumps(rows)",
+            "yaml.safe_dump(study)",
+            "table.to_csv(index=False)",
+            "text.replace('a', 'b')",
+        ],
+    )
+    def test_reading_and_the_stores_own_methods_are_allowed(self, source):
+        assert wrong_writers(planted(scaling__study__mine=source)) == []
+
+    def test_exceptions_are_for_one_kind_of_writing_only(self):
+        assert wrong_writers(planted(scaling__report__figures="figure.savefig(path)")) == []
+        assert wrong_writers(planted(scaling__report__figures="open(path, 'w')"))

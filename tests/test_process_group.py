@@ -1,0 +1,215 @@
+"""The group between threads: what arrives, what is metered, and what happens when a rank fails."""
+
+import threading
+import time
+
+import pytest
+import torch
+
+from scaling.process_group import InProcessGroup, Message, Meter, run_in_process
+
+WORLD_SIZES = (1, 2, 3, 4, 7)
+
+
+def values_of(rank: int, size: int = 5) -> torch.Tensor:
+    return torch.arange(size, dtype=torch.float32) + 100 * rank
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+class TestCollectives:
+    def test_all_reduce_is_the_sum_on_every_rank(self, world_size):
+        def work(group: InProcessGroup) -> torch.Tensor:
+            tensor = values_of(group.rank)
+            group.all_reduce(tensor)
+            return tensor
+
+        expected = sum(values_of(rank) for rank in range(world_size))
+        assert all(torch.equal(result, expected) for result in run_in_process(world_size, work))
+
+    def test_all_reduce_adds_in_rank_order(self, world_size):
+        terms = [torch.tensor([1e8, 1.0, -1e8, 3.0][rank % 4]) for rank in range(world_size)]
+
+        def work(group: InProcessGroup) -> torch.Tensor:
+            tensor = terms[group.rank].clone().view(1)
+            group.all_reduce(tensor)
+            return tensor
+
+        expected = terms[0].clone()
+        for term in terms[1:]:
+            expected += term
+        assert all(torch.equal(r, expected.view(1)) for r in run_in_process(world_size, work))
+
+    def test_broadcast_copies_the_sources_values(self, world_size):
+        source = world_size - 1
+
+        def work(group: InProcessGroup) -> torch.Tensor:
+            tensor = values_of(group.rank)
+            group.broadcast(tensor, source)
+            return tensor
+
+        assert all(torch.equal(r, values_of(source)) for r in run_in_process(world_size, work))
+
+    def test_exchange_delivers_each_message_to_its_rank(self, world_size):
+        def work(group: InProcessGroup) -> list[torch.Tensor]:
+            peers = [rank for rank in range(world_size) if rank != group.rank]
+            received = [torch.empty(5) for _ in peers]
+            sends = [Message(peer, values_of(group.rank) + peer) for peer in peers]
+            group.exchange(sends, [Message(p, t) for p, t in zip(peers, received, strict=True)])
+            return received
+
+        for rank, received in enumerate(run_in_process(world_size, work)):
+            peers = [peer for peer in range(world_size) if peer != rank]
+            assert all(
+                torch.equal(t, values_of(peer) + rank) for t, peer in zip(received, peers, strict=True)
+            )
+
+    def test_barrier_lets_nobody_pass_before_all_are_there(self, world_size):
+        arrived: list[int] = []
+
+        def work(group: InProcessGroup) -> int:
+            arrived.append(group.rank)
+            group.barrier()
+            return len(arrived)
+
+        assert run_in_process(world_size, work) == [world_size] * world_size
+
+    def test_shared_buffer_is_zeroed_and_the_same_memory_on_every_rank(self, world_size):
+        def work(group: InProcessGroup) -> tuple[int, list[int]]:
+            buffer = group.shared_host_buffer(world_size, register=False)
+            before = int(buffer.sum())
+            group.barrier()
+            buffer[group.rank] = group.rank + 1
+            group.barrier()
+            return before, buffer.tolist()
+
+        assert run_in_process(world_size, work) == [(0, list(range(1, world_size + 1)))] * world_size
+
+
+class TestMessages:
+    def test_messages_between_two_ranks_keep_their_order(self):
+        def work(group: InProcessGroup) -> list[float]:
+            received = []
+            for number in range(4):
+                tensor = torch.tensor([float(number)])
+                if group.rank == 0:
+                    group.exchange([Message(1, tensor)], [])
+                else:
+                    group.exchange([], [Message(0, tensor.zero_())])
+                    received.append(tensor.item())
+            return received
+
+        assert run_in_process(2, work)[1] == [0.0, 1.0, 2.0, 3.0]
+
+    def test_sent_tensor_may_be_changed_afterwards(self):
+        def work(group: InProcessGroup) -> float:
+            tensor = torch.ones(1)
+            if group.rank == 0:
+                group.exchange([Message(1, tensor)], [])
+                tensor.fill_(9)
+                group.barrier()
+            else:
+                group.barrier()
+                group.exchange([], [Message(0, tensor)])
+            return tensor.item()
+
+        assert run_in_process(2, work) == [9.0, 1.0]
+
+    @pytest.mark.parametrize("expected", [torch.empty(3), torch.empty(2, dtype=torch.float64)])
+    def test_message_of_another_shape_or_type_is_an_error(self, expected):
+        def work(group: InProcessGroup) -> None:
+            if group.rank == 0:
+                group.exchange([Message(1, torch.ones(2))], [])
+            else:
+                group.exchange([], [Message(0, expected)])
+
+        with pytest.raises(
+            RuntimeError, match=r"rank 1 expects \(.*of rank 0, and gets \(2,\) torch.float32"
+        ):
+            run_in_process(2, work)
+
+    def test_message_that_never_comes_is_an_error_naming_both_ranks(self):
+        def work(group: InProcessGroup) -> None:
+            if group.rank == 1:
+                group.exchange([], [Message(0, torch.empty(1))])
+
+        with pytest.raises(TimeoutError, match="rank 1 waits in vain for a message of rank 0"):
+            run_in_process(2, work, timeout_s=0.05)
+
+
+class TestFailure:
+    @pytest.mark.parametrize("wait", ["barrier", "message", "all_reduce"])
+    def test_failure_of_one_rank_is_raised_and_the_others_are_released(self, wait):
+        released = []
+
+        def work(group: InProcessGroup) -> None:
+            if group.rank == 1:
+                raise KeyError("rank 1")
+            try:
+                if wait == "barrier":
+                    group.barrier()
+                elif wait == "message":
+                    group.exchange([], [Message(1, torch.empty(1))])
+                else:
+                    group.all_reduce(torch.ones(1))
+            except threading.BrokenBarrierError:
+                released.append(group.rank)
+                raise
+
+        start = time.monotonic()
+        with pytest.raises(KeyError, match="rank 1"):
+            run_in_process(3, work, timeout_s=30)
+        assert time.monotonic() - start < 10
+        assert sorted(released) == [0, 2]
+
+    def test_world_is_new_after_a_failure(self):
+        def fails(group: InProcessGroup) -> None:
+            raise ValueError(f"rank {group.rank}")
+
+        with pytest.raises(ValueError, match="rank"):
+            run_in_process(2, fails)
+        assert run_in_process(2, lambda group: group.rank) == [0, 1]
+
+
+class TestMeter:
+    def test_exchange_counts_what_is_sent_and_not_what_is_received(self):
+        def work(group: InProcessGroup) -> tuple[int, int]:
+            if group.rank == 0:
+                group.exchange([Message(1, torch.ones(3)), Message(2, torch.ones(5))], [])
+            else:
+                group.exchange([], [Message(0, torch.empty(3 if group.rank == 1 else 5))])
+            return group.meter.bytes_sent, group.meter.messages_sent
+
+        assert run_in_process(3, work) == [(32, 2), (0, 0), (0, 0)]
+
+    def test_empty_messages_are_neither_sent_nor_counted(self):
+        def work(group: InProcessGroup) -> tuple[int, int]:
+            peer = 1 - group.rank
+            group.exchange([Message(peer, torch.empty(0))], [Message(peer, torch.empty(0))])
+            group.all_reduce(torch.empty(0))
+            group.broadcast(torch.empty(0))
+            return group.meter.bytes_sent, group.meter.messages_sent
+
+        assert run_in_process(2, work) == [(0, 0)] * 2
+
+    @pytest.mark.parametrize(("world_size", "num_bytes"), [(1, 0), (2, 48), (3, 64), (4, 72)])
+    def test_all_reduce_counts_the_traffic_of_a_ring(self, world_size, num_bytes):
+        def work(group: InProcessGroup) -> tuple[int, int]:
+            group.all_reduce(torch.ones(12))
+            return group.meter.bytes_sent, group.meter.messages_sent
+
+        assert run_in_process(world_size, work) == [(num_bytes, 2 * (world_size - 1))] * world_size
+
+    def test_broadcast_counts_one_message_to_each_other_rank_at_the_source(self):
+        def work(group: InProcessGroup) -> tuple[int, int]:
+            group.broadcast(torch.ones(12), source=1)
+            return group.meter.bytes_sent, group.meter.messages_sent
+
+        assert run_in_process(3, work) == [(0, 0), (96, 2), (0, 0)]
+
+    def test_reset_starts_again_at_zero(self):
+        meter = Meter()
+        meter.count(10, 3)
+        meter.count(5)
+        assert (meter.bytes_sent, meter.messages_sent) == (15, 4)
+        meter.reset()
+        assert (meter.bytes_sent, meter.messages_sent) == (0, 0)

@@ -1,0 +1,283 @@
+"""The results folder: nothing is lost, nothing is half written, and what is damaged is named."""
+
+import json
+import math
+import os
+from pathlib import Path
+
+import pytest
+
+from scaling import store
+from scaling.errors import StoreError
+from scaling.store import ResultsFolder, RunRecord
+
+CELL = "0123456789ab"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> ResultsFolder:
+    """A results folder with a study and one planned run."""
+    made = ResultsFolder(tmp_path / "results")
+    made.write_study({"name": "by-hand"})
+    made.plan_run(CELL, 0, {"world_size": 2})
+    return made
+
+
+def run_folder(folder: ResultsFolder, repeat: int = 0) -> Path:
+    return folder.path / "runs" / CELL / str(repeat)
+
+
+def all_files(folder: ResultsFolder) -> set[str]:
+    return {str(path.relative_to(folder.path)) for path in folder.path.rglob("*") if path.is_file()}
+
+
+def start(folder: ResultsFolder, rows: list[dict] | None = None) -> RunRecord:
+    """Starts the run, with samples of rank 0 if there are any."""
+    record = folder.run(CELL, 0)
+    folder.start_run(record, {"launcher": "local"})
+    if rows:
+        folder.sample_writer(CELL, 0, 0)(rows)
+    return record
+
+
+class TestWriting:
+    def test_files_are_replaced_without_a_temporary_one_left(self, folder):
+        for number in range(3):
+            folder.write_environment({"number": number})
+            folder.write_topology({"number": number})
+            folder.write_text("summary.csv", f"{number}\n")
+        expected = {"study.yaml", "environment.json", "topology.yaml", "summary.csv"}
+        assert all_files(folder) == expected | {f"runs/{CELL}/0/run.json"}
+        assert folder.environment() == {"number": 2}
+        assert (folder.path / "summary.csv").read_text() == "2\n"
+
+    def test_file_keeps_its_old_content_when_the_new_one_cannot_be_finished(self, folder, monkeypatch):
+        folder.write_text("report.html", "old")
+
+        def fails(_: int) -> None:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(store.os, "fsync", fails)
+        with pytest.raises(StoreError, match=r"report\.html: cannot be written: No space left on device"):
+            folder.write_text("report.html", "new")
+        assert (folder.path / "report.html").read_text() == "old"
+
+    def test_files_can_be_read_by_others(self, folder):
+        mode = (folder.path / "study.yaml").stat().st_mode
+        assert mode & 0o777 == 0o644
+
+    def test_study_and_environment_come_back_as_written(self, folder):
+        study = {"name": "by-hand", "parts": [{"kind": "iteration", "world_sizes": [1, 2]}], "notes": ["ü"]}
+        folder.write_study(study)
+        folder.write_environment({"settings": {"NCCL_ALGO": "Ring"}, "gpus": []})
+        assert folder.study() == study
+        assert folder.environment() == {"settings": {"NCCL_ALGO": "Ring"}, "gpus": []}
+
+    def test_figures_and_logs_get_a_folder(self, folder):
+        assert folder.figure_path("speedup.svg").parent.is_dir()
+        first = folder.next_log_path()
+        first.write_text("")
+        assert [first.name, folder.next_log_path().name] == ["001.log", "002.log"]
+
+    def test_folder_that_cannot_be_made_is_an_error_with_its_path(self, tmp_path):
+        (tmp_path / "file").write_text("")
+        with pytest.raises(StoreError, match=r"file/results/study\.yaml: cannot be written: Not a directory"):
+            ResultsFolder(tmp_path / "file" / "results").write_study({})
+
+
+class TestStates:
+    def test_run_goes_from_planned_over_running_to_done(self, folder):
+        assert folder.run(CELL, 0).state == "planned"
+        record = start(folder)
+        running = folder.run(CELL, 0)
+        assert running.state == "running"
+        assert running.launch["launcher"] == "local"
+        assert "started_at" in running.launch
+        folder.finish_run(record, {"bytes": 3}, ["a note"])
+        done = folder.run(CELL, 0)
+        assert (done.state, done.summary, done.notes) == ("done", {"bytes": 3}, ["a note"])
+        assert done.cell == {"world_size": 2}
+        assert "finished_at" in done.launch
+
+    def test_failed_run_keeps_its_reason(self, folder):
+        folder.fail_run(start(folder), "out of memory")
+        record = folder.run(CELL, 0)
+        assert (record.state, record.reason) == ("failed", "out of memory")
+
+    def test_starting_again_forgets_what_the_failed_attempt_said(self, folder):
+        record = start(folder)
+        folder.fail_run(record, "out of memory")
+        folder.reset_run(record)
+        start(folder)
+        assert (folder.run(CELL, 0).state, folder.run(CELL, 0).reason) == ("running", None)
+
+    def test_first_death_plans_the_run_again_and_the_second_fails_it(self, folder):
+        folder.reset_run(start(folder), died="exit code -9")
+        assert (folder.run(CELL, 0).state, folder.run(CELL, 0).deaths) == ("planned", 1)
+        folder.reset_run(start(folder), died="exit code -9")
+        record = folder.run(CELL, 0)
+        assert record.state == "failed"
+        assert record.reason == "a worker died 2 times, last: exit code -9"
+
+    def test_being_stopped_is_no_death(self, folder):
+        for _ in range(3):
+            folder.reset_run(start(folder))
+        assert (folder.run(CELL, 0).state, folder.run(CELL, 0).deaths) == ("planned", 0)
+
+    def test_planning_never_overwrites(self, folder):
+        folder.finish_run(start(folder), {"bytes": 3})
+        before = (run_folder(folder) / "run.json").read_bytes()
+        folder.plan_run(CELL, 0, {"world_size": 4})
+        assert (run_folder(folder) / "run.json").read_bytes() == before
+
+    def test_runs_are_in_the_order_of_cell_and_repeat(self, folder):
+        for cell_id, repeat in ((CELL, 10), (CELL, 2), ("000000000000", 1)):
+            folder.plan_run(cell_id, repeat, {})
+        assert [(r.cell_id, r.repeat) for r in folder.runs()] == [
+            ("000000000000", 1),
+            (CELL, 0),
+            (CELL, 2),
+            (CELL, 10),
+        ]
+
+    def test_folder_that_is_not_there_has_no_runs(self, tmp_path):
+        assert ResultsFolder(tmp_path / "none").runs() == []
+        assert not (tmp_path / "none").exists()
+
+
+class TestSamples:
+    def test_samples_come_back_by_rank_and_line(self, folder):
+        start(folder)
+        for rank in (1, 0, 10, *range(2, 10)):
+            append = folder.sample_writer(CELL, 0, rank)
+            append([{"rank": rank, "iteration": 0}])
+            append([{"rank": rank, "iteration": 1}])
+        samples = folder.samples(CELL, 0)
+        assert [[row["rank"] for row in rows] for rows in samples] == [[rank] * 2 for rank in range(11)]
+        assert [row["iteration"] for row in samples[10]] == [0, 1]
+
+    def test_numbers_that_are_not_finite_become_null_in_valid_json_lines(self, folder):
+        rows = [{"loss": math.nan, "losses": [1.5, math.inf], "deep": {"a": -math.inf}, "text": "NaN"}]
+        start(folder, rows)
+
+        def refuse(constant: str) -> None:
+            raise AssertionError(f"{constant} is no JSON")
+
+        text = (run_folder(folder) / "rank0.jsonl").read_text()
+        assert text.count("\n") == 1
+        assert json.loads(text, parse_constant=refuse) == {
+            "loss": None,
+            "losses": [1.5, None],
+            "deep": {"a": None},
+            "text": "NaN",
+        }
+
+    def test_samples_of_attempts_cut_off_move_aside_and_none_is_lost(self, folder):
+        for attempt in range(3):
+            start(folder, [{"attempt": attempt}])
+            folder.reset_run(folder.run(CELL, 0))
+        start(folder)
+        assert folder.samples(CELL, 0) == []
+        kept = {
+            path.parent.name: json.loads(path.read_text())
+            for path in run_folder(folder).glob("attempt-*/rank0.jsonl")
+        }
+        assert kept == {f"attempt-{n + 1}": {"attempt": n} for n in range(3)}
+
+    def test_missing_rank_is_an_error_with_the_path(self, folder):
+        start(folder)
+        for rank in (0, 2):
+            folder.sample_writer(CELL, 0, rank)([{"iteration": 0}])
+        with pytest.raises(StoreError, match=rf"runs/{CELL}/0: samples of ranks \[0, 2\].*missing"):
+            folder.samples(CELL, 0)
+
+    def test_damaged_line_is_an_error_with_path_and_line(self, folder):
+        start(folder, [{"iteration": 0}])
+        with (run_folder(folder) / "rank0.jsonl").open("a") as file:
+            file.write('{"iteration": 1, "step')
+        with pytest.raises(StoreError, match=r"rank0\.jsonl, line 2 is damaged"):
+            folder.samples(CELL, 0)
+
+
+class TestDamage:
+    @pytest.mark.parametrize("text", ["", "{", "[]", "3", '{"schema_version": 1, "no_such_field": 2}'])
+    def test_damaged_record_is_an_error_with_its_path(self, folder, text):
+        (run_folder(folder) / "run.json").write_text(text)
+        for read in (lambda: folder.run(CELL, 0), folder.runs):
+            with pytest.raises(StoreError, match=rf"runs/{CELL}/0/run\.json is damaged"):
+                read()
+
+    def test_record_that_is_no_text_is_an_error_with_its_path(self, folder):
+        (run_folder(folder) / "run.json").write_bytes(b"\xff\xfe\x00")
+        with pytest.raises(StoreError, match=r"run\.json is damaged"):
+            folder.runs()
+
+    @pytest.mark.parametrize("version", [0, 2, None])
+    def test_other_schema_version_is_an_error_with_both_numbers(self, folder, version):
+        path = run_folder(folder) / "run.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "schema_version": version}))
+        with pytest.raises(StoreError, match=rf"run\.json: schema version {version}; this program reads 1"):
+            folder.run(CELL, 0)
+
+    def test_record_that_is_not_there_is_an_error_with_its_path(self, folder):
+        with pytest.raises(StoreError, match=rf"runs/{CELL}/7/run\.json: cannot be read"):
+            folder.run(CELL, 7)
+
+    @pytest.mark.parametrize(("name", "read"), [("study.yaml", "study"), ("environment.json", "environment")])
+    @pytest.mark.parametrize("text", ["[1, 2]", "{", "3"])
+    def test_damaged_study_or_environment_is_an_error_with_its_path(self, folder, name, read, text):
+        (folder.path / name).write_text(text)
+        with pytest.raises(StoreError, match=rf"results/{name} is damaged"):
+            getattr(folder, read)()
+
+    def test_missing_environment_is_an_error_with_its_path(self, folder):
+        with pytest.raises(StoreError, match=r"results/environment\.json: cannot be read"):
+            folder.environment()
+
+
+class TestRequire:
+    def test_folder_with_a_study_is_itself(self, folder):
+        assert folder.require() is folder
+
+    def test_no_folder_is_an_error_with_the_path(self, tmp_path):
+        with pytest.raises(StoreError, match=f"no results folder {tmp_path}/none"):
+            ResultsFolder(tmp_path / "none").require()
+
+    def test_file_is_an_error_with_the_path(self, tmp_path):
+        (tmp_path / "file").write_text("")
+        with pytest.raises(StoreError, match=f"no results folder {tmp_path}/file"):
+            ResultsFolder(tmp_path / "file").require()
+
+    def test_folder_without_a_study_is_an_error_with_the_path(self, tmp_path):
+        (tmp_path / "notes.txt").write_text("")
+        with pytest.raises(StoreError, match=f"{tmp_path} is no results folder: it has no study.yaml"):
+            ResultsFolder(tmp_path).require()
+
+    @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+    def test_folder_without_permission_is_an_error_with_the_path(self, folder):
+        folder.path.chmod(0)
+        try:
+            with pytest.raises(StoreError, match="results cannot be read; check its permissions"):
+                folder.require()
+        finally:
+            folder.path.chmod(0o755)
+
+
+class TestLock:
+    def test_second_holder_is_refused_until_the_first_lets_go(self, folder):
+        with folder.lock():
+            with pytest.raises(StoreError, match=f"another `scaling run` works in {folder.path}"):
+                ResultsFolder(folder.path).lock().__enter__()
+            assert folder.exists()
+        with ResultsFolder(folder.path).lock():
+            pass
+
+    def test_lock_is_let_go_after_an_error(self, folder):
+        with pytest.raises(KeyError), folder.lock():
+            raise KeyError
+        with folder.lock():
+            pass
+
+    def test_lock_makes_the_folder(self, tmp_path):
+        with ResultsFolder(tmp_path / "a" / "b").lock():
+            assert (tmp_path / "a" / "b").is_dir()
