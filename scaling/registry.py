@@ -62,7 +62,7 @@ class Registry:
         module_name, _, attribute = target.partition(":")
         try:
             return getattr(importlib.import_module(module_name), attribute)
-        except (ImportError, AttributeError) as error:
+        except (ImportError, AttributeError, ValueError, TypeError) as error:  # the last two: ":a", ".a:b"
             raise StudyError(f"{self.kind} {name!r}: cannot load {target}: {error}") from error
 
 

@@ -315,7 +315,8 @@ def _finite(value: Any) -> Any:
 
 def _json_lines(path: Path) -> Iterator[dict[str, Any]]:
     try:
-        with path.open(encoding="utf-8") as file:
+        # A byte that is no UTF-8 becomes \xff, which is no JSON either.
+        with path.open(encoding="utf-8", errors="backslashreplace") as file:
             for number, line in enumerate(file, 1):
                 try:
                     yield json.loads(line)

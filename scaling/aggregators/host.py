@@ -1,7 +1,8 @@
 """Aggregation in host memory, as the systems before collective libraries did it.
 
 Every rank copies its gradient into its slot of a buffer that all ranks of the host share (registered with the
-CUDA driver where there is a GPU), and the sum is taken by the CPU. Between the steps stands a barrier.
+CUDA driver where there is a GPU), and the sum is taken by the CPU. Between the steps stands a barrier
+(`wait`).
 
 `host_serial` (TensorFlow's parameter device on the CPU):
 1. every rank: gradient to its slot (`d2h`);
@@ -53,7 +54,7 @@ def _to_slot(state: HostState, gradient: Tensor, phase: PhaseMarker) -> None:
         if gradient.is_cuda:
             torch.cuda.current_stream().synchronize()  # the CPU is about to read it
         group.meter.count(gradient.nbytes)
-    with phase("communicate"):
+    with phase("wait"):
         group.barrier()
 
 
@@ -136,7 +137,7 @@ class HostParallel(Aggregator[HostState]):
             start, stop = bounds[group.rank], bounds[group.rank + 1]
             with phase("reduce"):
                 _mean_of_slots(state.slots[:, start:stop], mean[start:stop])
-            with phase("communicate"):
+            with phase("wait"):
                 group.barrier()
         with phase("h2d_result"):
             # Not waited for: a rank writes its slot again only behind its own stream, and the next barrier

@@ -79,7 +79,7 @@ class Schedule:
     Attributes:
         name: the algorithm, for messages.
         world_size: ranks, which are the nodes 0 to world_size - 1 and start with their own contribution.
-        num_chunks: equal parts (to one element) that the buffer is cut into.
+        num_chunks: parts that the buffer is cut into, equal as `chunk_bounds` says.
         steps: the transfers, step by step.
         num_hosts: further nodes, numbered from `world_size` on, that are host memory and start empty.
         chunk_elements: where the chunks are not equal parts but tensors, the elements of each; else None.
@@ -117,9 +117,20 @@ class Schedule:
         return bounds
 
 
+ALIGNMENT_ELEMENTS = 64
+"""Chunks of large buffers begin at multiples of this: 128 bytes and more for every type. Transports and kernels
+move unaligned data at a fraction of their speed."""
+
+
 def chunk_bounds(num_elements: int, num_chunks: int) -> list[int]:
-    """`num_chunks` + 1 element indices: chunk c is [bounds[c], bounds[c + 1]), equal to one element."""
-    return [num_elements * chunk // num_chunks for chunk in range(num_chunks + 1)]
+    """`num_chunks` + 1 element indices: chunk c is [bounds[c], bounds[c + 1]).
+
+    Chunks are equal to one element, or to ALIGNMENT_ELEMENTS where that is below a hundredth of a chunk.
+    """
+    fine = num_elements < 100 * ALIGNMENT_ELEMENTS * num_chunks
+    unit = 1 if fine else ALIGNMENT_ELEMENTS
+    inner = [num_elements * chunk // num_chunks // unit * unit for chunk in range(num_chunks)]
+    return [*inner, num_elements]
 
 
 def messages(step: Step) -> Iterator[tuple[int, int, list[Transfer]]]:

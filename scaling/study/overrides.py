@@ -68,7 +68,7 @@ def _apply(raw: Any, override: str) -> None:
     path = key.split(".")
     if len(path) == 1:
         raw[key] = value
-        for part in raw.get("parts") or []:
+        for part in raw["parts"] if isinstance(raw.get("parts"), list) else []:
             if isinstance(part, dict):
                 part.pop(key, None)  # inherited from the top where the part's kind knows it
         return

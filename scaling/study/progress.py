@@ -85,7 +85,7 @@ class _BarProgress:
         )
 
     def say(self, message: str) -> None:
-        self._bar.console.print(message, highlight=False)
+        self._bar.console.print(message, highlight=False, markup=False)  # a log's "[rank0]" is no tag
 
 
 @contextmanager

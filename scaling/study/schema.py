@@ -19,6 +19,8 @@ Device = Literal["auto", "cpu", "cuda"]
 
 def _as_list(value: Any) -> Any:
     """Axes may be given as one value or as a list of values."""
+    if value == []:
+        raise ValueError("a list needs one value at least")
     return value if isinstance(value, list) else [value]
 
 
@@ -131,6 +133,9 @@ KINDS: dict[str, type[IterationPart] | type[ConvergencePart]] = {
 AnyPart = IterationPart | ConvergencePart
 
 
+RECORDED_KEYS = ("schema_version", "notes")
+
+
 class Study(_Strict):
     """A validated study."""
 
@@ -152,7 +157,8 @@ def parse_study(raw: object, source: str) -> Study:
         raise StudyError(f"{source}: a study is a mapping of keys, as in `name: my-study`")
     if "name" not in raw:
         raise StudyError(f"{source}: key 'name' is missing; it names the results folder")
-    inherited = {key: value for key, value in raw.items() if key not in ("name", "parts")}
+    # What a results folder's study.yaml has besides: it can be run again as it is.
+    inherited = {key: value for key, value in raw.items() if key not in ("name", "parts", *RECORDED_KEYS)}
     if "parts" not in raw:
         bodies = [("", dict(inherited))]
     else:
@@ -179,13 +185,13 @@ def _inheritable(inherited: Mapping[str, Any], part: Mapping[str, Any], source: 
     for key in inherited:
         if key not in known:
             raise StudyError(f"{source}: {_unknown(key, sorted(known | {'name', 'parts'}))}")
-    own = KINDS[kind].model_fields if kind in KINDS else inherited
+    own = KINDS[kind].model_fields if kind in list(KINDS) else inherited
     return {key: value for key, value in inherited.items() if key in own}
 
 
 def _parse_part(body: dict[str, Any], prefix: str, source: str) -> AnyPart:
     kind = body.get("kind", "iteration")
-    if kind not in KINDS:
+    if kind not in list(KINDS):  # a list is not hashable
         raise StudyError(f"{source}: {prefix}kind is {kind!r}; allowed: {', '.join(KINDS)}")
     cls = KINDS[kind]
     try:
@@ -217,7 +223,8 @@ def _check_batch(workload: Workload, scaling: str, where: str) -> None:
 
 
 def _explain(problem: dict[str, Any], prefix: str, cls: type[BaseModel]) -> str:
-    location = [part for part in problem["loc"] if part not in ("workload", "choice")]
+    # Behind workloads.<index> stands the union's tag; elsewhere these words are a user's own keys.
+    location = [p for at, p in enumerate(problem["loc"]) if at != 2 or p not in ("workload", "choice")]
     key = prefix + ".".join(str(part) for part in location)
     if problem["type"] == "extra_forbidden":
         name = str(location[-1])

@@ -95,7 +95,7 @@ class HostUpdate(Update):
                 self._parameters.grad = mean
                 self._optimizer.step()
                 torch.set_num_threads(before)
-        with phase("communicate"):
+        with phase("wait"):  # for rank 0, which sums and steps alone
             self._group.barrier()
         with phase("h2d_result"), torch.no_grad():
             # Rank 0 writes these again only behind the next step's barrier, which each rank reaches after it
