@@ -198,6 +198,13 @@ class TestSamples:
         with pytest.raises(StoreError, match=r"rank0\.jsonl, line 2 is damaged"):
             folder.samples(CELL, 0)
 
+    def test_bytes_that_are_no_text_are_an_error_with_path_and_line(self, folder):
+        start(folder, [{"iteration": 0}, {"iteration": 1}])
+        path = run_folder(folder) / "rank0.jsonl"
+        path.write_bytes(path.read_bytes() + b'{"note": "\xff"}\n')
+        with pytest.raises(StoreError, match=r"rank0\.jsonl, line 3 is damaged"):
+            folder.samples(CELL, 0)
+
 
 class TestDamage:
     @pytest.mark.parametrize("text", ["", "{", "[]", "3", '{"schema_version": 1, "no_such_field": 2}'])

@@ -118,8 +118,8 @@ class Schedule:
 
 
 ALIGNMENT_ELEMENTS = 64
-"""Chunks of large buffers begin at multiples of this: 128 bytes and more for every type. Transports and kernels
-move unaligned data at a fraction of their speed."""
+"""Chunks of large buffers begin at multiples of this: 128 bytes and more for every type. Transports and
+kernels move unaligned data at a fraction of their speed."""
 
 
 def chunk_bounds(num_elements: int, num_chunks: int) -> list[int]:

@@ -47,11 +47,9 @@ def prepare(folder: ResultsFolder, study: Study, resolved: ResolvedStudy) -> Non
         require_same(folder.environment(), environment, folder.path)
     elif folder.path.is_dir() and any(not item.name.startswith(".") for item in folder.path.iterdir()):
         raise StoreError(f"{folder.path} is not empty and holds no study; use another --out")
-    for name, parameters in {
-        (c.dataset, str(c.dataset_parameters)): (c.dataset, c.dataset_parameters)
-        for c in resolved.cells.values()
-    }.values():
-        create_dataset(name, parameters).fetch()
+    datasets = {cell.dataset_label: cell for cell in resolved.cells.values()}
+    for cell in datasets.values():
+        create_dataset(cell.dataset, cell.dataset_parameters).fetch()
     if not folder.exists():
         folder.write_environment(environment)
         folder.write_topology(detect())
@@ -65,9 +63,10 @@ def prepare(folder: ResultsFolder, study: Study, resolved: ResolvedStudy) -> Non
 def _other_study(folder: ResultsFolder, description: Mapping[str, Any]) -> str:
     before, now = folder.study(), description
     difference = _first_difference(before, now, "")
-    what = (
-        "its cells differ" if difference is None else "{0} is {1!r} there and {2!r} here".format(*difference)
-    )
+    what = "its cells differ"
+    if difference is not None:
+        key, there, here = difference
+        what = f"{key} is {there!r} there and {here!r} here"
     return (
         f"{folder.path} holds another study: {what}; use another --out, or the same settings to go on with it"
     )

@@ -10,7 +10,16 @@ import difflib
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    PlainSerializer,
+    Tag,
+    ValidationError,
+)
 
 from scaling.errors import StudyError
 
@@ -48,7 +57,12 @@ class NamedComponent(_Strict):
     parameters: dict[str, Any] = {}
 
 
-Component = Annotated[NamedComponent, BeforeValidator(_component)]
+def _as_written(component: NamedComponent) -> dict[str, Any]:
+    """What `_component` reads, so that a study that was written can be run again."""
+    return {"name": component.name, **component.parameters}
+
+
+Component = Annotated[NamedComponent, BeforeValidator(_component), PlainSerializer(_as_written)]
 
 
 class Training(_Strict):

@@ -118,7 +118,7 @@ def test_phases_are_marked():
         )
         return marked
 
-    assert run_in_process(2, work) == [["update", "communicate", "h2d_result"], ["communicate", "h2d_result"]]
+    assert run_in_process(2, work) == [["update", "wait", "h2d_result"], ["wait", "h2d_result"]]
 
 
 def test_mean_missing_where_it_is_needed_is_our_own_mistake():

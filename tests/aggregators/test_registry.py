@@ -1,0 +1,159 @@
+"""Aggregators by name: the built-ins, other packages' and a user's own."""
+
+import configparser
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+
+from scaling import registry
+from scaling.aggregators.base import Aggregator
+from scaling.aggregators.compressed import OneBit
+from scaling.aggregators.controls import NoExchange
+from scaling.aggregators.registry import BUILT_IN, REGISTRY, create
+from scaling.aggregators.scheduled import Ring
+from scaling.errors import StudyError
+from scaling.workloads.registry import BUILT_IN_DATASETS, BUILT_IN_MODELS
+
+
+@dataclass(frozen=True)
+class Halved(NoExchange):
+    """An aggregator of a user's own."""
+
+    name = "halved"
+    factor: float = 0.5
+
+
+no_class = Halved()
+
+
+def own(attribute: str) -> str:
+    return f"{__name__}:{attribute}"
+
+
+@pytest.fixture
+def offer(monkeypatch):
+    """Has another package offer entry points."""
+
+    def install(**points: str) -> None:
+        offered = [EntryPoint(name, value, "scaling.aggregators") for name, value in points.items()]
+        monkeypatch.setattr(registry, "entry_points", lambda group: offered)
+
+    return install
+
+
+@pytest.mark.parametrize(
+    ("group", "built_in"),
+    [
+        ("scaling.aggregators", BUILT_IN),
+        ("scaling.models", BUILT_IN_MODELS),
+        ("scaling.datasets", BUILT_IN_DATASETS),
+    ],
+)
+def test_entry_points_of_setup_cfg_are_the_built_ins(group, built_in):
+    config = configparser.ConfigParser()
+    config.read(Path(__file__).parents[2] / "setup.cfg")
+    lines = config["options.entry_points"][group].strip().splitlines()
+    assert dict(line.split(" = ") for line in lines) == built_in
+
+
+class TestBuiltIns:
+    @pytest.mark.parametrize("name", BUILT_IN)
+    def test_every_built_in_has_its_name_and_a_line_for_the_list(self, name):
+        aggregator = create(name)
+        assert isinstance(aggregator, Aggregator)
+        assert aggregator.name == aggregator.label() == name
+        assert aggregator.__doc__
+        assert aggregator.min_world_size == 1
+
+    @pytest.mark.parametrize("name", BUILT_IN)
+    def test_every_built_in_is_made_again_from_its_own_parameters(self, name):
+        aggregator = create(name)
+        assert create(name, aggregator.parameters()) == aggregator
+
+    def test_names_are_known_with_or_without_the_package_being_installed(self, offer):
+        offer()
+        assert REGISTRY.targets() == BUILT_IN
+        offer(**BUILT_IN)
+        assert REGISTRY.targets() == BUILT_IN
+
+    def test_only_the_control_arm_exchanges_nothing_and_only_one_bit_is_lossy(self):
+        assert [name for name in BUILT_IN if not create(name).exchanges] == ["none"]
+        assert [name for name in BUILT_IN if create(name).lossy] == ["one_bit"]
+
+
+class TestParameters:
+    def test_parameters_become_fields_and_show_in_the_label(self):
+        aggregator = create("one_bit", {"threshold": "mean"})
+        assert aggregator == OneBit("mean")
+        assert aggregator.parameters() == {"threshold": "mean"}
+        assert aggregator.label() == "one_bit(threshold=mean)"
+
+    @pytest.mark.parametrize(
+        ("name", "parameters", "message"),
+        [
+            ("ring", {"chunks": 2}, "aggregator 'ring': unknown parameter 'chunks'; allowed: none"),
+            ("one_bit", {"treshold": "mean"}, "unknown parameter 'treshold'; allowed: threshold"),
+            (
+                "one_bit",
+                {"threshold": 3},
+                "parameter threshold: Input should be 'zero' or 'mean', got 3",
+            ),
+        ],
+    )
+    def test_wrong_parameter_is_an_error_that_names_it(self, name, parameters, message):
+        with pytest.raises(StudyError, match=message):
+            create(name, parameters)
+
+
+class TestOwnClass:
+    def test_class_is_found_as_module_and_attribute(self):
+        aggregator = create(own("Halved"), {"factor": 2})
+        assert aggregator == Halved(2.0)
+        assert aggregator.label() == "halved(factor=2.0)"
+
+    def test_parameters_are_checked_too(self):
+        with pytest.raises(StudyError, match=r"parameter factor: .*'half'"):
+            create(own("Halved"), {"factor": "half"})
+
+    @pytest.mark.parametrize("attribute", ["no_class", "BUILT_IN", "own", "StudyError"])
+    def test_what_is_no_aggregator_is_refused(self, attribute):
+        with pytest.raises(StudyError, match=r"it must be a subclass of scaling\.aggregators\.Aggregator"):
+            create(own(attribute))
+
+    @pytest.mark.parametrize(
+        "name", ["no_such_module:Class", own("NoSuchClass"), "scaling:", ":Ring", ".aggregators:Ring"]
+    )
+    def test_what_cannot_be_loaded_is_an_error_with_the_reason(self, name):
+        with pytest.raises(StudyError, match=f"aggregator '{name}': cannot load {name}: ."):
+            create(name)
+
+
+class TestOtherPackages:
+    def test_their_aggregators_are_known_by_name(self, offer):
+        offer(theirs=own("Halved"))
+        assert create("theirs") == Halved()
+        assert list(REGISTRY.targets()) == [*BUILT_IN, "theirs"]
+
+    @pytest.mark.parametrize("name", ["rings", "ringg", "Ring"])
+    def test_unknown_name_is_an_error_with_a_near_one_and_all_there_are(self, offer, name):
+        offer(theirs=own("Halved"))
+        with pytest.raises(StudyError) as caught:
+            create(name)
+        message = str(caught.value)
+        assert f"unknown aggregator {name!r} (did you mean 'ring'?); known: " in message
+        assert all(known in message for known in [*BUILT_IN, "theirs", "or module:attribute"])
+
+    def test_name_that_is_taken_is_an_error_with_both_offers(self, offer):
+        offer(ring=own("Halved"))
+        with pytest.raises(StudyError) as caught:
+            create("ring")
+        message = str(caught.value)
+        assert "aggregator 'ring' is offered twice" in message
+        assert BUILT_IN["ring"] in message
+        assert own("Halved") in message
+
+    def test_module_and_class_can_be_named_all_the_same(self, offer):
+        offer(ring=own("Halved"))
+        assert create("scaling.aggregators.scheduled:Ring") == Ring()

@@ -1,0 +1,94 @@
+"""Which rank a process is: exactly as its launcher says, and never a world of one by default."""
+
+import pytest
+
+from launchers.rank_info import FIELDS, LAUNCHER_VARIABLE, TABLES, RankError, RankInfo
+
+TORCHRUN = {"RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}
+
+
+def without(variable: str) -> dict[str, str]:
+    return {name: value for name, value in TORCHRUN.items() if name != variable}
+
+
+def test_torchruns_variables_are_read():
+    info = RankInfo.from_env({**TORCHRUN, "HOME": "/root"})
+    assert (info.rank, info.local_rank, info.world_size, info.local_world_size) == (5, 1, 8, 4)
+    assert info.launcher == "torchrun"
+
+
+def test_it_says_which_variable_gave_each_value():
+    info = RankInfo.from_env(TORCHRUN)
+    assert info.variables == {
+        "rank": "RANK",
+        "local_rank": "LOCAL_RANK",
+        "world_size": "WORLD_SIZE",
+        "local_world_size": "LOCAL_WORLD_SIZE",
+    }
+    assert info.describe() == (
+        "rank 5 (RANK) of 8 (WORLD_SIZE), local rank 1 (LOCAL_RANK) of 4, started by torchrun"
+    )
+
+
+def test_launcher_of_ours_is_recorded_by_its_own_name():
+    info = RankInfo.from_env({**TORCHRUN, LAUNCHER_VARIABLE: "local"})
+    assert info.launcher == "local"
+    assert info.describe().endswith("started by local")
+
+
+@pytest.mark.parametrize(
+    ("variables", "job_id"),
+    [
+        ({}, None),
+        ({"SLURM_JOB_ID": "17"}, "17"),
+        ({"TORCHELASTIC_RUN_ID": "abc"}, "abc"),
+        ({"SLURM_JOB_ID": "17", "TORCHELASTIC_RUN_ID": "abc"}, "17"),
+        ({"SLURM_JOB_ID": "", "TORCHELASTIC_RUN_ID": "abc"}, "abc"),
+    ],
+)
+def test_number_of_the_job_is_recorded_where_there_is_one(variables, job_id):
+    assert RankInfo.from_env({**TORCHRUN, **variables}).job_id == job_id
+
+
+def test_no_launcher_is_an_error_that_says_what_was_looked_for_and_how_to_start():
+    with pytest.raises(RankError) as caught:
+        RankInfo.from_env({"HOME": "/root"})
+    message = str(caught.value)
+    assert "torchrun: RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE" in message
+    assert "torchrun --nproc-per-node=N -m scaling.worker STUDY" in message
+
+
+@pytest.mark.parametrize("variable", TORCHRUN)
+def test_variable_that_is_missing_is_named_with_those_that_are_there(variable):
+    with pytest.raises(RankError, match=f"torchrun set .*, but {variable} is missing"):
+        RankInfo.from_env(without(variable))
+
+
+@pytest.mark.parametrize("variable", TORCHRUN)
+@pytest.mark.parametrize("value", ["", "two", "1.5"])
+def test_value_that_is_no_number_is_named(variable, value):
+    with pytest.raises(RankError, match=f"{variable} is '{value}'; it must be a number"):
+        RankInfo.from_env({**TORCHRUN, variable: value})
+
+
+def test_negative_value_is_named():
+    with pytest.raises(RankError, match="RANK is -1; it must not be negative"):
+        RankInfo.from_env({**TORCHRUN, "RANK": "-1"})
+
+
+@pytest.mark.parametrize(
+    "change", [{"RANK": "8"}, {"LOCAL_RANK": "4"}, {"WORLD_SIZE": "0"}, {"LOCAL_WORLD_SIZE": "0"}], ids=str
+)
+def test_values_that_contradict_one_another_are_an_error(change):
+    with pytest.raises(RankError, match="torchrun's variables contradict one another"):
+        RankInfo.from_env({**TORCHRUN, **change})
+
+
+@pytest.mark.parametrize("launcher", TABLES)
+def test_every_table_names_every_field(launcher):
+    table = TABLES[launcher]
+    assert tuple(table) == FIELDS
+    assert len(set(table.values())) == len(FIELDS)
+    info = RankInfo.from_env(dict(zip(table.values(), ("0", "0", "1", "1"), strict=True)))
+    assert (info.rank, info.world_size) == (0, 1)
+    assert info.launcher == launcher

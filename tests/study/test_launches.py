@@ -1,0 +1,170 @@
+"""Which launches a study still needs."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from scaling.store import ResultsFolder
+from scaling.study.cells import Cell, ResolvedStudy
+from scaling.study.launches import Settings, estimate_seconds, remaining_launches
+
+CELL = Cell(
+    kind="iteration",
+    model="mlp",
+    dataset="digits",
+    aggregator="ring",
+    step="eager",
+    device="cpu",
+    scaling="strong",
+    world_size=2,
+    local_batch=32,
+    global_batch=64,
+    threads=4,
+    peer_access=None,
+    tf32=None,
+    seed=0,
+    learning_rate=0.01,
+    momentum=0.9,
+    weight_decay=0.0,
+    nesterov=False,
+    warmup=10,
+    iterations=50,
+)
+
+
+def study_of(cells: list[Cell], repeats: int = 1, name: str = "by-hand") -> ResolvedStudy:
+    return ResolvedStudy(name, {c.id: repeats for c in cells}, {c.id: c for c in cells}, [])
+
+
+def seeds(number: int, **changes) -> list[Cell]:
+    """That many cells that differ by their seed."""
+    return [replace(CELL, seed=seed, **changes) for seed in range(number)]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> ResultsFolder:
+    return ResultsFolder(tmp_path / "results")
+
+
+def end(folder: ResultsFolder, cell: Cell, repeat: int, state: str) -> None:
+    folder.plan_run(cell.id, repeat, cell.to_dict())
+    record = folder.run(cell.id, repeat)
+    if state != "planned":
+        folder.start_run(record, {})
+    if state == "done":
+        folder.finish_run(record, {})
+    if state == "failed":
+        folder.fail_run(record, "a reason")
+
+
+class TestGrouping:
+    def test_cells_with_the_same_settings_share_a_launch(self, folder):
+        (launch,) = remaining_launches(folder, study_of(seeds(5)))
+        assert launch.settings == Settings(world_size=2, device="cpu", threads=4, peer_access=None)
+        assert {cell.seed for cell in launch.cells} == set(range(5))
+        assert launch.repeat == 0
+
+    @pytest.mark.parametrize(
+        "change",
+        [{"world_size": 4}, {"device": "cuda"}, {"threads": 2}, {"peer_access": False}],
+        ids=str,
+    )
+    def test_what_is_fixed_at_start_up_separates_them(self, folder, change):
+        launches = remaining_launches(folder, study_of([CELL, replace(CELL, **change)]))
+        assert [len(launch.cells) for launch in launches] == [1, 1]
+        assert launches[0].settings != launches[1].settings
+
+    @pytest.mark.parametrize(
+        "change", [{"aggregator": "tree"}, {"global_batch": 32}, {"kind": "convergence"}, {"tf32": True}]
+    )
+    def test_what_can_change_between_cells_does_not(self, folder, change):
+        (launch,) = remaining_launches(folder, study_of([CELL, replace(CELL, **change)]))
+        assert len(launch.cells) == 2
+
+    def test_every_repeat_is_a_launch_of_its_own_and_first_ones_come_first(self, folder):
+        study = study_of([*seeds(2), *seeds(2, world_size=1)], repeats=3)
+        launches = remaining_launches(folder, study)
+        assert [launch.repeat for launch in launches] == [0, 0, 1, 1, 2, 2]
+        assert all(len(launch.cells) == 2 for launch in launches)
+
+    def test_cell_is_only_in_as_many_repeats_as_it_asks_for(self, folder):
+        once, twice = seeds(2)
+        study = ResolvedStudy("by-hand", {once.id: 1, twice.id: 2}, {once.id: once, twice.id: twice}, [])
+        first, second = remaining_launches(folder, study)
+        assert len(first.cells) == 2
+        assert second.cells == [twice]
+
+    def test_study_without_cells_needs_none(self, folder):
+        assert remaining_launches(folder, ResolvedStudy("by-hand", {}, {}, [])) == []
+
+
+class TestOrder:
+    def test_same_study_repeat_and_settings_give_the_same_order(self, folder):
+        study = study_of(seeds(20), repeats=2)
+        assert remaining_launches(folder, study) == remaining_launches(folder, study)
+
+    def test_order_is_random_and_differs_between_repeats_and_studies(self, folder):
+        orders = []
+        for name in ("by-hand", "other"):
+            for launch in remaining_launches(folder, study_of(seeds(20), 2, name)):
+                orders.append([cell.seed for cell in launch.cells])
+        assert all(sorted(order) == list(range(20)) for order in orders)
+        assert len({tuple(order) for order in [*orders, range(20)]}) == 5
+
+
+class TestWhatIsLeft:
+    @pytest.mark.parametrize(
+        ("state", "is_left"), [("planned", True), ("running", True), ("done", False), ("failed", False)]
+    )
+    def test_runs_that_are_done_or_failed_are_skipped(self, folder, state, is_left):
+        end(folder, CELL, 0, state)
+        assert bool(remaining_launches(folder, study_of([CELL]))) == is_left
+
+    def test_other_repeats_of_the_same_cell_are_left(self, folder):
+        end(folder, CELL, 0, "done")
+        (launch,) = remaining_launches(folder, study_of([CELL], repeats=2))
+        assert launch.repeat == 1
+
+    def test_runs_of_cells_that_are_not_asked_for_are_no_matter(self, folder):
+        end(folder, replace(CELL, seed=99), 0, "planned")
+        (launch,) = remaining_launches(folder, study_of([CELL]))
+        assert launch.cells == [CELL]
+
+    def test_nothing_is_left_when_all_is_over(self, folder):
+        cells = seeds(3)
+        for cell in cells:
+            end(folder, cell, 0, "done")
+        assert remaining_launches(folder, study_of(cells)) == []
+
+
+class TestEstimate:
+    def seconds(self, folder: ResultsFolder, cells: list[Cell], num_parameters: int = 10**6) -> float:
+        (launch,) = remaining_launches(folder, study_of(cells))
+        return estimate_seconds(launch, {cell.id: num_parameters for cell in cells}, num_cores=8)
+
+    def test_grows_with_cells_iterations_and_parameters(self, folder):
+        one = self.seconds(folder, seeds(1))
+        assert self.seconds(folder, seeds(2)) > one
+        assert self.seconds(folder, [replace(CELL, iterations=500)]) > one
+        assert self.seconds(folder, seeds(1), num_parameters=10**8) > one
+
+    def test_budget_bounds_it(self, folder):
+        slow = replace(CELL, iterations=10**6)
+        bounded = replace(slow, max_seconds=5.0)
+        overhead = self.seconds(folder, [replace(CELL, iterations=1, warmup=1)])
+        assert self.seconds(folder, [bounded]) <= overhead + 5
+        assert self.seconds(folder, [slow]) > overhead + 5
+
+    def test_more_workers_than_cores_are_no_faster(self, folder):
+        many = replace(CELL, world_size=8, threads=8)
+        few = replace(CELL, world_size=2, threads=4)
+        assert self.seconds(folder, [many]) >= self.seconds(folder, [few])
+
+    def test_epochs_count_in_a_convergence_cell(self, folder):
+        def epochs(number: int) -> float:
+            cell = replace(CELL, kind="convergence", warmup=None, iterations=None, epochs=number)
+            return self.seconds(folder, [cell])
+
+        assert epochs(3) - epochs(2) == pytest.approx(epochs(2) - epochs(1))
+        assert epochs(2) > epochs(1)

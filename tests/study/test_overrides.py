@@ -1,0 +1,154 @@
+"""Studies by name or path, and `key=value` on the command line."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from scaling.errors import StudyError
+from scaling.study.cells import Machine, resolve
+from scaling.study.overrides import load_study, shipped_studies
+
+TEXT = """
+name: by-hand
+scaling: strong
+world_sizes: [1, 2]
+repeats: 2
+parts:
+  - kind: iteration
+    workloads: [{model: {name: mlp, hidden: [8]}, dataset: digits, global_batch: 64}]
+    aggregators: [none, ring]
+    iterations: 20
+  - kind: convergence
+    workloads: [{model: mlp, dataset: digits, global_batch: 100}]
+    aggregators: [ring]
+    repeats: 1
+"""
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> str:
+    path = tmp_path / "my.yaml"
+    path.write_text(TEXT)
+    return str(path)
+
+
+def aggregators(part) -> list[str]:
+    return [component.name for component in part.aggregators]
+
+
+class TestNames:
+    @pytest.mark.parametrize("name", shipped_studies())
+    def test_every_shipped_study_is_valid_and_called_like_its_file(self, name):
+        assert load_study(name).name == name
+
+    @pytest.mark.parametrize("name", shipped_studies())
+    @pytest.mark.parametrize("machine", [Machine(0, 2), Machine(4, 64)], ids=str)
+    def test_every_shipped_study_can_be_resolved(self, name, machine):
+        assert resolve(load_study(name), machine).cells
+
+    @pytest.mark.parametrize("name", shipped_studies())
+    def test_every_shipped_study_begins_with_a_comment_for_the_list(self, name):
+        assert shipped_studies()[name].startswith("# ")
+
+    def test_unknown_name_is_an_error_with_the_names_there_are(self):
+        with pytest.raises(
+            StudyError, match=r"no study 'mnits': give a YAML file, or .*: .*mnist.*quickstart"
+        ):
+            load_study("mnits")
+
+    def test_file_that_is_not_there_is_an_error_with_its_name(self, tmp_path):
+        with pytest.raises(StudyError, match=r"none\.yaml: cannot be read: No such file"):
+            load_study(str(tmp_path / "none.yaml"))
+
+    def test_file_that_is_no_text_is_an_error_with_its_name(self, tmp_path):
+        (tmp_path / "my.yaml").write_bytes(b"\xff\xfe\x00")
+        with pytest.raises(StudyError, match=r"my\.yaml: cannot be read: it is no text"):
+            load_study(str(tmp_path / "my.yaml"))
+
+    def test_file_that_is_no_yaml_is_an_error_with_its_name(self, tmp_path):
+        (tmp_path / "my.yaml").write_text("name: [")
+        with pytest.raises(StudyError, match=r"my\.yaml: no valid YAML"):
+            load_study(str(tmp_path / "my.yaml"))
+
+    def test_file_needs_no_suffix(self, tmp_path):
+        (tmp_path / "study").write_text(TEXT)
+        assert load_study(str(tmp_path / "study")).name == "by-hand"
+
+
+class TestOverrides:
+    def test_without_any_the_study_is_the_files(self, study):
+        iteration, convergence = load_study(study).parts
+        assert (iteration.repeats, iteration.iterations, convergence.repeats) == (2, 20, 1)
+
+    def test_value_is_read_as_yaml(self, study):
+        iteration, _ = load_study(study, ["world_sizes=[1, 4]", "max_seconds=2.5", "device=cpu"]).parts
+        assert (iteration.world_sizes, iteration.max_seconds, iteration.device) == ([1, 4], 2.5, "cpu")
+
+    def test_top_level_key_replaces_it_in_every_part(self, study):
+        assert [part.repeats for part in load_study(study, ["repeats=5"]).parts] == [5, 5]
+        parts = load_study(study, ["aggregators=[tree]"]).parts
+        assert [aggregators(part) for part in parts] == [["tree"], ["tree"]]
+
+    def test_top_level_key_of_one_kind_leaves_the_other_kind_alone(self, study):
+        iteration, convergence = load_study(study, ["iterations=7", "epochs=2"]).parts
+        assert (iteration.iterations, convergence.epochs) == (7, 2)
+
+    def test_dotted_key_goes_by_index_into_lists(self, study):
+        study = load_study(study, ["parts.0.iterations=3", "parts.0.aggregators.1=tree"])
+        assert study.parts[0].iterations == 3
+        assert aggregators(study.parts[0]) == ["none", "tree"]
+        assert aggregators(study.parts[1]) == ["ring"]
+
+    def test_dotted_key_may_set_what_was_not_there(self, study):
+        assert load_study(study, ["parts.1.epochs=9"]).parts[1].epochs == 9
+
+    def test_dotted_key_reaches_a_components_parameters(self, study):
+        study = load_study(study, ["parts.0.workloads.0.model.hidden=[3, 4]"])
+        assert study.parts[0].workloads[0].model.parameters == {"hidden": [3, 4]}
+
+    def test_later_override_wins(self, study):
+        assert load_study(study, ["repeats=5", "parts.1.repeats=6", "repeats=7"]).parts[1].repeats == 7
+
+    def test_value_may_hold_an_equals_sign(self, study):
+        with pytest.raises(StudyError, match="name 'a=b' is not allowed"):
+            load_study(study, ["name=a=b"])
+
+    def test_study_without_parts_may_be_overridden(self, tmp_path):
+        raw = yaml.safe_load(TEXT)
+        raw.update(raw.pop("parts")[0])
+        (tmp_path / "flat.yaml").write_text(yaml.safe_dump(raw))
+        study = load_study(
+            str(tmp_path / "flat.yaml"), ["repeats=4", "workloads.0.global_batch=32", "aggregators.0=tree"]
+        )
+        assert (study.parts[0].repeats, study.parts[0].workloads[0].global_batch) == (4, [32])
+        assert aggregators(study.parts[0]) == ["tree", "ring"]
+
+
+class TestWrongOverrides:
+    @pytest.mark.parametrize(
+        ("override", "message"),
+        [
+            ("repeats", "override 'repeats' is not of the form key=value"),
+            ("=3", "override '=3' is not of the form key=value"),
+            ("repeats=[", r"override 'repeats=\[': no valid YAML"),
+            ("parts.2.repeats=1", "parts is a list of 2; use an index from 0 to 1, not '2'"),
+            ("parts.-1.repeats=1", "parts is a list of 2; use an index from 0 to 1, not '-1'"),
+            ("parts.first.repeats=1", "parts is a list of 2; use an index from 0 to 1, not 'first'"),
+            ("workloads.0.model=mlp", "the study has no 'workloads'; it has name, scaling, world_sizes"),
+            ("parts.0.dataset.name=x", r"parts\.0 has no 'dataset'; it has kind, workloads"),
+            ("parts.1.workloads.0.model.hidden=[1]", r"workloads\.0\.model is 'mlp', which has no 'hidden'"),
+            ("repeets=3", "unknown key 'repeets'; did you mean 'repeats'"),
+            ("parts.0.repeets=3", "unknown key 'parts.0.repeets'; did you mean 'repeats'"),
+            ("repeats=0", "repeats is 0: input should be greater than 0"),
+            ("parts=3", "'parts' must be a list of parts"),
+        ],
+    )
+    def test_message_names_what_was_given_and_what_there_is(self, study, override, message):
+        with pytest.raises(StudyError, match=message):
+            load_study(study, [override])
+
+    def test_file_that_is_no_mapping_is_said_to_be_so(self, tmp_path):
+        (tmp_path / "my.yaml").write_text("- 1\n")
+        with pytest.raises(StudyError, match="a study is a mapping of keys"):
+            load_study(str(tmp_path / "my.yaml"), ["repeats=3"])

@@ -1,0 +1,196 @@
+"""A results folder is made ready once, and refused to everything that does not belong into it."""
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scaling.errors import StoreError
+from scaling.store import ResultsFolder
+from scaling.study import prepare as module
+from scaling.study.cells import Machine, resolve
+from scaling.study.overrides import load_study
+from scaling.study.prepare import prepare
+from scaling.study.schema import parse_study
+from scaling.workloads.digits import Digits
+
+ENVIRONMENT: dict[str, Any] = {
+    "hostname": "here",
+    "cpu": {"model": "A fast one", "usable_cores": 8},
+    "gpus": [],
+    "versions": {"torch": "2.6.0"},
+    "settings": {},
+}
+BASE: dict[str, Any] = {
+    "name": "by-hand",
+    "workloads": [{"model": "mlp", "dataset": "digits", "global_batch": 64}],
+    "aggregators": ["ring", "tree"],
+    "world_sizes": [1, 2],
+    "scaling": "strong",
+    "repeats": 2,
+    "threads": 1,
+}
+
+
+@pytest.fixture
+def environment(monkeypatch) -> dict[str, Any]:
+    """What `collect` finds; a test may change it."""
+    found = copy.deepcopy(ENVIRONMENT)
+    monkeypatch.setattr(module, "collect", lambda environ: copy.deepcopy(found))
+    monkeypatch.setattr(module, "detect", lambda: {"name": "here", "devices": []})
+    return found
+
+
+@pytest.fixture
+def folder(tmp_path: Path, environment: dict[str, Any]) -> ResultsFolder:
+    return ResultsFolder(tmp_path / "results")
+
+
+def prepared(folder: ResultsFolder, **changes: Any) -> ResultsFolder:
+    """Makes the folder ready for the study BASE with changes."""
+    study = parse_study({**BASE, **changes}, "my.yaml")
+    prepare(folder, study, resolve(study, Machine(num_gpus=0, num_cores=8)))
+    return folder
+
+
+def contents(folder: ResultsFolder) -> dict[str, str]:
+    files = (path for path in folder.path.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder.path)): path.read_text() for path in files}
+
+
+class TestNewFolder:
+    def test_study_environment_and_topology_are_written_and_every_run_is_planned(self, folder):
+        prepared(folder)
+        assert {"study.yaml", "environment.json", "topology.yaml"} <= set(contents(folder))
+        assert folder.environment() == ENVIRONMENT
+        assert folder.study()["name"] == "by-hand"
+        records = folder.runs()
+        assert len(records) == 2 * 2 * 2
+        assert {(record.state, record.repeat) for record in records} == {("planned", 0), ("planned", 1)}
+
+    def test_records_hold_the_cell_with_its_labels(self, folder):
+        cells = [record.cell for record in prepared(folder).runs()]
+        assert {cell["aggregator_label"] for cell in cells} == {"ring", "tree"}
+        assert {cell["threads"] for cell in cells} == {1}
+
+    def test_what_was_decided_for_the_user_is_noted(self, folder):
+        assert folder.exists() is False
+        assert prepared(folder).study()["notes"] == ["device: no GPU found, CPU processes over Gloo"]
+
+    def test_study_as_written_can_be_run_again(self, folder):
+        one_bit = {"name": "one_bit", "threshold": "mean"}
+        workload = {"model": {"name": "mlp", "hidden": [8]}, "dataset": "digits", "global_batch": 64}
+        choice = {"first_available": [workload]}
+        study = parse_study({**BASE, "aggregators": ["ring", one_bit], "workloads": [choice]}, "my.yaml")
+        machine = Machine(num_gpus=0, num_cores=8)
+        prepare(folder, study, resolve(study, machine))
+        again = load_study(str(folder.path / "study.yaml"))
+        assert again == study
+        prepare(folder, again, resolve(again, machine))
+
+    def test_data_sets_are_fetched_once_each(self, folder, monkeypatch):
+        fetched = []
+        monkeypatch.setattr(Digits, "fetch", lambda self: fetched.append(self))
+        prepared(folder)
+        assert len(fetched) == 1
+
+    def test_empty_folder_and_hidden_files_are_no_obstacle(self, folder):
+        folder.path.mkdir()
+        (folder.path / ".lock").write_text("")
+        assert prepared(folder).exists()
+
+    def test_folder_with_other_files_is_refused_and_left_alone(self, folder):
+        folder.path.mkdir()
+        (folder.path / "thesis.tex").write_text("text")
+        with pytest.raises(StoreError, match="results is not empty and holds no study; use another --out"):
+            prepared(folder)
+        assert contents(folder) == {"thesis.tex": "text"}
+
+
+class TestSameFolderAgain:
+    def test_same_study_changes_nothing(self, folder):
+        before = contents(prepared(folder))
+        assert contents(prepared(folder)) == before
+
+    def test_finished_runs_stay_finished(self, folder):
+        record = prepared(folder).runs()[0]
+        folder.start_run(record, {})
+        folder.finish_run(record, {"bytes": 3})
+        prepared(folder)
+        assert folder.run(record.cell_id, record.repeat).state == "done"
+
+    @pytest.mark.parametrize(
+        "changes",
+        [
+            {"aggregators": ["ring", "tree", "all_reduce"]},
+            {"world_sizes": [1, 2, 4]},
+            {"seed": [0, 1]},
+            {"repeats": 5},
+        ],
+        ids=str,
+    )
+    def test_study_may_come_back_with_more(self, folder, changes):
+        before = {(record.cell_id, record.repeat) for record in prepared(folder).runs()}
+        prepared(folder, **changes)
+        assert {(record.cell_id, record.repeat) for record in folder.runs()} > before
+        key, value = next(iter(changes.items()))
+        written = folder.study()["parts"][0][key]
+        assert len(written) == len(value) if isinstance(value, list) else written == value
+
+    @pytest.mark.parametrize(
+        "changes", [{"aggregators": ["ring"]}, {"world_sizes": [2]}, {"repeats": 1}], ids=str
+    )
+    def test_study_may_come_back_with_fewer_and_nothing_is_lost(self, folder, changes):
+        before = [(record.cell_id, record.repeat) for record in prepared(folder).runs()]
+        prepared(folder, **changes)
+        assert [(record.cell_id, record.repeat) for record in folder.runs()] == before
+
+    def test_study_with_fewer_cells_does_not_replace_the_one_with_more(self, folder):
+        whole = prepared(folder).study()
+        prepared(folder, aggregators=["ring"])
+        assert folder.study() == whole
+
+    @pytest.mark.parametrize(
+        ("changes", "named"),
+        [
+            ({"learning_rate": 0.5}, r"parts\.0\.learning_rate is 0\.01 there and 0\.5 here"),
+            ({"threads": 2}, r"parts\.0\.threads is 1 there and 2 here"),
+            ({"seed": 3}, r"parts\.0\.seed\.0 is 0 there and 3 here"),
+            (
+                {"workloads": [{"model": "mlp", "dataset": "digits", "global_batch": 32}]},
+                r"parts\.0\.workloads\.0\.global_batch\.0 is 64 there and 32 here",
+            ),
+            # More of one and fewer of the other is another study as well.
+            ({"aggregators": ["ring", "all_reduce"]}, r"parts\.0\.aggregators\.1\.name is 'tree' there"),
+        ],
+    )
+    def test_another_study_is_refused_naming_the_first_difference(self, folder, changes, named):
+        before = contents(prepared(folder))
+        with pytest.raises(StoreError, match=f"results holds another study: {named}.*another --out"):
+            prepared(folder, **changes)
+        assert contents(folder) == before
+
+
+class TestEnvironment:
+    @pytest.mark.parametrize(
+        ("field", "value", "named"),
+        [
+            ("cpu", {"model": "A fast one", "usable_cores": 2}, r"cpu\.usable_cores was 8 and is 2"),
+            ("versions", {"torch": "2.7.0"}, r"versions\.torch was '2\.6\.0' and is '2\.7\.0'"),
+            ("settings", {"NCCL_ALGO": "Tree"}, r"settings\.NCCL_ALGO was None and is 'Tree'"),
+        ],
+    )
+    def test_another_environment_is_refused_naming_the_field(self, folder, environment, field, value, named):
+        before = contents(prepared(folder))
+        environment[field] = value
+        with pytest.raises(StoreError, match=f"results was measured in another environment: {named}"):
+            prepared(folder)
+        assert contents(folder) == before
+
+    def test_other_host_of_the_same_kind_is_accepted_and_the_first_stays_recorded(self, folder, environment):
+        prepared(folder)
+        environment["hostname"] = "there"
+        prepared(folder)
+        assert json.loads((folder.path / "environment.json").read_text())["hostname"] == "here"

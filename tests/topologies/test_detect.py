@@ -1,0 +1,134 @@
+"""The devices of a machine, from texts that its system gives."""
+
+import json
+import os
+import subprocess
+from types import SimpleNamespace
+
+import pytest
+
+from topologies import detect as module
+from topologies.detect import (
+    cpu_model,
+    detect,
+    memory_bytes,
+    num_usable_cores,
+    nvidia_gpus,
+    parse_gpu_line,
+)
+
+CPUINFO = """processor\t: 0
+vendor_id\t: GenuineIntel
+model name\t: Intel(R) Xeon(R) Platinum 8468: 48 cores
+cpu MHz\t\t: 2100.000
+
+processor\t: 1
+model name\t: another
+"""
+MEMINFO = "MemTotal:       32768 kB\nMemFree:        1024 kB\n"
+TWO_GPUS = "0, NVIDIA H200, 143771, 580.159.04\n1, NVIDIA H200, 143771, 580.159.04\n"
+
+
+class TestHost:
+    def test_processor_has_the_name_of_the_first_core(self, tmp_path):
+        (tmp_path / "cpuinfo").write_text(CPUINFO)
+        assert cpu_model(tmp_path / "cpuinfo") == "Intel(R) Xeon(R) Platinum 8468: 48 cores"
+
+    @pytest.mark.parametrize("text", [None, "", "processor\t: 0\nFeatures\t: fp asimd\n"])
+    def test_processor_without_a_name_has_its_architecture(self, tmp_path, monkeypatch, text):
+        if text is not None:
+            (tmp_path / "cpuinfo").write_text(text)
+        monkeypatch.setattr(module.platform, "processor", lambda: "")
+        monkeypatch.setattr(module.platform, "machine", lambda: "aarch64")
+        assert cpu_model(tmp_path / "cpuinfo") == "aarch64"
+
+    def test_memory_is_in_bytes(self, tmp_path):
+        (tmp_path / "meminfo").write_text(MEMINFO)
+        assert memory_bytes(tmp_path / "meminfo") == 32768 * 1024
+
+    def test_memory_that_is_not_to_be_had_is_none(self, tmp_path):
+        assert memory_bytes(tmp_path / "none") is None
+        (tmp_path / "meminfo").write_text("SwapTotal: 0 kB\n")
+        assert memory_bytes(tmp_path / "meminfo") is None
+
+    def test_cores_are_those_that_this_process_may_use(self, monkeypatch):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 2, 5}, raising=False)
+        assert num_usable_cores() == 3
+
+    def test_cores_are_all_where_the_system_does_not_say(self, monkeypatch):
+        monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+        monkeypatch.setattr(os, "cpu_count", lambda: None)
+        assert num_usable_cores() == 1
+
+
+class TestGpuLine:
+    def test_fields_are_read_with_their_units(self):
+        assert parse_gpu_line("3, NVIDIA H200, 143771, 580.159.04") == {
+            "index": 3,
+            "name": "NVIDIA H200",
+            "memory_bytes": 143771 * 2**20,
+            "driver": "580.159.04",
+        }
+
+    @pytest.mark.parametrize("memory", ["[N/A]", "[Not Supported]", "Insufficient Permissions"])
+    def test_memory_that_the_driver_does_not_tell_is_none(self, memory):
+        assert parse_gpu_line(f"0, NVIDIA GB10, {memory}, 580.95")["memory_bytes"] is None
+
+
+class TestGpus:
+    @pytest.fixture
+    def answer(self, monkeypatch):
+        """Puts an nvidia-smi in place that gives this answer; returns the commands it was called with."""
+        asked = []
+
+        def install(output):
+            def run(command, **_):
+                asked.append(command)
+                if isinstance(output, Exception):
+                    raise output
+                return SimpleNamespace(stdout=output)
+
+            monkeypatch.setattr(module.shutil, "which", lambda name: f"/usr/bin/{name}")
+            monkeypatch.setattr(module.subprocess, "run", run)
+            return asked
+
+        return install
+
+    def test_gpus_are_asked_for_by_an_exact_command(self, answer):
+        asked = answer(TWO_GPUS)
+        assert [gpu["index"] for gpu in nvidia_gpus()] == [0, 1]
+        assert asked == [
+            [
+                "/usr/bin/nvidia-smi",
+                "--query-gpu=index,name,memory.total,driver_version",
+                "--format=csv,noheader,nounits",
+            ]
+        ]
+
+    @pytest.mark.parametrize(
+        "output",
+        [
+            "",
+            "No devices were found\n",
+            FileNotFoundError(),
+            subprocess.TimeoutExpired("nvidia-smi", 30),
+            subprocess.CalledProcessError(9, "nvidia-smi"),
+        ],
+        ids=str,
+    )
+    def test_driver_without_gpus_or_that_fails_gives_none(self, answer, output):
+        answer(output)
+        assert nvidia_gpus() == []
+
+    def test_machine_without_the_driver_has_none(self, monkeypatch):
+        monkeypatch.setattr(module.shutil, "which", lambda name: None)
+        assert nvidia_gpus() == []
+
+    def test_topology_holds_host_processor_and_gpus(self, answer):
+        answer(TWO_GPUS)
+        topology = detect()
+        assert [device["id"] for device in topology["devices"]] == ["host0", "cpu0", "gpu0", "gpu1"]
+        assert [device["kind"] for device in topology["devices"]] == ["host_memory", "cpu", "gpu", "gpu"]
+        assert topology["devices"][3]["memory_bytes"] == 143771 * 2**20
+        assert topology["links"] == []
+        assert json.loads(json.dumps(topology)) == topology
