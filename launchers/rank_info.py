@@ -68,7 +68,7 @@ class RankInfo:
             ):
                 raise RankError(f"{launcher}'s variables contradict one another: {values}")
             name = environ.get(LAUNCHER_VARIABLE, launcher)
-            return cls(**values, launcher=name, job_id=environ.get("SLURM_JOB_ID"), variables=table)
+            return cls(**values, launcher=name, job_id=environ.get("SLURM_JOB_ID") or None, variables=table)
         looked_at = "; ".join(f"{name}: {', '.join(table.values())}" for name, table in TABLES.items())
         raise RankError(
             f"no launcher's variables are set (looked for {looked_at}); start workers with "

@@ -27,7 +27,3 @@ class LaunchError(ScalingError):
 
 class ScheduleError(ScalingError):
     """A collective's schedule is malformed or does not deliver the sum."""
-
-
-class TopologyError(ScalingError):
-    """A topology file or a machine's description is wrong."""

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
+from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 
@@ -84,6 +85,13 @@ class ResultsFolder:
         """Whether a study was written here."""
         return (self.path / "study.yaml").is_file()
 
+    def holds_foreign_files(self) -> bool:
+        """Whether there is anything that no study of ours writes before its study.yaml."""
+        own = {"environment.json", "topology.yaml", "launches"}
+        return self.path.is_dir() and any(
+            item.name not in own and not item.name.startswith(".") for item in self.path.iterdir()
+        )
+
     def require(self) -> ResultsFolder:
         """Itself, for callers that read.
 
@@ -110,7 +118,7 @@ class ResultsFolder:
 
     def write_environment(self, environment: Mapping[str, Any]) -> None:
         """Writes where and with what the study is run."""
-        self._write("environment.json", json.dumps(environment, indent=2) + "\n")
+        self._write("environment.json", json.dumps(_finite(environment), indent=2) + "\n")
 
     def environment(self) -> dict[str, Any]:
         """What `write_environment` wrote."""
@@ -130,7 +138,7 @@ class ResultsFolder:
     def write_run(self, record: RunRecord) -> None:
         """Replaces a run's record."""
         path = self._run_file(record.cell_id, record.repeat)
-        self._write(str(path.relative_to(self.path)), json.dumps(asdict(record), indent=1) + "\n")
+        self._write(str(path.relative_to(self.path)), json.dumps(_finite(asdict(record)), indent=1) + "\n")
 
     def run(self, cell_id: str, repeat: int) -> RunRecord:
         """One run's record.
@@ -142,7 +150,8 @@ class ResultsFolder:
 
     def runs(self) -> list[RunRecord]:
         """All runs, by cell and repeat."""
-        files = sorted(self.path.glob("runs/*/*/run.json"), key=lambda p: (p.parts[-3], int(p.parts[-2])))
+        files = [path for path in self.path.glob("runs/*/*/run.json") if path.parts[-2].isdecimal()]
+        files.sort(key=lambda path: (path.parts[-3], int(path.parts[-2])))
         return [self._parse_run(path) for path in files]
 
     def start_run(self, record: RunRecord, launch: Mapping[str, Any]) -> None:
@@ -150,10 +159,11 @@ class ResultsFolder:
         folder = self._run_file(record.cell_id, record.repeat).parent
         left_over = sorted(folder.glob("rank*.jsonl"))
         if left_over:
-            attempt = folder / f"attempt-{len(list(folder.glob('attempt-*'))) + 1}"
-            attempt.mkdir()
-            for path in left_over:
-                path.rename(attempt / path.name)
+            attempt = next(path for n in count(1) if not (path := folder / f"attempt-{n}").exists())
+            with _writing(attempt):
+                attempt.mkdir()
+                for path in left_over:
+                    path.rename(attempt / path.name)
         record.state, record.reason, record.notes, record.summary = "running", None, [], {}
         record.launch = {**launch, "started_at": now()}
         self.write_run(record)
@@ -227,7 +237,8 @@ class ResultsFolder:
         folder = self.path / "launches"
         with _writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
-        return folder / f"{len(list(folder.glob('*.log'))) + 1:03d}.log"
+        numbers = [int(path.stem) for path in folder.glob("*.log") if path.stem.isdecimal()]
+        return folder / f"{max(numbers, default=0) + 1:03d}.log"
 
     @contextmanager
     def lock(self) -> Iterator[None]:

@@ -12,11 +12,14 @@ from typing import Any
 SCHEMA_VERSION = 1
 
 
-def num_usable_cores() -> int:
-    """CPU cores that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+def num_usable_cores(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
+    """CPU cores that this process may use: its affinity, and its container's quota, rounded up."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        allowed, period = quota.read_text(encoding="utf-8").split()
+        return max(1, min(cores, -(-int(allowed) // int(period))))
+    except (OSError, ValueError):  # no such file, or "max": no quota
+        return cores
 
 
 def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:

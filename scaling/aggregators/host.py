@@ -67,7 +67,8 @@ def _mean_of_slots(slots: Tensor, out: Tensor) -> None:
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
+    """Inside, torch computes on the CPU with one thread: what is serial in the systems is serial here."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -106,7 +107,7 @@ class HostSerial(Aggregator[HostState]):
             return None
         if state.group.world_size == 1:
             return state.slots[0]
-        with phase("reduce"), _one_thread():
+        with phase("reduce"), one_thread():
             _mean_of_slots(state.slots, state.mean)
         return state.mean
 

@@ -25,6 +25,8 @@ SETTING_PREFIXES = ("NCCL_", "CUDA_", "CUBLAS_", "NVIDIA_TF32", "OMP_", "MKL_", 
 NOT_SETTINGS = (
     "OMP_NUM_THREADS",  # the worker sets its thread count itself; it is part of the cell
     "TORCH_NCCL_ASYNC_ERROR_HANDLING",  # torchrun sets it, in workers alone
+    *("KMP_INIT_AT_FORK", "KMP_DUPLICATE_LIB_OK"),  # scikit-learn sets them when it is imported
+    "CUDA_VISIBLE_DEVICES",  # numbers that a batch system deals out anew to each job; recorded by itself
     # What container images set, without effect on a run.
     *("CUDA_HOME", "CUDA_PATH", "CUDA_VERSION", "NCCL_VERSION", "TORCH_CUDA_ARCH_LIST"),
 )
@@ -54,6 +56,7 @@ def collect(environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
             "kernel": platform.release(),
         },
         "settings": settings(environ),
+        "cuda_visible_devices": environ.get("CUDA_VISIBLE_DEVICES"),
         "git": git_state(Path(__file__).parent),
     }
 

@@ -23,33 +23,40 @@ class PhaseRecorder:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._steps: list[tuple[Any, Any, list[tuple[str, Any, Any]]]] = []
-        self._spans: list[tuple[str, Any, Any]] = []
+        self._spans: list[tuple[str, Any, Any]] | None = None
         self._inside: str | None = None
 
     @contextmanager
     def step(self) -> Iterator[None]:
         """One whole step."""
-        self._spans = []
-        start = self._clock.mark()
-        yield
-        self._steps.append((start, self._clock.mark(), self._spans))
+        spans: list[tuple[str, Any, Any]] = []
+        self._spans = spans
+        try:
+            start = self._clock.mark()
+            yield
+            self._steps.append((start, self._clock.mark(), spans))
+        finally:
+            self._spans = None
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """A phase of the step under way.
 
         Raises:
-            ValueError: the name is not in PHASES, or another phase is open.
+            ValueError: the name is not in PHASES, another phase is open, or no step is.
         """
         if name not in PHASES:
             raise ValueError(f"unknown phase {name!r}; allowed: {', '.join(PHASES)}")
+        if self._spans is None:
+            raise ValueError(f"phase {name!r} outside a step")
         if self._inside is not None:
             raise ValueError(f"phase {name!r} inside phase {self._inside!r}: phases do not nest")
+        spans = self._spans
         self._inside = name
         try:
             start = self._clock.mark()
             yield
-            self._spans.append((name, start, self._clock.mark()))
+            spans.append((name, start, self._clock.mark()))
         finally:
             self._inside = None
 

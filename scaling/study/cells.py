@@ -119,11 +119,19 @@ def resolve(study: Study, machine: Machine) -> ResolvedStudy:
         where = f"{study.name}: " + (f"parts.{index}: " if len(study.parts) > 1 else "")
         device = _device(part, machine, notes)
         sizes = _world_sizes(part, device, machine, where, notes)
-        cores = max(1, machine.num_cores // max(1, max(sizes) // machine.num_nodes))
-        for cell in _part_cells(part, device, sizes, part.threads or cores, where, notes):
+        threads = part.threads or _default_threads(device, machine)
+        for cell in _part_cells(part, device, sizes, threads, where, notes):
             cells[cell.id] = cell
             repeats[cell.id] = max(part.repeats, repeats.get(cell.id, 0))
     return ResolvedStudy(study.name, repeats, cells, list(dict.fromkeys(notes)))
+
+
+def _default_threads(device: str, machine: Machine) -> int:
+    """CPU threads of a worker: its GPU's share of the cores; one where the worker is a CPU process.
+
+    The same at every world size, and whatever other sizes the study has.
+    """
+    return max(1, machine.num_cores // machine.num_gpus) if device == "cuda" and machine.num_gpus else 1
 
 
 def _device(part: AnyPart, machine: Machine, notes: list[str]) -> str:
@@ -147,7 +155,7 @@ def _world_sizes(part: AnyPart, device: str, machine: Machine, where: str, notes
     if missing and (part.missing_devices == "error" or not sizes):
         raise StudyError(
             f"{where}world size {min(missing)} needs {min(missing)} GPUs and {available} can be used; "
-            f"use world_sizes={sizes or [1]}, missing_devices=drop, or device=cpu"
+            + (f"use world_sizes={sizes}, missing_devices=drop, or device=cpu" if sizes else "use device=cpu")
         )
     if missing:
         notes.append(f"world sizes {missing} dropped: {available} GPUs here")
@@ -231,6 +239,12 @@ def _names(workload: Workload, name: str, aggregator: Aggregator[Any]) -> dict[s
     model = create_model(workload.model.name, workload.model.parameters)
     dataset = create_dataset(workload.dataset.name, workload.dataset.parameters)
     resolve_shape(model, dataset)  # raises where they do not fit
+    for batch in workload.global_batch or []:
+        if dataset.num_train is not None and batch > dataset.num_train:
+            raise StudyError(
+                f"global_batch {batch} is larger than data set {dataset.name!r}, which has "
+                f"{dataset.num_train} training samples; use a smaller batch or another data set"
+            )
     return {
         "model": workload.model.name,
         "model_parameters": model.parameters,

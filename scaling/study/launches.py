@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from scaling.store import ResultsFolder
 from scaling.study.cells import Cell, ResolvedStudy
+from scaling.study.run_cell import TIMING_BATCHES
+from scaling.workloads.registry import create_dataset
 
 PHASE_RATES = {"cpu": 2.5e10, "cuda": 1.5e13}
 """Floating-point operations a second that the estimate assumes of a CPU core and of a GPU, in float32."""
@@ -93,5 +95,6 @@ def estimate_seconds(launch: Launch, num_parameters: dict[str, int], num_cores: 
 
 
 def _steps_per_epoch(cell: Cell) -> int:
-    samples = {"mnist": 60_000, "digits": 1_437}.get(cell.dataset, 50_000)
+    dataset = create_dataset(cell.dataset, cell.dataset_parameters)
+    samples = dataset.num_train or TIMING_BATCHES * cell.global_batch
     return max(1, samples // cell.global_batch)

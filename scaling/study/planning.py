@@ -81,7 +81,10 @@ def _num_parameters(study: ResolvedStudy) -> dict[str, int]:
         return sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
 
     known: dict[str, int] = {}
-    return {
-        cell_id: known.setdefault(f"{cell.model} {cell.model_parameters} {cell.dataset_label}", count(cell))
-        for cell_id, cell in study.cells.items()
-    }
+    sizes = {}
+    for cell_id, cell in study.cells.items():
+        key = f"{cell.model} {cell.model_parameters} {cell.dataset_label}"
+        if key not in known:
+            known[key] = count(cell)
+        sizes[cell_id] = known[key]
+    return sizes

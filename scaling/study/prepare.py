@@ -45,7 +45,7 @@ def prepare(folder: ResultsFolder, study: Study, resolved: ResolvedStudy) -> Non
         if not known <= set(resolved.cells) and not set(resolved.cells) <= known:
             raise StoreError(_other_study(folder, description))
         require_same(folder.environment(), environment, folder.path)
-    elif folder.path.is_dir() and any(not item.name.startswith(".") for item in folder.path.iterdir()):
+    elif folder.holds_foreign_files():
         raise StoreError(f"{folder.path} is not empty and holds no study; use another --out")
     datasets = {cell.dataset_label: cell for cell in resolved.cells.values()}
     for cell in datasets.values():

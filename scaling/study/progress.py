@@ -11,7 +11,7 @@ LINE_EVERY_S = 30.0
 
 
 class LineProgress:
-    """A line every half minute, and one whenever a launch ends the study.
+    """A line every half minute.
 
     Args:
         stream: where the lines go.

@@ -69,9 +69,7 @@ def run_study(folder: ResultsFolder, study: ResolvedStudy, command: RunCommand, 
         before = _num_over(folder)
         log = folder.next_log_path()
         code = _start_and_watch(launch, folder, command, log, progress)
-        died = _reset_left_over(
-            folder, died=f"launch ended with exit code {code}, see {log}" if code else None
-        )
+        died = _reset_left_over(folder, died=f"launch ended with exit code {code}, see {log}")
         if _num_over(folder) > before or died:
             continue
         # Nothing was even begun: the workers could not start. The second time, their runs are failed.

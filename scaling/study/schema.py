@@ -42,6 +42,15 @@ def _component(value: Any) -> Any:
     raise ValueError("a component is a name, or a mapping with 'name' and its parameters")
 
 
+def _no_boolean(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError("a number is wanted, not true or false")
+    return value
+
+
+Number = Annotated[float, BeforeValidator(_no_boolean), Field(allow_inf_nan=False)]
+"""A finite number; `1e-3`, which YAML takes for a text, is one too."""
+
 PositiveInt = Annotated[int, Field(gt=0, strict=True)]
 Axis = BeforeValidator(_as_list)
 
@@ -68,9 +77,9 @@ Component = Annotated[NamedComponent, BeforeValidator(_component), PlainSerializ
 class Training(_Strict):
     """How the optimizer is set: SGD with momentum."""
 
-    learning_rate: float | None = Field(None, gt=0)
-    momentum: float | None = Field(None, ge=0, lt=1)
-    weight_decay: float | None = Field(None, ge=0)
+    learning_rate: Number | None = Field(None, gt=0)
+    momentum: Number | None = Field(None, ge=0, lt=1)
+    weight_decay: Number | None = Field(None, ge=0)
     nesterov: bool | None = None
 
 
@@ -82,7 +91,7 @@ class Workload(Training):
     global_batch: Annotated[list[PositiveInt], Axis] | None = None
     local_batch: Annotated[list[PositiveInt], Axis] | None = None
     epochs: PositiveInt | None = None
-    target_accuracy: float | None = Field(None, gt=0, le=1)
+    target_accuracy: Number | None = Field(None, gt=0, le=1)
 
 
 class Alternatives(_Strict):
@@ -117,9 +126,9 @@ class Part(Training):
     peer_access: Annotated[list[bool], Axis] = [True]
     tf32: Annotated[list[bool], Axis] = [False]
     seed: Annotated[list[Annotated[int, Field(ge=0, strict=True)]], Axis] = [0]
-    learning_rate: float = Field(0.01, gt=0)
-    momentum: float = Field(0.9, ge=0, lt=1)
-    weight_decay: float = Field(0.0, ge=0)
+    learning_rate: Number = Field(0.01, gt=0)
+    momentum: Number = Field(0.9, ge=0, lt=1)
+    weight_decay: Number = Field(0.0, ge=0)
     nesterov: bool = False
 
 
@@ -129,7 +138,7 @@ class IterationPart(Part):
     kind: Literal["iteration"] = "iteration"
     warmup: PositiveInt = 10
     iterations: PositiveInt = 50
-    max_seconds: float | None = Field(None, gt=0)
+    max_seconds: Number | None = Field(None, gt=0)
 
 
 class ConvergencePart(Part):
@@ -137,7 +146,7 @@ class ConvergencePart(Part):
 
     kind: Literal["convergence"] = "convergence"
     epochs: PositiveInt = 5
-    target_accuracy: float | None = Field(None, gt=0, le=1)
+    target_accuracy: Number | None = Field(None, gt=0, le=1)
 
 
 KINDS: dict[str, type[IterationPart] | type[ConvergencePart]] = {

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from scaling.aggregators.base import PhaseMarker, UpdateSite, unmarked
+from scaling.aggregators.host import one_thread
 from scaling.process_group import Group
 from scaling.training.replica import Replica
 
@@ -90,11 +91,9 @@ class HostUpdate(Update):
         if self._group.rank == 0:
             assert mean is not None, "an aggregator for the host returns the mean on rank 0"
             with phase("update"):
-                before = torch.get_num_threads()
-                torch.set_num_threads(1)
                 self._parameters.grad = mean
-                self._optimizer.step()
-                torch.set_num_threads(before)
+                with one_thread():
+                    self._optimizer.step()
         with phase("wait"):  # for rank 0, which sums and steps alone
             self._group.barrier()
         with phase("h2d_result"), torch.no_grad():

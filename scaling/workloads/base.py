@@ -57,11 +57,13 @@ class Dataset(ABC):
         name: what a study calls it.
         source: where it comes from, for people.
         real: False for random numbers, whose accuracy means nothing.
+        num_train: training samples; None where as many are made as are asked for.
     """
 
     name: ClassVar[str]
     source: ClassVar[str]
     real: ClassVar[bool] = True
+    num_train: ClassVar[int | None] = None
 
     @abstractmethod
     def shape(self, model_shape: DataShape | None) -> DataShape:

@@ -25,6 +25,7 @@ class Digits(Dataset):
     """1,797 images of digits, value 0 to 16 divided by 16: 1,437 to train on, 360 to test on."""
 
     name = "digits"
+    num_train = NUM_TRAIN
     source = (
         "scikit-learn load_digits: the test part of E. Alpaydin, C. Kaynak, "
         '"Optical Recognition of Handwritten Digits", UCI Machine Learning Repository (1998)'

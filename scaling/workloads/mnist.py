@@ -190,6 +190,7 @@ class Mnist(Dataset):
     """
 
     name = "mnist"
+    num_train = 60_000
     source = "Y. LeCun, C. Cortes, C. Burges, the MNIST database, http://yann.lecun.com/exdb/mnist/"
 
     def shape(self, model_shape: DataShape | None) -> DataShape:

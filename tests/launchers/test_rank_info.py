@@ -41,9 +41,8 @@ def test_launcher_of_ours_is_recorded_by_its_own_name():
     [
         ({}, None),
         ({"SLURM_JOB_ID": "17"}, "17"),
-        ({"TORCHELASTIC_RUN_ID": "abc"}, "abc"),
-        ({"SLURM_JOB_ID": "17", "TORCHELASTIC_RUN_ID": "abc"}, "17"),
-        ({"SLURM_JOB_ID": "", "TORCHELASTIC_RUN_ID": "abc"}, "abc"),
+        ({"SLURM_JOB_ID": ""}, None),
+        ({"TORCHELASTIC_RUN_ID": "none"}, None),
     ],
 )
 def test_number_of_the_job_is_recorded_where_there_is_one(variables, job_id):

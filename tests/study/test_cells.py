@@ -173,14 +173,15 @@ class TestAxes:
 
 
 class TestThreads:
-    @pytest.mark.parametrize(
-        ("num_cores", "world_sizes", "threads"),
-        [(8, [1, 2, 4], 2), (8, [1], 8), (8, [3], 2), (2, [1, 2, 4], 1), (1, [4], 1), (64, [1, 8], 8)],
-    )
-    def test_cores_are_shared_by_the_largest_world(self, num_cores, world_sizes, threads):
+    @pytest.mark.parametrize("world_sizes", [[1], [1, 2, 4], [16]])
+    def test_cpu_worker_has_one_thread_whatever_the_world_sizes(self, world_sizes):
         workload = {"model": "mlp", "dataset": "digits", "local_batch": 8}
-        found = cells(Machine(0, num_cores), world_sizes=world_sizes, scaling="weak", workloads=[workload])
-        assert {c.threads for c in found} == {threads}
+        found = cells(Machine(0, 8), world_sizes=world_sizes, scaling="weak", workloads=[workload])
+        assert {c.threads for c in found} == {1}
+
+    @pytest.mark.parametrize("world_sizes", [[1], [1, 2, 4]])
+    def test_gpu_worker_has_its_gpus_share_of_the_cores(self, world_sizes):
+        assert {c.threads for c in cells(Machine(4, 64), world_sizes=world_sizes)} == {16}
 
     def test_every_node_brings_its_own_cores(self):
         assert {c.threads for c in cells(Machine(4, 64, num_nodes=2), world_sizes=[8])} == {16}
