@@ -28,6 +28,9 @@ from scaling.workloads.sampling import epoch_batches, shard
 TIMING_BATCHES = 4
 """Different global batches that timed iterations take in turn."""
 
+MAX_LOADED = 2
+"""Data sets that stay on the device between cells, which come in random order; its memory is finite."""
+
 WriteSamples = Callable[[Iterable[Mapping[str, Any]]], None]
 
 
@@ -84,7 +87,8 @@ class CellRunner:
         needed = TIMING_BATCHES * cell.global_batch
         key = f"{dataset} {shape} {(needed, cell.seed) if not dataset.real else ''}"
         if key not in self._loaded:
-            self._loaded.clear()  # one at a time: a launch may have many, and the device's memory is finite
+            if len(self._loaded) >= MAX_LOADED:
+                self._loaded.clear()
             loaded = dataset.load(shape, needed, cell.seed)
             self._loaded[key] = DataSplits(
                 self._on_device(loaded.train), self._on_device(loaded.test), loaded.checksums
