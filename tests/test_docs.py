@@ -1,0 +1,76 @@
+"""What the documents say is true: numbers against the committed results, examples by running them."""
+
+import csv
+import math
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from scaling import conformance
+from scaling.study.schema import parse_study
+from scaling.workloads.base import DataShape
+from scaling.workloads.registry import build_module, create_model
+
+ROOT = Path(__file__).parents[1]
+REFERENCE = ROOT / "results" / "reference"
+
+
+def code_blocks(path, language):
+    return re.findall(rf"```{language}\n(.*?)```", (ROOT / path).read_text(), re.DOTALL)
+
+
+def four_gpu_rows(study):
+    with (REFERENCE / study / "summary.csv").open() as file:
+        rows = [r for r in csv.DictReader(file) if r["kind"] == "iteration" and r["world_size"] == "4"]
+    return {row["aggregator"]: row for row in rows}
+
+
+def test_readme_table_is_that_of_the_committed_results():
+    table = re.findall(r"^\| (\w+)[^|]*\| ([\d.]+) ± ([\d.]+) \| ([\d.]+) ± ([\d.]+) \|$",
+                       (ROOT / "README.md").read_text(), re.MULTILINE)  # fmt: skip
+    columns = [four_gpu_rows("mnist-4xh200"), four_gpu_rows("mnist-4xh200-host-only")]
+    assert {line[0] for line in table} == set(columns[0]) == set(columns[1])
+    for name, *numbers in table:
+        for rows, shown, shown_half in zip(columns, numbers[::2], numbers[1::2], strict=True):
+            row = {key: float(row) for key, row in rows[name].items() if key.startswith("iteration_s")}
+            half = (row["iteration_s_high"] - row["iteration_s_low"]) / 2
+            for text, value in ((shown, row["iteration_s"] * 1e3), (shown_half, half * 1e3)):
+                digits = len(text.partition(".")[2])
+                assert math.isclose(float(text), value, abs_tol=0.5001 * 10**-digits), (name, text, value)
+
+
+def test_readme_study_is_valid():
+    (study,) = code_blocks("README.md", "yaml")
+    assert parse_study(yaml.safe_load(study), "README.md").name == "mine"
+
+
+@pytest.fixture
+def examples(tmp_path, monkeypatch):
+    """The modules of docs/extending.md, importable."""
+    for block in code_blocks("docs/extending.md", "python"):
+        name = re.match(r"# (\w+\.py)\n", block)
+        if name:
+            (tmp_path / name[1]).write_text(block)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield
+    for module in ("my_aggregators", "my_models"):
+        sys.modules.pop(module, None)
+
+
+def test_example_aggregator_keeps_the_contract(examples):
+    from my_aggregators import ScaledAllReduce
+
+    for world_size in (1, 2, 4):
+        conformance.check(ScaledAllReduce(), world_size, 1000, torch.float32)
+        conformance.check_state(ScaledAllReduce(), world_size)
+
+
+def test_example_model_is_built_with_its_parameter(examples):
+    model = create_model("my_models:small", {"width": 32})
+    module = build_module(model, DataShape((1, 8, 8), 10))
+    assert module(torch.zeros(3, 1, 8, 8)).shape == (3, 10)
+    assert module[1].out_features == 32
