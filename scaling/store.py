@@ -241,22 +241,28 @@ class ResultsFolder:
         return folder / f"{max(numbers, default=0) + 1:03d}.log"
 
     @contextmanager
-    def lock(self) -> Iterator[None]:
-        """Keeps a second `run` away from the folder.
+    def lock(self, part: str = "", *, shared: bool = False) -> Iterator[None]:
+        """Keeps others away from the folder.
+
+        `scaling run` holds it alone; launches started by hand share it, and each holds its world size's part.
+
+        Args:
+            part: what of the folder, as a suffix; "" is the whole.
+            shared: with others that share it.
 
         Raises:
             StoreError: somebody else holds it.
         """
-        path = self.path / ".lock"
+        path = self.path / f".lock{part}"
         with _writing(path):
             self.path.mkdir(parents=True, exist_ok=True)
             file = path.open("w")
         with file:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise StoreError(
-                    f"another `scaling run` works in {self.path}; wait for it, or use another --out"
+                    f"another `scaling run` or launch works in {self.path}; wait for it, or use another --out"
                 ) from None
             except OSError:
                 pass  # a file system without locks: nothing to hold

@@ -14,6 +14,7 @@ import platform
 import signal
 import sys
 import traceback
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 
@@ -46,14 +47,22 @@ def main(arguments: list[str] | None = None) -> int:
         workers = Workers(info)
     except LaunchError as error:
         return _usage_error(str(error))
+    _say(info, info.describe())
+    with ExitStack() as locks:
+        return _lead(options, workers, locks)
+
+
+def _lead(options: argparse.Namespace, workers: Workers, locks: ExitStack) -> int:
+    """Rank 0 chooses the launch and locks the folder; all work through it."""
+    info = workers.info
     folder, launch, problem = None, None, None
     if info.rank == 0:
         try:
-            folder, launch = _choose_launch(options, info)
+            folder, launch = _choose_launch(options, info, locks)
         except ScalingError as error:
             problem = str(error)
             _usage_error(problem)  # before the others hear of it: the first to exit has the rest killed
-    path, launch, problem = workers.share((folder.path if folder else None, launch, problem))
+    path, launch, problem = workers.share((folder.path.absolute() if folder else None, launch, problem))
     if problem:
         workers.close()
         return 2
@@ -88,19 +97,45 @@ def _die_with_parent() -> None:
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() == 1:  # it died before
+            sys.exit(EXIT_GIVEN_UP)
 
 
-def _choose_launch(options: argparse.Namespace, info: RankInfo) -> tuple[ResultsFolder, Launch | None]:
-    """The folder, ready, and the first launch left for this world size."""
+def _choose_launch(
+    options: argparse.Namespace, info: RankInfo, locks: ExitStack
+) -> tuple[ResultsFolder, Launch | None]:
+    """The folder, ready and locked, and the first launch left for this world size."""
     study = load_study(options.study, options.overrides)
     resolved = resolve(study, this_machine(info.world_size // info.local_world_size))
     sizes = sorted({cell.world_size for cell in resolved.cells.values()})
     if info.world_size not in sizes:
         raise LaunchError(f"study {study.name!r} has no cell of world size {info.world_size}; it has {sizes}")
     folder = ResultsFolder(options.out or Path("results") / study.name)
+    if info.launcher != "local":  # else `scaling run` holds the lock
+        locks.enter_context(folder.lock(shared=True))
+        locks.enter_context(folder.lock(f".{info.world_size}"))
     prepare(folder, study, resolved)
-    launches = remaining_launches(folder, resolved)
-    return folder, next((one for one in launches if one.settings.world_size == info.world_size), None)
+    own = [one for one in remaining_launches(folder, resolved) if one.settings.world_size == info.world_size]
+    if not own:
+        return folder, None
+    _require_same_nodes(folder, own[0], _num_nodes(info))
+    if len(own) > 1:
+        print(
+            f"{len(own) - 1} more launches of this size are left after this one", file=sys.stderr, flush=True
+        )
+    return folder, own[0]
+
+
+def _require_same_nodes(folder: ResultsFolder, launch: Launch, num_nodes: int) -> None:
+    """Repeats of a cell on different numbers of nodes are never pooled."""
+    wanted = {cell.id for cell in launch.cells}
+    for record in folder.runs():
+        before = record.launch.get("num_nodes")
+        if record.cell_id in wanted and record.state == "done" and before != num_nodes:
+            raise LaunchError(
+                f"{folder.path}: other repeats of these cells ran on {before} nodes, these workers are on "
+                f"{num_nodes}; use another --out"
+            )
 
 
 def _work(workers: Workers, folder: ResultsFolder, launch: Launch) -> int:
@@ -117,17 +152,23 @@ def _work(workers: Workers, folder: ResultsFolder, launch: Launch) -> int:
             started_by = {"launcher": info.launcher, "host": platform.node(), "job_id": info.job_id}
             folder.start_run(record, {**started_by, "position": position, "num_nodes": _num_nodes(info)})
         # No rank may write samples before rank 0 has moved aside what an earlier attempt left.
-        workers.share(None)
+        record = workers.share(record)
         failure, summary = _attempt(workers, runner, folder, launch, cell)
+        key = f"{launch.repeat}/{cell.id}"
+        failure_order = workers.first_failure(key) if failure else 0
         if failure:
-            workers.leave_group(device)
+            workers.leave_group()
         # After an error of its own the driver keeps reporting it to whatever comes next.
         device_lost = failure is not None and "CUDA error" in failure
         outcome = workers.outcome(
-            f"{launch.repeat}/{cell.id}", failure, summary and asdict(summary), device_lost=device_lost
+            key,
+            failure,
+            summary and asdict(summary),
+            failure_order=failure_order,
+            device_lost=device_lost,
         )
         if outcome.reason and not failure:
-            workers.leave_group(device)
+            workers.leave_group()
         if info.rank == 0 or not outcome.can_go_on:
             _record(folder, record, cell, info, outcome)
         if outcome.reason:
@@ -152,12 +193,6 @@ def _device(launch: Launch, info: RankInfo) -> torch.device:
     if info.local_rank >= torch.cuda.device_count():
         raise LaunchError(
             f"local rank {info.local_rank} needs its own GPU; {torch.cuda.device_count()} are visible"
-        )
-    disabled = os.environ.get("NCCL_P2P_DISABLE", "0") not in ("", "0")
-    if launch.settings.peer_access and disabled:
-        raise LaunchError(
-            "NCCL_P2P_DISABLE is set, but these cells have peer_access: true; "
-            "unset it, or use peer_access=false"
         )
     if launch.settings.peer_access is False:
         os.environ["NCCL_P2P_DISABLE"] = "1"
@@ -200,7 +235,6 @@ def _record(
         "messages_per_rank": [rank.messages_sent for rank in ranks],
         "warmup_iterations": ranks[0].warmup_iterations,
         "checksums": ranks[0].checksums,
-        "peak_device_memory_bytes": [rank.peak_device_memory_bytes for rank in ranks],
     }
     folder.finish_run(record, summary, notes)
 

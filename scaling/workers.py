@@ -102,7 +102,12 @@ class Workers:
             self._group = TorchGroup(data, host, self.info.local_world_size)
         return self._group
 
-    def leave_group(self, device: torch.device) -> None:
+    def first_failure(self, cell_key: str) -> int:
+        """Counts a failure in that cell: 1 for the first rank that says so. To be drawn before `leave_group`,
+        whose end of connections makes the others fail too."""
+        return int(self._store.add(f"{cell_key}/failures", 1))
+
+    def leave_group(self) -> None:
         """Gives up the group after a failure, which ends what the other ranks wait for over Gloo.
 
         A NCCL group is left as it is: ending it could wait for operations that never end.
@@ -113,7 +118,13 @@ class Workers:
         self._process_groups = []
 
     def outcome(
-        self, cell_key: str, failure: str | None, summary: Any, *, device_lost: bool = False
+        self,
+        cell_key: str,
+        failure: str | None,
+        summary: Any,
+        *,
+        failure_order: int = 0,
+        device_lost: bool = False,
     ) -> CellOutcome:
         """Tells the others how the cell ended here, and waits to hear the same of them.
 
@@ -121,10 +132,15 @@ class Workers:
             cell_key: names the cell's run in this launch.
             failure: why it failed on this rank, None if it did not.
             summary: JSON-able facts of this rank.
+            failure_order: what `first_failure` gave; the smallest one's reason is the cell's.
             device_lost: this rank's device can no longer be trusted.
         """
-        order = self._store.add(f"{cell_key}/failures", 1) if failure else 0
-        status = {"failure": failure, "order": order, "summary": summary, "device_lost": device_lost}
+        status = {
+            "failure": failure,
+            "order": failure_order,
+            "summary": summary,
+            "device_lost": device_lost,
+        }
         self._store.set(f"{cell_key}/{self.info.rank}", json.dumps(status))
         known: dict[int, dict[str, Any]] = {}
         deadline: float | None = None

@@ -26,7 +26,7 @@ SPEEDUP = (
     "the others."
 )
 PHASES = (
-    "Median of every phase, taken from each iteration's slowest rank (columns <phase>_s), and the measured "
+    "Median of every phase, of the rank that the others wait for (columns <phase>_s), and the measured "
     "iteration (iteration_s, with its 95% interval). The phases' medians need not add up to the iteration: "
     "medians do not in general, and time between phases is in none of them."
 )

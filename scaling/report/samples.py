@@ -1,8 +1,7 @@
 """From raw samples to one array a quantity and launch: what every number and curve of the report is made of.
 
-Ranks are aligned by the iteration's (or epoch's) number. Of an iteration, the rank that took longest is kept,
-with its phases: a synchronous step is as slow as its slowest rank. Warm-up iterations are left out here and
-nowhere else.
+Ranks are aligned by the iteration's (or epoch's) number. An iteration lasts as long as on its slowest rank; its
+phases are those of the rank that the others wait for. Warm-up iterations are left out here and nowhere else.
 """
 
 from __future__ import annotations
@@ -23,6 +22,9 @@ Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 Line = dict[str, Any]
 
+WAITING = ("communicate", "wait")
+"""Phases in which a rank may stand still for another."""
+
 REQUIRED_FIELDS = (
     *("kind", "model", "dataset", "aggregator", "step", "device", "scaling", "world_size"),
     *("local_batch", "global_batch", "threads", "learning_rate", "momentum", "seed"),
@@ -36,14 +38,14 @@ class IterationLaunch:
     Attributes:
         repeat: which of the cell's repeats.
         iterations: their numbers, as recorded.
-        slowest_rank: the rank with the longest step.
-        step_s: its step, in seconds.
-        phases_s: its phases, in seconds; 0 where that rank had none, no entry where no rank ever had one.
+        waited_for: the rank whose phases these are.
+        step_s: the slowest rank's step, in seconds.
+        phases_s: phases of `waited_for`, in seconds; no entry for those that it never had.
     """
 
     repeat: int
     iterations: Integers
-    slowest_rank: Integers
+    waited_for: int
     step_s: Floats
     phases_s: dict[str, Floats]
 
@@ -139,21 +141,36 @@ def _read_launch(folder: ResultsFolder, record: RunRecord) -> IterationLaunch:
         [line for line in lines if not _field(line, "warmup", where)] for lines in _lines(folder, record)
     ]
     numbers = _aligned(ranks, "iteration", where)
-    rows = [
-        max(enumerate(lines), key=lambda item: _seconds(item[1], "step_s", where))
-        for lines in zip(*(_ordered(lines, "iteration") for lines in ranks), strict=True)
-    ]
-    occurring = [name for name in PHASES if any(f"{name}_s" in line for lines in ranks for line in lines)]
+    ordered = [_ordered(lines, "iteration") for lines in ranks]
+    steps_s = [[_seconds(line, "step_s", where) for line in lines] for lines in ordered]
+    waited_for = _waited_for(ordered, where)
+    own = ordered[waited_for]
+    occurring = [name for name in PHASES if any(f"{name}_s" in line for line in own)]
     return IterationLaunch(
         record.repeat,
         numbers,
-        np.array([rank for rank, _ in rows], dtype=np.int64),
-        _floats(_seconds(line, "step_s", where) for _, line in rows),
-        {
-            name: _floats(_seconds(line, f"{name}_s", where, absent=0.0) for _, line in rows)
-            for name in occurring
-        },
+        waited_for,
+        np.max(np.array(steps_s, dtype=np.float64), axis=0),
+        {name: _floats(_seconds(line, f"{name}_s", where, absent=0.0) for line in own) for name in occurring},
     )
+
+
+def _waited_for(ranks: Sequence[Sequence[Line]], where: str) -> int:
+    """The rank that the others wait for: the one that itself waits least, in messages and at barriers.
+
+    Ranks of a synchronous step take equally long, so which one is slowest is a matter of microseconds; what
+    holds the step up is told by the rank that does it. The first such rank; without any waiting, the slowest.
+    """
+
+    def waiting_s(lines: Sequence[Line]) -> float:
+        rows = [[_seconds(line, f"{name}_s", where, absent=0.0) for name in WAITING] for line in lines]
+        return float(np.median(np.sum(np.array(rows, dtype=np.float64), axis=1)))
+
+    waits = [waiting_s(lines) for lines in ranks]
+    if any(waits):
+        return int(np.argmin(waits))
+    steps = [np.median([_seconds(line, "step_s", where) for line in lines]) for lines in ranks]
+    return int(np.argmax(steps))
 
 
 def _read_training(folder: ResultsFolder, record: RunRecord) -> Training:

@@ -108,7 +108,7 @@ def _leader(best: _Candidate, others: Sequence[_Candidate]) -> str:
 def _one_launch(best: _Candidate) -> str:
     if best.row["interval_method"] != ONE_LAUNCH:
         return ""
-    return " All of this is from one launch: another may order them differently."
+    return " There was one launch of each world size: others may order them differently."
 
 
 def _gain(best: _Candidate, single: _Candidate | None) -> str:
@@ -118,6 +118,8 @@ def _gain(best: _Candidate, single: _Candidate | None) -> str:
     overlap, than = _overlap(best, single), f"one worker ({single.name}, {_time(single.row)})"
     if overlap is None:
         return f" There are too few samples or launches to tell whether it is faster than {than}."
+    if ONE_LAUNCH in (best.row["interval_method"], single.row["interval_method"]):
+        return " With one launch of each world size, the ratio to one worker is no more than an indication."
     if overlap:
         return f" It cannot be told apart from {than}: more workers than one did not help measurably."
     if single.median < best.median:

@@ -16,6 +16,7 @@ from scaling.report.columns import (
     PHASE_COLUMNS,
     SEPARATOR,
     Row,
+    aggregator_name,
     fixed_batch,
     row_order,
     to_table,
@@ -85,12 +86,17 @@ def _row(study: str, cell: CellResult) -> Row:
     return row
 
 
+EXCHANGE = ("communicate", "d2h", "h2d_result", "wait")
+"""Phases that move gradients or wait for those of other ranks."""
+
+
 def _iteration_values(cell: CellResult) -> Row:
     estimate = estimate_median([launch.step_s.tolist() for launch in cell.launches])
     phases = phase_medians(cell)
     values: Row = {PHASE_COLUMNS[name]: value for name, value in phases.items()}
     # An eager step exchanges after its backward pass: nothing hides the exchange, so all of it is exposed.
-    exposed = phases.get("communicate") if cell.cell["step"] == "eager" else None
+    exchange = [phases[name] for name in EXCHANGE if name in phases]
+    exposed = sum(exchange) if exchange and cell.cell["step"] == "eager" else None
     return values | {
         "iterations": estimate.num_samples,
         "iteration_s": estimate.median,
@@ -103,7 +109,7 @@ def _iteration_values(cell: CellResult) -> Row:
 
 
 def phase_medians(cell: CellResult) -> dict[str, float]:
-    """Phase -> its median over all measured iterations, of each iteration's slowest rank, in seconds.
+    """Phase -> its median over all measured iterations, of the rank that the others wait for, in seconds.
 
     A phase that the cell never had has no entry; in iterations without it, one that it has counts as 0.
     """
@@ -161,7 +167,7 @@ def _speedup(cell: CellResult, cells: Iterable[CellResult], rows: dict[str, Row]
 def _is_baseline_of(other: CellResult, cell: CellResult) -> bool:
     return (
         other.cell["world_size"] == 1
-        and other.cell["aggregator"] == "none"
+        and aggregator_name(other.cell["aggregator_label"]) == "none"
         and all(other.cell.get(name) == cell.cell.get(name) for name in SAME_AS_BASELINE)
         and fixed_batch(other.cell) == fixed_batch(cell.cell)
     )

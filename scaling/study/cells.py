@@ -176,6 +176,7 @@ def _part_cells(
         axes = itertools.product(batches, sizes, aggregators, peer_access, tf32, part.seed)
         for batch, size, aggregator, peer, tf, seed in axes:
             local, total = _batch_sizes(part, batch, size, where)
+            _check_data(workload, total, where)
             yield Cell(
                 kind=part.kind,
                 **_names(workload, *aggregator),
@@ -231,6 +232,15 @@ def _batch_sizes(part: AnyPart, batch: int, world_size: int, where: str) -> tupl
     return batch // world_size, batch
 
 
+def _check_data(workload: Workload, global_batch: int, where: str) -> None:
+    dataset = create_dataset(workload.dataset.name, workload.dataset.parameters)
+    if dataset.num_train is not None and global_batch > dataset.num_train:
+        raise StudyError(
+            f"{where}a global batch of {global_batch} is larger than data set {dataset.name!r}, which has "
+            f"{dataset.num_train} training samples; use a smaller batch or another data set"
+        )
+
+
 def _label(name: str, parameters: dict[str, Any]) -> str:
     return f"{name}({', '.join(f'{k}={v}' for k, v in parameters.items())})" if parameters else name
 
@@ -239,12 +249,6 @@ def _names(workload: Workload, name: str, aggregator: Aggregator[Any]) -> dict[s
     model = create_model(workload.model.name, workload.model.parameters)
     dataset = create_dataset(workload.dataset.name, workload.dataset.parameters)
     resolve_shape(model, dataset)  # raises where they do not fit
-    for batch in workload.global_batch or []:
-        if dataset.num_train is not None and batch > dataset.num_train:
-            raise StudyError(
-                f"global_batch {batch} is larger than data set {dataset.name!r}, which has "
-                f"{dataset.num_train} training samples; use a smaller batch or another data set"
-            )
     return {
         "model": workload.model.name,
         "model_parameters": model.parameters,

@@ -10,7 +10,7 @@ from scaling.study.cells import Cell, ResolvedStudy
 from scaling.study.run_cell import TIMING_BATCHES
 from scaling.workloads.registry import create_dataset
 
-PHASE_RATES = {"cpu": 2.5e10, "cuda": 1.5e13}
+OPERATIONS_PER_S = {"cpu": 8e10, "cuda": 3e13}
 """Floating-point operations a second that the estimate assumes of a CPU core and of a GPU, in float32."""
 
 START_UP_S = {"cpu": 8.0, "cuda": 20.0}
@@ -76,9 +76,9 @@ def estimate_seconds(launch: Launch, num_parameters: dict[str, int], num_cores: 
     total = START_UP_S[launch.settings.device]
     for cell in launch.cells:
         if cell.device == "cpu":
-            rate = PHASE_RATES["cpu"] * min(num_cores, cell.world_size * cell.threads)
+            rate = OPERATIONS_PER_S["cpu"] * min(num_cores, cell.world_size * cell.threads)
         else:
-            rate = PHASE_RATES["cuda"] * cell.world_size
+            rate = OPERATIONS_PER_S["cuda"] * cell.world_size
         # 2 operations a parameter and sample forward, 4 backward; dense layers, which is what there is.
         step_s = 6.0 * num_parameters[cell.id] * cell.global_batch / rate + 1e-3 * cell.world_size
         if cell.kind == "iteration":

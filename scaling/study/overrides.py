@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
@@ -36,7 +37,7 @@ def load_study(name: str, overrides: Sequence[str] = ()) -> Study:
 
 def _text(name: str) -> str:
     path = Path(name)
-    if path.suffix in (".yaml", ".yml") or path.is_file():
+    if path.suffix in (".yaml", ".yml") or os.path.isfile(path):  # which takes any text, however long
         try:
             return path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
@@ -58,7 +59,7 @@ def _parse(text: str, name: str) -> Any:
 
 
 def _apply(raw: Any, override: str) -> None:
-    """Sets one `dotted.key=value`; a top-level key also replaces it in every part that has it."""
+    """Sets one `dotted.key=value`; a top-level key also replaces those of parts and workloads."""
     key, separator, text = override.partition("=")
     if not separator or not key:
         raise StudyError(f"override {override!r} is not of the form key=value")
@@ -71,8 +72,21 @@ def _apply(raw: Any, override: str) -> None:
         for part in raw["parts"] if isinstance(raw.get("parts"), list) else []:
             if isinstance(part, dict):
                 part.pop(key, None)  # inherited from the top where the part's kind knows it
+                _drop_from_workloads(part, key)
+        _drop_from_workloads(raw, key)
         return
     _set(raw, path, value, override)
+
+
+def _drop_from_workloads(part: dict[str, Any], key: str) -> None:
+    """A workload's own value would win over its part's."""
+    workloads = part.get("workloads")
+    for workload in workloads if isinstance(workloads, list) else []:
+        if isinstance(workload, dict):
+            choices = workload.get("first_available", [workload])
+            for choice in choices if isinstance(choices, list) else []:
+                if isinstance(choice, dict):
+                    choice.pop(key, None)
 
 
 def _set(target: Any, path: list[str], value: Any, override: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from scaling.errors import StoreError
+from scaling.errors import StoreError, StudyError
 from scaling.measure.environment import collect, require_same
 from scaling.store import ResultsFolder
 from scaling.study.cells import Machine, ResolvedStudy
@@ -30,9 +30,11 @@ def prepare(folder: ResultsFolder, study: Study, resolved: ResolvedStudy) -> Non
     are fetched here, once, so that no worker downloads.
 
     Raises:
+        StudyError: the environment's variables contradict the study.
         StoreError: the folder holds something else, or was measured in another environment.
         DataError: a data set is missing or damaged.
     """
+    _check_settings(resolved, os.environ)
     environment = collect(os.environ)
     description = {
         "schema_version": 1,
@@ -60,10 +62,29 @@ def prepare(folder: ResultsFolder, study: Study, resolved: ResolvedStudy) -> Non
             folder.plan_run(cell_id, repeat, asdict(cell))
 
 
+def _check_settings(resolved: ResolvedStudy, environ: Mapping[str, str]) -> None:
+    """Refuses environment variables that would make cells something else than they say."""
+
+    def is_set(name: str) -> bool:
+        return environ.get(name, "0") not in ("", "0")
+
+    cells = resolved.cells.values()
+    if is_set("NCCL_P2P_DISABLE") and any(cell.peer_access for cell in cells):
+        raise StudyError(
+            "NCCL_P2P_DISABLE is set, but the study has cells with peer_access: true; "
+            "unset it, or use peer_access=false"
+        )
+    for name in ("NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"):
+        if is_set(name) and any(cell.tf32 is False for cell in cells):
+            raise StudyError(
+                f"{name} is set, but the study has cells with tf32: false; unset it, or use tf32=true"
+            )
+
+
 def _other_study(folder: ResultsFolder, description: Mapping[str, Any]) -> str:
     before, now = folder.study(), description
     difference = _first_difference(before, now, "")
-    what = "its cells differ"
+    what = f"it was resolved as {before.get('notes')}, and is now resolved as {now.get('notes')}"
     if difference is not None:
         key, there, here = difference
         what = f"{key} is {there!r} there and {here!r} here"

@@ -24,7 +24,10 @@ from scaling.store import ResultsFolder
 from scaling.study.cells import ResolvedStudy
 from scaling.study.launches import Launch, remaining_launches
 
-POLL_S = 0.5
+POLL_S = 0.25
+TELL_EVERY_S = 3.0
+"""How often the folder is read for the progress: seldom, since on a CPU that takes time from the workers."""
+
 GRACE_S = 10.0
 """What a launch has between the request to end and the end by force."""
 
@@ -123,8 +126,11 @@ def _start_and_watch(
             preexec_fn=_die_with_parent,
         )
         try:
+            told = 0.0
             while (code := process.poll()) is None:
-                _tell(folder, launch, progress)
+                if time.monotonic() - told > TELL_EVERY_S:
+                    _tell(folder, launch, progress)
+                    told = time.monotonic()
                 time.sleep(POLL_S)
         except BaseException:
             progress.say("stopping the workers; what is finished is kept")
@@ -175,7 +181,8 @@ def _ended_on_signals() -> Iterator[None]:
     def interrupt(number: int, _: object) -> None:
         raise KeyboardInterrupt(signal.Signals(number).name)
 
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    heard = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is not signal.SIG_IGN]  # nohup
+    before = {number: signal.signal(number, interrupt) for number in heard}
     try:
         yield
     finally:
@@ -186,11 +193,3 @@ def _ended_on_signals() -> Iterator[None]:
 def _tail(log: Path) -> str:
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     return "\n".join(lines[-LOG_LINES_SHOWN:])
-
-
-def worker_command_line(launch: Launch, command: RunCommand) -> list[str]:
-    """What a launch would be started with, for `scaling plan`."""
-    spec = local.LaunchSpec(
-        launch.settings.world_size, launch.settings.threads, "scaling.worker", command.arguments()
-    )
-    return local.command(spec, python=Path(sys.executable).name)

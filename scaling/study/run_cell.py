@@ -43,7 +43,6 @@ class RankSummary:
     messages_sent: int | None
     warmup_iterations: int | None
     checksums: dict[str, str]
-    peak_device_memory_bytes: int | None
     diverged: bool
 
 
@@ -67,8 +66,6 @@ class CellRunner:
             write: takes this rank's samples, in order.
         """
         configure_torch(cell, self._device)
-        if self._device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats()
         try:
             splits = self._data(cell)
             step = self._step(cell, group)
@@ -137,6 +134,7 @@ class CellRunner:
         assert cell.epochs is not None
         plan = TrainingPlan(cell.global_batch, cell.epochs, cell.seed)
         clock = clock_for(self._device)
+        self._throw_away_step(cell, group, splits.train)
         bytes_per_step, diverged = 0, False
         for row in train(step, splits.train, splits.test, plan, group, clock, group.largest):
             bytes_per_step = row["bytes_sent"] // len(row["step_losses"])
@@ -145,6 +143,15 @@ class CellRunner:
             own = ("epoch", "train_s", "bytes_sent")
             write([row if group.rank == 0 else {key: row[key] for key in own}])
         return self._summary(step, splits, bytes_per_step, None, None, diverged=diverged)
+
+    def _throw_away_step(self, cell: Cell, group: TorchGroup, split: Split) -> None:
+        """One step on a replica of its own.
+
+        Libraries and connections are set up on first use, and which cell of a launch comes first is chance.
+        """
+        samples = slice(0, cell.local_batch)
+        self._step(cell, group)(split.inputs[samples], split.targets[samples])
+        clock_for(self._device).settle()
 
     def _summary(
         self,
@@ -156,14 +163,12 @@ class CellRunner:
         *,
         diverged: bool = False,
     ) -> RankSummary:
-        on_gpu = self._device.type == "cuda"
         return RankSummary(
             num_parameters=step.replica.layout.num_elements,
             bytes_sent=bytes_sent,
             messages_sent=messages_sent,
             warmup_iterations=num_warmup,
             checksums=splits.checksums,
-            peak_device_memory_bytes=torch.cuda.max_memory_allocated() if on_gpu else None,
             diverged=diverged,
         )
 

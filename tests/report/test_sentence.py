@@ -51,7 +51,7 @@ def test_one_launch_is_said_to_be_one(study):
     study.add_steps([[4.0] * 20])
     study.add_steps([[1.0] * 20], aggregator="ring", world_size=4)
     study.add_steps([[2.0] * 20], aggregator="tree", world_size=4)
-    assert "All of this is from one launch: another may order them differently" in said(study)
+    assert "There was one launch of each world size: others may order them differently" in said(study)
 
 
 def test_control_arms_are_no_candidates(study):

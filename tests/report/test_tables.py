@@ -25,19 +25,28 @@ def test_median_is_of_the_slowest_rank_aligned_by_iteration_without_warm_up(stud
 
     launch = read_cells(study.folder)[0].launches[0]
     assert launch.step_s.tolist() == [2.0, 5.0, 4.0]
-    assert launch.slowest_rank.tolist() == [1, 0, 1]
     (row,) = rows_of(study)
     assert row["iteration_s"] == 4.0
     assert row["iterations"] == 3
     assert row["samples_per_s"] == 16.0
 
 
-def test_phases_are_those_of_the_slowest_rank(study, line):
-    rank_0 = [line(i, 1.0, forward_s=0.1, communicate_s=0.9) for i in range(3)]
-    rank_1 = [line(i, 2.0, forward_s=0.5, communicate_s=1.5) for i in range(3)]
-    study.add([[rank_0, rank_1]], aggregator="ring", world_size=2)
+def test_phases_are_those_of_the_rank_that_the_others_wait_for(study, line):
+    rank_0 = [line(i, 2.0, forward_s=0.5, d2h_s=0.1, wait_s=1.4) for i in range(3)]
+    rank_1 = [line(i, 1.9, forward_s=0.5, d2h_s=0.1, reduce_s=1.2, wait_s=0.1) for i in range(3)]
+    study.add([[rank_0, rank_1]], aggregator="host_serial", world_size=2)
     (row,) = rows_of(study)
-    assert (row["forward_s"], row["communicate_s"], row["exposed_comm_s"]) == (0.5, 1.5, 1.5)
+    assert row["iteration_s"] == 2.0
+    assert (row["reduce_s"], row["wait_s"]) == (1.2, 0.1)
+    assert row["exposed_comm_s"] == pytest.approx(0.2)
+
+
+def test_phases_are_those_of_the_slowest_rank_where_nobody_waits(study, line):
+    rank_0 = [line(i, 1.0, forward_s=0.1) for i in range(3)]
+    rank_1 = [line(i, 2.0, forward_s=0.5) for i in range(3)]
+    study.add([[rank_0, rank_1]], aggregator="none", world_size=2)
+    (row,) = rows_of(study)
+    assert (row["forward_s"], row["exposed_comm_s"]) == (0.5, None)
 
 
 def test_phase_absent_in_an_iteration_counts_as_zero_only_if_the_cell_has_it(study, line):
