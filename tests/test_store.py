@@ -273,11 +273,23 @@ class TestRequire:
 class TestLock:
     def test_second_holder_is_refused_until_the_first_lets_go(self, folder):
         with folder.lock():
-            with pytest.raises(StoreError, match=f"another `scaling run` works in {folder.path}"):
+            with pytest.raises(StoreError, match=f"another `scaling run` or launch works in {folder.path}"):
                 ResultsFolder(folder.path).lock().__enter__()
             assert folder.exists()
         with ResultsFolder(folder.path).lock():
             pass
+
+    def test_launches_by_hand_share_it_and_each_holds_its_world_size(self, folder):
+        def other():
+            return ResultsFolder(folder.path)
+
+        with folder.lock(shared=True), folder.lock(".2"):
+            with other().lock(shared=True), other().lock(".4"):
+                pass
+            with pytest.raises(StoreError, match="works in"):
+                other().lock(".2").__enter__()
+            with pytest.raises(StoreError, match="works in"):
+                other().lock().__enter__()
 
     def test_lock_is_let_go_after_an_error(self, folder):
         with pytest.raises(KeyError), folder.lock():

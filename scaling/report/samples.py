@@ -1,7 +1,8 @@
 """From raw samples to one array a quantity and launch: what every number and curve of the report is made of.
 
-Ranks are aligned by the iteration's (or epoch's) number. An iteration lasts as long as on its slowest rank; its
-phases are those of the rank that the others wait for. Warm-up iterations are left out here and nowhere else.
+Ranks are aligned by the iteration's (or epoch's) number. An iteration lasts as long as on its slowest rank;
+its phases are those of the rank that the others wait for. Warm-up iterations are left out here and nowhere
+else.
 """
 
 from __future__ import annotations

@@ -307,3 +307,15 @@ def test_description_is_one_line_with_what_differs():
     (cell,) = cells(world_sizes=2)
     assert cell.describe() == "iteration mlp on digits, ring, 2 x 32 on cpu"
     assert cell.to_dict()["aggregator_label"] == "ring"
+
+
+@pytest.mark.parametrize(
+    "batch", [{"scaling": "strong", "global_batch": 1440}, {"scaling": "weak", "local_batch": 720}]
+)
+def test_global_batch_larger_than_the_data_set_is_refused(batch):
+    scaling = batch.pop("scaling")
+    workload = {"model": "mlp", "dataset": "digits", **batch}
+    message = problem(scaling=scaling, workloads=[workload], world_sizes=[2])
+    assert (
+        "a global batch of 1440 is larger than data set 'digits', which has 1437 training samples" in message
+    )

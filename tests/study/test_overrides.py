@@ -124,6 +124,17 @@ class TestOverrides:
         assert (study.parts[0].repeats, study.parts[0].workloads[0].global_batch) == (4, [32])
         assert aggregators(study.parts[0]) == ["tree", "ring"]
 
+    def test_top_level_key_replaces_it_in_workloads_too(self, tmp_path):
+        path = tmp_path / "own.yaml"
+        path.write_text(
+            "{name: own, kind: convergence, scaling: strong, aggregators: [ring], world_sizes: [1], "
+            "workloads: [{model: mlp, dataset: digits, global_batch: 8, epochs: 7},"
+            " {first_available: [{model: mlp, dataset: digits, global_batch: 8, learning_rate: 0.5}]}]}"
+        )
+        part = load_study(str(path), ["epochs=1", "learning_rate=0.25"]).parts[0]
+        assert (part.epochs, part.workloads[0].epochs) == (1, None)
+        assert (part.learning_rate, part.workloads[1].first_available[0].learning_rate) == (0.25, None)
+
 
 class TestWrongOverrides:
     @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from scaling.errors import StoreError
+from scaling.errors import StoreError, StudyError
 from scaling.store import ResultsFolder
 from scaling.study import prepare as module
 from scaling.study.cells import Machine, resolve
@@ -194,3 +194,16 @@ class TestEnvironment:
         environment["hostname"] = "there"
         prepared(folder)
         assert json.loads((folder.path / "environment.json").read_text())["hostname"] == "here"
+
+
+class TestSettings:
+    @pytest.mark.parametrize("name", ["NCCL_P2P_DISABLE", "NVIDIA_TF32_OVERRIDE"])
+    def test_variable_that_contradicts_the_study_is_refused_before_anything_is_written(
+        self, folder, monkeypatch, name
+    ):
+        monkeypatch.setenv(name, "1")
+        study = parse_study({**BASE, "device": "cuda"}, "my.yaml")
+        with pytest.raises(StudyError, match=f"{name} is set, but the study has cells"):
+            prepare(folder, study, resolve(study, Machine(num_gpus=4, num_cores=8)))
+        assert not folder.path.exists()
+        prepared(folder, device="cpu")  # on a CPU they mean nothing
