@@ -14,6 +14,7 @@ import typer
 
 from scaling import __version__
 from scaling.errors import ScalingError, StudyError
+from topologies.errors import TopologyError
 
 if TYPE_CHECKING:
     from scaling.study.cells import ResolvedStudy
@@ -186,7 +187,7 @@ def main() -> None:
     """The entry point: errors of the user's are one message and exit code 2, never a traceback."""
     try:
         app()
-    except ScalingError as error:
+    except (ScalingError, TopologyError) as error:
         _note(f"error: {error}")
         sys.exit(2)
 
