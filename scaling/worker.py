@@ -205,7 +205,8 @@ def _attempt(
 ) -> tuple[str | None, RankSummary | None]:
     """Runs the cell on this rank: (reason of failure, None) or (None, summary)."""
     try:
-        group = workers.group(torch.device(launch.settings.device))
+        peer_access = launch.settings.peer_access is not False
+        group = workers.group(torch.device(launch.settings.device), peer_access=peer_access)
         write = folder.sample_writer(cell.id, launch.repeat, workers.info.rank)
         return None, runner.run(cell, group, write)
     except Exception as error:
@@ -223,7 +224,7 @@ def _record(
         folder.fail_run(record, outcome.reason)
         return
     ranks = [RankSummary(**summary) for summary in outcome.summaries]
-    notes = []
+    notes = list(ranks[0].notes)
     num_cores = num_usable_cores()
     if cell.device == "cpu" and info.local_world_size * cell.threads > num_cores:
         notes.append(f"{info.local_world_size} workers x {cell.threads} threads share {num_cores} cores")

@@ -88,8 +88,13 @@ class Workers:
         dist.broadcast_object_list(box, 0)
         return box[0]  # type: ignore[no-any-return]
 
-    def group(self, device: torch.device) -> TorchGroup:
-        """The group that cells on such devices work in. Collective at first use and after a failure."""
+    def group(self, device: torch.device, *, peer_access: bool = True) -> TorchGroup:
+        """The group that cells on such devices work in. Collective at first use and after a failure.
+
+        Args:
+            device: of this rank.
+            peer_access: whether the launch allows GPUs to access each other's memory.
+        """
         if self._group is None:
             host = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
             self._process_groups = [host]
@@ -99,13 +104,25 @@ class Workers:
                 self._process_groups.append(data)
             # Connections are made on first use: here, where all ranks are, and not in somebody's iteration.
             dist.all_reduce(torch.zeros(1, device=device), group=data)
-            self._group = TorchGroup(data, host, self.info.local_world_size)
+            failures = self._num_failures()
+            self._group = TorchGroup(
+                data,
+                host,
+                self.info.local_world_size,
+                peer_access=peer_access,
+                has_failed=lambda: self._num_failures() > failures,
+            )
         return self._group
 
     def first_failure(self, cell_key: str) -> int:
         """Counts a failure in that cell: 1 for the first rank that says so. To be drawn before `leave_group`,
         whose end of connections makes the others fail too."""
+        self._store.add("failures", 1)
         return int(self._store.add(f"{cell_key}/failures", 1))
+
+    def _num_failures(self) -> int:
+        """Failures of ranks in this launch so far."""
+        return int(self._store.add("failures", 0))
 
     def leave_group(self) -> None:
         """Gives up the group after a failure, which ends what the other ranks wait for over Gloo.

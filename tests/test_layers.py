@@ -56,8 +56,10 @@ MAY_IMPORT_FROM_OUTSIDE: dict[str, frozenset[str]] = {
 }
 """Units of the standard library only, with what they may use besides."""
 
-TORCH_DISTRIBUTED = frozenset({"scaling.process_group", "scaling.workers"})
-CUDA_EVENTS = frozenset({"scaling.measure.clock"})
+TORCH_DISTRIBUTED = frozenset(
+    {"scaling.process_group.over_torch", "scaling.process_group.symmetric_memory", "scaling.workers"}
+)
+CUDA_EVENTS = frozenset({"scaling.measure.clock", "scaling.collectives.execute_host"})
 WRITERS: dict[str, frozenset[str]] = {
     "scaling.store": frozenset({"open", "write_text", "replace"}),
     "scaling.workloads.mnist": frozenset({"write_bytes", "replace"}),  # downloads

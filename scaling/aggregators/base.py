@@ -21,7 +21,11 @@ from torch import Tensor
 from scaling.bucket import BucketLayout
 from scaling.process_group import Group
 
-UpdateSite = Literal["replica", "host"]
+UpdateSite = Literal["replica", "root", "owner", "host_serial", "host_parallel"]
+HOST_SITES: tuple[UpdateSite, ...] = ("host_serial", "host_parallel")
+
+Span = tuple[int, int]
+"""Elements [start, stop) of a flat buffer."""
 
 PhaseMarker = Callable[[str], AbstractContextManager[None]]
 """`with phase("encode"):` attributes what runs inside to that phase of the iteration."""
@@ -42,6 +46,21 @@ class AggregatorState:
     group: Group
     layout: BucketLayout
     persistent: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def gradient_buffer(self) -> Tensor | None:
+        """A flat tensor that spares a copy if backward writes the gradient there; None where any will do."""
+        return None
+
+    @property
+    def parameter_buffer(self) -> Tensor | None:
+        """The same for the parameters, which `distribute` then need not copy."""
+        return None
+
+    @property
+    def notes(self) -> list[str]:
+        """What was decided at the start, for the record of the run."""
+        return []
 
     def state_dict(self) -> dict[str, Tensor]:
         """Copies of the tensors that a checkpoint needs, by name."""
@@ -64,8 +83,10 @@ class Aggregator(ABC, Generic[S]):
         name: what a study calls it.
         lossy: the result is not the exact mean.
         exchanges: False for a control arm, whose replicas drift apart.
-        update_site: where the optimizer step is taken. "replica": `aggregate` returns the mean on every rank;
-            "host": it returns the mean on rank 0, in host memory, and None elsewhere.
+        update_site: where the optimizer step is taken, and so where `aggregate` leaves the mean. "replica":
+            every rank, on its device; "root": rank 0, on its device; "owner": each element on one rank's
+            device; "host_serial": host memory, all of it stepped by rank 0 with one thread;
+            "host_parallel": host memory, each element stepped by one rank.
         modifies_input: `aggregate` may overwrite the gradient it is given, and may return that very buffer.
         overlaps: can run while backward still runs.
         needs_peer_access: needs direct access to other devices' memory.
@@ -98,8 +119,33 @@ class Aggregator(ABC, Generic[S]):
             phase: marks the phases that this aggregator can tell apart.
 
         Returns:
-            The mean over the ranks, flat, where `update_site` says; valid until the next call.
+            A flat tensor of the bucket's length, where `update_site` says, that holds the mean over the ranks
+            in the elements that `owned` names; None where it names none. Valid until the next call.
         """
+
+    def site(self, layout: BucketLayout) -> UpdateSite:
+        """The update site for those tensors: `update_site`, unless the aggregator goes by their sizes."""
+        return self.update_site
+
+    def owned(self, state: S) -> list[Span]:
+        """The elements whose mean this rank's result holds, as [start, stop) ranges without gaps between
+        neighbours; together the ranks of an update site cover the bucket.
+
+        To be overridden where each element has one owner ("owner", "host_parallel").
+        """
+        site = self.site(state.layout)
+        whole = site == "replica" or (site in ("root", "host_serial") and state.group.rank == 0)
+        return [(0, state.layout.num_elements)] if whole and state.layout.num_elements else []
+
+    def distribute(self, state: S, parameters: Tensor, phase: PhaseMarker = unmarked) -> None:
+        """Brings updated parameters from the ranks that own them to all. Collective; "root" and "owner" only.
+
+        Args:
+            state: what `start` gave.
+            parameters: this rank's flat parameters, in place; new only in the elements that it owns.
+            phase: marks the phases that this aggregator can tell apart.
+        """
+        raise NotImplementedError(f"{self.name} takes the step on every replica: nothing to distribute")
 
     def parameters(self) -> dict[str, Any]:
         """All parameters by name."""

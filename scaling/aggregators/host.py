@@ -1,17 +1,18 @@
 """Aggregation in host memory, as the systems before collective libraries did it.
 
-Every rank copies its gradient into its slot of a buffer that all ranks of the host share (registered with the
-CUDA driver where there is a GPU), and the sum is taken by the CPU. Between the steps stands a barrier
-(`wait`).
+Every rank copies its gradient into a buffer that all ranks of the host share (registered with the CUDA driver
+where there is a GPU), and the CPU sums (`scaling.collectives.host_staging`, run by
+`scaling.collectives.execute_host`). Cut into chunks, the copies up, the sums and the copies back overlap;
+phases then say what a rank waits for.
 
 `host_serial` (TensorFlow's parameter device on the CPU):
-1. every rank: gradient to its slot (`d2h`);
-2. rank 0, one thread: mean of the slots in rank order (`reduce`), optimizer step on the host's parameters;
+1. every rank: gradient to the host (`d2h`);
+2. rank 0, one thread: mean in rank order (`reduce`), optimizer step on the host's parameters;
 3. every rank: parameters back (`h2d_result`, by the update site).
 
 `host_parallel` (Torch on the CPU, MXNet's local store):
-1. every rank: gradient to its slot (`d2h`);
-2. every rank, its own threads: mean of the slots over its 1/n of the elements (`reduce`);
+1. every rank: gradient to the host (`d2h`);
+2. every rank, its own threads: mean over its 1/n of the elements (`reduce`);
 3. every rank: the whole mean back (`h2d_result`).
 
 Bytes moved per rank: S to the host and S back; metered is the S that goes to the host. Error: one order of
@@ -19,7 +20,7 @@ summation, so the ranks agree bit for bit.
 
 References: M. Abadi et al., "TensorFlow: Large-Scale Machine Learning on Heterogeneous Distributed Systems",
 arXiv 1603.04467 (2016); S. Shi, Q. Wang, P. Xu, X. Chu, "Benchmarking State-of-the-Art Deep Learning Software
-Tools", arXiv 1608.07249v7 (2017). The copies here use one shared buffer and run without pipelining.
+Tools", arXiv 1608.07249v7 (2017). None of the systems pipelines: `num_chunks: 1` does as they do.
 """
 
 from __future__ import annotations
@@ -29,41 +30,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
+from pydantic import PositiveInt
 from torch import Tensor
 
-from scaling.aggregators.base import Aggregator, AggregatorState, PhaseMarker, unmarked
+from scaling.aggregators.base import Aggregator, AggregatorState, PhaseMarker, Span, unmarked
 from scaling.bucket import BucketLayout
-from scaling.collectives.schedule import chunk_bounds
+from scaling.collectives.execute_host import HostExecution
+from scaling.collectives.host_staging import host_parallel, host_serial
 from scaling.process_group import Group
 
-
-@dataclass
-class HostState(AggregatorState):
-    """The shared slots, one gradient a rank, and where the mean goes."""
-
-    slots: Tensor  # [world_size, num_elements], shared by the ranks
-    mean: Tensor  # [num_elements]: rank 0's own (serial) or shared (parallel)
-    result: Tensor  # [num_elements] on the device (parallel only; empty otherwise)
-
-
-def _to_slot(state: HostState, gradient: Tensor, phase: PhaseMarker) -> None:
-    """Copies the gradient to this rank's slot and waits until all ranks have."""
-    group = state.group
-    with phase("d2h"):
-        state.slots[group.rank].copy_(gradient, non_blocking=True)
-        if gradient.is_cuda:
-            torch.cuda.current_stream().synchronize()  # the CPU is about to read it
-        group.meter.count(gradient.nbytes)
-    with phase("wait"):
-        group.barrier()
-
-
-def _mean_of_slots(slots: Tensor, out: Tensor) -> None:
-    """Mean over the first axis into `out`, adding in rank order."""
-    torch.add(slots[0], slots[1], out=out)
-    for slot in slots[2:]:
-        out.add_(slot)
-    out.div_(slots.shape[0])
+MAX_CHUNK_BYTES, MIN_CHUNK_BYTES = 28 << 20, 4 << 20
+MIN_CHUNKS = 4
+"""On four H200 GPUs over PCIe 5 and 64 cores, chunks of this size were the fastest: smaller ones wait more often
+for one another, larger ones fall out of the processor's cache (benchmarks/collective_speed.py)."""
 
 
 @contextmanager
@@ -77,71 +56,81 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _shared(
-    group: Group, rows: int, layout: BucketLayout, dtype: torch.dtype, device: torch.device
-) -> Tensor:
-    num_bytes = rows * layout.num_elements * dtype.itemsize
-    buffer = group.shared_host_buffer(num_bytes, register=device.type == "cuda")
-    return buffer.view(dtype).view(rows, layout.num_elements)
+@dataclass
+class HostState(AggregatorState):
+    """The shared buffer with its schedule, and where the mean goes."""
+
+    execution: HostExecution
+    result: Tensor | None  # [num_elements] on the device; None where the mean stays on the host
+    spans: list[Span]  # elements that this rank sums
+
+
+def _chunks(num_chunks: int | None, num_bytes: int) -> int:
+    chunk_bytes = min(MAX_CHUNK_BYTES, max(MIN_CHUNK_BYTES, num_bytes // MIN_CHUNKS))
+    return num_chunks or max(1, num_bytes // chunk_bytes)
 
 
 @dataclass(frozen=True)
 class HostSerial(Aggregator[HostState]):
-    """Every gradient to the host; one thread sums and takes the optimizer step; parameters go back."""
+    """Every gradient to the host; one thread sums and takes the optimizer step; parameters go back.
+
+    Attributes:
+        num_chunks: parts whose copies and sums overlap; None: as many as suit its size.
+    """
 
     name = "host_serial"
-    update_site = "host"
+    update_site = "host_serial"
+
+    num_chunks: PositiveInt | None = None
 
     def start(
         self, layout: BucketLayout, group: Group, dtype: torch.dtype, device: torch.device
     ) -> HostState:
-        """Maps one slot a rank."""
-        slots = _shared(group, group.world_size, layout, dtype, device)
-        mean = torch.empty(layout.num_elements if group.rank == 0 else 0, dtype=dtype)
-        return HostState(group, layout, slots, mean, torch.empty(0, dtype=dtype))
+        """Maps the shared buffer."""
+        n = layout.num_elements
+        schedule = host_serial(group.world_size, num_chunks=_chunks(self.num_chunks, n * dtype.itemsize))
+        execution = HostExecution(
+            schedule, group, n, dtype, device, num_summing=1, divisor=group.world_size, keep_sums=True
+        )
+        return HostState(group, layout, execution, None, [])
 
     def aggregate(self, state: HostState, gradient: Tensor, phase: PhaseMarker = unmarked) -> Tensor | None:
         """Returns the mean in host memory on rank 0, None elsewhere."""
-        _to_slot(state, gradient, phase)
-        if state.group.rank != 0:
-            return None
-        if state.group.world_size == 1:
-            return state.slots[0]
-        with phase("reduce"), one_thread():
-            _mean_of_slots(state.slots, state.mean)
-        return state.mean
+        with one_thread():
+            state.execution.run(gradient, None, phase)
+        return state.execution.sums if state.group.rank == 0 else None
 
 
 @dataclass(frozen=True)
 class HostParallel(Aggregator[HostState]):
-    """Every gradient to the host; each rank sums its share of the elements; the mean goes back to all."""
+    """Every gradient to the host; each rank sums its share of the elements; the mean goes back to all.
+
+    Attributes:
+        num_chunks: parts whose copies and sums overlap; None: as many as suit its size.
+    """
 
     name = "host_parallel"
+
+    num_chunks: PositiveInt | None = None
 
     def start(
         self, layout: BucketLayout, group: Group, dtype: torch.dtype, device: torch.device
     ) -> HostState:
-        """Maps one slot a rank and one for the mean."""
-        shared = _shared(group, group.world_size + 1, layout, dtype, device)
-        result = torch.empty(layout.num_elements, dtype=dtype, device=device)
-        return HostState(group, layout, shared[:-1], shared[-1], result)
+        """Maps the shared buffer."""
+        n = layout.num_elements
+        schedule = host_parallel(group.world_size, num_chunks=_chunks(self.num_chunks, n * dtype.itemsize))
+        divisor = 1 if device.type == "cuda" else group.world_size  # a GPU divides faster than the host
+        execution = HostExecution(
+            schedule, group, n, dtype, device, num_summing=group.world_size, divisor=divisor
+        )
+        result = torch.empty(n, dtype=dtype, device=device)
+        return HostState(group, layout, execution, result, [])
 
     def aggregate(self, state: HostState, gradient: Tensor, phase: PhaseMarker = unmarked) -> Tensor:
         """Returns the mean on the gradient's device on every rank."""
-        group = state.group
-        _to_slot(state, gradient, phase)
-        if group.world_size == 1:
-            mean = state.slots[0]
-        else:
-            mean = state.mean
-            bounds = chunk_bounds(state.layout.num_elements, group.world_size)
-            start, stop = bounds[group.rank], bounds[group.rank + 1]
+        assert state.result is not None
+        state.execution.run(gradient, state.result, phase)
+        if gradient.is_cuda:
             with phase("reduce"):
-                _mean_of_slots(state.slots[:, start:stop], mean[start:stop])
-            with phase("wait"):
-                group.barrier()
-        with phase("h2d_result"):
-            # Not waited for: a rank writes its slot again only behind its own stream, and the next barrier
-            # stands between that and anybody's next sum.
-            state.result.copy_(mean, non_blocking=True)
+                state.result.div_(state.group.world_size)
         return state.result

@@ -1,8 +1,9 @@
-"""Aggregators that run one of our schedules over sends and receives, in place on the flat gradient.
+"""Aggregators that run one of our schedules between ranks, in place on the flat gradient.
 
-Steps, messages and bytes are the schedule's (`scaling.collectives.ring`, `scaling.collectives.tree`). The
-sums of a step are part of its phase `communicate`: they cannot start before the message is there, and the
-next message cannot leave before they end.
+Steps, messages and bytes are the schedule's (`scaling.collectives`). The sums of a step are part of its phase
+`communicate`: they cannot start before the message is there, and the next message cannot leave before they
+end. Where the optimizer step is taken by the root or by owners, the schedule is cut where the sums are
+complete (`scaling.collectives.halves`), and its second half carries parameters.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from typing import final
 import torch
 from torch import Tensor
 
-from scaling.aggregators.base import Aggregator, AggregatorState, PhaseMarker, unmarked
+from scaling.aggregators.base import Aggregator, AggregatorState, PhaseMarker, Span, unmarked
 from scaling.bucket import BucketLayout
-from scaling.collectives.execute import Execution
+from scaling.collectives.exchange import Exchange, Transport
+from scaling.collectives.halves import halves
 from scaling.collectives.ring import ring
 from scaling.collectives.schedule import Schedule
 from scaling.collectives.tree import tree
@@ -25,49 +27,113 @@ from scaling.process_group import Group
 
 @dataclass
 class ScheduledState(AggregatorState):
-    """The schedule compiled for this rank, with its staging buffer."""
+    """The schedule bound to this rank and its buffers."""
 
-    execution: Execution
+    reduction: Exchange  # the whole schedule where every replica takes the step
+    distribution: Exchange | None
+    spans: list[Span]  # elements whose sum ends here
+
+    @property
+    def gradient_buffer(self) -> Tensor | None:
+        return self.reduction.buffer
+
+    @property
+    def parameter_buffer(self) -> Tensor | None:
+        return self.distribution.buffer if self.distribution else None
+
+    @property
+    def notes(self) -> list[str]:
+        captured = ", captured in a CUDA graph" if self.reduction.captured else ""
+        return [f"transport: {self.reduction.transport}{captured}"] if self.group.world_size > 1 else []
 
 
 @dataclass(frozen=True)
 class Scheduled(Aggregator[ScheduledState]):
-    """Base of aggregators that are one schedule between ranks."""
+    """Base of aggregators that are one schedule between ranks.
+
+    Attributes:
+        transport: "sends" by the communication library; "peer_memory", reads of the other GPUs' memory; or
+            "auto", the latter where GPUs have access to each other and the study allows it.
+        captured: the exchange is one CUDA graph; None: on CUDA.
+    """
 
     modifies_input = True
+    graph_capturable = True
+
+    transport: Transport = "auto"
+    captured: bool | None = None
 
     @abstractmethod
-    def schedule(self, world_size: int) -> Schedule:
-        """The collective for that many ranks."""
+    def schedule(self, world_size: int, layout: BucketLayout) -> Schedule:
+        """The collective for that many ranks and those tensors."""
 
     @final
     def start(
         self, layout: BucketLayout, group: Group, dtype: torch.dtype, device: torch.device
     ) -> ScheduledState:
         """Compiles the schedule for this rank."""
-        schedule = self.schedule(group.world_size)
-        execution = Execution(schedule, group.rank, layout.num_elements, dtype, device)
-        return ScheduledState(group, layout, execution)
+        n = layout.num_elements
+
+        def bound(part: Schedule) -> Exchange:
+            return Exchange(part, group, n, dtype, device, transport=self.transport, captured=self.captured)
+
+        schedule = self.schedule(group.world_size, layout)
+        if self.update_site == "replica":
+            return ScheduledState(group, layout, bound(schedule), None, [(0, n)] if n else [])
+        reduction, distribution, owners = halves(schedule)
+        return ScheduledState(
+            group, layout, bound(reduction), bound(distribution), _spans(schedule, owners, group.rank, n)
+        )
 
     @final
     def aggregate(self, state: ScheduledState, gradient: Tensor, phase: PhaseMarker = unmarked) -> Tensor:
-        """Runs the schedule, then divides by the world size."""
+        """Runs the reduction, then divides by the world size what ends here."""
         if state.group.world_size > 1:
             with phase("communicate"):
-                state.execution.run(gradient, state.group)
+                gradient = state.reduction.run(gradient)
             with phase("reduce"):
-                gradient.div_(state.group.world_size)
+                for start, stop in state.spans:
+                    gradient[start:stop].div_(state.group.world_size)
         return gradient
+
+    @final
+    def owned(self, state: ScheduledState) -> list[Span]:
+        """The spans of the chunks whose sum ends at this rank."""
+        return state.spans
+
+    @final
+    def distribute(self, state: ScheduledState, parameters: Tensor, phase: PhaseMarker = unmarked) -> None:
+        """Runs the schedule's second half on the parameters."""
+        assert state.distribution is not None, "only where owners take the step"
+        if state.group.world_size > 1:
+            with phase("communicate"):
+                result = state.distribution.run(parameters)
+                if result.data_ptr() != parameters.data_ptr():
+                    parameters.copy_(result)
+
+
+def _spans(schedule: Schedule, owners: tuple[int, ...], rank: int, num_elements: int) -> list[Span]:
+    """The element ranges of the rank's chunks; neighbours are one range."""
+    bounds = schedule.bounds(num_elements)
+    spans: list[Span] = []
+    for chunk, owner in enumerate(owners):
+        start, stop = bounds[chunk], bounds[chunk + 1]
+        if owner != rank or start == stop:
+            continue
+        if spans and spans[-1][1] == start:
+            start = spans.pop()[0]
+        spans.append((start, stop))
+    return spans
 
 
 @final
 @dataclass(frozen=True)
 class Ring(Scheduled):
-    """Ring all-reduce by sends and receives: 2(n-1) messages of S/n bytes a rank."""
+    """Ring all-reduce: 2(n-1) messages of S/n bytes a rank."""
 
     name = "ring"
 
-    def schedule(self, world_size: int) -> Schedule:
+    def schedule(self, world_size: int, layout: BucketLayout) -> Schedule:
         """The ring through the ranks in their order."""
         return ring(world_size)
 
@@ -79,6 +145,6 @@ class Tree(Scheduled):
 
     name = "tree"
 
-    def schedule(self, world_size: int) -> Schedule:
+    def schedule(self, world_size: int, layout: BucketLayout) -> Schedule:
         """The binomial tree rooted at rank 0."""
         return tree(world_size)

@@ -19,18 +19,24 @@ def mirrored(reduction: Sequence[Step]) -> list[Step]:
     ]
 
 
-def pipelined(levels: Sequence[Step], num_chunks: int) -> list[Step]:
-    """Level d of chunk c in step d + c: len(levels) + num_chunks - 1 steps out of `levels` for one chunk."""
+def pipelined(levels: Sequence[Step], num_groups: int, width: int = 1) -> list[Step]:
+    """Level d of group c in step d + c: len(levels) + num_groups - 1 steps.
+
+    Args:
+        levels: the steps for one group of chunks, numbered 0 to `width` - 1.
+        num_groups: groups; group c is the `width` chunks from c width on.
+        width: chunks of a group.
+    """
     if not levels:
         return []
     return [
         tuple(
-            transfer._replace(start=t - d, stop=t - d + 1)
+            transfer._replace(start=transfer.start + (t - d) * width, stop=transfer.stop + (t - d) * width)
             for d, level in enumerate(levels)
-            if 0 <= t - d < num_chunks
+            if 0 <= t - d < num_groups
             for transfer in level
         )
-        for t in range(len(levels) + num_chunks - 1)
+        for t in range(len(levels) + num_groups - 1)
     ]
 
 

@@ -31,7 +31,8 @@ class _RankStep:
     )  # to the first span, from staging
 
 
-def _overlap(a: Span, b: Span) -> bool:
+def overlap(a: Span, b: Span) -> bool:
+    """Whether two element ranges have an element in common."""
     return a[0] < b[1] and b[0] < a[1]
 
 
@@ -78,7 +79,7 @@ class Execution:
                 continue
             span = self._span(transfers[0])
             only_copy = len(transfers) == 1 and transfers[0].operation == "copy"
-            if only_copy and not any(_overlap(span, other) for other in sent):
+            if only_copy and not any(overlap(span, other) for other in sent):
                 compiled.direct_receives.append((source, span))
                 continue
             first = used

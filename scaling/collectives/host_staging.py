@@ -9,55 +9,62 @@ share the way to its host memory, and the CPU does the sums.
 
 `host_serial` sums the buffer whole: the adds follow one another in rank order. `host_parallel` cuts it into
 as many pieces as a machine has ranks: the adds of a piece follow one another, those of different pieces can
-run at the same time, one thread a piece.
+run at the same time, one thread a piece. Cut into C further chunks, both ways of the bus and the sums work at
+the same time: chunk c goes up in step c and comes back 1 + 2(H-1) steps later.
 
-Steps: 2 + 2(H-1). Bytes sent: S by a rank in one message; by a host S to each of its ranks, and 2(H-1)/H S to
-the next host in 2(H-1) messages. Error: one order of summation, then copies, so the ranks agree bit for bit.
+Steps: 1 + 2(H-1) + C. Bytes sent: S by a rank in C messages; by a host S to each of its ranks, and 2(H-1)/H S
+to the next host in 2(H-1)C messages. Error: one order of summation, then copies, so the ranks agree bit for
+bit.
 
 References: M. Abadi et al., "TensorFlow: Large-Scale Machine Learning on Heterogeneous Distributed Systems",
-arXiv
-1603.04467 (2016), with variables on the CPU (serial); S. Shi, Q. Wang, P. Xu, X. Chu, "Benchmarking
-   State-of-the-Art Deep Learning Software Tools", arXiv 1608.07249v7 (2017), on Torch (parallel); MXNet's
-   `CommCPU` (src/kvstore/comm.h), which is parallel for large tensors only. They update the parameters on the
-   host and copy those back; TensorFlow's example copies all buffers side by side before it takes their mean.
+arXiv 1603.04467 (2016), with variables on the CPU (serial); S. Shi, Q. Wang, P. Xu, X. Chu, "Benchmarking
+State-of-the-Art Deep Learning Software Tools", arXiv 1608.07249v7 (2017), on Torch (parallel); MXNet's
+`CommCPU` (src/kvstore/comm.h), which is parallel for large tensors only. They update the parameters on the
+host and copy those back; TensorFlow's example copies all buffers side by side before it takes their mean.
+None of them pipelines.
 """
 
 from __future__ import annotations
 
-from scaling.collectives.composition import placed
+from scaling.collectives.composition import pipelined, placed
 from scaling.collectives.ring import ring
 from scaling.collectives.schedule import Schedule, Transfer
 from scaling.errors import ScheduleError
 
 
-def host_serial(world_size: int, ranks_per_host: int | None = None) -> Schedule:
+def host_serial(world_size: int, ranks_per_host: int | None = None, num_chunks: int = 1) -> Schedule:
     """Sums through host memory, the whole buffer at a time.
 
     Args:
         world_size: ranks.
         ranks_per_host: ranks r with the same r // ranks_per_host share a host; None puts all on one.
+        num_chunks: for the pipeline; 1 sends the buffer whole.
 
     Raises:
-        ScheduleError: `ranks_per_host` is below 1.
+        ScheduleError: `ranks_per_host` or `num_chunks` is below 1.
     """
-    return _staged("host_serial", world_size, world_size if ranks_per_host is None else ranks_per_host, 1)
+    ranks_per_host = world_size if ranks_per_host is None else ranks_per_host
+    return _staged("host_serial", world_size, ranks_per_host, 1, num_chunks)
 
 
-def host_parallel(world_size: int, ranks_per_host: int | None = None) -> Schedule:
+def host_parallel(world_size: int, ranks_per_host: int | None = None, num_chunks: int = 1) -> Schedule:
     """Sums through host memory, in as many pieces as a host has ranks; arguments as for `host_serial`."""
     ranks_per_host = world_size if ranks_per_host is None else ranks_per_host
-    return _staged("host_parallel", world_size, ranks_per_host, num_pieces=min(ranks_per_host, world_size))
+    return _staged("host_parallel", world_size, ranks_per_host, min(ranks_per_host, world_size), num_chunks)
 
 
-def _staged(name: str, world_size: int, ranks_per_host: int, num_pieces: int) -> Schedule:
-    if ranks_per_host < 1:
-        raise ScheduleError(f"{name}: {ranks_per_host} ranks per host; allowed are 1 and more")
+def _staged(name: str, world_size: int, ranks_per_host: int, num_pieces: int, num_groups: int) -> Schedule:
+    if ranks_per_host < 1 or num_groups < 1:
+        raise ScheduleError(
+            f"{name}: {ranks_per_host} ranks per host, {num_groups} chunks; allowed are 1 and more"
+        )
     num_hosts = -(-world_size // ranks_per_host)
     hosts = range(world_size, world_size + num_hosts)
     host_of = [hosts[r // ranks_per_host] for r in range(world_size)]
-    num_chunks = num_pieces * num_hosts
+    width = num_pieces * num_hosts
     pieces = [(piece * num_hosts, (piece + 1) * num_hosts) for piece in range(num_pieces)]
     to_host = tuple(Transfer(r, host_of[r], *piece, "add") for r in range(world_size) for piece in pieces)
-    to_ranks = tuple(Transfer(host_of[r], r, 0, num_chunks, "copy") for r in range(world_size))
+    to_ranks = tuple(Transfer(host_of[r], r, 0, width, "copy") for r in range(world_size))
     between_hosts = placed(ring(num_hosts).steps, hosts, width=num_pieces)
-    return Schedule(name, world_size, num_chunks, (to_host, *between_hosts, to_ranks), num_hosts=num_hosts)
+    steps = pipelined([to_host, *between_hosts, to_ranks], num_groups, width)
+    return Schedule(name, world_size, width * num_groups, tuple(steps), num_hosts=num_hosts)

@@ -44,6 +44,7 @@ class RankSummary:
     warmup_iterations: int | None
     checksums: dict[str, str]
     diverged: bool
+    notes: list[str]
 
 
 class CellRunner:
@@ -170,6 +171,7 @@ class CellRunner:
             warmup_iterations=num_warmup,
             checksums=splits.checksums,
             diverged=diverged,
+            notes=step.notes,
         )
 
 

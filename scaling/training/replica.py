@@ -30,17 +30,24 @@ class Replica:
         self.module = module
         trainable = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
         self.layout = BucketLayout.of([(name, tuple(p.shape)) for name, p in trainable])
-        first = trainable[0][1]
-        self.parameters = torch.empty(self.layout.num_elements, dtype=first.dtype, device=first.device)
-        self.gradient = torch.zeros_like(self.parameters)
-        views = zip(
-            trainable, self.layout.views(self.parameters), self.layout.views(self.gradient), strict=True
-        )
+        self._trainable = [parameter for _, parameter in trainable]
+        first = self._trainable[0]
+        self.place_parameters(torch.empty(self.layout.num_elements, dtype=first.dtype, device=first.device))
+        self.place_gradient(torch.zeros_like(self.parameters))
+
+    def place_parameters(self, flat: Tensor) -> None:
+        """Moves the parameters into `flat`: [num_elements], of their type and device."""
+        self.parameters = flat
         with torch.no_grad():
-            for (_, parameter), values, gradient in views:
+            for parameter, values in zip(self._trainable, self.layout.views(flat), strict=True):
                 values.copy_(parameter)
                 parameter.data = values
-                parameter.grad = gradient
+
+    def place_gradient(self, flat: Tensor) -> None:
+        """Has backward write the gradient into `flat`: [num_elements], of the parameters' type and device."""
+        self.gradient = flat
+        for parameter, gradient in zip(self._trainable, self.layout.views(flat), strict=True):
+            parameter.grad = gradient
 
     def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Mean cross-entropy over the batch, a scalar with its graph."""

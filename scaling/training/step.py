@@ -33,7 +33,17 @@ class EagerStep:
         self._aggregator = aggregator
         flat = replica.parameters
         self._state = aggregator.start(replica.layout, group, flat.dtype, flat.device)
-        self._update = update_at(aggregator.update_site, replica, settings, group)
+        if self._state.gradient_buffer is not None:
+            replica.place_gradient(self._state.gradient_buffer)
+        if self._state.parameter_buffer is not None:
+            replica.place_parameters(self._state.parameter_buffer)
+        self._update = update_at(replica, settings, aggregator, self._state)
+
+    @property
+    def notes(self) -> list[str]:
+        """What the aggregator decided at the start."""
+        notes: list[str] = self._state.notes
+        return notes
 
     def __call__(self, inputs: Tensor, targets: Tensor, phase: PhaseMarker = unmarked) -> Tensor:
         """One optimizer update on this rank's share of a global batch.

@@ -1,21 +1,32 @@
-"""Where the optimizer step is taken: on every replica, or once in host memory.
+"""Where the optimizer step is taken: on every replica, by one rank, by owners, or in host memory.
 
-Either way it is torch's SGD on the flat parameters. The momentum lives where the step is taken, and only
+Always it is torch's SGD on spans of the flat parameters. The momentum lives where the step is taken, and only
 there.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from scaling.aggregators.base import PhaseMarker, UpdateSite, unmarked
+from scaling.aggregators.base import (
+    HOST_SITES,
+    Aggregator,
+    AggregatorState,
+    PhaseMarker,
+    Span,
+    unmarked,
+)
 from scaling.aggregators.host import one_thread
-from scaling.process_group import Group
 from scaling.training.replica import Replica
+
+S = TypeVar("S", bound=AggregatorState)
 
 
 @dataclass(frozen=True)
@@ -27,10 +38,10 @@ class SgdSettings:
     weight_decay: float = 0.0
     nesterov: bool = False
 
-    def optimizer(self, parameters: Tensor) -> torch.optim.SGD:
-        """An optimizer of that one flat tensor."""
+    def optimizer(self, parameters: Sequence[Tensor]) -> torch.optim.SGD:
+        """An optimizer of those tensors."""
         return torch.optim.SGD(
-            [parameters],
+            parameters,
             lr=self.learning_rate,
             momentum=self.momentum,
             weight_decay=self.weight_decay,
@@ -51,57 +62,82 @@ class Update(ABC):
         """
 
 
-class ReplicaUpdate(Update):
-    """Every rank steps its own parameters; equal means keep them equal."""
-
-    def __init__(self, replica: Replica, settings: SgdSettings) -> None:
-        self._parameters = torch.nn.Parameter(replica.parameters)
-        self._optimizer = settings.optimizer(self._parameters)
-
-    def apply(self, mean: Tensor | None, phase: PhaseMarker = unmarked) -> None:
-        assert mean is not None, "an aggregator for replicas returns the mean on every rank"
-        with phase("update"):
-            self._parameters.grad = mean
-            self._optimizer.step()
-
-
-class HostUpdate(Update):
-    """Rank 0 steps one copy of the parameters in host memory, with one thread; all ranks copy it back.
+class DeviceUpdate(Update):
+    """Every rank steps the parameters that it owns, on its device, and sends them where all do not own them.
 
     Args:
         replica: this rank's model.
         settings: of the optimizer.
-        group: whose ranks share the host's memory.
+        aggregator: of the site "replica", "root" or "owner".
+        state: its state.
     """
 
-    def __init__(self, replica: Replica, settings: SgdSettings, group: Group) -> None:
-        self._group = group
+    def __init__(self, replica: Replica, settings: SgdSettings, aggregator: Aggregator[S], state: S) -> None:
+        self._aggregator, self._state = aggregator, state
+        self._site = aggregator.site(state.layout)
+        self._parameters = replica.parameters
+        self._owned = _Owned(replica.parameters, aggregator.owned(state), settings)
+
+    def apply(self, mean: Tensor | None, phase: PhaseMarker = unmarked) -> None:
+        with phase("update"):
+            self._owned.step(mean)
+        if self._site != "replica":
+            self._aggregator.distribute(self._state, self._parameters, phase)
+
+
+class HostUpdate(Update):
+    """One copy of the parameters in host memory, stepped there by its owners; all ranks copy it back.
+
+    Args:
+        replica: this rank's model.
+        settings: of the optimizer.
+        aggregator: of the site "host_serial" or "host_parallel".
+        state: its state.
+    """
+
+    def __init__(self, replica: Replica, settings: SgdSettings, aggregator: Aggregator[S], state: S) -> None:
+        self._group = group = state.group
         self._replica = replica
+        self._num_threads = 1 if aggregator.site(state.layout) == "host_serial" else None
         shared = group.shared_host_buffer(
             replica.parameters.nbytes, register=replica.parameters.device.type == "cuda"
         )
-        self._parameters = torch.nn.Parameter(shared.view(replica.parameters.dtype))
+        self._parameters = shared.view(replica.parameters.dtype)
         if group.rank == 0:
-            with torch.no_grad():
-                self._parameters.copy_(replica.parameters)
-        self._optimizer = settings.optimizer(self._parameters)
+            self._parameters.copy_(replica.parameters)
+        self._owned = _Owned(self._parameters, aggregator.owned(state), settings)
         group.barrier()
 
     def apply(self, mean: Tensor | None, phase: PhaseMarker = unmarked) -> None:
-        if self._group.rank == 0:
-            assert mean is not None, "an aggregator for the host returns the mean on rank 0"
-            with phase("update"):
-                self._parameters.grad = mean
-                with one_thread():
-                    self._optimizer.step()
-        with phase("wait"):  # for rank 0, which sums and steps alone
+        with phase("update"), one_thread() if self._num_threads else nullcontext():
+            self._owned.step(mean)
+        with phase("wait"):  # for the ranks that step
             self._group.barrier()
         with phase("h2d_result"), torch.no_grad():
-            # Rank 0 writes these again only behind the next step's barrier, which each rank reaches after it
-            # has waited for its own stream.
+            # The owners write these again only behind the next step's barrier, which each rank reaches after
+            # it has waited for its own stream.
             self._replica.parameters.copy_(self._parameters, non_blocking=True)
 
 
-def update_at(site: UpdateSite, replica: Replica, settings: SgdSettings, group: Group) -> Update:
-    """The update of that site. Collective for sites in shared memory."""
-    return HostUpdate(replica, settings, group) if site == "host" else ReplicaUpdate(replica, settings)
+class _Owned:
+    """The parameters in some spans of a flat tensor, and the optimizer whose momentum they have."""
+
+    def __init__(self, flat: Tensor, spans: list[Span], settings: SgdSettings) -> None:
+        self._spans = spans
+        self._parameters = [torch.nn.Parameter(flat[start:stop]) for start, stop in spans]
+        self._optimizer = settings.optimizer(self._parameters) if spans else None
+
+    def step(self, mean: Tensor | None) -> None:
+        """One step with the mean gradient, flat and of the whole bucket's length."""
+        if self._optimizer is None:
+            return
+        assert mean is not None, "a rank that owns parameters gets their mean gradient"
+        for parameter, (start, stop) in zip(self._parameters, self._spans, strict=True):
+            parameter.grad = mean[start:stop]
+        self._optimizer.step()
+
+
+def update_at(replica: Replica, settings: SgdSettings, aggregator: Aggregator[S], state: S) -> Update:
+    """The update of the aggregator's site. Collective for sites in shared memory."""
+    cls = HostUpdate if aggregator.site(state.layout) in HOST_SITES else DeviceUpdate
+    return cls(replica, settings, aggregator, state)

@@ -1,0 +1,113 @@
+"""A schedule bound to a group, a buffer size and the way its bytes take: sends, or reads of peer memory.
+
+`transport: auto` takes peer memory where all ranks can reach each other's and the study allows it, and sends
+elsewhere. A captured exchange is one CUDA graph: below a few MiB the time goes to launches, not to bytes. On
+CUDA both ways can be captured; on the CPU there are no graphs, and sums in host memory (`execute_host`) are
+the processor's work, which no graph holds.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from scaling.collectives.execute import Execution
+from scaling.collectives.execute_peer import PeerExecution
+from scaling.collectives.schedule import Schedule
+from scaling.errors import ScheduleError
+from scaling.process_group import Group, PeerMemory
+
+Transport = Literal["auto", "sends", "peer_memory"]
+
+
+class Exchange:
+    """One rank's part. Collective to make and to run.
+
+    Args:
+        schedule: between ranks only.
+        group: the ranks.
+        num_elements, dtype, device: of the flat buffer that it runs on.
+        transport: the way of the bytes.
+        captured: replay a CUDA graph, which needs a buffer of its own; None: on CUDA.
+
+    Attributes:
+        buffer: the tensor that it runs on without a copy; None if any will do.
+        transport: "sends" or "peer_memory", as decided.
+        captured: likewise.
+
+    Raises:
+        ScheduleError: the schedule needs host memory, or `captured` is asked for without CUDA.
+        LaunchError: peer memory is asked for and cannot be had.
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        group: Group,
+        num_elements: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        transport: Transport = "auto",
+        captured: bool | None = None,
+    ) -> None:
+        if captured and device.type != "cuda":
+            raise ScheduleError(
+                f"{schedule.name}: captured: true needs CUDA, the ranks compute on {device.type}; leave it out"
+            )
+        idle = group.world_size == 1 or not num_elements
+        peer = transport == "peer_memory" or (transport == "auto" and group.can_access_peers(device))
+        self.transport: Transport = "peer_memory" if peer and not idle else "sends"
+        self.captured = not idle and device.type == "cuda" and captured is not False
+        self._group = group
+        self._memory: PeerMemory | None = None
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self.buffer: Tensor | None = None
+        if self.transport == "peer_memory":
+            self._memory = group.peer_memory(num_elements, dtype, device)
+            self._peer_execution = PeerExecution(schedule, group, self._memory)
+            self.buffer = self._memory.local
+        else:
+            self._execution = Execution(schedule, group.rank, num_elements, dtype, device)
+            if self.captured:
+                self.buffer = torch.zeros(num_elements, dtype=dtype, device=device)
+        if self.captured:
+            self._capture()
+
+    def run(self, tensor: Tensor) -> Tensor:
+        """The schedule on `tensor`; the result is in `buffer` if there is one, else in `tensor`."""
+        if self.buffer is None:
+            self._execution.run(tensor, self._group)
+            return tensor
+        if tensor.data_ptr() != self.buffer.data_ptr():
+            self.buffer.copy_(tensor)
+        if self._graph is not None:
+            self._graph.replay()
+            self._group.meter.count(*self._metered)
+        else:
+            self._run_on_buffer()
+        return self.buffer
+
+    def _run_on_buffer(self) -> None:
+        assert self.buffer is not None
+        if self._memory is not None:
+            self._peer_execution.run()
+        else:
+            self._execution.run(self.buffer, self._group)
+
+    def _capture(self) -> None:
+        meter = self._group.meter
+        before = (meter.bytes_sent, meter.messages_sent)
+        self._run_on_buffer()  # libraries set themselves up on first use, which cannot be captured
+        self._metered = (meter.bytes_sent - before[0], meter.messages_sent - before[1])
+        torch.cuda.synchronize()
+        self._group.barrier()
+        self._graph = torch.cuda.CUDAGraph()
+        # Only this thread is kept from other CUDA calls: NCCL's own asks its events at any time.
+        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
+            self._run_on_buffer()
+        torch.cuda.synchronize()
+        self._group.barrier()
+        meter.bytes_sent, meter.messages_sent = before

@@ -1,0 +1,188 @@
+"""Runs a schedule over memory that the ranks of one node can reach of each other: no messages.
+
+An add is pulled: the receiving rank reads the sender's values and adds them to its own in one kernel. A copy
+is pushed: the sending rank writes it into the receiver's buffer, which links do faster than reads. A step:
+
+1. barrier: the values of the step before are there, and nobody reads them any more;
+2. each rank does its pulls and pushes; where somebody reads the very place in the same step, what it
+   brings is pulled into a staging buffer;
+3. if any rank has staged: barrier, then the staged values are applied.
+
+A last barrier keeps a rank from using its buffer while another still writes or reads it. Barriers are in the
+order of the device's stream, so nothing waits on the host and the whole run can be captured in a CUDA graph.
+
+Large buffers run in lanes: each chunk is cut in two, and each half runs through all steps on a stream of its
+own, so that one half's bytes fill the links while the other half is at a barrier.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import torch
+
+from scaling.collectives.execute import Span, overlap
+from scaling.collectives.schedule import Operation, Schedule, Step, Transfer
+from scaling.errors import ScheduleError
+from scaling.process_group import Group, PeerMemory
+
+LANES_FROM_BYTES = 16 << 20
+
+
+@dataclass
+class _LaneStep:
+    """What one rank does in a step of one lane; spans are of the buffer."""
+
+    pulls: list[tuple[int, Span]] = field(default_factory=list)
+    pushes: list[tuple[int, Span]] = field(default_factory=list)
+    staged: list[tuple[Operation, int, Span, Span]] = field(default_factory=list)  # the last: of the staging
+    any_staged: bool = False  # by whichever rank: the second barrier is for all
+
+
+class PeerExecution:
+    """One rank's part of a schedule over peer memory. Made and run by every rank of the group alike.
+
+    Args:
+        schedule: between ranks only (`num_hosts` is 0).
+        group: the ranks.
+        memory: their buffers, of the length that the schedule is to run on.
+        num_lanes: None: two for large buffers, else one.
+
+    Raises:
+        ScheduleError: the schedule uses host memory.
+    """
+
+    def __init__(
+        self, schedule: Schedule, group: Group, memory: PeerMemory, num_lanes: int | None = None
+    ) -> None:
+        if schedule.num_hosts:
+            raise ScheduleError(f"{schedule.name}: peer memory is between ranks only, not host memory")
+        self._group, self._memory = group, memory
+        bounds = schedule.bounds(memory.local.numel())
+        steps = [step for step in schedule.steps if step]
+        num_lanes = num_lanes or (2 if memory.local.nbytes >= LANES_FROM_BYTES else 1)
+        self._used = 0  # elements of the staging buffer
+        self._lanes = [
+            [self._compile(step, _lane_spans(bounds, lane, num_lanes)) for step in steps]
+            for lane in range(num_lanes)
+        ]
+        self._sent = [list(_sent_elements(step, bounds, group.rank)) for step in steps]
+        local = memory.local
+        self._staging = torch.empty(self._used, dtype=local.dtype, device=local.device)
+        self._peers = {peer: memory.of(peer) for peer in _peers_of(steps, group.rank)}
+        self._streams = [_stream(local.device) for _ in range(num_lanes - 1)]
+
+    def _compile(self, step: Step, lane: list[Span]) -> _LaneStep:
+        rank, compiled, used = self._group.rank, _LaneStep(), 0
+        moves = [(t, span) for t in step for span in _spans(t, lane)]
+        read_at: dict[int, list[Span]] = {}
+        for transfer, span in moves:
+            read_at.setdefault(transfer.source, []).append(span)
+        staged_targets = set()
+        for transfer, span in moves:
+            source, target, operation = transfer.source, transfer.target, transfer.operation
+            # Once a rank stages, its later transfers are staged too: they apply in the order listed.
+            if target in staged_targets or any(overlap(span, other) for other in read_at.get(target, [])):
+                staged_targets.add(target)
+                compiled.any_staged = True
+                if target == rank:
+                    end = used + span[1] - span[0]
+                    compiled.staged.append((operation, source, span, (used, end)))
+                    used = end
+            elif operation == "add" and target == rank:
+                compiled.pulls.append((source, span))
+            elif operation == "copy" and source == rank:
+                compiled.pushes.append((target, span))
+        # Lanes are at different steps at the same time, so their staging must not overlap.
+        compiled.staged = [
+            (op, peer, span, (a + self._used, b + self._used)) for op, peer, span, (a, b) in compiled.staged
+        ]
+        self._used += used
+        return compiled
+
+    def run(self) -> None:
+        """All steps on the group's buffers, in place."""
+        if not self._sent:
+            return
+        self._run_lanes()
+        for sent in self._sent:
+            for num_elements in sent:
+                self._group.meter.count(num_elements * self._memory.local.itemsize)
+
+    def _run_lanes(self) -> None:
+        for lane, stream in enumerate(self._streams, 1):
+            if stream is not None:
+                stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                self._run_lane(lane)
+        self._run_lane(0)
+        for stream in self._streams:
+            if stream is not None:
+                torch.cuda.current_stream().wait_stream(stream)
+
+    def _run_lane(self, lane: int) -> None:
+        local, staging = self._memory.local, self._staging
+        for step in self._lanes[lane]:
+            self._memory.barrier(lane)
+            for peer, span in step.pulls:
+                local[slice(*span)].add_(self._peers[peer][slice(*span)])
+            for peer, span in step.pushes:
+                self._peers[peer][slice(*span)].copy_(local[slice(*span)])
+            for _, peer, span, place in step.staged:
+                staging[slice(*place)].copy_(self._peers[peer][slice(*span)])
+            if step.any_staged:
+                self._memory.barrier(lane)
+            for operation, _, span, place in step.staged:
+                if operation == "add":
+                    local[slice(*span)].add_(staging[slice(*place)])
+                else:
+                    local[slice(*span)].copy_(staging[slice(*place)])
+        self._memory.barrier(lane)
+
+
+def _stream(device: torch.device) -> torch.cuda.Stream | None:
+    return torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+
+
+def _lane_spans(bounds: list[int], lane: int, num_lanes: int) -> list[Span]:
+    """This lane's part of every chunk; the parts begin at multiples of 64 elements of large chunks."""
+    spans = []
+    for start, stop in pairwise(bounds):
+        inner = [start + (stop - start) * i // num_lanes // 64 * 64 for i in range(1, num_lanes)]
+        edges = [start, *inner, stop]
+        spans.append((edges[lane], edges[lane + 1]))
+    return spans
+
+
+def _spans(transfer: Transfer, lane: list[Span]) -> Iterator[Span]:
+    """The lane's elements of a transfer; chunks whose parts touch are one span."""
+    begin, end = None, None
+    for start, stop in lane[transfer.start : transfer.stop]:
+        if start == stop:
+            continue
+        if begin is not None and end == start:
+            end = stop
+            continue
+        if begin is not None and end is not None:
+            yield begin, end
+        begin, end = start, stop
+    if begin is not None and end is not None:
+        yield begin, end
+
+
+def _sent_elements(step: Step, bounds: list[int], rank: int) -> Iterator[int]:
+    """Elements of each message that the rank would send in this step."""
+    sent = Counter[int]()
+    for t in step:
+        if t.source == rank:
+            sent[t.target] += bounds[t.stop] - bounds[t.start]
+    return (count for count in sent.values() if count)
+
+
+def _peers_of(steps: list[Step], rank: int) -> set[int]:
+    """Ranks whose buffers the rank reads or writes."""
+    pairs = {(t.source, t.target) for step in steps for t in step if rank in (t.source, t.target)}
+    return {peer for pair in pairs for peer in pair} - {rank}

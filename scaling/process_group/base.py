@@ -1,0 +1,151 @@
+"""What every group offers, and the meter that counts what a rank sends."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Message(NamedTuple):
+    """One tensor on its way to, or expected from, the rank `peer`."""
+
+    peer: int
+    tensor: Tensor
+
+
+@dataclass
+class Meter:
+    """Bytes and messages that this rank has handed to others since the last reset."""
+
+    bytes_sent: int = 0
+    messages_sent: int = 0
+
+    def count(self, num_bytes: int, num_messages: int = 1) -> None:
+        """Adds `num_messages` messages of `num_bytes` bytes together."""
+        self.bytes_sent += num_bytes
+        self.messages_sent += num_messages
+
+    def reset(self) -> None:
+        """Starts again at zero."""
+        self.bytes_sent = self.messages_sent = 0
+
+
+class PeerMemory(ABC):
+    """A buffer on each rank's device that every rank can read and write.
+
+    Attributes:
+        local: this rank's own, flat.
+    """
+
+    local: Tensor
+
+    @abstractmethod
+    def of(self, rank: int) -> Tensor:
+        """The buffer of that rank, as a tensor that this rank can read and write."""
+
+    @abstractmethod
+    def barrier(self, channel: int = 0) -> None:
+        """Orders memory: what any rank did to any buffer before its call is seen by all after theirs.
+
+        On CUDA in the order of the current stream, without waiting on the host.
+
+        Args:
+            channel: ranks meet on channels of equal number; each stream has its own.
+        """
+
+
+class Group(ABC):
+    """Ranks 0 to world_size - 1 that take part in an aggregation; this process is `rank`."""
+
+    def __init__(self, rank: int, world_size: int) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self.meter = Meter()
+
+    @abstractmethod
+    def _exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> None: ...
+
+    @abstractmethod
+    def _all_reduce(self, tensor: Tensor) -> None: ...
+
+    @abstractmethod
+    def _broadcast(self, tensor: Tensor, source: int) -> None: ...
+
+    @abstractmethod
+    def barrier(self) -> None:
+        """Returns on the host after every rank has called it. Not metered: it carries no payload."""
+
+    @abstractmethod
+    def shared_host_buffer(self, num_bytes: int, *, register: bool) -> Tensor:
+        """A zeroed uint8 host tensor whose memory all ranks of the group see. Every rank must call it.
+
+        Args:
+            num_bytes: its size.
+            register: pin the memory for the CUDA driver, so that copies to and from a device run at full
+                speed.
+
+        Raises:
+            LaunchError: the ranks are on more than one host, or the shared memory is too small.
+        """
+
+    @abstractmethod
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Returns once `condition`, about host memory that other ranks write, holds; asks again and again.
+
+        Raises:
+            TimeoutError: it does not come to hold, or another rank has failed meanwhile.
+        """
+
+    @abstractmethod
+    def can_access_peers(self, device: torch.device) -> bool:
+        """Whether the ranks may and can read each other's memory on such devices; the same on every rank."""
+
+    @abstractmethod
+    def peer_memory(self, num_elements: int, dtype: torch.dtype, device: torch.device) -> PeerMemory:
+        """Memory of that size on every rank that all of them can read. Collective.
+
+        Raises:
+            LaunchError: the ranks cannot, or the study forbids it.
+        """
+
+    @abstractmethod
+    def all_reduce_host(self, tensor: Tensor) -> None:
+        """As `all_reduce`, for a tensor in host memory, whatever device the ranks compute on."""
+
+    def exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
+        """Sends and receives one batch of messages; at most one a direction between two ranks.
+
+        Returns when the received tensors may be used: on CUDA in the order of the current stream.
+        """
+        sends = [message for message in sends if message.tensor.numel()]
+        receives = [message for message in receives if message.tensor.numel()]
+        for message in sends:
+            self.meter.count(message.tensor.nbytes)
+        if sends or receives:
+            self._exchange(sends, receives)
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        """Sums `tensor` over the ranks, in place.
+
+        The library chooses the algorithm and does not tell; what is metered is a ring's traffic, 2(n-1)
+        messages of 1/n of the bytes, as nccl-tests' bus bandwidth assumes.
+        """
+        if self.world_size > 1 and tensor.numel():
+            self._meter_all_reduce(tensor)
+            self._all_reduce(tensor)
+
+    def _meter_all_reduce(self, tensor: Tensor) -> None:
+        rounds = 2 * (self.world_size - 1)
+        self.meter.count(tensor.nbytes * rounds // self.world_size, rounds)
+
+    def broadcast(self, tensor: Tensor, source: int = 0) -> None:
+        """Copies the source's `tensor` into every rank's; metered as one message to each other rank."""
+        if self.world_size > 1 and tensor.numel():
+            if self.rank == source:
+                self.meter.count(tensor.nbytes * (self.world_size - 1), self.world_size - 1)
+            self._broadcast(tensor, source)

@@ -1,0 +1,202 @@
+"""A group over torch.distributed: NCCL or Gloo for tensors, Gloo for the host's own business."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from scaling.errors import LaunchError
+from scaling.process_group.base import Group, Message, PeerMemory
+from scaling.process_group.host_counters import HostCounters
+from scaling.process_group.symmetric_memory import SymmetricMemory
+
+T = TypeVar("T")
+
+SPIN_S = 5e-3
+POLL_S = 50e-6
+ASK_AFTER_S = 0.5
+WAIT_LIMIT_S = 1800.0
+"""As long as a collective may take (`scaling.workers`)."""
+
+
+class TorchGroup(Group):
+    """A group over torch.distributed.
+
+    Args:
+        data: the process group that carries tensors (NCCL or Gloo).
+        control: a Gloo group of the same ranks, for barriers on the host and small objects.
+        ranks_on_this_host: how many of the ranks run on this host.
+        peer_access: False forbids every access to another GPU's memory but NCCL's own, which obeys its
+            environment.
+        has_failed: whether any rank has failed since the group was made; asked while waiting in vain.
+    """
+
+    def __init__(
+        self,
+        data: dist.ProcessGroup,
+        control: dist.ProcessGroup,
+        ranks_on_this_host: int,
+        *,
+        peer_access: bool = True,
+        has_failed: Callable[[], bool] = lambda: False,
+    ) -> None:
+        super().__init__(dist.get_rank(data), dist.get_world_size(data))
+        self._data = data
+        self._control = control
+        self._ranks_on_this_host = ranks_on_this_host
+        self._peer_access = peer_access
+        self._has_failed = has_failed
+        self._registered: list[Tensor] = []
+        self._can_access: bool | None = None
+        self._barriers: HostCounters | None = None
+
+    def _exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
+        operations = [dist.P2POp(dist.isend, tensor, peer, self._data) for peer, tensor in sends]
+        operations += [dist.P2POp(dist.irecv, tensor, peer, self._data) for peer, tensor in receives]
+        for work in dist.batch_isend_irecv(operations):
+            work.wait()
+
+    def _all_reduce(self, tensor: Tensor) -> None:
+        dist.all_reduce(tensor, group=self._data)
+
+    def _broadcast(self, tensor: Tensor, source: int) -> None:
+        dist.broadcast(tensor, source, group=self._data)
+
+    def barrier(self) -> None:
+        if self.world_size == 1:
+            return
+        if self._ranks_on_this_host != self.world_size:
+            dist.barrier(group=self._control)
+            return
+        if self._barriers is None:
+            self._barriers = HostCounters(self, lambda size: self.shared_host_buffer(size, register=False))
+        self._barriers.meet()
+
+    def all_reduce_host(self, tensor: Tensor) -> None:
+        if self.world_size > 1 and tensor.numel():
+            self._meter_all_reduce(tensor)
+            dist.all_reduce(tensor, group=self._control)
+
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        started = last_asked = time.monotonic()
+        while not condition():
+            now = time.monotonic()
+            if now - started < SPIN_S:  # most waits are shorter than a sleep
+                os.sched_yield()
+                continue
+            time.sleep(POLL_S)
+            if now - last_asked > ASK_AFTER_S:
+                last_asked = now
+                self._check_others(now - started)
+
+    def _check_others(self, waited_s: float) -> None:
+        """Ends a wait that would never end."""
+        if self._has_failed():
+            raise TimeoutError("another rank has failed while this one waited for it")
+        if waited_s > WAIT_LIMIT_S:
+            raise TimeoutError(f"rank {self.rank} waited {WAIT_LIMIT_S:.0f} s for another's host memory")
+
+    def can_access_peers(self, device: torch.device) -> bool:
+        if self._can_access is None:
+            own = self._peer_access and device.type == "cuda" and self._sees_all_peers()
+            self._can_access = self.largest(float(not own)) == 0
+        return self._can_access
+
+    def _sees_all_peers(self) -> bool:
+        """Whether this rank's GPU can access the others'; local rank i has GPU i (`scaling.worker`)."""
+        if self._ranks_on_this_host != self.world_size or torch.cuda.device_count() < self.world_size:
+            return False
+        own = torch.cuda.current_device()
+        others = [peer for peer in range(self.world_size) if peer != own]
+        return all(torch.cuda.can_device_access_peer(own, peer) for peer in others)
+
+    def peer_memory(self, num_elements: int, dtype: torch.dtype, device: torch.device) -> PeerMemory:
+        if not self.can_access_peers(device):
+            raise LaunchError(
+                "peer memory: the ranks cannot read each other's memory here (not CUDA, several hosts, GPUs "
+                "without peer access, or peer_access: false); use transport: sends or auto"
+            )
+        return SymmetricMemory(num_elements, dtype, device, self._data)
+
+    def largest(self, value: float) -> float:
+        """The largest `value` that any rank gave, over the host's network: waits for no device."""
+        tensor = torch.tensor(value, dtype=torch.float64)
+        dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self._control)
+        return tensor.item()
+
+    def share(self, value: T, source: int = 0) -> T:
+        """The source's `value` (any picklable object) on every rank."""
+        box: list[Any] = [value]
+        dist.broadcast_object_list(box, source, group=self._control)
+        return box[0]  # type: ignore[no-any-return]
+
+    def shared_host_buffer(self, num_bytes: int, *, register: bool) -> Tensor:
+        if self._ranks_on_this_host != self.world_size:
+            raise LaunchError(
+                f"this aggregator sums in one host's memory, but only {self._ranks_on_this_host} of "
+                f"{self.world_size} ranks are on this host; run it on one machine, or leave it out"
+            )
+        path, problem = "", ""
+        if self.rank == 0:
+            try:
+                path = _create_shared_file(num_bytes)
+            except OSError as error:
+                problem = f"cannot reserve {num_bytes / 1e6:.0f} MB of shared memory: {error}"
+        path, problem = self.share((path, problem))
+        if problem:
+            raise LaunchError(
+                f"{problem}; enlarge /dev/shm (docker: --shm-size) or leave out host aggregators"
+            )
+        buffer = torch.from_file(path, shared=True, size=max(num_bytes, 1), dtype=torch.uint8)[:num_bytes]
+        # Once every rank has mapped it the name can go: the memory lives as long as a mapping.
+        dist.barrier(group=self._control)
+        if self.rank == 0:
+            os.unlink(path)
+        if register and num_bytes:
+            status = _cuda_runtime().cudaHostRegister(buffer.data_ptr(), num_bytes, 0)
+            if int(status) != 0:
+                raise LaunchError(
+                    f"CUDA error {int(status)}: the driver cannot pin {num_bytes / 1e6:.0f} MB of memory; "
+                    "raise the limit of locked memory (ulimit -l) or leave out host aggregators"
+                )
+            self._registered.append(buffer)
+        return buffer
+
+    def release_host_buffers(self) -> None:
+        """Ends the registration of this rank's shared host buffers; they must no longer be copied from or to.
+
+        The driver does not notice that memory is unmapped, and then refuses the next mapping at that address.
+        """
+        if self._registered:
+            torch.cuda.synchronize()
+        while self._registered:
+            _cuda_runtime().cudaHostUnregister(self._registered.pop().data_ptr())
+
+
+def _cuda_runtime() -> Any:
+    untyped: Any = torch.cuda  # torch ships cudart() without types
+    return untyped.cudart()
+
+
+def _create_shared_file(num_bytes: int) -> str:
+    """A new file of that size in shared memory; reserved, since writing to a full tmpfs kills the process."""
+    folder = "/dev/shm" if os.path.isdir("/dev/shm") else None
+    descriptor, path = tempfile.mkstemp(prefix="scaling-", dir=folder)
+    try:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(descriptor, 0, max(num_bytes, 1))
+        else:
+            os.truncate(descriptor, max(num_bytes, 1))
+    except OSError:
+        os.unlink(path)
+        raise
+    finally:
+        os.close(descriptor)
+    return path
