@@ -1,4 +1,4 @@
-"""What can be named in a study, for `scaling list`."""
+"""What can be named in a study or on the command line, for `scaling list`."""
 
 from __future__ import annotations
 
@@ -75,7 +75,28 @@ def datasets() -> list[dict[str, Any]]:
     ]
 
 
-LISTS = {"studies": studies, "aggregators": aggregators, "models": models, "datasets": datasets}
+def topologies() -> list[dict[str, Any]]:
+    """All machines and clusters that are shipped."""
+    from topologies.schema import load, shipped
+
+    return [
+        {
+            "name": name,
+            "description": topology.description,
+            "num_nodes": topology.num_nodes,
+            "num_gpus": topology.num_gpus,
+        }
+        for name, topology in ((name, load(name)) for name in shipped())
+    ]
+
+
+LISTS = {
+    "studies": studies,
+    "aggregators": aggregators,
+    "models": models,
+    "datasets": datasets,
+    "topologies": topologies,
+}
 
 
 def _first_line(docstring: str | None) -> str:

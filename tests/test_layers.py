@@ -64,6 +64,7 @@ WRITERS: dict[str, frozenset[str]] = {
     "scaling.store": frozenset({"open", "write_text", "replace"}),
     "scaling.workloads.mnist": frozenset({"write_bytes", "replace"}),  # downloads
     "scaling.report.figures": frozenset({"savefig"}),  # to the store's figure_path
+    "scaling.cli": frozenset({"write_text"}),  # pictures of machines, where the user says
     "scaling.study.run": frozenset({"open"}),  # the launches' logs, at the store's next_log_path
 }
 LATE_IN_CLI = frozenset({"torch", "numpy", "pydantic"})

@@ -12,69 +12,31 @@ NICs to the network are `node0/<nic>/network>` and `node0/<nic>/network<`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from typing import Literal, get_args
 
-import networkx as nx
-
 from topologies.errors import TopologyError
+from topologies.machine import DEVICE_KINDS, Device, DeviceKind, Link, Machine
 
-DeviceKind = Literal["gpu", "cpu", "pcie_switch", "nvswitch", "nic", "host_memory"]
-DEVICE_KINDS: tuple[str, ...] = get_args(DeviceKind)
+__all__ = [
+    "DEVICE_KINDS",
+    "PATH_KINDS",
+    "Device",
+    "DeviceKind",
+    "Link",
+    "Machine",
+    "Network",
+    "Path",
+    "PathKind",
+    "Topology",
+]
+
 PathKind = Literal["peer", "staged", "host", "network"]
 PATH_KINDS: tuple[str, ...] = get_args(PathKind)
-
-
-@dataclass(frozen=True)
-class Device:
-    """One device of a node.
-
-    Attributes:
-        id: unique in its machine.
-        kind: what it is.
-        name: the product, for people.
-        board: of a GPU, the board that it shares with others; None if it has one of its own.
-        cores: of a CPU.
-        reduce_bytes_per_s: of a GPU, and of one core of a CPU: bytes of one addend that it adds to another in
-            a second (both read, the sum written). None where it sums nothing.
-        bandwidth_bytes_per_s: of a host memory: bytes read and written together in a second; of a GPU, the
-            same of its own memory.
-        gpudirect: of a NIC: GPUs of the node send and receive without a stop in host memory.
-    """
-
-    id: str
-    kind: DeviceKind
-    name: str = ""
-    board: str | None = None
-    cores: int | None = None
-    reduce_bytes_per_s: float | None = None
-    bandwidth_bytes_per_s: float | None = None
-    gpudirect: bool = False
-
-
-@dataclass(frozen=True)
-class Link:
-    """A link between two devices of a node.
-
-    Attributes:
-        id: unique in its machine.
-        first, second: the devices' ids.
-        kind: "pcie", "nvlink", "upi", "memory", ...: for people.
-        bandwidth_bytes_per_s: of one direction; of both together where the link is shared.
-        latency_s: from one end to the other.
-        duplex: both directions have their own bandwidth; False: they share one.
-    """
-
-    id: str
-    first: str
-    second: str
-    kind: str
-    bandwidth_bytes_per_s: float
-    latency_s: float
-    duplex: bool = True
 
 
 @dataclass(frozen=True)
@@ -91,96 +53,6 @@ class Path:
     kind: PathKind
     latency_s: float
     resources: Mapping[str, float]
-
-
-@dataclass(frozen=True)
-class Machine:
-    """One node: devices, links, and which GPUs may access each other's memory.
-
-    Attributes:
-        name: of the machine.
-        devices, links: unique ids; links name devices.
-        peer_groups: two GPUs have peer access if one of these sets holds both.
-        message_latency_s: software's latency of a message, by the kind of its path; 0 where absent.
-    """
-
-    name: str
-    devices: tuple[Device, ...]
-    links: tuple[Link, ...]
-    peer_groups: tuple[frozenset[str], ...] = ()
-    message_latency_s: Mapping[str, float] = field(default_factory=dict)
-
-    def of_kind(self, kind: DeviceKind) -> list[Device]:
-        """The devices of that kind, in their order."""
-        return [device for device in self.devices if device.kind == kind]
-
-    @cached_property
-    def by_id(self) -> dict[str, Device]:
-        """Device by id."""
-        return {device.id: device for device in self.devices}
-
-    def peer_access(self, a: str, b: str) -> bool:
-        """Whether the GPUs `a` and `b` may access each other's memory."""
-        return any(a in group and b in group for group in self.peer_groups)
-
-    @cached_property
-    def _graph(self) -> nx.Graph[str]:
-        graph: nx.Graph[str] = nx.Graph()
-        graph.add_nodes_from(device.id for device in self.devices)
-        for link in self.links:
-            known = graph.get_edge_data(link.first, link.second)
-            if known is None or known["link"].bandwidth_bytes_per_s < link.bandwidth_bytes_per_s:
-                graph.add_edge(link.first, link.second, link=link)
-        return graph
-
-    @cached_property
-    def _routes(self) -> dict[tuple[str, str], list[tuple[Link, bool]]]:
-        return {}
-
-    def route(self, source: str, target: str) -> list[tuple[Link, bool]]:
-        """The links from `source` to `target`, each with whether it is passed from first to second device.
-
-        Of all routes, the one whose links take least time a byte together. GPUs, NICs and host memories are
-        ends of routes and lie on none.
-
-        Raises:
-            TopologyError: there is none.
-        """
-        key = (source, target)
-        if key not in self._routes:
-            self._routes[key] = self._find_route(source, target)
-        return self._routes[key]
-
-    def _find_route(self, source: str, target: str) -> list[tuple[Link, bool]]:
-        ends = {"gpu", "nic", "host_memory"}
-        inside = [d.id for d in self.devices if d.kind not in ends or d.id in (source, target)]
-        graph = self._graph.subgraph(inside)
-
-        def time_per_byte(_a: str, _b: str, edge: Mapping[str, Link]) -> float:
-            return 1 / edge["link"].bandwidth_bytes_per_s
-
-        try:
-            nodes = nx.dijkstra_path(graph, source, target, weight=time_per_byte)
-        except (nx.NetworkXNoPath, nx.NodeNotFound):
-            raise TopologyError(
-                f"{self.name}: no route from {source!r} to {target!r}; check 'links' of the machine file"
-            ) from None
-        hops = [(graph.edges[a, b]["link"], a) for a, b in pairwise(nodes)]
-        return [(link, link.first == a) for link, a in hops]
-
-    def nearest(self, source: str, kind: DeviceKind) -> str:
-        """The device of that kind with the fastest route from `source`; the first of several equal ones.
-
-        Raises:
-            TopologyError: there is none.
-        """
-        found = self.of_kind(kind)
-        if not found:
-            raise TopologyError(f"{self.name}: no device of kind {kind!r}; add one to 'devices'")
-        return min(
-            (device.id for device in found),
-            key=lambda id_: sum(1 / link.bandwidth_bytes_per_s for link, _ in self.route(source, id_)),
-        )
 
 
 @dataclass(frozen=True)
@@ -203,12 +75,23 @@ class Topology:
     """One machine, or `num_nodes` equal ones on a network.
 
     GPUs and host memories are named `(node, id)`.
+
+    Attributes:
+        name: of the machine or cluster.
+        machine: one node.
+        num_nodes: how many there are.
+        network: between them; None where there is one node.
+        description: for people.
+        sources: where each figure comes from: `<type>.<figure>` -> a datasheet, a paper, a measurement, or
+            "assumption: ..."; empty where the topology comes from no file.
     """
 
     name: str
     machine: Machine
     num_nodes: int = 1
     network: Network | None = None
+    description: str = ""
+    sources: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def num_gpus(self) -> int:
@@ -245,12 +128,21 @@ class Topology:
         """Bytes a second of a resource that a `Path` names."""
         return self._capacities[resource.partition("/")[2]]
 
+    def bandwidth_bytes_per_s(self, path: Path) -> float:
+        """Bytes a second of a message that is alone on its path; infinite where it passes nothing."""
+        return min(
+            (self.capacity_bytes_per_s(name) / times for name, times in path.resources.items()),
+            default=math.inf,
+        )
+
     @cached_property
     def _capacities(self) -> dict[str, float]:
         capacities: dict[str, float] = {}
         for link in self.machine.links:
             names = (f"{link.id}>", f"{link.id}<") if link.duplex else (link.id,)
             capacities |= dict.fromkeys(names, link.bandwidth_bytes_per_s)
+            if link.duplex and link.back_bytes_per_s is not None:
+                capacities[f"{link.id}<"] = link.back_bytes_per_s
         for device in self.machine.of_kind("host_memory"):
             if device.bandwidth_bytes_per_s is not None:
                 capacities[device.id] = device.bandwidth_bytes_per_s
@@ -312,7 +204,7 @@ class Topology:
         latency_s = self.machine.message_latency_s.get("network", 0.0) + self.network.latency_s
         nics = []
         for (node, device), outward in ((source, True), (target, False)):
-            nic = self.machine.nearest(device, "nic")
+            nic = self.machine.nic(device)
             stops = self._to_nic(device, nic, peer_access=peer_access)
             for a, b in pairwise(stops):
                 latency_s += self._pass(resources, node, *((a, b) if outward else (b, a)))

@@ -1,1 +1,1 @@
-"""Collective algorithms as data (`Schedule`) and what reads them: `verify` and `execute`."""
+"""Collective algorithms as data (`Schedule`) and what reads them: `verify`, `simulate` and the executors."""

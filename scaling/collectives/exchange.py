@@ -55,7 +55,7 @@ class Exchange:
     ) -> None:
         if captured and device.type != "cuda":
             raise ScheduleError(
-                f"{schedule.name}: captured: true needs CUDA, the ranks compute on {device.type}; leave it out"
+                f"{schedule.name}: captured needs CUDA, the ranks compute on {device.type}; leave it out"
             )
         idle = group.world_size == 1 or not num_elements
         peer = transport == "peer_memory" or (transport == "auto" and group.can_access_peers(device))

@@ -65,9 +65,9 @@ def _owner(schedule: Schedule, places: _Places, chunk: int) -> int:
     everything = (1 << schedule.world_size) - 1
     owners = [node for node, held in enumerate(places.held) if held[chunk] == everything]
     if len(owners) != 1:
-        where = ", ".join(map(schedule.node_name, owners)) or "nowhere"
+        where = f"at {', '.join(map(schedule.node_name, owners))}" if owners else "nowhere"
         raise ScheduleError(
-            f"{schedule.name}: after the last add the sum of chunk {chunk} is complete at {where}; to update "
+            f"{schedule.name}: after the last add the sum of chunk {chunk} is complete {where}; to update "
             "parameters at an owner it must be in one place"
         )
     return owners[0]

@@ -29,15 +29,18 @@ machines.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
+from itertools import chain
 from typing import Literal
 
-from scaling.collectives.composition import mirrored, placed, side_by_side
+from scaling.collectives.composition import placed
 from scaling.collectives.ring import ring
-from scaling.collectives.schedule import Schedule, Step
+from scaling.collectives.schedule import LazySteps, Schedule, Step
 from scaling.collectives.tree import tree
 from scaling.errors import ScheduleError
 
 Intra = Literal["ring", "leader"]
+StepParts = Callable[[int], list[Step]]
 
 
 def hierarchical(world_size: int, ranks_per_host: int, intra: Intra = "ring") -> Schedule:
@@ -56,32 +59,61 @@ def hierarchical(world_size: int, ranks_per_host: int, intra: Intra = "ring") ->
             f"hierarchical: {world_size} ranks do not fill machines of {ranks_per_host}; "
             "choose a number of ranks per host that divides the world size"
         )
+    if intra not in ("ring", "leader"):
+        raise ScheduleError(f"hierarchical: intra {intra!r}; allowed are ring and leader")
     machines = [range(first, first + ranks_per_host) for first in range(0, world_size, ranks_per_host)]
-    if intra == "ring":
-        return Schedule("hierarchical", world_size, world_size, tuple(_by_rings(machines)))
-    if intra == "leader":
-        return Schedule("hierarchical", world_size, len(machines), tuple(_by_leaders(machines)))
-    raise ScheduleError(f"hierarchical: intra {intra!r}; allowed are ring and leader")
+    num_chunks = world_size if intra == "ring" else len(machines)
+    steps = _by_rings(machines) if intra == "ring" else _by_leaders(machines)
+    return Schedule("hierarchical", world_size, num_chunks, steps)
 
 
-def _by_rings(machines: list[range]) -> list[Step]:
+def _by_rings(machines: list[range]) -> LazySteps:
     g, num_hosts = len(machines[0]), len(machines)
-    inside = side_by_side(placed(ring(g).steps, ranks, width=num_hosts) for ranks in machines)
-    across = side_by_side(
-        placed(
-            ring(num_hosts).steps,
-            [ranks[local_rank] for ranks in machines],
-            # The segment whose sum this local rank holds after the reduce-scatter.
-            first_chunk=(local_rank + 1) % g * num_hosts,
-        )
-        for local_rank in range(g)
-    )
-    return inside[: g - 1] + across + inside[g - 1 :]
+    inside, across = ring(g), ring(num_hosts)
+
+    def in_machines(t: int) -> list[Step]:
+        return [placed([inside.steps[t]], ranks, width=num_hosts)[0] for ranks in machines]
+
+    def over_machines(t: int) -> list[Step]:
+        step = [across.steps[t]]
+        # A local rank's segment is that whose sum it holds after the reduce-scatter.
+        return [
+            placed(step, [ranks[local] for ranks in machines], first_chunk=(local + 1) % g * num_hosts)[0]
+            for local in range(g)
+        ]
+
+    return _three_stages(inside, in_machines, across, over_machines)
 
 
-def _by_leaders(machines: list[range]) -> list[Step]:
-    g, num_hosts = len(machines[0]), len(machines)
-    steps = tree(g).steps
-    up = side_by_side(placed(steps[: len(steps) // 2], ranks, width=num_hosts) for ranks in machines)
-    across = placed(ring(num_hosts).steps, [ranks[0] for ranks in machines])
-    return up + across + mirrored(up)
+def _by_leaders(machines: list[range]) -> LazySteps:
+    inside, across = tree(len(machines[0])), ring(len(machines))
+
+    def in_machines(t: int) -> list[Step]:
+        return [placed([inside.steps[t]], ranks, width=len(machines))[0] for ranks in machines]
+
+    def over_machines(t: int) -> list[Step]:
+        return placed([across.steps[t]], [ranks[0] for ranks in machines])
+
+    return _three_stages(inside, in_machines, across, over_machines)
+
+
+def _three_stages(
+    inside: Schedule, in_machines: StepParts, across: Schedule, over_machines: StepParts
+) -> LazySteps:
+    """The first half of the steps inside, all those across, the second half inside; parts are at one time."""
+    num_up, num_across = len(inside.steps) // 2, len(across.steps)
+
+    def stage(t: int) -> tuple[Schedule, StepParts, int]:
+        if num_up <= t < num_up + num_across:
+            return across, over_machines, t - num_up
+        return inside, in_machines, t if t < num_up else t - num_across
+
+    def step(t: int) -> Step:
+        _, parts, index = stage(t)
+        return tuple(chain.from_iterable(parts(index)))
+
+    def kind(t: int) -> Hashable:
+        schedule, _, index = stage(t)
+        return schedule is inside, schedule.kind(index)
+
+    return LazySteps(len(inside.steps) + num_across, step, kind)

@@ -22,6 +22,8 @@ machines take part, the rotation there is inside each machine.
 
 from __future__ import annotations
 
+from itertools import repeat
+
 from scaling.collectives.schedule import LazySteps, Operation, Schedule, Step, Transfer
 from scaling.errors import ScheduleError
 
@@ -36,17 +38,19 @@ def ring(world_size: int, subrings: int = 1) -> Schedule:
     if not 1 <= k <= n:
         raise ScheduleError(f"ring: {k} sub-rings of {n} ranks; allowed are 1 to {n}")
     starts = [s * (n // k) for s in range(k)]
-    successors = [(r + 1) % n for r in range(n)]
+    sources = [r for r in range(n) for _ in range(k)]
+    successors = [(r + 1) % n for r in sources]
 
     def transfers(first_segment: int, t: int, operation: Operation) -> Step:
-        shifts = [(s, first_segment - t - start) for s, start in enumerate(starts)]
-        return tuple(
-            Transfer(r, successor, chunk := (r + shift) % n * k + s, chunk + 1, operation)
-            for r, successor in enumerate(successors)
-            for s, shift in shifts
-        )
+        chunks = [0] * (n * k)
+        for s, start in enumerate(starts):
+            first = (first_segment - t - start) % n * k + s  # rank 0's chunk of this sub-ring
+            chunks[s::k] = [*range(first, n * k, k), *range(s, first, k)]
+        stops = [chunk + 1 for chunk in chunks]
+        return tuple(map(Transfer, sources, successors, chunks, stops, repeat(operation)))
 
     def step(t: int) -> Step:
         return transfers(0, t, "add") if t < n - 1 else transfers(1, t - (n - 1), "copy")
 
-    return Schedule("ring", n, n * k, LazySteps(2 * (n - 1), step))
+    steps = LazySteps(2 * (n - 1), step, kind_of=lambda t: "add" if t < n - 1 else "copy")
+    return Schedule("ring", n, n * k, steps)

@@ -14,7 +14,7 @@ The rules that every reader of a schedule relies on:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal, NamedTuple, overload
@@ -43,11 +43,25 @@ class LazySteps(Sequence[Step]):
     Args:
         num_steps: how many there are.
         step: makes the step of an index; a pure function.
+        kind_of: which steps are alike, if that is known. Steps of one kind have the same transfers in the
+            same order but for the chunks: as many of them, not the same ones. Where chunks are equal, such
+            steps take equally long.
     """
 
-    def __init__(self, num_steps: int, step: Callable[[int], Step]) -> None:
+    def __init__(
+        self,
+        num_steps: int,
+        step: Callable[[int], Step],
+        kind_of: Callable[[int], Hashable] | None = None,
+    ) -> None:
         self._indices = range(num_steps)
         self._step = step
+        self._kind_of = kind_of
+
+    def kind(self, index: int) -> Hashable:
+        """The kind of the step of that index; a kind of its own where nothing is declared."""
+        index = self._indices[index]
+        return ("step", index) if self._kind_of is None else self._kind_of(index)
 
     def __len__(self) -> int:
         return len(self._indices)
@@ -100,6 +114,10 @@ class Schedule:
     def node_name(self, node: int) -> str:
         """`rank 3` or `host 0`, for messages."""
         return f"rank {node}" if node < self.world_size else f"host {node - self.world_size}"
+
+    def kind(self, index: int) -> Hashable:
+        """Equal for steps that are declared alike: they differ in their chunks only (`LazySteps`)."""
+        return self.steps.kind(index) if isinstance(self.steps, LazySteps) else ("step", index)
 
     def bounds(self, num_elements: int) -> list[int]:
         """`num_chunks` + 1 element indices: chunk c of a buffer is [bounds[c], bounds[c + 1]).

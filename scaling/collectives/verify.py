@@ -116,25 +116,30 @@ class _Interpreter:
         if not step:
             return
         moves = self._read(index, step)
-        _, first, count = np.unique(moves.target, return_index=True, return_counts=True)
-        if len(first) == len(moves.target):
-            self._write_at_once(moves)
-        else:
-            self._check_conflicts(moves, moves.target[first[count > 1]])
+        written = np.sort(moves.target)
+        shared = written[1:][written[1:] == written[:-1]]
+        if shared.size:
+            self._check_conflicts(moves, shared)
             self._write_in_order(moves)
+        else:
+            self._write_at_once(moves)
 
     def _read(self, index: int, step: Step) -> _Moves:
         *columns, operations = zip(*step, strict=True)
         sources, targets, starts, stops = map(np.array, columns)
         self._check_ranges(index, step, sources, targets, starts, stops)
         np.add.at(self.elements_sent, sources, self.elements_before[stops] - self.elements_before[starts])
-        pairs = np.unique(sources * self.schedule.num_nodes + targets)
+        pairs = np.sort(sources * self.schedule.num_nodes + targets)
+        pairs = pairs[np.append(True, pairs[1:] != pairs[:-1])]  # np.unique takes many times as long
         np.add.at(self.messages_sent, pairs // self.schedule.num_nodes, 1)
         lengths = stops - starts
         transfer = np.repeat(np.arange(len(step)), lengths)
         chunk = np.arange(len(transfer)) + (starts - (np.cumsum(lengths) - lengths))[transfer]
         target = targets[transfer] * self.schedule.num_chunks + chunk
-        is_add = np.array([operation == "add" for operation in operations])[transfer]
+        num_adds = operations.count("add")
+        is_add = np.full(len(transfer), num_adds > 0)
+        if 0 < num_adds < len(step):
+            is_add = np.array([operation == "add" for operation in operations])[transfer]
         arriving = self.places[sources[transfer] * self.schedule.num_chunks + chunk]
         moves = _Moves(index, step, transfer, chunk, target, is_add, arriving)
         if self.schedule.num_hosts and 0 in arriving:

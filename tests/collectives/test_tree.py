@@ -3,9 +3,10 @@
 import pytest
 
 from scaling.collectives.schedule import Transfer
-from scaling.collectives.tree import caffe_pairs, tree
+from scaling.collectives.tree import caffe_pairs, caffe_pairs_on, tree
 from scaling.collectives.verify import verify
 from scaling.errors import ScheduleError
+from topologies.schema import load
 
 
 def depth(n):
@@ -135,3 +136,16 @@ class TestPairs:
     def test_what_is_no_tree_is_refused(self, pairs, message):
         with pytest.raises(ScheduleError, match=message):
             tree(3, pairs)
+
+
+class TestPairingFromATopology:
+    def test_boards_pair_first_on_the_papers_machine(self):
+        assert caffe_pairs_on(load("dual-k80"), 4) == [(0, 1), (2, 3), (0, 2)]
+
+    def test_three_of_its_gpus_leave_one_for_the_last_pass(self):
+        assert caffe_pairs_on(load("dual-k80"), 3) == [(0, 1), (0, 2)]
+
+    @pytest.mark.parametrize("world_size", [1, 2, 4, 8])
+    def test_peer_access_for_all_gives_the_binomial_tree(self, world_size):
+        pairs = caffe_pairs_on(load("hgx-h200"), world_size)
+        assert tree(world_size, pairs) == tree(world_size)

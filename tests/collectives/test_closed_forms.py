@@ -1,0 +1,190 @@
+"""The simulation of uniform machines is what the formulas say."""
+
+from dataclasses import replace
+
+import pytest
+
+from scaling.collectives.closed_forms import (
+    Costs,
+    HostCosts,
+    double_binary_tree_bounds_s,
+    halving_doubling_s,
+    hierarchical_s,
+    host_parallel_s,
+    host_serial_s,
+    recursive_doubling_s,
+    ring_s,
+    sharded_owners_bounds_s,
+    star_s,
+    stripes_s,
+    tree_s,
+)
+from scaling.collectives.double_binary_tree import double_binary_tree
+from scaling.collectives.halving_doubling import halving_doubling
+from scaling.collectives.hierarchical import hierarchical
+from scaling.collectives.host_staging import host_parallel, host_serial
+from scaling.collectives.recursive_doubling import recursive_doubling
+from scaling.collectives.ring import ring
+from scaling.collectives.sharded_owners import assign_owners, sharded_owners
+from scaling.collectives.simulate import simulate
+from scaling.collectives.star import star
+from scaling.collectives.stripes import stripes
+from scaling.collectives.tree import tree
+from topologies.model import Device, Link, Machine, Network, Topology
+
+COSTS = Costs(latency_s=7e-6, send_s_per_byte=1 / 8e9, add_s_per_byte=1 / 90e9)
+LATENCY_BOUND = Costs(latency_s=1e-3, send_s_per_byte=1 / 8e9, add_s_per_byte=1 / 90e9)
+NUM_BYTES = 56_823_848
+EXACT = 1e-9
+WORLD_SIZES = [1, 2, 3, 4, 5, 7, 8, 12, 16, 31, 32]
+
+
+def switch(n, costs=COSTS):
+    """n GPUs on one switch that never blocks; half of the latency is the links', half the software's."""
+    gpus = [Device(f"gpu{i}", "gpu", reduce_bytes_per_s=1 / costs.add_s_per_byte) for i in range(n)]
+    links = tuple(
+        Link(f"link{i}", f"gpu{i}", "switch", "nvlink", 1 / costs.send_s_per_byte, costs.latency_s / 4)
+        for i in range(n)
+    )
+    all_gpus = frozenset(gpu.id for gpu in gpus)
+    machine = Machine(
+        "switch", (*gpus, Device("switch", "nvswitch")), links, (all_gpus,), {"peer": costs.latency_s / 2}
+    )
+    return Topology("switch", machine)
+
+
+def host_machine(n, costs):
+    """n GPUs, each group of `ranks_per_link` behind a PCIe switch, one CPU and its memory."""
+    rank, c = costs.rank, costs.ranks_per_link
+    memory_bandwidth = 1 / costs.memory_s_per_byte if costs.memory_s_per_byte else None
+    devices = [Device(f"gpu{i}", "gpu") for i in range(n)]
+    devices += [Device(f"switch{i}", "pcie_switch") for i in range(n // c)]
+    devices += [
+        Device("cpu", "cpu", cores=costs.num_cores, reduce_bytes_per_s=1 / rank.add_s_per_byte),
+        Device("memory", "host_memory", bandwidth_bytes_per_s=memory_bandwidth),
+    ]
+    wide = 1e15
+    links = [Link(f"g{i}", f"gpu{i}", f"switch{i // c}", "pcie", wide, 0) for i in range(n)]
+    links += [
+        Link(f"s{i}", f"switch{i}", "cpu", "pcie", 1 / rank.send_s_per_byte, rank.latency_s)
+        for i in range(n // c)
+    ]
+    links.append(Link("bus", "cpu", "memory", "memory", wide, 0))
+    return Topology("host machine", Machine("host machine", tuple(devices), tuple(links)))
+
+
+def cluster(num_hosts, g):
+    """Nodes of g GPUs that share one NIC; and what a rank has of it while all of them send."""
+    latency_s, bytes_per_s = 20e-6, 3e9
+    node = switch(g).machine
+    links = (*node.links, Link("nic", "nic", "switch", "pcie", 1e15, latency_s / 4 - COSTS.latency_s / 4))
+    node = replace(node, devices=(*node.devices, Device("nic", "nic", gpudirect=True)), links=links)
+    network = Network("ethernet", bytes_per_s, latency_s / 2)
+    across = Costs(latency_s, g / bytes_per_s, COSTS.add_s_per_byte)
+    return Topology("cluster", node, num_hosts, network), across
+
+
+class TestExact:
+    @pytest.mark.parametrize("costs", [COSTS, LATENCY_BOUND])
+    @pytest.mark.parametrize("n", WORLD_SIZES)
+    @pytest.mark.parametrize(
+        ("schedule_of", "seconds_of"),
+        [
+            (tree, tree_s),
+            (star, star_s),
+            (ring, ring_s),
+            (recursive_doubling, recursive_doubling_s),
+            (halving_doubling, halving_doubling_s),
+            (stripes, stripes_s),
+        ],
+    )
+    def test_between_gpus(self, schedule_of, seconds_of, n, costs):
+        simulated = simulate(schedule_of(n), switch(n, costs), NUM_BYTES).seconds
+        assert simulated == pytest.approx(seconds_of(n, NUM_BYTES, costs), rel=EXACT)
+
+    @pytest.mark.parametrize(
+        "costs",
+        [
+            HostCosts(COSTS, num_cores=64),
+            HostCosts(COSTS, ranks_per_link=2, num_cores=3),
+            HostCosts(COSTS, num_cores=64, memory_s_per_byte=1 / 20e9),
+            HostCosts(COSTS, ranks_per_link=2, num_cores=64, memory_s_per_byte=1 / 100e9),
+        ],
+    )
+    @pytest.mark.parametrize("n", [2, 4, 8])
+    @pytest.mark.parametrize(
+        ("schedule_of", "seconds_of"), [(host_serial, host_serial_s), (host_parallel, host_parallel_s)]
+    )
+    def test_through_the_host(self, schedule_of, seconds_of, n, costs):
+        simulated = simulate(schedule_of(n), host_machine(n, costs), NUM_BYTES).seconds
+        assert simulated == pytest.approx(seconds_of(n, NUM_BYTES, costs), rel=EXACT)
+
+    @pytest.mark.parametrize(("num_hosts", "g"), [(1, 4), (3, 1), (2, 4), (4, 3), (8, 8)])
+    def test_hierarchical(self, num_hosts, g):
+        topology, across = cluster(num_hosts, g)
+        simulated = simulate(hierarchical(num_hosts * g, g), topology, NUM_BYTES).seconds
+        assert simulated == pytest.approx(hierarchical_s(num_hosts, g, NUM_BYTES, COSTS, across), rel=EXACT)
+
+    def test_four_thousand_gpus_are_priced_by_four_steps(self):
+        num_hosts, g = 512, 8
+        topology, across = cluster(num_hosts, g)
+        simulation = simulate(hierarchical(num_hosts * g, g), topology, NUM_BYTES)
+        assert len(simulation.step_seconds) == 2 * (g - 1) + 2 * (num_hosts - 1)
+        assert simulation.num_priced_steps == 4
+        expected_s = hierarchical_s(num_hosts, g, NUM_BYTES, COSTS, across)
+        assert simulation.seconds == pytest.approx(expected_s, rel=EXACT)
+
+    @pytest.mark.parametrize("n", [2, 3, 4, 8])
+    def test_owners_of_equal_shares(self, n):
+        simulated = simulate(sharded_owners(n, [1000] * 2 * n), switch(n), NUM_BYTES).seconds
+        assert simulated == pytest.approx(stripes_s(n, NUM_BYTES, COSTS), rel=EXACT)
+
+
+class TestBounds:
+    @pytest.mark.parametrize("n", WORLD_SIZES)
+    @pytest.mark.parametrize("tensors", [(1, 2, 3), (784, 2048, 17, 4), (1,), (5,) * 40, (100, 1, 1, 1, 50)])
+    def test_sharded_owners(self, n, tensors):
+        """Between 2 alpha + 2(n-1) o beta + o gamma and 2 alpha + 2((n-1) o + S) beta + (n-1) o gamma."""
+        owned = [0.0] * n
+        for owner, size in zip(assign_owners(tensors, n), tensors, strict=True):
+            owned[owner] += NUM_BYTES * size / sum(tensors)
+        low_s, high_s = sharded_owners_bounds_s(n, owned, COSTS)
+        simulated = simulate(sharded_owners(n, tensors), switch(n), NUM_BYTES).seconds
+        assert low_s * (1 - EXACT) <= simulated <= high_s * (1 + EXACT)
+
+    @pytest.mark.parametrize("costs", [COSTS, LATENCY_BOUND])
+    @pytest.mark.parametrize("num_chunks", [2, 8, 64])
+    @pytest.mark.parametrize("n", WORLD_SIZES)
+    def test_double_binary_tree(self, n, num_chunks, costs):
+        """From T alpha + max(T/C, 2(n-1)/n) S beta to T (alpha + 8/C S beta + 2/C S gamma), T the steps."""
+        low_s, high_s = double_binary_tree_bounds_s(n, NUM_BYTES, costs, num_chunks)
+        schedule = double_binary_tree(n, num_chunks)
+        simulated = simulate(schedule, switch(n, costs), NUM_BYTES).seconds
+        assert low_s * (1 - EXACT) <= simulated <= high_s * (1 + EXACT)
+
+    @pytest.mark.parametrize("n", [4, 5, 8, 16, 31])
+    def test_double_binary_tree_of_many_chunks_takes_two_passes_of_the_buffer_and_a_tenth_at_most(self, n):
+        """4 and 5 ranks reach 2 S beta + S gamma; fair shares do not fill every link where more send."""
+        no_latency = Costs(0, COSTS.send_s_per_byte, COSTS.add_s_per_byte)
+        simulated = simulate(double_binary_tree(n, 2000), switch(n, no_latency), NUM_BYTES).seconds
+        passes_s = NUM_BYTES * (2 * no_latency.send_s_per_byte + no_latency.add_s_per_byte)
+        assert 0.999 * passes_s <= simulated <= 1.1 * passes_s
+
+
+def test_bandwidth_bound_ring_is_near_twice_the_buffer_and_tree_grows_with_its_depth():
+    """Examples by hand: 1 GB at 1 GB/s, no latency, sums for nothing."""
+    costs = Costs(0, 1e-9, 0)
+    assert ring_s(4, 1e9, costs) == pytest.approx(1.5)
+    assert halving_doubling_s(4, 1e9, costs) == pytest.approx(1.5)
+    assert tree_s(4, 1e9, costs) == pytest.approx(4)
+    assert star_s(4, 1e9, costs) == pytest.approx(6)
+    assert recursive_doubling_s(4, 1e9, costs) == pytest.approx(2)
+    assert recursive_doubling_s(5, 1e9, costs) == pytest.approx(4)
+
+
+def test_host_sums_by_hand():
+    """1 GB up and down at 1 GB/s, 3 sums of 1 s; four threads take a quarter; slow memory 3 s a sum."""
+    costs = Costs(0, 1e-9, 1e-9)
+    assert host_serial_s(4, 1e9, HostCosts(costs)) == pytest.approx(2 + 3)
+    assert host_parallel_s(4, 1e9, HostCosts(costs, num_cores=8)) == pytest.approx(2 + 0.75)
+    assert host_serial_s(4, 1e9, HostCosts(costs, memory_s_per_byte=1e-9)) == pytest.approx(2 * 4 + 9)

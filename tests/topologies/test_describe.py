@@ -1,0 +1,103 @@
+"""The print-out of a topology, and the same as plain data."""
+
+import functools
+import json
+
+import pytest
+
+from topologies.describe import as_dict, describe, host_only_path_lines, path_lines, peer_matrix
+from topologies.schema import load as load_anew
+from topologies.schema import shipped
+from topologies.texts import compact, gigabytes_per_s, microseconds
+
+load = functools.cache(load_anew)
+
+
+class TestText:
+    def test_paths_tell_kind_bandwidth_and_latency(self):
+        lines = path_lines(load("dual-k80"))
+        assert "gpu0 -> gpu1: peer, 8.0 GB/s, 5.2 us" in lines
+        assert "gpu0, gpu1 -> gpu2, gpu3: staged, 8.0 GB/s, 6.0 us" in lines
+        assert "host0 -> gpu0, gpu1: host, 8.0 GB/s, 6.3 us" in lines
+
+    def test_paths_to_the_next_node_are_told(self):
+        assert "gpu0 -> node1/gpu0..gpu7: network, 50.0 GB/s, 15.0 us" in path_lines(
+            load("hgx-h200-x16-infiniband")
+        )
+
+    def test_paths_without_peer_access_are_told_where_it_makes_a_difference(self):
+        assert "gpu0 -> gpu1: staged, 8.0 GB/s, 5.9 us" in host_only_path_lines(load("dual-k80"))
+        assert host_only_path_lines(load("pcie-8-no-peer-access")) == []
+
+    def test_peer_access_is_a_matrix(self):
+        assert [line.split() for line in peer_matrix(load("dual-k80"))] == [
+            ["gpu0", "gpu1", "gpu2", "gpu3"],
+            ["gpu0", ".", "yes", "-", "-"],
+            ["gpu1", "yes", ".", "-", "-"],
+            ["gpu2", "-", "-", ".", "yes"],
+            ["gpu3", "-", "-", "yes", "."],
+        ]
+
+    def test_devices_and_links_have_their_figures(self):
+        text = " ".join(describe(load("hgx-h200-x2-10gbe")).split())
+        assert "gpu0 gpu NVIDIA H200 memory 4170 GB/s, sums 1390 GB/s" in text
+        assert "cpu0 - host0 memory 135 GB/s there, 164 GB/s back 0.10 us" in text
+        assert "gpu0 - nvswitch0 18 x nvlink 371 GB/s each direction 0.30 us" in text
+        assert "10 GbE, 1.25 GB/s each direction of a NIC, 25.0 us" in text
+
+    @pytest.mark.parametrize("name", shipped())
+    def test_every_source_is_printed(self, name):
+        topology = load(name)
+        text = " ".join(describe(topology).split())
+        assert all(f"{figure}: {source}" in text for figure, source in topology.sources.items())
+        assert max(map(len, describe(topology).splitlines())) <= 120
+
+    def test_machine_without_a_gpu_has_paths_in_its_memory(self):
+        assert path_lines(load("cpu-2")) == ["host0 -> host0: host, 8.0 GB/s, 81.0 us"]
+        assert "Peer access" not in describe(load("cpu-2"))
+
+
+class TestData:
+    def test_data_is_json_and_has_what_the_text_has(self):
+        data = json.loads(json.dumps(as_dict(load("hgx-h200-x2-infiniband"))))
+        assert (data["machine"], data["num_nodes"], data["num_gpus"]) == ("hgx-h200", 2, 16)
+        assert data["network"]["bandwidth_bytes_per_s"] == 50e9
+        assert len(data["peer_access"]) == 28
+        assert data["devices"][0]["id"] == "host0"
+        assert "network.latency_s" in data["sources"]
+
+    def test_paths_name_their_resources(self):
+        paths = as_dict(load("dual-k80"))["paths"]
+        staged = next(path for path in paths if (path["source"], path["target"]) == ("gpu0", "gpu2"))
+        assert staged["kind"] == "staged"
+        assert staged["resources"]["node0/host0"] == 2
+
+
+class TestWords:
+    @pytest.mark.parametrize(
+        ("value", "text"),
+        [(8e9, "8.0"), (1.25e9, "1.25"), (55.4e9, "55.4"), (370.8e9, "371"), (4.17e12, "4170"), (6e8, "0.6")],
+    )
+    def test_gigabytes(self, value, text):
+        assert gigabytes_per_s(value) == f"{text} GB/s"
+
+    @pytest.mark.parametrize(
+        ("value", "text"), [(2.5e-7, "0.25"), (6e-6, "6.0"), (1.31e-4, "131"), (0, "0.00")]
+    )
+    def test_microseconds(self, value, text):
+        assert microseconds(value) == f"{text} us"
+
+    @pytest.mark.parametrize(
+        ("names", "text"),
+        [
+            (["gpu0", "gpu1"], "gpu0, gpu1"),
+            (["gpu0", "gpu1", "gpu2", "gpu4"], "gpu0..gpu2, gpu4"),
+            (["gpu9", "gpu10", "gpu11"], "gpu9..gpu11"),
+            (["node1/gpu0", "node1/gpu1", "node1/gpu2"], "node1/gpu0..gpu2"),
+            (["a1", "b2", "c3"], "a1, b2, c3"),
+            (["host", "gpu"], "host, gpu"),
+            ([], ""),
+        ],
+    )
+    def test_names_that_follow_one_another_are_told_by_the_first_and_the_last(self, names, text):
+        assert compact(names) == text

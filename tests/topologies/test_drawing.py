@@ -1,0 +1,136 @@
+"""The picture of a topology: what it shows, told from its elements; how it looks was looked at."""
+
+import functools
+import re
+from dataclasses import replace
+from itertools import combinations
+from xml.etree import ElementTree
+
+import pytest
+
+from topologies.drawing import draw
+from topologies.layout import Box, lay_out
+from topologies.model import Device, Link, Machine, Topology
+from topologies.schema import load as load_anew
+from topologies.schema import shipped
+
+load = functools.cache(load_anew)
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def elements(topology):
+    return ElementTree.fromstring(draw(topology))
+
+
+def labels(topology):
+    return ["".join(text.itertext()) for text in elements(topology).iter(f"{SVG}text")]
+
+
+def overlap(a: Box, b: Box):
+    return a.x < b.x + b.width and b.x < a.x + a.width and a.y < b.bottom and b.y < a.bottom
+
+
+@pytest.mark.parametrize("name", shipped())
+class TestEveryMachine:
+    def test_every_device_of_a_node_is_labelled_once(self, name):
+        topology = load(name)
+        found = labels(topology)
+        assert [found.count(device.id) for device in topology.machine.devices] == [1] * len(
+            topology.machine.devices
+        )
+
+    def test_there_is_a_line_for_every_link(self, name):
+        topology = load(name)
+        lines = list(elements(topology).iter(f"{SVG}polyline"))
+        assert len(lines) >= len(topology.machine.links)
+
+    def test_no_box_lies_on_another(self, name):
+        boxes = lay_out(load(name).machine).boxes.values()
+        assert [(a.device.id, b.device.id) for a, b in combinations(boxes, 2) if overlap(a, b)] == []
+
+    def test_all_lies_inside_the_picture(self, name):
+        root = elements(load(name))
+        width = float(root.get("width"))
+        for rect in root.iter(f"{SVG}rect"):
+            if rect.get("x") is not None:
+                assert float(rect.get("x")) + float(rect.get("width")) <= width
+
+    def test_picture_is_the_same_every_time(self, name):
+        assert draw(load(name)) == draw(load_anew(name))
+
+
+class TestLabels:
+    def test_links_tell_kind_and_bandwidth(self):
+        found = labels(load("dual-k80"))
+        assert found.count("pcie") == 6
+        assert found.count("8.0 GB/s") == 6
+        assert "32.0 GB/s" in found
+
+    def test_bundled_cables_are_counted(self):
+        found = labels(load("dgx1-v100"))
+        assert found.count("2 x nvlink 40.0 GB/s") == 8
+        assert found.count("nvlink 20.0 GB/s") == 8
+
+    def test_directions_that_differ_are_both_told(self):
+        assert "135 / 164 GB/s" in labels(load("hgx-h200-4"))
+
+    def test_boards_are_named(self):
+        assert {"board k80-0", "board k80-1"} <= set(labels(load("dual-k80")))
+
+    def test_legend_names_devices_link_types_and_peer_access(self):
+        found = labels(load("dual-k80"))
+        assert "CPU: Intel Xeon E5-2630 v3" in found
+        assert "pcie3-x16: 8.0 GB/s each direction, 0.25 us" in found
+        assert "Peer access: gpu0, gpu1; gpu2, gpu3" in found
+
+    def test_one_node_of_a_cluster_is_drawn_with_the_network_and_the_number_of_nodes(self):
+        found = labels(load("hgx-h200-x16-infiniband"))
+        assert {"network", "InfiniBand NDR", "50.0 GB/s a NIC", "x 16 nodes"} <= set(found)
+        assert found.count("gpu0") == 1
+
+    def test_names_are_escaped(self):
+        k80 = load("dual-k80")
+        odd = replace(k80, name="<a & b>", description='"quoted" <b>')
+        assert "<a & b>" in labels(odd)
+        assert '"quoted" <b>' in labels(odd)
+
+
+class TestLayout:
+    def machine(self, *links, **kinds):
+        devices = tuple(Device(name, kind) for name, kind in kinds.items())
+        made = tuple(Link(f"{a}-{b}", a, b, "pcie", 1e9, 0.0) for a, b in links)
+        return Machine("odd", devices, made)
+
+    def test_devices_stand_below_what_they_hang_on(self):
+        machine = self.machine(
+            ("c", "m"), ("c", "s"), ("s", "t"), ("t", "g"), ("g", "v"),
+            m="host_memory", c="cpu", s="pcie_switch", t="pcie_switch", g="gpu", v="nvswitch",
+        )  # fmt: skip
+        boxes = lay_out(machine).boxes
+        order = sorted(boxes, key=lambda name: boxes[name].y)
+        assert order == ["m", "c", "s", "t", "g", "v"]
+
+    def test_switch_spans_its_gpus(self):
+        layout = lay_out(load("pcie-8").machine)
+        switch, first, last = (layout.boxes[name] for name in ("switch0", "gpu0", "gpu3"))
+        assert switch.x == first.x
+        assert switch.x + switch.width == last.x + last.width
+
+    def test_direct_links_do_not_run_over_one_another(self):
+        layout = lay_out(load("dgx1-v100").machine)
+        spans = {name: sorted(layout.boxes[end].x for end in layout.ends[name]) for name in layout.tracks}
+        for a, b in combinations(layout.tracks, 2):
+            if layout.tracks[a] == layout.tracks[b]:
+                assert spans[a][1] < spans[b][0] or spans[b][1] < spans[a][0]
+
+    def test_odd_machines_are_drawn_too(self):
+        machines = [
+            self.machine(("m", "g"), m="host_memory", g="gpu"),
+            self.machine(("c", "m"), ("c", "n"), ("c", "d"), ("d", "e"), ("c", "e"),
+                         m="host_memory", c="cpu", d="cpu", e="cpu", n="nic"),
+            self.machine(("c", "m"), ("c", "o"), m="host_memory", o="host_memory", c="cpu"),
+        ]  # fmt: skip
+        for machine in machines:
+            boxes = lay_out(machine).boxes.values()
+            assert not any(overlap(a, b) for a, b in combinations(boxes, 2))
+            assert len(re.findall("<polyline", draw(Topology("odd", machine)))) >= len(machine.links)

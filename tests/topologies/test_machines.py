@@ -1,0 +1,198 @@
+"""The shipped machines: each loads, each figure has a source, and what is known of them holds."""
+
+import functools
+import re
+from itertools import permutations
+
+import pytest
+import yaml
+
+from topologies.describe import describe
+from topologies.drawing import draw
+from topologies.schema import load as load_anew
+from topologies.schema import shipped
+
+load = functools.cache(load_anew)
+NAMES = list(shipped())
+FIGURES = ("bandwidth_bytes_per_s", "back_bytes_per_s", "latency_s", "cores", "reduce_bytes_per_s")
+
+
+def gpus(topology):
+    return [gpu.id for gpu in topology.machine.of_kind("gpu")]
+
+
+def all_at_once(topology, paths):
+    """Bytes a second of each of several equal messages at once, where all have their fair share."""
+    uses = {}
+    for path in paths:
+        for resource, times in path.resources.items():
+            uses[resource] = uses.get(resource, 0) + times
+    return min(topology.capacity_bytes_per_s(resource) / times for resource, times in uses.items())
+
+
+@pytest.mark.parametrize("name", NAMES)
+class TestEveryMachine:
+    def test_file_has_the_name_of_its_machine(self, name):
+        topology = load(name)
+        assert topology.name == name
+        assert topology.description
+
+    def test_every_figure_has_a_source(self, name):
+        topology = load(name)
+        for thing in (*topology.machine.devices, *topology.machine.links):
+            given = [figure for figure in FIGURES if getattr(thing, figure, None) is not None]
+            for key in [f"{thing.type}.{figure}" for figure in given] or [thing.type]:
+                assert topology.sources[key].strip(), key
+        for kind in topology.machine.message_latency_s:
+            assert topology.sources[f"message_latency_s.{kind}"]
+        if topology.network is not None:
+            assert topology.sources["network.bandwidth_bytes_per_s"]
+            assert topology.sources["network.latency_s"]
+
+    def test_sources_are_public_or_say_what_they_are(self, name):
+        texts = [*load(name).sources.values(), shipped()[name]]
+        assert not re.search(r"(^|[\s(])/(work|home|tmp|root)\b|[Rr]eference notes", "\n".join(texts))
+
+    def test_routes_exist_between_all_pairs(self, name):
+        topology = load(name)
+        places = [(0, device) for device in gpus(topology)]
+        places += [(0, memory.id) for memory in topology.machine.of_kind("host_memory")]
+        if topology.num_nodes > 1:
+            places += [(topology.num_nodes - 1, device) for device in gpus(topology)]
+        for source, target in permutations(places, 2):
+            for peer_access in (True, False):
+                path = topology.path(source, target, peer_access=peer_access)
+                assert 0 < topology.bandwidth_bytes_per_s(path) < 1e12
+                assert 0 < path.latency_s < 1e-4
+
+    def test_every_kind_of_path_has_a_software_latency(self, name):
+        topology = load(name)
+        kinds = {
+            topology.path((0, a), (node, b), peer_access=peer_access).kind
+            for a, b in permutations(gpus(topology), 2)
+            for node in (0, topology.num_nodes - 1)
+            for peer_access in (True, False)
+        }
+        assert kinds | {"host"} <= set(topology.machine.message_latency_s)
+
+    def test_machines_that_sum_can(self, name):
+        devices = [d for d in load(name).machine.devices if d.kind in ("gpu", "cpu")]
+        assert all(device.reduce_bytes_per_s for device in devices)
+
+    def test_it_can_be_printed_and_drawn(self, name):
+        assert name in describe(load(name))
+        assert name in draw(load(name))
+
+
+def test_the_machines_that_users_ask_for_are_there():
+    clusters = {f"hgx-h200-x{n}-{network}" for n in (2, 16) for network in ("infiniband", "10gbe", "100gbe")}
+    assert {"dual-k80", "dgx1-v100", "pcie-8", "pcie-8-no-peer-access", "dgx-a100", "hgx-h100"} <= set(NAMES)
+    assert {"hgx-h200", "hgx-h200-4", "cpu-2"} | clusters <= set(NAMES)
+
+
+class TestDualK80:
+    k80 = load("dual-k80")
+
+    def test_peers_are_those_of_a_board(self):
+        boards = {gpu.id: gpu.board for gpu in self.k80.machine.of_kind("gpu")}
+        for a, b in permutations(boards, 2):
+            assert self.k80.machine.peer_access(a, b) is (boards[a] == boards[b])
+
+    def test_a_board_exchanges_inside_its_switch(self):
+        path = self.k80.path((0, "gpu0"), (0, "gpu1"))
+        assert path.kind == "peer"
+        assert set(path.resources) == {"node0/switch0-gpu0<", "node0/switch0-gpu1>"}
+
+    def test_boards_exchange_through_both_switches_and_host_memory(self):
+        path = self.k80.path((0, "gpu0"), (0, "gpu2"))
+        assert path.kind == "staged"
+        assert path.resources["node0/host0"] == 2
+        assert {"node0/cpu0-switch0<", "node0/cpu1-switch1>"} <= set(path.resources)
+
+    def test_both_gpus_of_a_board_share_its_link_to_the_host(self):
+        both = [self.k80.path((0, gpu), (0, "host0")) for gpu in ("gpu0", "gpu1")]
+        assert all_at_once(self.k80, both) == 4e9
+
+
+class TestDgx1:
+    dgx1 = load("dgx1-v100")
+    # Number of NVLinks, as nvidia-smi topo -m shows them.
+    NVLINKS = (
+        (0, 1, 1, 2, 2, 0, 0, 0),
+        (1, 0, 2, 1, 0, 2, 0, 0),
+        (1, 2, 0, 2, 0, 0, 1, 0),
+        (2, 1, 2, 0, 0, 0, 0, 1),
+        (2, 0, 0, 0, 0, 1, 1, 2),
+        (0, 2, 0, 0, 1, 0, 2, 1),
+        (0, 0, 1, 0, 1, 2, 0, 2),
+        (0, 0, 0, 1, 2, 1, 2, 0),
+    )
+
+    def test_nvlinks_are_those_of_the_hybrid_cube_mesh(self):
+        counts = [[0] * 8 for _ in range(8)]
+        for link in self.dgx1.machine.links:
+            if link.kind == "nvlink":
+                a, b = int(link.first[3:]), int(link.second[3:])
+                counts[a][b] = counts[b][a] = link.count
+        assert tuple(map(tuple, counts)) == self.NVLINKS
+        assert {sum(row) for row in counts} == {6}
+
+    def test_pairs_with_nvlink_are_peers_and_the_others_are_staged(self):
+        for a, b in permutations(range(8), 2):
+            path = self.dgx1.path((0, f"gpu{a}"), (0, f"gpu{b}"))
+            assert path.kind == ("peer" if self.NVLINKS[a][b] else "staged")
+            if self.NVLINKS[a][b]:
+                assert self.dgx1.bandwidth_bytes_per_s(path) == 20e9 * self.NVLINKS[a][b]
+
+
+class TestPcie8:
+    def test_without_peer_access_all_is_staged_over_the_same_links(self):
+        with_access, without = load("pcie-8"), load("pcie-8-no-peer-access")
+        assert with_access.machine.links == without.machine.links
+        assert with_access.path((0, "gpu0"), (0, "gpu7")).kind == "peer"
+        assert without.path((0, "gpu0"), (0, "gpu1")).kind == "staged"
+
+
+class TestHgxH200:
+    four = load("hgx-h200-4")
+
+    @pytest.mark.parametrize(("there", "gigabytes_per_s"), [(False, 55.4), (True, 55.3)])
+    def test_copies_of_one_gpu_are_as_measured(self, there, gigabytes_per_s):
+        ends = ((0, "gpu0"), (0, "host0")) if there else ((0, "host0"), (0, "gpu0"))
+        assert self.four.bandwidth_bytes_per_s(self.four.path(*ends)) == gigabytes_per_s * 1e9
+
+    @pytest.mark.parametrize(("there", "gigabytes_per_s"), [(False, 41.0), (True, 33.8)])
+    def test_copies_of_all_four_at_once_are_as_measured(self, there, gigabytes_per_s):
+        ends = [((0, gpu), (0, "host0")) if there else ((0, "host0"), (0, gpu)) for gpu in gpus(self.four)]
+        rate = all_at_once(self.four, [self.four.path(*pair) for pair in ends])
+        assert rate == pytest.approx(gigabytes_per_s * 1e9)
+
+    def test_ring_through_the_host_has_the_measured_bus_bandwidth(self):
+        ring = [((0, f"gpu{i}"), (0, f"gpu{(i + 1) % 4}")) for i in range(4)]
+        paths = [self.four.path(*pair, peer_access=False) for pair in ring]
+        assert all_at_once(self.four, paths) == pytest.approx(24e9)
+
+    def test_nvswitch_never_blocks(self):
+        ring = [((0, f"gpu{i}"), (0, f"gpu{(i + 1) % 8}")) for i in range(8)]
+        eight = load("hgx-h200")
+        assert all_at_once(eight, [eight.path(*pair) for pair in ring]) == pytest.approx(18 * 20.6e9)
+
+    def test_every_gpu_has_its_own_nic_on_infiniband_and_shares_one_on_ethernet(self):
+        infiniband, ethernet = load("hgx-h200-x2-infiniband"), load("hgx-h200-x2-10gbe")
+        assert [infiniband.machine.nic(gpu) for gpu in gpus(infiniband)] == [f"nic{i}" for i in range(8)]
+        assert {ethernet.machine.nic(gpu) for gpu in gpus(ethernet)} == {"nic0"}
+
+    def test_infiniband_goes_past_host_memory_and_ethernet_does_not(self):
+        for name, stops in (("infiniband", False), ("100gbe", True)):
+            path = load(f"hgx-h200-x2-{name}").path((0, "gpu0"), (1, "gpu5"))
+            assert ("node0/host0" in path.resources) is stops
+
+
+def test_two_cores_are_two_ranks():
+    assert load("cpu-2").ranks(2) == [(0, "host0"), (0, "host0")]
+
+
+def test_files_are_read_from_the_package_and_are_yaml():
+    for text in shipped().values():
+        assert text.startswith("# ")
+        assert yaml.safe_load(text)["name"]

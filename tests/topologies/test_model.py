@@ -1,0 +1,171 @@
+"""Routes, paths and what a byte passes on them, on small machines that can be read at a glance."""
+
+import math
+
+import pytest
+
+from topologies.errors import TopologyError
+from topologies.model import Device, Link, Machine, Network, Topology
+
+MEMORY = Device("host0", "host_memory", bandwidth_bytes_per_s=60e9)
+CPU = Device("cpu0", "cpu", cores=4)
+SWITCH = Device("switch0", "pcie_switch")
+GPUS = tuple(Device(f"gpu{i}", "gpu") for i in range(3))
+LINKS = (
+    Link("bus", "cpu0", "host0", "memory", 60e9, 1e-7, duplex=False),
+    Link("up", "cpu0", "switch0", "pcie", 10e9, 2e-7),
+    Link("a", "switch0", "gpu0", "pcie", 10e9, 3e-7),
+    Link("b", "switch0", "gpu1", "pcie", 10e9, 3e-7),
+    Link("c", "cpu0", "gpu2", "pcie", 10e9, 3e-7),
+)
+
+
+def machine(**changes):
+    values = {
+        "name": "small",
+        "devices": (MEMORY, CPU, SWITCH, *GPUS),
+        "links": LINKS,
+        "peer_groups": (frozenset({"gpu0", "gpu1"}),),
+        "message_latency_s": {"peer": 1e-6, "staged": 2e-6, "host": 3e-6, "network": 4e-6},
+    }
+    return Machine(**{**values, **changes})
+
+
+def topology(**changes):
+    return Topology("small", machine(**changes))
+
+
+def clustered(nics=("nic0",), *, gpudirect=False, num_nodes=2):
+    devices = tuple(Device(name, "nic", gpudirect=gpudirect) for name in nics)
+    links = tuple(Link(f"switch0-{name}", "switch0", name, "pcie", 10e9, 1e-7) for name in nics)
+    node = machine(devices=(MEMORY, CPU, SWITCH, *GPUS, *devices), links=(*LINKS, *links))
+    return Topology("cluster", node, num_nodes, Network("10 GbE", 1e9, 5e-6))
+
+
+class TestRoutes:
+    def test_peers_exchange_inside_their_switch(self):
+        path = topology().path((0, "gpu0"), (0, "gpu1"))
+        assert path.kind == "peer"
+        assert path.resources == {"node0/a<": 1, "node0/b>": 1}
+        assert path.latency_s == pytest.approx(1e-6 + 6e-7)
+
+    def test_others_are_staged_and_pass_host_memory_twice(self):
+        path = topology().path((0, "gpu0"), (0, "gpu2"))
+        assert path.kind == "staged"
+        assert path.resources == {
+            "node0/a<": 1,
+            "node0/up<": 1,
+            "node0/bus": 2,
+            "node0/host0": 2,
+            "node0/c>": 1,
+        }
+        assert path.latency_s == pytest.approx(2e-6 + 3e-7 + 2e-7 + 1e-7 + 1e-7 + 3e-7)
+
+    def test_host_only_takes_peers_through_the_host_over_the_links_of_their_switch(self):
+        path = topology().path((0, "gpu0"), (0, "gpu1"), peer_access=False)
+        assert path.kind == "staged"
+        assert {"node0/up<", "node0/up>"} <= set(path.resources)
+
+    def test_way_back_passes_the_other_direction(self):
+        there = topology().path((0, "gpu2"), (0, "host0"))
+        back = topology().path((0, "host0"), (0, "gpu2"))
+        assert there.kind == back.kind == "host"
+        assert "node0/c<" in there.resources
+        assert "node0/c>" in back.resources
+
+    def test_the_faster_of_two_links_is_taken(self):
+        fast = Link("nvlink", "gpu0", "gpu1", "nvlink", 40e9, 1e-7)
+        assert topology(links=(*LINKS, fast)).path((0, "gpu0"), (0, "gpu1")).resources == {"node0/nvlink>": 1}
+        slow = Link("slow", "switch0", "gpu0", "pcie", 1e9, 0.0)
+        assert "node0/slow<" not in topology(links=(*LINKS, slow)).path((0, "gpu0"), (0, "gpu1")).resources
+
+    def test_gpus_are_ends_of_routes_and_lie_on_none(self):
+        over = (
+            *LINKS,
+            Link("x", "gpu0", "gpu2", "nvlink", 1e12, 0.0),
+            Link("y", "gpu1", "gpu2", "n", 1e12, 0.0),
+        )
+        groups = (frozenset({"gpu0", "gpu1"}),)
+        path = topology(links=over, peer_groups=groups).path((0, "gpu0"), (0, "gpu1"))
+        assert set(path.resources) == {"node0/a<", "node0/b>"}
+
+    def test_missing_route_says_what_to_check(self):
+        with pytest.raises(TopologyError, match=r"no route from 'gpu2' to 'host0'; check 'links'"):
+            topology(links=LINKS[:-1]).path((0, "gpu2"), (0, "host0"))
+
+
+class TestCapacities:
+    def test_directions_have_their_own_bandwidth_where_they_differ(self):
+        two_ways = Link("bus", "cpu0", "host0", "memory", 30e9, 0.0, back_bytes_per_s=40e9)
+        small = topology(links=(two_ways, *LINKS[1:]))
+        assert small.capacity_bytes_per_s("node0/bus>") == 30e9
+        assert small.capacity_bytes_per_s("node0/bus<") == 40e9
+
+    def test_shared_link_and_host_memory_are_one_resource(self):
+        assert topology().capacity_bytes_per_s("node0/bus") == 60e9
+        assert topology().capacity_bytes_per_s("node0/host0") == 60e9
+
+    def test_a_message_alone_is_limited_by_what_it_passes_most(self):
+        slow = Device("host0", "host_memory", bandwidth_bytes_per_s=12e9)
+        small = topology(devices=(slow, CPU, SWITCH, *GPUS))
+        staged = small.path((0, "gpu0"), (0, "gpu2"))
+        assert small.bandwidth_bytes_per_s(staged) == 6e9
+        assert small.bandwidth_bytes_per_s(small.path((0, "gpu0"), (0, "gpu1"))) == 10e9
+
+    def test_a_message_to_itself_passes_nothing(self):
+        small = topology()
+        assert small.bandwidth_bytes_per_s(small.path((0, "gpu0"), (0, "gpu0"))) == math.inf
+
+
+class TestClusters:
+    def test_gpus_without_gpudirect_stop_in_host_memory_on_both_nodes(self):
+        path = clustered().path((0, "gpu0"), (1, "gpu2"))
+        assert path.kind == "network"
+        assert path.resources["node0/host0"] == path.resources["node1/host0"] == 2
+        assert path.resources["node0/nic0/network>"] == path.resources["node1/nic0/network<"] == 1
+
+    def test_gpudirect_goes_past_host_memory(self):
+        path = clustered(gpudirect=True).path((0, "gpu0"), (1, "gpu1"))
+        assert set(path.resources) == {
+            "node0/a<",
+            "node0/switch0-nic0>",
+            "node0/nic0/network>",
+            "node1/nic0/network<",
+            "node1/switch0-nic0<",
+            "node1/b>",
+        }
+        assert path.latency_s == pytest.approx(4e-6 + 5e-6 + 2 * (3e-7 + 1e-7))
+
+    def test_host_only_forbids_gpudirect_too(self):
+        path = clustered(gpudirect=True).path((0, "gpu0"), (1, "gpu1"), peer_access=False)
+        assert path.resources["node0/host0"] == 2
+
+    def test_gpus_with_the_same_nearest_nics_take_them_in_turn(self):
+        node = clustered(("nic0", "nic1")).machine
+        assert [node.nic(gpu.id) for gpu in GPUS[:2]] == ["nic0", "nic1"]
+        assert node.nic("host0") == "nic0"
+
+    def test_network_is_a_resource_of_each_nic_and_direction(self):
+        cluster = clustered()
+        assert cluster.capacity_bytes_per_s("node1/nic0/network>") == 1e9
+        path = cluster.path((0, "gpu0"), (1, "gpu0"))
+        assert cluster.bandwidth_bytes_per_s(path) == 1e9
+
+    def test_nodes_without_a_network_cannot_exchange(self):
+        with pytest.raises(TopologyError, match="2 nodes without 'network'"):
+            Topology("two", machine(), 2).path((0, "gpu0"), (1, "gpu0"))
+
+
+class TestRanks:
+    def test_ranks_fill_node_after_node(self):
+        assert clustered().ranks(5) == [(0, "gpu0"), (0, "gpu1"), (0, "gpu2"), (1, "gpu0"), (1, "gpu1")]
+
+    def test_machine_without_gpu_has_a_rank_on_every_core(self):
+        assert topology(devices=(MEMORY, CPU), links=LINKS[:1]).ranks(4) == [(0, "host0")] * 4
+
+    def test_too_many_ranks_say_how_many_places_there_are(self):
+        with pytest.raises(TopologyError, match="4 ranks, but 3 places on 1 node;"):
+            topology().ranks(4)
+
+    def test_host_of_a_node_is_its_first_memory(self):
+        assert clustered().host(1) == (1, "host0")

@@ -1,0 +1,201 @@
+"""A topology as text for people, and as a dictionary for programs."""
+
+from __future__ import annotations
+
+import dataclasses
+import textwrap
+from collections.abc import Iterable, Sequence
+from itertools import permutations, product
+from typing import Any
+
+from topologies.model import Device, Link, Path, Topology
+from topologies.texts import compact, gigabytes_per_s, microseconds
+
+WIDTH = 110
+
+
+def describe(topology: Topology) -> str:
+    """Devices, links, peer access, the paths between pairs, and where each figure comes from."""
+    machine = topology.machine
+    sections = [
+        ("", _head(topology)),
+        ("Devices", _table(_device_row(device) for device in machine.devices)),
+        ("Links", _table(_link_row(link) for link in machine.links)),
+        ("Network", _network(topology)),
+        ("Software's latency of a message", _message_latencies(topology)),
+        ("Peer access", peer_matrix(topology)),
+        ("Paths: kind, bandwidth of a message alone, latency", path_lines(topology)),
+        ("Paths without peer access", host_only_path_lines(topology)),
+        ("Sources", _sources(topology)),
+    ]
+    parts = [
+        f"{title}\n{_indented(lines)}" if title else "\n".join(lines) for title, lines in sections if lines
+    ]
+    return "\n\n".join(parts)
+
+
+def as_dict(topology: Topology) -> dict[str, Any]:
+    """The same as plain data: units as in the model (bytes, seconds)."""
+    machine = topology.machine
+    gpus = [gpu.id for gpu in machine.of_kind("gpu")]
+    return {
+        "name": topology.name,
+        "description": topology.description,
+        "machine": machine.name,
+        "num_nodes": topology.num_nodes,
+        "num_gpus": topology.num_gpus,
+        "devices": [dataclasses.asdict(device) for device in machine.devices],
+        "links": [dataclasses.asdict(link) for link in machine.links],
+        "network": None if topology.network is None else dataclasses.asdict(topology.network),
+        "message_latency_s": dict(machine.message_latency_s),
+        "peer_access": [
+            [a, b] for at, a in enumerate(gpus) for b in gpus[at + 1 :] if machine.peer_access(a, b)
+        ],
+        "paths": [
+            {"source": _place(source), "target": _place(target), **_path_as_dict(topology, path)}
+            for source, target in [*_gpu_pairs(topology), *_host_pairs(topology)]
+            for path in [topology.path(source, target)]
+        ],
+        "sources": dict(topology.sources),
+    }
+
+
+def peer_matrix(topology: Topology) -> list[str]:
+    """One line a GPU: `yes` where it may access the other's memory; nothing for fewer than two GPUs."""
+    gpus = [gpu.id for gpu in topology.machine.of_kind("gpu")]
+    if len(gpus) < 2:
+        return []
+    words = {True: "yes", False: "-"}
+    rows = [[a, *("." if a == b else words[topology.machine.peer_access(a, b)] for b in gpus)] for a in gpus]
+    return _table([["", *gpus], *rows])
+
+
+def path_lines(topology: Topology) -> list[str]:
+    """`gpu0 -> gpu2, gpu3: staged, 8.0 GB/s, 12 us`: places alike in all three share a line."""
+    return _path_lines(topology, [*_gpu_pairs(topology), *_host_pairs(topology)], peer_access=True)
+
+
+def host_only_path_lines(topology: Topology) -> list[str]:
+    """The same between GPUs where peer access is forbidden; nothing where there is none to forbid."""
+    if not topology.machine.peer_groups:
+        return []
+    return _path_lines(topology, _gpu_pairs(topology), peer_access=False)
+
+
+Place = tuple[int, str]
+Pairs = Iterable[tuple[Place, Place]]
+
+
+def _gpu_pairs(topology: Topology) -> Pairs:
+    """All ordered pairs of GPUs of a node, and its first GPU to those of the next."""
+    gpus = [gpu.id for gpu in topology.machine.of_kind("gpu")]
+    yield from (((0, a), (0, b)) for a, b in permutations(gpus, 2))
+    if topology.num_nodes > 1:
+        yield from (((0, gpus[0]), (1, gpu)) for gpu in gpus)
+
+
+def _host_pairs(topology: Topology) -> Pairs:
+    """Every GPU and every host memory, there and back; host memories alone where no GPU is."""
+    gpus = [(0, gpu.id) for gpu in topology.machine.of_kind("gpu")]
+    memories = [(0, memory.id) for memory in topology.machine.of_kind("host_memory")]
+    if not gpus:  # ranks on cores exchange through the memory that they share
+        other_node = [(1, memory) for _, memory in memories] if topology.num_nodes > 1 else []
+        return product(memories, [*memories, *other_node])
+    return [*product(gpus, memories), *product(memories, gpus)]
+
+
+def _path_lines(topology: Topology, pairs: Pairs, *, peer_access: bool) -> list[str]:
+    targets: dict[tuple[str, str], list[str]] = {}  # of a source and figures
+    for source, target in pairs:
+        path = topology.path(source, target, peer_access=peer_access)
+        bandwidth = gigabytes_per_s(topology.bandwidth_bytes_per_s(path))
+        figures = f"{path.kind}, {bandwidth}, {microseconds(path.latency_s)}"
+        targets.setdefault((_place(source), figures), []).append(_place(target))
+    sources: dict[tuple[str, str], list[str]] = {}  # of targets and figures
+    for (name, figures), names in targets.items():
+        sources.setdefault((compact(names), figures), []).append(name)
+    return [f"{compact(names)} -> {to}: {figures}" for (to, figures), names in sources.items()]
+
+
+def _place(place: Place) -> str:
+    node, device = place
+    return device if node == 0 else f"node{node}/{device}"
+
+
+def _path_as_dict(topology: Topology, path: Path) -> dict[str, Any]:
+    return {
+        "kind": path.kind,
+        "bandwidth_bytes_per_s": topology.bandwidth_bytes_per_s(path),
+        "latency_s": path.latency_s,
+        "resources": dict(path.resources),
+    }
+
+
+def _head(topology: Topology) -> list[str]:
+    gpus = len(topology.machine.of_kind("gpu"))
+    size = f"{gpus} GPU{'s' if gpus > 1 else ''}" if gpus else "no GPU"
+    if topology.num_nodes > 1:
+        size = f"{topology.num_nodes} nodes of {topology.machine.name}, each with {size}"
+    return [f"{topology.name}: {topology.description}".rstrip(": "), size]
+
+
+def _device_row(device: Device) -> list[str]:
+    figures = [
+        f"board {device.board}" if device.board else "",
+        f"{device.cores} cores" if device.cores else "",
+        _rate("memory", device.bandwidth_bytes_per_s),
+        _rate("a core sums" if device.kind == "cpu" else "sums", device.reduce_bytes_per_s),
+        "GPUDirect" if device.gpudirect else "",
+    ]
+    return [device.id, device.kind, device.name, ", ".join(filter(None, figures))]
+
+
+def _rate(what: str, bytes_per_s: float | None) -> str:
+    return f"{what} {gigabytes_per_s(bytes_per_s)}" if bytes_per_s else ""
+
+
+def _link_row(link: Link) -> list[str]:
+    bandwidth = gigabytes_per_s(link.bandwidth_bytes_per_s)
+    if not link.duplex:
+        bandwidth += " both directions together"
+    elif link.back_bytes_per_s is None:
+        bandwidth += " each direction"
+    else:
+        bandwidth += f" there, {gigabytes_per_s(link.back_bytes_per_s)} back"
+    kind = f"{link.count} x {link.kind}" if link.count > 1 else link.kind
+    return [f"{link.first} - {link.second}", kind, bandwidth, microseconds(link.latency_s)]
+
+
+def _network(topology: Topology) -> list[str]:
+    network = topology.network
+    if network is None:
+        return []
+    each = gigabytes_per_s(network.bandwidth_bytes_per_s)
+    return [f"{network.kind}, {each} each direction of a NIC, {microseconds(network.latency_s)}"]
+
+
+def _message_latencies(topology: Topology) -> list[str]:
+    found = topology.machine.message_latency_s
+    return (
+        [", ".join(f"{kind} {microseconds(latency_s)}" for kind, latency_s in found.items())] if found else []
+    )
+
+
+def _sources(topology: Topology) -> list[str]:
+    lines = []
+    for figure, text in topology.sources.items():
+        lines += textwrap.wrap(f"{figure}: {text}", WIDTH - 2, subsequent_indent="    ")
+    return lines
+
+
+def _indented(lines: Sequence[str]) -> str:
+    return textwrap.indent("\n".join(lines), "  ")
+
+
+def _table(rows: Iterable[Sequence[str]]) -> list[str]:
+    cells = [list(row) for row in rows]
+    widths = [max(len(row[at]) for row in cells) for at in range(len(cells[0]))] if cells else []
+    return [
+        "  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in cells
+    ]

@@ -1,0 +1,139 @@
+"""Machine files by name or path, and clusters of machines.
+
+The form of a file is in topologies/file_format.py and docs/topologies.md; whatever is wrong in one is a
+`TopologyError` that names file, key, what was given and what is allowed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+
+from topologies.build import build, check, check_ids, derived
+from topologies.errors import TopologyError
+from topologies.file_format import DerivedFile, MachineFile
+from topologies.model import Device, Link, Machine, Network, Topology
+from topologies.parse import parse, unknown
+
+
+def shipped() -> dict[str, str]:
+    """Name -> text of every machine file that comes with the package, by name."""
+    items = [item for item in resources.files("topologies").iterdir() if item.name.endswith(".yaml")]
+    files = {item.name.removesuffix(".yaml"): item for item in items}
+    return {name: files[name].read_text(encoding="utf-8") for name in sorted(files)}
+
+
+def load(name_or_path: str | os.PathLike[str]) -> Topology:
+    """The topology of a shipped name or of a file.
+
+    Args:
+        name_or_path: `dual-k80`, or a path: whatever ends in .yaml or .yml, or is a file.
+
+    Raises:
+        TopologyError: there is no such machine, it is no YAML, or something in it is wrong.
+    """
+    source = os.fspath(name_or_path)
+    file, chain = _read(source, folder=Path(), above=())
+    if isinstance(file, MachineFile):
+        return build(file, source)
+    return build(_whole(file, chain, source), source, changes=file, node_name=chain[0].name)
+
+
+def cluster(
+    machine: Topology,
+    num_nodes: int,
+    network: Network | None = None,
+    *,
+    devices: Sequence[Device] = (),
+    links: Sequence[Link] = (),
+    message_latency_s: Mapping[str, float] | None = None,
+    name: str | None = None,
+) -> Topology:
+    """`num_nodes` of a machine on a network: `cluster(load("hgx-h200-x2-infiniband"), 512)`.
+
+    Args:
+        machine: one node of it is taken.
+        num_nodes: how many.
+        network: None keeps the one that `machine` has.
+        devices, links: added to each node: the NICs, where the machine has none.
+        message_latency_s: replaces the software's latency of the kinds of path that it names.
+        name: None: `<machine>-x<num_nodes>`.
+
+    Raises:
+        TopologyError: there is no network or no NIC, an id is taken, or a link leads nowhere.
+    """
+    name = name or f"{machine.machine.name}-x{num_nodes}"
+    if num_nodes < 1:
+        raise TopologyError(f"{name}: num_nodes is {num_nodes}; a cluster has one node at least")
+    node = Machine(
+        name=name,
+        devices=(*machine.machine.devices, *devices),
+        links=(*machine.machine.links, *links),
+        peer_groups=machine.machine.peer_groups,
+        message_latency_s={**machine.machine.message_latency_s, **(message_latency_s or {})},
+    )
+    _check_added(node, name)
+    whole = dataclasses.replace(
+        machine, name=name, machine=node, num_nodes=num_nodes, network=network or machine.network
+    )
+    check(whole, name)
+    return whole
+
+
+def _check_added(machine: Machine, name: str) -> None:
+    for what, ids in (
+        ("device", [d.id for d in machine.devices]),
+        ("link", [link.id for link in machine.links]),
+    ):
+        taken = sorted({one for one in ids if ids.count(one) > 1})
+        if taken:
+            raise TopologyError(
+                f"{name}: {what} {taken[0]!r} is there already; give the added one another id"
+            )
+    for link in machine.links:
+        for end in (link.first, link.second):
+            if end not in machine.by_id:
+                raise TopologyError(f"{name}: link {link.id!r}: {unknown('device', end, machine.by_id)}")
+
+
+def _read(
+    name: str, folder: Path | None, above: tuple[str, ...]
+) -> tuple[MachineFile | DerivedFile, list[MachineFile | DerivedFile]]:
+    """A file, and the files that it is made from: the machine that it names, the one that that names, ..."""
+    text, path = _text(name, folder)
+    if path in above:
+        raise TopologyError(f"{name}: key 'machine' leads back to this file; name a machine in full")
+    file = parse(text, name)
+    if isinstance(file, MachineFile):
+        return file, []
+    # A shipped machine names shipped ones only, whatever files lie where the program was started.
+    inside = Path(path).parent if os.path.isabs(path) else None
+    base, chain = _read(file.machine, inside, (*above, path))
+    if isinstance(base, DerivedFile) and base.network is not None:
+        raise TopologyError(f"{name}: machine is {file.machine!r}, which is a cluster; name one node of it")
+    return file, [base, *chain]
+
+
+def _whole(file: DerivedFile, chain: Sequence[MachineFile | DerivedFile], source: str) -> MachineFile:
+    base, *further = chain
+    full = base if isinstance(base, MachineFile) else _whole(base, further, file.machine)
+    check_ids(full, file.machine)  # an error in it is told as its own
+    return derived(full, file, source)
+
+
+def _text(name: str, folder: Path | None) -> tuple[str, str]:
+    """The text of a shipped machine or a file, and which it is: its name, or its absolute path."""
+    path = None if folder is None else folder / name
+    if path is not None and (path.suffix in (".yaml", ".yml") or os.path.isfile(path)):
+        try:
+            return path.read_text(encoding="utf-8"), os.path.abspath(path)
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is no text"
+            raise TopologyError(f"machine file {path}: cannot be read: {reason}") from error
+    machines = shipped()
+    if name not in machines:
+        raise TopologyError(f"{unknown('machine', name, machines)}; or give a YAML file")
+    return machines[name], name
