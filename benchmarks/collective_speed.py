@@ -2,11 +2,11 @@
 
     torchrun --nproc-per-node=4 benchmarks/collective_speed.py --out FOLDER [--host-only]
 
-Every contender is timed in every round, in an order drawn anew, so that all meet the same machine. A sample is
-the time of one exchange on the slowest rank: several in a row between two points at which the device is idle,
-divided by their number. `samples.csv` in FOLDER has all of them; the table gives medians with quartiles, and
-the median over the rounds of the ratio to the first contender of the same round. `--host-only` takes every
-way through host memory: NCCL_P2P_DISABLE=1, and no peer access for our executors.
+Every contender is timed in every round, in an order drawn anew, so that all meet the same machine. A sample
+is the time of one exchange on the slowest rank: several in a row between two points at which the device is
+idle, divided by their number. `samples.csv` in FOLDER has all of them; the table gives medians with
+quartiles, and the median over the rounds of the ratio to the first contender of the same round. `--host-only`
+takes every way through host memory: NCCL_P2P_DISABLE=1, and no peer access for our executors.
 """
 
 from __future__ import annotations
@@ -27,17 +27,19 @@ import torch
 from launchers.rank_info import RankInfo
 from scaling.aggregators.host import HostParallel, HostSerial
 from scaling.bucket import BucketLayout
-from scaling.collectives.exchange import Exchange
+from scaling.collectives.exchange import Exchange, Transport
 from scaling.collectives.ring import ring
+from scaling.collectives.stripes import stripes
 from scaling.measure.environment import collect
 from scaling.process_group import TorchGroup
 from scaling.workers import Workers
+from topologies.detect import num_usable_cores
 
 Contender = Callable[[], object]
 
 SIZES_BYTES = (4 << 10, 1 << 20, 4 << 20, 64 << 20, 512 << 20, 1 << 30)
 FCN_R_ELEMENTS, FCN_S4_ELEMENTS = 14_205_962, 122_194_048
-SAMPLE_S = 4e-3
+SAMPLE_S, MIN_REPEATS = 4e-3, 3
 
 
 class Bench:
@@ -48,7 +50,8 @@ class Bench:
         self.samples: list[dict[str, object]] = []
 
     def time(self, run: Contender, repeats: int) -> float:
-        """Seconds of one exchange on the slowest rank."""
+        """Seconds of one exchange on the slowest rank, after one that is not timed."""
+        run()
         torch.cuda.synchronize()
         self.group.barrier()
         start = time.perf_counter()
@@ -61,9 +64,8 @@ class Bench:
         """Times all contenders and prints the table."""
         repeats = {}
         for name, run in contenders.items():
-            run()
             once_s = self.time(run, 2)
-            repeats[name] = int(min(50, max(1, SAMPLE_S // once_s + 1)))
+            repeats[name] = int(min(50, max(MIN_REPEATS, SAMPLE_S // once_s + 1)))
         order, shuffle = list(contenders), random.Random(0)
         times: dict[str, list[float]] = {name: [] for name in contenders}
         for index in range(rounds or self.rounds):
@@ -78,7 +80,7 @@ class Bench:
 
 
 def show(title: str, num_bytes: int, world_size: int, times: dict[str, list[float]]) -> None:
-    """Prints medians, quartiles, bus bandwidth as nccl-tests defines it, and ratios to the first contender."""
+    """Prints medians, quartiles, bus bandwidth as in nccl-tests, and ratios to the first contender."""
     print(f"\n{title}, {num_bytes / 1e6:.3f} MB, {world_size} GPUs", flush=True)
     first = np.array(next(iter(times.values())))
     for name, values in times.items():
@@ -86,7 +88,7 @@ def show(title: str, num_bytes: int, world_size: int, times: dict[str, list[floa
         busbw = num_bytes * 2 * (world_size - 1) / world_size / median / 1e9
         ratio = np.median(first / np.array(values))
         print(
-            f"  {name:28} {median * 1e3:9.3f} ms [{low * 1e3:.3f}, {high * 1e3:.3f}]  "
+            f"  {name:34} {median * 1e3:9.3f} ms [{low * 1e3:.3f}, {high * 1e3:.3f}]  "
             f"busbw {busbw:6.1f} GB/s  {ratio:5.2f} x the first's speed  n={len(values)}"
         )
 
@@ -94,15 +96,19 @@ def show(title: str, num_bytes: int, world_size: int, times: dict[str, list[floa
 def ring_contenders(bench: Bench, num_elements: int, *, peer: bool) -> dict[str, Contender]:
     """NCCL's all-reduce and our ring, eager and as a CUDA graph; results are checked first."""
     group, device = bench.group, bench.device
-    schedule = ring(group.world_size)
-    ours = {"ring sends": ("sends", False), "ring sends, graph": ("sends", True)}
+    n = group.world_size
+    ways: dict[str, Transport] = {"sends": "sends"}
     if peer:
-        ours |= {"ring peer memory": ("peer_memory", False), "ring peer memory, graph": ("peer_memory", True)}
+        ways["peer memory"] = "peer_memory"
+    schedules = {"ring": ring(n), "ring, both ways,": ring(n, directions=2), "stripes": stripes(n)}
     exchanges = {
-        name: Exchange(
+        f"{name} {way}{', graph' if captured else ''}": Exchange(
             schedule, group, num_elements, torch.float32, device, transport=transport, captured=captured
         )
-        for name, (transport, captured) in ours.items()
+        for name, schedule in schedules.items()
+        for way, transport in ways.items()
+        for captured in (False, True)
+        if captured or name == "ring"
     }
     for name, exchange in exchanges.items():
         mine = torch.full((num_elements,), float(group.rank + 1), device=device)
@@ -133,7 +139,7 @@ def host_contenders(bench: Bench, num_elements: int) -> dict[str, Contender]:
     group, device = bench.group, bench.device
     gradient = torch.full((num_elements,), float(group.rank + 1), device=device)
     up, back = torch.zeros(num_elements).pin_memory(), torch.zeros(num_elements).pin_memory()
-    target, side = torch.zeros_like(gradient), torch.cuda.Stream(device)
+    target, side = torch.zeros_like(gradient), torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     layout = BucketLayout.of([("all", (num_elements,))])
 
     def both() -> None:
@@ -151,7 +157,6 @@ def host_contenders(bench: Bench, num_elements: int) -> dict[str, Contender]:
     for aggregator in (
         HostParallel(),
         HostParallel(num_chunks=1),
-        *(HostParallel(num_chunks=n) for n in EXTRA_CHUNKS),
         HostSerial(),
         HostSerial(num_chunks=1),
     ):
@@ -163,15 +168,13 @@ def host_contenders(bench: Bench, num_elements: int) -> dict[str, Contender]:
     return contenders
 
 
-EXTRA_CHUNKS: tuple[int, ...] = ()
-
-
 def main() -> None:
     """Runs on every rank."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--host-only", action="store_true")
     parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--only", choices=["rings", "host"])
     options = parser.parse_args()
     if options.host_only:
         os.environ["NCCL_P2P_DISABLE"] = "1"
@@ -179,16 +182,17 @@ def main() -> None:
     workers = Workers(info)
     device = torch.device("cuda", info.local_rank)
     torch.cuda.set_device(device)
-    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // info.local_world_size))
+    # As many threads as a study gives a worker by default.
+    torch.set_num_threads(max(1, 3 * (num_usable_cores() // info.local_world_size) // 4))
     group = workers.group(device, peer_access=not options.host_only)
     bench = Bench(group, device, options.rounds)
     name = "all-reduce, host-only" if options.host_only else "all-reduce, NVLink"
-    for num_bytes in SIZES_BYTES:
+    for num_bytes in SIZES_BYTES if options.only != "host" else ():
         contenders = ring_contenders(bench, num_bytes // 4, peer=not options.host_only)
         bench.compare(name, num_bytes, contenders)
         del contenders
         torch.cuda.empty_cache()
-    for num_elements in (FCN_R_ELEMENTS, FCN_S4_ELEMENTS):
+    for num_elements in (FCN_R_ELEMENTS, FCN_S4_ELEMENTS) if options.only != "rings" else ():
         bench.compare("host sums", num_elements * 4, host_contenders(bench, num_elements), rounds=10)
         group.release_host_buffers()
     if info.rank == 0:

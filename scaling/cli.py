@@ -1,11 +1,12 @@
 """The command line. stdout is data, stderr is chatter; torch is imported only by the verbs that need it.
 
-Exit codes: 0 ok, 1 failed cells, 2 bad usage or input, 130 interrupted.
+Exit codes: 0 ok, 1 failed cells or laws, 2 bad usage or input, 130 interrupted.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -217,6 +218,58 @@ def show(
         except OSError as error:
             raise TopologyError(f"picture {svg}: cannot be written: {error.strerror}") from error
         _note(f"picture: {svg}")
+
+
+@app.command("verify", epilog="Example: scaling verify my_aggregators:ScaledAllReduce")
+def verify_(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="NAME",
+            help="A collective, an aggregator, or module:attribute: a class of aggregators, or a function "
+            "from a world size to a schedule. The current folder is searched too.",
+        ),
+    ] = None,
+    everything: Annotated[
+        bool,
+        typer.Option(
+            "--all", help="Every collective and every registered aggregator; takes some two minutes."
+        ),
+    ] = False,
+    world_sizes: Annotated[
+        str,
+        typer.Option(
+            metavar="SIZES",
+            help="Of schedules, as in 1-8,16; aggregators run with 1, 2, 3, 4 and 7 ranks, those named here.",
+        ),
+    ] = "1-64",
+    as_json: AsJson = False,
+) -> None:
+    """Prove that schedules deliver the sum; check aggregators against the contract. Starts no processes.
+
+    Of a schedule it says what the rank sends that sends most; S is the size of the buffer.
+    """
+    from rich.console import Console
+
+    from scaling.verification import all_subjects, examine, parse_world_sizes, subjects_of
+
+    if (name is None) != everything:
+        raise StudyError("name a collective or an aggregator, or give --all")
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.insert(0, os.getcwd())  # as `python -m` does
+    sizes = parse_world_sizes(world_sizes)
+    subjects = all_subjects(sizes) if name is None else subjects_of(name)
+    width, findings = max(len(subject.name) for subject in subjects), []
+    for index, subject in enumerate(subjects, 1):
+        with Console(stderr=True).status("") as status:
+            done = f"{index}/{len(subjects)} " if everything else ""
+            findings.append(examine(subject, sizes, lambda text, done=done: status.update(done + text)))  # type: ignore[misc]
+        if not as_json:
+            typer.echo(findings[-1].line(width))
+    if as_json:
+        typer.echo(json.dumps([finding.as_dict() for finding in findings], indent=1))
+    if any(finding.failure is not None for finding in findings):
+        raise typer.Exit(1)
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 import yaml
 
-from scaling import conformance
+from scaling import conformance, verification
 from scaling.study.schema import parse_study
 from scaling.workloads.base import DataShape
 from scaling.workloads.registry import build_module, create_model
@@ -57,7 +57,7 @@ def examples(tmp_path, monkeypatch):
             (tmp_path / name[1]).write_text(block)
     monkeypatch.syspath_prepend(tmp_path)
     yield
-    for module in ("my_aggregators", "my_models"):
+    for module in ("my_aggregators", "my_schedules", "my_models"):
         sys.modules.pop(module, None)
 
 
@@ -67,6 +67,15 @@ def test_example_aggregator_keeps_the_contract(examples):
     for world_size in (1, 2, 4):
         conformance.check(ScaledAllReduce(), world_size, 1000, torch.float32)
         conformance.check_state(ScaledAllReduce(), world_size)
+
+
+def test_everything_that_extending_says_to_verify_holds(examples):
+    names = re.findall(r"scaling verify (my_\w+:\w+)", (ROOT / "docs/extending.md").read_text())
+    assert names == ["my_aggregators:ScaledAllReduce", "my_schedules:chain", "my_schedules:Chain"]
+    for name in names:
+        (subject,) = verification.subjects_of(name)
+        finding = verification.examine(subject, [1, 2, 3, 8])
+        assert (finding.failure, bool(finding.checked)) == (None, True)
 
 
 def test_example_model_is_built_with_its_parameter(examples):

@@ -45,8 +45,9 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "scaling.report": VERSION_AND_ERRORS | {"scaling.store", "scaling.measure", "topologies"},
     "scaling.study": PARTS,
     "scaling.catalogue": VERBS,
+    "scaling.verification": AGGREGATION,
     "scaling.worker": VERBS,
-    "scaling.cli": VERBS | {"scaling.catalogue"},
+    "scaling.cli": VERBS | {"scaling.catalogue", "scaling.verification"},
     "scaling.__main__": frozenset({"scaling.cli"}),
 }
 
@@ -62,7 +63,7 @@ TORCH_DISTRIBUTED = frozenset(
 CUDA_EVENTS = frozenset({"scaling.measure.clock", "scaling.collectives.execute_host"})
 WRITERS: dict[str, frozenset[str]] = {
     "scaling.store": frozenset({"open", "write_text", "replace"}),
-    "scaling.workloads.mnist": frozenset({"write_bytes", "replace"}),  # downloads
+    "scaling.workloads.downloads": frozenset({"open", "replace"}),  # to the user's cache
     "scaling.report.figures": frozenset({"savefig"}),  # to the store's figure_path
     "scaling.cli": frozenset({"write_text"}),  # pictures of machines, where the user says
     "scaling.study.run": frozenset({"open"}),  # the launches' logs, at the store's next_log_path

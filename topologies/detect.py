@@ -1,4 +1,4 @@
-"""Finds the devices of this machine. Links are left empty: nothing here measures them."""
+"""Finds the devices and links of this machine; nothing here measures them (`scaling topology probe` does)."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import os
 import platform
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-SCHEMA_VERSION = 1
+from topologies import detect_nvml, detect_smi
+from topologies.detect_host import SYS, bridge_link, pci_place, read_host
+from topologies.facts import Facts, Gpu
 
 
 def num_usable_cores(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
@@ -33,11 +36,11 @@ def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     return platform.processor() or platform.machine()
 
 
-def memory_bytes(meminfo: Path = Path("/proc/meminfo")) -> int | None:
-    """Main memory as the kernel reports it."""
+def memory_bytes(meminfo: Path = Path("/proc/meminfo"), what: str = "MemTotal") -> int | None:
+    """Main memory as the kernel reports it; `MemAvailable` is what can be had without swapping."""
     try:
         for line in meminfo.read_text(encoding="utf-8").splitlines():
-            if line.startswith("MemTotal:"):
+            if line.startswith(f"{what}:"):
                 return int(line.split()[1]) * 1024
     except OSError:
         pass
@@ -65,18 +68,62 @@ def parse_gpu_line(line: str) -> dict[str, Any]:
 
 
 def detect() -> dict[str, Any]:
-    """This machine as a topology: host memory, processor and GPUs, without links."""
-    devices: list[dict[str, Any]] = [
-        {"id": "host0", "kind": "host_memory", "memory_bytes": memory_bytes()},
-        {"id": "cpu0", "kind": "cpu", "name": cpu_model(), "cores": num_usable_cores()},
-    ]
-    for gpu in nvidia_gpus():
-        devices.append(
-            {
-                "id": f"gpu{gpu['index']}",
-                "kind": "gpu",
-                "name": gpu["name"],
-                "memory_bytes": gpu["memory_bytes"],
-            }
+    """This machine as the content of a machine file, with nominal figures (docs/topologies.md)."""
+    from topologies.detected_file import machine_file  # networkx takes a while to import
+
+    return machine_file(read_facts())
+
+
+def read_facts(sys: Path = SYS) -> Facts:
+    """Processors, memories, GPUs and their links, with what could not be found out."""
+    usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    host = read_host(cpu_model(), usable, num_usable_cores(), memory_bytes(), sys)
+    gpus, missing = find_gpus()
+    places = {gpu.bus_id: pci_place(gpu.bus_id, sys) for gpu in gpus}
+    roots = {place.bridges[0] for place in places.values() if place.bridges}
+    bridges = {root: link for root in sorted(roots) if (link := bridge_link(root, sys))}
+    if len(host.nodes) > 1:
+        lost = [gpu.id for gpu in gpus if places[gpu.bus_id].numa_node is None]
+        missing += [f"which NUMA node {', '.join(lost)} belong to: they are put on the first"] if lost else []
+    return Facts(platform.node(), host, gpus, places, bridges, tuple(missing))
+
+
+def find_gpus() -> tuple[tuple[Gpu, ...], list[str]]:
+    """The GPUs by NVML, or by nvidia-smi where that fails or is missing; and what neither tells."""
+    gpus = _gpus_of_nvml()
+    if gpus is None:
+        gpus = detect_smi.read_gpus()
+        return gpus, [*_asked_of_smi(gpus), *_untold(gpus)]
+    if len(gpus) > 1 and not any(gpu.nvlinks or gpu.switch_links for gpu in gpus):
+        # Virtual machines may hide the links' ends, but not which pairs they join.
+        told = detect_smi.with_links(gpus)
+        gpus = tuple(
+            replace(new, peers=new.peers if gpu.peers is None else gpu.peers)
+            for gpu, new in zip(gpus, told, strict=True)
         )
-    return {"schema_version": SCHEMA_VERSION, "name": platform.node(), "devices": devices, "links": []}
+    return gpus, _untold(gpus)
+
+
+def _gpus_of_nvml() -> tuple[Gpu, ...] | None:
+    nvml = detect_nvml.load()
+    if nvml is None:
+        return None
+    try:
+        return detect_nvml.read_gpus(nvml)
+    except nvml.NVMLError:
+        return None
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _asked_of_smi(gpus: tuple[Gpu, ...]) -> list[str]:
+    why = "needs NVML: pip install 'scaling-study[gpu]'"
+    return [f"bandwidth of the GPUs' memories, and where each NVLink ends: {why}"] if gpus else []
+
+
+def _untold(gpus: tuple[Gpu, ...]) -> list[str]:
+    without_link = [gpu.id for gpu in gpus if gpu.pcie is None]
+    found = [f"PCIe link of {', '.join(without_link)}: the driver does not say"] if without_link else []
+    if len(gpus) > 1 and any(gpu.peers is None for gpu in gpus):
+        found.append("peer access: the driver does not say, so that GPUs have it that NVLink joins")
+    return found

@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 
 from scaling.bucket import BucketLayout
+from scaling.collectives.plan import Stage
+from scaling.errors import StudyError
 from scaling.process_group import Group
 
 UpdateSite = Literal["replica", "root", "owner", "host_serial", "host_parallel"]
@@ -61,6 +63,14 @@ class AggregatorState:
     def notes(self) -> list[str]:
         """What was decided at the start, for the record of the run."""
         return []
+
+    def left_over(self) -> Tensor | None:
+        """What this rank has withheld of the gradients so far, for later steps; None where nothing ever is.
+
+        Flat, in the bucket's layout, new. Summed over the ranks it is the total residual of error feedback:
+        in each step n times the mean + the new total = the sum of the gradients + the old total.
+        """
+        return None
 
     def state_dict(self) -> dict[str, Tensor]:
         """Copies of the tensors that a checkpoint needs, by name."""
@@ -120,7 +130,8 @@ class Aggregator(ABC, Generic[S]):
 
         Returns:
             A flat tensor of the bucket's length, where `update_site` says, that holds the mean over the ranks
-            in the elements that `owned` names; None where it names none. Valid until the next call.
+            in the elements that `owned` names; None where it names none. Valid until the next call, and the
+            caller's to overwrite in those elements, as torch's Nesterov step does on CUDA.
         """
 
     def site(self, layout: BucketLayout) -> UpdateSite:
@@ -146,6 +157,29 @@ class Aggregator(ABC, Generic[S]):
             phase: marks the phases that this aggregator can tell apart.
         """
         raise NotImplementedError(f"{self.name} takes the step on every replica: nothing to distribute")
+
+    def wire_bytes(self, layout: BucketLayout, world_size: int, rank: int, itemsize: int) -> int | None:
+        """Bytes that a rank hands to others in one step, as its group meters them; None: it cannot say.
+
+        Args:
+            layout: of the bucket.
+            world_size: ranks.
+            rank: whose bytes; `distribute` is counted where there is one.
+            itemsize: bytes of an element.
+        """
+        return None
+
+    def stages(self, layout: BucketLayout, world_size: int) -> list[Stage]:
+        """What aggregation and update of one step consist of, one after the other: for predictions.
+
+        Args:
+            layout: of the gradient, in float32.
+            world_size: ranks, of one node where host memory is used.
+
+        Raises:
+            StudyError: this aggregator does not say.
+        """
+        raise StudyError(f"aggregator {self.name!r} cannot be predicted: its class does not define `stages`")
 
     def parameters(self) -> dict[str, Any]:
         """All parameters by name."""

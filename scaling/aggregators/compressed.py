@@ -33,16 +33,27 @@ import torch
 from torch import Tensor
 
 from scaling.aggregators.base import Aggregator, AggregatorState, PhaseMarker, unmarked
+from scaling.aggregators.prediction import stripes_and_back
 from scaling.bucket import BucketLayout
 from scaling.codecs import one_bit
-from scaling.codecs.one_bit import Encoded, Threshold, as_matrix
+from scaling.codecs.one_bit import Encoded, Threshold, View, as_matrix
+from scaling.collectives.plan import Codec, Stage, Update
 from scaling.process_group import Group, Message
+
+ENCODE_BYTES_MOVED = 25.0
+"""Read and written by torch's operations for each byte that `encode` and the residual take: 3 to add the
+residual, 8 for the two means, 5 to pack, 9 to decode and for the new residual. One kernel would move 5."""
+DECODE_BYTES_MOVED = 8.5
+"""For each byte that is unpacked, decoded and added."""
+
+WORD_BYTES = 4
 
 
 @dataclass
 class OneBitState(AggregatorState):
     """Residuals and message buffers of one rank."""
 
+    view: View
     residual: Tensor  # [num_elements] float32: of the own gradient
     stripe_residual: Tensor  # float32: of the sums of the own stripes, matrix by matrix
     values: Tensor  # [num_elements] float32 scratch
@@ -52,6 +63,15 @@ class OneBitState(AggregatorState):
     incoming: list[Tensor]  # [rank] int32 words: the own stripes from it, later its sums
     persistent = ("residual", "stripe_residual")
 
+    def left_over(self) -> Tensor:
+        """The own residual, plus that of the own stripes' sums."""
+        total, used = self.residual.clone(), 0
+        for values, stripes in zip(self.layout.views(total), self.columns, strict=True):
+            own = as_matrix(values, self.view)[:, slice(*stripes[self.group.rank])]
+            own.add_(self.stripe_residual[used : used + own.numel()].view(own.shape))
+            used += own.numel()
+        return total
+
 
 def stripe_columns(num_columns: int, world_size: int) -> list[tuple[int, int]]:
     """First column and end of each rank's stripe: num_columns // n, one more for the first ranks."""
@@ -60,31 +80,28 @@ def stripe_columns(num_columns: int, world_size: int) -> list[tuple[int, int]]:
     return list(pairwise(bounds))
 
 
-@final
 @dataclass(frozen=True)
-class OneBit(Aggregator[OneBitState]):
-    """CNTK's 1-bit SGD: two values and one bit an element a column, error feedback on both quantisations.
+class StripedOneBit(Aggregator[OneBitState]):
+    """Base of aggregators by 1-bit stripes.
 
     Attributes:
         threshold: what a bit says: "zero", the sign of the element; "mean", which side of the column's mean.
+        view: what a column of a convolution's weight is: "torch", one value of each output channel; "cntk", a
+            row of the filter (`scaling.codecs.one_bit`).
     """
 
-    name = "one_bit"
     lossy = True
 
     threshold: Threshold = "zero"
+    view: View = "torch"
 
+    @final
     def start(
         self, layout: BucketLayout, group: Group, dtype: torch.dtype, device: torch.device
     ) -> OneBitState:
         """Residuals of zero and buffers for the stripes."""
-        shapes = [one_bit.matrix_shape(shape) for shape in layout.shapes]
+        shapes = [one_bit.matrix_shape(shape, self.view) for shape in layout.shapes]
         columns = [stripe_columns(cols, group.world_size) for _, cols in shapes]
-
-        def num_words(owner: int) -> int:
-            widths = [stripes[owner][1] - stripes[owner][0] for stripes in columns]
-            return sum(one_bit.wire_words(rows, w) for (rows, _), w in zip(shapes, widths, strict=True))
-
         own = sum(
             rows * (stripes[group.rank][1] - stripes[group.rank][0])
             for (rows, _), stripes in zip(shapes, columns, strict=True)
@@ -93,10 +110,11 @@ class OneBit(Aggregator[OneBitState]):
         real = torch.float32
         # A received message is first this rank's stripe from a peer, then the peer's own sum: take the
         # larger.
-        words = [num_words(owner) for owner in ranks]
+        words = _stripe_words(shapes, columns, group.world_size)
         return OneBitState(
             group,
             layout,
+            view=self.view,
             residual=torch.zeros(n, dtype=real, device=device),
             stripe_residual=torch.zeros(own, dtype=real, device=device),
             values=torch.empty(n, dtype=real, device=device),
@@ -108,6 +126,7 @@ class OneBit(Aggregator[OneBitState]):
             ],
         )
 
+    @final
     def aggregate(self, state: OneBitState, gradient: Tensor, phase: PhaseMarker = unmarked) -> Tensor:
         """Returns the mean of the twice quantised gradients, in the gradient's type."""
         group = state.group
@@ -135,6 +154,13 @@ class OneBit(Aggregator[OneBitState]):
             self._decode_result(state)
         return state.result
 
+    def wire_bytes(self, layout: BucketLayout, world_size: int, rank: int, itemsize: int) -> int:
+        """The other ranks' stripes, and the own one's sum to each of them, all quantised."""
+        shapes = [one_bit.matrix_shape(shape, self.view) for shape in layout.shapes]
+        columns = [stripe_columns(cols, world_size) for _, cols in shapes]
+        words = _stripe_words(shapes, columns, world_size)
+        return WORD_BYTES * (sum(words) + (world_size - 2) * words[rank]) if world_size > 1 else 0
+
     def _encode_gradient(self, state: OneBitState, gradient: Tensor) -> list[Tensor]:
         """Fills `outgoing` for the peers; returns the own stripes, decoded, matrix by matrix."""
         torch.add(state.residual, gradient, out=state.values)
@@ -142,10 +168,10 @@ class OneBit(Aggregator[OneBitState]):
         own, written = [], [0] * state.group.world_size
         matrices = zip(layout.views(state.values), layout.views(state.residual), state.columns, strict=True)
         for values, residual, stripes in matrices:
-            matrix = as_matrix(values)
+            matrix = as_matrix(values, self.view)
             encoded = one_bit.encode(matrix, self.threshold)
             decoded = one_bit.decode(encoded, matrix.shape[0])
-            torch.sub(matrix, decoded, out=as_matrix(residual))
+            torch.sub(matrix, decoded, out=as_matrix(residual, self.view))
             own.append(decoded[:, slice(*stripes[rank])])
             for peer, (start, stop) in enumerate(stripes):
                 if peer != rank:
@@ -177,7 +203,7 @@ class OneBit(Aggregator[OneBitState]):
 
     def _decode_result(self, state: OneBitState) -> None:
         """All ranks' sums, decoded and divided, into `result`."""
-        targets = [as_matrix(view) for view in state.layout.views(state.result)]
+        targets = [as_matrix(values, self.view) for values in state.layout.views(state.result)]
         for owner in range(state.group.world_size):
             received = state.outgoing if owner == state.group.rank else state.incoming
             for target, stripes, stripe in zip(
@@ -185,6 +211,36 @@ class OneBit(Aggregator[OneBitState]):
             ):
                 target[:, slice(*stripes[owner])] = stripe
         state.result.div_(state.group.world_size)
+
+    @final
+    def stages(self, layout: BucketLayout, world_size: int) -> list[Stage]:
+        """Encode, stripes to their owners, sum and encode again, sums to all, decode; then the update."""
+        n, num_bytes = layout.num_elements, 4.0 * layout.num_elements
+        update = Update("replica", n)
+        if world_size == 1:
+            return [update]
+        words = sum(one_bit.wire_words(*one_bit.matrix_shape(shape, self.view)) for shape in layout.shapes)
+        to_owners, to_all = stripes_and_back(WORD_BYTES * words, world_size)
+        return [
+            Codec("encode", num_bytes, bytes_moved=ENCODE_BYTES_MOVED),
+            to_owners,
+            Codec("decode", num_bytes, bytes_moved=DECODE_BYTES_MOVED),
+            Codec("encode", num_bytes / world_size, bytes_moved=ENCODE_BYTES_MOVED),
+            to_all,
+            Codec("decode", num_bytes, bytes_moved=DECODE_BYTES_MOVED),
+            update,
+        ]
+
+
+def _stripe_words(
+    shapes: list[tuple[int, int]], columns: list[list[tuple[int, int]]], world_size: int
+) -> list[int]:
+    """32-bit words of a message with each owner's stripes."""
+    words = [0] * world_size
+    for (rows, _), stripes in zip(shapes, columns, strict=True):
+        for owner, (start, stop) in enumerate(stripes):
+            words[owner] += one_bit.wire_words(rows, stop - start)
+    return words
 
 
 def _write(encoded: Encoded, start: int, stop: int, words: Tensor, at: int) -> int:
@@ -200,10 +256,19 @@ def _read(state: OneBitState, words: Tensor, owner: int) -> Iterator[Tensor]:
     """Decodes a message with the owner's stripes, matrix by matrix."""
     at = 0
     for shape, stripes in zip(state.layout.shapes, state.columns, strict=True):
-        rows, width = one_bit.matrix_shape(shape)[0], stripes[owner][1] - stripes[owner][0]
+        rows = one_bit.matrix_shape(shape, state.view)[0]
+        width = stripes[owner][1] - stripes[owner][0]
         lower, upper = words[at : at + 2 * width].view(torch.float32).view(2, width)
         at += 2 * width
         num_words = math.ceil(rows / one_bit.BITS_PER_WORD)
         bits = words[at : at + num_words * width].view(num_words, width)
         at += num_words * width
         yield one_bit.decode(Encoded(lower, upper, bits), rows)
+
+
+@final
+@dataclass(frozen=True)
+class OneBit(StripedOneBit):
+    """CNTK's 1-bit SGD: two values and one bit an element a column, error feedback on both quantisations."""
+
+    name = "one_bit"

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from scaling.aggregators.base import Aggregator, AggregatorState, PhaseMarker, unmarked
 from scaling.bucket import BucketLayout
+from scaling.collectives.plan import Stage, Update
 from scaling.process_group import Group
 
 
@@ -33,6 +34,14 @@ class NoExchange(Aggregator[AggregatorState]):
         """No state beyond the layout."""
         return AggregatorState(group, layout)
 
+    def wire_bytes(self, layout: BucketLayout, world_size: int, rank: int, itemsize: int) -> int:
+        """Nothing."""
+        return 0
+
     def aggregate(self, state: AggregatorState, gradient: Tensor, phase: PhaseMarker = unmarked) -> Tensor:
         """Returns `gradient` itself."""
         return gradient
+
+    def stages(self, layout: BucketLayout, world_size: int) -> list[Stage]:
+        """The update alone."""
+        return [Update("replica", layout.num_elements)]

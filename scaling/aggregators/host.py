@@ -34,15 +34,17 @@ from pydantic import PositiveInt
 from torch import Tensor
 
 from scaling.aggregators.base import Aggregator, AggregatorState, PhaseMarker, Span, unmarked
+from scaling.aggregators.prediction import stepped_on_host, sums_alone
 from scaling.bucket import BucketLayout
 from scaling.collectives.execute_host import HostExecution
 from scaling.collectives.host_staging import host_parallel, host_serial
+from scaling.collectives.plan import Exchange, Stage, Update
 from scaling.process_group import Group
 
 MAX_CHUNK_BYTES, MIN_CHUNK_BYTES = 28 << 20, 4 << 20
 MIN_CHUNKS = 4
-"""On four H200 GPUs over PCIe 5 and 64 cores, chunks of this size were the fastest: smaller ones wait more often
-for one another, larger ones fall out of the processor's cache (benchmarks/collective_speed.py)."""
+"""On four H200 GPUs over PCIe 5 and 64 cores, chunks of this size were the fastest: smaller ones wait more
+often for one another, larger ones fall out of the processor's cache (benchmarks/collective_speed.py)."""
 
 
 @contextmanager
@@ -94,11 +96,21 @@ class HostSerial(Aggregator[HostState]):
         )
         return HostState(group, layout, execution, None, [])
 
+    def wire_bytes(self, layout: BucketLayout, world_size: int, rank: int, itemsize: int) -> int:
+        """What goes to the host."""
+        return layout.num_elements * itemsize
+
     def aggregate(self, state: HostState, gradient: Tensor, phase: PhaseMarker = unmarked) -> Tensor | None:
         """Returns the mean in host memory on rank 0, None elsewhere."""
         with one_thread():
             state.execution.run(gradient, None, phase)
         return state.execution.sums if state.group.rank == 0 else None
+
+    def stages(self, layout: BucketLayout, world_size: int) -> list[Stage]:
+        """Up and summed by one thread, the step by one thread, and back."""
+        n = layout.num_elements
+        schedule = host_serial(world_size, num_chunks=_chunks(self.num_chunks, 4 * n))
+        return [Exchange(sums_alone(schedule), n), *stepped_on_host(n, world_size, num_threads=1)]
 
 
 @dataclass(frozen=True)
@@ -126,6 +138,10 @@ class HostParallel(Aggregator[HostState]):
         result = torch.empty(n, dtype=dtype, device=device)
         return HostState(group, layout, execution, result, [])
 
+    def wire_bytes(self, layout: BucketLayout, world_size: int, rank: int, itemsize: int) -> int:
+        """What goes to the host."""
+        return layout.num_elements * itemsize
+
     def aggregate(self, state: HostState, gradient: Tensor, phase: PhaseMarker = unmarked) -> Tensor:
         """Returns the mean on the gradient's device on every rank."""
         assert state.result is not None
@@ -134,3 +150,9 @@ class HostParallel(Aggregator[HostState]):
             with phase("reduce"):
                 state.result.div_(state.group.world_size)
         return state.result
+
+    def stages(self, layout: BucketLayout, world_size: int) -> list[Stage]:
+        """Up, summed by a thread a rank, and back; then the update by every rank."""
+        n = layout.num_elements
+        schedule = host_parallel(world_size, num_chunks=_chunks(self.num_chunks, 4 * n))
+        return [Exchange(schedule, n), Update("replica", n)]

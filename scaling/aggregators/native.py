@@ -16,7 +16,9 @@ import torch
 from torch import Tensor
 
 from scaling.aggregators.base import Aggregator, AggregatorState, PhaseMarker, unmarked
+from scaling.aggregators.prediction import native_all_reduce
 from scaling.bucket import BucketLayout
+from scaling.collectives.plan import Stage, Update
 from scaling.process_group import Group
 
 
@@ -34,6 +36,10 @@ class AllReduce(Aggregator[AggregatorState]):
         """No state beyond the group."""
         return AggregatorState(group, layout)
 
+    def wire_bytes(self, layout: BucketLayout, world_size: int, rank: int, itemsize: int) -> int:
+        """A ring's traffic, which is what a group meters."""
+        return layout.num_elements * itemsize * 2 * (world_size - 1) // world_size
+
     def aggregate(self, state: AggregatorState, gradient: Tensor, phase: PhaseMarker = unmarked) -> Tensor:
         """Sums in place over the ranks, then divides."""
         if state.group.world_size > 1:
@@ -42,3 +48,8 @@ class AllReduce(Aggregator[AggregatorState]):
             with phase("reduce"):
                 gradient.div_(state.group.world_size)
         return gradient
+
+    def stages(self, layout: BucketLayout, world_size: int) -> list[Stage]:
+        """A ring, and the update by every rank."""
+        n = layout.num_elements
+        return [*native_all_reduce([n], world_size, self.name), Update("replica", n)]

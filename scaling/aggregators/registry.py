@@ -14,9 +14,22 @@ BUILT_IN = {
     "all_reduce": "scaling.aggregators.native:AllReduce",
     "ring": "scaling.aggregators.scheduled:Ring",
     "tree": "scaling.aggregators.scheduled:Tree",
+    "schedule": "scaling.aggregators.scheduled:AnySchedule",
     "host_serial": "scaling.aggregators.host:HostSerial",
     "host_parallel": "scaling.aggregators.host:HostParallel",
     "one_bit": "scaling.aggregators.compressed:OneBit",
+    "caffe": "scaling.aggregators.presets.caffe:Caffe",
+    "caffe_nccl": "scaling.aggregators.presets.caffe:CaffeNccl",
+    "cntk": "scaling.aggregators.presets.cntk:Cntk",
+    "cntk_32bit": "scaling.aggregators.presets.cntk:Cntk32Bit",
+    "mxnet_device": "scaling.aggregators.presets.mxnet:MxnetDevice",
+    "mxnet_local": "scaling.aggregators.presets.mxnet:MxnetLocal",
+    "mxnet_tree": "scaling.aggregators.presets.mxnet:MxnetTree",
+    "tensorflow": "scaling.aggregators.presets.tensorflow:TensorFlow",
+    "tf_replicated": "scaling.aggregators.presets.tensorflow:TfReplicated",
+    "tf_spec": "scaling.aggregators.presets.tf_spec:TfSpec",
+    "torch_dpt": "scaling.aggregators.presets.torch7:TorchDpt",
+    "torch_cpu": "scaling.aggregators.presets.torch7:TorchCpu",
 }
 
 REGISTRY = Registry("aggregator", "scaling.aggregators", BUILT_IN)

@@ -8,20 +8,26 @@ complete (`scaling.collectives.halves`), and its second half carries parameters.
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import final
+from typing import Literal, final
 
 import torch
 from torch import Tensor
 
 from scaling.aggregators.base import Aggregator, AggregatorState, PhaseMarker, Span, unmarked
+from scaling.aggregators.prediction import stepped_by_owners
 from scaling.bucket import BucketLayout
+from scaling.collectives import plan
+from scaling.collectives.catalogue import schedule
 from scaling.collectives.exchange import Exchange, Transport
 from scaling.collectives.halves import halves
 from scaling.collectives.ring import ring
 from scaling.collectives.schedule import Schedule
+from scaling.collectives.sharded_owners import sharded_owners
 from scaling.collectives.tree import tree
+from scaling.errors import ScheduleError
 from scaling.process_group import Group
 
 
@@ -86,15 +92,17 @@ class Scheduled(Aggregator[ScheduledState]):
         )
 
     @final
-    def aggregate(self, state: ScheduledState, gradient: Tensor, phase: PhaseMarker = unmarked) -> Tensor:
-        """Runs the reduction, then divides by the world size what ends here."""
+    def aggregate(
+        self, state: ScheduledState, gradient: Tensor, phase: PhaseMarker = unmarked
+    ) -> Tensor | None:
+        """Runs the reduction, then divides by the world size what ends here; None where nothing does."""
         if state.group.world_size > 1:
             with phase("communicate"):
                 gradient = state.reduction.run(gradient)
             with phase("reduce"):
                 for start, stop in state.spans:
                     gradient[start:stop].div_(state.group.world_size)
-        return gradient
+        return gradient if state.spans or state.distribution is None else None
 
     @final
     def owned(self, state: ScheduledState) -> list[Span]:
@@ -110,6 +118,22 @@ class Scheduled(Aggregator[ScheduledState]):
                 result = state.distribution.run(parameters)
                 if result.data_ptr() != parameters.data_ptr():
                     parameters.copy_(result)
+
+    @final
+    def stages(self, layout: BucketLayout, world_size: int) -> list[plan.Stage]:
+        """The schedule and the update, or its halves with the owners' update between."""
+        n, schedule = layout.num_elements, self.schedule(world_size, layout)
+        if self.update_site == "replica":
+            return [plan.Exchange(schedule, n), plan.Update("replica", n)]
+        return stepped_by_owners(schedule, n, world_size)
+
+    @final
+    def wire_bytes(self, layout: BucketLayout, world_size: int, rank: int, itemsize: int) -> int:
+        """The schedule's."""
+        schedule = self.schedule(world_size, layout)
+        bounds = schedule.bounds(layout.num_elements)
+        sent = (t for step in schedule.steps for t in step if t.source == rank)
+        return itemsize * sum(bounds[t.stop] - bounds[t.start] for t in sent)
 
 
 def _spans(schedule: Schedule, owners: tuple[int, ...], rank: int, num_elements: int) -> list[Span]:
@@ -129,13 +153,20 @@ def _spans(schedule: Schedule, owners: tuple[int, ...], rank: int, num_elements:
 @final
 @dataclass(frozen=True)
 class Ring(Scheduled):
-    """Ring all-reduce: 2(n-1) messages of S/n bytes a rank."""
+    """Ring all-reduce: 2(n-1) messages of S/n bytes a rank.
+
+    Attributes:
+        directions: 2 sends half of the buffer round the other way at the same time, in twice the messages:
+            faster where a transport gives each pair of ranks only so much, as sends through host memory do.
+    """
 
     name = "ring"
 
+    directions: Literal[1, 2] = 1
+
     def schedule(self, world_size: int, layout: BucketLayout) -> Schedule:
         """The ring through the ranks in their order."""
-        return ring(world_size)
+        return ring(world_size, directions=self.directions)
 
 
 @final
@@ -148,3 +179,29 @@ class Tree(Scheduled):
     def schedule(self, world_size: int, layout: BucketLayout) -> Schedule:
         """The binomial tree rooted at rank 0."""
         return tree(world_size)
+
+
+@final
+@dataclass(frozen=True)
+class AnySchedule(Scheduled):
+    """Any collective between ranks that `scaling verify` knows by name.
+
+    Attributes:
+        collective: its name; "stripes" sends every pair of ranks a stripe directly, in two steps.
+    """
+
+    name = "schedule"
+
+    collective: str = "stripes"
+
+    def __post_init__(self) -> None:
+        if schedule(self.collective, 2).num_hosts:
+            raise ScheduleError(
+                f"collective {self.collective!r} sums in host memory: use host_serial or host_parallel"
+            )
+
+    def schedule(self, world_size: int, layout: BucketLayout) -> Schedule:
+        """The collective with its default parameters; sharded owners are those of the bucket's tensors."""
+        if self.collective == "sharded_owners":
+            return sharded_owners(world_size, [math.prod(shape) for shape in layout.shapes])
+        return schedule(self.collective, world_size)

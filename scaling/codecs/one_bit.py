@@ -13,23 +13,33 @@ Per column of v = gradient + residual, with R rows:
    coincide.
 4. New residual = v - decoded.
 
-Wire size: 8 + 4 ceil(R / 32) bytes a column. Error property: decoded + new residual = v, element by element.
+Wire size: 8 + 4 ceil(R / 32) bytes a column, so the ratio to 32-bit gradients is the sum of 4 R over the
+columns, divided by that of 8 + 4 ceil(R / 32): up to 32 for long columns, 1 for columns of three. Error
+property: decoded + new residual = v, element by element.
+
+What a column is depends on the view:
+- "torch": a matrix has the tensor's first axis as rows and all others as columns. So a convolution's column
+  holds one value of each output channel, as in CNTK where its network is written in NDL (weights of output
+  channels x the rest).
+- "cntk": the same, but for tensors of four axes, convolutions: torch's [K, C, H, W] is CNTK's W x H x C x K
+  of BrainScript's layers, whose first axis is W: a column is a row of the filter, of 3 or 5 elements.
 
 References: F. Seide, H. Fu, J. Droppo, G. Li, D. Yu, "1-bit stochastic gradient descent and its application
 to data-parallel distributed training of speech DNNs", Interspeech 2014; CNTK, Source/Math/ColumnQuantizer.h
-and ValueQuantizer.h. A matrix has the tensor's first axis as rows, as CNTK's ToMatrix view of its own tensors
-does.
+and ValueQuantizer.h; rows are a tensor's first axis in CNTK, whose first axis varies fastest in memory.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 Threshold = Literal["zero", "mean"]
+View = Literal["torch", "cntk"]
 
 BITS_PER_WORD = 32
 _SMALLEST_RANGE = 1e-36  # CNTK's ValueQuantizer: limits closer than this carry no information
@@ -43,16 +53,24 @@ class Encoded(NamedTuple):
     words: Tensor
 
 
-def as_matrix(tensor: Tensor) -> Tensor:
-    """A view with the first axis as rows and all others as columns; a vector or scalar is one column."""
-    rows = tensor.shape[0] if tensor.dim() else 1
-    return tensor.reshape(rows, -1) if tensor.numel() else tensor.reshape(rows, 0)
+def as_matrix(tensor: Tensor, view: View = "torch") -> Tensor:
+    """A view of a contiguous tensor with columns as the module says; a vector or scalar is one column."""
+    rows, columns = matrix_shape(tuple(tensor.shape), view)
+    if rows and _is_filter(tensor.shape, view):
+        return tensor.view(columns, rows).t()
+    return tensor.view(rows, columns)
 
 
-def matrix_shape(shape: tuple[int, ...]) -> tuple[int, int]:
+def matrix_shape(shape: tuple[int, ...], view: View = "torch") -> tuple[int, int]:
     """Rows and columns of `as_matrix` for a tensor of that shape."""
+    if _is_filter(shape, view):
+        return shape[3], math.prod(shape[:3]) if shape[3] else 0
     rows = shape[0] if shape else 1
     return rows, math.prod(shape[1:]) if rows else 0
+
+
+def _is_filter(shape: Sequence[int], view: View) -> bool:
+    return view == "cntk" and len(shape) == 4
 
 
 def wire_words(rows: int, columns: int) -> int:

@@ -68,6 +68,7 @@ def _ranks_per_host(world_size: int) -> int:
 
 CATALOGUE: dict[str, Entry] = {
     "ring": Entry("reduce-scatter and all-gather round one ring", ring),
+    "ring_both_ways": Entry("half of the buffer round each way", lambda n: ring(n, directions=2)),
     "xring": Entry("TensorFlow's ring of two sub-rings with rotated starts", _xring),
     "tree": Entry("binomial tree to rank 0 and back", tree),
     "pipelined_tree": Entry("the binomial tree in 8 chunks", lambda n: tree(n, num_chunks=PIPELINE_CHUNKS)),

@@ -83,7 +83,8 @@ class Exchange:
             return tensor
         if tensor.data_ptr() != self.buffer.data_ptr():
             self.buffer.copy_(tensor)
-        if self._graph is not None:
+        # Inside the capture of a whole step the exchange becomes a part of that graph.
+        if self._graph is not None and not torch.cuda.is_current_stream_capturing():
             self._graph.replay()
             self._group.meter.count(*self._metered)
         else:

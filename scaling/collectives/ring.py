@@ -10,8 +10,11 @@ time does not grow with the number of ranks where bandwidth decides.
    Afterwards position p holds the whole sum of segment (p + 1) mod n.
 4. All-gather, steps t = 0 .. n-2: position p copies its segment (p + 1 - t) mod n to its successor.
 
-Steps: 2(n-1). Bytes sent per rank: 2(n-1)/n S, in 2(n-1) messages. Error: each chunk is summed once, in one
-order, and then copied, so the ranks agree bit for bit.
+With two directions the second half of the buffer goes round the other way at the same time: two neighbours
+to talk to, where a transport gives each pair of ranks only so much.
+
+Steps: 2(n-1). Bytes sent per rank: 2(n-1)/n S, in 2(n-1) messages, twice as many with two directions. Error:
+each chunk is summed once, in one order, and then copied, so the ranks agree bit for bit.
 
 Reference: P. Patarasuk, X. Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", J.
 Parallel Distrib. Comput. 69 (2009). Sub-rings as `xring#k` of TensorFlow's benchmarks
@@ -28,13 +31,22 @@ from scaling.collectives.schedule import LazySteps, Operation, Schedule, Step, T
 from scaling.errors import ScheduleError
 
 
-def ring(world_size: int, subrings: int = 1) -> Schedule:
+def ring(world_size: int, subrings: int = 1, directions: int = 1) -> Schedule:
     """The ring all-reduce of `world_size` ranks, rank r sending to (r + 1) mod n, with n `subrings` chunks.
 
+    Args:
+        world_size: ranks.
+        subrings: rings with starts of their own, through the ranks in the same order.
+        directions: 2 gives half of the buffer to the opposite order; that doubles the chunks.
+
     Raises:
-        ScheduleError: there are more sub-rings than ranks, or none.
+        ScheduleError: there are more sub-rings than ranks, or none; or not one or two directions.
     """
     n, k = world_size, subrings
+    if directions not in (1, 2):
+        raise ScheduleError(f"ring: {directions} directions; allowed are 1 and 2")
+    if directions == 2:
+        return _both_ways(ring(n, k))
     if not 1 <= k <= n:
         raise ScheduleError(f"ring: {k} sub-rings of {n} ranks; allowed are 1 to {n}")
     starts = [s * (n // k) for s in range(k)]
@@ -54,3 +66,24 @@ def ring(world_size: int, subrings: int = 1) -> Schedule:
 
     steps = LazySteps(2 * (n - 1), step, kind_of=lambda t: "add" if t < n - 1 else "copy")
     return Schedule("ring", n, n * k, steps)
+
+
+def _both_ways(one_way: Schedule) -> Schedule:
+    """The ring, and beside it the same ring on as many further chunks with the ranks in opposite order."""
+    n, chunks = one_way.world_size, one_way.num_chunks
+
+    def step(t: int) -> Step:
+        forward = one_way.steps[t]
+        back = tuple(
+            move._replace(
+                source=n - 1 - move.source,
+                target=n - 1 - move.target,
+                start=move.start + chunks,
+                stop=move.stop + chunks,
+            )
+            for move in forward
+        )
+        return forward + back
+
+    steps = LazySteps(len(one_way.steps), step, kind_of=lambda t: "add" if t < n - 1 else "copy")
+    return Schedule("ring", n, 2 * chunks, steps)

@@ -127,11 +127,15 @@ def resolve(study: Study, machine: Machine) -> ResolvedStudy:
 
 
 def _default_threads(device: str, machine: Machine) -> int:
-    """CPU threads of a worker: its GPU's share of the cores; one where the worker is a CPU process.
+    """CPU threads of a worker: one where it is a CPU process, else three quarters of its GPU's cores.
 
-    The same at every world size, and whatever other sizes the study has.
+    The rest is left to the driver, the library's own threads and the loader: sums in host memory that take
+    every core wait for the one that something else runs on. The same at every world size, and whatever other
+    sizes the study has.
     """
-    return max(1, machine.num_cores // machine.num_gpus) if device == "cuda" and machine.num_gpus else 1
+    if device != "cuda" or not machine.num_gpus:
+        return 1
+    return max(1, 3 * (machine.num_cores // machine.num_gpus) // 4)
 
 
 def _device(part: AnyPart, machine: Machine, notes: list[str]) -> str:
@@ -168,19 +172,20 @@ def _part_cells(
     aggregators = [(spec.name, create_aggregator(spec.name, spec.parameters)) for spec in part.aggregators]
     for _, aggregator in aggregators:
         _check_aggregator(aggregator, part, sizes, where)
+        _check_step(aggregator, part, device, where)
     peer_access = part.peer_access if device == "cuda" else [None]
     tf32 = part.tf32 if device == "cuda" else [None]
     for choice in part.workloads:
         workload = _choose(choice, notes)
         batches = workload.global_batch or workload.local_batch or []
-        axes = itertools.product(batches, sizes, aggregators, peer_access, tf32, part.seed)
-        for batch, size, aggregator, peer, tf, seed in axes:
+        axes = itertools.product(batches, sizes, aggregators, part.step, peer_access, tf32, part.seed)
+        for batch, size, aggregator, step, peer, tf, seed in axes:
             local, total = _batch_sizes(part, batch, size, where)
             _check_data(workload, total, where)
             yield Cell(
                 kind=part.kind,
                 **_names(workload, *aggregator),
-                step=part.step,
+                step=step,
                 device=device,
                 scaling=part.scaling,
                 world_size=size,
@@ -206,6 +211,18 @@ def _check_aggregator(aggregator: Aggregator[Any], part: AnyPart, sizes: list[in
         raise StudyError(
             f"{where}aggregator {label!r} needs a world size of {aggregator.min_world_size} at least, "
             f"world_sizes has {min(sizes)}"
+        )
+
+
+def _check_step(aggregator: Aggregator[Any], part: AnyPart, device: str, where: str) -> None:
+    if "captured" not in part.step:
+        return
+    if device != "cuda":
+        raise StudyError(f"{where}step: captured is a CUDA graph and needs GPUs; on {device} use step: eager")
+    if not aggregator.graph_capturable or aggregator.update_site != "replica":
+        raise StudyError(
+            f"{where}aggregator {aggregator.label()!r} cannot be captured in a CUDA graph: its sums or its "
+            "update are the processor's or an owner's work; use step: eager, or a part of its own"
         )
 
 

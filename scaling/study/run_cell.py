@@ -16,9 +16,10 @@ from scaling.measure.clock import clock_for
 from scaling.measure.phases import PhaseRecorder
 from scaling.process_group import TorchGroup
 from scaling.study.cells import Cell
+from scaling.training.captured import CapturedStep
 from scaling.training.convergence import TrainingPlan, train
 from scaling.training.replica import Replica
-from scaling.training.step import EagerStep
+from scaling.training.step import EagerStep, Step
 from scaling.training.timing import Extent, measure_iterations
 from scaling.training.update import SgdSettings
 from scaling.workloads.base import DataSplits, Split
@@ -96,17 +97,22 @@ class CellRunner:
     def _on_device(self, split: Split) -> Split:
         return Split(split.inputs.to(self._device), split.targets.to(self._device))
 
-    def _step(self, cell: Cell, group: TorchGroup) -> EagerStep:
+    def _step(self, cell: Cell, group: TorchGroup) -> Step:
         model = create_model(cell.model, cell.model_parameters)
         shape = resolve_shape(model, create_dataset(cell.dataset, cell.dataset_parameters))
         torch.manual_seed(cell.seed)  # the same weights on every rank
         replica = Replica(build_module(model, shape).to(self._device))
         aggregator = create_aggregator(cell.aggregator, cell.aggregator_parameters)
         settings = SgdSettings(cell.learning_rate, cell.momentum, cell.weight_decay, cell.nesterov)
-        return EagerStep(replica, aggregator, settings, group)
+        if cell.step == "eager":
+            return EagerStep(replica, aggregator, settings, group)
+        eager = EagerStep(replica, aggregator, settings, group, capturable=True)
+        samples = slice(0, cell.local_batch)
+        train = self._data(cell).train
+        return CapturedStep(eager, train.inputs[samples], train.targets[samples], group)
 
     def _time(
-        self, cell: Cell, group: TorchGroup, step: EagerStep, splits: DataSplits, write: WriteSamples
+        self, cell: Cell, group: TorchGroup, step: Step, splits: DataSplits, write: WriteSamples
     ) -> RankSummary:
         assert cell.warmup is not None
         assert cell.iterations is not None
@@ -130,7 +136,7 @@ class CellRunner:
         return self._summary(step, splits, group.meter.bytes_sent, group.meter.messages_sent, num_warmup)
 
     def _converge(
-        self, cell: Cell, group: TorchGroup, step: EagerStep, splits: DataSplits, write: WriteSamples
+        self, cell: Cell, group: TorchGroup, step: Step, splits: DataSplits, write: WriteSamples
     ) -> RankSummary:
         assert cell.epochs is not None
         plan = TrainingPlan(cell.global_batch, cell.epochs, cell.seed)
@@ -156,7 +162,7 @@ class CellRunner:
 
     def _summary(
         self,
-        step: EagerStep,
+        step: Step,
         splits: DataSplits,
         bytes_sent: int,
         messages_sent: int | None,

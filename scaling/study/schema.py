@@ -118,7 +118,7 @@ class Part(Training):
     aggregators: Annotated[list[Component], Field(min_length=1)]
     world_sizes: Annotated[list[PositiveInt], Axis, Field(min_length=1)]
     scaling: Literal["strong", "weak"]
-    step: Literal["eager"] = "eager"
+    step: Annotated[list[Literal["eager", "captured"]], Axis] = ["eager"]
     repeats: PositiveInt = 1
     device: Device = "auto"
     missing_devices: Literal["error", "drop"] = "error"

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from scaling.measure.clock import Clock
 from scaling.process_group import Group
-from scaling.training.step import EagerStep
+from scaling.training.step import Step
 from scaling.workloads.base import Split
 from scaling.workloads.sampling import epoch_batches, shard
 
@@ -39,7 +39,7 @@ class TrainingPlan:
 
 
 def train(
-    step: EagerStep,
+    step: Step,
     train_split: Split,
     test_split: Split,
     plan: TrainingPlan,

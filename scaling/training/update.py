@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -38,11 +38,15 @@ class SgdSettings:
     weight_decay: float = 0.0
     nesterov: bool = False
 
-    def optimizer(self, parameters: Sequence[Tensor]) -> torch.optim.SGD:
-        """An optimizer of those tensors."""
+    def optimizer(self, parameters: Sequence[Tensor], *, capturable: bool = False) -> torch.optim.SGD:
+        """An optimizer of those tensors; `capturable`: fused, with its learning rate on the device."""
+        rate: Any = self.learning_rate
+        if capturable:
+            rate = torch.tensor(self.learning_rate, dtype=torch.float32, device=parameters[0].device)
         return torch.optim.SGD(
             parameters,
-            lr=self.learning_rate,
+            lr=rate,
+            fused=True if capturable else None,
             momentum=self.momentum,
             weight_decay=self.weight_decay,
             nesterov=self.nesterov,
@@ -51,6 +55,16 @@ class SgdSettings:
 
 class Update(ABC):
     """An update site, bound to one rank's replica."""
+
+    _owned: _Owned
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Copies of the momenta that live on this rank, by span."""
+        return self._owned.momenta()
+
+    def load_state_dict(self, momenta: dict[str, Tensor]) -> None:
+        """Takes them over, in place; the replica has its parameters already. Collective."""
+        self._owned.load_momenta(momenta)
 
     @abstractmethod
     def apply(self, mean: Tensor | None, phase: PhaseMarker = unmarked) -> None:
@@ -70,13 +84,22 @@ class DeviceUpdate(Update):
         settings: of the optimizer.
         aggregator: of the site "replica", "root" or "owner".
         state: its state.
+        capturable: the step is to be captured in a CUDA graph.
     """
 
-    def __init__(self, replica: Replica, settings: SgdSettings, aggregator: Aggregator[S], state: S) -> None:
+    def __init__(
+        self,
+        replica: Replica,
+        settings: SgdSettings,
+        aggregator: Aggregator[S],
+        state: S,
+        *,
+        capturable: bool = False,
+    ) -> None:
         self._aggregator, self._state = aggregator, state
         self._site = aggregator.site(state.layout)
         self._parameters = replica.parameters
-        self._owned = _Owned(replica.parameters, aggregator.owned(state), settings)
+        self._owned = _Owned(replica.parameters, aggregator.owned(state), settings, capturable=capturable)
 
     def apply(self, mean: Tensor | None, phase: PhaseMarker = unmarked) -> None:
         with phase("update"):
@@ -108,24 +131,60 @@ class HostUpdate(Update):
         self._owned = _Owned(self._parameters, aggregator.owned(state), settings)
         group.barrier()
 
+    def load_state_dict(self, momenta: dict[str, Tensor]) -> None:
+        super().load_state_dict(momenta)
+        self._group.barrier()  # nobody copies these back any more
+        if self._group.rank == 0:
+            self._parameters.copy_(self._replica.parameters)
+        self._group.barrier()
+
     def apply(self, mean: Tensor | None, phase: PhaseMarker = unmarked) -> None:
         with phase("update"), one_thread() if self._num_threads else nullcontext():
             self._owned.step(mean)
         with phase("wait"):  # for the ranks that step
             self._group.barrier()
         with phase("h2d_result"), torch.no_grad():
-            # The owners write these again only behind the next step's barrier, which each rank reaches after
-            # it has waited for its own stream.
+            # The owners write these again only with the next mean, for which each rank's next gradient is
+            # waited for: that is behind this copy in the rank's stream.
             self._replica.parameters.copy_(self._parameters, non_blocking=True)
 
 
 class _Owned:
     """The parameters in some spans of a flat tensor, and the optimizer whose momentum they have."""
 
-    def __init__(self, flat: Tensor, spans: list[Span], settings: SgdSettings) -> None:
+    def __init__(
+        self, flat: Tensor, spans: list[Span], settings: SgdSettings, *, capturable: bool = False
+    ) -> None:
         self._spans = spans
         self._parameters = [torch.nn.Parameter(flat[start:stop]) for start, stop in spans]
-        self._optimizer = settings.optimizer(self._parameters) if spans else None
+        self._optimizer = settings.optimizer(self._parameters, capturable=capturable) if spans else None
+
+    def momenta(self) -> dict[str, Tensor]:
+        """Copies, by span; none before the first step, and without momentum."""
+        return {name: buffer.clone() for name, buffer in self._buffers().items()}
+
+    def load_momenta(self, momenta: dict[str, Tensor]) -> None:
+        """Takes them over, in place where there are some; a span that is not there begins anew."""
+        buffers = self._buffers()
+        for (start, stop), parameter in zip(self._spans, self._parameters, strict=True):
+            name = f"{start}:{stop}"
+            if name in buffers and name in momenta:
+                buffers[name].copy_(momenta[name])
+            elif name in buffers:
+                buffers[name].zero_()  # torch's first step takes the gradient itself, as it does from zero
+            elif name in momenta and self._optimizer is not None:
+                self._optimizer.state[parameter]["momentum_buffer"] = momenta[name].clone()
+
+    def _buffers(self) -> dict[str, Tensor]:
+        if self._optimizer is None:
+            return {}
+        states = [self._optimizer.state.get(parameter, {}) for parameter in self._parameters]
+        named = zip(self._spans, states, strict=True)
+        return {
+            f"{start}:{stop}": state["momentum_buffer"]
+            for (start, stop), state in named
+            if state.get("momentum_buffer") is not None
+        }
 
     def step(self, mean: Tensor | None) -> None:
         """One step with the mean gradient, flat and of the whole bucket's length."""
@@ -137,7 +196,15 @@ class _Owned:
         self._optimizer.step()
 
 
-def update_at(replica: Replica, settings: SgdSettings, aggregator: Aggregator[S], state: S) -> Update:
+def update_at(
+    replica: Replica,
+    settings: SgdSettings,
+    aggregator: Aggregator[S],
+    state: S,
+    *,
+    capturable: bool = False,
+) -> Update:
     """The update of the aggregator's site. Collective for sites in shared memory."""
-    cls = HostUpdate if aggregator.site(state.layout) in HOST_SITES else DeviceUpdate
-    return cls(replica, settings, aggregator, state)
+    if aggregator.site(state.layout) in HOST_SITES:
+        return HostUpdate(replica, settings, aggregator, state)
+    return DeviceUpdate(replica, settings, aggregator, state, capturable=capturable)

@@ -16,10 +16,13 @@ from scaling.workloads.base import Dataset, DataShape, Model
 BUILT_IN_MODELS = {
     "fcn-r": "scaling.workloads.networks:fcn_r",
     "mlp": "scaling.workloads.networks:mlp",
+    "alexnet-r": "scaling.workloads.convolutional:alexnet_r",
+    "resnet-56": "scaling.workloads.residual:resnet_56",
 }
 
 BUILT_IN_DATASETS = {
     "mnist": "scaling.workloads.mnist:Mnist",
+    "cifar10": "scaling.workloads.cifar10:Cifar10",
     "digits": "scaling.workloads.digits:Digits",
     "synthetic": "scaling.workloads.synthetic:Synthetic",
 }

@@ -1,20 +1,58 @@
-"""The contract suite over every built-in aggregator."""
+"""The contract suite over every built-in aggregator, and every way of the bytes."""
+
+from dataclasses import replace
 
 import pytest
 
 from scaling import conformance
 from scaling.aggregators.registry import BUILT_IN, create
+from scaling.aggregators.scheduled import Scheduled
 
-AGGREGATORS = [create(name) for name in BUILT_IN] + [create("one_bit", {"threshold": "mean"})]
+
+def variants(aggregator):
+    """In a process, ranks can both send and reach each other's memory."""
+    if not isinstance(aggregator, Scheduled):
+        return [aggregator]
+    return [replace(aggregator, transport=transport) for transport in ("sends", "peer_memory")]
+
+
+BY_NAME = [*(create(name) for name in BUILT_IN), create("one_bit", {"threshold": "mean"})]
+AGGREGATORS = [variant for aggregator in BY_NAME for variant in variants(aggregator)]
+SCHEDULED = [aggregator for aggregator in BY_NAME if isinstance(aggregator, Scheduled)]
+
+
+def label(aggregator):
+    return aggregator.label()
 
 
 @pytest.mark.parametrize("world_size", conformance.WORLD_SIZES)
-@pytest.mark.parametrize("aggregator", AGGREGATORS, ids=lambda aggregator: aggregator.label())
+@pytest.mark.parametrize("aggregator", AGGREGATORS, ids=label)
 class TestContract:
     @pytest.mark.parametrize("dtype", conformance.DTYPES, ids=str)
     @pytest.mark.parametrize("num_elements", conformance.SIZES)
-    def test_result_is_the_mean_on_every_rank(self, aggregator, world_size, num_elements, dtype):
+    def test_mean_is_where_the_step_is_taken_and_parameters_reach_all(
+        self, aggregator, world_size, num_elements, dtype
+    ):
         conformance.check(aggregator, world_size, num_elements, dtype)
 
     def test_saved_state_continues_bit_for_bit(self, aggregator, world_size):
         conformance.check_state(aggregator, world_size)
+
+    def test_lossy_ones_withhold_what_they_do_not_deliver(self, aggregator, world_size):
+        assert conformance.check_residuals(aggregator, world_size) == aggregator.lossy
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 5, 8, 12])
+@pytest.mark.parametrize("aggregator", SCHEDULED, ids=label)
+def test_schedules_deliver_the_sum_where_the_step_is_taken(aggregator, world_size):
+    for num_elements in (1, 1027):
+        conformance.check_schedule(aggregator, world_size, conformance.layout_of(num_elements))
+
+
+@pytest.mark.parametrize(
+    "name", ["none", "all_reduce", "ring", "tree", "host_serial", "host_parallel", "one_bit"]
+)
+def test_wire_bytes_are_stated_and_so_checked(name):
+    layout = conformance.layout_of(1000)
+    stated = [create(name).wire_bytes(layout, 4, rank, 4) for rank in range(4)]
+    assert all(isinstance(num_bytes, int) for num_bytes in stated)

@@ -78,23 +78,23 @@ class TestBuiltIns:
         offer(**BUILT_IN)
         assert REGISTRY.targets() == BUILT_IN
 
-    def test_only_the_control_arm_exchanges_nothing_and_only_one_bit_is_lossy(self):
+    def test_only_the_control_arm_exchanges_nothing_and_only_one_bit_sgd_is_lossy(self):
         assert [name for name in BUILT_IN if not create(name).exchanges] == ["none"]
-        assert [name for name in BUILT_IN if create(name).lossy] == ["one_bit"]
+        assert [name for name in BUILT_IN if create(name).lossy] == ["one_bit", "cntk"]
 
 
 class TestParameters:
     def test_parameters_become_fields_and_show_in_the_label(self):
         aggregator = create("one_bit", {"threshold": "mean"})
         assert aggregator == OneBit("mean")
-        assert aggregator.parameters() == {"threshold": "mean"}
+        assert aggregator.parameters() == {"threshold": "mean", "view": "torch"}
         assert aggregator.label() == "one_bit(threshold=mean)"
 
     @pytest.mark.parametrize(
         ("name", "parameters", "message"),
         [
-            ("ring", {"chunks": 2}, "aggregator 'ring': unknown parameter 'chunks'; allowed: none"),
-            ("one_bit", {"treshold": "mean"}, "unknown parameter 'treshold'; allowed: threshold"),
+            ("none", {"chunks": 2}, "aggregator 'none': unknown parameter 'chunks'; allowed: none"),
+            ("one_bit", {"treshold": "mean"}, "unknown parameter 'treshold'; allowed: threshold, view"),
             (
                 "one_bit",
                 {"threshold": 3},

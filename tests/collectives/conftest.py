@@ -1,13 +1,21 @@
-"""The verifications of the catalogue, each made once for all tests."""
+"""The verifications of the catalogue, each made once for all tests; ranks that take turns as a seed says."""
 
-from collections.abc import Callable
+import random
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
+from typing import Any
 
 import pytest
 
 from scaling.collectives.catalogue import schedule
 from scaling.collectives.verify import Verification, verify
 from scaling.errors import ScheduleError
+from scaling.process_group import InProcessGroup
+from scaling.process_group.in_process import _World
+
+MAX_TURNS = 100_000
 
 
 @pytest.fixture(scope="session")
@@ -22,3 +30,91 @@ def verified() -> Callable[[str, int], Verification]:
             pytest.fail(f"{name} with {world_size} ranks: {error}")
 
     return run
+
+
+class Turns:
+    """Threads of which one runs at a time; who is next is drawn, so a seed decides on every order."""
+
+    def __init__(self, world_size: int, seed: int) -> None:
+        self._random = random.Random(seed)
+        self._running = list(range(world_size))
+        self._current = self._random.choice(self._running)
+        self._changed = threading.Condition()
+        self._num_turns = 0
+        self.failures: list[BaseException] = []
+
+    def wait_for(self, rank: int) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._current == rank or self.failures)
+        if self.failures:
+            raise threading.BrokenBarrierError
+
+    def hand_over(self, rank: int) -> None:
+        self._draw()
+        self.wait_for(rank)
+
+    def leave(self, rank: int, failure: BaseException | None = None) -> None:
+        self._running.remove(rank)
+        self.failures += [failure] if failure else []
+        self._draw()
+
+    def _draw(self) -> None:
+        self._num_turns += 1
+        assert self._num_turns < MAX_TURNS, "no rank gets on: each waits for another"
+        with self._changed:
+            self._current = self._random.choice(self._running) if self._running else -1
+            self._changed.notify_all()
+
+
+class DrawnGroup(InProcessGroup):
+    """Hands over to a drawn rank wherever a rank may have to wait, needed or not."""
+
+    def __init__(self, rank: int, world_size: int, world: _World, turns: Turns) -> None:
+        super().__init__(rank, world_size, world)
+        self._turns = turns
+        self._arrivals: list[int] = vars(world).setdefault("arrivals", [0] * world_size)
+
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        self._turns.hand_over(self.rank)
+        while not condition():
+            self._turns.hand_over(self.rank)
+
+    def barrier(self) -> None:
+        self._arrivals[self.rank] += 1
+        mine = self._arrivals[self.rank]
+        self.wait_until(lambda: min(self._arrivals) >= mine)
+
+    @contextmanager
+    def phase(self, _: str) -> Iterator[None]:
+        """A phase marker that hands over before and behind what it marks."""
+        self._turns.hand_over(self.rank)
+        yield
+        self._turns.hand_over(self.rank)
+
+
+@pytest.fixture
+def run_interleaved() -> Callable[[int, int, Callable[[DrawnGroup], Any]], list[Any]]:
+    """run_interleaved(world_size, seed, work): `work` on every rank; results in rank order."""
+
+    def run_all(world_size: int, seed: int, work: Callable[[DrawnGroup], Any]) -> list[Any]:
+        world, turns = _World(world_size, timeout_s=60), Turns(world_size, seed)
+        results: list[Any] = [None] * world_size
+
+        def run(rank: int) -> None:
+            try:
+                turns.wait_for(rank)
+                results[rank] = work(DrawnGroup(rank, world_size, world, turns))
+                turns.leave(rank)
+            except BaseException as error:
+                turns.leave(rank, error)
+
+        threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(world_size)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if turns.failures:
+            raise turns.failures[0]
+        return results
+
+    return run_all

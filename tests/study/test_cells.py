@@ -134,7 +134,10 @@ class TestAxes:
             workloads=[{**WORKLOAD, "model": {"name": "mlp", "hidden": [3]}}],
             aggregators=[{"name": "one_bit", "threshold": "mean"}],
         )
-        assert (cell.model_parameters, cell.aggregator_parameters) == ({"hidden": [3]}, {"threshold": "mean"})
+        assert (cell.model_parameters, cell.aggregator_parameters) == (
+            {"hidden": [3]},
+            {"threshold": "mean", "view": "torch"},
+        )
         assert (cell.model_label, cell.aggregator_label) == ("mlp(hidden=[3])", "one_bit(threshold=mean)")
         assert (cell.lossy, cell.exchanges) == (True, True)
 
@@ -181,10 +184,10 @@ class TestThreads:
 
     @pytest.mark.parametrize("world_sizes", [[1], [1, 2, 4]])
     def test_gpu_worker_has_its_gpus_share_of_the_cores(self, world_sizes):
-        assert {c.threads for c in cells(Machine(4, 64), world_sizes=world_sizes)} == {16}
+        assert {c.threads for c in cells(Machine(4, 64), world_sizes=world_sizes)} == {12}
 
     def test_every_node_brings_its_own_cores(self):
-        assert {c.threads for c in cells(Machine(4, 64, num_nodes=2), world_sizes=[8])} == {16}
+        assert {c.threads for c in cells(Machine(4, 64, num_nodes=2), world_sizes=[8])} == {12}
 
     def test_threads_in_the_study_come_first(self):
         assert {c.threads for c in cells(threads=3)} == {3}
@@ -264,6 +267,18 @@ class TestWhatCannotBe:
         assert len(cells(kind="convergence", aggregators=["none"], world_sizes=1)) == 1
         assert len(cells(kind="iteration", aggregators=["none"])) == 2
 
+    def test_captured_step_needs_gpus(self):
+        assert "step: captured is a CUDA graph and needs GPUs; on cpu use" in problem(step="captured")
+
+    @pytest.mark.parametrize("aggregator", ["host_serial", "host_parallel", "caffe"])
+    def test_captured_step_needs_an_aggregator_that_can_be_captured(self, aggregator):
+        message = problem(GPUS, step=["eager", "captured"], aggregators=["none", aggregator])
+        assert f"aggregator {aggregator!r} cannot be captured in a CUDA graph" in message
+
+    def test_step_is_an_axis(self):
+        both = cells(GPUS, step=["eager", "captured"], aggregators=["ring"], world_sizes=[2])
+        assert [cell.step for cell in both] == ["eager", "captured"]
+
     @pytest.mark.parametrize("where", ["part", "workload"])
     def test_nesterov_without_momentum(self, where):
         settings = {"nesterov": True, "momentum": 0}
@@ -284,7 +299,7 @@ class TestWhatCannotBe:
             ),
             (
                 {"aggregators": [{"name": "ring", "chunks": 4}]},
-                "aggregator 'ring': unknown parameter 'chunks'; allowed: none, it has no parameters",
+                "aggregator 'ring': unknown parameter 'chunks'; allowed: transport, captured, directions",
             ),
             ({"workloads": [{**WORKLOAD, "model": "mpl"}]}, r"unknown model 'mpl' \(did you mean 'mlp'\?\)"),
             (

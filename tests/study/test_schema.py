@@ -38,7 +38,7 @@ class TestWhatIsAllowed:
     def test_smallest_study_has_one_iteration_part_with_defaults(self):
         (part,) = parse().parts
         assert isinstance(part, IterationPart)
-        assert (part.kind, part.step, part.repeats, part.device) == ("iteration", "eager", 1, "auto")
+        assert (part.kind, part.step, part.repeats, part.device) == ("iteration", ["eager"], 1, "auto")
         assert (part.learning_rate, part.momentum, part.weight_decay) == (0.01, 0.9, 0.0)
         assert part.seed == [0]
 
@@ -167,7 +167,7 @@ class TestValues:
             ),
             ({"aggregators": [None]}, "aggregators.0 is None: a component is a name"),
             ({"scaling": "both"}, "scaling is 'both': input should be 'strong' or 'weak'"),
-            ({"step": "lazy"}, "step is 'lazy': input should be 'eager'"),
+            ({"step": "lazy"}, "step.0 is 'lazy': input should be 'eager' or 'captured'"),
             ({"device": "tpu"}, "device is 'tpu': input should be 'auto', 'cpu' or 'cuda'"),
             ({"missing_devices": "skip"}, "missing_devices is 'skip': input should be 'error' or 'drop'"),
             ({"repeats": 0}, "repeats is 0: input should be greater than 0"),

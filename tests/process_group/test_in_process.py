@@ -84,6 +84,52 @@ class TestCollectives:
 
         assert run_in_process(world_size, work) == [(0, list(range(1, world_size + 1)))] * world_size
 
+    def test_peer_memory_is_zeroed_and_what_is_written_before_a_barrier_is_read_behind_it(self, world_size):
+        def work(group: InProcessGroup) -> tuple[float, list[float]]:
+            memory = group.peer_memory(2, torch.float64, torch.device("cpu"))
+            before = memory.local.sum().item()
+            memory.barrier()
+            memory.of((group.rank + 1) % world_size)[0] = group.rank
+            memory.local[1] = 10.0 * group.rank
+            memory.barrier()
+            values = [memory.of(rank)[1].item() for rank in range(world_size)]
+            return before, [memory.local[0].item(), *values]
+
+        for rank, (before, values) in enumerate(run_in_process(world_size, work)):
+            assert before == 0
+            assert values == [(rank - 1) % world_size, *(10.0 * peer for peer in range(world_size))]
+
+    def test_every_device_is_a_peer(self, world_size):
+        assert all(run_in_process(world_size, lambda group: group.can_access_peers(torch.device("cpu"))))
+
+
+class TestWaitUntil:
+    def test_returns_once_another_rank_has_written(self):
+        def work(group: InProcessGroup) -> int:
+            buffer = group.shared_host_buffer(1, register=False)
+            if group.rank == 1:
+                buffer[0] = 7
+            group.wait_until(lambda: int(buffer[0]) > 0)
+            return int(buffer[0])
+
+        assert run_in_process(3, work) == [7, 7, 7]
+
+    def test_condition_that_holds_is_asked_once(self):
+        def work(group: InProcessGroup) -> int:
+            asked: list[int] = []
+            group.wait_until(lambda: not asked.append(1))
+            return len(asked)
+
+        assert run_in_process(2, work) == [1, 1]
+
+    def test_condition_that_never_holds_is_an_error_naming_the_rank(self):
+        def work(group: InProcessGroup) -> None:
+            if group.rank == 1:
+                group.wait_until(lambda: False)
+
+        with pytest.raises(TimeoutError, match="rank 1 waits in vain for another's host memory"):
+            run_in_process(2, work, timeout_s=0.05)
+
 
 class TestMessages:
     def test_messages_between_two_ranks_keep_their_order(self):
@@ -137,7 +183,7 @@ class TestMessages:
 
 
 class TestFailure:
-    @pytest.mark.parametrize("wait", ["barrier", "message", "all_reduce"])
+    @pytest.mark.parametrize("wait", ["barrier", "message", "all_reduce", "condition"])
     def test_failure_of_one_rank_is_raised_and_the_others_are_released(self, wait):
         released = []
 
@@ -149,6 +195,8 @@ class TestFailure:
                     group.barrier()
                 elif wait == "message":
                     group.exchange([], [Message(1, torch.empty(1))])
+                elif wait == "condition":
+                    group.wait_until(lambda: False)
                 else:
                     group.all_reduce(torch.ones(1))
             except threading.BrokenBarrierError:
@@ -198,6 +246,23 @@ class TestMeter:
             return group.meter.bytes_sent, group.meter.messages_sent
 
         assert run_in_process(world_size, work) == [(num_bytes, 2 * (world_size - 1))] * world_size
+
+    def test_all_reduce_of_host_memory_sums_and_counts_the_same(self):
+        def work(group: InProcessGroup) -> tuple[list[float], int, int]:
+            tensor = torch.full((12,), float(group.rank))
+            group.all_reduce_host(tensor)
+            return tensor.tolist(), group.meter.bytes_sent, group.meter.messages_sent
+
+        assert run_in_process(3, work) == [([3.0] * 12, 64, 4)] * 3
+
+    def test_barriers_and_shared_memory_are_not_counted(self):
+        def work(group: InProcessGroup) -> int:
+            group.barrier()
+            group.shared_host_buffer(8, register=False)[group.rank] = 1
+            group.peer_memory(2, torch.float32, torch.device("cpu")).barrier()
+            return group.meter.bytes_sent + group.meter.messages_sent
+
+        assert run_in_process(2, work) == [0, 0]
 
     def test_broadcast_counts_one_message_to_each_other_rank_at_the_source(self):
         def work(group: InProcessGroup) -> tuple[int, int]:

@@ -1,0 +1,75 @@
+"""Runs a launch to its end so that nothing of it is left behind, however it ends."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from typing import IO
+
+GRACE_S = 10.0
+"""What a launch has between the request to end and the end by force."""
+
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+
+def run_to_end(
+    command: Sequence[str], environment: Mapping[str, str], output: IO[bytes], limit_s: float
+) -> int | None:
+    """Starts a command, waits for it and returns its exit code; None if it ran past the limit.
+
+    Args:
+        command: of a launcher.
+        environment: all of it.
+        output: a real file for what it and the workers print.
+        limit_s: seconds after which it is ended with all that it started, as on Ctrl-C.
+    """
+    process = subprocess.Popen(
+        command,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,  # Ctrl-C reaches this process alone, which then ends the launch in order
+        preexec_fn=_end_with_parent,
+    )
+    try:
+        return process.wait(limit_s)
+    except subprocess.TimeoutExpired:
+        _end(process)
+        return None
+    except BaseException:
+        _end(process)
+        raise
+
+
+def _end_with_parent() -> None:
+    """In the child: has the kernel end the launch when this process dies without a chance to do it."""
+    if _LIBC is not None:
+        _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+
+
+def die_with_parent() -> None:
+    """In a worker: has the kernel end it when the launcher that started it dies."""
+    if _LIBC is not None:
+        _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() == 1:  # it died before
+            sys.exit(1)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Ends a launch and everything it started, first by asking."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(process.pid, number)
+            process.wait(GRACE_S)
+        except ProcessLookupError:
+            break
+        except subprocess.TimeoutExpired:
+            continue
+    process.poll()

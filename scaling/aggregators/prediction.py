@@ -1,0 +1,79 @@
+"""Stages that several aggregators consist of (`scaling.collectives.plan`), and the bytes that they send."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from scaling.collectives.halves import halves
+from scaling.collectives.plan import Exchange, Stage, Update
+from scaling.collectives.ring import ring
+from scaling.collectives.schedule import Schedule, Transfer
+
+
+def native_all_reduce(sizes: Iterable[int], world_size: int, name: str) -> list[Stage]:
+    """The library's all-reduces, one after the other, as rings: what it chooses it does not tell."""
+    return [Exchange(ring(world_size), size, name=name) for size in sizes]
+
+
+def all_reduce_bytes(sizes_bytes: Iterable[int], world_size: int) -> int:
+    """What a group meters on each rank for all-reduces of those sizes: a ring's, rounded down."""
+    return sum(num_bytes * 2 * (world_size - 1) // world_size for num_bytes in sizes_bytes)
+
+
+def sent_elements(schedule: Schedule, num_elements: int, rank: int) -> int:
+    """Elements that the rank sends."""
+    bounds = schedule.bounds(num_elements)
+    return sum(bounds[t.stop] - bounds[t.start] for step in schedule.steps for t in step if t.source == rank)
+
+
+def stepped_by_owners(schedule: Schedule, num_elements: int, world_size: int) -> list[Stage]:
+    """A schedule cut where its sums are complete, with the owners' step between the halves."""
+    reduction, distribution, owners = halves(schedule)
+    bounds = schedule.bounds(num_elements)
+    owned = [0] * world_size
+    for chunk, owner in enumerate(owners):
+        owned[owner] += bounds[chunk + 1] - bounds[chunk]
+    return [
+        Exchange(reduction, num_elements, name="reduce"),
+        Update("owner", num_elements, owner_elements=tuple(owned)),
+        Exchange(distribution, num_elements, name="distribute"),
+    ]
+
+
+def sums_alone(schedule: Schedule) -> Schedule:
+    """A host-staging schedule without the copies back: what is summed stays in host memory."""
+    steps = [tuple(t for t in step if t.operation == "add") for step in schedule.steps]
+    return replace(schedule, steps=tuple(step for step in steps if step))
+
+
+def stripes_and_back(num_bytes: int, world_size: int) -> tuple[Stage, Stage]:
+    """Every rank's stripes of an encoded buffer to their owners; the owners' sums, as large, to all.
+
+    Copies: what is added is decoded before. Chunk r n + o is what rank r has for rank o.
+    """
+    n = world_size
+    pairs = [(rank, other) for rank in range(n) for other in range(n) if rank != other]
+    stripes = tuple(Transfer(r, o, r * n + o, r * n + o + 1, "copy") for r, o in pairs)
+    sums = tuple(Transfer(r, o, r * n + r, r * n + r + 1, "copy") for r, o in pairs)
+    first, second = (Schedule("stripes", n, n * n, (step,)) for step in (stripes, sums))
+    return Exchange(first, n * num_bytes, 1.0), Exchange(second, n * num_bytes, 1.0)
+
+
+def rows_to_host(num_elements: int, world_size: int) -> Stage:
+    """Every rank copies its buffer into a row of its own in host memory; nothing is summed."""
+    up = tuple(Transfer(rank, world_size, rank, rank + 1, "copy") for rank in range(world_size))
+    schedule = Schedule("to_host", world_size, world_size, (up,), num_hosts=1)
+    return Exchange(schedule, world_size * num_elements)
+
+
+def copies_to_ranks(num_elements: int, world_size: int) -> Stage:
+    """Every rank copies one buffer from host memory."""
+    back = tuple(Transfer(world_size, rank, 0, 1, "copy") for rank in range(world_size))
+    return Exchange(Schedule("from_host", world_size, 1, (back,), num_hosts=1), num_elements)
+
+
+def stepped_on_host(num_elements: int, world_size: int, num_threads: int) -> list[Stage]:
+    """The step in host memory, and the parameters back to the ranks."""
+    update = Update("host", num_elements, num_threads=num_threads)
+    return [update, copies_to_ranks(num_elements, world_size)]

@@ -1,0 +1,127 @@
+"""Caffe: one flat buffer up and down a binary tree of GPUs; later NCCL's all-reduce, layer by layer.
+
+`caffe` (before January 2017), all learnable parameters as one buffer:
+1. GPUs pair up: on one board first, then those with access to each other's memory, then the rest, until one
+   is left, the root.
+2. Each pair's child sends its gradient to its parent, which adds it: ceil(log2 n) levels.
+3. The root, which alone has the momentum, divides by n and takes the step.
+4. The parameters go down the same tree.
+Steps: 2 ceil(log2 n). Bytes sent: by the root S to each of its children; by every other GPU S up and S to
+each of its own children; 2(n-1) S by all. It delivers the mean.
+
+`caffe_nccl` (since): after a layer's backward pass, ncclAllReduce of that layer's gradients, last layer
+first; divided by n; every GPU takes the step.
+Steps: NCCL's, once a layer. Bytes sent per rank: at least 2(n-1)/n S; metered is that of each layer, rounded
+down to whole bytes. It delivers the mean.
+
+Error: one order of summation, ours or NCCL's, so the ranks agree bit for bit.
+
+References: Caffe, src/caffe/parallel.cpp and include/caffe/parallel.hpp at commit 01528918c (`DevicePair`,
+`P2PSync`) and since commit 3ba20549b (`NCCL`, `layer_wise_reduce`); S. Shi, Q. Wang, P. Xu, X. Chu,
+"Benchmarking State-of-the-Art Deep Learning Software Tools", arXiv 1608.07249v7 (2017), whose text describes
+the tree.
+
+Differences. `caffe`: a parent with several children adds them in the order of the levels, where Caffe adds
+them as they arrive; parameters travel right after the update, where Caffe sends them at the start of the next
+iteration; who has peer access to whom is not asked: it decides nothing where all or none have it, and
+`gpus_per_board` covers the pairs of the paper's machine. `caffe_nccl`: Caffe reduces a layer while backward
+goes on; in an eager step all layers follow backward.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+from typing import final
+
+import torch
+from pydantic import PositiveInt
+from torch import Tensor
+
+from scaling.aggregators.base import Aggregator, AggregatorState, PhaseMarker, Span, unmarked
+from scaling.aggregators.prediction import all_reduce_bytes, native_all_reduce
+from scaling.aggregators.scheduled import Scheduled
+from scaling.bucket import BucketLayout
+from scaling.collectives.plan import Stage, Update
+from scaling.collectives.schedule import Schedule
+from scaling.collectives.tree import caffe_pairs, tree
+from scaling.process_group import Group
+
+
+@final
+@dataclass(frozen=True)
+class Caffe(Scheduled):
+    """Caffe's tree: the gradient up to rank 0, which takes the step, and the parameters down.
+
+    Attributes:
+        gpus_per_board: ranks r with the same r // gpus_per_board share a board, and pair up first: 2 on the
+            paper's machine of two K80. 1 where boards have one GPU, or are not known.
+    """
+
+    name = "caffe"
+    update_site = "root"
+
+    gpus_per_board: PositiveInt = 1
+
+    def schedule(self, world_size: int, layout: BucketLayout) -> Schedule:
+        """The tree of Caffe's pairs."""
+        boards = [rank // self.gpus_per_board for rank in range(world_size)]
+        nobody = [[False] * world_size] * world_size
+        return tree(world_size, caffe_pairs(boards, nobody))
+
+
+@dataclass
+class LayerState(AggregatorState):
+    """Where each layer's gradients lie, the last layer first."""
+
+    layers: list[Span]
+
+
+def layer_spans(layout: BucketLayout) -> list[Span]:
+    """The elements of each layer, in the order of the bucket: neighbours whose names differ in the last part.
+
+    `3.weight` and `3.bias` are one layer, `3`.
+    """
+    ends = [*layout.offsets[1:], layout.num_elements]
+    tensors = zip(layout.names, layout.offsets, ends, strict=True)
+    layers = [list(of_one) for _, of_one in groupby(tensors, key=lambda tensor: tensor[0].rpartition(".")[0])]
+    spans = [(tensors[0][1], tensors[-1][2]) for tensors in layers]
+    assert all(a[1] == b[0] for a, b in pairwise(spans)), "a bucket has no gaps"
+    return spans
+
+
+@final
+@dataclass(frozen=True)
+class CaffeNccl(Aggregator[LayerState]):
+    """Caffe with NCCL: an all-reduce a layer, last layer first; every rank takes the step."""
+
+    name = "caffe_nccl"
+    modifies_input = True
+    graph_capturable = True
+
+    def start(
+        self, layout: BucketLayout, group: Group, dtype: torch.dtype, device: torch.device
+    ) -> LayerState:
+        """Finds the layers."""
+        return LayerState(group, layout, layer_spans(layout)[::-1])
+
+    def aggregate(self, state: LayerState, gradient: Tensor, phase: PhaseMarker = unmarked) -> Tensor:
+        """Sums each layer in place over the ranks, then divides."""
+        if state.group.world_size > 1:
+            with phase("communicate"):
+                for start, stop in state.layers:
+                    state.group.all_reduce(gradient[start:stop])
+            with phase("reduce"):
+                gradient.div_(state.group.world_size)
+        return gradient
+
+    def wire_bytes(self, layout: BucketLayout, world_size: int, rank: int, itemsize: int) -> int:
+        """That of each layer's all-reduce."""
+        sizes = [itemsize * (stop - start) for start, stop in layer_spans(layout)]
+        return all_reduce_bytes(sizes, world_size)
+
+    def stages(self, layout: BucketLayout, world_size: int) -> list[Stage]:
+        """A ring a layer, and the update by every rank."""
+        sizes = [stop - start for start, stop in layer_spans(layout)[::-1] if start < stop]
+        exchanges = native_all_reduce(sizes, world_size, self.name)
+        return [*exchanges, Update("replica", layout.num_elements)]

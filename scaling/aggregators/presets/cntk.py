@@ -1,0 +1,205 @@
+"""CNTK: 1-bit SGD over MPI, and its plain 32-bit aggregation.
+
+`cntk` (AllReduceDistGradAggregator, gradientBits=1): as `one_bit` (compressed.py), with columns as CNTK cuts
+them where its network is written in BrainScript. A convolution's column there is a row of its filter: 12
+bytes on the wire for the 20 of five 32-bit values, the same 12 for three. The ratio of 32-bit gradients to
+what is sent, 4 R over 8 + 4 ceil(R / 32), both summed over the columns of R rows, is so
+    FCN-R      30.8    weight matrices of 1024 to 4096 rows
+    AlexNet-R   1.73   nearly all in 5 x 5 filters
+    ResNet-56   1.00   3 x 3 filters; 13.4 in `one_bit`'s view, that of CNTK's ResNets written in NDL
+Steps, bytes and error property: those of compressed.py.
+
+`cntk_32bit` (SimpleDistGradAggregator, gradientBits=32, CNTK's default):
+1. Tensors of up to 32 KiB are packed into one message, the first; every other is one of its own.
+2. Each message is copied to pinned host memory (`d2h`), all-reduced there, and copied back (`h2d_result`);
+   the next one is copied down while this one is reduced. transport "device" all-reduces on the device.
+3. Every rank takes the step.
+Messages: the number of larger tensors, and 1 if there are small ones. Bytes sent per rank: 2(n-1)/n S, that
+of each message rounded down to whole bytes. Error: the library's float summation; the ranks agree bit for
+bit.
+
+Both deliver the sum in CNTK, whose learning rate is per sample; ours deliver the mean.
+
+References: CNTK, Source/1BitSGD/AllReduceDistGradAggregator.h, Source/SGDLib/SimpleDistGradAggregator.h,
+DEFAULT_PACK_THRESHOLD_SIZE_IN_BYTES in Source/Common/Include/Constants.h; F. Seide, H. Fu, J. Droppo, G. Li,
+D. Yu, "1-bit stochastic gradient descent and its application to data-parallel distributed training of speech
+DNNs", Interspeech 2014.
+
+Differences. `cntk`: those of compressed.py; ours exchanges on the device, CNTK in host memory over MPI.
+`cntk_32bit`: CNTK calls MPI_Allreduce, ours Gloo's all-reduce of host memory; with "device" CNTK calls
+NCCL's, as ours does on GPUs. In CPU processes CNTK reduces in place; ours makes the copies there too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, final
+
+import torch
+from torch import Tensor
+
+from scaling.aggregators.base import Aggregator, AggregatorState, PhaseMarker, Span, unmarked
+from scaling.aggregators.compressed import StripedOneBit
+from scaling.aggregators.prediction import all_reduce_bytes, copies_to_ranks, native_all_reduce, rows_to_host
+from scaling.aggregators.presets.host_rows import tensor_spans
+from scaling.bucket import BucketLayout
+from scaling.codecs.one_bit import View
+from scaling.collectives.plan import Codec, Stage, Update
+from scaling.process_group import Group
+
+PACK_THRESHOLD_BYTES = 32 * 1024
+HOST_BYTES_MOVED = 5.5
+"""In host memory for each byte that a rank sends in an all-reduce there: written to a socket and read from it
+by copies of the kernel, and every other one added."""
+
+
+@final
+@dataclass(frozen=True)
+class Cntk(StripedOneBit):
+    """CNTK's 1-bit SGD with CNTK's own columns, in which convolutions are hardly compressed."""
+
+    name = "cntk"
+
+    view: View = "cntk"
+
+
+@dataclass
+class MessagesState(AggregatorState):
+    """The gradient as messages, each with its own room in host memory where it is reduced there."""
+
+    packed_spans: list[Span]  # of the small tensors
+    packed: Tensor  # on the device, their values one behind the other
+    spans: list[Span]  # of the larger ones, a message each
+    on_host: list[Tensor]  # a buffer a message; none if reduced on the device
+    down: torch.cuda.Stream | None
+    up: torch.cuda.Stream | None
+
+
+@final
+@dataclass(frozen=True)
+class Cntk32Bit(Aggregator[MessagesState]):
+    """CNTK's 32-bit aggregation: small tensors packed, the others one by one, through pinned host memory.
+
+    Attributes:
+        transport: where messages are reduced: "host" memory, or the "device".
+    """
+
+    name = "cntk_32bit"
+    modifies_input = True
+
+    transport: Literal["host", "device"] = "host"
+
+    def start(
+        self, layout: BucketLayout, group: Group, dtype: torch.dtype, device: torch.device
+    ) -> MessagesState:
+        """Divides the tensors into messages."""
+        small, large = _packed_and_not(layout, dtype.itemsize)
+        packed = torch.empty(_length(small), dtype=dtype, device=device)
+        is_cuda = device.type == "cuda"
+        sizes = _messages(layout, dtype.itemsize)
+        return MessagesState(
+            group,
+            layout,
+            packed_spans=small,
+            packed=packed,
+            spans=large,
+            on_host=[torch.empty(size, dtype=dtype, pin_memory=is_cuda) for size in sizes]
+            if self.transport == "host"
+            else [],
+            down=_stream(device),
+            up=_stream(device),
+        )
+
+    def aggregate(self, state: MessagesState, gradient: Tensor, phase: PhaseMarker = unmarked) -> Tensor:
+        """Sums message by message, in place, then divides."""
+        if state.group.world_size == 1:
+            return gradient
+        small = [gradient[start:stop] for start, stop in state.packed_spans]
+        messages = [state.packed] * bool(small) + [gradient[start:stop] for start, stop in state.spans]
+        with phase("encode"):
+            if small:
+                torch.cat(small, out=state.packed)
+        if self.transport == "host":
+            _reduce_on_host(state, messages, phase)
+        else:
+            with phase("communicate"):
+                for message in messages:
+                    state.group.all_reduce(message)
+        with phase("decode"):
+            at = 0
+            for tensor in small:
+                tensor.copy_(state.packed[at : at + tensor.numel()])
+                at += tensor.numel()
+        with phase("reduce"):
+            gradient.div_(state.group.world_size)
+        return gradient
+
+    def wire_bytes(self, layout: BucketLayout, world_size: int, rank: int, itemsize: int) -> int:
+        """That of each message's all-reduce."""
+        return all_reduce_bytes([itemsize * size for size in _messages(layout, itemsize)], world_size)
+
+    def stages(self, layout: BucketLayout, world_size: int) -> list[Stage]:
+        """Down, all-reduced by a core a rank, and up; or a ring a message. Then the update by every rank."""
+        n = layout.num_elements
+        update = Update("replica", n)
+        if world_size == 1:
+            return [update]
+        if self.transport == "device":
+            return [*native_all_reduce(_messages(layout, itemsize=4), world_size, self.name), update]
+        sent_bytes = 4.0 * n * 2 * (world_size - 1) / world_size
+        all_reduce = Codec("all_reduce", sent_bytes, where="host", bytes_moved=HOST_BYTES_MOVED)
+        return [rows_to_host(n, world_size), all_reduce, copies_to_ranks(n, world_size), update]
+
+
+def _packed_and_not(layout: BucketLayout, itemsize: int) -> tuple[list[Span], list[Span]]:
+    """The tensors that are packed into one message, and those that are one each."""
+    small: list[Span] = []
+    large: list[Span] = []
+    for start, stop in tensor_spans(layout):
+        (small if (stop - start) * itemsize <= PACK_THRESHOLD_BYTES else large).append((start, stop))
+    return small, large
+
+
+def _messages(layout: BucketLayout, itemsize: int) -> list[int]:
+    """The elements of each message."""
+    small, large = _packed_and_not(layout, itemsize)
+    return [_length(small)] * bool(small) + [stop - start for start, stop in large]
+
+
+def _length(spans: list[Span]) -> int:
+    return sum(stop - start for start, stop in spans)
+
+
+def _reduce_on_host(state: MessagesState, messages: list[Tensor], phase: PhaseMarker) -> None:
+    """Down, all-reduce, up; the copy down of a message runs while the one before it is reduced."""
+    pairs = list(zip(messages, state.on_host, strict=True))
+    down, up = state.down, state.up
+    if down is not None and up is not None:
+        down.wait_stream(torch.cuda.current_stream())
+        up.wait_stream(torch.cuda.current_stream())
+
+    def copy_down(index: int) -> None:
+        message, host = pairs[index]
+        with torch.cuda.stream(down):
+            host.copy_(message, non_blocking=True)
+
+    with phase("d2h"):
+        if pairs:
+            copy_down(0)
+    for index, (message, host) in enumerate(pairs):
+        with phase("d2h"):
+            if down is not None:
+                down.synchronize()
+            if index + 1 < len(pairs):
+                copy_down(index + 1)
+        with phase("communicate"):
+            state.group.all_reduce_host(host)
+        with phase("h2d_result"), torch.cuda.stream(up):
+            message.copy_(host, non_blocking=True)
+    if up is not None:
+        with phase("h2d_result"):
+            torch.cuda.current_stream().wait_stream(up)
+
+
+def _stream(device: torch.device) -> torch.cuda.Stream | None:
+    return torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]

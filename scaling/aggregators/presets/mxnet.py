@@ -1,0 +1,208 @@
+"""MXNet's key-value stores on one machine: tensors at owners on the GPUs, on trees of GPUs, or on the CPU.
+
+`mxnet_device` (kvstore "device", which the paper's benchmark code uses):
+1. The tensors have owners: by size, largest first, each goes to the GPU that owns least so far.
+2. All GPUs copy the tensor to its owner, which sums, takes the step, and copies the parameters to all.
+Steps: 2. Bytes sent by a rank that owns o bytes: S - o, then (n-1) o. One tensor can decide it all: on FCN-R
+the second weight matrix is 59% of all bytes.
+
+`mxnet_tree` (the same with MXNET_KVSTORE_USETREE=1):
+1. There is a binary tree of depth ceil(log2 n) for each GPU as root, over the heaviest links (link_trees.py).
+2. A tensor of more than 10 million elements with at least 2n rows is cut by rows into n slices, of rows // n
+   each and the last of what is left; slice i goes up tree i. Any other goes up tree 0.
+3. The root takes the step; the parameters go down the tree.
+Steps: 2 ceil(log2 n). Bytes sent: 2(n-1) S by all ranks together.
+
+`mxnet_local` (kvstore "local"):
+1. Every GPU copies its gradient to pinned host memory (`d2h`).
+2. The CPU sums tensor by tensor: at most four addends join and then the buffer; with 4 threads a tensor of a
+   million elements or more, with one any smaller (`reduce`).
+3. The step is taken on the CPU, by one thread, and the parameters are copied to all GPUs. But if a tensor has
+   more than 16 Mi elements (2^24), the sums are copied to all GPUs, and each takes the step.
+Bytes moved per rank: S to the host and S back; metered is the S that goes to the host, one message a tensor.
+
+All three deliver the sum, and the optimizer divides by the batch; ours deliver the mean. Error: one order of
+summation, so the ranks agree bit for bit.
+
+References: apache/mxnet, src/kvstore/comm.h (`CommDevice`, `CommCPU`), src/kvstore/comm_tree.h
+(`CommDeviceTree`), src/kvstore/gpu_topology.h, python/mxnet/model.py (`_create_kvstore`: where the step is
+taken), src/operator/mxnet_op.h (a build with CUDA has the optimizer's loop on the CPU in one thread).
+
+Differences. MXNet pushes and pulls each tensor as soon as backward has it, and overlaps both with backward.
+`mxnet_device`, `mxnet_tree`: the tensors between the same two ranks travel as one message; the owner's own
+gradient comes first in the sum, MXNet's sum is in the order of the GPUs. `mxnet_tree`: all links count alike;
+update_on_kvstore is set by default, but MXNet's `Reduce` then hands the updater GPU 0's own gradient for a
+tensor that was cut, so that such tensors train correctly there only where each GPU takes the step; ours takes
+it at each slice's root. `mxnet_local`: the CPU begins when all gradients are there; the four threads divide
+blocks of 1 MiB, MXNet's take blocks of 4,096 elements.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import final
+
+import torch
+from pydantic import PositiveInt
+from torch import Tensor
+
+from scaling.aggregators.base import Aggregator, AggregatorState, PhaseMarker, UpdateSite, unmarked
+from scaling.aggregators.prediction import copies_to_ranks, rows_to_host, stepped_on_host
+from scaling.aggregators.presets.host_rows import HostRows, threads
+from scaling.aggregators.scheduled import Scheduled
+from scaling.bucket import BucketLayout
+from scaling.collectives.mxnet_tree import mxnet_tree
+from scaling.collectives.parts import Part, of_parts
+from scaling.collectives.plan import Codec, Stage, Update
+from scaling.collectives.schedule import Schedule
+from scaling.collectives.sharded_owners import sharded_owners
+from scaling.process_group import Group
+
+TREE_ARRAY_BOUND = 10_000_000  # MXNET_KVSTORE_TREE_ARRAY_BOUND: larger ones take all trees
+BIGARRAY_BOUND = 1_000_000  # MXNET_KVSTORE_BIGARRAY_BOUND: these and larger ones are summed in parallel
+MAX_ELEMENTS_ON_HOST = 16 << 20  # model.py: with a larger parameter the step is taken on the GPUs
+ADDENDS_PER_PASS = 4
+BLOCK_BYTES = 1 << 20  # a block of the partial sum stays in the processor's cache
+
+
+@final
+@dataclass(frozen=True)
+class MxnetDevice(Scheduled):
+    """MXNet's kvstore "device": every tensor summed and stepped by its owner."""
+
+    name = "mxnet_device"
+    update_site = "owner"
+
+    def schedule(self, world_size: int, layout: BucketLayout) -> Schedule:
+        """The exchange over owners."""
+        return sharded_owners(world_size, [math.prod(shape) for shape in layout.shapes])
+
+
+@final
+@dataclass(frozen=True)
+class MxnetTree(Scheduled):
+    """MXNet's trees: large tensors cut over the trees of all ranks, the others on that of rank 0."""
+
+    name = "mxnet_tree"
+    update_site = "owner"
+
+    def schedule(self, world_size: int, layout: BucketLayout) -> Schedule:
+        """One tree, or all of them, for each tensor; neighbours on one tree are one part."""
+        one, all_trees = mxnet_tree(world_size, multi_root=False), mxnet_tree(world_size)
+        parts: list[Part] = []
+        for is_cut, shapes in groupby(layout.shapes, key=lambda shape: _is_cut(shape, world_size)):
+            if is_cut:
+                parts += [Part(math.prod(s), _by_rows(all_trees, s)) for s in shapes]
+            else:
+                parts.append(Part(sum(math.prod(shape) for shape in shapes), one))
+        return of_parts(self.name, world_size, parts)
+
+
+def _is_cut(shape: tuple[int, ...], world_size: int) -> bool:
+    return world_size > 1 and math.prod(shape) > TREE_ARRAY_BOUND and shape[0] >= 2 * world_size
+
+
+def _by_rows(schedule: Schedule, shape: tuple[int, ...]) -> Schedule:
+    """The schedule over as many slices of rows as it has chunks; the last has those that are left."""
+    slice_rows = shape[0] // schedule.num_chunks
+    rows = [slice_rows] * (schedule.num_chunks - 1)
+    rows.append(shape[0] - sum(rows))
+    row_elements = math.prod(shape[1:])
+    return replace(schedule, chunk_elements=tuple(count * row_elements for count in rows))
+
+
+@dataclass
+class LocalState(AggregatorState):
+    """The gradients in host memory, and the mean on the device where the step is taken there."""
+
+    host: HostRows
+    mean: Tensor | None
+
+
+@final
+@dataclass(frozen=True)
+class MxnetLocal(Aggregator[LocalState]):
+    """MXNet's kvstore "local": summed and stepped on the CPU; stepped on the GPUs if a tensor is very large.
+
+    Attributes:
+        num_threads: that sum a tensor of a million elements or more (MXNET_KVSTORE_REDUCTION_NTHREADS).
+    """
+
+    name = "mxnet_local"
+    update_site = "host_serial"
+
+    num_threads: PositiveInt = 4
+
+    def site(self, layout: BucketLayout) -> UpdateSite:
+        """On the CPU, or on every rank where a tensor has more than 16 Mi elements."""
+        largest = max((math.prod(shape) for shape in layout.shapes), default=0)
+        return "replica" if largest > MAX_ELEMENTS_ON_HOST else "host_serial"
+
+    def start(
+        self, layout: BucketLayout, group: Group, dtype: torch.dtype, device: torch.device
+    ) -> LocalState:
+        """Maps the shared rows."""
+        on_device = self.site(layout) == "replica"
+        mean = torch.empty(layout.num_elements, dtype=dtype, device=device) if on_device else None
+        return LocalState(group, layout, HostRows(layout, group, dtype, device), mean)
+
+    def aggregate(self, state: LocalState, gradient: Tensor, phase: PhaseMarker = unmarked) -> Tensor | None:
+        """Returns the mean in host memory on rank 0 and None elsewhere, or on the device on every rank."""
+        host = state.host
+        host.bring_up(gradient, phase)
+        if state.group.rank == 0:
+            with phase("reduce"):
+                for start, stop in host.spans:
+                    with threads(self.num_threads if stop - start >= BIGARRAY_BOUND else 1):
+                        sum_in_passes([row[start:stop] for row in host.rows], host.result[start:stop])
+                        host.result[start:stop].div_(state.group.world_size)
+        host.meet(phase)
+        if state.mean is None:
+            return host.result if state.group.rank == 0 else None
+        with phase("h2d_result"):
+            state.mean.copy_(host.result, non_blocking=True)
+        return state.mean
+
+    def wire_bytes(self, layout: BucketLayout, world_size: int, rank: int, itemsize: int) -> int:
+        """What goes to the host."""
+        return layout.num_elements * itemsize
+
+    def stages(self, layout: BucketLayout, world_size: int) -> list[Stage]:
+        """Up, summed by one thread and by several, then stepped on the host or on every rank."""
+        n = layout.num_elements
+        sizes = [math.prod(shape) for shape in layout.shapes]
+        large = sum(size for size in sizes if size >= BIGARRAY_BOUND)
+        one_of = 1 + 1 / world_size  # all rows are read, one is written
+
+        def summed(size: int, num_threads: int) -> Stage:
+            return Codec(
+                "sum", 4.0 * size * world_size, None, "host", one_of, num_threads=num_threads, by_all=False
+            )
+
+        reduced = [rows_to_host(n, world_size), summed(large, self.num_threads), summed(n - large, 1)]
+        if self.site(layout) == "host_serial":
+            return [*reduced, *stepped_on_host(n, world_size, num_threads=1)]
+        return [*reduced, copies_to_ranks(n, world_size), Update("replica", n)]
+
+
+def sum_in_passes(rows: Sequence[Tensor], out: Tensor) -> None:
+    """The sum of equally long flat tensors: up to four after the first join, then are added to what is there.
+
+    Args:
+        rows: in host memory.
+        out: of their length; none of them.
+    """
+    block = max(1, BLOCK_BYTES // out.itemsize)
+    for start in range(0, out.numel(), block):
+        total = out[start : start + block]
+        first, *others = [row[start : start + block] for row in rows]
+        total.copy_(first)
+        for at in range(0, len(others), ADDENDS_PER_PASS):
+            addends = others[at : at + ADDENDS_PER_PASS]
+            joined = addends[0] if len(addends) == 1 else addends[0] + addends[1]
+            for addend in addends[2:]:
+                joined.add_(addend)
+            total.add_(joined)

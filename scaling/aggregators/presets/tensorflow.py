@@ -1,0 +1,124 @@
+"""TensorFlow of 2017: towers on the GPUs, variables on the CPU; or a copy each, summed tensor by tensor.
+
+`tensorflow` (the CIFAR-10 tutorial's towers, what the paper's benchmark code runs), for each variable:
+1. Every tower's gradient is copied to host memory (`d2h`), all towers at the same time.
+2. The CPU writes them one behind the other into a new tensor (n S written), and reads that for the mean over
+   its first axis (n S read) (`reduce`).
+3. One momentum update, on the CPU, by one thread.
+4. Every tower copies the parameters back.
+Bytes moved per rank: S to the host and S back; metered is the S that goes to the host, one message a tensor.
+It delivers the mean.
+
+`tf_replicated` (variable_update=replicated of tf_cnn_benchmarks), for tensor i of the model:
+1. All GPUs copy it to GPU i mod n, which sums (shuffle.py with one owner).
+2. That copies the sum back to all; every GPU takes the step.
+Steps: 2. Bytes sent by a rank that owns o bytes: S - o, then (n-1) o. It delivers the sum; ours the mean.
+
+Error: one order of summation, so the ranks agree bit for bit.
+
+References: `tensorflow`: dlbench (hclhkbu/dlbench) at commit 921cf29, tools/tensorflow, after
+tensorflow/models, tutorials/image/cifar10/cifar10_multi_gpu_train.py (`average_gradients`); M. Abadi et al.,
+"TensorFlow: Large-Scale Machine Learning on Heterogeneous Distributed Systems", arXiv 1603.04467 (2016).
+`tf_replicated`: tensorflow/benchmarks, scripts/tf_cnn_benchmarks/batch_allreduce.py
+(`CopyToDeviceAlgorithm`).
+
+Differences. `tensorflow`: TensorFlow begins with a variable when its gradients are there, and may spread one
+operation over several threads; here the CPU begins when all gradients are there, with one thread. Every step
+the tower also reads the variables anew, which is the copy back. `tf_replicated`: the owner's gradient comes
+first in the sum, TensorFlow adds in the order of the GPUs; tensors of one owner travel as one message.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from scaling.aggregators.base import Aggregator, AggregatorState, PhaseMarker, unmarked
+from scaling.aggregators.prediction import rows_to_host, stepped_on_host
+from scaling.aggregators.presets.host_rows import HostRows, threads
+from scaling.aggregators.scheduled import Scheduled
+from scaling.bucket import BucketLayout
+from scaling.collectives.parts import Part, of_parts
+from scaling.collectives.plan import Codec, Stage
+from scaling.collectives.schedule import Schedule
+from scaling.collectives.shuffle import shuffle
+from scaling.process_group import Group
+
+
+@dataclass
+class TowersState(AggregatorState):
+    """The gradients in host memory, and room on rank 0 for those of the largest variable side by side."""
+
+    host: HostRows
+    concatenated: Tensor
+
+
+@final
+@dataclass(frozen=True)
+class TensorFlow(Aggregator[TowersState]):
+    """TensorFlow's towers: the gradients of each variable concatenated, averaged and applied on the CPU."""
+
+    name = "tensorflow"
+    update_site = "host_serial"
+
+    def start(
+        self, layout: BucketLayout, group: Group, dtype: torch.dtype, device: torch.device
+    ) -> TowersState:
+        """Maps the shared rows."""
+        host = HostRows(layout, group, dtype, device)
+        largest = max((stop - start for start, stop in host.spans), default=0)
+        num_elements = group.world_size * largest if group.rank == 0 else 0
+        return TowersState(group, layout, host, torch.empty(num_elements, dtype=dtype))
+
+    def aggregate(self, state: TowersState, gradient: Tensor, phase: PhaseMarker = unmarked) -> Tensor | None:
+        """Returns the mean in host memory on rank 0, None elsewhere."""
+        state.host.bring_up(gradient, phase)
+        if state.group.rank == 0:
+            with phase("reduce"), threads(1):
+                _average(state)
+        state.host.meet(phase)
+        return state.host.result if state.group.rank == 0 else None
+
+    def wire_bytes(self, layout: BucketLayout, world_size: int, rank: int, itemsize: int) -> int:
+        """What goes to the host."""
+        return layout.num_elements * itemsize
+
+    def stages(self, layout: BucketLayout, world_size: int) -> list[Stage]:
+        """Up, concatenated, averaged and stepped by one thread, and back."""
+        n, num_bytes = layout.num_elements, 4.0 * layout.num_elements * world_size
+        one_of = 1 + 1 / world_size  # all rows are read, one is written
+        return [
+            rows_to_host(n, world_size),
+            Codec("concatenate", num_bytes, where="host", by_all=False),
+            Codec("mean", num_bytes, where="host", bytes_moved=one_of, by_all=False),
+            *stepped_on_host(n, world_size, num_threads=1),
+        ]
+
+
+def _average(state: TowersState) -> None:
+    """The mean over the towers, variable by variable, into the host's result."""
+    n, rows = state.group.world_size, state.host.rows
+    for start, stop in state.host.spans:
+        towers = state.concatenated[: n * (stop - start)].view(n, stop - start)
+        torch.cat([row[start:stop].unsqueeze(0) for row in rows], out=towers)
+        torch.mean(towers, 0, out=state.host.result[start:stop])
+
+
+@final
+@dataclass(frozen=True)
+class TfReplicated(Scheduled):
+    """TensorFlow's replicated variables: tensor i is summed on rank i mod n, and copied back."""
+
+    name = "tf_replicated"
+
+    def schedule(self, world_size: int, layout: BucketLayout) -> Schedule:
+        """A shuffle with one owner for each tensor."""
+        parts = [
+            Part(math.prod(shape), shuffle(world_size, [i % world_size]))
+            for i, shape in enumerate(layout.shapes)
+        ]
+        return of_parts(self.name, world_size, parts)

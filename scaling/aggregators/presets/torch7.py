@@ -1,0 +1,111 @@
+"""Torch7: everything to one GPU and back, one GPU after the other; or, as the paper has it, on the CPU.
+
+`torch_dpt` (nn.DataParallelTable, what the paper's benchmark code runs), one flat tensor a GPU:
+1. The first GPU copies the gradient of GPU 2, adds it, then that of GPU 3, and so on.
+2. It takes the step.
+3. It copies its parameters to GPU 2, then to GPU 3, and so on.
+Steps: 2(n-1). Bytes sent: (n-1) S by rank 0, S by every other rank. It delivers the mean: the loss is that of
+the whole batch, so Torch's sum of the gradients is theirs.
+
+`torch_cpu` (what the paper's section 5 describes: summed in parallel on the CPU):
+1. Every GPU copies its gradient to host memory (`d2h`), all at the same time.
+2. The sum is split by elements: each rank sums its 1/n of them, in rank order (`reduce`).
+3. The step is taken in host memory, each rank on the same 1/n.
+4. Every GPU copies the parameters back.
+Bytes moved per rank: S to the host and S back; metered is the S that goes to the host. It delivers the mean.
+
+Error: one order of summation, that of the ranks, so the ranks agree bit for bit.
+
+References: torch/cunn, DataParallelTable.lua (`_reduce`, `_broadcast`); dlbench (hclhkbu/dlbench),
+tools/torch/Main.lua; S. Shi, Q. Wang, P. Xu, X. Chu, "Benchmarking State-of-the-Art Deep Learning Software
+Tools", arXiv 1608.07249v7 (2017), which says in section 2 that Torch sums on the GPUs, in section 5 that it
+sums on the CPU.
+
+Differences. `torch_dpt`: Torch also gathers the outputs on GPU 1 and takes the loss there; here each rank has
+its own loss, of an equal share of the batch. Torch drives all GPUs from one thread; `usenccl` is
+`all_reduce`'s kind. `torch_cpu`: no source of it is known, this follows the paper's text; its threads are the
+ranks' processes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from scaling.aggregators.base import Aggregator, AggregatorState, PhaseMarker, Span, unmarked
+from scaling.aggregators.prediction import stepped_on_host, sums_alone
+from scaling.aggregators.scheduled import Scheduled
+from scaling.bucket import BucketLayout
+from scaling.collectives.execute_host import HostExecution
+from scaling.collectives.host_staging import host_parallel
+from scaling.collectives.plan import Exchange, Stage
+from scaling.collectives.schedule import Schedule
+from scaling.collectives.star import star
+from scaling.process_group import Group
+
+
+@final
+@dataclass(frozen=True)
+class TorchDpt(Scheduled):
+    """Torch's DataParallelTable: rank 0 sums one rank after the other, takes the step, sends parameters."""
+
+    name = "torch_dpt"
+    update_site = "root"
+
+    def schedule(self, world_size: int, layout: BucketLayout) -> Schedule:
+        """The star round rank 0."""
+        return star(world_size)
+
+
+@dataclass
+class TorchCpuState(AggregatorState):
+    """The shared buffer, and the elements that this rank sums and steps."""
+
+    execution: HostExecution
+    spans: list[Span]
+
+
+@final
+@dataclass(frozen=True)
+class TorchCpu(Aggregator[TorchCpuState]):
+    """Torch as the paper has it: summed and stepped in host memory, each rank on 1/n of the elements."""
+
+    name = "torch_cpu"
+    update_site = "host_parallel"
+
+    def start(
+        self, layout: BucketLayout, group: Group, dtype: torch.dtype, device: torch.device
+    ) -> TorchCpuState:
+        """Maps the shared buffer."""
+        n = group.world_size
+        schedule = host_parallel(n)
+        bounds = schedule.bounds(layout.num_elements)
+        own = (bounds[group.rank], bounds[group.rank + 1])
+        execution = HostExecution(
+            schedule, group, layout.num_elements, dtype, device, num_summing=n, divisor=n, keep_sums=True
+        )
+        return TorchCpuState(group, layout, execution, [own] if own[0] < own[1] else [])
+
+    def owned(self, state: TorchCpuState) -> list[Span]:
+        """This rank's 1/n of the elements."""
+        return state.spans
+
+    def aggregate(
+        self, state: TorchCpuState, gradient: Tensor, phase: PhaseMarker = unmarked
+    ) -> Tensor | None:
+        """Returns the shared host memory that holds the mean; None where this rank owns none of it."""
+        state.execution.run(gradient, None, phase)
+        return state.execution.sums if state.spans else None
+
+    def wire_bytes(self, layout: BucketLayout, world_size: int, rank: int, itemsize: int) -> int:
+        """What goes to the host."""
+        return layout.num_elements * itemsize
+
+    def stages(self, layout: BucketLayout, world_size: int) -> list[Stage]:
+        """Up, summed and stepped by a thread a rank, and back."""
+        n = layout.num_elements
+        up = Exchange(sums_alone(host_parallel(world_size)), n)
+        return [up, *stepped_on_host(n, world_size, num_threads=world_size)]

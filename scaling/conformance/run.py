@@ -1,0 +1,100 @@
+"""Runs an aggregator on ranks that are threads, step by step, and keeps what it left behind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from scaling.aggregators.base import Aggregator, AggregatorState, Span
+from scaling.bucket import BucketLayout
+from scaling.process_group import InProcessGroup, run_in_process
+
+CPU = torch.device("cpu")
+NOT_UPDATED = 77.0
+"""What parameters hold that a rank does not own, before they are distributed."""
+OVERWRITTEN = 55.0
+"""What a caller may leave in its own elements of a mean."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one rank had after one step.
+
+    Attributes:
+        owned: the elements whose mean it has.
+        result: a copy of what `aggregate` returned, of use in the owned elements.
+        gradient: the gradient as it was then.
+        parameters: what `distribute` made of them; None where the update site needs none.
+        bytes_sent: metered, `distribute` included.
+        left_over: the residual after the step, None without error feedback.
+    """
+
+    owned: list[Span]
+    result: Tensor | None
+    gradient: Tensor
+    parameters: Tensor | None
+    bytes_sent: int
+    left_over: Tensor | None
+
+
+def parameters_of(layout: BucketLayout, dtype: torch.dtype, step: int) -> Tensor:
+    """The parameters that owners are to bring to all ranks after a step."""
+    generator = torch.Generator().manual_seed(step)
+    return torch.randn(layout.num_elements, generator=generator).to(dtype)
+
+
+def run_steps(
+    aggregator: Aggregator[Any], layout: BucketLayout, steps: Sequence[Sequence[Tensor]]
+) -> list[list[Outcome]]:
+    """[step][rank] outcomes of a state that goes through all the steps.
+
+    From the second step on, gradients and parameters lie in the state's own buffers, if it has any.
+
+    Args:
+        aggregator: to be run.
+        layout: of the bucket.
+        steps: [step][rank] gradients, all of one type.
+    """
+
+    def work(group: InProcessGroup) -> list[Outcome]:
+        state = aggregator.start(layout, group, steps[0][0].dtype, CPU)
+        return [
+            _step(aggregator, state, gradients[group.rank], index) for index, gradients in enumerate(steps)
+        ]
+
+    ranks = run_in_process(len(steps[0]), work)
+    return [[outcomes[index] for outcomes in ranks] for index in range(len(steps))]
+
+
+def _step(aggregator: Aggregator[Any], state: AggregatorState, values: Tensor, index: int) -> Outcome:
+    group, layout = state.group, state.layout
+    gradient = _placed(values, state.gradient_buffer if index else None)
+    group.meter.reset()
+    result = aggregator.aggregate(state, gradient)
+    owned = aggregator.owned(state)
+    copied = None if result is None else result.clone()
+    seen = gradient.clone()
+    parameters = None
+    if result is not None:
+        for start, stop in owned:
+            result[start:stop].fill_(OVERWRITTEN)
+    if aggregator.site(layout) in ("root", "owner"):
+        parameters = torch.full_like(values, NOT_UPDATED)
+        for start, stop in owned:
+            parameters[start:stop] = parameters_of(layout, values.dtype, index)[start:stop]
+        parameters = _placed(parameters, state.parameter_buffer if index else None)
+        aggregator.distribute(state, parameters)
+        parameters = parameters.clone()
+    left_over = state.left_over()
+    outcome = Outcome(owned, copied, seen, parameters, group.meter.bytes_sent, left_over)
+    group.barrier()  # as the next step's gradient, which no rank has before all have taken this one
+    return outcome
+
+
+def _placed(values: Tensor, buffer: Tensor | None) -> Tensor:
+    """The values in the buffer, or in a new tensor."""
+    return values.clone() if buffer is None else buffer.copy_(values)

@@ -1,0 +1,115 @@
+"""Latency and bandwidth of a link from the times of messages of several sizes.
+
+The line is t = latency + bytes / bandwidth.
+
+1. The samples of a size count as their median.
+2. Latency and time a byte come from non-negative least squares on relative errors, so that a message of a
+   few KiB counts as much as one of a GiB: minimize the sum of ((latency + bytes / bandwidth) / t - 1)^2.
+3. The spread comes from a bootstrap: the samples of each size are drawn anew, and fitted again.
+
+A link that changes its ways with the size (protocols, caches) fits badly; `worst_error_ratio` says how badly.
+
+References: R. W. Hockney, "The communication challenge for MPP: Intel Paragon and Meiko CS-2", Parallel
+Computing 20 (1994), for the model; C. L. Lawson, R. J. Hanson, "Solving Least Squares Problems",
+Prentice-Hall (1974), for the fit; B. Efron, R. Tibshirani, "An Introduction to the Bootstrap", Chapman & Hall
+(1993).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+FloatArray = NDArray[np.float64]
+
+RESAMPLES = 200
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class LinkFit:
+    """What was fitted; a pair is the ends of a 95% interval.
+
+    Attributes:
+        latency_s: 0 where the times are proportional to the bytes.
+        bandwidth_bytes_per_s: infinite where they do not depend on the bytes.
+        worst_error_ratio: the largest relative error of the line at a size's median.
+        num_samples: of the size that has fewest.
+        sizes_bytes: the sizes, ascending.
+    """
+
+    latency_s: float
+    latency_interval_s: tuple[float, float]
+    bandwidth_bytes_per_s: float
+    bandwidth_interval_bytes_per_s: tuple[float, float]
+    worst_error_ratio: float
+    num_samples: int
+    sizes_bytes: tuple[int, ...]
+
+    def seconds(self, num_bytes: float) -> float:
+        """The time of a message on the fitted line."""
+        return self.latency_s + num_bytes / self.bandwidth_bytes_per_s
+
+
+def fit_link(seconds: Mapping[int, Sequence[float]]) -> LinkFit:
+    """Fits latency and bandwidth.
+
+    Args:
+        seconds: size in bytes -> times of single messages; positive, two sizes at least.
+
+    Raises:
+        ValueError: there are fewer sizes, a size without samples, or a time that is not positive.
+    """
+    sizes = tuple(sorted(seconds))
+    if len(sizes) < 2:
+        raise ValueError(f"{len(sizes)} sizes: latency and bandwidth need two at least")
+    samples = [np.asarray(seconds[size], dtype=np.float64) for size in sizes]
+    if any(not len(one) or not (one > 0).all() for one in samples):
+        raise ValueError("every size needs a sample, and every time has to be positive")
+    num_bytes = np.array(sizes, dtype=np.float64)
+    medians = np.array([np.median(one) for one in samples])
+    latency_s, s_per_byte = _line(num_bytes, medians)
+    latencies, per_byte = _bootstrap(num_bytes, samples)
+    errors = np.abs((latency_s + num_bytes * s_per_byte) / medians - 1)
+    slow, fast = _interval(per_byte)[::-1]
+    return LinkFit(
+        latency_s=latency_s,
+        latency_interval_s=_interval(latencies),
+        bandwidth_bytes_per_s=_inverse(s_per_byte),
+        bandwidth_interval_bytes_per_s=(_inverse(slow), _inverse(fast)),
+        worst_error_ratio=float(errors.max()),
+        num_samples=min(len(one) for one in samples),
+        sizes_bytes=sizes,
+    )
+
+
+def _line(num_bytes: FloatArray, seconds: FloatArray) -> tuple[float, float]:
+    """Latency, and time a byte."""
+    from scipy.optimize import nnls  # takes a while to import
+
+    scale = num_bytes.max()  # both columns of the order of one
+    columns = np.stack([seconds.min() / seconds, num_bytes / scale * (seconds.max() / seconds)], axis=1)
+    (latency, per_byte), _ = nnls(columns, np.ones(len(seconds)))
+    return float(latency * seconds.min()), float(per_byte * seconds.max() / scale)
+
+
+def _bootstrap(num_bytes: FloatArray, samples: Sequence[FloatArray]) -> tuple[FloatArray, FloatArray]:
+    generator = np.random.default_rng(0)  # the same samples give the same file
+    drawn = [generator.choice(one, (RESAMPLES, len(one))) for one in samples]
+    medians = np.stack([np.median(one, axis=1) for one in drawn], axis=1)
+    latencies, per_byte = np.array([_line(num_bytes, row) for row in medians]).T
+    return latencies, per_byte
+
+
+def _interval(values: FloatArray) -> tuple[float, float]:
+    tail = 100 * (1 - CONFIDENCE) / 2
+    low, high = np.percentile(values, [tail, 100 - tail])
+    return float(low), float(high)
+
+
+def _inverse(s_per_byte: float) -> float:
+    return 1 / s_per_byte if s_per_byte > 0 else math.inf

@@ -1,0 +1,230 @@
+"""What `scaling topology probe` measures: operations, who runs them at the same time, and for how long.
+
+A case is one operation on some ranks, in several sizes. Cases of one rank or one pair have the machine for
+themselves; in those of all ranks every rank does the same at the same time. Here is no torch: workers carry
+the cases out (`probe_worker`), and a machine file is made of the samples (`probe_topology`).
+
+Bandwidths are those of nccl-tests (NVIDIA, nccl-tests, doc/PERFORMANCE.md): algbw is bytes over time; busbw
+of an all-reduce of n ranks is 2(n-1)/n of it, what each rank has to send, and algbw itself of sends.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from itertools import combinations, permutations
+from typing import Any, Literal
+
+Operation = Literal[
+    "h2d",
+    "d2h",
+    "h2d_d2h",
+    "peer_copy",
+    "peer_shift",
+    "send",
+    "swap",
+    "shift",
+    "all_reduce",
+    "host_copy",
+    "host_sum",
+    "device_copy",
+    "device_sum",
+]
+"""Copies between host and device (the third in both directions at once, each of the size); a copy into a
+peer's memory; the same from every rank to the next at once; a message; one in both directions; one from every
+rank to the next; all-reduce; copies and sums (of one addend to another) in the memory of host and device."""
+
+BYTES_MOVED: Mapping[str, int] = {"host_copy": 2, "device_copy": 2, "host_sum": 3, "device_sum": 3}
+"""In the memory that is measured, read and written together, for each byte of the size."""
+
+KIB, MIB = 1 << 10, 1 << 20
+MESSAGE_SIZES = tuple(4 * KIB * 4**step for step in range(10))  # 4 KiB to 1 GiB
+PAIR_SIZES = (4 * KIB, 64 * KIB, MIB, 16 * MIB, 128 * MIB)
+COPY_SIZES = (64 * KIB, MIB, 16 * MIB, 256 * MIB)
+PAGEABLE_SIZES = (MIB, 64 * MIB)
+MEMORY_SIZES = (256 * MIB,)  # beyond the caches of server processors, with two buffers a rank
+MEMORY_SIZES_WITHOUT_GPU = (64 * MIB,)
+
+SAMPLE_S = 2e-3
+MAX_REPEATS = 100
+MIN_SAMPLES, MAX_SAMPLES = 3, 30
+WARM_UPS = 2
+"""The first makes connections and fills caches; the second tells how many a sample takes."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One operation to be measured.
+
+    Attributes:
+        operation: what is done.
+        ranks: who does it: one, a pair (from, to), or all at once.
+        sizes_bytes: ascending; fewer are measured where the time is short, two at least if there are two.
+        memory: of copies between host and device: pinned or pageable.
+        captured: replayed from a CUDA graph, without the time that the host needs to start it.
+        num_threads: of sums in host memory; None: the rank's share of the cores.
+        weight: its part of the time, relative to others.
+    """
+
+    operation: Operation
+    ranks: tuple[int, ...]
+    sizes_bytes: tuple[int, ...]
+    memory: Literal["pinned", "pageable", ""] = ""
+    captured: bool = False
+    num_threads: int | None = None
+    weight: float = 1.0
+
+    def describe(self) -> str:
+        """`h2d pinned, rank 0`."""
+        details = [self.operation, self.memory, "captured" if self.captured else ""]
+        threads = f", {self.num_threads} thread" if self.num_threads else ""
+        who = "rank" if len(self.ranks) == 1 else "ranks"
+        return f"{' '.join(filter(None, details))}, {who} {' '.join(map(str, self.ranks))}{threads}"
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The time of one operation: of several in a row, on the slowest rank, divided by their number.
+
+    Attributes:
+        launch: "default", or "host_only" without access between GPUs.
+        operation, ranks, memory, captured, num_threads: as in its case.
+        num_bytes: the size.
+        repeats: operations in a row.
+        seconds: of one of them.
+    """
+
+    launch: str
+    operation: str
+    ranks: tuple[int, ...]
+    memory: str
+    captured: bool
+    num_threads: int | None
+    num_bytes: int
+    repeats: int
+    seconds: float
+
+    @property
+    def series(self) -> tuple[Any, ...]:
+        """What it shares with the samples of other sizes."""
+        return (self.launch, self.operation, self.ranks, self.memory, self.captured, self.num_threads)
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> Sample:
+        """The inverse of `asdict`, after JSON."""
+        return cls(**{**row, "ranks": tuple(row["ranks"])})
+
+
+def cases(
+    world_size: int, *, on_gpus: bool, peer_copies: bool = False, only_messages: bool = False
+) -> list[Case]:
+    """Everything that a launch measures, in this order.
+
+    Args:
+        world_size: ranks, each with a GPU of its own or as a process on the CPU.
+        on_gpus: which of the two.
+        peer_copies: the ranks can copy into each other's memory.
+        only_messages: leave out copies and sums, which another launch measures.
+    """
+    found: list[Case] = []
+    if not only_messages:
+        found += _memory_cases(world_size, on_gpus=on_gpus)
+        found += _copy_cases(world_size) if on_gpus else []
+    if peer_copies:
+        found += _peer_cases(world_size)
+    return [*found, *_message_cases(world_size, on_gpus=on_gpus)]
+
+
+def _at_once_and_alone(world_size: int) -> Iterator[tuple[int, ...]]:
+    yield from ((rank,) for rank in range(world_size))
+    if world_size > 1:
+        yield tuple(range(world_size))
+
+
+def _memory_cases(world_size: int, *, on_gpus: bool) -> Iterator[Case]:
+    everyone = tuple(range(world_size))
+    sizes = MEMORY_SIZES if on_gpus else MEMORY_SIZES_WITHOUT_GPU
+    yield Case("host_copy", everyone, sizes)
+    yield Case("host_sum", everyone, sizes)
+    yield Case("host_sum", (0,), sizes, num_threads=1)
+    for rank in everyone:
+        if on_gpus:
+            yield Case("device_copy", (rank,), sizes)
+            yield Case("device_sum", (rank,), sizes)
+        elif world_size > 1:
+            yield Case("host_copy", (rank,), sizes)
+
+
+def _copy_cases(world_size: int) -> Iterator[Case]:
+    for ranks in _at_once_and_alone(world_size):
+        yield Case("h2d", ranks, COPY_SIZES, "pinned")
+        yield Case("d2h", ranks, COPY_SIZES, "pinned")
+        yield Case("h2d_d2h", ranks, COPY_SIZES, "pinned")
+        yield Case("h2d", ranks, PAGEABLE_SIZES, "pageable")
+        yield Case("d2h", ranks, PAGEABLE_SIZES, "pageable")
+
+
+def _peer_cases(world_size: int) -> Iterator[Case]:
+    for pair in permutations(range(world_size), 2):
+        yield Case("peer_copy", pair, COPY_SIZES)
+    yield Case("peer_shift", tuple(range(world_size)), COPY_SIZES)
+
+
+def _message_cases(world_size: int, *, on_gpus: bool) -> Iterator[Case]:
+    """Eager and captured on GPUs; on the CPU there is nothing to capture."""
+    if world_size < 2:
+        return
+    everyone = tuple(range(world_size))
+    for pair in combinations(everyone, 2):
+        yield Case("send", pair, PAIR_SIZES, captured=on_gpus)
+    yield Case("swap", (0, 1), PAIR_SIZES, captured=on_gpus)
+    for captured in (False, True) if on_gpus else (False,):
+        yield Case("shift", everyone, MESSAGE_SIZES, captured=captured, weight=2)
+        yield Case("all_reduce", everyone, MESSAGE_SIZES, captured=captured, weight=3)
+
+
+def repeats_for(once_s: float) -> int:
+    """Operations in a row that make a sample, so that starting and ending it count little."""
+    return max(1, min(MAX_REPEATS, math.ceil(SAMPLE_S / max(once_s, 1e-9))))
+
+
+def num_samples_for(left_s: float, sizes_left: int, sample_s: float) -> int:
+    """Samples of a size: its share of the time that the case has left."""
+    return max(MIN_SAMPLES, min(MAX_SAMPLES, int(left_s / max(sizes_left, 1) / max(sample_s, 1e-9))))
+
+
+def goes_on(position: int, sizes_bytes: Sequence[int], left_s: float, once_s: float) -> bool:
+    """Whether a case measures its size at `position`: the first two always, others if there is time.
+
+    Args:
+        position: of the size.
+        sizes_bytes: of the case.
+        left_s: what it has left.
+        once_s: what one operation of the size before has taken.
+    """
+    if position < 2:
+        return True
+    growth = sizes_bytes[position] / sizes_bytes[position - 1]
+    return once_s * growth * (WARM_UPS + MIN_SAMPLES) <= left_s
+
+
+def bus_factor(operation: str, world_size: int) -> float:
+    """busbw over algbw."""
+    return 2 * (world_size - 1) / world_size if operation == "all_reduce" else 1.0
+
+
+def as_csv(samples: Iterable[Sample]) -> str:
+    """All samples as a table; `algbw` and `busbw` in bytes a second."""
+    text = io.StringIO()
+    names = [field.name for field in fields(Sample)]
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([*names, "algbw_bytes_per_s", "busbw_bytes_per_s"])
+    for sample in samples:
+        row = {**asdict(sample), "ranks": " ".join(map(str, sample.ranks))}
+        algbw = sample.num_bytes / sample.seconds
+        busbw = algbw * bus_factor(sample.operation, len(sample.ranks))
+        writer.writerow([*(row[name] for name in names), f"{algbw:.6g}", f"{busbw:.6g}"])
+    return text.getvalue()

@@ -1,0 +1,328 @@
+"""`scaling verify`: proves that schedules deliver the sum, and checks aggregators against the contract.
+
+A name stands for a collective of the catalogue, whose schedule is proved at every world size asked for; for
+an aggregator, which gets the whole of `scaling.conformance`; or for both, and then both are checked. Ranks
+are threads of this process.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from scaling import conformance
+from scaling.aggregators.base import Aggregator
+from scaling.aggregators.host import one_thread
+from scaling.aggregators.registry import REGISTRY, create
+from scaling.aggregators.scheduled import Scheduled
+from scaling.collectives.catalogue import CATALOGUE
+from scaling.collectives.schedule import Schedule
+from scaling.collectives.verify import Verification, verify
+from scaling.errors import ScheduleError, StudyError
+from scaling.registry import Registry
+
+SAMPLE_WORLD_SIZE = 8
+SAMPLE_LAYOUT = conformance.layout_of(max(conformance.SIZES))
+OWN = Registry("aggregator or schedule", "", {})  # module:attribute only
+ALLOWED = "a subclass of scaling.aggregators.Aggregator, or a function from a world size to a Schedule"
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What a schedule sends at one world size.
+
+    Attributes:
+        world_size: ranks.
+        num_steps: steps.
+        max_messages_per_rank: of the rank that sends most messages.
+        max_sent_ratio_per_rank: bytes of the rank that sends most, as a ratio to the buffer's.
+    """
+
+    world_size: int
+    num_steps: int
+    max_messages_per_rank: int
+    max_sent_ratio_per_rank: float
+
+    def __str__(self) -> str:
+        return (
+            f"at {self.world_size}: {self.num_steps} steps, {self.max_messages_per_rank} messages and "
+            f"{self.max_sent_ratio_per_rank:.4g} S by the rank that sends most"
+        )
+
+
+@dataclass(frozen=True)
+class Finding:
+    """How one subject did.
+
+    Attributes:
+        name: as it was asked for.
+        kind: "collective", "aggregator" or "schedule", the last a user's own.
+        checked: what holds.
+        failure: what does not hold first; None if all does.
+        sample: what the schedule sends; None where there is none.
+    """
+
+    name: str
+    kind: str
+    checked: list[str]
+    failure: str | None
+    sample: Sample | None
+
+    def line(self, width: int) -> str:
+        """One line of text, the name filled up to `width`."""
+        start = f"{self.name:{width}}  {self.kind:10}  "
+        if self.failure is not None:
+            return f"{start}FAILED  {self.failure}"
+        return f"{start}ok  {'; '.join(self.checked)}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {**dataclasses.asdict(self), "ok": self.failure is None}
+
+
+@dataclass
+class Examination:
+    """What is asked for, and how far it has come.
+
+    Attributes:
+        world_sizes: ascending.
+        say: told of what is being checked.
+        where: the case being checked, for messages.
+    """
+
+    name: str
+    world_sizes: Sequence[int]
+    say: Say
+    where: str = ""
+    checked: list[str] = field(default_factory=list)
+    sample: Sample | None = None
+
+    def at(self, where: str) -> None:
+        """Tells which case comes next."""
+        self.where = where
+        self.say(f"{self.name}: {where}")
+
+
+@dataclass(frozen=True)
+class Subject:
+    """Something that can be verified."""
+
+    name: str
+    kind: str
+    check: Callable[[Examination], None]
+
+
+def subjects_of(name: str) -> list[Subject]:
+    """The collective and the aggregator of that name, or what `module:attribute` is.
+
+    Raises:
+        StudyError: there is none, or it is neither an aggregator nor a function that makes schedules.
+    """
+    if ":" in name:
+        return [_own(name)]
+    subjects = [_collective(name)] if name in CATALOGUE else []
+    if name in REGISTRY.targets():
+        aggregator = create(name)
+        subjects.append(Subject(name, "aggregator", lambda examination: _aggregator(aggregator, examination)))
+    if not subjects:
+        known = sorted({*CATALOGUE, *REGISTRY.targets()})
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        raise StudyError(
+            f"nothing to verify is called {name!r}{hint}; known: {', '.join(known)}; "
+            f"or, as module:attribute, {ALLOWED}"
+        )
+    return subjects
+
+
+def all_subjects(world_sizes: Sequence[int]) -> list[Subject]:
+    """Every collective of the catalogue, then every registered aggregator.
+
+    Raises:
+        StudyError: no aggregator can be checked at these world sizes.
+    """
+    if not set(world_sizes) & set(conformance.WORLD_SIZES):
+        allowed = ", ".join(map(str, conformance.WORLD_SIZES))
+        raise StudyError(f"--all: aggregators are checked at {allowed} ranks; name one in --world-sizes")
+    return [*map(_collective, CATALOGUE), *map(_registered, REGISTRY.targets())]
+
+
+def _registered(name: str) -> Subject:
+    """An aggregator that is loaded when its turn comes: what another package offers may be broken."""
+
+    def check(examination: Examination) -> None:
+        try:
+            _aggregator(create(name), examination)
+        except StudyError as error:
+            raise AssertionError(str(error)) from error
+
+    return Subject(name, "aggregator", check)
+
+
+def examine(subject: Subject, world_sizes: Sequence[int], say: Say = lambda _: None) -> Finding:
+    """Checks one subject, up to what fails first.
+
+    Args:
+        subject: what to check.
+        world_sizes: of schedules, ascending; the contract is checked at those of them that are among
+            `conformance.WORLD_SIZES`.
+        say: told of what is being checked.
+
+    Raises:
+        StudyError: there is nothing to check at these world sizes, or the subject is not what it should be.
+    """
+    examination = Examination(subject.name, world_sizes, say)
+    failure = None
+    try:
+        with one_thread():  # ranks are threads already
+            subject.check(examination)
+    except StudyError:
+        raise
+    except Exception as error:
+        failure = f"{examination.where}: {_text(error)}" if examination.where else _text(error)
+    return Finding(subject.name, subject.kind, examination.checked, failure, examination.sample)
+
+
+def _text(error: Exception) -> str:
+    if isinstance(error, ScheduleError | AssertionError) and str(error):
+        return str(error)
+    if isinstance(error, threading.BrokenBarrierError):
+        return "a rank waits for the others in vain: not all of them take part in the same exchanges"
+    return f"{type(error).__name__}: {error}"
+
+
+def parse_world_sizes(text: str) -> list[int]:
+    """Numbers and ranges, `1-8,16`, as an ascending list.
+
+    Raises:
+        StudyError: it is something else, or has a number below 1.
+    """
+    sizes: set[int] = set()
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+        if not 1 <= first <= last:
+            raise StudyError(f"--world-sizes {text!r}: allowed are numbers from 1 and ranges, as in 1-8,16")
+        sizes.update(range(first, last + 1))
+    return sorted(sizes)
+
+
+def _spelled(sizes: Sequence[int]) -> str:
+    """`1-8, 16 ranks`."""
+    runs: list[list[int]] = []
+    for size in sizes:
+        if runs and runs[-1][-1] == size - 1:
+            runs[-1].append(size)
+        else:
+            runs.append([size])
+    texts = [", ".join(map(str, run)) if len(run) < 3 else f"{run[0]}-{run[-1]}" for run in runs]
+    return f"{', '.join(texts)} rank{'s' if list(sizes) != [1] else ''}"
+
+
+def _collective(name: str) -> Subject:
+    make = CATALOGUE[name].schedule
+    return Subject(name, "collective", lambda examination: _schedules(lambda n: verify(make(n)), examination))
+
+
+def _schedules(
+    proved: Callable[[int], Verification], examination: Examination, min_world_size: int = 1
+) -> None:
+    sizes = [size for size in examination.world_sizes if size >= min_world_size]
+    if not sizes:
+        return
+    sample_size = SAMPLE_WORLD_SIZE if SAMPLE_WORLD_SIZE in sizes else sizes[-1]
+    for size in sizes:
+        examination.at(f"at {_spelled([size])}")
+        verification = proved(size)
+        if size == sample_size:
+            examination.sample = Sample(
+                size,
+                verification.num_steps,
+                max(verification.messages_per_rank),
+                float(max(verification.sent_ratio_per_rank)),
+            )
+    examination.checked.append(f"schedule at {_spelled(sizes)} ({examination.sample})")
+
+
+def _aggregator(aggregator: Aggregator[Any], examination: Examination) -> None:
+    if isinstance(aggregator, Scheduled):
+        scheduled = aggregator
+        _schedules(
+            lambda n: conformance.check_schedule(scheduled, n, SAMPLE_LAYOUT),
+            examination,
+            aggregator.min_world_size,
+        )
+    allowed = [size for size in conformance.WORLD_SIZES if size >= aggregator.min_world_size]
+    sizes = [size for size in allowed if size in examination.world_sizes]
+    if sizes:
+        _contract(aggregator, sizes, examination)
+        return
+    unchecked = f"the contract, which is checked at {', '.join(map(str, allowed))} ranks"
+    if not examination.checked:
+        raise StudyError(f"{examination.name}: nothing but {unchecked}; name one of these in --world-sizes")
+    examination.checked.append(f"not {unchecked}")
+
+
+def _contract(aggregator: Aggregator[Any], sizes: Sequence[int], examination: Examination) -> None:
+    has_residuals = False
+    for variant, way in _variants(aggregator):
+        for size in sizes:
+            ranks = f"at {_spelled([size])}{way}"
+            for num_elements in conformance.SIZES:
+                for dtype in conformance.DTYPES:
+                    examination.at(f"{ranks}, {num_elements} elements, {dtype}")
+                    conformance.check(variant, size, num_elements, dtype)
+            examination.at(f"{ranks}, state")
+            conformance.check_state(variant, size)
+            examination.at(f"{ranks}, residuals")
+            has_residuals |= conformance.check_residuals(variant, size)
+    examination.checked.append(
+        f"contract at {_spelled(sizes)} x {len(conformance.SIZES)} sizes x {len(conformance.DTYPES)} types"
+    )
+    examination.checked += ["saved state", *(["residuals"] if has_residuals else [])]
+
+
+def _variants(aggregator: Aggregator[Any]) -> Iterator[tuple[Aggregator[Any], str]]:
+    """The aggregator over every way of the bytes that threads have, with what to say of it."""
+    if not isinstance(aggregator, Scheduled):
+        yield aggregator, ""
+        return
+    yield dataclasses.replace(aggregator, transport="sends"), " by sends"
+    yield dataclasses.replace(aggregator, transport="peer_memory"), " by peer memory"
+
+
+def _own(name: str) -> Subject:
+    """What a user's module offers."""
+    try:
+        value = OWN.load(name)
+        aggregator = create(name) if isinstance(value, type) and issubclass(value, Aggregator) else None
+    except StudyError:
+        raise
+    except Exception as error:  # whatever a user's module raises when it is imported
+        raise StudyError(f"{name}: {type(error).__name__}: {error}") from error
+    if aggregator is not None:
+        made = aggregator
+        return Subject(name, "aggregator", lambda examination: _aggregator(made, examination))
+    if isinstance(value, type) or not callable(value):
+        raise StudyError(f"{name} is {value!r}; allowed are {ALLOWED}")
+    return Subject(
+        name, "schedule", lambda examination: _schedules(lambda n: _proved(name, value, n), examination)
+    )
+
+
+def _proved(name: str, make: Callable[[int], object], world_size: int) -> Verification:
+    schedule = make(world_size)
+    if not isinstance(schedule, Schedule):
+        raise StudyError(
+            f"{name}({world_size}) gives {type(schedule).__name__} {schedule!r:.80}; allowed are {ALLOWED}"
+        )
+    if schedule.world_size != world_size:
+        raise ScheduleError(f"{schedule.name}: made for {schedule.world_size} ranks, asked for {world_size}")
+    return verify(schedule)

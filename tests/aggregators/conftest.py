@@ -1,0 +1,102 @@
+"""What the tests of the presets share: tensors of a small network, and one step over them in one process."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from scaling.aggregators.base import Aggregator
+from scaling.bucket import BucketLayout
+from scaling.process_group import InProcessGroup, run_in_process
+
+# One tensor for each tier of tf_spec's default and one without elements; odd sizes; a filter of four axes.
+NETWORK = BucketLayout.of(
+    [
+        ("conv.weight", (9, 3, 5, 5)),
+        ("conv.bias", (9,)),
+        ("nothing.weight", (0, 7)),
+        ("fc.weight", (51, 73)),
+        ("fc.bias", (51,)),
+        ("wide.weight", (257, 263)),
+        ("wide.bias", (257,)),
+    ]
+)
+
+
+@dataclass
+class RankOutcome:
+    """What one rank has after `aggregate`, and what it sent.
+
+    Attributes:
+        mean: a copy of what `aggregate` returned, None where it returned none.
+        owned: the spans that the mean is valid in.
+        parameters: after `distribute`, where owners stepped; each then starts with the mean as parameters.
+        aggregate_traffic, distribute_traffic: (bytes, messages).
+    """
+
+    mean: Tensor | None
+    owned: list[tuple[int, int]]
+    parameters: Tensor | None
+    aggregate_traffic: tuple[int, int]
+    distribute_traffic: tuple[int, int]
+
+    @property
+    def num_bytes(self) -> int:
+        return self.aggregate_traffic[0] + self.distribute_traffic[0]
+
+
+def gradients_for(world_size: int, layout: BucketLayout, seed: int = 0) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed + 100 * world_size)
+    return [torch.randn(layout.num_elements, generator=generator) for _ in range(world_size)]
+
+
+def one_step(aggregator: Aggregator[Any], world_size: int, layout: BucketLayout) -> list[RankOutcome]:
+    gradients = gradients_for(world_size, layout)
+
+    def work(group: InProcessGroup) -> RankOutcome:
+        state = aggregator.start(layout, group, torch.float32, torch.device("cpu"))
+        owned = aggregator.owned(state)
+
+        def traffic() -> tuple[int, int]:
+            taken = (group.meter.bytes_sent, group.meter.messages_sent)
+            group.meter.reset()
+            return taken
+
+        group.meter.reset()
+        mean = aggregator.aggregate(state, gradients[group.rank].clone())
+        group.barrier()
+        mean = None if mean is None else mean.clone()
+        aggregated, parameters = traffic(), None
+        if aggregator.site(layout) in ("root", "owner"):
+            parameters = torch.full((layout.num_elements,), float("nan"))
+            for start, stop in owned:
+                parameters[start:stop] = mean[start:stop]
+            aggregator.distribute(state, parameters)
+        return RankOutcome(mean, owned, parameters, aggregated, traffic())
+
+    return run_in_process(world_size, work)
+
+
+@pytest.fixture
+def network() -> BucketLayout:
+    """Tensors of a small network."""
+    return NETWORK
+
+
+@pytest.fixture
+def step() -> Callable[..., list[RankOutcome]]:
+    """step(aggregator, world_size, layout): every rank's outcome."""
+    return one_step
+
+
+@pytest.fixture
+def mean_of() -> Callable[[int, BucketLayout], Tensor]:
+    """mean_of(world_size, layout): the mean, in float64, of the gradients that `step` takes."""
+
+    def mean(world_size: int, layout: BucketLayout) -> Tensor:
+        return torch.stack(gradients_for(world_size, layout)).double().mean(0)
+
+    return mean

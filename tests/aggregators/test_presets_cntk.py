@@ -1,0 +1,124 @@
+"""CNTK's 1-bit SGD with its own columns, and its 32-bit aggregation."""
+
+import math
+
+import pytest
+import torch
+
+from scaling.aggregators.compressed import OneBit, stripe_columns
+from scaling.aggregators.presets.cntk import PACK_THRESHOLD_BYTES, Cntk, Cntk32Bit
+from scaling.bucket import BucketLayout
+from scaling.codecs import one_bit
+from scaling.process_group import run_in_process
+from scaling.workloads.registry import build_module, create_model
+
+WORLD_SIZES = (1, 2, 3, 4, 7)
+FILTER = BucketLayout.of([("conv.weight", (6, 4, 5, 3)), ("conv.bias", (6,))])
+
+
+def shapes_of(model):
+    with torch.device("meta"):
+        return [
+            tuple(p.shape) for p in build_module(create_model(model), create_model(model).shape).parameters()
+        ]
+
+
+def ratio(model, view):
+    """Bytes of 32-bit gradients over bytes on the wire: 4 R a column over 8 + 4 ceil(R / 32)."""
+    matrices = [one_bit.matrix_shape(shape, view) for shape in shapes_of(model)]
+    plain = sum(4 * rows * columns for rows, columns in matrices)
+    wire = sum(columns * (8 + 4 * math.ceil(rows / 32)) for rows, columns in matrices)
+    assert wire == 4 * sum(one_bit.wire_words(*matrix) for matrix in matrices)
+    return plain / wire
+
+
+class TestCompression:
+    @pytest.mark.parametrize(
+        ("model", "view", "expected"),
+        [
+            ("fcn-r", "cntk", 30.85),
+            ("fcn-r", "torch", 30.85),
+            ("alexnet-r", "cntk", 1.73),
+            ("alexnet-r", "torch", 11.25),
+            ("resnet-56", "cntk", 1.00),
+            ("resnet-56", "torch", 13.36),
+        ],
+    )
+    def test_ratio_is_that_of_the_columns(self, model, view, expected):
+        assert round(ratio(model, view), 2) == expected
+
+    @pytest.mark.parametrize("world_size", WORLD_SIZES)
+    def test_traffic_is_the_stripes_in_cntks_columns(self, world_size, network, step):
+        words = [0] * world_size
+        for shape in network.shapes:
+            rows, columns = one_bit.matrix_shape(shape, "cntk")
+            for owner, (start, stop) in enumerate(stripe_columns(columns, world_size)):
+                words[owner] += one_bit.wire_words(rows, stop - start)
+        for rank, outcome in enumerate(step(Cntk(), world_size, network)):
+            expected = 4 * (sum(words) - words[rank] + (world_size - 1) * words[rank])
+            assert outcome.num_bytes == (expected if world_size > 1 else 0)
+
+
+class TestColumns:
+    def test_mean_has_two_values_in_each_row_of_a_filter(self, step):
+        mean = step(Cntk(), 3, FILTER)[0].mean
+        rows = FILTER.views(mean)[0].reshape(-1, 3)
+        assert all(len(row.unique()) <= 2 for row in rows)
+        assert len(FILTER.views(mean)[0][:, 0, 0, 0].unique()) > 2
+
+    def test_matrices_and_vectors_are_those_of_one_bit(self, step):
+        layout = BucketLayout.of([("weight", (40, 12)), ("bias", (40,)), ("scale", ())])
+        ours, other = step(Cntk(), 3, layout), step(OneBit(), 3, layout)
+        assert all(torch.equal(a.mean, b.mean) for a, b in zip(ours, other, strict=True))
+
+    def test_view_of_one_bit_makes_it_cntk(self, step):
+        ours, other = step(Cntk(), 3, FILTER), step(OneBit(view="cntk"), 3, FILTER)
+        assert all(torch.equal(a.mean, b.mean) for a, b in zip(ours, other, strict=True))
+        assert not torch.equal(ours[0].mean, step(OneBit(), 3, FILTER)[0].mean)
+
+    @pytest.mark.parametrize("world_size", [2, 3, 7])
+    def test_what_is_lost_stays_in_the_residuals(self, world_size):
+        generator = torch.Generator().manual_seed(world_size)
+        gradients = [torch.randn(3, FILTER.num_elements, generator=generator) for _ in range(world_size)]
+
+        def work(group):
+            state = Cntk().start(FILTER, group, torch.float32, torch.device("cpu"))
+            total = sum(Cntk().aggregate(state, g).double().sum() for g in gradients[group.rank])
+            return total * world_size, state.residual.double().sum() + state.stripe_residual.double().sum()
+
+        results = run_in_process(world_size, work)
+        owed = sum(residual for _, residual in results)
+        given = sum(g.double().sum() for g in gradients)
+        assert float(results[0][0] + owed) == pytest.approx(float(given), abs=1e-3)
+
+
+class Test32Bit:
+    @pytest.mark.parametrize("transport", ["host", "device"])
+    @pytest.mark.parametrize("world_size", WORLD_SIZES)
+    def test_traffic_is_one_packed_message_and_one_a_large_tensor(self, world_size, transport, network, step):
+        sizes = [4 * math.prod(shape) for shape in network.shapes]
+        small = sum(size for size in sizes if size <= PACK_THRESHOLD_BYTES)
+        large = [size for size in sizes if size > PACK_THRESHOLD_BYTES]
+        assert len(large) == 1
+        rounds = 2 * (world_size - 1)
+        num_bytes = sum(size * rounds // world_size for size in [small, *large])
+        for outcome in step(Cntk32Bit(transport), world_size, network):
+            assert outcome.aggregate_traffic == (num_bytes, 2 * rounds)
+
+    def test_32_kib_are_packed_and_one_element_more_is_not(self):
+        layout = BucketLayout.of([("a", (8192,)), ("b", (8193,)), ("c", (5,)), ("d", (0,))])
+
+        def messages(group):
+            state = Cntk32Bit().start(layout, group, torch.float32, torch.device("cpu"))
+            return state.packed_spans, state.spans, [buffer.numel() for buffer in state.on_host]
+
+        expected = [(0, 8192), (16385, 16390)], [(8192, 16385)], [8197, 8193]
+        assert run_in_process(1, messages) == [expected]
+
+    def test_both_transports_sum_alike(self, network, step):
+        host, device = (step(Cntk32Bit(transport), 3, network) for transport in ("host", "device"))
+        assert all(torch.equal(a.mean, b.mean) for a, b in zip(host, device, strict=True))
+
+    def test_alone_nothing_is_sent(self, network, step):
+        (outcome,) = step(Cntk32Bit(), 1, network)
+        assert outcome.num_bytes == 0

@@ -1,0 +1,162 @@
+"""What aggregators say of themselves for predictions: it can be priced, and sends what is metered."""
+
+import math
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from scaling.aggregators.base import Aggregator, AggregatorState, unmarked
+from scaling.aggregators.presets import mxnet
+from scaling.aggregators.presets.mxnet import MxnetLocal
+from scaling.aggregators.registry import BUILT_IN, create
+from scaling.bucket import BucketLayout
+from scaling.collectives.plan import Codec, Exchange, Update, simulate_plan
+from scaling.errors import StudyError
+from scaling.workloads.networks import build_fcn_r, fcn_r
+from topologies.schema import load
+
+AGGREGATORS = [create(name) for name in BUILT_IN] + [
+    create("cntk_32bit", {"transport": "device"}),
+    create("tf_spec", {"spec": "nccl:100:psgpu:4k:xring"}),
+]
+IDS = [aggregator.label() for aggregator in AGGREGATORS]
+
+
+@pytest.fixture(scope="module")
+def big_network():
+    with torch.device("meta"):
+        module = build_fcn_r(fcn_r.shape)
+    return BucketLayout.of([(name, tuple(p.shape)) for name, p in module.named_parameters()])
+
+
+def sent_bytes(stages, rank):
+    """What a rank sends in the exchanges."""
+    total = 0.0
+    for stage in stages:
+        if isinstance(stage, Exchange):
+            bounds = stage.schedule.bounds(stage.num_elements)
+            moved = [t for step in stage.schedule.steps for t in step if t.source == rank]
+            total += stage.bytes_per_element * sum(bounds[t.stop] - bounds[t.start] for t in moved)
+    return total
+
+
+def names(stages):
+    return [type(stage).__name__.lower() if isinstance(stage, Update) else stage.name for stage in stages]
+
+
+@pytest.mark.parametrize("aggregator", AGGREGATORS, ids=IDS)
+class TestEveryAggregator:
+    @pytest.mark.parametrize(
+        ("topology", "world_size"),
+        [("cpu-2", 1), ("cpu-2", 2), ("dual-k80", 4), ("hgx-h200-4", 3), ("hgx-h200", 8)],
+    )
+    def test_can_be_priced(self, aggregator, topology, world_size, big_network):
+        stages = aggregator.stages(big_network, world_size)
+        price = simulate_plan(stages, load(topology), world_size)
+        assert 0 < price.seconds < 10
+        assert sum(isinstance(stage, Update) for stage in stages) == 1
+
+    @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 7])
+    def test_sends_what_is_metered(self, aggregator, world_size, network):
+        if aggregator.name == "cntk_32bit" and aggregator.transport == "host":
+            return  # between host memories, which no schedule of the ranks describes
+        stages = aggregator.stages(network, world_size)
+        # Stripes are unequal where columns do not divide evenly; an all-reduce is rounded down to bytes.
+        tolerance = 0.05 if aggregator.lossy else 0.003
+        for rank in range(world_size):
+            metered = aggregator.wire_bytes(network, world_size, rank, itemsize=4)
+            total = sent_bytes(stages, rank)
+            if aggregator.lossy:
+                ranks = range(world_size)
+                metered = sum(aggregator.wire_bytes(network, world_size, r, 4) for r in ranks) / world_size
+                total = sum(sent_bytes(stages, r) for r in ranks) / world_size
+            assert total == pytest.approx(metered, rel=tolerance, abs=200)
+
+    @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 7])
+    def test_meters_what_it_says_it_sends(self, aggregator, world_size, network, step):
+        for rank, outcome in enumerate(step(aggregator, world_size, network)):
+            assert outcome.num_bytes == aggregator.wire_bytes(network, world_size, rank, itemsize=4)
+
+    def test_more_gradient_takes_longer(self, aggregator, big_network, network):
+        topology = load("dual-k80")
+        small, large = (
+            simulate_plan(aggregator.stages(layout, 4), topology, 4).seconds
+            for layout in (network, big_network)
+        )
+        assert small < large
+
+
+class TestOrder:
+    @pytest.mark.parametrize(
+        ("name", "expected"),
+        [
+            ("none", ["update"]),
+            ("all_reduce", ["all_reduce", "update"]),
+            ("ring", ["", "update"]),
+            ("caffe", ["reduce", "update", "distribute"]),
+            ("mxnet_device", ["reduce", "update", "distribute"]),
+            ("caffe_nccl", ["caffe_nccl"] * 3 + ["update"]),
+            ("host_serial", ["", "update", ""]),
+            ("host_parallel", ["", "update"]),
+            ("torch_cpu", ["", "update", ""]),
+            ("tensorflow", ["", "concatenate", "mean", "update", ""]),
+            ("mxnet_local", ["", "sum", "sum", "update", ""]),
+            ("cntk", ["encode", "", "decode", "encode", "", "decode", "update"]),
+            ("cntk_32bit", ["", "all_reduce", "", "update"]),
+            ("tf_spec", ["", "", "", "update"]),
+        ],
+    )
+    def test_is_that_of_the_step(self, name, expected, network):
+        assert names(create(name).stages(network, 4)) == expected
+
+    def test_owners_step_what_they_own(self, network):
+        (update,) = [s for s in create("mxnet_device").stages(network, 4) if isinstance(s, Update)]
+        assert sum(update.owner_elements) == network.num_elements
+        assert max(update.owner_elements) == math.prod((257, 263))
+        (root,) = [s for s in create("caffe").stages(network, 4) if isinstance(s, Update)]
+        assert root.owner_elements == (network.num_elements, 0, 0, 0)
+
+    def test_large_tensors_are_summed_by_several_threads(self, monkeypatch, network):
+        monkeypatch.setattr(mxnet, "BIGARRAY_BOUND", 257 * 263)
+        sums = [s for s in MxnetLocal().stages(network, 4) if isinstance(s, Codec)]
+        assert [s.num_threads for s in sums] == [4, 1]
+        assert sums[0].num_bytes == 4 * 4 * 257 * 263
+        assert sum(s.num_bytes for s in sums) == 4 * 4 * network.num_elements
+
+    def test_very_large_tensors_are_stepped_by_every_rank(self, monkeypatch, network):
+        monkeypatch.setattr(mxnet, "MAX_ELEMENTS_ON_HOST", 257 * 263 - 1)
+        stages = MxnetLocal().stages(network, 4)
+        assert names(stages) == ["", "sum", "sum", "", "update"]
+        assert stages[-1].site == "replica"
+
+
+class TestPrices:
+    def test_star_costs_more_than_a_tree_and_that_more_than_a_ring(self, big_network):
+        def seconds(name):
+            stages = create(name).stages(big_network, 4)
+            return simulate_plan(stages, load("dual-k80"), 4).seconds
+
+        assert seconds("ring") < seconds("caffe") < seconds("torch_dpt")
+        assert seconds("torch_cpu") < seconds("tensorflow")
+        assert seconds("mxnet_device") < seconds("torch_dpt")
+
+
+@dataclass(frozen=True)
+class Silent(Aggregator[AggregatorState]):
+    """An aggregator that says nothing of itself."""
+
+    name = "silent"
+
+    def start(self, layout, group, dtype, device):
+        return AggregatorState(group, layout)
+
+    def aggregate(self, state, gradient, phase=unmarked):
+        return gradient
+
+
+def test_aggregator_that_says_nothing_is_an_error_that_names_it(network):
+    with pytest.raises(
+        StudyError, match=r"aggregator 'silent' cannot be predicted: .* does not define `stag"
+    ):
+        Silent().stages(network, 2)

@@ -1,0 +1,115 @@
+"""The group over torch.distributed, in real processes over Gloo: one launch, looked at from all sides."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+WORLD_SIZE = 3
+SECONDS = 120
+ROOT = Path(__file__).parents[2]
+
+pytestmark = pytest.mark.processes
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory):
+    """seen(scenario, key): what every rank saw, in rank order."""
+    folder = tmp_path_factory.mktemp("torch")
+    shared = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "GLOO_SOCKET_IFNAME": "lo",
+        "WORLD_SIZE": str(WORLD_SIZE),
+    }
+    outs = [folder / f"rank{rank}.json" for rank in range(WORLD_SIZE)]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("torch_worker.py")), str(out)],
+            env={**shared, "RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank, out in enumerate(outs)
+    ]
+    try:
+        logs = [process.communicate(timeout=SECONDS)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    assert [process.returncode for process in processes] == [0] * WORLD_SIZE, "\n".join(logs)
+    ranks = [json.loads(out.read_text()) for out in outs]
+    return lambda scenario, key: [rank[scenario][key] for rank in ranks]
+
+
+class TestSharedBuffer:
+    def test_it_is_zeroed_and_the_same_memory_on_every_rank(self, seen):
+        assert seen("shared_buffers", "zeroed") == [True] * WORLD_SIZE
+        assert seen("shared_buffers", "values") == [[1, 2, 3]] * WORLD_SIZE
+
+    def test_it_has_the_size_that_was_asked_for_even_none(self, seen):
+        assert seen("shared_buffers", "sizes") == [[24, 0]] * WORLD_SIZE
+
+    def test_rank_0_makes_it_and_its_name_is_gone_at_once(self, seen):
+        assert seen("shared_buffers", "num_created") == [2, 0, 0]
+        assert seen("shared_buffers", "left") == [[]] * WORLD_SIZE
+
+    def test_ranks_on_several_hosts_are_refused(self, seen):
+        for refusal in seen("several_hosts", "refusal"):
+            assert "only 1 of 3 ranks are on this host" in refusal
+
+
+class TestBarrier:
+    def test_on_one_host_it_is_by_counters_and_nobody_passes_before_all_are_there(self, seen):
+        assert seen("barriers", "by_counters") == [True] * WORLD_SIZE
+        assert seen("barriers", "too_early") == [0] * WORLD_SIZE
+
+    def test_on_several_hosts_it_needs_no_shared_memory(self, seen):
+        assert seen("several_hosts", "by_counters") == [False] * WORLD_SIZE
+
+
+def test_all_reduce_of_host_memory_is_the_sum_and_metered_as_a_ring(seen):
+    assert seen("host_all_reduce", "values") == [[6.0] * 12] * WORLD_SIZE
+    assert seen("host_all_reduce", "metered") == [[64, 4]] * WORLD_SIZE
+
+
+def test_cpus_have_no_peer_memory_and_auto_is_by_sends(seen):
+    for refusal in seen("peer_memory", "refusal"):
+        assert "cannot read each other's memory here" in refusal
+    assert seen("peer_memory", "transport") == ["sends"] * WORLD_SIZE
+    assert seen("peer_memory", "values") == [[3.0] * 10] * WORLD_SIZE
+
+
+def test_pipelined_host_sums_of_processes_are_exact_in_every_round(seen):
+    assert seen("host_sums", "wrong") == [0] * WORLD_SIZE
+
+
+class TestWaitUntil:
+    def test_ranks_see_what_the_one_before_wrote(self, seen):
+        assert seen("waiting", "value") == [1, 2, 3]
+
+    def test_wait_for_what_nobody_writes_ends_in_an_error(self, seen):
+        for rank, failure in enumerate(seen("waiting_in_vain", "failure")):
+            assert failure.startswith(f"rank {rank} waited ")
+
+    @pytest.mark.parametrize("scenario", ["fails_in_wait", "fails_in_barrier"])
+    def test_rank_that_fails_releases_the_others_and_its_reason_counts(self, seen, scenario):
+        *others, failed = seen(scenario, "failure")
+        assert failed == "RuntimeError: planted failure"
+        assert others == ["TimeoutError: another rank has failed while this one waited for it"] * 2
+        assert seen(scenario, "reason") == [failed] * WORLD_SIZE
+        assert seen(scenario, "can_go_on") == [True] * WORLD_SIZE

@@ -1,0 +1,163 @@
+"""One rank of tests/process_group/test_over_torch.py: goes through everything, writes what it saw as JSON."""
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from launchers.rank_info import RankInfo
+from scaling.aggregators.host import HostParallel
+from scaling.bucket import BucketLayout
+from scaling.collectives.exchange import Exchange
+from scaling.collectives.ring import ring
+from scaling.errors import LaunchError
+from scaling.process_group import HostCounters, TorchGroup, over_torch
+from scaling.workers import Workers
+
+CPU = torch.device("cpu")
+NUM_ROUNDS = 200
+
+
+def shared_buffers(group: TorchGroup) -> dict[str, Any]:
+    """A buffer is zeroed, the same memory on all ranks, and its name is gone."""
+    paths = []
+    create = over_torch._create_shared_file
+    over_torch._create_shared_file = lambda size: paths.append(create(size)) or paths[-1]
+    try:
+        buffer = group.shared_host_buffer(24, register=False)
+        empty = group.shared_host_buffer(0, register=False)
+    finally:
+        over_torch._create_shared_file = create
+    zeroed = int(buffer.sum()) == 0
+    group.barrier()
+    buffer.view(torch.int64)[group.rank] = group.rank + 1
+    group.barrier()
+    return {
+        "zeroed": zeroed,
+        "values": buffer.view(torch.int64).tolist(),
+        "sizes": [buffer.numel(), empty.numel()],
+        "num_created": len(paths),
+        "left": [path for path in paths if os.path.exists(path)],
+    }
+
+
+def barriers(group: TorchGroup) -> dict[str, Any]:
+    """Rounds in which a rank passed before all had come."""
+    arrived = group.shared_host_buffer(group.world_size * 8, register=False).view(torch.int64)
+    too_early = 0
+    for number in range(1, NUM_ROUNDS + 1):
+        arrived[group.rank] = number
+        group.barrier()
+        too_early += int(arrived.min()) < number
+        group.barrier()
+    return {"too_early": too_early, "by_counters": isinstance(group._barriers, HostCounters)}
+
+
+def host_all_reduce(group: TorchGroup) -> dict[str, Any]:
+    tensor = torch.full((12,), float(group.rank + 1))
+    group.meter.reset()
+    group.all_reduce_host(tensor)
+    group.all_reduce_host(torch.empty(0))
+    return {"values": tensor.tolist(), "metered": [group.meter.bytes_sent, group.meter.messages_sent]}
+
+
+def peer_memory(group: TorchGroup) -> dict[str, Any]:
+    """On CPUs there is none: auto is by sends."""
+    try:
+        group.peer_memory(1, torch.float32, CPU)
+        refusal = ""
+    except LaunchError as error:
+        refusal = str(error)
+    exchange = Exchange(ring(group.world_size), group, 10, torch.float32, CPU)
+    result = exchange.run(torch.full((10,), float(group.rank)))
+    return {"refusal": refusal, "transport": exchange.transport, "values": result.tolist()}
+
+
+def host_sums(group: TorchGroup) -> dict[str, Any]:
+    """Rounds in which the mean, pipelined through shared memory by real processes, is not exact."""
+    layout = BucketLayout.of([("values", (1003,))])
+    aggregator = HostParallel(num_chunks=7)
+    state = aggregator.start(layout, group, torch.float32, CPU)
+    wrong = 0
+    for number in range(NUM_ROUNDS):
+        mean = aggregator.aggregate(state, torch.arange(1003.0) * (group.rank + 1) + number)
+        wrong += not torch.equal(mean, torch.arange(1003.0) * ((group.world_size + 1) / 2) + number)
+    return {"wrong": wrong}
+
+
+def several_hosts(group: TorchGroup) -> dict[str, Any]:
+    """The same ranks, as if each were on a host of its own."""
+    apart = TorchGroup(group._data, group._control, ranks_on_this_host=1)
+    try:
+        apart.shared_host_buffer(1, register=False)
+        refusal = ""
+    except LaunchError as error:
+        refusal = str(error)
+    apart.barrier()
+    return {"refusal": refusal, "by_counters": apart._barriers is not None}
+
+
+def waiting(group: TorchGroup) -> dict[str, Any]:
+    """What a rank waits for is written by the one before it."""
+    told = group.shared_host_buffer(group.world_size, register=False)
+    if group.rank:
+        group.wait_until(lambda: int(told[group.rank - 1]) > 0)
+    told[group.rank] = int(told[group.rank - 1]) + 1 if group.rank else 1
+    return {"value": int(told[group.rank])}
+
+
+def waiting_in_vain(group: TorchGroup) -> dict[str, Any]:
+    """Nobody fails, and nobody writes."""
+    limits = (over_torch.ASK_AFTER_S, over_torch.WAIT_LIMIT_S)
+    over_torch.ASK_AFTER_S = over_torch.WAIT_LIMIT_S = 0.01
+    try:
+        group.wait_until(lambda: False)
+        failure = None
+    except TimeoutError as error:
+        failure = str(error)
+    over_torch.ASK_AFTER_S, over_torch.WAIT_LIMIT_S = limits
+    return {"failure": failure}
+
+
+def failing(workers: Workers, wait: Callable[[TorchGroup, torch.Tensor], None], name: str) -> dict[str, Any]:
+    """The last rank fails while the others wait in host memory; afterwards a new group works."""
+    group = workers.group(CPU)
+    memory = group.shared_host_buffer(8, register=False)
+    group.barrier()
+    try:
+        if group.rank == group.world_size - 1:
+            raise RuntimeError("planted failure")
+        wait(group, memory)
+        failure = None
+    except (RuntimeError, TimeoutError) as error:
+        failure = f"{type(error).__name__}: {error}"
+        order = workers.first_failure(name)
+        workers.leave_group()
+    outcome = workers.outcome(name, failure, None, failure_order=order if failure else 0)
+    again = workers.group(CPU)
+    again.barrier()
+    again.wait_until(lambda: True)
+    return {"failure": failure, "reason": outcome.reason, "can_go_on": outcome.can_go_on}
+
+
+def main(out: Path) -> None:
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    workers = Workers(RankInfo(rank, rank, world_size, world_size, "test"))
+    scenarios = [
+        shared_buffers, barriers, host_all_reduce, peer_memory, host_sums, several_hosts, waiting,
+        waiting_in_vain,
+    ]  # fmt: skip
+    seen = {scenario.__name__: scenario(workers.group(CPU)) for scenario in scenarios}
+    seen["fails_in_wait"] = failing(workers, lambda group, _: group.wait_until(lambda: False), "wait")
+    seen["fails_in_barrier"] = failing(workers, lambda group, _: group.barrier(), "barrier")
+    workers.close()
+    out.write_text(json.dumps(seen))
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main(Path(sys.argv[1]))

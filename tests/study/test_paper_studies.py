@@ -1,0 +1,33 @@
+"""The shipped studies of the paper's networks: its batch sizes, and every system's strategy."""
+
+import pytest
+
+from scaling.aggregators.registry import BUILT_IN
+from scaling.study.cells import Machine, resolve
+from scaling.study.overrides import load_study, shipped_studies
+
+BATCHES = {
+    "paper-fcn": ("fcn-r", 4096),
+    "paper-alexnet": ("alexnet-r", 1024),
+    "paper-resnet": ("resnet-56", 128),
+}
+PRESETS = {name for name, target in BUILT_IN.items() if ".presets." in target}
+
+
+@pytest.mark.parametrize("name", BATCHES)
+class TestPaperStudies:
+    def test_description_names_the_paper_and_the_batch(self, name):
+        comment = shipped_studies()[name].splitlines()[0]
+        assert "arXiv 1608.07249" in comment
+        assert f"global batch of {BATCHES[name][1]}" in comment
+
+    @pytest.mark.parametrize("machine", [Machine(0, 2), Machine(4, 64)], ids=str)
+    def test_every_system_is_measured_at_the_papers_batch_on_1_2_and_4(self, name, machine):
+        study = resolve(load_study(name), machine)
+        cells = study.cells.values()
+        assert {cell.aggregator for cell in cells} == PRESETS | {"none", "all_reduce"}
+        assert {(cell.model, cell.global_batch) for cell in cells} == {BATCHES[name]}
+        assert {cell.world_size for cell in cells} == {1, 2, 4}
+        assert {cell.scaling for cell in cells} == {"strong"}
+        assert {cell.kind for cell in cells} == {"iteration"}
+        assert set(study.repeats.values()) == {3}

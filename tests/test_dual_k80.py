@@ -1,0 +1,48 @@
+"""The page on the paper's machine says what the simulation gives."""
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def script():
+    spec = importlib.util.spec_from_file_location(
+        "dual_k80_presets", ROOT / "benchmarks" / "dual_k80_presets.py"
+    )
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def simulated():
+    module = script()
+    return {n: {name: f"{s * 1e3:.1f}" for name, s in module.simulated_s(n).items()} for n in (2, 4)}
+
+
+def test_table_has_the_simulated_times_of_every_preset(simulated):
+    text = (ROOT / "docs" / "dual-k80.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)`[^|]*\| ([\d.]+) \| ([\d.]+) \|", text, re.MULTILINE)
+    assert {name: two for name, two, _ in rows} == simulated[2]
+    assert {name: four for name, _, four in rows} == simulated[4]
+
+
+def test_order_at_two_gpus_is_the_papers(simulated):
+    order = list(simulated[2])
+    paper = ["caffe", "torch_cpu", "tensorflow"]
+    assert [name for name in order if name in paper] == paper
+    assert {"mxnet_device", "cntk"} < set(order[: order.index("caffe")])
+
+
+def test_every_line_shows_its_arithmetic(capsys):
+    script().main()
+    lines = [line for line in capsys.readouterr().out.splitlines() if "speed-up" in line]
+    assert len(lines) == 24
+    for line in lines:
+        total, parts = line.split("=", 1)
+        milliseconds = [float(part) for part in re.findall(r"(?:^| \+) ?[\w() ]*? (\d+\.\d\d)", parts)]
+        assert sum(milliseconds) == pytest.approx(float(total.split()[1]), abs=0.1)

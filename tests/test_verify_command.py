@@ -1,0 +1,203 @@
+"""`scaling verify`: what holds is said in a line, what does not is caught and named."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from scaling import verification
+from scaling.cli import main
+from scaling.collectives.catalogue import CATALOGUE
+from scaling.errors import StudyError
+
+EXAMPLES = Path(__file__).with_name("verify_examples.py")
+
+
+@pytest.fixture
+def call(monkeypatch, capsys, tmp_path):
+    """Runs `scaling verify ...` in a folder with a user's module: (exit code, stdout, stderr)."""
+    (tmp_path / "mine.py").write_text(EXAMPLES.read_text())
+    (tmp_path / "broken_module.py").write_text("raise ArithmeticError('planted')")
+    (tmp_path / "no_python.py").write_text("def")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["scaling", "verify", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+            raise SystemExit(0)
+        captured = capsys.readouterr()
+        return ended.value.code or 0, captured.out, captured.err
+
+    yield run
+    for module in ("mine", "broken_module", "no_python"):
+        sys.modules.pop(module, None)
+
+
+class TestWhatHolds:
+    def test_users_aggregator_in_the_current_folder_gets_the_whole_suite(self, call):
+        code, out, _ = call("mine:Correct")
+        assert code == 0
+        assert out == (
+            "mine:Correct  aggregator  ok  contract at 1-4, 7 ranks x 5 sizes x 3 types; saved state\n"
+        )
+
+    def test_scheduled_one_gets_its_schedule_too(self, call):
+        code, out, _ = call("mine:CorrectRoot", "--world-sizes", "1-9")
+        assert code == 0
+        assert "ok  schedule at 1-9 ranks (at 8: 14 steps, 7 messages and 7 S by the rank" in out
+        assert "contract at 1-4, 7 ranks" in out
+
+    def test_users_schedule_is_proved(self, call):
+        code, out, _ = call("mine:correct", "--world-sizes", "2,4-6")
+        assert code == 0
+        assert out.startswith("mine:correct  schedule    ok  schedule at 2, 4-6 ranks (at 6: 10 steps, ")
+
+    def test_name_of_a_collective_and_an_aggregator_checks_both(self, call):
+        code, out, _ = call("ring", "--world-sizes", "1-3")
+        assert code == 0
+        assert [line.split()[:3] for line in out.splitlines()] == [
+            ["ring", "collective", "ok"], ["ring", "aggregator", "ok"]
+        ]  # fmt: skip
+
+    def test_error_feedback_is_checked_where_there_is_some(self, call):
+        assert "; residuals\n" in call("one_bit", "--world-sizes", "2")[1]
+
+    def test_json_has_all_of_it(self, call):
+        code, out, _ = call("stripes", "--world-sizes", "1-8", "--json")
+        (finding,) = json.loads(out)
+        assert code == 0
+        assert finding["sample"] == {
+            "world_size": 8, "num_steps": 2, "max_messages_per_rank": 14, "max_sent_ratio_per_rank": 1.75
+        }  # fmt: skip
+        assert (finding["name"], finding["kind"], finding["ok"]) == ("stripes", "collective", True)
+        assert finding["failure"] is None
+        assert finding["checked"][0].startswith("schedule at 1-8 ranks")
+
+    def test_schedules_of_larger_worlds_are_proved_without_the_contract(self, call):
+        code, out, _ = call("tree", "--world-sizes", "100")
+        assert code == 0
+        assert "schedule at 100 ranks" in out
+        assert "not the contract, which is checked at 1, 2, 3, 4, 7 ranks" in out
+
+
+class TestAll:
+    def test_every_collective_and_aggregator_is_a_line(self, call, monkeypatch):
+        monkeypatch.setattr(
+            verification.REGISTRY, "_built_in", {"none": "scaling.aggregators.controls:NoExchange"}
+        )
+        monkeypatch.setattr(verification.REGISTRY, "_group", "nobody")
+        code, out, _ = call("--all", "--world-sizes", "1-2")
+        assert code == 0
+        assert [tuple(line.split()[:3]) for line in out.splitlines()] == [
+            *((name, "collective", "ok") for name in CATALOGUE), ("none", "aggregator", "ok")
+        ]  # fmt: skip
+
+    def test_one_that_fails_does_not_keep_the_others_from_being_checked(self, call, monkeypatch):
+        targets = {"bad": "mine:Sum", "missing": "mine:NoSuchClass", "good": "mine:Correct"}
+        monkeypatch.setattr(verification.REGISTRY, "_built_in", targets)
+        monkeypatch.setattr(verification.REGISTRY, "_group", "nobody")
+        monkeypatch.setattr(verification, "CATALOGUE", {"ring": CATALOGUE["ring"]})
+        code, out, _ = call("--all", "--world-sizes", "2", "--json")
+        found = {one["name"]: one["ok"] for one in json.loads(out)}
+        assert (code, found) == (1, {"ring": True, "bad": False, "missing": False, "good": True})
+
+
+@pytest.mark.parametrize(
+    ("name", "failure"),
+    [
+        ("Sum", "at 2 ranks, 1 elements, torch.float32: integers are not averaged exactly: off by "),
+        ("Own", "at 2 ranks, 1 elements, torch.float32: rank 1 differs from rank 0"),
+        ("ChangedInput", "1 elements, torch.float32: the gradient was changed, but modifies_input is False"),
+        ("WrongLength", "at 2 ranks, 1 elements, torch.float32: rank 0: shape (0,)"),
+        ("WrongType", "at 2 ranks, 1 elements, torch.float32: rank 0: type torch.float64"),
+        ("Missing", "at 2 ranks, 1 elements, torch.float32: rank 1: a mean is missing"),
+        ("NotFinite", "at 2 ranks, 1 elements, torch.float32: rank 0: not finite"),
+        ("WrongBytes", "1 elements, torch.float32: rank 0: 5 bytes are metered, wire_bytes states 4"),
+        ("Raises", "at 2 ranks, 0 elements, torch.float32: KeyError: 'planted'"),
+        ("Stale", "at 2 ranks, 1 elements, torch.float32: off the float64 mean by "),
+        ("LostState", "at 2 ranks, state: rank 0: a saved and loaded state gives another result"),
+        ("KeepsLess", "residuals: step 0: n mean + new residuals is off gradients + old residuals by "),
+        ("TwoOwners", "1 elements, torch.float32: the ranks of site 'owner' own elements 0 to 0 twice"),
+        ("NoOwner", "the ranks of site 'owner' own nothing from element 0 to 0"),
+        ("RootElsewhere", "site 'root': rank 1 owns [(0, 1)], not rank 0 alone"),
+        ("NotDistributed", "distribute leaves 1 parameters of rank 1 not the owner's"),
+        ("EndsElsewhere", "ring: the sum of chunk 0 ends at rank 1; site 'root' takes the step at rank 0"),
+        ("EndsEverywhere", "recursive_doubling: after the last add the sum of chunk 0 is complete at "),
+        ("OfOtherTensors", "at 2 ranks: other_tensors: "),
+    ],
+)  # fmt: skip
+def test_broken_aggregator_is_caught_with_the_law_and_the_case(call, name, failure):
+    code, out, _ = call(f"mine:{name}", "--world-sizes", "2,3")
+    assert code == 1
+    assert out.startswith(f"mine:{name}  aggregator  FAILED  at ")
+    assert failure in out
+    assert out.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "failure"),
+    [
+        ("dropped", "mine: after the last step rank 1 lacks the contribution of rank 2 in chunk 0"),
+        ("doubled", "step 1: add from rank 0 to rank 1: chunk 0 already holds the contribution of rank 0 at"),
+        ("two_copies", "mine: step 3: copy from rank 0 to rank 1: chunk 0 gets two copies in this step"),
+        ("wrong_chunk", "mine: after the last step rank 0 lacks the contribution of rank 0 in chunk 0"),
+        ("no_such_chunk", "mine: step 0: add from rank 0 to rank 1: chunk 7 is out of range"),
+        ("for_others", "ring: made for 4 ranks, asked for 3"),
+        ("fails", "ZeroDivisionError: "),
+    ],
+)  # fmt: skip
+def test_broken_schedule_is_caught_with_step_nodes_and_chunk(call, name, failure):
+    code, out, _ = call(f"mine:{name}", "--world-sizes", "3")
+    assert code == 1
+    assert out.startswith(f"mine:{name}  schedule    FAILED  at 3 ranks: ")
+    assert failure in out
+
+
+def test_json_of_a_failure_says_what_held_before(call):
+    code, out, _ = call("mine:LostState", "--world-sizes", "2", "--json")
+    (finding,) = json.loads(out)
+    assert code == 1
+    assert finding["ok"] is False
+    assert finding["failure"].startswith("at 2 ranks, state: ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "name a collective or an aggregator, or give --all"),
+        (("ring", "--all"), "name a collective or an aggregator, or give --all"),
+        (("rign",), "nothing to verify is called 'rign' (did you mean 'ring'?); known: all_reduce, "),
+        (("mine:Nothing",), "cannot load mine:Nothing"),
+        (("no_such_module:a",), "No module named 'no_such_module'"),
+        (("broken_module:a",), "broken_module:a: ArithmeticError: planted"),
+        (("no_python:a",), "no_python:a: SyntaxError: "),
+        (("mine:NOT_ONE",), "mine:NOT_ONE is 3; allowed are a subclass of "),
+        (("mine:AggregatorState",), "allowed are a subclass of scaling.aggregators.Aggregator"),
+        (("mine:Scheduled",), "Can't instantiate abstract class Scheduled"),
+        (("mine:no_schedule",), "mine:no_schedule(1) gives list [1]; allowed are a subclass of "),
+        (("one_bit", "--world-sizes", "8"), "one_bit: nothing but the contract, which is checked at 1, 2"),
+        (("--all", "--world-sizes", "8,9"), "--all: aggregators are checked at 1, 2, 3, 4, 7 ranks"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_message_and_exit_code_2(call, arguments, message):
+    code, out, err = call(*arguments)
+    assert (code, out) == (2, "")
+    assert message in err
+    assert "Traceback" not in err
+
+
+class TestWorldSizes:
+    @pytest.mark.parametrize(
+        ("text", "sizes"),
+        [("4", [4]), ("1-3", [1, 2, 3]), ("8, 1-2,2", [1, 2, 8]), ("5-5", [5]), ("1 - 3", [1, 2, 3])],
+    )
+    def test_numbers_and_ranges_are_taken_together(self, text, sizes):
+        assert verification.parse_world_sizes(text) == sizes
+
+    @pytest.mark.parametrize("text", ["", "0", "0-3", "3-1", "1-", "-1", "two", "1,,2", "1.5"])
+    def test_anything_else_is_an_error_that_shows_what_is_allowed(self, text):
+        with pytest.raises(StudyError, match=r"--world-sizes .*: allowed are numbers from 1 and ranges"):
+            verification.parse_world_sizes(text)

@@ -1,0 +1,231 @@
+"""A user's module for test_verify_command.py: some that hold, and one broken in each way."""
+
+from dataclasses import dataclass
+
+import torch
+
+from scaling.aggregators import Aggregator, AggregatorState, unmarked
+from scaling.aggregators.compressed import StripedOneBit
+from scaling.aggregators.scheduled import Scheduled
+from scaling.collectives.recursive_doubling import recursive_doubling
+from scaling.collectives.ring import ring
+from scaling.collectives.schedule import Schedule, Transfer
+from scaling.collectives.star import star
+
+
+@dataclass(frozen=True)
+class Correct(Aggregator[AggregatorState]):
+    name = "correct"
+    modifies_input = True
+
+    def start(self, layout, group, dtype, device):
+        return AggregatorState(group, layout)
+
+    def aggregate(self, state, gradient, phase=unmarked):
+        state.group.all_reduce(gradient)
+        return gradient.div_(state.group.world_size)
+
+
+@dataclass(frozen=True)
+class CorrectRoot(Scheduled):
+    name = "correct_root"
+    update_site = "root"
+
+    def schedule(self, world_size, layout):
+        return star(world_size)
+
+
+class Sum(Correct):
+    """Forgets to divide."""
+
+    def aggregate(self, state, gradient, phase=unmarked):
+        state.group.all_reduce(gradient)
+        return gradient
+
+
+class Own(Correct):
+    """Exchanges nothing."""
+
+    def aggregate(self, state, gradient, phase=unmarked):
+        return gradient
+
+
+class ChangedInput(Correct):
+    modifies_input = False
+
+
+class WrongLength(Correct):
+    def aggregate(self, state, gradient, phase=unmarked):
+        return super().aggregate(state, gradient)[:-1]
+
+
+class WrongType(Correct):
+    def aggregate(self, state, gradient, phase=unmarked):
+        return super().aggregate(state, gradient).double()
+
+
+class Missing(Correct):
+    def aggregate(self, state, gradient, phase=unmarked):
+        mean = super().aggregate(state, gradient)
+        return mean if state.group.rank == 0 else None
+
+
+class NotFinite(Correct):
+    lossy = True
+
+    def aggregate(self, state, gradient, phase=unmarked):
+        return super().aggregate(state, gradient).div_(0)
+
+
+class WrongBytes(Correct):
+    def wire_bytes(self, layout, world_size, rank, itemsize):
+        return layout.num_elements * itemsize
+
+
+class Raises(Correct):
+    def aggregate(self, state, gradient, phase=unmarked):
+        if state.group.rank:
+            raise KeyError("planted")
+        return super().aggregate(state, gradient)
+
+
+@dataclass
+class Counted(AggregatorState):
+    calls: torch.Tensor
+
+
+class Stale(Correct):
+    """Gives the first mean for ever."""
+
+    def start(self, layout, group, dtype, device):
+        return Counted(group, layout, None)
+
+    def aggregate(self, state, gradient, phase=unmarked):
+        if state.calls is None:
+            state.calls = super().aggregate(state, gradient).clone()
+        return state.calls.clone()
+
+
+class LostState(Correct):
+    """Scales by a count that it does not save."""
+
+    lossy = True
+
+    def start(self, layout, group, dtype, device):
+        return Counted(group, layout, torch.zeros(1))
+
+    def aggregate(self, state, gradient, phase=unmarked):
+        state.calls += 1
+        return super().aggregate(state, gradient).mul_(state.calls.to(gradient.dtype))
+
+
+class KeepsLess(StripedOneBit):
+    """Tells of the own residual alone, not of the stripes'."""
+
+    name = "keeps_less"
+
+    def start(self, layout, group, dtype, device):
+        state = StripedOneBit.start(self, layout, group, dtype, device)
+        state.left_over = lambda: state.residual.clone()
+        return state
+
+
+class TwoOwners(Correct):
+    update_site = "owner"
+
+    def owned(self, state):
+        return [(0, state.layout.num_elements)] if state.layout.num_elements else []
+
+    def distribute(self, state, parameters, phase=unmarked):
+        state.group.broadcast(parameters)
+
+
+class NoOwner(TwoOwners):
+    def owned(self, state):
+        n = state.layout.num_elements
+        return [(0, n - 1)] if state.group.rank == 0 and n > 1 else []
+
+
+class RootElsewhere(TwoOwners):
+    update_site = "root"
+
+    def owned(self, state):
+        last = state.group.rank == state.group.world_size - 1
+        return super().owned(state) if last else []
+
+    def aggregate(self, state, gradient, phase=unmarked):
+        mean = super().aggregate(state, gradient)
+        return mean if self.owned(state) else None
+
+
+class NotDistributed(RootElsewhere):
+    def owned(self, state):
+        return TwoOwners.owned(self, state) if state.group.rank == 0 else []
+
+    def distribute(self, state, parameters, phase=unmarked):
+        pass
+
+
+class EndsElsewhere(CorrectRoot):
+    def schedule(self, world_size, layout):
+        return ring(world_size)
+
+
+class EndsEverywhere(CorrectRoot):
+    def schedule(self, world_size, layout):
+        return recursive_doubling(world_size)
+
+
+class OfOtherTensors(CorrectRoot):
+    def schedule(self, world_size, layout):
+        return Schedule("other_tensors", world_size, 1, (), chunk_elements=(5,))
+
+
+NOT_ONE = 3
+
+
+def correct(world_size):
+    return ring(world_size)
+
+
+def changed(world_size, change):
+    steps = [list(step) for step in ring(world_size).steps]
+    change(steps)
+    return Schedule("mine", world_size, world_size, tuple(map(tuple, steps)))
+
+
+def dropped(world_size):
+    return changed(world_size, lambda steps: steps[-1].pop(0) if steps else None)
+
+
+def doubled(world_size):
+    return changed(world_size, lambda steps: steps.insert(1, steps[0]) if steps else None)
+
+
+def two_copies(world_size):
+    return changed(world_size, lambda steps: steps[-1].append(steps[-1][0]) if steps else None)
+
+
+def wrong_chunk(world_size):
+    def change(steps):
+        if steps:
+            transfer = steps[0][0]
+            steps[0][0] = transfer._replace(start=transfer.start + 1, stop=transfer.stop + 1)
+
+    return changed(world_size, change)
+
+
+def no_such_chunk(world_size):
+    return changed(world_size, lambda steps: steps[0].append(Transfer(0, 1, 7, 8, "add")) if steps else None)
+
+
+def for_others(world_size):
+    return ring(world_size + 1)
+
+
+def no_schedule(world_size):
+    return [world_size]
+
+
+def fails(world_size):
+    return 1 / (3 - world_size)

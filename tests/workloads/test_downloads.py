@@ -1,0 +1,131 @@
+"""Downloads: resumed where they broke off, checked, seen whole or not at all."""
+
+import hashlib
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from scaling.workloads import downloads
+from scaling.workloads.downloads import DownloadError, download
+
+CONTENT = bytes(range(256)) * 40
+MD5 = hashlib.md5(CONTENT).hexdigest()
+FIRST = CONTENT[:3000]
+
+
+@pytest.fixture
+def target(tmp_path):
+    """Where the file is to be; in a folder that is not there yet."""
+    return tmp_path / "cache" / "file"
+
+
+@pytest.fixture
+def part(target):
+    """Where its first bytes are kept; the folder is made."""
+    target.parent.mkdir()
+    return target.with_name("file.part")
+
+
+def get(target, *mirrors):
+    download([f"{mirror.address}file" for mirror in mirrors], target, MD5)
+
+
+def files_beside(target):
+    return {path.name: path.read_bytes() for path in target.parent.iterdir()}
+
+
+class TestWhole:
+    def test_file_is_alone_in_a_folder_made_for_it(self, target, start_mirror):
+        mirror = start_mirror({"/file": CONTENT})
+        get(target, mirror)
+        assert files_beside(target) == {"file": CONTENT}
+        assert mirror.asked == [("/file", None)]
+
+    def test_file_longer_than_a_block_arrives_whole(self, target, start_mirror, monkeypatch):
+        monkeypatch.setattr(downloads, "BLOCK_BYTES", 1000)
+        get(target, start_mirror({"/file": CONTENT}))
+        assert files_beside(target) == {"file": CONTENT}
+
+    def test_wrong_content_is_refused_and_not_kept(self, target, start_mirror):
+        mirror = start_mirror({"/file": CONTENT[:-1]})
+        with pytest.raises(DownloadError, match=r"/file: 10,239 bytes with MD5 "):
+            get(target, mirror)
+        assert files_beside(target) == {}
+        assert len(mirror.asked) == 1
+
+    def test_many_at_once_download_it_once(self, target, start_mirror):
+        mirror = start_mirror({"/file": CONTENT})
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(lambda _: get(target, mirror), range(8)))
+        assert files_beside(target) == {"file": CONTENT}
+        assert len(mirror.asked) == 1
+
+    def test_many_at_once_all_fail_where_there_is_nothing(self, target, start_mirror):
+        mirror = start_mirror({})
+        with ThreadPoolExecutor(8) as pool:
+            tries = [pool.submit(get, target, mirror) for _ in range(8)]
+        assert all("404" in str(one.exception()) for one in tries)
+        assert files_beside(target) == {}
+
+    def test_folder_that_cannot_be_made_is_an_error_of_storing(self, target, start_mirror):
+        target.parent.write_text("a file")
+        mirror = start_mirror({"/file": CONTENT})
+        with pytest.raises(OSError, match="exists"):
+            get(target, mirror)
+        assert mirror.asked == []
+
+
+class TestResumed:
+    def test_broken_off_download_goes_on_where_it_broke_off(self, target, start_mirror):
+        mirror = start_mirror({"/file": CONTENT}, breaks_after_bytes=3000)
+        with pytest.raises(DownloadError, match=r"broke off after 3,000 of 10,240 bytes.* 3,000 .*kept"):
+            get(target, mirror)
+        assert files_beside(target) == {"file.part": FIRST}
+        mirror.breaks_after_bytes = None
+        get(target, mirror)
+        assert files_beside(target) == {"file": CONTENT}
+        assert mirror.asked == [("/file", None), ("/file", "bytes=3000-")]
+
+    def test_broken_off_again_keeps_both_pieces(self, target, start_mirror):
+        mirror = start_mirror({"/file": CONTENT}, breaks_after_bytes=3000)
+        for _ in range(3):
+            with pytest.raises(DownloadError):
+                get(target, mirror)
+        get(target, mirror)
+        assert files_beside(target) == {"file": CONTENT}
+        assert [wanted for _, wanted in mirror.asked[1:]] == ["bytes=3000-", "bytes=6000-", "bytes=9000-"]
+
+    def test_next_mirror_goes_on_where_the_first_broke_off(self, target, start_mirror):
+        breaking = start_mirror({"/file": CONTENT}, breaks_after_bytes=3000)
+        good = start_mirror({"/file": CONTENT})
+        get(target, breaking, good)
+        assert files_beside(target) == {"file": CONTENT}
+        assert good.asked == [("/file", "bytes=3000-")]
+
+    def test_mirror_without_ranges_sends_it_anew(self, target, part, start_mirror):
+        part.write_bytes(FIRST)
+        mirror = start_mirror({"/file": CONTENT}, knows_ranges=False)
+        get(target, mirror)
+        assert files_beside(target) == {"file": CONTENT}
+        assert len(mirror.asked) == 1
+
+    @pytest.mark.parametrize("kept", [b"another file", CONTENT + b"more"], ids=["other", "too long"])
+    def test_kept_bytes_of_something_else_are_thrown_away(self, target, part, start_mirror, kept):
+        part.write_bytes(kept)
+        mirror = start_mirror({"/file": CONTENT})
+        get(target, mirror)
+        assert files_beside(target) == {"file": CONTENT}
+        assert mirror.asked[1:] == [("/file", None)]
+
+    def test_whole_file_that_was_not_renamed_yet_is_not_downloaded_again(self, target, part, start_mirror):
+        part.write_bytes(CONTENT)
+        mirror = start_mirror({})
+        get(target, mirror)
+        assert files_beside(target) == {"file": CONTENT}
+        assert mirror.asked == []
+
+    def test_kept_bytes_stay_when_no_mirror_answers(self, target, part, start_mirror):
+        part.write_bytes(FIRST)
+        with pytest.raises(DownloadError, match=r"404.*3,000 bytes that came are kept"):
+            get(target, start_mirror({}))
+        assert files_beside(target) == {"file.part": FIRST}

@@ -1,0 +1,104 @@
+"""Processors, memories and the PCIe bus from /sys, as the Linux kernel describes them there.
+
+Reference: The Linux kernel, Documentation/ABI/testing/sysfs-devices-system-cpu, sysfs-bus-pci, and
+Documentation/ABI/stable/sysfs-devices-node.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection
+from pathlib import Path
+
+from topologies.facts import Host, NumaNode, PcieLink, PciePlace
+
+SYS = Path("/sys")
+PCI_ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+GENERATION_OF_GT_PER_S = {"2.5": 1, "5.0": 2, "8.0": 3, "16.0": 4, "32.0": 5, "64.0": 6}
+
+
+def read_host(
+    cpu_name: str, usable: Collection[int], num_usable: int, memory_bytes: int | None, sys: Path = SYS
+) -> Host:
+    """The NUMA nodes that have cores; all is one node where the kernel knows of none.
+
+    Args:
+        cpu_name: of the processors.
+        usable: numbers of the cores that this process may use.
+        num_usable: how many of them at the same time, as its container's quota says.
+        memory_bytes: of the machine, for one without NUMA nodes.
+        sys: where sysfs is.
+    """
+    cores = {number: parse_cpu_list(_text(path / "cpulist")) for number, path in _numbered(sys)}
+    cores = {number: cpus for number, cpus in sorted(cores.items()) if cpus}
+    share = min(1.0, num_usable / max(len(usable), 1))
+    nodes = tuple(
+        NumaNode(
+            number=number,
+            socket=_socket(min(cpus), sys),
+            usable_cores=round(len(cpus & set(usable)) * share),
+            memory_bytes=_node_memory(number, sys),
+        )
+        for number, cpus in cores.items()
+    )
+    return Host(cpu_name, nodes or (NumaNode(0, 0, num_usable, memory_bytes),))
+
+
+def _numbered(sys: Path) -> list[tuple[int, Path]]:
+    found = (sys / "devices/system/node").glob("node[0-9]*")
+    return [(int(path.name.removeprefix("node")), path) for path in found]
+
+
+def parse_cpu_list(text: str) -> set[int]:
+    """`0-3,8,10-11` as a set."""
+    numbers: set[int] = set()
+    for part in text.strip().split(","):
+        first, _, last = part.partition("-")
+        if first.isdigit():
+            numbers.update(range(int(first), int(last or first) + 1))
+    return numbers
+
+
+def _socket(cpu: int, sys: Path) -> int:
+    text = _text(sys / f"devices/system/cpu/cpu{cpu}/topology/physical_package_id").strip()
+    return int(text) if text.isdigit() else 0  # virtual processors may say -1
+
+
+def _node_memory(number: int, sys: Path) -> int | None:
+    text = _text(sys / f"devices/system/node/node{number}/meminfo")
+    found = re.search(r"MemTotal:\s*(\d+) kB", text)
+    return int(found[1]) * 1024 if found else None
+
+
+def pci_place(bus_id: str, sys: Path = SYS) -> PciePlace:
+    """Where the device at that address is; empty where sysfs does not show it."""
+    device = sys / "bus/pci/devices" / bus_id
+    if not device.exists():
+        return PciePlace()
+    node = _text(device / "numa_node").strip()
+    above = [part for part in Path(os.path.realpath(device)).parts if PCI_ADDRESS.fullmatch(part)]
+    return PciePlace(int(node) if node.isdigit() else None, tuple(above[:-1]))
+
+
+def bridge_link(address: str, sys: Path = SYS) -> PcieLink | None:
+    """The link of a bridge, or None where sysfs does not say."""
+    folder = sys / "bus/pci/devices" / address
+    generation = GENERATION_OF_GT_PER_S.get(_text(folder / "max_link_speed").partition(" ")[0].strip())
+    width = _text(folder / "current_link_width").strip()
+    if generation is None or not width.isdigit() or width == "0":
+        return None
+    return PcieLink(generation, int(width))
+
+
+def short_bus_id(bus_id: str) -> str:
+    """NVML's `00000000:18:00.0` as sysfs writes it: four digits of the domain unless it needs more."""
+    domain, _, rest = bus_id.lower().partition(":")
+    return f"{int(domain, 16):04x}:{rest}"
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,144 @@
+"""GPUs and their links as NVML tells them (package nvidia-ml-py); the only module that touches it.
+
+What a driver does not support is left out of a GPU's facts: on virtual machines much may be. NVLinks that do
+not end at a GPU of this machine are taken to lead to switches.
+
+Reference: NVIDIA, NVML API Reference Guide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from topologies.detect_host import short_bus_id
+from topologies.facts import Gpu, PcieLink
+
+P2P_CAPS_INDEX_READ = 0
+"""The package's own constant of that name is a tuple in some versions."""
+
+COMMON_LINK_SPEED = 90  # NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON, up to the A100
+LINK_SPEED = 164  # NVML_FI_DEV_NVLINK_GET_SPEED, of one link, from the H100 on
+
+
+def load() -> Any | None:
+    """NVML, ready to be asked; None where the package or the driver is missing. To be shut down."""
+    try:
+        import pynvml  # type: ignore[import-not-found, import-untyped, unused-ignore]
+    except ImportError:
+        return None
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    return pynvml
+
+
+@dataclass(frozen=True)
+class _Asker:
+    """Asks NVML; what it does not answer is None."""
+
+    nvml: Any
+
+    def __call__(self, name: str, *arguments: Any) -> Any:
+        function: Callable[..., Any] | None = getattr(self.nvml, name, None)
+        try:
+            return None if function is None else function(*arguments)
+        except self.nvml.NVMLError:
+            return None
+
+
+def read_gpus(nvml: Any) -> tuple[Gpu, ...]:
+    """All GPUs.
+
+    Args:
+        nvml: the module, initialized.
+
+    Raises:
+        nvml.NVMLError: they cannot even be counted.
+    """
+    ask = _Asker(nvml)
+    handles = {index: nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())}
+    index_at = {_bus_id(nvml, handle): index for index, handle in handles.items()}
+    return tuple(_gpu(ask, index, handles, index_at) for index in handles)
+
+
+def _gpu(ask: _Asker, index: int, handles: Mapping[int, Any], index_at: Mapping[str, int]) -> Gpu:
+    handle = handles[index]
+    straight, to_switch, speed = _nvlinks(ask, handle, index_at)
+    megahertz = ask("nvmlDeviceGetMaxClockInfo", handle, ask.nvml.NVML_CLOCK_MEM)
+    return Gpu(
+        index=index,
+        name=_string(ask("nvmlDeviceGetName", handle)) or "NVIDIA GPU",
+        uuid=_string(ask("nvmlDeviceGetUUID", handle)),
+        bus_id=_bus_id(ask.nvml, handle),
+        pcie=_pcie(ask, handle),
+        nvlinks=straight,
+        switch_links=to_switch,
+        nvlink_bytes_per_s=speed,
+        memory_bits=ask("nvmlDeviceGetMemoryBusWidth", handle) or None,
+        memory_hz=megahertz * 1e6 if megahertz else None,
+        peers=_peers(ask, index, handles),
+    )
+
+
+def _pcie(ask: _Asker, handle: Any) -> PcieLink | None:
+    generation = ask("nvmlDeviceGetMaxPcieLinkGeneration", handle)
+    width = ask("nvmlDeviceGetMaxPcieLinkWidth", handle)
+    if not generation or not width:
+        return None
+    return PcieLink(
+        generation=generation,
+        width=width,
+        current_generation=ask("nvmlDeviceGetCurrPcieLinkGeneration", handle) or None,
+        current_width=ask("nvmlDeviceGetCurrPcieLinkWidth", handle) or None,
+    )
+
+
+def _nvlinks(
+    ask: _Asker, handle: Any, index_at: Mapping[str, int]
+) -> tuple[dict[int, int], int, float | None]:
+    """Links to each GPU, links to switches, and the speed of one."""
+    straight: dict[int, int] = {}
+    to_switch, speed = 0, None
+    for link in range(getattr(ask.nvml, "NVML_NVLINK_MAX_LINKS", 18)):
+        if not ask("nvmlDeviceGetNvLinkState", handle, link):
+            continue
+        speed = speed or _link_speed(ask, handle, link)
+        remote = ask("nvmlDeviceGetNvLinkRemotePciInfo", handle, link)
+        index = None if remote is None else index_at.get(short_bus_id(_string(remote.busId)))
+        if index is None:
+            to_switch += 1
+        else:
+            straight[index] = straight.get(index, 0) + 1
+    return straight, to_switch, speed
+
+
+def _link_speed(ask: _Asker, handle: Any, link: int) -> float | None:
+    """Bytes a second of one direction."""
+    for fields in ([(LINK_SPEED, link)], [COMMON_LINK_SPEED]):
+        values = ask("nvmlDeviceGetFieldValues", handle, fields)
+        if values and values[0].nvmlReturn == 0 and values[0].value.uiVal:
+            return float(values[0].value.uiVal) * 1e6
+    return None
+
+
+def _peers(ask: _Asker, index: int, handles: Mapping[int, Any]) -> frozenset[int] | None:
+    others = [other for other in handles if other != index]
+    status = {
+        other: ask("nvmlDeviceGetP2PStatus", handles[index], handles[other], P2P_CAPS_INDEX_READ)
+        for other in others
+    }
+    if others and all(answer is None for answer in status.values()):
+        return None
+    return frozenset(other for other, answer in status.items() if answer == 0)
+
+
+def _bus_id(nvml: Any, handle: Any) -> str:
+    return short_bus_id(_string(nvml.nvmlDeviceGetPciInfo(handle).busId))
+
+
+def _string(value: Any) -> str:
+    """Older versions of the package give bytes."""
+    return value.decode() if isinstance(value, bytes) else str(value or "")

@@ -1,0 +1,230 @@
+"""A detected machine as a machine file: devices and links found, figures nominal or assumed.
+
+1. Each NUMA node that has cores is a CPU with its memory; nodes of a socket are joined, and so are sockets.
+2. A GPU hangs on the CPU of its NUMA node. GPUs below the same root port of the bus share a PCIe switch.
+3. NVLinks lead from GPU to GPU, or to one NVSwitch that stands for all.
+4. Peer access is what the driver says; where it does not, GPUs have it that NVLink joins.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import Any
+
+import networkx as nx
+
+from topologies import nominal
+from topologies.facts import Facts, Gpu, PcieLink
+from topologies.nominal import Figure
+
+FOUND = "detected on this machine"
+SWITCH = "nvswitch0"
+
+
+@dataclass
+class _Parts:
+    """What a machine file is made of."""
+
+    device_types: dict[str, Any] = field(default_factory=dict)
+    link_types: dict[str, Any] = field(default_factory=dict)
+    devices: list[dict[str, Any]] = field(default_factory=list)
+    links: list[dict[str, Any]] = field(default_factory=list)
+
+    def device(self, id_: str, type_: str, kind: str, name: str, **figures: Figure | None) -> None:
+        """Adds a device, and its type unless it is known."""
+        self.device_types.setdefault(type_, {"kind": kind, "name": name, **_figures(figures, FOUND)})
+        self.devices.append({"id": id_, "type": type_})
+
+    def link(
+        self, type_: str, kind: str, between: tuple[str, str], count: int = 1, **figures: Figure | None
+    ) -> None:
+        """Adds a link, and its type unless it is known."""
+        self.link_types.setdefault(type_, {"kind": kind, **_figures(figures, FOUND)})
+        entry: dict[str, Any] = {"type": type_, "between": list(between)}
+        self.links.append(entry | ({"count": count} if count > 1 else {}))
+
+
+def _figures(figures: dict[str, Figure | None], found: str) -> dict[str, Any]:
+    given = {name: figure for name, figure in figures.items() if figure is not None}
+    values = {name: figure.value for name, figure in given.items()}
+    return {**values, "source": {name: figure.source for name, figure in given.items()} or found}
+
+
+def machine_file(facts: Facts) -> dict[str, Any]:
+    """The machine as the content of a machine file (docs/topologies.md)."""
+    parts = _Parts()
+    _add_host(parts, facts)
+    _add_gpus(parts, facts)
+    _add_nvlinks(parts, facts.gpus)
+    return {
+        "name": re.sub(r"[^A-Za-z0-9._-]+", "-", facts.name).strip("-._") or "this-machine",
+        "description": _description(facts),
+        "device_types": parts.device_types,
+        "link_types": parts.link_types,
+        "devices": parts.devices,
+        "links": parts.links,
+        "peer_access": peer_access([gpu.id for gpu in facts.gpus], _peer_pairs(facts.gpus)),
+        "message_latency_s": _message_latency(facts.gpus),
+    }
+
+
+def peer_access(gpus: list[str], pairs: Iterable[tuple[str, str]]) -> str | list[list[str]]:
+    """What a machine file says of peer access: `all`, `none`, or groups.
+
+    Args:
+        gpus: their ids.
+        pairs: of ids that may access each other, in any order.
+    """
+    graph: nx.Graph[str] = nx.Graph()
+    graph.add_nodes_from(gpus)
+    graph.add_edges_from(pairs)
+    if not graph.edges:
+        return "none"
+    groups = [sorted(group, key=gpus.index) for group in nx.find_cliques(graph) if len(group) > 1]
+    return "all" if groups[0] == gpus else sorted(groups, key=lambda group: [gpus.index(g) for g in group])
+
+
+def _add_host(parts: _Parts, facts: Facts) -> None:
+    nodes, name = facts.host.nodes, facts.host.cpu_name
+    alike = len({node.usable_cores for node in nodes}) == 1
+    for at, node in enumerate(nodes):
+        if node.memory_bytes != 0:
+            parts.device(
+                f"host{at}",
+                "memory",
+                "host_memory",
+                "main memory",
+                bandwidth_bytes_per_s=nominal.HOST_MEMORY,
+            )
+    for at, node in enumerate(nodes):
+        cores = (
+            Figure(node.usable_cores, "nominal: cores that this process may use")
+            if node.usable_cores
+            else None
+        )
+        type_ = "cpu" if alike else f"cpu-{node.usable_cores}"
+        parts.device(f"cpu{at}", type_, "cpu", name, cores=cores, reduce_bytes_per_s=nominal.CORE_SUM)
+    for at, node in enumerate(nodes):
+        if node.memory_bytes != 0:
+            parts.link(
+                "memory-bus",
+                "memory",
+                (f"cpu{at}", f"host{at}"),
+                bandwidth_bytes_per_s=nominal.HOST_MEMORY,
+                latency_s=nominal.MEMORY_LATENCY,
+            )
+    _join_nodes(parts, facts)
+
+
+def _join_nodes(parts: _Parts, facts: Facts) -> None:
+    first: dict[int, int] = {}  # socket -> the first of its nodes
+    for at, node in enumerate(facts.host.nodes):
+        first.setdefault(node.socket, at)
+    for (a, one), (b, other) in combinations(enumerate(facts.host.nodes), 2):
+        if one.socket == other.socket:
+            bandwidth = nominal.HOST_MEMORY
+            parts.link("on-socket", "on-socket", (f"cpu{a}", f"cpu{b}"),
+                       bandwidth_bytes_per_s=bandwidth, latency_s=nominal.MEMORY_LATENCY)  # fmt: skip
+        elif first[one.socket] == a and first[other.socket] == b:
+            bandwidth = nominal.between_sockets(facts.host.cpu_name)
+            parts.link("inter-socket", "inter-socket", (f"cpu{a}", f"cpu{b}"),
+                       bandwidth_bytes_per_s=bandwidth, latency_s=nominal.SOCKET_LATENCY)  # fmt: skip
+
+
+def _add_gpus(parts: _Parts, facts: Facts) -> None:
+    switches = _switches(facts)
+    for root, switch in switches.items():
+        parts.device(switch, "pcie-switch", "pcie_switch", "PCIe switch")
+        below = next(gpu for gpu in facts.gpus if _root(facts, gpu) == root)
+        _pcie_link(parts, facts.bridges.get(root) or below.pcie, (_cpu_of(facts, below), switch))
+    kinds: dict[tuple[object, ...], str] = {}
+    for gpu in facts.gpus:
+        memory = nominal.gpu_memory(gpu)
+        kind = (gpu.name, gpu.memory_bits, gpu.memory_hz)
+        type_ = kinds.setdefault(kind, _unique(_slug(gpu.name), kinds.values()))
+        parts.device(
+            gpu.id,
+            type_,
+            "gpu",
+            gpu.name,
+            bandwidth_bytes_per_s=memory,
+            reduce_bytes_per_s=memory and nominal.gpu_sum(memory),
+        )
+        above = switches.get(_root(facts, gpu) or "") or _cpu_of(facts, gpu)
+        _pcie_link(parts, gpu.pcie, (above, gpu.id))
+
+
+def _pcie_link(parts: _Parts, link: PcieLink | None, between: tuple[str, str]) -> None:
+    type_ = "pcie" if link is None else f"pcie{link.generation}-x{nominal.pcie_width(link)}"
+    bandwidth = nominal.pcie_bandwidth(link)
+    parts.link(type_, "pcie", between, bandwidth_bytes_per_s=bandwidth, latency_s=nominal.PCIE_LATENCY)
+
+
+def _root(facts: Facts, gpu: Gpu) -> str | None:
+    """The root port above it, where there is a switch between them."""
+    place = facts.places.get(gpu.bus_id)
+    return place.bridges[0] if place is not None and len(place.bridges) > 1 else None
+
+
+def _switches(facts: Facts) -> dict[str, str]:
+    """Root port -> the id of the PCIe switch below it, where several GPUs share one."""
+    roots = [root for gpu in facts.gpus if (root := _root(facts, gpu))]
+    shared = [root for root in dict.fromkeys(roots) if roots.count(root) > 1]
+    return {root: f"switch{at}" for at, root in enumerate(shared)}
+
+
+def _cpu_of(facts: Facts, gpu: Gpu) -> str:
+    place = facts.places.get(gpu.bus_id)
+    node = place.numa_node if place is not None else None
+    numbers = [one.number for one in facts.host.nodes]
+    return f"cpu{numbers.index(node) if node in numbers else 0}"
+
+
+def _add_nvlinks(parts: _Parts, gpus: tuple[Gpu, ...]) -> None:
+    bandwidth = nominal.nvlink_bandwidth(
+        next((g.nvlink_bytes_per_s for g in gpus if g.nvlink_bytes_per_s), None)
+    )
+    for one, other in combinations(gpus, 2):
+        if count := one.nvlinks.get(other.index, 0):
+            parts.link("nvlink", "nvlink", (one.id, other.id), count,
+                       bandwidth_bytes_per_s=bandwidth, latency_s=nominal.NVLINK_LATENCY)  # fmt: skip
+    switched = [gpu for gpu in gpus if gpu.switch_links]
+    if switched:
+        parts.device(SWITCH, "nvswitch", "nvswitch", "NVSwitch")
+    for gpu in switched:
+        parts.link("nvlink-to-switch", "nvlink", (gpu.id, SWITCH), gpu.switch_links,
+                   bandwidth_bytes_per_s=bandwidth, latency_s=nominal.NVLINK_TO_SWITCH_LATENCY)  # fmt: skip
+
+
+def _peer_pairs(gpus: tuple[Gpu, ...]) -> list[tuple[str, str]]:
+    def joined(one: Gpu, other: Gpu) -> bool:
+        if one.peers is not None and other.peers is not None:
+            return other.index in one.peers and one.index in other.peers
+        return other.index in one.nvlinks or bool(one.switch_links and other.switch_links)
+
+    return [(one.id, other.id) for one, other in combinations(gpus, 2) if joined(one, other)]
+
+
+def _message_latency(gpus: tuple[Gpu, ...]) -> dict[str, Any]:
+    of_processes = {"host": nominal.MESSAGE_LATENCY_OF_PROCESSES}
+    return _figures({**(nominal.MESSAGE_LATENCY if gpus else of_processes)}, FOUND)
+
+
+def _description(facts: Facts) -> str:
+    names = [gpu.name for gpu in facts.gpus]
+    sockets = len({node.socket for node in facts.host.nodes})
+    gpus = " and ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names)) or "no GPU"
+    return f"{gpus}; {sockets} x {facts.host.cpu_name}; {FOUND}"
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", name.lower().removeprefix("nvidia ")).strip("-") or "gpu"
+
+
+def _unique(name: str, taken: Iterable[str]) -> str:
+    known = set(taken)
+    names = (name if at == 1 else f"{name}-{at}" for at in range(1, len(known) + 2))
+    return next(one for one in names if one not in known)

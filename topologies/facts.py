@@ -1,0 +1,111 @@
+"""What detection finds of a machine, before it is put into the words of a machine file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class PcieLink:
+    """The PCIe link between a device and what is above it.
+
+    Attributes:
+        generation, width: the most that both of its ends can, and its lanes.
+        current_generation, current_width: at the moment; an idle device lowers its generation.
+    """
+
+    generation: int
+    width: int
+    current_generation: int | None = None
+    current_width: int | None = None
+
+
+@dataclass(frozen=True)
+class PciePlace:
+    """Where a device is on the bus.
+
+    Attributes:
+        numa_node: the nearest; None where the system does not say.
+        bridges: addresses of the bridges above it, the root port first.
+    """
+
+    numa_node: int | None = None
+    bridges: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class NumaNode:
+    """Some cores and the memory that is nearest to them.
+
+    Attributes:
+        number: the system's.
+        socket: of the cores.
+        usable_cores: those of them that this process may use.
+        memory_bytes: None where the system does not say.
+    """
+
+    number: int
+    socket: int
+    usable_cores: int
+    memory_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Host:
+    """Processors and memories: one NUMA node at least."""
+
+    cpu_name: str
+    nodes: tuple[NumaNode, ...]
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One NVIDIA GPU.
+
+    Attributes:
+        index: as NVML and nvidia-smi count.
+        uuid: `GPU-...`, the same for CUDA.
+        bus_id: its PCI address as /sys writes it: `0000:18:00.0`.
+        nvlinks: index of another GPU -> links that lead straight to it.
+        switch_links: NVLinks that lead to switches.
+        nvlink_bytes_per_s: of one NVLink, one direction, raw.
+        memory_bits, memory_hz: width and highest clock of its memory's bus.
+        peers: indices of the GPUs whose memory it may read; None where nobody says.
+    """
+
+    index: int
+    name: str
+    uuid: str
+    bus_id: str
+    pcie: PcieLink | None = None
+    nvlinks: Mapping[int, int] = field(default_factory=dict)
+    switch_links: int = 0
+    nvlink_bytes_per_s: float | None = None
+    memory_bits: int | None = None
+    memory_hz: float | None = None
+    peers: frozenset[int] | None = None
+
+    @property
+    def id(self) -> str:
+        """What it is called in a machine file."""
+        return f"gpu{self.index}"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """A machine.
+
+    Attributes:
+        name: of the host.
+        places: bus_id of a GPU -> where it is.
+        bridges: address of a bridge -> its link to what is above it.
+        missing: what could not be found out, and what would help, for people.
+    """
+
+    name: str
+    host: Host
+    gpus: tuple[Gpu, ...] = ()
+    places: Mapping[str, PciePlace] = field(default_factory=dict)
+    bridges: Mapping[str, PcieLink] = field(default_factory=dict)
+    missing: tuple[str, ...] = ()
