@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from scaling import __version__
+from scaling.cli_topology import topology
 from scaling.errors import ScalingError, StudyError
 from topologies.errors import TopologyError
 
@@ -29,9 +30,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-topology = typer.Typer(
-    name="topology", help="Machines as data: devices, links and paths.", no_args_is_help=True
-)
 app.add_typer(topology)
 
 StudyArgument = Annotated[str, typer.Argument(help="A study file, or the name of a shipped study.")]
@@ -189,35 +187,6 @@ def status(directory: Folder, as_json: AsJson = False) -> None:
         states = ", ".join(row["states"])
         reason = f"  {row['reason']}" if row["reason"] else ""
         typer.echo(f"{row['kind']:11} {row['world_size']:3} x {row['aggregator']:14} {states}{reason}")
-
-
-@topology.command(epilog="Example: scaling topology show dual-k80 --svg dual-k80.svg")
-def show(
-    name: Annotated[
-        str,
-        typer.Argument(
-            metavar="NAME", help="A shipped machine (see `scaling list topologies`), or a machine file."
-        ),
-    ],
-    as_json: AsJson = False,
-    svg: Annotated[
-        Path | None, typer.Option("--svg", metavar="FILE", help="Also draw it, and write the picture there.")
-    ] = None,
-) -> None:
-    """Check a machine file, and print devices, links, peer access, paths and the source of every figure."""
-    from topologies.describe import as_dict, describe
-    from topologies.schema import load
-
-    machine = load(name)
-    typer.echo(json.dumps(as_dict(machine), indent=1) if as_json else describe(machine))
-    if svg is not None:
-        from topologies.drawing import draw
-
-        try:
-            svg.write_text(draw(machine), encoding="utf-8")
-        except OSError as error:
-            raise TopologyError(f"picture {svg}: cannot be written: {error.strerror}") from error
-        _note(f"picture: {svg}")
 
 
 @app.command("verify", epilog="Example: scaling verify my_aggregators:ScaledAllReduce")

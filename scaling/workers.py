@@ -102,9 +102,9 @@ class Workers:
             if device.type == "cuda":
                 data = dist.new_group(backend="nccl", timeout=COLLECTIVE_TIMEOUT)
                 self._process_groups.append(data)
+            failures = self._num_failures()  # before the ranks meet: none of them can have failed in a cell
             # Connections are made on first use: here, where all ranks are, and not in somebody's iteration.
             dist.all_reduce(torch.zeros(1, device=device), group=data)
-            failures = self._num_failures()
             self._group = TorchGroup(
                 data,
                 host,

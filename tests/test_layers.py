@@ -40,6 +40,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "scaling.store": VERSION_AND_ERRORS,
     "scaling.workloads": GROUND,
     "scaling.measure": AGGREGATION,
+    "scaling.measure.probe_run": AGGREGATION | {"scaling.measure", "launchers"},
+    "scaling.measure.probe_worker": AGGREGATION | {"scaling.measure", "scaling.workers", "launchers"},
     "scaling.training": AGGREGATION | {"scaling.measure", "scaling.workloads"},
     "scaling.workers": VERSION_AND_ERRORS | {"scaling.process_group", "launchers"},
     "scaling.report": VERSION_AND_ERRORS | {"scaling.store", "scaling.measure", "topologies"},
@@ -47,13 +49,14 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "scaling.catalogue": VERBS,
     "scaling.verification": AGGREGATION,
     "scaling.worker": VERBS,
-    "scaling.cli": VERBS | {"scaling.catalogue", "scaling.verification"},
+    "scaling.cli": VERBS | {"scaling.catalogue", "scaling.verification", "scaling.cli_topology"},
+    "scaling.cli_topology": VERBS | {"scaling.measure.probe_run"},
     "scaling.__main__": frozenset({"scaling.cli"}),
 }
 
 MAY_IMPORT_FROM_OUTSIDE: dict[str, frozenset[str]] = {
     "launchers": frozenset(),
-    "topologies": frozenset({"yaml", "networkx", "pydantic"}),
+    "topologies": frozenset({"yaml", "networkx", "pydantic", "pynvml"}),
 }
 """Units of the standard library only, with what they may use besides."""
 
@@ -61,11 +64,13 @@ TORCH_DISTRIBUTED = frozenset(
     {"scaling.process_group.over_torch", "scaling.process_group.symmetric_memory", "scaling.workers"}
 )
 CUDA_EVENTS = frozenset({"scaling.measure.clock", "scaling.collectives.execute_host"})
+NVML = frozenset({"topologies.detect_nvml"})
 WRITERS: dict[str, frozenset[str]] = {
     "scaling.store": frozenset({"open", "write_text", "replace"}),
     "scaling.workloads.downloads": frozenset({"open", "replace"}),  # to the user's cache
     "scaling.report.figures": frozenset({"savefig"}),  # to the store's figure_path
-    "scaling.cli": frozenset({"write_text"}),  # pictures of machines, where the user says
+    "scaling.cli_topology": frozenset({"write_text"}),  # machines and their pictures, where the user says
+    "scaling.measure.probe_worker": frozenset({"open"}),  # samples, for the process that started it
     "scaling.study.run": frozenset({"open"}),  # the launches' logs, at the store's next_log_path
 }
 LATE_IN_CLI = frozenset({"torch", "numpy", "pydantic"})
@@ -289,11 +294,14 @@ class TestTheProject:
     def test_cuda_events_are_touched_by_the_clock_alone(self, project):
         assert event_uses(project) == []
 
+    def test_nvml_is_touched_by_detection_alone(self, project):
+        assert uses_of(project, "pynvml", NVML) == []
+
     def test_files_are_written_by_the_store_alone(self, project):
         assert wrong_writers(project) == []
 
     def test_no_name_in_the_tables_is_out_of_date(self, project):
-        modules = {*TORCH_DISTRIBUTED, *CUDA_EVENTS, *WRITERS}
+        modules = {*TORCH_DISTRIBUTED, *CUDA_EVENTS, *NVML, *WRITERS}
         assert modules <= set(project)
         assert {unit for unit in MAY_IMPORT if unit not in project} == set()
 

@@ -194,6 +194,13 @@ class AnySchedule(Scheduled):
 
     collective: str = "stripes"
 
+    def label(self) -> str:
+        """With the collective, whichever it is."""
+        name, _, others = super().label().removesuffix(")").partition("(")
+        if self.collective == type(self).collective:
+            others = ", ".join(filter(None, (f"collective={self.collective}", others)))
+        return f"{name}({others})"
+
     def __post_init__(self) -> None:
         if schedule(self.collective, 2).num_hosts:
             raise ScheduleError(

@@ -14,6 +14,7 @@ from scaling.collectives.recursive_doubling import recursive_doubling
 from scaling.collectives.ring import ring
 from scaling.collectives.schedule import Schedule
 from scaling.collectives.sharded_owners import sharded_owners
+from scaling.collectives.shuffle import shuffle
 from scaling.collectives.star import star
 from scaling.collectives.stripes import stripes
 from scaling.collectives.tf_hierarchical_copy import tf_hierarchical_copy
@@ -85,6 +86,9 @@ CATALOGUE: dict[str, Entry] = {
     ),
     "sharded_owners": Entry(
         "MXNet's owner a tensor, for the eight tensors of FCN-R", lambda n: sharded_owners(n, FCN_R_TENSORS)
+    ),
+    "shuffle": Entry(
+        "TensorFlow's shuffle: each half of the buffer summed by a rank", lambda n: shuffle(n, (0, 1 % n))
     ),
     "mxnet_tree": Entry("MXNet's tree a root, one slice each, all links alike", mxnet_tree),
     "hierarchical": Entry(

@@ -128,6 +128,9 @@ class _Interpreter:
         *columns, operations = zip(*step, strict=True)
         sources, targets, starts, stops = map(np.array, columns)
         self._check_ranges(index, step, sources, targets, starts, stops)
+        if not {"add", "copy"}.issuperset(operations):
+            wrong = next(t for t in step if t.operation not in ("add", "copy"))
+            raise ScheduleError(f"{self._where(index, wrong)}: unknown operation; allowed: add, copy")
         np.add.at(self.elements_sent, sources, self.elements_before[stops] - self.elements_before[starts])
         pairs = np.sort(sources * self.schedule.num_nodes + targets)
         pairs = pairs[np.append(True, pairs[1:] != pairs[:-1])]  # np.unique takes many times as long

@@ -19,7 +19,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,27 +33,49 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class LinkFit:
-    """What was fitted; a pair is the ends of a 95% interval.
+    """What was fitted.
 
     Attributes:
         latency_s: 0 where the times are proportional to the bytes.
         bandwidth_bytes_per_s: infinite where they do not depend on the bytes.
         worst_error_ratio: the largest relative error of the line at a size's median.
-        num_samples: of the size that has fewest.
-        sizes_bytes: the sizes, ascending.
+        samples: size in bytes -> times, by size.
     """
 
     latency_s: float
-    latency_interval_s: tuple[float, float]
     bandwidth_bytes_per_s: float
-    bandwidth_interval_bytes_per_s: tuple[float, float]
     worst_error_ratio: float
-    num_samples: int
-    sizes_bytes: tuple[int, ...]
+    samples: Mapping[int, FloatArray] = field(repr=False)
+
+    @property
+    def num_samples(self) -> int:
+        """Of the size that has fewest."""
+        return min(len(one) for one in self.samples.values())
 
     def seconds(self, num_bytes: float) -> float:
         """The time of a message on the fitted line."""
         return self.latency_s + num_bytes / self.bandwidth_bytes_per_s
+
+    @property
+    def latency_interval_s(self) -> tuple[float, float]:
+        """The ends of a 95% interval."""
+        return _interval(self._resampled[0])
+
+    @property
+    def bandwidth_interval_bytes_per_s(self) -> tuple[float, float]:
+        """Likewise."""
+        fast, slow = _interval(self._resampled[1])
+        return _inverse(slow), _inverse(fast)
+
+    @cached_property
+    def _resampled(self) -> tuple[FloatArray, FloatArray]:
+        """Latencies, and times a byte, of samples drawn anew."""
+        generator = np.random.default_rng(0)  # the same samples give the same file
+        drawn = [generator.choice(one, (RESAMPLES, len(one))) for one in self.samples.values()]
+        medians = np.stack([np.median(one, axis=1) for one in drawn], axis=1)
+        num_bytes = np.array(list(self.samples), dtype=np.float64)
+        latencies, per_byte = np.array([_line(num_bytes, row) for row in medians]).T
+        return latencies, per_byte
 
 
 def fit_link(seconds: Mapping[int, Sequence[float]]) -> LinkFit:
@@ -64,27 +87,16 @@ def fit_link(seconds: Mapping[int, Sequence[float]]) -> LinkFit:
     Raises:
         ValueError: there are fewer sizes, a size without samples, or a time that is not positive.
     """
-    sizes = tuple(sorted(seconds))
-    if len(sizes) < 2:
-        raise ValueError(f"{len(sizes)} sizes: latency and bandwidth need two at least")
-    samples = [np.asarray(seconds[size], dtype=np.float64) for size in sizes]
-    if any(not len(one) or not (one > 0).all() for one in samples):
+    if len(seconds) < 2:
+        raise ValueError(f"{len(seconds)} sizes: latency and bandwidth need two at least")
+    samples = {size: np.asarray(seconds[size], dtype=np.float64) for size in sorted(seconds)}
+    if any(not len(one) or not (one > 0).all() for one in samples.values()):
         raise ValueError("every size needs a sample, and every time has to be positive")
-    num_bytes = np.array(sizes, dtype=np.float64)
-    medians = np.array([np.median(one) for one in samples])
+    num_bytes = np.array(list(samples), dtype=np.float64)
+    medians = np.array([np.median(one) for one in samples.values()])
     latency_s, s_per_byte = _line(num_bytes, medians)
-    latencies, per_byte = _bootstrap(num_bytes, samples)
     errors = np.abs((latency_s + num_bytes * s_per_byte) / medians - 1)
-    slow, fast = _interval(per_byte)[::-1]
-    return LinkFit(
-        latency_s=latency_s,
-        latency_interval_s=_interval(latencies),
-        bandwidth_bytes_per_s=_inverse(s_per_byte),
-        bandwidth_interval_bytes_per_s=(_inverse(slow), _inverse(fast)),
-        worst_error_ratio=float(errors.max()),
-        num_samples=min(len(one) for one in samples),
-        sizes_bytes=sizes,
-    )
+    return LinkFit(latency_s, _inverse(s_per_byte), float(errors.max()), samples)
 
 
 def _line(num_bytes: FloatArray, seconds: FloatArray) -> tuple[float, float]:
@@ -95,14 +107,6 @@ def _line(num_bytes: FloatArray, seconds: FloatArray) -> tuple[float, float]:
     columns = np.stack([seconds.min() / seconds, num_bytes / scale * (seconds.max() / seconds)], axis=1)
     (latency, per_byte), _ = nnls(columns, np.ones(len(seconds)))
     return float(latency * seconds.min()), float(per_byte * seconds.max() / scale)
-
-
-def _bootstrap(num_bytes: FloatArray, samples: Sequence[FloatArray]) -> tuple[FloatArray, FloatArray]:
-    generator = np.random.default_rng(0)  # the same samples give the same file
-    drawn = [generator.choice(one, (RESAMPLES, len(one))) for one in samples]
-    medians = np.stack([np.median(one, axis=1) for one in drawn], axis=1)
-    latencies, per_byte = np.array([_line(num_bytes, row) for row in medians]).T
-    return latencies, per_byte
 
 
 def _interval(values: FloatArray) -> tuple[float, float]:

@@ -217,3 +217,9 @@ class TestBrokenRing:
             ScheduleError, match="after the last step rank 0 lacks the contribution of rank 0 in chunk 0"
         ):
             verify(self.damaged((0, 0), lambda transfer: []))
+
+
+def test_unknown_operation_is_refused():
+    schedule = Schedule("mine", 2, 1, ((Transfer(0, 1, 0, 1, "sum"),),))
+    with pytest.raises(ScheduleError, match="mine: step 0: sum from rank 0 to rank 1: unknown operation"):
+        verify(schedule)

@@ -1,0 +1,89 @@
+"""A launch is run to its end, and nothing of it is left however it ends."""
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from launchers.processes import run_to_end
+
+ROOT = Path(__file__).parents[2]
+# Starts a child of its own, writes both pids to the file it is given, and waits for ever.
+TREE = (
+    "import os, subprocess, sys, time\n"
+    "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+    "open(sys.argv[1] + '.new', 'w').write(f'{os.getpid()} {child.pid}')\n"
+    "os.replace(sys.argv[1] + '.new', sys.argv[1])\n"
+    "time.sleep(600)\n"
+)
+
+
+def is_running(pid):
+    try:
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+
+
+def pids_in(path):
+    deadline = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < deadline, "the launch did not start"
+        time.sleep(0.02)
+    return [int(pid) for pid in path.read_text().split()]
+
+
+def ended(pids):
+    deadline = time.monotonic() + 60
+    while any(map(is_running, pids)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return not any(map(is_running, pids))
+
+
+def run(program, *arguments, limit_s=60.0):
+    with tempfile.TemporaryFile() as output:
+        code = run_to_end([sys.executable, "-c", program, *arguments], os.environ, output, limit_s)
+        output.seek(0)
+        return code, output.read().decode()
+
+
+def test_exit_code_and_output_of_both_streams_come_back():
+    code, text = run("import sys; print('out', flush=True); print('err', file=sys.stderr); sys.exit(3)")
+    assert code == 3
+    assert text.split() == ["out", "err"]
+
+
+def test_launch_past_its_limit_is_ended_with_its_children(tmp_path):
+    code, _ = run(TREE, str(tmp_path / "pids"), limit_s=3.0)
+    assert code is None
+    pids = tmp_path / "pids"  # on a busy machine the limit may come before the children
+    assert ended(pids_in(pids) if pids.exists() else [])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's help is Linux's")
+def test_launch_ends_when_the_process_that_started_it_is_killed(tmp_path):
+    starter = (
+        "import os, sys, tempfile\n"
+        "from launchers.processes import run_to_end\n"
+        "with tempfile.TemporaryFile() as output:\n"
+        "    command = [sys.executable, '-c', 'import time; time.sleep(600)']\n"
+        "    run_to_end(command, os.environ, output, 600)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", starter], cwd=ROOT)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    try:
+        deadline = time.monotonic() + 60
+        while not (pids := [int(pid) for pid in children.read_text().split()]):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        while b"sleep(600)" not in Path(f"/proc/{pids[0]}/cmdline").read_bytes():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)  # until it has become the launch, and asked the kernel for its end
+    finally:
+        process.kill()
+        process.wait()
+    assert ended(pids)
