@@ -120,15 +120,18 @@ def _add_host(parts: _Parts, facts: Facts) -> None:
 
 
 def _join_nodes(parts: _Parts, facts: Facts) -> None:
+    """All nodes of a socket, and neighbours of different sockets."""
     first: dict[int, int] = {}  # socket -> the first of its nodes
+    last: dict[int, int] = {}
     for at, node in enumerate(facts.host.nodes):
         first.setdefault(node.socket, at)
+        last[node.socket] = at
     for (a, one), (b, other) in combinations(enumerate(facts.host.nodes), 2):
         if one.socket == other.socket:
             bandwidth = nominal.HOST_MEMORY
             parts.link("on-socket", "on-socket", (f"cpu{a}", f"cpu{b}"),
                        bandwidth_bytes_per_s=bandwidth, latency_s=nominal.MEMORY_LATENCY)  # fmt: skip
-        elif first[one.socket] == a and first[other.socket] == b:
+        elif last[one.socket] == a and first[other.socket] == b:
             bandwidth = nominal.between_sockets(facts.host.cpu_name)
             parts.link("inter-socket", "inter-socket", (f"cpu{a}", f"cpu{b}"),
                        bandwidth_bytes_per_s=bandwidth, latency_s=nominal.SOCKET_LATENCY)  # fmt: skip

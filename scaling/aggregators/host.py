@@ -36,15 +36,17 @@ from torch import Tensor
 from scaling.aggregators.base import Aggregator, AggregatorState, PhaseMarker, Span, unmarked
 from scaling.aggregators.prediction import stepped_on_host, sums_alone
 from scaling.bucket import BucketLayout
-from scaling.collectives.execute_host import HostExecution
+from scaling.collectives.execute_host import NUM_SLOTS, HostExecution
 from scaling.collectives.host_staging import host_parallel, host_serial
 from scaling.collectives.plan import Exchange, Stage, Update
 from scaling.process_group import Group
 
 MAX_CHUNK_BYTES, MIN_CHUNK_BYTES = 28 << 20, 4 << 20
 MIN_CHUNKS = 4
-"""On four H200 GPUs over PCIe 5 and 64 cores, chunks of this size were the fastest: smaller ones wait more
-often for one another, larger ones fall out of the processor's cache (benchmarks/collective_speed.py)."""
+MAX_RING_BYTES = 280 << 20
+"""On four H200 GPUs over PCIe 5, with 64 cores and 300 MiB of cache, 28 MiB were fastest: with smaller chunks
+ranks wait more often for one another, larger ones make a ring that leaves the cache. A ring has a row a rank
+and one for the sums in each slot."""
 
 
 @contextmanager
@@ -67,8 +69,9 @@ class HostState(AggregatorState):
     spans: list[Span]  # elements that this rank sums
 
 
-def _chunks(num_chunks: int | None, num_bytes: int) -> int:
-    chunk_bytes = min(MAX_CHUNK_BYTES, max(MIN_CHUNK_BYTES, num_bytes // MIN_CHUNKS))
+def _chunks(num_chunks: int | None, num_bytes: int, world_size: int) -> int:
+    most = min(MAX_CHUNK_BYTES, MAX_RING_BYTES // (NUM_SLOTS * (world_size + 1)))
+    chunk_bytes = min(most, max(MIN_CHUNK_BYTES, num_bytes // MIN_CHUNKS))
     return num_chunks or max(1, num_bytes // chunk_bytes)
 
 
@@ -90,7 +93,9 @@ class HostSerial(Aggregator[HostState]):
     ) -> HostState:
         """Maps the shared buffer."""
         n = layout.num_elements
-        schedule = host_serial(group.world_size, num_chunks=_chunks(self.num_chunks, n * dtype.itemsize))
+        schedule = host_serial(
+            group.world_size, num_chunks=_chunks(self.num_chunks, n * dtype.itemsize, group.world_size)
+        )
         execution = HostExecution(
             schedule, group, n, dtype, device, num_summing=1, divisor=group.world_size, keep_sums=True
         )
@@ -109,7 +114,7 @@ class HostSerial(Aggregator[HostState]):
     def stages(self, layout: BucketLayout, world_size: int) -> list[Stage]:
         """Up and summed by one thread, the step by one thread, and back."""
         n = layout.num_elements
-        schedule = host_serial(world_size, num_chunks=_chunks(self.num_chunks, 4 * n))
+        schedule = host_serial(world_size, num_chunks=_chunks(self.num_chunks, 4 * n, world_size))
         return [Exchange(sums_alone(schedule), n), *stepped_on_host(n, world_size, num_threads=1)]
 
 
@@ -130,7 +135,9 @@ class HostParallel(Aggregator[HostState]):
     ) -> HostState:
         """Maps the shared buffer."""
         n = layout.num_elements
-        schedule = host_parallel(group.world_size, num_chunks=_chunks(self.num_chunks, n * dtype.itemsize))
+        schedule = host_parallel(
+            group.world_size, num_chunks=_chunks(self.num_chunks, n * dtype.itemsize, group.world_size)
+        )
         divisor = 1 if device.type == "cuda" else group.world_size  # a GPU divides faster than the host
         execution = HostExecution(
             schedule, group, n, dtype, device, num_summing=group.world_size, divisor=divisor
@@ -154,5 +161,5 @@ class HostParallel(Aggregator[HostState]):
     def stages(self, layout: BucketLayout, world_size: int) -> list[Stage]:
         """Up, summed by a thread a rank, and back; then the update by every rank."""
         n = layout.num_elements
-        schedule = host_parallel(world_size, num_chunks=_chunks(self.num_chunks, 4 * n))
+        schedule = host_parallel(world_size, num_chunks=_chunks(self.num_chunks, 4 * n, world_size))
         return [Exchange(schedule, n), Update("replica", n)]

@@ -58,8 +58,8 @@ class Scheduled(Aggregator[ScheduledState]):
     """Base of aggregators that are one schedule between ranks.
 
     Attributes:
-        transport: "sends" by the communication library; "peer_memory", reads of the other GPUs' memory; or
-            "auto", the latter where GPUs have access to each other and the study allows it.
+        transport: "sends" by the communication library; "peer_memory", the other GPUs' memory read and
+            written; or "auto", the latter where GPUs have access to each other and the study allows it.
         captured: the exchange is one CUDA graph; None: on CUDA.
     """
 

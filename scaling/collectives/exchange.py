@@ -1,4 +1,4 @@
-"""A schedule bound to a group, a buffer size and the way its bytes take: sends, or reads of peer memory.
+"""A schedule bound to a group, a buffer size and the way its bytes take: sends, or peer memory.
 
 `transport: auto` takes peer memory where all ranks can reach each other's and the study allows it, and sends
 elsewhere. A captured exchange is one CUDA graph: below a few MiB the time goes to launches, not to bytes. On

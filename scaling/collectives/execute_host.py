@@ -1,8 +1,8 @@
 """Runs a host-staging schedule: sums in one buffer of the node that all of its ranks share.
 
-The buffer is pinned for the driver where there is a GPU. It is a ring of a few slots, each with a row a rank
-for what comes up and one row for the sums: small enough to stay in the processor's cache, where memory's
-bandwidth would be the limit. Nothing waits for more than it needs, so both directions of the bus and the sums
+The buffer is pinned for the driver where there is a GPU. It is a ring of two slots, each with a row a rank
+for what comes up and one row for the sums: with chunks to suit, it stays in the processor's cache, where
+memory's bandwidth would be the limit. Nothing waits for more than it needs, so both directions of the bus and the sums
 work at the same time. For every chunk, on each rank:
 
 1. copy it up into its slot, on a stream of its own, as soon as the slot's last chunk has been summed by all;
@@ -61,7 +61,7 @@ class _Run:
     gradient: Tensor
     result: Tensor | None
     first: int  # ticket of chunk 0
-    copied: list[Callable[[], object]] = field(default_factory=list)  # waits for a chunk's copy up
+    copied: list[Callable[[], object]] = field(default_factory=list)  # ends a chunk's copy up
     num_back: int = 0  # chunks whose copy back has been started
 
 
@@ -127,6 +127,8 @@ class HostExecution:
         for stream in (self._up, self._back):
             if stream is not None:
                 stream.wait_stream(torch.cuda.current_stream())
+        if result is None:
+            self._until(run, lambda: not self._fetching)
         for chunk in range(len(self._chunks)):
             with phase("wait"):
                 self._until(run, lambda chunk=chunk: len(run.copied) > chunk)  # type: ignore[misc]
@@ -134,12 +136,16 @@ class HostExecution:
                 run.copied[chunk]()
             ticket = run.first + chunk
             self._arrived.tell(ticket)
+            if self._back is None and result is not None:  # the processor copies: in its own time and phase
+                self._give_back(run, chunk + 1 - NUM_SLOTS, phase)
             if self._mine[chunk]:
                 with phase("wait"):
                     self._until(run, lambda ticket=ticket: self._may_sum(run, ticket))  # type: ignore[misc]
                 with phase("reduce"):
                     self._sum(chunk, ticket)
             self._summed.tell(ticket)
+            if result is None:
+                self._fetched.tell(ticket)
         self._finish(run, phase)
 
     def _until(self, run: _Run, condition: Callable[[], bool]) -> None:
@@ -154,29 +160,39 @@ class HostExecution:
     def _progress(self, run: _Run) -> None:
         while len(run.copied) < len(self._chunks) and self._slot_is_free(run.first + len(run.copied)):
             run.copied.append(self._copy_up(run, len(run.copied)))
-        if run.result is None:
-            return
-        while run.num_back < len(run.copied) and self._summed.reached(
-            run.first + run.num_back, self._summing
-        ):
-            self._copy_back(run, run.num_back)
-            run.num_back += 1
+        while self._back is not None and run.result is not None and self._may_return(run):
+            self._copy_back(run)
         while self._fetching and self._fetching[0][1]():
             self._fetched.tell(self._fetching.popleft()[0])
+
+    def _may_return(self, run: _Run) -> bool:
+        next_one = run.first + run.num_back
+        return run.num_back < len(run.copied) and self._summed.reached(next_one, self._summing)
+
+    def _give_back(self, run: _Run, num_chunks: int, phase: Phase) -> None:
+        """Copies back, on the processor, until that many chunks are."""
+        while run.num_back < num_chunks:
+            with phase("wait"):
+                self._until(run, lambda: self._may_return(run))
+            with phase("h2d_result"):
+                self._copy_back(run)
+            self._progress(run)
 
     def _slot_is_free(self, ticket: int) -> bool:
         return ticket <= NUM_SLOTS or self._summed.reached(ticket - NUM_SLOTS, self._summing)
 
     def _may_sum(self, run: _Run, ticket: int) -> bool:
-        fetched = run.result is None or ticket <= NUM_SLOTS or self._fetched.reached(ticket - NUM_SLOTS)
+        fetched = ticket <= NUM_SLOTS or self._fetched.reached(ticket - NUM_SLOTS)
         return fetched and self._arrived.reached(ticket)
 
     def _copy_up(self, run: _Run, chunk: int) -> Callable[[], object]:
         start, stop = self._spans[chunk]
         row = self._slots[(run.first + chunk) % NUM_SLOTS, self._group.rank, : stop - start]
+        if self._up is None:
+            return lambda: row.copy_(run.gradient[start:stop])
         with torch.cuda.stream(self._up):
             row.copy_(run.gradient[start:stop], non_blocking=True)
-            return _event().synchronize if self._up is not None else lambda: None
+            return _event().synchronize
 
     def _sum(self, chunk: int, ticket: int) -> None:
         first = self._spans[chunk][0]
@@ -186,10 +202,12 @@ class HostExecution:
             out = slot[-1, inside] if self.sums is None else self.sums[start:stop]
             sum_rows([slot[rank, inside] for rank in self._order], out, self._divisor)
 
-    def _copy_back(self, run: _Run, chunk: int) -> None:
+    def _copy_back(self, run: _Run) -> None:
+        """The next chunk."""
         assert run.result is not None
-        start, stop = self._spans[chunk]
-        ticket = run.first + chunk
+        start, stop = self._spans[run.num_back]
+        ticket = run.first + run.num_back
+        run.num_back += 1
         kept = self.sums is not None
         source = self.sums[start:stop] if kept else self._slots[ticket % NUM_SLOTS, -1, : stop - start]  # type: ignore[index]
         with torch.cuda.stream(self._back):
@@ -199,11 +217,13 @@ class HostExecution:
     def _finish(self, run: _Run, phase: Phase) -> None:
         if run.result is None:
             return
+        if self._back is None:
+            self._give_back(run, len(self._chunks), phase)
+            return
         with phase("wait"):
             self._until(run, lambda: run.num_back == len(self._chunks))
         with phase("h2d_result"):
-            if self._back is not None:
-                torch.cuda.current_stream().wait_stream(self._back)
+            torch.cuda.current_stream().wait_stream(self._back)
 
 
 def _stream(device: torch.device) -> torch.cuda.Stream | None:

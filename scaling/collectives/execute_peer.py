@@ -101,6 +101,9 @@ class PeerExecution:
             (op, peer, span, (a + self._used, b + self._used)) for op, peer, span, (a, b) in compiled.staged
         ]
         self._used += used
+        # Ranks begin with the one behind them, so that not all write to the same one at a time.
+        n = self._group.world_size
+        compiled.pushes.sort(key=lambda push: (push[0] - rank) % n)
         return compiled
 
     def run(self) -> None:

@@ -23,8 +23,6 @@ Where = Literal["rank", "host"]
 
 MOMENTUM_BYTES_MOVED = 5.0
 """SGD with momentum: gradient, velocity and parameter are read, velocity and parameter written."""
-PLAIN_BYTES_MOVED = 3.0
-"""SGD: gradient and parameter are read, the parameter is written."""
 
 
 @dataclass(frozen=True)

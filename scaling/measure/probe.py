@@ -49,6 +49,7 @@ MEMORY_SIZES = (256 * MIB,)  # beyond the caches of server processors, with two 
 MEMORY_SIZES_WITHOUT_GPU = (64 * MIB,)
 
 SAMPLE_S = 2e-3
+BETWEEN_SAMPLES_S = 1e-3  # ranks meet, and agree on the slowest
 MAX_REPEATS = 100
 MIN_SAMPLES, MAX_SAMPLES = 3, 30
 WARM_UPS = 2
@@ -178,12 +179,13 @@ def _message_cases(world_size: int, *, on_gpus: bool) -> Iterator[Case]:
     if world_size < 2:
         return
     everyone = tuple(range(world_size))
+    weight = 2 if on_gpus else 1  # to capture takes time
     for pair in combinations(everyone, 2):
-        yield Case("send", pair, PAIR_SIZES, captured=on_gpus)
-    yield Case("swap", (0, 1), PAIR_SIZES, captured=on_gpus)
+        yield Case("send", pair, PAIR_SIZES, captured=on_gpus, weight=weight)
+    yield Case("swap", (0, 1), PAIR_SIZES, captured=on_gpus, weight=weight)
     for captured in (False, True) if on_gpus else (False,):
-        yield Case("shift", everyone, MESSAGE_SIZES, captured=captured, weight=2)
-        yield Case("all_reduce", everyone, MESSAGE_SIZES, captured=captured, weight=3)
+        yield Case("shift", everyone, MESSAGE_SIZES, captured=captured, weight=3)
+        yield Case("all_reduce", everyone, MESSAGE_SIZES, captured=captured, weight=4)
 
 
 def repeats_for(once_s: float) -> int:
@@ -193,7 +195,9 @@ def repeats_for(once_s: float) -> int:
 
 def num_samples_for(left_s: float, sizes_left: int, sample_s: float) -> int:
     """Samples of a size: its share of the time that the case has left."""
-    return max(MIN_SAMPLES, min(MAX_SAMPLES, int(left_s / max(sizes_left, 1) / max(sample_s, 1e-9))))
+    return max(
+        MIN_SAMPLES, min(MAX_SAMPLES, int(left_s / max(sizes_left, 1) / (sample_s + BETWEEN_SAMPLES_S)))
+    )
 
 
 def goes_on(position: int, sizes_bytes: Sequence[int], left_s: float, once_s: float) -> bool:

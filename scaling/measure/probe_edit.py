@@ -57,9 +57,10 @@ def set_latency(file: dict[str, Any], kind: str, observed: Observed, links_s: fl
     """
     section = file["message_latency_s"]
     section[kind] = rounded(max(0.0, observed.value - links_s))
+    less = f", less {microseconds(links_s)} of the links" if links_s > 0 else ""
     section["source"][kind] = (
         f"{stamp}, median of {observed.num_samples}: {observed.what}, {microseconds(observed.low)} to "
-        f"{microseconds(observed.high)}, less {microseconds(links_s)} of the links"
+        f"{microseconds(observed.high)}{less}"
     )
 
 
@@ -69,12 +70,13 @@ def rounded(value: float) -> float:
 
 
 def _set(type_: dict[str, Any], figures: Mapping[str, Observed], stamp: str) -> None:
-    if not isinstance(type_["source"], dict):
-        type_["source"] = {}
+    source = type_.pop("source")  # it stands last
+    source = dict(source) if isinstance(source, dict) else {}
     for name, one in figures.items():
         spread = f"{gigabytes_per_s(one.low)} to {gigabytes_per_s(one.high)}"
         type_[name] = rounded(one.value)
-        type_["source"][name] = f"{stamp}, median of {one.num_samples}: {one.what}, {spread}"
+        source[name] = f"{stamp}, median of {one.num_samples}: {one.what}, {spread}"
+    type_["source"] = source
 
 
 def _middle(several: Sequence[Mapping[str, Observed]]) -> dict[str, Observed]:

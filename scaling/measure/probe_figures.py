@@ -122,7 +122,8 @@ class Findings:
             link, forward = machine.route(machine.nearest(memory, "cpu"), memory)[0]
             up, down = (_limit(self._at_once(name, near), whole) for name in ("d2h", "h2d"))
             if up and down:
-                links[link.id] = _directions(up, down, forward=forward)
+                both_ways = _directions(up, down, forward=forward)
+                links[link.id] = {THERE: whole} if up.value == down.value else both_ways
         return devices, links
 
     def _of_all_cores(self, num_memories: int) -> Observed | None:

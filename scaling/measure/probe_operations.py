@@ -33,20 +33,16 @@ class Operations:
         self._side = torch.cuda.Stream(device) if on_gpu else None  # type: ignore[no-untyped-call]
 
     def prepare(self, case: Case, num_bytes: int) -> Run | None:
-        """One operation of that size; None if this rank only waits. Called by every rank.
+        """One operation of that size, not captured; None if this rank only waits. Called by every rank.
 
         Raises:
             LaunchError: peer memory cannot be had.
-            RuntimeError: memory is short, or the operation cannot be captured.
+            RuntimeError: memory is short.
         """
         if case.operation in ("peer_copy", "peer_shift"):
             return self._peer(case, num_bytes)
         if self._group.rank not in case.ranks:
             return None
-        run = self._operation(case, num_bytes)
-        return self._captured(run) if case.captured else run
-
-    def _operation(self, case: Case, num_bytes: int) -> Run:
         name = case.operation
         if name in ("h2d", "d2h"):
             return self._copy(name, case.memory, num_bytes)
@@ -111,7 +107,13 @@ class Operations:
         target = self._peer_memory.of(peer)[: num_bytes // 4]
         return lambda: target.copy_(source)
 
-    def _captured(self, run: Run) -> Run:
+    @staticmethod
+    def captured(run: Run) -> Run:
+        """The operation as a CUDA graph. Called by the ranks that take part, once all of them are prepared.
+
+        Raises:
+            RuntimeError: it cannot be captured.
+        """
         run()  # libraries set themselves up on first use, which cannot be captured
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()

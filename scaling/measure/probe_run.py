@@ -1,14 +1,16 @@
-"""Runs the probe: workers with access between GPUs and without, then the machine file of what they measured."""
+"""Runs the probe: workers with access between GPUs and without; then makes the machine file."""
 
 from __future__ import annotations
 
 import json
 import os
 import tempfile
+import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from launchers import local
 from launchers.processes import run_to_end
@@ -16,9 +18,10 @@ from scaling.errors import LaunchError
 from scaling.measure.probe import Sample, as_csv
 from scaling.measure.probe_series import Series, table
 from scaling.measure.probe_topology import measured_file, measurement_of, with_gpus_of
+from topologies.detect import num_usable_cores
 from topologies.detected_file import machine_file
 from topologies.facts import Facts
-from topologies.file_text import as_yaml, validated
+from topologies.file_text import WIDTH, as_yaml, validated
 
 START_LIMIT_S = 180.0
 """What importing, joining and making connections may take beyond the time for measuring."""
@@ -47,6 +50,33 @@ class Measured:
     notes: list[str] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
 
+    def samples_text(self, *, as_json: bool) -> str:
+        """The raw samples as CSV, or as JSON with the facts and the notes."""
+        if not as_json:
+            return as_csv(self.samples)
+        rows = [asdict(sample) for sample in self.samples]
+        return json.dumps({"facts": self.facts, "notes": self.notes, "samples": rows}, indent=1)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One start of the workers.
+
+    Attributes:
+        host_only: without access between GPUs.
+        only_messages: no copies, no sums.
+        seconds: for measuring.
+    """
+
+    host_only: bool
+    only_messages: bool
+    seconds: float
+
+    def options(self) -> list[str]:
+        """For the worker's command line."""
+        flags = {"--host-only": self.host_only, "--only-messages": self.only_messages}
+        return ["--seconds", str(self.seconds), *(name for name, is_on in flags.items() if is_on)]
+
 
 @dataclass(frozen=True)
 class ProbeSpec:
@@ -66,14 +96,19 @@ class ProbeSpec:
     threads: int
     host_only: bool = False
 
-    def launches(self) -> list[tuple[bool, bool, float]]:
-        """Of each launch: without access between GPUs?, messages only?, and its seconds."""
-        if self.host_only:
-            return [(True, False, self.seconds)]
-        if self.device == "cpu" or self.world_size < 2:
-            return [(False, False, self.seconds)]
+    def launches(self) -> list[Launch]:
+        """One with access between GPUs, and one without, where there are several GPUs."""
+        if self.host_only or self.device == "cpu" or self.world_size < 2:
+            return [Launch(self.host_only, only_messages=False, seconds=self.seconds)]
         second_s = self.seconds * HOST_ONLY_SHARE
-        return [(False, False, self.seconds - second_s), (True, True, second_s)]
+        return [Launch(False, False, self.seconds - second_s), Launch(True, True, second_s)]
+
+
+def this_machine() -> tuple[int, int]:
+    """GPUs that CUDA sees, and usable cores."""
+    import torch
+
+    return torch.cuda.device_count(), num_usable_cores()
 
 
 def spec_for(
@@ -86,7 +121,7 @@ def spec_for(
     """
     if seconds <= 0:
         raise LaunchError(f"--seconds is {seconds:g}; it has to be positive")
-    chosen = world_size or num_gpus or min(CPU_RANKS, num_cores)
+    chosen = (num_gpus or min(CPU_RANKS, num_cores)) if world_size is None else world_size
     if chosen < 1:
         raise LaunchError(f"--world-size is {chosen}; at least one worker is needed")
     if num_gpus and chosen > num_gpus:
@@ -111,46 +146,37 @@ def measure(spec: ProbeSpec, say: Callable[[str], None], environ: Mapping[str, s
     if environ.get("NCCL_P2P_DISABLE", "0") not in ("", "0") and not spec.host_only:
         raise LaunchError("NCCL_P2P_DISABLE is set; unset it, or use --host-only")
     measured = Measured()
-    for host_only, only_messages, seconds in spec.launches():
-        what = "without access between GPUs, " if host_only else ""
-        say(f"{spec.world_size} workers ({spec.device}), {what}about {seconds:.0f} s after the start")
-        _launch(spec, host_only, only_messages, seconds, measured, environ)
-        if measured.failures:
-            break
-    if not measured.samples:
-        raise LaunchError("\n".join(measured.failures) or "the workers measured nothing")
+    for launch in spec.launches():
+        what = "without access between GPUs, " if launch.host_only else ""
+        say(f"{spec.world_size} workers ({spec.device}), {what}about {launch.seconds:.0f} s after the start")
+        _run(spec, launch, measured, environ)
+        if not measured.samples:
+            raise LaunchError("\n".join(measured.failures) or "the workers measured nothing")
     return measured
 
 
-def _launch(
-    spec: ProbeSpec,
-    host_only: bool,
-    only_messages: bool,
-    seconds: float,
-    measured: Measured,
-    environ: Mapping[str, str],
-) -> None:
+def _run(spec: ProbeSpec, launch: Launch, measured: Measured, environ: Mapping[str, str]) -> None:
     with tempfile.TemporaryDirectory(prefix="scaling-probe-") as folder, tempfile.TemporaryFile() as log:
         path = Path(folder) / "samples.jsonl"
-        arguments = ["--samples", str(path), "--seconds", str(seconds), "--device", spec.device]
-        arguments += ["--host-only"] if host_only else []
-        arguments += ["--only-messages"] if only_messages else []
-        launch = local.LaunchSpec(spec.world_size, spec.threads, "scaling.measure.probe_worker", arguments)
-        environment = {**environ, **local.environment(launch)}
-        if host_only:
+        arguments = ["--samples", str(path), "--device", spec.device, *launch.options()]
+        started = local.LaunchSpec(spec.world_size, spec.threads, "scaling.measure.probe_worker", arguments)
+        # torchrun leaves a folder behind; it may do so in ours.
+        environment = {**environ, **local.environment(started), "TMPDIR": folder}
+        if launch.host_only:
             environment["NCCL_P2P_DISABLE"] = "1"
-        limit_s = START_LIMIT_S + seconds * SLACK_RATIO
-        code = run_to_end(local.command(launch), environment, log, limit_s)
+        limit_s = START_LIMIT_S + launch.seconds * SLACK_RATIO
+        code = run_to_end(local.command(started), environment, log, limit_s)
         is_done = read_lines(path, measured)
-        if code != 0 or not is_done:
-            how = (
-                f"ran past {limit_s:.0f} s and was ended" if code is None else f"ended with exit code {code}"
-            )
-            log.seek(0)
-            lines = log.read().decode(errors="replace").splitlines()[-LOG_LINES_SHOWN:]
-            measured.failures.append(
-                "\n".join([f"the workers' launch {how}; the last that they said:", *lines])
-            )
+        if code is None:
+            measured.failures.append(_failure(f"ran past {limit_s:.0f} s and was ended", log))
+        elif code != 0 or not is_done:
+            measured.failures.append(_failure(f"ended with exit code {code}", log))
+
+
+def _failure(how: str, log: IO[bytes]) -> str:
+    log.seek(0)
+    lines = log.read().decode(errors="replace").splitlines()[-LOG_LINES_SHOWN:]
+    return "\n".join([f"the workers' launch {how}; the last that they said:", *lines])
 
 
 def read_lines(path: Path, measured: Measured) -> bool:
@@ -177,43 +203,36 @@ class ProbeResult:
 
     Attributes:
         machine: the text of the machine file.
-        measured: all that it was made of.
         table: a line for each thing measured, for people.
         notes: what is missing or does not fit, for people.
     """
 
     machine: str
-    measured: Measured
     table: list[str]
     notes: list[str]
 
-    def samples(self, *, as_json: bool) -> str:
-        """The raw samples as CSV, or as JSON with the facts and the notes."""
-        if not as_json:
-            return as_csv(self.measured.samples)
-        rows = [asdict(sample) for sample in self.measured.samples]
-        return json.dumps({"facts": self.measured.facts, "notes": self.notes, "samples": rows}, indent=1)
 
-
-def result_of(measured: Measured, found: Facts, date: str) -> ProbeResult:
+def result_of(measured: Measured, found: Facts, today: date | None = None) -> ProbeResult:
     """The machine file of what was found and measured.
 
     Args:
         measured: by the workers.
         found: by detection.
-        date: of today.
+        today: None: by the clock.
 
     Raises:
         TopologyError: the file would not be valid.
     """
     on_gpus = measured.facts["device"] == "cuda"
     found = with_gpus_of(found, measured.facts["ranks"]) if on_gpus else found
-    measurement = measurement_of(machine_file(found), found.gpus, measured.facts, measured.samples, date)
+    day = (today or date.today()).isoformat()
+    measurement = measurement_of(machine_file(found), found.gpus, measured.facts, measured.samples, day)
     file, misfits = measured_file(measurement)
     lines = table(Series(measured.samples))
     notes = [*(f"not found: {what}" for what in found.missing), *measured.notes]
     notes += [f"the model does not tell: {what}" for what in misfits]
-    head = [f"{file['name']}, {measurement.stamp}.", "", *notes, *([""] if notes else []), *lines]
+    said = [line for note in notes for line in textwrap.wrap(note, WIDTH, subsequent_indent="    ")]
+    head = [f"{file['name']}, {measurement.stamp}", "", *said, *([""] if said else []), *lines]
     text = as_yaml(file, head)
     validated(text, "the probe's machine file")
-    return ProbeResult(text, measured, lines, notes)
+    return ProbeResult(text, lines, notes)

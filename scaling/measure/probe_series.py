@@ -78,13 +78,20 @@ class OneSeries:
         return Observed(middle, low, high, len(rates))
 
     @property
-    def bandwidth(self) -> Observed:
-        """Bytes a second: fitted, or of the largest size where it depends on nothing else."""
+    def bandwidth_bytes_per_s(self) -> float:
+        """As fitted, or of the largest size where the time depends on nothing else."""
         if self.fit is None or math.isinf(self.fit.bandwidth_bytes_per_s):
+            return self.rate.value
+        return self.fit.bandwidth_bytes_per_s
+
+    @property
+    def bandwidth(self) -> Observed:
+        """The same with its spread."""
+        value = self.bandwidth_bytes_per_s
+        if self.fit is None or value != self.fit.bandwidth_bytes_per_s:
             return self.rate
         low, high = self.fit.bandwidth_interval_bytes_per_s
-        high = high if math.isfinite(high) else self.fit.bandwidth_bytes_per_s
-        return Observed(self.fit.bandwidth_bytes_per_s, low, high, self.fit.num_samples)
+        return Observed(value, low, high if math.isfinite(high) else value, self.fit.num_samples)
 
     @property
     def latency(self) -> Observed | None:
@@ -140,8 +147,11 @@ def together(series: Sequence[OneSeries], of: Callable[[OneSeries], Observed | N
 
 
 def table(series: Series) -> list[str]:
-    """A line for each operation: latency and bandwidth as fitted, and busbw of its largest size."""
-    head = ["", "latency", "bandwidth", "largest", "time", "busbw"]
+    """A line for each operation: latency and bandwidth as fitted, and busbw of its largest size.
+
+    The fit is off by so much at the size where it is worst.
+    """
+    head = ["", "latency", "bandwidth", "fit off by", "largest", "time", "busbw"]
     rows = [head, *(_row(one) for one in series.all())]
     widths = [max(len(row[at]) for row in rows) for at in range(len(head))]
     return [
@@ -152,13 +162,16 @@ def table(series: Series) -> list[str]:
 def _row(one: OneSeries) -> list[str]:
     example, largest = one.example, max(one.seconds)
     busbw = one.rate.value * bus_factor(example.operation, len(example.ranks))
-    latency = "" if one.latency is None else microseconds(one.latency.value)
-    bandwidth = "" if one.latency is None else gigabytes_per_s(one.bandwidth.value)
+    latency, bandwidth, off = "", "", ""
+    if one.fit is not None:
+        latency, off = microseconds(one.fit.latency_s), f"{one.fit.worst_error_ratio:.0%}"
+        bandwidth = gigabytes_per_s(one.bandwidth_bytes_per_s)
     seconds = one.median_s(largest)
     return [
         _label(example),
         latency,
         bandwidth,
+        off,
         _size(largest),
         f"{seconds * 1e3:.4g} ms",
         gigabytes_per_s(busbw),

@@ -17,7 +17,7 @@ from scaling.measure.probe_edit import set_figures, set_latency
 from scaling.measure.probe_figures import Findings
 from scaling.measure.probe_series import Observed, OneSeries, Series, together
 from topologies.build import build
-from topologies.detected_file import peer_access
+from topologies.detected_file import FOUND, peer_access
 from topologies.facts import Facts, Gpu
 from topologies.file_format import MachineFile
 from topologies.model import Path, Topology
@@ -118,6 +118,7 @@ def measured_file(measurement: Measurement) -> tuple[dict[str, Any], list[str]]:
     if measurement.gpu_ids and sorted(gpus) == sorted(measurement.gpu_ids):
         ids = measurement.gpu_ids
         file["peer_access"] = peer_access(gpus, [(ids[a], ids[b]) for a, b in measurement.peers])
+    file["description"] = file["description"].replace(FOUND, "measured on this machine")
     for kind, observed, path in _latencies(measurement, topology, series):
         links_s = path.latency_s - topology.machine.message_latency_s.get(path.kind, 0.0)
         set_latency(file, kind, observed, links_s, measurement.stamp)
@@ -171,11 +172,15 @@ def misfits(topology: Topology, measurement: Measurement, series: Series) -> lis
             (one, topology.bandwidth_bytes_per_s(_path(measurement, topology, one, peers=peers)))
             for one in found
         ]
-        off = [(one, model) for one, model in priced if abs(model / one.bandwidth.value - 1) > DIFFERS_RATIO]
+        off = [
+            (one, model)
+            for one, model in priced
+            if abs(model / one.bandwidth_bytes_per_s - 1) > DIFFERS_RATIO
+        ]
         for one, model in off[:1]:
             pair = " and ".join(map(str, one.example.ranks))
             lines.append(
-                f"{title}: ranks {pair} reach {gigabytes_per_s(one.bandwidth.value)}, the model says "
+                f"{title}: ranks {pair} reach {gigabytes_per_s(one.bandwidth_bytes_per_s)}, the model says "
                 f"{gigabytes_per_s(model)} ({len(off)} of {len(found)} pairs are more than a quarter off)"
             )
     return lines

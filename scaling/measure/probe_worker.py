@@ -35,6 +35,8 @@ from topologies.detect import memory_bytes, num_usable_cores
 MEMORY_SHARE = 8
 """A buffer takes at most this part of the memory that is free: about as many of the largest are made."""
 
+SHORTEST_S = 1e-9  # no clock here is finer
+
 FALLBACK_BYTES = 4 << 30  # where the system does not tell
 
 Write = Callable[[dict[str, Any]], None]
@@ -189,9 +191,16 @@ class _Prober:
 
     def _prepared(self, case: Case, size: int) -> tuple[Run | None, str]:
         """The operation, or why not: from the first rank that has a problem, known to all."""
+        run, problem = self._agreed(lambda: self._operations.prepare(case, size))
+        if problem or not case.captured:
+            return run, problem
+        # Only now: a rank without its buffers would leave the others waiting for its first message.
+        return self._agreed(lambda: None if run is None else self._operations.captured(run))
+
+    def _agreed(self, make: Callable[[], Run | None]) -> tuple[Run | None, str]:
         run, problem = None, ""
         try:
-            run = self._operations.prepare(case, size)
+            run = make()
         except (LaunchError, RuntimeError) as error:
             problem = f"rank {self._group.rank}: {(str(error).splitlines() or [''])[0]}"
         worst = self._group.largest(float(self._group.world_size - self._group.rank if problem else 0))
@@ -211,7 +220,7 @@ class _Prober:
             stop = clock.mark()
             clock.settle()
             seconds = clock.seconds(start, stop) / repeats
-        return self._group.largest(seconds)
+        return max(self._group.largest(seconds), SHORTEST_S)
 
     def _record(self, case: Case, size: int, repeats: int, seconds: float) -> None:
         sample = Sample(

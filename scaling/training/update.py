@@ -133,7 +133,9 @@ class HostUpdate(Update):
 
     def load_state_dict(self, momenta: dict[str, Tensor]) -> None:
         super().load_state_dict(momenta)
-        self._group.barrier()  # nobody copies these back any more
+        if self._replica.parameters.is_cuda:
+            torch.cuda.current_stream().synchronize()  # its last copy of these
+        self._group.barrier()
         if self._group.rank == 0:
             self._parameters.copy_(self._replica.parameters)
         self._group.barrier()

@@ -1,6 +1,7 @@
 """A launch is run to its end, and nothing of it is left however it ends."""
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -80,10 +81,13 @@ def test_launch_ends_when_the_process_that_started_it_is_killed(tmp_path):
         while not (pids := [int(pid) for pid in children.read_text().split()]):
             assert time.monotonic() < deadline
             time.sleep(0.02)
-        while b"sleep(600)" not in Path(f"/proc/{pids[0]}/cmdline").read_bytes():
+        while b"run_to_end" in Path(f"/proc/{pids[0]}/cmdline").read_bytes():
             assert time.monotonic() < deadline
             time.sleep(0.02)  # until it has become the launch, and asked the kernel for its end
     finally:
         process.kill()
         process.wait()
-    assert ended(pids)
+    left = [] if ended(pids) else pids
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert not left, f"processes {left} were left behind"

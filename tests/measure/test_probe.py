@@ -80,7 +80,7 @@ class TestHowOften:
         assert repeats_for(1.0) == 1
 
     def test_number_of_samples_follows_the_time_within_bounds(self):
-        assert num_samples_for(left_s=1.0, sizes_left=5, sample_s=0.02) == 10
+        assert num_samples_for(left_s=1.0, sizes_left=5, sample_s=0.019) == 10
         assert num_samples_for(left_s=-1.0, sizes_left=5, sample_s=0.02) == MIN_SAMPLES
         assert num_samples_for(left_s=100.0, sizes_left=1, sample_s=0.0) == MAX_SAMPLES
 

@@ -9,7 +9,7 @@ import pytest
 from scaling.errors import LaunchError
 from scaling.measure import probe_run as module
 from scaling.measure.probe import Sample
-from scaling.measure.probe_run import Measured, ProbeSpec, measure, read_lines, spec_for
+from scaling.measure.probe_run import Launch, Measured, ProbeSpec, measure, read_lines, spec_for
 
 SAMPLE = Sample("default", "send", (0, 1), "", True, None, 4096, 7, 2e-6)
 FACTS = {"facts": {"torch": "2.11.0"}}
@@ -42,15 +42,17 @@ class TestSpec:
 
     def test_second_launch_goes_without_access_between_gpus_and_measures_messages(self):
         first, second = spec_for(4, 64, None, 60.0, False).launches()
-        assert (first[:2], second[:2]) == ((False, False), (True, True))
-        assert first[2] + second[2] == 60.0
+        assert first == Launch(host_only=False, only_messages=False, seconds=first.seconds)
+        assert second == Launch(host_only=True, only_messages=True, seconds=second.seconds)
+        assert first.seconds + second.seconds == 60.0
 
     @pytest.mark.parametrize("spec", [spec_for(1, 8, None, 60.0, False), spec_for(0, 8, None, 60.0, False)])
     def test_where_there_is_no_access_to_forbid_one_launch_is_enough(self, spec):
-        assert spec.launches() == [(False, False, 60.0)]
+        assert spec.launches() == [Launch(host_only=False, only_messages=False, seconds=60.0)]
 
     def test_host_only_alone_is_one_launch_of_everything(self):
-        assert spec_for(4, 64, None, 60.0, True).launches() == [(True, False, 60.0)]
+        (launch,) = spec_for(4, 64, None, 60.0, True).launches()
+        assert launch == Launch(host_only=True, only_messages=False, seconds=60.0)
 
 
 class TestMeasure:
@@ -86,7 +88,7 @@ class TestMeasure:
         assert measured.failures == []
         (first, first_environment), (second, second_environment) = calls
         assert first[first.index("-m", 3) + 1] == "scaling.measure.probe_worker"
-        assert first[-2:] == ["--device", "cuda"]
+        assert first[first.index("--device") :] == ["--device", "cuda", "--seconds", "7.0"]
         assert second[-2:] == ["--host-only", "--only-messages"]
         assert "NCCL_P2P_DISABLE" not in first_environment
         assert second_environment["NCCL_P2P_DISABLE"] == "1"
@@ -97,13 +99,12 @@ class TestMeasure:
         ("code", "how"), [(1, "ended with exit code 1"), (None, "ran past"), (0, "exit code 0")]
     )
     def test_launch_that_ends_too_early_keeps_what_it_has_and_says_why(self, started, code, how):
-        calls = started((LINES, code))
+        started((LINES, code), ([*LINES, DONE], 0))
         measured = measure(spec_for(2, 8, None, 10.0, False), print, {})
-        assert measured.samples == [SAMPLE]
+        assert measured.samples == [SAMPLE] * 2  # the second launch may still tell something
         (failure,) = measured.failures
         assert how in failure
         assert "RuntimeError: no luck" in failure
-        assert len(calls) == 1  # what broke the first would break the second
 
     def test_nothing_measured_is_an_error(self, started):
         started(([], 2))

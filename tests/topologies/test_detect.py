@@ -6,16 +6,23 @@ import subprocess
 from types import SimpleNamespace
 
 import pytest
+import yaml
 
 from topologies import detect as module
+from topologies.build import build
 from topologies.detect import (
     cpu_model,
     detect,
+    find_gpus,
     memory_bytes,
     num_usable_cores,
     nvidia_gpus,
     parse_gpu_line,
+    read_facts,
 )
+from topologies.facts import Gpu, PcieLink
+from topologies.file_format import MachineFile
+from topologies.file_text import as_yaml, validated
 
 CPUINFO = """processor\t: 0
 vendor_id\t: GenuineIntel
@@ -124,11 +131,56 @@ class TestGpus:
         monkeypatch.setattr(module.shutil, "which", lambda name: None)
         assert nvidia_gpus() == []
 
-    def test_topology_holds_host_processor_and_gpus(self, answer):
-        answer(TWO_GPUS)
-        topology = detect()
-        assert [device["id"] for device in topology["devices"]] == ["host0", "cpu0", "gpu0", "gpu1"]
-        assert [device["kind"] for device in topology["devices"]] == ["host_memory", "cpu", "gpu", "gpu"]
-        assert topology["devices"][3]["memory_bytes"] == 143771 * 2**20
-        assert topology["links"] == []
-        assert json.loads(json.dumps(topology)) == topology
+
+class TestMachine:
+    def test_without_nvml_the_program_is_asked_and_what_is_missing_is_told(self, monkeypatch):
+        monkeypatch.setattr(module.detect_nvml, "load", lambda: None)
+        gpu = Gpu(0, "NVIDIA H200", "GPU-0", "0000:18:00.0", PcieLink(5, 16))
+        monkeypatch.setattr(module.detect_smi, "read_gpus", lambda: (gpu,))
+        gpus, missing = find_gpus()
+        assert gpus == (gpu,)
+        assert missing == [
+            "bandwidth of the GPUs' memories, and where each NVLink ends: needs NVML: "
+            "pip install 'scaling-study[gpu]'"
+        ]
+
+    def test_nvml_that_fails_is_shut_down_and_the_program_asked(self, monkeypatch, fake_nvml):
+        nvml = fake_nvml()
+        nvml.nvmlDeviceGetCount = nvml.fail
+        monkeypatch.setattr(module.detect_nvml, "load", lambda: nvml)
+        monkeypatch.setattr(module.detect_smi, "read_gpus", lambda: ())
+        assert find_gpus() == ((), [])
+        assert nvml.shut_downs == [1]
+
+    def test_links_that_nvml_does_not_tell_are_asked_of_the_program(self, monkeypatch, fake_nvml):
+        nvml = fake_nvml({"bus": 0x18, "peers": None}, {"bus": 0x2A, "peers": None})
+        monkeypatch.setattr(module.detect_nvml, "load", lambda: nvml)
+        matrix = " \tGPU0\tGPU1\nGPU0\t X \tNV4\nGPU1\tNV4\t X \n"
+        monkeypatch.setattr(module.shutil, "which", lambda name: f"/usr/bin/{name}")
+        answer = lambda command, **_: SimpleNamespace(stdout=matrix if "-m" in command else "")  # noqa: E731
+        monkeypatch.setattr(module.subprocess, "run", answer)
+        found, missing = find_gpus()
+        assert [gpu.nvlinks for gpu in found] == [{1: 4}, {0: 4}]
+        assert [gpu.memory_bits for gpu in found] == [6144, 6144]
+        assert "peer access: the driver does not say" in missing[0]
+
+    def test_this_machine_gives_a_valid_machine_file_of_plain_data(self):
+        file = detect()
+        assert json.loads(json.dumps(file)) == file
+        topology = validated(as_yaml(file), "here")
+        assert topology.machine.of_kind("cpu")
+        assert topology.machine.of_kind("host_memory")
+        # As the store writes it into a results folder.
+        again = validated(yaml.safe_dump(file), "topology.yaml")
+        assert again == build(MachineFile.model_validate(file), "here")
+
+    def test_gpu_of_no_known_numa_node_is_told_where_there_are_several(self, monkeypatch, tmp_path):
+        for number in (0, 1):
+            node = tmp_path / f"devices/system/node/node{number}"
+            node.mkdir(parents=True)
+            (node / "cpulist").write_text(f"{number}\n")
+        gpu = Gpu(0, "NVIDIA H200", "GPU-0", "0000:18:00.0")
+        monkeypatch.setattr(module, "find_gpus", lambda: ((gpu,), []))
+        facts = read_facts(tmp_path)
+        assert [node.number for node in facts.host.nodes] == [0, 1]
+        assert facts.missing == ("which NUMA node gpu0 belong to: they are put on the first",)

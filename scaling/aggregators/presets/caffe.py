@@ -24,8 +24,8 @@ the tree.
 Differences. `caffe`: a parent with several children adds them in the order of the levels, where Caffe adds
 them as they arrive; parameters travel right after the update, where Caffe sends them at the start of the next
 iteration; who has peer access to whom is not asked: it decides nothing where all or none have it, and
-`gpus_per_board` covers the pairs of the paper's machine. `caffe_nccl`: Caffe reduces a layer while backward
-goes on; in an eager step all layers follow backward.
+`gpus_per_board` covers the pairs of the paper's machine; where some pairs have it, set that, or pairs differ.
+`caffe_nccl`: Caffe reduces a layer while backward goes on; in an eager step all layers follow backward.
 """
 
 from __future__ import annotations

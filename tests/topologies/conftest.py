@@ -1,0 +1,83 @@
+"""A module in place of NVML's, with the answers of made-up GPUs."""
+
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+import pytest
+
+
+@dataclass
+class FakeGpu:
+    """What NVML answers of one GPU; None: not supported.
+
+    `links` names the other end of each NVLink, a GPU's bus number or a switch's; None is a link that is down.
+    """
+
+    bus: int
+    name: str = "NVIDIA H200"
+    pcie: tuple[int, int, int, int] | None = (5, 16, 1, 16)
+    memory: tuple[int, int] | None = (6144, 3201)
+    links: list[int | None] = field(default_factory=list)
+    link_mb_per_s: int | None = 26562
+    peers: list[int] | None = field(default_factory=list)
+
+
+class FakeNvmlError(Exception):
+    """As NVML's own."""
+
+
+def bus_id(bus: int) -> bytes:
+    return f"00000000:{bus:02X}:00.0".encode()
+
+
+def fake_nvml_of(gpus: list[FakeGpu]) -> SimpleNamespace:
+    """The functions of pynvml that detection calls; a handle is the GPU itself."""
+
+    def told(value):
+        if value is None:
+            raise FakeNvmlError("Not Supported")
+        return value
+
+    def fail(*_):
+        raise FakeNvmlError("Unknown Error")
+
+    def link_speed(gpu, fields):
+        supported = isinstance(fields[0], tuple) and gpu.link_mb_per_s is not None
+        value = SimpleNamespace(uiVal=gpu.link_mb_per_s)
+        return [SimpleNamespace(nvmlReturn=0 if supported else 3, value=value)]
+
+    shut_downs: list[int] = []
+    return SimpleNamespace(
+        NVMLError=FakeNvmlError,
+        NVML_CLOCK_MEM=2,
+        NVML_NVLINK_MAX_LINKS=18,
+        NVML_P2P_CAPS_INDEX_READ=(0,),  # as some versions of the package have it
+        fail=fail,
+        shut_downs=shut_downs,
+        nvmlShutdown=lambda: shut_downs.append(1),
+        nvmlDeviceGetCount=lambda: len(gpus),
+        nvmlDeviceGetHandleByIndex=lambda index: gpus[index],
+        nvmlDeviceGetName=lambda gpu: gpu.name.encode(),
+        nvmlDeviceGetUUID=lambda gpu: f"GPU-{gpu.bus:x}",
+        nvmlDeviceGetPciInfo=lambda gpu: SimpleNamespace(busId=bus_id(gpu.bus)),
+        nvmlDeviceGetMaxPcieLinkGeneration=lambda gpu: told(gpu.pcie)[0],
+        nvmlDeviceGetMaxPcieLinkWidth=lambda gpu: told(gpu.pcie)[1],
+        nvmlDeviceGetCurrPcieLinkGeneration=lambda gpu: told(gpu.pcie)[2],
+        nvmlDeviceGetCurrPcieLinkWidth=lambda gpu: told(gpu.pcie)[3],
+        nvmlDeviceGetMemoryBusWidth=lambda gpu: told(gpu.memory)[0],
+        nvmlDeviceGetMaxClockInfo=lambda gpu, clock: told(gpu.memory)[1],
+        nvmlDeviceGetNvLinkState=lambda gpu, link: int(
+            told(dict(enumerate(gpu.links)).get(link)) is not None
+        ),
+        nvmlDeviceGetNvLinkRemotePciInfo=lambda gpu, link: SimpleNamespace(busId=bus_id(gpu.links[link])),
+        nvmlDeviceGetFieldValues=link_speed,
+        nvmlDeviceGetP2PStatus=lambda gpu, other, index: (
+            0 if gpus.index(other) in told(gpu.peers) and index == 0 else 1
+        ),
+    )
+
+
+@pytest.fixture
+def fake_nvml():
+    """Makes such a module of GPUs, each given by the fields of `FakeGpu`."""
+    return lambda *gpus: fake_nvml_of([FakeGpu(**gpu) for gpu in gpus])

@@ -1,0 +1,94 @@
+"""Processors, memories and the PCIe bus, from a /sys made for the test."""
+
+import pytest
+
+from topologies.detect_host import bridge_link, parse_cpu_list, pci_place, read_host, short_bus_id
+from topologies.facts import NumaNode, PcieLink, PciePlace
+
+
+@pytest.fixture
+def sysfs(tmp_path):
+    """Writes files of a sysfs: `sysfs({"devices/...": "text"})`."""
+
+    def write(files):
+        for name, text in files.items():
+            path = tmp_path / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(f"{text}\n")
+        return tmp_path
+
+    return write
+
+
+def node(number, cpus, kibibytes=1024):
+    folder = f"devices/system/node/node{number}"
+    return {f"{folder}/cpulist": cpus, f"{folder}/meminfo": f"Node {number} MemTotal:  {kibibytes} kB"}
+
+
+def sockets(**numbers):
+    return {
+        f"devices/system/cpu/{cpu}/topology/physical_package_id": socket for cpu, socket in numbers.items()
+    }
+
+
+class TestHost:
+    def test_two_sockets_of_two_nodes_each(self, sysfs):
+        sys = sysfs(
+            {
+                **node(0, "0-3"),
+                **node(1, "4-7"),
+                **node(2, "8-11"),
+                **node(3, "12-15", 2048),
+                **sockets(cpu0=0, cpu4=0, cpu8=1, cpu12=1),
+            }
+        )
+        host = read_host("A CPU", set(range(16)), 16, None, sys)
+        assert host.nodes[:3] == tuple(NumaNode(i, i // 2, 4, 1024 * 1024) for i in range(3))
+        assert host.nodes[3].memory_bytes == 2048 * 1024
+
+    def test_only_usable_cores_count_and_a_quota_reduces_all_alike(self, sysfs):
+        sys = sysfs({**node(0, "0-7"), **node(1, "8-15")})
+        host = read_host("A CPU", {0, 1, 2, 3, 8, 9, 10, 11}, 4, None, sys)
+        assert [one.usable_cores for one in host.nodes] == [2, 2]
+
+    def test_memory_without_cores_is_left_out(self, sysfs):
+        sys = sysfs({**node(0, "0-3"), **node(1, "")})
+        assert [one.number for one in read_host("A CPU", {0, 1}, 2, None, sys).nodes] == [0]
+
+    def test_kernel_without_nodes_is_one(self, tmp_path):
+        assert read_host("A CPU", {0, 1}, 2, 2**30, tmp_path).nodes == (NumaNode(0, 0, 2, 2**30),)
+
+    def test_socket_that_is_not_told_is_the_first(self, sysfs):
+        sys = sysfs({**node(0, "0-3"), **sockets(cpu0=-1)})
+        assert read_host("A CPU", {0}, 1, None, sys).nodes[0].socket == 0
+
+    @pytest.mark.parametrize(
+        ("text", "numbers"), [("0-2,5,8-9\n", {0, 1, 2, 5, 8, 9}), ("3", {3}), ("", set()), ("\n", set())]
+    )
+    def test_lists_of_cores_are_read(self, text, numbers):
+        assert parse_cpu_list(text) == numbers
+
+
+class TestBus:
+    def test_bridges_above_a_device_are_found_root_first(self, sysfs):
+        way = "devices/pci0000:15/0000:15:01.0/0000:16:00.0/0000:18:00.0"
+        sys = sysfs({f"{way}/numa_node": 1})
+        (sys / "bus/pci/devices").mkdir(parents=True)
+        (sys / "bus/pci/devices/0000:18:00.0").symlink_to(sys / way)
+        assert pci_place("0000:18:00.0", sys) == PciePlace(1, ("0000:15:01.0", "0000:16:00.0"))
+
+    def test_node_that_is_not_told_and_device_that_is_not_shown(self, sysfs):
+        sys = sysfs({"bus/pci/devices/0000:18:00.0/numa_node": -1})
+        assert pci_place("0000:18:00.0", sys).numa_node is None
+        assert pci_place("0000:19:00.0", sys) == PciePlace()
+
+    def test_link_of_a_bridge(self, sysfs):
+        folder = "bus/pci/devices/0000:15:01.0"
+        sys = sysfs({f"{folder}/max_link_speed": "32.0 GT/s PCIe", f"{folder}/current_link_width": 16})
+        assert bridge_link("0000:15:01.0", sys) == PcieLink(5, 16)
+        sysfs({f"{folder}/current_link_width": 0})
+        assert bridge_link("0000:15:01.0", sys) is None
+        assert bridge_link("0000:15:02.0", sys) is None
+
+    def test_addresses_are_written_as_sysfs_does(self):
+        assert short_bus_id("00000000:2A:00.0") == "0000:2a:00.0"

@@ -1,0 +1,73 @@
+"""What NVML answers, read into facts; much of it may be missing."""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from topologies.detect_nvml import load, read_gpus
+from topologies.facts import PcieLink
+
+SWITCH = 0xC0
+
+
+def test_every_fact_is_read(fake_nvml):
+    (gpu,) = read_gpus(fake_nvml({"bus": 0x18}))
+    assert (gpu.index, gpu.id, gpu.name, gpu.uuid) == (0, "gpu0", "NVIDIA H200", "GPU-18")
+    assert gpu.bus_id == "0000:18:00.0"
+    assert gpu.pcie == PcieLink(5, 16, current_generation=1, current_width=16)
+    assert (gpu.memory_bits, gpu.memory_hz) == (6144, 3201e6)
+
+
+def test_links_to_switches_and_to_gpus_are_told_apart(fake_nvml):
+    gpus = read_gpus(
+        fake_nvml(
+            {"bus": 1, "links": [2, 2, 3, None], "peers": [1, 2]},
+            {"bus": 2, "links": [1, None, 1, 3], "peers": [0, 2]},
+            {"bus": 3, "links": [1, SWITCH, SWITCH, 2], "peers": [0]},
+        )
+    )
+    assert [gpu.nvlinks for gpu in gpus] == [{1: 2, 2: 1}, {0: 2, 2: 1}, {0: 1, 1: 1}]
+    assert [gpu.switch_links for gpu in gpus] == [0, 0, 2]
+    assert [gpu.peers for gpu in gpus] == [{1, 2}, {0, 2}, {0}]
+
+
+def test_speed_of_a_link_is_in_bytes_a_second(fake_nvml):
+    gpus = read_gpus(
+        fake_nvml({"bus": 1, "links": [SWITCH]}, {"bus": 2, "links": [SWITCH], "link_mb_per_s": None})
+    )
+    assert [gpu.nvlink_bytes_per_s for gpu in gpus] == [26.562e9, None]
+
+
+def test_what_the_driver_does_not_support_is_none(fake_nvml):
+    silent = {"pcie": None, "memory": None, "peers": None}
+    for gpu in read_gpus(fake_nvml({"bus": 1, **silent}, {"bus": 2, **silent})):
+        assert (gpu.pcie, gpu.memory_bits, gpu.memory_hz, gpu.peers) == (None, None, None, None)
+        assert (gpu.nvlinks, gpu.switch_links, gpu.nvlink_bytes_per_s) == ({}, 0, None)
+
+
+def test_gpus_that_cannot_be_counted_are_an_error(fake_nvml):
+    nvml = fake_nvml()
+    nvml.nvmlDeviceGetCount = nvml.fail
+    with pytest.raises(nvml.NVMLError):
+        read_gpus(nvml)
+
+
+class TestLoad:
+    def test_without_the_package_there_is_none(self, monkeypatch):
+        monkeypatch.setitem(sys.modules, "pynvml", None)
+        assert load() is None
+
+    def test_without_the_driver_there_is_none(self, monkeypatch, fake_nvml):
+        nvml = fake_nvml()
+        monkeypatch.setitem(
+            sys.modules, "pynvml", SimpleNamespace(NVMLError=nvml.NVMLError, nvmlInit=nvml.fail)
+        )
+        assert load() is None
+
+    def test_it_is_initialized(self, monkeypatch, fake_nvml):
+        nvml, calls = fake_nvml(), []
+        nvml.nvmlInit = lambda: calls.append("init")
+        monkeypatch.setitem(sys.modules, "pynvml", nvml)
+        assert load() is nvml
+        assert calls == ["init"]
