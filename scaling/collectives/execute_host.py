@@ -2,8 +2,8 @@
 
 The buffer is pinned for the driver where there is a GPU. It is a ring of two slots, each with a row a rank
 for what comes up and one row for the sums: with chunks to suit, it stays in the processor's cache, where
-memory's bandwidth would be the limit. Nothing waits for more than it needs, so both directions of the bus and the sums
-work at the same time. For every chunk, on each rank:
+memory's bandwidth would be the limit. Nothing waits for more than it needs, so both directions of the bus and
+the sums work at the same time. For every chunk, on each rank:
 
 1. copy it up into its slot, on a stream of its own, as soon as the slot's last chunk has been summed by all;
 2. wait for that copy, and tell the others;

@@ -63,9 +63,14 @@ class TestBuiltIns:
     def test_every_built_in_has_its_name_and_a_line_for_the_list(self, name):
         aggregator = create(name)
         assert isinstance(aggregator, Aggregator)
-        assert aggregator.name == aggregator.label() == name
+        assert aggregator.name == aggregator.label().partition("(")[0] == name
         assert aggregator.__doc__
         assert aggregator.min_world_size == 1
+
+    def test_labels_are_names_where_nothing_is_chosen(self):
+        assert {name: create(name).label() for name in BUILT_IN if create(name).label() != name} == {
+            "schedule": "schedule(collective=stripes)"
+        }
 
     @pytest.mark.parametrize("name", BUILT_IN)
     def test_every_built_in_is_made_again_from_its_own_parameters(self, name):

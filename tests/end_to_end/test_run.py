@@ -8,7 +8,7 @@ import signal
 import pytest
 import yaml
 
-from scaling.aggregators.registry import BUILT_IN
+from scaling.aggregators.registry import BUILT_IN, create
 
 pytestmark = pytest.mark.processes
 
@@ -53,7 +53,7 @@ def test_study_is_run_reported_and_not_measured_twice(scaling):
 
     rows = list(csv.DictReader((scaling.out / "summary.csv").read_text().splitlines()))
     measured = {(row["aggregator"], int(row["world_size"])) for row in rows if row["kind"] == "iteration"}
-    assert measured == {(name, size) for name in BUILT_IN for size in (1, 2)}
+    assert measured == {(create(name).label(), size) for name in BUILT_IN for size in (1, 2)}
     assert all(row["state"] == "done" and row["launcher"] == "local" for row in rows)
     assert all(float(row["final_test_accuracy"]) > 0.9 for row in rows if row["kind"] == "convergence")
     none = [row for row in rows if row["aggregator"] == "none" and row["world_size"] == "1"]

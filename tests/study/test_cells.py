@@ -306,7 +306,7 @@ class TestWhatCannotBe:
                 {"workloads": [{**WORKLOAD, "model": {"name": "mlp", "hiden": [1]}}]},
                 "model 'mlp': unknown parameter 'hiden'; allowed: hidden",
             ),
-            ({"workloads": [{**WORKLOAD, "dataset": "cifar"}]}, "unknown data set 'cifar'; known: "),
+            ({"workloads": [{**WORKLOAD, "dataset": "imagenet"}]}, "unknown data set 'imagenet'; known: "),
             (
                 {"workloads": [{**WORKLOAD, "model": "fcn-r"}]},
                 r"model 'fcn-r' and data set 'digits' do not fit: .*\(1, 28, 28\).*\(1, 8, 8\)",
