@@ -18,6 +18,27 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
+def start(
+    command: Sequence[str], environment: Mapping[str, str], output: IO[bytes]
+) -> subprocess.Popen[bytes]:
+    """Starts a launch, which ends when this process dies; whoever leaves it early calls `end`.
+
+    Args:
+        command: of a launcher.
+        environment: all of it.
+        output: a real file for what it and the workers print.
+    """
+    return subprocess.Popen(
+        command,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,  # Ctrl-C reaches this process alone, which then ends the launch in order
+        preexec_fn=_end_with_parent,
+    )
+
+
 def run_to_end(
     command: Sequence[str], environment: Mapping[str, str], output: IO[bytes], limit_s: float
 ) -> int | None:
@@ -29,22 +50,14 @@ def run_to_end(
         output: a real file for what it and the workers print.
         limit_s: seconds after which it is ended with all that it started, as on Ctrl-C.
     """
-    process = subprocess.Popen(
-        command,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,  # Ctrl-C reaches this process alone, which then ends the launch in order
-        preexec_fn=_end_with_parent,
-    )
+    process = start(command, environment, output)
     try:
         return process.wait(limit_s)
     except subprocess.TimeoutExpired:
-        _end(process)
+        end(process)
         return None
     except BaseException:
-        _end(process)
+        end(process)
         raise
 
 
@@ -54,15 +67,15 @@ def _end_with_parent() -> None:
         _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
-def die_with_parent() -> None:
-    """In a worker: has the kernel end it when the launcher that started it dies."""
+def die_with_parent(exit_code: int = 1) -> None:
+    """In a worker: has the kernel end it when the launcher dies; exits with `exit_code` if it has already."""
     if _LIBC is not None:
         _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() == 1:  # it died before
-            sys.exit(1)
+            sys.exit(exit_code)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def end(process: subprocess.Popen[bytes]) -> None:
     """Ends a launch and everything it started, first by asking."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         try:

@@ -17,7 +17,7 @@ from typing import Any
 
 from scaling import conformance
 from scaling.aggregators.base import Aggregator
-from scaling.aggregators.host import one_thread
+from scaling.aggregators.host import threads
 from scaling.aggregators.registry import REGISTRY, create
 from scaling.aggregators.scheduled import Scheduled
 from scaling.collectives.catalogue import CATALOGUE
@@ -181,7 +181,7 @@ def examine(subject: Subject, world_sizes: Sequence[int], say: Say = lambda _: N
     examination = Examination(subject.name, world_sizes, say)
     failure = None
     try:
-        with one_thread():  # ranks are threads already
+        with threads(1):  # ranks are threads already
             subject.check(examination)
     except StudyError:
         raise

@@ -8,10 +8,8 @@ the launch was given up because a rank did not leave a failed cell in order: sta
 from __future__ import annotations
 
 import argparse
-import ctypes
 import os
 import platform
-import signal
 import sys
 import traceback
 from contextlib import ExitStack
@@ -20,6 +18,7 @@ from pathlib import Path
 
 import torch
 
+from launchers.processes import die_with_parent
 from launchers.rank_info import LAUNCHER_VARIABLE, RankError, RankInfo
 from scaling.errors import LaunchError, ScalingError
 from scaling.store import ResultsFolder, RunRecord
@@ -38,7 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Runs this process's part of a study; returns the exit code."""
     options = _parse(arguments)
     if os.environ.get(LAUNCHER_VARIABLE) == "local":
-        _die_with_parent()
+        die_with_parent(EXIT_GIVEN_UP)
     try:
         info = RankInfo.from_env(os.environ)
     except RankError as error:
@@ -90,15 +89,6 @@ def _usage_error(message: str) -> int:
 def _say(info: RankInfo, message: str) -> None:
     if info.rank == 0:
         print(message, file=sys.stderr, flush=True)
-
-
-def _die_with_parent() -> None:
-    """Has the kernel end this process when the launcher that started it dies: no worker is left behind."""
-    if sys.platform == "linux":
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() == 1:  # it died before
-            sys.exit(EXIT_GIVEN_UP)
 
 
 def _choose_launch(

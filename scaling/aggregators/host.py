@@ -50,10 +50,10 @@ and one for the sums in each slot."""
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
-    """Inside, torch computes on the CPU with one thread: what is serial in the systems is serial here."""
+def threads(count: int) -> Iterator[None]:
+    """Inside, torch computes on the CPU with that many threads: what is serial in a system is serial here."""
     before = torch.get_num_threads()
-    torch.set_num_threads(1)
+    torch.set_num_threads(count)
     try:
         yield
     finally:
@@ -107,7 +107,7 @@ class HostSerial(Aggregator[HostState]):
 
     def aggregate(self, state: HostState, gradient: Tensor, phase: PhaseMarker = unmarked) -> Tensor | None:
         """Returns the mean in host memory on rank 0, None elsewhere."""
-        with one_thread():
+        with threads(1):
             state.execution.run(gradient, None, phase)
         return state.execution.sums if state.group.rank == 0 else None
 

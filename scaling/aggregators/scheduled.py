@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from scaling.aggregators.base import Aggregator, AggregatorState, PhaseMarker, Span, unmarked
-from scaling.aggregators.prediction import stepped_by_owners
+from scaling.aggregators.prediction import sent_elements, stepped_by_owners
 from scaling.bucket import BucketLayout
 from scaling.collectives import plan
 from scaling.collectives.catalogue import schedule
@@ -49,8 +49,7 @@ class ScheduledState(AggregatorState):
 
     @property
     def notes(self) -> list[str]:
-        captured = ", captured in a CUDA graph" if self.reduction.captured else ""
-        return [f"transport: {self.reduction.transport}{captured}"] if self.group.world_size > 1 else []
+        return [self.reduction.note] if self.group.world_size > 1 else []
 
 
 @dataclass(frozen=True)
@@ -130,10 +129,7 @@ class Scheduled(Aggregator[ScheduledState]):
     @final
     def wire_bytes(self, layout: BucketLayout, world_size: int, rank: int, itemsize: int) -> int:
         """The schedule's."""
-        schedule = self.schedule(world_size, layout)
-        bounds = schedule.bounds(layout.num_elements)
-        sent = (t for step in schedule.steps for t in step if t.source == rank)
-        return itemsize * sum(bounds[t.stop] - bounds[t.start] for t in sent)
+        return itemsize * sent_elements(self.schedule(world_size, layout), layout.num_elements, rank)
 
 
 def _spans(schedule: Schedule, owners: tuple[int, ...], rank: int, num_elements: int) -> list[Span]:

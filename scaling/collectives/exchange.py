@@ -76,6 +76,11 @@ class Exchange:
         if self.captured:
             self._capture()
 
+    @property
+    def note(self) -> str:
+        """What was decided, for the record of a run."""
+        return f"transport: {self.transport}{', captured in a CUDA graph' if self.captured else ''}"
+
     def run(self, tensor: Tensor) -> Tensor:
         """The schedule on `tensor`; the result is in `buffer` if there is one, else in `tensor`."""
         if self.buffer is None:

@@ -13,7 +13,6 @@ from typing import Literal
 from scaling.collectives.local_work import Task, together_s
 from scaling.collectives.placement import Place
 from scaling.collectives.schedule import Schedule
-from scaling.collectives.sharded_owners import assign_owners
 from scaling.collectives.simulate import Simulation, simulate
 from scaling.errors import ScheduleError
 from topologies.model import Topology
@@ -77,7 +76,7 @@ class Update:
         bytes_per_element: of a parameter.
         bytes_moved: read and written for each byte of parameters.
         num_threads: of a host; a rank without a GPU has one core.
-        owner_elements: of site "owner", the elements of each rank (`owner_elements`).
+        owner_elements: of site "owner", the elements of each rank.
     """
 
     site: Site
@@ -94,14 +93,6 @@ class Update:
 
 
 Stage = Exchange | Codec | Update
-
-
-def owner_elements(tensor_elements: Sequence[int], world_size: int) -> tuple[int, ...]:
-    """What each rank owns if tensors have owners as in `sharded_owners`."""
-    owned = [0] * world_size
-    for owner, elements in zip(assign_owners(tensor_elements, world_size), tensor_elements, strict=True):
-        owned[owner] += elements
-    return tuple(owned)
 
 
 @dataclass(frozen=True)

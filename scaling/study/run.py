@@ -7,11 +7,8 @@ failed.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from launchers import local
+from launchers import local, processes
 from scaling.store import ResultsFolder
 from scaling.study.cells import ResolvedStudy
 from scaling.study.launches import Launch, remaining_launches
@@ -28,12 +25,7 @@ POLL_S = 0.25
 TELL_EVERY_S = 3.0
 """How often the folder is read for the progress: seldom, since on a CPU that takes time from the workers."""
 
-GRACE_S = 10.0
-"""What a launch has between the request to end and the end by force."""
-
 LOG_LINES_SHOWN = 15
-
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 class Progress(Protocol):
@@ -116,15 +108,7 @@ def _start_and_watch(
         launch.settings.world_size, launch.settings.threads, "scaling.worker", command.arguments()
     )
     with log.open("wb") as file, _ended_on_signals():
-        process = subprocess.Popen(
-            local.command(spec),
-            env={**os.environ, **local.environment(spec)},
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C reaches this process alone, which then ends the launch in order
-            preexec_fn=_die_with_parent,
-        )
+        process = processes.start(local.command(spec), {**os.environ, **local.environment(spec)}, file)
         try:
             told = 0.0
             while (code := process.poll()) is None:
@@ -134,20 +118,11 @@ def _start_and_watch(
                 time.sleep(POLL_S)
         except BaseException:
             progress.say("stopping the workers; what is finished is kept")
-            _end(process)
+            processes.end(process)
             _reset_left_over(folder)
             raise
     _tell(folder, launch, progress)
     return code
-
-
-_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
-
-
-def _die_with_parent() -> None:
-    """In the child: has the kernel end the launch when this process dies without a chance to do it."""
-    if _LIBC is not None:
-        _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
 def _tell(folder: ResultsFolder, launch: Launch, progress: Progress) -> None:
@@ -159,19 +134,6 @@ def _tell(folder: ResultsFolder, launch: Launch, progress: Progress) -> None:
         cell = running[0].cell
         current += f": {cell['kind']} {cell['model_label']}, {cell['aggregator_label']}"
     progress.update(sum(record.state in ("done", "failed") for record in records), len(records), current)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ends a launch and everything it started, first by asking."""
-    for number, patience_s in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, GRACE_S)):
-        try:
-            os.killpg(process.pid, number)
-            process.wait(patience_s)
-        except ProcessLookupError:
-            break
-        except subprocess.TimeoutExpired:
-            continue
-    process.poll()
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from scaling.aggregators.base import (
     Span,
     unmarked,
 )
-from scaling.aggregators.host import one_thread
+from scaling.aggregators.host import threads
 from scaling.training.replica import Replica
 
 S = TypeVar("S", bound=AggregatorState)
@@ -141,7 +141,7 @@ class HostUpdate(Update):
         self._group.barrier()
 
     def apply(self, mean: Tensor | None, phase: PhaseMarker = unmarked) -> None:
-        with phase("update"), one_thread() if self._num_threads else nullcontext():
+        with phase("update"), threads(1) if self._num_threads else nullcontext():
             self._owned.step(mean)
         with phase("wait"):  # for the ranks that step
             self._group.barrier()

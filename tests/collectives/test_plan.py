@@ -7,7 +7,6 @@ from scaling.collectives.plan import (
     Codec,
     Exchange,
     Update,
-    owner_elements,
     simulate_plan,
 )
 from scaling.collectives.ring import ring
@@ -118,9 +117,6 @@ class TestUpdates:
 
     def test_owners_take_what_the_largest_share_takes(self):
         assert seconds(Update("owner", 10, owner_elements=(5, 2, 2, 1))) == 2
-
-    def test_owners_are_those_of_the_sharded_schedule(self):
-        assert owner_elements([3, 10, 4, 2], 2) == (10, 9)
 
     def test_owners_have_to_be_given(self):
         with pytest.raises(ScheduleError, match="0 owners' elements for 4 ranks"):

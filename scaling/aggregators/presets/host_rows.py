@@ -9,26 +9,12 @@ What a system does whose parameters live on the CPU: nothing is cut and nothing 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch
 from torch import Tensor
 
 from scaling.aggregators.base import PhaseMarker, Span
 from scaling.bucket import BucketLayout
 from scaling.process_group import Group, HostCounters
-
-
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    """Inside, torch computes on the CPU with that many threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def tensor_spans(layout: BucketLayout) -> list[Span]:

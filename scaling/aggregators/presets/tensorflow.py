@@ -38,8 +38,9 @@ import torch
 from torch import Tensor
 
 from scaling.aggregators.base import Aggregator, AggregatorState, PhaseMarker, unmarked
+from scaling.aggregators.host import threads
 from scaling.aggregators.prediction import rows_to_host, stepped_on_host
-from scaling.aggregators.presets.host_rows import HostRows, threads
+from scaling.aggregators.presets.host_rows import HostRows
 from scaling.aggregators.scheduled import Scheduled
 from scaling.bucket import BucketLayout
 from scaling.collectives.parts import Part, of_parts

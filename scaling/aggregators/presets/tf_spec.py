@@ -100,7 +100,7 @@ class TfSpecState(AggregatorState):
         between = [one.tier.algorithm for one in self.tiers if "/" in one.tier.algorithm and one.spans]
         notes = [f"tensors: {counts}"]
         notes += [f"{name}: all ranks count as one node's" for name in between]
-        return notes + ([f"transport: {self.exchange.transport}"] if self.exchange else [])
+        return notes + ([self.exchange.note] if self.exchange else [])
 
 
 def _valid(spec: str) -> str:
