@@ -4,12 +4,12 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: study test lint install clean
+.PHONY: study test lint install horovod clean
 
 study: $(VENV)/.installed
 	$(BIN)/scaling run quickstart
 
-test: $(VENV)/.installed-test
+test: $(VENV)/.installed-test $(VENV)/.installed-launchers
 	$(BIN)/python -m pytest
 
 lint: $(VENV)/.installed-test
@@ -18,6 +18,10 @@ lint: $(VENV)/.installed-test
 	$(BIN)/mypy
 
 install: $(VENV)/.installed
+
+# Horovod beside this torch: built once a version of torch and Python, then taken from the user's cache.
+horovod: $(VENV)/.installed
+	launchers/build_horovod.sh $(BIN)/python
 
 # torch first and alone, at the pinned version: see constraints.txt.
 $(VENV)/.installed: setup.cfg pyproject.toml constraints.txt
@@ -28,6 +32,14 @@ $(VENV)/.installed: setup.cfg pyproject.toml constraints.txt
 
 $(VENV)/.installed-test: $(VENV)/.installed
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt --editable '.[test]'
+	touch $@
+
+# What the tests of MPI and Horovod start. MPICH has a prefix of its own: its mpiexec has the name of Open MPI's. What
+# cannot be had here is said now, and its tests say that they are skipped.
+$(VENV)/.installed-launchers: $(VENV)/.installed-test launchers/build_horovod.sh launchers/horovod_toolchain.cmake
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --ignore-installed --prefix $(VENV)/mpich mpich \
+	  || echo "MPICH cannot be installed: its tests will be skipped" >&2
+	launchers/build_horovod.sh $(BIN)/python || echo "Horovod cannot be built: its tests will be skipped" >&2
 	touch $@
 
 # Debian's python3 has no ensurepip; its package python3-venv brings it.

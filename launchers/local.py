@@ -48,6 +48,15 @@ def command(spec: LaunchSpec, python: str = sys.executable) -> list[str]:
     ]
 
 
+def before_start() -> None:
+    """Nothing is to be waited for: each launch takes a free port."""
+
+
+def why_not_started(log: str) -> str | None:
+    """None: a launch on this host that began nothing is tried once more."""
+    return None
+
+
 def environment(spec: LaunchSpec) -> dict[str, str]:
     """The variables that the launch adds to the environment, which is passed through whole."""
     return {

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from launchers.slurm_variables import rendezvous, task_counts
+
 FIELDS = ("rank", "local_rank", "world_size", "local_world_size")
 
 TABLES: dict[str, dict[str, str]] = {
@@ -14,8 +16,36 @@ TABLES: dict[str, dict[str, str]] = {
         "world_size": "WORLD_SIZE",
         "local_world_size": "LOCAL_WORLD_SIZE",
     },
+    "horovodrun": {
+        "rank": "HOROVOD_RANK",
+        "local_rank": "HOROVOD_LOCAL_RANK",
+        "world_size": "HOROVOD_SIZE",
+        "local_world_size": "HOROVOD_LOCAL_SIZE",
+    },
+    "openmpi": {
+        "rank": "OMPI_COMM_WORLD_RANK",
+        "local_rank": "OMPI_COMM_WORLD_LOCAL_RANK",
+        "world_size": "OMPI_COMM_WORLD_SIZE",
+        "local_world_size": "OMPI_COMM_WORLD_LOCAL_SIZE",
+    },
+    "mpich": {
+        "rank": "PMI_RANK",
+        "local_rank": "MPI_LOCALRANKID",
+        "world_size": "PMI_SIZE",
+        "local_world_size": "MPI_LOCALNRANKS",
+    },
+    "srun": {
+        "rank": "SLURM_PROCID",
+        "local_rank": "SLURM_LOCALID",
+        "world_size": "SLURM_NTASKS",
+        "local_world_size": "SLURM_STEP_TASKS_PER_NODE",
+    },
 }
-"""launcher -> field -> environment variable."""
+"""launcher -> field -> environment variable. In this order: torchrun may run under any of the others."""
+
+SIGNS = {"mpich": "MPI_LOCALRANKID", "srun": "SLURM_STEP_TASKS_PER_NODE"}
+"""launcher -> the variable that says it was this one: Slurm's `srun --mpi=pmi2` sets some of MPICH's, and a
+batch script, which is no task of srun's, has most of a task's variables."""
 
 LAUNCHER_VARIABLE = "SCALING_LAUNCHER"
 """Set by a launcher of ours that builds on one of the tables, so that runs record its name."""
@@ -37,6 +67,7 @@ class RankInfo:
         launcher: who started it, for the record.
         job_id: the launcher's own number for the job, if it has one.
         variables: field -> the variable that gave the value.
+        table: which of TABLES that is; `launcher` may be a name of ours.
     """
 
     rank: int
@@ -46,6 +77,7 @@ class RankInfo:
     launcher: str
     job_id: str | None = None
     variables: Mapping[str, str] = field(default_factory=dict)
+    table: str = ""
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str]) -> RankInfo:
@@ -57,23 +89,39 @@ class RankInfo:
         """
         for launcher, table in TABLES.items():
             present = [variable for variable in table.values() if variable in environ]
-            if not present:
+            if not present or SIGNS.get(launcher, present[0]) not in environ:
                 continue
             missing = [variable for variable in table.values() if variable not in environ]
             if missing:
                 raise RankError(f"{launcher} set {', '.join(present)}, but {', '.join(missing)} is missing")
-            values = {name: _number(environ, variable) for name, variable in table.items()}
+            values = _values(launcher, environ)
             if not (
                 values["rank"] < values["world_size"] and values["local_rank"] < values["local_world_size"]
             ):
                 raise RankError(f"{launcher}'s variables contradict one another: {values}")
             name = environ.get(LAUNCHER_VARIABLE, launcher)
-            return cls(**values, launcher=name, job_id=environ.get("SLURM_JOB_ID") or None, variables=table)
+            job_id = environ.get("SLURM_JOB_ID") or None
+            return cls(**values, launcher=name, job_id=job_id, variables=table, table=launcher)
         looked_at = "; ".join(f"{name}: {', '.join(table.values())}" for name, table in TABLES.items())
         raise RankError(
             f"no launcher's variables are set (looked for {looked_at}); start workers with "
             "`torchrun --nproc-per-node=N -m scaling.worker STUDY`, or use `scaling run STUDY`"
         )
+
+    def meeting_variables(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """The variables by which torch.distributed's ranks meet, where the launcher sets none: srun.
+
+        Raises:
+            RankError: they cannot be told from Slurm's.
+        """
+        if self.table != "srun":
+            return {}
+        try:
+            host, port = rendezvous(environ)
+        except ValueError as error:
+            raise RankError(f"where do the workers meet? {error}; set MASTER_ADDR and MASTER_PORT") from None
+        own = {"RANK": str(self.rank), "WORLD_SIZE": str(self.world_size)}
+        return {**own, "MASTER_ADDR": host, "MASTER_PORT": str(port)}
 
     def describe(self) -> str:
         """`rank 1 of 4 (RANK, WORLD_SIZE; local rank 1 of 4), started by torchrun`."""
@@ -83,6 +131,29 @@ class RankInfo:
             f"local rank {self.local_rank} ({self.variables['local_rank']}) of {self.local_world_size}, "
             f"started by {self.launcher}"
         )
+
+
+def _values(launcher: str, environ: Mapping[str, str]) -> dict[str, int]:
+    table = TABLES[launcher]
+    if launcher != "srun":
+        return {name: _number(environ, variable) for name, variable in table.items()}
+    plain = {name: _number(environ, table[name]) for name in FIELDS if name != "local_world_size"}
+    text = environ[table["local_world_size"]]
+    try:
+        counts = task_counts(text)
+    except ValueError as error:
+        raise RankError(f"{table['local_world_size']}: {error}") from None
+    if len(set(counts)) != 1:
+        raise RankError(
+            f"srun put {text} tasks on the nodes (SLURM_STEP_TASKS_PER_NODE); every node must have as many "
+            "workers: give srun --ntasks-per-node"
+        )
+    if plain["rank"] % counts[0] != plain["local_rank"]:
+        raise RankError(
+            f"task {plain['rank']} is number {plain['local_rank']} of {counts[0]} on its node: ranks of a "
+            "node must follow one another; give srun --distribution=block"
+        )
+    return {**plain, "local_world_size": counts[0]}
 
 
 def _number(environ: Mapping[str, str], variable: str) -> int:

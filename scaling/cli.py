@@ -14,11 +14,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from scaling import __version__
+from scaling.cli_submit import submit
 from scaling.cli_topology import topology
 from scaling.errors import ScalingError, StudyError
 from topologies.errors import TopologyError
 
 if TYPE_CHECKING:
+    from scaling.report.write import Report
+    from scaling.store import RunRecord
     from scaling.study.cells import ResolvedStudy
 
 app = typer.Typer(
@@ -31,6 +34,7 @@ app = typer.Typer(
 )
 
 app.add_typer(topology)
+app.command(epilog="Example: scaling submit mnist --partition gpu --gpus-per-node 4 --dry-run")(submit)
 
 StudyArgument = Annotated[str, typer.Argument(help="A study file, or the name of a shipped study.")]
 Overrides = Annotated[
@@ -106,39 +110,62 @@ def run(
     overrides: Overrides = None,
     out: Out = None,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Run failed cells again.")] = False,
+    launcher: Annotated[
+        str,
+        typer.Option(help="What starts workers: local, or slurm-torchrun or slurm-srun inside a Slurm job."),
+    ] = "local",
+    workers_per_node: Annotated[
+        int | None, typer.Option(min=1, help="In a Slurm job: at most so many a node (default: its GPUs).")
+    ] = None,
+    world_size: Annotated[
+        int | None,
+        typer.Option(min=1, help="Run this size alone, beside others that run the rest; no report."),
+    ] = None,
 ) -> None:
     """Run a study, or go on with one: finished cells are skipped. Ends with the report."""
     from scaling.store import ResultsFolder
     from scaling.study.cells import resolve
+    from scaling.study.libraries import check_libraries
     from scaling.study.overrides import load_study
     from scaling.study.prepare import prepare, this_machine
     from scaling.study.progress import progress_for
     from scaling.study.run import RunCommand, run_study
     from scaling.study.run import retry_failed as reset_failed
+    from scaling.study.scope import scope_for
 
     loaded = load_study(study, overrides or [])
-    resolved = resolve(loaded, this_machine())
+    scope = scope_for(launcher, workers_per_node, world_size, os.environ)
+    resolved = resolve(loaded, this_machine(scope.num_nodes))
+    scope.require_cells(resolved)
+    check_libraries(resolved, by_mpi=False)
     folder = ResultsFolder(out or Path("results") / loaded.name)
     for note in resolved.notes:
         _note(note)
-    with folder.lock():
+    with scope.lock(folder):
         prepare(folder, loaded, resolved)
         if retry_failed:
-            _note(f"{reset_failed(folder)} failed runs are tried again")
+            _note(f"{reset_failed(folder, scope)} failed runs are tried again")
         try:
             with progress_for(sys.stderr) as progress:
-                run_study(folder, resolved, RunCommand(study, overrides or [], folder.path), progress)
+                run_study(folder, resolved, RunCommand(study, overrides or [], folder.path), progress, scope)
         except KeyboardInterrupt:
             _note(f"stopped; the same command goes on from here, `scaling status {folder.path}` shows where")
             raise typer.Exit(130) from None
-        page = _write_report(folder.path)
-    _show(folder.path)
-    _note(f"report: {page}")
-    failed = [record for record in folder.runs() if record.state == "failed"]
+        made = _write_report(folder.path) if world_size is None else None
+    if made is not None:
+        _show(made)
+        _note(f"report: {made.page}")
+    _name_failures([record for record in scope.records(folder) if record.state == "failed"])
+
+
+def _name_failures(failed: list[RunRecord]) -> None:
+    """Says what has failed, and ends with exit code 1 if anything has."""
+    from scaling.study.transfer import short_label
+
     for record in failed:
         cell = record.cell
         _note(
-            f"failed: {cell['aggregator_label']}, {cell['world_size']} workers, "
+            f"failed: {short_label(cell)}, {cell['world_size']} workers, "
             f"repeat {record.repeat}: {record.reason}"
         )
     if failed:
@@ -146,31 +173,33 @@ def run(
         raise typer.Exit(1)
 
 
-def _write_report(path: Path) -> Path:
+def _write_report(path: Path) -> Report:
     from scaling.report import write_report
     from scaling.store import ResultsFolder
 
     return write_report(ResultsFolder(path).require())
 
 
-def _show(path: Path) -> None:
-    """Prints the summary's tables."""
+def _show(made: Report) -> None:
+    """Prints the summary's tables and how the wall time divided."""
     from rich.console import Console
 
-    from scaling.report import summary_table
     from scaling.report.terminal import render_tables
-    from scaling.store import ResultsFolder
+    from scaling.report.transfer_tables import render_transfers
 
     console = Console(soft_wrap=True)
-    for table in render_tables(summary_table(ResultsFolder(path))):
+    for table in [*render_tables(made.table), *render_transfers(made.transfers)]:
         console.print(table)
         console.print()
+    if made.times is not None:
+        console.print(made.times.line(), highlight=False)
 
 
 @app.command(epilog="Example: scaling report results/mnist")
-def report(directory: Folder) -> None:
-    """Make summary.csv, the figures and report.html from the raw samples; needs no torch."""
-    typer.echo(_write_report(directory))
+def report(directory: Folder, as_json: AsJson = False) -> None:
+    """Make summary.csv, budget.csv, the figures and report.html from the raw samples; needs no torch."""
+    made = _write_report(directory)
+    typer.echo(json.dumps(made.as_dict(), indent=1) if as_json else made.page)
 
 
 @app.command(epilog="Example: scaling status results/mnist --json")
@@ -186,7 +215,8 @@ def status(directory: Folder, as_json: AsJson = False) -> None:
     for row in rows:
         states = ", ".join(row["states"])
         reason = f"  {row['reason']}" if row["reason"] else ""
-        typer.echo(f"{row['kind']:11} {row['world_size']:3} x {row['aggregator']:14} {states}{reason}")
+        name = row["aggregator"] or ""
+        typer.echo(f"{row['kind']:11} {row['world_size']:3} x {name:14} {states}{reason}")
 
 
 @app.command("verify", epilog="Example: scaling verify my_aggregators:ScaledAllReduce")

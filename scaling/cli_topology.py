@@ -104,8 +104,11 @@ def probe(
         float, typer.Option("--seconds", help="For measuring; starting the workers comes on top.")
     ] = 60.0,
 ) -> None:
-    """Measure this machine's links, memories and collectives, and write it down as a machine file."""
-    from scaling.measure.probe_run import measure, result_of, spec_for, this_machine
+    """Measure this machine's links, memories and collectives, and write it down as a machine file.
+
+    With --out, drivers, versions and settings go to <name>.environment.json beside it.
+    """
+    from scaling.measure.probe_run import machine_of, measure, spec_for, this_machine
     from topologies.detect import read_facts
 
     if out is not None and samples is None:
@@ -120,7 +123,9 @@ def probe(
         raise typer.Exit(130) from None
     if samples is not None:  # first of all: the rest can be made of them again
         _write("samples", samples, measured.samples_text(as_json=samples.suffix == ".json"))
-    result = result_of(measured, read_facts())
+    if out is not None:
+        _write("environment", out.with_suffix(".environment.json"), measured.environment_text())
+    result = machine_of(measured, read_facts())
     for line in [*result.table, *result.notes, *measured.failures]:
         _note(line)
     if out is not None:

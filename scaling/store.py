@@ -3,8 +3,9 @@
     <folder>/
       study.yaml  environment.json  topology.yaml       written before the first step
       runs/<cell>/<repeat>/rank<r>.jsonl  run.json       raw samples of every rank; state and summary
-      launches/<number>.log                              what the workers of a launch printed
+      launches/<number>.log  <number>.json               what a launch's workers printed; where its time went
       summary.csv  report.html  figures/                 made from the above, at any time again
+      transfers.csv  probed.yaml                         likewise, where there are transfer cells
 
 Every file is replaced in one piece (written beside, synced, renamed) or appended to by one process. Raw
 samples are never edited; those of a run that was cut off move to `runs/<cell>/<repeat>/attempt-<n>/`.
@@ -234,14 +235,55 @@ class ResultsFolder:
 
     def next_log_path(self) -> Path:
         """A new file for what the workers of a launch print."""
+        return self.path / "launches" / f"{self._free_launch_number('.log'):03d}.log"
+
+    # -- launches --------------------------------------------------------------------------------------------
+
+    def launches(self) -> Path:
+        """The folder of what launches leave behind, which is made: libraries may write there too."""
         folder = self.path / "launches"
         with _writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
-        numbers = [int(path.stem) for path in folder.glob("*.log") if path.stem.isdecimal()]
-        return folder / f"{max(numbers, default=0) + 1:03d}.log"
+        return folder
+
+    def write_launch_times(self, times: Mapping[str, Any], number: int | None = None) -> Path:
+        """Writes where a launch's wall time went, in seconds; returns the path.
+
+        Args:
+            times: world_size, repeat, settings, start_up_s, total_s, and cells: a list of cell_id, setup_s,
+                warmup_s, unsplit_s, split_s, other_s.
+            number: that of the launch's log; None: the next one that is free.
+        """
+        if number is None:
+            number = self._free_launch_number(".json")
+        text = json.dumps(_finite(times), indent=1) + "\n"
+        return self._write(f"launches/{number:03d}.json", text)
+
+    def launch_times(self) -> list[dict[str, Any]]:
+        """What `write_launch_times` wrote of every launch, by number.
+
+        Raises:
+            StoreError: a file is damaged.
+        """
+        files = [path for path in self.path.glob("launches/*.json") if path.stem.isdecimal()]
+        files.sort(key=lambda path: int(path.stem))
+        return [self._read_mapping(f"launches/{path.name}", json.loads) for path in files]
+
+    def _free_launch_number(self, suffix: str) -> int:
+        """A number that is taken with it: launches of several world sizes may work at the same time."""
+        folder, number = self.path / "launches", 1
+        with _writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            while True:
+                try:
+                    (folder / f"{number:03d}{suffix}").touch(exist_ok=False)
+                except FileExistsError:
+                    number += 1
+                else:
+                    return number
 
     @contextmanager
-    def lock(self, part: str = "", *, shared: bool = False) -> Iterator[None]:
+    def lock(self, part: str = "", *, shared: bool = False, wait: bool = False) -> Iterator[None]:
         """Keeps others away from the folder.
 
         `scaling run` holds it alone; launches started by hand share it, and each holds its world size's part.
@@ -249,6 +291,7 @@ class ResultsFolder:
         Args:
             part: what of the folder, as a suffix; "" is the whole.
             shared: with others that share it.
+            wait: until it is free.
 
         Raises:
             StoreError: somebody else holds it.
@@ -259,7 +302,8 @@ class ResultsFolder:
             file = path.open("w")
         with file:
             try:
-                fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+                kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+                fcntl.flock(file, kind if wait else kind | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise StoreError(
                     f"another `scaling run` or launch works in {self.path}; wait for it, or use another --out"

@@ -259,6 +259,9 @@ def _aggregator(aggregator: Aggregator[Any], examination: Examination) -> None:
             examination,
             aggregator.min_world_size,
         )
+    if aggregator.library is not None:
+        examination.checked.append(f"not the contract: {_needs_processes(aggregator.library)}")
+        return
     allowed = [size for size in conformance.WORLD_SIZES if size >= aggregator.min_world_size]
     sizes = [size for size in allowed if size in examination.world_sizes]
     if sizes:
@@ -268,6 +271,10 @@ def _aggregator(aggregator: Aggregator[Any], examination: Examination) -> None:
     if not examination.checked:
         raise StudyError(f"{examination.name}: nothing but {unchecked}; name one of these in --world-sizes")
     examination.checked.append(f"not {unchecked}")
+
+
+def _needs_processes(library: str) -> str:
+    return f"its messages are carried by {library}, which takes processes, and ranks are threads here"
 
 
 def _contract(aggregator: Aggregator[Any], sizes: Sequence[int], examination: Examination) -> None:

@@ -2,7 +2,8 @@
 
 It runs the cells whose world size is its own, one repeat a launch, and leaves the rest planned. Exit codes: 0
 when its cells were worked through, 1 when one of them failed, 2 for bad input or if no cell matches, 75 when
-the launch was given up because a rank did not leave a failed cell in order: start it again for what is left.
+the launch was given up because a rank did not leave a failed cell in order: start it again for what is left,
+and 130 when SIGTERM or SIGUSR1 stopped it: the run that was cut off is planned again.
 """
 
 from __future__ import annotations
@@ -15,15 +16,22 @@ import traceback
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from launchers.mpi import started_by_mpi
 from launchers.processes import die_with_parent
 from launchers.rank_info import LAUNCHER_VARIABLE, RankError, RankInfo
 from scaling.errors import LaunchError, ScalingError
+from scaling.orderly_stop import RECORDING, close_runs, closing_on_signals
+from scaling.startup import Beside
+from scaling.startup.address import own_address
 from scaling.store import ResultsFolder, RunRecord
-from scaling.study.cells import Cell, resolve
+from scaling.study.cells import AnyCell, resolve
+from scaling.study.launch_times import LaunchTimes
 from scaling.study.launches import Launch, remaining_launches
+from scaling.study.libraries import check_libraries
 from scaling.study.overrides import load_study
 from scaling.study.prepare import prepare, this_machine
 from scaling.study.run_cell import CellRunner, RankSummary
@@ -32,26 +40,37 @@ from topologies.detect import num_usable_cores
 
 EXIT_GIVEN_UP = 75  # EX_TEMPFAIL of sysexits.h: try again
 
+STARTED_BY_TORCHRUN = ("local", "slurm-torchrun")
+"""Launchers of `scaling run` whose workers are torchrun's: killing it alone would leave them behind."""
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs this process's part of a study; returns the exit code."""
     options = _parse(arguments)
-    if os.environ.get(LAUNCHER_VARIABLE) == "local":
+    if os.environ.get(LAUNCHER_VARIABLE) in STARTED_BY_TORCHRUN:
         die_with_parent(EXIT_GIVEN_UP)
     try:
         info = RankInfo.from_env(os.environ)
-    except RankError as error:
+        _require_world_size(info, options.world_size)
+        os.environ.update(info.meeting_variables(os.environ))
+        beside = Beside(info)
+    except (RankError, LaunchError) as error:
         return _usage_error(str(error))
     try:
-        workers = Workers(info)
+        workers = Workers(info, beside.share(), own_address(info, os.environ))
     except LaunchError as error:
+        beside.end_all(2)
         return _usage_error(str(error))
+    beside.offer(workers)
     _say(info, info.describe())
     with ExitStack() as locks:
-        return _lead(options, workers, locks)
+        code = _lead(options, workers, locks, beside)
+    if not workers.closed:
+        beside.end_all(code)
+    return code
 
 
-def _lead(options: argparse.Namespace, workers: Workers, locks: ExitStack) -> int:
+def _lead(options: argparse.Namespace, workers: Workers, locks: ExitStack, beside: Beside) -> int:
     """Rank 0 chooses the launch and locks the folder; all work through it."""
     info = workers.info
     folder, launch, problem = None, None, None
@@ -70,7 +89,11 @@ def _lead(options: argparse.Namespace, workers: Workers, locks: ExitStack) -> in
         _say(info, f"every cell of world size {info.world_size} is done or failed")
         return 0
     assert path is not None
-    return _work(workers, ResultsFolder(path), launch)
+    results = ResultsFolder(path)
+    if _led_by_scaling_run():
+        return _work(workers, results, launch, beside)
+    with closing_on_signals(lambda: close_runs(results, info.rank, info.world_size)):
+        return _work(workers, results, launch, beside)
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -78,7 +101,14 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("study", help="a study file or the name of a shipped study")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="as in `scaling run`")
     parser.add_argument("--out", type=Path, help="results folder (default: results/<name>)")
+    parser.add_argument("--world-size", type=int, help="number of workers there must be (default: any)")
     return parser.parse_intermixed_args(arguments)
+
+
+def _require_world_size(info: RankInfo, wanted: int | None) -> None:
+    """On every rank: a launcher that starts fewer workers than it was asked for may say nothing of it."""
+    if wanted is not None and info.world_size != wanted:
+        raise LaunchError(f"{wanted} workers were asked for, but the launcher says {info.describe()}")
 
 
 def _usage_error(message: str) -> int:
@@ -96,12 +126,15 @@ def _choose_launch(
 ) -> tuple[ResultsFolder, Launch | None]:
     """The folder, ready and locked, and the first launch left for this world size."""
     study = load_study(options.study, options.overrides)
-    resolved = resolve(study, this_machine(info.world_size // info.local_world_size))
+    # A batch job may have more nodes than this launch: its larger sizes are part of the study all the same.
+    num_nodes = max(_num_nodes(info), int(os.environ.get("SLURM_JOB_NUM_NODES") or 1))
+    resolved = resolve(study, this_machine(num_nodes))
     sizes = sorted({cell.world_size for cell in resolved.cells.values()})
     if info.world_size not in sizes:
         raise LaunchError(f"study {study.name!r} has no cell of world size {info.world_size}; it has {sizes}")
+    check_libraries(resolved, by_mpi=started_by_mpi(info, os.environ))
     folder = ResultsFolder(options.out or Path("results") / study.name)
-    if info.launcher != "local":  # else `scaling run` holds the lock
+    if not _led_by_scaling_run():  # else it holds the lock
         locks.enter_context(folder.lock(shared=True))
         locks.enter_context(folder.lock(f".{info.world_size}"))
     prepare(folder, study, resolved)
@@ -116,6 +149,11 @@ def _choose_launch(
     return folder, own[0]
 
 
+def _led_by_scaling_run() -> bool:
+    """Whether `scaling run` started this worker: it holds the lock then, and judges what is cut off."""
+    return LAUNCHER_VARIABLE in os.environ
+
+
 def _require_same_nodes(folder: ResultsFolder, launch: Launch, num_nodes: int) -> None:
     """Repeats of a cell on different numbers of nodes are never pooled."""
     wanted = {cell.id for cell in launch.cells}
@@ -128,18 +166,21 @@ def _require_same_nodes(folder: ResultsFolder, launch: Launch, num_nodes: int) -
             )
 
 
-def _work(workers: Workers, folder: ResultsFolder, launch: Launch) -> int:
+def _work(workers: Workers, folder: ResultsFolder, launch: Launch, beside: Beside) -> int:
     info = workers.info
     try:
         device = _device(launch, info)
     except LaunchError as error:
         return _usage_error(str(error))
+    _set_variables(launch, folder)
     runner, any_failed = CellRunner(device), False
+    times = LaunchTimes(folder, launch) if info.rank == 0 else None
     for position, cell in enumerate(launch.cells):
         _say(info, f"[{position + 1}/{len(launch.cells)}] {cell.describe()}")
         record = folder.run(cell.id, launch.repeat)
         if info.rank == 0:
             started_by = {"launcher": info.launcher, "host": platform.node(), "job_id": info.job_id}
+            started_by |= beside.record()
             folder.start_run(record, {**started_by, "position": position, "num_nodes": _num_nodes(info)})
         # No rank may write samples before rank 0 has moved aside what an earlier attempt left.
         record = workers.share(record)
@@ -160,7 +201,10 @@ def _work(workers: Workers, folder: ResultsFolder, launch: Launch) -> int:
         if outcome.reason and not failure:
             workers.leave_group()
         if info.rank == 0 or not outcome.can_go_on:
-            _record(folder, record, cell, info, outcome)
+            with RECORDING:
+                _record(folder, record, cell, info, outcome)
+        if times is not None:
+            times.add(cell.id, runner.seconds)
         if outcome.reason:
             any_failed = True
             _say(info, f"    failed: {outcome.reason}")
@@ -190,8 +234,17 @@ def _device(launch: Launch, info: RankInfo) -> torch.device:
     return torch.device("cuda", info.local_rank)
 
 
+def _set_variables(launch: Launch, folder: ResultsFolder) -> None:
+    """What libraries read when they start, which none of these has yet."""
+    size, repeat = launch.settings.world_size, launch.repeat
+    for name, value in launch.settings.variables:
+        if "{launches}" in value:
+            value = value.format(launches=folder.launches(), world_size=size, repeat=repeat)
+        os.environ[name] = value
+
+
 def _attempt(
-    workers: Workers, runner: CellRunner, folder: ResultsFolder, launch: Launch, cell: Cell
+    workers: Workers, runner: CellRunner, folder: ResultsFolder, launch: Launch, cell: AnyCell
 ) -> tuple[str | None, RankSummary | None]:
     """Runs the cell on this rank: (reason of failure, None) or (None, summary)."""
     try:
@@ -208,7 +261,7 @@ def _attempt(
 
 
 def _record(
-    folder: ResultsFolder, record: RunRecord, cell: Cell, info: RankInfo, outcome: CellOutcome
+    folder: ResultsFolder, record: RunRecord, cell: AnyCell, info: RankInfo, outcome: CellOutcome
 ) -> None:
     if outcome.reason:
         folder.fail_run(record, outcome.reason)
@@ -220,13 +273,25 @@ def _record(
         notes.append(f"{info.local_world_size} workers x {cell.threads} threads share {num_cores} cores")
     if ranks[0].diverged:
         notes.append("training diverged: the loss is not finite")
-    summary = {
+    if cell.kind == "transfer":
+        folder.finish_run(record, {"seconds": ranks[0].seconds}, notes)
+        return
+    summary: dict[str, Any] = {
         "num_parameters": ranks[0].num_parameters,
         "wire_bytes_per_rank": [rank.bytes_sent for rank in ranks],
         "messages_per_rank": [rank.messages_sent for rank in ranks],
-        "warmup_iterations": ranks[0].warmup_iterations,
         "checksums": ranks[0].checksums,
+        "seconds": ranks[0].seconds,
+        "memory_peak_bytes": [rank.memory_peak_bytes for rank in ranks],
     }
+    if cell.kind == "iteration":
+        summary |= {
+            "warmup_iterations": ranks[0].warmup_iterations,
+            "warmup_end": ranks[0].warmup_end,
+            "stop_reason": ranks[0].stop_reason,
+            "clock_uncertainty_s": [rank.clock_uncertainty_s for rank in ranks],
+            "gpu": [rank.gpu for rank in ranks],
+        }
     folder.finish_run(record, summary, notes)
 
 

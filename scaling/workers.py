@@ -11,22 +11,25 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not in its list of names
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
+from launchers.joining import join_timeout_s
 from launchers.rank_info import RankInfo
 from scaling.errors import LaunchError
-from scaling.process_group import TorchGroup
+from scaling.process_group import Group, TorchGroup
 
 T = TypeVar("T")
 
-JOIN_TIMEOUT = timedelta(minutes=5)
+JOIN_TIMEOUT = timedelta(seconds=join_timeout_s(os.environ))
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 """A rank may wait this long for another inside a cell, as at the end of a control arm's iterations."""
 
@@ -56,15 +59,28 @@ class Workers:
 
     Args:
         info: what the launcher says of this process.
+        share: gives every rank what rank 0 says, over what the launcher has; None where the launcher's own
+            variables say where the ranks meet (`MASTER_ADDR`, `MASTER_PORT`).
+        address: of rank 0's host, as the other ranks reach it; with `share` only.
+
+    Attributes:
+        libraries: what groups can be carried by besides: name -> makes such a group. Collective.
+        on_leave: called when this rank gives up a group.
+        closed: this rank has left the others in order.
 
     Raises:
         LaunchError: the others cannot be reached, or are not as many as the launcher says.
     """
 
-    def __init__(self, info: RankInfo) -> None:
+    def __init__(
+        self, info: RankInfo, share: Callable[[str], str] | None = None, address: str = "127.0.0.1"
+    ) -> None:
         self.info = info
+        self.libraries: dict[str, Callable[[Group], Group]] = {}
+        self.on_leave: Callable[[], None] = lambda: None
+        self.closed = False
         try:
-            store, rank, world_size = next(rendezvous("env://", timeout=JOIN_TIMEOUT))
+            store, rank, world_size = _meet(info, share, address)
             dist.init_process_group(
                 "gloo",
                 store=PrefixStore("scaling-control", store),
@@ -87,6 +103,12 @@ class Workers:
         box: list[Any] = [value]
         dist.broadcast_object_list(box, 0)
         return box[0]  # type: ignore[no-any-return]
+
+    def gather(self, value: T) -> list[T]:
+        """Every rank's `value`, in rank order, on every rank. Collective."""
+        values: list[Any] = [None] * self.info.world_size
+        dist.all_gather_object(values, value)
+        return values
 
     def group(self, device: torch.device, *, peer_access: bool = True) -> TorchGroup:
         """The group that cells on such devices work in. Collective at first use and after a failure.
@@ -111,6 +133,7 @@ class Workers:
                 self.info.local_world_size,
                 peer_access=peer_access,
                 has_failed=lambda: self._num_failures() > failures,
+                libraries=self.libraries,
             )
         return self._group
 
@@ -130,6 +153,7 @@ class Workers:
         A NCCL group is left as it is: ending it could wait for operations that never end.
         """
         self._group = None
+        self.on_leave()
         for process_group in self._process_groups[:1]:
             dist.destroy_process_group(process_group)
         self._process_groups = []
@@ -182,3 +206,23 @@ class Workers:
         """Leaves the other workers in order. Collective."""
         dist.barrier()
         dist.destroy_process_group()
+        self.closed = True
+
+
+def _meet(info: RankInfo, share: Callable[[str], str] | None, address: str) -> tuple[Any, int, int]:
+    """The store at which the ranks meet, this rank and their number. Rank 0 has it on a free port, unless
+    MASTER_PORT names one."""
+    if share is None:
+        store, rank, world_size = next(rendezvous("env://", timeout=JOIN_TIMEOUT))
+        return store, rank, world_size
+    port, store = int(os.environ.get("MASTER_PORT") or 0), None
+    if info.rank == 0:
+        store = _store(info, "127.0.0.1", port)
+        address, port = f"{address}:{store.port}", store.port
+    host, _, port_text = share(address).rpartition(":")
+    return store or _store(info, host, int(port_text)), info.rank, info.world_size
+
+
+def _store(info: RankInfo, host: str, port: int) -> Any:
+    """Rank 0's, or a connection to it; does not wait for the other ranks, who do not know the port yet."""
+    return TCPStore(host, port, info.world_size, info.rank == 0, timeout=JOIN_TIMEOUT, wait_for_workers=False)

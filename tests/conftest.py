@@ -1,8 +1,104 @@
 """Shared set-up of the tests."""
 
+import importlib.util
 import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
 
 # Ranks are threads here: one OpenMP thread each, or they wait for one another's pools.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # The figures are drawn to files.
 os.environ.setdefault("MPLBACKEND", "Agg")
+
+SKIP_NOTHING_VARIABLE = "SCALING_TEST_EVERYTHING"
+"""Set where a missing launcher is a failure and no reason to leave its tests out, as in CI."""
+
+
+def need(what: object, reason: str) -> None:
+    """Leaves a test out, or fails it, where `what` is not there."""
+    if not what:
+        (pytest.fail if os.environ.get(SKIP_NOTHING_VARIABLE) else pytest.skip)(reason)
+
+
+@dataclass(frozen=True)
+class HandLauncher:
+    """What a user types before `python -m scaling.worker`.
+
+    Attributes:
+        name: what a run's record says of it.
+        program: its command.
+        options: before the number of workers.
+        environment: variables that it needs on a machine like this.
+    """
+
+    name: str
+    program: str
+    options: tuple[str, ...] = ()
+    environment: tuple[tuple[str, str], ...] = ()
+
+    def run(
+        self, world_size: int, *words: str, limit_s: float = 240, **keywords: object
+    ) -> subprocess.CompletedProcess[str]:
+        """Starts that many processes of `python *words`, and waits for them."""
+        environment = {**os.environ, **dict(self.environment), **keywords.pop("env", {})}
+        command = [self.program, *self.options, "-np", str(world_size), sys.executable, *words]
+        return subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=limit_s, **keywords
+        )
+
+
+AS_ROOT = tuple((f"OMPI_ALLOW_RUN_AS_ROOT{end}", "1") for end in ("", "_CONFIRM"))
+
+
+def _openmpi() -> str | None:
+    places = [str(Path(sys.prefix) / "bin" / "mpirun"), shutil.which("mpirun"), shutil.which("mpirun.openmpi")]
+    for place in places:
+        if place and Path(place).exists():
+            told = subprocess.run([place, "--version"], capture_output=True, text=True, timeout=60)
+            if "Open MPI" in told.stdout:
+                return place
+    return None
+
+
+def _mpich() -> str | None:
+    own = Path(sys.prefix) / "mpich" / "bin" / "mpiexec"  # `make test` puts it there
+    return str(own) if own.exists() else shutil.which("mpiexec.hydra")
+
+
+def _hand_launcher(name: str) -> HandLauncher:
+    if name == "horovodrun":
+        need(importlib.util.find_spec("horovod"), "Horovod is not installed; `make horovod` builds it")
+        program = str(Path(sys.executable).with_name("horovodrun"))
+        return HandLauncher(name, program, ("--gloo",))
+    need(importlib.util.find_spec("mpi4py"), "mpi4py is not installed; pip install 'scaling-study[mpi]'")
+    program = _openmpi() if name == "openmpi" else _mpich()
+    need(program, f"{name} is not installed; `make test` installs it where it can")
+    if name == "openmpi":
+        return HandLauncher(name, program, ("--oversubscribe",), AS_ROOT)
+    return HandLauncher(name, program)
+
+
+@pytest.fixture(params=["openmpi", "mpich"])
+def mpirun(request: pytest.FixtureRequest) -> HandLauncher:
+    """Each MPI on this machine."""
+    return _hand_launcher(request.param)
+
+
+@pytest.fixture
+def openmpi() -> HandLauncher:
+    return _hand_launcher("openmpi")
+
+
+@pytest.fixture
+def mpich() -> HandLauncher:
+    return _hand_launcher("mpich")
+
+
+@pytest.fixture
+def horovodrun() -> HandLauncher:
+    return _hand_launcher("horovodrun")

@@ -1,12 +1,17 @@
 """The tables of benchmarks/results say what the committed samples give."""
 
+import importlib.util
 import re
+import sys
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
-RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
+from topologies.schema import load
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+RESULTS = BENCHMARKS / "results"
 MIB = 1 << 20
 SIZES = {"64 MiB": 64 * MIB, "512 MiB": 512 * MIB, "1 GiB": 1024 * MIB}
 
@@ -16,7 +21,7 @@ def tables() -> dict[str, list[list[str]]]:
     found: dict[str, list[list[str]]] = {}
     name = ""
     for line in (RESULTS / "README.md").read_text(encoding="utf-8").splitlines():
-        if match := re.match(r"`([\w-]+\.csv)`", line):
+        if match := re.match(r"`([\w/-]+\.csv(?:\.gz)?)`", line):
             name = match[1]
         elif line.startswith("|") and not line.startswith("|---"):
             found.setdefault(name, []).append([cell.strip() for cell in line.strip("|").split("|")])
@@ -54,3 +59,35 @@ def test_host_table_is_that_of_the_samples():
     for name, *cells in rows:
         for num_bytes, shown in zip(sorted(table.bytes.unique()), cells, strict=True):
             assert shown == quartiles(table, name, num_bytes), (name, num_bytes)
+
+
+@pytest.fixture
+def probe_against_model(monkeypatch):
+    spec = importlib.util.spec_from_file_location(
+        "probe_against_model", BENCHMARKS / "probe_against_model.py"
+    )
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, module)  # dataclasses look there
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_probe_tables_are_what_file_and_samples_give(probe_against_model):
+    folder = RESULTS / "probe-4xh200"
+    samples = probe_against_model.read_samples(folder / "samples.csv.gz")
+    found = list(probe_against_model.compare(load(folder / "machine.yaml"), samples))
+    lines = (RESULTS / "README.md").read_text(encoding="utf-8").splitlines()
+    for launch in probe_against_model.LAUNCHES:
+        own = [one for one in found if one.launch == launch]
+        assert {one.operation for one in own} == {"all_reduce", "shift"}
+        assert set(probe_against_model.table(own)) <= set(lines)
+
+
+def test_table_of_the_ddp_loop_is_that_of_the_samples(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    from against_ddp_loop import table
+
+    (_, *rows) = tables()["against-ddp-loop-4xh200/samples.csv"]
+    made = [[cell.strip() for cell in line.strip("|").split("|")] for line in table(RESULTS / "against-ddp-loop-4xh200")]
+    assert len(rows) == 36
+    assert rows == made[2:]

@@ -21,6 +21,7 @@ PARTS = AGGREGATION | {
     "scaling.workloads",
     "scaling.measure",
     "scaling.store",
+    "scaling.startup",
     "scaling.workers",
 }
 VERBS = PARTS | {"scaling.report", "scaling.study"}
@@ -44,12 +45,16 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "scaling.measure.probe_worker": AGGREGATION | {"scaling.measure", "scaling.workers", "launchers"},
     "scaling.training": AGGREGATION | {"scaling.measure", "scaling.workloads"},
     "scaling.workers": VERSION_AND_ERRORS | {"scaling.process_group", "launchers"},
+    "scaling.startup": VERSION_AND_ERRORS | {"scaling.process_group", "scaling.workers", "launchers"},
     "scaling.report": VERSION_AND_ERRORS | {"scaling.store", "scaling.measure", "topologies"},
     "scaling.study": PARTS,
     "scaling.catalogue": VERBS,
     "scaling.verification": AGGREGATION,
-    "scaling.worker": VERBS,
-    "scaling.cli": VERBS | {"scaling.catalogue", "scaling.verification", "scaling.cli_topology"},
+    "scaling.worker": VERBS | {"scaling.orderly_stop"},
+    "scaling.orderly_stop": VERSION_AND_ERRORS | {"scaling.store"},
+    "scaling.cli": VERBS
+    | {"scaling.catalogue", "scaling.verification", "scaling.cli_topology", "scaling.cli_submit"},
+    "scaling.cli_submit": VERBS,
     "scaling.cli_topology": VERBS | {"scaling.measure.probe_run"},
     "scaling.__main__": frozenset({"scaling.cli"}),
 }
@@ -61,10 +66,15 @@ MAY_IMPORT_FROM_OUTSIDE: dict[str, frozenset[str]] = {
 """Units of the standard library only, with what they may use besides."""
 
 TORCH_DISTRIBUTED = frozenset(
-    {"scaling.process_group.over_torch", "scaling.process_group.symmetric_memory", "scaling.workers"}
+    {
+        "scaling.process_group.over_torch",
+        "scaling.process_group.symmetric_memory",
+        "scaling.training.overlapped",  # the DDP hook
+        "scaling.workers",
+    }
 )
 CUDA_EVENTS = frozenset({"scaling.measure.clock", "scaling.collectives.execute_host"})
-NVML = frozenset({"topologies.detect_nvml"})
+NVML = frozenset({"topologies.detect_nvml", "scaling.measure.power"})
 WRITERS: dict[str, frozenset[str]] = {
     "scaling.store": frozenset({"open", "write_text", "replace"}),
     "scaling.workloads.downloads": frozenset({"open", "replace"}),  # to the user's cache
@@ -227,6 +237,18 @@ def event_uses(modules: Modules) -> list[str]:
     return found
 
 
+def nvml_uses(modules: Modules) -> list[str]:
+    """Modules that load NVML, or ask it for something of a GPU, and are not allowed to."""
+    found = uses_of(modules, "pynvml", NVML)
+    for name, module in modules.items():
+        nodes = list(ast.walk(module.tree))
+        asked = [node.attr for node in nodes if isinstance(node, ast.Attribute)]
+        asked += [n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+        if name not in NVML and any(text.startswith("nvmlDevice") for text in asked):
+            found.append(f"{name} asks NVML")
+    return found
+
+
 WRITING = frozenset({"write_bytes", "savefig", "savez", "imsave", "json.dump", "pickle.dump", "torch.save"})
 MOVING = frozenset({"os.replace", "os.rename", "shutil.copy", "shutil.move"})
 
@@ -294,8 +316,8 @@ class TestTheProject:
     def test_cuda_events_are_touched_by_the_clock_alone(self, project):
         assert event_uses(project) == []
 
-    def test_nvml_is_touched_by_detection_alone(self, project):
-        assert uses_of(project, "pynvml", NVML) == []
+    def test_nvml_is_touched_by_detection_and_power_alone(self, project):
+        assert nvml_uses(project) == []
 
     def test_files_are_written_by_the_store_alone(self, project):
         assert wrong_writers(project) == []
@@ -401,6 +423,18 @@ class TestTheChecker:
     def test_cuda_events_elsewhere_are_found(self, source):
         assert event_uses(planted(scaling__training__step=source))
         assert not event_uses(planted(scaling__measure__clock=source))
+
+    @pytest.mark.parametrize(
+        "source",
+        [
+            "def f():\n    import pynvml",
+            "nvml.nvmlDeviceGetPowerUsage(handle)",
+            "ask('nvmlDeviceGetPowerUsage', handle)",
+        ],
+    )
+    def test_nvml_elsewhere_is_found(self, source):
+        assert nvml_uses(planted(scaling__training__step=source))
+        assert not nvml_uses(planted(scaling__measure__power=source))
 
     @pytest.mark.parametrize(
         "source",

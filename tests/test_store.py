@@ -206,6 +206,36 @@ class TestSamples:
             folder.samples(CELL, 0)
 
 
+class TestLaunchTimes:
+    def test_times_come_back_by_number(self, folder):
+        for number in (10, 2):
+            folder.write_launch_times({"world_size": number, "total_s": 1.5, "cells": []}, number)
+        assert [launch["world_size"] for launch in folder.launch_times()] == [2, 10]
+        assert (folder.path / "launches" / "002.json").exists()
+
+    def test_next_free_number_is_taken_without_one_and_written_again_with_it(self, folder):
+        first = folder.write_launch_times({"total_s": 1.0})
+        second = folder.write_launch_times({"total_s": math.nan})
+        assert [first.name, second.name] == ["001.json", "002.json"]
+        assert folder.write_launch_times({"total_s": 3.0}, 1) == first
+        assert [launch["total_s"] for launch in folder.launch_times()] == [3.0, None]
+
+    def test_logs_beside_them_are_left_alone(self, folder):
+        folder.next_log_path().write_text("printed")
+        folder.write_launch_times({"total_s": 1.0})
+        assert len(folder.launch_times()) == 1
+        assert folder.next_log_path().name == "002.log"
+
+    def test_folder_without_launches_has_no_times(self, tmp_path):
+        assert ResultsFolder(tmp_path / "none").launch_times() == []
+
+    @pytest.mark.parametrize("text", ["", "{", "[1]"])
+    def test_damaged_times_are_an_error_with_the_path(self, folder, text):
+        folder.write_launch_times({"total_s": 1.0}).write_text(text)
+        with pytest.raises(StoreError, match=r"launches/001\.json is damaged"):
+            folder.launch_times()
+
+
 class TestDamage:
     @pytest.mark.parametrize("text", ["", "{", "[]", "3", '{"schema_version": 1, "no_such_field": 2}'])
     def test_damaged_record_is_an_error_with_its_path(self, folder, text):

@@ -6,6 +6,7 @@ import os
 import platform
 import shutil
 import subprocess
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,36 @@ def find_gpus() -> tuple[tuple[Gpu, ...], list[str]]:
             for gpu, new in zip(gpus, told, strict=True)
         )
     return gpus, _untold(gpus)
+
+
+def visible_gpus(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> tuple[Gpu, ...] | None:
+    """Those that a CUDA program with these environment variables can use, in its order.
+
+    Numbers of CUDA_VISIBLE_DEVICES count the GPUs by speed unless CUDA_DEVICE_ORDER is PCI_BUS_ID; that order
+    is known of equal GPUs alone: None of others. None too of parts of a GPU (MIG).
+
+    Reference: NVIDIA, CUDA C++ Programming Guide, "CUDA Environment Variables".
+
+    Args:
+        gpus: of the machine, in the order of their PCI addresses, as NVML and nvidia-smi list them.
+        environ: the program's.
+    """
+    in_bus_order = environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID" or len({gpu.name for gpu in gpus}) <= 1
+    wanted = environ.get("CUDA_VISIBLE_DEVICES")
+    if wanted is None:
+        return tuple(gpus) if in_bus_order else None
+    visible: list[Gpu] = []
+    for entry in (entry.strip() for entry in wanted.split(",")):
+        if entry.startswith("MIG-") or (entry.isdigit() and not in_bus_order):
+            return None
+        named = [gpu for gpu in gpus if entry.startswith("GPU-") and gpu.uuid.startswith(entry)]
+        numbered = [gpus[int(entry)]] if entry.isdigit() and int(entry) < len(gpus) else []
+        found = named or numbered
+        if len(found) != 1:  # CUDA ignores what stands behind an entry that names no GPU
+            break
+        visible += found
+    # CUDA gives no GPU at all where one is named twice.
+    return tuple(visible) if len({gpu.index for gpu in visible}) == len(visible) else ()
 
 
 def _gpus_of_nvml() -> tuple[Gpu, ...] | None:

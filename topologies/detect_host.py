@@ -30,8 +30,7 @@ def read_host(
         memory_bytes: of the machine, for one without NUMA nodes.
         sys: where sysfs is.
     """
-    cores = {number: parse_cpu_list(_text(path / "cpulist")) for number, path in _numbered(sys)}
-    cores = {number: cpus for number, cpus in sorted(cores.items()) if cpus}
+    cores = node_cpus(sys)
     share = min(1.0, num_usable / max(len(usable), 1))
     nodes = tuple(
         NumaNode(
@@ -45,9 +44,18 @@ def read_host(
     return Host(cpu_name, nodes or (NumaNode(0, 0, num_usable, memory_bytes),))
 
 
-def _numbered(sys: Path) -> list[tuple[int, Path]]:
+def node_cpus(sys: Path = SYS) -> dict[int, set[int]]:
+    """NUMA node -> numbers of its cores, for those that have any; empty where the kernel knows of none."""
     found = (sys / "devices/system/node").glob("node[0-9]*")
-    return [(int(path.name.removeprefix("node")), path) for path in found]
+    numbered = {int(path.name.removeprefix("node")): path for path in found}
+    cores = {number: parse_cpu_list(_text(path / "cpulist")) for number, path in sorted(numbered.items())}
+    return {number: cpus for number, cpus in cores.items() if cpus}
+
+
+def cpu_governors(sys: Path = SYS) -> list[str] | None:
+    """How the kernel sets the cores' frequencies: each way once; None where it does not."""
+    found = (sys / "devices/system/cpu").glob("cpu[0-9]*/cpufreq/scaling_governor")
+    return sorted({text for path in found if (text := _text(path).strip())}) or None
 
 
 def parse_cpu_list(text: str) -> set[int]:
@@ -58,6 +66,17 @@ def parse_cpu_list(text: str) -> set[int]:
         if first.isdigit():
             numbers.update(range(int(first), int(last or first) + 1))
     return numbers
+
+
+def cpu_list(numbers: Collection[int]) -> str:
+    """A set of numbers as the kernel writes it: `0-3,8,10-11`."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and runs[-1][1] == number - 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
 
 
 def _socket(cpu: int, sys: Path) -> int:

@@ -1,4 +1,4 @@
-"""GPUs and their links as NVML tells them (package nvidia-ml-py); the only module that touches it.
+"""GPUs and their links as NVML tells them (package nvidia-ml-py); nothing else loads it.
 
 What a driver does not support is left out of a GPU's facts: on virtual machines much may be. NVLinks that do
 not end at a GPU of this machine are taken to lead to switches.
@@ -36,7 +36,7 @@ def load() -> Any | None:
 
 
 @dataclass(frozen=True)
-class _Asker:
+class Asker:
     """Asks NVML; what it does not answer is None."""
 
     nvml: Any
@@ -58,13 +58,13 @@ def read_gpus(nvml: Any) -> tuple[Gpu, ...]:
     Raises:
         nvml.NVMLError: they cannot even be counted.
     """
-    ask = _Asker(nvml)
+    ask = Asker(nvml)
     handles = {index: nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())}
     index_at = {_bus_id(nvml, handle): index for index, handle in handles.items()}
     return tuple(_gpu(ask, index, handles, index_at) for index in handles)
 
 
-def _gpu(ask: _Asker, index: int, handles: Mapping[int, Any], index_at: Mapping[str, int]) -> Gpu:
+def _gpu(ask: Asker, index: int, handles: Mapping[int, Any], index_at: Mapping[str, int]) -> Gpu:
     handle = handles[index]
     straight, to_switch, speed = _nvlinks(ask, handle, index_at)
     megahertz = ask("nvmlDeviceGetMaxClockInfo", handle, ask.nvml.NVML_CLOCK_MEM)
@@ -83,7 +83,7 @@ def _gpu(ask: _Asker, index: int, handles: Mapping[int, Any], index_at: Mapping[
     )
 
 
-def _pcie(ask: _Asker, handle: Any) -> PcieLink | None:
+def _pcie(ask: Asker, handle: Any) -> PcieLink | None:
     generation = ask("nvmlDeviceGetMaxPcieLinkGeneration", handle)
     width = ask("nvmlDeviceGetMaxPcieLinkWidth", handle)
     if not generation or not width:
@@ -97,7 +97,7 @@ def _pcie(ask: _Asker, handle: Any) -> PcieLink | None:
 
 
 def _nvlinks(
-    ask: _Asker, handle: Any, index_at: Mapping[str, int]
+    ask: Asker, handle: Any, index_at: Mapping[str, int]
 ) -> tuple[dict[int, int], int, float | None]:
     """Links to each GPU, links to switches, and the speed of one."""
     straight: dict[int, int] = {}
@@ -115,7 +115,7 @@ def _nvlinks(
     return straight, to_switch, speed
 
 
-def _link_speed(ask: _Asker, handle: Any, link: int) -> float | None:
+def _link_speed(ask: Asker, handle: Any, link: int) -> float | None:
     """Bytes a second of one direction."""
     for fields in ([(LINK_SPEED, link)], [COMMON_LINK_SPEED]):
         values = ask("nvmlDeviceGetFieldValues", handle, fields)
@@ -124,7 +124,7 @@ def _link_speed(ask: _Asker, handle: Any, link: int) -> float | None:
     return None
 
 
-def _peers(ask: _Asker, index: int, handles: Mapping[int, Any]) -> frozenset[int] | None:
+def _peers(ask: Asker, index: int, handles: Mapping[int, Any]) -> frozenset[int] | None:
     others = [other for other in handles if other != index]
     status = {
         other: ask("nvmlDeviceGetP2PStatus", handles[index], handles[other], P2P_CAPS_INDEX_READ)

@@ -23,6 +23,8 @@ from scaling.collectives.plan import Stage
 from scaling.errors import StudyError
 from scaling.process_group import Group
 
+DdpPath = Literal["hook", "own", "bare"]
+
 UpdateSite = Literal["replica", "root", "owner", "host_serial", "host_parallel"]
 HOST_SITES: tuple[UpdateSite, ...] = ("host_serial", "host_parallel")
 
@@ -98,10 +100,13 @@ class Aggregator(ABC, Generic[S]):
             device; "host_serial": host memory, all of it stepped by rank 0 with one thread;
             "host_parallel": host memory, each element stepped by one rank.
         modifies_input: `aggregate` may overwrite the gradient it is given, and may return that very buffer.
-        overlaps: can run while backward still runs.
+        overlaps: can run while backward still runs, bucket by bucket.
+        overlapped_only: makes sense in the overlapped step alone.
         needs_peer_access: needs direct access to other devices' memory.
         graph_capturable: can be captured in a CUDA graph.
         min_world_size: smallest world it runs in.
+        library: "mpi" or "horovod", which it takes from its group's `over`: it runs only in launches that have
+            that library, and between threads not at all; None for all others.
     """
 
     name: ClassVar[str]
@@ -110,9 +115,11 @@ class Aggregator(ABC, Generic[S]):
     update_site: ClassVar[UpdateSite] = "replica"
     modifies_input: ClassVar[bool] = False
     overlaps: ClassVar[bool] = False
+    overlapped_only: ClassVar[bool] = False
     needs_peer_access: ClassVar[bool] = False
     graph_capturable: ClassVar[bool] = False
     min_world_size: ClassVar[int] = 1
+    library: ClassVar[str | None] = None
 
     @abstractmethod
     def start(self, layout: BucketLayout, group: Group, dtype: torch.dtype, device: torch.device) -> S:
@@ -133,6 +140,11 @@ class Aggregator(ABC, Generic[S]):
             in the elements that `owned` names; None where it names none. Valid until the next call, and the
             caller's to overwrite in those elements, as torch's Nesterov step does on CUDA.
         """
+
+    def ddp_path(self) -> DdpPath:
+        """How the overlapped step runs it: "hook", as DDP's communication hook; "own", by DDP's own path (in a
+        group of one rank where nothing is exchanged); "bare", without DDP."""
+        return "hook"
 
     def site(self, layout: BucketLayout) -> UpdateSite:
         """The update site for those tensors: `update_site`, unless the aggregator goes by their sizes."""
@@ -180,6 +192,13 @@ class Aggregator(ABC, Generic[S]):
             StudyError: this aggregator does not say.
         """
         raise StudyError(f"aggregator {self.name!r} cannot be predicted: its class does not define `stages`")
+
+    def start_up(self) -> dict[str, str]:
+        """Environment variables that its library reads when it starts, so that cells which differ in them are
+        run by launches of their own. `{launches}`, `{world_size}` and `{repeat}` stand for the folder of the
+        results that a launch may write to, its size and its number.
+        """
+        return {}
 
     def parameters(self) -> dict[str, Any]:
         """All parameters by name."""

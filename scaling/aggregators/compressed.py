@@ -91,11 +91,11 @@ class StripedOneBit(Aggregator[OneBitState]):
     """
 
     lossy = True
+    overlaps = True
 
     threshold: Threshold = "zero"
     view: View = "torch"
 
-    @final
     def start(
         self, layout: BucketLayout, group: Group, dtype: torch.dtype, device: torch.device
     ) -> OneBitState:
@@ -136,23 +136,39 @@ class StripedOneBit(Aggregator[OneBitState]):
         own_words = state.outgoing[group.rank].numel()
         with phase("encode"):
             own = self._encode_gradient(state, gradient)
-        with phase("communicate"):
-            group.exchange(
-                [Message(peer, state.outgoing[peer]) for peer in peers],
-                [Message(peer, state.incoming[peer][:own_words]) for peer in peers],
-            )
+        self.exchange(
+            state,
+            [Message(peer, state.outgoing[peer]) for peer in peers],
+            [Message(peer, state.incoming[peer][:own_words]) for peer in peers],
+            phase,
+        )
         with phase("decode"):
             sums = self._sum_stripes(state, own)
         with phase("encode"):
             self._encode_sums(state, sums)
-        with phase("communicate"):
-            group.exchange(
-                [Message(peer, state.outgoing[group.rank]) for peer in peers],
-                [Message(peer, state.incoming[peer][: state.outgoing[peer].numel()]) for peer in peers],
-            )
+        self.exchange(
+            state,
+            [Message(peer, state.outgoing[group.rank]) for peer in peers],
+            [Message(peer, state.incoming[peer][: state.outgoing[peer].numel()]) for peer in peers],
+            phase,
+        )
         with phase("decode"):
             self._decode_result(state)
         return state.result
+
+    def exchange(
+        self, state: OneBitState, sends: list[Message], receives: list[Message], phase: PhaseMarker
+    ) -> None:
+        """Sends and receives one batch of messages, between devices.
+
+        Args:
+            state: what `start` gave.
+            sends: to each peer its message.
+            receives: likewise.
+            phase: marks the phases.
+        """
+        with phase("communicate"):
+            state.group.exchange(sends, receives)
 
     def wire_bytes(self, layout: BucketLayout, world_size: int, rank: int, itemsize: int) -> int:
         """The other ranks' stripes, and the own one's sum to each of them, all quantised."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from scaling.aggregators.base import Aggregator, AggregatorState, PhaseMarker, unmarked
+from scaling.aggregators.base import Aggregator, AggregatorState, DdpPath, PhaseMarker, unmarked
 from scaling.aggregators.prediction import native_all_reduce
 from scaling.bucket import BucketLayout
 from scaling.collectives.plan import Stage, Update
@@ -28,7 +28,12 @@ class AllReduce(Aggregator[AggregatorState]):
 
     name = "all_reduce"
     modifies_input = True
+    overlaps = True
     graph_capturable = True
+
+    def ddp_path(self) -> DdpPath:
+        """What users of DDP run; a subclass with an `aggregate` of its own runs as a hook."""
+        return "own" if type(self).aggregate is AllReduce.aggregate else "hook"
 
     def start(
         self, layout: BucketLayout, group: Group, dtype: torch.dtype, device: torch.device

@@ -11,6 +11,7 @@ from scaling.registry import Registry, from_parameters
 
 BUILT_IN = {
     "none": "scaling.aggregators.controls:NoExchange",
+    "no_op": "scaling.aggregators.controls:NoOp",
     "all_reduce": "scaling.aggregators.native:AllReduce",
     "ring": "scaling.aggregators.scheduled:Ring",
     "tree": "scaling.aggregators.scheduled:Tree",
@@ -18,6 +19,10 @@ BUILT_IN = {
     "host_serial": "scaling.aggregators.host:HostSerial",
     "host_parallel": "scaling.aggregators.host:HostParallel",
     "one_bit": "scaling.aggregators.compressed:OneBit",
+    "mpi": "scaling.aggregators.over_mpi:Mpi",
+    "mpi_one_bit": "scaling.aggregators.over_mpi:MpiOneBit",
+    "horovod": "scaling.aggregators.over_horovod:Horovod",
+    "horovod_optimizer": "scaling.aggregators.over_horovod:HorovodOptimizer",
     "caffe": "scaling.aggregators.presets.caffe:Caffe",
     "caffe_nccl": "scaling.aggregators.presets.caffe:CaffeNccl",
     "cntk": "scaling.aggregators.presets.cntk:Cntk",

@@ -63,6 +63,7 @@ class Scheduled(Aggregator[ScheduledState]):
     """
 
     modifies_input = True
+    overlaps = True
     graph_capturable = True
 
     transport: Transport = "auto"

@@ -11,7 +11,8 @@ from torch import Tensor
 from scaling.aggregators.base import Aggregator, Span
 from scaling.bucket import BucketLayout
 from scaling.conformance.inputs import gradients_of, layout_of
-from scaling.conformance.run import Outcome, parameters_of, run_steps
+from scaling.conformance.run import Outcome, RunRanks, parameters_of, run_steps
+from scaling.process_group import run_in_process
 
 ULPS = {torch.float32: 2, torch.float16: 8, torch.bfloat16: 8}
 """Allowed distance to the float64 mean, in units in the last place of the largest term: float32 as exact sums
@@ -20,8 +21,14 @@ allow; the 16-bit types round after each of up to six additions."""
 ON_RANK_0 = ("root", "host_serial")
 
 
-def check(aggregator: Aggregator[Any], world_size: int, num_elements: int, dtype: torch.dtype) -> None:
-    """Checks the contract for one world size, bucket size and type.
+def check(
+    aggregator: Aggregator[Any],
+    world_size: int,
+    num_elements: int,
+    dtype: torch.dtype,
+    run: RunRanks = run_in_process,
+) -> None:
+    """Checks the contract for one world size, bucket size and type, on ranks that `run` makes.
 
     - The input is left as it is, unless `modifies_input` says so.
     - `owned` covers the bucket: on every rank for the replica site, once over all ranks for the others.
@@ -37,7 +44,7 @@ def check(aggregator: Aggregator[Any], world_size: int, num_elements: int, dtype
     """
     layout = layout_of(num_elements)
     steps = [gradients_of(world_size, num_elements, dtype, integers=integers) for integers in (True, False)]
-    for index, outcomes in enumerate(run_steps(aggregator, layout, steps)):
+    for index, outcomes in enumerate(run_steps(aggregator, layout, steps, run)):
         _check_input(aggregator, steps[index], outcomes)
         _check_owned(aggregator, layout, outcomes)
         _check_results(layout, outcomes, dtype)
@@ -46,7 +53,7 @@ def check(aggregator: Aggregator[Any], world_size: int, num_elements: int, dtype
         _check_distribution(layout, outcomes, dtype, index)
         _check_metered(aggregator, layout, outcomes, dtype)
     zeros = [torch.zeros(num_elements, dtype=dtype) for _ in range(world_size)]
-    for outcome in run_steps(aggregator, layout, [zeros])[0]:
+    for outcome in run_steps(aggregator, layout, [zeros], run)[0]:
         values = [outcome.result[a:b] for a, b in outcome.owned] if outcome.result is not None else []
         assert all(bool((value == 0).all()) for value in values), "the mean of zeros is not zero"
 

@@ -14,9 +14,9 @@ from scaling.collectives.halves import halves
 from scaling.collectives.verify import Verification, verify
 from scaling.conformance.contract import ON_RANK_0
 from scaling.conformance.inputs import gradients_of, layout_of
-from scaling.conformance.run import CPU, run_steps
+from scaling.conformance.run import CPU, RunRanks, run_steps
 from scaling.errors import ScheduleError
-from scaling.process_group import InProcessGroup, run_in_process
+from scaling.process_group import Group, run_in_process
 
 NUM_STEPS = 3
 RESIDUAL_ULPS = 16
@@ -24,7 +24,12 @@ RESIDUAL_ULPS = 16
 result of some ten additions."""
 
 
-def check_state(aggregator: Aggregator[Any], world_size: int, num_elements: int = 1000) -> None:
+def check_state(
+    aggregator: Aggregator[Any],
+    world_size: int,
+    num_elements: int = 1000,
+    run: RunRanks = run_in_process,
+) -> None:
     """Checks that a state saved and loaded continues bit for bit: three steps, or two and one.
 
     Raises:
@@ -33,7 +38,7 @@ def check_state(aggregator: Aggregator[Any], world_size: int, num_elements: int 
     layout = layout_of(num_elements)
     steps = [_gradients(world_size, num_elements, seed) for seed in range(NUM_STEPS)]
 
-    def work(group: InProcessGroup) -> list[tuple[Tensor, Tensor]]:
+    def work(group: Group) -> list[tuple[Tensor, Tensor]]:
         def last_of(break_after: int | None) -> list[Tensor]:
             state = aggregator.start(layout, group, torch.float32, CPU)
             means: list[Tensor] = []
@@ -53,7 +58,7 @@ def check_state(aggregator: Aggregator[Any], world_size: int, num_elements: int 
 
         return list(zip(last_of(None), last_of(NUM_STEPS - 2), strict=True))
 
-    for rank, pairs in enumerate(run_in_process(world_size, work)):
+    for rank, pairs in enumerate(run(world_size, work)):
         same = all(torch.equal(through, resumed) for through, resumed in pairs)
         assert same, f"rank {rank}: a saved and loaded state gives another result"
 
@@ -62,7 +67,12 @@ def _gradients(world_size: int, num_elements: int, seed: int) -> list[Tensor]:
     return gradients_of(world_size, num_elements, torch.float32, integers=False, seed=seed)
 
 
-def check_residuals(aggregator: Aggregator[Any], world_size: int, num_elements: int = 1000) -> bool:
+def check_residuals(
+    aggregator: Aggregator[Any],
+    world_size: int,
+    num_elements: int = 1000,
+    run: RunRanks = run_in_process,
+) -> bool:
     """Checks n mean + new residuals = gradients + old residuals over three steps, in float32.
 
     Returns:
@@ -74,7 +84,7 @@ def check_residuals(aggregator: Aggregator[Any], world_size: int, num_elements: 
     layout = layout_of(num_elements)
     steps = [_gradients(world_size, num_elements, seed) for seed in range(NUM_STEPS)]
     old = torch.zeros(num_elements, dtype=torch.float64)
-    for index, outcomes in enumerate(run_steps(aggregator, layout, steps)):
+    for index, outcomes in enumerate(run_steps(aggregator, layout, steps, run)):
         kept = [outcome.left_over.double() for outcome in outcomes if outcome.left_over is not None]
         if not kept:
             return False

@@ -1,23 +1,35 @@
-"""Runs an aggregator on ranks that are threads, step by step, and keeps what it left behind."""
+"""Runs an aggregator step by step, on ranks that are threads or processes, and keeps what it left behind."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from scaling.aggregators.base import Aggregator, AggregatorState, Span
 from scaling.bucket import BucketLayout
-from scaling.process_group import InProcessGroup, run_in_process
+from scaling.process_group import Group, run_in_process
+
+T = TypeVar("T")
 
 CPU = torch.device("cpu")
 NOT_UPDATED = 77.0
 """What parameters hold that a rank does not own, before they are distributed."""
 OVERWRITTEN = 55.0
 """What a caller may leave in its own elements of a mean."""
+
+
+class RunRanks(Protocol):
+    """Runs `work` once a rank, each with its group, and returns the results in rank order.
+
+    `run_in_process` does it with threads. Where ranks are processes, each calls it with its own group, and
+    gathers the others' results.
+    """
+
+    def __call__(self, world_size: int, work: Callable[[Group], T]) -> list[T]: ...
 
 
 @dataclass(frozen=True)
@@ -48,7 +60,10 @@ def parameters_of(layout: BucketLayout, dtype: torch.dtype, step: int) -> Tensor
 
 
 def run_steps(
-    aggregator: Aggregator[Any], layout: BucketLayout, steps: Sequence[Sequence[Tensor]]
+    aggregator: Aggregator[Any],
+    layout: BucketLayout,
+    steps: Sequence[Sequence[Tensor]],
+    run: RunRanks = run_in_process,
 ) -> list[list[Outcome]]:
     """[step][rank] outcomes of a state that goes through all the steps.
 
@@ -58,15 +73,16 @@ def run_steps(
         aggregator: to be run.
         layout: of the bucket.
         steps: [step][rank] gradients, all of one type.
+        run: what the ranks are.
     """
 
-    def work(group: InProcessGroup) -> list[Outcome]:
+    def work(group: Group) -> list[Outcome]:
         state = aggregator.start(layout, group, steps[0][0].dtype, CPU)
         return [
             _step(aggregator, state, gradients[group.rank], index) for index, gradients in enumerate(steps)
         ]
 
-    ranks = run_in_process(len(steps[0]), work)
+    ranks = run(len(steps[0]), work)
     return [[outcomes[index] for outcomes in ranks] for index in range(len(steps))]
 
 

@@ -1,7 +1,8 @@
 """Where and with what a study is run, collected by the machine itself before the first step.
 
 Part of it identifies the measurement: hardware, drivers, versions, settings. Results are never added to a
-folder whose identity differs; the rest (host, time, command, commit) is recorded for people.
+folder whose identity differs; the rest (host, command, commit, which of the GPUs, where the cores are) is
+recorded for people. Seeds stand in the study, checksums of the data with each run.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,16 @@ import torch
 
 import scaling
 from scaling.errors import StoreError
-from topologies.detect import cpu_model, memory_bytes, num_usable_cores, nvidia_gpus
+from topologies.detect import (
+    cpu_model,
+    find_gpus,
+    memory_bytes,
+    num_usable_cores,
+    nvidia_gpus,
+    visible_gpus,
+)
+from topologies.detect_host import SYS, cpu_governors, cpu_list, node_cpus
+from topologies.facts import Gpu
 
 SETTING_PREFIXES = ("NCCL_", "CUDA_", "CUBLAS_", "NVIDIA_TF32", "OMP_", "MKL_", "KMP_", "TORCH_")
 NOT_SETTINGS = (
@@ -32,16 +42,23 @@ NOT_SETTINGS = (
 )
 
 IDENTITY = ("cpu", "gpus", "versions", "settings")
+IDENTITY_WHERE_KNOWN = ("cpu_governors",)
+"""Belong to the identity where both sides have them: older folders do not, nor do some virtual machines."""
 
 
-def collect(environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
+def collect(environ: Mapping[str, str] = os.environ, sys_folder: Path = SYS) -> dict[str, Any]:
     """Everything, as environment.json holds it."""
-    gpus = nvidia_gpus() if torch.cuda.is_available() else []
+    uses_gpus = torch.cuda.is_available()
+    gpus = nvidia_gpus() if uses_gpus else []
     return {
         "schema_version": 1,
         "hostname": platform.node(),
         "command": " ".join(["scaling" if "scaling" in sys.argv[0] else sys.argv[0], *sys.argv[1:]]),
         "cpu": {"model": cpu_model(), "usable_cores": num_usable_cores()},
+        "cpu_governors": cpu_governors(sys_folder),
+        "numa_nodes": [
+            {"number": number, "cpus": cpu_list(cpus)} for number, cpus in node_cpus(sys_folder).items()
+        ],
         "memory_bytes": memory_bytes(),
         "gpus": [{"name": gpu["name"], "memory_bytes": gpu["memory_bytes"]} for gpu in gpus],
         "versions": {
@@ -56,7 +73,9 @@ def collect(environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
             "kernel": platform.release(),
         },
         "settings": settings(environ),
+        "variables": variables(environ),
         "cuda_visible_devices": environ.get("CUDA_VISIBLE_DEVICES"),
+        "gpu_subset": gpu_subset(find_gpus()[0], environ) if uses_gpus else [],
         "git": git_state(Path(__file__).parent),
     }
 
@@ -68,11 +87,30 @@ def _call(function: Callable[[], Any]) -> Any:
 
 def settings(environ: Mapping[str, str]) -> dict[str, str]:
     """The environment variables that change how fast or how exactly things run."""
-    return {
-        name: value
-        for name, value in sorted(environ.items())
-        if name.startswith(SETTING_PREFIXES) and name not in NOT_SETTINGS
-    }
+    return {name: value for name, value in variables(environ).items() if name not in NOT_SETTINGS}
+
+
+def variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """All environment variables of the libraries, for people: those too that are no settings of the study."""
+    return {name: value for name, value in sorted(environ.items()) if name.startswith(SETTING_PREFIXES)}
+
+
+def gpu_subset(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> list[dict[str, Any]] | None:
+    """Which of the machine's GPUs the workers can use, in CUDA's order; None where that is not known."""
+    visible = visible_gpus(gpus, environ)
+    if visible is None:
+        return None
+    return [
+        {
+            "name": gpu.name,
+            "uuid": gpu.uuid or None,
+            "pci_bus_id": gpu.bus_id,
+            "pcie_generation": gpu.pcie.generation if gpu.pcie else None,
+            "pcie_width": gpu.pcie.width if gpu.pcie else None,
+            "pcie_current_width": gpu.pcie.current_width if gpu.pcie else None,
+        }
+        for gpu in visible
+    ]
 
 
 def git_state(folder: Path) -> dict[str, Any] | None:
@@ -94,7 +132,8 @@ def require_same(recorded: Mapping[str, Any], current: Mapping[str, Any], folder
     Raises:
         StoreError: naming the first field that differs, with both values.
     """
-    for key in IDENTITY:
+    known = [key for key in IDENTITY_WHERE_KNOWN if None not in (recorded.get(key), current.get(key))]
+    for key in (*IDENTITY, *known):
         difference = _first_difference(recorded.get(key), current.get(key), key)
         if difference:
             name, before, now = difference

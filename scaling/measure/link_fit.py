@@ -3,16 +3,19 @@
 The line is t = latency + bytes / bandwidth.
 
 1. The samples of a size count as their median.
-2. Latency and time a byte come from non-negative least squares on relative errors, so that a message of a
-   few KiB counts as much as one of a GiB: minimize the sum of ((latency + bytes / bandwidth) / t - 1)^2.
-3. The spread comes from a bootstrap: the samples of each size are drawn anew, and fitted again.
+2. The line goes through the median of the largest size: bandwidth is what large messages get.
+3. The latency has the least squares of relative errors over the other sizes, so that a message of a few KiB
+   counts as much as one of a hundred MiB: minimize the sum of ((latency + bytes / bandwidth) / t - 1)^2.
+   It is never negative, and never longer than the largest size takes.
+4. The spread comes from a bootstrap: the samples of each size are drawn anew, and fitted again.
 
-A link that changes its ways with the size (protocols, caches) fits badly; `worst_error_ratio` says how badly.
+A line free at both ends would be drawn to where the link changes its ways (protocols, caches), and would then
+miss what large messages get by a third. This one misses those in the middle: `worst_error_ratio` says by how
+much, and `worst_error_bytes` where.
 
 References: R. W. Hockney, "The communication challenge for MPP: Intel Paragon and Meiko CS-2", Parallel
-Computing 20 (1994), for the model; C. L. Lawson, R. J. Hanson, "Solving Least Squares Problems",
-Prentice-Hall (1974), for the fit; B. Efron, R. Tibshirani, "An Introduction to the Bootstrap", Chapman & Hall
-(1993).
+Computing 20 (1994), for the model; B. Efron, R. Tibshirani, "An Introduction to the Bootstrap", Chapman &
+Hall (1993).
 """
 
 from __future__ import annotations
@@ -39,12 +42,14 @@ class LinkFit:
         latency_s: 0 where the times are proportional to the bytes.
         bandwidth_bytes_per_s: infinite where they do not depend on the bytes.
         worst_error_ratio: the largest relative error of the line at a size's median.
+        worst_error_bytes: the size where it is.
         samples: size in bytes -> times, by size.
     """
 
     latency_s: float
     bandwidth_bytes_per_s: float
     worst_error_ratio: float
+    worst_error_bytes: int
     samples: Mapping[int, FloatArray] = field(repr=False)
 
     @property
@@ -73,9 +78,7 @@ class LinkFit:
         generator = np.random.default_rng(0)  # the same samples give the same file
         drawn = [generator.choice(one, (RESAMPLES, len(one))) for one in self.samples.values()]
         medians = np.stack([np.median(one, axis=1) for one in drawn], axis=1)
-        num_bytes = np.array(list(self.samples), dtype=np.float64)
-        latencies, per_byte = np.array([_line(num_bytes, row) for row in medians]).T
-        return latencies, per_byte
+        return _line(np.array(list(self.samples), dtype=np.float64), medians)
 
 
 def fit_link(seconds: Mapping[int, Sequence[float]]) -> LinkFit:
@@ -94,19 +97,27 @@ def fit_link(seconds: Mapping[int, Sequence[float]]) -> LinkFit:
         raise ValueError("every size needs a sample, and every time has to be positive")
     num_bytes = np.array(list(samples), dtype=np.float64)
     medians = np.array([np.median(one) for one in samples.values()])
-    latency_s, s_per_byte = _line(num_bytes, medians)
+    latency_s, s_per_byte = (float(value) for value in _line(num_bytes, medians))
     errors = np.abs((latency_s + num_bytes * s_per_byte) / medians - 1)
-    return LinkFit(latency_s, _inverse(s_per_byte), float(errors.max()), samples)
+    worst = int(errors.argmax())
+    return LinkFit(latency_s, _inverse(s_per_byte), float(errors[worst]), list(samples)[worst], samples)
 
 
-def _line(num_bytes: FloatArray, seconds: FloatArray) -> tuple[float, float]:
-    """Latency, and time a byte."""
-    from scipy.optimize import nnls  # takes a while to import
+def _line(num_bytes: FloatArray, seconds: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Latency, and time a byte.
 
-    scale = num_bytes.max()  # both columns of the order of one
-    columns = np.stack([seconds.min() / seconds, num_bytes / scale * (seconds.max() / seconds)], axis=1)
-    (latency, per_byte), _ = nnls(columns, np.ones(len(seconds)))
-    return float(latency * seconds.min()), float(per_byte * seconds.max() / scale)
+    Args:
+        num_bytes: the sizes, ascending: [sizes].
+        seconds: [..., sizes]; a line for each entry of the leading axes.
+    """
+    share = num_bytes / num_bytes[-1]
+    longest = seconds[..., -1]
+    # With t = latency (1 - share) + longest share, errors are linear in the latency, and 0 at the largest.
+    weights = (1 - share) / seconds
+    missing = 1 - share * longest[..., None] / seconds
+    best = (weights * missing).sum(axis=-1) / (weights**2).sum(axis=-1)
+    latency = np.clip(best, 0, longest)
+    return latency, (longest - latency) / num_bytes[-1]
 
 
 def _interval(values: FloatArray) -> tuple[float, float]:

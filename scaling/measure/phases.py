@@ -1,77 +1,218 @@
-"""Records which phase of the step the time went to."""
+"""Records what a step does when, as spans on lanes.
+
+Whole steps are timed without any mark inside; where the time goes is told by other steps, whose phases are
+marked ("split" steps). The lane `main` is the stream of the computation, where phases follow each other.
+Beside it run the lanes `comm` (an exchange under the backward pass) and `copy` (the next batch on its way).
+On the lane `hook` stands how long the computation waited for the host to set an exchange going.
+"""
 
 from __future__ import annotations
 
-from collections import defaultdict
+import math
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
 
+from scaling.aggregators.base import PhaseMarker, unmarked
 from scaling.measure.clock import Clock
 from scaling.measure.phase_names import PHASES
 
-__all__ = ["PHASES", "PhaseRecorder"]
+__all__ = ["PHASES", "UNMARKED", "Lane", "Marks", "PhaseRecorder", "StepSample"]
+
+Lane = Literal["main", "comm", "copy", "hook"]
+
+
+class Marks(Protocol):
+    """What a step marks its phases on."""
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        """A phase on the lane `main`."""
+
+    def beside(self, lane: Lane) -> PhaseMarker:
+        """Marks phases on another lane, also from another thread."""
+
+    def paused(self, *, until_beside_ends: bool = False) -> AbstractContextManager[None]:
+        """What runs inside is no part of the phase that is open on `main`, but `communicate` on `hook`.
+
+        Args:
+            until_beside_ends: what follows of the phase begins when the lane `comm` is done.
+        """
+
+
+class _Unmarked:
+    """For a caller who measures nothing."""
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def beside(self, lane: Lane) -> PhaseMarker:
+        return unmarked
+
+    def paused(self, *, until_beside_ends: bool = False) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
+UNMARKED: Marks = _Unmarked()
+
+
+class _Span:
+    """A phase as the context in which it runs; `after_comm` begins no sooner than the lane `comm` is done."""
+
+    __slots__ = ("_recorder", "after_comm", "lane", "name", "start", "stop")
+
+    def __init__(self, recorder: PhaseRecorder, name: str, lane: Lane, after_comm: bool = False) -> None:
+        self._recorder, self.name, self.lane, self.after_comm = recorder, name, lane, after_comm
+        self.start: Any = None
+        self.stop: Any = None
+
+    def __enter__(self) -> None:
+        self._recorder._begin(self)
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        self._recorder._end(self.lane, failed=kind is not None)
+
+
+@dataclass(frozen=True)
+class StepSample:
+    """One step, as recorded.
+
+    Attributes:
+        start_s: on the host's monotonic clock, in seconds.
+        step_s: its length, in seconds.
+        spans: (phase, lane, start, stop), in seconds from the step's start; None where nothing was marked.
+    """
+
+    start_s: float
+    step_s: float
+    spans: list[tuple[str, str, float, float]] | None
 
 
 class PhaseRecorder:
-    """Marks steps and their phases on a clock; phases do not nest, and one may come several times in a step.
+    """Marks steps and their phases on a clock; phases of a lane do not nest, and one may come several times.
 
     Args:
         clock: what marks are taken on.
+
+    Attributes:
+        uncertainty_s: how far `start_s` of the samples taken so far may be off the host's clock.
     """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._steps: list[tuple[Any, Any, list[tuple[str, Any, Any]]]] = []
-        self._spans: list[tuple[str, Any, Any]] | None = None
-        self._inside: str | None = None
+        self._steps: list[tuple[Any, Any, list[_Span] | None]] = []
+        self._spans: list[_Span] | None = None
+        self._open: dict[str, _Span] = {}
+        self._placed: list[_Span] = []
+        self._last: dict[str, tuple[Any, float]] = {}  # lane -> its last mark, and when it was taken
+        self._anchor = clock.anchor()
+        self.uncertainty_s = self._anchor.uncertainty_s
 
     @contextmanager
-    def step(self) -> Iterator[None]:
-        """One whole step."""
-        spans: list[tuple[str, Any, Any]] = []
+    def step(self, *, split: bool) -> Iterator[Marks]:
+        """One whole step; gives what it marks its phases on."""
+        spans: list[_Span] | None = [] if split else None
         self._spans = spans
         try:
             start = self._clock.mark()
-            yield
+            self._last = {"main": (start, time.perf_counter())}
+            yield self if split else UNMARKED
             self._steps.append((start, self._clock.mark(), spans))
         finally:
-            self._spans = None
+            self._spans, self._open = None, {}
 
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """A phase of the step under way.
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        """A phase of the step under way, on the lane `main`.
 
         Raises:
-            ValueError: the name is not in PHASES, another phase is open, or no step is.
+            ValueError: the name is not in PHASES, another phase of the lane is open, or no step is.
         """
-        if name not in PHASES:
-            raise ValueError(f"unknown phase {name!r}; allowed: {', '.join(PHASES)}")
+        return _Span(self, name, "main")
+
+    def beside(self, lane: Lane) -> PhaseMarker:
+        """Marks phases on `lane`, which follow none that was marked there before; raises as `phase` does."""
+        self._last.pop(lane, None)
+        return lambda name: _Span(self, name, lane)
+
+    @contextmanager
+    def paused(self, *, until_beside_ends: bool = False) -> Iterator[None]:
+        """See `Marks`."""
+        interrupted = self._open["main"]
+        self._end("main")
+        hook = _Span(self, "communicate", "hook")
+        self._open["hook"], hook.start = hook, interrupted.stop
+        yield
+        self._end("hook")
+        resumed = _Span(self, interrupted.name, "main", after_comm=until_beside_ends)
+        self._open["main"], resumed.start = resumed, hook.stop
+
+    def _begin(self, span: _Span) -> None:
+        if span.name not in PHASES:
+            raise ValueError(f"unknown phase {span.name!r}; allowed: {', '.join(PHASES)}")
         if self._spans is None:
-            raise ValueError(f"phase {name!r} outside a step")
-        if self._inside is not None:
-            raise ValueError(f"phase {name!r} inside phase {self._inside!r}: phases do not nest")
-        spans = self._spans
-        self._inside = name
-        try:
-            start = self._clock.mark()
-            yield
-            spans.append((name, start, self._clock.mark()))
-        finally:
-            self._inside = None
+            raise ValueError(f"phase {span.name!r} outside a step")
+        if span.lane in self._open:
+            other = self._open[span.lane].name
+            raise ValueError(f"phase {span.name!r} inside phase {other!r}: phases do not nest")
+        self._open[span.lane] = span
+        mark, at_s = self._last.get(span.lane, (None, -math.inf))
+        follows = time.perf_counter() - at_s < self._clock.chain_s
+        span.start = mark if follows else self._clock.mark()
 
-    def take(self) -> list[dict[str, float]]:
-        """The steps recorded since the last call: `step_s` and `<phase>_s` of each, in seconds.
+    def _end(self, lane: str, *, failed: bool = False) -> None:
+        span = self._open.pop(lane, None)
+        if span is not None and self._spans is not None and not failed:
+            span.stop = self._clock.mark()
+            self._last[lane] = (span.stop, time.perf_counter())
+            self._spans.append(span)
 
-        Waits for the device: call it outside the measured window.
-        """
+    def place(self, name: str, start: Any, stop: Any) -> None:
+        """Adds a phase on `main` whose marks somebody else took, as the replay of a CUDA graph does."""
+        assert self._spans is not None, "inside a split step"
+        span = _Span(self, name, "main")
+        span.start, span.stop = start, stop
+        self._placed.append(span)
+        self._spans.append(span)
+
+    def take(self) -> list[StepSample]:
+        """The steps recorded since the last call. Waits for the device: for use outside measured windows."""
         self._clock.settle()
-        taken = []
-        for start, stop, spans in self._steps:
-            row: dict[str, float] = defaultdict(float)
-            row["step_s"] = self._clock.seconds(start, stop)
-            for name, begin, end in spans:
-                row[f"{name}_s"] += self._clock.seconds(begin, end)
-            taken.append(dict(row))
-        self._steps = []
+        now = self._clock.anchor()
+        self.uncertainty_s = max(self.uncertainty_s, now.uncertainty_s)
+        device_s = self._clock.seconds(self._anchor.mark, now.mark)
+        rate = (now.host_s - self._anchor.host_s) / device_s if device_s > 0 else 1.0
+        taken = [
+            StepSample(
+                self._anchor.host_s + rate * self._clock.seconds(self._anchor.mark, start),
+                self._clock.seconds(start, stop),
+                None if spans is None else self._timed(start, spans),
+            )
+            for start, stop, spans in self._steps
+        ]
+        self._clock.reuse({id(mark): mark for mark in self._used_marks()}.values())
+        self._steps, self._placed, self._anchor = [], [], now
         return taken
+
+    def _used_marks(self) -> Iterator[Any]:
+        """All that were taken here since the last anchor, with it."""
+        yield self._anchor.mark
+        foreign = set(map(id, self._placed))
+        for start, stop, spans in self._steps:
+            yield from (start, stop)
+            for span in spans or ():
+                if id(span) not in foreign:
+                    yield from (span.start, span.stop)
+
+    def _timed(self, start: Any, spans: list[_Span]) -> list[tuple[str, str, float, float]]:
+        def at(mark: Any) -> float:
+            return self._clock.seconds(start, mark)
+
+        comm_ends = max((at(span.stop) for span in spans if span.lane == "comm"), default=0.0)
+        timed = []
+        for span in spans:
+            begin, end = at(span.start), at(span.stop)
+            if span.after_comm:
+                begin = min(max(begin, comm_ends), end)
+            timed.append((span.name, span.lane, begin, end))
+        return sorted(timed, key=lambda one: one[2:])

@@ -2,7 +2,7 @@
 
 A case is one operation on some ranks, in several sizes. Cases of one rank or one pair have the machine for
 themselves; in those of all ranks every rank does the same at the same time. Here is no torch: workers carry
-the cases out (`probe_worker`), and a machine file is made of the samples (`probe_topology`).
+the cases out (`probe_ranks`), and a machine file is made of the samples (`probe_topology`).
 
 Bandwidths are those of nccl-tests (NVIDIA, nccl-tests, doc/PERFORMANCE.md): algbw is bytes over time; busbw
 of an all-reduce of n ranks is 2(n-1)/n of it, what each rank has to send, and algbw itself of sends.
@@ -52,8 +52,12 @@ SAMPLE_S = 2e-3
 BETWEEN_SAMPLES_S = 1e-3  # ranks meet, and agree on the slowest
 MAX_REPEATS = 100
 MIN_SAMPLES, MAX_SAMPLES = 3, 30
-WARM_UPS = 2
-"""The first makes connections and fills caches; the second tells how many a sample takes."""
+WARM_UPS = 3
+"""The first makes connections and maps memory: what it takes is set-up, and no part of the case's time. The
+second is one operation, the third several in a row: they tell how many a sample takes."""
+
+WAKE_S = 0.5
+"""Before the first case every rank keeps its device busy for so long: idle ones lower their clocks."""
 
 
 @dataclass(frozen=True)
@@ -212,7 +216,7 @@ def goes_on(position: int, sizes_bytes: Sequence[int], left_s: float, once_s: fl
     if position < 2:
         return True
     growth = sizes_bytes[position] / sizes_bytes[position - 1]
-    return once_s * growth * (WARM_UPS + MIN_SAMPLES) <= left_s
+    return once_s * growth * (WARM_UPS - 1 + MIN_SAMPLES) <= left_s
 
 
 def bus_factor(operation: str, world_size: int) -> float:
@@ -230,5 +234,24 @@ def as_csv(samples: Iterable[Sample]) -> str:
         row = {**asdict(sample), "ranks": " ".join(map(str, sample.ranks))}
         algbw = sample.num_bytes / sample.seconds
         busbw = algbw * bus_factor(sample.operation, len(sample.ranks))
+        row["seconds"] = f"{sample.seconds:.7g}"  # clocks here tell nanoseconds at best
         writer.writerow([*(row[name] for name in names), f"{algbw:.6g}", f"{busbw:.6g}"])
     return text.getvalue()
+
+
+def from_csv(text: str) -> list[Sample]:
+    """The inverse of `as_csv`, to as many digits as it keeps."""
+    return [
+        Sample(
+            launch=row["launch"],
+            operation=row["operation"],
+            ranks=tuple(map(int, row["ranks"].split())),
+            memory=row["memory"],
+            captured=row["captured"] == "True",
+            num_threads=int(row["num_threads"]) if row["num_threads"] else None,
+            num_bytes=int(row["num_bytes"]),
+            repeats=int(row["repeats"]),
+            seconds=float(row["seconds"]),
+        )
+        for row in csv.DictReader(io.StringIO(text))
+    ]

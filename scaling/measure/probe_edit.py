@@ -9,7 +9,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from scaling.measure.probe_series import Observed
+from scaling.measure.probe_series import Observed, size_text
 from topologies.texts import gigabytes_per_s, microseconds
 
 OWN_TYPE_RATIO = 0.1
@@ -75,7 +75,8 @@ def _set(type_: dict[str, Any], figures: Mapping[str, Observed], stamp: str) -> 
     for name, one in figures.items():
         spread = f"{gigabytes_per_s(one.low)} to {gigabytes_per_s(one.high)}"
         type_[name] = rounded(one.value)
-        source[name] = f"{stamp}, median of {one.num_samples}: {one.what}, {spread}"
+        size = f", {size_text(one.num_bytes)}" if one.num_bytes else ""
+        source[name] = f"{stamp}{size}, median of {one.num_samples}: {one.what}, {spread}"
     type_["source"] = source
 
 

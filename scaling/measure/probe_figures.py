@@ -149,6 +149,8 @@ class Findings:
         if alone is None or at_once is None:
             return None
         each = at_once.bandwidth
+        if each.num_bytes != alone.num_bytes:  # small copies stay in the processor's cache
+            return None
         is_saturated = len(self._everyone) > 1 and each.value < SATURATED_RATIO * alone.value
         together_ = "where they hold one another up" if is_saturated else "the most that was seen"
         return each.times(len(gpus)).called(f"copies of all GPUs at once, {together_}"), is_saturated

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import date
@@ -15,13 +14,11 @@ from typing import IO, Any
 from launchers import local
 from launchers.processes import run_to_end
 from scaling.errors import LaunchError
+from scaling.measure.environment import collect
 from scaling.measure.probe import Sample, as_csv
-from scaling.measure.probe_series import Series, table
-from scaling.measure.probe_topology import measured_file, measurement_of, with_gpus_of
+from scaling.measure.probe_file import ProbeResult, result_of, with_detected
 from topologies.detect import num_usable_cores
-from topologies.detected_file import machine_file
 from topologies.facts import Facts
-from topologies.file_text import WIDTH, as_yaml, validated
 
 START_LIMIT_S = 180.0
 """What importing, joining and making connections may take beyond the time for measuring."""
@@ -39,23 +36,30 @@ class Measured:
     """What the launches left.
 
     Attributes:
+        environment: where and with what they were run (`environment.collect`).
         facts: what the first one's workers say of themselves and their versions.
         samples: of all launches.
         notes: what was left out, for people.
         failures: why a launch ended before its end.
     """
 
+    environment: dict[str, Any] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
     samples: list[Sample] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
 
     def samples_text(self, *, as_json: bool) -> str:
-        """The raw samples as CSV, or as JSON with the facts and the notes."""
+        """The raw samples as CSV, or as JSON with environment, facts and notes."""
         if not as_json:
             return as_csv(self.samples)
         rows = [asdict(sample) for sample in self.samples]
-        return json.dumps({"facts": self.facts, "notes": self.notes, "samples": rows}, indent=1)
+        told = {"environment": self.environment, "facts": self.facts, "notes": self.notes, "samples": rows}
+        return json.dumps(told, indent=1)
+
+    def environment_text(self) -> str:
+        """The environment as JSON, as results folders have it."""
+        return json.dumps(self.environment, indent=2) + "\n"
 
 
 @dataclass(frozen=True)
@@ -145,7 +149,7 @@ def measure(spec: ProbeSpec, say: Callable[[str], None], environ: Mapping[str, s
     """
     if environ.get("NCCL_P2P_DISABLE", "0") not in ("", "0") and not spec.host_only:
         raise LaunchError("NCCL_P2P_DISABLE is set; unset it, or use --host-only")
-    measured = Measured()
+    measured = Measured(environment=collect(environ))
     for launch in spec.launches():
         what = "without access between GPUs, " if launch.host_only else ""
         say(f"{spec.world_size} workers ({spec.device}), {what}about {launch.seconds:.0f} s after the start")
@@ -197,22 +201,7 @@ def read_lines(path: Path, measured: Measured) -> bool:
     return is_done
 
 
-@dataclass(frozen=True)
-class ProbeResult:
-    """What a probe gives.
-
-    Attributes:
-        machine: the text of the machine file.
-        table: a line for each thing measured, for people.
-        notes: what is missing or does not fit, for people.
-    """
-
-    machine: str
-    table: list[str]
-    notes: list[str]
-
-
-def result_of(measured: Measured, found: Facts, today: date | None = None) -> ProbeResult:
+def machine_of(measured: Measured, found: Facts, today: date | None = None) -> ProbeResult:
     """The machine file of what was found and measured.
 
     Args:
@@ -223,16 +212,5 @@ def result_of(measured: Measured, found: Facts, today: date | None = None) -> Pr
     Raises:
         TopologyError: the file would not be valid.
     """
-    on_gpus = measured.facts["device"] == "cuda"
-    found = with_gpus_of(found, measured.facts["ranks"]) if on_gpus else found
-    day = (today or date.today()).isoformat()
-    measurement = measurement_of(machine_file(found), found.gpus, measured.facts, measured.samples, day)
-    file, misfits = measured_file(measurement)
-    lines = table(Series(measured.samples))
-    notes = [*(f"not found: {what}" for what in found.missing), *measured.notes]
-    notes += [f"the model does not tell: {what}" for what in misfits]
-    said = [line for note in notes for line in textwrap.wrap(note, WIDTH, subsequent_indent="    ")]
-    head = [f"{file['name']}, {measurement.stamp}", "", *said, *([""] if said else []), *lines]
-    text = as_yaml(file, head)
-    validated(text, "the probe's machine file")
-    return ProbeResult(text, lines, notes)
+    facts = with_detected(measured.facts, found, (today or date.today()).isoformat())
+    return result_of(facts, measured.samples, measured.notes, "scaling topology probe")

@@ -14,6 +14,9 @@ from scaling.measure.link_fit import LinkFit, fit_link
 from scaling.measure.probe import Sample, bus_factor
 from topologies.texts import gigabytes_per_s, microseconds
 
+MOSTLY_LATENCY_RATIO = 0.5
+"""A largest size of which this part is latency tells no bandwidth beyond its own rate."""
+
 
 @dataclass(frozen=True)
 class Observed:
@@ -24,6 +27,7 @@ class Observed:
         low, high: of a 95% interval, or of the quartiles where there is one size.
         num_samples: of the size that has fewest.
         what: was done, for people.
+        num_bytes: the size that it holds for; None where it is of all sizes.
     """
 
     value: float
@@ -31,6 +35,7 @@ class Observed:
     high: float
     num_samples: int
     what: str = ""
+    num_bytes: int | None = None
 
     def times(self, factor: float) -> Observed:
         """The same in another unit, or of several alike together."""
@@ -49,6 +54,7 @@ class Observed:
             high=max(one.high for one in several),
             num_samples=min(one.num_samples for one in several),
             what=several[0].what,
+            num_bytes=several[0].num_bytes,
         )
 
 
@@ -72,26 +78,27 @@ class OneSeries:
     @cached_property
     def rate(self) -> Observed:
         """Bytes a second of the largest size."""
-        size = max(self.seconds)
+        size = self.largest_bytes
         rates = size / np.array(self.seconds[size])
         low, middle, high = (float(value) for value in np.percentile(rates, [25, 50, 75]))
-        return Observed(middle, low, high, len(rates))
+        return Observed(middle, low, high, len(rates), num_bytes=size)
 
     @property
-    def bandwidth_bytes_per_s(self) -> float:
-        """As fitted, or of the largest size where the time depends on nothing else."""
-        if self.fit is None or math.isinf(self.fit.bandwidth_bytes_per_s):
-            return self.rate.value
-        return self.fit.bandwidth_bytes_per_s
+    def largest_bytes(self) -> int:
+        """The largest size."""
+        return max(self.seconds)
 
     @property
     def bandwidth(self) -> Observed:
-        """The same with its spread."""
-        value = self.bandwidth_bytes_per_s
-        if self.fit is None or value != self.fit.bandwidth_bytes_per_s:
+        """As fitted; the largest size's own rate where most of its time is latency."""
+        fit = self.fit
+        if fit is None or fit.latency_s > MOSTLY_LATENCY_RATIO * self.median_s(self.largest_bytes):
             return self.rate
-        low, high = self.fit.bandwidth_interval_bytes_per_s
-        return Observed(value, low, high if math.isfinite(high) else value, self.fit.num_samples)
+        value = fit.bandwidth_bytes_per_s
+        low, high = fit.bandwidth_interval_bytes_per_s
+        return Observed(
+            value, low, high if math.isfinite(high) else value, fit.num_samples, num_bytes=self.largest_bytes
+        )
 
     @property
     def latency(self) -> Observed | None:
@@ -103,6 +110,11 @@ class OneSeries:
     def median_s(self, num_bytes: int) -> float:
         """Of the times of a size."""
         return float(np.median(self.seconds[num_bytes]))
+
+    def quartiles_s(self, num_bytes: int) -> tuple[float, float, float]:
+        """Of the times of a size: the first, the median and the third."""
+        low, median, high = np.percentile(self.seconds[num_bytes], [25, 50, 75])
+        return float(low), float(median), float(high)
 
 
 class Series:
@@ -141,41 +153,44 @@ class Series:
 
 
 def together(series: Sequence[OneSeries], of: Callable[[OneSeries], Observed | None]) -> Observed | None:
-    """The median of a figure of several series; None where none has it."""
-    found = [value for one in series if (value := of(one)) is not None]
+    """The median of a figure of several series; None where none has it.
+
+    A series that broke off before the largest size that another one reached does not count.
+    """
+    reached = max((one.largest_bytes for one in series), default=0)
+    found = [value for one in series if one.largest_bytes == reached and (value := of(one)) is not None]
     return Observed.middle(found) if found else None
 
 
-def table(series: Series) -> list[str]:
-    """A line for each operation: latency and bandwidth as fitted, and busbw of its largest size.
+HEADINGS = ("", "latency", "bandwidth", "line off by", "largest", "time", "algbw", "busbw")
 
-    The fit is off by so much at the size where it is worst.
+
+def table(series: Series) -> list[str]:
+    """A line for each operation: latency and bandwidth as fitted, and the largest size with its bandwidths.
+
+    The fitted line is off by so much at the size where it is worst.
     """
-    head = ["", "latency", "bandwidth", "fit off by", "largest", "time", "busbw"]
-    rows = [head, *(_row(one) for one in series.all())]
-    widths = [max(len(row[at]) for row in rows) for at in range(len(head))]
+    rows = [HEADINGS, *(_row(one) for one in series.all())]
+    widths = [max(len(row[at]) for row in rows) for at in range(len(HEADINGS))]
     return [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
     ]
 
 
-def _row(one: OneSeries) -> list[str]:
-    example, largest = one.example, max(one.seconds)
-    busbw = one.rate.value * bus_factor(example.operation, len(example.ranks))
-    latency, bandwidth, off = "", "", ""
+def _row(one: OneSeries) -> tuple[str, ...]:
+    fitted = ("", "", "")
     if one.fit is not None:
-        latency, off = microseconds(one.fit.latency_s), f"{one.fit.worst_error_ratio:.0%}"
-        bandwidth = gigabytes_per_s(one.bandwidth_bytes_per_s)
-    seconds = one.median_s(largest)
-    return [
-        _label(example),
-        latency,
-        bandwidth,
-        off,
-        _size(largest),
-        f"{seconds * 1e3:.4g} ms",
-        gigabytes_per_s(busbw),
-    ]
+        off = f"{one.fit.worst_error_ratio:.0%} at {size_text(one.fit.worst_error_bytes)}"
+        fitted = (microseconds(one.fit.latency_s), gigabytes_per_s(one.bandwidth.value), off)
+    factor = bus_factor(one.example.operation, len(one.example.ranks))
+    return (
+        _label(one.example),
+        *fitted,
+        size_text(one.largest_bytes),
+        f"{one.median_s(one.largest_bytes) * 1e3:.4g} ms",
+        gigabytes_per_s(one.rate.value),
+        gigabytes_per_s(one.rate.value * factor),
+    )
 
 
 def _label(sample: Sample) -> str:
@@ -186,7 +201,8 @@ def _label(sample: Sample) -> str:
     return " ".join(filter(None, words))
 
 
-def _size(num_bytes: int) -> str:
+def size_text(num_bytes: int) -> str:
+    """`256 MiB`, `4 KiB`."""
     for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
         if num_bytes >= unit:
             return f"{num_bytes / unit:g} {name}"

@@ -15,10 +15,9 @@ from typing import Any
 from scaling.measure.probe import Sample
 from scaling.measure.probe_edit import set_figures, set_latency
 from scaling.measure.probe_figures import Findings
-from scaling.measure.probe_series import Observed, OneSeries, Series, together
+from scaling.measure.probe_series import Observed, OneSeries, Series, size_text, together
 from topologies.build import build
 from topologies.detected_file import FOUND, peer_access
-from topologies.facts import Facts, Gpu
 from topologies.file_format import MachineFile
 from topologies.model import Path, Topology
 from topologies.texts import gigabytes_per_s
@@ -44,66 +43,6 @@ class Measurement:
     samples: Sequence[Sample]
     peers: Sequence[tuple[int, int]]
     stamp: str
-
-
-def measurement_of(
-    detected: Mapping[str, Any],
-    gpus: Sequence[Gpu],
-    facts: Mapping[str, Any],
-    samples: Sequence[Sample],
-    date: str,
-) -> Measurement:
-    """Joins what was detected with what the workers say of themselves.
-
-    Args:
-        detected: the content of a machine file.
-        gpus: its GPUs.
-        facts: of the workers (`probe_worker.facts`).
-        samples: what they measured.
-        date: of today.
-    """
-    ranks = facts["ranks"]
-    on_gpus = facts["device"] == "cuda"
-    workers = f"{len(ranks)} {'GPU' if on_gpus else 'CPU process'}{_plural(len(ranks), on_gpus)}"
-    nccl = f", NCCL {facts['nccl']}" if facts.get("nccl") else ""
-    peers = [
-        (a, b)
-        for a, one in enumerate(ranks)
-        for b in one.get("peers", [])
-        if a < b and a in ranks[b].get("peers", [])
-    ]
-    return Measurement(
-        detected=detected,
-        gpu_ids=gpu_ids(gpus, [one.get("uuid", "") for one in ranks]) if on_gpus else [],
-        samples=samples,
-        peers=peers,
-        stamp=f"measured by scaling topology probe on {date}, {workers}, torch {facts['torch']}{nccl}",
-    )
-
-
-def _plural(number: int, on_gpus: bool) -> str:
-    return "" if number == 1 else "s" if on_gpus else "es"
-
-
-def with_gpus_of(found: Facts, ranks: Sequence[Mapping[str, Any]]) -> Facts:
-    """The facts with the workers' GPUs in place of detected ones, where detection found fewer."""
-    if len(found.gpus) >= len(ranks):
-        return found
-    gpus = tuple(
-        Gpu(index=rank, name=one["name"], uuid=one.get("uuid", ""), bus_id="", peers=frozenset(one["peers"]))
-        for rank, one in enumerate(ranks)
-    )
-    missing = ("the GPUs' links: neither NVML nor nvidia-smi found as many GPUs as CUDA",)
-    return replace(found, gpus=gpus, places={}, bridges={}, missing=(*found.missing, *missing))
-
-
-def gpu_ids(gpus: Sequence[Gpu], uuids: Sequence[str]) -> list[str]:
-    """The detected GPU of each rank: by its UUID, which CUDA writes without `GPU-`; else by its place."""
-    by_uuid = {gpu.uuid.lower().removeprefix("gpu-"): gpu.id for gpu in gpus if gpu.uuid}
-    found = [by_uuid.get(uuid.lower().removeprefix("gpu-")) for uuid in uuids]
-    if all(found):
-        return [id_ for id_ in found if id_]
-    return [gpu.id for gpu in gpus][: len(uuids)]
 
 
 def measured_file(measurement: Measurement) -> tuple[dict[str, Any], list[str]]:
@@ -169,18 +108,16 @@ def misfits(topology: Topology, measurement: Measurement, series: Series) -> lis
         ("messages, host-only", series.messages("host_only"), False),
     ):
         priced = [
-            (one, topology.bandwidth_bytes_per_s(_path(measurement, topology, one, peers=peers)))
+            (one, one.bandwidth.value, topology.bandwidth_bytes_per_s(path))
             for one in found
+            for path in [_path(measurement, topology, one, peers=peers)]
         ]
-        off = [
-            (one, model)
-            for one, model in priced
-            if abs(model / one.bandwidth_bytes_per_s - 1) > DIFFERS_RATIO
-        ]
-        for one, model in off[:1]:
-            pair = " and ".join(map(str, one.example.ranks))
+        off = [row for row in priced if abs(row[2] / row[1] - 1) > DIFFERS_RATIO]
+        for one, reached, model in off[:1]:
+            pair, size = " and ".join(map(str, one.example.ranks)), size_text(one.largest_bytes)
             lines.append(
-                f"{title}: ranks {pair} reach {gigabytes_per_s(one.bandwidth_bytes_per_s)}, the model says "
-                f"{gigabytes_per_s(model)} ({len(off)} of {len(found)} pairs are more than a quarter off)"
+                f"{title}: ranks {pair} reach {gigabytes_per_s(reached)} at {size}, {reached / model:.2f} of "
+                f"the {gigabytes_per_s(model)} that the model gives them ({len(off)} of {len(found)} pairs "
+                "are more than a quarter off)"
             )
     return lines

@@ -1,9 +1,6 @@
 """A worker of the probe: `python -m scaling.measure.probe_worker --samples FILE --seconds S`, by a launcher.
 
-Every rank goes through the same cases (`probe.cases`) in the same order. For each size, a warm-up; then
-samples: all ranks meet, those that take part do the operation several times in a row, and the slowest of them
-counts. Rank 0 says how often, and writes a line of JSON for each thing measured to FILE at once, so that a
-launch that dies leaves what it has: first a line of facts, samples, notes, at last a line `{"done": true}`.
+Rank 0 adds what was measured (`probe_ranks`) to FILE, a line of JSON for each row, at last `{"done": true}`.
 """
 
 from __future__ import annotations
@@ -11,11 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import sys
-import time
-from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -24,22 +17,9 @@ import torch
 from launchers.processes import die_with_parent
 from launchers.rank_info import LAUNCHER_VARIABLE, RankError, RankInfo
 from scaling.errors import LaunchError
-from scaling.measure import probe
-from scaling.measure.clock import MonotonicClock, clock_for
-from scaling.measure.probe import Case, Sample
-from scaling.measure.probe_operations import Operations, Run
-from scaling.process_group import TorchGroup
+from scaling.measure.probe_ranks import Prober, Write
 from scaling.workers import Workers
-from topologies.detect import memory_bytes, num_usable_cores
-
-MEMORY_SHARE = 8
-"""A buffer takes at most this part of the memory that is free: about as many of the largest are made."""
-
-SHORTEST_S = 1e-9  # no clock here is finer
-
-FALLBACK_BYTES = 4 << 30  # where the system does not tell
-
-Write = Callable[[dict[str, Any]], None]
+from topologies.detect import num_usable_cores
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -54,13 +34,13 @@ def main(arguments: list[str] | None = None) -> int:
     except (RankError, LaunchError) as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return 2
-    write = _writer(options.samples) if info.rank == 0 else _nowhere
+    write = _writer(options.samples)
     num_threads = max(1, num_usable_cores() // info.local_world_size)
-    torch.set_num_threads(num_threads)
     group = workers.group(device, peer_access=not options.host_only)
-    write({"facts": facts(group, device, num_threads)})
-    _Prober(group, device, num_threads, write, options.host_only).run(options.seconds, options.only_messages)
-    write({"done": True})
+    prober = Prober(group, device, num_threads, write, host_only=options.host_only)
+    prober.run(options.seconds, only_messages=options.only_messages)
+    if info.rank == 0:
+        write({"done": True})
     workers.close()
     return 0
 
@@ -93,148 +73,6 @@ def _writer(path: Path) -> Write:
             file.write(json.dumps(row) + "\n")
 
     return write
-
-
-def _nowhere(row: dict[str, Any]) -> None:
-    """Only rank 0 writes."""
-
-
-def facts(group: TorchGroup, device: torch.device, num_threads: int) -> dict[str, Any]:
-    """Versions, and what each rank says of itself. Collective."""
-    ranks = [group.share(_own_facts(device, group.world_size), rank) for rank in range(group.world_size)]
-    nccl: Any = torch.cuda.nccl
-    return {
-        "torch": torch.__version__,
-        "nccl": ".".join(map(str, nccl.version())) if device.type == "cuda" else None,
-        "device": device.type,
-        "host": platform.node(),
-        "num_threads": num_threads,
-        "ranks": ranks,
-    }
-
-
-def _own_facts(device: torch.device, world_size: int) -> dict[str, Any]:
-    if device.type != "cuda":
-        return {}
-    properties: Any = torch.cuda.get_device_properties(device)
-    others = [peer for peer in range(world_size) if peer != device.index]
-    return {
-        "name": properties.name,
-        "uuid": str(getattr(properties, "uuid", "")),
-        "peers": [peer for peer in others if torch.cuda.can_device_access_peer(device, peer)],
-    }
-
-
-class _Prober:
-    """Goes through the cases on this rank.
-
-    Args:
-        group, device: of the rank.
-        num_threads: the rank's share of the cores.
-        write: takes what was measured, on rank 0.
-        host_only: no access between GPUs.
-    """
-
-    def __init__(
-        self, group: TorchGroup, device: torch.device, num_threads: int, write: Write, host_only: bool
-    ) -> None:
-        self._group, self._device, self._write = group, device, write
-        self._num_threads = num_threads
-        self._launch = "host_only" if host_only else "default"
-        self._operations = Operations(group, device)
-        self._clock, self._host_clock = clock_for(device), MonotonicClock()
-
-    def run(self, seconds: float, only_messages: bool) -> None:
-        """Everything, in about that time. Collective."""
-        end_s = time.monotonic() + seconds
-        on_gpus = self._device.type == "cuda"
-        peer_copies = self._group.world_size > 1 and self._group.can_access_peers(self._device)
-        todo = probe.cases(
-            self._group.world_size, on_gpus=on_gpus, peer_copies=peer_copies, only_messages=only_messages
-        )
-        limit_bytes = int(-self._group.largest(-float(self._free_bytes()))) // MEMORY_SHARE
-        for at, case in enumerate(todo):
-            share = case.weight / sum(other.weight for other in todo[at:])
-            budget_s = max(0.0, end_s - time.monotonic()) * share
-            sizes = [size for size in case.sizes_bytes if size <= limit_bytes]
-            if len(sizes) < len(case.sizes_bytes):
-                self._write({"note": f"{case.describe()}: no more than {limit_bytes / 1e6:.0f} MB a buffer"})
-            self._measure(case, sizes, budget_s)
-        if on_gpus and self._group.world_size > 1 and not peer_copies and self._launch == "default":
-            self._write({"note": "no copies between GPUs: not every rank can access every other's memory"})
-
-    def _free_bytes(self) -> int:
-        """Of the memories that this rank makes its buffers in, the least."""
-        of_host = memory_bytes(what="MemAvailable") or FALLBACK_BYTES
-        own = of_host // self._group.world_size
-        return min(own, torch.cuda.mem_get_info(self._device)[0]) if self._device.type == "cuda" else own
-
-    def _measure(self, case: Case, sizes: list[int], budget_s: float) -> None:
-        end_s, once_s = time.monotonic() + budget_s, 0.0
-        for position, size in enumerate(sizes):
-            left_s = end_s - time.monotonic()
-            if not self._group.share(probe.goes_on(position, sizes, left_s, once_s)):
-                return
-            run, problem = self._prepared(case, size)
-            if problem:
-                self._write({"note": f"{case.describe()}, {size} bytes: {problem}"})
-                return
-            torch.set_num_threads(case.num_threads or self._num_threads)
-            for _ in range(probe.WARM_UPS):
-                once_s = self._sample(case, run, repeats=1)
-            repeats = probe.repeats_for(once_s)  # of what all ranks know, hence the same on all
-            left_s = end_s - time.monotonic()
-            count = probe.num_samples_for(left_s, len(sizes) - position, repeats * once_s)
-            for _ in range(self._group.share(count)):
-                self._record(case, size, repeats, self._sample(case, run, repeats))
-            torch.set_num_threads(self._num_threads)
-
-    def _prepared(self, case: Case, size: int) -> tuple[Run | None, str]:
-        """The operation, or why not: from the first rank that has a problem, known to all."""
-        run, problem = self._agreed(lambda: self._operations.prepare(case, size))
-        if problem or not case.captured:
-            return run, problem
-        # Only now: a rank without its buffers would leave the others waiting for its first message.
-        return self._agreed(lambda: None if run is None else self._operations.captured(run))
-
-    def _agreed(self, make: Callable[[], Run | None]) -> tuple[Run | None, str]:
-        run, problem = None, ""
-        try:
-            run = make()
-        except (LaunchError, RuntimeError) as error:
-            problem = f"rank {self._group.rank}: {(str(error).splitlines() or [''])[0]}"
-        worst = self._group.largest(float(self._group.world_size - self._group.rank if problem else 0))
-        first = self._group.world_size - int(worst)
-        return run, self._group.share(problem, first) if worst else ""
-
-    def _sample(self, case: Case, run: Run | None, repeats: int) -> float:
-        """Seconds of one operation on the slowest rank that takes part."""
-        clock = self._host_clock if case.operation.startswith("host") else self._clock
-        clock.settle()
-        seconds = 0.0
-        self._group.barrier()
-        if run is not None:
-            start = clock.mark()
-            for _ in range(repeats):
-                run()
-            stop = clock.mark()
-            clock.settle()
-            seconds = clock.seconds(start, stop) / repeats
-        return max(self._group.largest(seconds), SHORTEST_S)
-
-    def _record(self, case: Case, size: int, repeats: int, seconds: float) -> None:
-        sample = Sample(
-            self._launch,
-            case.operation,
-            case.ranks,
-            case.memory,
-            case.captured,
-            case.num_threads,
-            size,
-            repeats,
-            seconds,
-        )
-        self._write({"sample": asdict(sample)})
 
 
 if __name__ == "__main__":

@@ -70,7 +70,7 @@ def estimate_median(launches: Sequence[Sequence[float]]) -> Estimate:
         low, high = _t_interval(groups)
         method = "t interval of the launches' medians"
     else:
-        low, high = _order_statistics(pooled)
+        low, high = interval_within_launch(pooled)
         method = "within this launch only"
     return Estimate(float(np.median(pooled)), low, high, method, len(pooled), len(groups))
 
@@ -93,12 +93,18 @@ def _t_interval(groups: Sequence[FloatArray]) -> tuple[float, float]:
     return float(medians.mean()) - half_width, float(medians.mean()) + half_width
 
 
-def _order_statistics(samples: FloatArray) -> tuple[float | None, float | None]:
-    """The k-th smallest and k-th largest, k as large as the binomial law of the median allows."""
+def interval_within_launch(samples: Sequence[float] | FloatArray) -> tuple[float | None, float | None]:
+    """The 95% interval of the median by order statistics; it speaks of these samples' own launch only.
+
+    The k-th smallest and k-th largest, k as large as the binomial law of the median allows.
+
+    Returns:
+        Its ends, in the samples' unit; (None, None) with fewer than six samples.
+    """
     from scipy import special
 
-    ordered = np.sort(samples)
-    k = int(np.ceil(special.bdtrik((1 - CONFIDENCE) / 2, len(ordered), 0.5)))
+    ordered = np.sort(np.asarray(samples, dtype=float))
+    k = int(np.ceil(special.bdtrik((1 - CONFIDENCE) / 2, len(ordered), 0.5))) if len(ordered) else 0
     if k < 1:  # fewer than six samples: even their range covers less than 95%
         return None, None
     return float(ordered[k - 1]), float(ordered[-k])

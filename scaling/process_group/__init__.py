@@ -2,20 +2,25 @@
 
 An aggregator never touches torch.distributed: it gets a `Group`, which moves tensors between ranks and meters
 what this rank sends. `TorchGroup` does it over torch.distributed, `InProcessGroup` between threads of one
-process (tests, `scaling.conformance`).
+process (tests, `scaling.conformance`). Where a launch has MPI or Horovod too, `group.over("mpi")` is the same
+ranks with messages carried by that (`MpiGroup`, `HorovodGroup`).
 """
 
 from scaling.process_group.base import Group, Message, Meter, PeerMemory
 from scaling.process_group.host_counters import HostCounters
 from scaling.process_group.in_process import InProcessGroup, run_in_process
+from scaling.process_group.over_horovod import HorovodGroup
+from scaling.process_group.over_mpi import MpiGroup
 from scaling.process_group.over_torch import TorchGroup
 
 __all__ = [
     "Group",
+    "HorovodGroup",
     "HostCounters",
     "InProcessGroup",
     "Message",
     "Meter",
+    "MpiGroup",
     "PeerMemory",
     "TorchGroup",
     "run_in_process",

@@ -10,6 +10,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from scaling.errors import LaunchError
+
+HOW_TO_BRING = {
+    "mpi": "it needs mpi4py (pip install 'scaling-study[mpi]'), and workers started by MPI: "
+    "`mpirun -np N python -m scaling.worker STUDY`",
+    "horovod": "it needs Horovod beside this torch: `make horovod` builds it",
+}
+"""Library -> what to do where a launch does not have it."""
+
 
 class Message(NamedTuple):
     """One tensor on its way to, or expected from, the rank `peer`."""
@@ -112,6 +121,18 @@ class Group(ABC):
         Raises:
             LaunchError: the ranks cannot, or the study forbids it.
         """
+
+    def over(self, library: str) -> Group:
+        """The same ranks with messages carried by that library; metered here. Collective at first use.
+
+        Args:
+            library: "mpi" or "horovod".
+
+        Raises:
+            LaunchError: this launch does not have it.
+        """
+        hint = HOW_TO_BRING.get(library, f"known are {', '.join(HOW_TO_BRING)}")
+        raise LaunchError(f"{library} cannot be used by these ranks: {hint}")
 
     @abstractmethod
     def all_reduce_host(self, tensor: Tensor) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -22,6 +22,7 @@ T = TypeVar("T")
 SPIN_S = 5e-3
 POLL_S = 50e-6
 ASK_AFTER_S = 0.5
+CLOCK_ROUND_TRIPS = 10
 WAIT_LIMIT_S = 1800.0
 """As long as a collective may take (`scaling.workers`)."""
 
@@ -36,6 +37,7 @@ class TorchGroup(Group):
         peer_access: False forbids every access to another GPU's memory but NCCL's own, which obeys its
             environment.
         has_failed: whether any rank has failed since the group was made; asked while waiting in vain.
+        libraries: what the launch has besides: name -> makes the group that it carries. Collective.
     """
 
     def __init__(
@@ -46,28 +48,47 @@ class TorchGroup(Group):
         *,
         peer_access: bool = True,
         has_failed: Callable[[], bool] = lambda: False,
+        libraries: Mapping[str, Callable[[Group], Group]] | None = None,
     ) -> None:
         super().__init__(dist.get_rank(data), dist.get_world_size(data))
-        self._data = data
+        self.data = data
+        self._alone: dist.ProcessGroup | None = None
         self._control = control
         self._ranks_on_this_host = ranks_on_this_host
         self._peer_access = peer_access
         self._has_failed = has_failed
+        self._libraries = libraries or {}
+        self._carried: dict[str, Group] = {}
         self._registered: list[Tensor] = []
         self._can_access: bool | None = None
         self._barriers: HostCounters | None = None
 
+    def alone(self) -> dist.ProcessGroup:
+        """A process group of this rank only, of the same library. Collective at first use."""
+        if self._alone is None:
+            backend = dist.get_backend(self.data)
+            groups = [dist.new_group([rank], backend=backend) for rank in range(self.world_size)]
+            self._alone = groups[self.rank]
+        return self._alone
+
     def _exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
-        operations = [dist.P2POp(dist.isend, tensor, peer, self._data) for peer, tensor in sends]
-        operations += [dist.P2POp(dist.irecv, tensor, peer, self._data) for peer, tensor in receives]
+        operations = [dist.P2POp(dist.isend, tensor, peer, self.data) for peer, tensor in sends]
+        operations += [dist.P2POp(dist.irecv, tensor, peer, self.data) for peer, tensor in receives]
         for work in dist.batch_isend_irecv(operations):
             work.wait()
 
     def _all_reduce(self, tensor: Tensor) -> None:
-        dist.all_reduce(tensor, group=self._data)
+        dist.all_reduce(tensor, group=self.data)
 
     def _broadcast(self, tensor: Tensor, source: int) -> None:
-        dist.broadcast(tensor, source, group=self._data)
+        dist.broadcast(tensor, source, group=self.data)
+
+    def over(self, library: str) -> Group:
+        if library not in self._libraries:
+            return super().over(library)
+        if library not in self._carried:
+            self._carried[library] = self._libraries[library](self)
+        return self._carried[library]
 
     def barrier(self) -> None:
         if self.world_size == 1:
@@ -123,13 +144,53 @@ class TorchGroup(Group):
                 "peer memory: the ranks cannot read each other's memory here (not CUDA, several hosts, GPUs "
                 "without peer access, or peer_access: false); use transport: sends or auto"
             )
-        return SymmetricMemory(num_elements, dtype, device, self._data)
+        return SymmetricMemory(num_elements, dtype, device, self.data)
 
     def largest(self, value: float) -> float:
         """The largest `value` that any rank gave, over the host's network: waits for no device."""
         tensor = torch.tensor(value, dtype=torch.float64)
         dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self._control)
         return tensor.item()
+
+    def largest_of(self, values: Sequence[float]) -> list[float]:
+        """The same for several values at once, one by one."""
+        tensor = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self._control)
+        return tensor.tolist()  # type: ignore[no-any-return]
+
+    def host_clock_offset(self) -> tuple[float, float]:
+        """What to add to this host's monotonic clock to have rank 0's, and how far off that may be, in seconds.
+
+        Zero on rank 0's own host, whose processes share the clock; elsewhere from the fastest of some
+        round trips. Collective.
+        """
+        if self._ranks_on_this_host == self.world_size:
+            return 0.0, 0.0
+        best = (0.0, 0.0)
+        for rank in range(1, self.world_size):
+            if self.rank == 0:
+                self._answer_with_clock(rank)
+            elif self.rank == rank:
+                best = self._ask_for_clock()
+        return best
+
+    def _answer_with_clock(self, rank: int) -> None:
+        for _ in range(CLOCK_ROUND_TRIPS):
+            asked = torch.zeros(1, dtype=torch.float64)
+            dist.recv(asked, rank, group=self._control)
+            dist.send(torch.tensor([time.perf_counter()], dtype=torch.float64), rank, group=self._control)
+
+    def _ask_for_clock(self) -> tuple[float, float]:
+        best = (0.0, float("inf"))
+        for _ in range(CLOCK_ROUND_TRIPS):
+            answer = torch.zeros(1, dtype=torch.float64)
+            before = time.perf_counter()
+            dist.send(answer, 0, group=self._control)
+            dist.recv(answer, 0, group=self._control)
+            after = time.perf_counter()
+            if (after - before) / 2 < best[1]:
+                best = (answer.item() - (before + after) / 2, (after - before) / 2)
+        return best
 
     def share(self, value: T, source: int = 0) -> T:
         """The source's `value` (any picklable object) on every rank."""

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from scaling.report.status import status_table
 from scaling.report.tables import summary_table
 from scaling.store import ResultsFolder
 
+if TYPE_CHECKING:
+    from scaling.report.write import Report
+
 __all__ = ["status_table", "summary_table", "write_report"]
 
 
-def write_report(folder: ResultsFolder) -> Path:
-    """Makes summary.csv, figures/ and report.html anew from the raw samples.
+def write_report(folder: ResultsFolder) -> Report:
+    """Makes summary.csv, budget.csv, figures/ and report.html anew from the raw samples.
+
+    Where there are transfer cells, also transfers.csv and the machine file probed.yaml.
 
     Args:
         folder: a study's results, finished or not.
 
     Returns:
-        The path of report.html.
+        The path of report.html, the summary and the wall time.
 
     Raises:
         StoreError: there is no such folder, samples of a done run are missing or damaged, or a file cannot be

@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from scaling.measure.phase_names import PHASES
+from scaling.measure.budget import PARTS
 
 Row = dict[str, Any]
 """One cell: a value for every column, None where it does not exist."""
@@ -25,6 +25,9 @@ INDEPENDENT = {
     "world_size": "Int64",
     "local_batch": "Int64",
     "global_batch": "Int64",
+    "bucket_mb": "Float64",
+    "input_placement": "string",
+    "loader_workers": "Int64",
     "threads": "Int64",
     "peer_access": "boolean",
     "num_nodes": "Int64",
@@ -34,14 +37,26 @@ INDEPENDENT = {
     "weight_decay": "float64",
     "nesterov": "boolean",
     "seed": "Int64",
+    "twin": "Int64",
 }
 """What was chosen, with its type."""
 
-_FIRST_PHASES = ("h2d", "d2h")  # the copies over the host's links come before the other phases
-PHASE_COLUMNS = {
-    name: f"{name}_s" for name in (*_FIRST_PHASES, *(p for p in PHASES if p not in _FIRST_PHASES))
-}
-"""Phase -> its column, in the order of the columns."""
+ABSENT = {"input_placement": "device", "twin": 0}
+"""What a variable was in folders that do not have it yet."""
+
+PART_COLUMNS = {name: f"{name}_s" for name in PARTS}
+"""Part of a step (`scaling.measure.budget`) -> its column."""
+
+BUDGET_COLUMNS = (
+    *("input_s", "h2d_s", "forward_s", "backward_s", "encode_s", "decode_s", "d2h_s", "reduce_s"),
+    *("h2d_result_s", "comm_hidden_s", "exposed_comm_s", "update_s", "wait_s", "unexplained_s"),
+    "h2d_hidden_s",
+)
+"""A step's budget: the parts, which sum to its time, and what is hidden under them."""
+
+# What people look for first, and the copies over the host's links.
+_LISTED_FIRST = ("exposed_comm_s", "h2d_s", "d2h_s")
+_FURTHER = tuple(name for name in BUDGET_COLUMNS if name not in _LISTED_FIRST)
 
 MEASURED = {
     "state": "string",
@@ -56,7 +71,18 @@ MEASURED = {
     "parallel_efficiency": "float64",
     "exposed_comm_s": "float64",
     "wire_bytes_per_rank": "Int64",
-    **dict.fromkeys(PHASE_COLUMNS.values(), "float64"),
+    "h2d_s": "float64",
+    "d2h_s": "float64",
+    **dict.fromkeys(_FURTHER, "float64"),
+    "split_iteration_s": "float64",
+    "looking_s": "float64",
+    "exposed_s": "float64",
+    "exposed_by_difference_s": "float64",
+    "exposed_check": "string",
+    "skew_s": "float64",
+    "noise_floor": "float64",
+    "joules_per_sample": "float64",
+    "memory_peak_bytes": "Int64",
     "epochs": "Int64",
     "train_loss": "float64",
     "final_test_accuracy": "float64",
@@ -65,15 +91,20 @@ MEASURED = {
     "train_s": "float64",
     "reason": "string",
     "notes": "string",
+    "warnings": "string",
     "cell_id": "string",
 }
 """What came out, with its type."""
 
 COLUMNS: dict[str, str] = {**INDEPENDENT, **MEASURED}
 
-KINDS = ("iteration", "convergence")
-AGGREGATORS = ("none", "all_reduce", "ring", "tree", "host_serial", "host_parallel")
-"""The order in which they are shown; others follow, by label."""
+TRANSFER = "transfer"
+"""The kind of cells that have no model: copies, messages and collectives alone."""
+
+KINDS = ("iteration", "convergence", TRANSFER)
+PLACEMENTS = ("device", "pinned", "pageable", "loader")
+AGGREGATORS = ("none", "no_op", "all_reduce", "ring", "tree", "host_serial", "host_parallel")
+"""The orders in which they are shown; others follow, by label."""
 
 CONTROL_ARMS = ("none", "no_op")
 """Aggregators that exchange nothing: a bound for the others, never a candidate."""
@@ -93,6 +124,16 @@ def is_control_arm(row: Row) -> bool:
     return aggregator_name(row["aggregator"]) in CONTROL_ARMS
 
 
+def is_transfer(row: Mapping[str, Any]) -> bool:
+    """Whether this cell, or a row of it, has no model."""
+    return bool(row["kind"] == TRANSFER)
+
+
+def is_twin(row: Row) -> bool:
+    """Whether this is the second of an A/A pair: measured for the noise floor alone."""
+    return bool(row["twin"])
+
+
 def aggregator_order(label: str) -> tuple[int, str]:
     """A sort key: the known ones in AGGREGATORS' order, then the others by label."""
     name = aggregator_name(label)
@@ -107,9 +148,21 @@ def fixed_batch(row: Mapping[str, Any]) -> int:
 def row_order(row: Row) -> tuple[Any, ...]:
     """A sort key: kind, model, dataset, batch, aggregator, world size, then the other axes."""
     kind = KINDS.index(row["kind"]) if row["kind"] in KINDS else len(KINDS)
-    workload = (kind, row["kind"], row["model"], row["dataset"], row["scaling"], fixed_batch(row))
-    rest = [str(row[name]) for name in INDEPENDENT if name not in ("world_size", "aggregator")]
-    return (*workload, *aggregator_order(row["aggregator"]), row["world_size"], *rest, row["cell_id"])
+    workload: tuple[Any, ...] = (kind, row["kind"])
+    if not is_transfer(row):
+        workload += (row["model"], row["dataset"], row["scaling"], fixed_batch(row))
+        workload += aggregator_order(row["aggregator"])
+    rest = [_sortable(row[name]) for name in INDEPENDENT if name not in ("world_size", "aggregator")]
+    return (*workload, row["world_size"], *rest, row["cell_id"])
+
+
+def _sortable(value: Any) -> tuple[int, float, str]:
+    """Missing values first, then numbers by size, then texts."""
+    if value is None:
+        return (0, 0.0, "")
+    if value in PLACEMENTS:
+        return (1, float(PLACEMENTS.index(value)), "")
+    return (1, float(value), "") if isinstance(value, (int, float)) else (2, 0.0, str(value))
 
 
 def to_table(rows: Iterable[Row]) -> pd.DataFrame:

@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from typing import Literal
 
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from scaling.measure.phase_names import PHASES
-from scaling.report.columns import aggregator_name
-from scaling.report.figure_data import PhaseBar, SpeedupLine, TrainingLine
-from scaling.report.figure_style import Look, line_styles, phase_look
+from scaling.report.drawing_parts import OUTSIDE, WIDTH, Looks, aggregator_handle, plain_ticks, set_title
+from scaling.report.figure_data import SpeedupLine, TrainingLine
+from scaling.report.figure_style import Look, line_styles
 from scaling.report.formats import workers
 
-Looks = dict[str, Look]
 Against = Literal["epochs", "seconds"]
-
-_OUTSIDE: dict[str, Any] = {"loc": "outside right center", "alignment": "left"}
 
 LOG_LOSS_RATIO = 10
 """Losses that span more than this are drawn on a logarithmic axis."""
@@ -35,7 +28,7 @@ WIDEST_SHIFT_OCTAVES = 0.04
 
 def draw_speedup(title: str, lines: Sequence[SpeedupLine], looks: Looks) -> Figure:
     """Speedup over the world size, both axes in powers of two, with the ideal line and the intervals."""
-    figure = Figure(figsize=(7.6, 4.4), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 4.4), layout="constrained")
     axes = figure.add_subplot()
     sizes = sorted({size for line in lines for size in line.world_sizes})
     axes.set_xscale("log", base=2)
@@ -48,12 +41,12 @@ def draw_speedup(title: str, lines: Sequence[SpeedupLine], looks: Looks) -> Figu
         shift = 2 ** (WIDEST_SHIFT_OCTAVES * (2 * index / max(1, len(lines) - 1) - 1))
         _draw_speedup_line(axes, line, looks[line.aggregator], shift, (bottom, top))
     axes.set_ylim(bottom, top)
-    _plain_ticks(axes, sizes)
+    plain_ticks(axes, sizes)
     axes.set_xlabel("workers (world size)")
     axes.set_ylabel("speedup (throughput / that of one worker)")
-    _set_title(figure, title)
-    handles = [_aggregator_handle(line.aggregator, looks) for line in lines]
-    figure.legend(**_OUTSIDE, handles=[*handles, ideal], title="aggregator")
+    set_title(figure, title)
+    handles = [aggregator_handle(line.aggregator, looks, line.name) for line in lines]
+    figure.legend(**OUTSIDE, handles=[*handles, ideal], title="aggregator")
     return figure
 
 
@@ -71,83 +64,9 @@ def _draw_speedup_line(
         axes.plot([place, place], shown, color=look.colour, marker="_", linestyle="", markersize=6)
 
 
-def _plain_ticks(axes: Axes, sizes: Sequence[int]) -> None:
-    plain = FuncFormatter(lambda value, _: f"{value:g}")
-    axes.xaxis.set_major_locator(FixedLocator(list(sizes)))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(plain)
-    axes.yaxis.set_major_formatter(plain)
-
-
-def draw_phases(title: str, bars: Sequence[PhaseBar]) -> Figure:
-    """One stacked bar a cell, from the top in the table's order, with the measured iteration as a diamond."""
-    names = [name for name in PHASES if any(name in bar.phases_ms for bar in bars)]
-    places = _bar_places(bars)
-    figure = Figure(figsize=(7.6, 1.5 + 0.27 * (places[-1] + 1)), layout="constrained")
-    axes = figure.add_subplot()
-    left = np.zeros(len(bars))
-    for name in names:
-        widths = np.array([bar.phases_ms.get(name, 0.0) for bar in bars])
-        axes.barh(places, widths, left=left, height=0.72, **phase_look(name))
-        left += widths
-    for place, bar in zip(places, bars, strict=True):
-        _draw_iteration(axes, place, bar)
-    longest = max([*left, *(bar.iteration_ms for bar in bars)])
-    # A t interval of scattered launches may be several times as long as the iteration: cut it, not the bars.
-    axes.set_xlim(0, 1.03 * min(max([longest, *(bar.high_ms or 0.0 for bar in bars)]), 1.5 * longest))
-    axes.set_ylim(places[-1] + 0.7, -0.7)
-    axes.set_yticks(places, [f"{bar.aggregator}, {bar.world_size}" for bar in bars])
-    axes.grid(visible=False, axis="y")
-    axes.set_xlabel("milliseconds an iteration")
-    axes.set_ylabel("aggregator, workers")
-    _set_title(figure, title)
-    patches = [Patch(label=name, **phase_look(name)) for name in names]
-    figure.legend(**_OUTSIDE, handles=[*patches, _iteration_handle()], title="phase")
-    return figure
-
-
-def _bar_places(bars: Sequence[PhaseBar]) -> list[float]:
-    """Top to bottom, with a gap between aggregators."""
-    places, place = [], 0.0
-    for index, bar in enumerate(bars):
-        if index:
-            place += 1.0 if bar.aggregator == bars[index - 1].aggregator else 1.5
-        places.append(place)
-    return places
-
-
-def _draw_iteration(axes: Axes, place: float, bar: PhaseBar) -> None:
-    if bar.low_ms is not None and bar.high_ms is not None:
-        ends, places = [bar.low_ms, bar.high_ms], [place, place]
-        axes.plot(ends, places, color="white", linewidth=3.4)  # a rim: the bars below are dark, too
-        axes.plot(ends, places, color="black", linewidth=1.4)
-        axes.plot(ends, places, color="black", marker="|", linestyle="")
-    axes.plot(
-        [bar.iteration_ms],
-        [place],
-        marker="D",
-        markersize=4.5,
-        markerfacecolor="white",
-        markeredgecolor="black",
-    )
-
-
-def _iteration_handle() -> Line2D:
-    return Line2D(
-        [],
-        [],
-        color="black",
-        marker="D",
-        markersize=4.5,
-        markerfacecolor="white",
-        label="iteration, measured,\nand its 95% interval",
-    )
-
-
 def draw_training(title: str, lines: Sequence[TrainingLine], looks: Looks, against: Against) -> Figure:
     """Training loss above, test accuracy below; colour and marker: aggregator, dashes: world size."""
-    figure = Figure(figsize=(7.6, 6.2), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 6.2), layout="constrained")
     loss_axes, accuracy_axes = figure.subplots(2, 1, sharex=True)
     styles = line_styles(line.world_size for line in lines)
     for index, line in enumerate(lines):
@@ -175,7 +94,7 @@ def draw_training(title: str, lines: Sequence[TrainingLine], looks: Looks, again
     if against == "epochs":
         accuracy_axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     accuracy_axes.set_xlabel("epoch" if against == "epochs" else "seconds of training, without evaluation")
-    _set_title(figure, title)
+    set_title(figure, title)
     _training_legends(figure, lines, looks)
     return figure
 
@@ -194,25 +113,10 @@ def _training_legends(figure: Figure, lines: Sequence[TrainingLine], looks: Look
         Line2D([], [], color="#444444", linestyle=style, label=workers(size))
         for size, style in styles.items()
     ]
-    handles = [*(_aggregator_handle(label, looks) for label in labels), *heading, *dashes]
-    figure.legend(**_OUTSIDE, handles=handles, title="aggregator", handlelength=3)
+    handles = [*(aggregator_handle(label, looks) for label in labels), *heading, *dashes]
+    figure.legend(**OUTSIDE, handles=handles, title="aggregator", handlelength=3)
 
 
 def _spans_decades(values: Iterable[float]) -> bool:
     positive = [value for value in values if math.isfinite(value) and value > 0]
     return bool(positive) and max(positive) > LOG_LOSS_RATIO * min(positive)
-
-
-def _aggregator_handle(label: str, looks: Looks) -> Line2D:
-    look = looks[label]
-    return Line2D([], [], color=look.colour, marker=look.marker, label=_broken(label))
-
-
-def _broken(label: str) -> str:
-    """A long label on two lines, so that the legend leaves room for the plot."""
-    name = aggregator_name(label)
-    return label if len(label) <= 18 or name == label else f"{name}\n{label[len(name) :]}"
-
-
-def _set_title(figure: Figure, title: str) -> None:
-    figure.suptitle("\n".join(textwrap.wrap(title, 90)), x=0.01, horizontalalignment="left", fontsize=10)

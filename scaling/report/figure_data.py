@@ -8,33 +8,24 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from scaling.measure.phase_names import PHASES
-from scaling.report.columns import PHASE_COLUMNS, Row
+from scaling.report.columns import Row
 from scaling.report.groups import Group
 from scaling.report.samples import CellResult, Training
 
 
 @dataclass(frozen=True)
 class SpeedupLine:
-    """One aggregator's speedups; `low`, `high` are NaN where there is no interval; `high` may be infinite."""
+    """One aggregator's speedups, in one of its variants if it has several, which `name` tells.
+
+    `low` and `high` are NaN where there is no interval; `high` may be infinite.
+    """
 
     aggregator: str
+    name: str
     world_sizes: list[int]
     speedup: list[float]
     low: list[float]
     high: list[float]
-
-
-@dataclass(frozen=True)
-class PhaseBar:
-    """One cell's phases and its measured iteration, in milliseconds; None where there is no interval."""
-
-    aggregator: str
-    world_size: int
-    phases_ms: dict[str, float]
-    iteration_ms: float
-    low_ms: float | None
-    high_ms: float | None
 
 
 @dataclass(frozen=True)
@@ -53,13 +44,14 @@ def speedup_lines(group: Group) -> list[SpeedupLine]:
     """One line an aggregator that has a speedup, with the iteration time's intervals at a fixed baseline."""
     lines = []
     for label in dict.fromkeys(row["aggregator"] for row in group.rows):
-        rows = [row for row in group.rows if row["aggregator"] == label and row["speedup"] is not None]
+        rows = [row for row in main_variant(group, label) if row["speedup"] is not None]
         if not rows:
             continue
         bounds = [_speedup_interval(row) for row in rows]
         lines.append(
             SpeedupLine(
                 label,
+                group.name(rows[0]),
                 [row["world_size"] for row in rows],
                 [row["speedup"] for row in rows],
                 [low for low, _ in bounds],
@@ -67,6 +59,28 @@ def speedup_lines(group: Group) -> list[SpeedupLine]:
             )
         )
     return lines
+
+
+def main_variant(group: Group, label: str) -> list[Row]:
+    """The rows of one aggregator with the same bucket size and input placement: one for each world size.
+
+    Of several placements the first that it has (`device` if there), then of several bucket sizes the one that
+    is fastest at the largest world size.
+    """
+    own = [row for row in group.rows if row["aggregator"] == label]
+    placements = dict.fromkeys(map(_placement, own))
+    preferred = min(placements, key=lambda placement: placement[0] != "device")
+    own = [row for row in own if _placement(row) == preferred]
+    largest = max(row["world_size"] for row in own)
+    fastest = min(
+        (row for row in own if row["world_size"] == largest),
+        key=lambda row: math.inf if row["iteration_s"] is None else row["iteration_s"],
+    )
+    return [row for row in own if row["bucket_mb"] == fastest["bucket_mb"]]
+
+
+def _placement(row: Row) -> tuple[str, int | None]:
+    return row["input_placement"], row["loader_workers"]
 
 
 def _speedup_interval(row: Row) -> tuple[float, float]:
@@ -77,28 +91,6 @@ def _speedup_interval(row: Row) -> tuple[float, float]:
         return math.nan, math.nan
     # A t interval of scattered launches can reach below 0 seconds: then the speedup has no upper bound.
     return fixed / high, fixed / low if low > 0 else math.inf
-
-
-def phase_bars(group: Group) -> list[PhaseBar]:
-    """One bar a cell that has phases, in the table's order; phases that it never had have no entry."""
-    bars = []
-    for row in group.rows:
-        phases = {name: row[PHASE_COLUMNS[name]] for name in PHASES}
-        present = {name: 1000 * value for name, value in phases.items() if value is not None}
-        if row["iteration_s"] is None or not present:
-            continue
-        low, high = row["iteration_s_low"], row["iteration_s_high"]
-        bars.append(
-            PhaseBar(
-                row["aggregator"],
-                row["world_size"],
-                present,
-                1000 * row["iteration_s"],
-                None if low is None else 1000 * low,
-                None if high is None else 1000 * high,
-            )
-        )
-    return bars
 
 
 def training_lines(group: Group, cells: Mapping[str, CellResult]) -> list[TrainingLine]:

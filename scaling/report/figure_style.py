@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from scaling.measure.phase_names import PHASES
+from scaling.measure.budget import PARTS
 from scaling.report.columns import aggregator_order
 
 BLACK, ORANGE, SKY_BLUE, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
@@ -30,21 +30,28 @@ _DASHES: tuple[LineStyle, ...] = (
     (0, (3, 1.5, 1, 1.5, 1, 1.5)),
 )
 
-_PHASE_LOOKS = {
+_PART_LOOKS = {
     "input": (GREY, ""),
     "h2d": (YELLOW, ""),
     "forward": (SKY_BLUE, ""),
     "backward": (BLUE, ""),
     "encode": (PURPLE, ""),
     "d2h": (ORANGE, ""),
-    "communicate": (VERMILLION, ""),
+    "exposed_comm": (VERMILLION, ""),
     "reduce": (GREEN, ""),
     "decode": (PURPLE, "////"),
     "update": ("#404040", ""),
     "h2d_result": (YELLOW, "////"),
     "wait": ("#ffffff", "...."),
+    "unexplained": ("#d9d9d9", "xxxx"),
 }
-assert set(_PHASE_LOOKS) == set(PHASES)
+assert set(_PART_LOOKS) == set(PARTS)
+
+HIDDEN_LOOK: Any = {"facecolor": "#ffffff", "edgecolor": VERMILLION, "linewidth": 1.0}
+"""Communication under the computation: outlined, since it takes no time of the step."""
+
+LATE_COLOURS = "YlOrBr"
+"""From pale to dark, so that it can be read without its hues."""
 
 SETTINGS: Any = {  # Any: versions of matplotlib differ in how they type the keys
     "font.size": 9.0,
@@ -93,7 +100,7 @@ def line_styles(world_sizes: Iterable[int]) -> dict[int, LineStyle]:
     }
 
 
-def phase_look(name: str) -> dict[str, Any]:
-    """The bar's face and hatching for a phase."""
-    colour, hatch = _PHASE_LOOKS[name]
+def part_look(name: str) -> dict[str, Any]:
+    """The bar's face and hatching for a part of a step."""
+    colour, hatch = _PART_LOOKS[name]
     return {"facecolor": colour, "hatch": hatch, "edgecolor": "#202020", "linewidth": 0.4}

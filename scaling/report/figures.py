@@ -11,10 +11,16 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from scaling.errors import StoreError
-from scaling.report.columns import Row
-from scaling.report.drawing import Looks, draw_phases, draw_speedup, draw_training
-from scaling.report.figure_data import phase_bars, speedup_lines, training_lines
+from scaling.report.budget_data import arrivals, bucket_responses, budget_bars, placed
+from scaling.report.columns import Row, is_transfer
+from scaling.report.drawing import draw_speedup, draw_training
+from scaling.report.drawing_arrivals import draw_arrivals
+from scaling.report.drawing_budget import draw_budget
+from scaling.report.drawing_parts import Looks
+from scaling.report.drawing_response import draw_buckets, draw_placements
+from scaling.report.figure_data import speedup_lines, training_lines
 from scaling.report.figure_style import SETTINGS, aggregator_looks
+from scaling.report.formats import workers
 from scaling.report.groups import Group, group_rows
 from scaling.report.samples import CellResult
 from scaling.store import ResultsFolder
@@ -23,12 +29,28 @@ SPEEDUP = (
     "Throughput over that of one worker without exchange (column speedup). Bars: the 95% interval of the "
     "iteration time (iteration_s_low, iteration_s_high) at a fixed baseline, cut off at the plot's edge. "
     "Points of one world size are set slightly apart. The aggregator none exchanges nothing: it bounds "
-    "the others."
+    "the others. Of several bucket sizes the one is shown that is fastest on the most workers."
 )
-PHASES = (
-    "Median of every phase, of the rank that the others wait for (columns <phase>_s), and the measured "
-    "iteration (iteration_s, with its 95% interval). The phases' medians need not add up to the iteration: "
-    "medians do not in general, and time between phases is in none of them."
+BUDGET = (
+    "Where a step's time goes: mean over the middle half of the steps whose phases were marked, of the rank "
+    "that the others wait for (columns <part>_s, which sum to split_iteration_s). Communication under the "
+    "computation takes no time of the step: it is outlined above the bar (comm_hidden_s). The diamond is the "
+    "iteration without any mark, with its 95% interval (iteration_s); what it lacks to the bar's end is the "
+    "cost of looking (looking_s)."
+)
+ARRIVALS = (
+    "How much later than the first rank each rank arrived at the first exchange of a step, on the most "
+    "workers, in the split steps of the first launch (arrived_after_first_s of budget.csv; skew_s is the "
+    "median of the latest rank's). A row that is dark throughout is a straggler; a dark column is a step "
+    "that was disturbed."
+)
+BUCKETS = (
+    "Iteration time over the bucket size, on the most workers (columns bucket_mb and iteration_s, with its "
+    "95% interval, cut off at the plot's edge)."
+)
+PLACEMENTS = (
+    "Iteration time by where the input comes from, on the most workers (columns input_placement and "
+    "iteration_s, with its 95% interval)."
 )
 EPOCHS = (
     "Training loss and test accuracy after every epoch, medians over the repeats (train_loss and "
@@ -61,7 +83,9 @@ class SavedFigure:
 
 
 @dataclass(frozen=True)
-class _Drawn:
+class Drawn:
+    """The same before it is saved."""
+
     name: str
     title: str
     caption: str
@@ -81,30 +105,47 @@ def draw_figures(
     Raises:
         StoreError: a file cannot be written.
     """
-    looks = aggregator_looks(row["aggregator"] for row in rows)
+    looks = aggregator_looks(row["aggregator"] for row in rows if not is_transfer(row))
     saved = []
     with matplotlib.rc_context(SETTINGS):
         for group in group_rows(rows):
-            saved += [_save(folder, drawn) for drawn in _group_figures(group, looks, cells)]
+            saved += [save(folder, drawn) for drawn in _group_figures(group, looks, cells)]
     return saved
 
 
-def _group_figures(group: Group, looks: Looks, cells: Mapping[str, CellResult]) -> Iterator[_Drawn]:
+def _group_figures(group: Group, looks: Looks, cells: Mapping[str, CellResult]) -> Iterator[Drawn]:
     title = group.title
     if group.kind == "iteration":
-        lines, bars = speedup_lines(group), phase_bars(group)
-        if len({size for line in lines for size in line.world_sizes}) > 1:
-            yield _Drawn(f"speedup-{group.slug}", title, SPEEDUP, draw_speedup(title, lines, looks))
-        if bars:
-            yield _Drawn(f"phases-{group.slug}", title, PHASES, draw_phases(title, bars))
+        yield from _iteration_figures(group, looks, cells)
     elif group.kind == "convergence" and (training := training_lines(group, cells)):
         by_epoch = draw_training(title, training, looks, "epochs")
-        yield _Drawn(f"loss-epochs-{group.slug}", title, EPOCHS, by_epoch)
+        yield Drawn(f"loss-epochs-{group.slug}", title, EPOCHS, by_epoch)
         by_second = draw_training(title, training, looks, "seconds")
-        yield _Drawn(f"loss-seconds-{group.slug}", title, SECONDS, by_second)
+        yield Drawn(f"loss-seconds-{group.slug}", title, SECONDS, by_second)
 
 
-def _save(folder: ResultsFolder, drawn: _Drawn) -> SavedFigure:
+def _iteration_figures(group: Group, looks: Looks, cells: Mapping[str, CellResult]) -> Iterator[Drawn]:
+    title, slug = group.title, group.slug
+    on_most = f"{title}, on {workers(max(group.world_sizes))}"
+    lines = speedup_lines(group)
+    if len({size for line in lines for size in line.world_sizes}) > 1:
+        yield Drawn(f"speedup-{slug}", title, SPEEDUP, draw_speedup(title, lines, looks))
+    if bars := budget_bars(group):
+        yield Drawn(f"budget-{slug}", title, BUDGET, draw_budget(title, bars))
+    if panels := arrivals(group, cells):
+        yield Drawn(f"arrivals-{slug}", on_most, ARRIVALS, draw_arrivals(on_most, panels))
+    if responses := bucket_responses(group):
+        yield Drawn(f"buckets-{slug}", on_most, BUCKETS, draw_buckets(on_most, responses, looks))
+    if places := placed(group):
+        yield Drawn(f"input-{slug}", on_most, PLACEMENTS, draw_placements(on_most, places))
+
+
+def save(folder: ResultsFolder, drawn: Drawn) -> SavedFigure:
+    """Writes both files; within `SETTINGS`.
+
+    Raises:
+        StoreError: one cannot be written.
+    """
     svg, png = (folder.figure_path(f"{drawn.name}.{ending}") for ending in ("svg", "png"))
     FigureCanvasAgg(drawn.figure)
     # Element ids are hashes with this salt instead of random ones; the date would differ at every call.

@@ -22,6 +22,11 @@ def milliseconds(seconds: float | None, width_s: float | None = None) -> str:
     return f"{1000 * seconds:.{min(decimals, 4)}f}"
 
 
+def like(seconds: float | None, largest_s: float) -> str:
+    """Milliseconds with the decimals that show four digits of `largest_s`: a column to be added up."""
+    return MISSING if seconds is None else f"{1000 * seconds:.{min(_decimals(1000 * largest_s, 4), 4)}f}"
+
+
 def half_width(low: float | None, high: float | None) -> str:
     """Half of an interval's width in milliseconds, without its unit."""
     if low is None or high is None:
@@ -55,6 +60,13 @@ def ratio(value: float | None) -> str:
 def number(value: float | None, digits: int = 3) -> str:
     """So many significant digits, never an exponent."""
     return MISSING if value is None else f"{value:,.{min(_decimals(value, digits), 4)}f}"
+
+
+def duration(seconds: float) -> str:
+    """`3:52` or `1:03:52`."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 def workers(world_size: int) -> str:

@@ -1,4 +1,6 @@
-"""Which cells are compared with each other: those that differ in aggregator and world size alone."""
+"""Which cells are compared with each other: those that differ in the aggregator, the world size, the bucket
+size and where the input comes from. Twins of A/A pairs stand aside: they tell the noise, and nothing else.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from scaling.report.columns import Row, fixed_batch
+from scaling.report.columns import Row, fixed_batch, is_transfer, is_twin
 
 _IN_EVERY_TITLE = ("kind", "model", "dataset", "scaling", "device")
 _WHERE_THEY_DIFFER = {
@@ -34,38 +36,67 @@ class Group:
         kind: iteration or convergence.
         title: what they have in common, for people.
         slug: the same for file names; unique among the groups of a kind.
-        rows: in the table's order.
+        rows: in the table's order, without twins.
+        twins: the second cells of its A/A pairs.
     """
 
     kind: str
     title: str
     slug: str
     rows: list[Row]
+    twins: list[Row]
 
     @property
     def world_sizes(self) -> list[int]:
         """Those of its rows, ascending."""
         return sorted({row["world_size"] for row in self.rows})
 
+    def differs(self, axis: str) -> bool:
+        """Whether its rows have several values of a variable."""
+        return len({row[axis] for row in self.rows if row[axis] is not None}) > 1
+
+    def name(self, row: Row) -> str:
+        """The aggregator of one of its rows, with what else sets it apart from others of that label."""
+        parts = [row["aggregator"]]
+        if row["bucket_mb"] is not None and self.differs("bucket_mb"):
+            parts.append(f"{row['bucket_mb']:g} MiB")
+        if self.differs("input_placement") or self.differs("loader_workers"):
+            parts.append(placement_name(row, several_workers=self.differs("loader_workers")))
+        return ", ".join(parts)
+
+
+def placement_name(row: Row, *, several_workers: bool) -> str:
+    """Where the input comes from; of a loader with its workers, if their number differs."""
+    if several_workers and row["loader_workers"] is not None:
+        return f"{row['input_placement']} x {row['loader_workers']}"
+    return str(row["input_placement"])
+
 
 def group_rows(rows: Sequence[Row]) -> list[Group]:
-    """All groups of a table, in its order."""
+    """All groups of a table, in its order; cells without a model are in none."""
     members: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
-        members.setdefault(_key(row), []).append(row)
+        if is_transfer(row):
+            continue
+        members.setdefault(group_key(row), []).append(row)
     groups: list[Group] = []
-    for own in members.values():
+    for everyone in members.values():
+        own = [row for row in everyone if not is_twin(row)]
+        if not own:
+            continue
         extras = _extras(own[0], rows)
         base = slug = _slug(own[0], extras)
         taken = {group.slug for group in groups if group.kind == own[0]["kind"]}
         number = 2
         while slug in taken:
             slug, number = f"{base}-{number}", number + 1
-        groups.append(Group(own[0]["kind"], _title(own[0], extras), slug, own))
+        twins = [row for row in everyone if is_twin(row)]
+        groups.append(Group(own[0]["kind"], _title(own, extras), slug, own, twins))
     return groups
 
 
-def _key(row: Row) -> tuple[Any, ...]:
+def group_key(row: Row) -> tuple[Any, ...]:
+    """Equal for the rows of one group."""
     names = (*_IN_EVERY_TITLE, *_WHERE_THEY_DIFFER)
     return (*(row[name] for name in names), fixed_batch(row))
 
@@ -83,7 +114,8 @@ def _shown(value: Any) -> Any:
     return ("off", "on")[value] if isinstance(value, bool) else value
 
 
-def _title(row: Row, extras: Sequence[str]) -> str:
+def _title(rows: Sequence[Row], extras: Sequence[str]) -> str:
+    row = rows[0]
     batch = (
         f"{fixed_batch(row)} a worker" if row["scaling"] == "weak" else f"global batch {row['global_batch']}"
     )
@@ -94,6 +126,9 @@ def _title(row: Row, extras: Sequence[str]) -> str:
         row["device"],
         *extras,
     ]
+    placements = {own["input_placement"] for own in rows}
+    if len(placements) == 1 and placements != {"device"}:
+        parts.append(f"input {row['input_placement']}")
     return ", ".join(parts)
 
 

@@ -12,6 +12,8 @@ import jinja2
 import pandas as pd
 from markupsafe import Markup
 
+from scaling.report.budget_table import READING, BudgetTable, budget_table
+from scaling.report.cautions import cautions_of
 from scaling.report.columns import SEPARATOR, Row, to_rows
 from scaling.report.figures import SavedFigure
 from scaling.report.formats import (
@@ -24,7 +26,9 @@ from scaling.report.formats import (
     ratio,
 )
 from scaling.report.groups import Group, group_rows
+from scaling.report.noise import noise_line
 from scaling.report.sentence import findings
+from scaling.report.wall_time import WallTime
 
 TEMPLATE = "report.html.j2"
 
@@ -38,7 +42,7 @@ _ITERATION_HEADINGS = (
         "samples/s",
         "speedup",
     ),
-    *("efficiency", "exposed comm., ms", "MB sent a rank", "repeats", "iterations", "state"),
+    *("efficiency", "exposed, ms", "MB sent a rank", "repeats", "iterations", "state"),
 )
 _CONVERGENCE_HEADINGS = (
     *("aggregator", "workers", "batch a worker", "test accuracy", "training loss", "epochs"),
@@ -53,12 +57,14 @@ CONVERGENCE_STATISTIC = (
 
 @dataclass(frozen=True)
 class PageTable:
-    """A table as the page shows it: a title, its statistic, headings and text in rows."""
+    """A table as the page shows it: a title, its statistic, headings, text in rows, and what stands below."""
 
     title: str
     statistic: str
     headings: Sequence[str]
     rows: list[list[str]]
+    remarks: Sequence[str] = ()
+    warnings: Sequence[str] = ()
 
 
 def render_page(
@@ -66,6 +72,10 @@ def render_page(
     environment: Mapping[str, Any] | None,
     table: pd.DataFrame,
     figures: Sequence[SavedFigure],
+    times: WallTime | None = None,
+    *,
+    more_tables: Sequence[PageTable] = (),
+    more_findings: Sequence[str] = (),
 ) -> str:
     """The page's text.
 
@@ -74,18 +84,22 @@ def render_page(
         environment: where it was run, nested as it comes; None where it was not recorded.
         table: what `summary_table` made.
         figures: what is shown inline; their SVG files are read.
+        times: how the wall time divided; None where that was not recorded.
+        more_tables, more_findings: of cells without a model, behind those of the others.
     """
     rows = to_rows(table)
+    groups = group_rows(rows)
     loader = jinja2.FileSystemLoader(Path(__file__).parent)
     templates = jinja2.Environment(
         loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     return templates.get_template(TEMPLATE).render(
         name=study.get("name", "study"),
-        findings=findings(table, num_cores(environment)),
-        tables=[page_table(group) for group in group_rows(rows)],
+        findings=[*findings(table, num_cores(environment)), *more_findings],
+        tables=[*(table for group in groups for table in page_tables(group, groups)), *more_tables],
+        wall_time=times.line() if times else None,
         notes=[str(note) for note in study.get("notes") or []],
-        warnings=_warnings(rows),
+        cell_notes=_notes(rows),
         figures=[(figure, inline_svg(figure)) for figure in figures],
         failed=[row for row in rows if row["state"] == "failed"],
         states={
@@ -132,14 +146,36 @@ def inline_svg(figure: SavedFigure) -> Markup:
     return Markup(text.replace("<svg", f'<svg role="img" aria-label="{label}"', 1))
 
 
-def page_table(group: Group) -> PageTable:
-    """A group of cells in human units."""
+def page_tables(group: Group, groups: Sequence[Group]) -> list[PageTable]:
+    """A group of cells in human units: its table and, where steps were split, its budget.
+
+    Args:
+        group: comparable cells.
+        groups: all of the summary.
+    """
     if group.kind == "convergence":
-        rows = [_convergence_row(row) for row in group.rows]
-        return PageTable(f"Convergence: {group.title}", CONVERGENCE_STATISTIC, _CONVERGENCE_HEADINGS, rows)
-    rows = [_iteration_row(row) for row in group.rows]
-    title = f"Time per iteration: {group.title}"
-    return PageTable(title, _iteration_statistic(group), _ITERATION_HEADINGS, rows)
+        rows = [_convergence_row(group, row) for row in group.rows]
+        title = f"Convergence: {group.title}"
+        return [PageTable(title, CONVERGENCE_STATISTIC, _CONVERGENCE_HEADINGS, rows, (), cautions_of(group))]
+    rows = [_iteration_row(group, row) for row in group.rows]
+    title, line = f"Time per iteration: {group.title}", noise_line(group, groups)
+    remarks = [line] if line else []
+    table = PageTable(
+        title, _iteration_statistic(group), _ITERATION_HEADINGS, rows, remarks, cautions_of(group)
+    )
+    budgets = budget_table(group)
+    return [table] if budgets is None else [table, _budget_page_table(group, budgets)]
+
+
+def _budget_page_table(group: Group, budgets: BudgetTable) -> PageTable:
+    columns = budgets.columns
+    return PageTable(
+        f"Where a step's time goes, ms: {group.title}",
+        READING,
+        ["aggregator", "workers", *budgets.lines],
+        [[column.aggregator, str(column.world_size), *column.values] for column in columns],
+        [column.remark for column in columns if column.remark is not None],
+    )
 
 
 def _iteration_statistic(group: Group) -> str:
@@ -151,17 +187,17 @@ def _iteration_statistic(group: Group) -> str:
     )
 
 
-def _iteration_row(row: Row) -> list[str]:
+def _iteration_row(group: Group, row: Row) -> list[str]:
     low, high = row["iteration_s_low"], row["iteration_s_high"]
     width = None if low is None or high is None else high - low
     return [
-        *_first_columns(row),
+        *_first_columns(group, row),
         milliseconds(row["iteration_s"], width) if row["repeats"] else row["state"],
         interval(low, high),
         number(row["samples_per_s"]),
         ratio(row["speedup"]),
         percent(row["parallel_efficiency"], decimals=0),
-        milliseconds(row["exposed_comm_s"]),
+        milliseconds(row["exposed_s"]),
         megabytes(row["wire_bytes_per_rank"]),
         str(row["repeats"]),
         number(row["iterations"], digits=1),
@@ -169,9 +205,9 @@ def _iteration_row(row: Row) -> list[str]:
     ]
 
 
-def _convergence_row(row: Row) -> list[str]:
+def _convergence_row(group: Group, row: Row) -> list[str]:
     return [
-        *_first_columns(row),
+        *_first_columns(group, row),
         percent(row["final_test_accuracy"], decimals=2) if row["repeats"] else row["state"],
         number(row["train_loss"]),
         number(row["epochs"], digits=1),
@@ -183,15 +219,14 @@ def _convergence_row(row: Row) -> list[str]:
     ]
 
 
-def _first_columns(row: Row) -> list[str]:
-    return [row["aggregator"], str(row["world_size"]), str(row["local_batch"])]
+def _first_columns(group: Group, row: Row) -> list[str]:
+    return [group.name(row), str(row["world_size"]), str(row["local_batch"])]
 
 
-def _warnings(rows: Sequence[Row]) -> list[str]:
+def _notes(rows: Sequence[Row]) -> list[str]:
     """The cells' notes, each once, with the cells that it belongs to."""
     cells: dict[str, list[str]] = {}
     for row in rows:
-        for note in (row["notes"] or "").split(SEPARATOR):
-            if note:
-                cells.setdefault(note, []).append(f"{row['aggregator']} x {row['world_size']}")
+        for note in filter(None, (row["notes"] or "").split(SEPARATOR)):
+            cells.setdefault(note, []).append(f"{row['aggregator'] or row['kind']} x {row['world_size']}")
     return [f"{note} ({', '.join(dict.fromkeys(names))})" for note, names in cells.items()]

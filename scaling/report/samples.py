@@ -1,27 +1,38 @@
-"""From raw samples to one array a quantity and launch: what every number and curve of the report is made of.
+"""From raw samples to arrays and budgets: what every number and curve of the report is made of.
 
-Ranks are aligned by the iteration's (or epoch's) number. An iteration lasts as long as on its slowest rank;
-its phases are those of the rank that the others wait for. Warm-up iterations are left out here and nowhere
-else.
+Ranks are aligned by the iteration's (or epoch's) number. How long an iteration takes is told by unsplit
+steps, in which nothing was marked, and is that of the slowest rank; where its time goes is told by the split
+ones. Warm-up iterations are left out here and nowhere else.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from scaling.errors import StoreError
-from scaling.measure.phase_names import PHASES
+from scaling.measure.budget import RankStep, StepBudget, step_budgets
+from scaling.report.columns import TRANSFER
+from scaling.report.sample_lines import (
+    Integers,
+    Line,
+    aligned,
+    by_number,
+    field,
+    is_split,
+    is_unsplit,
+    loss,
+    rank_step,
+    seconds,
+)
 from scaling.store import ResultsFolder, RunRecord
 
 Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
-Line = dict[str, Any]
 
 WAITING = ("communicate", "wait")
 """Phases in which a rank may stand still for another."""
@@ -30,25 +41,63 @@ REQUIRED_FIELDS = (
     *("kind", "model", "dataset", "aggregator", "step", "device", "scaling", "world_size"),
     *("local_batch", "global_batch", "threads", "learning_rate", "momentum", "seed"),
 )
+REQUIRED_OF_TRANSFERS = ("kind", "device", "world_size", "threads", "peer_access")
+
+
+@dataclass(frozen=True)
+class SplitStep:
+    """A step whose phases were marked: its number, and what each rank recorded."""
+
+    iteration: int
+    ranks: list[RankStep]
 
 
 @dataclass(frozen=True)
 class IterationLaunch:
-    """The measured iterations of one run, in their order; every array has one value an iteration.
+    """The measured iterations of one run, in their order.
 
     Attributes:
         repeat: which of the cell's repeats.
-        iterations: their numbers, as recorded.
-        waited_for: the rank whose phases these are.
-        step_s: the slowest rank's step, in seconds.
-        phases_s: phases of `waited_for`, in seconds; no entry for those that it never had.
+        iterations: numbers of the unsplit steps, as recorded.
+        rank_steps_s: their lengths in seconds, [rank, iteration].
+        split_steps: those whose phases were marked; none where the step cannot be marked.
     """
 
     repeat: int
     iterations: Integers
-    waited_for: int
-    step_s: Floats
-    phases_s: dict[str, Floats]
+    rank_steps_s: Floats
+    split_steps: list[SplitStep]
+
+    @property
+    def step_s(self) -> Floats:
+        """The slowest rank's unsplit steps, in seconds: one value an iteration."""
+        slowest: Floats = self.rank_steps_s.max(axis=0)
+        return slowest
+
+    @cached_property
+    def budgets(self) -> list[list[StepBudget]]:
+        """Where the time of the split steps went: [step][rank]."""
+        return [step_budgets(step.ranks) for step in self.split_steps]
+
+    @cached_property
+    def waited_for(self) -> int:
+        """The rank that the others wait for: the one that itself waits least, in messages and at barriers.
+
+        Ranks of a synchronous step take equally long, so which one is slowest is a matter of microseconds;
+        what holds the step up is told by the rank that does it. The first such rank; without any waiting, the
+        slowest.
+        """
+        waits = [float(np.median(own)) for own in zip(*map(_waits_s, self.split_steps), strict=True)]
+        if any(waits):
+            return int(np.argmin(waits))
+        return int(np.argmax(np.median(self.rank_steps_s, axis=1)))
+
+
+def _waits_s(step: SplitStep) -> list[float]:
+    """Of each rank, in seconds."""
+    return [
+        sum(span.stop_s - span.start_s for span in rank.spans if span.phase in WAITING) for rank in step.ranks
+    ]
 
 
 @dataclass(frozen=True)
@@ -103,6 +152,11 @@ class CellResult:
         """How the model, dataset or aggregator is shown: its label, or its name where it has none."""
         return str(self.cell.get(f"{field}_label") or self.cell[field])
 
+    @property
+    def is_trained(self) -> bool:
+        """Whether it has a model."""
+        return bool(self.cell["kind"] != TRANSFER)
+
 
 def read_records(folder: ResultsFolder) -> dict[str, list[RunRecord]]:
     """Cell id -> the records of its repeats, in their order.
@@ -112,7 +166,8 @@ def read_records(folder: ResultsFolder) -> dict[str, list[RunRecord]]:
     """
     cells: dict[str, list[RunRecord]] = {}
     for record in folder.runs():
-        missing = [field for field in REQUIRED_FIELDS if field not in record.cell]
+        required = REQUIRED_OF_TRANSFERS if record.cell.get("kind") == TRANSFER else REQUIRED_FIELDS
+        missing = [field for field in required if field not in record.cell]
         if missing:
             raise StoreError(f"{_where(folder, record)}/run.json: its cell lacks {', '.join(missing)}")
         cells.setdefault(record.cell_id, []).append(record)
@@ -138,51 +193,35 @@ def read_cells(folder: ResultsFolder) -> list[CellResult]:
 def _read_launch(folder: ResultsFolder, record: RunRecord) -> IterationLaunch:
     where = _where(folder, record)
     # The warm-up's flag is required: a line without it might be either, and would be counted silently.
-    ranks = [
-        [line for line in lines if not _field(line, "warmup", where)] for lines in _lines(folder, record)
+    measured = [
+        [line for line in lines if not field(line, "warmup", where)] for lines in _lines(folder, record)
     ]
-    numbers = _aligned(ranks, "iteration", where)
-    ordered = [_ordered(lines, "iteration") for lines in ranks]
-    steps_s = [[_seconds(line, "step_s", where) for line in lines] for lines in ordered]
-    waited_for = _waited_for(ordered, where)
-    own = ordered[waited_for]
-    occurring = [name for name in PHASES if any(f"{name}_s" in line for line in own)]
-    return IterationLaunch(
-        record.repeat,
-        numbers,
-        waited_for,
-        np.max(np.array(steps_s, dtype=np.float64), axis=0),
-        {name: _floats(_seconds(line, f"{name}_s", where, absent=0.0) for line in own) for name in occurring},
-    )
+    unsplit = [[line for line in lines if is_unsplit(line)] for lines in measured]
+    captured = record.cell["step"] == "captured"
+    split = [[line for line in lines if is_split(line, captured=captured)] for lines in measured]
+    numbers = aligned(unsplit, "iteration", where)
+    steps_s = [
+        [seconds(line, "step_s", where) for line in by_number(lines, "iteration")] for lines in unsplit
+    ]
+    rank_steps_s = np.array(steps_s, dtype=np.float64)
+    return IterationLaunch(record.repeat, numbers, rank_steps_s, _split_steps(split, where))
 
 
-def _waited_for(ranks: Sequence[Sequence[Line]], where: str) -> int:
-    """The rank that the others wait for: the one that itself waits least, in messages and at barriers.
-
-    Ranks of a synchronous step take equally long, so which one is slowest is a matter of microseconds; what
-    holds the step up is told by the rank that does it. The first such rank; without any waiting, the slowest.
-    """
-
-    def waiting_s(lines: Sequence[Line]) -> float:
-        rows = [[_seconds(line, f"{name}_s", where, absent=0.0) for name in WAITING] for line in lines]
-        return float(np.median(np.sum(np.array(rows, dtype=np.float64), axis=1)))
-
-    waits = [waiting_s(lines) for lines in ranks]
-    if any(waits):
-        return int(np.argmin(waits))
-    steps = [np.median([_seconds(line, "step_s", where) for line in lines]) for lines in ranks]
-    return int(np.argmax(steps))
+def _split_steps(ranks: Sequence[Sequence[Line]], where: str) -> list[SplitStep]:
+    numbers = aligned(ranks, "iteration", where, required=False)
+    recorded = [[rank_step(line, where) for line in by_number(own, "iteration")] for own in ranks]
+    return [SplitStep(int(one), list(step)) for one, *step in zip(numbers, *recorded, strict=True)]
 
 
 def _read_training(folder: ResultsFolder, record: RunRecord) -> Training:
     where = _where(folder, record)
     ranks = _lines(folder, record)
-    numbers = _aligned(ranks, "epoch", where)
-    ordered = [_ordered(lines, "epoch") for lines in ranks]
-    train_s = [[_seconds(line, "train_s", where) for line in lines] for lines in ordered]
+    numbers = aligned(ranks, "epoch", where)
+    ordered = [by_number(lines, "epoch") for lines in ranks]
+    train_s = [[seconds(line, "train_s", where) for line in lines] for lines in ordered]
 
     def of_rank_0(name: str) -> Floats:
-        return _floats(_loss(line, name, where) for line in ordered[0])
+        return _floats(loss(line, name, where) for line in ordered[0])
 
     return Training(
         record.repeat,
@@ -202,60 +241,6 @@ def _lines(folder: ResultsFolder, record: RunRecord) -> list[list[Line]]:
         if not all(isinstance(line, dict) for line in lines):
             raise StoreError(f"{where}/rank{rank}.jsonl is damaged: every line should be an object")
     return ranks
-
-
-def _aligned(ranks: Sequence[Sequence[Line]], key: str, where: str) -> Integers:
-    """The numbers that all ranks have, ascending."""
-    numbers = [sorted(_number(line, key, where) for line in lines) for lines in ranks]
-    if not numbers[0]:
-        raise StoreError(f"{where}: the run is done, but no measured {key} was recorded")
-    if len(set(numbers[0])) != len(numbers[0]):
-        raise StoreError(f"{where}: an {key} was recorded twice")
-    for rank, own in enumerate(numbers):
-        if own != numbers[0]:
-            raise StoreError(
-                f"{where}: ranks 0 and {rank} recorded different {key}s, so they cannot be aligned"
-            )
-    return np.array(numbers[0], dtype=np.int64)
-
-
-def _ordered(lines: Iterable[Line], key: str) -> list[Line]:
-    return sorted(lines, key=lambda line: int(line[key]))
-
-
-def _field(line: Line, name: str, where: str) -> Any:
-    if name not in line:
-        raise StoreError(f"{where}: a line of the samples lacks {name!r}")
-    return line[name]
-
-
-def _number(line: Line, name: str, where: str) -> int:
-    value = _field(line, name, where)
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise StoreError(
-            f"{where}: {name} is {value!r} in a line of the samples, it should be a whole number"
-        )
-    return value
-
-
-def _loss(line: Line, name: str, where: str) -> float:
-    value = _field(line, name, where)
-    if value is None:
-        return math.nan
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise StoreError(
-            f"{where}: {name} is {value!r} in a line of the samples, it should be a number or null"
-        )
-    return float(value)
-
-
-def _seconds(line: Line, name: str, where: str, absent: float | None = None) -> float:
-    value = line.get(name, absent)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise StoreError(
-            f"{where}: {name} is {value!r} in a line of the samples, it should be a time in seconds"
-        )
-    return float(value)
 
 
 def _floats(values: Iterable[float]) -> Floats:

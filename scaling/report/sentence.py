@@ -1,7 +1,8 @@
 """What the table says, in sentences: who is fastest if anybody is, whether more workers helped.
 
-Two cells differ where their 95% intervals do not overlap; that errs on the side of "cannot be told apart".
-Control arms are left out: they exchange nothing, so they bound the others without being a choice.
+Two cells differ where their 95% intervals do not overlap and their medians are further apart than the noise
+floor; that errs on the side of "cannot be told apart". Control arms are left out: they exchange nothing, so
+they bound the others without being a choice.
 """
 
 from __future__ import annotations
@@ -24,13 +25,10 @@ class _Candidate:
     """One row as seconds a sample: comparable under strong and weak scaling alike."""
 
     row: Row
+    name: str
     median: float
     low: float | None
     high: float | None
-
-    @property
-    def name(self) -> str:
-        return f"{self.row['aggregator']} on {workers(self.row['world_size'])}"
 
 
 def findings(table: pd.DataFrame, num_cores: int | None = None) -> list[str]:
@@ -56,31 +54,33 @@ def findings(table: pd.DataFrame, num_cores: int | None = None) -> list[str]:
 def _iteration_findings(group: Group) -> list[str]:
     done = [row for row in group.rows if row["iteration_s"] is not None]
     several = sorted(
-        (_candidate(row) for row in done if row["world_size"] > 1 and not is_control_arm(row)),
+        (_candidate(group, row) for row in done if row["world_size"] > 1 and not is_control_arm(row)),
         key=lambda candidate: candidate.median,
     )
-    single = _one_worker(done)
+    single = _one_worker(group, done)
     if not several:
         return [f"{group.title}: {single.name} takes {_time(single.row)}."] if single else []
     best, others = several[0], several[1:]
     return [f"{group.title}: with several workers, {_leader(best, others)}{_gain(best, single)}"]
 
 
-def _candidate(row: Row) -> _Candidate:
+def _candidate(group: Group, row: Row) -> _Candidate:
     low, high, batch = row["iteration_s_low"], row["iteration_s_high"], row["global_batch"]
     return _Candidate(
         row,
+        f"{group.name(row)} on {workers(row['world_size'])}",
         row["iteration_s"] / batch,
         None if low is None else low / batch,
         None if high is None else high / batch,
     )
 
 
-def _one_worker(done: Sequence[Row]) -> _Candidate | None:
+def _one_worker(group: Group, done: Sequence[Row]) -> _Candidate | None:
     """The one-worker cell without exchange; where it was not measured, the fastest other one."""
     singles = [row for row in done if row["world_size"] == 1]
     plain = [row for row in singles if aggregator_name(row["aggregator"]) == "none"]
-    return min(map(_candidate, plain or singles), key=lambda candidate: candidate.median, default=None)
+    candidates = [_candidate(group, row) for row in plain or singles]
+    return min(candidates, key=lambda candidate: candidate.median, default=None)
 
 
 def _leader(best: _Candidate, others: Sequence[_Candidate]) -> str:
@@ -88,21 +88,31 @@ def _leader(best: _Candidate, others: Sequence[_Candidate]) -> str:
     if not others:
         return f"{best.name} takes {measured}."
     lead = "highest throughput" if best.row["scaling"] == "weak" else "lowest median"
-    unknown = [other for other in others if _overlap(best, other) is None]
-    close = [other for other in others if _overlap(best, other)]
+    alike = [other.name for other in others if _within_noise(best, other)]
+    apart = [other for other in others if not _within_noise(best, other)]
+    unknown = [other.name for other in apart if _overlap(best, other) is None]
+    close = [other.name for other in apart if _overlap(best, other)]
+    noise = f"less than the noise floor of {percent(best.row['noise_floor'])}"
     if unknown:
         return (
             f"the {lead} is that of {best.name}, {measured}; there are too few samples or launches to "
-            f"tell it apart from {listed([other.name for other in [*close, *unknown]])}."
+            f"tell it apart from {listed([*alike, *close, *unknown])}."
         )
-    if close:
-        return (
-            f"no single fastest one can be named. The {lead} is that of {best.name}, {measured}, but "
-            f"{listed([other.name for other in close])} cannot be told apart from it (the intervals overlap)."
-        )
+    if not alike and not close:
+        only = "no other interval overlaps with its own"
+        return f"the fastest is {best.name}, {measured}; {only}.{_one_launch(best)}"
+    reasons = [
+        *([f"{listed(close)} cannot be told apart from it (the intervals overlap)"] if close else []),
+        *([f"{listed(alike)} {_are(alike)} indistinguishable from it ({noise} apart)"] if alike else []),
+    ]
     return (
-        f"the fastest is {best.name}, {measured}; no other interval overlaps with its own.{_one_launch(best)}"
+        f"no single fastest one can be named. The {lead} is that of {best.name}, {measured}, but "
+        f"{listed(reasons)}."
     )
+
+
+def _are(names: Sequence[str]) -> str:
+    return "is" if len(names) == 1 else "are"
 
 
 def _one_launch(best: _Candidate) -> str:
@@ -116,6 +126,8 @@ def _gain(best: _Candidate, single: _Candidate | None) -> str:
     if single is None:
         return " One worker was not measured, so nothing is said of the speedup."
     overlap, than = _overlap(best, single), f"one worker ({single.name}, {_time(single.row)})"
+    if _within_noise(best, single):
+        return f" It is indistinguishable from {than}: the difference is below the noise floor."
     if overlap is None:
         return f" There are too few samples or launches to tell whether it is faster than {than}."
     if ONE_LAUNCH in (best.row["interval_method"], single.row["interval_method"]):
@@ -125,6 +137,15 @@ def _gain(best: _Candidate, single: _Candidate | None) -> str:
     if single.median < best.median:
         return f" More workers than one did not help: {than} gets through more samples per second."
     return ""
+
+
+def _within_noise(first: _Candidate, second: _Candidate) -> bool:
+    """Whether the medians differ by no more than two measurements of the very same do."""
+    floors = [floor for floor in (first.row["noise_floor"], second.row["noise_floor"]) if floor is not None]
+    if not floors:
+        return False
+    allowed: float = max(floors) * (first.median + second.median) / 2
+    return abs(first.median - second.median) <= allowed
 
 
 def _overlap(first: _Candidate, second: _Candidate) -> bool | None:

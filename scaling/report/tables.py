@@ -10,10 +10,12 @@ import numpy as np
 import pandas as pd
 
 from scaling.measure.statistics import estimate_median
+from scaling.report.budgets import cell_budget
+from scaling.report.cautions import cautions, joules_per_sample, memory_peak_bytes
 from scaling.report.columns import (
+    ABSENT,
     COLUMNS,
     INDEPENDENT,
-    PHASE_COLUMNS,
     SEPARATOR,
     Row,
     aggregator_name,
@@ -21,12 +23,24 @@ from scaling.report.columns import (
     row_order,
     to_table,
 )
-from scaling.report.samples import CellResult, Floats, Training, read_cells
+from scaling.report.control import control_arm, equal_in, exposed_check
+from scaling.report.noise import noise_floors
+from scaling.report.samples import CellResult, Training, read_cells
 from scaling.store import ResultsFolder
 
 SAME_AS_BASELINE = (
     *("kind", "model", "model_parameters", "dataset", "dataset_parameters", "step", "device", "scaling"),
-    *("tf32", "threads", "seed", "learning_rate", "momentum", "weight_decay", "nesterov"),
+    *(
+        "input_placement",
+        "loader_workers",
+        "tf32",
+        "threads",
+        "seed",
+        "learning_rate",
+        "momentum",
+        "weight_decay",
+        "nesterov",
+    ),
 )
 """What a cell shares with its one-worker baseline, beside the batch. One worker has no peers to access."""
 
@@ -48,14 +62,27 @@ def summary_table(folder: ResultsFolder) -> pd.DataFrame:
 def build_table(study: str, cells: Sequence[CellResult]) -> pd.DataFrame:
     """The summary of cells that were read already; see `summary_table`."""
     rows = {cell.cell_id: _row(study, cell) for cell in cells}
-    for cell in cells:
-        rows[cell.cell_id].update(_speedup(cell, cells, rows))
+    trained = [cell for cell in cells if cell.is_trained]
+    own_rows = {cell.cell_id: rows[cell.cell_id] for cell in trained}
+    for cell_id, floor in noise_floors(trained, own_rows).items():
+        rows[cell_id]["noise_floor"] = floor
+    for cell in trained:
+        row = rows[cell.cell_id]
+        row.update(_speedup(cell, trained, rows))
+        row.update(_exposed_by_difference(cell, trained, rows))
+        row["warnings"] = _joined(cautions(cell, row))
     return to_table(sorted(rows.values(), key=row_order))
 
 
-def table_csv(table: pd.DataFrame) -> str:
-    """The table as RFC 4180 text: a header, CRLF at every line's end, missing values empty."""
-    return table.to_csv(index=False, lineterminator="\r\n")
+def table_csv(table: pd.DataFrame, *, digits: int | None = None) -> str:
+    """The table as RFC 4180 text: a header, CRLF at every line's end, missing values empty.
+
+    Args:
+        table: any.
+        digits: significant ones of numbers that are not whole; None: as many as tell them apart.
+    """
+    number_format = None if digits is None else f"%.{digits}g"
+    return table.to_csv(index=False, lineterminator="\r\n", float_format=number_format)
 
 
 def study_name(folder: ResultsFolder) -> str:
@@ -66,17 +93,20 @@ def study_name(folder: ResultsFolder) -> str:
 def _row(study: str, cell: CellResult) -> Row:
     row: Row = dict.fromkeys(COLUMNS)
     row.update({name: cell.cell.get(name) for name in INDEPENDENT})
-    row.update({name: cell.label(name) for name in ("model", "dataset", "aggregator")})
+    if cell.is_trained:
+        row.update({name: value for name, value in ABSENT.items() if name not in cell.cell})
+        row.update({name: cell.label(name) for name in ("model", "dataset", "aggregator")})
+        row["precision"] = "tf32" if cell.cell.get("tf32") else "float32"
     row.update(
         study=study,
         launcher=_joined(record.launch.get("launcher") for record in cell.records),
         num_nodes=_only(record.launch.get("num_nodes") for record in cell.done),
-        precision="tf32" if cell.cell.get("tf32") else "float32",
         state=cell.state,
         repeats=len(cell.done),
         wire_bytes_per_rank=_largest(record.summary.get("wire_bytes_per_rank") for record in cell.done),
         reason=_joined(record.reason for record in cell.records if record.state == "failed"),
         notes=_joined([*(note for record in cell.records for note in record.notes), *_divergence(cell)]),
+        memory_peak_bytes=memory_peak_bytes(cell),
         cell_id=cell.cell_id,
     )
     if cell.launches:
@@ -86,41 +116,19 @@ def _row(study: str, cell: CellResult) -> Row:
     return row
 
 
-EXCHANGE = ("communicate", "d2h", "h2d_result", "wait")
-"""Phases that move gradients or wait for those of other ranks."""
-
-
 def _iteration_values(cell: CellResult) -> Row:
     estimate = estimate_median([launch.step_s.tolist() for launch in cell.launches])
-    phases = phase_medians(cell)
-    values: Row = {PHASE_COLUMNS[name]: value for name, value in phases.items()}
-    # An eager step exchanges after its backward pass: nothing hides the exchange, so all of it is exposed.
-    exchange = [phases[name] for name in EXCHANGE if name in phases]
-    exposed = sum(exchange) if exchange and cell.cell["step"] == "eager" else None
-    return values | {
+    budget = cell_budget(cell.launches)
+    return {
         "iterations": estimate.num_samples,
         "iteration_s": estimate.median,
         "iteration_s_low": estimate.low,
         "iteration_s_high": estimate.high,
         "interval_method": estimate.method,
         "samples_per_s": cell.cell["global_batch"] / estimate.median if estimate.median > 0 else None,
-        "exposed_comm_s": exposed,
+        **(budget.values() if budget else {}),
+        "joules_per_sample": joules_per_sample(cell),
     }
-
-
-def phase_medians(cell: CellResult) -> dict[str, float]:
-    """Phase -> its median over all measured iterations, of the rank that the others wait for, in seconds.
-
-    A phase that the cell never had has no entry; in iterations without it, one that it has counts as 0.
-    """
-    names = dict.fromkeys(name for launch in cell.launches for name in launch.phases_s)
-    return {name: float(np.median(_phase_samples(cell, name))) for name in names}
-
-
-def _phase_samples(cell: CellResult, name: str) -> Floats:
-    return np.concatenate(
-        [launch.phases_s.get(name, np.zeros_like(launch.step_s)) for launch in cell.launches]
-    )
 
 
 def _convergence_values(trainings: Sequence[Training], target: float | None) -> Row:
@@ -168,9 +176,19 @@ def _is_baseline_of(other: CellResult, cell: CellResult) -> bool:
     return (
         other.cell["world_size"] == 1
         and aggregator_name(other.cell["aggregator_label"]) == "none"
-        and all(other.cell.get(name) == cell.cell.get(name) for name in SAME_AS_BASELINE)
+        and not other.cell.get("twin")
+        and equal_in(SAME_AS_BASELINE, other.cell, cell.cell)
         and fixed_batch(other.cell) == fixed_batch(cell.cell)
     )
+
+
+def _exposed_by_difference(cell: CellResult, cells: Sequence[CellResult], rows: dict[str, Row]) -> Row:
+    row, control = rows[cell.cell_id], control_arm(cell, cells)
+    if control is None or row["iteration_s"] is None:
+        return {}
+    other = rows[control.cell_id]
+    by_difference = {"exposed_by_difference_s": row["iteration_s"] - other["iteration_s"]}
+    return {**by_difference, "exposed_check": exposed_check({**row, **by_difference}, other)}
 
 
 def _median(values: Iterable[float]) -> float | None:

@@ -9,15 +9,32 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from scaling.aggregators.base import Aggregator
 from scaling.aggregators.registry import create as create_aggregator
 from scaling.errors import StudyError
-from scaling.study.schema import Alternatives, AnyPart, ConvergencePart, IterationPart, Study, Workload
+from scaling.study.rules import check_part
+from scaling.study.schema import (
+    Alternatives,
+    AnyPart,
+    IterationPart,
+    Study,
+    TrainedPart,
+    TransferPart,
+    Workload,
+)
+from scaling.study.transfer import TransferCell, transfer_cells
 from scaling.workloads.registry import create_dataset, create_model, resolve_shape
+
+# What keys are where the study does not say; only some cells have them.
+DEFAULT_BUCKET_MB = 25.0
+DEFAULT_LOADER_WORKERS = 2
+MIN_SECONDS_ON_GPU = 0.5
+"""Unsplit iterations last so long, unless the study says otherwise: a GPU's counter of energy moves ten times
+a second."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +54,10 @@ class Machine:
 
 @dataclass(frozen=True)
 class Cell:
-    """One combination of a study. Times in seconds; labels are for people, and no part of the identity."""
+    """One combination of a study. Times in seconds; labels are for people, and no part of the identity.
+
+    Of an A/A pair, which tells the noise, one cell is measured twice, under the identities `twin` 0 and 1.
+    """
 
     kind: str
     model: str
@@ -57,9 +77,16 @@ class Cell:
     momentum: float
     weight_decay: float
     nesterov: bool
+    bucket_mb: float | None = None
     warmup: int | None = None
     iterations: int | None = None
+    precision_goal: float | None = None
+    min_seconds: float | None = None
     max_seconds: float | None = None
+    split_iterations: int | None = None
+    input_placement: str = "device"
+    loader_workers: int | None = None
+    twin: int = 0
     epochs: int | None = None
     target_accuracy: float | None = None
     model_parameters: dict[str, Any] = field(default_factory=dict)
@@ -86,8 +113,19 @@ class Cell:
         """One line for people."""
         return (
             f"{self.kind} {self.model_label} on {self.dataset_label}, {self.aggregator_label}, "
-            f"{self.world_size} x {self.local_batch} on {self.device}"
+            f"{self.world_size} x {self.local_batch} on {self.device}, {self.step}{self._axes()}"
         )
+
+    def _axes(self) -> str:
+        parts = [
+            f"buckets of {self.bucket_mb:g} MiB" if self.bucket_mb is not None else "",
+            f"input {self.input_placement}" if self.input_placement != "device" else "",
+            "A/A pair" if self.twin else "",
+        ]
+        return "".join(f", {part}" for part in parts if part)
+
+
+AnyCell = Cell | TransferCell
 
 
 @dataclass(frozen=True)
@@ -102,8 +140,13 @@ class ResolvedStudy:
 
     name: str
     repeats: dict[str, int]
-    cells: dict[str, Cell]
+    cells: dict[str, AnyCell]
     notes: list[str]
+
+    @property
+    def trained(self) -> list[Cell]:
+        """The cells that have a model."""
+        return [cell for cell in self.cells.values() if isinstance(cell, Cell)]
 
 
 def resolve(study: Study, machine: Machine) -> ResolvedStudy:
@@ -112,7 +155,7 @@ def resolve(study: Study, machine: Machine) -> ResolvedStudy:
     Raises:
         StudyError: a name or parameter is unknown, a combination cannot be, or GPUs are missing.
     """
-    cells: dict[str, Cell] = {}
+    cells: dict[str, AnyCell] = {}
     repeats: dict[str, int] = {}
     notes: list[str] = []
     for index, part in enumerate(study.parts):
@@ -120,10 +163,20 @@ def resolve(study: Study, machine: Machine) -> ResolvedStudy:
         device = _device(part, machine, notes)
         sizes = _world_sizes(part, device, machine, where, notes)
         threads = part.threads or _default_threads(device, machine)
-        for cell in _part_cells(part, device, sizes, threads, where, notes):
+        for cell in _cells_of(part, device, sizes, threads, where, notes):
             cells[cell.id] = cell
             repeats[cell.id] = max(part.repeats, repeats.get(cell.id, 0))
     return ResolvedStudy(study.name, repeats, cells, list(dict.fromkeys(notes)))
+
+
+def _cells_of(
+    part: AnyPart, device: str, sizes: list[int], threads: int, where: str, notes: list[str]
+) -> Sequence[AnyCell]:
+    if isinstance(part, TransferPart):
+        return list(transfer_cells(part, device, sizes, threads))
+    own = list(_part_cells(part, device, sizes, threads, where, notes))
+    twins = _twins(own) if isinstance(part, IterationPart) and part.noise_pair else ()
+    return [*own, *twins]
 
 
 def _default_threads(device: str, machine: Machine) -> int:
@@ -167,63 +220,61 @@ def _world_sizes(part: AnyPart, device: str, machine: Machine, where: str, notes
 
 
 def _part_cells(
-    part: AnyPart, device: str, sizes: list[int], threads: int, where: str, notes: list[str]
+    part: TrainedPart, device: str, sizes: list[int], threads: int, where: str, notes: list[str]
 ) -> Iterator[Cell]:
     aggregators = [(spec.name, create_aggregator(spec.name, spec.parameters)) for spec in part.aggregators]
-    for _, aggregator in aggregators:
-        _check_aggregator(aggregator, part, sizes, where)
-        _check_step(aggregator, part, device, where)
+    check_part(part, [aggregator for _, aggregator in aggregators], sizes, device, where)
     peer_access = part.peer_access if device == "cuda" else [None]
     tf32 = part.tf32 if device == "cuda" else [None]
+    placements = part.input_placement if isinstance(part, IterationPart) else ["device"]
     for choice in part.workloads:
         workload = _choose(choice, notes)
         batches = workload.global_batch or workload.local_batch or []
-        axes = itertools.product(batches, sizes, aggregators, part.step, peer_access, tf32, part.seed)
-        for batch, size, aggregator, step, peer, tf, seed in axes:
+        axes = itertools.product(
+            batches, sizes, aggregators, part.step, peer_access, tf32, part.seed, placements
+        )
+        for batch, size, aggregator, step, peer, tf, seed, placement in axes:
             local, total = _batch_sizes(part, batch, size, where)
             _check_data(workload, total, where)
-            yield Cell(
-                kind=part.kind,
-                **_names(workload, *aggregator),
-                step=step,
-                device=device,
-                scaling=part.scaling,
-                world_size=size,
-                local_batch=local,
-                global_batch=total,
-                threads=threads,
-                peer_access=peer,
-                tf32=tf,
-                seed=seed,
-                **_training(workload, part),
-                **_extent(workload, part),
-            )
+            for bucket_mb in _bucket_sizes(part, step, aggregator[1]):
+                yield Cell(
+                    kind=part.kind,
+                    **_names(workload, *aggregator),
+                    step=step,
+                    device=device,
+                    scaling=part.scaling,
+                    world_size=size,
+                    local_batch=local,
+                    global_batch=total,
+                    threads=threads,
+                    peer_access=peer,
+                    tf32=tf,
+                    seed=seed,
+                    bucket_mb=bucket_mb,
+                    input_placement=placement,
+                    **_training(workload, part),
+                    **_extent(workload, part, device, placement),
+                )
 
 
-def _check_aggregator(aggregator: Aggregator[Any], part: AnyPart, sizes: list[int], where: str) -> None:
-    label = aggregator.label()
-    if isinstance(part, ConvergencePart) and not aggregator.exchanges and max(sizes) > 1:
-        raise StudyError(
-            f"{where}aggregator {label!r} exchanges nothing: replicas drift apart, so it is never a "
-            "convergence result at world sizes above 1; leave it out of this part"
-        )
-    if min(sizes) < aggregator.min_world_size:
-        raise StudyError(
-            f"{where}aggregator {label!r} needs a world size of {aggregator.min_world_size} at least, "
-            f"world_sizes has {min(sizes)}"
-        )
+def _bucket_sizes(part: TrainedPart, step: str, aggregator: Aggregator[Any]) -> Sequence[float | None]:
+    """Only DDP has buckets."""
+    if step != "overlapped" or aggregator.ddp_path() == "bare":
+        return [None]
+    return part.bucket_mb or [DEFAULT_BUCKET_MB]
 
 
-def _check_step(aggregator: Aggregator[Any], part: AnyPart, device: str, where: str) -> None:
-    if "captured" not in part.step:
-        return
-    if device != "cuda":
-        raise StudyError(f"{where}step: captured is a CUDA graph and needs GPUs; on {device} use step: eager")
-    if not aggregator.graph_capturable or aggregator.update_site != "replica":
-        raise StudyError(
-            f"{where}aggregator {aggregator.label()!r} cannot be captured in a CUDA graph: its sums or its "
-            "update are the processor's or an owner's work; use step: eager, or a part of its own"
-        )
+def _twins(cells: Sequence[Cell]) -> Iterator[Cell]:
+    """The second cells of the A/A pairs: one for each workload, step and peer access, at the largest world
+    size, of the first aggregator that exchanges (of the first one, where none does)."""
+    kinds: dict[tuple[object, ...], list[Cell]] = {}
+    for cell in cells:
+        key = (cell.model_label, cell.dataset_label, cell.step, cell.device, cell.peer_access)
+        kinds.setdefault(key, []).append(cell)
+    for alike in kinds.values():
+        size = max(cell.world_size for cell in alike)
+        largest = [cell for cell in alike if cell.world_size == size]
+        yield replace(next((cell for cell in largest if cell.exchanges), largest[0]), twin=1)
 
 
 def _choose(choice: Workload | Alternatives, notes: list[str]) -> Workload:
@@ -238,7 +289,7 @@ def _choose(choice: Workload | Alternatives, notes: list[str]) -> Workload:
     return workload
 
 
-def _batch_sizes(part: AnyPart, batch: int, world_size: int, where: str) -> tuple[int, int]:
+def _batch_sizes(part: TrainedPart, batch: int, world_size: int, where: str) -> tuple[int, int]:
     if part.scaling == "weak":
         return batch, batch * world_size
     if batch % world_size:
@@ -281,7 +332,7 @@ def _names(workload: Workload, name: str, aggregator: Aggregator[Any]) -> dict[s
     }
 
 
-def _training(workload: Workload, part: AnyPart) -> dict[str, Any]:
+def _training(workload: Workload, part: TrainedPart) -> dict[str, Any]:
     def own(key: str) -> Any:
         value = getattr(workload, key)
         return getattr(part, key) if value is None else value
@@ -292,8 +343,17 @@ def _training(workload: Workload, part: AnyPart) -> dict[str, Any]:
     return values
 
 
-def _extent(workload: Workload, part: AnyPart) -> dict[str, Any]:
+def _extent(workload: Workload, part: TrainedPart, device: str, placement: str) -> dict[str, Any]:
     if isinstance(part, IterationPart):
-        return {"warmup": part.warmup, "iterations": part.iterations, "max_seconds": part.max_seconds}
+        names = ("warmup", "iterations", "precision_goal", "max_seconds", "split_iterations")
+        min_seconds = part.min_seconds
+        if min_seconds is None:
+            min_seconds = MIN_SECONDS_ON_GPU if device == "cuda" else 0.0
+        loader_workers = part.loader_workers or DEFAULT_LOADER_WORKERS
+        return {
+            **{name: getattr(part, name) for name in names},
+            "min_seconds": min_seconds,
+            "loader_workers": loader_workers if placement == "loader" else None,
+        }
     target = workload.target_accuracy if workload.target_accuracy is not None else part.target_accuracy
     return {"epochs": workload.epochs or part.epochs, "target_accuracy": target}

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import dataclass
+from functools import cache
 
+from scaling.aggregators.registry import create as create_aggregator
 from scaling.store import ResultsFolder
-from scaling.study.cells import Cell, ResolvedStudy
+from scaling.study.cells import AnyCell, Cell, ResolvedStudy
 from scaling.study.run_cell import TIMING_BATCHES
+from scaling.study.transfer import TransferCell
 from scaling.workloads.registry import create_dataset
 
 OPERATIONS_PER_S = {"cpu": 8e10, "cuda": 3e13}
 """Floating-point operations a second that the estimate assumes of a CPU core and of a GPU, in float32."""
+
+USUAL_ITERATIONS = 100
+"""What reaching a precision goal is assumed to take."""
+
+TRANSFER_SLACK_RATIO = 1.2
+"""Of a transfer cell's time: what its operations set up comes on top."""
 
 START_UP_S = {"cpu": 8.0, "cuda": 20.0}
 """What a launch is assumed to take before its first cell."""
@@ -19,17 +29,34 @@ START_UP_S = {"cpu": 8.0, "cuda": 20.0}
 
 @dataclass(frozen=True)
 class Settings:
-    """What must be the same for all cells of a launch, since it is fixed when its processes start."""
+    """What must be the same for all cells of a launch, since it is fixed when its processes start.
+
+    Attributes:
+        variables: names and values of environment variables (`Aggregator.start_up`).
+    """
 
     world_size: int
     device: str
     threads: int
     peer_access: bool | None
+    variables: tuple[tuple[str, str], ...] = ()
 
     @classmethod
-    def of(cls, cell: Cell) -> Settings:
+    def of(cls, cell: AnyCell) -> Settings:
         """The settings that `cell` needs."""
-        return cls(cell.world_size, cell.device, cell.threads, cell.peer_access)
+        return cls(cell.world_size, cell.device, cell.threads, cell.peer_access, _variables(cell))
+
+
+def _variables(cell: AnyCell) -> tuple[tuple[str, str], ...]:
+    """What the cell's aggregator wants set before its library starts."""
+    if not isinstance(cell, Cell):
+        return ()
+    return _start_up(cell.aggregator, json.dumps(cell.aggregator_parameters))
+
+
+@cache  # asked for every cell whenever the launches that are left are counted
+def _start_up(name: str, parameters: str) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted(create_aggregator(name, json.loads(parameters)).start_up().items()))
 
 
 @dataclass(frozen=True)
@@ -44,7 +71,7 @@ class Launch:
 
     settings: Settings
     repeat: int
-    cells: list[Cell]
+    cells: list[AnyCell]
 
 
 def remaining_launches(folder: ResultsFolder, study: ResolvedStudy) -> list[Launch]:
@@ -53,7 +80,7 @@ def remaining_launches(folder: ResultsFolder, study: ResolvedStudy) -> list[Laun
     The cells of a launch stand in random order (the same for the same study, repeat and settings).
     """
     over = {(record.cell_id, record.repeat) for record in folder.runs() if record.state in ("done", "failed")}
-    grouped: dict[tuple[int, Settings], list[Cell]] = {}
+    grouped: dict[tuple[int, Settings], list[AnyCell]] = {}
     for repeat in range(max(study.repeats.values(), default=0)):
         for cell_id, cell in study.cells.items():
             if repeat < study.repeats[cell_id] and (cell_id, repeat) not in over:
@@ -70,11 +97,14 @@ def estimate_seconds(launch: Launch, num_parameters: dict[str, int], num_cores: 
 
     Args:
         launch: what is to run.
-        num_parameters: cell id -> trainable parameters of its model.
+        num_parameters: cell id -> trainable parameters of its model, where it has one.
         num_cores: cores of the machine, which the workers share.
     """
     total = START_UP_S[launch.settings.device]
     for cell in launch.cells:
+        if isinstance(cell, TransferCell):
+            total += cell.seconds * TRANSFER_SLACK_RATIO
+            continue
         if cell.device == "cpu":
             rate = OPERATIONS_PER_S["cpu"] * min(num_cores, cell.world_size * cell.threads)
         else:
@@ -85,8 +115,11 @@ def estimate_seconds(launch: Launch, num_parameters: dict[str, int], num_cores: 
             assert cell.iterations is not None
             assert cell.warmup is not None
             seconds = (cell.iterations + cell.warmup) * step_s
+            if cell.precision_goal is not None:
+                seconds = min(seconds, (USUAL_ITERATIONS + cell.warmup) * step_s + (cell.min_seconds or 0.0))
+            seconds += (cell.split_iterations or 0) * step_s
             if cell.max_seconds is not None:
-                seconds = min(seconds, max(cell.max_seconds, 4 * step_s))
+                seconds = min(seconds, max(1.5 * cell.max_seconds, 7 * step_s))
         else:
             assert cell.epochs is not None
             seconds = cell.epochs * _steps_per_epoch(cell) * step_s

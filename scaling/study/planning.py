@@ -25,7 +25,7 @@ def plan_as_dict(study: ResolvedStudy, path: Path) -> dict[str, Any]:
             {
                 "id": cell.id,
                 "repeats": study.repeats[cell.id],
-                "num_parameters": sizes[cell.id],
+                "num_parameters": sizes.get(cell.id),
                 **cell.to_dict(),
             }
             for cell in study.cells.values()
@@ -64,6 +64,7 @@ def _launch(launch: Launch, num_parameters: dict[str, int]) -> dict[str, Any]:
         "device": settings.device,
         "threads": settings.threads,
         "peer_access": settings.peer_access,
+        "variables": dict(settings.variables),
         "num_cells": len(launch.cells),
         "cells": [cell.id for cell in launch.cells],
         "estimated_seconds": round(estimate_seconds(launch, num_parameters, num_usable_cores())),
@@ -71,7 +72,7 @@ def _launch(launch: Launch, num_parameters: dict[str, int]) -> dict[str, Any]:
 
 
 def _num_parameters(study: ResolvedStudy) -> dict[str, int]:
-    """Trainable parameters of each cell's model, without making their values."""
+    """Trainable parameters of each cell's model, where it has one, without making their values."""
 
     def count(cell: Cell) -> int:
         model = create_model(cell.model, cell.model_parameters)
@@ -82,9 +83,9 @@ def _num_parameters(study: ResolvedStudy) -> dict[str, int]:
 
     known: dict[str, int] = {}
     sizes = {}
-    for cell_id, cell in study.cells.items():
+    for cell in study.trained:
         key = f"{cell.model} {cell.model_parameters} {cell.dataset_label}"
         if key not in known:
             known[key] = count(cell)
-        sizes[cell_id] = known[key]
+        sizes[cell.id] = known[key]
     return sizes

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -27,7 +26,8 @@ def prepare(folder: ResultsFolder, study: Study, resolved: ResolvedStudy) -> Non
     """Writes study, environment, topology and planned runs, or checks that a study goes on in its own folder.
 
     A study may come back with more cells or repeats than before, or with fewer; never with others. Data sets
-    are fetched here, once, so that no worker downloads.
+    are fetched here, once, so that no worker downloads. Jobs of one study that start together wait for each
+    other here.
 
     Raises:
         StudyError: the environment's variables contradict the study.
@@ -35,31 +35,39 @@ def prepare(folder: ResultsFolder, study: Study, resolved: ResolvedStudy) -> Non
         DataError: a data set is missing or damaged.
     """
     _check_settings(resolved, os.environ)
+    # In this order: another job may write the study between the two looks.
+    if folder.holds_foreign_files() and not folder.exists():
+        raise StoreError(f"{folder.path} is not empty and holds no study; use another --out")
+    with folder.lock(".prepare", wait=True):
+        _prepare(folder, study, resolved)
+
+
+def _prepare(folder: ResultsFolder, study: Study, resolved: ResolvedStudy) -> None:
     environment = collect(os.environ)
     description = {
         "schema_version": 1,
-        **study.model_dump(mode="json", exclude_none=True),
+        **study.model_dump(mode="json"),
         "notes": resolved.notes,
     }
     known: set[str] = set()
+    # Which cell of a study has a second one, to make an A/A pair, changes when the study grows.
+    cells = {key for key, cell in resolved.cells.items() if not cell.to_dict().get("twin")}
     if folder.exists():
-        known = {record.cell_id for record in folder.runs()}
-        if not known <= set(resolved.cells) and not set(resolved.cells) <= known:
+        known = {record.cell_id for record in folder.runs() if not record.cell.get("twin")}
+        if not known <= cells and not cells <= known:
             raise StoreError(_other_study(folder, description))
         require_same(folder.environment(), environment, folder.path)
-    elif folder.holds_foreign_files():
-        raise StoreError(f"{folder.path} is not empty and holds no study; use another --out")
-    datasets = {cell.dataset_label: cell for cell in resolved.cells.values()}
-    for cell in datasets.values():
-        create_dataset(cell.dataset, cell.dataset_parameters).fetch()
+    datasets = {cell.dataset_label: cell for cell in resolved.trained}
+    for one in datasets.values():
+        create_dataset(one.dataset, one.dataset_parameters).fetch()
     if not folder.exists():
         folder.write_environment(environment)
         folder.write_topology(detect())
-    if not folder.exists() or set(resolved.cells) >= known:
+    if not folder.exists() or cells >= known:
         folder.write_study(description)
     for cell_id, cell in resolved.cells.items():
         for repeat in range(resolved.repeats[cell_id]):
-            folder.plan_run(cell_id, repeat, asdict(cell))
+            folder.plan_run(cell_id, repeat, cell.to_dict())
 
 
 def _check_settings(resolved: ResolvedStudy, environ: Mapping[str, str]) -> None:
@@ -68,14 +76,13 @@ def _check_settings(resolved: ResolvedStudy, environ: Mapping[str, str]) -> None
     def is_set(name: str) -> bool:
         return environ.get(name, "0") not in ("", "0")
 
-    cells = resolved.cells.values()
-    if is_set("NCCL_P2P_DISABLE") and any(cell.peer_access for cell in cells):
+    if is_set("NCCL_P2P_DISABLE") and any(cell.peer_access for cell in resolved.cells.values()):
         raise StudyError(
             "NCCL_P2P_DISABLE is set, but the study has cells with peer_access: true; "
             "unset it, or use peer_access=false"
         )
     for name in ("NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"):
-        if is_set(name) and any(cell.tf32 is False for cell in cells):
+        if is_set(name) and any(cell.tf32 is False for cell in resolved.trained):
             raise StudyError(
                 f"{name} is set, but the study has cells with tf32: false; unset it, or use tf32=true"
             )

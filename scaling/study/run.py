@@ -8,6 +8,7 @@ failed.
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import time
 from collections.abc import Iterator, Sequence
@@ -17,9 +18,13 @@ from pathlib import Path
 from typing import Protocol
 
 from launchers import local, processes
+from scaling.errors import LaunchError
 from scaling.store import ResultsFolder
 from scaling.study.cells import ResolvedStudy
-from scaling.study.launches import Launch, remaining_launches
+from scaling.study.launch_times import STARTED_VARIABLE
+from scaling.study.launches import Launch
+from scaling.study.scope import EVERYTHING_HERE, Scope
+from scaling.study.transfer import short_label
 
 POLL_S = 0.25
 TELL_EVERY_S = 3.0
@@ -51,22 +56,34 @@ class RunCommand:
         return [self.study, *self.overrides, "--out", str(self.out)]
 
 
-def run_study(folder: ResultsFolder, study: ResolvedStudy, command: RunCommand, progress: Progress) -> None:
+def run_study(
+    folder: ResultsFolder,
+    study: ResolvedStudy,
+    command: RunCommand,
+    progress: Progress,
+    scope: Scope = EVERYTHING_HERE,
+) -> None:
     """Runs what is left of a study whose folder is prepared.
 
     Raises:
         KeyboardInterrupt: the user stopped it; what is finished is kept, the rest is planned again.
+        LaunchError: workers cannot be started, and trying again would not help; the rest is planned.
     """
-    _reset_left_over(folder)
+    _reset_left_over(folder, scope)
     failed_starts: dict[tuple[object, int], int] = {}
-    while launches := remaining_launches(folder, study):
+    while launches := scope.launches(folder, study):
         launch = launches[0]
-        before = _num_over(folder)
+        before = _num_over(folder, scope)
         log = folder.next_log_path()
-        code = _start_and_watch(launch, folder, command, log, progress)
-        died = _reset_left_over(folder, died=f"launch ended with exit code {code}, see {log}")
-        if _num_over(folder) > before or died:
+        code = _start_and_watch(launch, folder, command, log, progress, scope)
+        died = _reset_left_over(folder, scope, died=f"launch ended with exit code {code}, see {log}")
+        if died:
+            progress.say(f"a worker died in its cell: launch ended with exit code {code}, see {log}")
+        if _num_over(folder, scope) > before or died:
             continue
+        reason = scope.launcher.why_not_started(log.read_text(encoding="utf-8", errors="replace"))
+        if reason is not None:
+            raise LaunchError(f"{reason} (exit code {code} of the launch, see {log})")
         # Nothing was even begun: the workers could not start. The second time, their runs are failed.
         key = (launch.settings, launch.repeat)
         failed_starts[key] = failed_starts.get(key, 0) + 1
@@ -79,36 +96,45 @@ def run_study(folder: ResultsFolder, study: ResolvedStudy, command: RunCommand, 
                 folder.fail_run(folder.run(cell.id, launch.repeat), reason)
 
 
-def retry_failed(folder: ResultsFolder) -> int:
+def retry_failed(folder: ResultsFolder, scope: Scope = EVERYTHING_HERE) -> int:
     """Puts failed runs back to planned, their deaths forgotten; returns how many."""
-    failed = [record for record in folder.runs() if record.state == "failed"]
+    failed = [record for record in scope.records(folder) if record.state == "failed"]
     for record in failed:
         record.deaths, record.reason = 0, None
         folder.reset_run(record)
     return len(failed)
 
 
-def _num_over(folder: ResultsFolder) -> int:
-    return sum(record.state in ("done", "failed") for record in folder.runs())
+def _num_over(folder: ResultsFolder, scope: Scope) -> int:
+    return sum(record.state in ("done", "failed") for record in scope.records(folder))
 
 
-def _reset_left_over(folder: ResultsFolder, died: str | None = None) -> int:
+def _reset_left_over(folder: ResultsFolder, scope: Scope, died: str | None = None) -> int:
     """Puts running runs back to planned; returns how many there were."""
-    running = [record for record in folder.runs() if record.state == "running"]
+    running = [record for record in scope.records(folder) if record.state == "running"]
     for record in running:
         folder.reset_run(record, died=died)
     return len(running)
 
 
 def _start_and_watch(
-    launch: Launch, folder: ResultsFolder, command: RunCommand, log: Path, progress: Progress
+    launch: Launch, folder: ResultsFolder, command: RunCommand, log: Path, progress: Progress, scope: Scope
 ) -> int:
-    """Runs one launch to its end; returns torchrun's exit code."""
-    spec = local.LaunchSpec(
-        launch.settings.world_size, launch.settings.threads, "scaling.worker", command.arguments()
-    )
+    """Runs one launch to its end; returns the launcher's exit code."""
+    size = launch.settings.world_size
+    arguments = [*command.arguments(), f"--world-size={size}"]
+    spec = local.LaunchSpec(size, launch.settings.threads, "scaling.worker", arguments)
+    try:
+        scope.launcher.before_start()
+        words = scope.launcher.command(spec)
+    except ValueError as error:
+        raise LaunchError(str(error)) from error
     with log.open("wb") as file, _ended_on_signals():
-        process = processes.start(local.command(spec), {**os.environ, **local.environment(spec)}, file)
+        file.write(f"$ {shlex.join(words)}\n".encode())
+        file.flush()
+        started = {STARTED_VARIABLE: repr(time.time())}
+        variables = {**os.environ, **scope.launcher.environment(spec), **started}
+        process = processes.start(words, variables, file)
         try:
             told = 0.0
             while (code := process.poll()) is None:
@@ -119,7 +145,7 @@ def _start_and_watch(
         except BaseException:
             progress.say("stopping the workers; what is finished is kept")
             processes.end(process)
-            _reset_left_over(folder)
+            _reset_left_over(folder, scope)
             raise
     _tell(folder, launch, progress)
     return code
@@ -131,19 +157,21 @@ def _tell(folder: ResultsFolder, launch: Launch, progress: Progress) -> None:
     size = launch.settings.world_size
     current = f"{size} worker{'s' if size > 1 else ''}"
     if running:
-        cell = running[0].cell
-        current += f": {cell['kind']} {cell['model_label']}, {cell['aggregator_label']}"
+        current += f": {short_label(running[0].cell)}"
     progress.update(sum(record.state in ("done", "failed") for record in records), len(records), current)
 
 
 @contextmanager
 def _ended_on_signals() -> Iterator[None]:
-    """Turns SIGTERM and SIGHUP into the same orderly end as Ctrl-C."""
+    """Turns SIGTERM, SIGHUP, and SIGUSR1 (a batch system's warning) into the same orderly end as Ctrl-C."""
 
     def interrupt(number: int, _: object) -> None:
+        for other in heard:  # a batch system and the script that it runs may both send one: no end of the end
+            signal.signal(other, signal.SIG_IGN)
         raise KeyboardInterrupt(signal.Signals(number).name)
 
-    heard = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is not signal.SIG_IGN]  # nohup
+    numbers = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+    heard = [n for n in numbers if signal.getsignal(n) is not signal.SIG_IGN]  # nohup
     before = {number: signal.signal(number, interrupt) for number in heard}
     try:
         yield

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import math
+import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
 
 import torch
+from torch import Tensor, nn
 
-from scaling.aggregators.base import PhaseMarker
 from scaling.aggregators.registry import create as create_aggregator
+from scaling.measure import power
 from scaling.measure.clock import clock_for
-from scaling.measure.phases import PhaseRecorder
+from scaling.measure.phases import Marks, PhaseRecorder
 from scaling.process_group import TorchGroup
-from scaling.study.cells import Cell
+from scaling.study.cells import AnyCell, Cell
+from scaling.study.run_transfer import measure_transfers
+from scaling.study.transfer import TransferCell
 from scaling.training.captured import CapturedStep
 from scaling.training.convergence import TrainingPlan, train
-from scaling.training.replica import Replica
+from scaling.training.feeding import InputPlacement, feeder_for
+from scaling.training.overlapped import OverlappedStep
+from scaling.training.replica import FlatReplica, Replica
 from scaling.training.step import EagerStep, Step
-from scaling.training.timing import Extent, measure_iterations
+from scaling.training.timing import Extent, Measurement
 from scaling.training.update import SgdSettings
 from scaling.workloads.base import DataSplits, Split
 from scaling.workloads.registry import build_module, create_dataset, create_model, resolve_shape
@@ -29,23 +36,45 @@ from scaling.workloads.sampling import epoch_batches, shard
 TIMING_BATCHES = 4
 """Different global batches that timed iterations take in turn."""
 
-MAX_LOADED = 2
-"""Data sets that stay on the device between cells, which come in random order; its memory is finite."""
+UNUSED_BUCKET_MB = 25.0  # of a step without DDP
+
+MAX_LOADED = 4
+"""Data sets that stay on the device, and initial models that stay on the host, between cells, which come in
+random order; memory is finite."""
 
 WriteSamples = Callable[[Iterable[Mapping[str, Any]]], None]
 
 
 @dataclass(frozen=True)
 class RankSummary:
-    """What one rank says of a finished cell, besides its samples."""
+    """What one rank says of a finished cell, besides its samples.
 
-    num_parameters: int
-    bytes_sent: int
+    Attributes:
+        num_parameters: trainable ones; None where there is no model.
+        bytes_sent, messages_sent: by this rank in a step, as metered; None where it cannot be counted.
+        checksums: of the data.
+        notes: what was decided at the start.
+        diverged: a loss was not finite.
+        memory_peak_bytes: the most that tensors took on this rank's GPU.
+        seconds: part of the run (`setup`, `warmup`, `unsplit`, `split`) -> wall time of the slowest rank.
+        warmup_iterations, warmup_end, stop_reason: see `scaling.training.timing`.
+        clock_uncertainty_s: how far `start_s` of the samples may be off.
+        gpu: see `scaling.measure.power`.
+    """
+
+    num_parameters: int | None
+    bytes_sent: int | None
     messages_sent: int | None
-    warmup_iterations: int | None
     checksums: dict[str, str]
-    diverged: bool
     notes: list[str]
+    diverged: bool = False
+    memory_peak_bytes: int | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
+    warmup_iterations: int | None = None
+    warmup_end: str | None = None
+    stop_reason: str | None = None
+    clock_uncertainty_s: float | None = None
+    gpu: dict[str, Any] | None = None
 
 
 class CellRunner:
@@ -53,13 +82,19 @@ class CellRunner:
 
     Args:
         device: this rank's.
+
+    Attributes:
+        seconds: part of the last cell -> wall time, as far as it came.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._loaded: dict[str, DataSplits] = {}
+        self._initial: dict[str, tuple[nn.Module, Tensor]] = {}
+        self._started = 0.0
+        self.seconds: dict[str, float] = {}
 
-    def run(self, cell: Cell, group: TorchGroup, write: WriteSamples) -> RankSummary:
+    def run(self, cell: AnyCell, group: TorchGroup, write: WriteSamples) -> RankSummary:
         """Measures or trains `cell`. Collective.
 
         Args:
@@ -68,7 +103,12 @@ class CellRunner:
             write: takes this rank's samples, in order.
         """
         configure_torch(cell, self._device)
+        self._started, self.seconds = time.perf_counter(), {}
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._device)
         try:
+            if isinstance(cell, TransferCell):
+                return self._transfer(cell, group, write)
             splits = self._data(cell)
             step = self._step(cell, group)
             if cell.kind == "iteration":
@@ -79,6 +119,11 @@ class CellRunner:
             gc.collect()
             if self._device.type == "cuda":
                 torch.cuda.empty_cache()
+
+    def _transfer(self, cell: TransferCell, group: TorchGroup, write: WriteSamples) -> RankSummary:
+        notes = measure_transfers(cell, group, self._device, write)
+        self.seconds["unsplit"] = group.largest(time.perf_counter() - self._started)
+        return RankSummary(None, None, None, {}, notes, seconds=self.seconds)
 
     def _data(self, cell: Cell) -> DataSplits:
         dataset = create_dataset(cell.dataset, cell.dataset_parameters)
@@ -98,42 +143,73 @@ class CellRunner:
         return Split(split.inputs.to(self._device), split.targets.to(self._device))
 
     def _step(self, cell: Cell, group: TorchGroup) -> Step:
-        model = create_model(cell.model, cell.model_parameters)
-        shape = resolve_shape(model, create_dataset(cell.dataset, cell.dataset_parameters))
-        torch.manual_seed(cell.seed)  # the same weights on every rank
-        replica = Replica(build_module(model, shape).to(self._device))
+        module = self._module(cell).to(self._device)
         aggregator = create_aggregator(cell.aggregator, cell.aggregator_parameters)
         settings = SgdSettings(cell.learning_rate, cell.momentum, cell.weight_decay, cell.nesterov)
-        if cell.step == "eager":
-            return EagerStep(replica, aggregator, settings, group)
-        eager = EagerStep(replica, aggregator, settings, group, capturable=True)
-        samples = slice(0, cell.local_batch)
         train = self._data(cell).train
-        return CapturedStep(eager, train.inputs[samples], train.targets[samples], group)
+        inputs, targets = train.inputs[: cell.local_batch], train.targets[: cell.local_batch]
+        if cell.step == "overlapped":
+            bucket_mb = cell.bucket_mb or UNUSED_BUCKET_MB
+            replica = Replica(module)
+            return OverlappedStep(
+                replica, aggregator, settings, group, bucket_mb=bucket_mb, inputs=inputs, targets=targets
+            )
+        captured = cell.step == "captured"
+        eager = EagerStep(FlatReplica(module), aggregator, settings, group, capturable=captured)
+        return CapturedStep(eager, inputs, targets, group) if captured else eager
+
+    def _module(self, cell: Cell) -> nn.Module:
+        """The model with its initial weights, the same on every rank, in host memory; the caller's own.
+
+        Drawing the weights of a large model takes seconds, so those of the last models are kept.
+        """
+        model = create_model(cell.model, cell.model_parameters)
+        shape = resolve_shape(model, create_dataset(cell.dataset, cell.dataset_parameters))
+        key = f"{cell.model} {cell.model_parameters} {shape} {cell.seed}"
+        if key not in self._initial:
+            if len(self._initial) >= MAX_LOADED:
+                self._initial.pop(next(iter(self._initial)))
+            torch.manual_seed(cell.seed)
+            module = build_module(model, shape)
+            self._initial[key] = (module, torch.get_rng_state())
+        module, random_state = self._initial[key]
+        torch.set_rng_state(random_state)
+        return copy.deepcopy(module)
 
     def _time(
         self, cell: Cell, group: TorchGroup, step: Step, splits: DataSplits, write: WriteSamples
     ) -> RankSummary:
-        assert cell.warmup is not None
-        assert cell.iterations is not None
         batches = epoch_batches(len(splits.train), cell.global_batch, cell.seed, 1)[:TIMING_BATCHES]
-        own = shard(batches, group.rank, group.world_size).to(self._device)
-        num_done = 0
+        own = shard(batches, group.rank, group.world_size)
+        placement = cast(InputPlacement, cell.input_placement)
+        feeder = feeder_for(placement, splits.train, own, self._device, cell.loader_workers or 0)
 
-        def iterate(phase: PhaseMarker) -> None:
-            nonlocal num_done
+        def iterate(marks: Marks) -> None:
             group.meter.reset()
-            with phase("input"):
-                samples = own[num_done % len(own)]
-                inputs, targets = splits.train.inputs[samples], splits.train.targets[samples]
-            step(inputs, targets, phase)
-            num_done += 1
+            step(*feeder.next(marks), marks)
 
-        extent = Extent(cell.warmup, cell.iterations, cell.max_seconds)
-        rows = measure_iterations(iterate, PhaseRecorder(clock_for(self._device)), extent, group)
-        write(rows)
-        num_warmup = sum(bool(row["warmup"]) for row in rows)
-        return self._summary(step, splits, group.meter.bytes_sent, group.meter.messages_sent, num_warmup)
+        recorder = PhaseRecorder(clock_for(self._device))
+        offset_s, offset_uncertainty_s = group.host_clock_offset()
+        measurement = Measurement(iterate, recorder, extent_of(cell), group, offset_s, seconds=self.seconds)
+        self.seconds["setup"] = group.largest(time.perf_counter() - self._started)
+        measurement.warm_up()
+        gpu = power.open_device(self._device)
+        before = gpu.reading() if gpu else None
+        measurement.measure()
+        after = gpu.reading() if gpu else None
+        if step.prepare_split(recorder):
+            measurement.split(settle_each=step.settle_split)
+        write(measurement.rows)
+        num_samples = cell.local_batch * sum(not (row["warmup"] or row["split"]) for row in measurement.rows)
+        return replace(
+            self._summary(step, splits, group.meter.bytes_sent, group.meter.messages_sent),
+            warmup_iterations=sum(row["warmup"] and not row["split"] for row in measurement.rows),
+            warmup_end=measurement.warmup_end,
+            stop_reason=measurement.stop_reason,
+            clock_uncertainty_s=recorder.uncertainty_s + offset_uncertainty_s,
+            gpu=power.summary(before, after, num_samples) if before and after else None,
+            seconds=self.seconds,
+        )
 
     def _converge(
         self, cell: Cell, group: TorchGroup, step: Step, splits: DataSplits, write: WriteSamples
@@ -149,7 +225,7 @@ class CellRunner:
             # Losses and accuracy are the same on every rank; one copy is enough.
             own = ("epoch", "train_s", "bytes_sent")
             write([row if group.rank == 0 else {key: row[key] for key in own}])
-        return self._summary(step, splits, bytes_per_step, None, None, diverged=diverged)
+        return replace(self._summary(step, splits, bytes_per_step, None), diverged=diverged)
 
     def _throw_away_step(self, cell: Cell, group: TorchGroup, split: Split) -> None:
         """One step on a replica of its own.
@@ -161,29 +237,37 @@ class CellRunner:
         clock_for(self._device).settle()
 
     def _summary(
-        self,
-        step: Step,
-        splits: DataSplits,
-        bytes_sent: int,
-        messages_sent: int | None,
-        num_warmup: int | None,
-        *,
-        diverged: bool = False,
+        self, step: Step, splits: DataSplits, bytes_sent: int, messages_sent: int | None
     ) -> RankSummary:
+        on_gpu = self._device.type == "cuda"
         return RankSummary(
             num_parameters=step.replica.layout.num_elements,
             bytes_sent=bytes_sent,
             messages_sent=messages_sent,
-            warmup_iterations=num_warmup,
             checksums=splits.checksums,
-            diverged=diverged,
             notes=step.notes,
+            memory_peak_bytes=torch.cuda.max_memory_allocated(self._device) if on_gpu else None,
+            seconds=self.seconds,
         )
 
 
-def configure_torch(cell: Cell, device: torch.device) -> None:
+def extent_of(cell: Cell) -> Extent:
+    """How long a timed cell is measured."""
+    assert cell.warmup is not None
+    assert cell.iterations is not None
+    return Extent(
+        cell.warmup,
+        cell.iterations,
+        cell.precision_goal,
+        cell.min_seconds or 0.0,
+        cell.max_seconds,
+        cell.split_iterations or 0,
+    )
+
+
+def configure_torch(cell: AnyCell, device: torch.device) -> None:
     """Threads and precision of this process, as the cell has them; float32 means float32 everywhere."""
     torch.set_num_threads(cell.threads)
-    if device.type == "cuda":
+    if device.type == "cuda" and isinstance(cell, Cell):
         torch.backends.cuda.matmul.allow_tf32 = bool(cell.tf32)
         torch.backends.cudnn.allow_tf32 = bool(cell.tf32)

@@ -17,8 +17,10 @@ from pydantic import (
     Discriminator,
     Field,
     PlainSerializer,
+    SerializerFunctionWrapHandler,
     Tag,
     ValidationError,
+    model_serializer,
 )
 
 from scaling.errors import StudyError
@@ -56,7 +58,14 @@ Axis = BeforeValidator(_as_list)
 
 
 class _Strict(BaseModel):
+    """Keys that have no value are not written, unless that is what the study says against a default."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @model_serializer(mode="wrap")
+    def _written(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields = type(self).model_fields
+        return {k: v for k, v in write(self).items() if v is not None or fields[k].default is not None}
 
 
 class NamedComponent(_Strict):
@@ -111,19 +120,25 @@ AnyWorkload = Annotated[
 ]
 
 
-class Part(Training):
+class Part(_Strict):
     """What the parts of every kind have in common."""
 
-    workloads: list[AnyWorkload] = Field(min_length=1)
-    aggregators: Annotated[list[Component], Field(min_length=1)]
     world_sizes: Annotated[list[PositiveInt], Axis, Field(min_length=1)]
-    scaling: Literal["strong", "weak"]
-    step: Annotated[list[Literal["eager", "captured"]], Axis] = ["eager"]
     repeats: PositiveInt = 1
     device: Device = "auto"
     missing_devices: Literal["error", "drop"] = "error"
     threads: PositiveInt | None = None
     peer_access: Annotated[list[bool], Axis] = [True]
+
+
+class TrainingPart(Part, Training):
+    """What the parts of every kind that trains have in common."""
+
+    workloads: list[AnyWorkload] = Field(min_length=1)
+    aggregators: Annotated[list[Component], Field(min_length=1)]
+    scaling: Literal["strong", "weak"]
+    step: Annotated[list[Literal["eager", "overlapped", "captured"]], Axis] = ["eager"]
+    bucket_mb: Annotated[list[Annotated[Number, Field(gt=0)]], Axis] | None = None
     tf32: Annotated[list[bool], Axis] = [False]
     seed: Annotated[list[Annotated[int, Field(ge=0, strict=True)]], Axis] = [0]
     learning_rate: Number = Field(0.01, gt=0)
@@ -132,16 +147,22 @@ class Part(Training):
     nesterov: bool = False
 
 
-class IterationPart(Part):
+class IterationPart(TrainingPart):
     """Time per iteration, by phase."""
 
     kind: Literal["iteration"] = "iteration"
     warmup: PositiveInt = 10
-    iterations: PositiveInt = 50
-    max_seconds: Number | None = Field(None, gt=0)
+    iterations: PositiveInt = 1000
+    precision_goal: Number | None = Field(0.01, gt=0, lt=1)
+    min_seconds: Number | None = Field(None, ge=0)
+    max_seconds: Number | None = Field(20.0, gt=0)
+    split_iterations: PositiveInt = 20
+    input_placement: Annotated[list[Literal["device", "pinned", "pageable", "loader"]], Axis] = ["device"]
+    loader_workers: PositiveInt | None = None
+    noise_pair: bool = True
 
 
-class ConvergencePart(Part):
+class ConvergencePart(TrainingPart):
     """Loss and test accuracy over epochs and over seconds of training."""
 
     kind: Literal["convergence"] = "convergence"
@@ -149,12 +170,20 @@ class ConvergencePart(Part):
     target_accuracy: Number | None = Field(None, gt=0, le=1)
 
 
-KINDS: dict[str, type[IterationPart] | type[ConvergencePart]] = {
+class TransferPart(Part):
+    """Copies, messages and collectives alone: what the machine's links and memories give, without a model."""
+
+    kind: Literal["transfer"] = "transfer"
+    seconds: Number = Field(20.0, gt=0)
+
+
+KINDS: dict[str, type[IterationPart] | type[ConvergencePart] | type[TransferPart]] = {
     "iteration": IterationPart,
     "convergence": ConvergencePart,
+    "transfer": TransferPart,
 }
-AnyPart = IterationPart | ConvergencePart
-
+TrainedPart = IterationPart | ConvergencePart
+AnyPart = TrainedPart | TransferPart
 
 RECORDED_KEYS = ("schema_version", "notes")
 
@@ -222,6 +251,8 @@ def _parse_part(body: dict[str, Any], prefix: str, source: str) -> AnyPart:
     except ValidationError as error:
         lines = [f"{source}: {_explain(dict(problem), prefix, cls)}" for problem in error.errors()]
         raise StudyError("\n".join(lines)) from None
+    if isinstance(part, TransferPart):
+        return part
     for index, workload in enumerate(part.workloads):
         for one in workload.first_available if isinstance(workload, Alternatives) else [workload]:
             _check_batch(one, part.scaling, f"{source}: {prefix}workloads.{index}")
@@ -251,9 +282,11 @@ def _explain(problem: dict[str, Any], prefix: str, cls: type[BaseModel]) -> str:
     key = prefix + ".".join(str(part) for part in location)
     if problem["type"] == "extra_forbidden":
         name = str(location[-1])
-        for kind, other in KINDS.items():
-            if len(location) == 1 and name in other.model_fields:
-                return f"key {key!r} belongs to kind: {kind}; leave it out, or change the part's kind"
+        kinds = [kind for kind, other in KINDS.items() if len(location) == 1 and name in other.model_fields]
+        if kinds:
+            own = "; kind: transfer has no model and takes no step" if cls is TransferPart else ""
+            whose = f"key {key!r} belongs to kind: {' or '.join(kinds)}{own}"
+            return f"{whose}; leave it out, or change the part's kind"
         fields = cls.model_fields if len(location) == 1 else Workload.model_fields
         return _unknown(name, sorted(fields), key)
     if problem["type"] == "missing":

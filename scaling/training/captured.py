@@ -13,11 +13,16 @@ Reference: the CUDA graphs section of torch's documentation (notes/cuda.html).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from scaling.aggregators.base import PhaseMarker, unmarked
 from scaling.errors import LaunchError
+from scaling.measure.clock import GraphClock, graphs_can_be_marked
+from scaling.measure.phases import UNMARKED, Lane, Marks, PhaseRecorder
 from scaling.process_group import Group
 from scaling.training.replica import Replica
 from scaling.training.step import EagerStep
@@ -38,6 +43,8 @@ class CapturedStep:
         LaunchError: the replica is not on CUDA.
     """
 
+    settle_split = True
+
     def __init__(self, step: EagerStep, inputs: Tensor, targets: Tensor, group: Group) -> None:
         if not inputs.is_cuda:
             raise LaunchError(f"step: captured needs CUDA, the ranks compute on {inputs.device.type}")
@@ -54,16 +61,22 @@ class CapturedStep:
                 step(self._inputs, self._targets)
         self._metered = (meter.bytes_sent, meter.messages_sent)
         torch.cuda.current_stream().wait_stream(side)
-        torch.cuda.synchronize()
-        group.barrier()
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
-            self._loss = step(self._inputs, self._targets)
-        torch.cuda.synchronize()
-        group.barrier()
+        self._graph, self._loss = self._capture(UNMARKED)
+        self._marked: _GraphMarks | None = None
         step.load_state_dict(state)
         torch.cuda.set_rng_state(random_state)
         meter.reset()
+
+    def _capture(self, marks: Marks) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+        """The step as a graph, and where it leaves its loss; nothing is computed. Collective."""
+        torch.cuda.synchronize()
+        self._group.barrier()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            loss = self._step(self._inputs, self._targets, marks)
+        torch.cuda.synchronize()
+        self._group.barrier()
+        return graph, loss
 
     @property
     def replica(self) -> Replica:
@@ -75,11 +88,53 @@ class CapturedStep:
         """What the aggregator decided at the start."""
         return self._step.notes
 
-    def __call__(self, inputs: Tensor, targets: Tensor, phase: PhaseMarker = unmarked) -> Tensor:
-        """As `EagerStep`; inside the graph no phase can be told from another."""
-        with phase("input"):
+    def prepare_split(self, recorder: PhaseRecorder) -> bool:
+        """Captures the step a second time, with events between its phases; the first graph is given up.
+
+        Returns:
+            False where this torch cannot record events inside a graph.
+        """
+        if not graphs_can_be_marked():
+            return False
+        random_state = torch.cuda.get_rng_state()
+        self._marked, self._recorder = _GraphMarks(), recorder
+        self._graph, self._loss = self._capture(self._marked)
+        torch.cuda.set_rng_state(random_state)
+        self._group.meter.reset()
+        return True
+
+    def __call__(self, inputs: Tensor, targets: Tensor, marks: Marks = UNMARKED) -> Tensor:
+        """One replay; see `Step`. Before `prepare_split` no phase in the graph can be told from another."""
+        with marks.phase("input"):
             self._inputs.copy_(inputs)
             self._targets.copy_(targets)
         self._graph.replay()
+        if marks is not UNMARKED and self._marked is not None:
+            for name, start, stop in self._marked.spans:
+                self._recorder.place(name, start, stop)
         self._group.meter.count(*self._metered)
         return self._loss.clone()
+
+
+class _GraphMarks:
+    """Takes marks that the graph under capture passes at each replay.
+
+    Attributes:
+        spans: (phase, start, stop), all on one lane: a captured step exchanges after its backward pass.
+    """
+
+    def __init__(self) -> None:
+        self.spans: list[tuple[str, Any, Any]] = []
+        self._clock = GraphClock()
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        start = self._clock.mark()
+        yield
+        self.spans.append((name, start, self._clock.mark()))
+
+    def beside(self, lane: Lane) -> Any:
+        return self.phase
+
+    def paused(self, *, until_beside_ends: bool = False) -> AbstractContextManager[None]:
+        return nullcontext()

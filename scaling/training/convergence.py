@@ -97,13 +97,13 @@ def evaluate(module: nn.Module, split: Split, group: Group) -> tuple[float, floa
     module.eval()
     bounds = [len(split) * rank // group.world_size for rank in range(group.world_size + 1)]
     totals = torch.zeros(2, dtype=torch.float64, device=split.inputs.device)
-    for inputs, targets in _chunks(split, bounds[group.rank], bounds[group.rank + 1]):
-        logits = module(inputs)
+    for inputs, labels in _chunks(split, bounds[group.rank], bounds[group.rank + 1]):
+        logits, targets = module(inputs).flatten(0, -2), labels.flatten()
         totals[0] += nn.functional.cross_entropy(logits, targets, reduction="sum")
         totals[1] += (logits.argmax(1) == targets).sum()
     module.train()
     group.all_reduce(totals)
-    loss, hits = (totals / len(split)).tolist()
+    loss, hits = (totals / split.targets.numel()).tolist()
     return loss, hits
 
 

@@ -1,6 +1,7 @@
-"""The eager training step: forward, backward, then aggregation, then the update.
+"""What a training step is, and the eager one: forward, backward, then aggregation, then the update.
 
-Nothing overlaps, as in the systems that the strategies come from, so every phase can be timed on its own.
+In the eager step nothing overlaps, as in the systems that the strategies come from, so every phase can be
+timed on its own.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from scaling.aggregators.base import Aggregator, PhaseMarker, unmarked
+from scaling.aggregators.base import Aggregator
+from scaling.measure.phases import UNMARKED, Marks, PhaseRecorder
 from scaling.process_group import Group
-from scaling.training.replica import Replica
+from scaling.training.replica import FlatReplica, Replica
 from scaling.training.update import SgdSettings, update_at
 
 
@@ -27,17 +29,31 @@ class Step(Protocol):
     def notes(self) -> list[str]:
         """What was decided at the start, for the record of the run."""
 
-    def __call__(self, inputs: Tensor, targets: Tensor, phase: PhaseMarker = unmarked) -> Tensor:
+    def __call__(self, inputs: Tensor, targets: Tensor, marks: Marks = UNMARKED) -> Tensor:
         """One optimizer update on this rank's share of a global batch. Collective.
 
         Args:
             inputs: [local_batch, ...] on the replica's device.
-            targets: [local_batch] int64, there too.
-            phase: marks the phases.
+            targets: [local_batch] int64 (or [local_batch, ...], one class a logit), there too.
+            marks: takes the phases, after `prepare_split`.
 
         Returns:
             The local loss before the update, detached, on the device: not waited for.
         """
+
+    def prepare_split(self, recorder: PhaseRecorder) -> bool:
+        """Gets ready for steps whose phases are marked; there is no way back. Collective.
+
+        Args:
+            recorder: the one that gives such steps their marks.
+
+        Returns:
+            False where phases cannot be told apart here.
+        """
+
+    @property
+    def settle_split(self) -> bool:
+        """Whether the marks of a split step are lost unless they are taken before the next."""
 
 
 class EagerStep:
@@ -51,9 +67,11 @@ class EagerStep:
         capturable: the step is to be captured in a CUDA graph.
     """
 
+    settle_split = False
+
     def __init__(
         self,
-        replica: Replica,
+        replica: FlatReplica,
         aggregator: Aggregator[Any],
         settings: SgdSettings,
         group: Group,
@@ -87,13 +105,17 @@ class EagerStep:
         self._state.load_state_dict(state["aggregator"])
         self._update.load_state_dict(state["update"])
 
-    def __call__(self, inputs: Tensor, targets: Tensor, phase: PhaseMarker = unmarked) -> Tensor:
+    def prepare_split(self, recorder: PhaseRecorder) -> bool:
+        """Every phase can be marked as it is."""
+        return True
+
+    def __call__(self, inputs: Tensor, targets: Tensor, marks: Marks = UNMARKED) -> Tensor:
         """Forward, backward, aggregation, update; see `Step`."""
-        with phase("forward"):
+        with marks.phase("forward"):
             loss = self.replica.forward(inputs, targets)
-        with phase("backward"):
+        with marks.phase("backward"):
             self.replica.backward(loss)
         with torch.no_grad():
-            mean = self._aggregator.aggregate(self._state, self.replica.gradient, phase)
-            self._update.apply(mean, phase)
+            mean = self._aggregator.aggregate(self._state, self.replica.gradient, marks.phase)
+            self._update.apply(mean, marks.phase)
         return loss.detach()

@@ -1,24 +1,41 @@
-"""Measures the time per iteration of one cell on one rank.
+"""Measures the time per iteration of one cell on one rank, in three parts.
 
-Warm-up, the stated rule: the first iterations are discarded until `warmup` of them are done, or, where a
-budget `max_seconds` is set and runs short, until a quarter of it is used; never fewer than one. Then follow
-`iterations` measured ones, or as many as fit the budget at the pace of the last warm-up iteration, never
-fewer than three. All ranks agree on both counts before the measured window, in which nothing is exchanged but
-what the strategy needs.
+1. Warm-up: at least `warmup` iterations, each waited for, until the stated test finds no trend in the last
+   ones (`scaling.measure.warmup`); or until `WARMUP_LIMIT` times as many are done, or a quarter of
+   `max_seconds` is used. Discarded.
+2. Unsplit iterations, which tell how long a step takes: nothing is marked inside, and nothing is exchanged
+   but what the strategy needs. They run in blocks; between two blocks the ranks compare notes and go on until
+   the 95% interval of the median of the slowest rank's steps lies within `precision_goal` of the median and
+   `min_seconds` are over, or `iterations` or `max_seconds` end it.
+3. Split iterations, which tell where the time goes: their phases are marked.
+
+All ranks agree on every count. Every part ends with the device idle.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
 
-from scaling.aggregators.base import PhaseMarker
-from scaling.measure.phases import PhaseRecorder
+import numpy as np
+
+from scaling.measure.phases import Marks, PhaseRecorder, StepSample
+from scaling.measure.stopping import LOOK_EVERY, MIN_SAMPLES, enough
+from scaling.measure.warmup import is_warm
 
 WARMUP_SHARE = 0.25
+WARMUP_LIMIT = 10
 MIN_ITERATIONS = 3
+WARMUP_WINDOW = 10
+BLOCK_S = 0.1
+"""A block lasts so long at least: what the ranks say to each other between two blocks takes milliseconds."""
+
+SPLIT_SETTLING = 2
+"""Split iterations that are discarded: their first marks and, after a change of the path, first calls."""
+
+StopReason = Literal["precision", "iterations", "seconds"]
 
 
 class Agreement(Protocol):
@@ -27,60 +44,169 @@ class Agreement(Protocol):
     def largest(self, value: float) -> float:
         """The largest value that any rank gave. Collective."""
 
+    def largest_of(self, values: Sequence[float]) -> list[float]:
+        """The same for several values at once, one by one. Collective."""
+
 
 @dataclass(frozen=True)
 class Extent:
-    """How long to measure; `max_seconds` is a budget for warm-up and measurement together, in seconds."""
+    """How long to measure.
+
+    Attributes:
+        warmup: iterations to discard, at least.
+        iterations: unsplit ones, at most.
+        precision_goal: half of the interval's width over the median that ends the measurement; None: exactly
+            `iterations`.
+        min_seconds: the unsplit part lasts so long at least, where `iterations` allow.
+        max_seconds: a budget for warm-up and unsplit iterations together, and half as much for split ones.
+        split_iterations: at most, and fewer where half of `max_seconds` does not hold them.
+    """
 
     warmup: int
     iterations: int
+    precision_goal: float | None = None
+    min_seconds: float = 0.0
     max_seconds: float | None = None
+    split_iterations: int = 20
 
-    def warmup_is_over(self, num_done: int, elapsed_s: float) -> bool:
-        """Whether warm-up ends after `num_done` iterations that took `elapsed_s` together."""
-        if num_done >= self.warmup:
-            return True
-        return num_done >= 1 and self.max_seconds is not None and elapsed_s >= WARMUP_SHARE * self.max_seconds
+    def warmup_end(self, times: Sequence[float], elapsed_s: float) -> str | None:
+        """Why warm-up ends after iterations that took `times`; None: it goes on."""
+        if not times:
+            return None
+        if self.max_seconds is not None and elapsed_s >= WARMUP_SHARE * self.max_seconds:
+            return "a quarter of max_seconds is used"
+        if len(times) >= self.warmup and is_warm(times, WARMUP_WINDOW):
+            return f"no trend in the last {WARMUP_WINDOW} iterations"
+        if len(times) >= max(WARMUP_LIMIT * self.warmup, WARMUP_WINDOW):
+            return f"a trend was left after {len(times)} iterations"
+        return None
 
-    def num_measured(self, elapsed_s: float, last_s: float) -> int:
-        """Iterations to measure, `elapsed_s` into the budget, if each takes as long as the last one."""
+    def block(self, num_done: int, elapsed_s: float, pace_s: float) -> int:
+        """Unsplit iterations to run before the next look, each taking about `pace_s`."""
+        size = self.iterations - num_done
+        if self.precision_goal is not None:
+            size = min(size, max(LOOK_EVERY, int(BLOCK_S / max(pace_s, 1e-9))))
+        if self.max_seconds is not None:
+            size = min(size, int((self.max_seconds - elapsed_s) / max(pace_s, 1e-9)))
+        return max(size, min(MIN_ITERATIONS, self.iterations) - num_done, 1)
+
+    def end(self, times: Sequence[float], window_s: float, elapsed_s: float) -> StopReason | None:
+        """Why the unsplit part ends after `times`, `window_s` long; None: it goes on."""
+        goal = self.precision_goal
+        min_samples = min(MIN_SAMPLES, self.iterations)
+        if goal is not None and window_s >= self.min_seconds and enough(times, goal, min_samples):
+            return "precision"
+        if len(times) >= self.iterations:
+            return "iterations"
+        pace_s = window_s / len(times)
+        if self.max_seconds is not None and elapsed_s + pace_s > self.max_seconds:
+            return "seconds"
+        return None
+
+    def num_split(self, pace_s: float) -> int:
+        """Split iterations to keep."""
         if self.max_seconds is None:
-            return self.iterations
-        fitting = int((self.max_seconds - elapsed_s) / max(last_s, 1e-9))
-        return max(min(self.iterations, fitting), min(MIN_ITERATIONS, self.iterations))
+            return self.split_iterations
+        fitting = int(self.max_seconds / 2 / max(pace_s, 1e-9))
+        return max(min(self.split_iterations, fitting), min(MIN_ITERATIONS, self.split_iterations))
 
 
-def measure_iterations(
-    iterate: Callable[[PhaseMarker], None], recorder: PhaseRecorder, extent: Extent, agreement: Agreement
-) -> list[dict[str, float | int | bool]]:
-    """Runs warm-up and measured iterations.
+@dataclass
+class Measurement:
+    """The iterations of one cell on one rank; its parts are called in turn, each collective.
 
     Args:
-        iterate: one iteration; marks its phases.
+        iterate: one iteration; marks its phases on what it is given.
         recorder: on this rank's clock.
         extent: how many.
-        agreement: between the ranks, outside the measured window.
+        agreement: between the ranks, outside the measured windows.
+        host_offset_s: what to add to this host's monotonic clock to have rank 0's.
 
-    Returns:
-        One row an iteration, as raw samples: `iteration`, `warmup`, `step_s` and `<phase>_s`, in seconds.
+    Attributes:
+        rows: raw samples so far, one an iteration: `iteration`, `warmup`, `split`, `start_s` (on rank 0's
+            monotonic clock), `step_s`, and `spans` of split ones: [phase, lane, start, stop] in seconds from
+            the step's start.
+        seconds: part -> wall time, of the slowest rank.
+        warmup_end: why warm-up ended.
+        stop_reason: why the unsplit part ended.
     """
-    rows: list[dict[str, float | int | bool]] = []
 
-    def record(*, warmup: bool) -> None:
-        for taken in recorder.take():
-            rows.append({"iteration": len(rows), "warmup": warmup, **taken})
+    iterate: Callable[[Marks], None]
+    recorder: PhaseRecorder
+    extent: Extent
+    agreement: Agreement
+    host_offset_s: float = 0.0
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+    warmup_end: str = ""
+    stop_reason: StopReason = "iterations"
+    _elapsed_s: float = 0.0
+    _pace_s: float = 0.0
 
-    elapsed_s, last_s, num_done = 0.0, 0.0, 0
-    while not (num_done and extent.warmup_is_over(num_done, elapsed_s)):
+    def warm_up(self) -> None:
+        """Part 1."""
+        times: list[float] = []
+        ended = None
+        while ended is None:
+            start = time.perf_counter()
+            self._run(1, split=False)
+            self._keep(warmup=True)  # waits for the device
+            times.append(self.agreement.largest(time.perf_counter() - start))
+            self._elapsed_s += times[-1]
+            ended = self.extent.warmup_end(times, self._elapsed_s)
+        self.warmup_end, self._pace_s = ended, times[-1]
+        self.seconds["warmup"] = self._elapsed_s
+
+    def measure(self) -> None:
+        """Part 2."""
+        times: list[float] = []
+        window_s, reason = 0.0, None
         start = time.perf_counter()
-        with recorder.step():
-            iterate(recorder.phase)
-        record(warmup=True)  # waits for the device
-        last_s = agreement.largest(time.perf_counter() - start)
-        elapsed_s += last_s
-        num_done += 1
-    for _ in range(extent.num_measured(elapsed_s, last_s)):
-        with recorder.step():
-            iterate(recorder.phase)
-    record(warmup=False)
-    return rows
+        while reason is None:
+            self._run(self.extent.block(len(times), self._elapsed_s + window_s, self._pace_s), split=False)
+            samples = self._keep(warmup=False)
+            times += self.agreement.largest_of([sample.step_s for sample in samples])
+            window_s = self.agreement.largest(time.perf_counter() - start)
+            self._pace_s = float(np.median(times))
+            reason = self.extent.end(times, window_s, self._elapsed_s + window_s)
+        self._elapsed_s += window_s
+        self.stop_reason, self.seconds["unsplit"] = reason, window_s
+
+    def split(self, *, settle_each: bool) -> None:
+        """Part 3.
+
+        Args:
+            settle_each: take each step's marks before the next.
+        """
+        start = time.perf_counter()
+        self._split(SPLIT_SETTLING, settle_each=settle_each, warmup=True)
+        num_kept = self.extent.num_split(self._pace_s)
+        self._split(num_kept, settle_each=settle_each, warmup=False)
+        self.seconds["split"] = self.agreement.largest(time.perf_counter() - start)
+
+    def _split(self, count: int, *, settle_each: bool, warmup: bool) -> None:
+        for _ in range(count):
+            self._run(1, split=True)
+            if settle_each:
+                self._keep(warmup=warmup)
+        self._keep(warmup=warmup)
+
+    def _run(self, count: int, *, split: bool) -> None:
+        for _ in range(count):
+            with self.recorder.step(split=split) as marks:
+                self.iterate(marks)
+
+    def _keep(self, *, warmup: bool) -> list[StepSample]:
+        samples = self.recorder.take()
+        for sample in samples:
+            row = {
+                "iteration": len(self.rows),
+                "warmup": warmup,
+                "split": sample.spans is not None,
+                "start_s": sample.start_s + self.host_offset_s,
+                "step_s": sample.step_s,
+            }
+            if sample.spans is not None:
+                row["spans"] = [list(span) for span in sample.spans]
+            self.rows.append(row)
+        return samples

@@ -24,7 +24,7 @@ from scaling.aggregators.base import (
     unmarked,
 )
 from scaling.aggregators.host import threads
-from scaling.training.replica import Replica
+from scaling.training.replica import FlatReplica
 
 S = TypeVar("S", bound=AggregatorState)
 
@@ -89,7 +89,7 @@ class DeviceUpdate(Update):
 
     def __init__(
         self,
-        replica: Replica,
+        replica: FlatReplica,
         settings: SgdSettings,
         aggregator: Aggregator[S],
         state: S,
@@ -118,7 +118,9 @@ class HostUpdate(Update):
         state: its state.
     """
 
-    def __init__(self, replica: Replica, settings: SgdSettings, aggregator: Aggregator[S], state: S) -> None:
+    def __init__(
+        self, replica: FlatReplica, settings: SgdSettings, aggregator: Aggregator[S], state: S
+    ) -> None:
         self._group = group = state.group
         self._replica = replica
         self._num_threads = 1 if aggregator.site(state.layout) == "host_serial" else None
@@ -199,7 +201,7 @@ class _Owned:
 
 
 def update_at(
-    replica: Replica,
+    replica: FlatReplica,
     settings: SgdSettings,
     aggregator: Aggregator[S],
     state: S,

@@ -9,6 +9,12 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
+BENCHMARK_PAPER = (
+    'S. Shi, Q. Wang, P. Xu, X. Chu, "Benchmarking state-of-the-art deep learning software tools", '
+    "arXiv 1608.07249"
+)
+"""Where the networks come from that this project began with."""
+
 
 @dataclass(frozen=True)
 class DataShape:
@@ -17,15 +23,23 @@ class DataShape:
     Attributes:
         input_shape: of one sample, without the batch axis.
         num_classes: targets are 0 to num_classes - 1.
+        tokens: inputs are numbers of classes too, and each of them has a target, such as the word that comes
+            next in a text; otherwise a sample is of real numbers and has one target.
     """
 
     input_shape: tuple[int, ...]
     num_classes: int
+    tokens: bool = False
 
 
 @dataclass(frozen=True)
 class Split:
-    """Samples in memory: `inputs` [n, *input_shape] float32, `targets` [n] int64."""
+    """Samples in memory.
+
+    Attributes:
+        inputs: [n, *input_shape] float32; of tokens int64.
+        targets: [n] int64; of tokens [n, *input_shape].
+    """
 
     inputs: Tensor
     targets: Tensor
@@ -101,7 +115,9 @@ class Model:
 
     Attributes:
         name: what a study calls it.
-        build: (shape, parameters of the study...) -> module, its weights from torch's global generator.
+        build: (shape, parameters of the study...) -> module, its weights from torch's global generator. It
+            gives logits, [n, num_classes] or for tokens [n, *input_shape, num_classes]; the loss is the mean
+            cross-entropy over all targets. Parameters that need no gradient stay as they are.
         shape: the input it is made for; None if it adapts to the data set.
         dataset: the data set it was published with.
         source: paper or file that defines it.

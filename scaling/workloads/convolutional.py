@@ -1,4 +1,4 @@
-"""Plain convolutional networks: `alexnet-r`, the small AlexNet for images of 32 x 32."""
+"""Plain convolutional networks: `alexnet-r`, for images of 32 x 32, and `alexnet-s`, for 224 x 224."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 from torch import nn
 
-from scaling.workloads.base import DataShape, Model
+from scaling.workloads.base import BENCHMARK_PAPER, DataShape, Model
 
 CHANNELS = (32, 32, 64)
 KERNEL, WINDOW, STRIDE = 5, 3, 2
@@ -43,11 +43,47 @@ def build_alexnet_r(shape: DataShape, ceil_pooling: bool = False) -> nn.Module:
     return features.append(nn.Linear(CHANNELS[-1] * height * width, shape.num_classes))
 
 
-def _pooled_thrice(size: int, *, ceil_pooling: bool) -> int:
-    for _ in CHANNELS:
+def _pooled_thrice(size: int, *, ceil_pooling: bool = False) -> int:
+    for _ in range(3):
         steps = (size - WINDOW) / STRIDE
         size = (math.ceil(steps) if ceil_pooling else math.floor(steps)) + 1
     return size
+
+
+def build_alexnet_s(shape: DataShape) -> nn.Module:
+    """AlexNet-S: five convolutions and three linear layers; 62,378,344 parameters for images of 224 x 224.
+
+    conv 96 of 11 x 11 in steps of 4 with a padding of 2, max pooling; conv 256 of 5 x 5, max pooling; conv
+    384, 384 and 256 of 3 x 3, max pooling; linear 4096, 4096 and num_classes. ReLU behind all but the last;
+    pooling by 3 x 3 in steps of 2. Convolutions have no groups; no local response normalisation, no dropout.
+
+    Args:
+        shape: images as [channels, height, width], 63 x 63 at least.
+
+    Returns:
+        A module: inputs [n, *input_shape] -> logits [n, num_classes]. Weights are torch's default.
+    """
+    channels, *sizes = shape.input_shape
+
+    def pooling() -> nn.Module:
+        return nn.MaxPool2d(WINDOW, STRIDE)
+
+    features = nn.Sequential(
+        nn.Conv2d(channels, 96, 11, stride=4, padding=2), nn.ReLU(), pooling(),
+        nn.Conv2d(96, 256, 5, padding=2), nn.ReLU(), pooling(),
+        nn.Conv2d(256, 384, 3, padding=1), nn.ReLU(),
+        nn.Conv2d(384, 384, 3, padding=1), nn.ReLU(),
+        nn.Conv2d(384, 256, 3, padding=1), nn.ReLU(), pooling(),
+        nn.Flatten(),
+    )  # fmt: skip
+    height, width = (_pooled_thrice((size + 2 * 2 - 11) // 4 + 1) for size in sizes)
+    return features.extend(
+        [
+            nn.Linear(256 * height * width, 4096), nn.ReLU(),
+            nn.Linear(4096, 4096), nn.ReLU(),
+            nn.Linear(4096, shape.num_classes),
+        ]
+    )  # fmt: skip
 
 
 alexnet_r = Model(
@@ -55,7 +91,15 @@ alexnet_r = Model(
     build=build_alexnet_r,
     shape=DataShape((3, 32, 32), 10),
     dataset="cifar10",
-    source="AlexNet-R of S. Shi, Q. Wang, P. Xu, X. Chu, "
-    '"Benchmarking state-of-the-art deep learning software tools", arXiv 1608.07249',
+    source=f"AlexNet-R of {BENCHMARK_PAPER}",
     parameters={"ceil_pooling": False},
+)
+
+alexnet_s = Model(
+    name="alexnet-s",
+    build=build_alexnet_s,
+    shape=DataShape((3, 224, 224), 1000),
+    dataset="synthetic",
+    source=f"AlexNet-S of {BENCHMARK_PAPER}, in its Torch version (hclhkbu/dlbench)",
+    parameters={},
 )

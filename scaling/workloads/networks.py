@@ -1,16 +1,22 @@
-"""Fully connected networks: `fcn_r`, as published, and `mlp`, of any size."""
+"""Fully connected networks: `fcn_r`, `fcn_s` and `fcn_s4`, as published, and `mlp`, of any size."""
 
 from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 
 from pydantic import PositiveInt
 from torch import nn
 
-from scaling.workloads.base import DataShape, Model
+from scaling.workloads.base import BENCHMARK_PAPER, DataShape, Model
 
 FCN_R_HIDDEN = (2048, 4096, 1024)
+FCN_S_HIDDEN = (2048, 2048, 2048)
+FCN_S4_HIDDEN = (2048, 2048, 2048, 2048)
+FCN_S_WIDTH = 26752
+"""Inputs and classes."""
+
 # Weights are uniform in +-gain sqrt(6 / (inputs + outputs)): X. Glorot, Y. Bengio, "Understanding the
 # difficulty of training deep feedforward neural networks", AISTATS 2010. Four times as wide for the logistic
 # sigmoid, whose slope at 0 is 1/4: Y. Bengio, "Practical recommendations for gradient-based training of deep
@@ -19,7 +25,7 @@ FCN_R_HIDDEN = (2048, 4096, 1024)
 SIGMOID_GAIN = 4.0
 
 
-def _fully_connected(shape: DataShape, hidden: list[int], activation: type[nn.Module]) -> nn.Sequential:
+def _fully_connected(shape: DataShape, hidden: Sequence[int], activation: type[nn.Module]) -> nn.Sequential:
     """Flatten, then a linear layer per width with `activation` between; torch's default weights."""
     widths = [math.prod(shape.input_shape), *hidden, shape.num_classes]
     layers: list[nn.Module] = [nn.Flatten()]
@@ -29,6 +35,16 @@ def _fully_connected(shape: DataShape, hidden: list[int], activation: type[nn.Mo
     return nn.Sequential(*layers[:-1])
 
 
+def _sigmoid_network(shape: DataShape, hidden: Sequence[int]) -> nn.Module:
+    """Weights are Xavier uniform, gain 4 in the hidden layers and 1 in the last; biases are 0."""
+    network = _fully_connected(shape, hidden, nn.Sigmoid)
+    linears = [layer for layer in network if isinstance(layer, nn.Linear)]
+    for layer in linears:
+        nn.init.xavier_uniform_(layer.weight, gain=1.0 if layer is linears[-1] else SIGMOID_GAIN)
+        nn.init.zeros_(layer.bias)
+    return network
+
+
 def build_fcn_r(shape: DataShape) -> nn.Module:
     """FCN-R: three sigmoid layers of 2048, 4096 and 1024; 14,205,962 parameters for MNIST.
 
@@ -36,12 +52,25 @@ def build_fcn_r(shape: DataShape) -> nn.Module:
         A module: inputs [n, *input_shape] -> logits [n, num_classes]. Weights are Xavier uniform, gain 4 in
         the hidden layers and 1 in the last; biases are 0.
     """
-    network = _fully_connected(shape, list(FCN_R_HIDDEN), nn.Sigmoid)
-    linears = [layer for layer in network if isinstance(layer, nn.Linear)]
-    for layer in linears:
-        nn.init.xavier_uniform_(layer.weight, gain=1.0 if layer is linears[-1] else SIGMOID_GAIN)
-        nn.init.zeros_(layer.bias)
-    return network
+    return _sigmoid_network(shape, FCN_R_HIDDEN)
+
+
+def build_fcn_s(shape: DataShape) -> nn.Module:
+    """FCN-S as the paper's programs have it: three sigmoid layers of 2048; 117,997,696 parameters.
+
+    Returns:
+        A module: inputs [n, *input_shape] -> logits [n, num_classes]. Weights as FCN-R's.
+    """
+    return _sigmoid_network(shape, FCN_S_HIDDEN)
+
+
+def build_fcn_s4(shape: DataShape) -> nn.Module:
+    """FCN-S as the paper's text has it: four sigmoid layers of 2048; 122,194,048 parameters.
+
+    Returns:
+        A module: inputs [n, *input_shape] -> logits [n, num_classes]. Weights as FCN-R's.
+    """
+    return _sigmoid_network(shape, FCN_S4_HIDDEN)
 
 
 def build_mlp(shape: DataShape, hidden: list[PositiveInt]) -> nn.Module:
@@ -58,8 +87,25 @@ fcn_r = Model(
     build=build_fcn_r,
     shape=DataShape((1, 28, 28), 10),
     dataset="mnist",
-    source="FCN-R of S. Shi, Q. Wang, P. Xu, X. Chu, "
-    '"Benchmarking state-of-the-art deep learning software tools", arXiv 1608.07249',
+    source=f"FCN-R of {BENCHMARK_PAPER}",
+    parameters={},
+)
+
+fcn_s = Model(
+    name="fcn-s",
+    build=build_fcn_s,
+    shape=DataShape((FCN_S_WIDTH,), FCN_S_WIDTH),
+    dataset="synthetic",
+    source=f"FCN-S, three hidden layers as in the programs (hclhkbu/dlbench) for {BENCHMARK_PAPER}",
+    parameters={},
+)
+
+fcn_s4 = Model(
+    name="fcn-s4",
+    build=build_fcn_s4,
+    shape=DataShape((FCN_S_WIDTH,), FCN_S_WIDTH),
+    dataset="synthetic",
+    source=f"FCN-S, four hidden layers as in the text of {BENCHMARK_PAPER}",
     parameters={},
 )
 

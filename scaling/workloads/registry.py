@@ -15,9 +15,14 @@ from scaling.workloads.base import Dataset, DataShape, Model
 
 BUILT_IN_MODELS = {
     "fcn-r": "scaling.workloads.networks:fcn_r",
+    "fcn-s": "scaling.workloads.networks:fcn_s",
+    "fcn-s4": "scaling.workloads.networks:fcn_s4",
     "mlp": "scaling.workloads.networks:mlp",
     "alexnet-r": "scaling.workloads.convolutional:alexnet_r",
+    "alexnet-s": "scaling.workloads.convolutional:alexnet_s",
     "resnet-56": "scaling.workloads.residual:resnet_56",
+    "resnet-50": "scaling.workloads.residual:resnet_50",
+    "lstm": "scaling.workloads.recurrent:lstm",
 }
 
 BUILT_IN_DATASETS = {
@@ -86,8 +91,8 @@ def build_module(model: Model, shape: DataShape) -> nn.Module:
         shape: from `resolve_shape`.
 
     Returns:
-        A module: inputs [n, *input_shape] -> logits [n, num_classes], with random weights from torch's global
-        generator; seed it before.
+        A module: inputs [n, *input_shape] -> logits [n, num_classes] (of tokens [n, *input_shape,
+        num_classes]), with random weights from torch's global generator; seed it before.
     """
     return model.build(shape, **model.parameters)
 
@@ -109,4 +114,5 @@ def resolve_shape(model: Model, dataset: Dataset) -> DataShape:
 
 
 def _describe(shape: DataShape) -> str:
-    return f"inputs of shape {shape.input_shape} and {shape.num_classes} classes"
+    what = "tokens" if shape.tokens else "inputs"
+    return f"{what} of shape {shape.input_shape} and {shape.num_classes} classes"

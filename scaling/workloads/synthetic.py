@@ -21,7 +21,9 @@ STREAM = (0, 0)
 @final
 @dataclass(frozen=True)
 class Synthetic(Dataset):
-    """Standard normal inputs and uniform targets, made from the seed.
+    """Standard normal inputs and uniform targets, or uniform tokens, made from the seed.
+
+    A model of tokens gets texts of independent tokens; the target of each is the one that comes next.
 
     Attributes:
         input_shape: of one sample, without the batch axis; None: as the model declares.
@@ -41,16 +43,17 @@ class Synthetic(Dataset):
         Raises:
             StudyError: neither the parameters nor the model say it.
         """
-        input_shape, num_classes = self.input_shape, self.num_classes
+        input_shape, num_classes, tokens = self.input_shape, self.num_classes, False
         if model_shape is not None:
             input_shape = input_shape if input_shape is not None else model_shape.input_shape
             num_classes = num_classes if num_classes is not None else model_shape.num_classes
+            tokens = model_shape.tokens
         if input_shape is None or num_classes is None:
             raise StudyError(
                 "data set 'synthetic' takes its shape from the model, but this model adapts to its data; "
                 "set the data set's parameters input_shape (such as [1, 28, 28]) and num_classes (such as 10)"
             )
-        return DataShape(input_shape, num_classes)
+        return DataShape(input_shape, num_classes, tokens)
 
     def available(self) -> bool:
         """True: it is made, not read."""
@@ -70,12 +73,23 @@ class Synthetic(Dataset):
         """
         generator = seeded_generator(seed, *STREAM)
 
-        def split(count: int) -> Split:
-            inputs = torch.randn(count, *shape.input_shape, generator=generator)
-            return Split(inputs, torch.randint(shape.num_classes, (count,), generator=generator))
-
-        train, test = split(num_samples), split(min(num_samples, MAX_TEST_SAMPLES))
+        make = _texts if shape.tokens else _samples
+        train, test = (
+            make(count, shape, generator) for count in (num_samples, min(num_samples, MAX_TEST_SAMPLES))
+        )
         digest = hashlib.sha256()
         for tensor in (train.inputs, train.targets, test.inputs, test.targets):
             digest.update(tensor.view(-1).numpy().data)
         return DataSplits(train, test, {"synthetic": f"sha256:{digest.hexdigest()}"})
+
+
+def _samples(count: int, shape: DataShape, generator: torch.Generator) -> Split:
+    inputs = torch.randn(count, *shape.input_shape, generator=generator)
+    return Split(inputs, torch.randint(shape.num_classes, (count,), generator=generator))
+
+
+def _texts(count: int, shape: DataShape, generator: torch.Generator) -> Split:
+    """Cut from texts of one token more: the targets are the inputs one place on."""
+    *outer, length = shape.input_shape
+    texts = torch.randint(shape.num_classes, (count, *outer, length + 1), generator=generator)
+    return Split(texts[..., :-1].contiguous(), texts[..., 1:].contiguous())

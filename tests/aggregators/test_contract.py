@@ -17,6 +17,8 @@ def variants(aggregator):
 
 
 BY_NAME = [*(create(name) for name in BUILT_IN), create("one_bit", {"threshold": "mean"})]
+# What is carried by another library takes processes: tests/startup.
+BY_NAME = [aggregator for aggregator in BY_NAME if aggregator.library is None]
 AGGREGATORS = [variant for aggregator in BY_NAME for variant in variants(aggregator)]
 SCHEDULED = [aggregator for aggregator in BY_NAME if isinstance(aggregator, Scheduled)]
 

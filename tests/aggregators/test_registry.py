@@ -83,9 +83,9 @@ class TestBuiltIns:
         offer(**BUILT_IN)
         assert REGISTRY.targets() == BUILT_IN
 
-    def test_only_the_control_arm_exchanges_nothing_and_only_one_bit_sgd_is_lossy(self):
-        assert [name for name in BUILT_IN if not create(name).exchanges] == ["none"]
-        assert [name for name in BUILT_IN if create(name).lossy] == ["one_bit", "cntk"]
+    def test_only_control_arms_exchange_nothing_and_only_one_bit_sgd_is_lossy(self):
+        assert [name for name in BUILT_IN if not create(name).exchanges] == ["none", "no_op"]
+        assert [name for name in BUILT_IN if create(name).lossy] == ["one_bit", "mpi_one_bit", "cntk"]
 
 
 class TestParameters:

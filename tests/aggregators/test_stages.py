@@ -59,7 +59,7 @@ class TestEveryAggregator:
 
     @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 7])
     def test_sends_what_is_metered(self, aggregator, world_size, network):
-        if aggregator.name == "cntk_32bit" and aggregator.transport == "host":
+        if aggregator.name == "mpi" or (aggregator.name == "cntk_32bit" and aggregator.transport == "host"):
             return  # between host memories, which no schedule of the ranks describes
         stages = aggregator.stages(network, world_size)
         # Stripes are unequal where columns do not divide evenly; an all-reduce is rounded down to bytes.
@@ -75,6 +75,8 @@ class TestEveryAggregator:
 
     @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 7])
     def test_meters_what_it_says_it_sends(self, aggregator, world_size, network, step):
+        if aggregator.library is not None:
+            return  # takes processes: tests/startup
         for rank, outcome in enumerate(step(aggregator, world_size, network)):
             assert outcome.num_bytes == aggregator.wire_bytes(network, world_size, rank, itemsize=4)
 
@@ -104,6 +106,10 @@ class TestOrder:
             ("mxnet_local", ["", "sum", "sum", "update", ""]),
             ("cntk", ["encode", "", "decode", "encode", "", "decode", "update"]),
             ("cntk_32bit", ["", "all_reduce", "", "update"]),
+            ("mpi", ["", "all_reduce", "", "update"]),
+            ("mpi_one_bit", ["encode", "", "decode", "encode", "", "decode", "update"]),
+            ("horovod", ["horovod", "update"]),
+            ("horovod_optimizer", ["horovod_optimizer", "update"]),
             ("tf_spec", ["", "", "", "update"]),
         ],
     )

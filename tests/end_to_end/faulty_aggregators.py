@@ -9,6 +9,7 @@ import torch
 
 from scaling.aggregators.base import unmarked
 from scaling.aggregators.native import AllReduce
+from scaling.process_group import HorovodGroup, MpiGroup
 
 
 def _last(state):
@@ -71,3 +72,39 @@ class Slow(AllReduce):
     def aggregate(self, state, gradient, phase=unmarked):
         time.sleep(0.5)
         return super().aggregate(state, gradient, phase)
+
+
+@dataclass(frozen=True)
+class RaisesOverMpi(AllReduce):
+    """The last rank raises; the others wait for it in MPI."""
+
+    name = "raises_over_mpi"
+    library = "mpi"
+
+    def start(self, layout, group, dtype, device):
+        MpiGroup.of(group)
+        return super().start(layout, group, dtype, device)
+
+    def aggregate(self, state, gradient, phase=unmarked):
+        if _last(state):
+            raise RuntimeError("planted failure")
+        MpiGroup.of(state.group).all_reduce(gradient)
+        return gradient
+
+
+@dataclass(frozen=True)
+class RaisesOverHorovod(AllReduce):
+    """The last rank raises; the others wait for it in Horovod."""
+
+    name = "raises_over_horovod"
+    library = "horovod"
+
+    def start(self, layout, group, dtype, device):
+        HorovodGroup.of(group)
+        return super().start(layout, group, dtype, device)
+
+    def aggregate(self, state, gradient, phase=unmarked):
+        if _last(state):
+            raise RuntimeError("planted failure")
+        HorovodGroup.of(state.group).all_reduce(gradient)
+        return gradient

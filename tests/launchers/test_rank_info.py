@@ -91,3 +91,39 @@ def test_every_table_names_every_field(launcher):
     info = RankInfo.from_env(dict(zip(table.values(), ("0", "0", "1", "1"), strict=True)))
     assert (info.rank, info.world_size) == (0, 1)
     assert info.launcher == launcher
+
+
+MPI_AND_HOROVOD = {
+    "openmpi": {
+        "OMPI_COMM_WORLD_RANK": "5",
+        "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+        "OMPI_COMM_WORLD_SIZE": "8",
+        "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
+    },
+    "mpich": {"PMI_RANK": "5", "MPI_LOCALRANKID": "1", "PMI_SIZE": "8", "MPI_LOCALNRANKS": "4"},
+    "horovodrun": {
+        "HOROVOD_RANK": "5",
+        "HOROVOD_LOCAL_RANK": "1",
+        "HOROVOD_SIZE": "8",
+        "HOROVOD_LOCAL_SIZE": "4",
+    },
+}
+
+
+@pytest.mark.parametrize("launcher", MPI_AND_HOROVOD)
+def test_variables_of_mpi_and_horovod_are_read(launcher):
+    info = RankInfo.from_env(MPI_AND_HOROVOD[launcher])
+    assert (info.rank, info.local_rank, info.world_size, info.local_world_size) == (5, 1, 8, 4)
+    assert info.launcher == info.table == launcher
+    named = RankInfo.from_env({**MPI_AND_HOROVOD[launcher], LAUNCHER_VARIABLE: "mine"})
+    assert (named.launcher, named.table) == ("mine", launcher)
+
+
+@pytest.mark.parametrize("launcher", MPI_AND_HOROVOD)
+def test_torchrun_under_another_launcher_is_torchruns(launcher):
+    assert RankInfo.from_env({**MPI_AND_HOROVOD[launcher], **TORCHRUN}).table == "torchrun"
+
+
+def test_what_sruns_pmi2_sets_does_not_make_it_mpich():
+    with pytest.raises(RankError, match="no launcher's variables are set"):
+        RankInfo.from_env({"PMI_RANK": "0", "PMI_SIZE": "2"})

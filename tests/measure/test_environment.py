@@ -7,7 +7,16 @@ from pathlib import Path
 import pytest
 
 from scaling.errors import StoreError
-from scaling.measure.environment import IDENTITY, collect, git_state, require_same, settings
+from scaling.measure.environment import (
+    IDENTITY,
+    collect,
+    git_state,
+    gpu_subset,
+    require_same,
+    settings,
+    variables,
+)
+from topologies.facts import Gpu, PcieLink
 
 FOLDER = Path("results/by-hand")
 
@@ -15,6 +24,8 @@ ENVIRONMENT = {
     "hostname": "here",
     "command": "scaling run mnist",
     "cpu": {"model": "A fast one", "usable_cores": 8},
+    "cpu_governors": ["performance"],
+    "numa_nodes": [{"number": 0, "cpus": "0-7"}],
     "memory_bytes": 2**34,
     "gpus": [{"name": "Big", "memory_bytes": 2**37}] * 2,
     "versions": {"torch": "2.6.0", "driver": "580.1", "cudnn": 90100},
@@ -49,6 +60,7 @@ class TestSettings:
             "MASTER_PORT",
             "TORCHELASTIC_RUN_ID",  # torchrun's own, new with each launch
             "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+            "CUDA_VISIBLE_DEVICES",  # dealt out anew to each job
             "OMP_NUM_THREADS",  # part of the cell
             "CUDA_HOME",
             "CUDA_PATH",
@@ -58,6 +70,10 @@ class TestSettings:
     )
     def test_variable_that_does_not_is_none(self, name):
         assert settings({name: "1"}) == {}
+
+    def test_variables_of_the_libraries_are_recorded_for_people_even_if_they_are_no_settings(self):
+        environ = {"OMP_NUM_THREADS": "2", "OMP_PROC_BIND": "true", "NCCL_VERSION": "2.27", "HOME": "/"}
+        assert variables(environ) == {"NCCL_VERSION": "2.27", "OMP_NUM_THREADS": "2", "OMP_PROC_BIND": "true"}
 
     def test_settings_are_in_order_of_their_names(self):
         assert list(settings({"NCCL_PROTO": "LL", "CUDA_CACHE_DISABLE": "1", "NCCL_ALGO": "Tree"})) == [
@@ -78,6 +94,9 @@ class TestRequireSame:
             ("command", "pytest"),
             ("memory_bytes", 1),
             ("git", None),
+            ("gpu_subset", [{"uuid": "GPU-2"}]),
+            ("numa_nodes", []),
+            ("variables", {"OMP_NUM_THREADS": "3"}),
         ],
     )
     def test_what_is_recorded_for_people_may_differ(self, field, value):
@@ -87,6 +106,7 @@ class TestRequireSame:
         ("field", "value", "named"),
         [
             ("cpu", {"model": "A fast one", "usable_cores": 4}, r"cpu\.usable_cores was 8 and is 4"),
+            ("cpu_governors", ["powersave"], r"cpu_governors was \['performance'\] and is \['powersave'\]"),
             ("gpus", [], r"gpus was \[.*\] and is \[\]"),
             (
                 "versions",
@@ -112,8 +132,58 @@ class TestRequireSame:
         with pytest.raises(StoreError, match="versions was None"):
             require_same(old, ENVIRONMENT, FOLDER)
 
+    @pytest.mark.parametrize("unknown", [{}, {"cpu_governors": None}], ids=["older folder", "not told"])
+    def test_governor_that_one_side_does_not_know_is_no_difference(self, unknown):
+        without = {key: value for key, value in ENVIRONMENT.items() if key != "cpu_governors"} | unknown
+        require_same(without, ENVIRONMENT, FOLDER)
+        require_same(ENVIRONMENT, without, FOLDER)
+
+    def test_folder_of_an_older_version_goes_on(self):
+        new = ("cpu_governors", "numa_nodes", "variables", "gpu_subset")
+        collected = collect({})
+        require_same({key: value for key, value in collected.items() if key not in new}, collected, FOLDER)
+
+
+class TestGpuSubset:
+    def test_gpus_are_named_by_uuid_and_place_in_the_order_of_cuda(self):
+        gpus = [Gpu(n, "Big", f"GPU-{n}", f"0000:{n}8:00.0", PcieLink(5, 16, 1, 8)) for n in range(3)]
+        assert gpu_subset(gpus, {"CUDA_VISIBLE_DEVICES": "2,GPU-0"}) == [
+            {
+                "name": "Big",
+                "uuid": f"GPU-{n}",
+                "pci_bus_id": f"0000:{n}8:00.0",
+                "pcie_generation": 5,
+                "pcie_width": 16,
+                "pcie_current_width": 8,
+            }
+            for n in (2, 0)
+        ]
+
+    def test_what_nobody_tells_is_none(self):
+        (one,) = gpu_subset([Gpu(0, "Big", "", "0000:18:00.0")], {})
+        assert (one["uuid"], one["pcie_generation"], one["pcie_current_width"]) == (None, None, None)
+        both = [Gpu(0, "Big", "GPU-0", "0000:18:00.0"), Gpu(1, "Small", "GPU-1", "0000:28:00.0")]
+        assert gpu_subset(both, {}) is None
+
 
 class TestCollect:
+    def test_governors_and_numa_nodes_are_those_of_the_kernel(self, tmp_path):
+        for cpu, governor in enumerate(("performance", "powersave", "performance")):
+            folder = tmp_path / f"devices/system/cpu/cpu{cpu}/cpufreq"
+            folder.mkdir(parents=True)
+            (folder / "scaling_governor").write_text(f"{governor}\n")
+        for node, cpus in enumerate(("0-1", "2")):
+            folder = tmp_path / f"devices/system/node/node{node}"
+            folder.mkdir(parents=True)
+            (folder / "cpulist").write_text(f"{cpus}\n")
+        collected = collect({}, tmp_path)
+        assert collected["cpu_governors"] == ["performance", "powersave"]
+        assert collected["numa_nodes"] == [{"number": 0, "cpus": "0-1"}, {"number": 1, "cpus": "2"}]
+
+    def test_machine_that_tells_nothing_of_its_cores_has_none(self, tmp_path):
+        collected = collect({}, tmp_path)
+        assert (collected["cpu_governors"], collected["numa_nodes"]) == (None, [])
+
     def test_environment_is_equal_to_itself_through_json(self):
         collected = collect({"NCCL_ALGO": "Ring", "HOME": "/"})
         assert set(IDENTITY) <= set(collected)

@@ -56,6 +56,18 @@ def test_small_messages_count_as_much_as_large_ones():
     assert math.isclose(fit_link(measured).latency_s, 10e-6, rel_tol=0.05)
 
 
+def test_line_goes_through_the_largest_size_and_says_where_it_is_furthest_off():
+    # A protocol that is half as fast in the middle: a line free at both ends would be pulled down by it.
+    measured = times(10e-6, 50e9)
+    middle = SIZES[3]
+    measured[middle] = [2 * value for value in measured[middle]]
+    fit = fit_link(measured)
+    assert math.isclose(fit.seconds(SIZES[-1]), np.median(measured[SIZES[-1]]))
+    assert math.isclose(fit.bandwidth_bytes_per_s, 50e9, rel_tol=0.01)
+    assert fit.worst_error_bytes == middle
+    assert math.isclose(fit.worst_error_ratio, 0.5, abs_tol=0.05)
+
+
 def test_neither_is_ever_negative():
     falling = {1024: [2e-3] * 3, 2048: [1e-3] * 3}
     fit = fit_link(falling)

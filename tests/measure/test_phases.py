@@ -1,122 +1,203 @@
-"""Where the time of a step went, on a clock that the test moves."""
+"""What a step does when, on a clock that the test moves."""
+
+import threading
+from functools import partial
 
 import pytest
 
-from scaling.measure.phases import PHASES, PhaseRecorder
+from scaling.measure.phases import PHASES, UNMARKED, PhaseRecorder
 
 
-class FakeClock:
-    """Marks are numbered; a mark's time is known only after `settle`, as on a device."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-        self.num_settled = 0
-        self._times: list[float] = []
-        self._num_known = 0
-
-    def mark(self) -> int:
-        self._times.append(self.now_s)
-        return len(self._times) - 1
-
-    def settle(self) -> None:
-        self.num_settled += 1
-        self._num_known = len(self._times)
-
-    def seconds(self, start: int, stop: int) -> float:
-        assert max(start, stop) < self._num_known, "asked for a mark that is not in the past"
-        return self._times[stop] - self._times[start]
+def spans_of(recorder: PhaseRecorder) -> list[tuple[str, str, float, float]]:
+    """Of the only step."""
+    (sample,) = recorder.take()
+    assert sample.spans is not None
+    return sample.spans
 
 
-@pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock()
+class TestUnsplitSteps:
+    def test_they_have_a_length_and_no_spans(self, clock, recorder):
+        with recorder.step(split=False) as marks:
+            clock.now_s += 1
+            with marks.phase("forward"), marks.beside("comm")("communicate"), marks.paused():
+                clock.now_s += 2
+        (sample,) = recorder.take()
+        assert (sample.step_s, sample.spans) == (3, None)
 
+    def test_nothing_is_marked_inside(self, clock, recorder):
+        before = clock.num_marks
+        with recorder.step(split=False) as marks:
+            assert marks is UNMARKED
+            with marks.phase("forward"):
+                pass
+        assert clock.num_marks - before == 2
 
-@pytest.fixture
-def recorder(clock: FakeClock) -> PhaseRecorder:
-    return PhaseRecorder(clock)
-
-
-def test_step_is_split_into_its_phases(clock, recorder):
-    with recorder.step():
-        clock.now_s += 1
-        with recorder.phase("forward"):
-            clock.now_s += 2
-        with recorder.phase("backward"):
-            clock.now_s += 4
-        clock.now_s += 8
-    assert recorder.take() == [{"step_s": 15, "forward_s": 2, "backward_s": 4}]
-
-
-def test_phase_that_comes_twice_is_added_up(clock, recorder):
-    with recorder.step():
-        for seconds in (1, 2):
-            with recorder.phase("communicate"):
+    def test_they_keep_their_order_and_are_taken_once(self, clock, recorder):
+        for seconds in (3, 1, 2):
+            with recorder.step(split=False):
                 clock.now_s += seconds
-            with recorder.phase("reduce"):
-                clock.now_s += 10
-    assert recorder.take() == [{"step_s": 23, "communicate_s": 3, "reduce_s": 20}]
+        assert [sample.step_s for sample in recorder.take()] == [3, 1, 2]
+        assert recorder.take() == []
 
 
-def test_phases_never_take_longer_than_the_step(clock, recorder):
-    for number in range(5):
-        with recorder.step():
-            for phase in PHASES:
-                with recorder.phase(phase):
-                    clock.now_s += number
-    for row in recorder.take():
-        assert row.pop("step_s") == sum(row.values())
+class TestMainLane:
+    def test_phases_are_spans_from_the_steps_start(self, clock, recorder):
+        clock.now_s += 50
+        with recorder.step(split=True) as marks:
+            clock.now_s += 1
+            with marks.phase("forward"):
+                clock.now_s += 2
+            with marks.phase("backward"):
+                clock.now_s += 4
+            clock.now_s += 8
+        assert spans_of(recorder) == [("forward", "main", 1, 3), ("backward", "main", 3, 7)]
+
+    def test_phase_that_comes_twice_is_two_spans(self, clock, recorder):
+        with recorder.step(split=True) as marks:
+            for seconds in (1, 2):
+                with marks.phase("communicate"):
+                    clock.now_s += seconds
+        assert spans_of(recorder) == [("communicate", "main", 0, 1), ("communicate", "main", 1, 3)]
+
+    def test_split_step_in_which_nothing_was_marked_has_no_span(self, recorder):
+        with recorder.step(split=True):
+            pass
+        assert spans_of(recorder) == []
+
+    def test_clock_is_not_settled_inside_the_measured_window(self, clock, recorder):
+        before = clock.num_settled
+        with recorder.step(split=True) as marks, marks.phase("update"):
+            clock.now_s += 1
+        assert clock.num_settled == before
 
 
-def test_steps_keep_their_order_and_are_taken_once(clock, recorder):
-    for seconds in (3, 1, 2):
-        with recorder.step():
-            clock.now_s += seconds
-    assert [row["step_s"] for row in recorder.take()] == [3, 1, 2]
-    assert recorder.take() == []
+class TestLanesBeside:
+    def test_they_run_under_main_and_under_each_other(self, clock, recorder):
+        with recorder.step(split=True) as marks, marks.phase("backward"):
+            with marks.beside("comm")("communicate"):
+                clock.now_s += 1
+                with marks.beside("copy")("h2d"):
+                    clock.now_s += 2
+            clock.now_s += 4
+        assert spans_of(recorder) == [
+            ("communicate", "comm", 0, 3),
+            ("backward", "main", 0, 7),
+            ("h2d", "copy", 1, 3),
+        ]
+
+    def test_another_thread_may_mark_them(self, clock, recorder):
+        def exchange() -> None:
+            with recorder.beside("comm")("communicate"):
+                clock.now_s += 5
+
+        with recorder.step(split=True) as marks, marks.phase("backward"):
+            thread = threading.Thread(target=exchange)
+            thread.start()
+            thread.join()
+        assert ("communicate", "comm", 0, 5) in spans_of(recorder)
+
+    def test_phases_of_one_do_not_nest(self, recorder):
+        with (
+            pytest.raises(ValueError, match="phase 'reduce' inside phase 'communicate'"),
+            recorder.step(split=True) as marks,
+            marks.beside("comm")("communicate"),
+            marks.beside("comm")("reduce"),
+        ):
+            pass
 
 
-def test_phase_that_did_not_occur_has_no_entry(recorder):
-    with recorder.step():
-        pass
-    assert recorder.take() == [{"step_s": 0}]
+class TestPaused:
+    def test_phase_is_cut_and_the_pause_is_an_exchange_on_the_hook_lane(self, clock, recorder):
+        with recorder.step(split=True) as marks, marks.phase("backward"):
+            clock.now_s += 1
+            with marks.paused():
+                clock.now_s += 2
+            clock.now_s += 4
+        assert spans_of(recorder) == [
+            ("backward", "main", 0, 1),
+            ("communicate", "hook", 1, 3),
+            ("backward", "main", 3, 7),
+        ]
+
+    @pytest.mark.parametrize(
+        ("exchanged_s", "rest"),
+        [(2, (2, 10)), (7, (7, 10)), (30, (10, 10))],
+        ids=["done before", "done while it waits", "done after it"],
+    )
+    def test_rest_of_the_phase_begins_when_the_lane_comm_is_done(self, clock, recorder, exchanged_s, rest):
+        with recorder.step(split=True) as marks:
+            backward, exchange = marks.phase("backward"), marks.beside("comm")("communicate")
+            pause = marks.paused(until_beside_ends=True)
+            begun = [(0, backward.__enter__), (1, pause.__enter__), (1, exchange.__enter__)]
+            ended = [(2, pause), (10, backward), (exchanged_s, exchange)]
+            events = [*begun, *((at_s, partial(one.__exit__, None, None, None)) for at_s, one in ended)]
+            for at_s, happens in sorted(events, key=lambda event: event[0]):
+                clock.now_s = at_s
+                happens()
+        assert [span[2:] for span in spans_of(recorder) if span[0] == "backward"] == [(0, 1), rest]
+
+    def test_rest_begins_at_once_where_nothing_ran_beside(self, clock, recorder):
+        with recorder.step(split=True) as marks, marks.phase("backward"):
+            clock.now_s += 1
+            with marks.paused(until_beside_ends=True):
+                clock.now_s += 1
+            clock.now_s += 1
+        assert ("backward", "main", 2, 3) in spans_of(recorder)
 
 
-def test_clock_is_not_settled_inside_the_measured_window(clock, recorder):
-    with recorder.step(), recorder.phase("update"):
-        clock.now_s += 1
-    assert clock.num_settled == 0
-    recorder.take()
-    assert clock.num_settled == 1
+class TestErrors:
+    def test_unknown_phase_is_an_error_with_the_names_allowed(self, recorder):
+        with (
+            pytest.raises(ValueError, match="unknown phase 'foward'; allowed: input, h2d, forward"),
+            recorder.step(split=True) as marks,
+            marks.phase("foward"),
+        ):
+            pass
+
+    def test_phase_inside_a_phase_is_an_error_naming_both(self, recorder):
+        with (
+            pytest.raises(ValueError, match="phase 'reduce' inside phase 'update'"),
+            recorder.step(split=True) as marks,
+            marks.phase("update"),
+            marks.phase("reduce"),
+        ):
+            pass
+
+    def test_phase_outside_a_step_is_an_error(self, recorder):
+        with pytest.raises(ValueError, match="phase 'update' outside a step"), recorder.phase("update"):
+            pass
+
+    @pytest.mark.parametrize("where", ["phase", "beside", "paused"])
+    def test_step_that_raised_is_not_recorded_and_the_next_one_is(self, clock, recorder, where):
+        def fails() -> None:
+            with recorder.step(split=True) as marks, marks.phase("forward"):
+                clock.now_s += 5
+                inside = {
+                    "phase": lambda: marks.phase("backward"),
+                    "beside": lambda: marks.beside("comm")("communicate"),
+                    "paused": marks.paused,
+                }[where]
+                with inside():
+                    raise KeyError
+
+        with pytest.raises((KeyError, ValueError)):
+            fails()
+        with recorder.step(split=True) as marks, marks.phase("forward"):
+            clock.now_s += 1
+        assert spans_of(recorder) == [("forward", "main", 0, 1)]
+
+    def test_phase_that_raised_is_no_span_where_the_step_goes_on(self, clock, recorder):
+        with recorder.step(split=True) as marks:
+            with pytest.raises(KeyError), marks.phase("forward"):
+                raise KeyError
+            with marks.phase("backward"):
+                clock.now_s += 1
+        assert spans_of(recorder) == [("backward", "main", 0, 1)]
 
 
-def test_unknown_phase_is_an_error_with_the_names_allowed(recorder):
-    with (
-        pytest.raises(ValueError, match="unknown phase 'foward'; allowed: input, h2d, forward"),
-        recorder.step(),
-        recorder.phase("foward"),
-    ):
-        pass
-
-
-def test_phase_inside_a_phase_is_an_error_naming_both(recorder):
-    with (
-        pytest.raises(ValueError, match="phase 'reduce' inside phase 'update'"),
-        recorder.step(),
-        recorder.phase("update"),
-        recorder.phase("reduce"),
-    ):
-        pass
-
-
-def test_step_that_raised_is_not_recorded_and_the_next_one_is(clock, recorder):
-    def fails() -> None:
-        with recorder.step(), recorder.phase("forward"):
-            clock.now_s += 5
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        fails()
-    with recorder.step(), recorder.phase("forward"):
-        clock.now_s += 1
-    assert recorder.take() == [{"step_s": 1, "forward_s": 1}]
+def test_every_phase_may_be_marked_on_every_lane(recorder):
+    with recorder.step(split=True) as marks:
+        for phase in PHASES:
+            with marks.phase(phase), marks.beside("comm")(phase), marks.beside("copy")(phase):
+                pass
+    assert len(spans_of(recorder)) == 3 * len(PHASES)

@@ -4,7 +4,7 @@ import csv
 import io
 import json
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -17,6 +17,7 @@ from scaling.measure.probe import (
     as_csv,
     bus_factor,
     cases,
+    from_csv,
     goes_on,
     num_samples_for,
     repeats_for,
@@ -107,6 +108,14 @@ class TestSamples:
         )
         assert float(row["algbw_bytes_per_s"]) == 4096 / 2e-6
         assert float(row["busbw_bytes_per_s"]) == 1.5 * 4096 / 2e-6
+
+    def test_table_has_no_digits_that_no_clock_has(self):
+        odd = replace(SAMPLE, seconds=0.019331123000000616)
+        assert ",0.01933112," in as_csv([odd])
+
+    def test_table_is_read_back(self):
+        samples = [SAMPLE, replace(SAMPLE, ranks=(2,), memory="pinned", captured=False, num_threads=1)]
+        assert from_csv(as_csv(samples)) == samples
 
     def test_sample_survives_json(self):
         assert Sample.from_row(json.loads(json.dumps(asdict(SAMPLE)))) == SAMPLE

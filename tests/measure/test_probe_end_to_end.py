@@ -63,7 +63,9 @@ def test_probe_of_two_processes_gives_a_machine_that_loads_draws_and_simulates(t
     assert all(float(row["seconds"]) > 0 for row in rows)
     time.sleep(0.2)
     assert processes_of(tmp_path) == []
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["box.samples.csv", "box.yaml"]
+    files = sorted(path.name for path in tmp_path.iterdir())
+    assert files == ["box.environment.json", "box.samples.csv", "box.yaml"]
+    assert json.loads((tmp_path / files[0]).read_text())["versions"]["torch"]
 
 
 @pytest.mark.processes

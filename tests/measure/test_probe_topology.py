@@ -9,12 +9,12 @@ import pytest
 from scaling.collectives.ring import ring
 from scaling.collectives.simulate import simulate
 from scaling.measure.probe import Sample, cases
-from scaling.measure.probe_run import Measured, result_of
-from scaling.measure.probe_topology import gpu_ids
+from scaling.measure.probe_file import gpu_ids
+from scaling.measure.probe_run import Measured, machine_of
 from topologies.facts import Facts, Gpu, Host, NumaNode, PcieLink, PciePlace
 from topologies.file_text import validated
 
-STAMP = "measured by scaling topology probe on 2025-03-01, 4 GPUs, torch 2.11.0, NCCL 2.28.9, median of 5: "
+STAMP = "measured by scaling topology probe on 2025-03-01, 4 GPUs, torch 2.11.0, NCCL 2.28.9"
 ALONE = {"h2d": 55e9, "d2h": 50e9, "h2d_d2h": 45e9}
 AT_ONCE = {"h2d": 41e9, "d2h": 34e9, "h2d_d2h": 24e9}
 
@@ -81,7 +81,7 @@ def found_machine(number=4):
 
 def probed(samples=None, found=None, workers=None):
     measured = Measured(facts=workers or facts_of_workers(), samples=samples or samples_of())
-    result = result_of(measured, found or found_machine(), date(2025, 3, 1))
+    result = machine_of(measured, found or found_machine(), date(2025, 3, 1))
     return validated(result.machine, "box.yaml"), result
 
 
@@ -130,17 +130,22 @@ class TestFourGpus:
 
     def test_sources_say_when_where_and_how_often(self, box):
         sources = box[0].sources
-        assert sources["pcie5-x16.bandwidth_bytes_per_s"].startswith(STAMP)
-        assert sources["memory.bandwidth_bytes_per_s"].startswith(
-            f"{STAMP}copies of all GPUs at once, where they"
+        assert sources["pcie5-x16.bandwidth_bytes_per_s"].startswith(
+            f"{STAMP}, 256 MiB, median of 5: pinned memory to one GPU at a time, 55.0 GB/s to"
         )
+        assert sources["memory.bandwidth_bytes_per_s"].startswith(
+            f"{STAMP}, 256 MiB, median of 5: copies of all GPUs at once, where they"
+        )
+        assert sources["message_latency_s.peer"].startswith(f"{STAMP}, median of 5: messages between")
         assert "captured in a CUDA graph" in sources["message_latency_s.peer"]
         assert sources["pcie5-x16.latency_s"].startswith("assumption")
 
     def test_misfits_of_the_model_are_told(self, box):
         (note,) = box[1].notes
-        assert note.startswith("the model does not tell: messages, host-only: ranks 0 and 1 reach 22.0 GB/s")
-        assert "(6 of 6 pairs" in note
+        assert note.startswith(
+            "not in the model: messages, host-only: ranks 0 and 1 reach 22.0 GB/s at 128 MiB"
+        )
+        assert "0.44 of the 50.0 GB/s that the model gives them (6 of 6 pairs" in note
         assert f"# {note[:60]}" in box[1].machine
 
     def test_simulator_accepts_it(self, box):
@@ -171,6 +176,37 @@ def test_copies_that_do_not_hold_one_another_up_are_no_limit():
     memory = topology.machine.by_id["host0"].bandwidth_bytes_per_s
     assert close(memory, max(2 * 4 * 45e9, 3 * 4 * 18e9), rel_tol=0.05)
     assert link(topology, "cpu0-host0").bandwidth_bytes_per_s >= memory
+
+
+def test_series_that_broke_off_before_its_largest_size_counts_nowhere():
+    samples = [
+        sample
+        for sample in samples_of()
+        if not (sample.operation == "peer_copy" and sample.ranks == (0, 1) and sample.num_bytes > 1 << 20)
+    ]
+    one = link(probed(samples)[0], "gpu0-nvswitch0")
+    assert close(one.bandwidth_bytes_per_s, 370e9)
+    source = probed(samples)[0].sources["nvlink-to-switch.bandwidth_bytes_per_s"]
+    assert "of one link, 20.6 GB/s to 20.6 GB/s" in source
+
+
+def test_small_copies_at_once_are_no_limit_of_memory():
+    samples = [
+        sample
+        for sample in samples_of()
+        if not (sample.operation in ALONE and len(sample.ranks) > 1 and sample.num_bytes > 1 << 20)
+    ]
+    topology, _ = probed(samples)
+    assert close(topology.machine.by_id["host0"].bandwidth_bytes_per_s, 3 * 4 * 18e9)  # of the cores
+
+
+def test_size_of_which_most_is_latency_tells_no_bandwidth():
+    def slow_start(case, seconds):
+        return seconds + 1e-3 if case.operation == "peer_copy" else seconds
+
+    samples = [s for s in samples_of(slow_start) if s.operation != "peer_copy" or s.num_bytes <= 1 << 20]
+    reached = (1 << 20) / (1e-3 + 3e-6 + (1 << 20) / 370e9)
+    assert close(link(probed(samples)[0], "gpu0-nvswitch0").bandwidth_bytes_per_s, reached)
 
 
 def test_ranks_are_found_by_uuid_whatever_their_order():
@@ -233,6 +269,7 @@ def test_processes_on_a_cpu_have_memory_sums_and_latency():
     topology, result = probed(samples, found_machine(0), workers)
     assert close(topology.machine.by_id["host0"].bandwidth_bytes_per_s, 2 * 3 * 5e9)
     assert close(topology.machine.message_latency_s["host"], 100e-6)
-    assert "2 CPU processes, torch 2.11.0, median of 5" in topology.sources["memory.bandwidth_bytes_per_s"]
+    source = topology.sources["memory.bandwidth_bytes_per_s"]
+    assert "2 CPU processes, torch 2.11.0, 64 MiB, median of 5" in source
     assert simulate(ring(2), topology, 1 << 20).seconds > 0
     assert result.table

@@ -99,10 +99,10 @@ def test_rank_that_fails_releases_those_that_meet():
     released = []
 
     def work(group: InProcessGroup) -> None:
-        counters = HostCounters(group)
-        if group.rank == 1:
-            raise KeyError("rank 1")
         try:
+            counters = HostCounters(group)
+            if group.rank == 1:
+                raise KeyError("rank 1")
             counters.meet()
         except threading.BrokenBarrierError:
             released.append(group.rank)

@@ -98,6 +98,36 @@ def test_pipelined_host_sums_of_processes_are_exact_in_every_round(seen):
     assert seen("host_sums", "wrong") == [0] * WORLD_SIZE
 
 
+class TestAlone:
+    def test_every_rank_has_a_process_group_of_its_own_by_the_same_library(self, seen):
+        assert seen("alone", "place") == [[0, 1]] * WORLD_SIZE
+        assert seen("alone", "library") == [True] * WORLD_SIZE
+        assert seen("alone", "made_once") == [True] * WORLD_SIZE
+
+    def test_nobody_else_is_heard_in_it(self, seen):
+        assert seen("alone", "values") == [[float(rank)] * 3 for rank in range(WORLD_SIZE)]
+
+
+def test_largest_is_by_value_and_costs_no_metered_bytes(seen):
+    assert seen("largest", "one") == [2.0] * WORLD_SIZE
+    assert seen("largest", "several") == [[2.0, 0.0, 0.1]] * WORLD_SIZE
+    assert seen("largest", "none") == [[]] * WORLD_SIZE
+    assert seen("largest", "metered") == [0] * WORLD_SIZE
+
+
+class TestHostClock:
+    def test_ranks_of_one_host_share_it(self, seen):
+        assert seen("host_clock", "same_host") == [[0.0, 0.0]] * WORLD_SIZE
+
+    def test_offset_to_another_hosts_is_found_to_within_what_is_said(self, seen):
+        assert seen("host_clock", "uncertainty_s")[0] == 0
+        for error_s, uncertainty_s in zip(
+            seen("host_clock", "error_s"), seen("host_clock", "uncertainty_s"), strict=True
+        ):
+            assert error_s <= uncertainty_s + 1e-9
+            assert uncertainty_s < 10
+
+
 class TestWaitUntil:
     def test_ranks_see_what_the_one_before_wrote(self, seen):
         assert seen("waiting", "value") == [1, 2, 3]

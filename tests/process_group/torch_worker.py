@@ -3,11 +3,14 @@
 import json
 import os
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from launchers.rank_info import RankInfo
 from scaling.aggregators.host import HostParallel
@@ -91,7 +94,7 @@ def host_sums(group: TorchGroup) -> dict[str, Any]:
 
 def several_hosts(group: TorchGroup) -> dict[str, Any]:
     """The same ranks, as if each were on a host of its own."""
-    apart = TorchGroup(group._data, group._control, ranks_on_this_host=1)
+    apart = TorchGroup(group.data, group._control, ranks_on_this_host=1)
     try:
         apart.shared_host_buffer(1, register=False)
         refusal = ""
@@ -99,6 +102,47 @@ def several_hosts(group: TorchGroup) -> dict[str, Any]:
         refusal = str(error)
     apart.barrier()
     return {"refusal": refusal, "by_counters": apart._barriers is not None}
+
+
+def alone(group: TorchGroup) -> dict[str, Any]:
+    """A process group of each rank, in which nobody else is heard."""
+    own = group.alone()
+    tensor = torch.full((3,), float(group.rank))
+    dist.all_reduce(tensor, group=own)
+    return {
+        "place": [dist.get_rank(own), dist.get_world_size(own)],
+        "library": dist.get_backend(own) == dist.get_backend(group.data),
+        "made_once": group.alone() is own,
+        "values": tensor.tolist(),
+    }
+
+
+def largest(group: TorchGroup) -> dict[str, Any]:
+    """Of one value and of several."""
+    group.meter.reset()
+    values = [float(group.rank), -float(group.rank), 0.1]
+    return {
+        "one": group.largest(float(group.rank)),
+        "several": group.largest_of(values),
+        "none": group.largest_of([]),
+        "metered": group.meter.bytes_sent,
+    }
+
+
+def host_clock(group: TorchGroup) -> dict[str, Any]:
+    """On one host; and as if each rank had a host of its own, whose clock is `rank` thousand seconds ahead."""
+    apart = TorchGroup(group.data, group._control, ranks_on_this_host=1)
+    ahead = SimpleNamespace(perf_counter=lambda: time.perf_counter() + 1000 * group.rank)
+    over_torch.time, kept = ahead, over_torch.time
+    try:
+        offset_s, uncertainty_s = apart.host_clock_offset()
+    finally:
+        over_torch.time = kept
+    return {
+        "same_host": group.host_clock_offset(),
+        "error_s": abs(offset_s + 1000 * group.rank),
+        "uncertainty_s": uncertainty_s,
+    }
 
 
 def waiting(group: TorchGroup) -> dict[str, Any]:
@@ -148,8 +192,8 @@ def main(out: Path) -> None:
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     workers = Workers(RankInfo(rank, rank, world_size, world_size, "test"))
     scenarios = [
-        shared_buffers, barriers, host_all_reduce, peer_memory, host_sums, several_hosts, waiting,
-        waiting_in_vain,
+        shared_buffers, barriers, host_all_reduce, peer_memory, host_sums, several_hosts, alone, largest,
+        host_clock, waiting, waiting_in_vain,
     ]  # fmt: skip
     seen = {scenario.__name__: scenario(workers.group(CPU)) for scenario in scenarios}
     seen["fails_in_wait"] = failing(workers, lambda group, _: group.wait_until(lambda: False), "wait")

@@ -48,6 +48,17 @@ class StudyFolder:
             self.folder.finish_run(record, summary or {}, notes)
         return cell_id
 
+    def add_split(
+        self, unsplit_s: Sequence[Sequence[float]], ranks: Sequence[Sequence[Line]], **cell: Any
+    ) -> str:
+        """Adds an iteration cell: each launch has those unsplit steps, which all ranks share, and the split
+        lines [rank][line]."""
+        runs = []
+        for steps in unsplit_s:
+            lines = [iteration(number, step_s, split=False) for number, step_s in enumerate(steps)]
+            runs.append([[*lines, *own] for own in ranks])
+        return self.add(runs, world_size=len(ranks), **cell)
+
     def add_steps(self, launches: Sequence[Sequence[float]], **cell: Any) -> str:
         """Adds an iteration cell from its launches' step times, which all of its ranks share."""
         lines = [[iteration(number, step_s) for number, step_s in enumerate(steps)] for steps in launches]
@@ -57,6 +68,14 @@ class StudyFolder:
 def iteration(number: int, step_s: float, *, warmup: bool = False, **phases: float) -> dict[str, Any]:
     """A line of an iteration cell's samples."""
     return {"iteration": number, "warmup": warmup, "step_s": step_s, **phases}
+
+
+def split(
+    number: int, step_s: float, *spans: tuple[str, str, float, float], start_s: float = 0.0, **more: Any
+) -> dict[str, Any]:
+    """A line of an iteration cell's samples whose phases were marked."""
+    line = {"iteration": number, "warmup": False, "split": True, "start_s": start_s, "step_s": step_s}
+    return {**line, "spans": [list(span) for span in spans], **more}
 
 
 def epoch(number: int, train_s: float, loss: float | None, accuracy: float | None) -> dict[str, Any]:
@@ -112,6 +131,12 @@ def study(tmp_path: Path) -> StudyFolder:
 def line() -> Callable[..., dict[str, Any]]:
     """Makes a line of an iteration cell."""
     return iteration
+
+
+@pytest.fixture
+def split_line() -> Callable[..., dict[str, Any]]:
+    """Makes a line of a split iteration."""
+    return split
 
 
 @pytest.fixture

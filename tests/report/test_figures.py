@@ -2,11 +2,14 @@
 
 import math
 
+import numpy as np
 import pytest
 
+from scaling.measure.budget import PARTS
 from scaling.measure.phase_names import PHASES
+from scaling.report.budget_data import arrivals, bucket_responses, budget_bars, placed
 from scaling.report.columns import to_rows
-from scaling.report.figure_data import phase_bars, speedup_lines, training_lines
+from scaling.report.figure_data import main_variant, speedup_lines, training_lines
 from scaling.report.figure_style import aggregator_looks
 from scaling.report.figures import draw_figures
 from scaling.report.groups import group_rows
@@ -45,12 +48,100 @@ def test_speedup_has_no_upper_bound_where_the_times_interval_reaches_below_zero(
     assert draw(study)
 
 
-def test_phase_bars_are_in_milliseconds_and_leave_out_what_never_occurred(study, line):
+def test_budget_bars_are_in_milliseconds_and_leave_out_what_never_occurred(study, line):
     study.add([[[line(i, 0.010, backward_s=0.006, forward_s=0.003) for i in range(8)]]])
-    (bar,) = phase_bars(groups_of(study)[0])
-    assert list(bar.phases_ms) == ["forward", "backward"]
-    assert bar.phases_ms == pytest.approx({"forward": 3.0, "backward": 6.0})
+    (bar,) = budget_bars(groups_of(study)[0])
+    assert list(bar.parts_ms) == ["forward", "backward", "unexplained"]
+    assert bar.parts_ms == pytest.approx({"forward": 3.0, "backward": 6.0, "unexplained": 1.0})
     assert (bar.iteration_ms, bar.low_ms, bar.high_ms) == pytest.approx((10.0, 10.0, 10.0))
+    assert bar.hidden_ms == 0.0
+
+
+def test_budget_bar_sums_to_the_split_step_and_shows_what_is_hidden_apart(study, split_line):
+    spans = (("backward", "main", 0.0, 0.006), ("communicate", "comm", 0.004, 0.007))
+    study.add_split([[0.007]], [[split_line(1, 0.008, *spans)]], aggregator="ring", step="overlapped")
+    (bar,) = budget_bars(groups_of(study)[0])
+    assert sum(bar.parts_ms.values()) == pytest.approx(8.0)
+    assert (bar.hidden_ms, bar.parts_ms["exposed_comm"]) == pytest.approx((2.0, 1.0))
+    assert bar.iteration_ms == 7.0
+
+
+def late_steps(split_line, late_s, count=3):
+    """[rank][line] of ranks that arrive at their exchange so much after the step's start."""
+    return [
+        [split_line(10 + i, 1.0, ("communicate", "main", late, 0.9), start_s=5.0 * i) for i in range(count)]
+        for late in late_s
+    ]
+
+
+def test_arrivals_are_of_the_largest_world_size_by_rank_and_step(study, split_line):
+    study.add_split([[1.0]], late_steps(split_line, [0.1, 0.4]), aggregator="ring")
+    study.add_split([[1.0]], late_steps(split_line, [0.1, 0.1, 0.3]), aggregator="ring")
+    study.add_split([[1.0]], [[split_line(9, 1.0, ("forward", "main", 0.0, 0.5))]] * 3)
+    cells = {cell.cell_id: cell for cell in read_cells(study.folder)}
+    (panel,) = arrivals(groups_of(study)[0], cells)
+    assert (panel.aggregator, panel.iterations) == ("ring", [10, 11, 12])
+    assert panel.late_ms == pytest.approx(np.array([[0.0] * 3, [0.0] * 3, [200.0] * 3]))
+    assert [figure.name.partition("-mlp")[0] for figure in draw(study)] == ["budget", "arrivals"]
+
+
+def test_bucket_response_is_a_line_an_aggregator_at_the_largest_world_size(study):
+    for size in (2, 4):
+        for bucket_mb, step_s in ((25.0, 1.0), (4.0, 2.0), (100.0, 3.0)):
+            study.add_steps(
+                [[step_s]] * 2, aggregator="ring", world_size=size, step="overlapped", bucket_mb=bucket_mb
+            )
+        study.add_steps([[0.5]], world_size=size, step="overlapped")
+    (group,) = groups_of(study)
+    (line,) = bucket_responses(group)
+    assert (line.aggregator, line.values) == ("ring", [4.0, 25.0, 100.0])
+    assert line.iteration_ms == [2000.0, 1000.0, 3000.0]
+    assert {figure.name.partition("-mlp")[0] for figure in draw(study)} == {"buckets"}
+
+
+def test_one_bucket_size_gives_no_response(study):
+    study.add_steps([[1.0]], aggregator="ring", world_size=2, step="overlapped", bucket_mb=25.0)
+    assert bucket_responses(groups_of(study)[0]) == []
+
+
+def test_placements_are_bars_of_the_largest_world_size_in_their_order(study):
+    for size in (1, 2):
+        for placement, step_s in (("pageable", 3.0), ("device", 1.0)):
+            study.add_steps([[step_s / size]], world_size=size, input_placement=placement)
+    (group,) = groups_of(study)
+    assert [(bar.aggregator, bar.placement, bar.iteration_ms) for bar in placed(group)] == [
+        ("none", "device", 500.0),
+        ("none", "pageable", 1500.0),
+    ]
+    assert [group.name(row) for row in group.rows] == ["none, device", "none, pageable"] * 2
+    assert {figure.name.partition("-mlp")[0] for figure in draw(study)} == {"speedup", "input"}
+
+
+def test_speedup_shows_of_several_variants_the_fastest_bucket_size_on_the_device(study):
+    study.add_steps([[4.0]], step="overlapped")
+    for size in (1, 2):
+        for bucket_mb, step_s in ((4.0, 5.0 / size), (25.0, 6.0 - 2 * size)):
+            study.add_steps(
+                [[step_s]], aggregator="ring", world_size=size, step="overlapped", bucket_mb=bucket_mb
+            )
+        study.add_steps(
+            [[1.0]], aggregator="ring", world_size=size, step="overlapped", bucket_mb=25.0,
+            input_placement="loader", loader_workers=2,
+        )  # fmt: skip
+    (group,) = groups_of(study)
+    assert [row["bucket_mb"] for row in main_variant(group, "ring")] == [25.0, 25.0]
+    _, ring = speedup_lines(group)
+    assert (ring.aggregator, ring.name) == ("ring", "ring, 25 MiB, device")
+    assert (ring.world_sizes, ring.speedup) == ([1, 2], [1.0, 2.0])
+
+
+def test_twins_are_in_no_figure(study):
+    study.add_steps([[4.0]])
+    for twin in (0, 1):
+        study.add_steps([[2.0 + twin]], aggregator="ring", world_size=2, twin=twin)
+    (group,) = groups_of(study)
+    assert [row["twin"] for row in group.twins] == [1]
+    assert [line.speedup for line in speedup_lines(group)] == [[1.0], [2.0]]
 
 
 def test_training_line_is_the_median_over_repeats_with_gaps_where_not_finite(study, epoch_line):
@@ -99,13 +190,15 @@ def test_figures_are_the_same_files_every_time(study, line):
         ranks = [[line(i, 0.01 / size, forward_s=0.005) for i in range(8)]] * size
         study.add([ranks], world_size=size)
     first = {figure.name: figure.svg.read_bytes() for figure in draw(study)}
-    assert sorted(name.partition("-")[0] for name in first) == ["phases", "speedup"]
+    assert sorted(name.partition("-")[0] for name in first) == ["budget", "speedup"]
     assert {figure.name: figure.svg.read_bytes() for figure in draw(study)} == first
 
 
-def test_every_phase_and_label_can_be_drawn(study, line):
+def test_every_part_and_label_can_be_drawn(study, line):
     phases = {f"{name}_s": 0.001 for name in PHASES}
     study.add([[[line(i, 0.013, **phases) for i in range(8)]]], aggregator_label="_mine(cost=$5 & <more> $6)")
+    (bar,) = budget_bars(groups_of(study)[0])
+    assert set(bar.parts_ms) == set(PARTS)
     (figure,) = draw(study)
     assert figure.png.stat().st_size > 0
     assert "cost=$5 &amp; &lt;more&gt; $6" in figure.svg.read_text()

@@ -59,16 +59,18 @@ def filled(study, line, epoch_line):
 
 
 def test_report_writes_table_figures_and_page(filled):
-    path = write_report(filled)
+    path = write_report(filled).page
     assert path == filled.path / "report.html"
     figures = sorted(figure.name.partition("-mlp")[0] for figure in (filled.path / "figures").glob("*.svg"))
-    assert figures == ["loss-epochs", "loss-seconds", "phases", "speedup"]
+    assert figures == ["budget", "loss-epochs", "loss-seconds", "speedup"]
     assert len(list((filled.path / "figures").glob("*.png"))) == 4
     assert (filled.path / "summary.csv").read_bytes().count(b"\r\n") == 10
+    # A header, and of six cells, two world sizes and three repeats eight steps a rank.
+    assert (filled.path / "budget.csv").read_bytes().count(b"\r\n") == 1 + 3 * (1 + 2) * 3 * 8
 
 
 def test_page_makes_no_request_and_runs_no_script(filled):
-    text = write_report(filled).read_text()
+    text = write_report(filled).page.read_text()
     page = Page(text)
     assert page.addresses == []
     assert not {"script", "link", "img", "iframe", "object", "image"} & set(page.tags)
@@ -77,7 +79,7 @@ def test_page_makes_no_request_and_runs_no_script(filled):
 
 
 def test_page_holds_every_figure_with_ids_of_its_own(filled):
-    page = Page(write_report(filled).read_text())
+    page = Page(write_report(filled).page.read_text())
     assert page.tags.count("svg") == 4
     assert len(page.ids) == len(set(page.ids)) > 0
     assert set(page.references) <= set(page.ids)
@@ -86,7 +88,7 @@ def test_page_holds_every_figure_with_ids_of_its_own(filled):
 
 
 def test_page_escapes_text_and_shows_notes_reasons_and_environment(filled):
-    text = write_report(filled).read_text()
+    text = write_report(filled).page.read_text()
     assert "killed by &lt;signal&gt; 9" in text
     assert "A &lt;b&gt;fast&lt;/b&gt; one" in text
     page = Page(text)
@@ -100,21 +102,21 @@ def test_page_escapes_text_and_shows_notes_reasons_and_environment(filled):
 
 
 def test_page_is_the_same_every_time(filled):
-    assert write_report(filled).read_bytes() == write_report(filled).read_bytes()
+    assert write_report(filled).page.read_bytes() == write_report(filled).page.read_bytes()
 
 
 @pytest.mark.parametrize("states", [[], ["planned"], ["running"], ["failed: no memory"]])
 def test_report_works_without_any_done_cell(study, states):
     for state in states:
         study.add([state])
-    text = write_report(study.folder).read_text()
+    text = write_report(study.folder).page.read_text()
     assert "No cell is done yet" in text
     assert len(status_table(study.folder)) == len(states)
 
 
 def test_folder_without_environment_says_so(filled):
     (filled.path / "environment.json").unlink()
-    assert "was not recorded" in write_report(filled).read_text()
+    assert "was not recorded" in write_report(filled).page.read_text()
 
 
 def test_folder_that_is_none_is_refused(tmp_path):
@@ -136,7 +138,7 @@ def test_report_works_without_torch(filled):
         "from scaling.report.terminal import render_tables\n"
         "from scaling.store import ResultsFolder\n"
         "folder = ResultsFolder(sys.argv[1])\n"
-        "print(len(status_table(folder)), write_report(folder).name)\n"
+        "print(len(status_table(folder)), write_report(folder).page.name)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", program, str(filled.path)], capture_output=True, text=True, timeout=300

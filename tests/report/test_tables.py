@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from scaling.errors import StoreError
-from scaling.report.columns import COLUMNS, to_rows
+from scaling.report.columns import BUDGET_COLUMNS, COLUMNS, to_rows
 from scaling.report.samples import read_cells
 from scaling.report.tables import summary_table, table_csv
 
@@ -31,39 +31,51 @@ def test_median_is_of_the_slowest_rank_aligned_by_iteration_without_warm_up(stud
     assert row["samples_per_s"] == 16.0
 
 
-def test_phases_are_those_of_the_rank_that_the_others_wait_for(study, line):
+def test_budget_is_that_of_the_rank_that_the_others_wait_for(study, line):
     rank_0 = [line(i, 2.0, forward_s=0.5, d2h_s=0.1, wait_s=1.4) for i in range(3)]
     rank_1 = [line(i, 1.9, forward_s=0.5, d2h_s=0.1, reduce_s=1.2, wait_s=0.1) for i in range(3)]
     study.add([[rank_0, rank_1]], aggregator="host_serial", world_size=2)
     (row,) = rows_of(study)
     assert row["iteration_s"] == 2.0
-    assert (row["reduce_s"], row["wait_s"]) == (1.2, 0.1)
-    assert row["exposed_comm_s"] == pytest.approx(0.2)
+    assert (row["reduce_s"], row["wait_s"]) == pytest.approx((1.2, 0.1))
+    assert row["split_iteration_s"] == pytest.approx(1.9)
+    assert row["exposed_s"] == pytest.approx(1.4)
+    assert row["exposed_comm_s"] is None
 
 
-def test_phases_are_those_of_the_slowest_rank_where_nobody_waits(study, line):
+def test_budget_is_that_of_the_slowest_rank_where_nobody_waits(study, line):
     rank_0 = [line(i, 1.0, forward_s=0.1) for i in range(3)]
     rank_1 = [line(i, 2.0, forward_s=0.5) for i in range(3)]
     study.add([[rank_0, rank_1]], aggregator="none", world_size=2)
     (row,) = rows_of(study)
-    assert (row["forward_s"], row["exposed_comm_s"]) == (0.5, None)
+    assert (row["forward_s"], row["unexplained_s"], row["exposed_s"]) == (0.5, 1.5, None)
 
 
 def test_phase_absent_in_an_iteration_counts_as_zero_only_if_the_cell_has_it(study, line):
-    lines = [line(0, 1.0, reduce_s=0.3), line(1, 1.0), line(2, 1.0)]
+    lines = [line(0, 1.0, reduce_s=0.3), line(1, 1.0, input_s=0.3), line(2, 1.0, input_s=0.6)]
     study.add([[lines]])
     (row,) = rows_of(study)
-    assert row["reduce_s"] == 0.0
+    assert (row["reduce_s"], row["input_s"]) == pytest.approx((0.1, 0.3))
     assert row["encode_s"] is None
 
 
 def test_values_that_do_not_exist_are_empty_in_the_file_and_never_zero(study, line):
-    study.add([[[line(0, 1.0, forward_s=0.4)]]])
+    study.add([[[line(0, 1.0, forward_s=0.96)]]])
     (written,) = csv.DictReader(io.StringIO(table_csv(summary_table(study.folder))))
     empty = (
         "iteration_s_low",
         "exposed_comm_s",
-        "communicate_s",
+        "comm_hidden_s",
+        "bucket_mb",
+        "loader_workers",
+        "looking_s",
+        "skew_s",
+        "exposed_by_difference_s",
+        "exposed_check",
+        "noise_floor",
+        "joules_per_sample",
+        "memory_peak_bytes",
+        "warnings",
         "h2d_s",
         "peer_access",
         "num_nodes",
@@ -71,7 +83,8 @@ def test_values_that_do_not_exist_are_empty_in_the_file_and_never_zero(study, li
     )
     empty += ("final_test_accuracy", "train_s", "wire_bytes_per_rank", "reason", "notes")
     assert {name: written[name] for name in empty} == dict.fromkeys(empty, "")
-    assert written["forward_s"] == "0.4"
+    assert written["forward_s"] == "0.96"
+    assert (written["input_placement"], written["twin"]) == ("device", "0")
 
 
 def test_columns_come_in_their_order_with_phases_after_the_copies(study):
@@ -80,8 +93,10 @@ def test_columns_come_in_their_order_with_phases_after_the_copies(study):
     assert names == list(COLUMNS)
     assert names[:6] == ["study", "kind", "model", "dataset", "aggregator", "step"]
     start = names.index("wire_bytes_per_rank")
-    phases = ["h2d_s", "d2h_s", "input_s", "forward_s", "backward_s", "encode_s", "communicate_s", "reduce_s"]
-    assert names[start + 1 : start + 9] == phases
+    parts = ["h2d_s", "d2h_s", "input_s", "forward_s", "backward_s", "encode_s", "decode_s", "reduce_s"]
+    assert names[start - 1] == "exposed_comm_s"
+    assert names[start + 1 : start + 9] == parts
+    assert set(BUDGET_COLUMNS) <= set(names)
 
 
 def test_interval_of_three_launches_is_students_t_on_their_medians(study):
@@ -125,6 +140,8 @@ def test_speedup_is_the_ratio_of_throughput_to_one_worker_without_exchange(study
         {"seed": 1},
         {"aggregator": "ring"},
         {"world_size": 2},
+        {"input_placement": "pinned"},
+        {"twin": 1},
     ],
     ids=str,
 )

@@ -67,7 +67,7 @@ class TestNewFolder:
         assert folder.environment() == ENVIRONMENT
         assert folder.study()["name"] == "by-hand"
         records = folder.runs()
-        assert len(records) == 2 * 2 * 2
+        assert len(records) == 2 * (2 * 2 + 1)  # and the second of the A/A pair
         assert {(record.state, record.repeat) for record in records} == {("planned", 0), ("planned", 1)}
 
     def test_records_hold_the_cell_with_its_labels(self, folder):
@@ -89,6 +89,22 @@ class TestNewFolder:
         again = load_study(str(folder.path / "study.yaml"))
         assert again == study
         prepare(folder, again, resolve(again, machine))
+
+    @pytest.mark.parametrize(
+        "changes",
+        [
+            {"precision_goal": None, "max_seconds": None, "iterations": 5},
+            {"step": ["eager", "overlapped"], "bucket_mb": [1, 25]},
+            {"input_placement": "loader", "loader_workers": 1},
+            {"noise_pair": False},
+        ],
+        ids=str,
+    )
+    def test_what_it_says_against_a_default_is_written(self, folder, changes):
+        prepared(folder, **changes)
+        study, machine = load_study(str(folder.path / "study.yaml")), Machine(num_gpus=0, num_cores=8)
+        assert study == parse_study({**BASE, **changes}, "my.yaml")
+        assert {record.cell_id for record in folder.runs()} == set(resolve(study, machine).cells)
 
     def test_data_sets_are_fetched_once_each(self, folder, monkeypatch):
         fetched = []
@@ -138,6 +154,12 @@ class TestSameFolderAgain:
         key, value = next(iter(changes.items()))
         written = folder.study()["parts"][0][key]
         assert len(written) == len(value) if isinstance(value, list) else written == value
+
+    def test_larger_world_takes_over_the_second_cell_of_the_pair(self, folder):
+        prepared(folder)
+        prepared(folder, world_sizes=[1, 2, 4])
+        assert {record.cell["world_size"] for record in folder.runs() if record.cell["twin"]} == {2, 4}
+        prepared(folder)
 
     @pytest.mark.parametrize(
         "changes", [{"aggregators": ["ring"]}, {"world_sizes": [2]}, {"repeats": 1}], ids=str

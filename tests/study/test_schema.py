@@ -167,7 +167,7 @@ class TestValues:
             ),
             ({"aggregators": [None]}, "aggregators.0 is None: a component is a name"),
             ({"scaling": "both"}, "scaling is 'both': input should be 'strong' or 'weak'"),
-            ({"step": "lazy"}, "step.0 is 'lazy': input should be 'eager' or 'captured'"),
+            ({"step": "lazy"}, "step.0 is 'lazy': input should be 'eager', 'overlapped' or 'captured'"),
             ({"device": "tpu"}, "device is 'tpu': input should be 'auto', 'cpu' or 'cuda'"),
             ({"missing_devices": "skip"}, "missing_devices is 'skip': input should be 'error' or 'drop'"),
             ({"repeats": 0}, "repeats is 0: input should be greater than 0"),

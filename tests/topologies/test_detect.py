@@ -19,6 +19,7 @@ from topologies.detect import (
     nvidia_gpus,
     parse_gpu_line,
     read_facts,
+    visible_gpus,
 )
 from topologies.facts import Gpu, PcieLink
 from topologies.file_format import MachineFile
@@ -130,6 +131,45 @@ class TestGpus:
     def test_machine_without_the_driver_has_none(self, monkeypatch):
         monkeypatch.setattr(module.shutil, "which", lambda name: None)
         assert nvidia_gpus() == []
+
+
+class TestVisibleGpus:
+    GPUS = tuple(Gpu(n, "NVIDIA H200", f"GPU-{n}a", f"0000:{n}8:00.0") for n in range(3))
+    MIXED = (*GPUS, Gpu(3, "NVIDIA A2", "GPU-0b", "0000:38:00.0"))
+
+    @pytest.mark.parametrize(
+        ("wanted", "indices"),
+        [
+            (None, [0, 1, 2]),
+            ("", []),
+            ("1", [1]),
+            ("2,0", [2, 0]),
+            (" 2 , GPU-1a ", [2, 1]),
+            ("GPU-2", [2]),  # a prefix will do
+            ("GPU-", []),  # of more than one
+            ("0,-1,1", [0]),  # nothing behind what is no GPU
+            ("0,7,1", [0]),
+            ("none", []),
+            ("1,1", []),  # one twice
+        ],
+    )
+    def test_variable_chooses_and_orders(self, wanted, indices):
+        environ = {} if wanted is None else {"CUDA_VISIBLE_DEVICES": wanted}
+        assert [gpu.index for gpu in visible_gpus(self.GPUS, environ)] == indices
+
+    @pytest.mark.parametrize("environ", [{}, {"CUDA_VISIBLE_DEVICES": "0"}], ids=str)
+    def test_numbers_of_different_gpus_are_told_only_in_the_order_of_the_bus(self, environ):
+        assert visible_gpus(self.MIXED, environ) is None
+        assert visible_gpus(self.MIXED, {**environ, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"})[0].index == 0
+
+    def test_names_of_different_gpus_are_told(self):
+        assert [gpu.index for gpu in visible_gpus(self.MIXED, {"CUDA_VISIBLE_DEVICES": "GPU-0b"})] == [3]
+
+    def test_parts_of_a_gpu_are_not_told(self):
+        assert visible_gpus(self.GPUS, {"CUDA_VISIBLE_DEVICES": "MIG-1"}) is None
+
+    def test_machine_without_gpus_has_none_to_choose(self):
+        assert visible_gpus((), {"CUDA_VISIBLE_DEVICES": "0"}) == ()
 
 
 class TestMachine:

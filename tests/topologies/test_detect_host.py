@@ -2,7 +2,16 @@
 
 import pytest
 
-from topologies.detect_host import bridge_link, parse_cpu_list, pci_place, read_host, short_bus_id
+from topologies.detect_host import (
+    bridge_link,
+    cpu_governors,
+    cpu_list,
+    node_cpus,
+    parse_cpu_list,
+    pci_place,
+    read_host,
+    short_bus_id,
+)
 from topologies.facts import NumaNode, PcieLink, PciePlace
 
 
@@ -67,6 +76,27 @@ class TestHost:
     )
     def test_lists_of_cores_are_read(self, text, numbers):
         assert parse_cpu_list(text) == numbers
+
+    @pytest.mark.parametrize(
+        ("numbers", "text"),
+        [({0, 1, 2, 5, 8, 9}, "0-2,5,8-9"), ({3}, "3"), (set(), ""), (range(300), "0-299"), ([4, 2], "2,4")],
+        ids=str,
+    )
+    def test_lists_of_cores_are_written_as_the_kernel_does(self, numbers, text):
+        assert cpu_list(numbers) == text
+        assert parse_cpu_list(text) == set(numbers)
+
+    def test_cores_of_the_nodes_are_in_order_of_the_nodes(self, sysfs):
+        sys = sysfs({**node(10, "5"), **node(2, "0-2,4"), **node(3, "")})
+        assert list(node_cpus(sys).items()) == [(2, {0, 1, 2, 4}), (10, {5})]
+
+    def test_each_governor_is_named_once(self, sysfs, tmp_path):
+        assert cpu_governors(tmp_path) is None
+        governors = {"cpu0": "schedutil", "cpu1": "performance", "cpu12": "schedutil"}
+        files = {
+            f"devices/system/cpu/{cpu}/cpufreq/scaling_governor": name for cpu, name in governors.items()
+        }
+        assert cpu_governors(sysfs(files)) == ["performance", "schedutil"]
 
 
 class TestBus:

@@ -11,7 +11,7 @@ from scaling.aggregators.registry import create
 from scaling.measure.clock import MonotonicClock
 from scaling.process_group import InProcessGroup, run_in_process
 from scaling.training.convergence import TrainingPlan, train
-from scaling.training.replica import Replica
+from scaling.training.replica import FlatReplica
 from scaling.training.step import EagerStep
 from scaling.training.update import SgdSettings
 from scaling.workloads.registry import build_module, create_dataset, create_model, resolve_shape
@@ -38,7 +38,7 @@ def trained(aggregator: str, world_size: int, epochs: int = PLAN.epochs) -> Outc
 
     def work(group: InProcessGroup) -> tuple[list[dict], torch.Tensor]:
         torch.manual_seed(0)
-        replica = Replica(build_module(model, shape))
+        replica = FlatReplica(build_module(model, shape))
         step = EagerStep(replica, create(aggregator), SETTINGS, group)
         plan, clock = replace(PLAN, epochs=epochs), MonotonicClock()
         rows = list(train(step, splits.train, splits.test, plan, group, clock, lambda seconds: seconds))

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from scaling.training.replica import Replica
+from scaling.training.replica import FlatReplica
 
 
 def network() -> nn.Sequential:
@@ -27,7 +27,7 @@ def flat(tensors) -> torch.Tensor:
 def test_parameters_keep_their_values_and_order():
     module = network()
     before = flat(module.parameters()).clone()
-    replica = Replica(module)
+    replica = FlatReplica(module)
     assert torch.equal(replica.parameters, before)
     assert replica.layout.names == ("1.weight", "1.bias", "3.weight", "3.bias")
     assert replica.layout.shapes == ((5, 6), (5,), (3, 5), (3,))
@@ -35,7 +35,7 @@ def test_parameters_keep_their_values_and_order():
 
 
 def test_writing_to_the_flat_buffer_changes_the_module(batch):
-    replica = Replica(network())
+    replica = FlatReplica(network())
     with torch.no_grad():
         replica.parameters.fill_(0.5)
     assert all(bool((parameter == 0.5).all()) for parameter in replica.module.parameters())
@@ -43,7 +43,7 @@ def test_writing_to_the_flat_buffer_changes_the_module(batch):
 
 
 def test_writing_to_the_module_changes_the_flat_buffer():
-    replica = Replica(network())
+    replica = FlatReplica(network())
     with torch.no_grad():
         replica.module[1].bias.fill_(9)
     assert torch.equal(replica.parameters[30:35], torch.full((5,), 9.0))
@@ -52,7 +52,7 @@ def test_writing_to_the_module_changes_the_flat_buffer():
 def test_gradient_is_autograds_own_bit_for_bit(batch):
     module = network()
     reference = copy.deepcopy(module)
-    replica = Replica(module)
+    replica = FlatReplica(module)
     loss = replica.forward(*batch)
     replica.backward(loss)
     expected_loss = nn.functional.cross_entropy(reference(batch[0]), batch[1])
@@ -62,7 +62,7 @@ def test_gradient_is_autograds_own_bit_for_bit(batch):
 
 
 def test_backward_forgets_the_gradient_before(batch):
-    replica = Replica(network())
+    replica = FlatReplica(network())
     replica.backward(replica.forward(*batch))
     first = replica.gradient.clone()
     replica.gradient.fill_(1e9)
@@ -71,7 +71,7 @@ def test_backward_forgets_the_gradient_before(batch):
 
 
 def test_gradients_stay_views_of_the_flat_buffer_after_a_step(batch):
-    replica = Replica(network())
+    replica = FlatReplica(network())
     for _ in range(2):
         replica.backward(replica.forward(*batch))
     for parameter, view in zip(
@@ -85,7 +85,7 @@ def test_frozen_parameters_are_left_out(batch):
     module = network()
     module[1].weight.requires_grad_(False)
     frozen = module[1].weight.clone()
-    replica = Replica(module)
+    replica = FlatReplica(module)
     assert replica.layout.names == ("1.bias", "3.weight", "3.bias")
     with torch.no_grad():
         replica.parameters.zero_()
@@ -102,7 +102,7 @@ def test_parameter_used_twice_lies_in_the_buffer_once(batch):
         def forward(self, inputs):
             return self.second(self.first(inputs.flatten(1)[:, :3]))
 
-    replica = Replica(Tied())
+    replica = FlatReplica(Tied())
     assert replica.layout.num_elements == 9
     replica.backward(replica.forward(*batch))
     assert bool(replica.gradient.abs().sum() > 0)

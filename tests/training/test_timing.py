@@ -1,29 +1,38 @@
-"""How long warm-up and measurement last: the stated rule, on a clock that the test moves."""
+"""How long each part of a measurement lasts: the stated rules, on a clock that the test moves."""
 
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 
 import pytest
 
+from scaling.measure.clock import Anchor
 from scaling.measure.phases import PhaseRecorder
 from scaling.training import timing
-from scaling.training.timing import Extent, measure_iterations
+from scaling.training.timing import SPLIT_SETTLING, Extent, Measurement
 
 
 class FakeClock:
-    """A clock for the recorder that moves when the test says so."""
+    """A clock for the recorder and the host that moves when the test says so."""
+
+    chain_s = 0.0
 
     def __init__(self) -> None:
         self.now_s = 0.0
-        self.num_settled = 0
+        self.num_anchors = 0
 
     def mark(self) -> float:
         return self.now_s
 
-    def settle(self) -> None:
-        self.num_settled += 1
+    def settle(self) -> None: ...
 
     def seconds(self, start: float, stop: float) -> float:
         return stop - start
+
+    def anchor(self) -> Anchor:
+        self.num_anchors += 1
+        return Anchor(self.now_s, self.now_s, 0.0)
+
+    def reuse(self, marks) -> None: ...
 
 
 class Slowest:
@@ -31,11 +40,14 @@ class Slowest:
 
     def __init__(self, factor: float = 1.0) -> None:
         self.factor = factor
-        self.asked: list[float] = []
+        self.num_asked = 0
 
     def largest(self, value: float) -> float:
-        self.asked.append(value)
-        return value * self.factor
+        return self.largest_of([value])[0]
+
+    def largest_of(self, values: Sequence[float]) -> list[float]:
+        self.num_asked += 1
+        return [value * self.factor for value in values]
 
 
 @pytest.fixture
@@ -46,85 +58,224 @@ def clock(monkeypatch) -> FakeClock:
     return fake
 
 
-def measure(clock: FakeClock, extent: Extent, seconds: list[float] | float, agreement: Slowest | None = None):
-    """Runs iterations that take `seconds` each; returns the rows."""
-    taken = iter(seconds) if isinstance(seconds, list) else None
-
-    def iterate(phase) -> None:
-        with phase("forward"):
-            clock.now_s += next(taken) if taken else seconds
-
-    return measure_iterations(iterate, PhaseRecorder(clock), extent, agreement or Slowest())
+def steady(_: int) -> float:
+    return 1.0
 
 
-def counts(rows) -> tuple[int, int]:
-    """(warm-up iterations, measured ones)."""
-    return sum(row["warmup"] for row in rows), sum(not row["warmup"] for row in rows)
+def noisy(number: int) -> float:
+    """10% about 1 s, without a trend: its median is not known to 1% from a few."""
+    return 1 + 0.1 * (number * 7 % 11 - 5) / 5
 
 
-class TestExtent:
-    def test_warmup_ends_after_its_iterations_without_a_budget(self):
-        extent = Extent(warmup=3, iterations=5)
-        assert [extent.warmup_is_over(n, 1e9) for n in (1, 2, 3, 4)] == [False, False, True, True]
-
-    def test_warmup_ends_after_a_quarter_of_the_budget(self):
-        extent = Extent(warmup=100, iterations=5, max_seconds=8)
-        assert not extent.warmup_is_over(5, 1.99)
-        assert extent.warmup_is_over(5, 2.0)
-
-    def test_warmup_is_one_iteration_at_least(self):
-        assert not Extent(warmup=10, iterations=5, max_seconds=1).warmup_is_over(0, 100)
-
-    def test_all_iterations_are_measured_without_a_budget(self):
-        assert Extent(3, 50).num_measured(elapsed_s=1e9, last_s=1e9) == 50
-
-    def test_as_many_are_measured_as_fit_the_rest_of_the_budget(self):
-        assert Extent(3, 50, max_seconds=10).num_measured(elapsed_s=2, last_s=0.5) == 16
-
-    def test_never_more_than_asked_for(self):
-        assert Extent(3, 50, max_seconds=10).num_measured(elapsed_s=0, last_s=0) == 50
-
-    @pytest.mark.parametrize("elapsed_s", [9.0, 10.0, 1000.0])
-    def test_never_fewer_than_three(self, elapsed_s):
-        assert Extent(3, 50, max_seconds=10).num_measured(elapsed_s, last_s=5) == 3
-
-    def test_fewer_than_three_when_fewer_are_asked_for(self):
-        assert Extent(3, 2, max_seconds=10).num_measured(elapsed_s=100, last_s=5) == 2
+def improving(number: int) -> float:
+    return 1 + 1000 / (number + 1)
 
 
-class TestMeasureIterations:
-    def test_rows_are_numbered_and_say_which_are_warmup(self, clock):
-        rows = measure(clock, Extent(2, 3), [1.0, 2.0, 3.0, 4.0, 5.0])
-        assert rows == [
-            {"iteration": n, "warmup": n < 2, "step_s": n + 1.0, "forward_s": n + 1.0} for n in range(5)
-        ]
+def measurement(
+    clock: FakeClock, extent: Extent, seconds: Callable[[int], float] = steady, factor: float = 1.0
+) -> Measurement:
+    """Of iterations of which the n-th takes seconds(n) here, and `factor` times as long elsewhere."""
+    done = iter(range(10**6))
 
-    def test_budget_is_kept_at_a_steady_pace(self, clock):
-        rows = measure(clock, Extent(10, 50, max_seconds=20), 0.5)
-        # A quarter of 20 s is 10 iterations; 15 s are left.
-        assert counts(rows) == (10, 30)
-        assert clock.now_s <= 20
+    def iterate(marks) -> None:
+        with marks.phase("forward"):
+            clock.now_s += seconds(next(done))
 
-    def test_slow_iterations_are_one_warmup_and_three_measured(self, clock):
-        assert counts(measure(clock, Extent(10, 50, max_seconds=2), 10.0)) == (1, 3)
+    return Measurement(iterate, PhaseRecorder(clock), extent, Slowest(factor))
 
-    def test_pace_is_that_of_the_last_warmup_iteration(self, clock):
-        # The first iteration sets things up; the second, at the steady pace, tells how many fit.
-        rows = measure(clock, Extent(2, 50, max_seconds=20), [4.0, *[1.0] * 60])
-        assert counts(rows) == (2, 15)
 
-    def test_ranks_agree_on_the_slowest_ranks_time(self, clock):
-        agreement = Slowest(factor=2)
-        rows = measure(clock, Extent(10, 50, max_seconds=20), 0.5, agreement)
-        # Elsewhere an iteration takes 1 s: 5 of them are a quarter of the budget, and 15 more fit.
-        assert counts(rows) == (5, 15)
-        assert agreement.asked == [0.5] * 5
+def warmed_up(clock: FakeClock, extent: Extent, **options) -> Measurement:
+    made = measurement(clock, extent, **options)
+    made.warm_up()
+    return made
 
-    def test_nothing_is_exchanged_or_waited_for_while_measuring(self, clock):
-        agreement = Slowest()
-        measure(clock, Extent(4, 20), 1.0, agreement)
-        assert len(agreement.asked) == 4
-        assert clock.num_settled == 4 + 1
 
-    def test_warmup_of_zero_is_still_one(self, clock):
-        assert counts(measure(clock, Extent(0, 2), 1.0)) == (1, 2)
+def measured(clock: FakeClock, extent: Extent, **options) -> Measurement:
+    made = warmed_up(clock, extent, **options)
+    made.measure()
+    return made
+
+
+def counts(made: Measurement) -> tuple[int, int]:
+    """(warm-up iterations, unsplit ones)."""
+    return sum(row["warmup"] for row in made.rows), sum(not row["warmup"] for row in made.rows)
+
+
+class TestWarmUp:
+    def test_it_ends_when_the_last_iterations_have_no_trend(self, clock):
+        made = warmed_up(clock, Extent(warmup=3, iterations=5))
+        assert counts(made) == (10, 0)
+        assert made.warmup_end == "no trend in the last 10 iterations"
+
+    def test_it_has_its_iterations_at_least(self, clock):
+        assert counts(warmed_up(clock, Extent(warmup=17, iterations=5))) == (17, 0)
+
+    def test_it_goes_on_while_iterations_get_faster_to_ten_times_its_own(self, clock):
+        made = warmed_up(clock, Extent(warmup=4, iterations=5), seconds=improving)
+        assert counts(made) == (40, 0)
+        assert made.warmup_end == "a trend was left after 40 iterations"
+
+    def test_it_ends_after_a_quarter_of_the_budget(self, clock):
+        made = warmed_up(clock, Extent(warmup=100, iterations=5, max_seconds=20))
+        assert counts(made) == (5, 0)
+        assert made.warmup_end == "a quarter of max_seconds is used"
+
+    @pytest.mark.parametrize("extent", [Extent(0, 2), Extent(10, 2, max_seconds=1e-6)])
+    def test_it_is_one_iteration_at_least(self, clock, extent):
+        assert counts(warmed_up(clock, extent, seconds=improving))[0] >= 1
+
+    def test_it_goes_by_the_slowest_rank(self, clock):
+        extent = Extent(warmup=100, iterations=5, max_seconds=20)
+        made = warmed_up(clock, extent, seconds=lambda _: 0.5, factor=2)
+        assert counts(made) == (5, 0)
+        assert made.seconds["warmup"] == 5
+
+
+class TestUnsplitIterations:
+    @pytest.mark.parametrize("seconds", [steady, noisy, improving])
+    def test_without_a_goal_they_are_as_many_as_asked_for(self, clock, seconds):
+        made = measured(clock, Extent(3, 50), seconds=seconds)
+        assert counts(made)[1] == 50
+        assert made.stop_reason == "iterations"
+
+    def test_they_end_when_the_median_is_known_well_enough(self, clock):
+        made = measured(clock, Extent(3, 1000, precision_goal=0.01))
+        assert counts(made)[1] == 20
+        assert made.stop_reason == "precision"
+
+    def test_coarser_goal_is_reached_sooner(self, clock):
+        fine = measured(clock, Extent(3, 1000, precision_goal=0.02), seconds=noisy)
+        coarse = measured(clock, Extent(3, 1000, precision_goal=0.1), seconds=noisy)
+        assert counts(coarse)[1] < counts(fine)[1] < 1000
+        assert coarse.stop_reason == fine.stop_reason == "precision"
+
+    def test_goal_that_is_not_reached_ends_with_the_iterations(self, clock):
+        made = measured(clock, Extent(3, 35, precision_goal=1e-6), seconds=noisy)
+        assert counts(made)[1] == 35
+        assert made.stop_reason == "iterations"
+
+    def test_known_median_is_not_enough_before_the_least_time(self, clock):
+        made = measured(clock, Extent(3, 1000, precision_goal=0.01, min_seconds=55))
+        assert counts(made)[1] == 60
+        assert made.stop_reason == "precision"
+
+    def test_budget_is_for_warm_up_and_them_together(self, clock):
+        made = measured(clock, Extent(100, 1000, max_seconds=40))
+        assert counts(made) == (10, 30)
+        assert made.stop_reason == "seconds"
+        assert made.seconds == {"warmup": 10, "unsplit": 30}
+
+    @pytest.mark.parametrize("precision_goal", [None, 1e-6])
+    def test_budget_is_not_overrun_by_a_block(self, clock, precision_goal):
+        extent = Extent(100, 1000, precision_goal, min_seconds=1000, max_seconds=47.5)
+        made = measured(clock, extent)
+        assert made.stop_reason == "seconds"
+        assert sum(made.seconds.values()) == 47
+
+    @pytest.mark.parametrize("iterations", [1, 2, 3, 50])
+    def test_they_are_three_at_least_where_so_many_are_asked_for(self, clock, iterations):
+        made = measured(clock, Extent(10, iterations, 0.01, max_seconds=0.1))
+        assert counts(made) == (1, min(iterations, 3))
+
+    def test_pace_is_that_of_the_last_warm_up_iteration(self, clock):
+        """The first one sets things up: it does not tell how many fit."""
+        made = measured(clock, Extent(1, 1000, max_seconds=100), seconds=lambda n: 1.0 if n else 20.0)
+        assert counts(made)[1] == 100 - 20 - (counts(made)[0] - 1)
+
+    def test_they_go_by_the_slowest_rank(self, clock):
+        made = measured(clock, Extent(100, 1000, max_seconds=40), seconds=lambda _: 0.5, factor=2)
+        assert counts(made) == (10, 30)
+        assert made.seconds["unsplit"] == 30
+        assert {row["step_s"] for row in made.rows} == {0.5}  # samples are the rank's own
+
+
+class TestBlocks:
+    def test_ranks_compare_notes_between_blocks_alone(self, clock):
+        made = warmed_up(clock, Extent(3, 100, precision_goal=1e-6))
+        asked, settled = made.agreement.num_asked, clock.num_anchors
+        made.measure()
+        # A steady time is known at once: two blocks of ten, each with its times and the window's length.
+        assert made.agreement.num_asked - asked == 2 * 2
+        assert clock.num_anchors - settled == 2
+
+    def test_block_is_all_that_is_left_without_a_goal(self):
+        assert Extent(3, 50).block(num_done=20, elapsed_s=1e9, pace_s=1e9) == 30
+
+    @pytest.mark.parametrize(("pace_s", "size"), [(1.0, 10), (0.01, 10), (0.001, 100), (1e-9, 980)])
+    def test_block_is_a_tenth_of_a_second_at_least(self, pace_s, size):
+        extent = Extent(3, 1000, precision_goal=0.01)
+        assert extent.block(num_done=20, elapsed_s=0, pace_s=pace_s) == size
+
+    @pytest.mark.parametrize(
+        ("num_done", "elapsed_s", "size"), [(20, 9.9, 3), (20, 0.0, 10), (0, 12, 3), (2, 12, 1), (5, 12, 1)]
+    )
+    def test_block_fits_the_budget_beyond_the_first_three(self, num_done, elapsed_s, size):
+        extent = Extent(3, 1000, precision_goal=0.01, max_seconds=10.25)
+        assert extent.block(num_done, elapsed_s, pace_s=0.1) == size
+
+
+class TestSplitIterations:
+    def split(self, clock: FakeClock, extent: Extent, *, settle_each: bool = False, **options) -> Measurement:
+        made = measured(clock, extent, **options)
+        del made.rows[:]
+        made.split(settle_each=settle_each)
+        return made
+
+    def test_first_ones_only_settle(self, clock):
+        made = self.split(clock, Extent(3, 5, split_iterations=7))
+        assert [row["warmup"] for row in made.rows] == [True] * SPLIT_SETTLING + [False] * 7
+        assert {row["split"] for row in made.rows} == {True}
+        assert made.seconds["split"] == SPLIT_SETTLING + 7
+
+    @pytest.mark.parametrize(("max_seconds", "kept"), [(None, 20), (1000, 20), (40, 20), (20, 10), (1, 3)])
+    def test_they_are_fewer_where_half_the_budget_does_not_hold_them(self, clock, max_seconds, kept):
+        made = self.split(clock, Extent(3, 5, max_seconds=max_seconds, split_iterations=20))
+        assert counts(made) == (SPLIT_SETTLING, kept)
+
+    def test_study_may_ask_for_fewer_than_three(self, clock):
+        assert counts(self.split(clock, Extent(3, 5, max_seconds=1, split_iterations=2))) == (
+            SPLIT_SETTLING,
+            2,
+        )
+
+    def test_they_go_by_the_slowest_rank(self, clock):
+        extent = Extent(3, 5, max_seconds=40, split_iterations=20)
+        made = self.split(clock, extent, seconds=lambda _: 1.0, factor=2)
+        assert counts(made) == (SPLIT_SETTLING, 10)
+        assert made.seconds["split"] == 2 * (SPLIT_SETTLING + 10)
+
+    @pytest.mark.parametrize(("settle_each", "looks"), [(False, 2), (True, SPLIT_SETTLING + 7 + 2)])
+    def test_marks_may_be_taken_after_each(self, clock, settle_each, looks):
+        made = measured(clock, Extent(3, 5, split_iterations=7))
+        before = clock.num_anchors
+        made.split(settle_each=settle_each)
+        assert clock.num_anchors - before == looks
+        assert len([row for row in made.rows if row["split"]]) == SPLIT_SETTLING + 7
+
+
+class TestRows:
+    @pytest.fixture
+    def rows(self, clock) -> list[dict]:
+        made = measurement(clock, Extent(3, 5, split_iterations=4))
+        made.host_offset_s = 500.0
+        made.warm_up()
+        made.measure()
+        made.split(settle_each=False)
+        return made.rows
+
+    def test_iterations_count_on_over_the_parts(self, rows):
+        assert [row["iteration"] for row in rows] == list(range(10 + 5 + SPLIT_SETTLING + 4))
+
+    def test_unsplit_ones_have_a_length_and_no_spans(self, rows):
+        assert rows[0] == {"iteration": 0, "warmup": True, "split": False, "start_s": 500.0, "step_s": 1.0}
+        assert rows[12] == {"iteration": 12, "warmup": False, "split": False, "start_s": 512.0, "step_s": 1.0}
+
+    def test_split_ones_have_spans(self, rows):
+        assert rows[-1] == {
+            "iteration": 20,
+            "warmup": False,
+            "split": True,
+            "start_s": 520.0,
+            "step_s": 1.0,
+            "spans": [["forward", "main", 0.0, 1.0]],
+        }

@@ -18,7 +18,7 @@ from scaling.collectives.sharded_owners import sharded_owners
 from scaling.collectives.star import star
 from scaling.collectives.tree import tree
 from scaling.process_group import InProcessGroup, run_in_process
-from scaling.training.replica import Replica
+from scaling.training.replica import FlatReplica
 from scaling.training.step import EagerStep
 from scaling.training.update import SgdSettings, Update, update_at
 
@@ -82,9 +82,9 @@ HOSTS = [HostSerial(), HostSerial(num_chunks=5), TorchCpu()]
 ELSEWHERE: list[Aggregator[Any]] = [*OWNERS, *HOSTS]
 
 
-def small_replica() -> Replica:
+def small_replica() -> FlatReplica:
     torch.manual_seed(3)
-    return Replica(nn.Sequential(nn.Linear(7, 5), nn.Linear(5, 3)))
+    return FlatReplica(nn.Sequential(nn.Linear(7, 5), nn.Linear(5, 3)))
 
 
 def gradients(world_size: int) -> torch.Tensor:

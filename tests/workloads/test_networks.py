@@ -1,5 +1,6 @@
 """FCN-R as published, and the multi-layer perceptron."""
 
+import itertools
 import math
 
 import pytest
@@ -7,7 +8,8 @@ import torch
 from torch import nn
 
 from scaling.workloads.base import DataShape
-from scaling.workloads.networks import build_fcn_r, build_mlp, fcn_r
+from scaling.workloads.networks import build_fcn_r, build_fcn_s4, build_mlp, fcn_r, fcn_s, fcn_s4
+from scaling.workloads.registry import build_module
 
 MNIST = DataShape((1, 28, 28), 10)
 
@@ -47,6 +49,23 @@ class TestFcnR:
             logits = network(torch.rand(2, 1, 28, 28))
         assert logits.shape == (2, 10)
         assert logits.isfinite().all()
+
+
+class TestFcnS:
+    @pytest.mark.parametrize(("model", "num_hidden"), [(fcn_s, 3), (fcn_s4, 4)])
+    def test_layers_of_2048_lie_between_26752_inputs_and_as_many_classes(self, model, num_hidden):
+        with torch.device("meta"):
+            network = build_module(model, model.shape)
+        widths = [26752, *[2048] * num_hidden, 26752]
+        assert [(x.in_features, x.out_features) for x in linears(network)] == list(itertools.pairwise(widths))
+        kinds = [type(layer) for layer in network]
+        assert kinds == [nn.Flatten, nn.Linear, *[nn.Sigmoid, nn.Linear] * num_hidden]
+
+    def test_weights_are_those_of_fcn_r(self):
+        first, *_, last = linears(build_fcn_s4(DataShape((100,), 50)))
+        for layer, gain in ((first, 4), (last, 1)):
+            bound = gain * math.sqrt(6 / (layer.in_features + layer.out_features))
+            assert 0.99 * bound < layer.weight.abs().max().item() <= bound * (1 + 1e-6)
 
 
 class TestMlp:

@@ -1,10 +1,18 @@
-"""ResNet-56: what it is made of, and how large."""
+"""ResNet-56 and ResNet-50: what they are made of, and how large."""
 
 import pytest
 import torch
 from torch import nn
 
-from scaling.workloads.residual import Block, build_resnet_56, resnet_56
+from scaling.workloads.base import DataShape
+from scaling.workloads.residual import (
+    Block,
+    Bottleneck,
+    build_resnet_50,
+    build_resnet_56,
+    resnet_50,
+    resnet_56,
+)
 
 
 @pytest.fixture(scope="module")
@@ -72,3 +80,45 @@ class TestTraining:
         assert torch.equal(first, other)
         assert first.std().item() == pytest.approx((2 / (9 * 64)) ** 0.5, rel=0.05)
         assert not of_kind(network, nn.Linear)[0].bias.any()
+
+
+class TestResnet50:
+    @pytest.fixture(scope="class")
+    @staticmethod
+    def large():
+        with torch.device("meta"):
+            return build_resnet_50(resnet_50.shape)
+
+    def test_has_50_layers_with_weights_and_four_in_shortcuts(self, large):
+        assert len(of_kind(large, nn.Conv2d)) == 49 + 4
+        assert len(of_kind(large, nn.BatchNorm2d)) == 49 + 4
+        assert len(of_kind(large, nn.Linear)) == 1
+        assert all(layer.bias is None for layer in of_kind(large, nn.Conv2d))
+
+    def test_stages_halve_the_image_and_double_the_channels(self, large):
+        values, shapes = torch.empty(1, 3, 224, 224, device="meta"), []
+        for layer in large:
+            values = layer(values)
+            if isinstance(layer, nn.MaxPool2d | Bottleneck):
+                shapes.append(tuple(values.shape[1:]))
+        stages = [(256, 56, 56)] * 3 + [(512, 28, 28)] * 4 + [(1024, 14, 14)] * 6 + [(2048, 7, 7)] * 3
+        assert shapes == [(64, 56, 56), *stages]
+
+    def test_block_that_keeps_the_shape_adds_its_input_and_then_takes_relu(self):
+        block = Bottleneck(16, 4, 1).eval()
+        for parameter in block.parameters():
+            nn.init.zeros_(parameter)
+        inputs = torch.randn(2, 16, 6, 6)
+        assert torch.equal(block(inputs), inputs.relu())
+
+    @pytest.mark.parametrize(("inputs", "stride"), [(8, 1), (16, 2)])
+    def test_block_that_changes_the_shape_has_weights_in_its_shortcut(self, inputs, stride):
+        block = Bottleneck(inputs, 4, stride)
+        assert [type(layer) for layer in block.shortcut] == [nn.Conv2d, nn.BatchNorm2d]
+        assert block(torch.randn(2, inputs, 6, 6)).shape == (2, 16, 6 // stride, 6 // stride)
+
+    def test_forward_and_backward_reach_every_parameter(self):
+        torch.manual_seed(0)
+        network = build_resnet_50(DataShape((3, 32, 32), 5))
+        nn.functional.cross_entropy(network(torch.randn(4, 3, 32, 32)), torch.arange(4)).backward()
+        assert all(p.grad.isfinite().all() and p.grad.abs().sum() > 0 for p in network.parameters())

@@ -68,3 +68,28 @@ def test_inputs_differ_from_weights_made_from_the_same_seed():
     torch.manual_seed(3)
     weights = torch.randn(10, 3, 4, 5)
     assert not torch.equal(Synthetic().load(SHAPE, 10, 3).train.inputs, weights)
+
+
+class TestTokens:
+    TEXTS = DataShape((6,), 50, tokens=True)
+
+    def test_model_of_tokens_is_given_tokens(self):
+        assert Synthetic().shape(self.TEXTS) == self.TEXTS
+        assert Synthetic((9,)).shape(self.TEXTS) == DataShape((9,), 50, tokens=True)
+
+    def test_every_token_has_the_next_one_as_its_target(self):
+        train = Synthetic().load(self.TEXTS, 10, 0).train
+        assert train.inputs.shape == train.targets.shape == (10, 6)
+        assert (train.inputs.dtype, train.targets.dtype) == (torch.int64, torch.int64)
+        assert torch.equal(train.targets[:, :-1], train.inputs[:, 1:])
+
+    def test_tokens_are_uniform_over_the_vocabulary(self):
+        counts = Synthetic().load(self.TEXTS, 2000, 1).train.inputs.flatten().bincount(minlength=50)
+        assert len(counts) == 50
+        # 12,000 / 50 of each, within six standard deviations of the binomial distribution
+        assert (counts - 240).abs().max() < 6 * (12_000 * 49 / 2500) ** 0.5
+
+    def test_depends_on_the_seed_alone_and_is_checked(self):
+        first, again, other = (Synthetic().load(self.TEXTS, 10, seed) for seed in (3, 3, 4))
+        assert first.checksums == again.checksums != other.checksums
+        assert len(first.test) == 10

@@ -1,0 +1,41 @@
+"""A training loop with torch's DistributedDataParallel, as one writes it by hand.
+
+It is the yardstick of `against_ddp_loop.py`, and uses nothing of this project.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+
+class DdpLoop:
+    """The loop's body, for a model that is on its device already.
+
+    Args:
+        model: gives logits for inputs.
+        process_group: of the ranks; None: the default one.
+        broadcast_buffers: DDP's own default; without it statistics of batch normalisation stay each rank's.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        process_group: dist.ProcessGroup | None = None,
+        *,
+        broadcast_buffers: bool = True,
+    ) -> None:
+        self.model = DistributedDataParallel(
+            model, process_group=process_group, broadcast_buffers=broadcast_buffers
+        )
+        self.optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+
+    def step(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """One iteration; the loss is not waited for."""
+        self.optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(self.model(inputs), targets)
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()

@@ -1,0 +1,272 @@
+"""A complete Slurm batch script for a study, as text: a pure function of typed options.
+
+Forms: one allocation in which `scaling run` starts the launches of all world sizes one after another; and an
+array with one task a world size, each of which asks for what the largest needs, and a report job after all of
+them. In both, `scaling run` starts workers by srun, as `launchers.slurm_steps` says.
+
+The job ends in order when it is told to: Slurm signals the batch shell some time before the limit, and bash
+runs a trap only between commands; so the launcher is in the background, the shell waits for it and passes the
+signal on. What the signal cut off is planned again, and the job goes back to the queue by itself, once.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from launchers.joining import JOIN_TIMEOUT_S, JOIN_TIMEOUT_VARIABLE
+from launchers.local import LaunchSpec
+from launchers.slurm_steps import SlurmLauncher, Style, nodes_for, parse_style
+from launchers.slurm_variables import FIRST_PORT, NUM_PORTS
+
+SIGNAL_S = 120
+"""Seconds before the time limit at which Slurm signals the batch shell; Slurm may be up to a minute early."""
+
+REPORT_TIME = "00:15:00"
+
+
+@dataclass(frozen=True)
+class JobOptions:
+    """What a job is asked for.
+
+    Attributes:
+        study: a study file, or the name of a shipped one.
+        out: the results folder, seen by all nodes.
+        world_sizes: the study's, ascending.
+        overrides: `key=value` of the study.
+        workers_per_node: at most so many on a node.
+        gpus_per_node: asked of Slurm; 0 for a job without GPUs.
+        nodes: of the job.
+        cpus_per_task: a task is a worker in style srun, and all of a node's workers in style torchrun.
+        style: how workers are started.
+        array: one task a world size, instead of one job for all.
+        time: the limit, in Slurm's form.
+        partition: Slurm's default one if None.
+        account: the user's default one if None.
+        job_name: one word.
+        python: the program that runs the workers, on every node.
+        setup: lines of bash to be run first, as `module load`.
+        directives: further options of sbatch, each as it stands after `#SBATCH`.
+        signal_s: seconds before the limit at which the job begins to end.
+        join_timeout_s: seconds which workers wait for each other at the start of a launch.
+
+    Raises:
+        ValueError: an option is of the wrong form, or the nodes do not hold the largest world size.
+    """
+
+    study: str
+    out: str
+    world_sizes: Sequence[int]
+    overrides: Sequence[str] = ()
+    workers_per_node: int = 1
+    gpus_per_node: int = 0
+    nodes: int = 1
+    cpus_per_task: int = 1
+    style: Style = "torchrun"
+    array: bool = False
+    time: str = "01:00:00"
+    partition: str | None = None
+    account: str | None = None
+    job_name: str = "scaling"
+    python: str = ".venv/bin/python"
+    setup: Sequence[str] = ()
+    directives: Sequence[str] = ()
+    signal_s: int = SIGNAL_S
+    join_timeout_s: int = int(JOIN_TIMEOUT_S)
+
+    def __post_init__(self) -> None:
+        parse_style(self.style)
+        for name in ("partition", "account", "job_name"):
+            value = getattr(self, name)
+            if value is not None and not re.fullmatch(r"[^\s#\"'`$\\]+", value):
+                raise ValueError(f"{name} {value!r} must be one word without quotes")
+        for line in self.directives:
+            if not re.fullmatch(r"-[^\n]*", line):
+                raise ValueError(f"{line!r} is no option of sbatch; write it as --name=value")
+        if any("\n" in word for word in (self.study, self.out, self.python, *self.overrides)):
+            raise ValueError("study, results folder, python and overrides must be on one line each")
+        if seconds_of(self.time) <= self.signal_s:
+            raise ValueError(
+                f"time {self.time} is used up at once: the job begins to end {self.signal_s} s before its "
+                "limit; give it more"
+            )
+        for size in self.world_sizes:
+            if (needed := nodes_for(size, self.workers_per_node)) > self.nodes:
+                raise ValueError(
+                    f"world size {size} needs {needed} nodes of {self.workers_per_node} workers, and "
+                    f"{self.nodes} are asked for; use more nodes, more GPUs a node, or leave that size out"
+                )
+
+    @property
+    def tasks_per_node(self) -> int:
+        """srun's tasks on a node: one, or one a worker."""
+        return self.workers_per_node if self.style == "srun" else 1
+
+
+def seconds_of(time: str) -> int:
+    """Seconds of a time in one of Slurm's forms: M, M:S, H:M:S, D-H, D-H:M, D-H:M:S.
+
+    Raises:
+        ValueError: it is of another form.
+    """
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", time)
+    if match is None:
+        raise ValueError(f"time {time!r} is not of Slurm's form; write HH:MM:SS, or D-HH:MM:SS")
+    days, *parts = (None if part is None else int(part) for part in match.groups())
+    numbers = [part for part in parts if part is not None]
+    if days is not None:
+        hours, minutes, seconds = (*numbers, 0, 0)[:3]
+    elif len(numbers) == 3:
+        hours, minutes, seconds = numbers
+    else:
+        hours, (minutes, seconds) = 0, (*numbers, 0)[:2]
+    return (((days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
+def script(options: JobOptions) -> str:
+    """The whole batch script, to be given to sbatch in the folder from which the study is run."""
+    parts = [_head(options), _setup(options)]
+    if options.array:
+        parts.append(_report_after_all(options))
+    return "\n".join([*parts, _start(options), _WAIT, _REQUEUE])
+
+
+def _head(options: JobOptions) -> str:
+    sizes = ", ".join(str(size) for size in options.world_sizes)
+    how = "one task each, with what the largest needs" if options.array else "one after another"
+    lines = [
+        "#!/usr/bin/env bash",
+        f"# {' '.join(shlex.quote(options.study).split())}: world sizes {sizes}, {how}.",
+        "# The same script, given to sbatch again, goes on with what is left.",
+        *(f"#SBATCH {line}" for line in _directives(options)),
+        "set -euo pipefail",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _directives(options: JobOptions) -> list[str]:
+    whose = [
+        f"--{name}={getattr(options, name)}" for name in ("partition", "account") if getattr(options, name)
+    ]
+    return [
+        f"--job-name={options.job_name}",
+        *whose,
+        f"--nodes={options.nodes}",
+        f"--ntasks-per-node={options.tasks_per_node}",
+        f"--cpus-per-task={options.cpus_per_task}",
+        *([f"--gpus-per-node={options.gpus_per_node}"] if options.gpus_per_node else []),
+        f"--time={options.time}",
+        *([f"--array={','.join(str(size) for size in options.world_sizes)}"] if options.array else []),
+        f"--signal=B:USR1@{options.signal_s}",
+        "--requeue",
+        "--open-mode=append",
+        *options.directives,
+    ]
+
+
+def _setup(options: JobOptions) -> str:
+    # What sites offer to be sourced often reads variables that are not set.
+    own = ["set +u", *options.setup, "set -u", ""] if options.setup else []
+    lines = [
+        *own,
+        "# Workers meet on the job's first host, at a port that no other job on it has.",
+        'hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")',
+        "export MASTER_ADDR=\"${hosts%%$'\\n'*}\"",
+        f'export MASTER_PORT="$(({FIRST_PORT} + SLURM_JOB_ID % {NUM_PORTS}))"',
+        f"export {JOIN_TIMEOUT_VARIABLE}={options.join_timeout_s}",
+        "# For steps of your own: srun does not take it over from the job.",
+        'export SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-1}"',
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _report_after_all(options: JobOptions) -> str:
+    whose = [
+        f"--{name}={getattr(options, name)}" for name in ("partition", "account") if getattr(options, name)
+    ]
+    words = [
+        "sbatch",
+        f"--job-name={options.job_name}-report",
+        *whose,
+        "--ntasks=1",
+        f"--time={REPORT_TIME}",
+        '--dependency=afterany:"$SLURM_ARRAY_JOB_ID"',
+        "--kill-on-invalid-dep=yes",
+    ]
+    report = shlex.join([options.python, "-m", "scaling", "report", options.out])
+    return "\n".join(
+        [
+            "# The first task asks for the report, which is made when every task has ended, however it did.",
+            'if [ "$SLURM_ARRAY_TASK_ID" = "$SLURM_ARRAY_TASK_MIN" ] &&',
+            '  [ "${SLURM_RESTART_COUNT:-0}" = 0 ]; then',
+            f"  {' '.join(words)} <<'REPORT' || echo 'no report job: run scaling report by hand' >&2",
+            "#!/usr/bin/env bash",
+            "set -eo pipefail",
+            *options.setup,
+            report,
+            "REPORT",
+            "fi",
+            "",
+        ]
+    )
+
+
+def _start(options: JobOptions) -> str:
+    words = [options.python, "-m", "scaling", "run", options.study, *options.overrides, "--out", options.out]
+    words += ["--launcher", f"slurm-{options.style}", "--workers-per-node", str(options.workers_per_node)]
+    line = shlex.join(words) + (' --world-size "$SLURM_ARRAY_TASK_ID"' if options.array else "")
+    largest = max(options.world_sizes)
+    launch = textwrap.wrap(_launch(options, largest), 100, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(
+        [
+            f"# It starts each launch by srun; that of {largest} worker{'s' if largest > 1 else ''} with",
+            *(f"#   {line}" for line in launch),
+            f"{line} &",
+            "launcher=$!",
+            "",
+        ]
+    )
+
+
+def _launch(options: JobOptions, world_size: int) -> str:
+    """The command line of a launch, for the reader of the script."""
+    job = SlurmLauncher(
+        options.style, options.workers_per_node, options.nodes, "$MASTER_ADDR", 0, options.join_timeout_s
+    )
+    arguments = [options.study, *options.overrides, "--out", options.out, f"--world-size={world_size}"]
+    command = job.command(LaunchSpec(world_size, 1, "scaling.worker", arguments), options.python)
+    quoted = "'--rdzv-endpoint=$MASTER_ADDR:0'"
+    return shlex.join(command).replace(quoted, "--rdzv-endpoint=$MASTER_ADDR:$MASTER_PORT")
+
+
+_WAIT = """\
+# A signal ends `wait`, not the launcher, which is given the signal and waited for again.
+stopped=
+trap 'stopped=USR1 interrupted=1; kill -USR1 "$launcher" 2> /dev/null || true' USR1
+trap 'stopped=TERM interrupted=1; kill -TERM "$launcher" 2> /dev/null || true' TERM
+while
+  interrupted=
+  status=0
+  wait "$launcher" || status=$?
+  [ -n "$interrupted" ]
+do
+  :
+done
+"""
+
+_REQUEUE = """\
+# Cut off by a signal, with its state saved: back to the queue, once. A job that was cancelled stays so.
+if [ -n "$stopped" ] && [ "$status" -ge 128 ]; then
+  state=$(squeue --noheader --format=%T --jobs="$SLURM_JOB_ID" || true)
+  if [ "$state" = RUNNING ] && [ "${SLURM_RESTART_COUNT:-0}" = 0 ]; then
+    echo "stopped by SIG$stopped; job $SLURM_JOB_ID goes back to the queue and on from here" >&2
+    scontrol requeue "$SLURM_JOB_ID"
+  else
+    echo "stopped by SIG$stopped; give the script to sbatch again to go on from here" >&2
+  fi
+fi
+exit "$status"
+"""

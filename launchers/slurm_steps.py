@@ -1,0 +1,208 @@
+"""Starts workers inside a Slurm job, on one node or several, by srun: directly, or through torchrun.
+
+    style torchrun    one task a node: torchrun, which starts the node's workers
+    style srun        one task a worker
+
+A launch takes as few of the job's nodes as hold its workers, the first ones, and has all CPUs and GPUs of
+each, whatever its world size: cells of different sizes differ in nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from launchers.joining import join_timeout_s
+from launchers.local import LaunchSpec
+from launchers.rank_info import LAUNCHER_VARIABLE
+from launchers.slurm_variables import rendezvous
+
+Style = Literal["torchrun", "srun"]
+STYLES: tuple[Style, ...] = get_args(Style)
+
+STORE_TIMEOUT_S = 60
+"""What torchrun gives a connection to the store of its rendezvous, by default."""
+
+PORT_WAIT_S = 5.0
+"""The launch before may take this long to give the port back."""
+
+
+@dataclass(frozen=True)
+class SlurmLauncher:
+    """One job's way of starting launches.
+
+    Attributes:
+        style: how workers are started.
+        workers_per_node: at most; the job's GPUs a node.
+        num_nodes: of the job.
+        host: the job's first host, where workers meet.
+        port: at which they meet.
+        join_timeout_s: how long they wait for each other.
+    """
+
+    style: Style
+    workers_per_node: int
+    num_nodes: int
+    host: str
+    port: int
+    join_timeout_s: float
+
+    @classmethod
+    def from_env(
+        cls, style: Style, environ: Mapping[str, str], workers_per_node: int | None = None
+    ) -> SlurmLauncher:
+        """What the variables of the job say.
+
+        Args:
+            style: how workers are started.
+            environ: of a process on the job's first node, as its batch script is.
+            workers_per_node: at most; None: as many as the job has GPUs there.
+
+        Raises:
+            ValueError: this is no Slurm job, or a variable is missing or wrong.
+        """
+        nodes, gpus = environ.get("SLURM_JOB_NUM_NODES", ""), environ.get("SLURM_GPUS_ON_NODE", "")
+        if not nodes.isdecimal():
+            raise ValueError(
+                f"slurm-{style} starts workers inside a Slurm job, and SLURM_JOB_NUM_NODES is not set; "
+                "`scaling submit` makes the job"
+            )
+        if workers_per_node is None and not gpus.isdecimal():
+            raise ValueError("the job has no GPUs (SLURM_GPUS_ON_NODE is not set); give --workers-per-node")
+        host, port = rendezvous(environ)
+        workers = int(gpus) if workers_per_node is None else workers_per_node
+        return cls(style, workers, int(nodes), host, port, join_timeout_s(environ))
+
+    @property
+    def name(self) -> str:
+        """What runs record."""
+        return f"slurm-{self.style}"
+
+    def command(self, spec: LaunchSpec, python: str = sys.executable) -> list[str]:
+        """The command line that starts the workers.
+
+        Raises:
+            ValueError: the job's nodes do not hold that many workers, or not equally many each.
+        """
+        nodes = nodes_for(spec.world_size, self.workers_per_node)
+        if nodes > self.num_nodes:
+            raise ValueError(
+                f"{spec.world_size} workers need {nodes} nodes of {self.workers_per_node}; "
+                f"the job has {self.num_nodes}"
+            )
+        per_node = spec.world_size // nodes
+        worker = ["-m", spec.module, *spec.arguments]
+        if self.style == "srun":
+            return [*_srun(nodes, per_node), python, *worker]
+        return [*_srun(nodes, 1), python, *self._torchrun(nodes, per_node), *worker]
+
+    def _torchrun(self, nodes: int, per_node: int) -> list[str]:
+        join = math.ceil(self.join_timeout_s)
+        return [
+            "-m",
+            "torch.distributed.run",
+            f"--nnodes={nodes}",
+            f"--nproc-per-node={per_node}",
+            "--max-restarts=0",
+            "--rdzv-backend=c10d",
+            f"--rdzv-endpoint={self.host}:{self.port}",
+            f"--rdzv-conf=join_timeout={join},read_timeout={min(join, STORE_TIMEOUT_S)}",
+        ]
+
+    def environment(self, spec: LaunchSpec) -> dict[str, str]:
+        """The variables that the launch adds to the environment, which srun passes through whole."""
+        return {
+            LAUNCHER_VARIABLE: self.name,
+            "OMP_NUM_THREADS": str(spec.threads),
+            "MASTER_ADDR": self.host,
+            "MASTER_PORT": str(self.port),
+        }
+
+    def before_start(self) -> None:
+        """To be called before each launch: waits until the one before has given the port back.
+
+        Raises:
+            ValueError: something else holds it.
+        """
+        deadline = time.monotonic() + PORT_WAIT_S
+        while not port_is_free(self.port):
+            if time.monotonic() > deadline:
+                raise ValueError(
+                    f"port {self.port} of {self.host}, at which the workers were to meet, is occupied by "
+                    "another program; set MASTER_PORT to a free one in the batch script, or submit again"
+                )
+            time.sleep(0.1)
+
+    def why_not_started(self, log: str) -> str:
+        """One sentence on why no worker began, from what the launch printed. Trying again would not help."""
+        own = re.search(r"^error: (.+)$", log, re.MULTILINE)
+        if own:
+            return own[1]
+        if "RendezvousTimeoutError" in log or "RendezvousConnectionError" in log:
+            return (
+                f"not all nodes came within {self.join_timeout_s:g} s; see what is wrong with them, or give "
+                "more time with --join-timeout"
+            )
+        step = re.search(r"^srun: (?:error|fatal): (.+)$", log, re.MULTILINE)
+        return f"srun: {step[1]}" if step else "the launch ended before a worker began"
+
+
+def parse_style(text: str) -> Style:
+    """A style by its name.
+
+    Raises:
+        ValueError: there is no such style.
+    """
+    for style in STYLES:
+        if style == text:
+            return style
+    raise ValueError(f"no style {text!r}; allowed: {', '.join(STYLES)}")
+
+
+def nodes_for(world_size: int, workers_per_node: int) -> int:
+    """The number of nodes that a launch takes: as few as hold it.
+
+    Raises:
+        ValueError: the workers cannot be spread evenly over them.
+    """
+    nodes = -(-world_size // workers_per_node)
+    if world_size % nodes:
+        raise ValueError(
+            f"{world_size} workers do not spread evenly over {nodes} nodes of {workers_per_node}; "
+            "use world sizes that do"
+        )
+    return nodes
+
+
+def port_is_free(port: int) -> bool:
+    """Whether a server could listen there on every address of this host."""
+    with socket.socket() as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            server.bind(("", port))
+        except OSError:
+            return False
+    return True
+
+
+def _srun(nodes: int, tasks_per_node: int) -> list[str]:
+    return [
+        # With a number of CPUs a task, srun gives the step those of its tasks alone: fewer at smaller sizes.
+        "env",
+        "--unset=SRUN_CPUS_PER_TASK",
+        "--unset=SLURM_CPUS_PER_TASK",
+        "srun",
+        f"--nodes={nodes}",
+        f"--ntasks={nodes * tasks_per_node}",
+        f"--ntasks-per-node={tasks_per_node}",
+        "--relative=0",  # from the first node on: the workers meet there
+        "--distribution=block",  # ranks of a node follow one another, whatever the cluster's default
+        "--cpu-bind=none",  # workers share their node's cores as they do under torchrun
+        "--kill-on-bad-exit=1",
+    ]

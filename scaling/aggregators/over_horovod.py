@@ -1,0 +1,204 @@
+"""Aggregation by Horovod, as its users run it.
+
+`horovod`: `hvd.allreduce` of the whole gradient.
+1. fp16 only: the gradient is cast (`encode`);
+2. Horovod's ranks agree that all are there, and average it, in place (`communicate`);
+3. fp16 only: the mean is cast back (`decode`).
+
+`horovod_optimizer`: `hvd.DistributedOptimizer`, which averages tensor by tensor. In a background thread
+Horovod packs what is ready in a cycle into one message of up to the fusion threshold. In the overlapped step
+it begins with each tensor as soon as backward has made its gradient, and the optimizer's step waits for the
+rest; in the eager step it is handed all gradients after backward.
+
+Steps and messages: Horovod's affair. Bytes sent per rank: at least 2(n-1)/n S, that of each message rounded
+down, which is what is metered; half of it with fp16. Error: float summation, then a multiplication by 1/n;
+with fp16 all of it in 16 bits. Every rank gets the same bits.
+
+The fusion threshold, the cycle time and the timeline are settings of Horovod's start: cells that differ in
+them are run by launches of their own.
+
+Reference: A. Sergeev, M. Del Balso, "Horovod: fast and easy distributed deep learning in TensorFlow", arXiv
+1802.05799 (2018); horovod 0.28.1, horovod/torch/mpi_ops.py and horovod/torch/optimizer.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Generic, TypeVar, final
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from scaling.aggregators.base import Aggregator, AggregatorState, PhaseMarker, unmarked
+from scaling.aggregators.prediction import all_reduce_bytes, native_all_reduce
+from scaling.bucket import BucketLayout
+from scaling.collectives.plan import Stage, Update
+from scaling.process_group import Group, HorovodGroup
+from scaling.process_group.over_horovod import Compression
+
+
+@dataclass
+class HorovodState(AggregatorState):
+    """Horovod's side of the group, and the bucket's name there."""
+
+    over_horovod: HorovodGroup
+    bucket: str
+
+    @property
+    def notes(self) -> list[str]:
+        return [self.over_horovod.description]
+
+
+S = TypeVar("S", bound=HorovodState)
+
+
+@dataclass(frozen=True)
+class _ByHorovod(Aggregator[S], Generic[S]):
+    """Base of aggregators by Horovod.
+
+    Attributes:
+        compression: "fp16" casts gradients before they are sent.
+        fusion_threshold_bytes: what is ready in a cycle is packed up to this size, 0 packs nothing; None:
+            Horovod's own, 128 MiB.
+        cycle_time_s: how long Horovod waits for more; None: its own, 1 ms.
+        timeline: rank 0 writes what Horovod did when to launches/horovod-<size>-<repeat>.json of the results.
+    """
+
+    library = "horovod"
+    modifies_input = True
+
+    compression: Compression = "none"
+    fusion_threshold_bytes: Annotated[int, Field(ge=0)] | None = None
+    cycle_time_s: Annotated[float, Field(gt=0)] | None = None
+    timeline: bool = False
+
+    def __post_init__(self) -> None:
+        if self.compression == "fp16":  # a capability of the class but for this parameter
+            object.__setattr__(self, "lossy", True)
+
+    def start_up(self) -> dict[str, str]:
+        """Horovod's variables; what is not set is left to the user's environment and to Horovod."""
+        settings: dict[str, str] = {}
+        if self.fusion_threshold_bytes is not None:
+            settings["HOROVOD_FUSION_THRESHOLD"] = str(self.fusion_threshold_bytes)
+        if self.cycle_time_s is not None:
+            settings["HOROVOD_CYCLE_TIME"] = f"{1e3 * self.cycle_time_s:g}"  # in milliseconds
+        if self.timeline:
+            settings["HOROVOD_TIMELINE"] = "{launches}/horovod-{world_size}-{repeat}.json"
+        return settings
+
+    def _message_bytes(self, layout: BucketLayout, itemsize: int) -> list[int]:
+        raise NotImplementedError
+
+    def wire_bytes(self, layout: BucketLayout, world_size: int, rank: int, itemsize: int) -> int:
+        """A ring's traffic for each message, which is what is metered."""
+        size = 2 if self.compression == "fp16" else itemsize
+        return all_reduce_bytes(self._message_bytes(layout, size), world_size)
+
+
+@final
+@dataclass(frozen=True)
+class Horovod(_ByHorovod[HorovodState]):
+    """Horovod's all-reduce of the whole gradient after backward."""
+
+    name = "horovod"
+
+    def start(
+        self, layout: BucketLayout, group: Group, dtype: torch.dtype, device: torch.device
+    ) -> HorovodState:
+        """Starts Horovod where it is not yet; refuses types that it cannot average, bfloat16 among them."""
+        over_horovod = HorovodGroup.of(group)
+        over_horovod.require_carried(dtype, device)
+        return HorovodState(group, layout, over_horovod, over_horovod.new_name())
+
+    def aggregate(self, state: HorovodState, gradient: Tensor, phase: PhaseMarker = unmarked) -> Tensor:
+        """Averages in place."""
+        if state.group.world_size == 1 or not gradient.numel():
+            return gradient
+        compressor = state.over_horovod.compressor(self.compression)
+        is_cast = self.compression != "none"
+        sent, context = gradient, None
+        if is_cast:
+            with phase("encode"):
+                sent, context = compressor.compress(gradient)
+        with phase("communicate"):
+            state.over_horovod.average(sent, state.bucket)
+        state.over_horovod.count([gradient], self.compression)
+        if is_cast:
+            with phase("decode"):
+                gradient.copy_(compressor.decompress(sent, context))
+        return gradient
+
+    def stages(self, layout: BucketLayout, world_size: int) -> list[Stage]:
+        """A ring, and the update by every rank; the casts of fp16 are not priced."""
+        n = layout.num_elements
+        num_sent = n // 2 if self.compression == "fp16" else n
+        return [*native_all_reduce([num_sent], world_size, self.name), Update("replica", n)]
+
+    def _message_bytes(self, layout: BucketLayout, itemsize: int) -> list[int]:
+        return [layout.num_elements * itemsize]
+
+
+@dataclass
+class OptimizerState(HorovodState):
+    """The parameters that Horovod's optimizer believes to step: all it uses of them is their gradient."""
+
+    parameters: Sequence[torch.nn.Parameter]
+    optimizer: Any  # hvd.DistributedOptimizer
+
+
+@final
+@dataclass(frozen=True)
+class HorovodOptimizer(_ByHorovod[OptimizerState]):
+    """Horovod's DistributedOptimizer: tensor by tensor, packed; with step: overlapped while backward runs."""
+
+    name = "horovod_optimizer"
+
+    def start(
+        self, layout: BucketLayout, group: Group, dtype: torch.dtype, device: torch.device
+    ) -> OptimizerState:
+        """Wraps an optimizer of parameters that take no memory; refuses types that Horovod cannot average."""
+        over_horovod = HorovodGroup.of(group)
+        over_horovod.require_carried(dtype, device)
+        element = torch.zeros(1, dtype=dtype, device=device)
+        parameters = [torch.nn.Parameter(element.expand(shape)) for shape in layout.shapes]
+        bucket = over_horovod.new_name()
+        named = [
+            (f"{bucket}.{name}", parameter)
+            for name, parameter in zip(layout.names, parameters, strict=True)
+            if parameter.numel()
+        ]
+        optimizer = None
+        if group.world_size > 1 and named:
+            plain = torch.optim.SGD([parameter for _, parameter in named], lr=0.0)
+            optimizer = over_horovod.optimizer(plain, named, self.compression)
+        return OptimizerState(group, layout, over_horovod, bucket, parameters, optimizer)
+
+    def aggregate(self, state: OptimizerState, gradient: Tensor, phase: PhaseMarker = unmarked) -> Tensor:
+        """Hands over every tensor's gradient, and waits for the means, in place."""
+        if state.optimizer is None:
+            return gradient
+        for parameter, values in zip(state.parameters, state.layout.views(gradient), strict=True):
+            parameter.grad = values
+        with phase("communicate"):
+            state.optimizer.synchronize()
+        # New views: a cast tensor's old one has been moved to the memory of its mean.
+        tensors = state.layout.views(gradient)
+        state.over_horovod.count(tensors, self.compression)
+        if self.compression != "none":
+            with phase("decode"):
+                for parameter, values in zip(state.parameters, tensors, strict=True):
+                    if values.numel() and parameter.grad is not None:
+                        values.copy_(parameter.grad)
+        return gradient
+
+    def stages(self, layout: BucketLayout, world_size: int) -> list[Stage]:
+        """A ring for all tensors together, as one cycle packs them, and the update by every rank."""
+        n = layout.num_elements
+        return [*native_all_reduce([n], world_size, self.name), Update("replica", n)]
+
+    def _message_bytes(self, layout: BucketLayout, itemsize: int) -> list[int]:
+        return [math.prod(shape) * itemsize for shape in layout.shapes]

@@ -1,0 +1,166 @@
+"""Aggregation over MPI in host memory, as CNTK did it in the paper's time.
+
+`mpi`, one all-reduce of the whole gradient:
+1. every rank copies its gradient to pinned host memory (`d2h`);
+2. MPI_Allreduce adds the ranks' buffers in place (`communicate`), and each rank divides by n (`reduce`);
+3. every rank copies the mean back (`h2d_result`) and takes the step.
+In CPU processes the gradient is where MPI wants it: no copies. Steps and messages: MPI's affair. Bytes sent
+per rank: at least 2(n-1)/n S, which is what is metered. Error: float summation in the library's order; every
+rank gets the same bits.
+
+`mpi_one_bit`, the 1-bit stripes of `compressed.py` over MPI_Isend and MPI_Irecv:
+1. stripes are encoded on the device, copied to pinned host memory (`d2h`), sent and received (`communicate`),
+   copied to the device (`h2d_result`), decoded and summed there;
+2. the quantised sums go the same way.
+Steps, bytes and error property: those of compressed.py. Predictions leave the copies out.
+
+References: CNTK, Source/SGDLib/SimpleDistGradAggregator.h and Source/1BitSGD/AllReduceDistGradAggregator.h;
+S. Shi, Q. Wang, P. Xu, X. Chu, "Benchmarking State-of-the-Art Deep Learning Software Tools", arXiv
+1608.07249v7 (2017). Differences: CNTK all-reduces tensor by tensor, the small ones packed, so that copies and
+sums overlap (`cntk_32bit` does, over Gloo); `mpi` makes one message of all. Both deliver the mean, CNTK the
+sum.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import final
+
+import torch
+from torch import Tensor
+
+from scaling.aggregators.base import Aggregator, AggregatorState, PhaseMarker, unmarked
+from scaling.aggregators.compressed import OneBitState, StripedOneBit
+from scaling.aggregators.prediction import all_reduce_bytes, copies_to_ranks, rows_to_host
+from scaling.bucket import BucketLayout
+from scaling.collectives.plan import Codec, Stage, Update
+from scaling.process_group import Group, Message, MpiGroup
+
+HOST_BYTES_MOVED = 5.5
+"""In host memory for each byte that a rank sends in an all-reduce there: written to shared memory or a socket
+and read from it, and every other one added."""
+
+
+@dataclass
+class MpiState(AggregatorState):
+    """MPI's side of the group, and the gradient's room in host memory."""
+
+    over_mpi: MpiGroup
+    on_host: Tensor | None  # [num_elements], pinned; None where the gradient is in host memory itself
+
+
+@final
+@dataclass(frozen=True)
+class Mpi(Aggregator[MpiState]):
+    """MPI's all-reduce of the whole gradient in pinned host memory; needs workers started by MPI."""
+
+    name = "mpi"
+    modifies_input = True
+    library = "mpi"
+
+    def start(self, layout: BucketLayout, group: Group, dtype: torch.dtype, device: torch.device) -> MpiState:
+        """Reserves the host memory; refuses types that MPI cannot add, bfloat16 and float16 among them."""
+        over_mpi = MpiGroup.of(group)
+        over_mpi.require_summed(dtype)
+        is_cuda = device.type == "cuda"
+        on_host = torch.empty(layout.num_elements, dtype=dtype, pin_memory=True) if is_cuda else None
+        return MpiState(group, layout, over_mpi, on_host)
+
+    def aggregate(self, state: MpiState, gradient: Tensor, phase: PhaseMarker = unmarked) -> Tensor:
+        """Down, sum, divide, and up; on the CPU in place."""
+        world_size = state.group.world_size
+        if world_size == 1:
+            return gradient
+        values = gradient if state.on_host is None else state.on_host
+        if state.on_host is not None:
+            with phase("d2h"):
+                _down([(gradient, state.on_host)])
+        with phase("communicate"):
+            state.over_mpi.all_reduce(values)
+        with phase("reduce"):
+            values.div_(world_size)
+        if state.on_host is not None:
+            with phase("h2d_result"):
+                # The buffer is written again only when the next gradient is there, behind this copy.
+                gradient.copy_(state.on_host, non_blocking=True)
+        return gradient
+
+    def wire_bytes(self, layout: BucketLayout, world_size: int, rank: int, itemsize: int) -> int:
+        """A ring's traffic, which is what a group meters."""
+        return all_reduce_bytes([layout.num_elements * itemsize], world_size)
+
+    def stages(self, layout: BucketLayout, world_size: int) -> list[Stage]:
+        """Down, all-reduced by a core a rank, and up; then the update by every rank."""
+        n = layout.num_elements
+        if world_size == 1:
+            return [Update("replica", n)]
+        sent_bytes = 4.0 * n * 2 * (world_size - 1) / world_size
+        all_reduce = Codec("all_reduce", sent_bytes, where="host", bytes_moved=HOST_BYTES_MOVED)
+        return [rows_to_host(n, world_size), all_reduce, copies_to_ranks(n, world_size), Update("replica", n)]
+
+
+@dataclass
+class MpiOneBitState(OneBitState):
+    """The stripes' state, and room in host memory for what is sent and received."""
+
+    over_mpi: MpiGroup
+    sent: list[Tensor]  # [rank] int32 words, pinned; none where the messages are in host memory themselves
+    received: list[Tensor]
+
+
+@final
+@dataclass(frozen=True)
+class MpiOneBit(StripedOneBit):
+    """CNTK's 1-bit SGD with messages over MPI, through pinned host memory; needs workers started by MPI."""
+
+    name = "mpi_one_bit"
+    overlaps = False
+    library = "mpi"
+
+    def start(
+        self, layout: BucketLayout, group: Group, dtype: torch.dtype, device: torch.device
+    ) -> MpiOneBitState:
+        """Also reserves the host memory."""
+        base = super().start(layout, group, dtype, device)
+        longest = max(message.numel() for message in (*base.outgoing, *base.incoming))
+        num_buffers = group.world_size if device.type == "cuda" else 0
+
+        def pinned() -> list[Tensor]:
+            return [torch.empty(longest, dtype=torch.int32, pin_memory=True) for _ in range(num_buffers)]
+
+        return MpiOneBitState(
+            **{field.name: getattr(base, field.name) for field in fields(base)},
+            over_mpi=MpiGroup.of(group),
+            sent=pinned(),
+            received=pinned(),
+        )
+
+    def exchange(
+        self, state: OneBitState, sends: list[Message], receives: list[Message], phase: PhaseMarker
+    ) -> None:
+        """To the host, by MPI, and to the device."""
+        assert isinstance(state, MpiOneBitState)
+        if not state.sent:
+            with phase("communicate"):
+                state.over_mpi.exchange(sends, receives)
+            return
+        down = [(words, state.sent[peer][: words.numel()]) for peer, words in sends]
+        up = [(state.received[peer][: words.numel()], words) for peer, words in receives]
+        with phase("d2h"):
+            _down(down)
+        with phase("communicate"):
+            state.over_mpi.exchange(
+                [Message(one.peer, host) for one, (_, host) in zip(sends, down, strict=True)],
+                [Message(one.peer, host) for one, (host, _) in zip(receives, up, strict=True)],
+            )
+        with phase("h2d_result"):
+            for host, words in up:
+                # Received into again only after a later `_down`, which waits for this copy too.
+                words.copy_(host, non_blocking=True)
+
+
+def _down(pairs: list[tuple[Tensor, Tensor]]) -> None:
+    """Copies tensors of a device to pinned ones; returns when they may be read."""
+    for source, target in pairs:
+        target.copy_(source, non_blocking=True)
+    torch.cuda.current_stream().synchronize()

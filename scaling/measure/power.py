@@ -1,0 +1,261 @@
+"""What NVML says of a rank's own GPU: energy, clocks, temperature, memory, and who else is on it.
+
+A reading is taken before the measured window and one after it, never inside: each of its queries takes the
+host from microseconds to 2 ms. `summary` makes of both what a rank's run.json holds under the key "gpu" and
+what the report reads. All its keys are always there; a value that is not known is None:
+
+| key | what |
+|---|---|
+| window_s | seconds between the readings, on the host's clock |
+| energy_j | joules that the whole GPU took in between; None for a window of less than 0.5 s |
+| energy_per_sample_j | the same divided by the samples that this rank trained on in the window |
+| mean_power_w | energy_j / window_s |
+| power_after_w | as the driver gives it at the later reading; known for short windows too |
+| sm_clock_before_hz, sm_clock_after_hz | of the processors; the GPU may have been idle before |
+| sm_clock_max_hz | the most that this GPU can |
+| memory_clock_before_hz, memory_clock_after_hz | of its memory |
+| temperature_before_c, temperature_after_c | degrees Celsius |
+| throttle_reasons | list of names (`THROTTLE_REASONS`) in force at either reading; [] is none |
+| throttled_s | name (`THROTTLE_POLICIES`) -> seconds within the window that it held the clocks down |
+| memory_used_bytes | of the whole GPU, all processes, at the later reading |
+| other_processes | processes beside the study's own that compute on this GPU; the larger of both readings |
+| other_processes_memory_bytes | theirs, the larger of both readings |
+
+The counter of energy moves in steps, of 0.1 s on an H200, so `energy_j` may be off by the energy of one: by
+20% in half a second, by 1% in ten. It is that of the board: of several ranks on one GPU each sees all of it.
+
+Reference: NVIDIA, NVML API Reference Guide, "Device Queries", "NvmlClocksEventReasons".
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from topologies.detect_nvml import Asker, load
+
+if TYPE_CHECKING:
+    import torch
+
+SHORTEST_WINDOW_S = 0.5
+"""Five steps of the counter of energy."""
+
+THROTTLE_REASONS = {
+    0x04: "power cap",
+    0x08: "hardware slowdown",
+    0x10: "sync boost",
+    0x20: "thermal, by the driver",
+    0x40: "thermal, by the hardware",
+    0x80: "power brake",
+}
+"""Bits of NVML's clock event reasons that mean slower than the GPU could be. Left out are 0x1, idle, and 0x2
+and 0x100, clocks as somebody set them."""
+
+THROTTLE_POLICIES = {0: "power cap", 1: "thermal", 2: "sync boost", 3: "board limit", 5: "reliability"}
+"""NVML's performance policies (nvmlPerfPolicyType_t) whose times count the clocks that were held down."""
+
+TEMPERATURE_OF_THE_GPU = 0  # NVML_TEMPERATURE_GPU
+CLOCK_SM, CLOCK_MEMORY = 1, 2  # NVML_CLOCK_SM, NVML_CLOCK_MEM
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One look at a GPU; what NVML refuses to say is None.
+
+    Attributes:
+        at_s: time.perf_counter when the energy was read.
+        energy_j: taken since the driver was loaded; moves in steps.
+        power_w: as the driver averages it, over up to a second.
+        sm_clock_hz, sm_clock_max_hz, memory_clock_hz: now, the most it can, now.
+        temperature_c: of the GPU, degrees Celsius.
+        throttle_reasons: what holds its clocks down now (`THROTTLE_REASONS`); empty: nothing.
+        throttled_s: seconds since the driver was loaded that clocks were held down, by policy
+            (`THROTTLE_POLICIES`); only the policies that the driver counts.
+        memory_used_bytes: by all processes and the driver.
+        other_processes: processes that compute on it and are not our own (see `open_device`).
+        other_processes_memory_bytes: theirs; None where NVML gives no process's memory.
+    """
+
+    at_s: float
+    energy_j: float | None = None
+    power_w: float | None = None
+    sm_clock_hz: float | None = None
+    sm_clock_max_hz: float | None = None
+    memory_clock_hz: float | None = None
+    temperature_c: float | None = None
+    throttle_reasons: tuple[str, ...] | None = None
+    throttled_s: Mapping[str, float] | None = None
+    memory_used_bytes: int | None = None
+    other_processes: int | None = None
+    other_processes_memory_bytes: int | None = None
+
+
+class GpuReader:
+    """Reads one GPU. Made by `open_device`.
+
+    Args:
+        nvml: NVML's module, initialized; it stays so until the process ends.
+        handle: NVML's, of the GPU.
+        own_pids: processes of the study.
+    """
+
+    def __init__(self, nvml: Any, handle: Any, own_pids: Collection[int]) -> None:
+        self._ask = Asker(nvml)
+        self._handle = handle
+        self._own_pids = frozenset(own_pids)
+
+    def reading(self) -> Reading:
+        """What NVML says now. Raises nothing: what it refuses is None."""
+        at_s, energy = time.perf_counter(), self._of_gpu("nvmlDeviceGetTotalEnergyConsumption")
+        others, their_memory = self._others()
+        memory = self._of_gpu("nvmlDeviceGetMemoryInfo")
+        return Reading(
+            at_s=at_s,
+            energy_j=_scaled(energy, 1e-3),
+            power_w=_scaled(self._of_gpu("nvmlDeviceGetPowerUsage"), 1e-3),
+            sm_clock_hz=_scaled(self._of_gpu("nvmlDeviceGetClockInfo", CLOCK_SM), 1e6),
+            sm_clock_max_hz=_scaled(self._of_gpu("nvmlDeviceGetMaxClockInfo", CLOCK_SM), 1e6),
+            memory_clock_hz=_scaled(self._of_gpu("nvmlDeviceGetClockInfo", CLOCK_MEMORY), 1e6),
+            temperature_c=_scaled(self._of_gpu("nvmlDeviceGetTemperature", TEMPERATURE_OF_THE_GPU), 1),
+            throttle_reasons=self._throttle_reasons(),
+            throttled_s=self._throttled_s(),
+            memory_used_bytes=None if memory is None else int(memory.used),
+            other_processes=others,
+            other_processes_memory_bytes=their_memory,
+        )
+
+    def _of_gpu(self, query: str, *arguments: int) -> Any:
+        return self._ask(query, self._handle, *arguments)
+
+    def _throttle_reasons(self) -> tuple[str, ...] | None:
+        bits = self._of_gpu("nvmlDeviceGetCurrentClocksEventReasons")
+        if bits is None:  # its name up to driver 530
+            bits = self._of_gpu("nvmlDeviceGetCurrentClocksThrottleReasons")
+        if bits is None:
+            return None
+        return tuple(name for bit, name in THROTTLE_REASONS.items() if bits & bit)
+
+    def _throttled_s(self) -> dict[str, float] | None:
+        answers = {
+            name: self._of_gpu("nvmlDeviceGetViolationStatus", policy)
+            for policy, name in THROTTLE_POLICIES.items()
+        }
+        times = {name: answer.violationTime * 1e-9 for name, answer in answers.items() if answer is not None}
+        return times or None
+
+    def _others(self) -> tuple[int | None, int | None]:
+        """Processes that are not the study's, and their memory.
+
+        A container may show process numbers of the host, or no processes at all. A list without any of our
+        own is therefore of other numbers: then as many of it as we have processes may be ours, and only the
+        rest is counted. An empty list says nothing, since this process computes on the GPU.
+        """
+        processes = self._of_gpu("nvmlDeviceGetComputeRunningProcesses")
+        if not processes:
+            return None, None
+        others = [process for process in processes if process.pid not in self._own_pids]
+        if len(others) == len(processes):
+            count = max(0, len(others) - len(self._own_pids))
+            return count, None if count else 0
+        used = [process.usedGpuMemory for process in others]
+        return len(others), None if None in used else sum(used)
+
+
+def open_device(device: torch.device, own_pids: Collection[int] | None = None) -> GpuReader | None:
+    """This rank's GPU, to be read; None on the CPU, or without the package nvidia-ml-py or a driver.
+
+    torch counts the GPUs that CUDA_VISIBLE_DEVICES leaves, in its order; NVML all of the machine. The GPU is
+    therefore looked up by its UUID, or by its PCI address where torch does not tell the UUID.
+
+    Args:
+        device: torch's.
+        own_pids: of the study's processes on this machine (a rank may hold memory on another's GPU); only
+            this process if None.
+    """
+    if device.type != "cuda":
+        return None
+    nvml = load()
+    if nvml is None:
+        return None
+    handle = _handle_of(device, Asker(nvml))
+    return None if handle is None else GpuReader(nvml, handle, own_pids or {os.getpid()})
+
+
+def _handle_of(device: torch.device, ask: Asker) -> Any:
+    import torch
+
+    properties = torch.cuda.get_device_properties(device)
+    uuid = getattr(properties, "uuid", None)
+    if uuid is not None:
+        return ask("nvmlDeviceGetHandleByUUID", f"GPU-{uuid}")
+    places = [getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
+    if None in places:
+        return None
+    domain, bus, slot = places
+    return ask("nvmlDeviceGetHandleByPciBusId", f"{domain:08X}:{bus:02X}:{slot:02X}.0")
+
+
+def summary(before: Reading, after: Reading, num_samples: int) -> dict[str, Any]:
+    """What happened between two readings of one GPU, ready for JSON; the keys are in this module's docstring.
+
+    Args:
+        before, after: around the measured window.
+        num_samples: that this rank trained on in between.
+    """
+    window_s = after.at_s - before.at_s
+    energy_j = _difference(before.energy_j, after.energy_j) if window_s >= SHORTEST_WINDOW_S else None
+    return {
+        "window_s": window_s,
+        "energy_j": energy_j,
+        "energy_per_sample_j": energy_j / num_samples if energy_j is not None and num_samples else None,
+        "mean_power_w": None if energy_j is None else energy_j / window_s,
+        "power_after_w": after.power_w,
+        "sm_clock_before_hz": before.sm_clock_hz,
+        "sm_clock_after_hz": after.sm_clock_hz,
+        "sm_clock_max_hz": after.sm_clock_max_hz,
+        "memory_clock_before_hz": before.memory_clock_hz,
+        "memory_clock_after_hz": after.memory_clock_hz,
+        "temperature_before_c": before.temperature_c,
+        "temperature_after_c": after.temperature_c,
+        "throttle_reasons": _reasons(before, after),
+        "throttled_s": _throttled(before, after),
+        "memory_used_bytes": after.memory_used_bytes,
+        "other_processes": _larger(before.other_processes, after.other_processes),
+        "other_processes_memory_bytes": _larger(
+            before.other_processes_memory_bytes, after.other_processes_memory_bytes
+        ),
+    }
+
+
+def _throttled(before: Reading, after: Reading) -> dict[str, float] | None:
+    if before.throttled_s is None or after.throttled_s is None:
+        return None
+    return {
+        name: after.throttled_s[name] - start_s
+        for name, start_s in before.throttled_s.items()
+        if name in after.throttled_s
+    }
+
+
+def _reasons(before: Reading, after: Reading) -> list[str] | None:
+    """Those of both readings in order, without doubles; None where neither told."""
+    told = [reading.throttle_reasons for reading in (before, after) if reading.throttle_reasons is not None]
+    return list(dict.fromkeys(name for names in told for name in names)) if told else None
+
+
+def _difference(before: float | None, after: float | None) -> float | None:
+    """None too where a counter went backwards: the driver was loaded anew."""
+    if before is None or after is None or after < before:
+        return None
+    return after - before
+
+
+def _larger(before: int | None, after: int | None) -> int | None:
+    return max((value for value in (before, after) if value is not None), default=None)
+
+
+def _scaled(value: float | None, unit: float) -> float | None:
+    return None if value is None else value * unit

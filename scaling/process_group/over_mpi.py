@@ -1,0 +1,84 @@
+"""A group whose messages MPI carries, from and to host memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from scaling.errors import LaunchError
+from scaling.process_group.base import Group, Message
+from scaling.process_group.carried import CarriedGroup
+
+SUMMED = (torch.float32, torch.float64, torch.int32, torch.int64)
+"""Types that MPI adds. It knows no 16-bit floating point: mpi4py refuses float16, and handed the memory of
+bfloat16 it would add the raw bits."""
+
+
+class MpiGroup(CarriedGroup):
+    """All-reduce, broadcast and messages of host tensors by mpi4py's buffer calls.
+
+    Args:
+        outer: the same ranks; carries what MPI does not.
+        communicator: mpi4py's, of these ranks in this order; the group's own from now on.
+    """
+
+    def __init__(self, outer: Group, communicator: Any) -> None:
+        super().__init__(outer)
+        self._communicator = communicator
+
+    @classmethod
+    def of(cls, group: Group) -> MpiGroup:
+        """MPI's side of a group. Collective at first use.
+
+        Raises:
+            LaunchError: the launch was not started by MPI.
+        """
+        carried = group.over("mpi")
+        assert isinstance(carried, MpiGroup), "the launch offers MPI under this name"
+        return carried
+
+    def require_summed(self, dtype: torch.dtype) -> None:
+        """Refuses a type whose values MPI cannot add.
+
+        Raises:
+            LaunchError: naming the type and the allowed ones.
+        """
+        if dtype not in SUMMED:
+            allowed = ", ".join(str(one).removeprefix("torch.") for one in SUMMED)
+            raise LaunchError(
+                f"MPI cannot add {str(dtype).removeprefix('torch.')}; it adds {allowed}: "
+                "use one of these, or another aggregator"
+            )
+
+    def _all_reduce(self, tensor: Tensor) -> None:
+        self.require_summed(tensor.dtype)
+        from mpi4py import MPI
+
+        self._communicator.Allreduce(MPI.IN_PLACE, _values(tensor))
+
+    def all_reduce_host(self, tensor: Tensor) -> None:
+        self.all_reduce(tensor)
+
+    def _broadcast(self, tensor: Tensor, source: int) -> None:
+        self._communicator.Bcast(_bytes(tensor), source)
+
+    def _exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
+        from mpi4py import MPI
+
+        requests = [self._communicator.Irecv(_bytes(tensor), peer) for peer, tensor in receives]
+        requests += [self._communicator.Isend(_bytes(tensor), peer) for peer, tensor in sends]
+        MPI.Request.Waitall(requests)
+
+
+def _values(tensor: Tensor) -> Any:
+    """The tensor's memory, with its type, as mpi4py takes it."""
+    assert tensor.device.type == "cpu", "MPI is handed host memory"
+    return tensor.detach().view(-1).numpy()
+
+
+def _bytes(tensor: Tensor) -> Any:
+    """The tensor's memory as bytes: of any type, and a message is not added to."""
+    return _values(tensor.detach().view(-1).view(torch.uint8))

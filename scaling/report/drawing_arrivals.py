@@ -1,0 +1,53 @@
+"""Who comes late to the exchange: a map of ranks and steps for every aggregator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from scaling.report.budget_data import Arrivals
+from scaling.report.drawing_parts import WIDTH, set_title
+from scaling.report.figure_style import LATE_COLOURS
+
+BRIGHTEST_PERCENTILE = 99
+"""The scale ends there: a single hiccup would leave all else pale."""
+
+TALLEST_PANEL = 2.4
+"""In inches, however many ranks there are."""
+
+
+def draw_arrivals(title: str, panels: Sequence[Arrivals]) -> Figure:
+    """One panel an aggregator: split steps over ranks, the colour says how late a rank was."""
+    panel = min(TALLEST_PANEL, 0.5 + 0.16 * max(len(one.late_ms) for one in panels))
+    figure = Figure(figsize=(WIDTH, 1.0 + panel * len(panels)), layout="constrained")
+    axes_list = figure.subplots(len(panels), 1, squeeze=False, sharex=True)[:, 0]
+    everything = np.concatenate([one.late_ms.ravel() for one in panels])
+    brightest = float(np.percentile(everything, BRIGHTEST_PERCENTILE)) or float(everything.max()) or 1.0
+    for axes, one in zip(axes_list, panels, strict=True):
+        mesh = axes.pcolormesh(
+            one.late_ms, cmap=LATE_COLOURS, vmin=0.0, vmax=brightest, edgecolors="white", linewidth=0.4
+        )
+        num_ranks = len(one.late_ms)
+        skew_ms = float(np.median(one.late_ms.max(axis=0)))
+        axes.set_title(f"{one.aggregator}: the last comes {skew_ms:.3g} ms after the first", loc="left")
+        axes.set_ylim(num_ranks, 0)
+        axes.set_yticks(*_rank_ticks(num_ranks))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.set_ylabel("rank")
+        axes.grid(visible=False)
+    axes_list[-1].set_xlim(0, max(len(one.iterations) for one in panels))
+    axes_list[-1].set_xlabel("split step")
+    extend = "max" if everything.max() > brightest else "neither"
+    figure.colorbar(mesh, ax=list(axes_list), label="ms after the first rank", extend=extend)
+    set_title(figure, title)
+    return figure
+
+
+def _rank_ticks(num_ranks: int) -> tuple[list[float], list[str]]:
+    """At the middle of rows; of many ranks, some."""
+    every = max(1, num_ranks // 8)
+    ranks = range(0, num_ranks, every)
+    return [rank + 0.5 for rank in ranks], [str(rank) for rank in ranks]

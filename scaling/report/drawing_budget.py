@@ -1,0 +1,94 @@
+"""The budgets of a group's cells, drawn as stacked bars."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from scaling.measure.budget import PARTS
+from scaling.report.budget_data import BudgetBar
+from scaling.report.budget_table import part_label
+from scaling.report.drawing_parts import OUTSIDE, WIDTH, set_title
+from scaling.report.figure_style import HIDDEN_LOOK, part_look
+
+BAR_HEIGHT = 0.66
+HIDDEN_HEIGHT = 0.15
+
+HIDES = ("input", "h2d", "forward", "backward")
+"""The parts whose end a hidden exchange is drawn at: it runs under the backward pass."""
+
+
+def draw_budget(title: str, bars: Sequence[BudgetBar]) -> Figure:
+    """One stacked bar a cell, from the top in the table's order, with the unsplit iteration as a diamond."""
+    names = [name for name in PARTS if any(name in bar.parts_ms for bar in bars)]
+    places = _places(bars)
+    figure = Figure(figsize=(WIDTH, 1.5 + 0.3 * (places[-1] + 1)), layout="constrained")
+    axes = figure.add_subplot()
+    ends = [_draw_bar(axes, place, bar) for place, bar in zip(places, bars, strict=True)]
+    longest = max([*ends, *(bar.iteration_ms for bar in bars)])
+    # A t interval of scattered launches may be several times as long as the iteration: cut it, not the bars.
+    axes.set_xlim(0, 1.03 * min(max([longest, *(bar.high_ms or 0.0 for bar in bars)]), 1.5 * longest))
+    axes.set_ylim(places[-1] + 0.7, -0.7)
+    axes.set_yticks(places, [f"{bar.name}, {bar.world_size}" for bar in bars])
+    axes.grid(visible=False, axis="y")
+    axes.set_xlabel("milliseconds a step")
+    axes.set_ylabel("aggregator, workers")
+    set_title(figure, title)
+    patches = [Patch(label=part_label(f"{name}_s"), **part_look(name)) for name in names]
+    if any(bar.hidden_ms for bar in bars):
+        patches.append(Patch(label="hidden comm.", **HIDDEN_LOOK))
+    figure.legend(**OUTSIDE, handles=[*patches, _iteration_handle()], title="part of the step")
+    return figure
+
+
+def _draw_bar(axes: Axes, place: float, bar: BudgetBar) -> float:
+    """Draws it; returns where it ends."""
+    left = hidden_end = 0.0
+    for name in PARTS:
+        if name in bar.parts_ms:
+            axes.barh(place, bar.parts_ms[name], left=left, height=BAR_HEIGHT, **part_look(name))
+            left += bar.parts_ms[name]
+            hidden_end = left if name in HIDES else hidden_end
+    if bar.hidden_ms:
+        above: dict[str, Any] = {"height": HIDDEN_HEIGHT, **HIDDEN_LOOK}
+        start = max(0.0, hidden_end - bar.hidden_ms)
+        axes.barh(place - (BAR_HEIGHT + HIDDEN_HEIGHT) / 2 - 0.03, bar.hidden_ms, left=start, **above)
+    _draw_iteration(axes, place, bar)
+    return left
+
+
+def _places(bars: Sequence[BudgetBar]) -> list[float]:
+    """Top to bottom, with a gap between aggregators."""
+    places, place = [], 0.0
+    for index, bar in enumerate(bars):
+        if index:
+            place += 1.0 if bar.aggregator == bars[index - 1].aggregator else 1.5
+        places.append(place)
+    return places
+
+
+def _draw_iteration(axes: Axes, place: float, bar: BudgetBar) -> None:
+    if bar.low_ms is not None and bar.high_ms is not None:
+        ends, places = [bar.low_ms, bar.high_ms], [place, place]
+        axes.plot(ends, places, color="white", linewidth=3.4)  # a rim: the bars below are dark, too
+        axes.plot(ends, places, color="black", linewidth=1.4)
+        axes.plot(ends, places, color="black", marker="|", linestyle="")
+    axes.plot([bar.iteration_ms], [place], **_DIAMOND)
+
+
+_DIAMOND: Any = {
+    "color": "black",
+    "marker": "D",
+    "markersize": 4.5,
+    "markerfacecolor": "white",
+    "markeredgecolor": "black",
+}
+
+
+def _iteration_handle() -> Line2D:
+    return Line2D([], [], label="iteration, unsplit,\nand its 95% interval", **_DIAMOND)

@@ -1,0 +1,118 @@
+"""Transfers in a terminal of 80 columns, as tables of the page, and in a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich.table import Table
+from rich.text import Text
+
+from scaling.measure.probe_series import size_text
+from scaling.report.formats import MISSING, milliseconds, number
+from scaling.report.html import PageTable
+from scaling.report.transfer_lines import Line, TransferGroup, largest_of, lines_of, transfer_groups
+from scaling.report.transfers import TransferResult
+from topologies.texts import gigabytes
+
+HEADINGS = ("what", "who", "size", "ms", "low", "high", "algbw", "busbw")
+WHAT_WIDTH = 24
+"""Longer names are folded: what 80 columns leave."""
+
+HOST_ONLY = "host-only"
+
+STATISTIC = (
+    "Milliseconds of one operation: median of the samples of all repeats, each as long as on its slowest "
+    "rank; low and high: the ends of the 95% interval. Ranks that did the same alone, or in pairs, share a "
+    "line: the median of their medians, the lowest and the highest end. At once: every rank at the same "
+    "time, on buffers of its own. algbw: bytes over time, GB/s; busbw: for all-reduce times 2(n-1)/n, as in "
+    "nccl-tests. Host-only: without access between GPUs. Captured: replayed from a CUDA graph. Every rank "
+    "and pair, quartiles, and latency and bandwidth of the line through all sizes: transfers.csv. The "
+    "machine file: probed.yaml."
+)
+
+
+def render_transfers(results: Sequence[TransferResult]) -> list[Table]:
+    """One table for each world size: the largest size of every operation."""
+    return [_render(group) for group in transfer_groups(results)]
+
+
+def _render(group: TransferGroup) -> Table:
+    title = Text(f"{group.title}; ms, GB/s (more sizes: transfers.csv)")
+    rendered = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    rendered.add_column(HEADINGS[0], overflow="fold", max_width=WHAT_WIDTH)
+    for name in HEADINGS[1:]:
+        rendered.add_column(name, justify="right", no_wrap=True)
+    for line in largest_of(lines_of(group)):
+        rendered.add_row(*(Text(value) for value in _values(line)))
+    return rendered
+
+
+def page_tables(results: Sequence[TransferResult]) -> list[PageTable]:
+    """One table for each world size: every operation and size."""
+    return [
+        PageTable(
+            group.title,
+            "Read as the table above." if at else STATISTIC,
+            list(HEADINGS),
+            [_values(line) for line in lines_of(group)],
+        )
+        for at, group in enumerate(transfer_groups(results))
+    ]
+
+
+def _values(line: Line) -> list[str]:
+    low, high = line.low_s, line.high_s
+    width = None if low is None or high is None else high - low
+    return [
+        f"{line.what}, {HOST_ONLY}" if line.host_only else line.what,
+        line.who_text,
+        size_text(line.num_bytes),
+        milliseconds(line.seconds, width),
+        milliseconds(low, width),
+        milliseconds(high, width),
+        number(line.algbw_bytes_per_s / 1e9),
+        number(line.busbw_bytes_per_s / 1e9),
+    ]
+
+
+def transfer_sentences(results: Sequence[TransferResult]) -> Iterator[str]:
+    """What the largest world size of each device reached."""
+    groups = {group.device: group for group in transfer_groups(results)}  # sizes ascend: the last one stays
+    for device, group in groups.items():
+        lines = {(line.what, line.host_only, line.who): line for line in largest_of(lines_of(group))}
+        one, many = ("one GPU", "GPUs") if device == "cuda" else ("one process", "processes")
+        told = [
+            _copies(lines, "alone", f"{one} alone copies"),
+            _copies(lines, "at once", f"of all {group.world_size} at once each copies"),
+            *(_all_reduce(lines, host_only, f"{group.world_size} {many}") for host_only in (False, True)),
+        ]
+        clauses = [clause for clause in told if clause]
+        if clauses:
+            text = "; ".join(clauses)
+            yield f"{text[0].upper()}{text[1:]}."
+
+
+Lines = dict[tuple[str, bool, str], Line]
+
+
+def _copies(lines: Lines, who: str, title: str) -> str:
+    rates = [
+        gigabytes(line.algbw_bytes_per_s) if line else MISSING
+        for name in ("h2d pinned", "d2h pinned")
+        for line in [lines.get((name, False, who)) or lines.get((name, True, who))]
+    ]
+    if MISSING in rates:
+        return ""
+    return f"{title} {rates[0]} GB/s from pinned memory and {rates[1]} GB/s to it"
+
+
+def _all_reduce(lines: Lines, host_only: bool, title: str) -> str:
+    line = lines.get(("all-reduce, captured", host_only, "at once"))
+    line = line or lines.get(("all-reduce", host_only, "at once"))
+    if line is None:
+        return ""
+    access = " without access between them" if host_only else ""
+    return (
+        f"{title}{access} reach a bus bandwidth of {gigabytes(line.busbw_bytes_per_s)} GB/s in an all-reduce "
+        f"of {size_text(line.num_bytes)}"
+    )

@@ -1,0 +1,115 @@
+"""MPI in a worker: the library of the mpirun that started it, its world checked, all ended by an error."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import MutableMapping
+from types import TracebackType
+from typing import Any, TypeVar
+
+from launchers import mpi as launcher
+from launchers.rank_info import RankInfo
+from scaling.errors import LaunchError
+from scaling.process_group import Group
+from scaling.process_group.over_mpi import MpiGroup
+
+T = TypeVar("T")
+
+KEEP_CORES_VARIABLE = "SCALING_KEEP_BINDING"
+"""Set to 1, a worker stays on the cores to which mpirun has bound it."""
+
+
+class Mpi:
+    """MPI's world of this launch, in which the ranks are those of the launcher.
+
+    Args:
+        info: what the launcher says of this process.
+        world: mpi4py's COMM_WORLD.
+        library: its name and version, for the record.
+
+    Attributes:
+        library: the same.
+    """
+
+    def __init__(self, info: RankInfo, world: Any, library: str) -> None:
+        self._world = world
+        self.library = library
+        if (world.rank, world.size) != (info.rank, info.world_size):
+            raise LaunchError(
+                f"{info.describe()}, but MPI ({library}) says rank {world.rank} of {world.size}: "
+                f"{_remedy(info)}"
+            )
+
+    @classmethod
+    def start(cls, info: RankInfo, environ: MutableMapping[str, str] = os.environ) -> Mpi:
+        """Starts MPI in this process; from now on an error in one rank ends all of them.
+
+        Raises:
+            LaunchError: mpi4py or a library is missing, or its world is not the launch's.
+        """
+        if info.table in launcher.TABLES:
+            _meet_launcher(info, environ)
+        try:
+            from mpi4py import MPI
+        except (ImportError, RuntimeError) as error:
+            raise LaunchError(
+                f"the workers were started by {info.launcher}, and mpi4py cannot be used: "
+                f"{' '.join(str(error).split())}; pip install 'scaling-study[mpi]'"
+            ) from error
+        sys.excepthook = _ending_all(MPI.COMM_WORLD)
+        lines = MPI.Get_library_version().replace("\0", "").splitlines()
+        return cls(info, MPI.COMM_WORLD, " ".join(lines[0].split(",")[0].split()))
+
+    def share(self, value: T) -> T:
+        """Rank 0's `value` on every rank. Collective."""
+        return self._world.bcast(value)  # type: ignore[no-any-return]
+
+    def group(self, outer: Group) -> Group:
+        """The ranks of `outer`, which are all, with MPI carrying their messages. Collective."""
+        return MpiGroup(outer, self._world.Dup())
+
+    def end_all(self, code: int) -> None:
+        """Has every rank end when this one does, with that exit code.
+
+        Leaving alone would not do it: MPI's own end waits for the others.
+        """
+        from mpi4py.run import set_abort_status
+
+        set_abort_status(code)
+
+
+def _meet_launcher(info: RankInfo, environ: MutableMapping[str, str]) -> None:
+    """Takes the library of the program that started this process, and the cores that it has."""
+    found = launcher.daemon(info.table)
+    if "MPI4PY_MPIABI" not in environ:
+        environ.setdefault(launcher.LIBRARY_VARIABLE, launcher.library(info.table, found and found[1]))
+    if found and environ.get(KEEP_CORES_VARIABLE, "0") in ("", "0"):
+        before, now = launcher.released_cores(found[0])
+        if before != now and info.rank == 0:
+            print(
+                f"{info.launcher} had bound this worker to {before} of {now} cores; it uses all of them, so "
+                f"that `threads` is what the study says ({KEEP_CORES_VARIABLE}=1 keeps the binding)",
+                file=sys.stderr,
+                flush=True,
+            )
+
+
+def _ending_all(world: Any) -> Any:
+    """An exception hook: prints as usual, then ends every rank; `python -m mpi4py` has the same."""
+
+    def end_all(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        sys.__excepthook__(kind, error, trace)
+        sys.stderr.flush()
+        world.Abort(130 if issubclass(kind, KeyboardInterrupt) else 1)
+
+    return end_all
+
+
+def _remedy(info: RankInfo) -> str:
+    if info.table in launcher.TABLES:
+        return (
+            f"mpi4py has loaded another MPI than the mpirun in use; name its library in "
+            f"{launcher.LIBRARY_VARIABLE}, or use the mpirun that belongs to it"
+        )
+    return "use `srun --mpi=pmix` for Open MPI, `srun --mpi=pmi2` for MPICH"

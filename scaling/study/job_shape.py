@@ -1,0 +1,59 @@
+"""How large a batch job a study needs, told without the machine that will run it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from scaling.errors import StudyError
+from scaling.study.schema import AnyPart, Study
+
+
+@dataclass(frozen=True)
+class JobShape:
+    """A job's nodes.
+
+    Attributes:
+        world_sizes: what it will run, ascending.
+        nodes: how many.
+        workers_per_node: at most, on each.
+        gpus_per_node: 0 for a study on CPUs.
+    """
+
+    world_sizes: list[int]
+    nodes: int
+    workers_per_node: int
+    gpus_per_node: int
+
+
+def job_shape(study: Study, nodes: int | None = None, gpus_per_node: int | None = None) -> JobShape:
+    """The shape that holds a study's largest world size, or all that it may without those it may drop.
+
+    Args:
+        study: what is to be run.
+        nodes: what the user asks for; None: as few as do.
+        gpus_per_node: the same; None: the largest world size's share of a node, 0 for `device: cpu`.
+
+    Raises:
+        StudyError: a part needs GPUs and none are asked for, or no size is left.
+    """
+    largest = max(size for part in study.parts for size in part.world_sizes)
+    on_cpus = all(part.device == "cpu" for part in study.parts)
+    per_node = gpus_per_node or -(-largest // (nodes or 1))
+    gpus = gpus_per_node if gpus_per_node is not None else (0 if on_cpus else per_node)
+    nodes = nodes or -(-largest // per_node)
+    if not gpus and any(part.device == "cuda" for part in study.parts):
+        raise StudyError(f"study {study.name!r} has device: cuda; give --gpus-per-node, or use device=cpu")
+    sizes = {
+        size
+        for part in study.parts
+        for size in part.world_sizes
+        if size <= nodes * per_node or not _may_drop(part, gpus)
+    }
+    if not sizes:
+        raise StudyError(f"no world size of study {study.name!r} fits on {nodes} x {per_node} GPUs")
+    return JobShape(sorted(sizes), nodes, per_node, gpus)
+
+
+def _may_drop(part: AnyPart, gpus_per_node: int) -> bool:
+    """Whether the study leaves out what is too large, as it does where GPUs are missing."""
+    return part.missing_devices == "drop" and part.device != "cpu" and gpus_per_node > 0

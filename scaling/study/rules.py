@@ -1,0 +1,86 @@
+"""Combinations of a study that cannot be: each an error that names the rule and a way out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from scaling.aggregators.base import Aggregator
+from scaling.errors import StudyError
+from scaling.study.schema import ConvergencePart, IterationPart, TrainedPart
+
+
+def check_part(
+    part: TrainedPart, aggregators: Sequence[Aggregator[Any]], sizes: Sequence[int], device: str, where: str
+) -> None:
+    """Checks what the parts of a combination demand of each other.
+
+    Args:
+        part: of the study.
+        aggregators: its aggregators.
+        sizes: its world sizes on this machine.
+        device: "cpu" or "cuda".
+        where: the part, for messages.
+
+    Raises:
+        StudyError: naming the combination, the rule and a way out.
+    """
+    if part.bucket_mb is not None and "overlapped" not in part.step:
+        raise StudyError(
+            f"{where}bucket_mb is the size of DDP's buckets, which only step: overlapped has; leave it out"
+        )
+    if isinstance(part, IterationPart):
+        _check_input(part, device, where)
+    for aggregator in aggregators:
+        _check_worlds(aggregator, part, sizes, where)
+        for step in part.step:
+            _check_step(aggregator, step, device, where)
+
+
+def _check_input(part: IterationPart, device: str, where: str) -> None:
+    copied = [name for name in part.input_placement if name in ("pinned", "pageable")]
+    if copied and device != "cuda":
+        raise StudyError(
+            f"{where}input_placement: {copied[0]} is a copy from host memory to a GPU; on {device} use "
+            "device or loader"
+        )
+    if part.loader_workers is not None and "loader" not in part.input_placement:
+        raise StudyError(f"{where}loader_workers belongs to input_placement: loader; leave it out")
+
+
+def _check_worlds(aggregator: Aggregator[Any], part: TrainedPart, sizes: Sequence[int], where: str) -> None:
+    label = aggregator.label()
+    if isinstance(part, ConvergencePart) and not aggregator.exchanges and max(sizes) > 1:
+        raise StudyError(
+            f"{where}aggregator {label!r} exchanges nothing: replicas drift apart, so it is never a "
+            "convergence result at world sizes above 1; leave it out of this part"
+        )
+    if min(sizes) < aggregator.min_world_size:
+        raise StudyError(
+            f"{where}aggregator {label!r} needs a world size of {aggregator.min_world_size} at least, "
+            f"world_sizes has {min(sizes)}"
+        )
+
+
+def _check_step(aggregator: Aggregator[Any], step: str, device: str, where: str) -> None:
+    label = aggregator.label()
+    if aggregator.overlapped_only and step != "overlapped":
+        raise StudyError(
+            f"{where}aggregator {label!r} controls step: overlapped alone; for step: {step} use none, or a "
+            "part of its own"
+        )
+    if step == "overlapped" and not (aggregator.overlaps and aggregator.update_site == "replica"):
+        raise StudyError(
+            f"{where}aggregator {label!r} cannot overlap with the backward pass: it needs the whole gradient "
+            "at once, or takes the optimizer step elsewhere than on every replica; use step: eager, or a part "
+            "of its own"
+        )
+    if step != "captured":
+        return
+    if device != "cuda":
+        raise StudyError(f"{where}step: captured is a CUDA graph and needs GPUs; on {device} use step: eager")
+    if not aggregator.graph_capturable or aggregator.update_site != "replica":
+        raise StudyError(
+            f"{where}aggregator {label!r} cannot be captured in a CUDA graph: its sums or its update are the "
+            "processor's or an owner's work; use step: eager, or a part of its own"
+        )

@@ -1,0 +1,152 @@
+"""How batches come to the device: input placement, an axis of timed cells.
+
+- `device`: all samples lie there, and each batch is gathered there.
+- `pinned`: ready batches in page-locked host memory; the next one is copied on a stream of its own while the
+  step runs, so that a step waits only for what is left of the copy.
+- `pageable`: ready batches in ordinary host memory; each is copied at the step's start, and waited for.
+- `loader`: torch's DataLoader with worker processes over single samples, as most training scripts have it, in
+  page-locked memory on CUDA, copied at the step's start.
+
+"Ready" batches were gathered before the first step: `pinned` and `pageable` cost the transfer alone, `loader`
+the whole input pipeline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import cycle
+from typing import Literal, NamedTuple, Protocol, get_args
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
+
+from scaling.errors import StudyError
+from scaling.measure.phases import Marks
+from scaling.workloads.base import Split
+
+InputPlacement = Literal["device", "pinned", "pageable", "loader"]
+
+
+class Batch(NamedTuple):
+    """One rank's share of a global batch: inputs [local_batch, ...], targets [local_batch, ...]."""
+
+    inputs: Tensor
+    targets: Tensor
+
+
+class Feeder(Protocol):
+    """Hands out batches on the device, in turn and without end."""
+
+    def next(self, marks: Marks) -> Batch:
+        """The next batch, usable in the order of the current stream until the next call.
+
+        Args:
+            marks: takes `input`, waiting for a batch, and `h2d`, moving it.
+        """
+
+
+def feeder_for(
+    placement: InputPlacement, split: Split, batches: Tensor, device: torch.device, num_workers: int
+) -> Feeder:
+    """The feeder of that placement.
+
+    Args:
+        placement: where batches wait.
+        split: all training samples, on the device.
+        batches: [num_batches, local_batch] indices of samples, on the host; taken in turn.
+        device: of the rank.
+        num_workers: processes of a `loader`.
+
+    Raises:
+        StudyError: copies to a device are asked for on a CPU.
+    """
+    if placement in ("pinned", "pageable") and device.type != "cuda":
+        raise StudyError(
+            f"input_placement: {placement} is a copy to a GPU; on {device.type} use device or loader"
+        )
+    if placement == "device":
+        return _DeviceFeeder(split, batches.to(device))
+    if placement == "loader":
+        return _LoaderFeeder(split, batches, device, num_workers)
+    ready = [Batch(split.inputs[own].cpu(), split.targets[own].cpu()) for own in batches.to(device)]
+    return _PinnedFeeder(ready, device) if placement == "pinned" else _PageableFeeder(ready, device)
+
+
+class _DeviceFeeder:
+    def __init__(self, split: Split, batches: Tensor) -> None:
+        self._split, self._batches = split, cycle(batches)
+
+    def next(self, marks: Marks) -> Batch:
+        with marks.phase("input"):
+            own = next(self._batches)
+            return Batch(self._split.inputs[own], self._split.targets[own])
+
+
+class _PageableFeeder:
+    def __init__(self, ready: list[Batch], device: torch.device) -> None:
+        self._ready, self._device = cycle(ready), device
+
+    def next(self, marks: Marks) -> Batch:
+        with marks.phase("h2d"):
+            batch = next(self._ready)
+            return Batch(batch.inputs.to(self._device), batch.targets.to(self._device))
+
+
+class _PinnedFeeder:
+    """Two buffers on the device: the step reads one while the next batch is copied into the other."""
+
+    def __init__(self, ready: list[Batch], device: torch.device) -> None:
+        self._ready = cycle([Batch(*(tensor.pin_memory() for tensor in batch)) for batch in ready])
+        self._buffers = [Batch(*(torch.empty_like(t, device=device) for t in ready[0])) for _ in range(2)]
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._current = -1
+
+    def next(self, marks: Marks) -> Batch:
+        if self._current < 0:
+            self._copy(0, marks)
+        self._current = (self._current + 1) % 2
+        with marks.phase("input"):
+            torch.cuda.current_stream().wait_stream(self._stream)
+        self._copy((self._current + 1) % 2, marks)
+        return self._buffers[self._current]
+
+    def _copy(self, into: int, marks: Marks) -> None:
+        """Begins when the step before, which read that buffer, is done."""
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream), marks.beside("copy")("h2d"):
+            for target, source in zip(self._buffers[into], next(self._ready), strict=True):
+                target.copy_(source, non_blocking=True)
+
+
+class _LoaderFeeder:
+    def __init__(self, split: Split, batches: Tensor, device: torch.device, num_workers: int) -> None:
+        self._device = device
+        self._loader = DataLoader(
+            TensorDataset(split.inputs.cpu(), split.targets.cpu()),
+            batch_sampler=_Endless(batches.tolist()),
+            num_workers=num_workers,
+            pin_memory=device.type == "cuda",
+        )
+        self._batches: Iterator[list[Tensor]] = iter(self._loader)
+
+    def next(self, marks: Marks) -> Batch:
+        with marks.phase("input"):
+            batch = Batch(*next(self._batches))
+        if self._device.type != "cuda":
+            return batch
+        with marks.phase("h2d"):
+            return Batch(*(tensor.to(self._device, non_blocking=True) for tensor in batch))
+
+
+class _Endless:
+    """A batch sampler that takes the same batches in turn."""
+
+    def __init__(self, batches: list[list[int]]) -> None:
+        self._batches = batches
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return cycle(self._batches)
+
+
+PLACEMENTS: tuple[str, ...] = get_args(InputPlacement)

@@ -1,0 +1,289 @@
+"""The overlapped step: gradients are exchanged bucket by bucket while the backward pass still runs.
+
+torch's DistributedDataParallel fills buckets of `bucket_mb` MiB (the first one of 1 MiB, unless all are
+smaller) in the order in which gradients become ready, and hands each on at once. Every aggregator runs as its
+communication hook, on a stream of its own (on a CPU: in a thread of its own), except that
+
+- `all_reduce` is what users run: DDP's own path, without a hook;
+- `no_op` takes the path of the arm that it controls, and exchanges nothing: DDP's own path in a group of this
+  rank alone, or a hook that returns the bucket;
+- `none` is not wrapped at all.
+
+DDP's own path shows nothing of its exchange. Its split steps therefore run the same all-reduce as a hook.
+
+Statistics of batch normalisation stay each rank's own, as in the other steps.
+
+Reference: S. Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training",
+arXiv 2006.15704; torch's documentation of DDP communication hooks.
+"""
+
+from __future__ import annotations
+
+import inspect
+import weakref
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from scaling.aggregators.base import Aggregator, AggregatorState
+from scaling.bucket import BucketLayout
+from scaling.measure.phases import UNMARKED, Marks, PhaseRecorder
+from scaling.process_group import TorchGroup
+from scaling.training.replica import Replica, loss_of
+from scaling.training.update import SgdSettings
+
+PASSES_UNTIL_BUCKETS_STAY = 2
+"""DDP rebuilds its buckets once, after the first backward pass, in the order in which gradients came."""
+
+_OWN_BUFFERS: dict[str, Any] = (
+    {"forward_sync_buffers": False}
+    if "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
+    else {"broadcast_buffers": False}  # its name before torch 2.13
+)
+
+
+class OverlappedStep:
+    """A step on one rank. Collective to make and to call.
+
+    Args:
+        replica: this rank's model.
+        aggregator: how gradients are brought together; of those that overlap, or `none`.
+        settings: of the optimizer.
+        group: the ranks that train together.
+        bucket_mb: upper size of a bucket, in MiB.
+        inputs: [local_batch, ...] an example of the batches, on the replica's device.
+        targets: likewise.
+    """
+
+    settle_split = False
+
+    def __init__(
+        self,
+        replica: Replica,
+        aggregator: Aggregator[Any],
+        settings: SgdSettings,
+        group: TorchGroup,
+        *,
+        bucket_mb: float,
+        inputs: Tensor,
+        targets: Tensor,
+    ) -> None:
+        self.replica, self._aggregator, self._group = replica, aggregator, group
+        self._optimizer = settings.optimizer(replica.trainable)
+        self._device = replica.trainable[0].device
+        self._example = (inputs, targets)
+        self._marks: Marks = UNMARKED
+        self._forward: torch.nn.Module = replica.module
+        self._path = aggregator.ddp_path()
+        self._buckets = _Buckets(aggregator, group, self._device, replica.layout, replica.trainable)
+        self._hooked = False
+        if self._path == "bare":
+            return
+        alone = self._path == "own" and not aggregator.exchanges
+        self._ddp = self._forward = DistributedDataParallel(
+            replica.module,
+            process_group=group.alone() if alone else group.data,
+            bucket_cap_mb=bucket_mb,
+            **_OWN_BUFFERS,
+        )
+        if self._path == "hook":
+            self._hook_in(PASSES_UNTIL_BUCKETS_STAY)
+        else:
+            self._run_dry(PASSES_UNTIL_BUCKETS_STAY)
+
+    @property
+    def notes(self) -> list[str]:
+        """What the aggregator decided at the start, and the buckets where they are known."""
+        return self._buckets.notes
+
+    def prepare_split(self, recorder: PhaseRecorder) -> bool:
+        """DDP's own path gets a hook that does the same: only a hook can mark the exchange."""
+        if self._path == "own":
+            self._hook_in(1)
+        return True
+
+    def __call__(self, inputs: Tensor, targets: Tensor, marks: Marks = UNMARKED) -> Tensor:
+        """Forward, backward with the exchange under it, update; see `Step`."""
+        self._marks = marks
+        with marks.phase("forward"):
+            loss = loss_of(self._forward, inputs, targets)
+        with marks.phase("backward"):
+            self.replica.backward(loss)
+            self._buckets.raise_failure()
+        with marks.phase("update"):
+            self._optimizer.step()
+        if not self._hooked:
+            self._meter_own_path()
+        return loss.detach()
+
+    def _meter_own_path(self) -> None:
+        """DDP's own exchanges pass the group by."""
+        if self._path == "own" and self._aggregator.exchanges and self._group.world_size > 1:
+            group, itemsize = self._group, self.replica.trainable[0].element_size()
+            sent = self._aggregator.wire_bytes(self.replica.layout, group.world_size, group.rank, itemsize)
+            group.meter.count(sent or 0, 0)
+
+    def _hook_in(self, dry_passes: int) -> None:
+        """From now on buckets go to `_hook`. Collective."""
+        # DDP's reducer keeps the hook where no collector finds it: a reference to DDP itself would never end.
+        itself = weakref.ref(self)
+
+        def hook(_, bucket):  # type: ignore[no-untyped-def]  # DDP does not understand postponed annotations
+            step = itself()
+            assert step is not None, "backward runs while somebody has the step"
+            return step._hook(bucket)
+
+        self._ddp.register_comm_hook(None, hook)
+        self._hooked = True
+        self._run_dry(dry_passes)
+        self._buckets.start()
+
+    def _run_dry(self, num_passes: int) -> None:
+        """Forward and backward passes without an update, in which DDP settles its buckets.
+
+        What they change (statistics of batch normalisation, the random state) is put back.
+        """
+        module = self.replica.module
+        state = {name: value.detach().clone() for name, value in module.state_dict().items()}
+        devices = [self._device] if self._device.type == "cuda" else []
+        with torch.random.fork_rng(devices):
+            for _ in range(num_passes):
+                self.replica.backward(loss_of(self._forward, *self._example))
+        module.load_state_dict(state)
+        self._group.meter.reset()
+
+    def _hook(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+        marks = self._marks
+        if not self._buckets.started:
+            return self._buckets.note_and_return(bucket)
+        # The backward pass stands still while this hook does, if it blocks.
+        with marks.paused(until_beside_ends=bucket.is_last()):
+            return self._buckets.launch(bucket, marks)
+
+
+class _Buckets:
+    """The buckets that a hook has seen, each with its aggregator's state.
+
+    Args:
+        aggregator, group, device: of the step.
+        layout: all parameters' names and shapes.
+        parameters: in the layout's order.
+    """
+
+    def __init__(
+        self,
+        aggregator: Aggregator[Any],
+        group: TorchGroup,
+        device: torch.device,
+        layout: BucketLayout,
+        parameters: list[torch.nn.Parameter],
+    ) -> None:
+        self._aggregator, self._group, self._device = aggregator, group, device
+        self._dtype = parameters[0].dtype
+        self._named = {
+            id(p): (name, shape)
+            for p, name, shape in zip(parameters, layout.names, layout.shapes, strict=True)
+        }
+        self._layouts: dict[int, BucketLayout] = {}
+        self._states: list[AggregatorState] = []
+        self.started = False
+        self._beside = _Beside(device)
+
+    @property
+    def notes(self) -> list[str]:
+        if not self._layouts:
+            return []
+        sizes = [layout.num_elements * self._dtype.itemsize / 2**20 for layout in self._layouts.values()]
+        shown = f"{len(sizes)} buckets of {min(sizes):.3g} to {max(sizes):.3g} MiB"
+        return [shown, *dict.fromkeys(note for state in self._states for note in state.notes)]
+
+    def note_and_return(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+        """Remembers what the bucket holds; exchanges nothing, for passes that no update follows."""
+        if bucket.index() == 0:
+            self._layouts = {}
+        named = [self._named[id(parameter)] for parameter in bucket.parameters()]
+        self._layouts[bucket.index()] = BucketLayout.of(named)
+        return _done(bucket.buffer())
+
+    def start(self) -> None:
+        """Makes the buckets' states, in their order. Collective."""
+        self._states = [
+            self._aggregator.start(self._layouts[index], self._group, self._dtype, self._device)
+            for index in sorted(self._layouts)
+        ]
+        self.started = True
+
+    def launch(self, bucket: dist.GradBucket, marks: Marks) -> torch.futures.Future[Tensor]:
+        """Sets the exchange of one bucket going; the future holds the mean."""
+        state, buffer = self._states[bucket.index()], bucket.buffer()
+        if not self._aggregator.exchanges:
+            return _done(buffer)
+
+        def aggregate() -> Tensor:
+            with torch.no_grad():
+                mean = self._aggregator.aggregate(state, buffer, marks.beside("comm"))
+            assert mean is not None, "every replica takes the step"
+            return mean
+
+        return self._beside.run(aggregate, buffer)
+
+    def raise_failure(self) -> None:
+        """Raises what an exchange of this step raised."""
+        self._beside.raise_failure()
+
+
+class _Beside:
+    """Runs work one after the other beside the computation: on a stream, or in a thread of its own.
+
+    DDP passes on no error of a future. So a failure is kept for the caller, and nothing is run after it: the
+    other ranks still wait for the work that failed.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._failure: BaseException | None = None
+        self._thread: ThreadPoolExecutor | None = None
+        self._stream: torch.cuda.Stream | None = None
+        if device.type == "cuda":
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        else:
+            self._thread = ThreadPoolExecutor(1, "exchange")
+
+    def run(self, work: Callable[[], Tensor], instead: Tensor) -> torch.futures.Future[Tensor]:
+        """The future value of `work`; `instead` where it fails."""
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._stream):
+                return _done(self._tried(work, instead))
+        assert self._thread is not None
+        future: torch.futures.Future[Tensor] = torch.futures.Future()
+        self._thread.submit(lambda: future.set_result(self._tried(work, instead)))
+        return future
+
+    def _tried(self, work: Callable[[], Tensor], instead: Tensor) -> Tensor:
+        if self._failure is None:
+            try:
+                return work()
+            except BaseException as failure:
+                self._failure = failure
+        return instead
+
+    def raise_failure(self) -> None:
+        """Raises what the first work that failed raised."""
+        try:
+            if self._failure is not None:
+                raise self._failure
+        finally:
+            self._failure = None  # its traceback leads back here
+
+
+def _done(tensor: Tensor) -> torch.futures.Future[Tensor]:
+    """A future whose value is there in the order of the current stream."""
+    devices = [tensor.device] if tensor.is_cuda else None
+    future: torch.futures.Future[Tensor] = torch.futures.Future(devices=devices)
+    future.set_result(tensor)
+    return future

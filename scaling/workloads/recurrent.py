@@ -1,0 +1,63 @@
+"""Recurrent networks for texts: `lstm`."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from scaling.workloads.base import BENCHMARK_PAPER, DataShape, Model
+
+VOCABULARY = 10_000
+LENGTH = 32
+WIDTH = 256
+NUM_LAYERS = 2
+
+
+class LanguageModel(nn.Module):
+    """Embedding, LSTM layers and a linear layer on every token's output.
+
+    torch's LSTM has two biases a gate, of which one would do: the second is zero and frozen, so that the
+    trainable parameters are those of an LSTM as it is written.
+
+    Args:
+        vocabulary: number of different tokens.
+        width: of the embedding and of every layer.
+        num_layers: of the LSTM.
+    """
+
+    def __init__(self, vocabulary: int, width: int, num_layers: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, width)
+        self.lstm = nn.LSTM(width, width, num_layers, batch_first=True)
+        self.linear = nn.Linear(width, vocabulary)
+        for name, parameter in self.lstm.named_parameters():
+            if name.startswith("bias_hh"):
+                nn.init.zeros_(parameter)
+                parameter.requires_grad_(False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """[n, length] int64 -> logits [n, length, vocabulary]; every text begins with a state of zeros."""
+        outputs, _ = self.lstm(self.embedding(tokens))
+        logits: Tensor = self.linear(outputs)
+        return logits
+
+
+def build_lstm(shape: DataShape) -> nn.Module:
+    """LSTM: an embedding of 256, two layers of 256 and one linear layer; 6,180,624 trainable parameters.
+
+    Args:
+        shape: texts as [length], with the vocabulary as classes.
+
+    Returns:
+        A module: tokens [n, length] int64 -> logits [n, length, num_classes]. Weights are torch's default.
+    """
+    return LanguageModel(shape.num_classes, WIDTH, NUM_LAYERS)
+
+
+lstm = Model(
+    name="lstm",
+    build=build_lstm,
+    shape=DataShape((LENGTH,), VOCABULARY, tokens=True),
+    dataset="synthetic",
+    source=f"LSTM of {BENCHMARK_PAPER}",
+    parameters={},
+)

@@ -1,0 +1,54 @@
+"""What Horovod's aggregators say of themselves; what they do is tested in processes (tests/startup)."""
+
+import pytest
+import torch
+
+from scaling.aggregators.registry import create
+from scaling.bucket import BucketLayout
+from scaling.errors import LaunchError, StudyError
+from scaling.process_group import run_in_process
+
+NAMES = ["horovod", "horovod_optimizer"]
+LAYOUT = BucketLayout.of([("a", (5, 3)), ("b", (7,))])
+
+
+@pytest.mark.parametrize("name", NAMES)
+class TestBoth:
+    def test_settings_of_its_start_become_horovods_variables(self, name):
+        settings = {"fusion_threshold_bytes": 0, "cycle_time_s": 0.0025, "timeline": True}
+        assert create(name, settings).start_up() == {
+            "HOROVOD_FUSION_THRESHOLD": "0",
+            "HOROVOD_CYCLE_TIME": "2.5",
+            "HOROVOD_TIMELINE": "{launches}/horovod-{world_size}-{repeat}.json",
+        }
+
+    def test_what_is_not_set_is_left_to_horovod(self, name):
+        assert create(name).start_up() == create(name, {"compression": "fp16"}).start_up() == {}
+
+    def test_it_is_lossy_with_16_bits_alone(self, name):
+        assert not create(name).lossy
+        assert create(name, {"compression": "fp16"}).lossy
+
+    @pytest.mark.parametrize(
+        "wrong", [{"compression": "bf16"}, {"fusion_threshold_bytes": -1}, {"cycle_time_s": 0}, {"timeline": "a"}]
+    )
+    def test_wrong_parameters_are_named(self, name, wrong):
+        with pytest.raises(StudyError, match=next(iter(wrong))):
+            create(name, wrong)
+
+    def test_between_threads_it_says_what_it_needs(self, name):
+        def work(group):
+            create(name).start(LAYOUT, group, torch.float32, torch.device("cpu"))
+
+        with pytest.raises(LaunchError, match=r"horovod cannot be used by these ranks: .*`make horovod`"):
+            run_in_process(2, work)
+
+
+def test_sixteen_bits_send_half():
+    assert create("horovod").wire_bytes(LAYOUT, 2, 0, 4) == 4 * 22
+    assert create("horovod", {"compression": "fp16"}).wire_bytes(LAYOUT, 2, 0, 4) == 2 * 22
+
+
+def test_tensors_are_rounded_down_one_by_one():
+    assert create("horovod").wire_bytes(LAYOUT, 3, 0, 4) == 88 * 4 // 3
+    assert create("horovod_optimizer").wire_bytes(LAYOUT, 3, 0, 4) == 60 * 4 // 3 + 28 * 4 // 3

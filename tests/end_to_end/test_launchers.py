@@ -1,0 +1,133 @@
+"""The same study under every launcher of one host: same cells, same bits; a fault ends all, and is resumed."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from scaling.report import summary_table
+from scaling.store import ResultsFolder
+from scaling.study.cells import Machine, resolve
+from scaling.study.launches import remaining_launches
+from scaling.study.schema import parse_study
+
+pytestmark = pytest.mark.processes
+
+STUDY = {
+    "name": "tiny",
+    "kind": "convergence",
+    "device": "cpu",
+    "workloads": [{"model": {"name": "mlp", "hidden": [8]}, "dataset": "digits", "global_batch": 100}],
+    "world_sizes": [2],
+    "scaling": "strong",
+    "epochs": 1,
+}
+
+
+@pytest.fixture(autouse=True)
+def faulty_ones_can_be_imported(monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parent)
+
+
+def worker(scaling, launcher, world_size=2, **environment):
+    """Workers that are started by hand."""
+    words = ("-m", "scaling.worker", str(scaling.study), "--out", str(scaling.out))
+    return launcher.run(world_size, *words, cwd=scaling.folder, env={**scaling.environment, **environment})
+
+
+def write_study(scaling, *aggregators, **keys):
+    scaling.study.write_text(yaml.safe_dump({**STUDY, "aggregators": list(aggregators), **keys}))
+
+
+def write_study_that_begins_with(scaling, first, *others):
+    """The order of cells is random, but the same for the same name: one is chosen."""
+    for number in range(100):
+        write_study(scaling, first, *others, name=f"tiny{number}")
+        study = resolve(parse_study(yaml.safe_load(scaling.study.read_text()), "study"), Machine(0, 2))
+        (launch,) = remaining_launches(ResultsFolder(scaling.out), study)
+        if launch.cells[0].aggregator == first:
+            return
+    raise AssertionError("no name has this order")
+
+
+def rows_and_losses(scaling):
+    """cell -> (its row, rank 0's losses)."""
+    rows = summary_table(scaling.results()).to_dict("records")
+    assert {row["state"] for row in rows} == {"done"}
+    losses = {row["cell_id"]: scaling.results().samples(row["cell_id"], 0)[0] for row in rows}
+    return {
+        row["cell_id"]: (row, [loss for epoch in losses[row["cell_id"]] for loss in epoch["step_losses"]])
+        for row in rows
+    }
+
+
+def test_same_cells_and_same_bits_under_every_launcher(scaling, openmpi, mpich, horovodrun):
+    write_study(scaling, "all_reduce", "horovod", "horovod_optimizer")
+    begun = {
+        "local": scaling.run,
+        "torchrun": lambda: scaling.torchrun(2),
+        **{one.name: lambda one=one: worker(scaling, one) for one in (openmpi, mpich, horovodrun)},
+    }
+    seen = {}
+    for name, start in begun.items():
+        scaling.out = scaling.folder / name
+        done = start()
+        assert done.returncode == 0, f"{name}: {done.stdout}{done.stderr}"
+        seen[name] = rows_and_losses(scaling)
+    local = seen["local"]
+    assert len(local) == 3
+    for name, found in seen.items():
+        assert found.keys() == local.keys(), name
+        for cell_id, (row, losses) in found.items():
+            assert row["launcher"] == name
+            assert row.keys() == local[cell_id][0].keys()  # columns
+            assert losses == local[cell_id][1], f"{name}: {row['aggregator']} trains to other bits"
+    # Two ranks: however a library adds, there is one order.
+    assert len({tuple(losses) for _, losses in local.values()}) == 1
+
+
+def test_rank_that_raises_while_others_wait_in_mpi_ends_all_and_the_rest_is_resumed(scaling, openmpi):
+    write_study_that_begins_with(scaling, "faulty_aggregators:RaisesOverMpi", "mpi")
+    first = worker(scaling, openmpi, SCALING_CELL_EXIT_LIMIT_S="2")
+    assert first.returncode == 75
+    assert "a rank did not leave the failed cell in order; the launch is given up" in first.stderr
+    assert scaling.states() == {("raises_over_mpi", 2, 0): "failed", ("mpi", 2, 0): "planned"}
+    (reason,) = {record.reason for record in scaling.results().runs() if record.state == "failed"}
+    assert reason == "rank 1: RuntimeError: planted failure"
+    again = worker(scaling, openmpi)
+    assert again.returncode == 0, again.stderr
+    assert scaling.states()[("mpi", 2, 0)] == "done"
+
+
+def test_rank_that_raises_while_others_wait_in_horovod_ends_the_cell_and_horovod_starts_anew(
+    scaling, horovodrun
+):
+    write_study_that_begins_with(scaling, "faulty_aggregators:RaisesOverHorovod", "horovod")
+    done = worker(scaling, horovodrun)
+    assert done.returncode == 1
+    assert scaling.states() == {("raises_over_horovod", 2, 0): "failed", ("horovod", 2, 0): "done"}
+
+
+def test_size_that_the_study_does_not_have_is_one_clear_error(scaling, mpirun):
+    write_study(scaling, "all_reduce")
+    done = worker(scaling, mpirun, world_size=3)
+    assert done.returncode == 2
+    assert done.stderr.count("error: study 'tiny' has no cell of world size 3; it has [2]") == 1
+    assert not scaling.out.exists()
+
+
+def test_aggregator_whose_library_the_launch_has_not_is_refused_before_anything_runs(scaling):
+    write_study(scaling, "all_reduce", "mpi")
+    for done in (scaling.run(), scaling.torchrun(2)):
+        assert done.returncode != 0
+        assert "aggregator 'mpi' cannot run in this launch" in done.stderr
+        assert "mpirun -np N python -m scaling.worker STUDY" in done.stderr
+    assert not scaling.out.exists()
+
+
+def test_settings_of_horovods_start_are_in_force_and_its_timeline_is_kept(scaling, horovodrun):
+    write_study(scaling, {"name": "horovod", "timeline": True, "cycle_time_s": 0.0005})
+    done = worker(scaling, horovodrun)
+    assert done.returncode == 0, done.stderr
+    timeline = yaml.safe_load((scaling.out / "launches" / "horovod-2-0.json").read_text())
+    assert any(event.get("args", {}).get("name", "").startswith("allreduce.") for event in timeline)

@@ -1,0 +1,70 @@
+"""`kind: transfer`, end to end with two processes on the CPU, beside a cell that trains."""
+
+import csv
+import json
+
+import pytest
+import yaml
+
+from scaling.collectives.ring import ring
+from scaling.collectives.simulate import simulate
+from topologies.schema import load
+
+pytestmark = pytest.mark.processes
+
+STUDY = {
+    "name": "links",
+    "device": "cpu",
+    "world_sizes": [2],
+    "parts": [
+        {"kind": "transfer", "seconds": 2},
+        {
+            "kind": "iteration",
+            "workloads": [
+                {
+                    "model": {"name": "mlp", "hidden": [16]},
+                    "dataset": {"name": "synthetic", "input_shape": [20], "num_classes": 3},
+                    "global_batch": 16,
+                }
+            ],
+            "aggregators": ["all_reduce"],
+            "scaling": "strong",
+            "iterations": 6,
+            "noise_pair": False,
+        },
+    ],
+}
+
+
+def test_links_are_measured_in_the_studys_own_launch_and_reported(scaling):
+    scaling.study.write_text(yaml.safe_dump(STUDY))
+    done = scaling.run()
+    assert done.returncode == 0, done.stderr
+    assert "Transfers: 2 workers on the CPU, 1 thread each" in done.stdout
+    assert len(list(scaling.out.glob("launches/*.log"))) == 1  # both cells have the same settings
+
+    rows = list(csv.DictReader((scaling.out / "summary.csv").open(newline="")))
+    assert [(row["kind"], row["state"], row["model"] != "") for row in rows] == [
+        ("iteration", "done", True),
+        ("transfer", "done", False),
+    ]
+    transfers = list(csv.DictReader((scaling.out / "transfers.csv").open(newline="")))
+    operations = {"host_copy", "host_sum", "send", "swap", "shift", "all_reduce"}
+    assert {row["operation"] for row in transfers} == operations
+    assert all(float(row["seconds"]) > 0 and int(row["n"]) >= 3 for row in transfers)
+
+    topology = load(scaling.out / "probed.yaml")
+    assert simulate(ring(2), topology, 1 << 20).seconds > 0
+    assert topology.sources["message_latency_s.host"].startswith("measured by scaling run on 20")
+    page = (scaling.out / "report.html").read_text()
+    assert "bandwidth-cpu-2x1.svg" in page
+
+    (samples,) = [text for path, text in scaling.samples().items() if '"facts"' in text]
+    rows = [json.loads(line) for line in samples.splitlines()]
+    assert set(rows[0]) == {"facts"}
+    assert sum("sample" in row for row in rows) == sum(int(row["n"]) for row in transfers)
+
+    before = scaling.samples()
+    again = scaling.run()
+    assert again.returncode == 0, again.stderr
+    assert scaling.samples() == before

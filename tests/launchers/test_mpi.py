@@ -1,0 +1,95 @@
+"""Which MPI a process belongs to: its launcher's, found by what started it."""
+
+import os
+import sys
+
+import pytest
+
+from launchers.mpi import daemon, library, released_cores, started_by_mpi
+from launchers.rank_info import RankInfo
+
+
+def info(table):
+    return RankInfo(0, 0, 2, 2, table, table=table)
+
+
+@pytest.mark.parametrize(
+    ("table", "variables", "is_mpi"),
+    [
+        ("openmpi", {}, True),
+        ("mpich", {}, True),
+        ("srun", {"PMIX_RANK": "0"}, True),
+        ("srun", {"PMI_RANK": "0"}, True),
+        ("srun", {}, False),
+        ("torchrun", {"PMIX_RANK": "0"}, False),  # srun started torchrun, not its workers
+        ("horovodrun", {}, False),
+    ],
+)
+def test_mpi_started_the_workers_of_mpirun_and_of_srun_with_mpi(table, variables, is_mpi):
+    assert started_by_mpi(info(table), variables) == is_mpi
+
+
+class Tree:
+    """The kernel's view of some processes: pid -> (parent, program)."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def add(self, pid, parent, program):
+        entry = self.folder / "proc" / str(pid)
+        entry.mkdir(parents=True)
+        (entry / "stat").write_text(f"{pid} (a (strange) name) S {parent} 1 1")
+        program = self.folder / program
+        program.parent.mkdir(parents=True, exist_ok=True)
+        program.touch()
+        (entry / "exe").symlink_to(program)
+
+
+@pytest.fixture
+def tree(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "getppid", lambda: 40)
+    return Tree(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("launcher", "program"),
+    [("openmpi", "prterun"), ("openmpi", "orted"), ("openmpi", "orterun"), ("mpich", "hydra_pmi_proxy")],
+)
+def test_daemon_is_found_behind_shells(tree, launcher, program):
+    tree.add(40, 30, "usr/bin/bash")
+    tree.add(30, 20, f"opt/mpi/bin/{program}")
+    tree.add(20, 1, "usr/bin/bash")
+    assert daemon(launcher, tree.folder / "proc") == (30, tree.folder / "opt/mpi/bin" / program)
+
+
+def test_daemon_that_is_not_seen_is_none(tree):
+    tree.add(40, 30, "usr/bin/bash")
+    assert daemon("openmpi", tree.folder / "proc") is None  # 30 is another user's
+    tree.add(30, 1, "usr/bin/sshd")
+    assert daemon("openmpi", tree.folder / "proc") is None
+
+
+def test_library_is_that_beside_the_program(tmp_path):
+    program = tmp_path / "bin" / "prterun"
+    (tmp_path / "lib").mkdir()
+    for name in ("libmpi.so.40", "libmpi.so.12"):
+        (tmp_path / "lib" / name).touch()
+    assert library("openmpi", program) == str(tmp_path / "lib" / "libmpi.so.40")
+    assert library("mpich", program) == str(tmp_path / "lib" / "libmpi.so.12")
+
+
+def test_library_goes_by_its_name_where_none_is_beside(tmp_path):
+    assert library("openmpi", tmp_path / "bin" / "orterun") == "libmpi.so.40"
+    assert library("openmpi", None) == "libmpi.so.40"
+    assert library("mpich", None) == "libmpi.so.12:libmpich.so.12"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="binding is Linux's")
+def test_cores_are_those_of_the_launcher():
+    before = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, {min(before)})
+        assert released_cores(os.getppid()) == (1, len(os.sched_getaffinity(os.getppid())))
+        assert os.sched_getaffinity(0) == os.sched_getaffinity(os.getppid())
+    finally:
+        os.sched_setaffinity(0, before)

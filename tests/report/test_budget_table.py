@@ -1,0 +1,152 @@
+"""The budgets as text, in the terminal and on the page."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from scaling.report import write_report
+from scaling.report.budget_table import budget_table
+from scaling.report.columns import to_rows
+from scaling.report.groups import group_rows
+from scaling.report.html import page_tables
+from scaling.report.tables import summary_table
+from scaling.report.terminal import render_tables
+
+
+def groups_of(study):
+    return group_rows(to_rows(summary_table(study.folder)))
+
+
+def printed(study):
+    console = Console(width=80, record=True, file=io.StringIO())
+    for table in render_tables(summary_table(study.folder)):
+        console.print(table)
+    return console.export_text()
+
+
+def add(study, split_line, aggregator, size, exposed_s, **cell):
+    """An overlapped step of 4 ms and an exchange that ends so much later."""
+    spans = [("forward", "main", 0.0, 1e-3), ("backward", "main", 1e-3, 4e-3)]
+    if exposed_s:
+        spans.append(("communicate", "comm", 3e-3, 4e-3 + exposed_s))
+    step_s = 4e-3 + exposed_s
+    ranks = [[split_line(9, step_s, *spans)]] * size
+    return study.add_split(
+        [[step_s]] * 2, ranks, aggregator=aggregator, step=cell.pop("step", "captured"), **cell
+    )
+
+
+@pytest.fixture
+def filled(study, split_line):
+    """A control arm and three aggregators on two and four workers."""
+    for size in (2, 4):
+        for aggregator, exposed_s in (("none", 0.0), ("all_reduce", 1e-3), ("ring", 2e-3)):
+            add(study, split_line, aggregator, size, exposed_s)
+        label = "one_bit(threshold=mean)"
+        add(study, split_line, "one_bit", size, 0.5e-3, aggregator_label=label)
+    return study
+
+
+def test_lines_are_of_parts_that_occur_then_the_sum_and_what_is_beside_it(filled):
+    budgets = budget_table(groups_of(filled)[0])
+    assert budgets.lines == [
+        *("forward", "backward", "exposed comm.", "wait", "unexplained", "= split step", "hidden comm."),
+        *("looking", "skew", "exposed", "by difference", "check"),
+    ]
+    assert [(column.aggregator, column.world_size) for column in budgets.columns[:3]] == [
+        ("none", 2),
+        ("none", 4),
+        ("all_reduce", 2),
+    ]
+    ring = dict(zip(budgets.lines, budgets.columns[4].values, strict=True))
+    assert (ring["forward"], ring["exposed comm."], ring["= split step"]) == ("1.000", "2.000", "6.000")
+    assert (ring["hidden comm."], ring["by difference"], ring["check"]) == ("1.000", "2.000", "agree")
+
+
+def test_numbers_of_a_column_add_up_to_its_sum_as_they_are_shown(filled):
+    for column in budget_table(groups_of(filled)[0]).columns:
+        *parts, total = (0.0 if value == "–" else float(value) for value in column.values[:6])  # noqa: RUF001
+        assert sum(parts) == pytest.approx(total, abs=0.001 * len(parts))
+
+
+def test_group_without_split_steps_has_no_budget(study):
+    study.add_steps([[1.0]])
+    assert budget_table(groups_of(study)[0]) is None
+    assert "split step" not in printed(study)
+    assert "Where a step's time goes, ms" not in write_report(study.folder).page.read_text()
+
+
+def test_terminal_shows_a_block_a_world_size_within_80_columns(filled):
+    text = printed(filled)
+    assert all(len(row) <= 80 for row in text.splitlines())
+    assert "…" not in text
+    assert text.count("where a step's time goes on 2 workers, ms") == 1
+    for shown in ("(threshold=mean)", "exposed comm.", "= split step", "agree"):
+        assert shown in text
+
+
+def test_terminal_shows_the_largest_world_size_of_many_and_says_what_it_left_out(filled, split_line):
+    for aggregator in ("tree", "host_parallel"):
+        for size in (2, 4):
+            add(filled, split_line, aggregator, size, 1e-3)
+    text = printed(filled)
+    assert "goes on 4 workers" in text
+    assert "goes on 2 workers" not in text
+    assert "(6 more: report.html, summary.csv)" in text
+    assert all(len(row) <= 80 for row in text.splitlines())
+
+
+def test_terminal_shows_of_many_bucket_sizes_one_an_aggregator(study, split_line):
+    for aggregator in ("all_reduce", "ring"):
+        for bucket_mb in range(1, 8):
+            add(
+                study,
+                split_line,
+                aggregator,
+                2,
+                1e-3 / bucket_mb,
+                step="overlapped",
+                bucket_mb=float(bucket_mb),
+            )
+    text = printed(study)
+    assert "(12 more: report.html, summary.csv)" in text
+    assert "all_reduce, 3 MiB" in text
+    assert all(len(row) <= 80 for row in text.splitlines())
+
+
+def test_why_exposed_times_disagree_stands_below(study, split_line):
+    for aggregator, unsplit_s, exposed_s in (("none", 4e-3, 0.0), ("ring", 7e-3, 1e-3)):
+        spans = [("backward", "main", 0.0, 4e-3), ("communicate", "main", 4e-3, 4e-3 + exposed_s)]
+        lines = [split_line(9, 4e-3 + exposed_s, *spans[: 1 + bool(exposed_s)])]
+        study.add_split([[unsplit_s]], [lines] * 2, aggregator=aggregator)
+    remark = "ring on 2 workers: by intervals 1.00 ms, by difference 3.00 ms: looking costs"
+    (group,) = groups_of(study)
+    assert [column.remark is None for column in budget_table(group).columns] == [True, False]
+    assert remark in " ".join(printed(study).split())
+    _, page_table = page_tables(group, [group])
+    assert page_table.remarks[0].startswith(remark)
+    assert "no" in page_table.rows[1]
+
+
+def test_warnings_are_marked_and_named_below_the_table(study, split_line):
+    for size in (1, 2):
+        study.add_split([[1.0]], [[split_line(9, 1.0, ("forward", "main", 0.0, 0.9))]] * size)
+    text = printed(study)
+    assert [line.rstrip().endswith("% !") for line in text.splitlines()[2:4]] == [True, True]
+    warning = "unexplained: 10.0% of the step is in no phase (none on 1 worker, none on 2 workers)"
+    assert f"! {warning}" in " ".join(text.split())
+    (group,) = groups_of(study)
+    assert page_tables(group, [group])[0].warnings == [warning]
+
+
+def test_noise_floor_stands_below_the_table_and_the_twin_in_none(study):
+    for twin, step_s in enumerate((1.0, 1.1)):
+        study.add_steps([[step_s]], aggregator="ring", world_size=2, twin=twin)
+    text = printed(study)
+    assert "noise floor 9.5% (A/A pair: ring on 2 workers)" in text
+    assert text.splitlines()[2].startswith("ring")
+    assert not text.splitlines()[3].startswith("ring")
+    page = write_report(study.folder).page.read_text()
+    assert "noise floor 9.5%" in page
+    assert page.count('<th scope="row">ring</th>') == 1

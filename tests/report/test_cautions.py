@@ -1,0 +1,137 @@
+"""What a reader is warned of, and what the GPUs said."""
+
+import pytest
+
+from scaling.report.cautions import cautions_of
+from scaling.report.columns import to_rows
+from scaling.report.groups import group_rows
+from scaling.report.tables import summary_table
+
+
+def row_of(study):
+    (row,) = to_rows(summary_table(study.folder))
+    return row
+
+
+def warnings(study):
+    text = row_of(study)["warnings"]
+    return [] if text is None else text.split(" | ")
+
+
+def test_budget_that_closes_within_five_percent_is_not_warned_of(study, split_line):
+    study.add_split([[1.0]], [[split_line(1, 1.0, ("forward", "main", 0.0, 0.951))]])
+    assert warnings(study) == []
+
+
+def test_step_with_more_than_five_percent_in_no_phase_is_warned_of(study, split_line):
+    study.add_split([[1.0]], [[split_line(1, 1.0, ("forward", "main", 0.0, 0.928))]])
+    assert warnings(study) == ["unexplained: 7.2% of the step is in no phase"]
+
+
+@pytest.mark.parametrize(
+    ("unsplit_s", "warned"),
+    [
+        (0.94, ["looking: makes the step 6.0% longer"]),
+        (0.96, []),
+        (1.06, ["looking: makes the step 6.0% shorter"]),
+    ],
+)
+def test_marks_that_change_the_step_by_more_than_five_percent_are_warned_of(
+    study, split_line, unsplit_s, warned
+):
+    study.add_split([[unsplit_s]], [[split_line(1, 1.0, ("forward", "main", 0.0, 1.0))]])
+    assert warnings(study) == warned
+
+
+def gpu(**values):
+    """What `scaling.measure.power` says of a GPU on which nothing is wrong."""
+    fine = {"window_s": 10.0, "throttle_reasons": [], "throttled_s": {"power cap": 0.0}, "other_processes": 0}
+    return {**fine, "energy_per_sample_j": 0.5, **values}
+
+
+def add_with(study, gpus, launches=1, **summary):
+    lines = [[{"iteration": i, "warmup": False, "split": False, "step_s": 1.0 + i % 2} for i in range(20)]]
+    study.add([lines * len(gpus)] * launches, world_size=len(gpus), summary={"gpu": gpus, **summary})
+
+
+def test_gpu_that_was_throttled_is_named_with_the_reason(study):
+    add_with(study, [gpu(throttle_reasons=["power cap"]), gpu(), gpu(throttled_s={"power cap": 0.2})])
+    assert warnings(study) == ["throttled: power cap, GPU of ranks 0 and 2"]
+
+
+def test_clocks_held_down_for_less_than_a_hundredth_are_not_warned_of(study):
+    add_with(study, [gpu(throttled_s={"power cap": 0.09})])
+    assert warnings(study) == []
+
+
+def test_other_processes_on_a_gpu_are_warned_of(study):
+    add_with(study, [gpu(), gpu(other_processes=2)])
+    assert warnings(study) == ["other processes: on the GPU of rank 1"]
+
+
+@pytest.mark.parametrize("gpus", [[None, None], [{}, {"other_processes": None, "throttled_s": None}]])
+def test_gpu_that_says_nothing_is_not_warned_of(study, gpus):
+    add_with(study, gpus)
+    assert warnings(study) == []
+    assert row_of(study)["joules_per_sample"] is None
+
+
+def test_energy_per_sample_is_the_mean_over_ranks_and_median_over_repeats(study):
+    add_with(study, [gpu(energy_per_sample_j=0.2), gpu(energy_per_sample_j=0.4)], launches=3)
+    assert row_of(study)["joules_per_sample"] == pytest.approx(0.3)
+
+
+def test_energy_that_one_rank_did_not_tell_is_empty(study):
+    add_with(study, [gpu(), gpu(energy_per_sample_j=None)])
+    assert row_of(study)["joules_per_sample"] is None
+
+
+@pytest.mark.parametrize(("peaks", "expected"), [([5, 7], 7), ([None, 7], 7), ([None, None], None)])
+def test_memory_peak_is_the_largest_of_all_ranks(study, peaks, expected):
+    add_with(study, [gpu(), gpu()], memory_peak_bytes=peaks)
+    assert row_of(study)["memory_peak_bytes"] == expected
+
+
+def add_with_goal(study, steps_s, stop_reason, goal=0.01, **summary):
+    lines = [{"iteration": i, "warmup": False, "split": False, "step_s": s} for i, s in enumerate(steps_s)]
+    summary = {"stop_reason": stop_reason, **summary}
+    study.add([[lines]], precision_goal=goal, summary=summary)
+
+
+SCATTERED = [1.0, 1.1] * 10
+
+
+def test_goal_that_was_missed_is_warned_of_with_what_was_reached(study):
+    add_with_goal(study, SCATTERED, "seconds", seconds={"unsplit": 10.2})
+    assert warnings(study) == ["precision: 95% interval is +-4.8% after 10 s, goal 1%"]
+
+
+def test_goal_that_was_missed_is_told_in_iterations_where_seconds_are_not_known(study):
+    add_with_goal(study, SCATTERED, "iterations", goal=0.005)
+    assert warnings(study) == ["precision: 95% interval is +-4.8% after 20 iterations, goal 0.5%"]
+
+
+def test_too_few_iterations_for_an_interval_are_told_so(study):
+    add_with_goal(study, [1.0, 1.1, 1.0], "seconds", seconds={"unsplit": 3.1})
+    assert warnings(study) == ["precision: no 95% interval after 3.1 s, goal 1%"]
+
+
+@pytest.mark.parametrize(("reason", "goal"), [("precision", 0.01), ("iterations", None), (None, 0.01)])
+def test_goal_that_was_reached_or_not_set_is_not_warned_of(study, reason, goal):
+    add_with_goal(study, SCATTERED, reason, goal)
+    assert warnings(study) == []
+
+
+def test_warnings_of_a_group_are_a_text_a_kind_and_many_are_counted(study, split_line):
+    for index in range(6):
+        share = 0.90 - 0.01 * index
+        lines = [[split_line(1, 1.0, ("forward", "main", 0.0, share))]]
+        study.add_split([[1.0]], lines, aggregator=f"a{index}")
+    (group,) = group_rows(to_rows(summary_table(study.folder)))
+    (text,) = cautions_of(group, most=2)
+    assert text == (
+        "unexplained: 10.0% of the step is in no phase (a0 on 1 worker); 11.0% of the step is in no phase "
+        "(a1 on 1 worker); 4 more in summary.csv"
+    )
+    (everything,) = cautions_of(group)
+    assert everything.count("in no phase") == 6

@@ -1,0 +1,167 @@
+"""The control arm of a cell, and whether exposed time by intervals is that by difference."""
+
+import pytest
+
+from scaling.report.columns import COLUMNS, to_rows
+from scaling.report.control import control_labels, exposed_check
+from scaling.report.tables import summary_table
+
+
+@pytest.mark.parametrize(
+    ("label", "step", "expected"),
+    [
+        ("ring", "eager", ["none"]),
+        ("all_reduce", "captured", ["none"]),
+        ("all_reduce", "overlapped", ["no_op", "none"]),
+        ("all_reduce(path=hook)", "overlapped", ["no_op(path=hook)", "none"]),
+        ("ring(directions=2)", "overlapped", ["no_op(path=hook)", "none"]),
+        ("none", "eager", []),
+        ("no_op(path=hook)", "overlapped", []),
+    ],
+)
+def test_control_arm_takes_the_path_of_the_arm(label, step, expected):
+    name = label.partition("(")[0]
+    assert control_labels({"aggregator": name, "aggregator_label": label, "step": step}) == expected
+
+
+def by_difference(study, cell_id):
+    rows = to_rows(summary_table(study.folder))
+    return next(row["exposed_by_difference_s"] for row in rows if row["cell_id"] == cell_id)
+
+
+def test_difference_is_to_the_cell_that_is_the_same_in_all_but_the_aggregator(study):
+    study.add_steps([[1.0]], world_size=2)
+    study.add_steps([[9.0]], world_size=4)
+    ring = study.add_steps([[1.25]], aggregator="ring", world_size=2)
+    assert by_difference(study, ring) == 0.25
+
+
+def test_negative_difference_is_not_clipped(study):
+    study.add_steps([[1.0]], world_size=2)
+    ring = study.add_steps([[0.75]], aggregator="ring", world_size=2)
+    assert by_difference(study, ring) == -0.25
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"world_size": 4},
+        {"input_placement": "pageable"},
+        {"step": "captured"},
+        {"peer_access": False},
+        {"seed": 1},
+        {"batch": 32},
+        {"twin": 1},
+    ],
+    ids=str,
+)
+def test_cell_that_differs_in_more_is_no_control_arm(study, other):
+    study.add_steps([[1.0]], **{"world_size": 2, **other})
+    ring = study.add_steps([[1.25]], aggregator="ring", world_size=2)
+    assert by_difference(study, ring) is None
+
+
+def test_overlapped_arm_is_controlled_on_its_path_at_its_bucket_size(study):
+    def add(label, step_s, bucket_mb):
+        return study.add_steps(
+            [[step_s]],
+            aggregator=label.partition("(")[0],
+            aggregator_label=label,
+            world_size=2,
+            step="overlapped",
+            bucket_mb=bucket_mb,
+        )
+
+    add("none", 0.5, None)
+    add("no_op", 0.75, 25.0)
+    add("no_op(path=hook)", 0.875, 25.0)
+    ddp, hook = add("all_reduce", 1.0, 25.0), add("ring", 1.0, 25.0)
+    other_size = add("all_reduce", 1.0, 4.0)
+    assert (by_difference(study, ddp), by_difference(study, hook)) == (0.25, 0.125)
+    assert by_difference(study, other_size) == 0.5, "without a no_op of its bucket size, to none"
+
+
+def test_control_arms_and_planned_ones_have_no_difference(study):
+    none = study.add_steps([[1.0]], world_size=2)
+    study.add(["planned"], world_size=4)
+    ring = study.add_steps([[1.0]], aggregator="ring", world_size=4)
+    assert by_difference(study, none) is None
+    assert by_difference(study, ring) is None
+
+
+def row(**values):
+    """A row of the summary: nothing but these values and an iteration of 10 ms."""
+    return {**dict.fromkeys(COLUMNS), "aggregator": "none", "iteration_s": 0.010, **values}
+
+
+def arm(exposed_s, by_difference_s, **values):
+    return row(exposed_s=exposed_s, exposed_by_difference_s=by_difference_s, **values)
+
+
+class TestCheck:
+    def test_times_that_differ_by_a_tenth_agree(self):
+        assert exposed_check(arm(0.901e-3, 1.0e-3), row()) == "agree (within 10%)"
+        assert not exposed_check(arm(0.899e-3, 1.0e-3), row()).startswith("agree")
+
+    def test_times_within_the_noise_of_the_iteration_agree(self):
+        noisy = arm(0.1e-3, 0.3e-3, noise_floor=0.03)
+        assert exposed_check(noisy, row()) == "agree (within the noise floor)"
+
+    def test_times_within_what_the_intervals_allow_agree(self):
+        wide = arm(0.5e-3, 1.0e-3, iteration_s_low=0.00969, iteration_s_high=0.0103)
+        control = row(iteration_s_low=0.0088, iteration_s_high=0.0092)
+        assert exposed_check(wide, control) == "agree (within the 95% intervals)"
+        assert not exposed_check({**wide, "exposed_s": 0.4e-3}, control).startswith("agree")
+
+    def test_time_that_does_not_exist_is_not_checked(self):
+        assert exposed_check(arm(None, 1e-3), row()) is None
+        assert exposed_check(arm(1e-3, None), row()) is None
+
+    def test_negative_difference_does_not_agree_with_a_positive_time(self):
+        text = exposed_check(arm(1.0e-3, -0.5e-3), row())
+        assert text == "by intervals 1.00 ms, by difference -0.500 ms: not explained"
+
+    def test_computation_that_the_exchange_slows_is_named(self):
+        slowed = arm(1.0e-3, 1.4e-3, backward_s=5.31e-3, forward_s=2.05e-3, update_s=0.1e-3)
+        control = row(backward_s=5.0e-3, forward_s=2.0e-3, update_s=0.1e-3)
+        assert exposed_check(slowed, control) == (
+            "by intervals 1.00 ms, by difference 1.40 ms: backward takes 0.310 ms longer than in none: "
+            "the exchange slows the computation"
+        )
+
+    def test_phases_that_explain_it_together_are_named_together(self):
+        slowed = arm(1.0e-3, 1.5e-3, backward_s=5.2e-3, forward_s=2.15e-3)
+        text = exposed_check(slowed, row(backward_s=5.0e-3, forward_s=2.0e-3))
+        assert "backward and forward together take 0.350 ms longer than in none: the exchange" in text
+
+    def test_update_at_another_place_is_no_slowed_computation(self):
+        text = exposed_check(arm(1.0e-3, 2.0e-3, update_s=1.1e-3), row(update_s=0.1e-3))
+        assert text.endswith("update takes 1.00 ms longer than in none")
+
+    def test_computation_that_is_shorter_explains_a_smaller_difference(self):
+        text = exposed_check(arm(1.0e-3, 0.5e-3, backward_s=4.6e-3), row(backward_s=5.0e-3))
+        assert text.endswith("backward takes 0.400 ms shorter than in none")
+
+    def test_phase_that_differs_the_other_way_explains_nothing(self):
+        text = exposed_check(arm(1.0e-3, 0.5e-3, backward_s=5.4e-3), row(backward_s=5.0e-3))
+        assert text.endswith("not explained")
+
+    def test_time_in_no_phase_explains_it(self):
+        text = exposed_check(arm(1.0e-3, 1.5e-3, unexplained_s=0.6e-3), row(unexplained_s=0.1e-3))
+        assert text.endswith("0.500 ms more than in none are in no phase")
+
+    def test_time_of_the_path_that_the_control_arm_has_too_explains_it(self):
+        hook = row(aggregator="no_op(path=hook)", exposed_s=0.3e-3)
+        text = exposed_check(arm(1.0e-3, 0.7e-3, aggregator="ring"), hook)
+        assert text.endswith("0.300 ms of it are the path's own, which no_op(path=hook) has too")
+        assert exposed_check(arm(0.7e-3, 1.0e-3), hook).endswith("not explained")
+
+    def test_looking_that_costs_the_arm_more_explains_it(self):
+        text = exposed_check(arm(1.5e-3, 1.0e-3, looking_s=0.6e-3), row(looking_s=0.1e-3))
+        assert text.endswith("looking costs 0.500 ms more than in none")
+        text = exposed_check(arm(1.0e-3, 1.5e-3, looking_s=0.6e-3), row(looking_s=0.1e-3))
+        assert text.endswith("not explained")
+
+    def test_what_explains_less_than_half_is_said_not_to(self):
+        text = exposed_check(arm(1.0e-3, 2.0e-3, backward_s=5.3e-3), row(backward_s=5.0e-3))
+        assert text.endswith("not explained (what differs most: backward takes 0.300 ms longer than in none)")

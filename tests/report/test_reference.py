@@ -1,0 +1,36 @@
+"""The committed results, measured before there were split iterations, still give tables that close."""
+
+from pathlib import Path
+
+import pytest
+
+from scaling.report.columns import BUDGET_COLUMNS, to_rows
+from scaling.report.tables import summary_table
+from scaling.store import ResultsFolder
+
+REFERENCE = Path(__file__).parents[2] / "results" / "reference" / "mnist-4xh200"
+
+
+@pytest.fixture(scope="module")
+def rows():
+    """The summary of results of the old format."""
+    table = summary_table(ResultsFolder(REFERENCE))
+    return [row for row in to_rows(table) if row["kind"] == "iteration"]
+
+
+def test_budget_of_every_cell_sums_to_its_step(rows):
+    assert len(rows) >= 20
+    for row in rows:
+        parts = [row[name] for name in BUDGET_COLUMNS if name not in ("comm_hidden_s", "h2d_hidden_s")]
+        total_s = sum(part for part in parts if part is not None)
+        assert total_s == pytest.approx(row["split_iteration_s"], rel=1e-9)
+        assert row["split_iteration_s"] == pytest.approx(row["iteration_s"], rel=0.05)
+
+
+def test_nothing_is_hidden_and_neither_looking_nor_skew_is_known(rows):
+    exchanging = [row for row in rows if row["exposed_comm_s"] is not None]
+    assert {row["aggregator"] for row in exchanging} >= {"all_reduce", "ring", "tree"}
+    for row in exchanging:
+        assert row["comm_hidden_s"] == 0.0
+        assert (row["looking_s"], row["skew_s"], row["noise_floor"]) == (None, None, None)
+        assert row["exposed_check"].startswith("agree")

@@ -1,0 +1,111 @@
+"""The two formats of raw samples: with split steps, and the old one in which every step was marked."""
+
+import pytest
+
+from scaling.errors import StoreError
+from scaling.report.samples import read_cells
+
+
+def launch_of(study):
+    return read_cells(study.folder)[0].launches[0]
+
+
+FORWARD = ("forward", "main", 0.0, 0.4)
+
+
+def test_time_comes_from_unsplit_steps_alone_and_phases_from_split_ones(study, line, split_line):
+    lines = [
+        line(0, 9.0, warmup=True, split=False),
+        line(1, 1.0, split=False),
+        line(2, 2.0, split=False),
+        {**split_line(3, 7.0, FORWARD), "warmup": True},
+        split_line(4, 1.5, FORWARD, start_s=3.25),
+    ]
+    study.add([[lines]])
+    launch = launch_of(study)
+    assert launch.step_s.tolist() == [1.0, 2.0]
+    assert launch.iterations.tolist() == [1, 2]
+    (step,) = launch.split_steps
+    assert (step.iteration, step.ranks[0].step_s, step.ranks[0].start_s) == (4, 1.5, 3.25)
+    assert launch.budgets[0][0].parts_s["forward"] == 0.4
+
+
+def test_step_is_that_of_the_slowest_rank_and_ranks_are_kept(study, line):
+    study.add([[[line(0, 1.0), line(1, 4.0)], [line(1, 3.0), line(0, 2.0)]]], world_size=2)
+    launch = launch_of(study)
+    assert launch.step_s.tolist() == [2.0, 4.0]
+    assert launch.rank_steps_s.tolist() == [[1.0, 4.0], [2.0, 3.0]]
+
+
+def test_old_line_is_both_unsplit_and_split_with_its_phases_one_after_the_other(study, line):
+    study.add([[[line(0, 1.0, forward_s=0.25, backward_s=0.5, communicate_s=0.125)]]], aggregator="ring")
+    launch = launch_of(study)
+    assert launch.step_s.tolist() == [1.0]
+    ((budget,),) = launch.budgets
+    assert {name: seconds for name, seconds in budget.parts_s.items() if seconds} == {
+        "forward": 0.25,
+        "backward": 0.5,
+        "exposed_comm": 0.125,
+        "unexplained": 0.125,
+    }
+    assert (budget.comm_hidden_s, budget.arrived_after_first_s) == (0.0, None)
+
+
+@pytest.mark.parametrize("cell", [{"step": "captured"}, {}], ids=str)
+def test_old_line_without_marks_inside_the_step_tells_no_phase(study, line, cell):
+    phases = {"input_s": 0.1} if cell else {}
+    study.add([[[line(0, 1.0, **phases)]]], **cell)
+    assert launch_of(study).split_steps == []
+
+
+def test_captured_step_with_split_lines_tells_its_phases(study, line, split_line):
+    study.add([[[line(0, 1.0, split=False), split_line(1, 1.0, FORWARD)]]], step="captured")
+    assert len(launch_of(study).split_steps) == 1
+
+
+def test_rank_that_waits_least_in_split_steps_is_waited_for(study, split_line):
+    def rank(arrives):
+        return [split_line(5, 1.0, ("communicate", "main", arrives, 0.9))]
+
+    study.add_split([[1.0]], [rank(0.2), rank(0.6), rank(0.4)], aggregator="ring")
+    assert launch_of(study).waited_for == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"spans": None}, "spans is None"),
+        ({"spans": [["forward", "main", 0.0]]}, r"\[phase, lane, start, stop\]"),
+        ({"spans": [["foward", "main", 0.0, 1.0]]}, "phase 'foward'; allowed: input,"),
+        ({"spans": [["forward", 3, 0.0, 1.0]]}, "times in seconds"),
+        ({"spans": [["forward", "main", 0.0, None]]}, "times in seconds"),
+        ({"start_s": "noon"}, "start_s is 'noon'"),
+        ({"step_s": None}, "step_s is None"),
+    ],
+)
+def test_damaged_split_line_is_an_error_that_names_the_run(study, line, split_line, change, message):
+    cell_id = study.add([[[line(0, 1.0, split=False), {**split_line(1, 1.0, FORWARD), **change}]]])
+    with pytest.raises(StoreError, match=message) as caught:
+        read_cells(study.folder)
+    assert f"{cell_id}/0" in str(caught.value)
+
+
+def test_split_line_without_spans_is_an_error(study, line, split_line):
+    broken = split_line(1, 1.0)
+    del broken["spans"]
+    study.add([[[line(0, 1.0, split=False), broken]]])
+    with pytest.raises(StoreError, match="lacks 'spans'"):
+        read_cells(study.folder)
+
+
+def test_split_steps_of_ranks_that_differ_are_an_error(study, line, split_line):
+    one = [line(0, 1.0, split=False), split_line(1, 1.0, FORWARD)]
+    other = [line(0, 1.0, split=False), split_line(2, 1.0, FORWARD)]
+    study.add([[one, other]], world_size=2)
+    with pytest.raises(StoreError, match="ranks 0 and 1 recorded different iterations"):
+        read_cells(study.folder)
+
+
+def test_start_that_is_not_known_is_allowed(study, line, split_line):
+    study.add([[[line(0, 1.0, split=False), {**split_line(1, 1.0, FORWARD), "start_s": None}]]])
+    assert launch_of(study).split_steps[0].ranks[0].start_s is None

@@ -1,0 +1,314 @@
+"""Transfer cells in the report: from samples of known times to tables, a figure and a machine file."""
+
+import csv
+import io
+import json
+import math
+from dataclasses import asdict
+
+import pytest
+from rich.console import Console
+
+from scaling.errors import StoreError
+from scaling.measure.probe import MIB, Sample, cases
+from scaling.measure.probe_file import with_detected
+from scaling.report import status_table, summary_table, write_report
+from scaling.report.columns import to_rows
+from scaling.report.terminal import render_tables
+from scaling.report.transfer_figures import bandwidth_lines
+from scaling.report.transfer_lines import largest_of, lines_of, transfer_groups
+from scaling.report.transfer_tables import render_transfers, transfer_sentences
+from scaling.report.transfers import read_transfers, transfer_rows
+from scaling.store import RunRecord
+from topologies.facts import Facts, Gpu, Host, NumaNode, PcieLink
+from topologies.schema import load
+
+RATES = {"h2d": 55e9, "d2h": 50e9, "h2d_d2h": 45e9, "peer_copy": 370e9, "host_sum": 10e9}
+
+
+def seconds_of(case, num_bytes, launch):
+    if launch == "host_only" and case.operation in ("send", "swap", "shift", "all_reduce"):
+        return 20e-6 + num_bytes / 20e9
+    at_once = 0.5 if len(case.ranks) > 1 and case.operation in ("h2d", "d2h", "h2d_d2h") else 1.0
+    pageable = 0.1 if case.memory == "pageable" else 1.0
+    return 5e-6 + num_bytes / (RATES.get(case.operation, 300e9) * at_once * pageable)
+
+
+def facts(num_gpus=2):
+    gpus = [
+        Gpu(i, "A GPU", f"GPU-a{i}", f"0000:{i}8:00.0", PcieLink(5, 16), switch_links=18)
+        for i in range(num_gpus)
+    ]
+    found = Facts("box", Host("A CPU", (NumaNode(0, 0, 64, 2**40),)), tuple(gpus))
+    ranks = [
+        {"name": "A GPU", "uuid": f"a{i}", "peers": [p for p in range(num_gpus) if p != i]}
+        for i in range(num_gpus)
+    ]
+    said = {
+        "torch": "2.11.0",
+        "nccl": "2.28.9",
+        "device": "cuda",
+        "host": "box",
+        "num_threads": 4,
+        "ranks": ranks,
+    }
+    return with_detected(said, found, "2025-03-01")
+
+
+def lines(peer_access=True, factor=1.0, count=7):
+    """rank0.jsonl of one run: every case of two GPUs, `count` samples each, spread by 1%."""
+    launch = "default" if peer_access else "host_only"
+    rows = [{"facts": facts()}]
+    for case in cases(2, on_gpus=True, peer_copies=peer_access):
+        for size in case.sizes_bytes:
+            for at in range(count):
+                seconds = factor * seconds_of(case, size, launch) * (1 + (at - count // 2) / 300)
+                sample = Sample(
+                    launch,
+                    case.operation,
+                    case.ranks,
+                    case.memory,
+                    case.captured,
+                    case.num_threads,
+                    size,
+                    1,
+                    seconds,
+                )
+                rows.append({"sample": asdict(sample)})
+    return [*rows, {"note": "something was left out"}]
+
+
+def cell(peer_access=True, world_size=2):
+    return {
+        "kind": "transfer",
+        "device": "cuda",
+        "world_size": world_size,
+        "threads": 4,
+        "peer_access": peer_access,
+        "seconds": 20.0,
+    }
+
+
+def add(study, runs, of, notes=()):
+    """A cell of the study; each run is rank 0's lines, or the reason why it failed."""
+    cell_id = f"{len(study.folder.runs()) + 100:012x}"
+    for repeat, run in enumerate(runs):
+        record = RunRecord(cell_id, repeat, of)
+        study.folder.start_run(record, {"launcher": "local", "host": "here", "num_nodes": 1})
+        if isinstance(run, str):
+            study.folder.fail_run(record, run)
+            continue
+        study.folder.sample_writer(cell_id, repeat, 0)(run)
+        study.folder.finish_run(record, {"seconds": {"unsplit": 20.0}}, notes)
+
+
+@pytest.fixture
+def links(study):
+    """Two cells of two GPUs: with access between them in two launches, and without in one."""
+    for peer_access, runs in ((False, [lines(False)]), (True, [lines(), lines(factor=1.1)])):
+        add(study, runs, cell(peer_access), ["something was left out"])
+    return study
+
+
+def found_line(results, what, who, *, host_only=False):
+    (group,) = transfer_groups(results)
+    return next(
+        one
+        for one in largest_of(lines_of(group))
+        if (one.what, one.who, one.host_only) == (what, who, host_only)
+    )
+
+
+class TestTable:
+    def test_csv_has_a_row_for_each_operation_size_and_set_of_ranks(self, links):
+        write_report(links.folder)
+        text = (links.folder.path / "transfers.csv").read_bytes().decode()
+        assert all(line.endswith("\r\n") for line in text.splitlines(keepends=True))
+        rows = list(csv.DictReader(io.StringIO(text)))
+        keys = ("peer_access", "operation", "memory", "captured", "num_threads", "ranks", "num_bytes")
+        assert len({tuple(row[key] for key in keys) for row in rows}) == len(rows)
+        wanted = sum(
+            len(case.sizes_bytes)
+            for peer_access in (True, False)
+            for case in cases(2, on_gpus=True, peer_copies=peer_access)
+        )
+        assert len(rows) == wanted
+
+    def test_row_has_median_quartiles_interval_and_the_line_through_all_sizes(self, links):
+        (row,) = [
+            row
+            for row in transfer_rows(read_transfers(links.folder))
+            if row["operation"] == "h2d"
+            and (row["ranks"], row["memory"], row["num_bytes"]) == ("1", "pinned", 256 * MIB)
+            and row["peer_access"]
+        ]
+        one = 5e-6 + 256 * MIB / 55e9
+        assert (row["who"], row["n"], row["launches"]) == ("alone", 14, 2)
+        assert one * 0.99 < row["seconds_q1"] < row["seconds"] < row["seconds_q3"] < 1.12 * one
+        assert row["interval_method"] == "t interval of the launches' medians"
+        assert row["seconds_low"] < one < 1.1 * one < row["seconds_high"]
+        assert math.isclose(row["algbw_bytes_per_s"], 256 * MIB / row["seconds"])
+        assert math.isclose(row["latency_s"], 5e-6 * 1.05, rel_tol=0.06)
+        assert math.isclose(row["bandwidth_bytes_per_s"], 55e9 / 1.05, rel_tol=0.06)
+        assert (
+            row["bandwidth_bytes_per_s_low"]
+            <= row["bandwidth_bytes_per_s"]
+            <= row["bandwidth_bytes_per_s_high"]
+        )
+        assert row["line_worst_error"] < 0.02
+
+    def test_what_does_not_exist_is_empty(self, study):
+        add(study, [lines(count=3)], cell())
+        write_report(study.folder)
+        rows = list(csv.DictReader((study.folder.path / "transfers.csv").open(newline="")))
+        assert {row["seconds_low"] for row in rows} == {""}  # three samples allow no interval
+        assert {row["latency_s"] for row in rows if row["operation"] == "device_copy"} == {""}  # one size
+        assert not {"None", "nan"} & {value for row in rows for value in row.values()}
+
+    def test_summary_has_a_row_a_cell_and_no_number_of_a_step(self, links):
+        rows = to_rows(summary_table(links.folder))
+        assert [(row["kind"], row["peer_access"], row["state"], row["repeats"]) for row in rows] == [
+            ("transfer", False, "done", 1),
+            ("transfer", True, "done", 2),
+        ]
+        for name in ("model", "aggregator", "precision", "input_placement", "h2d_s", "d2h_s", "iteration_s"):
+            assert {row[name] for row in rows} == {None}, name
+        assert rows[0]["notes"] == "something was left out"
+
+    def test_cells_with_a_model_stand_before_and_unchanged(self, study):
+        study.add_steps([[0.1] * 9], world_size=2)
+        alone = to_rows(summary_table(study.folder))
+        add(study, [lines()], cell())
+        both = to_rows(summary_table(study.folder))
+        assert both[0] == alone[0]
+        assert both[1]["kind"] == "transfer"
+        assert len(render_tables(summary_table(study.folder))) == 1
+
+
+class TestPeople:
+    def test_ranks_that_did_the_same_share_a_line(self, links):
+        results = read_transfers(links.folder)
+        assert found_line(results, "h2d pinned", "alone").who_text == "2 alone"
+        assert found_line(results, "h2d pinned", "at once").who_text == "2 at once"
+        assert found_line(results, "copy to a peer", "pair").who_text == "2 pairs"
+        line = found_line(results, "all-reduce, captured", "at once", host_only=True)
+        assert line.num_bytes == 1024 * MIB
+        assert math.isclose(line.busbw_bytes_per_s, 20e9, rel_tol=0.01)  # 2(n-1)/n is 1 with two
+        low, high = line.low_s, line.high_s
+        assert low is not None
+        assert high is not None
+        assert low <= line.seconds <= high
+
+    def test_terminal_table_fits_80_columns_and_has_the_largest_size_of_each(self, links):
+        console = Console(width=200, file=io.StringIO())
+        for table in render_transfers(read_transfers(links.folder)):
+            console.print(table)
+        shown = console.file.getvalue()
+        assert max(map(len, (line.rstrip() for line in shown.splitlines()))) <= 80
+        assert shown.startswith("Transfers: 2 GPUs, 4 threads each")
+        assert "h2d pageable" in shown
+        assert "host-only" in shown
+        assert "64 KiB" not in shown
+
+    def test_sentence_names_copies_and_all_reduce(self, links):
+        (sentence,) = transfer_sentences(read_transfers(links.folder))
+        assert sentence.startswith("One GPU alone copies 52.")
+        assert "of all 2 at once each copies 26." in sentence
+        assert (
+            "2 GPUs without access between them reach a bus bandwidth of 20.0 GB/s in an all-reduce of 1 GiB"
+            in sentence
+        )
+
+    def test_page_shows_table_figure_and_sentence(self, links):
+        page = write_report(links.folder).page.read_text()
+        assert "Transfers: 2 GPUs, 4 threads each" in page
+        assert "One GPU alone copies" in page
+        assert 'aria-label="bandwidth: Transfers' in page
+        assert "something was left out (transfer x 2)" in page
+        names = {path.name for path in (links.folder.path / "figures").iterdir()}
+        assert names == {"bandwidth-cuda-2x4.svg", "bandwidth-cuda-2x4.png"}
+
+    def test_figure_has_a_line_for_each_operation_of_several_sizes(self, links):
+        (group,) = transfer_groups(read_transfers(links.folder))
+        found = {line.label: line for line in bandwidth_lines(group, ("h2d", "all_reduce"))}
+        assert set(found) == {
+            *(
+                "h2d pinned, 2 alone",
+                "h2d pinned, 2 at once",
+                "h2d pageable, 2 alone",
+                "h2d pageable, 2 at once",
+            ),
+            *(
+                f"h2d {memory}, host-only, 2 {who}"
+                for memory in ("pinned", "pageable")
+                for who in ("alone", "at once")
+            ),
+            *("all-reduce, 2 at once", "all-reduce, captured, 2 at once"),
+            *("all-reduce, host-only, 2 at once", "all-reduce, captured, host-only, 2 at once"),
+        }
+        line = found["all-reduce, captured, host-only, 2 at once"]
+        assert line.sizes_bytes[-1] == 1024 * MIB
+        assert math.isclose(line.busbw[-1], 20.0, rel_tol=0.01)
+        assert all(
+            low <= rate <= high for low, rate, high in zip(line.low, line.busbw, line.high, strict=True)
+        )
+
+    def test_failed_cell_is_listed(self, study):
+        add(study, ["no luck"], cell())
+        assert "no luck" in write_report(study.folder).page.read_text()
+        (row,) = status_table(study.folder)
+        assert (row["kind"], row["state"], row["reason"], row["aggregator"]) == (
+            "transfer",
+            "failed",
+            "no luck",
+            None,
+        )
+        assert not (study.folder.path / "transfers.csv").exists()
+
+
+class TestMachineFile:
+    def test_it_is_what_the_probe_would_have_made(self, links):
+        write_report(links.folder)
+        topology = load(links.folder.path / "probed.yaml")
+        assert topology.num_gpus == 2
+        pcie = next(one for one in topology.machine.links if one.id == "cpu0-gpu1")
+        assert math.isclose(pcie.bandwidth_bytes_per_s, 55e9 / 1.05, rel_tol=0.06)
+        source = topology.sources["pcie5-x16.bandwidth_bytes_per_s"]
+        assert source.startswith(
+            "measured by scaling run on 2025-03-01, 2 GPUs, torch 2.11.0, NCCL 2.28.9, 256 MiB"
+        )
+        assert math.isclose(topology.machine.message_latency_s["staged"], 20e-6 - 0.7e-6, rel_tol=0.02)
+
+    def test_launches_without_access_give_messages_alone(self, study):
+        add(study, [lines()], cell())
+        add(study, [lines(False, factor=3.0)], cell(False))
+        write_report(study.folder)
+        topology = load(study.folder.path / "probed.yaml")
+        assert math.isclose(topology.machine.by_id["cpu0"].reduce_bytes_per_s, 10e9, rel_tol=0.05)
+
+    def test_the_largest_world_size_decides(self, study):
+        for size, factor in ((2, 1.0), (1, 2.0)):
+            add(study, [lines(factor=factor)], cell(world_size=size))
+        write_report(study.folder)
+        topology = load(study.folder.path / "probed.yaml")
+        assert math.isclose(topology.machine.by_id["cpu0"].reduce_bytes_per_s, 10e9, rel_tol=0.05)
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([{"facts": {}}, {"sample": {"operation": "h2d"}}], "rank0.jsonl is damaged"),
+        ([{"facts": {}}, {"sample": 3}], "rank0.jsonl is damaged"),
+        ([{"facts": {}}], "nothing that it measured was recorded"),
+    ],
+)
+def test_damaged_samples_are_an_error_that_names_the_file(study, rows, message):
+    add(study, [rows], cell())
+    with pytest.raises(StoreError, match=message):
+        write_report(study.folder)
+
+
+def test_report_as_json_has_every_row(links):
+    made = json.loads(json.dumps(write_report(links.folder).as_dict()))
+    assert len(made["transfers"]) == len(transfer_rows(read_transfers(links.folder)))
+    assert made["transfers"][0]["seconds"] > 0

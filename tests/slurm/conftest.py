@@ -1,0 +1,276 @@
+"""A real Slurm on this host: two emulated nodes with fake GPUs, on loopback alone, gone after the tests.
+
+The nodes bear addresses of the loopback network as names, so that they resolve on every machine. The GPUs are
+there for Slurm's accounts only: torch sees none, so that studies say `device: cpu`.
+"""
+
+import os
+import shutil
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import yaml
+
+from launchers import processes
+from scaling.store import ResultsFolder
+
+ROOT = Path(__file__).parents[2]
+SECONDS = 240  # no wait in these tests is longer
+DAEMONS = ("munged", "slurmctld", "slurmd")
+NODES = ("127.0.0.1", "127.0.0.2")
+FINAL = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT")
+
+CONFIGURATION = """\
+ClusterName=test
+SlurmctldHost=localhost(127.0.0.1)
+SlurmctldPort={controller}
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.sock,cred_expire=5
+CommunicationParameters=NoCtldInAddrAny,NoInAddrAny
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool.%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd.%n.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd.%n.log
+TmpFS={folder}
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SwitchType=switch/none
+MpiDefault=none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SlurmdParameters=config_overrides
+MailProg=/bin/true
+ReturnToService=2
+KillWait=5
+SchedulerParameters=sched_interval=1,bf_interval=1,batch_sched_delay=0,sched_min_interval=0
+GresTypes=gpu
+NodeName={first} NodeHostname=localhost NodeAddr=127.0.0.1 Port={first_port} CPUs=64 Gres=gpu:4
+NodeName={second} NodeHostname=localhost NodeAddr=127.0.0.1 Port={second_port} CPUs=64 Gres=gpu:4
+PartitionName=debug Nodes={first},{second} Default=YES MaxTime=INFINITE State=UP
+"""
+
+
+def why_no_cluster():
+    """What is missing for a cluster on this machine, or None."""
+    if sys.platform != "linux":
+        return "the emulated Slurm cluster runs on Linux"
+    if missing := [name for name in (*DAEMONS, "sbatch") if shutil.which(name) is None]:
+        packages = "slurmctld slurmd slurm-client munge"
+        return f"not installed: {', '.join(missing)}; Debian: apt-get install {packages}"
+    return None if os.geteuid() == 0 else "the emulated Slurm cluster is started by root alone"
+
+
+def free_ports(count):
+    with ExitStack() as stack:
+        servers = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for server in servers:
+            server.bind(("127.0.0.1", 0))
+        return [server.getsockname()[1] for server in servers]
+
+
+class Cluster:
+    """The daemons of one cluster, and Slurm's commands on it."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.environment = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}
+        self.processes = []
+
+    def start(self):
+        """Starts the daemons; returns when both nodes are idle."""
+        controller, first_port, second_port = free_ports(3)
+        names = {"first": NODES[0], "second": NODES[1], "first_port": first_port, "second_port": second_port}
+        text = CONFIGURATION.format(folder=self.folder, controller=controller, **names)
+        (self.folder / "slurm.conf").write_text(text)
+        (self.folder / "state").mkdir()
+        for number in range(4):  # character devices: a count without files would drain the node
+            os.mknod(self.folder / f"gpu{number}", 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+        gpus = f"NodeName={','.join(NODES)} Name=gpu File={self.folder}/gpu[0-3]\n"
+        (self.folder / "gres.conf").write_text(gpus)
+        key = self.folder / "munge.key"
+        key.write_bytes(os.urandom(1024))
+        key.chmod(0o600)
+        own = [f"--{name}-file={self.folder}/munge.{name}" for name in ("key", "pid", "seed", "log")]
+        self._start("munged", "--foreground", f"--socket={self.folder}/munge.sock", *own)
+        self.wait(lambda: (self.folder / "munge.sock").exists(), "munged")
+        self._start("slurmctld", "-D", "-c")
+        for node in NODES:
+            self._start("slurmd", "-D", "-c", "-N", node)
+        self.wait(lambda: self.ask("sinfo", "--noheader", "--format=%D %T") == "2 idle", "two idle nodes")
+
+    def _start(self, *command):
+        with (self.folder / f"{command[0]}.{len(self.processes)}.out").open("wb") as output:
+            self.processes.append(processes.start(command, self.environment, output))
+
+    def ask(self, *command, text=None):
+        """The output of one of Slurm's commands; empty where it fails."""
+        done = subprocess.run(
+            command, env=self.environment, input=text, capture_output=True, text=True, timeout=60
+        )
+        return done.stdout.strip() if done.returncode == 0 else ""
+
+    def wait(self, condition, what):
+        """Waits for a true value, and returns it."""
+        deadline = time.monotonic() + SECONDS
+        while time.monotonic() < deadline:
+            if value := condition():
+                return value
+            time.sleep(0.1)
+        raise TimeoutError(f"waited {SECONDS} s in vain for {what}")
+
+    def state(self, job):
+        """Slurm's word for what a job, or a task of an array, is doing."""
+        shown = self.ask("scontrol", "--oneliner", "show", "job", job)
+        return shown.partition("JobState=")[2].partition(" ")[0]
+
+    def jobs(self):
+        """Ids of the jobs that wait or run."""
+        return self.ask("squeue", "--noheader", "--array", "--format=%i").split()
+
+    def wait_for(self, job, *states):
+        """Waits until the job is in one of those states, and has left the queue if that is a final one."""
+
+        def reached():
+            state = self.state(job)
+            return state if state in states and (state not in FINAL or job not in self.jobs()) else None
+
+        return self.wait(reached, f"job {job} to be {' or '.join(states)}")
+
+    def cancel_all(self):
+        self.ask("scancel", "--user=root")
+        self.wait(lambda: not self.jobs(), "an empty queue")
+        self.wait(
+            lambda: self.ask("sinfo", "--noheader", "--format=%D %T") == "2 idle", "two idle nodes again"
+        )
+
+    def left(self, word=b"SLURM_JOB_ID="):
+        """Pids of living processes of this cluster with that in their environment: by default the jobs'."""
+        found = []
+        for path in Path("/proc").glob("[0-9]*/environ"):
+            try:
+                environment = path.read_bytes()
+                state = (path.parent / "stat").read_text().rpartition(")")[2].split()[0]
+            except OSError:
+                continue
+            if str(self.folder).encode() in environment and word in environment and state != "Z":
+                found.append(int(path.parent.name))
+        return found
+
+    def stop(self):
+        """Ends the daemons, by their pids."""
+        for process in reversed(self.processes):
+            processes.end(process)
+
+
+@pytest.fixture(scope="session")
+def cluster():
+    if reason := why_no_cluster():
+        pytest.skip(reason)
+    folder = Path(tempfile.mkdtemp(prefix="s", dir="/tmp"))  # short: sockets have paths of 108 bytes at most
+    folder.chmod(0o755)
+    made = Cluster(folder)
+    try:
+        made.start()
+        yield made
+        made.cancel_all()
+    finally:
+        made.stop()
+        left = made.left(b"SLURM_CONF=")
+        shutil.rmtree(folder)
+    assert not left, f"processes {left} were left behind"
+
+
+class Study:
+    """One study, submitted to the cluster from a folder of its own."""
+
+    def __init__(self, cluster, folder):
+        self.cluster, self.folder = cluster, folder
+        self.study, self.out, self.go = folder / "study.yaml", folder / "out", folder / "go"
+        self.environment = {
+            **cluster.environment,
+            "PYTHONPATH": os.pathsep.join([str(ROOT), str(Path(__file__).parent)]),
+            "MPLBACKEND": "Agg",
+            "SCALING_TEST_GO": str(self.go),
+        }
+
+    def write(self, aggregators=("all_reduce", "ring"), world_sizes=(2,), **keys):
+        workload = {"model": {"name": "mlp", "hidden": [8]}, "dataset": "digits", "global_batch": 256}
+        study = {
+            "name": "small",
+            "kind": "convergence",
+            "device": "cpu",
+            "workloads": [{**workload, "epochs": 1, "learning_rate": 0.05}],
+            "aggregators": list(aggregators),
+            "world_sizes": list(world_sizes),
+            "scaling": "strong",
+            **keys,
+        }
+        self.study.write_text(yaml.safe_dump(study))
+
+    def scaling(self, *arguments, **environment):
+        """The `scaling` command, to its end."""
+        return subprocess.run(
+            [sys.executable, "-m", "scaling", *arguments],
+            cwd=self.folder,
+            env={**self.environment, **environment},
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+        )
+
+    def submit(self, *options, **environment):
+        """`scaling submit`; returns the job's id."""
+        arguments = ["submit", self.study.name, "--out", self.out.name, "--time", "10", *options]
+        done = self.scaling(*arguments, **environment)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.strip().isdecimal()
+        return done.stdout.strip()
+
+    def results(self):
+        return ResultsFolder(self.out)
+
+    def states(self):
+        """(aggregator, world size) -> state."""
+        return {
+            (record.cell["aggregator_label"], record.cell["world_size"]): record.state
+            for record in self.results().runs()
+        }
+
+    def wait_for_run(self, aggregator, state="running"):
+        """Waits until a cell of that aggregator is in that state, with the others done."""
+        return self.cluster.wait(
+            lambda: (
+                self.results().exists()
+                and state in [s for (a, _), s in self.states().items() if a == aggregator]
+            ),
+            f"{aggregator} to be {state}",
+        )
+
+    def log(self, job):
+        """What the job printed."""
+        return (self.folder / f"slurm-{job}.out").read_text()
+
+
+@pytest.fixture(scope="session")
+def study_in(cluster):
+    """Makes a Study in a folder."""
+    return lambda folder: Study(cluster, folder)
+
+
+@pytest.fixture
+def study(cluster, study_in, tmp_path):
+    """A Study; afterwards the queue is empty and nothing of a job is left."""
+    yield study_in(tmp_path)
+    cluster.cancel_all()
+    cluster.wait(lambda: not cluster.left(), "the jobs' processes to end")

@@ -1,0 +1,149 @@
+"""What goes wrong in a job: it ends soon, with one clear message, and the folder can be gone on with."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.processes, pytest.mark.slurm]
+
+SOON_S = 60
+WAITS = "waiting_aggregators:Waits"
+
+
+def worker_of(rank):
+    """The pid of that rank's process."""
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            variables = (path / "environ").read_bytes().split(b"\0")
+            words = (path / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        own = f"SLURM_PROCID={rank}".encode()
+        if own in variables and b"scaling.worker" in words and b"torch.distributed.run" not in words:
+            return int(path.name)
+    return None
+
+
+def messages(log, word):
+    return [line for line in log.splitlines() if word in line]
+
+
+def test_task_that_is_killed_costs_its_run_once_and_the_job_completes(study, cluster):
+    study.write([WAITS])
+    job = study.submit("--gpus-per-node", "1", "--style", "srun")
+    study.wait_for_run("waits")
+    os.kill(worker_of(1), signal.SIGKILL)
+    killed_at = time.monotonic()
+    (record,) = study.results().runs()
+    cluster.wait(lambda: study.results().runs()[0].deaths == 1, "the death to be recorded")
+    assert time.monotonic() - killed_at < SOON_S
+    study.go.touch()
+    assert cluster.wait_for(job, "COMPLETED", "FAILED") == "COMPLETED", study.log(job)
+    assert study.states() == {("waits", 2): "done"}
+    assert len(messages(study.log(job), "a worker died in its cell")) == 1
+    assert study.results().run(record.cell_id, 0).deaths == 1
+
+
+def test_job_that_is_cancelled_stays_so_and_is_gone_on_with_by_submitting_again(study, cluster):
+    study.write(["all_reduce", WAITS])
+    job = study.submit("--gpus-per-node", "1", "--style", "srun")
+    study.wait_for_run("waits")
+    cancelled_at = time.monotonic()
+    cluster.ask("scancel", job)
+    assert cluster.wait_for(job, "CANCELLED") == "CANCELLED"
+    assert time.monotonic() - cancelled_at < SOON_S
+    cluster.wait(lambda: not cluster.left(), "the job's processes to end")
+    assert len(messages(study.log(job), "stopped by SIGTERM; give the script to sbatch again")) == 1
+    assert study.states()["waits", 2] == "planned"
+    assert [record.deaths for record in study.results().runs()] == [0, 0]
+    before = {path: path.read_text() for path in study.out.glob("runs/*/*/rank*.jsonl")}
+    done = {record.cell_id for record in study.results().runs() if record.state == "done"}
+
+    study.go.touch()
+    again = study.submit("--gpus-per-node", "1", "--style", "srun")
+    assert cluster.wait_for(again, "COMPLETED", "FAILED") == "COMPLETED", study.log(again)
+    assert set(study.states().values()) == {"done"}
+    kept = [path for path in before if path.parts[-3] in done]
+    assert all(path.read_text() == before[path] for path in kept)
+
+
+def test_job_at_its_time_limit_saves_its_state_requeues_itself_and_finishes_later(study, cluster):
+    study.write([WAITS])
+    job = study.submit("--gpus-per-node", "2")
+    study.wait_for_run("waits")
+    # Slurm looks every 30 s, and signals the job from 120 s before its limit.
+    cluster.ask("scontrol", "update", f"JobId={job}", "EndTime=now+90")
+    assert cluster.wait_for(job, "PENDING", "TIMEOUT") == "PENDING", study.log(job)
+    assert study.states() == {("waits", 2): "planned"}
+    assert len(messages(study.log(job), "stopped by SIGUSR1")) == 1
+    shown = study.scaling("status", study.out.name)
+    assert "planned" in shown.stdout
+    cluster.ask("scontrol", "update", f"JobId={job}", "TimeLimit=10")
+    study.go.touch()
+    assert cluster.wait_for(job, "COMPLETED", "FAILED", "TIMEOUT") == "COMPLETED", study.log(job)
+    assert study.states() == {("waits", 2): "done"}
+    assert study.results().runs()[0].deaths == 0
+    assert (study.out / "report.html").exists()
+
+
+def test_fewer_workers_than_asked_for_are_refused_on_every_rank(study, cluster):
+    study.write()
+    command = ["srun", "--ntasks=1", "--time=5", sys.executable, "-m", "scaling.worker", study.study.name]
+    command += ["--out", study.out.name, "--world-size=2"]
+    done = subprocess.run(
+        command, cwd=study.folder, env=study.environment, capture_output=True, text=True, timeout=SOON_S
+    )
+    assert done.returncode == 2
+    errors = messages(done.stderr, "error: ")
+    assert errors[0] == (
+        "error: 2 workers were asked for, but the launcher says rank 0 (SLURM_PROCID) of 1 (SLURM_NTASKS), "
+        "local rank 0 (SLURM_LOCALID) of 1, started by srun"
+    )
+    assert not study.results().exists()
+
+
+def test_port_that_is_occupied_ends_the_job_with_one_message(study, cluster):
+    study.write()
+    job = study.submit("--gpus-per-node", "1", "--sbatch=--hold")
+    with socket.socket() as server:
+        server.bind(("", 20_000 + int(job) % 10_000))
+        server.listen()
+        cluster.ask("scontrol", "release", job)
+        assert cluster.wait_for(job, "FAILED", "COMPLETED") == "FAILED"
+    (error,) = messages(study.log(job), "error: ")
+    assert f"port {20_000 + int(job) % 10_000} of 127.0.0.1" in error
+    assert "is occupied by another program; set MASTER_PORT" in error
+    assert set(study.states().values()) == {"planned"}
+
+
+def test_node_that_does_not_come_ends_the_job_with_one_message(study, study_in, cluster, tmp_path):
+    late = tmp_path / "late"  # every Python starts with it: on the second node it waits instead
+    late.mkdir()
+    late_start = "import os, time\nif os.environ.get('SLURM_NODEID') == '1':\n    time.sleep(600)\n"
+    (late / "sitecustomize.py").write_text(late_start)
+    path = os.pathsep.join([str(late), study.environment["PYTHONPATH"]])
+    reasons = {
+        "torchrun": "not all nodes came within 20 s",
+        "srun": "rank 0 cannot join the other workers",
+    }
+    jobs = {}
+    for style in reasons:
+        (tmp_path / style).mkdir()
+        one = study_in(tmp_path / style)
+        one.write()
+        options = ["--gpus-per-node", "1", "--style", style, "--join-timeout", "20"]
+        jobs[style] = (one, one.submit(*options, PYTHONPATH=path))
+    for style, (one, job) in jobs.items():
+        cluster.wait(lambda one=one: list(one.out.glob("launches/*.log")), "the launch to start")
+        started_at = time.monotonic()
+        assert cluster.wait_for(job, "FAILED", "COMPLETED") == "FAILED"
+        assert time.monotonic() - started_at < 20 + SOON_S
+        (error,) = messages(one.log(job), "error: ")
+        assert reasons[style] in error
+        assert set(one.states().values()) == {"planned"}

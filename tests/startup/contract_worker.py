@@ -1,0 +1,90 @@
+"""One rank of test_contract_in_processes.py: puts aggregators of other libraries through the contract suite."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import torch
+
+from launchers.rank_info import RankInfo
+from scaling import conformance
+from scaling.aggregators.registry import create
+from scaling.bucket import BucketLayout
+from scaling.errors import LaunchError
+from scaling.startup import Beside
+from scaling.startup.address import own_address
+from scaling.workers import Workers
+
+CPU = torch.device("cpu")
+REFUSED = (torch.bfloat16, torch.float16)
+FP16 = {"compression": "fp16"}
+
+
+def failure(check, *arguments):
+    """What does not hold, or None."""
+    try:
+        check(*arguments)
+    except AssertionError as error:
+        return str(error) or "an assertion"
+    return None
+
+
+def refusals(aggregator, group):
+    """What is said of each 16-bit type; None where it is taken."""
+
+    def start(dtype):
+        try:
+            aggregator.start(BucketLayout.of([("values", (4,))]), group, dtype, CPU)
+        except LaunchError as error:
+            return str(error)
+        return None
+
+    return {str(dtype).removeprefix("torch."): start(dtype) for dtype in REFUSED}
+
+
+def cast_mean(aggregator, group):
+    """The largest error of a mean that is cast on the way, and whether the ranks' bits are the same."""
+    layout = conformance.layout_of(1000)
+    gradients = conformance.gradients_of(group.world_size, 1000, torch.float32, integers=False)
+    state = aggregator.start(layout, group, torch.float32, CPU)
+    mean = aggregator.aggregate(state, gradients[group.rank].clone())
+    exact = torch.stack(gradients).double().mean(0)
+    return float((mean - exact).abs().max()), mean.tolist()
+
+
+def main(out, names):
+    info = RankInfo.from_env(os.environ)
+    beside = Beside(info)
+    workers = Workers(info, beside.share(), own_address(info, os.environ))
+    beside.offer(workers)
+    group = workers.group(CPU)
+
+    def run(world_size, work):
+        assert world_size == info.world_size
+        return workers.gather(work(group))
+
+    seen = {"launcher": info.launcher, "size": info.world_size, "beside": beside.record(), "aggregators": {}}
+    for name in names:
+        aggregator = create(name)
+        failures = [
+            failure(conformance.check, aggregator, info.world_size, size, torch.float32, run)
+            for size in conformance.SIZES
+        ]
+        failures.append(failure(conformance.check_state, aggregator, info.world_size, 1000, run))
+        has_residuals = conformance.check_residuals(aggregator, info.world_size, 1000, run)
+        seen["aggregators"][name] = {
+            "failures": [one for one in failures if one],
+            "has_residuals": has_residuals,
+            "refusals": refusals(aggregator, group),
+        }
+        if "horovod" in name:
+            error, bits = cast_mean(create(name, FP16), group)
+            seen["aggregators"][name] |= {"fp16_error": error, "fp16_bits": len(set(map(tuple, workers.gather(bits))))}
+    if info.rank == 0:
+        out.write_text(json.dumps(seen))
+    workers.close()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2:])

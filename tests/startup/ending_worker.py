@@ -1,0 +1,24 @@
+"""One rank of test_mpi_world.py: the last rank raises, outside every cell, while the others wait for it in MPI."""
+
+import os
+import sys
+
+from launchers.rank_info import RankInfo
+from scaling.startup import Beside
+
+
+def main(how):
+    info = RankInfo.from_env(os.environ)
+    beside = Beside(info)
+    if info.rank == info.world_size - 1:
+        if how == "raise":
+            raise RuntimeError("planted failure")
+        beside.end_all(3)
+        sys.exit(3)
+    from mpi4py import MPI
+
+    MPI.COMM_WORLD.Barrier()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,44 @@
+"""MPI's world is the launch's, or an error on every rank; and what ends one rank ends all."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.processes
+
+ROOT = Path(__file__).parents[2]
+ENDING = str(Path(__file__).with_name("ending_worker.py"))
+SOON_S = 60
+
+
+def start(launcher, *words, **environment):
+    return launcher.run(2, *words, cwd=ROOT, limit_s=SOON_S, env={"PYTHONPATH": str(ROOT), **environment})
+
+
+@pytest.mark.parametrize(("how", "word"), [("raise", "RuntimeError: planted failure"), ("leave", "")])
+def test_rank_that_raises_or_leaves_ends_all(mpirun, how, word):
+    begun = time.monotonic()
+    done = start(mpirun, ENDING, how)
+    assert done.returncode != 0
+    assert word in done.stderr
+    assert time.monotonic() - begun < SOON_S
+
+
+def test_world_of_one_is_an_error_on_every_rank(mpich, openmpi):
+    """mpi4py with another MPI than the launcher's: each process would be rank 0 of 1."""
+    library = Path(openmpi.program).parents[1] / "lib" / "libmpi.so.40"
+    if not library.exists():
+        pytest.skip(f"no {library}: Open MPI is not from the package index")
+    done = start(mpich, "-m", "scaling.worker", "mnist", MPI4PY_LIBMPI=str(library))
+    assert done.returncode == 2
+    for rank in (0, 1):
+        assert f"error: rank {rank} (PMI_RANK) of 2 (PMI_SIZE)" in done.stderr
+    assert done.stderr.count("says rank 0 of 1: mpi4py has loaded another MPI than the mpirun in use") == 2
+
+
+def test_library_that_is_not_there_is_named(mpich):
+    done = start(mpich, "-m", "scaling.worker", "mnist", MPI4PY_LIBMPI="/nowhere/libmpi.so")
+    assert done.returncode == 2
+    assert "mpi4py cannot be used: cannot load MPI library /nowhere/libmpi.so" in done.stderr
+    assert "pip install 'scaling-study[mpi]'" in done.stderr

@@ -1,0 +1,102 @@
+"""How a launch's wall time divides, on a clock that the test moves."""
+
+import os
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from scaling.store import ResultsFolder
+from scaling.study import launch_times
+from scaling.study.launch_times import STARTED_VARIABLE, LaunchTimes
+from scaling.study.launches import Launch, Settings
+
+LAUNCH = Launch(Settings(world_size=2, device="cpu", threads=1, peer_access=None), repeat=1, cells=[])
+STARTED = {STARTED_VARIABLE: "1000.0"}
+
+
+class FakeTime:
+    """Seconds since the epoch that move when the test says so."""
+
+    def __init__(self) -> None:
+        self.now_s = 1007.5
+
+
+@pytest.fixture
+def clock(monkeypatch) -> FakeTime:
+    fake = FakeTime()
+    monkeypatch.setattr(launch_times, "time", SimpleNamespace(time=lambda: fake.now_s))
+    return fake
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> ResultsFolder:
+    return ResultsFolder(tmp_path / "results")
+
+
+def test_start_up_is_counted_from_when_the_launcher_was_started(clock, folder):
+    times = LaunchTimes(folder, LAUNCH, STARTED)
+    times.add("cell", {})
+    (written,) = folder.launch_times()
+    assert written["start_up_s"] == 7.5
+    assert (written["world_size"], written["repeat"]) == (2, 1)
+    assert written["settings"] == {
+        "world_size": 2,
+        "device": "cpu",
+        "threads": 1,
+        "peer_access": None,
+        "variables": [],
+    }
+
+
+@pytest.mark.skipif(not Path("/proc/stat").exists(), reason="needs Linux's /proc")
+def test_start_up_is_counted_from_the_process_itself_where_nobody_says(folder):
+    stat = Path("/proc/stat").read_text()
+    booted = int(next(line for line in stat.splitlines() if line.startswith("btime")).split()[1])
+    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    own_age_s = time.time() - (booted + ticks / os.sysconf("SC_CLK_TCK"))
+    LaunchTimes(folder, LAUNCH, {}).add("cell", {})
+    (written,) = folder.launch_times()
+    assert written["start_up_s"] == pytest.approx(own_age_s, abs=5)  # btime is of whole seconds
+
+
+def test_start_up_is_zero_where_the_system_does_not_say(clock, folder, monkeypatch):
+    monkeypatch.setattr(launch_times, "Path", lambda name: Path("/nowhere") / name.strip("/"))
+    LaunchTimes(folder, LAUNCH, {}).add("cell", {})
+    assert folder.launch_times()[0]["start_up_s"] == 0
+
+
+def test_one_file_is_written_anew_after_each_cell(clock, folder):
+    times = LaunchTimes(folder, LAUNCH, STARTED)
+    assert folder.launch_times() == []
+    for number in range(1, 4):
+        clock.now_s += 1
+        times.add(f"cell{number}", {"setup": 0.25})
+        (written,) = folder.launch_times()
+        assert [cell["cell_id"] for cell in written["cells"]] == [f"cell{n}" for n in range(1, number + 1)]
+
+
+def test_parts_sum_to_the_total(clock, folder):
+    times = LaunchTimes(folder, LAUNCH, STARTED)
+    for seconds in ({"setup": 1.0, "warmup": 2.0, "unsplit": 3.0, "split": 0.5}, {"setup": 4.0}, {}):
+        clock.now_s += 8
+        times.add("cell", seconds)
+    (written,) = folder.launch_times()
+    assert written["cells"][0] == {
+        "cell_id": "cell",
+        "setup_s": 1.0,
+        "warmup_s": 2.0,
+        "unsplit_s": 3.0,
+        "split_s": 0.5,
+        "other_s": 1.5,
+    }
+    assert [cell["other_s"] for cell in written["cells"]] == [1.5, 4.0, 8.0]
+    in_cells = sum(value for cell in written["cells"] for key, value in cell.items() if key != "cell_id")
+    assert written["start_up_s"] + in_cells == written["total_s"] == 7.5 + 3 * 8
+
+
+def test_every_launch_has_a_file_of_its_own(clock, folder):
+    for _ in range(2):
+        LaunchTimes(folder, LAUNCH, STARTED).add("cell", {})
+    assert len(folder.launch_times()) == 2

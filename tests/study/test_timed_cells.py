@@ -1,0 +1,141 @@
+"""Cells that are timed: their axes, the A/A pair that tells the noise, and how long they last."""
+
+from typing import Any
+
+import pytest
+
+from scaling.errors import StudyError
+from scaling.study.cells import Cell, Machine, resolve
+from scaling.study.schema import IterationPart, parse_study
+
+CPU = Machine(num_gpus=0, num_cores=8)
+GPUS = Machine(num_gpus=4, num_cores=64)
+
+WORKLOAD = {"model": "mlp", "dataset": "digits", "global_batch": 64}
+BASE = {
+    "name": "by-hand",
+    "workloads": [WORKLOAD],
+    "aggregators": ["none", "ring", "tree"],
+    "world_sizes": [1, 2],
+    "scaling": "strong",
+}
+
+
+def cells(machine: Machine = CPU, **changes: Any) -> list[Cell]:
+    return resolve(parse_study({**BASE, **changes}, "my.yaml"), machine).trained
+
+
+def twins(machine: Machine = CPU, **changes: Any) -> list[Cell]:
+    return [cell for cell in cells(machine, **changes) if cell.twin]
+
+
+class TestTwins:
+    def test_first_aggregator_that_exchanges_has_one_at_the_largest_world_size(self):
+        (twin,) = twins()
+        assert (twin.aggregator, twin.world_size, twin.twin) == ("ring", 2, 1)
+
+    def test_all_but_identity_and_description_is_the_first_ones(self):
+        (twin,) = twins()
+        first = next(cell for cell in cells() if (cell.aggregator, cell.world_size) == ("ring", 2))
+        assert {**first.to_dict(), "twin": 1} == twin.to_dict()
+        assert first.id != twin.id
+        assert twin.describe() == f"{first.describe()}, A/A pair"
+
+    def test_study_of_control_arms_has_one_too(self):
+        assert [cell.aggregator for cell in twins(aggregators=["none"])] == ["none"]
+
+    def test_every_workload_and_step_has_its_own(self):
+        workloads = [WORKLOAD, {**WORKLOAD, "model": {"name": "mlp", "hidden": [8]}}]
+        found = twins(workloads=workloads, step=["eager", "overlapped"])
+        assert {(cell.model_label, cell.step) for cell in found} == {
+            (model, step) for model in ("mlp", "mlp(hidden=[8])") for step in ("eager", "overlapped")
+        }
+        assert len(found) == 4
+
+    def test_every_peer_access_has_its_own(self):
+        found = twins(GPUS, peer_access=[True, False])
+        assert [cell.peer_access for cell in found] == [True, False]
+
+    def test_other_axes_share_one(self):
+        assert len(twins(seed=[0, 1], workloads=[{**WORKLOAD, "global_batch": [32, 64]}])) == 1
+        assert len(twins(step="overlapped", bucket_mb=[1, 25])) == 1
+
+    def test_it_is_run_as_often_as_the_part_asks(self):
+        study = resolve(parse_study({**BASE, "repeats": 3}, "my.yaml"), CPU)
+        assert set(study.repeats.values()) == {3}
+
+    def test_study_may_do_without(self):
+        assert twins(noise_pair=False) == []
+        assert len(cells(noise_pair=False)) == 3 * 2
+
+    def test_convergence_has_none(self):
+        assert twins(kind="convergence", aggregators=["ring"]) == []
+
+
+class TestBuckets:
+    def overlapped(self, **changes: Any) -> list[tuple[str, float | None]]:
+        found = cells(step="overlapped", world_sizes=2, noise_pair=False, **changes)
+        return [(cell.aggregator_label, cell.bucket_mb) for cell in found]
+
+    def test_each_size_makes_a_cell_where_there_are_buckets(self):
+        assert self.overlapped(bucket_mb=[1, 4.5], aggregators=["all_reduce", "ring"]) == [
+            ("all_reduce", 1.0),
+            ("all_reduce", 4.5),
+            ("ring", 1.0),
+            ("ring", 4.5),
+        ]
+
+    def test_step_without_ddp_has_none_and_is_one_cell(self):
+        assert self.overlapped(bucket_mb=[1, 4], aggregators=["none"]) == [("none", None)]
+
+    def test_control_arms_of_ddp_have_them(self):
+        arms = ["no_op", {"name": "no_op", "path": "hook"}]
+        assert self.overlapped(aggregators=arms) == [("no_op", 25.0), ("no_op(path=hook)", 25.0)]
+
+    def test_size_is_part_of_identity_and_description(self):
+        one, other = cells(step="overlapped", bucket_mb=[1, 4], aggregators=["ring"], world_sizes=1)[:2]
+        assert one.id != other.id
+        assert one.describe().endswith("on cpu, overlapped, buckets of 1 MiB")
+
+
+class TestExtent:
+    def test_defaults(self):
+        (part,) = parse_study(BASE, "my.yaml").parts
+        assert isinstance(part, IterationPart)
+        assert (part.iterations, part.precision_goal, part.max_seconds) == (1000, 0.01, 20.0)
+        assert (part.split_iterations, part.noise_pair) == (20, True)
+        assert part.input_placement == ["device"]
+
+    @pytest.mark.parametrize(("machine", "min_seconds"), [(CPU, 0.0), (GPUS, 0.5)], ids=["cpu", "gpus"])
+    def test_gpus_are_measured_half_a_second_at_least(self, machine, min_seconds):
+        assert {cell.min_seconds for cell in cells(machine)} == {min_seconds}
+        assert {cell.min_seconds for cell in cells(machine, min_seconds=2)} == {2.0}
+
+    def test_cells_have_what_the_study_says(self):
+        said = {"iterations": 7, "precision_goal": None, "max_seconds": None, "split_iterations": 5}
+        for cell in cells(**said):
+            assert {name: getattr(cell, name) for name in said} == said
+
+    def test_loader_has_two_workers_and_other_placements_have_none(self):
+        found = cells(input_placement=["device", "loader"], world_sizes=1, noise_pair=False)
+        assert {(cell.input_placement, cell.loader_workers) for cell in found} == {
+            ("device", None),
+            ("loader", 2),
+        }
+        assert cells(input_placement="loader")[0].describe().endswith("eager, input loader")
+
+    def test_convergence_has_none_of_it(self):
+        for cell in cells(kind="convergence", aggregators=["ring"]):
+            assert (cell.warmup, cell.iterations, cell.precision_goal, cell.min_seconds) == (None,) * 4
+            assert (cell.split_iterations, cell.loader_workers) == (None, None)
+            assert cell.input_placement == "device"
+
+    @pytest.mark.parametrize("value", [0, 1, -0.1, True])
+    def test_goal_is_a_part_of_the_median(self, value):
+        with pytest.raises(StudyError, match=f"precision_goal is {value}"):
+            parse_study({**BASE, "precision_goal": value}, "my.yaml")
+
+    @pytest.mark.parametrize("value", [0, -1, [1, 0]])
+    def test_buckets_have_a_size(self, value):
+        with pytest.raises(StudyError, match=r"bucket_mb\.\d is (0|-1): input should be greater than 0"):
+            parse_study({**BASE, "step": "overlapped", "bucket_mb": value}, "my.yaml")

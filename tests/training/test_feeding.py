@@ -1,0 +1,134 @@
+"""Every input placement hands out the same batches, in the same order."""
+
+import gc
+import multiprocessing
+from contextlib import nullcontext
+
+import pytest
+import torch
+
+from scaling.errors import StudyError
+from scaling.measure.clock import clock_for
+from scaling.measure.phases import UNMARKED, PhaseRecorder
+from scaling.training.feeding import PLACEMENTS, Batch, feeder_for
+from scaling.workloads.base import Split
+
+CPU = torch.device("cpu")
+NUM_SAMPLES, NUM_BATCHES, LOCAL_BATCH = 40, 4, 6
+NUM_WORKERS = 2
+
+on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+def split(device: torch.device = CPU) -> Split:
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn((NUM_SAMPLES, 2, 3), generator=generator)
+    return Split(inputs.to(device), torch.arange(NUM_SAMPLES, device=device) % 7)
+
+
+def batches() -> torch.Tensor:
+    return torch.randperm(NUM_SAMPLES, generator=torch.Generator().manual_seed(1))[
+        : NUM_BATCHES * LOCAL_BATCH
+    ].view(NUM_BATCHES, LOCAL_BATCH)
+
+
+def taken(placement: str, device: torch.device, count: int) -> list[Batch]:
+    """Copies of the first batches, in host memory."""
+    feeder = feeder_for(placement, split(device), batches(), device, NUM_WORKERS)
+    return [Batch(*(tensor.cpu().clone() for tensor in feeder.next(UNMARKED))) for _ in range(count)]
+
+
+class Named:
+    """Marks that note (lane, phase)."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, str]] = []
+
+    def phase(self, name: str):
+        return self._note("main", name)
+
+    def beside(self, lane: str):
+        return lambda name: self._note(lane, name)
+
+    def _note(self, lane: str, name: str):
+        self.seen.append((lane, name))
+        return nullcontext()
+
+
+def assert_the_same(placement: str, device: torch.device) -> None:
+    """More than two rounds through the batches."""
+    rows = batches().tolist()
+    for number, (inputs, targets) in enumerate(taken(placement, device, 2 * NUM_BATCHES + 1)):
+        own = rows[number % NUM_BATCHES]
+        assert torch.equal(inputs, split().inputs[own]), number
+        assert torch.equal(targets, split().targets[own]), number
+
+
+@pytest.mark.parametrize("placement", ["device", "loader"])
+def test_batches_come_in_turn_without_end(placement):
+    assert_the_same(placement, CPU)
+
+
+@pytest.mark.parametrize("placement", ["device", "loader"])
+def test_waiting_for_a_batch_is_the_phase_input_and_a_cpu_copies_nothing(placement):
+    marks = Named()
+    feeder = feeder_for(placement, split(), batches(), CPU, NUM_WORKERS)
+    feeder.next(marks)
+    feeder.next(marks)
+    assert marks.seen == [("main", "input")] * 2
+
+
+@pytest.mark.parametrize("placement", ["pinned", "pageable"])
+def test_copies_to_a_gpu_are_refused_on_a_cpu(placement):
+    with pytest.raises(StudyError, match=f"{placement} is a copy to a GPU; on cpu use device or loader"):
+        feeder_for(placement, split(), batches(), CPU, NUM_WORKERS)
+
+
+def test_loaders_processes_end_with_it():
+    before = set(multiprocessing.active_children())
+    feeder = feeder_for("loader", split(), batches(), CPU, NUM_WORKERS)
+    feeder.next(UNMARKED)
+    workers = set(multiprocessing.active_children()) - before
+    assert len(workers) == NUM_WORKERS
+    del feeder
+    gc.collect()
+    for worker in workers:
+        worker.join(timeout=30)
+    assert not any(worker.is_alive() for worker in workers)
+
+
+@pytest.mark.gpu
+@on_gpu
+class TestOnAGpu:
+    @pytest.mark.parametrize("placement", PLACEMENTS)
+    def test_batches_come_in_turn_without_end(self, placement):
+        assert_the_same(placement, torch.device("cuda"))
+
+    @pytest.mark.parametrize(
+        ("placement", "marked"),
+        [
+            ("device", {("main", "input")}),
+            ("pinned", {("main", "input"), ("copy", "h2d")}),
+            ("pageable", {("main", "h2d")}),
+            ("loader", {("main", "input"), ("main", "h2d")}),
+        ],
+    )
+    def test_copies_are_marked_where_they_run(self, placement, marked):
+        device = torch.device("cuda")
+        feeder = feeder_for(placement, split(device), batches(), device, NUM_WORKERS)
+        marks = Named()
+        feeder.next(marks)
+        assert set(marks.seen) == marked
+
+    def test_next_batch_is_copied_while_the_step_computes(self):
+        device = torch.device("cuda")
+        recorder = PhaseRecorder(clock_for(device))
+        feeder = feeder_for("pinned", split(device), batches(), device, NUM_WORKERS)
+        feeder.next(UNMARKED)
+        with recorder.step(split=True) as marks:
+            feeder.next(marks)
+            with marks.phase("forward"):
+                torch.cuda._sleep(10**8)
+        (sample,) = recorder.take()
+        spans = {(phase, lane): (start, stop) for phase, lane, start, stop in sample.spans}
+        assert spans["h2d", "copy"][1] < spans["forward", "main"][1]

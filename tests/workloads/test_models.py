@@ -1,0 +1,82 @@
+"""What every model keeps: the published number of parameters, the shape of its logits, a loss that falls."""
+
+import pytest
+import torch
+
+from scaling.training.replica import loss_of
+from scaling.workloads.base import DataShape
+from scaling.workloads.registry import (
+    BUILT_IN_MODELS,
+    build_module,
+    create_dataset,
+    create_model,
+    resolve_shape,
+)
+from scaling.workloads.synthetic import Synthetic
+
+NUM_PARAMETERS = {
+    "fcn-r": 14_205_962,
+    "fcn-s": 117_997_696,
+    "fcn-s4": 122_194_048,
+    "mlp": 64 * 128 + 128 + 128 * 10 + 10,
+    "alexnet-r": 85_098,
+    "alexnet-s": 62_378_344,
+    "resnet-56": 853_018,
+    "resnet-50": 25_557_032,
+    "lstm": 6_180_624,
+}
+REDUCED = {
+    "fcn-r": DataShape((1, 8, 8), 10),
+    "fcn-s": DataShape((20,), 5),
+    "fcn-s4": DataShape((20,), 5),
+    "mlp": DataShape((20,), 5),
+    "alexnet-r": DataShape((3, 16, 16), 10),
+    "alexnet-s": DataShape((3, 63, 63), 10),
+    "resnet-56": DataShape((3, 16, 16), 10),
+    "resnet-50": DataShape((3, 32, 32), 10),
+    "lstm": DataShape((5,), 20, tokens=True),
+}
+"""Shapes of which a step takes little time."""
+
+
+@pytest.fixture(params=BUILT_IN_MODELS)
+def name(request):
+    return request.param
+
+
+def on_meta(name):
+    """The model for its own data: no numbers, and no time to make them."""
+    model = create_model(name)
+    shape = resolve_shape(model, create_dataset(model.dataset))
+    with torch.device("meta"):
+        return build_module(model, shape), shape
+
+
+def test_number_of_trainable_parameters_is_the_published_one(name):
+    module, _ = on_meta(name)
+    assert sum(p.numel() for p in module.parameters() if p.requires_grad) == NUM_PARAMETERS[name]
+
+
+def test_logits_are_one_a_class_of_every_target(name):
+    module, shape = on_meta(name)
+    inputs = torch.zeros(2, *shape.input_shape, device="meta", dtype=torch.int64 if shape.tokens else None)
+    targets = shape.input_shape if shape.tokens else ()
+    assert module(inputs).shape == (2, *targets, shape.num_classes)
+
+
+def test_small_step_against_the_gradient_lowers_the_loss(name):
+    torch.manual_seed(0)
+    shape = REDUCED[name]
+    module = build_module(create_model(name), shape)
+    batch = Synthetic().load(shape, 16, seed=0).train
+    trainable = [p for p in module.parameters() if p.requires_grad]
+    before = loss_of(module, batch.inputs, batch.targets)
+    before.backward()
+    slope = sum(p.grad.square().sum().item() for p in trainable)
+    assert slope > 0
+    with torch.no_grad():
+        for parameter in trainable:
+            parameter.sub_(parameter.grad, alpha=1e-3 * before.item() / slope)
+        after = loss_of(module, batch.inputs, batch.targets)
+    # To first order it falls by a thousandth of itself.
+    assert 0.5e-3 < 1 - (after / before).item() < 1.5e-3
