@@ -11,6 +11,9 @@ The idea: the step's time is cut at every start and stop, and each piece is give
    have equally many of them, and their steps' starts are known on one clock.
 4. What no span covers is unexplained.
 
+On the lane `hook` a span of `communicate` is no exchange, but the time in which the computation stood still
+while the host set one going: it is exposed where no exchange covers it, never hidden, and no arrival.
+
 All is clipped to the step. Hidden times are the union of their pieces too: a moment counts once.
 """
 
@@ -29,6 +32,8 @@ Floats = NDArray[np.float64]
 
 MAIN = "main"
 """The lane of the computation; every other lane runs beside it."""
+
+HOOK = "hook"
 
 EXCHANGE = "communicate"
 
@@ -129,14 +134,18 @@ def step_budgets(ranks: Sequence[RankStep]) -> list[StepBudget]:
 
 def _exchanges(step: RankStep) -> list[Span]:
     """Its spans of `communicate`, in the order of their starts."""
-    own = [span for span in step.spans if span.phase == EXCHANGE]
+    own = [span for span in step.spans if _is_exchange(span)]
     return sorted(own, key=lambda span: (span.start_s, span.stop_s))
+
+
+def _is_exchange(span: Span) -> bool:
+    return span.phase == EXCHANGE and span.lane != HOOK
 
 
 def _rank_budget(step: RankStep, complete_s: Floats | None, after_first_s: float | None) -> StepBudget:
     """One rank's budget; `complete_s` says when all have arrived at each exchange, from its step's start."""
     exchanges = _exchanges(step)
-    spans = [*exchanges, *(span for span in step.spans if span.phase != EXCHANGE)]
+    spans = [*exchanges, *(span for span in step.spans if not _is_exchange(span))]
     starts, stops = (
         np.clip([getattr(span, end) for span in spans], 0.0, step.step_s) for end in ("start_s", "stop_s")
     )
@@ -145,6 +154,7 @@ def _rank_budget(step: RankStep, complete_s: Floats | None, after_first_s: float
     widths, middles = np.diff(cuts), (cuts[1:] + cuts[:-1]) / 2
     covers = (starts[:, None] <= middles) & (middles < stops[:, None])  # [span, piece]
     on_main = np.array([span.lane == MAIN for span in spans], dtype=bool)
+    on_hook = np.array([span.lane == HOOK for span in spans], dtype=bool)
     main = covers[on_main].any(axis=0)
     of_phase = {
         phase: covers & np.array([span.phase == phase for span in spans], dtype=bool)[:, None]
@@ -153,12 +163,13 @@ def _rank_budget(step: RankStep, complete_s: Floats | None, after_first_s: float
 
     def hidden_s(phase: str) -> float:
         beside = of_phase.get(phase, covers[:0])
-        beside = beside[~on_main] if len(beside) else beside
+        beside = beside[~on_main & ~on_hook] if len(beside) else beside
         return float(widths[beside.any(axis=0) & main].sum())
 
     owner = _owners(of_phase, on_main, main)
     # A piece that several exchanges cover is waiting only while none of them has all its ranks.
-    going_on = (covers[: len(exchanges)] & (ready[:, None] <= middles)).any(axis=0)
+    under_way = covers[: len(exchanges)]
+    going_on = (under_way & (ready[:, None] <= middles)).any(axis=0) | ~under_way.any(axis=0)
     owner[(owner == PHASES.index(EXCHANGE)) & ~going_on] = PHASES.index("wait")
     times = np.bincount(owner[owner >= 0], widths[owner >= 0], minlength=len(PHASES))
     parts_s = dict.fromkeys(PARTS, 0.0)

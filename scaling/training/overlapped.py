@@ -43,7 +43,7 @@ PASSES_UNTIL_BUCKETS_STAY = 2
 _OWN_BUFFERS: dict[str, Any] = (
     {"forward_sync_buffers": False}
     if "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
-    else {"broadcast_buffers": False}  # its name before torch 2.13
+    else {"broadcast_buffers": False}  # its name in older torch
 )
 
 

@@ -35,6 +35,8 @@ BLOCK_S = 0.1
 SPLIT_SETTLING = 2
 """Split iterations that are discarded: their first marks and, after a change of the path, first calls."""
 
+DECIMALS = 9  # of a second, in raw samples
+
 StopReason = Literal["precision", "iterations", "seconds"]
 
 
@@ -203,10 +205,13 @@ class Measurement:
                 "iteration": len(self.rows),
                 "warmup": warmup,
                 "split": sample.spans is not None,
-                "start_s": sample.start_s + self.host_offset_s,
-                "step_s": sample.step_s,
+                "start_s": round(sample.start_s + self.host_offset_s, DECIMALS),
+                "step_s": round(sample.step_s, DECIMALS),
             }
             if sample.spans is not None:
-                row["spans"] = [list(span) for span in sample.spans]
+                row["spans"] = [
+                    [name, lane, round(start, DECIMALS), round(stop, DECIMALS)]
+                    for name, lane, start, stop in sample.spans
+                ]
             self.rows.append(row)
         return samples
