@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 study: $(VENV)/.installed
 	$(BIN)/scaling run quickstart
 
-test: $(VENV)/.installed-test $(VENV)/.installed-launchers
+test: $(VENV)/.installed-test $(VENV)/.installed-launchers slurm-packages
 	$(BIN)/python -m pytest
 
 lint: $(VENV)/.installed-test
@@ -41,6 +41,19 @@ $(VENV)/.installed-launchers: $(VENV)/.installed-test launchers/build_horovod.sh
 	  || echo "MPICH cannot be installed: its tests will be skipped" >&2
 	launchers/build_horovod.sh $(BIN)/python || echo "Horovod cannot be built: its tests will be skipped" >&2
 	touch $@
+
+# A Slurm for the tests that start one on this host, and shellcheck for the batch scripts.
+SLURM_PROGRAMS := munged slurmctld slurmd sbatch shellcheck
+SLURM_PACKAGES := munge slurmctld slurmd slurm-client shellcheck
+.PHONY: slurm-packages
+slurm-packages:
+	@missing=; for program in $(SLURM_PROGRAMS); do command -v $$program >/dev/null || missing="$$missing $$program"; done; \
+	test -n "$$missing" || exit 0; \
+	if command -v apt-get >/dev/null && test "$$(id -u)" = 0; then \
+	  apt-get update -qq && \
+	  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(SLURM_PACKAGES) && exit 0; \
+	fi; \
+	echo "tests of Slurm will be skipped; not installed:$$missing (Debian: apt-get install $(SLURM_PACKAGES))" >&2
 
 # Debian's python3 has no ensurepip; its package python3-venv brings it.
 .PHONY: venv-package

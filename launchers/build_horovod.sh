@@ -51,9 +51,10 @@ require_tools() {
 # CUDA's compiler, and the NCCL that torch's own packages bring: headers, and the library under the linker's name.
 find_nccl() {
   local nvcc nccl
-  nvcc=$(command -v nvcc || echo "${CUDA_HOME:-/usr/local/cuda}/bin/nvcc")
-  [ -x "$nvcc" ] || die "HOROVOD_GPU_OPERATIONS=$HOROVOD_GPU_OPERATIONS needs nvcc, on the PATH or in CUDA_HOME"
-  CUDA_HOME=$(dirname "$(dirname "$(readlink -f "$nvcc")")")
+  nvcc=${CUDA_HOME:-/usr/local/cuda}/bin/nvcc
+  [ -x "$nvcc" ] || nvcc=$(readlink -f "$(command -v nvcc)" || true)
+  [ -x "$nvcc" ] || die "HOROVOD_GPU_OPERATIONS=$HOROVOD_GPU_OPERATIONS needs CUDA's nvcc; set CUDA_HOME"
+  CUDA_HOME=$(dirname "$(dirname "$nvcc")")
   export CUDA_HOME HOROVOD_CUDA_HOME=$CUDA_HOME PATH=$CUDA_HOME/bin:$PATH
   nccl=$("$python" -c 'import importlib.util as u; print(u.find_spec("nvidia.nccl").submodule_search_locations[0])') \
     || die "torch's package of NCCL (nvidia-nccl-cu...) is not there: its headers are needed"
@@ -72,16 +73,15 @@ build() {
   require_tools
   "$python" -m pip install --disable-pip-version-check --quiet setuptools wheel packaging cffi cloudpickle psutil pyyaml
   if [ -n "${HOROVOD_GPU_OPERATIONS:-}" ]; then find_nccl; fi
+  mkdir -p "$cache"
   say "building $name, some minutes"
   # pip's own cache goes by the version alone and not by these settings. CMake 4 refuses files as old as Gloo's.
   if ! env MAKEFLAGS="-j$(nproc)" CMAKE_POLICY_VERSION_MINIMUM=3.5 CMAKE_TOOLCHAIN_FILE="$here/horovod_toolchain.cmake" \
     "$python" -m pip wheel --disable-pip-version-check --no-cache-dir --no-build-isolation --no-deps --verbose \
-    --wheel-dir "$work/wheel" "${HOROVOD_SOURCE:-horovod==$version}" >"$work/log" 2>&1; then
-    grep -E -m 20 'error|Error' "$work/log" >&2 || true
-    tail -n 20 "$work/log" >&2
-    die "the build failed"
+    --wheel-dir "$work/wheel" "${HOROVOD_SOURCE:-horovod==$version}" >"$cache/build.log" 2>&1; then
+    grep -E -m 20 -A 3 'error:|Error at' "$cache/build.log" >&2 || true
+    die "the build failed; what it printed is in $cache/build.log"
   fi
-  mkdir -p "$cache"
   mv "$work"/wheel/horovod-*.whl "$cache/"
 }
 
@@ -98,8 +98,9 @@ import os, torch, horovod.torch as hvd
 hvd.init()
 assert hvd.size() == 2, f"a world of {hvd.size()}"
 device = "cpu"
-if os.environ.get("HOROVOD_GPU_OPERATIONS"):
+if os.environ.get("HOROVOD_GPU_OPERATIONS") == "NCCL":
     assert hvd.nccl_built(), "built without NCCL"
+if torch.cuda.device_count() > 1 and hvd.nccl_built():
     torch.cuda.set_device(hvd.local_rank())
     device = "cuda"
 mean = hvd.allreduce(torch.arange(8.0, device=device) * (hvd.rank() + 1), name="smoke")

@@ -131,7 +131,7 @@ def script(options: JobOptions) -> str:
     parts = [_head(options), _setup(options)]
     if options.array:
         parts.append(_report_after_all(options))
-    return "\n".join([*parts, _start(options), _WAIT, _REQUEUE])
+    return "\n".join([*parts, _TRAPS, _start(options), _WAIT, _REQUEUE])
 
 
 def _head(options: JobOptions) -> str:
@@ -187,27 +187,21 @@ def _report_after_all(options: JobOptions) -> str:
     whose = [
         f"--{name}={getattr(options, name)}" for name in ("partition", "account") if getattr(options, name)
     ]
-    words = [
-        "sbatch",
-        f"--job-name={options.job_name}-report",
-        *whose,
-        "--ntasks=1",
-        f"--time={REPORT_TIME}",
-        '--dependency=afterany:"$SLURM_ARRAY_JOB_ID"',
-        "--kill-on-invalid-dep=yes",
-    ]
+    words = [f"--job-name={options.job_name}-report", *whose, "--ntasks=1", f"--time={REPORT_TIME}"]
     report = shlex.join([options.python, "-m", "scaling", "report", options.out])
     return "\n".join(
         [
             "# The first task asks for the report, which is made when every task has ended, however it did.",
             'if [ "$SLURM_ARRAY_TASK_ID" = "$SLURM_ARRAY_TASK_MIN" ] &&',
             '  [ "${SLURM_RESTART_COUNT:-0}" = 0 ]; then',
-            f"  {' '.join(words)} <<'REPORT' || echo 'no report job: run scaling report by hand' >&2",
+            f"  sbatch {' '.join(words)} \\",
+            "    --dependency=afterany:\"$SLURM_ARRAY_JOB_ID\" --kill-on-invalid-dep=yes <<'REPORT' ||",
             "#!/usr/bin/env bash",
             "set -eo pipefail",
             *options.setup,
             report,
             "REPORT",
+            "    echo 'no report job: run scaling report by hand' >&2",
             "fi",
             "",
         ]
@@ -216,16 +210,18 @@ def _report_after_all(options: JobOptions) -> str:
 
 def _start(options: JobOptions) -> str:
     words = [options.python, "-m", "scaling", "run", options.study, *options.overrides, "--out", options.out]
-    words += ["--launcher", f"slurm-{options.style}", "--workers-per-node", str(options.workers_per_node)]
-    line = shlex.join(words) + (' --world-size "$SLURM_ARRAY_TASK_ID"' if options.array else "")
+    how = f"--launcher slurm-{options.style} --workers-per-node {options.workers_per_node}"
+    how += ' --world-size "$SLURM_ARRAY_TASK_ID"' if options.array else ""
     largest = max(options.world_sizes)
     launch = textwrap.wrap(_launch(options, largest), 100, break_long_words=False, break_on_hyphens=False)
     return "\n".join(
         [
             f"# It starts each launch by srun; that of {largest} worker{'s' if largest > 1 else ''} with",
             *(f"#   {line}" for line in launch),
-            f"{line} &",
+            f"{shlex.join(words)} \\",
+            f"  {how} &",
             "launcher=$!",
+            '[ -z "$stopped" ] || kill "-$stopped" "$launcher"  # it came before the launcher was there',
             "",
         ]
     )
@@ -242,11 +238,15 @@ def _launch(options: JobOptions, world_size: int) -> str:
     return shlex.join(command).replace(quoted, "--rdzv-endpoint=$MASTER_ADDR:$MASTER_PORT")
 
 
-_WAIT = """\
+_TRAPS = """\
 # A signal ends `wait`, not the launcher, which is given the signal and waited for again.
+launcher=
 stopped=
 trap 'stopped=USR1 interrupted=1; kill -USR1 "$launcher" 2> /dev/null || true' USR1
 trap 'stopped=TERM interrupted=1; kill -TERM "$launcher" 2> /dev/null || true' TERM
+"""
+
+_WAIT = """\
 while
   interrupted=
   status=0

@@ -73,6 +73,11 @@ class SlurmLauncher:
                 f"slurm-{style} starts workers inside a Slurm job, and SLURM_JOB_NUM_NODES is not set; "
                 "`scaling submit` makes the job"
             )
+        if environ.get("SLURM_NODEID") != "0":
+            raise ValueError(
+                f"slurm-{style} starts workers from the job's first node, as its batch script does "
+                "(SLURM_NODEID is not 0): this machine may have other devices and cores"
+            )
         if workers_per_node is None and not gpus.isdecimal():
             raise ValueError("the job has no GPUs (SLURM_GPUS_ON_NODE is not set); give --workers-per-node")
         host, port = rendezvous(environ)

@@ -63,6 +63,21 @@ def _note(message: str) -> None:
     typer.echo(message, err=True)
 
 
+@app.command(epilog="Example: torchrun --nproc-per-node=2 -m scaling doctor")
+def doctor(as_json: AsJson = False) -> None:
+    """Look at this machine as a study would find it; exit code 1 if something would make one fail."""
+    from scaling.doctor import examine
+
+    lines = examine(os.environ, Path.cwd())
+    typer.echo(
+        json.dumps([line.as_dict() for line in lines], indent=1)
+        if as_json
+        else "\n".join(line.describe() for line in lines)
+    )
+    if any(line.state == "error" for line in lines):
+        raise typer.Exit(1)
+
+
 @app.command("list", epilog="Example: scaling list aggregators --json")
 def list_(
     kind: Annotated[
@@ -112,7 +127,10 @@ def run(
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Run failed cells again.")] = False,
     launcher: Annotated[
         str,
-        typer.Option(help="What starts workers: local, or slurm-torchrun or slurm-srun inside a Slurm job."),
+        typer.Option(
+            help="What starts workers: local (torchrun), mpirun or horovodrun on this host; inside a Slurm job "
+            "slurm-torchrun or slurm-srun."
+        ),
     ] = "local",
     workers_per_node: Annotated[
         int | None, typer.Option(min=1, help="In a Slurm job: at most so many a node (default: its GPUs).")
@@ -137,7 +155,7 @@ def run(
     scope = scope_for(launcher, workers_per_node, world_size, os.environ)
     resolved = resolve(loaded, this_machine(scope.num_nodes))
     scope.require_cells(resolved)
-    check_libraries(resolved, by_mpi=False)
+    check_libraries(resolved, by_mpi=launcher == "mpirun")
     folder = ResultsFolder(out or Path("results") / loaded.name)
     for note in resolved.notes:
         _note(note)
@@ -152,7 +170,9 @@ def run(
             _note(f"stopped; the same command goes on from here, `scaling status {folder.path}` shows where")
             raise typer.Exit(130) from None
         made = _write_report(folder.path) if world_size is None else None
-    if made is not None:
+    if made is None:
+        _note(f"world size {world_size} is over; `scaling report {folder.path}` when the others are")
+    else:
         _show(made)
         _note(f"report: {made.page}")
     _name_failures([record for record in scope.records(folder) if record.state == "failed"])
@@ -204,19 +224,16 @@ def report(directory: Folder, as_json: AsJson = False) -> None:
 
 @app.command(epilog="Example: scaling status results/mnist --json")
 def status(directory: Folder, as_json: AsJson = False) -> None:
-    """Show the state of every cell: planned, running, done or failed."""
+    """Show the state of every cell (planned, running, done or failed), and what is left."""
     from scaling.report import status_table
+    from scaling.report.status import describe_status
     from scaling.store import ResultsFolder
 
     rows = status_table(ResultsFolder(directory).require())
     if as_json:
         typer.echo(json.dumps(rows, indent=1))
         return
-    for row in rows:
-        states = ", ".join(row["states"])
-        reason = f"  {row['reason']}" if row["reason"] else ""
-        name = row["aggregator"] or ""
-        typer.echo(f"{row['kind']:11} {row['world_size']:3} x {name:14} {states}{reason}")
+    typer.echo(describe_status(rows))
 
 
 @app.command("verify", epilog="Example: scaling verify my_aggregators:ScaledAllReduce")

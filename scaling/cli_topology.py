@@ -102,7 +102,7 @@ def probe(
     ] = False,
     seconds: Annotated[
         float, typer.Option("--seconds", help="For measuring; starting the workers comes on top.")
-    ] = 60.0,
+    ] = 45.0,
 ) -> None:
     """Measure this machine's links, memories and collectives, and write it down as a machine file.
 

@@ -3,6 +3,7 @@
     <folder>/
       study.yaml  environment.json  topology.yaml       written before the first step
       runs/<cell>/<repeat>/rank<r>.jsonl  run.json       raw samples of every rank; state and summary
+      runs/<cell>/<repeat>/checkpoint-rank<r>.pt         while a training is under way, and .before.pt
       launches/<number>.log  <number>.json               what a launch's workers printed; where its time went
       summary.csv  report.html  figures/                 made from the above, at any time again
       transfers.csv  probed.yaml                         likewise, where there are transfer cells
@@ -220,6 +221,20 @@ class ResultsFolder:
             raise StoreError(f"{folder}: samples of ranks {ranks} are there; some are missing")
         return [list(_json_lines(path)) for path in files]
 
+    # -- checkpoints -----------------------------------------------------------------------------------------
+
+    def checkpoints(self, cell_id: str, repeat: int, rank: int) -> CheckpointFiles:
+        """Those of one rank of a run that is under way."""
+        return CheckpointFiles(self, f"runs/{cell_id}/{repeat}/checkpoint-rank{rank}")
+
+    def remove_checkpoints(self, cell_id: str, repeat: int) -> None:
+        """Removes those of all ranks, and what was being written when one was cut off."""
+        folder = self._run_file(cell_id, repeat).parent
+        for pattern in ("checkpoint-rank*.pt", ".checkpoint-rank*"):
+            for path in folder.glob(pattern):
+                with _writing(path):
+                    path.unlink(missing_ok=True)
+
     # -- what is made from them ------------------------------------------------------------------------------
 
     def write_text(self, name: str, text: str) -> Path:
@@ -344,17 +359,72 @@ class ResultsFolder:
         return value
 
     def _write(self, name: str, text: str) -> Path:
+        return self._write_bytes(name, text.encode())
+
+    def _write_bytes(self, name: str, content: bytes) -> Path:
         path = self.path / name
         with _writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                file.write(text)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
             os.chmod(temporary, 0o644)
             os.replace(temporary, path)
         return path
+
+
+@dataclass(frozen=True)
+class CheckpointFiles:
+    """The checkpoints of one rank in one run: the last one, and the one before.
+
+    A rank may be cut off when it has written and another has not: the one before is what both have.
+
+    Attributes:
+        folder: of the study.
+        stem: of the files' names, from there.
+    """
+
+    folder: ResultsFolder
+    stem: str
+
+    @property
+    def _last(self) -> Path:
+        return self.folder.path / f"{self.stem}.pt"
+
+    @property
+    def _before(self) -> Path:
+        return self.folder.path / f"{self.stem}.before.pt"
+
+    def read(self) -> list[bytes]:
+        """Those that there are, the last one first.
+
+        Raises:
+            StoreError: one cannot be read.
+        """
+        contents = []
+        for path in (self._last, self._before):
+            try:
+                contents.append(path.read_bytes())
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                raise StoreError(f"{path}: cannot be read: {error.strerror}") from error
+        return contents
+
+    def write(self, content: bytes) -> None:
+        """A new one; of those before, the last is kept."""
+        if self._last.exists():
+            with _writing(self._before):
+                os.replace(self._last, self._before)
+        self.folder._write_bytes(self._last.relative_to(self.folder.path).as_posix(), content)
+
+    def clear(self) -> None:
+        """Removes them."""
+        for path in (self._last, self._before):
+            with _writing(path):
+                path.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -247,11 +247,13 @@ def _attempt(
     workers: Workers, runner: CellRunner, folder: ResultsFolder, launch: Launch, cell: AnyCell
 ) -> tuple[str | None, RankSummary | None]:
     """Runs the cell on this rank: (reason of failure, None) or (None, summary)."""
+    runner.seconds = {}  # not those of the cell before, if this one cannot even begin
     try:
         peer_access = launch.settings.peer_access is not False
         group = workers.group(torch.device(launch.settings.device), peer_access=peer_access)
         write = folder.sample_writer(cell.id, launch.repeat, workers.info.rank)
-        return None, runner.run(cell, group, write)
+        saved = folder.checkpoints(cell.id, launch.repeat, workers.info.rank)
+        return None, runner.run(cell, group, write, saved)
     except Exception as error:
         traceback.print_exc()
         memory = isinstance(error, torch.OutOfMemoryError | MemoryError)
@@ -293,6 +295,8 @@ def _record(
             "gpu": [rank.gpu for rank in ranks],
         }
     folder.finish_run(record, summary, notes)
+    if not cell.keep_checkpoints:
+        folder.remove_checkpoints(record.cell_id, record.repeat)
 
 
 if __name__ == "__main__":

@@ -56,7 +56,11 @@ AS_ROOT = tuple((f"OMPI_ALLOW_RUN_AS_ROOT{end}", "1") for end in ("", "_CONFIRM"
 
 
 def _openmpi() -> str | None:
-    places = [str(Path(sys.prefix) / "bin" / "mpirun"), shutil.which("mpirun"), shutil.which("mpirun.openmpi")]
+    places = [
+        str(Path(sys.prefix) / "bin" / "mpirun"),
+        shutil.which("mpirun"),
+        shutil.which("mpirun.openmpi"),
+    ]
     for place in places:
         if place and Path(place).exists():
             told = subprocess.run([place, "--version"], capture_output=True, text=True, timeout=60)

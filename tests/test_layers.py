@@ -50,10 +50,11 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "scaling.study": PARTS,
     "scaling.catalogue": VERBS,
     "scaling.verification": AGGREGATION,
+    "scaling.doctor": PARTS,
     "scaling.worker": VERBS | {"scaling.orderly_stop"},
     "scaling.orderly_stop": VERSION_AND_ERRORS | {"scaling.store"},
     "scaling.cli": VERBS
-    | {"scaling.catalogue", "scaling.verification", "scaling.cli_topology", "scaling.cli_submit"},
+    | {"scaling.catalogue", "scaling.verification", "scaling.cli_topology", "scaling.cli_submit", "scaling.doctor"},
     "scaling.cli_submit": VERBS,
     "scaling.cli_topology": VERBS | {"scaling.measure.probe_run"},
     "scaling.__main__": frozenset({"scaling.cli"}),
@@ -81,6 +82,7 @@ WRITERS: dict[str, frozenset[str]] = {
     "scaling.report.figures": frozenset({"savefig"}),  # to the store's figure_path
     "scaling.cli_topology": frozenset({"write_text"}),  # machines and their pictures, where the user says
     "scaling.measure.probe_worker": frozenset({"open"}),  # samples, for the process that started it
+    "scaling.training.checkpoint": frozenset({"torch.save"}),  # into memory, for the store
     "scaling.study.run": frozenset({"open"}),  # the launches' logs, at the store's next_log_path
 }
 LATE_IN_CLI = frozenset({"torch", "numpy", "pydantic"})

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Literal, TypeVar
@@ -23,7 +23,7 @@ from scaling.collectives.plan import Stage
 from scaling.errors import StudyError
 from scaling.process_group import Group
 
-DdpPath = Literal["hook", "own", "bare"]
+DdpPath = Literal["hook", "own", "bare", "optimizer"]
 
 UpdateSite = Literal["replica", "root", "owner", "host_serial", "host_parallel"]
 HOST_SITES: tuple[UpdateSite, ...] = ("host_serial", "host_parallel")
@@ -105,8 +105,8 @@ class Aggregator(ABC, Generic[S]):
         needs_peer_access: needs direct access to other devices' memory.
         graph_capturable: can be captured in a CUDA graph.
         min_world_size: smallest world it runs in.
-        library: "mpi" or "horovod", which it takes from its group's `over`: it runs only in launches that have
-            that library, and between threads not at all; None for all others.
+        library: "mpi" or "horovod", which it takes from its group's `over`: it runs only in launches that
+            have that library, and between threads not at all; None for all others.
     """
 
     name: ClassVar[str]
@@ -142,9 +142,30 @@ class Aggregator(ABC, Generic[S]):
         """
 
     def ddp_path(self) -> DdpPath:
-        """How the overlapped step runs it: "hook", as DDP's communication hook; "own", by DDP's own path (in a
-        group of one rank where nothing is exchanged); "bare", without DDP."""
+        """How the overlapped step runs it: "hook", as DDP's communication hook; "own", by DDP's own path (in
+        a group of one rank where nothing is exchanged); "bare", without DDP; "optimizer", likewise, by what
+        `wrap_optimizer` gives."""
         return "hook"
+
+    def wrap_optimizer(
+        self,
+        optimizer: torch.optim.Optimizer,
+        layout: BucketLayout,
+        parameters: Sequence[Tensor],
+        group: Group,
+    ) -> Any:
+        """An optimizer that brings gradients together while backward makes them. Collective.
+
+        Its `synchronize()` returns when all are there, and `step()` inside its `skip_synchronize()` is then
+        the optimizer's own. For the path "optimizer" only.
+
+        Args:
+            optimizer: of the parameters.
+            layout: their names and shapes.
+            parameters: in that order.
+            group: the ranks.
+        """
+        raise NotImplementedError(f"{self.name} does not wrap an optimizer")
 
     def site(self, layout: BucketLayout) -> UpdateSite:
         """The update site for those tensors: `update_site`, unless the aggregator goes by their sizes."""

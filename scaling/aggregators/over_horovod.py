@@ -32,7 +32,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from scaling.aggregators.base import Aggregator, AggregatorState, PhaseMarker, unmarked
+from scaling.aggregators.base import Aggregator, AggregatorState, DdpPath, PhaseMarker, unmarked
 from scaling.aggregators.prediction import all_reduce_bytes, native_all_reduce
 from scaling.bucket import BucketLayout
 from scaling.collectives.plan import Stage, Update
@@ -156,6 +156,25 @@ class HorovodOptimizer(_ByHorovod[OptimizerState]):
     """Horovod's DistributedOptimizer: tensor by tensor, packed; with step: overlapped while backward runs."""
 
     name = "horovod_optimizer"
+    overlaps = True
+
+    def ddp_path(self) -> DdpPath:
+        """Horovod's users wrap their optimizer, and not the model."""
+        return "optimizer"
+
+    def wrap_optimizer(
+        self,
+        optimizer: torch.optim.Optimizer,
+        layout: BucketLayout,
+        parameters: Sequence[Tensor],
+        group: Group,
+    ) -> Any:
+        """Horovod's own, which hooks itself to the parameters' gradients."""
+        over_horovod = HorovodGroup.of(group)
+        over_horovod.require_carried(parameters[0].dtype, parameters[0].device)
+        bucket = over_horovod.new_name()
+        named = [(f"{bucket}.{name}", p) for name, p in zip(layout.names, parameters, strict=True)]
+        return over_horovod.optimizer(optimizer, named, self.compression)
 
     def start(
         self, layout: BucketLayout, group: Group, dtype: torch.dtype, device: torch.device

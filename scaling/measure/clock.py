@@ -104,7 +104,7 @@ class CudaEventClock:
         return event
 
     def _new(self) -> torch.cuda.Event:
-        return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call, no-any-return]
+        return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
     def reuse(self, marks: Iterable[torch.cuda.Event]) -> None:
         """Keeps the events for later marks."""
@@ -135,7 +135,7 @@ class GraphClock(CudaEventClock):
     """Events that become part of the CUDA graph under capture; each replay passes them anew."""
 
     def _new(self) -> torch.cuda.Event:
-        return torch.cuda.Event(enable_timing=True, external=True)  # type: ignore[no-untyped-call, no-any-return]
+        return torch.cuda.Event(enable_timing=True, external=True)  # type: ignore[no-untyped-call]
 
 
 def graphs_can_be_marked() -> bool:

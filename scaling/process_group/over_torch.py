@@ -156,7 +156,7 @@ class TorchGroup(Group):
         """The same for several values at once, one by one."""
         tensor = torch.tensor(values, dtype=torch.float64)
         dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self._control)
-        return tensor.tolist()  # type: ignore[no-any-return]
+        return tensor.tolist()
 
     def host_clock_offset(self) -> tuple[float, float]:
         """What to add to this host's monotonic clock to have rank 0's, and how far off that may be, in seconds.

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import MutableMapping
+from collections.abc import Iterable, MutableMapping
 from typing import Any
 
 from launchers import mpi as mpi_launcher
 from launchers.rank_info import RankInfo
 from scaling.process_group import Group
 from scaling.startup.address import Share, over_horovodrun
-from scaling.startup.horovod import Horovod
+from scaling.startup.horovod import Horovod, forget_network
 from scaling.startup.mpi import Mpi
 from scaling.workers import JOIN_TIMEOUT, Workers
 
@@ -28,6 +28,7 @@ class Beside:
 
     def __init__(self, info: RankInfo, environ: MutableMapping[str, str] = os.environ) -> None:
         self._info, self._environ = info, environ
+        forget_network(info, environ)
         self._mpi = Mpi.start(info, environ) if info.table in mpi_launcher.TABLES else None
         self._horovod: Horovod | None = None
 
@@ -47,14 +48,30 @@ class Beside:
         if mpi_launcher.started_by_mpi(self._info, self._environ):
             workers.libraries["mpi"] = self._over_mpi
 
+    def bring(self, libraries: Iterable[str]) -> None:
+        """Starts what cells will need, so that what is wrong with it fails the launch and no cell. Collective.
+
+        Raises:
+            LaunchError: one of them cannot be used, or its world is not the launch's.
+        """
+        if "mpi" in libraries:
+            self._started_mpi()
+        if "horovod" in libraries and self._horovod is not None:
+            self._horovod.start()
+
     def _over_mpi(self, outer: Group) -> Group:
+        return self._started_mpi().group(outer)
+
+    def _started_mpi(self) -> Mpi:
         if self._mpi is None:  # srun: its variables said where to meet, and MPI is started when it is needed
             self._mpi = Mpi.start(self._info, self._environ)
-        return self._mpi.group(outer)
+        return self._mpi
 
     def record(self) -> dict[str, Any]:
         """What was started, for the record of a run."""
-        return {"mpi": self._mpi.library} if self._mpi is not None else {}
+        mpi = {"mpi": self._mpi.library} if self._mpi is not None else {}
+        horovod = self._horovod.description if self._horovod is not None else None
+        return {**mpi, **({"horovod": horovod} if horovod else {})}
 
     def end_all(self, code: int) -> None:
         """Sees to it that no rank stays behind when this one ends alone, with that exit code."""

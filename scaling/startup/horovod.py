@@ -7,6 +7,7 @@ variables. Without them each process would quietly be a world of one.
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import socket
 import sys
@@ -53,8 +54,13 @@ class Horovod:
         Raises:
             LaunchError: it is not there, cannot start, or its world is not the launch's.
         """
-        hvd = self._started()
-        return HorovodGroup(outer, hvd, f"Horovod over {self._controller(hvd)}")
+        self.start()
+        return HorovodGroup(outer, self._hvd, self.description or "")
+
+    @property
+    def description(self) -> str | None:
+        """What it is, and what it goes by; None before it is started."""
+        return f"Horovod {_version()} over {self._controller(self._hvd)}" if self._hvd is not None else None
 
     def stop(self) -> None:
         """Ends Horovod on all ranks; what they wait for in it fails."""
@@ -64,22 +70,26 @@ class Horovod:
             self._end_rendezvous()
             self._end_rendezvous = _nothing
 
-    def _started(self) -> Any:
-        if self._hvd is None:
-            hvd = _library()
-            info = self._workers.info
-            self._set_variables(hvd)
-            try:
-                hvd.init()
-            except Exception as error:
-                raise LaunchError(f"rank {info.rank}: Horovod cannot start: {error}") from error
-            if (hvd.rank(), hvd.size()) != (info.rank, info.world_size):
-                raise LaunchError(
-                    f"{info.describe()}, but Horovod says rank {hvd.rank()} of {hvd.size()}; look for "
-                    "HOROVOD_* variables in the environment that another launch has left"
-                )
-            self._hvd = hvd
-        return self._hvd
+    def start(self) -> None:
+        """Starts it where it is not yet. Collective.
+
+        Raises:
+            LaunchError: it is not there, cannot start, or its world is not the launch's.
+        """
+        if self._hvd is not None:
+            return
+        hvd, info = _library(), self._workers.info
+        self._set_variables(hvd)
+        try:
+            hvd.init()
+        except Exception as error:
+            raise LaunchError(f"rank {info.rank}: Horovod cannot start: {error}") from error
+        if (hvd.rank(), hvd.size()) != (info.rank, info.world_size):
+            raise LaunchError(
+                f"{info.describe()}, but Horovod says rank {hvd.rank()} of {hvd.size()}; look for HOROVOD_* "
+                "variables in the environment that another launch has left"
+            )
+        self._hvd = hvd
 
     def _controller(self, hvd: Any) -> str:
         """What Horovod's ranks agree and its processors exchange by."""
@@ -108,6 +118,13 @@ class Horovod:
         self._environ.update(variables(slots, info, host, port_text))
 
 
+def forget_network(info: RankInfo, environ: MutableMapping[str, str]) -> None:
+    """Unsets what horovodrun says of the network to NCCL, on one host, where it has no effect: else the same
+    study would seem to be measured in another environment than under other launchers."""
+    if info.table == "horovodrun" and info.local_world_size == info.world_size:
+        environ.pop("NCCL_SOCKET_IFNAME", None)
+
+
 def _nothing() -> None:
     """Where there is no rendezvous to end."""
 
@@ -118,6 +135,10 @@ def _library() -> Any:
     except ImportError as error:
         raise LaunchError(f"horovod cannot be used: {error}; {HOW_TO_BRING['horovod']}") from error
     return hvd
+
+
+def _version() -> str:
+    return importlib.metadata.version("horovod")
 
 
 class Slot(NamedTuple):

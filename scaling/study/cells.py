@@ -16,6 +16,7 @@ from typing import Any
 from scaling.aggregators.base import Aggregator
 from scaling.aggregators.registry import create as create_aggregator
 from scaling.errors import StudyError
+from scaling.study.recipes import recipe_of
 from scaling.study.rules import check_part
 from scaling.study.schema import (
     Alternatives,
@@ -27,6 +28,7 @@ from scaling.study.schema import (
     Workload,
 )
 from scaling.study.transfer import TransferCell, transfer_cells
+from scaling.training.learning_rate import Rule, Schedule
 from scaling.workloads.registry import create_dataset, create_model, resolve_shape
 
 # What keys are where the study does not say; only some cells have them.
@@ -35,6 +37,23 @@ DEFAULT_LOADER_WORKERS = 2
 MIN_SECONDS_ON_GPU = 0.5
 """Unsplit iterations last so long, unless the study says otherwise: a GPU's counter of energy moves ten times
 a second."""
+
+
+NO_PART_OF_THE_IDENTITY = frozenset(
+    {"model_label", "dataset_label", "aggregator_label", "exchanges", "lossy", "keep_checkpoints"}
+)
+ADDED_LATER = {
+    "learning_rate_rule": "fixed",
+    "base_batch": None,
+    "warmup_epochs": 0.0,
+    "schedule": "constant",
+    "milestones": None,
+    "gamma": None,
+    "augmentation": "none",
+    "batch_norm": "replica",
+}
+"""Fields with what every cell had before they were there: with that value, or none, a cell is the same as
+before."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +108,14 @@ class Cell:
     twin: int = 0
     epochs: int | None = None
     target_accuracy: float | None = None
+    learning_rate_rule: Rule | None = None
+    base_batch: int | None = None
+    warmup_epochs: float | None = None
+    schedule: Schedule | None = None
+    milestones: tuple[float, ...] | None = None
+    gamma: float | None = None
+    augmentation: str | None = None
+    batch_norm: str = "replica"
     model_parameters: dict[str, Any] = field(default_factory=dict)
     dataset_parameters: dict[str, Any] = field(default_factory=dict)
     aggregator_parameters: dict[str, Any] = field(default_factory=dict)
@@ -97,12 +124,17 @@ class Cell:
     aggregator_label: str = ""
     exchanges: bool = True
     lossy: bool = False
+    keep_checkpoints: bool = False
 
     @property
     def id(self) -> str:
         """Twelve hexadecimal digits of the identity's SHA-256."""
-        labels = ("model_label", "dataset_label", "aggregator_label", "exchanges", "lossy")
-        identity = {key: value for key, value in asdict(self).items() if key not in labels}
+        identity = {
+            key: value
+            for key, value in asdict(self).items()
+            if key not in NO_PART_OF_THE_IDENTITY
+            and not (key in ADDED_LATER and value in (None, ADDED_LATER[key]))
+        }
         return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]
 
     def to_dict(self) -> dict[str, Any]:
@@ -231,9 +263,10 @@ def _part_cells(
         workload = _choose(choice, notes)
         batches = workload.global_batch or workload.local_batch or []
         axes = itertools.product(
-            batches, sizes, aggregators, part.step, peer_access, tf32, part.seed, placements
+            *(batches, sizes, aggregators, part.step, peer_access, tf32, part.seed, placements),
+            part.batch_norm,
         )
-        for batch, size, aggregator, step, peer, tf, seed, placement in axes:
+        for batch, size, aggregator, step, peer, tf, seed, placement, batch_norm in axes:
             local, total = _batch_sizes(part, batch, size, where)
             _check_data(workload, total, where)
             for bucket_mb in _bucket_sizes(part, step, aggregator[1]):
@@ -252,6 +285,7 @@ def _part_cells(
                     seed=seed,
                     bucket_mb=bucket_mb,
                     input_placement=placement,
+                    batch_norm=batch_norm,
                     **_training(workload, part),
                     **_extent(workload, part, device, placement),
                 )
@@ -355,5 +389,4 @@ def _extent(workload: Workload, part: TrainedPart, device: str, placement: str) 
             "min_seconds": min_seconds,
             "loader_workers": loader_workers if placement == "loader" else None,
         }
-    target = workload.target_accuracy if workload.target_accuracy is not None else part.target_accuracy
-    return {"epochs": workload.epochs or part.epochs, "target_accuracy": target}
+    return {**recipe_of(workload, part), "keep_checkpoints": part.keep_checkpoints}

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Iterable
 
 from scaling.aggregators.registry import create as create_aggregator
 from scaling.errors import LaunchError
 from scaling.process_group.base import HOW_TO_BRING
-from scaling.study.cells import Cell, ResolvedStudy
+from scaling.study.cells import AnyCell, Cell, ResolvedStudy
+
+
+def libraries_of(cells: Iterable[AnyCell]) -> set[str]:
+    """The libraries that the cells' aggregators are carried by."""
+    return {library for cell in cells if isinstance(cell, Cell) and (library := _library(cell)) is not None}
+
+
+def _library(cell: Cell) -> str | None:
+    return create_aggregator(cell.aggregator, cell.aggregator_parameters).library
 
 
 def check_libraries(study: ResolvedStudy, *, by_mpi: bool) -> None:
@@ -20,10 +30,9 @@ def check_libraries(study: ResolvedStudy, *, by_mpi: bool) -> None:
     Raises:
         LaunchError: naming the aggregator and what to do.
     """
-    cells = [cell for cell in study.cells.values() if isinstance(cell, Cell)]
-    named = {cell.aggregator_label: cell for cell in cells}
+    named = {cell.aggregator_label: cell for cell in study.trained}
     for label, cell in named.items():
-        library = create_aggregator(cell.aggregator, cell.aggregator_parameters).library
+        library = _library(cell)
         missing = (library == "mpi" and not by_mpi) or (
             library == "horovod" and importlib.util.find_spec("horovod") is None
         )

@@ -72,8 +72,8 @@ def _check_step(aggregator: Aggregator[Any], step: str, device: str, where: str)
     if step == "overlapped" and not (aggregator.overlaps and aggregator.update_site == "replica"):
         raise StudyError(
             f"{where}aggregator {label!r} cannot overlap with the backward pass: it needs the whole gradient "
-            "at once, or takes the optimizer step elsewhere than on every replica; use step: eager, or a part "
-            "of its own"
+            "at once, or takes the optimizer step elsewhere than on every replica; use step: eager, or a "
+            "part of its own"
         )
     if step != "captured":
         return

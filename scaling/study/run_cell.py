@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -19,10 +18,11 @@ from scaling.measure.clock import clock_for
 from scaling.measure.phases import Marks, PhaseRecorder
 from scaling.process_group import TorchGroup
 from scaling.study.cells import AnyCell, Cell
+from scaling.study.run_convergence import SavedCheckpoints, train_cell
 from scaling.study.run_transfer import measure_transfers
 from scaling.study.transfer import TransferCell
+from scaling.training.batch_norm import synchronized
 from scaling.training.captured import CapturedStep
-from scaling.training.convergence import TrainingPlan, train
 from scaling.training.feeding import InputPlacement, feeder_for
 from scaling.training.overlapped import OverlappedStep
 from scaling.training.replica import FlatReplica, Replica
@@ -94,13 +94,20 @@ class CellRunner:
         self._started = 0.0
         self.seconds: dict[str, float] = {}
 
-    def run(self, cell: AnyCell, group: TorchGroup, write: WriteSamples) -> RankSummary:
+    def run(
+        self,
+        cell: AnyCell,
+        group: TorchGroup,
+        write: WriteSamples,
+        saved: SavedCheckpoints | None = None,
+    ) -> RankSummary:
         """Measures or trains `cell`. Collective.
 
         Args:
             cell: on this rank's kind of device and of the group's world size.
             group: the ranks of the cell.
             write: takes this rank's samples, in order.
+            saved: where a training's checkpoints are; None: it has none.
         """
         configure_torch(cell, self._device)
         self._started, self.seconds = time.perf_counter(), {}
@@ -113,7 +120,7 @@ class CellRunner:
             step = self._step(cell, group)
             if cell.kind == "iteration":
                 return self._time(cell, group, step, splits, write)
-            return self._converge(cell, group, step, splits, write)
+            return self._converge(cell, group, step, splits, write, saved)
         finally:
             group.release_host_buffers()
             gc.collect()
@@ -144,18 +151,21 @@ class CellRunner:
 
     def _step(self, cell: Cell, group: TorchGroup) -> Step:
         module = self._module(cell).to(self._device)
+        if cell.batch_norm == "sync":
+            module = synchronized(module, group)
         aggregator = create_aggregator(cell.aggregator, cell.aggregator_parameters)
         settings = SgdSettings(cell.learning_rate, cell.momentum, cell.weight_decay, cell.nesterov)
+        loss = create_model(cell.model, cell.model_parameters).loss
         train = self._data(cell).train
         inputs, targets = train.inputs[: cell.local_batch], train.targets[: cell.local_batch]
         if cell.step == "overlapped":
             bucket_mb = cell.bucket_mb or UNUSED_BUCKET_MB
-            replica = Replica(module)
+            replica = Replica(module, loss)
             return OverlappedStep(
                 replica, aggregator, settings, group, bucket_mb=bucket_mb, inputs=inputs, targets=targets
             )
         captured = cell.step == "captured"
-        eager = EagerStep(FlatReplica(module), aggregator, settings, group, capturable=captured)
+        eager = EagerStep(FlatReplica(module, loss), aggregator, settings, group, capturable=captured)
         return CapturedStep(eager, inputs, targets, group) if captured else eager
 
     def _module(self, cell: Cell) -> nn.Module:
@@ -166,10 +176,10 @@ class CellRunner:
         model = create_model(cell.model, cell.model_parameters)
         shape = resolve_shape(model, create_dataset(cell.dataset, cell.dataset_parameters))
         key = f"{cell.model} {cell.model_parameters} {shape} {cell.seed}"
+        torch.manual_seed(cell.seed)  # of GPUs too, whose numbers no weight is made of
         if key not in self._initial:
             if len(self._initial) >= MAX_LOADED:
                 self._initial.pop(next(iter(self._initial)))
-            torch.manual_seed(cell.seed)
             module = build_module(model, shape)
             self._initial[key] = (module, torch.get_rng_state())
         module, random_state = self._initial[key]
@@ -212,20 +222,19 @@ class CellRunner:
         )
 
     def _converge(
-        self, cell: Cell, group: TorchGroup, step: Step, splits: DataSplits, write: WriteSamples
+        self,
+        cell: Cell,
+        group: TorchGroup,
+        step: Step,
+        splits: DataSplits,
+        write: WriteSamples,
+        saved: SavedCheckpoints | None,
     ) -> RankSummary:
-        assert cell.epochs is not None
-        plan = TrainingPlan(cell.global_batch, cell.epochs, cell.seed)
-        clock = clock_for(self._device)
         self._throw_away_step(cell, group, splits.train)
-        bytes_per_step, diverged = 0, False
-        for row in train(step, splits.train, splits.test, plan, group, clock, group.largest):
-            bytes_per_step = row["bytes_sent"] // len(row["step_losses"])
-            diverged = diverged or not math.isfinite(row["train_loss"])
-            # Losses and accuracy are the same on every rank; one copy is enough.
-            own = ("epoch", "train_s", "bytes_sent")
-            write([row if group.rank == 0 else {key: row[key] for key in own}])
-        return replace(self._summary(step, splits, bytes_per_step, None), diverged=diverged)
+        trained = train_cell(cell, group, step, splits, self._device, write, saved)
+        summary = self._summary(step, splits, trained.bytes_per_step, None)
+        notes = [*summary.notes, *trained.notes]
+        return replace(summary, diverged=trained.diverged, notes=notes)
 
     def _throw_away_step(self, cell: Cell, group: TorchGroup, split: Split) -> None:
         """One step on a replica of its own.

@@ -92,15 +92,27 @@ class Training(_Strict):
     nesterov: bool | None = None
 
 
-class Workload(Training):
+class Recipe(_Strict):
+    """How a training goes on over its epochs (`scaling.training.learning_rate`)."""
+
+    learning_rate_rule: Literal["fixed", "linear", "sqrt"] | None = None
+    base_batch: PositiveInt | None = None
+    warmup_epochs: Number | None = Field(None, ge=0)
+    schedule: Literal["constant", "step", "cosine"] | None = None
+    milestones: list[Annotated[Number, Field(gt=0)]] | None = Field(None, min_length=1)
+    gamma: Number | None = Field(None, gt=0, lt=1)
+    augmentation: Literal["none", "standard"] | None = None
+    epochs: PositiveInt | None = None
+    target_accuracy: Number | None = Field(None, gt=0, le=1)
+
+
+class Workload(Training, Recipe):
     """What is trained: a model on a data set, at a batch size; may set its own training parameters."""
 
     model: Component
     dataset: Component
     global_batch: Annotated[list[PositiveInt], Axis] | None = None
     local_batch: Annotated[list[PositiveInt], Axis] | None = None
-    epochs: PositiveInt | None = None
-    target_accuracy: Number | None = Field(None, gt=0, le=1)
 
 
 class Alternatives(_Strict):
@@ -145,6 +157,7 @@ class TrainingPart(Part, Training):
     momentum: Number = Field(0.9, ge=0, lt=1)
     weight_decay: Number = Field(0.0, ge=0)
     nesterov: bool = False
+    batch_norm: Annotated[list[Literal["replica", "sync"]], Axis] = ["replica"]
 
 
 class IterationPart(TrainingPart):
@@ -162,12 +175,12 @@ class IterationPart(TrainingPart):
     noise_pair: bool = True
 
 
-class ConvergencePart(TrainingPart):
+class ConvergencePart(TrainingPart, Recipe):
     """Loss and test accuracy over epochs and over seconds of training."""
 
     kind: Literal["convergence"] = "convergence"
     epochs: PositiveInt = 5
-    target_accuracy: Number | None = Field(None, gt=0, le=1)
+    keep_checkpoints: bool = False
 
 
 class TransferPart(Part):
@@ -256,7 +269,7 @@ def _parse_part(body: dict[str, Any], prefix: str, source: str) -> AnyPart:
     for index, workload in enumerate(part.workloads):
         for one in workload.first_available if isinstance(workload, Alternatives) else [workload]:
             _check_batch(one, part.scaling, f"{source}: {prefix}workloads.{index}")
-            for key in ("epochs", "target_accuracy"):
+            for key in Recipe.model_fields:
                 if getattr(one, key) is not None and key not in cls.model_fields:
                     raise StudyError(
                         f"{source}: key '{prefix}workloads.{index}.{key}' belongs to kind: convergence; "

@@ -7,7 +7,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
-from launchers import local
+from launchers import horovodrun, local
+from launchers.mpirun import MpirunLauncher
 from launchers.slurm_steps import STYLES, SlurmLauncher
 from scaling.errors import LaunchError
 from scaling.store import ResultsFolder, RunRecord
@@ -15,7 +16,8 @@ from scaling.study.cells import ResolvedStudy
 from scaling.study.launches import Launch, remaining_launches
 
 SLURM = {f"slurm-{style}": style for style in STYLES}
-LAUNCHERS = ("local", *SLURM)
+HERE = ("local", "mpirun", "horovodrun")
+LAUNCHERS = (*HERE, *SLURM)
 
 
 class Launcher(Protocol):
@@ -105,11 +107,13 @@ def scope_for(
     """
     if launcher not in LAUNCHERS:
         raise LaunchError(f"no launcher {launcher!r}; allowed: {', '.join(LAUNCHERS)}")
-    if launcher == "local":
-        if workers_per_node is not None:
-            raise LaunchError("--workers-per-node is for the launchers of Slurm; local has one node")
-        return Scope(world_size=world_size)
+    if launcher in HERE and workers_per_node is not None:
+        raise LaunchError(f"--workers-per-node is for the launchers of Slurm; {launcher} has one node")
     try:
+        if launcher == "mpirun":
+            return Scope(MpirunLauncher.find(), world_size=world_size)
+        if launcher in HERE:
+            return Scope(horovodrun if launcher == "horovodrun" else local, world_size=world_size)
         slurm = SlurmLauncher.from_env(SLURM[launcher], environ, workers_per_node)
     except ValueError as error:
         raise LaunchError(str(error)) from error

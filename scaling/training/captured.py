@@ -88,6 +88,18 @@ class CapturedStep:
         """What the aggregator decided at the start."""
         return self._step.notes
 
+    def set_learning_rate(self, rate: float) -> None:
+        """See `Step`. The graph reads it from a tensor."""
+        self._step.set_learning_rate(rate)
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `Step`."""
+        return self._step.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """See `Step`. The graph works on the same tensors as before."""
+        self._step.load_state_dict(state)
+
     def prepare_split(self, recorder: PhaseRecorder) -> bool:
         """Captures the step a second time, with events between its phases; the first graph is given up.
 

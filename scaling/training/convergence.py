@@ -1,8 +1,9 @@
 """Trains one cell for its epochs and records what it learns.
 
-The order of the global batches depends on seed and epoch alone, and each rank takes its contiguous share of
-every global batch, so that worlds of different sizes see the same batches. Seconds of training leave
-evaluation out.
+The order of the global batches, and what augmentation does to a sample, depend on seed and epoch alone, and
+each rank takes its contiguous share of every global batch, so that worlds of different sizes see the same
+batches. Seconds and energy of training hold all that the steps need, augmentation too, and leave evaluation
+and checkpoints out.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ from torch import Tensor, nn
 
 from scaling.measure.clock import Clock
 from scaling.process_group import Group
+from scaling.training.learning_rate import LearningRate
+from scaling.training.replica import Loss, cross_entropy
 from scaling.training.step import Step
+from scaling.workloads.augmentation import crop_and_flip, epoch_variations
 from scaling.workloads.base import Split
 from scaling.workloads.sampling import epoch_batches, shard
 
@@ -25,17 +29,36 @@ EVALUATION_BATCH = 1000
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """What is trained on: batches, seed and length.
+    """What is trained on: batches, seed, length and learning rate.
 
     Attributes:
         global_batch: samples of all ranks in a step.
         epochs: passes over the training samples; the last incomplete batch of each is dropped.
-        seed: decides, with the epoch, the order of the samples.
+        seed: decides, with the epoch, the order of the samples and their augmentation.
+        learning_rate: of every step; None: that of the optimizer as it is.
+        augmented: images are cropped and mirrored at random (`scaling.workloads.augmentation`).
     """
 
     global_batch: int
     epochs: int
     seed: int
+    learning_rate: LearningRate | None = None
+    augmented: bool = False
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a training has come: what is counted over its epochs.
+
+    Attributes:
+        epoch: the last one that is done; 0: none.
+        train_s: seconds of training so far, of the slowest rank.
+        train_j: joules that this rank's GPU took for them; None where that is not known.
+    """
+
+    epoch: int = 0
+    train_s: float = 0.0
+    train_j: float | None = 0.0
 
 
 def train(
@@ -46,6 +69,9 @@ def train(
     group: Group,
     clock: Clock,
     seconds_of_slowest: Callable[[float], float],
+    *,
+    after: Progress = Progress(),
+    energy_meter: Callable[[], Callable[[], float | None]] | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Trains, yielding one row after each epoch.
 
@@ -53,58 +79,125 @@ def train(
         step: this rank's training step.
         train_split: all training samples, on the step's device.
         test_split: all test samples, there too; each rank evaluates a share.
-        plan: batches, epochs and seed.
+        plan: batches, epochs, seed and learning rate.
         group: the ranks that train together; sums losses and hits between epochs, outside the training time.
         clock: this rank's.
         seconds_of_slowest: the largest of the ranks' values. Collective.
+        after: what was trained before; the step has been brought there already.
+        energy_meter: begins to count this rank's energy, and gives what ends it: joules, or None where they
+            are not known.
 
     Yields:
-        `epoch` (from 1), `train_s` (seconds of training so far, slowest rank), `step_losses` (mean over the
-        global batch, before each update), `train_loss` (their mean), `test_loss`, `test_accuracy`,
-        `bytes_sent` (by this rank, in the epoch's steps).
+        `epoch` (from 1), `samples` (of all ranks, so far), `train_s` (seconds of training so far, slowest
+        rank), `train_j` (see `Progress`), `learning_rate` (of the epoch's last step; None where the plan has
+        none), `step_losses` (mean over the global batch, before each update), `train_loss` (their mean),
+        `train_accuracy` (after the epoch, on as many training samples as there are test samples, not
+        augmented), `test_loss`, `test_accuracy`, `bytes_sent` (by this rank, in the epoch's steps).
     """
-    device = train_split.inputs.device
-    train_s = 0.0
-    for epoch in range(1, plan.epochs + 1):
-        batches = epoch_batches(len(train_split), plan.global_batch, plan.seed, epoch)
-        own = shard(batches, group.rank, group.world_size).to(device)
-        losses = torch.empty(len(own), dtype=torch.float32, device=device)
+    train_s, train_j = after.train_s, after.train_j
+    probed = _evenly_chosen(train_split, len(test_split))
+    for epoch in range(after.epoch + 1, plan.epochs + 1):
+        feed = _Feed(train_split, plan, group, epoch)
+        losses = torch.empty(feed.num_steps, dtype=torch.float32, device=train_split.inputs.device)
         group.meter.reset()
+        joules = energy_meter() if energy_meter else None
         start = clock.mark()
-        for index, samples in enumerate(own):
-            losses[index] = step(train_split.inputs[samples], train_split.targets[samples])
+        feed.prepare()
+        rate = _take_steps(step, feed, plan, losses)
         stop = clock.mark()
         bytes_sent = group.meter.bytes_sent
         clock.settle()
+        taken = joules() if joules else None
+        train_j = None if train_j is None or taken is None else train_j + taken
         train_s += seconds_of_slowest(clock.seconds(start, stop))
         group.all_reduce(losses)
         losses.div_(group.world_size)
-        test_loss, test_accuracy = evaluate(step.replica.module, test_split, group)
+        replica = step.replica
+        _, train_accuracy = evaluate(replica.module, probed, group, replica.loss)
+        test_loss, test_accuracy = evaluate(replica.module, test_split, group, replica.loss)
         yield {
             "epoch": epoch,
+            "samples": epoch * feed.num_steps * plan.global_batch,
             "train_s": train_s,
+            "train_j": train_j,
+            "learning_rate": rate,
             "step_losses": losses.tolist(),
             "train_loss": losses.double().mean().item(),
+            "train_accuracy": train_accuracy,
             "test_loss": test_loss,
             "test_accuracy": test_accuracy,
             "bytes_sent": bytes_sent,
         }
 
 
+def _take_steps(step: Step, feed: _Feed, plan: TrainingPlan, losses: Tensor) -> float | None:
+    """One epoch; fills `losses` with this rank's, and gives the last step's learning rate."""
+    set_before: float | None = None
+    for index in range(feed.num_steps):
+        if plan.learning_rate is not None:
+            number = (feed.epoch - 1) * feed.num_steps + index
+            rate = plan.learning_rate.at(number, feed.num_steps, plan.epochs)
+            if rate != set_before:
+                step.set_learning_rate(rate)
+                set_before = rate
+        losses[index] = step(*feed.batch(index))
+    return set_before
+
+
+class _Feed:
+    """This rank's batches of one epoch.
+
+    Args:
+        split: all training samples, on the device.
+        plan: of the training.
+        group: whose share is this rank's.
+        epoch: from 1.
+    """
+
+    def __init__(self, split: Split, plan: TrainingPlan, group: Group, epoch: int) -> None:
+        self._split, self._plan, self.epoch = split, plan, epoch
+        self._device = split.inputs.device
+        batches = epoch_batches(len(split), plan.global_batch, plan.seed, epoch)
+        self._own = shard(batches, group.rank, group.world_size).to(self._device)
+        self.num_steps = len(self._own)
+
+    def prepare(self) -> None:
+        """What of the epoch's augmentation is done once, ahead of its steps."""
+        if self._plan.augmented:
+            variations = epoch_variations(len(self._split), self._plan.seed, self.epoch)
+            self._variations = variations.to(self._device)
+
+    def batch(self, index: int) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of one step."""
+        samples = self._own[index]
+        inputs, targets = self._split.inputs[samples], self._split.targets[samples]
+        if self._plan.augmented:
+            inputs = crop_and_flip(inputs, self._variations[samples])
+        return inputs, targets
+
+
+def _evenly_chosen(split: Split, num_samples: int) -> Split:
+    """At most so many samples of a split, at equal distances: always the same, and no copy of them."""
+    distance = -(-len(split) // max(1, num_samples))
+    return Split(split.inputs[::distance], split.targets[::distance])
+
+
 @torch.no_grad()
-def evaluate(module: nn.Module, split: Split, group: Group) -> tuple[float, float]:
-    """Mean cross-entropy and accuracy over a split, each rank evaluating its share. Collective."""
+def evaluate(
+    module: nn.Module, split: Split, group: Group, loss: Loss = cross_entropy
+) -> tuple[float, float]:
+    """Mean loss and accuracy over a split, each rank evaluating its share. Collective."""
     module.eval()
     bounds = [len(split) * rank // group.world_size for rank in range(group.world_size + 1)]
     totals = torch.zeros(2, dtype=torch.float64, device=split.inputs.device)
-    for inputs, labels in _chunks(split, bounds[group.rank], bounds[group.rank + 1]):
-        logits, targets = module(inputs).flatten(0, -2), labels.flatten()
-        totals[0] += nn.functional.cross_entropy(logits, targets, reduction="sum")
-        totals[1] += (logits.argmax(1) == targets).sum()
+    for inputs, targets in _chunks(split, bounds[group.rank], bounds[group.rank + 1]):
+        logits = module(inputs)
+        totals[0] += loss(logits, targets).double() * targets.numel()
+        totals[1] += (logits.argmax(-1) == targets).sum()
     module.train()
     group.all_reduce(totals)
-    loss, hits = (totals / split.targets.numel()).tolist()
-    return loss, hits
+    mean_loss, hits = (totals / split.targets.numel()).tolist()
+    return mean_loss, hits
 
 
 def _chunks(split: Split, start: int, stop: int) -> Iterator[tuple[Tensor, Tensor]]:

@@ -7,7 +7,9 @@ communication hook, on a stream of its own (on a CPU: in a thread of its own), e
 - `all_reduce` is what users run: DDP's own path, without a hook;
 - `no_op` takes the path of the arm that it controls, and exchanges nothing: DDP's own path in a group of this
   rank alone, or a hook that returns the bucket;
-- `none` is not wrapped at all.
+- `none` is not wrapped at all;
+- `horovod_optimizer` wraps the optimizer instead of the model: Horovod packs gradients in its own way, and
+  what it has not hidden under the backward pass is `communicate`.
 
 DDP's own path shows nothing of its exchange. Its split steps therefore run the same all-reduce as a hook.
 
@@ -23,10 +25,10 @@ import inspect
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -34,8 +36,11 @@ from scaling.aggregators.base import Aggregator, AggregatorState
 from scaling.bucket import BucketLayout
 from scaling.measure.phases import UNMARKED, Marks, PhaseRecorder
 from scaling.process_group import TorchGroup
-from scaling.training.replica import Replica, loss_of
-from scaling.training.update import SgdSettings
+from scaling.training.replica import Replica
+from scaling.training.update import SgdSettings, set_learning_rate
+
+if TYPE_CHECKING:  # torch.distributed has it too, hidden from type checkers
+    from torch._C._distributed_c10d import GradBucket
 
 PASSES_UNTIL_BUCKETS_STAY = 2
 """DDP rebuilds its buckets once, after the first backward pass, in the order in which gradients came."""
@@ -74,7 +79,7 @@ class OverlappedStep:
         targets: Tensor,
     ) -> None:
         self.replica, self._aggregator, self._group = replica, aggregator, group
-        self._optimizer = settings.optimizer(replica.trainable)
+        self._optimizer: Any = settings.optimizer(replica.trainable)
         self._device = replica.trainable[0].device
         self._example = (inputs, targets)
         self._marks: Marks = UNMARKED
@@ -82,7 +87,10 @@ class OverlappedStep:
         self._path = aggregator.ddp_path()
         self._buckets = _Buckets(aggregator, group, self._device, replica.layout, replica.trainable)
         self._hooked = False
-        if self._path == "bare":
+        if self._path == "optimizer":
+            layout, trainable = replica.layout, replica.trainable
+            self._optimizer = aggregator.wrap_optimizer(self._optimizer, layout, trainable, group)
+        if self._path in ("bare", "optimizer"):
             return
         alone = self._path == "own" and not aggregator.exchanges
         self._ddp = self._forward = DistributedDataParallel(
@@ -101,6 +109,28 @@ class OverlappedStep:
         """What the aggregator decided at the start, and the buckets where they are known."""
         return self._buckets.notes
 
+    def set_learning_rate(self, rate: float) -> None:
+        """See `Step`."""
+        set_learning_rate(self._optimizer, rate)
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `Step`."""
+        module = {name: value.detach().clone() for name, value in self.replica.module.state_dict().items()}
+        states = [self._optimizer.state.get(parameter, {}) for parameter in self.replica.trainable]
+        momenta = [state.get("momentum_buffer") for state in states]
+        update = {str(at): one.clone() for at, one in enumerate(momenta) if one is not None}
+        return {"module": module, "aggregator": self._buckets.state_dict(), "update": update}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """See `Step`."""
+        self.replica.module.load_state_dict(state["module"])
+        self._buckets.load_state_dict(state["aggregator"])
+        for at, parameter in enumerate(self.replica.trainable):
+            own = self._optimizer.state[parameter]
+            own.pop("momentum_buffer", None)  # without one torch's next step takes the gradient itself
+            if str(at) in state["update"]:
+                own["momentum_buffer"] = state["update"][str(at)].to(parameter.device, copy=True)
+
     def prepare_split(self, recorder: PhaseRecorder) -> bool:
         """DDP's own path gets a hook that does the same: only a hook can mark the exchange."""
         if self._path == "own":
@@ -111,19 +141,28 @@ class OverlappedStep:
         """Forward, backward with the exchange under it, update; see `Step`."""
         self._marks = marks
         with marks.phase("forward"):
-            loss = loss_of(self._forward, inputs, targets)
+            loss = self.replica.loss(self._forward(inputs), targets)
         with marks.phase("backward"):
             self.replica.backward(loss)
             self._buckets.raise_failure()
-        with marks.phase("update"):
+        if self._path == "optimizer":
+            with marks.phase("communicate"):
+                self._optimizer.synchronize()
+        with marks.phase("update"), self._stepping():
             self._optimizer.step()
         if not self._hooked:
             self._meter_own_path()
         return loss.detach()
 
+    def _stepping(self) -> AbstractContextManager[None]:
+        """What an optimizer that has waited for its gradients wants around its step."""
+        if self._path == "optimizer":
+            return self._optimizer.skip_synchronize()  # type: ignore[no-any-return]
+        return nullcontext()
+
     def _meter_own_path(self) -> None:
-        """DDP's own exchanges pass the group by."""
-        if self._path == "own" and self._aggregator.exchanges and self._group.world_size > 1:
+        """DDP's own exchanges, and an optimizer's, pass the group by."""
+        if self._path in ("own", "optimizer") and self._aggregator.exchanges and self._group.world_size > 1:
             group, itemsize = self._group, self.replica.trainable[0].element_size()
             sent = self._aggregator.wire_bytes(self.replica.layout, group.world_size, group.rank, itemsize)
             group.meter.count(sent or 0, 0)
@@ -153,11 +192,12 @@ class OverlappedStep:
         devices = [self._device] if self._device.type == "cuda" else []
         with torch.random.fork_rng(devices):
             for _ in range(num_passes):
-                self.replica.backward(loss_of(self._forward, *self._example))
+                inputs, targets = self._example
+                self.replica.backward(self.replica.loss(self._forward(inputs), targets))
         module.load_state_dict(state)
         self._group.meter.reset()
 
-    def _hook(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    def _hook(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         marks = self._marks
         if not self._buckets.started:
             return self._buckets.note_and_return(bucket)
@@ -202,7 +242,16 @@ class _Buckets:
         shown = f"{len(sizes)} buckets of {min(sizes):.3g} to {max(sizes):.3g} MiB"
         return [shown, *dict.fromkeys(note for state in self._states for note in state.notes)]
 
-    def note_and_return(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    def state_dict(self) -> dict[str, dict[str, Tensor]]:
+        """The aggregator's of every bucket, by its number."""
+        return {str(number): state.state_dict() for number, state in enumerate(self._states)}
+
+    def load_state_dict(self, states: dict[str, dict[str, Tensor]]) -> None:
+        """Takes them over; DDP makes the same buckets of the same model."""
+        for number, state in enumerate(self._states):
+            state.load_state_dict(states[str(number)])
+
+    def note_and_return(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         """Remembers what the bucket holds; exchanges nothing, for passes that no update follows."""
         if bucket.index() == 0:
             self._layouts = {}
@@ -218,7 +267,7 @@ class _Buckets:
         ]
         self.started = True
 
-    def launch(self, bucket: dist.GradBucket, marks: Marks) -> torch.futures.Future[Tensor]:
+    def launch(self, bucket: GradBucket, marks: Marks) -> torch.futures.Future[Tensor]:
         """Sets the exchange of one bucket going; the future holds the mean."""
         state, buffer = self._states[bucket.index()], bucket.buffer()
         if not self._aggregator.exchanges:
@@ -283,7 +332,7 @@ class _Beside:
 
 def _done(tensor: Tensor) -> torch.futures.Future[Tensor]:
     """A future whose value is there in the order of the current stream."""
-    devices = [tensor.device] if tensor.is_cuda else None
+    devices: list[int | str | torch.device] | None = [tensor.device] if tensor.is_cuda else None
     future: torch.futures.Future[Tensor] = torch.futures.Future(devices=devices)
     future.set_result(tensor)
     return future

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from scaling.bucket import BucketLayout
+from scaling.workloads.base import Loss, cross_entropy
 
 
 class Replica:
@@ -18,22 +19,23 @@ class Replica:
 
     Args:
         module: the model.
+        loss: what is minimized.
 
     Attributes:
-        module: the same.
+        module, loss: the same.
         trainable: its parameters that have a gradient, in the module's order.
         layout: their names, shapes and offsets, as one bucket.
     """
 
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module
+    def __init__(self, module: nn.Module, loss: Loss = cross_entropy) -> None:
+        self.module, self.loss = module, loss
         named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
         self.layout = BucketLayout.of([(name, tuple(p.shape)) for name, p in named])
         self.trainable = [parameter for _, parameter in named]
 
     def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Mean cross-entropy over the batch, a scalar with its graph."""
-        return loss_of(self.module, inputs, targets)
+        """The loss, a scalar with its graph."""
+        return self.loss(self.module(inputs), targets)
 
     def backward(self, loss: Tensor) -> None:
         """Gives every parameter the gradient of `loss`; what was there is gone."""
@@ -47,14 +49,15 @@ class FlatReplica(Replica):
 
     Args:
         module: the model, on its device; its parameters are moved into the flat buffer.
+        loss: what is minimized.
 
     Attributes:
         parameters: [num_elements] flat parameters.
         gradient: [num_elements] flat gradient, filled by backward.
     """
 
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__(module)
+    def __init__(self, module: nn.Module, loss: Loss = cross_entropy) -> None:
+        super().__init__(module, loss)
         first = self.trainable[0]
         self.place_parameters(torch.empty(self.layout.num_elements, dtype=first.dtype, device=first.device))
         self.place_gradient(torch.zeros_like(self.parameters))
@@ -77,9 +80,3 @@ class FlatReplica(Replica):
         """Fills `gradient` with the gradient of `loss`; what was in it is gone."""
         self.gradient.zero_()
         loss.backward()  # type: ignore[no-untyped-call]
-
-
-def loss_of(module: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross-entropy of `module(inputs)`, [..., num_classes], against `targets`, [...]: a scalar."""
-    logits = module(inputs)
-    return nn.functional.cross_entropy(logits.flatten(0, -2), targets.flatten())

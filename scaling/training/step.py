@@ -41,6 +41,15 @@ class Step(Protocol):
             The local loss before the update, detached, on the device: not waited for.
         """
 
+    def set_learning_rate(self, rate: float) -> None:
+        """That of the next steps."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Copies of all that decides later steps on this rank, but for torch's random state. Collective."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes over, in place, what `state_dict` gave on this rank, here or in a process before. Collective."""
+
     def prepare_split(self, recorder: PhaseRecorder) -> bool:
         """Gets ready for steps whose phases are marked; there is no way back. Collective.
 
@@ -104,6 +113,10 @@ class EagerStep:
         self.replica.module.load_state_dict(state["module"])
         self._state.load_state_dict(state["aggregator"])
         self._update.load_state_dict(state["update"])
+
+    def set_learning_rate(self, rate: float) -> None:
+        """See `Step`."""
+        self._update.set_learning_rate(rate)
 
     def prepare_split(self, recorder: PhaseRecorder) -> bool:
         """Every phase can be marked as it is."""

@@ -201,7 +201,7 @@ class Measurement:
     def _keep(self, *, warmup: bool) -> list[StepSample]:
         samples = self.recorder.take()
         for sample in samples:
-            row = {
+            row: dict[str, Any] = {
                 "iteration": len(self.rows),
                 "warmup": warmup,
                 "split": sample.spans is not None,

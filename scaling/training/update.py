@@ -53,6 +53,15 @@ class SgdSettings:
         )
 
 
+def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """That of the optimizer's next steps; one on the device is filled in the order of the current stream."""
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
+
+
 class Update(ABC):
     """An update site, bound to one rank's replica."""
 
@@ -65,6 +74,10 @@ class Update(ABC):
     def load_state_dict(self, momenta: dict[str, Tensor]) -> None:
         """Takes them over, in place; the replica has its parameters already. Collective."""
         self._owned.load_momenta(momenta)
+
+    def set_learning_rate(self, rate: float) -> None:
+        """That of the next steps."""
+        self._owned.set_learning_rate(rate)
 
     @abstractmethod
     def apply(self, mean: Tensor | None, phase: PhaseMarker = unmarked) -> None:
@@ -163,6 +176,10 @@ class _Owned:
         self._parameters = [torch.nn.Parameter(flat[start:stop]) for start, stop in spans]
         self._optimizer = settings.optimizer(self._parameters, capturable=capturable) if spans else None
 
+    def set_learning_rate(self, rate: float) -> None:
+        if self._optimizer is not None:
+            set_learning_rate(self._optimizer, rate)
+
     def momenta(self) -> dict[str, Tensor]:
         """Copies, by span; none before the first step, and without momentum."""
         return {name: buffer.clone() for name, buffer in self._buffers().items()}
@@ -177,7 +194,9 @@ class _Owned:
             elif name in buffers:
                 buffers[name].zero_()  # torch's first step takes the gradient itself, as it does from zero
             elif name in momenta and self._optimizer is not None:
-                self._optimizer.state[parameter]["momentum_buffer"] = momenta[name].clone()
+                self._optimizer.state[parameter]["momentum_buffer"] = momenta[name].to(
+                    parameter.device, copy=True
+                )
 
     def _buffers(self) -> dict[str, Tensor]:
         if self._optimizer is None:

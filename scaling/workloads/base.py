@@ -9,6 +9,15 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""(logits [n, ..., num_classes], targets [n, ...]) -> a scalar: the mean over all targets."""
+
+
+def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """The mean cross-entropy over all targets: a scalar, with its graph."""
+    return nn.functional.cross_entropy(logits.flatten(0, -2), targets.flatten())
+
+
 BENCHMARK_PAPER = (
     'S. Shi, Q. Wang, P. Xu, X. Chu, "Benchmarking state-of-the-art deep learning software tools", '
     "arXiv 1608.07249"
@@ -116,12 +125,13 @@ class Model:
     Attributes:
         name: what a study calls it.
         build: (shape, parameters of the study...) -> module, its weights from torch's global generator. It
-            gives logits, [n, num_classes] or for tokens [n, *input_shape, num_classes]; the loss is the mean
-            cross-entropy over all targets. Parameters that need no gradient stay as they are.
+            gives logits, [n, num_classes] or for tokens [n, *input_shape, num_classes]. Parameters that need
+            no gradient stay as they are.
         shape: the input it is made for; None if it adapts to the data set.
         dataset: the data set it was published with.
         source: paper or file that defines it.
         parameters: names and defaults of what a study may set.
+        loss: what is minimized.
     """
 
     name: str
@@ -130,3 +140,4 @@ class Model:
     dataset: str
     source: str
     parameters: dict[str, object]
+    loss: Loss = cross_entropy

@@ -30,7 +30,8 @@ class TestBoth:
         assert create(name, {"compression": "fp16"}).lossy
 
     @pytest.mark.parametrize(
-        "wrong", [{"compression": "bf16"}, {"fusion_threshold_bytes": -1}, {"cycle_time_s": 0}, {"timeline": "a"}]
+        "wrong",
+        [{"compression": "bf16"}, {"fusion_threshold_bytes": -1}, {"cycle_time_s": 0}, {"timeline": "a"}],
     )
     def test_wrong_parameters_are_named(self, name, wrong):
         with pytest.raises(StudyError, match=next(iter(wrong))):

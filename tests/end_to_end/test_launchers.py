@@ -1,5 +1,6 @@
-"""The same study under every launcher of one host: same cells, same bits; a fault ends all, and is resumed."""
+"""The same study under every launcher of one host: same cells, same bits; a fault ends all; it is resumed."""
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -62,7 +63,8 @@ def rows_and_losses(scaling):
 
 
 def test_same_cells_and_same_bits_under_every_launcher(scaling, openmpi, mpich, horovodrun):
-    write_study(scaling, "all_reduce", "horovod", "horovod_optimizer")
+    steps = {"aggregators": ["horovod_optimizer"], "step": ["eager", "overlapped"]}
+    write_study(scaling, "all_reduce", parts=[{"aggregators": ["all_reduce", "horovod"]}, steps])
     begun = {
         "local": scaling.run,
         "torchrun": lambda: scaling.torchrun(2),
@@ -75,7 +77,7 @@ def test_same_cells_and_same_bits_under_every_launcher(scaling, openmpi, mpich, 
         assert done.returncode == 0, f"{name}: {done.stdout}{done.stderr}"
         seen[name] = rows_and_losses(scaling)
     local = seen["local"]
-    assert len(local) == 3
+    assert len(local) == 4
     for name, found in seen.items():
         assert found.keys() == local.keys(), name
         for cell_id, (row, losses) in found.items():
@@ -131,3 +133,23 @@ def test_settings_of_horovods_start_are_in_force_and_its_timeline_is_kept(scalin
     assert done.returncode == 0, done.stderr
     timeline = yaml.safe_load((scaling.out / "launches" / "horovod-2-0.json").read_text())
     assert any(event.get("args", {}).get("name", "").startswith("allreduce.") for event in timeline)
+
+
+def test_scaling_run_starts_every_size_by_mpirun(scaling, openmpi):
+    write_study(scaling, "mpi", world_sizes=[1, 2])
+    done = scaling.run("--launcher", "mpirun")
+    assert done.returncode == 0, done.stderr
+    assert set(scaling.states().values()) == {"done"}
+    assert {record.launch["launcher"] for record in scaling.results().runs()} == {"openmpi"}
+
+
+@pytest.mark.parametrize("launcher", ["mpirun", "horovodrun"])
+def test_ctrl_c_ends_what_the_launcher_has_started(scaling, openmpi, horovodrun, launcher):
+    write_study(scaling, "faulty_aggregators:Slow")
+    process = scaling.start("--launcher", launcher)
+    scaling.wait_for_worker()
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130, stderr
+    assert not scaling.processes()
+    assert set(scaling.states().values()) == {"planned"}

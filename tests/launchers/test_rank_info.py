@@ -93,6 +93,62 @@ def test_every_table_names_every_field(launcher):
     assert info.launcher == launcher
 
 
+SRUN = {
+    "SLURM_PROCID": "5",
+    "SLURM_LOCALID": "1",
+    "SLURM_NTASKS": "8",
+    "SLURM_STEP_TASKS_PER_NODE": "4(x2)",
+    "SLURM_JOB_ID": "17",
+    "SLURM_JOB_NODELIST": "n[1-2]",
+}
+
+
+def test_sruns_variables_are_read_and_say_where_the_ranks_meet():
+    info = RankInfo.from_env(SRUN)
+    assert (info.rank, info.local_rank, info.world_size, info.local_world_size) == (5, 1, 8, 4)
+    assert (info.launcher, info.table, info.job_id) == ("srun", "srun", "17")
+    assert info.meeting_variables(SRUN) == {
+        "RANK": "5",
+        "WORLD_SIZE": "8",
+        "MASTER_ADDR": "n1",
+        "MASTER_PORT": "20017",
+    }
+
+
+def test_torchrun_inside_a_task_of_srun_comes_first_and_sets_where_the_ranks_meet():
+    info = RankInfo.from_env({**SRUN, **TORCHRUN})
+    assert info.launcher == "torchrun"
+    assert info.meeting_variables(SRUN) == {}
+
+
+def test_batch_script_is_no_task_of_srun():
+    batch = {name: value for name, value in SRUN.items() if name != "SLURM_STEP_TASKS_PER_NODE"}
+    with pytest.raises(RankError, match="no launcher's variables are set"):
+        RankInfo.from_env(batch)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"SLURM_STEP_TASKS_PER_NODE": "4,3"}, "srun put 4,3 tasks on the nodes .*--ntasks-per-node"),
+        ({"SLURM_STEP_TASKS_PER_NODE": "many"}, "SLURM_STEP_TASKS_PER_NODE: 'many'"),
+        ({"SLURM_LOCALID": "2"}, "task 5 is number 2 of 4 on its node.*--distribution=block"),
+        ({"SLURM_PROCID": "9"}, "srun's variables contradict one another"),
+        ({"SLURM_NTASKS": "x"}, "SLURM_NTASKS is 'x'"),
+    ],
+    ids=str,
+)
+def test_tasks_that_do_not_make_equal_nodes_are_an_error(change, message):
+    with pytest.raises(RankError, match=message):
+        RankInfo.from_env({**SRUN, **change})
+
+
+def test_place_to_meet_that_cannot_be_told_is_an_error():
+    info = RankInfo.from_env(SRUN)
+    with pytest.raises(RankError, match=r"where do the workers meet.*set MASTER_ADDR and MASTER_PORT"):
+        info.meeting_variables({"SLURM_JOB_ID": "17"})
+
+
 MPI_AND_HOROVOD = {
     "openmpi": {
         "OMPI_COMM_WORLD_RANK": "5",

@@ -175,6 +175,43 @@ class TestSeveralRanks:
         assert found.tolist() == [[11.0, 21.0], [13.0, 23.0]]
 
 
+class TestHook:
+    """The computation stands still while the host sets an exchange going."""
+
+    def test_it_is_exposed_where_nothing_else_runs_and_never_hidden(self):
+        budget = one(
+            ("backward", "main", 0.0, 2.0),
+            ("communicate", "hook", 2.0, 3.0),
+            ("backward", "main", 3.0, 10.0),
+        )
+        assert parts(budget) == {"backward": 9.0, "exposed_comm": 1.0}
+        assert budget.comm_hidden_s == 0.0
+
+    def test_moment_that_an_exchange_covers_too_counts_once(self):
+        budget = one(("communicate", "hook", 2.0, 4.0), ("communicate", "comm", 3.0, 6.0))
+        assert parts(budget) == {"exposed_comm": 4.0, "unexplained": 6.0}
+
+    def rank(self, arrives):
+        return step(
+            9.0, ("communicate", "hook", 1.0, 2.0), ("communicate", "comm", arrives, 8.0), start_s=0.0
+        )
+
+    def test_it_is_no_arrival(self):
+        first, second = step_budgets([self.rank(3.0), self.rank(6.0)])
+        assert [one.arrived_after_first_s for one in (first, second)] == [0.0, 3.0]
+        assert parts(first) == {"exposed_comm": 3.0, "wait": 3.0, "unexplained": 3.0}
+
+    def test_ranks_may_have_different_numbers_of_them(self):
+        without = step(9.0, ("communicate", "comm", 6.0, 8.0), start_s=0.0)
+        assert arrivals_s([self.rank(3.0), without]).tolist() == [[3.0, 6.0]]
+
+    def test_waiting_in_it_for_a_late_rank_is_waiting(self):
+        early = step(9.0, ("communicate", "hook", 1.0, 8.0), ("communicate", "comm", 1.0, 8.0), start_s=0.0)
+        late = step(9.0, ("communicate", "hook", 5.0, 8.0), ("communicate", "comm", 5.0, 8.0), start_s=0.0)
+        first, _ = step_budgets([early, late])
+        assert parts(first) == {"wait": 4.0, "exposed_comm": 3.0, "unexplained": 2.0}
+
+
 def random_ranks(seed):
     """Steps with any spans on any lanes, some of them out of bounds."""
     generator = random.Random(seed)
@@ -183,7 +220,7 @@ def random_ranks(seed):
         spans = []
         for _ in range(generator.randrange(14)):
             start_s = generator.uniform(-0.2, 1.1)
-            lane = generator.choice(["main", "main", "comm", "copy"])
+            lane = generator.choice(["main", "main", "comm", "copy", "hook"])
             phase = generator.choice([*PHASES, "communicate", "communicate"])
             spans.append(Span(phase, lane, start_s, start_s + generator.uniform(0.0, 0.4)))
         ranks.append(RankStep(1.0, spans, 7.0 + generator.uniform(0.0, 0.1)))

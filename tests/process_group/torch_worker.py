@@ -130,7 +130,7 @@ def largest(group: TorchGroup) -> dict[str, Any]:
 
 
 def host_clock(group: TorchGroup) -> dict[str, Any]:
-    """On one host; and as if each rank had a host of its own, whose clock is `rank` thousand seconds ahead."""
+    """On one host; and as if each rank had one of its own, with a clock `rank` thousand seconds ahead."""
     apart = TorchGroup(group.data, group._control, ranks_on_this_host=1)
     ahead = SimpleNamespace(perf_counter=lambda: time.perf_counter() + 1000 * group.rank)
     over_torch.time, kept = ahead, over_torch.time

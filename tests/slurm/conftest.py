@@ -23,8 +23,10 @@ from scaling.store import ResultsFolder
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 240  # no wait in these tests is longer
+SKIP_NOTHING_VARIABLE = "SCALING_TEST_EVERYTHING"  # as everywhere in these tests
 DAEMONS = ("munged", "slurmctld", "slurmd")
 NODES = ("127.0.0.1", "127.0.0.2")
+NULL_DEVICE = os.makedev(1, 3)
 FINAL = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT")
 
 CONFIGURATION = """\
@@ -58,6 +60,7 @@ GresTypes=gpu
 NodeName={first} NodeHostname=localhost NodeAddr=127.0.0.1 Port={first_port} CPUs=64 Gres=gpu:4
 NodeName={second} NodeHostname=localhost NodeAddr=127.0.0.1 Port={second_port} CPUs=64 Gres=gpu:4
 PartitionName=debug Nodes={first},{second} Default=YES MaxTime=INFINITE State=UP
+PartitionName=gpu Nodes={first},{second} MaxTime=INFINITE State=UP
 """
 
 
@@ -68,7 +71,14 @@ def why_no_cluster():
     if missing := [name for name in (*DAEMONS, "sbatch") if shutil.which(name) is None]:
         packages = "slurmctld slurmd slurm-client munge"
         return f"not installed: {', '.join(missing)}; Debian: apt-get install {packages}"
-    return None if os.geteuid() == 0 else "the emulated Slurm cluster is started by root alone"
+    if os.geteuid():
+        return "the emulated Slurm cluster is started by root alone"
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            os.mknod(f"{folder}/gpu", 0o666 | stat.S_IFCHR, NULL_DEVICE)
+        except PermissionError:
+            return "no device files can be made here, which the emulated Slurm cluster has for GPUs"
+    return None
 
 
 def free_ports(count):
@@ -95,7 +105,7 @@ class Cluster:
         (self.folder / "slurm.conf").write_text(text)
         (self.folder / "state").mkdir()
         for number in range(4):  # character devices: a count without files would drain the node
-            os.mknod(self.folder / f"gpu{number}", 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+            os.mknod(self.folder / f"gpu{number}", 0o666 | stat.S_IFCHR, NULL_DEVICE)
         gpus = f"NodeName={','.join(NODES)} Name=gpu File={self.folder}/gpu[0-3]\n"
         (self.folder / "gres.conf").write_text(gpus)
         key = self.folder / "munge.key"
@@ -133,6 +143,12 @@ class Cluster:
         """Slurm's word for what a job, or a task of an array, is doing."""
         shown = self.ask("scontrol", "--oneliner", "show", "job", job)
         return shown.partition("JobState=")[2].partition(" ")[0]
+
+    def seconds(self, job):
+        """How long an ended job has run."""
+        shown = self.ask("scontrol", "--oneliner", "show", "job", job)
+        hours, minutes, seconds = shown.partition("RunTime=")[2].partition(" ")[0].split(":")
+        return 3600 * int(hours) + 60 * int(minutes) + int(seconds)
 
     def jobs(self):
         """Ids of the jobs that wait or run."""
@@ -176,7 +192,7 @@ class Cluster:
 @pytest.fixture(scope="session")
 def cluster():
     if reason := why_no_cluster():
-        pytest.skip(reason)
+        (pytest.fail if os.environ.get(SKIP_NOTHING_VARIABLE) else pytest.skip)(reason)
     folder = Path(tempfile.mkdtemp(prefix="s", dir="/tmp"))  # short: sockets have paths of 108 bytes at most
     folder.chmod(0o755)
     made = Cluster(folder)
@@ -197,6 +213,7 @@ class Study:
     def __init__(self, cluster, folder):
         self.cluster, self.folder = cluster, folder
         self.study, self.out, self.go = folder / "study.yaml", folder / "out", folder / "go"
+        self.jobs: list[str] = []
         self.environment = {
             **cluster.environment,
             "PYTHONPATH": os.pathsep.join([str(ROOT), str(Path(__file__).parent)]),
@@ -234,8 +251,20 @@ class Study:
         arguments = ["submit", self.study.name, "--out", self.out.name, "--time", "10", *options]
         done = self.scaling(*arguments, **environment)
         assert done.returncode == 0, done.stderr
-        assert done.stdout.strip().isdecimal()
-        return done.stdout.strip()
+        job = done.stdout.strip()
+        assert job.isdecimal()
+        self.jobs.append(job)
+        return job
+
+    def left(self):
+        """Pids of living processes of this study's jobs."""
+        return self.cluster.left(f"SCALING_TEST_GO={self.go}".encode())
+
+    def end(self):
+        """Ends its jobs, and waits until nothing of them is left."""
+        for job in self.jobs:
+            self.cluster.ask("scancel", job)
+        self.cluster.wait(lambda: not self.left(), "the jobs' processes to end")
 
     def results(self):
         return ResultsFolder(self.out)
@@ -269,8 +298,8 @@ def study_in(cluster):
 
 
 @pytest.fixture
-def study(cluster, study_in, tmp_path):
-    """A Study; afterwards the queue is empty and nothing of a job is left."""
-    yield study_in(tmp_path)
-    cluster.cancel_all()
-    cluster.wait(lambda: not cluster.left(), "the jobs' processes to end")
+def study(study_in, tmp_path):
+    """A Study; afterwards nothing of its jobs is left."""
+    made = study_in(tmp_path)
+    yield made
+    made.end()

@@ -14,6 +14,10 @@ pytestmark = [pytest.mark.processes, pytest.mark.slurm]
 
 SOON_S = 60
 WAITS = "waiting_aggregators:Waits"
+NOT_ALL_THERE = {
+    "torchrun": "not all nodes came within 20 s",
+    "srun": "rank 0 cannot join the other workers",
+}
 
 
 def worker_of(rank):
@@ -32,6 +36,31 @@ def worker_of(rank):
 
 def messages(log, word):
     return [line for line in log.splitlines() if word in line]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def waiting(cluster, study_in, tmp_path_factory):
+    """Jobs that take their time while the other tests run: name -> (Study, id of its job)."""
+    late = tmp_path_factory.mktemp("late")  # every Python starts with it: on the second node it waits instead
+    late_start = "import os, time\nif os.environ.get('SLURM_NODEID') == '1':\n    time.sleep(600)\n"
+    (late / "sitecustomize.py").write_text(late_start)
+    made = {}
+    for style in NOT_ALL_THERE:
+        study = study_in(tmp_path_factory.mktemp(style))
+        study.write()
+        path = os.pathsep.join([str(late), study.environment["PYTHONPATH"]])
+        options = ["--gpus-per-node", "1", "--style", style, "--join-timeout", "20"]
+        made[style] = (study, study.submit(*options, PYTHONPATH=path))
+    study = study_in(tmp_path_factory.mktemp("limit"))
+    study.write([WAITS])
+    job = study.submit("--gpus-per-node", "2")
+    made["limit"] = (study, job)
+    study.wait_for_run("waits")
+    # Slurm looks every 30 s, and signals the job from 120 s before its limit.
+    cluster.ask("scontrol", "update", f"JobId={job}", "EndTime=now+90")
+    yield made
+    for study, _ in made.values():
+        study.end()
 
 
 def test_task_that_is_killed_costs_its_run_once_and_the_job_completes(study, cluster):
@@ -73,25 +102,6 @@ def test_job_that_is_cancelled_stays_so_and_is_gone_on_with_by_submitting_again(
     assert all(path.read_text() == before[path] for path in kept)
 
 
-def test_job_at_its_time_limit_saves_its_state_requeues_itself_and_finishes_later(study, cluster):
-    study.write([WAITS])
-    job = study.submit("--gpus-per-node", "2")
-    study.wait_for_run("waits")
-    # Slurm looks every 30 s, and signals the job from 120 s before its limit.
-    cluster.ask("scontrol", "update", f"JobId={job}", "EndTime=now+90")
-    assert cluster.wait_for(job, "PENDING", "TIMEOUT") == "PENDING", study.log(job)
-    assert study.states() == {("waits", 2): "planned"}
-    assert len(messages(study.log(job), "stopped by SIGUSR1")) == 1
-    shown = study.scaling("status", study.out.name)
-    assert "planned" in shown.stdout
-    cluster.ask("scontrol", "update", f"JobId={job}", "TimeLimit=10")
-    study.go.touch()
-    assert cluster.wait_for(job, "COMPLETED", "FAILED", "TIMEOUT") == "COMPLETED", study.log(job)
-    assert study.states() == {("waits", 2): "done"}
-    assert study.results().runs()[0].deaths == 0
-    assert (study.out / "report.html").exists()
-
-
 def test_fewer_workers_than_asked_for_are_refused_on_every_rank(study, cluster):
     study.write()
     command = ["srun", "--ntasks=1", "--time=5", sys.executable, "-m", "scaling.worker", study.study.name]
@@ -122,28 +132,26 @@ def test_port_that_is_occupied_ends_the_job_with_one_message(study, cluster):
     assert set(study.states().values()) == {"planned"}
 
 
-def test_node_that_does_not_come_ends_the_job_with_one_message(study, study_in, cluster, tmp_path):
-    late = tmp_path / "late"  # every Python starts with it: on the second node it waits instead
-    late.mkdir()
-    late_start = "import os, time\nif os.environ.get('SLURM_NODEID') == '1':\n    time.sleep(600)\n"
-    (late / "sitecustomize.py").write_text(late_start)
-    path = os.pathsep.join([str(late), study.environment["PYTHONPATH"]])
-    reasons = {
-        "torchrun": "not all nodes came within 20 s",
-        "srun": "rank 0 cannot join the other workers",
-    }
-    jobs = {}
-    for style in reasons:
-        (tmp_path / style).mkdir()
-        one = study_in(tmp_path / style)
-        one.write()
-        options = ["--gpus-per-node", "1", "--style", style, "--join-timeout", "20"]
-        jobs[style] = (one, one.submit(*options, PYTHONPATH=path))
-    for style, (one, job) in jobs.items():
-        cluster.wait(lambda one=one: list(one.out.glob("launches/*.log")), "the launch to start")
-        started_at = time.monotonic()
-        assert cluster.wait_for(job, "FAILED", "COMPLETED") == "FAILED"
-        assert time.monotonic() - started_at < 20 + SOON_S
-        (error,) = messages(one.log(job), "error: ")
-        assert reasons[style] in error
-        assert set(one.states().values()) == {"planned"}
+@pytest.mark.parametrize("style", NOT_ALL_THERE)
+def test_node_that_does_not_come_ends_the_job_with_one_message(waiting, cluster, style):
+    study, job = waiting[style]
+    assert cluster.wait_for(job, "FAILED", "COMPLETED") == "FAILED"
+    (error,) = messages(study.log(job), "error: ")
+    assert NOT_ALL_THERE[style] in error
+    assert set(study.states().values()) == {"planned"}
+    assert cluster.seconds(job) < 20 + SOON_S
+
+
+def test_job_at_its_time_limit_saves_its_state_requeues_itself_and_finishes_later(waiting, cluster):
+    study, job = waiting["limit"]
+    cluster.wait(lambda: "stopped by" in study.log(job), "the signal before the limit")
+    assert len(messages(study.log(job), "stopped by SIGUSR1; job")) == 1
+    cluster.wait_for(job, "PENDING", "RUNNING")  # again
+    shown = study.scaling("status", study.out.name)
+    assert "1 of 1 runs are left: 1 with 2 workers" in shown.stdout
+    cluster.ask("scontrol", "update", f"JobId={job}", "TimeLimit=10")
+    study.go.touch()
+    assert cluster.wait_for(job, "COMPLETED", "FAILED", "TIMEOUT") == "COMPLETED", study.log(job)
+    assert study.states() == {("waits", 2): "done"}
+    assert study.results().runs()[0].deaths == 0
+    assert (study.out / "report.html").exists()

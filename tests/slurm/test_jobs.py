@@ -51,8 +51,8 @@ def jobs(cluster, study_in, tmp_path_factory):
     made["srun by hand"] = (by_hand, "")
     cluster.wait(lambda: not cluster.jobs(), "all jobs to end")
     yield made
-    cluster.cancel_all()
-    cluster.wait(lambda: not cluster.left(), "the jobs' processes to end")
+    for study, _ in made.values():
+        study.end()
 
 
 @pytest.mark.parametrize("form", SUBMITTED)

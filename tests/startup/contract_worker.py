@@ -1,4 +1,4 @@
-"""One rank of test_contract_in_processes.py: puts aggregators of other libraries through the contract suite."""
+"""One rank of test_contract_in_processes.py: puts aggregators of other libraries through the contract."""
 
 import json
 import os
@@ -80,7 +80,10 @@ def main(out, names):
         }
         if "horovod" in name:
             error, bits = cast_mean(create(name, FP16), group)
-            seen["aggregators"][name] |= {"fp16_error": error, "fp16_bits": len(set(map(tuple, workers.gather(bits))))}
+            seen["aggregators"][name] |= {
+                "fp16_error": error,
+                "fp16_bits": len(set(map(tuple, workers.gather(bits)))),
+            }
     if info.rank == 0:
         out.write_text(json.dumps(seen))
     workers.close()

@@ -1,4 +1,4 @@
-"""One rank of test_mpi_world.py: the last rank raises, outside every cell, while the others wait for it in MPI."""
+"""One rank of test_mpi_world.py: the last rank raises, outside every cell, while the others wait in MPI."""
 
 import os
 import sys

@@ -63,7 +63,9 @@ def test_others_hear_what_rank_0_says_even_if_they_ask_first(environ):
 def test_proxy_of_the_environment_is_not_asked(environ, monkeypatch):
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     monkeypatch.setenv("no_proxy", "")
-    assert over_horovodrun(info(0), environ, 1.0)("here") == over_horovodrun(info(1), environ, 1.0)("") == "here"
+    assert (
+        over_horovodrun(info(0), environ, 1.0)("here") == over_horovodrun(info(1), environ, 1.0)("") == "here"
+    )
 
 
 def test_rank_0_that_does_not_come_is_said(environ):
@@ -73,7 +75,7 @@ def test_rank_0_that_does_not_come_is_said(environ):
 
 def test_server_that_is_gone_is_said(environ):
     gone = {**environ, "HOROVOD_GLOO_RENDEZVOUS_PORT": "1"}
-    with pytest.raises(LaunchError, match="rank 0 cannot reach horovodrun's server, http://127.0.0.1:1/"):
+    with pytest.raises(LaunchError, match=r"rank 0 cannot reach horovodrun's server, http://127\.0\.0\.1:1/"):
         over_horovodrun(info(0), gone, 1.0)("x")
 
 

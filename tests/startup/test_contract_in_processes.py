@@ -44,7 +44,9 @@ def test_aggregators_over_horovod_keep_the_contract_and_their_replicas_agree_in_
     for name, one in told.items():
         assert one["failures"] == [], name
         assert one["fp16_bits"] == 1, f"{name}: ranks differ"
-        assert 0 < one["fp16_error"] < 3e-3, f"{name}: some roundings of values of the order of one to 11 bits"
+        assert 0 < one["fp16_error"] < 3e-3, (
+            f"{name}: some roundings of values of the order of one to 11 bits"
+        )
         assert one["refusals"] == {
             "bfloat16": "Horovod cannot average bfloat16; it averages float32, float64, float16",
             "float16": None,

@@ -1,7 +1,7 @@
 """What Horovod is told of the ranks' places: as horovodrun would have said it."""
 
 from launchers.rank_info import RankInfo
-from scaling.startup.horovod import Place, slots_of, variables
+from scaling.startup.horovod import Place, forget_network, slots_of, variables
 
 
 def told(places):
@@ -53,3 +53,14 @@ def test_variables_are_those_of_horovodrun():
         "HOROVOD_GLOO_RENDEZVOUS_ADDR": "10.0.0.1",
         "HOROVOD_GLOO_RENDEZVOUS_PORT": "4711",
     }
+
+
+def test_what_horovodrun_tells_nccl_of_the_network_counts_on_several_hosts_alone():
+    for table, local_world_size, is_kept in (
+        ("horovodrun", 4, False),
+        ("horovodrun", 2, True),
+        ("torchrun", 4, True),
+    ):
+        environ = {"NCCL_SOCKET_IFNAME": "lo"}
+        forget_network(RankInfo(0, 0, 4, local_world_size, table, table=table), environ)
+        assert bool(environ) == is_kept

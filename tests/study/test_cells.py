@@ -45,7 +45,7 @@ CELL = Cell(
     warmup=10,
     iterations=50,
 )
-LABELS = {"model_label", "dataset_label", "aggregator_label", "exchanges", "lossy"}
+LABELS = {"model_label", "dataset_label", "aggregator_label", "exchanges", "lossy", "keep_checkpoints"}
 
 
 def resolved(machine: Machine = CPU, **changes: Any) -> ResolvedStudy:

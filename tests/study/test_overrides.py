@@ -44,8 +44,13 @@ class TestNames:
 
     @pytest.mark.parametrize("name", shipped_studies())
     @pytest.mark.parametrize("machine", [Machine(0, 2), Machine(4, 64)], ids=str)
-    def test_every_shipped_study_can_be_resolved(self, name, machine):
-        assert resolve(load_study(name), machine).cells
+    def test_every_shipped_study_can_be_resolved_where_its_devices_are(self, name, machine):
+        study = load_study(name)
+        if not machine.num_gpus and any(part.device == "cuda" for part in study.parts):
+            with pytest.raises(StudyError, match="GPUs and 0 can be used"):
+                resolve(study, machine)
+        else:
+            assert resolve(study, machine).cells
 
     @pytest.mark.parametrize("name", shipped_studies())
     def test_every_shipped_study_begins_with_a_comment_for_the_list(self, name):

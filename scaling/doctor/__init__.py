@@ -1,0 +1,58 @@
+"""Looks at this machine as a study would find it: `scaling doctor`.
+
+Each check is a function of what it looks at, and gives a `Line`; `examine` looks, and runs all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from launchers.rank_info import RankError, RankInfo
+from scaling.doctor import devices, files, host, software
+from scaling.doctor.line import Line
+from topologies.detect import num_usable_cores
+
+__all__ = ["Line", "examine", "rank"]
+
+
+def rank(environ: Mapping[str, str]) -> Line:
+    """Which variable gave rank, local rank and world size."""
+    try:
+        return Line("rank", "ok", RankInfo.from_env(environ).describe())
+    except RankError as error:
+        if str(error).startswith("no launcher's variables are set"):
+            return Line("rank", "ok", "none: no launcher has started this process")
+        return Line(
+            "rank", "error", str(error), "unset what another launch has left, or start by one launcher"
+        )
+
+
+def examine(environ: Mapping[str, str], here: Path) -> list[Line]:
+    """All lines; under a launcher, ranks other than 0 say their rank alone.
+
+    Args:
+        environ: the environment.
+        here: the current folder.
+    """
+    own = rank(environ)
+    if own.state == "ok" and not own.text.startswith(("none", "rank 0 ")):
+        return [own]
+    gpus, num_cores = devices.look(), num_usable_cores()
+    return [
+        software.versions(),
+        devices.devices(gpus, num_cores),
+        devices.peer_access(gpus, environ),
+        devices.nccl(gpus, environ),
+        software.launchers(),
+        software.mpi(),
+        software.horovod(bool(gpus.usable)),
+        own,
+        host.ports(environ),
+        host.shared_memory(),
+        host.limits(bool(gpus.usable)),
+        host.numa(num_cores),
+        files.data_sets(),
+        files.write_access(environ, here),
+        host.clock(),
+    ]

@@ -1,0 +1,94 @@
+"""GPUs, the access between them, and NCCL."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import permutations
+from typing import Any
+
+import torch
+
+from scaling.doctor.line import Line
+from topologies.detect import nvidia_gpus
+
+
+@dataclass(frozen=True)
+class Gpus:
+    """What is known of this machine's GPUs.
+
+    Attributes:
+        listed: as nvidia-smi has them: name, memory_bytes, driver.
+        usable: how many torch can use.
+        torch_cuda: the CUDA version that torch was built for, None if for none.
+        nccl: the version that torch brings, None without GPUs.
+        apart: pairs (of torch's numbers) of which the first cannot access the second's memory.
+    """
+
+    listed: Sequence[Mapping[str, Any]]
+    usable: int
+    torch_cuda: str | None
+    nccl: str | None
+    apart: Sequence[tuple[int, int]]
+
+
+def look() -> Gpus:
+    """Asks torch and nvidia-smi; makes no context on any GPU but where torch has to."""
+    usable = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    pairs = permutations(range(usable), 2)
+    apart = [(a, b) for a, b in pairs if not torch.cuda.can_device_access_peer(a, b)]
+    nccl: Any = torch.cuda.nccl  # torch ships it without types
+    version = ".".join(map(str, nccl.version())) if usable else None
+    return Gpus(nvidia_gpus(), usable, torch.version.cuda, version, apart)
+
+
+def devices(gpus: Gpus, num_cores: int) -> Line:
+    """What workers compute on."""
+    if gpus.usable:
+        names = sorted({str(gpu["name"]) for gpu in gpus.listed}) or ["GPU"]
+        driver = f", driver {gpus.listed[0]['driver']}" if gpus.listed else ""
+        text = f"{gpus.usable} x {' and '.join(names)}, CUDA {gpus.torch_cuda}{driver}; {num_cores} cores"
+        if gpus.listed and len(gpus.listed) != gpus.usable:
+            return Line(
+                "devices", "warning", f"{text}; {len(gpus.listed)} are there", "see CUDA_VISIBLE_DEVICES"
+            )
+        return Line("devices", "ok", text)
+    if not gpus.listed:
+        return Line("devices", "ok", f"no GPU: CPU processes over Gloo; {num_cores} cores")
+    reason = (
+        "was built without CUDA" if gpus.torch_cuda is None else f"(CUDA {gpus.torch_cuda}) cannot use them"
+    )
+    fix = (
+        "install torch for CUDA"
+        if gpus.torch_cuda is None
+        else "update the driver, or install an older torch"
+    )
+    listed = f"{len(gpus.listed)} GPUs, driver {gpus.listed[0]['driver']}"
+    return Line("devices", "error", f"{listed}, but torch {reason}", f"{fix}; or use device=cpu")
+
+
+def peer_access(gpus: Gpus, environ: Mapping[str, str]) -> Line:
+    """Whether GPUs can read each other's memory."""
+    if gpus.usable < 2:
+        return Line("peer access", "ok", "not needed: fewer than two GPUs")
+    if environ.get("NCCL_P2P_DISABLE", "0") not in ("", "0"):
+        fix = "unset it, or use peer_access=false in studies"
+        return Line("peer access", "warning", "NCCL_P2P_DISABLE is set: NCCL goes through host memory", fix)
+    if not gpus.apart:
+        return Line("peer access", "ok", f"between all {gpus.usable} GPUs")
+    pairs = ", ".join(f"{a} to {b}" for a, b in gpus.apart[:6]) + (", ..." if len(gpus.apart) > 6 else "")
+    fix = "enable it (IOMMU off, GPUs under one root), or measure the machine as it is: peer_access=false"
+    return Line("peer access", "warning", f"none from GPU {pairs}: these go through host memory", fix)
+
+
+def nccl(gpus: Gpus, environ: Mapping[str, str]) -> Line:
+    """NCCL's version, and what the environment tells it."""
+    if gpus.nccl is None:
+        return Line("NCCL", "ok", "not needed: no GPUs")
+    names = sorted(name for name in environ if name.startswith("NCCL_") and name != "NCCL_VERSION")
+    if names:
+        told = ", ".join(f"{name}={environ[name]}" for name in names)
+        return Line(
+            "NCCL", "warning", f"{gpus.nccl}, told {told}", "unset what is not meant: it counts in every run"
+        )
+    return Line("NCCL", "ok", gpus.nccl)

@@ -1,0 +1,117 @@
+"""Ports, shared memory, limits, NUMA and the clock of this host."""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import socket
+import time
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from pathlib import Path
+
+from scaling.doctor.line import Line
+from topologies.detect_host import SYS, cpu_governors, node_cpus
+
+MIN_OPEN_FILES = 1024
+MIN_LOCKED_BYTES = 1 << 30
+MIN_SHARED_BYTES = 1 << 30
+SLOW_CLOCK_S = 1e-6
+SLOW_SOURCES = ("acpi_pm", "hpet", "jiffies")
+UNLIMITED = resource.RLIM_INFINITY
+
+
+def ports(environ: Mapping[str, str], resolve: Callable[[str], object] = socket.gethostbyname) -> Line:
+    """Whether ranks can meet on this host."""
+    try:
+        with closing(socket.create_server(("127.0.0.1", 0))) as server:
+            socket.create_connection(server.getsockname(), timeout=5).close()
+    except OSError as error:
+        return Line("ports", "error", f"loopback cannot be used: {error}", "allow connections to 127.0.0.1")
+    if taken := _taken_port(environ):
+        return Line("ports", "error", f"MASTER_PORT {taken} is taken", "set another, or unset MASTER_PORT")
+    name = platform.node()
+    try:
+        resolve(name)
+    except OSError:
+        fix = f"add {name} to /etc/hosts, or set GLOO_SOCKET_IFNAME (lo on one host)"
+        return Line("ports", "warning", f"loopback works, but this host's name, {name}, has no address", fix)
+    return Line("ports", "ok", f"loopback works, {name} has an address")
+
+
+def _taken_port(environ: Mapping[str, str]) -> str | None:
+    """MASTER_PORT, if it is set for workers yet to be started and something listens there."""
+    port = environ.get("MASTER_PORT", "")
+    if not port.isdigit() or "RANK" in environ:
+        return None
+    with closing(socket.socket()) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", int(port)))
+        except (OSError, OverflowError):
+            return port
+    return None
+
+
+def shared_memory(folder: Path = Path("/dev/shm")) -> Line:
+    """Where ranks of a host share memory."""
+    if not folder.is_dir():
+        return Line("shared memory", "warning", f"no {folder}: temporary files are used, which may be slow")
+    try:
+        status = os.statvfs(folder)
+    except OSError as error:
+        return Line("shared memory", "error", f"{folder}: {error}", "mount a tmpfs there")
+    if not os.access(folder, os.W_OK):
+        return Line("shared memory", "error", f"{folder} cannot be written", f"make {folder} writable")
+    size, free = status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize
+    text = f"{free / 1e9:.1f} of {size / 1e9:.1f} GB free in {folder}"
+    if free < MIN_SHARED_BYTES:
+        return Line(
+            "shared memory", "warning", text, "enlarge it (docker: --shm-size=8g) for host aggregators"
+        )
+    return Line("shared memory", "ok", text)
+
+
+def limits(has_gpus: bool, limit: Callable[[int], tuple[int, int]] = resource.getrlimit) -> Line:
+    """Open files, and memory that may be pinned."""
+    files, locked = limit(resource.RLIMIT_NOFILE)[0], limit(resource.RLIMIT_MEMLOCK)[0]
+    shown = "unlimited" if locked == UNLIMITED else f"{locked / 1e6:.0f} MB"
+    text = f"{'unlimited' if files == UNLIMITED else files} open files, {shown} of locked memory"
+    if files != UNLIMITED and files < MIN_OPEN_FILES:
+        return Line("limits", "warning", text, f"ulimit -n {MIN_OPEN_FILES}")
+    if has_gpus and locked != UNLIMITED and locked < MIN_LOCKED_BYTES:
+        return Line("limits", "warning", f"{text}: pinning host memory may fail", "ulimit -l unlimited")
+    return Line("limits", "ok", text)
+
+
+def numa(num_usable: int, num_present: int | None = None, sys: Path = SYS) -> Line:
+    """Memory nodes, and the cores that this process may use."""
+    nodes = max(1, len(node_cpus(sys)))
+    present = num_present or os.cpu_count() or num_usable
+    text = f"{nodes} node{'s' if nodes > 1 else ''}, {num_usable} of {present} cores may be used"
+    if num_usable < present:
+        return Line(
+            "NUMA", "warning", text, "only if that is not meant: see taskset, cgroups, the job's request"
+        )
+    return Line("NUMA", "ok", text)
+
+
+def clock(
+    read: Callable[[], float] = time.perf_counter,
+    source: Path = SYS / "devices/system/clocksource/clocksource0/current_clocksource",
+    sys: Path = SYS,
+) -> Line:
+    """Whether time is read finely, quickly, and cores keep their speed."""
+    step_s = min(filter(None, (abs(read() - read()) for _ in range(1000))), default=0.0)
+    name = source.read_text(encoding="utf-8").strip() if source.exists() else platform.system()
+    text = f"{name}, steps of {step_s * 1e9:.0f} ns"
+    if step_s > SLOW_CLOCK_S or name in SLOW_SOURCES:
+        return Line(
+            "clock", "warning", f"{text}: short phases are not timed well", "boot with clocksource=tsc"
+        )
+    governors = cpu_governors(sys)
+    if governors and set(governors) & {"powersave", "conservative", "ondemand"}:
+        fix = "cpupower frequency-set -g performance"
+        return Line("clock", "warning", f"{text}; cores change their speed ({', '.join(governors)})", fix)
+    return Line("clock", "ok", text)

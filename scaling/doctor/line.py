@@ -1,0 +1,34 @@
+"""One line of the doctor's: what was looked at, how it is, and what to do."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+State = Literal["ok", "warning", "error"]
+
+
+@dataclass(frozen=True)
+class Line:
+    """What one check found.
+
+    Attributes:
+        name: what was looked at.
+        state: "ok"; "warning", studies run but something is missing or slow; "error", studies fail.
+        text: what was found.
+        fix: what to do; empty where nothing is to be done.
+    """
+
+    name: str
+    state: State
+    text: str
+    fix: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """All fields, as JSON has them."""
+        return asdict(self)
+
+    def describe(self) -> str:
+        """One line for people, and a second one with the fix."""
+        fix = f"\n{'':23} fix: {self.fix}" if self.fix else ""
+        return f"{self.state:8} {self.name:14} {self.text}{fix}"

@@ -1,0 +1,91 @@
+"""Versions, and the launchers that can be used here."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import platform
+import shutil
+import subprocess
+from collections.abc import Callable
+
+import scaling
+from scaling.doctor.line import Line
+from scaling.process_group.base import HOW_TO_BRING
+
+OLDEST_TORCH = (2, 6)
+ANSWER_LIMIT_S = 20.0
+
+Which = Callable[[str], str | None]
+Ask = Callable[[str], str]
+Version = Callable[[str], str | None]
+"""Package -> its version, None where it is not installed."""
+
+
+def package_version(name: str) -> str | None:
+    """The version of an installed package."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def version_line(program: str) -> str:
+    """The first line of what `program --version` says; empty where it fails."""
+    try:
+        answer = subprocess.run(
+            [program, "--version"], capture_output=True, text=True, timeout=ANSWER_LIMIT_S, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return next((line.strip() for line in answer.stdout.splitlines() if line.strip()), "")
+
+
+def versions(version: Version = package_version) -> Line:
+    """This package, Python, and the packages that numbers depend on."""
+    torch = version("torch") or "missing"
+    python, numpy = platform.python_version(), version("numpy")
+    text = f"scaling {scaling.__version__}, Python {python}, torch {torch}, numpy {numpy}"
+    numbers = tuple(int(part) for part in torch.split("+")[0].split(".")[:2] if part.isdigit())
+    if numbers < OLDEST_TORCH:
+        oldest = ".".join(map(str, OLDEST_TORCH))
+        return Line(
+            "versions", "error", text, f"torch {oldest} or later is needed: pip install 'torch>={oldest}'"
+        )
+    return Line("versions", "ok", text)
+
+
+def launchers(which: Which = shutil.which, ask: Ask = version_line) -> Line:
+    """What can start workers; torchrun always can."""
+    found = ["torchrun"]
+    for program in ("mpirun", "mpiexec.hydra", "horovodrun", "srun"):
+        if path := which(program):
+            found.append(f"{program} ({ask(path) or path})")
+    return Line("launchers", "ok", ", ".join(found))
+
+
+def mpi(which: Which = shutil.which, version: Version = package_version) -> Line:
+    """Whether aggregators over MPI can run."""
+    program, package = which("mpirun") or which("mpiexec"), version("mpi4py")
+    if program and package:
+        return Line("MPI", "ok", f"mpi4py {package}, {program}")
+    if program or package:
+        there, missing = (program, "mpi4py") if program else (f"mpi4py {package}", "mpirun")
+        return Line("MPI", "warning", f"{there}, but no {missing}", "pip install 'scaling-study[mpi]'")
+    return Line("MPI", "ok", f"none: {HOW_TO_BRING['mpi']}")
+
+
+def horovod(has_gpus: bool, version: Version = package_version) -> Line:
+    """Whether Horovod's aggregators can run, and on GPUs."""
+    if importlib.util.find_spec("horovod") is None:
+        return Line("Horovod", "ok", f"none: {HOW_TO_BRING['horovod']}")
+    name = f"Horovod {version('horovod')}"
+    try:
+        import horovod.torch as hvd
+    except ImportError as error:
+        return Line("Horovod", "warning", f"{name} does not fit this torch: {error}", "make horovod")
+    built = {"Gloo": hvd.gloo_built(), "MPI": hvd.mpi_built(), "NCCL": hvd.nccl_built()}
+    text = f"{name} over {', '.join(library for library, is_built in built.items() if is_built)}"
+    if has_gpus and not built["NCCL"]:
+        return Line("Horovod", "warning", f"{text}: not on GPUs", "HOROVOD_GPU_OPERATIONS=NCCL make horovod")
+    return Line("Horovod", "ok", text)

@@ -1,0 +1,96 @@
+"""How a cell of kind convergence is trained over its epochs: a workload's keys, or else its part's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from scaling.errors import StudyError
+from scaling.study.schema import ConvergencePart, Recipe, Workload
+from scaling.training.learning_rate import DEFAULT_GAMMA
+from scaling.workloads.base import DataShape
+from scaling.workloads.registry import create_dataset, create_model, resolve_shape
+
+DEFAULTS = {
+    "learning_rate_rule": "fixed",
+    "warmup_epochs": 0.0,
+    "schedule": "constant",
+    "augmentation": "none",
+}
+
+
+def recipe_of(workload: Workload, part: ConvergencePart) -> dict[str, Any]:
+    """The fields of `Cell` that say how long it is trained, with which rates and augmentation.
+
+    A key that its rule or schedule does not have is None, where a workload has chosen another than its part.
+
+    Raises:
+        StudyError: keys contradict each other, or the data cannot be augmented.
+    """
+    values = {key: _chosen(key, workload, part) for key in Recipe.model_fields}
+    where = f"workload {workload.model.name} on {workload.dataset.name}"
+    _check_base_batch(values, workload, part, where)
+    _check_schedule(values, workload, part, where)
+    if values["warmup_epochs"] >= values["epochs"]:
+        raise StudyError(
+            f"{where}: warmup_epochs {values['warmup_epochs']:g} must be less than epochs {values['epochs']}, "
+            "or the learning rate never reaches its peak"
+        )
+    if values["augmentation"] == "standard":
+        _check_images(workload, where)
+    return values
+
+
+def _chosen(key: str, workload: Workload, part: ConvergencePart) -> Any:
+    for level in (workload, part):
+        if getattr(level, key) is not None:
+            return getattr(level, key)
+    return DEFAULTS.get(key)
+
+
+def _check_base_batch(
+    values: dict[str, Any], workload: Workload, part: ConvergencePart, where: str
+) -> None:
+    rule = values["learning_rate_rule"]
+    if rule != "fixed" and values["base_batch"] is None:
+        raise StudyError(
+            f"{where}: learning_rate_rule: {rule} needs base_batch, the global batch for which learning_rate "
+            "was chosen"
+        )
+    if rule == "fixed" and values["base_batch"] is not None:
+        if _is_own("base_batch", "learning_rate_rule", workload, part):
+            raise StudyError(
+                f"{where}: base_batch belongs to learning_rate_rule: linear or sqrt; fixed has none"
+            )
+        values["base_batch"] = None
+
+
+def _check_schedule(values: dict[str, Any], workload: Workload, part: ConvergencePart, where: str) -> None:
+    schedule, milestones = values["schedule"], values["milestones"]
+    if schedule == "step":
+        if milestones is None:
+            raise StudyError(f"{where}: schedule: step needs milestones, the epochs behind which it falls")
+        if sorted(set(milestones)) != milestones:
+            raise StudyError(f"{where}: milestones {milestones} must ascend")
+        values["milestones"] = tuple(milestones)
+        values["gamma"] = DEFAULT_GAMMA if values["gamma"] is None else values["gamma"]
+        return
+    for key in ("milestones", "gamma"):
+        if values[key] is not None and _is_own(key, "schedule", workload, part):
+            raise StudyError(f"{where}: {key} belongs to schedule: step, not to {schedule}; leave it out")
+        values[key] = None
+
+
+def _is_own(key: str, chooser: str, workload: Workload, part: ConvergencePart) -> bool:
+    """Whether `key` stands where `chooser` was chosen, and not in a part that chose otherwise."""
+    return getattr(workload, key) is not None or getattr(workload, chooser) is None
+
+
+def _check_images(workload: Workload, where: str) -> None:
+    model = create_model(workload.model.name, workload.model.parameters)
+    dataset = create_dataset(workload.dataset.name, workload.dataset.parameters)
+    shape: DataShape = resolve_shape(model, dataset)
+    if shape.tokens or len(shape.input_shape) != 3:
+        raise StudyError(
+            f"{where}: augmentation: standard crops and mirrors images [channels, height, width]; the data "
+            f"has samples of shape {list(shape.input_shape)}; use augmentation: none"
+        )

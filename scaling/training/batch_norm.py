@@ -1,0 +1,142 @@
+"""Batch normalisation with the mean and variance of the global batch, so that it learns as one worker would.
+
+1. forward: every rank computes, for each channel, count, sum and sum of squares of its share; one all-reduce
+   adds them up (in float64, so that the variance does not cancel out); everybody normalises with the result.
+2. backward: the gradient passes through mean and variance, which all ranks have a part in: two sums a channel
+   are added up by one all-reduce. The gradients of weight and bias stay local sums, which the aggregator
+   brings together with all others.
+
+2 C + 1 float64 values a layer forward and 2 C backward, C channels, besides the gradients. On CUDA it is
+torch's own SyncBatchNorm, which knows no CPU; this one stands in for it there and between threads.
+
+Reference: S. Ioffe, C. Szegedy, "Batch normalization: accelerating deep network training by reducing internal
+covariate shift", arXiv 1502.03167; torch/nn/modules/_functions.py, class SyncBatchNorm.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from scaling.process_group import Group, TorchGroup
+
+
+def synchronized(module: nn.Module, group: Group) -> nn.Module:
+    """The same network with every batch normalisation over the ranks of `group`; parameters stay as they are.
+
+    Args:
+        module: on its device; changed.
+        group: the ranks that train together, all of which run forward and backward at the same time.
+    """
+    on_cuda = any(parameter.is_cuda for parameter in module.parameters())
+    if on_cuda and isinstance(group, TorchGroup):
+        converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(module, group.data)
+        return converted
+    if isinstance(module, _BatchNorm):
+        return _SynchronizedBatchNorm(module, group)
+    for name, child in module.named_children():
+        setattr(module, name, synchronized(child, group))
+    return module
+
+
+def has_batch_norm(module: nn.Module) -> bool:
+    """Whether any layer normalises over the batch."""
+    return any(isinstance(layer, _BatchNorm) for layer in module.modules())
+
+
+class _SynchronizedBatchNorm(_BatchNorm):
+    """Takes the place of another layer: its parameters, buffers and settings."""
+
+    def __init__(self, layer: _BatchNorm, group: Group) -> None:
+        super().__init__(
+            layer.num_features, layer.eps, layer.momentum, layer.affine, layer.track_running_stats
+        )
+        self._parameters = layer._parameters
+        self._buffers = layer._buffers
+        self._group = group
+        self.train(layer.training)
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        """Any that its predecessor took."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """[n, C, ...] -> the same shape; n may differ between ranks."""
+        if not self.training or self._group.world_size == 1:
+            return super().forward(input)
+        output, mean, variance, count = _Normalize.apply(  # type: ignore[no-untyped-call]
+            input, self.weight, self.bias, self.eps, self._group
+        )
+        self._update_statistics(mean, variance * (count / (count - 1).clamp(min=1)))
+        result: Tensor = output
+        return result
+
+    @torch.no_grad()
+    def _update_statistics(self, mean: Tensor, unbiased_variance: Tensor) -> None:
+        if self.running_mean is None or self.running_var is None or self.num_batches_tracked is None:
+            return
+        self.num_batches_tracked.add_(1)
+        share = self.momentum if self.momentum is not None else 1.0 / float(self.num_batches_tracked)
+        for kept, new in ((self.running_mean, mean), (self.running_var, unbiased_variance)):
+            kept.mul_(1 - share).add_(new.to(kept.dtype), alpha=share)
+
+
+class _Normalize(torch.autograd.Function):
+    """Input, weight, bias -> normalised; and mean, biased variance [C] and count of the global batch."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, input: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, group: Group
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        axes = [axis for axis in range(input.dim()) if axis != 1]
+        own_count = input.numel() // input.shape[1]
+        own_mean = input.mean(axes).double()
+        own_variance = input.var(axes, unbiased=False).double()
+        sums = torch.cat(
+            [
+                own_mean * own_count,
+                (own_variance + own_mean.square()) * own_count,
+                own_mean.new_tensor([own_count]),
+            ]
+        )
+        _sum_over_ranks(sums, group)
+        count = sums[-1]
+        mean, squares = (sums[:-1] / count).chunk(2)
+        variance = (squares - mean.square()).clamp(min=0)
+        deviation = (variance + eps).rsqrt()
+        normalised = (input - _along(mean, input)) * _along(deviation, input)
+        ctx.save_for_backward(normalised, weight, deviation, count)
+        ctx.group, ctx.axes = group, axes
+        output = normalised
+        if weight is not None and bias is not None:
+            output = normalised * _along(weight, input) + _along(bias, input)
+        ctx.mark_non_differentiable(mean, variance, count)
+        return output, mean, variance, count
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+        normalised, weight, deviation, count = ctx.saved_tensors
+        of_bias = gradient.sum(ctx.axes)
+        of_weight = (gradient * normalised).sum(ctx.axes)
+        sums = torch.cat([of_bias, of_weight]).double()
+        _sum_over_ranks(sums, ctx.group)
+        mean, mean_product = (sums / count).chunk(2)
+        scale = deviation if weight is None else deviation * weight.double()
+        of_input = gradient - _along(mean, gradient) - normalised * _along(mean_product, gradient)
+        of_input = of_input * _along(scale, gradient)
+        return of_input, *((None, None) if weight is None else (of_weight, of_bias)), None, None
+
+
+def _sum_over_ranks(values: Tensor, group: Group) -> None:
+    """In place. In host memory beside the gradients' messages, which another thread may send meanwhile."""
+    if values.is_cuda:
+        group.all_reduce(values)
+    else:
+        group.all_reduce_host(values)
+
+
+def _along(channels: Tensor, like: Tensor) -> Tensor:
+    """[C] as [1, C, 1, ...], of the type of `like`."""
+    return channels.to(like.dtype).view(1, -1, *[1] * (like.dim() - 2))

@@ -1,0 +1,77 @@
+"""What a training needs to go on in another process, as bytes: later steps have the same bits as without a cut.
+
+A rank's checkpoint holds its step (parameters, buffers such as the statistics of batch normalisation,
+momentum, residuals), torch's random states, and what was recorded so far. Everything else follows from the
+cell: the order of the samples, their augmentation and the learning rate are functions of seed, epoch and step.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from scaling.training.convergence import Progress
+from scaling.training.step import Step
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One rank's, after an epoch.
+
+    Attributes:
+        progress: of the training.
+        rows: the samples that the rank has recorded, one an epoch.
+        step: of `Step.state_dict`.
+        random_states: of the processor, and of the rank's GPU if it has one.
+    """
+
+    progress: Progress
+    rows: list[dict[str, Any]]
+    step: dict[str, Any]
+    random_states: list[torch.Tensor]
+
+    @classmethod
+    def of(
+        cls, step: Step, progress: Progress, rows: list[dict[str, Any]], device: torch.device
+    ) -> Checkpoint:
+        """That of a training as it is now. Collective."""
+        states = [torch.get_rng_state()]
+        if device.type == "cuda":
+            states.append(torch.cuda.get_rng_state(device))
+        return cls(progress, rows, step.state_dict(), states)
+
+    def restore(self, step: Step, device: torch.device) -> None:
+        """Puts `step` and torch's random states where they were. Collective."""
+        step.load_state_dict(self.step)
+        torch.set_rng_state(self.random_states[0])
+        if device.type == "cuda":
+            torch.cuda.set_rng_state(self.random_states[1], device)
+
+    def to_bytes(self) -> bytes:
+        """As `from_bytes` reads it."""
+        buffer = io.BytesIO()
+        own = {name: getattr(self, name) for name in ("rows", "step", "random_states")}
+        progress = asdict(self.progress)
+        torch.save({"schema_version": SCHEMA_VERSION, "progress": progress, **own}, buffer)
+        return buffer.getvalue()
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> Checkpoint | None:
+        """The checkpoint, its tensors in host memory; None where it is damaged or of another version.
+
+        Nothing but tensors and plain values is read: no code in the file is run.
+        """
+        try:
+            values = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+            if values["schema_version"] != SCHEMA_VERSION:
+                return None
+            progress = Progress(**values["progress"])
+            return cls(progress, values["rows"], values["step"], values["random_states"])
+        except (RuntimeError, EOFError, KeyError, TypeError, ValueError, pickle.UnpicklingError):
+            return None

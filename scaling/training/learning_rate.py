@@ -1,0 +1,82 @@
+"""Learning rates: how they follow the global batch, and how they change over a training.
+
+Pure functions of the step. The optimizer is torch's SGD, w -= rate * v with v = momentum * v + gradient: the
+rate is no part of v, so a rate that changes needs no correction of the momentum (Goyal et al., remark 2).
+
+1. The peak rate is the study's `learning_rate`, times k ("linear") or the square root of k ("sqrt") for a
+   global batch k times as large as `base_batch`; or as it stands ("fixed").
+2. Over the first `warmup_epochs` the rate rises in equal steps to the peak; step t of W has (t + 1) / W of it.
+   Goyal et al. begin at the unscaled rate instead; beginning near 0 means something under every rule.
+3. Then it stays ("constant"), is multiplied with `gamma` at each of the `milestones` ("step"), or falls along
+   half a cosine, one value a step, to 0 behind the last step ("cosine": one cycle without restarts).
+
+References: P. Goyal et al., "Accurate, large minibatch SGD: training ImageNet in 1 hour", arXiv 1706.02677
+(linear, warm-up); A. Krizhevsky, "One weird trick for parallelizing convolutional neural networks",
+arXiv 1404.5997 (square root); I. Loshchilov, F. Hutter, "SGDR: stochastic gradient descent with warm
+restarts", arXiv 1608.03983 (cosine).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+Rule = Literal["fixed", "linear", "sqrt"]
+Schedule = Literal["constant", "step", "cosine"]
+
+DEFAULT_GAMMA = 0.1
+
+
+@dataclass(frozen=True)
+class LearningRate:
+    """The rate of every step of a training.
+
+    Attributes:
+        peak: after warm-up; see `scaled_rate`.
+        warmup_epochs: over which it rises to the peak; 0: none. Fractions are rounded to whole steps.
+        schedule: what it does then.
+        milestones: of "step": the rate falls behind so many epochs, counted from the start, ascending.
+        gamma: of "step": what it is multiplied with there.
+    """
+
+    peak: float
+    warmup_epochs: float = 0.0
+    schedule: Schedule = "constant"
+    milestones: tuple[float, ...] = ()
+    gamma: float = DEFAULT_GAMMA
+
+    def at(self, step: int, steps_per_epoch: int, epochs: int) -> float:
+        """The rate of one step.
+
+        Args:
+            step: counted from 0 over the whole training.
+            steps_per_epoch: updates in an epoch.
+            epochs: of the whole training.
+        """
+        warmup = round(self.warmup_epochs * steps_per_epoch)
+        if step < warmup:
+            return self.peak * (step + 1) / warmup
+        if self.schedule == "step":
+            passed = sum(step >= round(epoch * steps_per_epoch) for epoch in self.milestones)
+            return float(self.peak * self.gamma**passed)
+        if self.schedule == "cosine":
+            share = (step - warmup) / max(1, epochs * steps_per_epoch - warmup)
+            return self.peak * (1 + math.cos(math.pi * min(share, 1.0))) / 2
+        return self.peak
+
+
+def scaled_rate(rate: float, rule: Rule, global_batch: int, base_batch: int | None) -> float:
+    """The peak rate for a global batch.
+
+    Args:
+        rate: that for `base_batch`.
+        rule: how it follows the batch.
+        global_batch: samples of all ranks in a step.
+        base_batch: the batch that `rate` was chosen for; None where the rule is "fixed".
+    """
+    if rule == "fixed":
+        return rate
+    assert base_batch is not None, "the study's rules demand it"
+    ratio = global_batch / base_batch
+    return rate * (ratio if rule == "linear" else math.sqrt(ratio))

@@ -1,0 +1,154 @@
+"""Batch scripts are text made of typed options; the whole texts are compared in tests/test_cli_submit.py."""
+
+import signal
+import subprocess
+from dataclasses import replace
+
+import pytest
+
+from launchers.slurm import JobOptions, script, seconds_of
+
+OPTIONS = JobOptions(
+    "mnist", "results/mnist", [1, 2, 4], workers_per_node=4, gpus_per_node=4, cpus_per_task=16
+)
+
+
+def test_script_is_pure():
+    assert script(OPTIONS) == script(replace(OPTIONS))
+
+
+@pytest.mark.parametrize(
+    ("time", "seconds"),
+    [
+        ("30", 1800), ("30:10", 1810), ("01:02:03", 3723), ("1-0", 86_400), ("1-12", 129_600),
+        ("1-12:30", 131_400), ("1-12:30:15", 131_415),
+    ],
+)  # fmt: skip
+def test_times_are_read_as_slurm_reads_them(time, seconds):
+    assert seconds_of(time) == seconds
+
+
+@pytest.mark.parametrize("time", ["", "1h", "1:2:3:4", "-5", "UNLIMITED"])
+def test_time_of_another_form_is_an_error(time):
+    with pytest.raises(ValueError, match="is not of Slurm's form"):
+        seconds_of(time)
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ({"partition": "gpu"}, "#SBATCH --partition=gpu"),
+        ({"account": "me"}, "#SBATCH --account=me"),
+        ({"nodes": 2}, "#SBATCH --nodes=2"),
+        ({"gpus_per_node": 8}, "#SBATCH --gpus-per-node=8"),
+        ({"cpus_per_task": 5}, "#SBATCH --cpus-per-task=5"),
+        ({"style": "srun"}, "#SBATCH --ntasks-per-node=4"),
+        ({"style": "torchrun"}, "#SBATCH --ntasks-per-node=1"),
+        ({"array": True}, "#SBATCH --array=1,2,4"),
+        ({"signal_s": 300}, "#SBATCH --signal=B:USR1@300"),
+        ({"time": "2-0"}, "#SBATCH --time=2-0"),
+        ({"directives": ["--qos=high"]}, "#SBATCH --qos=high"),
+        ({"join_timeout_s": 20}, "export SCALING_JOIN_TIMEOUT_S=20"),
+        ({"setup": ["module load cuda"]}, "module load cuda"),
+    ],
+    ids=str,
+)
+def test_every_option_is_a_line_of_the_script(change, line):
+    lines = script(replace(OPTIONS, **change)).splitlines()
+    assert line in lines
+
+
+def test_job_without_gpus_asks_for_none():
+    assert "gpus" not in script(replace(OPTIONS, gpus_per_node=0))
+
+
+@pytest.mark.parametrize("word", ["a b", "ü", "key=[1, 2]", "x;y", "$HOME", "it's", "`id`", "\\"])
+def test_awkward_words_reach_the_command_as_they_are(word):
+    line = next(
+        line
+        for line in script(replace(OPTIONS, study=word, python="printf '%s\\n'")).splitlines()
+        if " scaling run " in line
+    )
+    words = line.partition(" -m scaling run ")[2].removesuffix(" \\")
+    shown = subprocess.run(
+        ["bash", "-c", f"printf '%s\\n' {words}"], capture_output=True, text=True, check=True
+    )
+    assert shown.stdout.splitlines()[0] == word
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"style": "mpirun"}, "no style 'mpirun'"),
+        ({"partition": "a b"}, "partition 'a b' must be one word"),
+        ({"job_name": "a\nb"}, "job_name"),
+        ({"directives": ["--x\nrm"]}, "is no option of sbatch"),
+        ({"study": "a\nb"}, "must be on one line each"),
+        ({"world_sizes": [8]}, "world size 8 needs 2 nodes of 4 workers, and 1 are asked for"),
+        ({"world_sizes": [6], "nodes": 2, "workers_per_node": 5}, None),
+        ({"world_sizes": [7], "nodes": 2}, "7 workers do not spread evenly"),
+        ({"time": "00:02:00"}, "used up at once"),
+    ],
+    ids=str,
+)
+def test_options_that_contradict_one_another_are_an_error(change, message):
+    if message is None:
+        assert replace(OPTIONS, **change)
+        return
+    with pytest.raises(ValueError, match=message):
+        replace(OPTIONS, **change)
+
+
+def run_end(tmp_path, launcher, signals=0, restarts="0", state="RUNNING"):
+    """Runs the script from its traps on, with a launcher and Slurm's commands replaced."""
+    program = tmp_path / "launcher"
+    program.write_text(f"#!/usr/bin/env bash\n{launcher}\n")
+    program.chmod(0o755)
+    text = script(replace(OPTIONS, python=str(program)))
+    path = tmp_path / "end.sh"
+    path.write_text(
+        f'set -euo pipefail\nsqueue() {{ echo {state}; }}\nscontrol() {{ echo "scontrol $*"; }}\n'
+        f"SLURM_JOB_ID=17 SLURM_RESTART_COUNT={restarts}\n{text[text.index('launcher=') :]}"
+    )
+    process = subprocess.Popen(["bash", str(path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    for _ in range(signals):
+        while "ready" not in (line := process.stdout.readline()):
+            assert line
+        process.send_signal(signal.SIGUSR1)
+    out, err = process.communicate(timeout=60)
+    return process.returncode, out, err
+
+
+HEARS = "trap 'exit 130' USR1; echo ready; while :; do sleep 0.05; done"
+NEEDS_TWO = (
+    "trap 'i=1$i; echo ready; [ $i = 11 ] && exit 130' USR1; i=; echo ready; while :; do sleep 0.05; done"
+)
+
+
+@pytest.mark.parametrize("status", [0, 1, 2, 75, 137])
+def test_job_ends_with_the_launchers_status(tmp_path, status):
+    assert run_end(tmp_path, f"exit {status}") == (status, "", "")
+
+
+@pytest.mark.parametrize(("launcher", "signals"), [(HEARS, 1), (NEEDS_TWO, 2)])
+def test_signal_is_passed_on_and_the_launcher_waited_for_before_the_job_is_requeued(
+    tmp_path, launcher, signals
+):
+    code, out, err = run_end(tmp_path, launcher, signals=signals)
+    assert code == 130
+    assert out.splitlines()[-1] == "scontrol requeue 17"
+    assert err == "stopped by SIGUSR1; job 17 goes back to the queue and on from here\n"
+
+
+@pytest.mark.parametrize(("restarts", "state"), [("1", "RUNNING"), ("0", "COMPLETING"), ("0", "")])
+def test_job_is_requeued_once_and_not_when_it_was_cancelled(tmp_path, restarts, state):
+    code, out, err = run_end(tmp_path, HEARS, signals=1, restarts=restarts, state=state)
+    assert code == 130
+    assert "requeue" not in out
+    assert err == "stopped by SIGUSR1; give the script to sbatch again to go on from here\n"
+
+
+def test_launcher_that_finishes_in_spite_of_the_signal_is_not_requeued(tmp_path):
+    code, out, err = run_end(tmp_path, HEARS.replace("130", "0"), signals=1)
+    assert (code, err) == (0, "")
+    assert "requeue" not in out

@@ -1,0 +1,28 @@
+"""Slurm itself takes every stored batch script."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slurm
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = sorted([*ROOT.glob("slurm/*.sbatch"), *ROOT.glob("tests/launchers/batch_scripts/*.sbatch")])
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=[path.stem for path in SCRIPTS])
+def test_script_could_be_run_as_it_stands(cluster, path):
+    done = subprocess.run(
+        ["sbatch", "--test-only", str(path)],
+        env=cluster.environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "to start at" in done.stderr
+
+
+def test_there_are_eight():
+    assert len(SCRIPTS) == 8

@@ -1,0 +1,186 @@
+"""One cell on one rank: its samples and summary, and what stays from one cell to the next."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from scaling.process_group import TorchGroup
+from scaling.study.cells import Cell
+from scaling.study.run_cell import MAX_LOADED, CellRunner, RankSummary, extent_of
+from scaling.training.timing import SPLIT_SETTLING
+from scaling.workloads.base import DataShape, Model
+
+TIMED = Cell(
+    kind="iteration",
+    model="mlp",
+    dataset="digits",
+    aggregator="all_reduce",
+    step="eager",
+    device="cpu",
+    scaling="strong",
+    world_size=1,
+    local_batch=32,
+    global_batch=32,
+    threads=1,
+    peer_access=None,
+    tf32=None,
+    seed=0,
+    learning_rate=0.05,
+    momentum=0.9,
+    weight_decay=0.0,
+    nesterov=False,
+    warmup=2,
+    iterations=30,
+    precision_goal=0.5,
+    min_seconds=0.0,
+    max_seconds=20.0,
+    split_iterations=4,
+    model_parameters={"hidden": [8]},
+)
+TRAINED = replace(
+    TIMED,
+    kind="convergence",
+    local_batch=128,
+    global_batch=128,
+    warmup=None,
+    iterations=None,
+    split_iterations=None,
+    epochs=1,
+)
+
+
+class Noting(nn.Sequential):
+    """Notes the random state at each of its steps."""
+
+    seen: ClassVar[list[torch.Tensor]] = []
+
+    def __init__(self, shape: DataShape) -> None:
+        super().__init__(nn.Flatten(), nn.Linear(64, shape.num_classes))
+
+    def forward(self, inputs):
+        self.seen.append(torch.get_rng_state())
+        return super().forward(inputs)
+
+
+noting = Model("noting", Noting, None, "digits", "these tests", {})
+
+
+@pytest.fixture(scope="module")
+def group() -> Iterator[TorchGroup]:
+    """A group of this process alone, by Gloo."""
+    threads = torch.get_num_threads()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GLOO_SOCKET_IFNAME", "lo")
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    data = dist.group.WORLD
+    assert data is not None
+    yield TorchGroup(data, data, ranks_on_this_host=1)
+    dist.destroy_process_group()
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def runner() -> CellRunner:
+    return CellRunner(torch.device("cpu"))
+
+
+def run(runner: CellRunner, group: TorchGroup, cell: Cell) -> tuple[list[dict[str, Any]], RankSummary]:
+    rows: list[dict[str, Any]] = []
+    summary = runner.run(cell, group, rows.extend)
+    return rows, summary
+
+
+def losses(runner: CellRunner, group: TorchGroup, cell: Cell = TRAINED) -> list[float]:
+    """Of all steps: another initial weight, batch or random number would show."""
+    (row,), _ = run(runner, group, cell)
+    return row["step_losses"]
+
+
+class TestInitialWeights:
+    def test_kept_ones_are_those_that_are_freshly_drawn(self, runner, group):
+        fresh = losses(CellRunner(torch.device("cpu")), group)
+        assert losses(runner, group) == fresh
+        assert losses(runner, group) == fresh
+
+    @pytest.mark.parametrize("step", ["eager", "overlapped"])
+    def test_timed_cell_in_between_does_not_change_them(self, runner, group, step):
+        before = losses(runner, group)
+        run(runner, group, replace(TIMED, step=step, bucket_mb=25.0 if step == "overlapped" else None))
+        assert losses(runner, group) == before
+
+    def test_every_model_and_seed_has_its_own(self, runner, group):
+        others = [replace(TRAINED, seed=1), replace(TRAINED, model_parameters={"hidden": [9]})]
+        first = [losses(runner, group, cell)[0] for cell in (TRAINED, *others)]
+        assert len(set(first)) == 3
+
+    def test_more_than_are_kept_are_drawn_again(self, runner, group):
+        before = losses(runner, group)
+        for seed in range(1, MAX_LOADED + 1):
+            assert losses(runner, group, replace(TRAINED, seed=seed)) != before
+        assert losses(runner, group) == before
+
+    def test_random_numbers_of_the_training_go_on_from_them(self, runner, group):
+        first = []
+        for seed in (1, 2):
+            torch.manual_seed(seed)
+            Noting.seen.clear()
+            run(runner, group, replace(TIMED, model=f"{__name__}:noting", model_parameters={}))
+            first.append(Noting.seen[0])
+        assert torch.equal(*first)
+
+
+@pytest.fixture(scope="module")
+def ran(group) -> tuple[list[dict[str, Any]], RankSummary, dict[str, float]]:
+    """A timed cell's rows and summary, and what its runner says."""
+    runner = CellRunner(torch.device("cpu"))
+    return (*run(runner, group, TIMED), runner.seconds)
+
+
+class TestTimedCell:
+    def test_samples_are_of_three_parts(self, ran):
+        rows, summary, _ = ran
+        warmup = [row for row in rows if row["warmup"] and not row["split"]]
+        split = [row for row in rows if row["split"]]
+        assert len(warmup) == summary.warmup_iterations >= 10
+        assert len(split) == SPLIT_SETTLING + 4
+        assert rows == [*warmup, *(row for row in rows if not (row["warmup"] or row["split"])), *split]
+
+    def test_split_steps_know_their_phases(self, ran):
+        rows, *_ = ran
+        phases = [phase for phase, *_ in rows[-1]["spans"]]
+        assert phases == ["input", "forward", "backward", "update"]
+
+    def test_summary_says_how_it_went(self, ran):
+        _, summary, seconds = ran
+        assert str(summary.warmup_end).startswith(("no trend in the last 10 ", "a trend was left after "))
+        assert summary.stop_reason in ("precision", "iterations")
+        assert summary.clock_uncertainty_s == 0
+        assert (summary.gpu, summary.memory_peak_bytes) == (None, None)
+        assert set(summary.seconds) == {"setup", "warmup", "unsplit", "split"}
+        assert summary.seconds == seconds
+
+    def test_cell_that_fails_leaves_the_seconds_of_the_parts_it_came_through(self, runner, group):
+        def full(_: object) -> None:
+            raise OSError("no space left")
+
+        with pytest.raises(OSError, match="no space left"):
+            runner.run(TIMED, group, full)
+        assert set(runner.seconds) == {"setup", "warmup", "unsplit", "split"}
+        with pytest.raises(ValueError, match="unknown aggregator"):
+            run(runner, group, replace(TIMED, aggregator="rings"))
+        assert runner.seconds == {}
+
+    def test_loader_hands_out_the_batches_to_any_step(self, runner, group):
+        rows, _ = run(runner, group, replace(TIMED, input_placement="loader", loader_workers=1))
+        assert "input" in [phase for phase, *_ in rows[-1]["spans"]]
+
+
+def test_extent_is_the_cells():
+    extent = extent_of(replace(TIMED, min_seconds=None, split_iterations=None))
+    assert (extent.warmup, extent.iterations, extent.precision_goal) == (2, 30, 0.5)
+    assert (extent.min_seconds, extent.max_seconds, extent.split_iterations) == (0.0, 20.0, 0)

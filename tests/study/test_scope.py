@@ -1,0 +1,96 @@
+"""One `scaling run` is concerned with all launches of a folder, or with one world size beside others."""
+
+import pytest
+
+from launchers import local
+from launchers.slurm_steps import SlurmLauncher
+from scaling.errors import LaunchError, StoreError
+from scaling.store import ResultsFolder, RunRecord
+from scaling.study.cells import Machine, resolve
+from scaling.study.run import retry_failed
+from scaling.study.schema import parse_study
+from scaling.study.scope import Scope, scope_for
+
+JOB = {
+    "SLURM_JOB_ID": "17",
+    "SLURM_JOB_NODELIST": "n[1-2]",
+    "SLURM_JOB_NUM_NODES": "2",
+    "SLURM_NODEID": "0",
+    "SLURM_GPUS_ON_NODE": "4",
+}
+
+
+@pytest.fixture
+def resolved():
+    study = {
+        "name": "x",
+        "kind": "convergence",
+        "epochs": 1,
+        "device": "cpu",
+        "workloads": [{"model": "mlp", "dataset": "digits", "global_batch": 96}],
+        "aggregators": ["all_reduce"],
+        "world_sizes": [1, 2],
+        "scaling": "strong",
+    }
+    return resolve(parse_study(study, "x.yaml"), Machine(0, 2))
+
+
+@pytest.fixture
+def folder(tmp_path, resolved):
+    folder = ResultsFolder(tmp_path / "out")
+    for cell_id, cell in resolved.cells.items():
+        folder.write_run(RunRecord(cell_id, 0, cell.to_dict(), state="failed", deaths=2))
+    return folder
+
+
+def test_size_alone_has_its_own_launches_and_records(folder, resolved):
+    assert retry_failed(folder, Scope(world_size=2)) == 1
+    states = {record.cell["world_size"]: record.state for record in folder.runs()}
+    assert states == {1: "failed", 2: "planned"}
+    assert [one.settings.world_size for one in Scope(world_size=2).launches(folder, resolved)] == [2]
+    assert Scope(world_size=1).launches(folder, resolved) == []
+    assert len(Scope().records(folder)) == 2
+
+
+def test_size_that_the_study_does_not_have_is_refused(resolved):
+    Scope(world_size=2).require_cells(resolved)
+    with pytest.raises(LaunchError, match=r"study 'x' has no cell of world size 3; it has \[1, 2\]"):
+        Scope(world_size=3).require_cells(resolved)
+
+
+def test_sizes_work_beside_each_other_and_all_of_them_alone(folder):
+    with Scope(world_size=1).lock(folder), Scope(world_size=2).lock(folder):
+        for other in (Scope(), Scope(world_size=2)):
+            with (
+                pytest.raises(StoreError, match="another `scaling run` or launch works in"),
+                other.lock(folder),
+            ):
+                pass
+    with Scope().lock(folder), pytest.raises(StoreError), Scope(world_size=1).lock(folder):
+        pass
+
+
+def test_launcher_is_chosen_by_name():
+    assert scope_for("local", None, None, {}) == Scope(local, 1, None)
+    scope = scope_for("slurm-srun", 2, 4, JOB)
+    assert (scope.num_nodes, scope.world_size) == (2, 4)
+    assert scope.launcher == SlurmLauncher("srun", 2, 2, "n1", 20_017, 300.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "workers", "environ", "message"),
+    [
+        (
+            "pbs",
+            None,
+            JOB,
+            "no launcher 'pbs'; allowed: local, mpirun, horovodrun, slurm-torchrun, slurm-srun",
+        ),
+        ("local", 2, {}, "--workers-per-node is for the launchers of Slurm"),
+        ("slurm-srun", None, {}, "SLURM_JOB_NUM_NODES is not set; `scaling submit` makes the job"),
+        ("slurm-srun", None, {**JOB, "SCALING_JOIN_TIMEOUT_S": "x"}, "SCALING_JOIN_TIMEOUT_S is 'x'"),
+    ],
+)
+def test_launcher_that_cannot_be_used_here_is_refused(name, workers, environ, message):
+    with pytest.raises(LaunchError, match=message):
+        scope_for(name, workers, None, environ)

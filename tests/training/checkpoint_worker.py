@@ -1,0 +1,129 @@
+"""One rank of test_checkpoint.py: trains uncut and cut, writes losses and parameters as JSON."""
+
+import hashlib
+import json
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from launchers.rank_info import RankInfo
+from scaling.process_group import TorchGroup
+from scaling.store import CheckpointFiles, ResultsFolder
+from scaling.study import run_convergence
+from scaling.study.cells import Cell
+from scaling.study.run_cell import CellRunner
+from scaling.workers import Workers
+
+CPU = torch.device("cpu")
+EPOCHS, CUT_AFTER = 4, 2
+BASE = Cell(
+    kind="convergence",
+    model="checkpoint_models:dropping",
+    dataset="digits",
+    aggregator="all_reduce",
+    step="eager",
+    device="cpu",
+    scaling="strong",
+    world_size=2,
+    local_batch=100,
+    global_batch=200,
+    threads=1,
+    peer_access=None,
+    tf32=None,
+    seed=3,
+    learning_rate=0.05,
+    momentum=0.9,
+    weight_decay=1e-4,
+    nesterov=False,
+    epochs=EPOCHS,
+    learning_rate_rule="linear",
+    base_batch=100,
+    warmup_epochs=1.0,
+    schedule="cosine",
+    augmentation="standard",
+)
+CELLS = {
+    "all_reduce": BASE,
+    "one_bit": replace(BASE, aggregator="one_bit"),
+    "host_parallel": replace(BASE, aggregator="host_parallel"),
+    "all_reduce, overlapped": replace(BASE, step="overlapped", bucket_mb=25.0),
+    "one_bit, overlapped": replace(BASE, step="overlapped", aggregator="one_bit", bucket_mb=0.01),
+    "all_reduce, sync": replace(BASE, batch_norm="sync"),
+}
+
+
+class Cut(Exception):
+    """What ends a training in the middle."""
+
+
+class Recorder:
+    """Takes samples, and raises behind those of an epoch."""
+
+    def __init__(self, cut_after: int | None = None) -> None:
+        self.rows: list[dict[str, Any]] = []
+        self._cut_after = cut_after
+
+    def __call__(self, rows) -> None:
+        self.rows += rows
+        if self._cut_after is not None and self.rows[-1]["epoch"] > self._cut_after:
+            raise Cut
+
+
+class KeepsStep(CellRunner):
+    """Shows the step that was trained."""
+
+    def _converge(self, cell, group, step, *rest):
+        self.step = step
+        return super()._converge(cell, group, step, *rest)
+
+
+def fingerprint(runner: KeepsStep) -> str:
+    """Of parameters, buffers, momenta and residuals."""
+    digest = hashlib.sha256()
+
+    def add(value: Any) -> None:
+        if isinstance(value, dict):
+            for key in sorted(value):
+                digest.update(str(key).encode())
+                add(value[key])
+        else:
+            digest.update(value.detach().contiguous().numpy().tobytes())
+
+    add(runner.step.state_dict())
+    return digest.hexdigest()
+
+
+def trained(cell: Cell, group: TorchGroup, files: CheckpointFiles, cut_after: int | None = None) -> dict:
+    runner, recorder = KeepsStep(CPU), Recorder(cut_after)
+    try:
+        summary = runner.run(cell, group, recorder, files)
+    except Cut:
+        return {"rows": recorder.rows}
+    return {"rows": recorder.rows, "notes": summary.notes, "state": fingerprint(runner)}
+
+
+def main(out: Path) -> None:
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    workers = Workers(RankInfo(rank, rank, world_size, world_size, "test"))
+    folder = ResultsFolder(out.parent / "results")
+    run_convergence.LARGEST_WRITING_SHARE = float("inf")  # after every epoch
+    seen: dict[str, Any] = {}
+    for name, cell in CELLS.items():
+        group = workers.group(CPU)
+        seen[name] = {
+            "uncut": trained(cell, group, folder.checkpoints(f"uncut-{cell.id}", 0, rank)),
+            "cut": trained(cell, group, folder.checkpoints(cell.id, 0, rank), CUT_AFTER),
+        }
+        if name == "one_bit" and rank == 1:  # cut off while it wrote: the other has one more
+            folder.checkpoints(cell.id, 0, rank)._last.unlink()
+        seen[name]["resumed"] = trained(cell, group, folder.checkpoints(cell.id, 0, rank))
+    workers.close()
+    out.write_text(json.dumps(seen))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,59 @@
+"""Starts a worker of these tests as several processes, which meet over Gloo."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+SECONDS = 120  # no worker takes longer
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def on_ranks(tmp_path_factory) -> Callable[[str, int], list[Any]]:
+    """on_ranks(worker, world_size): runs that file of this folder; gives what each rank wrote as JSON to its
+    argument, a path. The folder is on the workers' path, so that studies can name what is in it."""
+
+    def run(worker: str, world_size: int) -> list[Any]:
+        folder = tmp_path_factory.mktemp("ranks")
+        shared = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(HERE.parents[1]), str(HERE)]),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(free_port()),
+            "GLOO_SOCKET_IFNAME": "lo",
+            "WORLD_SIZE": str(world_size),
+        }
+        outs = [folder / f"rank{rank}.json" for rank in range(world_size)]
+        processes = [
+            subprocess.Popen(
+                [sys.executable, str(HERE / worker), str(out)],
+                env={**shared, "RANK": str(rank)},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            for rank, out in enumerate(outs)
+        ]
+        try:
+            logs = [process.communicate(timeout=SECONDS)[0] for process in processes]
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+        assert [process.returncode for process in processes] == [0] * world_size, "\n".join(logs)
+        return [json.loads(out.read_text()) for out in outs]
+
+    return run

@@ -1,0 +1,86 @@
+"""What can go wrong with a step, planted: aggregators and a model that cells name as `module:attribute`."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from scaling.aggregators.base import unmarked
+from scaling.aggregators.native import AllReduce
+from scaling.training import overlapped
+from scaling.workloads.base import DataShape, Model
+
+LATE_S = 0.03
+EXCHANGE_S = 0.03
+BACKWARD_S = 0.09
+
+
+@dataclass(frozen=True)
+class LateOnRank1(AllReduce):
+    """Rank 1 sleeps before it exchanges."""
+
+    name = "late_on_rank_1"
+
+    def aggregate(self, state, gradient, phase=unmarked):
+        if state.group.rank == 1:
+            time.sleep(LATE_S)
+        return super().aggregate(state, gradient, phase)
+
+
+@dataclass(frozen=True)
+class SlowExchange(AllReduce):
+    """An exchange that takes its time, and no processor."""
+
+    name = "slow_exchange"
+
+    def aggregate(self, state, gradient, phase=unmarked):
+        with phase("communicate"):
+            time.sleep(EXCHANGE_S)
+            state.group.all_reduce(gradient)
+        return gradient.div_(state.group.world_size)
+
+
+class _SlowBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(context, inputs):
+        return inputs.view_as(inputs)
+
+    @staticmethod
+    def backward(context, gradient):
+        time.sleep(BACKWARD_S)
+        return gradient
+
+
+class SlowNetwork(nn.Module):
+    """Two layers; between their gradients the backward pass takes its time."""
+
+    def __init__(self, shape: DataShape) -> None:
+        super().__init__()
+        self.first = nn.Linear(shape.input_shape[-1] * shape.input_shape[-2], 32)
+        self.last = nn.Linear(32, shape.num_classes)
+
+    def forward(self, inputs):
+        return self.last(_SlowBackward.apply(self.first(inputs.flatten(1))))
+
+
+slow_network = Model("slow_network", SlowNetwork, None, "digits", "these tests", {})
+
+
+@contextmanager
+def hooks_that_block() -> Iterator[None]:
+    """DDP's hooks return only when their exchange is done."""
+    run = overlapped._Beside.run
+
+    def blocking(self, *arguments):
+        future = run(self, *arguments)
+        future.wait()
+        return future
+
+    overlapped._Beside.run = blocking
+    try:
+        yield
+    finally:
+        overlapped._Beside.run = run

@@ -1,0 +1,75 @@
+"""One rank of test_planted_faults.py: measures cells with planted faults, writes their samples as JSON."""
+
+import json
+import os
+import sys
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from planted_faults import EXCHANGE_S, LATE_S, hooks_that_block
+
+from launchers.rank_info import RankInfo
+from scaling.study.cells import Cell
+from scaling.study.run_cell import CellRunner
+from scaling.workers import Workers
+
+CPU = torch.device("cpu")
+LATE = Cell(
+    kind="iteration",
+    model="mlp",
+    dataset="digits",
+    aggregator="planted_faults:LateOnRank1",
+    step="eager",
+    device="cpu",
+    scaling="strong",
+    world_size=2,
+    local_batch=8,
+    global_batch=16,
+    threads=1,
+    peer_access=None,
+    tf32=None,
+    seed=0,
+    learning_rate=0.01,
+    momentum=0.9,
+    weight_decay=0.0,
+    nesterov=False,
+    warmup=1,
+    iterations=3,
+    max_seconds=1.5,
+    split_iterations=6,
+    model_parameters={"hidden": [8]},
+)
+SLOW = replace(
+    LATE,
+    model="planted_faults:slow_network",
+    model_parameters={},
+    aggregator="planted_faults:SlowExchange",
+    step="overlapped",
+    bucket_mb=0.001,
+)
+CELLS = {
+    "late": LATE,
+    "late, overlapped": replace(LATE, step="overlapped", bucket_mb=25.0),
+    "slow": SLOW,
+    "slow, blocking": SLOW,
+}
+
+
+def main(out: Path) -> None:
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    workers = Workers(RankInfo(rank, rank, world_size, world_size, "test"))
+    runner = CellRunner(CPU)
+    seen: dict[str, list[Any]] = {}
+    for name, cell in CELLS.items():
+        seen[name] = []
+        with hooks_that_block() if "blocking" in name else nullcontext():
+            runner.run(cell, workers.group(CPU), seen[name].extend)
+    workers.close()
+    out.write_text(json.dumps({"late_s": LATE_S, "exchange_s": EXCHANGE_S, "rows": seen}))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
