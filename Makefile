@@ -37,14 +37,14 @@ $(VENV)/.installed-test: $(VENV)/.installed
 # What the tests of MPI and Horovod start. MPICH has a prefix of its own: its mpiexec has the name of Open MPI's. What
 # cannot be had here is said now, and its tests say that they are skipped.
 $(VENV)/.installed-launchers: $(VENV)/.installed-test launchers/build_horovod.sh launchers/horovod_toolchain.cmake
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --ignore-installed --prefix $(VENV)/mpich mpich \
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --ignore-installed --prefix $(abspath $(VENV))/mpich mpich \
 	  || echo "MPICH cannot be installed: its tests will be skipped" >&2
 	launchers/build_horovod.sh $(BIN)/python || echo "Horovod cannot be built: its tests will be skipped" >&2
 	touch $@
 
 # A Slurm for the tests that start one on this host, and shellcheck for the batch scripts.
 SLURM_PROGRAMS := munged slurmctld slurmd sbatch shellcheck
-SLURM_PACKAGES := munge slurmctld slurmd slurm-client shellcheck
+SLURM_PACKAGES := munge slurmctld slurmd slurm-client libpmix2 shellcheck
 .PHONY: slurm-packages
 slurm-packages:
 	@missing=; for program in $(SLURM_PROGRAMS); do command -v $$program >/dev/null || missing="$$missing $$program"; done; \

@@ -61,7 +61,9 @@ CONTENDERS = (LOOP, OWN_BUFFERS, "overlapped", "captured")
 Contender = Callable[[Tensor, Tensor], Tensor]
 
 
-def contenders(model: torch.nn.Module, group: TorchGroup, batch: tuple[Tensor, Tensor]) -> dict[str, Contender]:
+def contenders(
+    model: torch.nn.Module, group: TorchGroup, batch: tuple[Tensor, Tensor]
+) -> dict[str, Contender]:
     """Name -> step, each with a model of its own that begins with the same weights. Collective."""
 
     def own() -> torch.nn.Module:
@@ -151,8 +153,8 @@ def table(folder: Path) -> list[str]:
             ratios = [f"{(times[base] / times[who]).median():.3f}" for base in (LOOP, OWN_BUFFERS)]
             apart = (curves[who] / curves[OWN_BUFFERS] - 1).abs().max()
             lines.append(
-                f"| {model} | {size} | {who} | {median:.3f} [{low:.3f}, {high:.3f}] | {ratios[0]} | {ratios[1]} "
-                f"| {apart:.0e} |"
+                f"| {model} | {size} | {who} | {median:.3f} [{low:.3f}, {high:.3f}] "
+                f"| {ratios[0]} | {ratios[1]} | {apart:.0e} |"
             )
     return lines
 
@@ -182,7 +184,15 @@ def main() -> int:
         samples, losses = compare(name, group, device, options.rounds)
         if info.rank == 0:
             options.out.mkdir(parents=True, exist_ok=True)
-            header = ["model", "global_batch", "world_size", "contender", "round", "iterations", "iteration_s"]
+            header = [
+                "model",
+                "global_batch",
+                "world_size",
+                "contender",
+                "round",
+                "iterations",
+                "iteration_s",
+            ]
             append(options.out / "samples.csv", header, samples)
             append(options.out / "losses.csv", ["model", "world_size", "contender", "step", "loss"], losses)
             (options.out / "environment.json").write_text(json.dumps(collect(), indent=1), encoding="utf-8")

@@ -2,8 +2,9 @@
 
     PYTHONPATH=benchmarks scaling run benchmarks/planted-faults.yaml
 
-They are all_reduce with one fault each. What should be seen: a slow rank as waiting of the others and as skew;
-a synchronize in the step as lost overlap; a pageable input as time for the copy (no aggregator: an axis).
+They are all_reduce with one fault each. What should be seen: a slow rank as waiting of the others and as
+skew; a synchronize in the step as lost overlap; a pageable input as time for the copy (no aggregator: an
+axis).
 """
 
 from __future__ import annotations

@@ -29,6 +29,7 @@ def aggregators() -> list[dict[str, Any]]:
                 "exchanges": cls.exchanges,
                 "update_site": cls.update_site,
                 "min_world_size": cls.min_world_size,
+                "library": cls.library,
                 "parameters": {field.name: field.default for field in dataclasses.fields(cls)},
             }
         )

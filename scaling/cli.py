@@ -128,8 +128,8 @@ def run(
     launcher: Annotated[
         str,
         typer.Option(
-            help="What starts workers: local (torchrun), mpirun or horovodrun on this host; inside a Slurm job "
-            "slurm-torchrun or slurm-srun."
+            help="What starts workers: local (torchrun), mpirun or horovodrun on this host; inside a Slurm "
+            "job slurm-torchrun or slurm-srun."
         ),
     ] = "local",
     workers_per_node: Annotated[

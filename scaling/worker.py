@@ -28,10 +28,10 @@ from scaling.orderly_stop import RECORDING, close_runs, closing_on_signals
 from scaling.startup import Beside
 from scaling.startup.address import own_address
 from scaling.store import ResultsFolder, RunRecord
-from scaling.study.cells import AnyCell, resolve
+from scaling.study.cells import AnyCell, Cell, resolve
 from scaling.study.launch_times import LaunchTimes
 from scaling.study.launches import Launch, remaining_launches
-from scaling.study.libraries import check_libraries
+from scaling.study.libraries import check_libraries, libraries_of
 from scaling.study.overrides import load_study
 from scaling.study.prepare import prepare, this_machine
 from scaling.study.run_cell import CellRunner, RankSummary
@@ -170,9 +170,10 @@ def _work(workers: Workers, folder: ResultsFolder, launch: Launch, beside: Besid
     info = workers.info
     try:
         device = _device(launch, info)
+        _set_variables(launch, folder)
+        beside.bring(libraries_of(launch.cells))
     except LaunchError as error:
         return _usage_error(str(error))
-    _set_variables(launch, folder)
     runner, any_failed = CellRunner(device), False
     times = LaunchTimes(folder, launch) if info.rank == 0 else None
     for position, cell in enumerate(launch.cells):
@@ -295,7 +296,7 @@ def _record(
             "gpu": [rank.gpu for rank in ranks],
         }
     folder.finish_run(record, summary, notes)
-    if not cell.keep_checkpoints:
+    if not (isinstance(cell, Cell) and cell.keep_checkpoints):
         folder.remove_checkpoints(record.cell_id, record.repeat)
 
 

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,11 +46,21 @@ class HandLauncher:
         self, world_size: int, *words: str, limit_s: float = 240, **keywords: object
     ) -> subprocess.CompletedProcess[str]:
         """Starts that many processes of `python *words`, and waits for them."""
+        process = self.start(world_size, *words, **keywords)
+        try:
+            stdout, stderr = process.communicate(timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            process.terminate()
+            process.communicate(timeout=limit_s)
+            raise
+        return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
+
+    def start(self, world_size: int, *words: str, **keywords: object) -> "subprocess.Popen[str]":
+        """The same, in the background."""
         environment = {**os.environ, **dict(self.environment), **keywords.pop("env", {})}
         command = [self.program, *self.options, "-np", str(world_size), sys.executable, *words]
-        return subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=limit_s, **keywords
-        )
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        return subprocess.Popen(command, env=environment, **pipes, **keywords)
 
 
 AS_ROOT = tuple((f"OMPI_ALLOW_RUN_AS_ROOT{end}", "1") for end in ("", "_CONFIRM"))
@@ -85,6 +96,12 @@ def _hand_launcher(name: str) -> HandLauncher:
     if name == "openmpi":
         return HandLauncher(name, program, ("--oversubscribe",), AS_ROOT)
     return HandLauncher(name, program)
+
+
+@pytest.fixture(name="need")
+def _need() -> Callable[[object, str], None]:
+    """need(what, reason): leaves the test out, or fails it, where `what` is not there."""
+    return need
 
 
 @pytest.fixture(params=["openmpi", "mpich"])

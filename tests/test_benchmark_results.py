@@ -88,6 +88,9 @@ def test_table_of_the_ddp_loop_is_that_of_the_samples(monkeypatch):
     from against_ddp_loop import table
 
     (_, *rows) = tables()["against-ddp-loop-4xh200/samples.csv"]
-    made = [[cell.strip() for cell in line.strip("|").split("|")] for line in table(RESULTS / "against-ddp-loop-4xh200")]
+    made = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in table(RESULTS / "against-ddp-loop-4xh200")
+    ]
     assert len(rows) == 36
     assert rows == made[2:]

@@ -57,7 +57,7 @@ def examples(tmp_path, monkeypatch):
             (tmp_path / name[1]).write_text(block)
     monkeypatch.syspath_prepend(tmp_path)
     yield
-    for module in ("my_aggregators", "my_schedules", "my_models"):
+    for module in ("my_aggregators", "my_schedules", "my_models", "my_networks"):
         sys.modules.pop(module, None)
 
 
@@ -83,3 +83,13 @@ def test_example_model_is_built_with_its_parameter(examples):
     module = build_module(model, DataShape((1, 8, 8), 10))
     assert module(torch.zeros(3, 1, 8, 8)).shape == (3, 10)
     assert module[1].out_features == 32
+
+
+def test_example_network_is_built_trained_and_has_its_loss(examples):
+    model = create_model("my_networks:convolutional", {"channels": 4})
+    assert model.shape == DataShape((1, 8, 8), 10)
+    module = build_module(model, model.shape)
+    assert module[0].out_channels == 4
+    logits, targets = module(torch.zeros(3, 1, 8, 8)), torch.tensor([1, 2, 3])
+    smoothed = torch.nn.functional.cross_entropy(logits, targets, label_smoothing=0.1)
+    assert torch.equal(model.loss(logits, targets), smoothed)

@@ -54,7 +54,13 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "scaling.worker": VERBS | {"scaling.orderly_stop"},
     "scaling.orderly_stop": VERSION_AND_ERRORS | {"scaling.store"},
     "scaling.cli": VERBS
-    | {"scaling.catalogue", "scaling.verification", "scaling.cli_topology", "scaling.cli_submit", "scaling.doctor"},
+    | {
+        "scaling.catalogue",
+        "scaling.verification",
+        "scaling.cli_topology",
+        "scaling.cli_submit",
+        "scaling.doctor",
+    },
     "scaling.cli_submit": VERBS,
     "scaling.cli_topology": VERBS | {"scaling.measure.probe_run"},
     "scaling.__main__": frozenset({"scaling.cli"}),

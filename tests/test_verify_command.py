@@ -65,6 +65,11 @@ class TestWhatHolds:
     def test_error_feedback_is_checked_where_there_is_some(self, call):
         assert "; residuals\n" in call("one_bit", "--world-sizes", "2")[1]
 
+    def test_what_another_library_carries_is_said_not_to_be_checked_here(self, call):
+        code, out, _ = call("mpi", "--world-sizes", "1-2")
+        assert code == 0
+        assert out.startswith("mpi  aggregator  ok  not the contract: its messages are carried by mpi")
+
     def test_json_has_all_of_it(self, call):
         code, out, _ = call("stripes", "--world-sizes", "1-8", "--json")
         (finding,) = json.loads(out)

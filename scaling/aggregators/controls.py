@@ -1,7 +1,7 @@
 """Control arms: the same step without any exchange.
 
-What the exchange costs is the difference to such an arm. Its replicas drift apart, each following its own part
-of the data, so it is never a convergence result.
+What the exchange costs is the difference to such an arm. Its replicas drift apart, each following its own
+part of the data, so it is never a convergence result.
 
 Steps: none. Bytes sent per rank: 0.
 """

@@ -31,7 +31,11 @@ from topologies.detect import (
 from topologies.detect_host import SYS, cpu_governors, cpu_list, node_cpus
 from topologies.facts import Gpu
 
-SETTING_PREFIXES = ("NCCL_", "CUDA_", "CUBLAS_", "NVIDIA_TF32", "OMP_", "MKL_", "KMP_", "TORCH_")
+SETTING_PREFIXES = (
+    *("NCCL_", "CUDA_", "CUBLAS_", "NVIDIA_TF32", "OMP_", "MKL_", "KMP_", "TORCH_"),
+    # Horovod's own, beside those by which its launcher tells the ranks their places.
+    *(f"HOROVOD_{name}" for name in ("FUSION", "CYCLE", "CACHE", "AUTOTUNE", "HIERARCHICAL", "NUM_NCCL")),
+)
 NOT_SETTINGS = (
     "OMP_NUM_THREADS",  # the worker sets its thread count itself; it is part of the cell
     "TORCH_NCCL_ASYNC_ERROR_HANDLING",  # torchrun sets it, in workers alone

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -29,15 +30,17 @@ class Message(NamedTuple):
 
 @dataclass
 class Meter:
-    """Bytes and messages that this rank has handed to others since the last reset."""
+    """Bytes and messages that this rank has handed to others since the last reset; for several threads."""
 
     bytes_sent: int = 0
     messages_sent: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def count(self, num_bytes: int, num_messages: int = 1) -> None:
         """Adds `num_messages` messages of `num_bytes` bytes together."""
-        self.bytes_sent += num_bytes
-        self.messages_sent += num_messages
+        with self._lock:
+            self.bytes_sent += num_bytes
+            self.messages_sent += num_messages
 
     def reset(self) -> None:
         """Starts again at zero."""

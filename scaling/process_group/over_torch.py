@@ -159,7 +159,7 @@ class TorchGroup(Group):
         return tensor.tolist()
 
     def host_clock_offset(self) -> tuple[float, float]:
-        """What to add to this host's monotonic clock to have rank 0's, and how far off that may be, in seconds.
+        """What to add to this host's monotonic clock to have rank 0's, and how far off that is at most; in s.
 
         Zero on rank 0's own host, whose processes share the clock; elsewhere from the fastest of some
         round trips. Collective.

@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 
 from scaling.measure.budget import PARTS
+from scaling.report.recipes import RECIPE
 
 Row = dict[str, Any]
 """One cell: a value for every column, None where it does not exist."""
@@ -36,12 +37,14 @@ INDEPENDENT = {
     "momentum": "float64",
     "weight_decay": "float64",
     "nesterov": "boolean",
+    **RECIPE,
+    "batch_norm": "string",
     "seed": "Int64",
     "twin": "Int64",
 }
 """What was chosen, with its type."""
 
-ABSENT = {"input_placement": "device", "twin": 0}
+ABSENT = {"input_placement": "device", "twin": 0, "batch_norm": "replica"}
 """What a variable was in folders that do not have it yet."""
 
 PART_COLUMNS = {name: f"{name}_s" for name in PARTS}
@@ -85,9 +88,21 @@ MEASURED = {
     "memory_peak_bytes": "Int64",
     "epochs": "Int64",
     "train_loss": "float64",
+    "train_accuracy": "float64",
+    "test_loss": "float64",
     "final_test_accuracy": "float64",
+    "num_seeds": "Int64",
+    "seed_mean_accuracy": "float64",
+    "seed_sd_accuracy": "float64",
     "seconds_to_target": "float64",
+    "predicted_s_to_target": "float64",
+    "predicted_s_to_target_low": "float64",
+    "predicted_s_to_target_high": "float64",
+    "epochs_to_target": "float64",
+    "samples_to_target": "float64",
+    "joules_to_target": "float64",
     "target_accuracy": "float64",
+    "target_state": "string",
     "train_s": "float64",
     "reason": "string",
     "notes": "string",

@@ -16,7 +16,18 @@ from scaling.report.figure_data import SpeedupLine, TrainingLine
 from scaling.report.figure_style import Look, line_styles
 from scaling.report.formats import workers
 
-Against = Literal["epochs", "seconds"]
+Against = Literal["epochs", "seconds", "joules"]
+
+_PLACES = {
+    "epochs": ("epochs", "epoch"),
+    "seconds": ("train_s", "seconds of training, without evaluation"),
+    "joules": ("train_j", "joules of training, of all GPUs, without evaluation"),
+}
+"""What a training is drawn against -> the line's values, and the axis' label."""
+
+FAINT = 0.45
+BAND = 0.15
+"""How opaque training accuracy is, and the band from the smallest to the largest of several trainings."""
 
 LOG_LOSS_RATIO = 10
 """Losses that span more than this are drawn on a logarithmic axis."""
@@ -65,20 +76,29 @@ def _draw_speedup_line(
 
 
 def draw_training(title: str, lines: Sequence[TrainingLine], looks: Looks, against: Against) -> Figure:
-    """Training loss above, test accuracy below; colour and marker: aggregator, dashes: world size."""
+    """Training loss above, accuracy below; colour and marker: aggregator, dashes: world size.
+
+    Of several trainings the median, in a band from the smallest to the largest. Training accuracy is thin.
+    """
     figure = Figure(figsize=(WIDTH, 6.2), layout="constrained")
     loss_axes, accuracy_axes = figure.subplots(2, 1, sharex=True)
     styles = line_styles(line.world_size for line in lines)
     for index, line in enumerate(lines):
-        places = line.epochs if against == "epochs" else line.train_s
+        places = getattr(line, _PLACES[against][0])
         look = looks[line.aggregator]
-        for axes, values in ((loss_axes, line.train_loss), (accuracy_axes, line.test_accuracy)):
+        style = styles[line.world_size]
+        accuracy_axes.plot(
+            places, line.train_accuracy, color=look.colour, linestyle=style, linewidth=0.7, alpha=FAINT
+        )
+        for axes, name in ((loss_axes, "train_loss"), (accuracy_axes, "test_accuracy")):
+            if name in line.ranges:
+                axes.fill_between(places, *line.ranges[name], color=look.colour, alpha=BAND, linewidth=0)
             axes.plot(
                 places,
-                values,
+                getattr(line, name),
                 color=look.colour,
                 marker=look.marker,
-                linestyle=styles[line.world_size],
+                linestyle=style,
                 markevery=_marked(index, len(places)),
                 markersize=3.5,
                 linewidth=1.0,
@@ -89,11 +109,11 @@ def draw_training(title: str, lines: Sequence[TrainingLine], looks: Looks, again
         loss_axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         loss_axes.yaxis.set_minor_locator(NullLocator())
     loss_axes.set_ylabel("training loss")
-    accuracy_axes.set_ylabel("test accuracy")
+    accuracy_axes.set_ylabel("test accuracy (thin: training)")
     accuracy_axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g}%"))
     if against == "epochs":
         accuracy_axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    accuracy_axes.set_xlabel("epoch" if against == "epochs" else "seconds of training, without evaluation")
+    accuracy_axes.set_xlabel(_PLACES[against][1])
     set_title(figure, title)
     _training_legends(figure, lines, looks)
     return figure

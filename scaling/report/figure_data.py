@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from scaling.report.columns import Row
 from scaling.report.groups import Group
+from scaling.report.learning import family_key
 from scaling.report.samples import CellResult, Training
 
 
@@ -30,7 +32,11 @@ class SpeedupLine:
 
 @dataclass(frozen=True)
 class TrainingLine:
-    """One cell's training: medians over its repeats at every epoch; NaN where one was not finite."""
+    """The trainings of one combination: medians over its seeds and repeats at every epoch.
+
+    NaN where one was not finite, or is not known. `ranges` has the smallest and largest values of train_loss
+    and test_accuracy where there are several trainings.
+    """
 
     aggregator: str
     world_size: int
@@ -38,6 +44,10 @@ class TrainingLine:
     train_s: list[float]
     train_loss: list[float]
     test_accuracy: list[float]
+    train_accuracy: list[float]
+    train_j: list[float]
+    num_trainings: int = 1
+    ranges: dict[str, tuple[list[float], list[float]]] = field(default_factory=dict)
 
 
 def speedup_lines(group: Group) -> list[SpeedupLine]:
@@ -94,30 +104,45 @@ def _speedup_interval(row: Row) -> tuple[float, float]:
 
 
 def training_lines(group: Group, cells: Mapping[str, CellResult]) -> list[TrainingLine]:
-    """One line a cell that has a done run, in the table's order.
+    """One line for all seeds and repeats of a combination that has a done run, in the table's order.
 
     Args:
         group: convergence cells.
         cells: the samples, by cell id.
     """
+    families: dict[tuple[Any, ...], list[Row]] = {}
+    for row in group.rows:
+        if cells[row["cell_id"]].trainings:
+            families.setdefault(family_key(row), []).append(row)
     return [
-        _training_line(row, cells[row["cell_id"]].trainings)
-        for row in group.rows
-        if cells[row["cell_id"]].trainings
+        _training_line(own[0], [training for row in own for training in cells[row["cell_id"]].trainings])
+        for own in families.values()
     ]
 
 
 def _training_line(row: Row, trainings: Sequence[Training]) -> TrainingLine:
     length = min(len(training.epochs) for training in trainings)
 
-    def median(arrays: Sequence[np.ndarray]) -> list[float]:
-        return [float(value) for value in np.median([array[:length] for array in arrays], axis=0)]
+    def values(name: str) -> np.ndarray:
+        return np.array([getattr(training, name)[:length] for training in trainings])
 
+    def medians(name: str) -> list[float]:
+        return [float(value) for value in np.median(values(name), axis=0)]
+
+    ranges = {
+        name: (values(name).min(axis=0).tolist(), values(name).max(axis=0).tolist())
+        for name in ("train_loss", "test_accuracy")
+        if len(trainings) > 1
+    }
     return TrainingLine(
         row["aggregator"],
         row["world_size"],
         [int(epoch) for epoch in trainings[0].epochs[:length]],
-        median([training.train_s for training in trainings]),
-        median([training.train_loss for training in trainings]),
-        median([training.test_accuracy for training in trainings]),
+        train_s=medians("train_s"),
+        train_loss=medians("train_loss"),
+        test_accuracy=medians("test_accuracy"),
+        train_accuracy=medians("train_accuracy"),
+        train_j=medians("train_j"),
+        num_trainings=len(trainings),
+        ranges=ranges,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from matplotlib.figure import Figure
 from scaling.errors import StoreError
 from scaling.report.budget_data import arrivals, bucket_responses, budget_bars, placed
 from scaling.report.columns import Row, is_transfer
-from scaling.report.drawing import draw_speedup, draw_training
+from scaling.report.drawing import Against, draw_speedup, draw_training
 from scaling.report.drawing_arrivals import draw_arrivals
 from scaling.report.drawing_budget import draw_budget
 from scaling.report.drawing_parts import Looks
@@ -22,6 +23,7 @@ from scaling.report.figure_data import speedup_lines, training_lines
 from scaling.report.figure_style import SETTINGS, aggregator_looks
 from scaling.report.formats import workers
 from scaling.report.groups import Group, group_rows
+from scaling.report.recipes import recipe_text
 from scaling.report.samples import CellResult
 from scaling.store import ResultsFolder
 
@@ -53,14 +55,21 @@ PLACEMENTS = (
     "iteration_s, with its 95% interval)."
 )
 EPOCHS = (
-    "Training loss and test accuracy after every epoch, medians over the repeats (train_loss and "
-    "test_accuracy of the raw samples; their last points are the columns train_loss, final_test_accuracy). "
-    "A line ends or has a gap where a loss was not finite."
+    "Training loss (mean over the epoch's steps) and accuracy after every epoch, medians over seeds and "
+    "repeats in a band from the smallest to the largest (convergence.csv; last points: the columns "
+    "train_loss, train_accuracy and final_test_accuracy). Training accuracy, the thin line, is that on as "
+    "many training samples as there are test samples, not augmented. A line ends or has a gap where a loss "
+    "was not finite."
 )
 SECONDS = (
-    "Training loss and test accuracy, medians over the repeats, against the slowest rank's seconds of "
-    "training without evaluation (train_s of the raw samples; columns train_s and seconds_to_target)."
+    "The same against the slowest rank's seconds of training without evaluation (train_s of convergence.csv; "
+    "columns train_s and seconds_to_target)."
 )
+JOULES = (
+    "The same against the energy that all GPUs took for training, without evaluation (train_j of "
+    "convergence.csv; columns joules_per_sample and joules_to_target)."
+)
+TRAININGS: dict[Against, str] = {"epochs": EPOCHS, "seconds": SECONDS, "joules": JOULES}
 
 
 @dataclass(frozen=True)
@@ -118,10 +127,11 @@ def _group_figures(group: Group, looks: Looks, cells: Mapping[str, CellResult]) 
     if group.kind == "iteration":
         yield from _iteration_figures(group, looks, cells)
     elif group.kind == "convergence" and (training := training_lines(group, cells)):
-        by_epoch = draw_training(title, training, looks, "epochs")
-        yield Drawn(f"loss-epochs-{group.slug}", title, EPOCHS, by_epoch)
-        by_second = draw_training(title, training, looks, "seconds")
-        yield Drawn(f"loss-seconds-{group.slug}", title, SECONDS, by_second)
+        stated = f"{title}. {recipe_text(group.rows[0])[:1].upper()}{recipe_text(group.rows[0])[1:]}"
+        for against, caption in TRAININGS.items():
+            if against != "joules" or any(math.isfinite(line.train_j[-1]) for line in training):
+                figure = draw_training(stated, training, looks, against)
+                yield Drawn(f"loss-{against}-{group.slug}", title, caption, figure)
 
 
 def _iteration_figures(group: Group, looks: Looks, cells: Mapping[str, CellResult]) -> Iterator[Drawn]:

@@ -21,6 +21,14 @@ _WHERE_THEY_DIFFER = {
     "momentum": "momentum {:g}",
     "weight_decay": "weight decay {:g}",
     "nesterov": "nesterov {}",
+    "learning_rate_rule": "{} rule",
+    "base_batch": "base batch {:g}",
+    "warmup_epochs": "warm-up {:g}",
+    "schedule": "{} schedule",
+    "milestones": "milestones {}",
+    "gamma": "gamma {:g}",
+    "augmentation": "augmentation {}",
+    "batch_norm": "batch norm {}",
     "seed": "seed {}",
 }
 
@@ -97,8 +105,13 @@ def group_rows(rows: Sequence[Row]) -> list[Group]:
 
 def group_key(row: Row) -> tuple[Any, ...]:
     """Equal for the rows of one group."""
-    names = (*_IN_EVERY_TITLE, *_WHERE_THEY_DIFFER)
+    names = [*_IN_EVERY_TITLE, *_axes(row)]
     return (*(row[name] for name in names), fixed_batch(row))
+
+
+def _axes(row: Row) -> list[str]:
+    """Axes on which groups of this row's kind differ: of trainings, all seeds are compared in one."""
+    return [name for name in _WHERE_THEY_DIFFER if row["kind"] != "convergence" or name != "seed"]
 
 
 def _extras(row: Row, rows: Sequence[Row]) -> list[str]:
@@ -106,7 +119,7 @@ def _extras(row: Row, rows: Sequence[Row]) -> list[str]:
     alike = [
         other for other in rows if all(other[name] == row[name] for name in ("kind", "model", "dataset"))
     ]
-    differing = [name for name in _WHERE_THEY_DIFFER if len({other[name] for other in alike}) > 1]
+    differing = [name for name in _axes(row) if len({other[name] for other in alike}) > 1]
     return [_WHERE_THEY_DIFFER[name].format(_shown(row[name])) for name in differing if row[name] is not None]
 
 

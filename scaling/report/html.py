@@ -26,7 +26,9 @@ from scaling.report.formats import (
     ratio,
 )
 from scaling.report.groups import Group, group_rows
+from scaling.report.learning import over_seeds
 from scaling.report.noise import noise_line
+from scaling.report.recipes import recipe_text
 from scaling.report.sentence import findings
 from scaling.report.wall_time import WallTime
 
@@ -45,13 +47,15 @@ _ITERATION_HEADINGS = (
     *("efficiency", "exposed, ms", "MB sent a rank", "repeats", "iterations", "state"),
 )
 _CONVERGENCE_HEADINGS = (
-    *("aggregator", "workers", "batch a worker", "test accuracy", "training loss", "epochs"),
-    *("training, s", "target", "s to target", "repeats", "state"),
+    *("aggregator", "workers", "batch a worker", "test accuracy", "training accuracy", "training loss"),
+    *("epochs", "training, s", "target", "s to target", "predicted, s", "seeds", "state"),
 )
 
 CONVERGENCE_STATISTIC = (
-    "Medians over the repeats; loss and accuracy are those after the last epoch. Seconds to the target: at "
-    "the end of the first epoch that reaches it, if every repeat does."
+    "Medians over the repeats; accuracies of several seeds are the mean with its standard deviation. Loss "
+    "and accuracy are those after the last epoch. Seconds of training leave evaluation out; to the target: "
+    "at the end of the first epoch that reaches it, if every repeat does. Predicted: iteration time of the "
+    "timed cell x iterations to the target."
 )
 
 
@@ -154,9 +158,10 @@ def page_tables(group: Group, groups: Sequence[Group]) -> list[PageTable]:
         groups: all of the summary.
     """
     if group.kind == "convergence":
-        rows = [_convergence_row(group, row) for row in group.rows]
-        title = f"Convergence: {group.title}"
-        return [PageTable(title, CONVERGENCE_STATISTIC, _CONVERGENCE_HEADINGS, rows, (), cautions_of(group))]
+        rows = [_convergence_row(group, row) for row in over_seeds(group.rows)]
+        title, recipe = f"Convergence: {group.title}", f"Recipe: {recipe_text(group.rows[0])}."
+        statistic = f"{recipe} {CONVERGENCE_STATISTIC}"
+        return [PageTable(title, statistic, _CONVERGENCE_HEADINGS, rows, (), cautions_of(group))]
     rows = [_iteration_row(group, row) for row in group.rows]
     title, line = f"Time per iteration: {group.title}", noise_line(group, groups)
     remarks = [line] if line else []
@@ -208,15 +213,36 @@ def _iteration_row(group: Group, row: Row) -> list[str]:
 def _convergence_row(group: Group, row: Row) -> list[str]:
     return [
         *_first_columns(group, row),
-        percent(row["final_test_accuracy"], decimals=2) if row["repeats"] else row["state"],
+        _accuracy(row) if row["repeats"] else row["state"],
+        percent(row["train_accuracy"], decimals=2),
         number(row["train_loss"]),
         number(row["epochs"], digits=1),
         number(row["train_s"]),
         percent(row["target_accuracy"]),
-        number(row["seconds_to_target"]),
-        str(row["repeats"]),
+        _to_target(row),
+        _predicted(row),
+        str(row["num_seeds"] or MISSING),
         row["state"],
     ]
+
+
+def _accuracy(row: Row) -> str:
+    spread = row["seed_sd_accuracy"]
+    mean = percent(row["final_test_accuracy"], decimals=2)
+    return mean if spread is None else f"{mean} ± {100 * spread:.2f}"
+
+
+def _to_target(row: Row) -> str:
+    """The seconds, or why there are none."""
+    if row["seconds_to_target"] is None and row["target_state"] is not None:
+        return str(row["target_state"])
+    return number(row["seconds_to_target"])
+
+
+def _predicted(row: Row) -> str:
+    low, high = row["predicted_s_to_target_low"], row["predicted_s_to_target_high"]
+    value = number(row["predicted_s_to_target"])
+    return value if low is None else f"{value} ({number(low)} to {number(high)})"
 
 
 def _first_columns(group: Group, row: Row) -> list[str]:

@@ -7,6 +7,7 @@ ones. Warm-up iterations are left out here and nowhere else.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -110,6 +111,10 @@ class Training:
         train_s: seconds of training so far, of the slowest rank.
         train_loss: mean over the epoch's steps; NaN where it was not finite.
         test_accuracy: 0 to 1; NaN where there is none.
+        train_j: joules of training so far, of all ranks' GPUs; NaN where they are not known.
+        steps: updates in the epoch; NaN likewise, as for all that follow.
+        learning_rate: of the epoch's last step.
+        train_accuracy, test_loss: after the epoch.
     """
 
     repeat: int
@@ -117,6 +122,16 @@ class Training:
     train_s: Floats
     train_loss: Floats
     test_accuracy: Floats
+    train_j: Floats
+    steps: Floats
+    learning_rate: Floats
+    train_accuracy: Floats
+    test_loss: Floats
+
+    def samples(self, global_batch: int) -> Floats:
+        """Samples that were trained on up to the end of each epoch."""
+        counted: Floats = np.cumsum(self.steps) * global_batch
+        return counted
 
 
 @dataclass(frozen=True)
@@ -220,16 +235,28 @@ def _read_training(folder: ResultsFolder, record: RunRecord) -> Training:
     ordered = [by_number(lines, "epoch") for lines in ranks]
     train_s = [[seconds(line, "train_s", where) for line in lines] for lines in ordered]
 
-    def of_rank_0(name: str) -> Floats:
-        return _floats(loss(line, name, where) for line in ordered[0])
+    def of_rank_0(name: str, *, required: bool = True) -> Floats:
+        return _floats(
+            loss(line, name, where) if required or name in line else math.nan for line in ordered[0]
+        )
 
+    joules = [[_joules(line) for line in lines] for lines in ordered]
     return Training(
         record.repeat,
         numbers,
         np.max(np.array(train_s, dtype=np.float64), axis=0),
         of_rank_0("train_loss"),
         of_rank_0("test_accuracy"),
+        np.sum(np.array(joules, dtype=np.float64), axis=0),
+        _floats(len(line["step_losses"]) if "step_losses" in line else math.nan for line in ordered[0]),
+        *(of_rank_0(name, required=False) for name in ("learning_rate", "train_accuracy", "test_loss")),
     )
+
+
+def _joules(line: Line) -> float:
+    """NaN in lines without: those of a CPU, or of a window too short for the GPU's counter."""
+    value = line.get("train_j")
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else math.nan
 
 
 def _lines(folder: ResultsFolder, record: RunRecord) -> list[list[Line]]:

@@ -15,6 +15,7 @@ import pandas as pd
 from scaling.report.columns import Row, aggregator_name, is_control_arm, to_rows
 from scaling.report.formats import interval, listed, milliseconds, percent, ratio, workers
 from scaling.report.groups import Group, group_rows
+from scaling.report.learning_sentences import convergence_findings
 
 ONE_LAUNCH = "within this launch only"
 """The interval's method (see `scaling.measure.statistics`) that says nothing of other launches."""
@@ -47,7 +48,7 @@ def findings(table: pd.DataFrame, num_cores: int | None = None) -> list[str]:
         if group.kind == "iteration":
             sentences += _iteration_findings(group)
         elif group.kind == "convergence":
-            sentences += _convergence_findings(group)
+            sentences += convergence_findings(group)
     return [*sentences, *_oversubscribed(rows, num_cores), *_unfinished(rows)]
 
 
@@ -167,48 +168,6 @@ def _time(row: Row) -> str:
 
 def _speedup(row: Row) -> str:
     return "" if row["speedup"] is None else f", {ratio(row['speedup'])} times the throughput of one worker"
-
-
-def _convergence_findings(group: Group) -> Iterator[str]:
-    done = [row for row in group.rows if row["repeats"]]
-    scored = sorted(
-        (row for row in done if row["final_test_accuracy"] is not None),
-        key=lambda row: float(row["final_test_accuracy"]),
-    )
-    if scored:
-        yield f"{group.title}: {_accuracy_range(scored)}"
-    if diverged := [_named(row) for row in done if row["train_loss"] is None]:
-        yield f"{group.title}: the loss was not finite in the end for {listed(diverged)}."
-    aimed = [row for row in done if row["target_accuracy"] is not None]
-    for target in sorted({row["target_accuracy"] for row in aimed}):
-        rows = [row for row in aimed if row["target_accuracy"] == target]
-        missed = [_named(row) for row in rows if row["seconds_to_target"] is None]
-        reached = (
-            f"{len(rows) - len(missed)} of {len(rows)} combinations reached {percent(target)} in every repeat"
-        )
-        yield f"{group.title}: {reached}{f'; not so {listed(missed)}' if missed else ''}."
-
-
-def _accuracy_range(scored: Sequence[Row]) -> str:
-    worst, best = scored[0], scored[-1]
-    if len(scored) == 1:
-        return (
-            f"{_named(worst)} ends with a test accuracy of {_accuracy(worst)} after {worst['epochs']} epochs."
-        )
-    repeats = min(row["repeats"] for row in scored)
-    caution = " One run each: part of the spread may be chance." if repeats == 1 else ""
-    return (
-        f"the final test accuracy lies between {_accuracy(worst)} and {_accuracy(best)} over {len(scored)} "
-        f"combinations of aggregator and world size; the lowest is that of {_named(worst)}.{caution}"
-    )
-
-
-def _accuracy(row: Row) -> str:
-    return percent(row["final_test_accuracy"], decimals=2)
-
-
-def _named(row: Row) -> str:
-    return f"{row['aggregator']} on {workers(row['world_size'])}"
 
 
 def _oversubscribed(rows: Sequence[Row], num_cores: int | None) -> Iterator[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -24,14 +23,17 @@ from scaling.report.columns import (
     to_table,
 )
 from scaling.report.control import control_arm, equal_in, exposed_check
+from scaling.report.learning import add_seeds_and_predictions, convergence_values
 from scaling.report.noise import noise_floors
-from scaling.report.samples import CellResult, Training, read_cells
+from scaling.report.recipes import milestones_text
+from scaling.report.samples import CellResult, read_cells
 from scaling.store import ResultsFolder
 
 SAME_AS_BASELINE = (
     *("kind", "model", "model_parameters", "dataset", "dataset_parameters", "step", "device", "scaling"),
     *(
         "input_placement",
+        "batch_norm",
         "loader_workers",
         "tf32",
         "threads",
@@ -66,6 +68,7 @@ def build_table(study: str, cells: Sequence[CellResult]) -> pd.DataFrame:
     own_rows = {cell.cell_id: rows[cell.cell_id] for cell in trained}
     for cell_id, floor in noise_floors(trained, own_rows).items():
         rows[cell_id]["noise_floor"] = floor
+    add_seeds_and_predictions(trained, rows)
     for cell in trained:
         row = rows[cell.cell_id]
         row.update(_speedup(cell, trained, rows))
@@ -96,6 +99,7 @@ def _row(study: str, cell: CellResult) -> Row:
     if cell.is_trained:
         row.update({name: value for name, value in ABSENT.items() if name not in cell.cell})
         row.update({name: cell.label(name) for name in ("model", "dataset", "aggregator")})
+        row["milestones"] = milestones_text(cell.cell.get("milestones"))
         row["precision"] = "tf32" if cell.cell.get("tf32") else "float32"
     row.update(
         study=study,
@@ -112,7 +116,7 @@ def _row(study: str, cell: CellResult) -> Row:
     if cell.launches:
         row.update(_iteration_values(cell))
     if cell.trainings:
-        row.update(_convergence_values(cell.trainings, cell.cell.get("target_accuracy")))
+        row.update(convergence_values(cell))
     return row
 
 
@@ -129,23 +133,6 @@ def _iteration_values(cell: CellResult) -> Row:
         **(budget.values() if budget else {}),
         "joules_per_sample": joules_per_sample(cell),
     }
-
-
-def _convergence_values(trainings: Sequence[Training], target: float | None) -> Row:
-    return {
-        "epochs": min(len(training.epochs) for training in trainings),
-        "train_loss": _median(training.train_loss[-1] for training in trainings),
-        "final_test_accuracy": _median(training.test_accuracy[-1] for training in trainings),
-        "seconds_to_target": _median(_seconds_to(training, target) for training in trainings),
-        "target_accuracy": target,
-        "train_s": _median(training.train_s[-1] for training in trainings),
-    }
-
-
-def _seconds_to(training: Training, target: float | None) -> float:
-    """Training seconds at the end of the first epoch that reaches the target; NaN if none does."""
-    reached = np.flatnonzero(training.test_accuracy >= (math.inf if target is None else target))
-    return float(training.train_s[reached[0]]) if len(reached) else math.nan
 
 
 def _divergence(cell: CellResult) -> list[str]:
@@ -189,12 +176,6 @@ def _exposed_by_difference(cell: CellResult, cells: Sequence[CellResult], rows: 
     other = rows[control.cell_id]
     by_difference = {"exposed_by_difference_s": row["iteration_s"] - other["iteration_s"]}
     return {**by_difference, "exposed_check": exposed_check({**row, **by_difference}, other)}
-
-
-def _median(values: Iterable[float]) -> float | None:
-    """None where one of them does not exist: a median of the others would flatter."""
-    median = float(np.median(list(values)))
-    return None if math.isnan(median) else median
 
 
 def _joined(values: Iterable[Any]) -> str | None:

@@ -17,7 +17,9 @@ from scaling.report.columns import Row, to_rows
 from scaling.report.figure_data import main_variant
 from scaling.report.formats import MISSING, half_width, milliseconds, number, percent, ratio, workers
 from scaling.report.groups import Group, group_rows
+from scaling.report.learning import REACHED, over_seeds
 from scaling.report.noise import noise_line
+from scaling.report.recipes import recipe_text
 
 WIDTH = 80
 ITERATION_COLUMNS = ("workers", "ms/iteration", "+-", "speedup", "efficiency")
@@ -51,6 +53,8 @@ def render_tables(table: pd.DataFrame) -> list[Lines]:
 
 def _render(group: Group, groups: Sequence[Group]) -> Iterator[RenderableType]:
     yield _main_table(group)
+    if group.kind == "convergence":
+        yield _wrapped(recipe_text(group.rows[0]))
     if line := noise_line(group, groups):
         yield _wrapped(line)
     for warning in cautions_of(group, MOST_WARNINGS):
@@ -72,7 +76,7 @@ def _main_table(group: Group) -> Table:
     for name in CONVERGENCE_COLUMNS if convergence else ITERATION_COLUMNS:
         rendered.add_column(name, justify="right", no_wrap=True)
     warned = any(row["warnings"] for row in group.rows)
-    for row in group.rows:
+    for row in over_seeds(group.rows) if convergence else group.rows:
         *values, last = _convergence_values(row) if convergence else _iteration_values(row)
         marked = f"{last} {WARNED if row['warnings'] else ' '}" if warned else last
         texts = [_name(group, row), str(row["world_size"]), *values, marked]
@@ -96,7 +100,9 @@ def _iteration_values(row: Row) -> list[str]:
 
 def _convergence_values(row: Row) -> list[str]:
     accuracy = percent(row["final_test_accuracy"], decimals=2) if row["repeats"] else row["state"]
-    times = [number(row["train_s"]), number(row["seconds_to_target"])]
+    missed = row["target_state"] not in (None, REACHED)
+    to_target = "not reached" if missed else number(row["seconds_to_target"])
+    times = [number(row["train_s"]), to_target]
     return [accuracy, number(row["epochs"], digits=1), *times]
 
 

@@ -12,6 +12,7 @@ from scaling.report.budgets import step_table
 from scaling.report.columns import to_rows
 from scaling.report.figures import draw_figures
 from scaling.report.html import render_page
+from scaling.report.learning import epoch_table
 from scaling.report.samples import read_cells
 from scaling.report.tables import build_table, study_name, table_csv
 from scaling.report.transfer_figures import write_transfers
@@ -21,7 +22,7 @@ from scaling.report.wall_time import WallTime, wall_time
 from scaling.store import ResultsFolder
 
 STEP_DIGITS = 9
-"""Significant ones in budget.csv: nanoseconds of a step."""
+"""Significant ones in budget.csv, nanoseconds of a step, and in convergence.csv."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,8 @@ def write_all(folder: ResultsFolder) -> Report:
     table, times = build_table(study_name(folder), cells), wall_time(folder.launch_times())
     folder.write_text("summary.csv", table_csv(table))
     folder.write_text("budget.csv", table_csv(step_table(cells), digits=STEP_DIGITS))
+    if any(cell.trainings for cell in cells):
+        folder.write_text("convergence.csv", table_csv(epoch_table(cells), digits=STEP_DIGITS))
     figures = draw_figures(folder, to_rows(table), {cell.cell_id: cell for cell in cells})
     transfers = read_transfers(folder)
     figures += write_transfers(folder, study_name(folder), transfers)

@@ -40,9 +40,7 @@ def over_horovodrun(info: RankInfo, environ: Mapping[str, str], limit_s: float) 
             _OPENER.open(request, timeout=REQUEST_LIMIT_S).close()
             return text
         except OSError as error:
-            raise LaunchError(
-                f"rank {info.rank} cannot reach horovodrun's server, {url}: {error}"
-            ) from error
+            raise LaunchError(f"rank {info.rank} cannot reach horovodrun's server, {url}: {error}") from error
 
     return share
 

@@ -49,7 +49,7 @@ class Beside:
             workers.libraries["mpi"] = self._over_mpi
 
     def bring(self, libraries: Iterable[str]) -> None:
-        """Starts what cells will need, so that what is wrong with it fails the launch and no cell. Collective.
+        """Starts what cells will need: what is wrong with it fails the launch, and no cell. Collective.
 
         Raises:
             LaunchError: one of them cannot be used, or its world is not the launch's.

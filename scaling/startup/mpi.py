@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from launchers import mpi as launcher
+from launchers.processes import die_with_parent
 from launchers.rank_info import RankInfo
 from scaling.errors import LaunchError
 from scaling.process_group import Group
@@ -80,8 +81,10 @@ class Mpi:
 
 
 def _meet_launcher(info: RankInfo, environ: MutableMapping[str, str]) -> None:
-    """Takes the library of the program that started this process, and the cores that it has."""
+    """Takes the library of the program that started this process, and the cores that it has; ends with it."""
     found = launcher.daemon(info.table)
+    if found and found[0] == os.getppid():
+        die_with_parent()  # Open MPI's, killed by force, would leave its workers behind
     if "MPI4PY_MPIABI" not in environ:
         environ.setdefault(launcher.LIBRARY_VARIABLE, launcher.library(info.table, found and found[1]))
     if found and environ.get(KEEP_CORES_VARIABLE, "0") in ("", "0"):

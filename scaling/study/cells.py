@@ -293,7 +293,7 @@ def _part_cells(
 
 def _bucket_sizes(part: TrainedPart, step: str, aggregator: Aggregator[Any]) -> Sequence[float | None]:
     """Only DDP has buckets."""
-    if step != "overlapped" or aggregator.ddp_path() == "bare":
+    if step != "overlapped" or aggregator.ddp_path() in ("bare", "optimizer"):  # without DDP
         return [None]
     return part.bucket_mb or [DEFAULT_BUCKET_MB]
 

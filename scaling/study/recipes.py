@@ -32,8 +32,8 @@ def recipe_of(workload: Workload, part: ConvergencePart) -> dict[str, Any]:
     _check_schedule(values, workload, part, where)
     if values["warmup_epochs"] >= values["epochs"]:
         raise StudyError(
-            f"{where}: warmup_epochs {values['warmup_epochs']:g} must be less than epochs {values['epochs']}, "
-            "or the learning rate never reaches its peak"
+            f"{where}: warmup_epochs {values['warmup_epochs']:g} must be less than the epochs, "
+            f"{values['epochs']}: else the learning rate never reaches its peak"
         )
     if values["augmentation"] == "standard":
         _check_images(workload, where)
@@ -47,9 +47,7 @@ def _chosen(key: str, workload: Workload, part: ConvergencePart) -> Any:
     return DEFAULTS.get(key)
 
 
-def _check_base_batch(
-    values: dict[str, Any], workload: Workload, part: ConvergencePart, where: str
-) -> None:
+def _check_base_batch(values: dict[str, Any], workload: Workload, part: ConvergencePart, where: str) -> None:
     rule = values["learning_rate_rule"]
     if rule != "fixed" and values["base_batch"] is None:
         raise StudyError(

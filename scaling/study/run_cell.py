@@ -21,7 +21,7 @@ from scaling.study.cells import AnyCell, Cell
 from scaling.study.run_convergence import SavedCheckpoints, train_cell
 from scaling.study.run_transfer import measure_transfers
 from scaling.study.transfer import TransferCell
-from scaling.training.batch_norm import synchronized
+from scaling.training.batch_norm import has_batch_norm, synchronized
 from scaling.training.captured import CapturedStep
 from scaling.training.feeding import InputPlacement, feeder_for
 from scaling.training.overlapped import OverlappedStep
@@ -234,6 +234,8 @@ class CellRunner:
         trained = train_cell(cell, group, step, splits, self._device, write, saved)
         summary = self._summary(step, splits, trained.bytes_per_step, None)
         notes = [*summary.notes, *trained.notes]
+        if cell.batch_norm == "sync" and not has_batch_norm(step.replica.module):
+            notes.append("batch_norm: sync changes nothing: the model has no batch normalisation")
         return replace(summary, diverged=trained.diverged, notes=notes)
 
     def _throw_away_step(self, cell: Cell, group: TorchGroup, split: Split) -> None:

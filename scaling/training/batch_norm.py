@@ -15,6 +15,7 @@ covariate shift", arXiv 1502.03167; torch/nn/modules/_functions.py, class SyncBa
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -33,8 +34,8 @@ def synchronized(module: nn.Module, group: Group) -> nn.Module:
     """
     on_cuda = any(parameter.is_cuda for parameter in module.parameters())
     if on_cuda and isinstance(group, TorchGroup):
-        converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(module, group.data)
-        return converted
+        convert: Callable[..., nn.Module] = nn.SyncBatchNorm.convert_sync_batchnorm
+        return convert(module, group.data)
     if isinstance(module, _BatchNorm):
         return _SynchronizedBatchNorm(module, group)
     for name, child in module.named_children():

@@ -1,8 +1,8 @@
-"""What a training needs to go on in another process, as bytes: later steps have the same bits as without a cut.
+"""What a training needs to go on in another process, as bytes: later steps have the bits of an uncut one.
 
 A rank's checkpoint holds its step (parameters, buffers such as the statistics of batch normalisation,
 momentum, residuals), torch's random states, and what was recorded so far. Everything else follows from the
-cell: the order of the samples, their augmentation and the learning rate are functions of seed, epoch and step.
+cell: order of the samples, augmentation and learning rate are functions of seed, epoch and step.
 """
 
 from __future__ import annotations

@@ -18,10 +18,9 @@ from torch import Tensor, nn
 from scaling.measure.clock import Clock
 from scaling.process_group import Group
 from scaling.training.learning_rate import LearningRate
-from scaling.training.replica import Loss, cross_entropy
 from scaling.training.step import Step
 from scaling.workloads.augmentation import crop_and_flip, epoch_variations
-from scaling.workloads.base import Split
+from scaling.workloads.base import Loss, Split, cross_entropy
 from scaling.workloads.sampling import epoch_batches, shard
 
 EVALUATION_BATCH = 1000

@@ -5,8 +5,9 @@ rate is no part of v, so a rate that changes needs no correction of the momentum
 
 1. The peak rate is the study's `learning_rate`, times k ("linear") or the square root of k ("sqrt") for a
    global batch k times as large as `base_batch`; or as it stands ("fixed").
-2. Over the first `warmup_epochs` the rate rises in equal steps to the peak; step t of W has (t + 1) / W of it.
-   Goyal et al. begin at the unscaled rate instead; beginning near 0 means something under every rule.
+2. Over the first `warmup_epochs` the rate rises in equal steps to the peak; step t of W, from 0, has
+   (t + 1) / W of it. Goyal et al. begin at the unscaled rate instead; beginning near 0 means something under
+   every rule.
 3. Then it stays ("constant"), is multiplied with `gamma` at each of the `milestones` ("step"), or falls along
    half a cosine, one value a step, to 0 behind the last step ("cosine": one cycle without restarts).
 

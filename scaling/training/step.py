@@ -48,7 +48,7 @@ class Step(Protocol):
         """Copies of all that decides later steps on this rank, but for torch's random state. Collective."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes over, in place, what `state_dict` gave on this rank, here or in a process before. Collective."""
+        """Takes over, in place, what `state_dict` gave on this rank, maybe in another process. Collective."""
 
     def prepare_split(self, recorder: PhaseRecorder) -> bool:
         """Gets ready for steps whose phases are marked; there is no way back. Collective.

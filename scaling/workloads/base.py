@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 from torch import Tensor, nn
 
@@ -141,3 +141,33 @@ class Model:
     source: str
     parameters: dict[str, object]
     loss: Loss = cross_entropy
+
+
+@dataclass(frozen=True)
+class Declared:
+    """What a function that makes a model says of it; see `declares`."""
+
+    shape: DataShape | None
+    loss: Loss
+
+
+Maker = TypeVar("Maker", bound=Callable[..., nn.Module])
+
+
+def declares(
+    input_shape: tuple[int, ...], num_classes: int, *, tokens: bool = False, loss: Loss = cross_entropy
+) -> Callable[[Maker], Maker]:
+    """Declares a model's input and loss: decorates a function, or a class, that gives a torch module.
+
+    Args:
+        input_shape: of one sample, without the batch axis.
+        num_classes: targets are 0 to num_classes - 1.
+        tokens: see `DataShape`.
+        loss: what is minimized.
+    """
+
+    def declared(maker: Maker) -> Maker:
+        maker.declared = Declared(DataShape(tuple(input_shape), num_classes, tokens), loss)  # type: ignore[attr-defined]
+        return maker
+
+    return declared

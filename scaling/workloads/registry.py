@@ -12,6 +12,7 @@ from torch import nn
 from scaling.errors import StudyError
 from scaling.registry import Registry, check_names, checked, from_parameters
 from scaling.workloads.base import Dataset, DataShape, Model
+from scaling.workloads.callables import model_of
 
 BUILT_IN_MODELS = {
     "fcn-r": "scaling.workloads.networks:fcn_r",
@@ -61,9 +62,12 @@ def create_model(name: str, parameters: Mapping[str, Any] | None = None) -> Mode
         StudyError: the name is unknown, or a parameter is unknown or of the wrong type or value.
     """
     model = MODELS.load(name)
+    if callable(model):
+        return model_of(name, model, parameters or {})
     if not isinstance(model, Model):
         raise StudyError(
-            f"model {name!r} is {model!r}; it must be an object of the class scaling.workloads.base.Model"
+            f"model {name!r} is {model!r}; it must be an object of the class scaling.workloads.base.Model, "
+            "or a function that returns a torch module"
         )
     what = f"model {name!r}"
     check_names(what, parameters or {}, model.parameters)

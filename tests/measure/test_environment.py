@@ -46,6 +46,8 @@ class TestSettings:
             "MKL_NUM_THREADS",
             "KMP_AFFINITY",
             "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+            "HOROVOD_FUSION_THRESHOLD",
+            "HOROVOD_CYCLE_TIME",
         ],
     )
     def test_variable_that_changes_speed_or_bits_is_a_setting(self, name):
@@ -66,6 +68,8 @@ class TestSettings:
             "CUDA_PATH",
             "CUDA_VERSION",
             "MY_NCCL_ALGO",
+            "HOROVOD_RANK",
+            "HOROVOD_GLOO_RENDEZVOUS_PORT",
         ],
     )
     def test_variable_that_does_not_is_none(self, name):

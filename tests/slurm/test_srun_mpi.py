@@ -1,35 +1,53 @@
 """Aggregators over MPI in a Slurm job, whose tasks MPI finds by PMIx; a wrong `--mpi` is no world of one."""
 
-import ctypes.util
+import sys
 
 import pytest
 
-pytestmark = [pytest.mark.processes, pytest.mark.slurm]
+pytestmark = pytest.mark.processes
 
 SCRIPT = """\
 #!/usr/bin/env bash
-#SBATCH --nodes={nodes} --ntasks-per-node={per} --time=5 --output=slurm-%j.out
-# Open MPI between the emulated nodes, which are one host.
-export OMPI_MCA_pml=ob1 OMPI_MCA_btl=self,tcp OMPI_MCA_btl_tcp_if_include=lo
-export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 {more}
-srun --mpi={mpi} {python} -m scaling.worker {study} --out {out}
+#SBATCH --nodes=1 --ntasks=2 --time=5 --output=slurm-%j.out
+export OMPI_MCA_pml=ob1 OMPI_MCA_btl=self,tcp OMPI_MCA_btl_tcp_if_include=lo  # loopback alone
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+srun --mpi={mpi} "{python}" -m scaling.worker "{study}" --out "{out}"
 """
 
 
-def test_x(cluster, study):
-    import sys, subprocess, os
-    print(cluster.ask("srun", "--mpi=list"), subprocess.run(["srun","--mpi=list"],env=cluster.environment, capture_output=True, text=True))
-    for mpi, more, nodes, per in (("pmix", "",1,2), ("pmix", "MPI4PY_LIBMPI=libmpi.so.40",1,2), ("pmix","",2,1)):
-        study.write(["all_reduce", "mpi"])
-        out = study.folder / f"out{mpi}{len(more)}"
-        script = study.folder / "job.sh"
-        script.write_text(SCRIPT.format(mpi=mpi, more=more, python=sys.executable, study=study.study, out=out,nodes=nodes,per=per))
-        done = subprocess.run(["sbatch","--parsable",str(script)], env=study.environment, cwd=study.folder, capture_output=True, text=True)
-        print(done)
-        job = done.stdout.strip()
+@pytest.fixture
+def run(study, openmpi, need):
+    """run(mpi): a job with two tasks started by `srun --mpi=...`; how it ended, and what it printed."""
+    plugins = study.cluster.ask("srun", "--mpi=list")
+    need("pmix" in plugins, "Slurm has no PMIx here; Debian: apt-get install libpmix2")
+
+    def submit(mpi):
+        script = study.folder / f"{mpi}.sbatch"
+        script.write_text(SCRIPT.format(mpi=mpi, python=sys.executable, study=study.study, out=study.out))
+        job = study.cluster.ask(
+            "sbatch", "--parsable", f"--chdir={study.folder}", f"--export=ALL,{study.exported}", str(script)
+        )
         study.jobs.append(job)
-        print(cluster.wait_for(job, "COMPLETED","FAILED","CANCELLED","TIMEOUT"))
-        print(study.log(job)[-3000:])
-        print(subprocess.run(["grep","-h","mpi","-r",str(out)],capture_output=True,text=True).stdout[:500])
-    print(subprocess.run('grep -h -i pmix '+str(cluster.folder)+'/slurmd*.log '+str(cluster.folder)+'/*.out | tail -40',shell=True,capture_output=True,text=True).stdout)
-    assert 0
+        return study.cluster.wait_for(job, "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT"), study.log(job)
+
+    study.exported = ",".join(
+        f"{name}={study.environment[name]}" for name in ("PYTHONPATH", "SCALING_TEST_GO")
+    )
+    study.write(["all_reduce", "mpi"])
+    return submit
+
+
+def test_tasks_find_each_other_by_pmix_and_a_wrong_flag_is_an_error_before_any_cell(study, run):
+    state, log = run("pmi2")
+    assert state == "FAILED"
+    for rank in (0, 1):
+        assert f"error: rank {rank} (SLURM_PROCID) of 2 (SLURM_NTASKS)" in log
+    assert "says rank 0 of 1: use `srun --mpi=pmix` for Open MPI" in log
+    assert set(study.states().values()) == {"planned"}
+
+    state, log = run("pmix")
+    assert state == "COMPLETED", log
+    assert set(study.states().values()) == {"done"}
+    records = study.results().runs()
+    assert {record.launch["launcher"] for record in records} == {"srun"}
+    assert all(record.launch["mpi"].startswith("Open MPI") for record in records)

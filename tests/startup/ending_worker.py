@@ -1,7 +1,8 @@
-"""One rank of test_mpi_world.py: the last rank raises, outside every cell, while the others wait in MPI."""
+"""One rank of test_mpi_world.py: the last one raises or leaves while the others wait in MPI; or all wait."""
 
 import os
 import sys
+import time
 
 from launchers.rank_info import RankInfo
 from scaling.startup import Beside
@@ -10,6 +11,9 @@ from scaling.startup import Beside
 def main(how):
     info = RankInfo.from_env(os.environ)
     beside = Beside(info)
+    if how == "wait":
+        print(os.getpid(), flush=True)
+        time.sleep(600)
     if info.rank == info.world_size - 1:
         if how == "raise":
             raise RuntimeError("planted failure")

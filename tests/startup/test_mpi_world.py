@@ -1,5 +1,8 @@
 """MPI's world is the launch's, or an error on every rank; and what ends one rank ends all."""
 
+import os
+import signal
+import sys
 import time
 from pathlib import Path
 
@@ -23,6 +26,30 @@ def test_rank_that_raises_or_leaves_ends_all(mpirun, how, word):
     assert done.returncode != 0
     assert word in done.stderr
     assert time.monotonic() - begun < SOON_S
+
+
+def is_running(pid):
+    try:
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's help is Linux's")
+def test_workers_do_not_outlive_an_mpirun_that_is_killed_by_force(mpirun):
+    process = mpirun.start(2, ENDING, "wait", cwd=ROOT, env={"PYTHONPATH": str(ROOT)})
+    try:
+        pids = [int(process.stdout.readline()) for _ in range(2)]
+    finally:
+        process.kill()
+        process.communicate(timeout=SOON_S)
+    deadline = time.monotonic() + SOON_S
+    while any(map(is_running, pids)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    left = [pid for pid in pids if is_running(pid)]
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert not left
 
 
 def test_world_of_one_is_an_error_on_every_rank(mpich, openmpi):

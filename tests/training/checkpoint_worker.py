@@ -56,7 +56,7 @@ CELLS = {
 }
 
 
-class Cut(Exception):
+class CutError(Exception):
     """What ends a training in the middle."""
 
 
@@ -70,7 +70,7 @@ class Recorder:
     def __call__(self, rows) -> None:
         self.rows += rows
         if self._cut_after is not None and self.rows[-1]["epoch"] > self._cut_after:
-            raise Cut
+            raise CutError
 
 
 class KeepsStep(CellRunner):
@@ -101,7 +101,7 @@ def trained(cell: Cell, group: TorchGroup, files: CheckpointFiles, cut_after: in
     runner, recorder = KeepsStep(CPU), Recorder(cut_after)
     try:
         summary = runner.run(cell, group, recorder, files)
-    except Cut:
+    except CutError:
         return {"rows": recorder.rows}
     return {"rows": recorder.rows, "notes": summary.notes, "state": fingerprint(runner)}
 

@@ -83,10 +83,10 @@ def test_rate_of_every_update_site_can_be_set(aggregator, world_size):
         inputs, targets = torch.zeros(2, 1), torch.tensor([0, 1])
         step.set_learning_rate(0.0)
         step(inputs, targets)
-        unmoved = float(module.bias.abs().max())
+        unmoved = float(module.bias.detach().abs().max())
         step.set_learning_rate(0.5)
         step(inputs[:1], targets[:1])  # the softmax is even: the gradient of the bias is (-1/2, 1/2)
-        return unmoved, float(module.bias[0])
+        return unmoved, float(module.bias.detach()[0])
 
     for unmoved, moved in run_in_process(world_size, work):
         assert unmoved == 0

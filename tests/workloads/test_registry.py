@@ -22,6 +22,8 @@ from scaling.workloads.registry import (
 )
 from scaling.workloads.synthetic import Synthetic
 
+DIGITS_NAME = "digits"
+
 
 def build_untyped(shape, width):
     return nn.Linear(shape.input_shape[0], width)
@@ -121,7 +123,7 @@ class TestModels:
         with pytest.raises(StudyError, match=r"parameter width: .*integer"):
             create_model(own("own_model"), {"width": "wide"})
 
-    @pytest.mark.parametrize("attribute", ["build_untyped", "nn"])
+    @pytest.mark.parametrize("attribute", ["DIGITS_NAME", "nn"])
     def test_anything_but_a_model_is_refused(self, attribute):
         with pytest.raises(
             StudyError, match=r"must be an object of the class scaling\.workloads\.base\.Model"

@@ -1,0 +1,75 @@
+"""A worker that is killed in the middle of a training: the next one goes on from its last checkpoint."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+import yaml
+
+from scaling.store import ResultsFolder
+
+EPOCHS = 150
+STUDY = {
+    "name": "killed",
+    "kind": "convergence",
+    "workloads": [{"model": {"name": "mlp", "hidden": [16]}, "dataset": "digits", "global_batch": 32}],
+    "aggregators": ["all_reduce"],
+    "world_sizes": [1],
+    "scaling": "strong",
+    "device": "cpu",
+    "epochs": EPOCHS,
+    "schedule": "cosine",
+}
+LIMIT_S = 120
+
+
+def start(study, out, *overrides) -> subprocess.Popen:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port = one.getsockname()[1]
+    place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "scaling.worker", str(study), "--out", str(out), *overrides]
+    return subprocess.Popen(command, env={**os.environ, **place, **meeting}, stderr=subprocess.DEVNULL)
+
+
+def lines(path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
+
+
+@pytest.mark.processes
+def test_killed_worker_goes_on_with_the_same_bits_and_leaves_no_checkpoint(tmp_path):
+    study, out = tmp_path / "killed.yaml", tmp_path / "out"
+    study.write_text(yaml.safe_dump(STUDY))
+    first = start(study, out)
+    try:
+        until = time.monotonic() + LIMIT_S
+        while not list(out.glob("runs/*/0/checkpoint-rank0.pt")):
+            assert first.poll() is None, "it ended before it could be killed"
+            assert time.monotonic() < until
+            time.sleep(0.01)
+    finally:
+        first.kill()
+        first.wait()
+    (record,) = ResultsFolder(out).runs()
+    assert record.state == "running"
+    second = start(study, out)
+    try:
+        assert second.wait(LIMIT_S) == 0
+    finally:
+        second.kill()
+        second.wait()
+    (record,) = ResultsFolder(out).runs()
+    assert record.state == "done"
+    (note,) = [note for note in record.notes if note.startswith("cut off after epoch")]
+    (rows,) = ResultsFolder(out).samples(record.cell_id, 0)
+    assert [row["epoch"] for row in rows] == list(range(1, EPOCHS + 1))
+    # What the first attempt recorded behind its last checkpoint was computed again, with the same bits.
+    before = lines(out / "runs" / record.cell_id / "0" / "attempt-1" / "rank0.jsonl")
+    assert int(note.split()[4].rstrip(",")) <= len(before)
+    assert [row["step_losses"] for row in rows[: len(before)]] == [row["step_losses"] for row in before]
+    assert not list(out.rglob("*checkpoint*"))

@@ -1,0 +1,256 @@
+"""What is made of trainings: targets, seeds, energy, the recipe in words, and the predicted time."""
+
+import csv
+import io
+import math
+
+import pytest
+
+from scaling.report import write_report
+from scaling.report.columns import to_rows
+from scaling.report.figure_data import training_lines
+from scaling.report.groups import group_rows
+from scaling.report.learning import epoch_table, over_seeds
+from scaling.report.recipes import recipe_text
+from scaling.report.samples import read_cells
+from scaling.report.sentence import findings
+from scaling.report.tables import summary_table, table_csv
+
+STEPS = 10
+BATCH = 64
+
+
+@pytest.fixture
+def epochs(epoch_line):
+    """epochs(accuracies): one run's lines, an epoch a second, ten steps each."""
+
+    def make(accuracies, epoch_s=1.0, **more):
+        return [
+            {
+                **epoch_line(number, number * epoch_s, 1.0 / number, accuracy),
+                "step_losses": [1.0] * STEPS,
+                "train_accuracy": min(1.0, accuracy + 0.01),
+                "learning_rate": 0.1,
+                **{name: value * number for name, value in more.items()},
+            }
+            for number, accuracy in enumerate(accuracies, 1)
+        ]
+
+    return make
+
+
+def rows_of(study):
+    return to_rows(summary_table(study.folder))
+
+
+class TestTarget:
+    def test_first_epoch_that_reaches_it_counts(self, study, epochs):
+        study.add([[epochs([0.5, 0.91, 0.89, 0.95])]], kind="convergence", target_accuracy=0.9)
+        (row,) = rows_of(study)
+        assert (row["target_state"], row["epochs_to_target"], row["seconds_to_target"]) == ("reached", 2, 2.0)
+        assert row["samples_to_target"] == 2 * STEPS * BATCH
+
+    def test_missed_one_says_how_near_it_came(self, study, epochs):
+        study.add([[epochs([0.5, 0.88, 0.87])]], kind="convergence", target_accuracy=0.9)
+        (row,) = rows_of(study)
+        assert row["target_state"] == "not reached in 3 epochs, at best 88.00%"
+        assert (row["seconds_to_target"], row["joules_to_target"]) == (None, None)
+
+    def test_missed_in_one_repeat_of_two_is_said(self, study, epochs):
+        study.add([[epochs([0.95])], [epochs([0.8])]], kind="convergence", target_accuracy=0.9)
+        (row,) = rows_of(study)
+        assert row["target_state"] == "not reached by 1 of 2 repeats in 1 epoch, at best 80.00%"
+
+    def test_without_a_target_there_is_no_state(self, study, epochs):
+        study.add([[epochs([0.9])]], kind="convergence")
+        assert rows_of(study)[0]["target_state"] is None
+
+
+class TestEnergy:
+    def test_joules_of_all_ranks_are_added(self, study, epochs):
+        others = [{"epoch": n, "train_s": 1.0 * n, "train_j": 2.0 * n} for n in (1, 2)]
+        run = [epochs([0.5, 0.95], train_j=4.0), others]
+        study.add([run], kind="convergence", target_accuracy=0.9, world_size=2, aggregator="ring")
+        (row,) = rows_of(study)
+        assert row["joules_to_target"] == 12.0
+        assert row["joules_per_sample"] == pytest.approx(12.0 / (2 * STEPS * BATCH))
+
+    def test_joules_that_one_epoch_lacks_are_empty(self, study, epochs):
+        lines = epochs([0.5, 0.95], train_j=4.0)
+        lines[1]["train_j"] = None
+        study.add([[lines]], kind="convergence", target_accuracy=0.9)
+        (row,) = rows_of(study)
+        assert (row["joules_to_target"], row["joules_per_sample"]) == (None, None)
+
+
+def add_seeds(study, epochs, ends, **cell):
+    for seed, end in enumerate(ends):
+        study.add([[epochs([0.5, end])]], kind="convergence", seed=seed, **cell)
+
+
+class TestSeeds:
+    def test_spread_is_that_of_the_final_accuracy_and_the_same_in_every_row(self, study, epochs):
+        add_seeds(study, epochs, [0.90, 0.92, 0.94])
+        for row in rows_of(study):
+            assert row["num_seeds"] == 3
+            assert row["seed_mean_accuracy"] == pytest.approx(0.92)
+            assert row["seed_sd_accuracy"] == pytest.approx(0.02)
+
+    def test_seeds_are_one_group_and_one_line_with_a_band(self, study, epochs):
+        add_seeds(study, epochs, [0.90, 0.92, 0.97])
+        (group,) = group_rows(rows_of(study))
+        (merged,) = over_seeds(group.rows)
+        assert (merged["repeats"], merged["seed"]) == (3, None)
+        assert merged["final_test_accuracy"] == pytest.approx(0.93)
+        cells = {cell.cell_id: cell for cell in read_cells(study.folder)}
+        (line,) = training_lines(group, cells)
+        assert line.test_accuracy == [0.5, 0.92]
+        assert line.ranges["test_accuracy"] == ([0.5, 0.90], [0.5, 0.97])
+        assert line.num_trainings == 3
+
+    def test_one_seed_has_a_mean_and_no_spread(self, study, epochs):
+        add_seeds(study, epochs, [0.9])
+        (row,) = rows_of(study)
+        assert (row["num_seeds"], row["seed_mean_accuracy"], row["seed_sd_accuracy"]) == (1, 0.9, None)
+
+    def test_value_that_one_seed_lacks_is_missing_over_seeds(self, study, epochs):
+        add_seeds(study, epochs, [0.95, 0.8], target_accuracy=0.9)
+        (merged,) = over_seeds(group_rows(rows_of(study))[0].rows)
+        assert merged["seconds_to_target"] is None
+        assert merged["target_state"] == "not reached by 1 of 2 seeds"
+
+    def test_seeds_of_timed_cells_stay_apart(self, study):
+        for seed in (0, 1):
+            study.add_steps([[1.0]], seed=seed)
+        assert len(group_rows(rows_of(study))) == 2
+
+    @pytest.mark.parametrize(
+        ("other", "expected"),
+        [(0.93, "no other lies further from it"), (0.80, "ring on 1 worker lies further from it")],
+    )
+    def test_sentence_compares_others_with_the_noise_of_seeds(self, study, epochs, other, expected):
+        add_seeds(study, epochs, [0.90, 0.92, 0.94])
+        study.add([[epochs([0.5, other])]], kind="convergence", aggregator="ring")
+        text = " ".join(findings(summary_table(study.folder)))
+        assert "92.00% (standard deviation over 3 seeds 2.00%)" in text
+        assert expected in text
+
+
+class TestPrediction:
+    def trained_and_timed(self, study, epochs, ends=(0.95,), **timed):
+        for seed, end in enumerate(ends):
+            run = [epochs([0.5, end, 0.99])]
+            study.add([run], kind="convergence", target_accuracy=0.9, seed=seed)
+        study.add_steps([[0.09] * 3, [0.10] * 3, [0.11] * 3], **timed)
+        return [row for row in rows_of(study) if row["kind"] == "convergence"]
+
+    def test_it_is_iteration_time_times_iterations(self, study, epochs):
+        (row,) = self.trained_and_timed(study, epochs)
+        assert row["predicted_s_to_target"] == pytest.approx(0.1 * 2 * STEPS)
+        assert row["seconds_to_target"] == 2.0
+
+    def test_uncertainty_of_one_training_is_that_of_the_iteration(self, study, epochs):
+        (row,) = self.trained_and_timed(study, epochs)
+        (timed,) = [row for row in rows_of(study) if row["kind"] == "iteration"]
+        assert row["predicted_s_to_target_low"] == pytest.approx(timed["iteration_s_low"] * 2 * STEPS)
+        assert row["predicted_s_to_target_high"] == pytest.approx(timed["iteration_s_high"] * 2 * STEPS)
+
+    def test_several_seeds_add_the_uncertainty_of_the_iterations(self, study, epochs):
+        rows = self.trained_and_timed(study, epochs, ends=(0.95, 0.95, 0.5))  # epochs 2, 2, 3
+        (timed,) = [row for row in rows_of(study) if row["kind"] == "iteration"]
+        of_time = (timed["iteration_s_high"] - timed["iteration_s_low"]) / 2 / 0.1
+        of_count = 4.302653 * math.sqrt(1 / 3) / math.sqrt(3) / 2  # t of two degrees, 95%
+        for row in rows:
+            assert row["predicted_s_to_target"] == pytest.approx(2.0)
+            half = (row["predicted_s_to_target_high"] - row["predicted_s_to_target_low"]) / 2
+            low_is_cut = row["predicted_s_to_target_low"] == 0
+            expected = 2.0 * math.hypot(of_time, of_count)
+            assert low_is_cut or half == pytest.approx(expected, rel=1e-4)
+            assert row["predicted_s_to_target_high"] == pytest.approx(2.0 + expected, rel=1e-4)
+
+    @pytest.mark.parametrize(
+        "other", [{"aggregator": "ring"}, {"batch": 32}, {"threads": 2}, {"batch_norm": "sync"}]
+    )
+    def test_timed_cell_of_another_step_predicts_nothing(self, study, epochs, other):
+        (row,) = self.trained_and_timed(study, epochs, **other)
+        assert row["predicted_s_to_target"] is None
+
+    def test_another_rate_and_seed_take_the_same_time(self, study, epochs):
+        (row,) = self.trained_and_timed(study, epochs, seed=7, learning_rate=1.0, momentum=0.0)
+        assert row["predicted_s_to_target"] is not None
+
+    def test_sentence_has_both(self, study, epochs):
+        self.trained_and_timed(study, epochs)
+        text = " ".join(findings(summary_table(study.folder)))
+        assert "predicted as iteration time x iterations: none on 1 worker 2.00 (" in text
+        assert "measured 2.00" in text
+
+
+RECIPE = {
+    "learning_rate": 0.1,
+    "learning_rate_rule": "linear",
+    "base_batch": 128,
+    "warmup_epochs": 5.0,
+    "schedule": "step",
+    "milestones": [91, 136],
+    "gamma": 0.1,
+    "weight_decay": 1e-4,
+    "augmentation": "standard",
+    "batch_norm": "sync",
+}
+
+
+class TestRecipe:
+    def test_words_have_all_of_it(self, study):
+        study.add(["planned"], kind="convergence", **RECIPE)
+        (row,) = rows_of(study)
+        assert row["milestones"] == "91 136"
+        assert recipe_text(row) == (
+            "learning rate 0.1 x global batch / 128 (linear), 5 epochs of warm-up, x 0.1 after epochs 91 "
+            "and 136 (step); momentum 0.9, weight decay 0.0001; standard augmentation; batch normalisation, "
+            "if any, over all workers"
+        )
+
+    def test_folder_from_before_there_were_rules_was_fixed_and_constant(self, study):
+        study.add(["planned"], kind="convergence")
+        assert recipe_text(rows_of(study)[0]).startswith(
+            "learning rate 0.01 (fixed: the same for every batch), constant; momentum 0.9; no augmentation"
+        )
+
+    def test_page_and_figures_state_it(self, study, epochs):
+        study.add([[epochs([0.5, 0.9])]], kind="convergence", **RECIPE)
+        write_report(study.folder)
+        page = (study.folder.path / "report.html").read_text()
+        assert "Recipe: learning rate 0.1 x global batch / 128 (linear)" in page
+        for figure in (study.folder.path / "figures").glob("loss-*.svg"):
+            assert "(linear)" in figure.read_text()
+
+    @pytest.mark.parametrize("key", ["learning_rate_rule", "schedule", "augmentation", "batch_norm"])
+    def test_trainings_of_different_recipes_are_not_compared(self, study, key):
+        study.add(["planned"], kind="convergence", **RECIPE)
+        other = {
+            "learning_rate_rule": "sqrt",
+            "schedule": "cosine",
+            "augmentation": "none",
+            "batch_norm": "replica",
+        }
+        study.add(["planned"], kind="convergence", **{**RECIPE, key: other[key]})
+        assert len(group_rows(rows_of(study))) == 2
+
+
+def test_table_of_epochs_has_a_row_an_epoch_and_repeat(study, epochs):
+    study.add([[epochs([0.5, 0.9])], [epochs([0.6, 0.8], train_j=3.0)]], kind="convergence", seed=4)
+    written = table_csv(epoch_table(read_cells(study.folder)))
+    rows = list(csv.DictReader(io.StringIO(written)))
+    assert [(row["repeat"], row["epoch"]) for row in rows] == [("0", "1"), ("0", "2"), ("1", "1"), ("1", "2")]
+    assert {row["seed"] for row in rows} == {"4"}
+    assert [row["samples"] for row in rows[:2]] == [str(STEPS * BATCH), str(2 * STEPS * BATCH)]
+    assert [row["train_j"] for row in rows] == ["", "", "3.0", "6.0"]
+    assert [row["test_accuracy"] for row in rows] == ["0.5", "0.9", "0.6", "0.8"]
+
+
+def test_folder_from_before_has_no_training_accuracy_and_is_read(study, epoch_line):
+    lines = [{key: value for key, value in epoch_line(1, 1.0, 0.5, 0.9).items() if key != "test_loss"}]
+    study.add([[lines]], kind="convergence")
+    (row,) = rows_of(study)
+    assert (row["train_accuracy"], row["test_loss"], row["final_test_accuracy"]) == (None, None, 0.9)
