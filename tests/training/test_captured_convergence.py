@@ -48,7 +48,7 @@ def test_rate_is_set_from_step_to_step():
     assert captured == pytest.approx(eager, rel=1e-5)
 
 
-@pytest.mark.parametrize("aggregator", ["all_reduce", "one_bit"])
+@pytest.mark.parametrize("aggregator", ["all_reduce", "ring"])
 def test_resumed_training_has_the_bits_of_an_uncut_one(aggregator):
     device = torch.device("cuda", torch.cuda.current_device())
 
