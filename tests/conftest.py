@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,6 +16,10 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # The figures are drawn to files.
 os.environ.setdefault("MPLBACKEND", "Agg")
+
+# A shell without job control starts background work with Ctrl-C ignored, and so do its children.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SKIP_NOTHING_VARIABLE = "SCALING_TEST_EVERYTHING"
 """Set where a missing launcher is a failure and no reason to leave its tests out, as in CI."""
