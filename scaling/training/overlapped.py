@@ -239,7 +239,12 @@ class _Buckets:
         if not self._layouts:
             return []
         sizes = [layout.num_elements * self._dtype.itemsize / 2**20 for layout in self._layouts.values()]
-        count = f"{len(sizes)} bucket{'s' if len(sizes) > 1 else ''}"
+        largest = f"{max(sizes):.3g} MiB"
+        shown = (
+            f"{len(sizes)} buckets of {min(sizes):.3g} to {largest}"
+            if len(sizes) > 1
+            else f"1 bucket of {largest}"
+        )
         return [shown, *dict.fromkeys(note for state in self._states for note in state.notes)]
 
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
