@@ -49,7 +49,7 @@ class TestBuckets:
         for one, several in zip(
             seen("trainings", f"{arm} one bucket"), seen("trainings", f"{arm} several"), strict=True
         ):
-            assert one["notes"][0].startswith("1 buckets of ")
+            assert one["notes"][0].startswith("1 bucket of ")
             assert int(several["notes"][0].split()[0]) > 2
 
     @pytest.mark.parametrize("arm", ["all_reduce", "no_op", "none"])
