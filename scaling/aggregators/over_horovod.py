@@ -68,6 +68,7 @@ class _ByHorovod(Aggregator[S], Generic[S]):
     """
 
     library = "horovod"
+    order_varies = True  # which tensors it fuses, and so how it cuts them, depends on when they came
     modifies_input = True
 
     compression: Compression = "none"

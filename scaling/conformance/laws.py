@@ -59,8 +59,17 @@ def check_state(
         return list(zip(last_of(None), last_of(NUM_STEPS - 2), strict=True))
 
     for rank, pairs in enumerate(run(world_size, work)):
-        same = all(torch.equal(through, resumed) for through, resumed in pairs)
+        same = all(_are_equal(aggregator, through, resumed) for through, resumed in pairs)
         assert same, f"rank {rank}: a saved and loaded state gives another result"
+
+
+def _are_equal(aggregator: Aggregator[Any], one: Tensor, other: Tensor) -> bool:
+    """Bit for bit, or to rounding where the aggregator cannot give more."""
+    return (
+        torch.allclose(one, other, rtol=1e-5, atol=1e-6)
+        if aggregator.order_varies
+        else torch.equal(one, other)
+    )
 
 
 def _gradients(world_size: int, num_elements: int, seed: int) -> list[Tensor]:
