@@ -102,8 +102,8 @@ class Aggregator(ABC, Generic[S]):
         modifies_input: `aggregate` may overwrite the gradient it is given, and may return that very buffer.
         overlaps: can run while backward still runs, bucket by bucket.
         overlapped_only: makes sense in the overlapped step alone.
-        order_varies: the library decides while it runs in which order it adds, so that of more than two ranks the
-            last bits of two equal calls may differ.
+        order_varies: the library decides while it runs in which order it adds, so that with more than two
+            ranks the last bits of two equal calls may differ.
         needs_peer_access: needs direct access to other devices' memory.
         graph_capturable: can be captured in a CUDA graph.
         min_world_size: smallest world it runs in.
