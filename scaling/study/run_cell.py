@@ -55,7 +55,7 @@ class RankSummary:
         checksums: of the data.
         notes: what was decided at the start.
         diverged: a loss was not finite.
-        memory_peak_bytes: the most that tensors took on this rank's GPU.
+        memory_peak_bytes: the most that tensors took on this rank's GPU, with the data sets that lie there.
         seconds: part of the run (`setup`, `warmup`, `unsplit`, `split`) -> wall time of the slowest rank.
         warmup_iterations, warmup_end, stop_reason: see `scaling.training.timing`.
         clock_uncertainty_s: how far `start_s` of the samples may be off.
@@ -207,12 +207,14 @@ class CellRunner:
         before = gpu.reading() if gpu else None
         measurement.measure()
         after = gpu.reading() if gpu else None
+        memory_peak_bytes = self._memory_peak_bytes()  # what marking takes besides is not the step's
         if step.prepare_split(recorder):
             measurement.split(settle_each=step.settle_split)
         write(measurement.rows)
         num_samples = cell.local_batch * sum(not (row["warmup"] or row["split"]) for row in measurement.rows)
         return replace(
             self._summary(step, splits, group.meter.bytes_sent, group.meter.messages_sent),
+            memory_peak_bytes=memory_peak_bytes,
             warmup_iterations=sum(row["warmup"] and not row["split"] for row in measurement.rows),
             warmup_end=measurement.warmup_end,
             stop_reason=measurement.stop_reason,
@@ -250,16 +252,19 @@ class CellRunner:
     def _summary(
         self, step: Step, splits: DataSplits, bytes_sent: int, messages_sent: int | None
     ) -> RankSummary:
-        on_gpu = self._device.type == "cuda"
         return RankSummary(
             num_parameters=step.replica.layout.num_elements,
             bytes_sent=bytes_sent,
             messages_sent=messages_sent,
             checksums=splits.checksums,
             notes=step.notes,
-            memory_peak_bytes=torch.cuda.max_memory_allocated(self._device) if on_gpu else None,
+            memory_peak_bytes=self._memory_peak_bytes(),
             seconds=self.seconds,
         )
+
+    def _memory_peak_bytes(self) -> int | None:
+        on_gpu = self._device.type == "cuda"
+        return torch.cuda.max_memory_allocated(self._device) if on_gpu else None
 
 
 def extent_of(cell: Cell) -> Extent:

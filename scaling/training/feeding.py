@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import cycle
-from typing import Literal, NamedTuple, Protocol, get_args
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -147,6 +147,3 @@ class _Endless:
 
     def __iter__(self) -> Iterator[list[int]]:
         return cycle(self._batches)
-
-
-PLACEMENTS: tuple[str, ...] = get_args(InputPlacement)
