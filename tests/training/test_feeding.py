@@ -3,6 +3,7 @@
 import gc
 import multiprocessing
 from contextlib import nullcontext
+from typing import get_args
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ import torch
 from scaling.errors import StudyError
 from scaling.measure.clock import clock_for
 from scaling.measure.phases import UNMARKED, PhaseRecorder
-from scaling.training.feeding import PLACEMENTS, Batch, feeder_for
+from scaling.training.feeding import Batch, InputPlacement, feeder_for
 from scaling.workloads.base import Split
 
 CPU = torch.device("cpu")
@@ -100,7 +101,7 @@ def test_loaders_processes_end_with_it():
 @pytest.mark.gpu
 @on_gpu
 class TestOnAGpu:
-    @pytest.mark.parametrize("placement", PLACEMENTS)
+    @pytest.mark.parametrize("placement", get_args(InputPlacement))
     def test_batches_come_in_turn_without_end(self, placement):
         assert_the_same(placement, torch.device("cuda"))
 
