@@ -9,16 +9,19 @@
       transfers.csv  probed.yaml                         likewise, where there are transfer cells
 
 Every file is replaced in one piece (written beside, synced, renamed) or appended to by one process. Raw
-samples are never edited; those of a run that was cut off move to `runs/<cell>/<repeat>/attempt-<n>/`.
+samples are never edited; those of a run that was cut off move to `runs/<cell>/<repeat>/attempt-<n>/`. Those of
+a study that is kept may be compressed (`gzip runs/*/*/rank*.jsonl`): they are read as well.
 """
 
 from __future__ import annotations
 
 import fcntl
+import gzip
 import json
 import math
 import os
 import tempfile
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -215,8 +218,8 @@ class ResultsFolder:
             StoreError: a file is missing or damaged.
         """
         folder = self._run_file(cell_id, repeat).parent
-        files = sorted(folder.glob("rank*.jsonl"), key=lambda p: int(p.stem[4:]))
-        ranks = [int(path.stem[4:]) for path in files]
+        files = sorted([*folder.glob("rank*.jsonl"), *folder.glob("rank*.jsonl.gz")], key=_rank_of)
+        ranks = [_rank_of(path) for path in files]
         if ranks != list(range(len(ranks))):
             raise StoreError(f"{folder}: samples of ranks {ranks} are there; some are missing")
         return [list(_json_lines(path)) for path in files]
@@ -444,14 +447,20 @@ def _finite(value: Any) -> Any:
     return [_finite(item) for item in value] if isinstance(value, list) else value
 
 
+def _rank_of(samples: Path) -> int:
+    return int(samples.name.split(".")[0].removeprefix("rank"))
+
+
 def _json_lines(path: Path) -> Iterator[dict[str, Any]]:
     try:
         # A byte that is no UTF-8 becomes \xff, which is no JSON either.
-        with path.open(encoding="utf-8", errors="backslashreplace") as file:
+        opened = gzip.open if path.suffix == ".gz" else open
+        with opened(path, "rt", encoding="utf-8", errors="backslashreplace") as file:
             for number, line in enumerate(file, 1):
                 try:
                     yield json.loads(line)
                 except ValueError as error:
                     raise StoreError(f"{path}, line {number} is damaged: {error}") from error
-    except OSError as error:
-        raise StoreError(f"{path}: cannot be read: {error.strerror}") from error
+    except (OSError, EOFError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise StoreError(f"{path}: cannot be read: {reason}") from error

@@ -1,5 +1,6 @@
 """The results folder: nothing is lost, nothing is half written, and what is damaged is named."""
 
+import gzip
 import json
 import math
 import os
@@ -189,6 +190,20 @@ class TestSamples:
         for rank in (0, 2):
             folder.sample_writer(CELL, 0, rank)([{"iteration": 0}])
         with pytest.raises(StoreError, match=rf"runs/{CELL}/0: samples of ranks \[0, 2\].*missing"):
+            folder.samples(CELL, 0)
+
+    def test_samples_that_were_compressed_are_read_as_well(self, folder):
+        before = folder.samples(CELL, 0)
+        path = run_folder(folder) / "rank0.jsonl"
+        path.with_suffix(".jsonl.gz").write_bytes(gzip.compress(path.read_bytes()))
+        path.unlink()
+        assert folder.samples(CELL, 0) == before
+
+    def test_compressed_samples_that_are_cut_short_are_an_error_with_path(self, folder):
+        path = run_folder(folder) / "rank0.jsonl"
+        path.with_suffix(".jsonl.gz").write_bytes(gzip.compress(path.read_bytes())[:-9])
+        path.unlink()
+        with pytest.raises(StoreError, match=r"rank0\.jsonl\.gz"):
             folder.samples(CELL, 0)
 
     def test_damaged_line_is_an_error_with_path_and_line(self, folder):
