@@ -9,8 +9,8 @@
       transfers.csv  probed.yaml                         likewise, where there are transfer cells
 
 Every file is replaced in one piece (written beside, synced, renamed) or appended to by one process. Raw
-samples are never edited; those of a run that was cut off move to `runs/<cell>/<repeat>/attempt-<n>/`. Those of
-a study that is kept may be compressed (`gzip runs/*/*/rank*.jsonl`): they are read as well.
+samples are never edited; those of a run that was cut off move to `runs/<cell>/<repeat>/attempt-<n>/`. The
+samples of a study that is kept may be compressed (`gzip runs/*/*/rank*.jsonl`): they are read as well.
 """
 
 from __future__ import annotations

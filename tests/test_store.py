@@ -193,6 +193,7 @@ class TestSamples:
             folder.samples(CELL, 0)
 
     def test_samples_that_were_compressed_are_read_as_well(self, folder):
+        start(folder, [{"iteration": 0}, {"iteration": 1}])
         before = folder.samples(CELL, 0)
         path = run_folder(folder) / "rank0.jsonl"
         path.with_suffix(".jsonl.gz").write_bytes(gzip.compress(path.read_bytes()))
@@ -200,6 +201,7 @@ class TestSamples:
         assert folder.samples(CELL, 0) == before
 
     def test_compressed_samples_that_are_cut_short_are_an_error_with_path(self, folder):
+        start(folder, [{"iteration": 0}])
         path = run_folder(folder) / "rank0.jsonl"
         path.with_suffix(".jsonl.gz").write_bytes(gzip.compress(path.read_bytes())[:-9])
         path.unlink()
