@@ -80,10 +80,11 @@ class TestOnAGpu:
 
     def test_capturing_leaves_the_model_and_the_random_state_as_they_were(self):
         def work(group: InProcessGroup) -> None:
+            module, expected = network(dropout=True), network(dropout=True).state_dict()  # these seed anew
             torch.cuda.manual_seed(7)
             random_state = torch.cuda.get_rng_state()
-            step = captured(group, network(dropout=True), "all_reduce")
-            for name, value in network(dropout=True).state_dict().items():
+            step = captured(group, module, "all_reduce")
+            for name, value in expected.items():
                 assert torch.equal(step.replica.module.state_dict()[name].cpu(), value), name
             assert torch.equal(torch.cuda.get_rng_state(), random_state)
 
