@@ -4,12 +4,12 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: study test lint install horovod clean
+.PHONY: study test lint install horovod docs figures clean
 
 study: $(VENV)/.installed
 	$(BIN)/scaling run quickstart
 
-test: $(VENV)/.installed-test $(VENV)/.installed-launchers slurm-packages
+test: $(VENV)/.installed-test $(VENV)/.installed-launchers system-packages
 	$(BIN)/python -m pytest
 
 lint: $(VENV)/.installed-test
@@ -18,6 +18,15 @@ lint: $(VENV)/.installed-test
 	$(BIN)/mypy
 
 install: $(VENV)/.installed
+
+# The README's table and figures, from the raw samples of the committed studies.
+figures: $(VENV)/.installed
+	$(BIN)/python benchmarks/readme_figures.py
+
+# Docstrings as pages: build/reference/index.html.
+docs: $(VENV)/.installed
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt --editable '.[docs]'
+	$(BIN)/python -m pdoc --docformat google --output-directory build/reference scaling launchers topologies '!scaling.worker' '!scaling.__main__'
 
 # Horovod beside this torch: built once a version of torch and Python, then taken from the user's cache.
 horovod: $(VENV)/.installed
@@ -42,18 +51,19 @@ $(VENV)/.installed-launchers: $(VENV)/.installed-test launchers/build_horovod.sh
 	launchers/build_horovod.sh $(BIN)/python || echo "Horovod cannot be built: its tests will be skipped" >&2
 	touch $@
 
-# A Slurm for the tests that start one on this host, and shellcheck for the batch scripts.
-SLURM_PROGRAMS := munged slurmctld slurmd sbatch shellcheck
-SLURM_PACKAGES := munge slurmctld slurmd slurm-client libpmix2 shellcheck
-.PHONY: slurm-packages
-slurm-packages:
-	@missing=; for program in $(SLURM_PROGRAMS); do command -v $$program >/dev/null || missing="$$missing $$program"; done; \
+# A Slurm for the tests that start one on this host, shellcheck for the batch scripts, the system's own Open MPI beside
+# that of the package index, ip and tc for two hosts as network namespaces, a browser for report.html.
+SYSTEM_PROGRAMS := munged slurmctld slurmd sbatch shellcheck mpirun.openmpi ip tc chromium
+SYSTEM_PACKAGES := munge slurmctld slurmd slurm-client libpmix2 shellcheck openmpi-bin iproute2 chromium
+.PHONY: system-packages
+system-packages:
+	@missing=; for program in $(SYSTEM_PROGRAMS); do command -v $$program >/dev/null || missing="$$missing $$program"; done; \
 	test -n "$$missing" || exit 0; \
 	if command -v apt-get >/dev/null && test "$$(id -u)" = 0; then \
 	  apt-get update -qq && \
-	  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(SLURM_PACKAGES) && exit 0; \
+	  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(SYSTEM_PACKAGES) && exit 0; \
 	fi; \
-	echo "tests of Slurm will be skipped; not installed:$$missing (Debian: apt-get install $(SLURM_PACKAGES))" >&2
+	echo "tests of Slurm, MPI, two hosts or report.html will be skipped; not installed:$$missing (Debian: apt-get install $(SYSTEM_PACKAGES))" >&2
 
 # Debian's python3 has no ensurepip; its package python3-venv brings it.
 .PHONY: venv-package

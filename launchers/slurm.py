@@ -16,6 +16,7 @@ import shlex
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from launchers.joining import JOIN_TIMEOUT_S, JOIN_TIMEOUT_VARIABLE
 from launchers.local import LaunchSpec
@@ -26,6 +27,9 @@ SIGNAL_S = 120
 """Seconds before the time limit at which Slurm signals the batch shell; Slurm may be up to a minute early."""
 
 REPORT_TIME = "00:15:00"
+
+BATCH_SCRIPTS = Path(__file__).with_name("batch_scripts")
+"""Scripts for a shipped study, to be edited: the checkout's slurm/, installed with the package."""
 
 
 @dataclass(frozen=True)

@@ -85,9 +85,17 @@ def _openmpi() -> str | None:
     return None
 
 
+def _system_openmpi() -> str | None:
+    found = shutil.which("mpirun.openmpi")  # Debian's name for it
+    return found if found and not Path(found).is_relative_to(sys.prefix) else None
+
+
 def _mpich() -> str | None:
     own = Path(sys.prefix) / "mpich" / "bin" / "mpiexec"  # `make test` puts it there
     return str(own) if own.exists() else shutil.which("mpiexec.hydra")
+
+
+MPI_PROGRAMS = {"openmpi": _openmpi, "Debian's Open MPI": _system_openmpi, "mpich": _mpich}
 
 
 def _hand_launcher(name: str) -> HandLauncher:
@@ -96,11 +104,11 @@ def _hand_launcher(name: str) -> HandLauncher:
         program = str(Path(sys.executable).with_name("horovodrun"))
         return HandLauncher(name, program, ("--gloo",))
     need(importlib.util.find_spec("mpi4py"), "mpi4py is not installed; pip install 'scaling-study[mpi]'")
-    program = _openmpi() if name == "openmpi" else _mpich()
+    program = MPI_PROGRAMS[name]()
     need(program, f"{name} is not installed; `make test` installs it where it can")
-    if name == "openmpi":
-        return HandLauncher(name, program, ("--oversubscribe",), AS_ROOT)
-    return HandLauncher(name, program)
+    if name == "mpich":
+        return HandLauncher(name, program)
+    return HandLauncher("openmpi", program, ("--oversubscribe",), AS_ROOT)
 
 
 @pytest.fixture(name="need")
@@ -118,6 +126,12 @@ def mpirun(request: pytest.FixtureRequest) -> HandLauncher:
 @pytest.fixture
 def openmpi() -> HandLauncher:
     return _hand_launcher("openmpi")
+
+
+@pytest.fixture
+def system_openmpi() -> HandLauncher:
+    """Debian's, beside that of the package index."""
+    return _hand_launcher("Debian's Open MPI")
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[1]
 NOT_SOURCE = shutil.ignore_patterns(".*", "results", "tests", "build", "*.egg-info", "__pycache__")
 
 
-def test_installed_package_brings_its_studies_and_templates(tmp_path):
+def test_installed_package_brings_its_studies_templates_and_batch_scripts(tmp_path):
     shutil.copytree(ROOT, tmp_path / "source", ignore=NOT_SOURCE)
     target = tmp_path / "target"
     install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation"]
@@ -46,4 +46,12 @@ def test_installed_package_brings_its_studies_and_templates(tmp_path):
     assert all(path.startswith(str(target)) for path in where.split())
     assert (target / "scaling" / "report" / "report.html.j2").exists()
     assert (target / "scaling" / "py.typed").exists()
+    scripts = Path(run("-c", "from launchers.slurm import BATCH_SCRIPTS; print(BATCH_SCRIPTS)").strip())
+    assert scripts.is_relative_to(target)
+    assert texts(scripts) == texts(ROOT / "slurm") != {}
     assert any((target / "bin").glob("scaling")), "the console script"
+
+
+def texts(folder):
+    """File name -> its text."""
+    return {path.name: path.read_text() for path in folder.iterdir() if path.is_file()}

@@ -35,6 +35,7 @@ SETTING_PREFIXES = (
     *("NCCL_", "CUDA_", "CUBLAS_", "NVIDIA_TF32", "OMP_", "MKL_", "KMP_", "TORCH_"),
     # Horovod's own, beside those by which its launcher tells the ranks their places.
     *(f"HOROVOD_{name}" for name in ("FUSION", "CYCLE", "CACHE", "AUTOTUNE", "HIERARCHICAL", "NUM_NCCL")),
+    "SCALING_LINK_",  # how slow a network `launchers.two_hosts` has made
 )
 NOT_SETTINGS = (
     "OMP_NUM_THREADS",  # the worker sets its thread count itself; it is part of the cell

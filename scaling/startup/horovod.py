@@ -59,8 +59,11 @@ class Horovod:
 
     @property
     def description(self) -> str | None:
-        """What it is, and what it goes by; None before it is started."""
-        return f"Horovod {_version()} over {self._controller(self._hvd)}" if self._hvd is not None else None
+        """What it is, and what its ranks agree and its processors exchange by; None before it is started."""
+        if self._hvd is None:
+            return None
+        on_gpus = ", GPUs over NCCL" if self._hvd.nccl_built() else ""
+        return f"Horovod {_version()} over {self._controller(self._hvd)}{on_gpus}"
 
     def stop(self) -> None:
         """Ends Horovod on all ranks; what they wait for in it fails."""

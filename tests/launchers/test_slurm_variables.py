@@ -23,9 +23,9 @@ def test_first_host_of_a_list(text):
     assert first_host(text) == LISTS[text]
 
 
-@pytest.mark.skipif(shutil.which("scontrol") is None, reason="Slurm is not installed")
 @pytest.mark.parametrize("text", LISTS)
-def test_first_host_is_the_one_that_scontrol_names(text, tmp_path):
+def test_first_host_is_the_one_that_scontrol_names(text, tmp_path, need):
+    need(shutil.which("scontrol"), "Slurm is not installed; Debian: apt-get install slurm-client")
     (tmp_path / "slurm.conf").write_text("ClusterName=none\nSlurmctldHost=localhost\n")
     environment = {"SLURM_CONF": str(tmp_path / "slurm.conf")}
     command = [shutil.which("scontrol"), "show", "hostnames", text]

@@ -48,6 +48,7 @@ class TestSettings:
             "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
             "HOROVOD_FUSION_THRESHOLD",
             "HOROVOD_CYCLE_TIME",
+            "SCALING_LINK_RATE",  # of launchers.two_hosts
         ],
     )
     def test_variable_that_changes_speed_or_bits_is_a_setting(self, name):

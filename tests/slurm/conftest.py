@@ -44,7 +44,7 @@ SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/slurmd.%n.pid
 SlurmctldLogFile={folder}/slurmctld.log
 SlurmdLogFile={folder}/slurmd.%n.log
-TmpFS={folder}
+TmpFS={folder}/tmp.%n
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 SwitchType=switch/none
@@ -103,7 +103,8 @@ class Cluster:
         names = {"first": NODES[0], "second": NODES[1], "first_port": first_port, "second_port": second_port}
         text = CONFIGURATION.format(folder=self.folder, controller=controller, **names)
         (self.folder / "slurm.conf").write_text(text)
-        (self.folder / "state").mkdir()
+        for name in ("state", *(f"tmp.{node}" for node in NODES)):
+            (self.folder / name).mkdir()
         for number in range(4):  # character devices: a count without files would drain the node
             os.mknod(self.folder / f"gpu{number}", 0o666 | stat.S_IFCHR, NULL_DEVICE)
         gpus = f"NodeName={','.join(NODES)} Name=gpu File={self.folder}/gpu[0-3]\n"

@@ -1,10 +1,12 @@
-"""The same small study in every form of Slurm job: the same cells and bits, the launcher in each row."""
+"""The same small study under every launcher: the same cells, columns and bits, the launcher in each row."""
 
-import csv
 import subprocess
 import sys
 
 import pytest
+
+from launchers.two_hosts import why_not
+from scaling.report import summary_table
 
 pytestmark = [pytest.mark.processes, pytest.mark.slurm]
 
@@ -15,40 +17,53 @@ SUBMITTED = {
     "two nodes, srun": ((2,), ["--gpus-per-node", "1", "--style", "srun"]),
 }
 LAUNCHERS = {
+    "local": ("local", 1),
     "one node": ("slurm-torchrun", 1),
     "array": ("slurm-srun", 1),
     "two nodes, torchrun": ("slurm-torchrun", 2),
     "two nodes, srun": ("slurm-srun", 2),
     "srun by hand": ("srun", 2),
 }
+SRUN = ["srun", "--nodes=2", "--ntasks-per-node=1", "--time=10", "--kill-on-bad-exit=1", sys.executable]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--rdzv-backend=c10d"]
+TWO_HOSTS = [sys.executable, "-m", "launchers.two_hosts"]
+MPI_AND_HOROVOD = {
+    "openmpi": "openmpi",
+    "system_openmpi": "openmpi",
+    "mpich": "mpich",
+    "horovodrun": "horovodrun",
+}
+"""Fixture -> the launcher that its rows name."""
+
+SAME_VALUES = ("study", "kind", "model", "aggregator", "world_size", "global_batch", "threads", "seed")
+
+
+def by_hand(study, command):
+    """The study after workers that a user's own command line has started."""
+    study.write()
+    words = ["-m", "scaling.worker", study.study.name, "--out", study.out.name]
+    environment = {**study.environment, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*command, *words], cwd=study.folder, env=environment, capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stderr
+    return study
 
 
 @pytest.fixture(scope="module")
 def jobs(cluster, study_in, tmp_path_factory):
-    """What each form made of the study: form -> (Study, id of its job). All run at the same time."""
+    """What each form made of the study: form -> (Study, id of its job); all run together."""
     made = {}
     for form, (sizes, options) in SUBMITTED.items():
         study = study_in(tmp_path_factory.mktemp("job"))
         study.write(world_sizes=sizes)
         made[form] = (study, study.submit(*options))
-    by_hand = study_in(tmp_path_factory.mktemp("job"))
-    by_hand.write()
-    command = [
-        "srun",
-        "--nodes=2",
-        "--ntasks-per-node=1",
-        "--time=10",
-        "--kill-on-bad-exit=1",
-        sys.executable,
-    ]
-    command += ["-m", "scaling.worker", by_hand.study.name, "--out", by_hand.out.name]
-    environment = {**by_hand.environment, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        command, cwd=by_hand.folder, env=environment, capture_output=True, text=True, timeout=240
-    )
+    made["local"] = (study_in(tmp_path_factory.mktemp("run")), None)
+    local = made["local"][0]
+    local.write(world_sizes=(1, 2))
+    done = local.scaling("run", local.study.name, "--out", local.out.name)
     assert done.returncode == 0, done.stderr
-    assert by_hand.scaling("report", by_hand.out.name).returncode == 0
-    made["srun by hand"] = (by_hand, "")
+    made["srun by hand"] = (by_hand(study_in(tmp_path_factory.mktemp("job")), SRUN), "")
     cluster.wait(lambda: not cluster.jobs(), "all jobs to end")
     yield made
     for study, _ in made.values():
@@ -73,28 +88,69 @@ def test_report_of_an_array_is_made_by_a_job_of_its_own_after_it(jobs):
     assert (study.out / "report.html").exists()
 
 
+def rows(study):
+    """One a cell, as in summary.csv."""
+    return summary_table(study.results()).to_dict("records")
+
+
 @pytest.mark.parametrize("form", LAUNCHERS)
 def test_each_row_names_the_launcher_and_the_nodes(jobs, form):
     study, job = jobs[form]
-    rows = list(csv.DictReader((study.out / "summary.csv").read_text().splitlines()))
-    assert {row["launcher"] for row in rows} == {LAUNCHERS[form][0]}
+    assert {row["launcher"] for row in rows(study)} == {LAUNCHERS[form][0]}
+    if form != "srun by hand":
+        assert (study.out / "summary.csv").read_text().split("\n")[0].split(",") == list(rows(study)[0])
     for record in study.results().runs():
         assert record.launch["num_nodes"] == LAUNCHERS[form][1]
-        assert record.launch["job_id"].isdecimal()
-        assert form in ("array", "srun by hand") or record.launch["job_id"] == job
+        if form != "local":
+            assert record.launch["job_id"].isdecimal()
+        if form not in ("array", "srun by hand"):
+            assert record.launch["job_id"] == job
 
 
-def test_cells_columns_and_losses_are_the_same_in_every_form(jobs):
-    columns, losses = set(), {}
-    for study, _ in jobs.values():
-        columns.add((study.out / "summary.csv").read_text().partition("\n")[0])
-        for record in study.results().runs():
-            rows = study.results().samples(record.cell_id, record.repeat)[0]
-            key = (record.cell["aggregator_label"], record.cell["world_size"])
-            losses.setdefault(key, []).append((record.cell_id, [row["step_losses"] for row in rows]))
-    assert len(columns) == 1
-    assert {key: len(found) for key, found in losses.items()} == {
-        (name, size): 5 if size == 2 else 2 for name in ("all_reduce", "ring") for size in (1, 2)
+def told(study):
+    """(cell -> its losses, wire bytes and what says which cell it is; the columns)."""
+    found = {}
+    for row in rows(study):
+        samples = study.results().samples(row["cell_id"], 0)[0]
+        same = tuple(row[name] for name in (*SAME_VALUES, "wire_bytes_per_rank"))
+        found[row["cell_id"]] = (*same, [epoch["step_losses"] for epoch in samples])
+    return found, list(rows(study)[0])
+
+
+def assert_gives_what_local_gives(jobs, study):
+    (found, columns), (local, local_columns) = told(study), told(jobs["local"][0])
+    sizes = {record.cell["world_size"] for record in study.results().runs()}
+    assert columns == local_columns
+    assert found == {
+        record.cell_id: local[record.cell_id]
+        for record in jobs["local"][0].results().runs()
+        if record.cell["world_size"] in sizes
     }
-    for key, found in losses.items():
-        assert all(one == found[0] for one in found), key
+    assert len(found) == 2 * len(sizes)
+
+
+@pytest.mark.parametrize("form", [form for form in LAUNCHERS if form != "local"])
+def test_cells_columns_and_losses_are_those_of_a_local_run(jobs, form):
+    assert_gives_what_local_gives(jobs, jobs[form][0])
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_torchrun_by_hand_gives_what_a_local_run_gives(jobs, study, need, nodes):
+    if nodes == 1:
+        command = [*TORCHRUN, "--nproc-per-node=2", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1"]
+    else:
+        reason = why_not()
+        need(reason is None, str(reason))
+        command = [*TWO_HOSTS, *TORCHRUN, "--nnodes=2", "--nproc-per-node=1", "--rdzv-endpoint=host1:29400"]
+    by_hand(study, command)
+    assert_gives_what_local_gives(jobs, study)
+    assert {(row["launcher"], row["num_nodes"]) for row in rows(study)} == {("torchrun", nodes)}
+
+
+@pytest.mark.parametrize("fixture", MPI_AND_HOROVOD)
+def test_mpirun_and_horovodrun_give_what_a_local_run_gives(jobs, study, request, fixture):
+    launcher = request.getfixturevalue(fixture)
+    study.environment.update(launcher.environment)
+    by_hand(study, [launcher.program, *launcher.options, "-np", "2", sys.executable])
+    assert_gives_what_local_gives(jobs, study)
+    assert {row["launcher"] for row in rows(study)} == {MPI_AND_HOROVOD[fixture]}

@@ -1,29 +1,34 @@
 """Aggregators over MPI in a Slurm job, whose tasks MPI finds by PMIx; a wrong `--mpi` is no world of one."""
 
+import re
+import subprocess
 import sys
 
 import pytest
 
-pytestmark = pytest.mark.processes
+BY_NAME = "MPI4PY_LIBMPI=libmpi.so.40"  # the linker finds the system's
+
+pytestmark = [pytest.mark.processes, pytest.mark.slurm]
 
 SCRIPT = """\
 #!/usr/bin/env bash
-#SBATCH --nodes=1 --ntasks=2 --time=5 --output=slurm-%j.out
+#SBATCH --nodes={nodes} --ntasks=2 --time=5 --output=slurm-%j.out
 export OMPI_MCA_pml=ob1 OMPI_MCA_btl=self,tcp OMPI_MCA_btl_tcp_if_include=lo  # loopback alone
-export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 {library}
 srun --mpi={mpi} "{python}" -m scaling.worker "{study}" --out "{out}"
 """
 
 
 @pytest.fixture
 def run(study, openmpi, need):
-    """run(mpi): a job with two tasks started by `srun --mpi=...`; how it ended, and what it printed."""
+    """run(mpi, nodes): a job with two tasks of `srun --mpi=...`; how it ended, and what it printed."""
     plugins = study.cluster.ask("srun", "--mpi=list")
     need("pmix" in plugins, "Slurm has no PMIx here; Debian: apt-get install libpmix2")
 
-    def submit(mpi):
+    def submit(mpi, nodes, library=""):
         script = study.folder / f"{mpi}.sbatch"
-        script.write_text(SCRIPT.format(mpi=mpi, python=sys.executable, study=study.study, out=study.out))
+        words = {"mpi": mpi, "nodes": nodes, "library": library, "python": sys.executable}
+        script.write_text(SCRIPT.format(**words, study=study.study, out=study.out))
         job = study.cluster.ask(
             "sbatch", "--parsable", f"--chdir={study.folder}", f"--export=ALL,{study.exported}", str(script)
         )
@@ -37,17 +42,35 @@ def run(study, openmpi, need):
     return submit
 
 
-def test_tasks_find_each_other_by_pmix_and_a_wrong_flag_is_an_error_before_any_cell(study, run):
-    state, log = run("pmi2")
+def version(launcher):
+    """Open MPI's, as `5.0.11`."""
+    told = subprocess.run([launcher.program, "--version"], capture_output=True, text=True, check=True)
+    return re.search(r"[\d.]+\d", told.stdout)[0]
+
+
+def test_wrong_flag_is_an_error_before_any_cell(study, run):
+    state, log = run("pmi2", nodes=1)
     assert state == "FAILED"
     for rank in (0, 1):
         assert f"error: rank {rank} (SLURM_PROCID) of 2 (SLURM_NTASKS)" in log
     assert "says rank 0 of 1: use `srun --mpi=pmix` for Open MPI" in log
     assert set(study.states().values()) == {"planned"}
 
-    state, log = run("pmix")
+
+@pytest.mark.parametrize(
+    ("nodes", "launcher", "library"), [(1, "openmpi", ""), (2, "openmpi", ""), (2, "system_openmpi", BY_NAME)]
+)
+def test_tasks_find_each_other_by_pmix_and_mpi_gives_what_torch_gives(
+    study, run, request, nodes, launcher, library
+):
+    needed = version(request.getfixturevalue(launcher))
+    state, log = run("pmix", nodes, library)
     assert state == "COMPLETED", log
     assert set(study.states().values()) == {"done"}
     records = study.results().runs()
-    assert {record.launch["launcher"] for record in records} == {"srun"}
-    assert all(record.launch["mpi"].startswith("Open MPI") for record in records)
+    for record in records:
+        assert (record.launch["launcher"], record.launch["num_nodes"]) == ("srun", nodes)
+        assert record.launch["mpi"].startswith(f"Open MPI v{needed}")
+    losses = [study.results().samples(record.cell_id, 0)[0][0]["step_losses"] for record in records]
+    assert len(losses) == 2
+    assert losses[0] == losses[1]  # two ranks: however a library adds, there is one order

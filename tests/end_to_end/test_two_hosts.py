@@ -1,0 +1,83 @@
+"""torchrun by hand on two hosts with a slow link between them: compression wins, and bits stay the same."""
+
+import math
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from launchers.two_hosts import Link, why_not
+from scaling.report import summary_table
+
+pytestmark = pytest.mark.processes
+
+SLOW = Link(rate="1mbit")
+HIDDEN, CLASSES, PIXELS = 256, 10, 64
+STEPS = 2
+MATRICES = ((HIDDEN, PIXELS), (HIDDEN, 1), (CLASSES, HIDDEN), (CLASSES, 1))  # rows, columns
+
+# What a rank sends in a step, of two ranks: half of everything twice.
+FULL_BYTES = 4 * sum(rows * columns for rows, columns in MATRICES)
+ONE_BIT_BYTES = sum(columns * (8 + 4 * math.ceil(rows / 32)) for rows, columns in MATRICES)
+
+
+@pytest.fixture
+def study(scaling, need):
+    reason = why_not()
+    need(reason is None, str(reason))
+    study = {
+        "name": "slow",
+        "kind": "convergence",
+        "device": "cpu",
+        "workloads": [
+            {"model": {"name": "mlp", "hidden": [HIDDEN]}, "dataset": "digits", "global_batch": 512}
+        ],
+        "aggregators": ["all_reduce", "one_bit"],
+        "world_sizes": [2],
+        "scaling": "strong",
+        "epochs": 1,
+    }
+    scaling.study.write_text(yaml.safe_dump(study))
+    return scaling
+
+
+def on_two_hosts(scaling, link):
+    command = [sys.executable, "-m", "launchers.two_hosts", "--rate", link.rate]
+    command += [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"]
+    command += ["--rdzv-backend=c10d", "--rdzv-endpoint=host1:29400"]
+    command += ["-m", "scaling.worker", str(scaling.study), "--out", str(scaling.out)]
+    environment = {**scaling.environment, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        command, cwd=scaling.folder, env=environment, capture_output=True, text=True, timeout=240
+    )
+
+
+def rows_and_epochs(scaling):
+    """aggregator -> (its row of the summary, its one epoch as rank 0 saw it)."""
+    rows = summary_table(scaling.results()).to_dict("records")
+    return {row["aggregator"]: (row, scaling.results().samples(row["cell_id"], 0)[0][0]) for row in rows}
+
+
+def test_compression_wins_where_the_network_is_slow_and_losses_are_those_of_one_host(study):
+    done = on_two_hosts(study, SLOW)
+    assert done.returncode == 0, done.stderr
+    slow = rows_and_epochs(study)
+    assert study.results().environment()["settings"]["SCALING_LINK_RATE"] == SLOW.rate
+    study.out = study.folder / "loopback"
+    done = study.torchrun(2)
+    assert done.returncode == 0, done.stderr
+    loopback = rows_and_epochs(study)
+
+    for name, num_bytes in (("all_reduce", FULL_BYTES), ("one_bit", ONE_BIT_BYTES)):
+        for found, nodes in ((slow, 2), (loopback, 1)):
+            row, epoch = found[name]
+            assert (row["state"], row["launcher"], row["num_nodes"]) == ("done", "torchrun", nodes)
+            assert row["wire_bytes_per_rank"] == num_bytes
+            assert epoch["bytes_sent"] == STEPS * num_bytes
+            assert epoch["step_losses"] == loopback[name][1]["step_losses"]
+        assert slow[name][0]["cell_id"] == loopback[name][0]["cell_id"]
+
+    full_s, one_bit_s = (slow[name][1]["train_s"] for name in ("all_reduce", "one_bit"))
+    assert full_s > 8 * STEPS * (FULL_BYTES - SLOW.burst_bytes) / SLOW.bits_per_s
+    assert one_bit_s < full_s / 5
