@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -40,6 +41,11 @@ class BucketLayout:
     def num_elements(self) -> int:
         """Elements of the whole bucket."""
         return sum(math.prod(shape) for shape in self.shapes)
+
+    def digest(self) -> bytes:
+        """SHA-256 of names, shapes and offsets: equal layouts have equal ones, in every process."""
+        text = repr((self.names, self.shapes, self.offsets))
+        return hashlib.sha256(text.encode()).digest()
 
     def views(self, flat: Tensor) -> list[Tensor]:
         """The tensors as views into `flat` (1-D, `num_elements` long); writing to a view writes to `flat`."""

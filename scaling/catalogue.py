@@ -91,8 +91,29 @@ def topologies() -> list[dict[str, Any]]:
     ]
 
 
+def experiments() -> list[dict[str, Any]]:
+    """All experiments of `kind: device`, with their parameters."""
+    import importlib
+
+    from scaling.experiments.registry import EXPERIMENTS, create, parameters_of
+
+    entries = []
+    for name in EXPERIMENTS.targets():
+        experiment = create(name)
+        module = importlib.import_module(type(experiment).__module__)
+        entries.append(
+            {
+                "name": name,
+                "description": _first_line(module.__doc__),
+                "parameters": parameters_of(experiment),
+            }
+        )
+    return entries
+
+
 LISTS = {
     "studies": studies,
+    "experiments": experiments,
     "aggregators": aggregators,
     "models": models,
     "datasets": datasets,

@@ -1,6 +1,6 @@
 """The command line. stdout is data, stderr is chatter; torch is imported only by the verbs that need it.
 
-Exit codes: 0 ok, 1 failed cells or laws, 2 bad usage or input, 130 interrupted.
+Exit codes: 0 ok, 1 failed cells or laws, 2 bad usage or input, 3 undecided or regression, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -8,14 +8,22 @@ from __future__ import annotations
 import json
 import os
 import sys
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from scaling import __version__
+from scaling.cli_compare import compare
+from scaling.cli_explain import explain
+from scaling.cli_export import export
+from scaling.cli_predict import predict
+from scaling.cli_recommend import recommend
+from scaling.cli_schedule import import_, schedule
 from scaling.cli_submit import submit
 from scaling.cli_topology import topology
+from scaling.cli_watch import watch
 from scaling.errors import ScalingError, StudyError
 from topologies.errors import TopologyError
 
@@ -33,7 +41,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+topology.command("import", epilog="Example: scaling topology import system.xml --out my-box.yaml")(import_)
 app.add_typer(topology)
+app.add_typer(schedule)
+app.command(
+    epilog="Example: scaling predict mnist --topology hgx-h200-4 --world-sizes 1,2,4 --from results/mnist"
+)(predict)
 app.command(epilog="Example: scaling submit mnist --partition gpu --gpus-per-node 4 --dry-run")(submit)
 
 StudyArgument = Annotated[str, typer.Argument(help="A study file, or the name of a shipped study.")]
@@ -81,7 +94,10 @@ def doctor(as_json: AsJson = False) -> None:
 @app.command("list", epilog="Example: scaling list aggregators --json")
 def list_(
     kind: Annotated[
-        str, typer.Argument(metavar="KIND", help="studies, aggregators, models, datasets or topologies.")
+        str,
+        typer.Argument(
+            metavar="KIND", help="studies, experiments, aggregators, models, datasets or topologies."
+        ),
     ],
     as_json: AsJson = False,
 ) -> None:
@@ -108,10 +124,44 @@ def _resolve(study_name: str, overrides: list[str] | None) -> ResolvedStudy:
 
 
 @app.command(epilog="Example: scaling plan mnist world_sizes=[1,2]")
-def plan(study: StudyArgument, overrides: Overrides = None, out: Out = None, as_json: AsJson = False) -> None:
+def plan(
+    study: StudyArgument,
+    overrides: Overrides = None,
+    out: Out = None,
+    skip_dominated: Annotated[
+        bool, typer.Option("--skip-dominated", help="Say which cells can still win, by predictions.")
+    ] = False,
+    budget: Annotated[
+        str | None, typer.Option("--budget", metavar="TIME", help="And which of them fit into 10m, 90s, 2h.")
+    ] = None,
+    results: Annotated[
+        list[Path] | None, typer.Option("--from", metavar="DIR", help="Results to predict from.")
+    ] = None,
+    topology_name: Annotated[
+        str | None, typer.Option("--topology", metavar="NAME", help="The machine (default: this one).")
+    ] = None,
+    write: Annotated[
+        Path | None, typer.Option("--write", metavar="FILE", help="Write a study of the cells to measure.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
     """Print a study's cells, its launches and a rough estimate of the time, without running anything."""
     from scaling.study.planning import describe_plan, plan_as_dict
 
+    if skip_dominated or budget:
+        from scaling.cli_predict import plan_by_predictions
+
+        plan_by_predictions(
+            study,
+            overrides,
+            results or ([out] if out else []),
+            topology_name,
+            budget,
+            write,
+            skip_dominated=skip_dominated,
+            as_json=as_json,
+        )
+        return
     resolved = _resolve(study, overrides)
     folder = out or Path("results") / resolved.name
     typer.echo(
@@ -141,6 +191,7 @@ def run(
     ] = None,
 ) -> None:
     """Run a study, or go on with one: finished cells are skipped. Ends with the report."""
+    from scaling.predict_ahead import predicting
     from scaling.store import ResultsFolder
     from scaling.study.cells import resolve
     from scaling.study.libraries import check_libraries
@@ -165,7 +216,9 @@ def run(
             _note(f"{reset_failed(folder, scope)} failed runs are tried again")
         try:
             with progress_for(sys.stderr) as progress:
-                run_study(folder, resolved, RunCommand(study, overrides or [], folder.path), progress, scope)
+                command = RunCommand(study, overrides or [], folder.path)
+                ahead = predicting(folder, progress.say)
+                run_study(folder, resolved, command, progress, scope, ahead)
         except KeyboardInterrupt:
             _note(f"stopped; the same command goes on from here, `scaling status {folder.path}` shows where")
             raise typer.Exit(130) from None
@@ -204,6 +257,7 @@ def _show(made: Report) -> None:
     """Prints the summary's tables and how the wall time divided."""
     from rich.console import Console
 
+    from scaling.report.device import device_sentences
     from scaling.report.terminal import render_tables
     from scaling.report.transfer_tables import render_transfers
 
@@ -211,29 +265,46 @@ def _show(made: Report) -> None:
     for table in [*render_tables(made.table), *render_transfers(made.transfers)]:
         console.print(table)
         console.print()
+    for sentence in device_sentences(made.experiments):
+        console.print(sentence, highlight=False, markup=False)
     if made.times is not None:
         console.print(made.times.line(), highlight=False)
 
 
 @app.command(epilog="Example: scaling report results/mnist")
-def report(directory: Folder, as_json: AsJson = False) -> None:
+def report(
+    directory: Folder,
+    as_json: AsJson = False,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print the report as Markdown, for a pull request.")
+    ] = False,
+) -> None:
     """Make summary.csv, budget.csv, the figures and report.html from the raw samples; needs no torch."""
+    if as_json and markdown:
+        raise StudyError("--json and --markdown both print the report; give one of them")
     made = _write_report(directory)
-    typer.echo(json.dumps(made.as_dict(), indent=1) if as_json else made.page)
+    if markdown:
+        typer.echo(made.markdown(), nl=False)
+    else:
+        typer.echo(json.dumps(made.as_dict(), indent=1) if as_json else made.page)
 
 
 @app.command(epilog="Example: scaling status results/mnist --json")
 def status(directory: Folder, as_json: AsJson = False) -> None:
     """Show the state of every cell (planned, running, done or failed), and what is left."""
     from scaling.report import status_table
+    from scaling.report.progress import progress
     from scaling.report.status import describe_status
     from scaling.store import ResultsFolder
 
-    rows = status_table(ResultsFolder(directory).require())
+    folder = ResultsFolder(directory).require()
+    rows = status_table(folder)
     if as_json:
         typer.echo(json.dumps(rows, indent=1))
         return
     typer.echo(describe_status(rows))
+    for line in progress(folder, datetime.now(timezone.utc)).lines()[1:]:
+        typer.echo(line)
 
 
 @app.command("verify", epilog="Example: scaling verify my_aggregators:ScaledAllReduce")
@@ -263,10 +334,12 @@ def verify_(
 ) -> None:
     """Prove that schedules deliver the sum; check aggregators against the contract. Starts no processes.
 
-    Of a schedule it says what the rank sends that sends most; S is the size of the buffer.
+    Of a schedule it says what the rank sends that sends most; S is the size of the buffer. A lossy aggregator
+    that is named gets a sheet: its error, bytes and speed, and the link speed below which it pays.
     """
     from rich.console import Console
 
+    from scaling.honesty import sheet_of
     from scaling.verification import all_subjects, examine, parse_world_sizes, subjects_of
 
     if (name is None) != everything:
@@ -275,17 +348,30 @@ def verify_(
         sys.path.insert(0, os.getcwd())  # as `python -m` does
     sizes = parse_world_sizes(world_sizes)
     subjects = all_subjects(sizes) if name is None else subjects_of(name)
-    width, findings = max(len(subject.name) for subject in subjects), []
+    width, findings, sheets = max(len(subject.name) for subject in subjects), [], []
     for index, subject in enumerate(subjects, 1):
         with Console(stderr=True).status("") as status:
             done = f"{index}/{len(subjects)} " if everything else ""
             findings.append(examine(subject, sizes, lambda text, done=done: status.update(done + text)))  # type: ignore[misc]
+        wanted = not everything and subject.kind == "aggregator" and findings[-1].failure is None
+        sheets.append(sheet_of(subject.name) if wanted else None)
         if not as_json:
             typer.echo(findings[-1].line(width))
+            for line in sheets[-1].lines() if sheets[-1] else []:
+                typer.echo(f"  {line}")
     if as_json:
-        typer.echo(json.dumps([finding.as_dict() for finding in findings], indent=1))
+        both = zip(findings, sheets, strict=True)
+        values = [{**finding.as_dict(), "sheet": sheet and sheet.as_dict()} for finding, sheet in both]
+        typer.echo(json.dumps(values, indent=1))
     if any(finding.failure is not None for finding in findings):
         raise typer.Exit(1)
+
+
+app.command(epilog="Example: scaling watch results/mnist --once")(watch)
+app.command(epilog="Example: scaling recommend results/mnist --objective 'efficiency >= 0.8'")(recommend)
+app.command(epilog="Example: scaling explain results/budget all_reduce@4")(explain)
+app.command(epilog="Example: scaling compare results/before results/after --fail-if 'slower > 5%'")(compare)
+app.command(epilog="Example: scaling export results/budget all_reduce@4 --format chrome > trace.json")(export)
 
 
 def main() -> None:

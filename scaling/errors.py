@@ -27,3 +27,11 @@ class LaunchError(ScalingError):
 
 class ScheduleError(ScalingError):
     """A collective's schedule is malformed or does not deliver the sum."""
+
+
+class PredictionError(ScalingError):
+    """A cell cannot be predicted from what is known."""
+
+
+class NotFiniteError(ScalingError):
+    """A gradient is NaN or infinite, or was after it had been encoded."""

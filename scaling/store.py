@@ -7,6 +7,7 @@
       launches/<number>.log  <number>.json               what a launch's workers printed; where its time went
       summary.csv  report.html  figures/                 made from the above, at any time again
       transfers.csv  probed.yaml                         likewise, where there are transfer cells
+      predictions.json                                   simulated before a launch that measures it
 
 Every file is replaced in one piece (written beside, synced, renamed) or appended to by one process. Raw
 samples are never edited; those of a run that was cut off move to `runs/<cell>/<repeat>/attempt-<n>/`. The
@@ -132,6 +133,20 @@ class ResultsFolder:
     def write_topology(self, topology: Mapping[str, Any]) -> None:
         """Writes the machine's devices."""
         self._write("topology.yaml", yaml.safe_dump(dict(topology), sort_keys=False))
+
+    def topology_text(self) -> str | None:
+        """What `write_topology` wrote, as text; None where nothing was.
+
+        Raises:
+            StoreError: it cannot be read.
+        """
+        path = self.path / "topology.yaml"
+        try:
+            return path.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return None
+        except (OSError, UnicodeDecodeError) as error:
+            raise StoreError(f"{path}: cannot be read: {error}") from error
 
     # -- runs ------------------------------------------------------------------------------------------------
 
@@ -276,6 +291,25 @@ class ResultsFolder:
             number = self._free_launch_number(".json")
         text = json.dumps(_finite(times), indent=1) + "\n"
         return self._write(f"launches/{number:03d}.json", text)
+
+    def write_predictions(self, predictions: Iterable[Mapping[str, Any]]) -> Path:
+        """Writes what was simulated before it was measured, a mapping a cell; returns the path."""
+        rows = [_finite(dict(one)) for one in predictions]
+        content = {"schema_version": SCHEMA_VERSION, "simulated": True, "predictions": rows}
+        return self._write("predictions.json", json.dumps(content, indent=1) + "\n")
+
+    def predictions(self) -> list[dict[str, Any]]:
+        """What `write_predictions` wrote; nothing where it never did.
+
+        Raises:
+            StoreError: the file is damaged.
+        """
+        if not (self.path / "predictions.json").is_file():
+            return []
+        found = self._read_mapping("predictions.json", json.loads).get("predictions")
+        if not isinstance(found, list):
+            raise StoreError(f"{self.path / 'predictions.json'} is damaged: it has no list of predictions")
+        return found
 
     def launch_times(self) -> list[dict[str, Any]]:
         """What `write_launch_times` wrote of every launch, by number.

@@ -276,8 +276,9 @@ def _record(
         notes.append(f"{info.local_world_size} workers x {cell.threads} threads share {num_cores} cores")
     if ranks[0].diverged:
         notes.append("training diverged: the loss is not finite")
-    if cell.kind == "transfer":
-        folder.finish_run(record, {"seconds": ranks[0].seconds}, notes)
+    if not isinstance(cell, Cell):
+        peak = {} if cell.kind == "transfer" else {"memory_peak_bytes": [ranks[0].memory_peak_bytes]}
+        folder.finish_run(record, {"seconds": ranks[0].seconds, **peak}, notes)
         return
     summary: dict[str, Any] = {
         "num_parameters": ranks[0].num_parameters,

@@ -51,7 +51,7 @@ def study(tmp_path):
         (("scaling: strong", "scalling: strong"), "unknown key 'scalling'; did you mean 'scaling'?"),
         (("[1, 2]", "[0]"), "world_sizes.0 is 0"),
         (("[1, 2]", "[1, 5]"), "global_batch 96 does not divide by world size 5"),
-        (("ring", "rign"), "unknown aggregator 'rign' (did you mean 'ring'?)"),
+        (("ring", "rngi"), "unknown aggregator 'rngi' (did you mean 'ring'?)"),
         (("name: small", "nome: small"), "key 'name' is missing"),
         (("[none, ring]", "[{name: one_bit, threshold: median}]"), "threshold"),
         (("global_batch: 96", "local_batch: 96"), "needs global_batch"),

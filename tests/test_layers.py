@@ -24,6 +24,7 @@ PARTS = AGGREGATION | {
     "scaling.startup",
     "scaling.workers",
 }
+READING = VERSION_AND_ERRORS | {"scaling.report", "scaling.store"}
 VERBS = PARTS | {"scaling.report", "scaling.study"}
 
 MAY_IMPORT: dict[str, frozenset[str]] = {
@@ -44,12 +45,21 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "scaling.measure.probe_run": AGGREGATION | {"scaling.measure", "launchers"},
     "scaling.measure.probe_worker": AGGREGATION | {"scaling.measure", "scaling.workers", "launchers"},
     "scaling.training": AGGREGATION | {"scaling.measure", "scaling.workloads"},
+    "scaling.experiments": AGGREGATION | {"scaling.measure", "scaling.workloads"},
     "scaling.workers": VERSION_AND_ERRORS | {"scaling.process_group", "launchers"},
     "scaling.startup": VERSION_AND_ERRORS | {"scaling.process_group", "scaling.workers", "launchers"},
-    "scaling.report": VERSION_AND_ERRORS | {"scaling.store", "scaling.measure", "topologies"},
-    "scaling.study": PARTS,
-    "scaling.catalogue": VERBS,
+    "scaling.report": VERSION_AND_ERRORS
+    | {"scaling.store", "scaling.measure", "scaling.collectives", "topologies"},
+    "scaling.prediction": VERSION_AND_ERRORS | {"scaling.collectives", "scaling.bucket", "topologies"},
+    "scaling.study": PARTS | {"scaling.experiments", "scaling.prediction"},
+    "scaling.measured_folders": VERBS | {"scaling.prediction"},
+    "scaling.predict_ahead": VERBS | {"scaling.prediction", "scaling.measured_folders"},
+    "scaling.interchange": VERSION_AND_ERRORS | {"scaling.collectives"},
+    "scaling.cli_schedule": ALGORITHMS | {"scaling.measure", "scaling.interchange"},
+    "scaling.cli_predict": VERBS | {"scaling.prediction", "scaling.measured_folders", "scaling.cli_schedule"},
+    "scaling.catalogue": VERBS | {"scaling.experiments"},
     "scaling.verification": AGGREGATION,
+    "scaling.honesty": AGGREGATION | {"scaling.measure", "scaling.workloads"},
     "scaling.doctor": PARTS,
     "scaling.worker": VERBS | {"scaling.orderly_stop"},
     "scaling.orderly_stop": VERSION_AND_ERRORS | {"scaling.store"},
@@ -57,11 +67,25 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     | {
         "scaling.catalogue",
         "scaling.verification",
+        "scaling.honesty",
         "scaling.cli_topology",
+        "scaling.cli_compare",
+        "scaling.cli_explain",
+        "scaling.cli_export",
+        "scaling.cli_recommend",
+        "scaling.cli_watch",
+        "scaling.cli_predict",
         "scaling.cli_submit",
+        "scaling.cli_schedule",
+        "scaling.predict_ahead",
         "scaling.doctor",
     },
     "scaling.cli_submit": VERBS,
+    "scaling.cli_compare": READING,
+    "scaling.cli_explain": READING,
+    "scaling.cli_export": READING,
+    "scaling.cli_recommend": READING,
+    "scaling.cli_watch": READING,
     "scaling.cli_topology": VERBS | {"scaling.measure.probe_run"},
     "scaling.__main__": frozenset({"scaling.cli"}),
 }
@@ -86,6 +110,8 @@ WRITERS: dict[str, frozenset[str]] = {
     "scaling.store": frozenset({"open", "write_text", "replace"}),
     "scaling.workloads.downloads": frozenset({"open", "replace"}),  # to the user's cache
     "scaling.report.figures": frozenset({"savefig"}),  # to the store's figure_path
+    "launchers.two_hosts": frozenset({"write_text"}),  # the hosts' names, for as long as they last
+    "scaling.cli_schedule": frozenset({"write_bytes"}),  # schedules and imported files, where the user says
     "scaling.cli_topology": frozenset({"write_text"}),  # machines and their pictures, where the user says
     "scaling.measure.probe_worker": frozenset({"open"}),  # samples, for the process that started it
     "scaling.training.checkpoint": frozenset({"torch.save"}),  # into memory, for the store
@@ -311,6 +337,7 @@ class TestTheProject:
 
     def test_report_never_reaches_torch(self, project):
         assert reached_by_unit("scaling.report", frozenset({"torch"}), project) == []
+        assert reached_by_unit("scaling.prediction", frozenset({"torch"}), project) == []
 
     def test_store_never_reaches_torch(self, project):
         assert reached_by_unit("scaling.store", frozenset({"torch"}), project) == []

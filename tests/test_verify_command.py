@@ -174,7 +174,7 @@ def test_json_of_a_failure_says_what_held_before(call):
     [
         ((), "name a collective or an aggregator, or give --all"),
         (("ring", "--all"), "name a collective or an aggregator, or give --all"),
-        (("rign",), "nothing to verify is called 'rign' (did you mean 'ring'?); known: all_reduce, "),
+        (("rinng",), "nothing to verify is called 'rinng' (did you mean 'ring'?); known: all_reduce, "),
         (("mine:Nothing",), "cannot load mine:Nothing"),
         (("no_such_module:a",), "No module named 'no_such_module'"),
         (("broken_module:a",), "broken_module:a: ArithmeticError: planted"),

@@ -66,6 +66,13 @@ class AggregatorState:
         """What was decided at the start, for the record of the run."""
         return []
 
+    def check(self) -> None:
+        """Raises what went wrong on the device in the steps so far; waits for it: not in a measured window.
+
+        Raises:
+            NotFiniteError: a value was NaN or infinite, where the aggregator watches for that.
+        """
+
     def left_over(self) -> Tensor | None:
         """What this rank has withheld of the gradients so far, for later steps; None where nothing ever is.
 
@@ -216,6 +223,11 @@ class Aggregator(ABC, Generic[S]):
             StudyError: this aggregator does not say.
         """
         raise StudyError(f"aggregator {self.name!r} cannot be predicted: its class does not define `stages`")
+
+    def own_momentum(self) -> float:
+        """The momentum that it applies itself, before gradients are brought together; the optimizer's must
+        then be 0."""
+        return 0.0
 
     def start_up(self) -> dict[str, str]:
         """Environment variables that its library reads when it starts, so that cells which differ in them are

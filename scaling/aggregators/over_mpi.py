@@ -115,6 +115,7 @@ class MpiOneBit(StripedOneBit):
 
     name = "mpi_one_bit"
     overlaps = False
+    graph_capturable = False
     library = "mpi"
 
     def start(

@@ -13,7 +13,7 @@ from scaling.collectives.schedule import Schedule, Transfer
 
 def native_all_reduce(sizes: Iterable[int], world_size: int, name: str) -> list[Stage]:
     """The library's all-reduces, one after the other, as rings: what it chooses it does not tell."""
-    return [Exchange(ring(world_size), size, name=name) for size in sizes]
+    return [Exchange(ring(world_size), size, name=name, native=True) for size in sizes]
 
 
 def all_reduce_bytes(sizes_bytes: Iterable[int], world_size: int) -> int:
@@ -58,6 +58,21 @@ def stripes_and_back(num_bytes: int, world_size: int) -> tuple[Stage, Stage]:
     sums = tuple(Transfer(r, o, r * n + r, r * n + r + 1, "copy") for r, o in pairs)
     first, second = (Schedule("stripes", n, n * n, (step,)) for step in (stripes, sums))
     return Exchange(first, n * num_bytes, 1.0), Exchange(second, n * num_bytes, 1.0)
+
+
+def stripes_up_and_down(up_bytes: int, down_bytes: int, world_size: int) -> tuple[Stage, Stage]:
+    """As `stripes_and_back`, with sums of another size than the stripes: bytes of the whole buffer."""
+    up, _ = stripes_and_back(up_bytes, world_size)
+    _, down = stripes_and_back(down_bytes, world_size)
+    return up, down
+
+
+def gathered_by_all(num_bytes: int, world_size: int) -> Stage:
+    """Every rank's encoded buffer, of so many bytes, to every other rank."""
+    n = world_size
+    pairs = [(rank, other) for rank in range(n) for other in range(n) if rank != other]
+    step = tuple(Transfer(r, o, r, r + 1, "copy") for r, o in pairs)
+    return Exchange(Schedule("all_gather", n, n, (step,)), n * num_bytes, 1.0)
 
 
 def rows_to_host(num_elements: int, world_size: int) -> Stage:

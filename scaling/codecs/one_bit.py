@@ -13,9 +13,14 @@ Per column of v = gradient + residual, with R rows:
    coincide.
 4. New residual = v - decoded.
 
-Wire size: 8 + 4 ceil(R / 32) bytes a column, so the ratio to 32-bit gradients is the sum of 4 R over the
-columns, divided by that of 8 + 4 ceil(R / 32): up to 32 for long columns, 1 for columns of three. Error
-property: decoded + new residual = v, element by element.
+With k > 1 bits an element (2, 4, 8 or 16) the range is that of four standard deviations about zero:
+1. s = sqrt(mean(v^2)); lower = -4 s, upper = 4 s, in 2^k - 1 levels, so that nought is the middle of one.
+2. A word holds 32 / k elements, W = ceil(R k / 32); element e of word w, bits e k and on, is row e W + w.
+3. code = v's level, the first or last where v is outside; decoding gives the middle of the level.
+
+Wire size: 8 + 4 ceil(k R / 32) bytes a column; with one bit the ratio to 32-bit gradients is the sum of 4 R
+over the columns, divided by that of 8 + 4 ceil(R / 32): up to 32 for long columns, 1 for columns of three.
+Error property: decoded + new residual = v, element by element.
 
 What a column is depends on the view:
 - "torch": a matrix has the tensor's first axis as rows and all others as columns. So a convolution's column
@@ -42,6 +47,7 @@ Threshold = Literal["zero", "mean"]
 View = Literal["torch", "cntk"]
 
 BITS_PER_WORD = 32
+DEVIATIONS = 4.0  # of a column's elements, to either side of nought, that more than one bit can tell apart
 _SMALLEST_RANGE = 1e-36  # CNTK's ValueQuantizer: limits closer than this carry no information
 
 
@@ -73,52 +79,80 @@ def _is_filter(shape: Sequence[int], view: View) -> bool:
     return view == "cntk" and len(shape) == 4
 
 
-def wire_words(rows: int, columns: int) -> int:
-    """32-bit words that an encoded matrix takes: 2 + ceil(rows / 32) a column."""
-    return columns * (2 + math.ceil(rows / BITS_PER_WORD))
+def wire_words(rows: int, columns: int, bits: int = 1) -> int:
+    """32-bit words that an encoded matrix takes: 2 + ceil(rows bits / 32) a column."""
+    return columns * (2 + math.ceil(rows * bits / BITS_PER_WORD))
 
 
-def encode(values: Tensor, threshold: Threshold) -> Encoded:
-    """Quantises `values` [rows, columns], float32."""
+def encode(values: Tensor, threshold: Threshold, bits: int = 1) -> Encoded:
+    """Quantises `values` [rows, columns], float32; `threshold` is for one bit an element only."""
+    if bits > 1:
+        return _encode_levels(values, bits)
     if threshold == "zero":
-        bits = values >= 0
-        num_ones = bits.sum(0)
-        ones = torch.where(bits, values, 0).sum(0)
-        zeros = torch.where(bits, 0, values).sum(0)
+        is_one = values >= 0
+        num_ones = is_one.sum(0)
+        ones = torch.where(is_one, values, 0).sum(0)
+        zeros = torch.where(is_one, 0, values).sum(0)
         m1 = ones / num_ones.clamp(min=1)
         m0 = zeros / (values.shape[0] - num_ones).clamp(min=1)
     else:
         mu = values.mean(0)
         deviation = (values - mu).abs_().mean(0)
         m0, m1 = mu - deviation, mu + deviation
-        bits = values >= mu
+        is_one = values >= mu
     middle, half = (m0 + m1) / 2, m1 - m0
-    return Encoded(middle - half, middle + half, pack(bits))
+    return Encoded(middle - half, middle + half, pack(is_one))
 
 
-def decode(encoded: Encoded, rows: int) -> Tensor:
+def _encode_levels(values: Tensor, bits: int) -> Encoded:
+    half = DEVIATIONS * (values * values).mean(0).sqrt_()
+    level = _level(-half, half, bits)
+    factor = torch.where(level > 0, 1 / level, 0)
+    codes = values.add(half).mul_(factor).clamp_(0, (1 << bits) - 2)
+    return Encoded(-half, half, pack(codes.to(torch.int32), bits))
+
+
+def _level(lower: Tensor, upper: Tensor, bits: int) -> Tensor:
+    """The extent of a level, of more than one bit; 0 where the limits coincide."""
+    extent = upper - lower
+    return torch.where(extent < _SMALLEST_RANGE, 0, extent / ((1 << bits) - 1))
+
+
+def decode(encoded: Encoded, rows: int, bits: int = 1) -> Tensor:
     """The matrix [rows, columns], float32, that `encoded` stands for."""
-    extent = encoded.upper - encoded.lower
+    codes = unpack(encoded.words, rows, bits)
+    if bits > 1:
+        level = _level(encoded.lower, encoded.upper, bits)
+        return encoded.lower + (codes.to(torch.float32) + 0.5) * level
+    low, high = levels(encoded.lower, encoded.upper)
+    return torch.where(codes, high, low)
+
+
+def levels(lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+    """What a bit of 0 and a bit of 1 stand for, of these limits."""
+    extent = upper - lower
     quarter = torch.where(extent < _SMALLEST_RANGE, 0, extent / 4)
-    bits = unpack(encoded.words, rows)
-    return torch.where(bits, encoded.lower + 3 * quarter, encoded.lower + quarter)
+    return lower + quarter, lower + 3 * quarter
 
 
-def pack(bits: Tensor) -> Tensor:
-    """Booleans [rows, columns] -> int32 [ceil(rows / 32), columns]; bit k of word w is row k W + w."""
-    rows, columns = bits.shape
-    num_words = math.ceil(rows / BITS_PER_WORD)
-    padded = torch.zeros(BITS_PER_WORD * num_words, columns, dtype=torch.int32, device=bits.device)
-    padded[:rows] = bits
-    shifted = padded.view(BITS_PER_WORD, num_words, columns) << _bit_numbers(bits.device)
+def pack(codes: Tensor, bits: int = 1) -> Tensor:
+    """Codes [rows, columns] -> int32 [ceil(rows bits / 32), columns]; code e of word w is row e W + w."""
+    rows, columns = codes.shape
+    each = BITS_PER_WORD // bits
+    num_words = math.ceil(rows / each)
+    padded = torch.zeros(each * num_words, columns, dtype=torch.int32, device=codes.device)
+    padded[:rows] = codes
+    shifted = padded.view(each, num_words, columns) << _places(codes.device, bits)
     return shifted.sum(0, dtype=torch.int32)  # distinct bits: the sum is their union
 
 
-def unpack(words: Tensor, rows: int) -> Tensor:
-    """The booleans [rows, columns] that `pack` took."""
-    bits = (words >> _bit_numbers(words.device)) & 1
-    return bits.view(BITS_PER_WORD * words.shape[0], words.shape[1])[:rows].bool()
+def unpack(words: Tensor, rows: int, bits: int = 1) -> Tensor:
+    """The codes [rows, columns] that `pack` took: booleans of one bit, int32 of more."""
+    codes = (words >> _places(words.device, bits)) & ((1 << bits) - 1)
+    codes = codes.view(BITS_PER_WORD // bits * words.shape[0], words.shape[1])[:rows]
+    return codes.bool() if bits == 1 else codes
 
 
-def _bit_numbers(device: torch.device) -> Tensor:
-    return torch.arange(BITS_PER_WORD, dtype=torch.int32, device=device).view(-1, 1, 1)
+def _places(device: torch.device, bits: int) -> Tensor:
+    """Of each element in its word."""
+    return torch.arange(0, BITS_PER_WORD, bits, dtype=torch.int32, device=device).view(-1, 1, 1)

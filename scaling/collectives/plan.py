@@ -34,6 +34,7 @@ class Exchange:
         bytes_per_element: on the wire.
         num_messages: that each message is really sent as; its latency counts that often.
         name: for people; the schedule's if empty.
+        native: a library does it in its own way; the schedule stands for that (`scaling.prediction.native`).
     """
 
     schedule: Schedule
@@ -41,6 +42,7 @@ class Exchange:
     bytes_per_element: float = 4.0
     num_messages: int = 1
     name: str = ""
+    native: bool = False
 
 
 @dataclass(frozen=True)

@@ -167,10 +167,10 @@ class PhaseRecorder:
             self._last[lane] = (span.stop, time.perf_counter())
             self._spans.append(span)
 
-    def place(self, name: str, start: Any, stop: Any) -> None:
-        """Adds a phase on `main` whose marks somebody else took, as the replay of a CUDA graph does."""
+    def place(self, name: str, start: Any, stop: Any, lane: Lane = "main") -> None:
+        """Adds a phase whose marks somebody else took, as the replay of a CUDA graph does."""
         assert self._spans is not None, "inside a split step"
-        span = _Span(self, name, "main")
+        span = _Span(self, name, lane)
         span.start, span.stop = start, stop
         self._placed.append(span)
         self._spans.append(span)

@@ -39,6 +39,7 @@ class BudgetColumn:
     world_size: int
     values: list[str]
     remark: str | None
+    cell_id: str
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ def budget_table(group: Group) -> BudgetTable | None:
         remark = None if agrees or row["exposed_check"] is None else _remark(group, row)
         if checked:
             values.append("agree" if agrees else MISSING if remark is None else "no")
-        columns.append(BudgetColumn(group.name(row), row["world_size"], values, remark))
+        columns.append(BudgetColumn(group.name(row), row["world_size"], values, remark, row["cell_id"]))
     return BudgetTable([*shown.values(), *([CHECK] if checked else [])], columns)
 
 

@@ -114,9 +114,15 @@ MEASURED = {
 COLUMNS: dict[str, str] = {**INDEPENDENT, **MEASURED}
 
 TRANSFER = "transfer"
-"""The kind of cells that have no model: copies, messages and collectives alone."""
+"""The kind of cells that are copies, messages and collectives alone."""
 
-KINDS = ("iteration", "convergence", TRANSFER)
+DEVICE = "device"
+"""The kind of cells that are points of an experiment (`scaling.report.device`)."""
+
+WITHOUT_MODEL = (TRANSFER, DEVICE)
+"""Kinds of cells that are no training step of a network with an aggregator."""
+
+KINDS = ("iteration", "convergence", TRANSFER, DEVICE)
 PLACEMENTS = ("device", "pinned", "pageable", "loader")
 AGGREGATORS = ("none", "no_op", "all_reduce", "ring", "tree", "host_serial", "host_parallel")
 """The orders in which they are shown; others follow, by label."""
@@ -139,9 +145,9 @@ def is_control_arm(row: Row) -> bool:
     return aggregator_name(row["aggregator"]) in CONTROL_ARMS
 
 
-def is_transfer(row: Mapping[str, Any]) -> bool:
+def has_no_model(row: Mapping[str, Any]) -> bool:
     """Whether this cell, or a row of it, has no model."""
-    return bool(row["kind"] == TRANSFER)
+    return row["kind"] in WITHOUT_MODEL
 
 
 def is_twin(row: Row) -> bool:
@@ -164,7 +170,7 @@ def row_order(row: Row) -> tuple[Any, ...]:
     """A sort key: kind, model, dataset, batch, aggregator, world size, then the other axes."""
     kind = KINDS.index(row["kind"]) if row["kind"] in KINDS else len(KINDS)
     workload: tuple[Any, ...] = (kind, row["kind"])
-    if not is_transfer(row):
+    if not has_no_model(row):
         workload += (row["model"], row["dataset"], row["scaling"], fixed_batch(row))
         workload += aggregator_order(row["aggregator"])
     rest = [_sortable(row[name]) for name in INDEPENDENT if name not in ("world_size", "aggregator")]

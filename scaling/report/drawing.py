@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from scaling.report.drawing_parts import OUTSIDE, WIDTH, Looks, aggregator_handle, plain_ticks, set_title
+from scaling.report.drawing_parts import (
+    WIDTH,
+    Looks,
+    add_tip,
+    aggregator_handle,
+    legend_below,
+    plain_ticks,
+    set_title,
+)
 from scaling.report.figure_data import SpeedupLine, TrainingLine
 from scaling.report.figure_style import Look, line_styles
-from scaling.report.formats import workers
+from scaling.report.formats import percent, workers
 
 Against = Literal["epochs", "seconds", "joules"]
 
@@ -38,35 +46,58 @@ WIDEST_SHIFT_OCTAVES = 0.04
 
 
 def draw_speedup(title: str, lines: Sequence[SpeedupLine], looks: Looks) -> Figure:
-    """Speedup over the world size, both axes in powers of two, with the ideal line and the intervals."""
-    figure = Figure(figsize=(WIDTH, 4.4), layout="constrained")
-    axes = figure.add_subplot()
+    """Speedup above, efficiency below, over powers of two, with the ideal line and the intervals."""
+    figure = Figure(figsize=(WIDTH, 6.6), layout="constrained")
+    speedup_axes, efficiency_axes = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
     sizes = sorted({size for line in lines for size in line.world_sizes})
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log", base=2)
-    (ideal,) = axes.plot(sizes, sizes, color="#999999", linestyle=(0, (2, 2)), linewidth=1.2, label="ideal")
+    speedup_axes.set_xscale("log", base=2)
+    speedup_axes.set_yscale("log", base=2)
+    (ideal,) = speedup_axes.plot(sizes, sizes, **_IDEAL)
+    efficiency_axes.plot(sizes, [1.0] * len(sizes), **_IDEAL)
     values = [value for line in lines for value in line.speedup]
-    bottom, top = min([*values, *sizes]) / 1.35, max([*values, *sizes]) * 1.35
+    limits = min([*values, *sizes]) / 1.35, max([*values, *sizes]) * 1.35
+    highest = 1.08 * max([1.0, *(value for line in lines for value in line.efficiency)])
     for index, line in enumerate(lines):
         # Beside one another: at the same place the intervals would hide each other.
         shift = 2 ** (WIDEST_SHIFT_OCTAVES * (2 * index / max(1, len(lines) - 1) - 1))
-        _draw_speedup_line(axes, line, looks[line.aggregator], shift, (bottom, top))
-    axes.set_ylim(bottom, top)
-    plain_ticks(axes, sizes)
-    axes.set_xlabel("workers (world size)")
-    axes.set_ylabel("speedup (throughput / that of one worker)")
+        places = [size * shift for size in line.world_sizes]
+        look = looks[line.aggregator]
+        _draw_line(speedup_axes, places, (line.speedup, line.low, line.high), look, limits)
+        low, high = (
+            [bound / size for bound, size in zip(own, line.world_sizes, strict=True)]
+            for own in (line.low, line.high)
+        )
+        _draw_line(efficiency_axes, places, (line.efficiency, low, high), look, (0.0, highest))
+        for place, point in zip(places, line.points(), strict=True):
+            add_tip(speedup_axes, place, point.speedup, point.text)
+            add_tip(efficiency_axes, place, point.efficiency, point.text)
+    speedup_axes.set_ylim(*limits)
+    efficiency_axes.set_ylim(0, highest)
+    plain_ticks(speedup_axes, sizes)
+    efficiency_axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g}%"))
+    efficiency_axes.set_xlabel("workers (world size)")
+    speedup_axes.set_ylabel("speedup over one worker")
+    efficiency_axes.set_ylabel("parallel efficiency")
     set_title(figure, title)
     handles = [aggregator_handle(line.aggregator, looks, line.name) for line in lines]
-    figure.legend(**OUTSIDE, handles=[*handles, ideal], title="aggregator")
+    legend_below(figure, [*handles, ideal], "aggregator")
     return figure
 
 
-def _draw_speedup_line(
-    axes: Axes, line: SpeedupLine, look: Look, shift: float, limits: tuple[float, float]
+_IDEAL: Any = {"color": "#999999", "linestyle": (0, (2, 2)), "linewidth": 1.2, "label": "ideal"}
+
+
+def _draw_line(
+    axes: Axes,
+    places: Sequence[float],
+    values: tuple[Sequence[float], Sequence[float], Sequence[float]],
+    look: Look,
+    limits: tuple[float, float],
 ) -> None:
-    places = [size * shift for size in line.world_sizes]
-    axes.plot(places, line.speedup, color=look.colour, marker=look.marker)
-    for place, low, high in zip(places, line.low, line.high, strict=True):
+    """Values with the ends of their intervals, cut off outside the limits."""
+    medians, lows, highs = values
+    axes.plot(places, medians, color=look.colour, marker=look.marker)
+    for place, low, high in zip(places, lows, highs, strict=True):
         if math.isnan(low):
             continue
         # Drawn from end to end, not as distances from the median, which may lie outside a t interval.
@@ -103,6 +134,7 @@ def draw_training(title: str, lines: Sequence[TrainingLine], looks: Looks, again
                 markersize=3.5,
                 linewidth=1.0,
             )
+        _training_tips(loss_axes, accuracy_axes, line, against, _marked(index, len(places)))
     if _spans_decades(value for line in lines for value in line.train_loss):
         loss_axes.set_yscale("log")
         loss_axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
@@ -119,6 +151,23 @@ def draw_training(title: str, lines: Sequence[TrainingLine], looks: Looks, again
     return figure
 
 
+def _training_tips(
+    loss_axes: Axes, accuracy_axes: Axes, line: TrainingLine, against: Against, marked: tuple[int, int]
+) -> None:
+    """At the epochs that have a marker, and the last."""
+    places = getattr(line, _PLACES[against][0])
+    first, distance = marked
+    for at in sorted({*range(first, len(places), distance), len(places) - 1}):
+        loss, accuracy = line.train_loss[at], line.test_accuracy[at]
+        text = (
+            f"{line.aggregator} on {workers(line.world_size)}, epoch {line.epochs[at]}, "
+            f"{line.train_s[at]:.4g} s: training loss {loss:.4g}, test accuracy {percent(accuracy, 2)}"
+        )
+        for axes, value in ((loss_axes, loss), (accuracy_axes, accuracy)):
+            if math.isfinite(value) and math.isfinite(places[at]):
+                add_tip(axes, places[at], value, text)
+
+
 def _marked(index: int, num_epochs: int) -> tuple[int, int]:
     """First marked epoch, distance to the next: neighbours differ, so that markers do not pile up."""
     distance = max(1, num_epochs // MARKERS_A_LINE)
@@ -128,13 +177,12 @@ def _marked(index: int, num_epochs: int) -> tuple[int, int]:
 def _training_legends(figure: Figure, lines: Sequence[TrainingLine], looks: Looks) -> None:
     styles = line_styles(line.world_size for line in lines)
     labels = dict.fromkeys(line.aggregator for line in lines)
-    heading = [Line2D([], [], linestyle="", label="")]
     dashes = [
         Line2D([], [], color="#444444", linestyle=style, label=workers(size))
         for size, style in styles.items()
     ]
-    handles = [*(aggregator_handle(label, looks) for label in labels), *heading, *dashes]
-    figure.legend(**OUTSIDE, handles=handles, title="aggregator", handlelength=3)
+    handles = [*(aggregator_handle(label, looks) for label in labels), *dashes]
+    legend_below(figure, handles, "aggregator", handlelength=3)
 
 
 def _spans_decades(values: Iterable[float]) -> bool:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from scaling.report.budget_data import Arrivals
 from scaling.report.drawing_parts import WIDTH, set_title
 from scaling.report.figure_style import LATE_COLOURS
+from scaling.report.svg import with_tip
 
 BRIGHTEST_PERCENTILE = 99
 """The scale ends there: a single hiccup would leave all else pale."""
@@ -27,9 +30,18 @@ def draw_arrivals(title: str, panels: Sequence[Arrivals]) -> Figure:
     everything = np.concatenate([one.late_ms.ravel() for one in panels])
     brightest = float(np.percentile(everything, BRIGHTEST_PERCENTILE)) or float(everything.max()) or 1.0
     for axes, one in zip(axes_list, panels, strict=True):
-        mesh = axes.pcolormesh(
-            one.late_ms, cmap=LATE_COLOURS, vmin=0.0, vmax=brightest, edgecolors="white", linewidth=0.4
+        num_steps = len(one.iterations)
+        # An image with one pixel a rank and step: as shapes, they would be most of the page's bytes.
+        mesh = axes.imshow(
+            one.late_ms,
+            cmap=LATE_COLOURS,
+            vmin=0.0,
+            vmax=brightest,
+            aspect="auto",
+            interpolation="none",
+            extent=(0, num_steps, len(one.late_ms), 0),
         )
+        _separate_ranks(axes, one)
         num_ranks = len(one.late_ms)
         skew_ms = float(np.median(one.late_ms.max(axis=0)))
         axes.set_title(f"{one.aggregator}: the last comes {skew_ms:.3g} ms after the first", loc="left")
@@ -44,6 +56,19 @@ def draw_arrivals(title: str, panels: Sequence[Arrivals]) -> Figure:
     figure.colorbar(mesh, ax=list(axes_list), label="ms after the first rank", extend=extend)
     set_title(figure, title)
     return figure
+
+
+def _separate_ranks(axes: Axes, one: Arrivals) -> None:
+    """White lines between ranks, and over each rank's row what it tells."""
+    num_steps = one.late_ms.shape[1]
+    for rank, late_ms in enumerate(one.late_ms):
+        if rank:
+            axes.axhline(rank, color="white", linewidth=1.0)
+        text = (
+            f"{one.aggregator}, rank {rank}: median {np.median(late_ms):.3g} ms after the first rank, most "
+            f"{late_ms.max():.3g} ms in step {one.iterations[int(late_ms.argmax())]}"
+        )
+        axes.add_patch(with_tip(Rectangle((0, rank), num_steps, 1, facecolor="white", alpha=0), text))
 
 
 def _rank_ticks(num_ranks: int) -> tuple[list[float], list[str]]:

@@ -13,8 +13,10 @@ from matplotlib.patches import Patch
 from scaling.measure.budget import PARTS
 from scaling.report.budget_data import BudgetBar
 from scaling.report.budget_table import part_label
-from scaling.report.drawing_parts import OUTSIDE, WIDTH, set_title
+from scaling.report.drawing_parts import WIDTH, add_tip, broken, legend_below, set_title
 from scaling.report.figure_style import HIDDEN_LOOK, part_look
+from scaling.report.formats import percent, workers
+from scaling.report.svg import with_tip
 
 BAR_HEIGHT = 0.66
 HIDDEN_HEIGHT = 0.15
@@ -27,14 +29,14 @@ def draw_budget(title: str, bars: Sequence[BudgetBar]) -> Figure:
     """One stacked bar a cell, from the top in the table's order, with the unsplit iteration as a diamond."""
     names = [name for name in PARTS if any(name in bar.parts_ms for bar in bars)]
     places = _places(bars)
-    figure = Figure(figsize=(WIDTH, 1.5 + 0.3 * (places[-1] + 1)), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 1.9 + 0.3 * (places[-1] + 1)), layout="constrained")
     axes = figure.add_subplot()
     ends = [_draw_bar(axes, place, bar) for place, bar in zip(places, bars, strict=True)]
     longest = max([*ends, *(bar.iteration_ms for bar in bars)])
     # A t interval of scattered launches may be several times as long as the iteration: cut it, not the bars.
     axes.set_xlim(0, 1.03 * min(max([longest, *(bar.high_ms or 0.0 for bar in bars)]), 1.5 * longest))
     axes.set_ylim(places[-1] + 0.7, -0.7)
-    axes.set_yticks(places, [f"{bar.name}, {bar.world_size}" for bar in bars])
+    axes.set_yticks(places, [f"{broken(bar.name)}, {bar.world_size}" for bar in bars])
     axes.grid(visible=False, axis="y")
     axes.set_xlabel("milliseconds a step")
     axes.set_ylabel("aggregator, workers")
@@ -42,7 +44,7 @@ def draw_budget(title: str, bars: Sequence[BudgetBar]) -> Figure:
     patches = [Patch(label=part_label(f"{name}_s"), **part_look(name)) for name in names]
     if any(bar.hidden_ms for bar in bars):
         patches.append(Patch(label="hidden comm.", **HIDDEN_LOOK))
-    figure.legend(**OUTSIDE, handles=[*patches, _iteration_handle()], title="part of the step")
+    legend_below(figure, [*patches, _iteration_handle()], "part of the step")
     return figure
 
 
@@ -51,13 +53,17 @@ def _draw_bar(axes: Axes, place: float, bar: BudgetBar) -> float:
     left = hidden_end = 0.0
     for name in PARTS:
         if name in bar.parts_ms:
-            axes.barh(place, bar.parts_ms[name], left=left, height=BAR_HEIGHT, **part_look(name))
+            (part,) = axes.barh(place, bar.parts_ms[name], left=left, height=BAR_HEIGHT, **part_look(name))
+            with_tip(part, _part_tip(bar, name))
             left += bar.parts_ms[name]
             hidden_end = left if name in HIDES else hidden_end
     if bar.hidden_ms:
         above: dict[str, Any] = {"height": HIDDEN_HEIGHT, **HIDDEN_LOOK}
         start = max(0.0, hidden_end - bar.hidden_ms)
-        axes.barh(place - (BAR_HEIGHT + HIDDEN_HEIGHT) / 2 - 0.03, bar.hidden_ms, left=start, **above)
+        (part,) = axes.barh(
+            place - (BAR_HEIGHT + HIDDEN_HEIGHT) / 2 - 0.03, bar.hidden_ms, left=start, **above
+        )
+        with_tip(part, f"{_who(bar)}: hidden communication {bar.hidden_ms:.4g} ms")
     _draw_iteration(axes, place, bar)
     return left
 
@@ -79,6 +85,18 @@ def _draw_iteration(axes: Axes, place: float, bar: BudgetBar) -> None:
         axes.plot(ends, places, color="black", linewidth=1.4)
         axes.plot(ends, places, color="black", marker="|", linestyle="")
     axes.plot([bar.iteration_ms], [place], **_DIAMOND)
+    interval = "" if bar.low_ms is None else f" (95% interval {bar.low_ms:.4g} to {bar.high_ms:.4g} ms)"
+    add_tip(axes, bar.iteration_ms, place, f"{_who(bar)}: iteration {bar.iteration_ms:.4g} ms{interval}")
+
+
+def _who(bar: BudgetBar) -> str:
+    return f"{bar.name}, {workers(bar.world_size)}"
+
+
+def _part_tip(bar: BudgetBar, name: str) -> str:
+    own_ms, split_ms = bar.parts_ms[name], sum(bar.parts_ms.values())
+    share = f", {percent(own_ms / split_ms, 0)} of {split_ms:.4g} ms" if split_ms else ""
+    return f"{_who(bar)}: {part_label(f'{name}_s')} {own_ms:.4g} ms{share}"
 
 
 _DIAMOND: Any = {
@@ -91,4 +109,4 @@ _DIAMOND: Any = {
 
 
 def _iteration_handle() -> Line2D:
-    return Line2D([], [], label="iteration, unsplit,\nand its 95% interval", **_DIAMOND)
+    return Line2D([], [], label="iteration and its\n95% interval", **_DIAMOND)

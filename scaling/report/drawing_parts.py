@@ -6,39 +6,66 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure, SubFigure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from scaling.report.columns import aggregator_name
 from scaling.report.figure_style import Look
+from scaling.report.svg import with_tip
 
 Looks = dict[str, Look]
 
-OUTSIDE: dict[str, Any] = {"loc": "outside right center", "alignment": "left"}
-
-WIDTH = 7.6
-"""Of every figure, in inches."""
+WIDTH = 5.8
+"""Of every figure, in inches: its text can be read on a phone, and beside the text of a paper."""
 
 LONGEST_LABEL = 18
-"""A longer label is set on two lines, so that the legend leaves room for the plot."""
+"""A longer label is set on two lines, so that it leaves room for the plot."""
+
+LEGEND_CHARACTERS = 84
+"""So many fit side by side below a figure."""
+
+HANDLE_CHARACTERS = 8
+"""What an entry takes besides its label."""
+
+TIP_SIZE = 11.0
+"""Of the place that shows a point's tip, in points: a finger is less exact than the point's marker."""
 
 
 def set_title(figure: Figure, title: str) -> None:
     """On the left, wrapped."""
-    figure.suptitle("\n".join(textwrap.wrap(title, 90)), x=0.01, horizontalalignment="left", fontsize=10)
+    figure.suptitle("\n".join(textwrap.wrap(title, 78)), x=0.01, horizontalalignment="left", fontsize=10)
 
 
 def aggregator_handle(label: str, looks: Looks, name: str | None = None) -> Line2D:
     """An aggregator's entry in a legend, under `name` if that is not its label."""
     look = looks[label]
-    return Line2D([], [], color=look.colour, marker=look.marker, label=_broken(name or label))
+    return Line2D([], [], color=look.colour, marker=look.marker, label=broken(name or label))
 
 
-def _broken(label: str) -> str:
+def broken(label: str) -> str:
+    """A long label on two lines: its parameters begin the second."""
     name = aggregator_name(label)
     return label if len(label) <= LONGEST_LABEL or name == label else f"{name}\n{label[len(name) :]}"
+
+
+def legend_below(
+    figure: Figure | SubFigure, handles: Sequence[Artist], title: str | None = None, **how: Any
+) -> None:
+    """In as many columns as fit under the plot."""
+    longest = max(len(line) for handle in handles for line in str(handle.get_label()).split("\n"))
+    columns = max(1, min(len(handles), LEGEND_CHARACTERS // (longest + HANDLE_CHARACTERS)))
+    figure.legend(
+        handles=handles, title=title, loc="outside lower left", alignment="left", ncols=columns, **how
+    )
+
+
+def add_tip(axes: Axes, x: float, y: float, text: str) -> None:
+    """A point that is not seen, and shows the text when the pointer is over it."""
+    (point,) = axes.plot([x], [y], marker="o", markersize=TIP_SIZE, color="white", linestyle="", alpha=0)
+    with_tip(point, text)
 
 
 def plain_ticks(axes: Axes, values: Sequence[float]) -> None:

@@ -10,8 +10,17 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from scaling.report.budget_data import Placed, Response
-from scaling.report.drawing_parts import OUTSIDE, WIDTH, Looks, aggregator_handle, plain_ticks, set_title
+from scaling.report.drawing_parts import (
+    WIDTH,
+    Looks,
+    add_tip,
+    aggregator_handle,
+    legend_below,
+    plain_ticks,
+    set_title,
+)
 from scaling.report.figure_style import BLUE, GREY, ORANGE, SKY_BLUE, VERMILLION
+from scaling.report.svg import with_tip
 
 _PLACEMENT_COLOURS = (SKY_BLUE, BLUE, ORANGE, VERMILLION, GREY)
 _EDGE: Any = {"edgecolor": "#202020", "linewidth": 0.4}
@@ -25,6 +34,8 @@ def draw_buckets(title: str, lines: Sequence[Response], looks: Looks) -> Figure:
     for line in lines:
         look = looks[line.aggregator]
         axes.plot(line.values, line.iteration_ms, color=look.colour, marker=look.marker)
+        for value, time_ms in zip(line.values, line.iteration_ms, strict=True):
+            add_tip(axes, value, time_ms, f"{line.aggregator}, {value:g} MiB: {time_ms:.4g} ms an iteration")
         for value, low, high in zip(line.values, line.low_ms, line.high_ms, strict=True):
             if low is not None and high is not None:
                 axes.plot([value, value], [low, high], color=look.colour, linewidth=0.9, marker="_")
@@ -34,7 +45,7 @@ def draw_buckets(title: str, lines: Sequence[Response], looks: Looks) -> Figure:
     axes.set_ylabel("milliseconds an iteration")
     set_title(figure, title)
     handles = [aggregator_handle(line.aggregator, looks) for line in lines]
-    figure.legend(**OUTSIDE, handles=handles, title="aggregator")
+    legend_below(figure, handles, "aggregator")
     return figure
 
 
@@ -54,7 +65,8 @@ def draw_placements(title: str, bars: Sequence[Placed]) -> Figure:
     figure = Figure(figsize=(WIDTH, 1.3 + 0.25 * (places[-1] + 1)), layout="constrained")
     axes = figure.add_subplot()
     for place, bar in zip(places, bars, strict=True):
-        axes.barh(place, bar.iteration_ms, height=0.8, facecolor=colours[bar.placement], **_EDGE)
+        (drawn,) = axes.barh(place, bar.iteration_ms, height=0.8, facecolor=colours[bar.placement], **_EDGE)
+        with_tip(drawn, f"{bar.aggregator}, input {bar.placement}: {bar.iteration_ms:.4g} ms an iteration")
         if bar.low_ms is not None and bar.high_ms is not None:
             axes.plot([bar.low_ms, bar.high_ms], [place, place], color="black", linewidth=1.2, marker="|")
     longest = max(bar.iteration_ms for bar in bars)
@@ -68,7 +80,7 @@ def draw_placements(title: str, bars: Sequence[Placed]) -> Figure:
     patches = [
         Patch(facecolor=colours[name], edgecolor="#202020", linewidth=0.4, label=name) for name in names
     ]
-    figure.legend(**OUTSIDE, handles=patches, title="input from")
+    legend_below(figure, patches, "input from")
     return figure
 
 

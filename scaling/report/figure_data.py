@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from scaling.report.columns import Row
+from scaling.report.formats import percent, workers
 from scaling.report.groups import Group
 from scaling.report.learning import family_key
 from scaling.report.samples import CellResult, Training
@@ -28,6 +29,37 @@ class SpeedupLine:
     speedup: list[float]
     low: list[float]
     high: list[float]
+
+    @property
+    def efficiency(self) -> list[float]:
+        """Speedup over workers."""
+        return [speedup / size for speedup, size in zip(self.speedup, self.world_sizes, strict=True)]
+
+    def points(self) -> list[SpeedupPoint]:
+        """Its values, with the text that tells them."""
+        values = zip(self.world_sizes, self.speedup, self.low, self.high, self.efficiency, strict=True)
+        return [
+            SpeedupPoint(
+                speedup,
+                efficiency,
+                f"{self.name}, {workers(size)}: speedup {speedup:.3g}{_ends(low, high)}, "
+                f"efficiency {percent(efficiency)}",
+            )
+            for size, speedup, low, high, efficiency in values
+        ]
+
+
+@dataclass(frozen=True)
+class SpeedupPoint:
+    """One of a line's points, and what is shown of it."""
+
+    speedup: float
+    efficiency: float
+    text: str
+
+
+def _ends(low: float, high: float) -> str:
+    return "" if math.isnan(low) else f" (95% interval {low:.3g} to {high:.3g})"
 
 
 @dataclass(frozen=True)

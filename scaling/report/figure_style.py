@@ -42,7 +42,7 @@ _PART_LOOKS = {
     "decode": (PURPLE, "////"),
     "update": ("#404040", ""),
     "h2d_result": (YELLOW, "////"),
-    "wait": ("#ffffff", "...."),
+    "wait": ("#ffffff", "||||"),
     "unexplained": ("#d9d9d9", "xxxx"),
 }
 assert set(_PART_LOOKS) == set(PARTS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,18 +14,23 @@ from matplotlib.figure import Figure
 
 from scaling.errors import StoreError
 from scaling.report.budget_data import arrivals, bucket_responses, budget_bars, placed
-from scaling.report.columns import Row, is_transfer
+from scaling.report.columns import Row, has_no_model
 from scaling.report.drawing import Against, draw_speedup, draw_training
 from scaling.report.drawing_arrivals import draw_arrivals
 from scaling.report.drawing_budget import draw_budget
+from scaling.report.drawing_links import draw_links
 from scaling.report.drawing_parts import Looks
 from scaling.report.drawing_response import draw_buckets, draw_placements
+from scaling.report.drawing_target import draw_target
 from scaling.report.figure_data import speedup_lines, training_lines
 from scaling.report.figure_style import SETTINGS, aggregator_looks
 from scaling.report.formats import workers
 from scaling.report.groups import Group, group_rows
+from scaling.report.link_data import CellLinks
 from scaling.report.recipes import recipe_text
 from scaling.report.samples import CellResult
+from scaling.report.svg import compact
+from scaling.report.target_data import target_bars
 from scaling.store import ResultsFolder
 
 SPEEDUP = (
@@ -45,6 +51,13 @@ ARRIVALS = (
     "workers, in the split steps of the first launch (arrived_after_first_s of budget.csv; skew_s is the "
     "median of the latest rank's). A row that is dark throughout is a straggler; a dark column is a step "
     "that was disturbed."
+)
+LINKS = (
+    "Simulated, not measured: the bytes that one exchange puts on each direction of a link, by the "
+    "aggregator's schedule on topology.yaml, and the time that they take at the link's full bandwidth over "
+    "the measured iteration (columns bytes and utilisation of links.csv). A schedule is shown only if it "
+    "sends, rank by rank, the bytes that were metered. Aggregators with a star: the library does not tell, "
+    "a ring is assumed."
 )
 BUCKETS = (
     "Iteration time over the bucket size, on the most workers (columns bucket_mb and iteration_s, with its "
@@ -69,6 +82,12 @@ JOULES = (
     "The same against the energy that all GPUs took for training, without evaluation (train_j of "
     "convergence.csv; columns joules_per_sample and joules_to_target)."
 )
+TARGET = (
+    "Seconds of training, without evaluation, to the end of the first epoch that reaches the target (column "
+    "seconds_to_target; the median over repeats and seeds, only if all reach it). Predicted: the iteration "
+    "time of the timed cell that takes the same step x the iterations to the target, with its 95% interval "
+    "(columns predicted_s_to_target and its bounds); the gap is what a training does besides its steps."
+)
 TRAININGS: dict[Against, str] = {"epochs": EPOCHS, "seconds": SECONDS, "joules": JOULES}
 
 
@@ -82,6 +101,7 @@ class SavedFigure:
         caption: how to read it, and which columns or samples it shows.
         svg: the vector file.
         png: the same at 150 dots an inch.
+        source: the CSV that holds its values.
     """
 
     name: str
@@ -89,6 +109,7 @@ class SavedFigure:
     caption: str
     svg: Path
     png: Path
+    source: str = "summary.csv"
 
 
 @dataclass(frozen=True)
@@ -99,10 +120,14 @@ class Drawn:
     title: str
     caption: str
     figure: Figure
+    source: str = "summary.csv"
 
 
 def draw_figures(
-    folder: ResultsFolder, rows: Sequence[Row], cells: Mapping[str, CellResult]
+    folder: ResultsFolder,
+    rows: Sequence[Row],
+    cells: Mapping[str, CellResult],
+    links: Mapping[str, Sequence[CellLinks]] | None = None,
 ) -> list[SavedFigure]:
     """Draws and saves every figure that the results allow.
 
@@ -110,15 +135,20 @@ def draw_figures(
         folder: where they go.
         rows: the summary.
         cells: the samples, by cell id.
+        links: group's slug -> what its cells put on the links of the machine.
 
     Raises:
         StoreError: a file cannot be written.
     """
-    looks = aggregator_looks(row["aggregator"] for row in rows if not is_transfer(row))
+    looks = aggregator_looks(row["aggregator"] for row in rows if not has_no_model(row))
     saved = []
     with matplotlib.rc_context(SETTINGS):
         for group in group_rows(rows):
             saved += [save(folder, drawn) for drawn in _group_figures(group, looks, cells)]
+            if group.kind == "iteration" and (told := (links or {}).get(group.slug)):
+                title = f"{group.title}, on {workers(max(group.world_sizes))}"
+                figure = draw_links(title, told)
+                saved.append(save(folder, Drawn(f"links-{group.slug}", title, LINKS, figure, "links.csv")))
     return saved
 
 
@@ -131,7 +161,9 @@ def _group_figures(group: Group, looks: Looks, cells: Mapping[str, CellResult]) 
         for against, caption in TRAININGS.items():
             if against != "joules" or any(math.isfinite(line.train_j[-1]) for line in training):
                 figure = draw_training(stated, training, looks, against)
-                yield Drawn(f"loss-{against}-{group.slug}", title, caption, figure)
+                yield Drawn(f"loss-{against}-{group.slug}", title, caption, figure, "convergence.csv")
+        if bars := target_bars(group):
+            yield Drawn(f"target-{group.slug}", stated, TARGET, draw_target(stated, bars))
 
 
 def _iteration_figures(group: Group, looks: Looks, cells: Mapping[str, CellResult]) -> Iterator[Drawn]:
@@ -143,7 +175,7 @@ def _iteration_figures(group: Group, looks: Looks, cells: Mapping[str, CellResul
     if bars := budget_bars(group):
         yield Drawn(f"budget-{slug}", title, BUDGET, draw_budget(title, bars))
     if panels := arrivals(group, cells):
-        yield Drawn(f"arrivals-{slug}", on_most, ARRIVALS, draw_arrivals(on_most, panels))
+        yield Drawn(f"arrivals-{slug}", on_most, ARRIVALS, draw_arrivals(on_most, panels), "budget.csv")
     if responses := bucket_responses(group):
         yield Drawn(f"buckets-{slug}", on_most, BUCKETS, draw_buckets(on_most, responses, looks))
     if places := placed(group):
@@ -161,8 +193,10 @@ def save(folder: ResultsFolder, drawn: Drawn) -> SavedFigure:
     # Element ids are hashes with this salt instead of random ones; the date would differ at every call.
     with matplotlib.rc_context({"svg.hashsalt": drawn.name}):
         try:
-            drawn.figure.savefig(svg, format="svg", metadata={"Date": None, "Creator": None})
+            picture = io.StringIO()
+            drawn.figure.savefig(picture, format="svg", metadata={"Date": None, "Creator": None})
+            folder.write_text(f"figures/{svg.name}", compact(picture.getvalue()))
             drawn.figure.savefig(png, format="png")
         except OSError as error:
             raise StoreError(f"{svg}: cannot be written: {error.strerror}; choose another --out") from error
-    return SavedFigure(drawn.name, drawn.title, drawn.caption, svg, png)
+    return SavedFigure(drawn.name, drawn.title, drawn.caption, svg, png, drawn.source)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from scaling.report.columns import Row, fixed_batch, is_transfer, is_twin
+from scaling.report.columns import Row, fixed_batch, has_no_model, is_twin
 
 _IN_EVERY_TITLE = ("kind", "model", "dataset", "scaling", "device")
 _WHERE_THEY_DIFFER = {
@@ -84,7 +84,7 @@ def group_rows(rows: Sequence[Row]) -> list[Group]:
     """All groups of a table, in its order; cells without a model are in none."""
     members: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
-        if is_transfer(row):
+        if has_no_model(row):
             continue
         members.setdefault(group_key(row), []).append(row)
     groups: list[Group] = []

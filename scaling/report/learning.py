@@ -55,7 +55,7 @@ EPOCH_COLUMNS = {
 def convergence_values(cell: CellResult) -> Row:
     """The columns that a convergence cell adds to its row."""
     trainings, target = cell.trainings, cell.cell.get("target_accuracy")
-    reached = [_reached(training, target) for training in trainings]
+    reached = [index_of_target(training, target) for training in trainings]
     samples = [training.samples(cell.cell["global_batch"]) for training in trainings]
     energies = [training.train_j for training in trainings]
     energy_per_sample = [one[-1] / count[-1] for one, count in zip(energies, samples, strict=True)]
@@ -76,7 +76,7 @@ def convergence_values(cell: CellResult) -> Row:
     }
 
 
-def _reached(training: Training, target: float | None) -> int | None:
+def index_of_target(training: Training, target: float | None) -> int | None:
     """Index of the first epoch that reaches the target; None if none does."""
     found = np.flatnonzero(training.test_accuracy >= (math.inf if target is None else target))
     return int(found[0]) if len(found) else None
@@ -142,7 +142,7 @@ def _prediction(family: Sequence[CellResult], cells: Sequence[CellResult], rows:
         math.nan if index is None else float(training.steps[: index + 1].sum())
         for cell in family
         for training in cell.trainings
-        for index in [_reached(training, cell.cell.get("target_accuracy"))]
+        for index in [index_of_target(training, cell.cell.get("target_accuracy"))]
     ]
     count = _median(iterations)
     if not timed or count is None:

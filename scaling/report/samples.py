@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from scaling.errors import StoreError
 from scaling.measure.budget import RankStep, StepBudget, step_budgets
-from scaling.report.columns import TRANSFER
+from scaling.report.columns import DEVICE, TRANSFER, has_no_model
 from scaling.report.sample_lines import (
     Integers,
     Line,
@@ -42,7 +42,11 @@ REQUIRED_FIELDS = (
     *("kind", "model", "dataset", "aggregator", "step", "device", "scaling", "world_size"),
     *("local_batch", "global_batch", "threads", "learning_rate", "momentum", "seed"),
 )
-REQUIRED_OF_TRANSFERS = ("kind", "device", "world_size", "threads", "peer_access")
+REQUIRED_OF = {
+    TRANSFER: ("kind", "device", "world_size", "threads", "peer_access"),
+    DEVICE: ("kind", "device", "world_size", "threads", "experiment", "parameters", "point"),
+}
+"""Of cells of these kinds."""
 
 
 @dataclass(frozen=True)
@@ -170,7 +174,7 @@ class CellResult:
     @property
     def is_trained(self) -> bool:
         """Whether it has a model."""
-        return bool(self.cell["kind"] != TRANSFER)
+        return not has_no_model(self.cell)
 
 
 def read_records(folder: ResultsFolder) -> dict[str, list[RunRecord]]:
@@ -181,7 +185,7 @@ def read_records(folder: ResultsFolder) -> dict[str, list[RunRecord]]:
     """
     cells: dict[str, list[RunRecord]] = {}
     for record in folder.runs():
-        required = REQUIRED_OF_TRANSFERS if record.cell.get("kind") == TRANSFER else REQUIRED_FIELDS
+        required = REQUIRED_OF.get(str(record.cell.get("kind")), REQUIRED_FIELDS)
         missing = [field for field in required if field not in record.cell]
         if missing:
             raise StoreError(f"{_where(folder, record)}/run.json: its cell lacks {', '.join(missing)}")

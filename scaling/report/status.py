@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from scaling.report.columns import to_rows
+from scaling.report.candidates import CHOSEN
+from scaling.report.columns import TRANSFER, Row, is_twin, to_rows
 from scaling.report.samples import CellResult, read_records
 from scaling.report.tables import build_table, study_name
 from scaling.store import ResultsFolder
@@ -14,8 +16,9 @@ def status_table(folder: ResultsFolder) -> list[dict[str, Any]]:
     """The state of every cell, in the summary's order.
 
     Returns:
-        One dict a cell: cell_id, kind, model, dataset, aggregator (labels), world_size, global_batch, state
-        (of the cell), states (one a repeat, in their order), reason (None where nothing failed).
+        One dict a cell: cell_id, kind, model, dataset, aggregator (labels), step, world_size, global_batch,
+        twin (1 for the second cell of an A/A pair), state (of the cell), states (one a repeat, in their
+        order), reason (None where nothing failed), name (what sets it apart from the others of its model).
 
     Raises:
         StoreError: the folder is none, or a record is damaged.
@@ -29,25 +32,68 @@ def status_table(folder: ResultsFolder) -> list[dict[str, Any]]:
         "model",
         "dataset",
         "aggregator",
+        "step",
         "world_size",
         "global_batch",
+        "twin",
         "state",
         "reason",
     )
+    rows = to_rows(build_table(study_name(folder), cells))
     return [
-        {**{name: row[name] for name in kept}, "states": [record.state for record in records[row["cell_id"]]]}
-        for row in to_rows(build_table(study_name(folder), cells))
+        {
+            **{name: row[name] for name in kept},
+            "states": [record.state for record in records[row["cell_id"]]],
+            "name": _name(row, rows) if row["model"] else without_model(records[row["cell_id"]][0].cell),
+        }
+        for row in rows
     ]
 
 
+def without_model(cell: Mapping[str, Any]) -> str:
+    """`kernel-choices, AlexNet 5x5, float32`: what a cell of an experiment or of transfers is called."""
+    point = [str(value) for value in (cell.get("point") or {}).values()]
+    access = {True: "peer access on", False: "peer access off"}.get(cell.get("peer_access") or False)
+    parts = [str(cell.get("experiment") or cell["kind"]), *point]
+    if cell["kind"] == TRANSFER and access:
+        parts.append(access)
+    return ", ".join([*parts, str(cell.get("device") or "")]).rstrip(", ")
+
+
+_SHORTER = {"step": "{}", "bucket_mb": "{:g} MiB", "input_placement": "{}", "loader_workers": "{} loaders"}
+
+
+def _name(row: Row, rows: list[Row]) -> str:
+    """The aggregator, what else was chosen where its model's cells differ in it, and whether it is a twin."""
+    alike = [other for other in rows if all(other[one] == row[one] for one in ("kind", "model"))]
+    parts = [str(row["aggregator"] or "")]
+    for axis, text in {**CHOSEN, **_SHORTER}.items():
+        if row[axis] is not None and len({other[axis] for other in alike}) > 1:
+            parts.append(text.format(("off", "on")[row[axis]] if isinstance(row[axis], bool) else row[axis]))
+    return ", ".join(filter(None, parts)) + (" (A/A twin)" if is_twin(row) else "")
+
+
 def describe_status(rows: list[dict[str, Any]]) -> str:
-    """The same as text: one line a cell, then what is left."""
-    lines = []
-    for row in rows:
-        reason = f"  {row['reason']}" if row["reason"] else ""
-        name, states = row["aggregator"] or "", ", ".join(row["states"])
-        lines.append(f"{row['kind']:11} {row['world_size']:3} x {name:14} {states}{reason}")
+    """The same as text: the cells of each model, one a line, then what is left."""
+    lines: list[str] = []
+    models = list(dict.fromkeys(row.get("model") for row in rows))
+    for model in models:
+        own = [row for row in rows if row.get("model") == model]
+        if len(models) > 1:
+            lines.append(f"{model or 'without a model'}:")
+        width = max(len(_shown(row)) for row in own)
+        lines += [_line(row, width) for row in own]
     return "\n".join([*lines, what_is_left(rows)])
+
+
+def _line(row: dict[str, Any], width: int) -> str:
+    reason = f"  {row['reason']}" if row["reason"] else ""
+    states = ", ".join(row["states"])
+    return f"{row['kind']:11} {row['world_size']:3} x {_shown(row):{width}} {states}{reason}"
+
+
+def _shown(row: dict[str, Any]) -> str:
+    return row.get("name", row["aggregator"]) or ""
 
 
 def what_is_left(rows: list[dict[str, Any]]) -> str:

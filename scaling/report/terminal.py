@@ -71,7 +71,7 @@ def _wrapped(text: str) -> Text:
 
 def _main_table(group: Group) -> Table:
     convergence = group.kind == "convergence"
-    rendered = Table(title=Text(group.title), title_justify="left", box=None, pad_edge=False)
+    rendered = Table(title=_wrapped(group.title), title_justify="left", box=None, pad_edge=False)
     rendered.add_column("aggregator", overflow="fold", max_width=AGGREGATOR_WIDTH)
     for name in CONVERGENCE_COLUMNS if convergence else ITERATION_COLUMNS:
         rendered.add_column(name, justify="right", no_wrap=True)

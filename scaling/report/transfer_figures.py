@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
 from scaling.measure.probe_series import size_text
+from scaling.report.drawing_parts import WIDTH, add_tip, legend_below
 from scaling.report.figure_style import (
     BLACK,
     BLUE,
@@ -70,7 +71,8 @@ def write_transfers(
     with matplotlib.rc_context(SETTINGS):
         for group in transfer_groups(results):
             if (figure := draw_bandwidths(group)) is not None:
-                saved.append(save(folder, Drawn(f"bandwidth-{group.slug}", group.title, CAPTION, figure)))
+                name = f"bandwidth-{group.slug}"
+                saved.append(save(folder, Drawn(name, group.title, CAPTION, figure, "transfers.csv")))
     return saved
 
 
@@ -140,7 +142,7 @@ def draw_bandwidths(group: TransferGroup) -> Figure | None:
     ]
     if not panels:
         return None
-    figure = Figure(figsize=(9.6, 0.6 + 4.3 * len(panels)), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 0.6 + 5.0 * len(panels)), layout="constrained")
     figure.suptitle(group.title, x=0.01, horizontalalignment="left", fontsize=10)
     subfigures = figure.subfigures(len(panels), 1, squeeze=False)[:, 0]
     for subfigure, (title, lines) in zip(subfigures, panels, strict=True):
@@ -148,7 +150,7 @@ def draw_bandwidths(group: TransferGroup) -> Figure | None:
         for line in lines:
             _draw(axes, line)
         _label_axes(axes, title, lines)
-        subfigure.legend(*axes.get_legend_handles_labels(), loc="outside right center", alignment="left")
+        legend_below(subfigure, axes.get_legend_handles_labels()[0])
     return figure
 
 
@@ -168,6 +170,8 @@ def _draw(axes: Axes, line: BandwidthLine) -> None:
     for size, low, high in zip(line.sizes_bytes, line.low, line.high, strict=True):
         if low is not None and high is not None:
             axes.plot([size, size], [low, high], color=colour, linewidth=0.8)
+    for size, busbw in zip(line.sizes_bytes, line.busbw, strict=True):
+        add_tip(axes, size, busbw, f"{line.label}, {size_text(size)}: busbw {busbw:.4g} GB/s")
 
 
 def _label_axes(axes: Axes, title: str, lines: Sequence[BandwidthLine]) -> None:

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from scaling.measure.probe_series import size_text
 from scaling.report.formats import MISSING, milliseconds, number
-from scaling.report.html import PageTable
+from scaling.report.page_tables import PageTable
 from scaling.report.transfer_lines import Line, TransferGroup, largest_of, lines_of, transfer_groups
 from scaling.report.transfers import TransferResult
 from topologies.texts import gigabytes
@@ -55,6 +55,11 @@ def page_tables(results: Sequence[TransferResult]) -> list[PageTable]:
             "Read as the table above." if at else STATISTIC,
             list(HEADINGS),
             [_values(line) for line in lines_of(group)],
+            cells=[
+                list(dict.fromkeys(one.result.cell_id for one in line.members)) for line in lines_of(group)
+            ],
+            section="transfers",
+            source="transfers.csv",
         )
         for at, group in enumerate(transfer_groups(results))
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,17 +10,35 @@ from typing import Any
 import pandas as pd
 
 from scaling.report.budgets import step_table
-from scaling.report.columns import to_rows
+from scaling.report.columns import Row, to_rows
+from scaling.report.content import Content, Extras, content_of, num_cores
+from scaling.report.device import (
+    Results,
+    device_sentences,
+    device_tables,
+    read_devices,
+    with_devices,
+    write_figures,
+)
 from scaling.report.figures import draw_figures
+from scaling.report.groups import group_rows
+from scaling.report.honesty import honesty_tables
 from scaling.report.html import render_page
 from scaling.report.learning import epoch_table
-from scaling.report.samples import read_cells
+from scaling.report.link_data import CellLinks, link_remarks, link_table, links_of
+from scaling.report.markdown import render_markdown
+from scaling.report.predictions import prediction_sentences, prediction_tables, read_predictions
+from scaling.report.recommend import recommend
+from scaling.report.samples import CellResult, read_cells
 from scaling.report.tables import build_table, study_name, table_csv
 from scaling.report.transfer_figures import write_transfers
 from scaling.report.transfer_tables import page_tables, transfer_sentences
 from scaling.report.transfers import TransferResult, read_transfers, transfer_rows
 from scaling.report.wall_time import WallTime, wall_time
 from scaling.store import ResultsFolder
+from topologies.errors import TopologyError
+from topologies.file_text import validated
+from topologies.model import Topology
 
 STEP_DIGITS = 9
 """Significant ones in budget.csv, nanoseconds of a step, and in convergence.csv."""
@@ -34,12 +53,20 @@ class Report:
         table: the summary, as in summary.csv.
         transfers: its transfer cells, as in transfers.csv.
         times: how the wall time divided; None where that was not recorded.
+        content: what the page says.
+        experiments: its device cells, an experiment each.
     """
 
     page: Path
     table: pd.DataFrame
     transfers: list[TransferResult]
     times: WallTime | None
+    content: Content
+    experiments: list[Results]
+
+    def markdown(self) -> str:
+        """The same for a pull request."""
+        return render_markdown(self.content)
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -56,23 +83,60 @@ def write_all(folder: ResultsFolder) -> Report:
     """See `scaling.report.write_report`."""
     folder.require()
     cells = read_cells(folder)
-    table, times = build_table(study_name(folder), cells), wall_time(folder.launch_times())
+    experiments, times = read_devices(folder), wall_time(folder.launch_times())
+    table = with_devices(build_table(study_name(folder), cells), experiments)
     folder.write_text("summary.csv", table_csv(table))
     folder.write_text("budget.csv", table_csv(step_table(cells), digits=STEP_DIGITS))
     if any(cell.trainings for cell in cells):
         folder.write_text("convergence.csv", table_csv(epoch_table(cells), digits=STEP_DIGITS))
-    figures = draw_figures(folder, to_rows(table), {cell.cell_id: cell for cell in cells})
-    transfers = read_transfers(folder)
+    by_id = {cell.cell_id: cell for cell in cells}
+    links, remarks = _write_links(folder, to_rows(table), by_id)
+    figures = draw_figures(folder, to_rows(table), by_id, links)
+    transfers, predicted = read_transfers(folder), read_predictions(folder, to_rows(table))
     figures += write_transfers(folder, study_name(folder), transfers)
+    figures += write_figures(folder, experiments)
     # A folder without an environment gets a page that says so; a damaged one is an error.
     environment = folder.environment() if (folder.path / "environment.json").exists() else None
-    page = render_page(
-        folder.study(),
-        environment,
-        table,
-        figures,
-        times,
-        more_tables=page_tables(transfers),
-        more_findings=list(transfer_sentences(transfers)),
+    extras = Extras(
+        tables=[
+            *page_tables(transfers),
+            *device_tables(experiments),
+            *prediction_tables(predicted),
+            *honesty_tables(group_rows(to_rows(table)), by_id),
+        ],
+        findings=[
+            *transfer_sentences(transfers),
+            *device_sentences(experiments),
+            *prediction_sentences(predicted),
+        ],
+        remarks=remarks,
+        recommendations=recommend(table, cells, num_cores=num_cores(environment)),
     )
-    return Report(folder.write_text("report.html", page), table, transfers, times)
+    content = content_of(folder.study(), environment, table, figures, times, extras, folder.path.name)
+    page = folder.write_text("report.html", render_page(content))
+    return Report(page, table, transfers, times, content, experiments)
+
+
+def _write_links(
+    folder: ResultsFolder, rows: Sequence[Row], cells: Mapping[str, CellResult]
+) -> tuple[dict[str, list[CellLinks]], list[tuple[str, str]]]:
+    """Writes links.csv, where there is anything to tell; returns the links by group, and what is left out."""
+    topology, found, left_out = read_topology(folder), {}, {}
+    for group in group_rows(rows):
+        if group.kind == "iteration":
+            found[group.slug], left_out[group.title] = links_of(group, cells, topology)
+    if any(found.values()):
+        told = [cell for cells_of_group in found.values() for cell in cells_of_group]
+        folder.write_text("links.csv", table_csv(link_table(told), digits=STEP_DIGITS))
+    return found, [("links", remark) for remark in link_remarks(found, left_out)]
+
+
+def read_topology(folder: ResultsFolder) -> Topology | None:
+    """The machine that the study ran on; None where it was not recorded, or not in a form that is known."""
+    text = folder.topology_text()
+    if text is None:
+        return None
+    try:
+        return validated(text, f"{folder.path}/topology.yaml")
+    except TopologyError:
+        return None

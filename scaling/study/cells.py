@@ -16,11 +16,13 @@ from typing import Any
 from scaling.aggregators.base import Aggregator
 from scaling.aggregators.registry import create as create_aggregator
 from scaling.errors import StudyError
+from scaling.study.device import DeviceCell, device_cells
 from scaling.study.recipes import recipe_of
 from scaling.study.rules import check_part
 from scaling.study.schema import (
     Alternatives,
     AnyPart,
+    DevicePart,
     IterationPart,
     Study,
     TrainedPart,
@@ -157,7 +159,7 @@ class Cell:
         return "".join(f", {part}" for part in parts if part)
 
 
-AnyCell = Cell | TransferCell
+AnyCell = Cell | TransferCell | DeviceCell
 
 
 @dataclass(frozen=True)
@@ -192,18 +194,19 @@ def resolve(study: Study, machine: Machine) -> ResolvedStudy:
     notes: list[str] = []
     for index, part in enumerate(study.parts):
         where = f"{study.name}: " + (f"parts.{index}: " if len(study.parts) > 1 else "")
-        device = _device(part, machine, notes)
-        sizes = _world_sizes(part, device, machine, where, notes)
-        threads = part.threads or _default_threads(device, machine)
-        for cell in _cells_of(part, device, sizes, threads, where, notes):
+        for cell in _part_of(part, machine, where, notes):
             cells[cell.id] = cell
             repeats[cell.id] = max(part.repeats, repeats.get(cell.id, 0))
     return ResolvedStudy(study.name, repeats, cells, list(dict.fromkeys(notes)))
 
 
-def _cells_of(
-    part: AnyPart, device: str, sizes: list[int], threads: int, where: str, notes: list[str]
-) -> Sequence[AnyCell]:
+def _part_of(part: AnyPart, machine: Machine, where: str, notes: list[str]) -> Sequence[AnyCell]:
+    if isinstance(part, DevicePart):
+        gpu_threads = _default_threads("cuda", machine)
+        return list(device_cells(part, machine.num_gpus, machine.num_cores, gpu_threads, where, notes))
+    device = _device(part, machine, notes)
+    sizes = _world_sizes(part, device, machine, where, notes)
+    threads = part.threads or _default_threads(device, machine)
     if isinstance(part, TransferPart):
         return list(transfer_cells(part, device, sizes, threads))
     own = list(_part_cells(part, device, sizes, threads, where, notes))
@@ -223,7 +226,7 @@ def _default_threads(device: str, machine: Machine) -> int:
     return max(1, 3 * (machine.num_cores // machine.num_gpus) // 4)
 
 
-def _device(part: AnyPart, machine: Machine, notes: list[str]) -> str:
+def _device(part: TrainedPart | TransferPart, machine: Machine, notes: list[str]) -> str:
     if part.device != "auto":
         return part.device
     if machine.num_gpus:
@@ -233,7 +236,9 @@ def _device(part: AnyPart, machine: Machine, notes: list[str]) -> str:
     return "cpu"
 
 
-def _world_sizes(part: AnyPart, device: str, machine: Machine, where: str, notes: list[str]) -> list[int]:
+def _world_sizes(
+    part: TrainedPart | TransferPart, device: str, machine: Machine, where: str, notes: list[str]
+) -> list[int]:
     if len(set(part.world_sizes)) != len(part.world_sizes):
         raise StudyError(f"{where}world_sizes {part.world_sizes} holds a size twice")
     if device == "cpu":
@@ -292,7 +297,9 @@ def _part_cells(
 
 
 def _bucket_sizes(part: TrainedPart, step: str, aggregator: Aggregator[Any]) -> Sequence[float | None]:
-    """Only DDP has buckets."""
+    """Those of DDP, and of captured steps that overlap if the study asks for it."""
+    if step == "captured" and part.bucket_mb and aggregator.overlaps and aggregator.update_site == "replica":
+        return part.bucket_mb
     if step != "overlapped" or aggregator.ddp_path() in ("bare", "optimizer"):  # without DDP
         return [None]
     return part.bucket_mb or [DEFAULT_BUCKET_MB]

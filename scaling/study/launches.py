@@ -10,6 +10,7 @@ from functools import cache
 from scaling.aggregators.registry import create as create_aggregator
 from scaling.store import ResultsFolder
 from scaling.study.cells import AnyCell, Cell, ResolvedStudy
+from scaling.study.device import DeviceCell
 from scaling.study.run_cell import TIMING_BATCHES
 from scaling.study.transfer import TransferCell
 from scaling.workloads.registry import create_dataset
@@ -22,6 +23,9 @@ USUAL_ITERATIONS = 100
 
 TRANSFER_SLACK_RATIO = 1.2
 """Of a transfer cell's time: what its operations set up comes on top."""
+
+DEVICE_SLACK_RATIO = 2.0
+"""Of a device cell's time: it makes its network first, and slow points take longer than they should."""
 
 START_UP_S = {"cpu": 8.0, "cuda": 20.0}
 """What a launch is assumed to take before its first cell."""
@@ -44,7 +48,9 @@ class Settings:
     @classmethod
     def of(cls, cell: AnyCell) -> Settings:
         """The settings that `cell` needs."""
-        return cls(cell.world_size, cell.device, cell.threads, cell.peer_access, _variables(cell))
+        # Experiments vary the threads within a launch, so that they are compared under the same conditions.
+        threads = cell.launch_threads if isinstance(cell, DeviceCell) else cell.threads
+        return cls(cell.world_size, cell.device, threads, cell.peer_access, _variables(cell))
 
 
 def _variables(cell: AnyCell) -> tuple[tuple[str, str], ...]:
@@ -104,6 +110,9 @@ def estimate_seconds(launch: Launch, num_parameters: dict[str, int], num_cores: 
     for cell in launch.cells:
         if isinstance(cell, TransferCell):
             total += cell.seconds * TRANSFER_SLACK_RATIO
+            continue
+        if isinstance(cell, DeviceCell):
+            total += cell.seconds * DEVICE_SLACK_RATIO
             continue
         if cell.device == "cpu":
             rate = OPERATIONS_PER_S["cpu"] * min(num_cores, cell.world_size * cell.threads)

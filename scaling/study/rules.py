@@ -25,14 +25,16 @@ def check_part(
     Raises:
         StudyError: naming the combination, the rule and a way out.
     """
-    if part.bucket_mb is not None and "overlapped" not in part.step:
+    if part.bucket_mb is not None and not {"overlapped", "captured"} & set(part.step):
         raise StudyError(
-            f"{where}bucket_mb is the size of DDP's buckets, which only step: overlapped has; leave it out"
+            f"{where}bucket_mb is the size of the buckets that are exchanged under the backward pass, which "
+            "only step: overlapped and captured do; leave it out"
         )
     if isinstance(part, IterationPart):
         _check_input(part, device, where)
     for aggregator in aggregators:
         _check_worlds(aggregator, part, sizes, where)
+        _check_momentum(aggregator, part, where)
         for step in part.step:
             _check_step(aggregator, step, device, where)
 
@@ -59,6 +61,17 @@ def _check_worlds(aggregator: Aggregator[Any], part: TrainedPart, sizes: Sequenc
         raise StudyError(
             f"{where}aggregator {label!r} needs a world size of {aggregator.min_world_size} at least, "
             f"world_sizes has {min(sizes)}"
+        )
+
+
+def _check_momentum(aggregator: Aggregator[Any], part: TrainedPart, where: str) -> None:
+    own = [one for choice in part.workloads for one in getattr(choice, "first_available", [choice])]
+    momenta = [part.momentum if one.momentum is None else one.momentum for one in own]
+    if aggregator.own_momentum() and any(momenta):
+        raise StudyError(
+            f"{where}aggregator {aggregator.label()!r} applies a momentum of {aggregator.own_momentum()} "
+            f"itself, and the optimizer's is {max(momenta)}, which would apply it twice; set momentum: 0, in "
+            "a part of its own if need be"
         )
 
 

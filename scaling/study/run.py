@@ -11,7 +11,7 @@ import os
 import shlex
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,8 +62,9 @@ def run_study(
     command: RunCommand,
     progress: Progress,
     scope: Scope = EVERYTHING_HERE,
+    before_launch: Callable[[Launch], None] = lambda _: None,
 ) -> None:
-    """Runs what is left of a study whose folder is prepared.
+    """Runs what is left of a study whose folder is prepared; calls `before_launch` before each launch.
 
     Raises:
         KeyboardInterrupt: the user stopped it; what is finished is kept, the rest is planned again.
@@ -74,6 +75,7 @@ def run_study(
     while launches := scope.launches(folder, study):
         launch = launches[0]
         before = _num_over(folder, scope)
+        before_launch(launch)
         log = folder.next_log_path()
         code = _start_and_watch(launch, folder, command, log, progress, scope)
         died = _reset_left_over(folder, scope, died=f"launch ended with exit code {code}, see {log}")

@@ -18,12 +18,15 @@ from scaling.measure.clock import clock_for
 from scaling.measure.phases import Marks, PhaseRecorder
 from scaling.process_group import TorchGroup
 from scaling.study.cells import AnyCell, Cell
+from scaling.study.device import DeviceCell
 from scaling.study.run_convergence import SavedCheckpoints, train_cell
+from scaling.study.run_device import measure_device
 from scaling.study.run_transfer import measure_transfers
 from scaling.study.transfer import TransferCell
 from scaling.training.batch_norm import has_batch_norm, synchronized
 from scaling.training.captured import CapturedStep
 from scaling.training.feeding import InputPlacement, feeder_for
+from scaling.training.layered import LayeredStep
 from scaling.training.overlapped import OverlappedStep
 from scaling.training.replica import FlatReplica, Replica
 from scaling.training.step import EagerStep, Step
@@ -116,6 +119,8 @@ class CellRunner:
         try:
             if isinstance(cell, TransferCell):
                 return self._transfer(cell, group, write)
+            if isinstance(cell, DeviceCell):
+                return self._experiment(cell, write)
             splits = self._data(cell)
             step = self._step(cell, group)
             if cell.kind == "iteration":
@@ -131,6 +136,11 @@ class CellRunner:
         notes = measure_transfers(cell, group, self._device, write)
         self.seconds["unsplit"] = group.largest(time.perf_counter() - self._started)
         return RankSummary(None, None, None, {}, notes, seconds=self.seconds)
+
+    def _experiment(self, cell: DeviceCell, write: WriteSamples) -> RankSummary:
+        measure_device(cell, self._device, write)
+        self.seconds["unsplit"] = time.perf_counter() - self._started
+        return RankSummary(None, None, None, {}, [], False, self._memory_peak_bytes(), self.seconds)
 
     def _data(self, cell: Cell) -> DataSplits:
         dataset = create_dataset(cell.dataset, cell.dataset_parameters)
@@ -165,6 +175,12 @@ class CellRunner:
                 replica, aggregator, settings, group, bucket_mb=bucket_mb, inputs=inputs, targets=targets
             )
         captured = cell.step == "captured"
+        if captured and cell.bucket_mb is not None:
+            flat = FlatReplica(module, loss)
+            layered = LayeredStep(
+                flat, aggregator, settings, group, bucket_mb=cell.bucket_mb, capturable=True
+            )
+            return CapturedStep(layered, inputs, targets, group)
         eager = EagerStep(FlatReplica(module, loss), aggregator, settings, group, capturable=captured)
         return CapturedStep(eager, inputs, targets, group) if captured else eager
 
@@ -208,8 +224,10 @@ class CellRunner:
         measurement.measure()
         after = gpu.reading() if gpu else None
         memory_peak_bytes = self._memory_peak_bytes()  # what marking takes besides is not the step's
+        step.check()
         if step.prepare_split(recorder):
             measurement.split(settle_each=step.settle_split)
+        step.check()
         write(measurement.rows)
         num_samples = cell.local_batch * sum(not (row["warmup"] or row["split"]) for row in measurement.rows)
         return replace(
@@ -284,6 +302,6 @@ def extent_of(cell: Cell) -> Extent:
 def configure_torch(cell: AnyCell, device: torch.device) -> None:
     """Threads and precision of this process, as the cell has them; float32 means float32 everywhere."""
     torch.set_num_threads(cell.threads)
-    if device.type == "cuda" and isinstance(cell, Cell):
+    if device.type == "cuda" and not isinstance(cell, TransferCell):
         torch.backends.cuda.matmul.allow_tf32 = bool(cell.tf32)
         torch.backends.cudnn.allow_tf32 = bool(cell.tf32)

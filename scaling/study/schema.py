@@ -190,15 +190,47 @@ class TransferPart(Part):
     seconds: Number = Field(20.0, gt=0)
 
 
-KINDS: dict[str, type[IterationPart] | type[ConvergencePart] | type[TransferPart]] = {
+class DevicePart(_Strict):
+    """An experiment (`scaling.experiments`): CPU against GPU, in one process."""
+
+    kind: Literal["device"] = "device"
+    experiment: Component
+    devices: Annotated[list[Literal["cpu", "cuda"]], Axis] = ["cpu", "cuda"]
+    seconds: Number = Field(1.0, gt=0)
+    limit_seconds: Number = Field(10.0, gt=0)
+    repeats: PositiveInt = 1
+
+    @property
+    def world_sizes(self) -> list[int]:
+        """One process."""
+        return [1]
+
+    @property
+    def device(self) -> Device:
+        """A GPU is used where there is one and the part wants it."""
+        return "auto" if "cuda" in self.devices else "cpu"
+
+    @property
+    def missing_devices(self) -> Literal["error", "drop"]:
+        """A GPU that is not there is left out."""
+        return "drop"
+
+
+KINDS: dict[str, type[IterationPart] | type[ConvergencePart] | type[TransferPart] | type[DevicePart]] = {
     "iteration": IterationPart,
     "convergence": ConvergencePart,
     "transfer": TransferPart,
+    "device": DevicePart,
 }
 TrainedPart = IterationPart | ConvergencePart
-AnyPart = TrainedPart | TransferPart
+AnyPart = TrainedPart | TransferPart | DevicePart
 
 RECORDED_KEYS = ("schema_version", "notes")
+
+_WITHOUT_MODEL: dict[type[BaseModel], str] = {
+    TransferPart: "; kind: transfer has no model and takes no step",
+    DevicePart: "; kind: device runs an experiment, whose parameters stand beside its name",
+}
 
 
 class Study(_Strict):
@@ -264,7 +296,7 @@ def _parse_part(body: dict[str, Any], prefix: str, source: str) -> AnyPart:
     except ValidationError as error:
         lines = [f"{source}: {_explain(dict(problem), prefix, cls)}" for problem in error.errors()]
         raise StudyError("\n".join(lines)) from None
-    if isinstance(part, TransferPart):
+    if isinstance(part, TransferPart | DevicePart):
         return part
     for index, workload in enumerate(part.workloads):
         for one in workload.first_available if isinstance(workload, Alternatives) else [workload]:
@@ -297,7 +329,7 @@ def _explain(problem: dict[str, Any], prefix: str, cls: type[BaseModel]) -> str:
         name = str(location[-1])
         kinds = [kind for kind, other in KINDS.items() if len(location) == 1 and name in other.model_fields]
         if kinds:
-            own = "; kind: transfer has no model and takes no step" if cls is TransferPart else ""
+            own = _WITHOUT_MODEL.get(cls, "")
             whose = f"key {key!r} belongs to kind: {' or '.join(kinds)}{own}"
             return f"{whose}; leave it out, or change the part's kind"
         fields = cls.model_fields if len(location) == 1 else Workload.model_fields

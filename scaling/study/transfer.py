@@ -51,6 +51,8 @@ def short_label(cell: Mapping[str, Any]) -> str:
     """What is under way, of the variables of a cell of any kind, as records have them."""
     if cell["kind"] == TransferCell.kind:
         return str(cell["kind"])
+    if "experiment" in cell:
+        return f"{cell['kind']} {cell['experiment']} on {cell['device']}"
     return f"{cell['kind']} {cell['model_label']}, {cell['aggregator_label']}"
 
 

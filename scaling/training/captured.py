@@ -24,6 +24,7 @@ from scaling.errors import LaunchError
 from scaling.measure.clock import GraphClock, graphs_can_be_marked
 from scaling.measure.phases import UNMARKED, Lane, Marks, PhaseRecorder
 from scaling.process_group import Group
+from scaling.training.layered import LayeredStep
 from scaling.training.replica import Replica
 from scaling.training.step import EagerStep
 
@@ -34,7 +35,8 @@ class CapturedStep:
     """A step on one rank. Collective to make and to call.
 
     Args:
-        step: to be captured: on CUDA, of an aggregator that can be, made with `capturable`.
+        step: to be captured: on CUDA, of an aggregator that can be, made with `capturable`. A `LayeredStep`
+            brings gradients together under its backward pass.
         inputs: [local_batch, ...] an example of the batches, on the replica's device.
         targets: [local_batch] int64, likewise.
         group: the ranks that train together.
@@ -45,7 +47,7 @@ class CapturedStep:
 
     settle_split = True
 
-    def __init__(self, step: EagerStep, inputs: Tensor, targets: Tensor, group: Group) -> None:
+    def __init__(self, step: EagerStep | LayeredStep, inputs: Tensor, targets: Tensor, group: Group) -> None:
         if not inputs.is_cuda:
             raise LaunchError(f"step: captured needs CUDA, the ranks compute on {inputs.device.type}")
         self._step, self._group = step, group
@@ -100,6 +102,10 @@ class CapturedStep:
         """See `Step`. The graph works on the same tensors as before."""
         self._step.load_state_dict(state)
 
+    def check(self) -> None:
+        """See `Step`."""
+        self._step.check()
+
     def prepare_split(self, recorder: PhaseRecorder) -> bool:
         """Captures the step a second time, with events between its phases; the first graph is given up.
 
@@ -122,8 +128,8 @@ class CapturedStep:
             self._targets.copy_(targets)
         self._graph.replay()
         if marks is not UNMARKED and self._marked is not None:
-            for name, start, stop in self._marked.spans:
-                self._recorder.place(name, start, stop)
+            for name, lane, start, stop in self._marked.spans:
+                self._recorder.place(name, start, stop, lane)
         self._group.meter.count(*self._metered)
         return self._loss.clone()
 
@@ -132,21 +138,24 @@ class _GraphMarks:
     """Takes marks that the graph under capture passes at each replay.
 
     Attributes:
-        spans: (phase, start, stop), all on one lane: a captured step exchanges after its backward pass.
+        spans: (phase, lane, start, stop).
     """
 
     def __init__(self) -> None:
-        self.spans: list[tuple[str, Any, Any]] = []
+        self.spans: list[tuple[str, Lane, Any, Any]] = []
         self._clock = GraphClock()
 
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        start = self._clock.mark()
-        yield
-        self.spans.append((name, start, self._clock.mark()))
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        return self._span(name, "main")
 
     def beside(self, lane: Lane) -> Any:
-        return self.phase
+        return lambda name: self._span(name, lane)
+
+    @contextmanager
+    def _span(self, name: str, lane: Lane) -> Iterator[None]:
+        start = self._clock.mark()
+        yield
+        self.spans.append((name, lane, start, self._clock.mark()))
 
     def paused(self, *, until_beside_ends: bool = False) -> AbstractContextManager[None]:
         return nullcontext()

@@ -109,6 +109,7 @@ def train(
         taken = joules() if joules else None
         train_j = None if train_j is None or taken is None else train_j + taken
         train_s += seconds_of_slowest(clock.seconds(start, stop))
+        step.check()
         group.all_reduce(losses)
         losses.div_(group.world_size)
         replica = step.replica

@@ -131,6 +131,10 @@ class OverlappedStep:
             if str(at) in state["update"]:
                 own["momentum_buffer"] = state["update"][str(at)].to(parameter.device, copy=True)
 
+    def check(self) -> None:
+        """See `Step`."""
+        self._buckets.check()
+
     def prepare_split(self, recorder: PhaseRecorder) -> bool:
         """DDP's own path gets a hook that does the same: only a hook can mark the exchange."""
         if self._path == "own":
@@ -252,9 +256,13 @@ class _Buckets:
         return {str(number): state.state_dict() for number, state in enumerate(self._states)}
 
     def load_state_dict(self, states: dict[str, dict[str, Tensor]]) -> None:
-        """Takes them over; DDP makes the same buckets of the same model."""
+        """Takes them over; DDP makes the same buckets of the same model.
+
+        Of others (another bucket size) those are found that are kept by parameter, as `kind/parameter`.
+        """
+        named = {name: one for tensors in states.values() for name, one in tensors.items() if "/" in name}
         for number, state in enumerate(self._states):
-            state.load_state_dict(states[str(number)])
+            state.load_state_dict(named | states.get(str(number), {}))
 
     def note_and_return(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         """Remembers what the bucket holds; exchanges nothing, for passes that no update follows."""
@@ -285,6 +293,11 @@ class _Buckets:
             return mean
 
         return self._beside.run(aggregate, buffer)
+
+    def check(self) -> None:
+        """Raises what went wrong on the device."""
+        for state in self._states:
+            state.check()
 
     def raise_failure(self) -> None:
         """Raises what an exchange of this step raised."""

@@ -60,6 +60,12 @@ class Step(Protocol):
             False where phases cannot be told apart here.
         """
 
+    def check(self) -> None:
+        """Raises what went wrong on the device, such as a gradient that is not a number; waits for it.
+
+        To be called outside of measured windows; see `AggregatorState.check`.
+        """
+
     @property
     def settle_split(self) -> bool:
         """Whether the marks of a split step are lost unless they are taken before the next."""
@@ -121,6 +127,10 @@ class EagerStep:
     def prepare_split(self, recorder: PhaseRecorder) -> bool:
         """Every phase can be marked as it is."""
         return True
+
+    def check(self) -> None:
+        """See `Step`."""
+        self._state.check()
 
     def __call__(self, inputs: Tensor, targets: Tensor, marks: Marks = UNMARKED) -> Tensor:
         """Forward, backward, aggregation, update; see `Step`."""

@@ -209,14 +209,47 @@ class _Owned:
             if state.get("momentum_buffer") is not None
         }
 
-    def step(self, mean: Tensor | None) -> None:
-        """One step with the mean gradient, flat and of the whole bucket's length."""
+    def step(self, mean: Tensor | None, *, first: int = 0) -> None:
+        """One step with the mean gradient, flat, from the parameters' element `first` on."""
         if self._optimizer is None:
             return
         assert mean is not None, "a rank that owns parameters gets their mean gradient"
         for parameter, (start, stop) in zip(self._parameters, self._spans, strict=True):
-            parameter.grad = mean[start:stop]
+            parameter.grad = mean[start - first : stop - first]
         self._optimizer.step()
+
+
+class SpanUpdate:
+    """The step of one span of the flat parameters, on every replica.
+
+    Args:
+        parameters: [num_elements] flat.
+        span: of these.
+        settings: of the optimizer.
+        capturable: the step is to be captured in a CUDA graph.
+    """
+
+    def __init__(
+        self, parameters: Tensor, span: Span, settings: SgdSettings, *, capturable: bool = False
+    ) -> None:
+        self._owned = _Owned(parameters, [span], settings, capturable=capturable)
+        self._start = span[0]
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Copies of the momentum, by span."""
+        return self._owned.momenta()
+
+    def load_state_dict(self, momenta: dict[str, Tensor]) -> None:
+        """Takes it over, in place, from the momenta of many spans."""
+        self._owned.load_momenta(momenta)
+
+    def set_learning_rate(self, rate: float) -> None:
+        """That of the next steps."""
+        self._owned.set_learning_rate(rate)
+
+    def step(self, mean: Tensor) -> None:
+        """One step with the mean gradient of the span, flat."""
+        self._owned.step(mean, first=self._start)
 
 
 def update_at(

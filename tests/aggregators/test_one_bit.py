@@ -8,8 +8,11 @@ import pytest
 import torch
 
 from scaling.aggregators.compressed import OneBit, stripe_columns
+from scaling.aggregators.native import AllReduce
 from scaling.bucket import BucketLayout
 from scaling.codecs import one_bit
+from scaling.codecs.finite import NotFiniteError
+from scaling.errors import LaunchError
 from scaling.process_group import InProcessGroup, run_in_process
 from scaling.workloads.networks import build_fcn_r, fcn_r
 
@@ -193,3 +196,123 @@ def test_fcn_r_is_compressed_30_8_times():
     assert num_elements == 14_205_962
     assert wire_bytes == 4 * sum(one_bit.wire_words(*matrix) for matrix in matrices) == 1_842_212
     assert round(4 * num_elements / wire_bytes, 1) == 30.8
+
+
+class TestBits:
+    @pytest.mark.parametrize("bits", [2, 4, 8, 16])
+    @pytest.mark.parametrize("world_size", [2, 3])
+    def test_mean_and_new_residuals_are_gradients_and_old_residuals(self, bits, world_size):
+        def work(group):
+            state = (aggregator := OneBit(bits=bits)).start(LAYOUT, group, torch.float32, torch.device("cpu"))
+            total = torch.zeros(LAYOUT.num_elements, dtype=torch.float64)
+            for number in range(3):
+                total += aggregator.aggregate(state, gradient_of(group.rank, number)).double()
+            sent = group.meter.bytes_sent
+            assert sent == 3 * aggregator.wire_bytes(LAYOUT, world_size, group.rank, 4)
+            return total, state.left_over().double()
+
+        ranks = run_in_process(world_size, work)
+        given = sum(gradient_of(rank, number).double() for rank in range(world_size) for number in range(3))
+        assert torch.allclose(world_size * ranks[0][0] + sum(left for _, left in ranks), given, atol=1e-4)
+        assert all(torch.equal(mean, ranks[0][0]) for mean, _ in ranks)
+
+    def test_more_bits_lose_less(self):
+        def error(bits):
+            def work(group):
+                aggregator = OneBit(bits=bits)
+                state = aggregator.start(LAYOUT, group, torch.float32, torch.device("cpu"))
+                return aggregator.aggregate(state, gradient_of(group.rank, 0)).clone()
+
+            mean = sum(gradient_of(rank, 0) for rank in range(2)) / 2
+            return float((run_in_process(2, work)[0] - mean).norm())
+
+        errors = [error(bits) for bits in (1, 2, 4, 8, 16, 32)]
+        assert errors[1:] == sorted(errors[1:], reverse=True)
+        assert errors[0] > errors[2]
+
+    @pytest.mark.parametrize("world_size", [1, 2, 3])
+    def test_with_32_it_is_the_plain_all_reduce(self, world_size):
+        def work(group):
+            results = []
+            for aggregator in (OneBit(bits=32), AllReduce()):
+                group.meter.reset()
+                state = aggregator.start(LAYOUT, group, torch.float32, torch.device("cpu"))
+                mean = aggregator.aggregate(state, gradient_of(group.rank, 0).clone()).clone()
+                left = state.left_over()
+                assert left is None or not left.any()
+                results.append((mean, group.meter.bytes_sent))
+            return results
+
+        for (ours, our_bytes), (theirs, their_bytes) in run_in_process(world_size, work):
+            assert torch.equal(ours, theirs)
+            assert our_bytes == their_bytes
+
+
+@pytest.mark.parametrize("bits", [1, 32])
+class TestDoubleBuffering:
+    def results(self, bits, num_steps=4, *, double_buffering, stop_after=None):
+        def work(group):
+            aggregator = OneBit(bits=bits, double_buffering=double_buffering)
+
+            def started():
+                return aggregator.start(LAYOUT, group, torch.float32, torch.device("cpu"))
+
+            state, means = started(), []
+            for number in range(num_steps):
+                means.append(aggregator.aggregate(state, gradient_of(group.rank, number)).clone())
+                if number == stop_after:
+                    saved, state = state.state_dict(), started()
+                    state.load_state_dict(saved)
+            return means, state.left_over()
+
+        return run_in_process(2, work)
+
+    def test_a_call_gives_the_mean_of_the_call_before(self, bits):
+        plain, late = (self.results(bits, double_buffering=late)[0][0] for late in (False, True))
+        assert not late[0].any()
+        assert all(torch.equal(one, other) for one, other in zip(late[1:], plain[:-1], strict=True))
+
+    def test_what_is_late_is_left_over(self, bits):
+        ranks = self.results(bits, double_buffering=True)
+        given = sum(gradient_of(rank, number).double() for rank in range(2) for number in range(4))
+        got = 2 * sum(mean.double() for mean in ranks[0][0]) + sum(left.double() for _, left in ranks)
+        assert torch.allclose(got, given, atol=1e-4)
+
+    def test_it_goes_on_from_a_saved_state(self, bits):
+        plain = self.results(bits, double_buffering=True)
+        resumed = self.results(bits, double_buffering=True, stop_after=1)
+        assert all(torch.equal(a, b) for a, b in zip(plain[0][0], resumed[0][0], strict=True))
+
+
+def test_residuals_are_kept_by_parameter():
+    def work(group):
+        state = OneBit().start(LAYOUT, group, torch.float32, torch.device("cpu"))
+        OneBit().aggregate(state, gradient_of(group.rank, 0))
+        return state.state_dict(), state.residual
+
+    for kept, residual in run_in_process(2, work):
+        assert set(kept) == {
+            f"{kind}/{name}" for kind in ("residual", "stripe_residual") for name in LAYOUT.names
+        }
+        assert torch.equal(kept["residual/narrow"], LAYOUT.views(residual)[1])
+
+
+def test_triton_where_it_cannot_run_is_an_error():
+    def work(group):
+        OneBit(kernels="triton").start(LAYOUT, group, torch.float32, torch.device("cpu"))
+
+    with pytest.raises(LaunchError, match=r"kernels: triton: .*use kernels: auto or torch"):
+        run_in_process(2, work)
+
+
+def test_a_gradient_that_is_not_a_number_is_named_by_every_rank():
+    def work(group):
+        state = OneBit().start(LAYOUT, group, torch.float32, torch.device("cpu"))
+        gradient = gradient_of(group.rank, 0)
+        if group.rank == 1:
+            LAYOUT.views(gradient)[1][3, 2] = float("nan")
+        OneBit().aggregate(state, gradient)
+        with pytest.raises(NotFiniteError, match="'narrow'"):
+            state.check()
+
+    run_in_process(3, work)

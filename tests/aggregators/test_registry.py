@@ -83,16 +83,21 @@ class TestBuiltIns:
         offer(**BUILT_IN)
         assert REGISTRY.targets() == BUILT_IN
 
-    def test_only_control_arms_exchange_nothing_and_only_one_bit_sgd_is_lossy(self):
+    def test_only_control_arms_exchange_nothing_and_only_codecs_are_lossy(self):
         assert [name for name in BUILT_IN if not create(name).exchanges] == ["none", "no_op"]
-        assert [name for name in BUILT_IN if create(name).lossy] == ["one_bit", "mpi_one_bit", "cntk"]
+        lossy = {name for name in BUILT_IN if create(name).lossy}
+        one_bit = {"one_bit", "one_bit_flat", "one_bit_momentum", "mpi_one_bit", "cntk"}
+        assert lossy == one_bit | {
+            "two_bit", "sign", "ef_sign", "qsgd", "top_k", "power_sgd", "fp16", "bf16"
+        }  # fmt: skip
 
 
 class TestParameters:
     def test_parameters_become_fields_and_show_in_the_label(self):
         aggregator = create("one_bit", {"threshold": "mean"})
         assert aggregator == OneBit("mean")
-        assert aggregator.parameters() == {"threshold": "mean", "view": "torch"}
+        defaults = {"view": "torch", "bits": 1, "double_buffering": False, "kernels": "auto"}
+        assert aggregator.parameters() == {"threshold": "mean", **defaults}
         assert aggregator.label() == "one_bit(threshold=mean)"
 
     @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ def test_study_is_run_reported_and_not_measured_twice(scaling):
         "world_sizes": [1, 2],
         "scaling": "strong",
         "parts": [
-            {"kind": "iteration", "workloads": [WORKLOAD], "aggregators": HERE, **FEW},
+            {"kind": "iteration", "workloads": [WORKLOAD], "aggregators": HERE, "momentum": 0.0, **FEW},
             {"kind": "convergence", "workloads": [digits], "aggregators": ["ring"], "epochs": 8},
         ],
     }

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 
+from scaling.measure.budget import RankStep, Span
+from scaling.report.samples import CellResult, IterationLaunch, SplitStep, Training
+from scaling.report.tables import build_table
 from scaling.store import ResultsFolder, RunRecord
 
 Line = Mapping[str, Any]
@@ -143,3 +150,84 @@ def split_line() -> Callable[..., dict[str, Any]]:
 def epoch_line() -> Callable[..., dict[str, Any]]:
     """Makes a line of a convergence cell."""
     return epoch
+
+
+def _identity(variables: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(variables, sort_keys=True).encode()).hexdigest()[:12]
+
+
+class Synthetic:
+    """Studies in memory, without a file: cells whose launches' samples are given."""
+
+    def __init__(self) -> None:
+        self.cells: list[CellResult] = []
+
+    def add(
+        self,
+        launches: Sequence[Sequence[float]],
+        *,
+        spans: Sequence[Sequence[Any]] = (),
+        split_s: float | None = None,
+        summary: Mapping[str, Any] | None = None,
+        state: str = "done",
+        **cell: Any,
+    ) -> str:
+        """Adds an iteration cell; each launch is its unsplit steps in seconds, which all ranks share.
+
+        Args:
+            launches: the steps of each.
+            spans: of every split step, on every rank; a list a rank where the first is a list of spans.
+            split_s: length of the split steps; by default the first launch's median.
+            summary: of every run.
+            state: of every run.
+            cell: its variables.
+        """
+        variables = {**_cell(**cell), "lossy": cell.get("lossy", False)}
+        cell_id = _identity(variables)
+        size = variables["world_size"]
+        length_s = split_s or (float(np.median(launches[0])) if launches else 0.0)
+        per_rank = spans if spans and isinstance(spans[0][0], list | tuple) else [spans] * size
+        steps = [
+            SplitStep(number, [RankStep(length_s, [Span(*one) for one in own], 0.0) for own in per_rank])
+            for number in range(1000, 1008)
+        ]
+        records = [
+            RunRecord(cell_id, repeat, variables, state, summary=dict(summary or {}))
+            for repeat in range(max(1, len(launches)))
+        ]
+        timed = [
+            IterationLaunch(repeat, np.arange(len(own)), np.array([own] * size), steps if spans else [])
+            for repeat, own in enumerate(launches)
+        ]
+        self.cells.append(CellResult(cell_id, variables, records, timed, []))
+        return cell_id
+
+    def add_training(
+        self, seconds: Sequence[float], *, accuracy: float = 0.98, target: float | None = 0.97, **cell: Any
+    ) -> str:
+        """Adds a convergence cell: each repeat has two epochs, of which the second one reaches `accuracy`."""
+        more = {"kind": "convergence", "target_accuracy": target, "epochs": 2}
+        variables = {**_cell(**more, **cell), "lossy": cell.get("lossy", False)}
+        cell_id = _identity(variables)
+        records = [RunRecord(cell_id, repeat, variables, "done") for repeat in range(len(seconds))]
+        unknown = np.full(2, np.nan)
+        trainings = [
+            Training(
+                repeat, np.arange(2), np.array([own / 2, own]), np.array([1.0, 0.5]),
+                np.array([0.5, accuracy]), unknown, np.full(2, 10.0), unknown, unknown, unknown,
+            )
+            for repeat, own in enumerate(seconds)
+        ]  # fmt: skip
+        self.cells.append(CellResult(cell_id, variables, records, [], trainings))
+        return cell_id
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """The summary."""
+        return build_table("synthetic", self.cells)
+
+
+@pytest.fixture
+def make_study() -> Callable[[], Synthetic]:
+    """Makes studies that are in memory alone."""
+    return Synthetic

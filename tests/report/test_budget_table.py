@@ -9,7 +9,7 @@ from scaling.report import write_report
 from scaling.report.budget_table import budget_table
 from scaling.report.columns import to_rows
 from scaling.report.groups import group_rows
-from scaling.report.html import page_tables
+from scaling.report.page_tables import page_tables
 from scaling.report.tables import summary_table
 from scaling.report.terminal import render_tables
 

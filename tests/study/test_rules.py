@@ -62,10 +62,22 @@ class TestWhatCannotBe:
         changes = settings if where == "part" else {"workloads": [{**WORKLOAD, **settings}]}
         assert "nesterov: true needs a momentum above 0" in problem(**changes)
 
+    @pytest.mark.parametrize("where", ["part", "workload"])
+    def test_momentum_that_an_aggregator_applies_itself_is_not_applied_twice(self, where):
+        corrected = {"name": "top_k", "momentum_correction": 0.5}
+        for aggregator, own in (("one_bit_momentum", 0.9), (corrected, 0.5)):
+            settings = {"aggregators": [aggregator]}
+            if where == "workload":
+                settings["workloads"] = [{**WORKLOAD, "momentum": 0.8}]
+            message = problem(**settings, momentum=0.7 if where == "part" else 0.0)
+            assert f"applies a momentum of {own} itself, and the optimizer's is 0." in message
+            assert "set momentum: 0" in message
+            assert cells(aggregators=[aggregator], momentum=0.0)
+
     @pytest.mark.parametrize(
         ("changes", "message"),
         [
-            ({"aggregators": ["rign"]}, r"unknown aggregator 'rign' \(did you mean 'ring'\?\); known: "),
+            ({"aggregators": ["rngi"]}, r"unknown aggregator 'rngi' \(did you mean 'ring'\?\); known: "),
             (
                 {"aggregators": [{"name": "one_bit", "treshold": "mean"}]},
                 "aggregator 'one_bit': unknown parameter 'treshold'; allowed: threshold",
@@ -136,8 +148,16 @@ class TestOverlapped:
     @pytest.mark.parametrize("kind", ["iteration", "convergence"])
     def test_size_of_buckets_means_nothing_in_other_steps(self, kind):
         message = problem(kind=kind, bucket_mb=25)
-        assert "by-hand: bucket_mb is the size of DDP's buckets, which only step: overlapped has" in message
+        assert (
+            "by-hand: bucket_mb is the size of the buckets that are exchanged under the backward pass"
+            in message
+        )
         assert "leave it out" in message
+
+    def test_captured_steps_overlap_where_the_study_sets_a_size_of_buckets(self):
+        machine, part = Machine(num_gpus=2, num_cores=8), {"step": "captured", "world_sizes": 2}
+        assert [cell.bucket_mb for cell in cells(machine, **part)] == [None]
+        assert [cell.bucket_mb for cell in cells(machine, **part, bucket_mb=[4, 16])] == [4.0, 16.0]
 
     def test_size_of_buckets_may_be_set_where_one_of_the_steps_has_them(self):
         found = cells(step=["eager", "overlapped"], bucket_mb=[1, 4], world_sizes=2)

@@ -201,7 +201,7 @@ class TestValues:
     def test_wrong_value_is_an_error_with_key_value_and_rule(self, changes, expected):
         assert f"my.yaml: {expected}" in problems(**changes)
 
-    @pytest.mark.parametrize("kind", ["device", "Iteration", ["iteration"], None])
+    @pytest.mark.parametrize("kind", ["devices", "Iteration", ["iteration"], None])
     def test_unknown_kind_is_an_error_with_the_kinds_there_are(self, kind):
         assert f"kind is {kind!r}; allowed: iteration, convergence" in problems(kind=kind)
         assert f"parts.0.kind is {kind!r}; allowed: iteration" in problems(parts=[{"kind": kind}])

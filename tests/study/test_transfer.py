@@ -57,7 +57,9 @@ class TestKeys:
             parse_study({**STUDY, "seconds": seconds}, "links.yaml")
 
     def test_key_of_transfers_is_none_of_iterations(self):
-        with pytest.raises(StudyError, match="key 'seconds' belongs to kind: transfer; leave it out"):
+        with pytest.raises(
+            StudyError, match="key 'seconds' belongs to kind: transfer or device; leave it out"
+        ):
             parse_study({"name": "x", "world_sizes": 1, **MODEL, "seconds": 3}, "x.yaml")
 
 

@@ -1,0 +1,183 @@
+"""Calibrated on one and two GPUs, what do four take? Predicted beside what committed results hold:
+
+    python benchmarks/prediction_calibration.py --out benchmarks/results/prediction-4xh200
+
+Known to the prediction: the machine file that `kind: transfer` made on two GPUs, with twice the GPUs
+(results/reference/transfer-2xh200/probed.yaml, gpus=2x), that study's messages and all-reduces, and every
+cell of one or two GPUs in results/reference/budget-2xh200, budget-4xh200, steps-4xh200 and fcn-r-4xh200. Not
+known: anything that four GPUs did. Writes predictions.csv, a row a cell of four GPUs: those that the last
+three folders hold, and the same without access between GPUs where nobody measured that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import statistics
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from scaling.errors import ScalingError
+from scaling.measured_folders import cells_of, transfers_of
+from scaling.prediction.measured import MeasuredCell
+from scaling.prediction.predict import Prediction, Predictor
+from scaling.prediction.sources import Sources
+from scaling.prediction.what_if import what_if
+from scaling.store import ResultsFolder
+from scaling.study.predicting import strategy_of
+from topologies.schema import load
+
+REFERENCE = Path(__file__).parents[1] / "results" / "reference"
+STUDIES = ("budget-2xh200", "budget-4xh200", "steps-4xh200", "fcn-r-4xh200")
+KNOWN_UP_TO, PREDICTED = 2, 4
+COLUMNS = (
+    *("results", "model", "aggregator", "step", "input_placement", "peer_access", "world_size"),
+    *("measured_s", "simulated_s", "simulated_s_low", "simulated_s_high", "error_ratio", "inside"),
+    *("compute_s", "exposed_s", "notes"),
+)
+
+
+def sources() -> Sources:
+    """Everything that is measured, of whatever size."""
+    transfer = ResultsFolder(REFERENCE / "transfer-2xh200")
+    cells = [cell for name in STUDIES for cell in cells_of(ResultsFolder(REFERENCE / name))]
+    return Sources(cells, transfers_of(transfer), load(transfer.path / "probed.yaml"))
+
+
+def predictions(
+    everything: Sources,
+) -> Iterator[tuple[MeasuredCell | None, Mapping[str, Any], Prediction | str]]:
+    """(measured or None, cell, prediction or the reason why there is none)."""
+    machine = what_if(everything.machine, ["gpus=2x"])
+    predictor, _ = everything.up_to(KNOWN_UP_TO).predictor(machine, strategy_of)
+    measured = [
+        one for one in everything.cells if one.world_size == PREDICTED and not one.cell.get("twin", 0)
+    ]
+    seen = {identity(one.cell) for one in measured}
+    for one in measured:
+        yield one, one.cell, _predicted(predictor, one.cell)
+    for one in measured:
+        host_only = {**one.cell, "peer_access": False}
+        if identity(host_only) not in seen:
+            seen.add(identity(host_only))
+            yield None, host_only, _predicted(predictor, host_only)
+
+
+def identity(cell: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What tells cells of the table apart."""
+    names = ("model_label", "aggregator_label", "step", "input_placement", "peer_access")
+    return tuple(cell.get(name, "device" if name == "input_placement" else None) for name in names)
+
+
+def _predicted(predictor: Predictor, cell: Mapping[str, Any]) -> Prediction | str:
+    try:
+        prediction = predictor.predict(strategy_of(cell))
+    except ScalingError as error:
+        return str(error)
+    return prediction if prediction.iteration is not None else "; ".join(prediction.notes)
+
+
+def rows(
+    found: Iterable[tuple[MeasuredCell | None, Mapping[str, Any], Prediction | str]],
+) -> list[dict[str, Any]]:
+    """The table; seconds, errors as ratios, positive where the prediction is too long."""
+    table = []
+    for measured, cell, prediction in found:
+        row: dict[str, Any] = dict.fromkeys(COLUMNS, "")
+        row |= {
+            "results": Path(measured.source).name if measured else "not measured",
+            "model": cell["model_label"],
+            "aggregator": cell["aggregator_label"],
+            "step": cell["step"],
+            "input_placement": cell.get("input_placement", "device"),
+            "peer_access": cell.get("peer_access"),
+            "world_size": cell["world_size"],
+        }
+        if measured:
+            row["measured_s"] = f"{measured.iteration_s:.6g}"
+        if isinstance(prediction, str):
+            row["notes"] = f"not predicted: {prediction}"
+        else:
+            row |= _values(prediction, measured)
+        table.append(row)
+    return sorted(
+        table,
+        key=lambda row: (
+            row["results"] == "not measured",
+            row["results"],
+            str(row["model"]),
+            row["step"],
+            row["aggregator"],
+            not row["peer_access"],
+        ),
+    )
+
+
+def _values(prediction: Prediction, measured: MeasuredCell | None) -> dict[str, Any]:
+    assert prediction.iteration is not None
+    assert prediction.compute is not None
+    low, high = prediction.iteration.interval
+    values: dict[str, Any] = {
+        "simulated_s": f"{prediction.iteration.value:.6g}",
+        "simulated_s_low": f"{low:.6g}",
+        "simulated_s_high": f"{high:.6g}",
+        "compute_s": f"{prediction.compute.value:.6g}",
+        "exposed_s": f"{prediction.exposed_exchange.value:.6g}",
+        "notes": "; ".join(prediction.notes),
+    }
+    if measured:
+        values["error_ratio"] = f"{prediction.iteration.value / measured.iteration_s - 1:+.4f}"
+        values["inside"] = "yes" if low <= measured.iteration_s <= high else "no"
+    return values
+
+
+def has_access(row: Mapping[str, Any]) -> bool:
+    """Whether GPUs reach each other; of rows that were read from the file as well."""
+    return str(row["peer_access"]) == "True"
+
+
+def summary(table: list[dict[str, Any]]) -> Iterator[str]:
+    """Medians of the errors, all and by group."""
+    compared = [row for row in table if row["error_ratio"]]
+    groups: dict[str, list[dict[str, Any]]] = {"all": compared}
+    for row in compared:
+        access = "NVLink" if has_access(row) else "host-only"
+        for name in (f"{row['results']}, {access}", f"{row['model']}", f"step {row['step']}"):
+            groups.setdefault(name, []).append(row)
+    yield "| cells | number | median error | 95th percentile | inside the 95% interval |"
+    yield "|---|---|---|---|---|"
+    for name, own in groups.items():
+        errors = sorted(abs(float(row["error_ratio"])) for row in own)
+        high = errors[max(0, -(-95 * len(errors) // 100) - 1)]
+        inside = sum(row["inside"] == "yes" for row in own) / len(own)
+        yield f"| {name} | {len(own)} | {statistics.median(errors):.1%} | {high:.1%} | {inside:.0%} |"
+    yield ""
+    yield "Misses of more than 10%:"
+    for row in sorted(compared, key=lambda row: -abs(float(row["error_ratio"]))):
+        if abs(float(row["error_ratio"])) > 0.10:
+            yield (
+                f"{float(row['error_ratio']):+.0%}  {row['model']}, {row['aggregator']}, {row['step']}, "
+                f"{'NVLink' if has_access(row) else 'host-only'} ({row['results']}): "
+                f"{float(row['measured_s']) * 1e3:.2f} ms measured, "
+                f"{float(row['simulated_s']) * 1e3:.2f} simulated"
+            )
+
+
+def main() -> None:
+    """Writes the table and prints its summary."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    table = rows(predictions(sources()))
+    if options.out:
+        options.out.mkdir(parents=True, exist_ok=True)
+        with (options.out / "predictions.csv").open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, COLUMNS)
+            writer.writeheader()
+            writer.writerows(table)
+    print("\n".join(summary(table)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,12 @@
+"""What aggregators that apply momentum themselves have in common."""
+
+from __future__ import annotations
+
+from scaling.errors import StudyError
+
+
+def check_momentum(name: str, parameter: str, value: float, *, may_be_zero: bool) -> None:
+    """Raises StudyError unless 0 < value < 1, or 0 where that may be."""
+    if not (0 < value < 1 or (may_be_zero and value == 0)):
+        least = "from 0" if may_be_zero else "more than 0"
+        raise StudyError(f"aggregator {name!r}: {parameter}: allowed is {least} to less than 1, got {value}")

@@ -1,0 +1,279 @@
+"""Compressed stripes: every rank owns a part of the bucket, sums it decoded, and sends the sum to all.
+
+The flat bucket is cut into chunks (`scaling.codecs.base`), and each rank owns num_chunks // n of them, the
+first ranks one more; with fewer chunks than ranks, the last ones own none. A step on every rank:
+
+1. encode: v = gradient + residual, chunk by chunk; what is lost becomes the new residual;
+2. communicate: send every other rank its stripe;
+3. decode: sum the n copies of the own stripe, the own one as encoded, in rank order;
+4. encode: that sum + the stripe's residual, which only the owner keeps;
+5. communicate: send the encoded sum to every other rank;
+6. decode: all stripes, the own one too, hence the same bits on every rank; divide by n.
+
+- `one_bit_flat`: two means a chunk and a bit an element, both residuals.
+- `one_bit_momentum`: of momentum instead of the gradient; root mean square and a bit an element, both
+  residuals.
+- `two_bit`: codes up, with a residual; 32-bit sums down, without one.
+- `sign`: signs up, the majority's sign down; no residual, nothing is divided.
+
+Steps: 2. Bytes sent per rank: (n-1)/n (u + d) in 2(n-1) messages, u and d being the wire size of the bucket
+up and down (the codecs' modules), where chunks divide evenly. At world size 1 nothing is sent and nothing
+encoded; momentum is applied. Error property, with both residuals: n mean + the new residuals of all ranks and
+stripes = the sum of gradients + the old ones, up to float rounding; in `one_bit_momentum` with v's first two
+terms for gradients.
+
+Reference: F. Seide, H. Fu, J. Droppo, G. Li, D. Yu, "1-bit stochastic gradient descent and its application
+to data-parallel distributed training of speech DNNs", Interspeech 2014 (stripes, two residuals); those of the
+codecs' modules. Where we differ: stripes are runs of chunks of the flat bucket, not columns of each matrix.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import final
+
+import torch
+from torch import Tensor
+
+from scaling.aggregators.base import Aggregator, AggregatorState, PhaseMarker, Span, unmarked
+from scaling.aggregators.prediction import stripes_up_and_down
+from scaling.aggregators.same_layout import require_same_layout
+from scaling.bucket import BucketLayout
+from scaling.codecs.base import WORD_BYTES, ChunkCodec, Chunks, require_exchange
+from scaling.codecs.finite import FiniteWatch
+from scaling.collectives.plan import Codec, Stage, Update
+from scaling.process_group import Group, Message
+
+ENCODE_BYTES_MOVED = 14.0
+"""Read and written by torch's operations for each byte that is encoded and whose residual is taken, of 1-bit
+codes: 3 to add the residual, 3 to compare and pack, 3 for the scale, 2 to unpack, 3 for the residual."""
+DECODE_BYTES_MOVED = 4.0
+"""For each byte that is unpacked, decoded and added."""
+
+
+@dataclass
+class StripesState(AggregatorState):
+    """Residuals and message buffers of one rank; those by chunks are filled up with zeros."""
+
+    chunks: Chunks
+    stripes: list[Span]  # [rank] -> first chunk, end
+    valid: Tensor  # [num_chunks, 1] float32
+    values: Tensor  # [padded] float32 scratch
+    residual: Tensor  # [padded] float32: of the own gradient; empty without feedback
+    stripe_residual: Tensor  # [own chunks, chunk] float32: of the sums; empty without feedback
+    momentum: Tensor  # [padded] float32: the last result; empty without momentum
+    outgoing: Tensor  # [num_chunks, words] int32: the own gradient
+    incoming: Tensor  # [rank, own chunks, words] int32: the own stripe
+    sums: Tensor  # [num_chunks, words down] int32: all stripes' sums
+    result: Tensor  # [num_elements]
+    watch: FiniteWatch = field(repr=False)
+    persistent = ("residual", "stripe_residual", "momentum")
+
+    @property
+    def own(self) -> slice:
+        """The own stripe's chunks."""
+        return slice(*self.stripes[self.group.rank])
+
+    def check(self) -> None:
+        """See the base."""
+        self.watch.raise_if_marked()
+
+    def left_over(self) -> Tensor | None:
+        """The own residual, plus that of the own stripe's sum; None with momentum, whose law is another."""
+        return None if self.momentum.numel() else self.withheld()
+
+    def withheld(self) -> Tensor | None:
+        """The same with momentum, too; None without any residual."""
+        if not self.residual.numel() and not self.stripe_residual.numel():
+            return None
+        total = torch.zeros_like(self.values)
+        if self.residual.numel():
+            total.copy_(self.residual)
+        if self.stripe_residual.numel():
+            self.chunks.matrix(total)[self.own].add_(self.stripe_residual)
+        return total[: self.layout.num_elements]
+
+
+def stripe_chunks(num_chunks: int, world_size: int) -> list[Span]:
+    """First chunk and end of each rank's stripe: num_chunks // n, one more for the first ranks."""
+    base, extra = divmod(num_chunks, world_size)
+    bounds = [rank * base + min(rank, extra) for rank in range(world_size + 1)]
+    return list(pairwise(bounds))
+
+
+@dataclass(frozen=True)
+class Striped(Aggregator[StripesState]):
+    """Base of aggregators by compressed stripes."""
+
+    lossy = True
+    overlaps = True
+    graph_capturable = True
+
+    def __post_init__(self) -> None:
+        require_exchange(self.codec(), "stripes")
+
+    @abstractmethod
+    def codec(self) -> ChunkCodec:
+        """Of what goes to the owners."""
+
+    def codec_back(self) -> ChunkCodec:
+        """Of the sums."""
+        return self.codec()
+
+    def feeds_back(self) -> tuple[bool, bool]:
+        """Whether there is a residual of the gradient, and of the sums."""
+        return True, True
+
+    def combine(self, decoded: Tensor, rank: int) -> Tensor:
+        """The sums [chunks, n] of all ranks' decoded stripes [ranks, chunks, n]."""
+        return decoded.sum(0)
+
+    def divisor(self, world_size: int) -> int:
+        """What sums are divided by."""
+        return world_size
+
+    def start(
+        self, layout: BucketLayout, group: Group, dtype: torch.dtype, device: torch.device
+    ) -> StripesState:
+        """Residuals of zero and all buffers."""
+        require_same_layout(layout, group)
+        codec, back = self.codec(), self.codec_back()
+        chunks = codec.chunks(layout.num_elements)
+        stripes = stripe_chunks(chunks.num_chunks, group.world_size)
+        own = stripes[group.rank][1] - stripes[group.rank][0]
+        size = chunks.chunk_elements
+        words, words_back = codec.row_words(size), back.row_words(size)
+        of_gradient, of_sums = self.feeds_back()
+
+        def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        return StripesState(
+            group,
+            layout,
+            chunks=chunks,
+            stripes=stripes,
+            valid=chunks.valid(device),
+            values=zeros(chunks.padded),
+            residual=zeros(chunks.padded if of_gradient else 0),
+            stripe_residual=zeros(own if of_sums else 0, size),
+            momentum=zeros(chunks.padded if self.own_momentum() else 0),
+            outgoing=zeros(chunks.num_chunks, words, dtype=torch.int32),
+            incoming=zeros(group.world_size, own, words, dtype=torch.int32),
+            sums=zeros(chunks.num_chunks, words_back, dtype=torch.int32),
+            result=zeros(layout.num_elements, dtype=dtype),
+            watch=FiniteWatch.of_chunks(layout, size, device),
+        )
+
+    @final
+    def aggregate(self, state: StripesState, gradient: Tensor, phase: PhaseMarker = unmarked) -> Tensor:
+        """Returns the mean of the twice encoded gradients, in the gradient's type."""
+        if state.group.world_size == 1 or not gradient.numel():
+            return self._alone(state, gradient)
+        with phase("encode"):
+            self._encode_gradient(state, gradient)
+        with phase("communicate"):
+            self._exchange_stripes(state)
+        with phase("decode"):
+            sums = self.combine(self.codec().decode(state.incoming), state.group.rank)
+        with phase("encode"):
+            self._encode_sums(state, sums)
+        with phase("communicate"):
+            self._exchange_sums(state)
+        with phase("decode"):
+            self._decode_result(state)
+        return state.result
+
+    def _alone(self, state: StripesState, gradient: Tensor) -> Tensor:
+        """Nothing is encoded; momentum is applied."""
+        if not state.momentum.numel():
+            return gradient
+        own = state.momentum[: gradient.numel()]
+        own.mul_(self.own_momentum()).add_(gradient)
+        return state.result.copy_(own)
+
+    def _encode_gradient(self, state: StripesState, gradient: Tensor) -> None:
+        """Fills `outgoing`, and `residual` where there is one."""
+        values, n = state.values[: gradient.numel()], gradient.numel()
+        if state.momentum.numel():
+            torch.add(state.residual[:n], state.momentum[:n], alpha=self.own_momentum(), out=values)
+            values.add_(gradient)
+        elif state.residual.numel():
+            torch.add(state.residual[:n], gradient, out=values)
+        else:
+            values.copy_(gradient)
+        matrix = state.chunks.matrix(state.values)
+        self.codec().encode(matrix, state.valid, state.outgoing)
+        if state.residual.numel():
+            decoded = self.codec().decode(state.outgoing)
+            torch.sub(matrix, decoded, out=state.chunks.matrix(state.residual))
+            state.residual[n:].zero_()
+
+    def _exchange_stripes(self, state: StripesState) -> None:
+        group = state.group
+        peers = [rank for rank in range(group.world_size) if rank != group.rank]
+        state.incoming[group.rank].copy_(state.outgoing[state.own])
+        group.exchange(
+            [Message(peer, state.outgoing[slice(*state.stripes[peer])]) for peer in peers],
+            [Message(peer, state.incoming[peer]) for peer in peers],
+        )
+
+    def _encode_sums(self, state: StripesState, sums: Tensor) -> None:
+        """Fills the own rows of `sums`, and `stripe_residual` where there is one."""
+        own, back = state.sums[state.own], self.codec_back()
+        feeds_back = bool(state.stripe_residual.numel())
+        if feeds_back:
+            sums.add_(state.stripe_residual)
+        if state.own.stop == state.chunks.num_chunks and sums.numel():
+            filling = state.chunks.padded - state.layout.num_elements
+            sums.view(-1)[sums.numel() - filling :].zero_()
+        back.encode(sums, state.valid[state.own], own)
+        if feeds_back:
+            torch.sub(sums, back.decode(own), out=state.stripe_residual)
+
+    def _exchange_sums(self, state: StripesState) -> None:
+        group = state.group
+        peers = [rank for rank in range(group.world_size) if rank != group.rank]
+        group.exchange(
+            [Message(peer, state.sums[state.own]) for peer in peers],
+            [Message(peer, state.sums[slice(*state.stripes[peer])]) for peer in peers],
+        )
+
+    def _decode_result(self, state: StripesState) -> None:
+        """All stripes' sums, divided, into `result`; watches them."""
+        back, n = self.codec_back(), state.layout.num_elements
+        decoded = back.decode(state.sums)
+        state.watch.note(back.heads(state.sums) if back.head else decoded.sum(1))
+        torch.div(decoded.reshape(-1)[:n], self.divisor(state.group.world_size), out=state.result)
+        if state.momentum.numel():
+            state.momentum[:n].copy_(state.result)
+
+    @final
+    def wire_bytes(self, layout: BucketLayout, world_size: int, rank: int, itemsize: int) -> int:
+        """The other ranks' stripes, and the own one's sum to each of them."""
+        chunks = self.codec().chunks(layout.num_elements)
+        start, stop = stripe_chunks(chunks.num_chunks, world_size)[rank]
+        up = self.codec().row_words(chunks.chunk_elements) * (chunks.num_chunks - (stop - start))
+        down = self.codec_back().row_words(chunks.chunk_elements) * (stop - start) * (world_size - 1)
+        return WORD_BYTES * (up + down)
+
+    @final
+    def stages(self, layout: BucketLayout, world_size: int) -> list[Stage]:
+        """Encode, stripes to their owners, sum and encode again, sums to all, decode; then the update."""
+        n, num_bytes = layout.num_elements, 4.0 * layout.num_elements
+        update = Update("replica", n)
+        if world_size == 1:
+            return [update]
+        up, down = self.codec().bucket_bytes(layout), self.codec_back().bucket_bytes(layout)
+        to_owners, to_all = stripes_up_and_down(up, down, world_size)
+        return [
+            Codec("encode", num_bytes, bytes_moved=ENCODE_BYTES_MOVED),
+            to_owners,
+            Codec("decode", num_bytes, bytes_moved=DECODE_BYTES_MOVED),
+            Codec("encode", num_bytes / world_size, bytes_moved=ENCODE_BYTES_MOVED),
+            to_all,
+            Codec("decode", num_bytes, bytes_moved=DECODE_BYTES_MOVED),
+            update,
+        ]

@@ -1,0 +1,210 @@
+"""What a codec is: how values lie on the wire, and which exchange that allows.
+
+A codec says of itself whether its encodings can be summed on the wire. Where they can, the exchange is an
+all-reduce; where they cannot, but any run of chunks can be decoded by itself, it is the exchange of stripes,
+whose owners decode, sum and encode again, or an all-gather; where only the whole makes sense, an all-gather.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from scaling.bucket import BucketLayout
+from scaling.codecs.packing import BITS_PER_BYTE, pack, unpack
+from scaling.errors import StudyError
+
+ExchangeKind = Literal["all_reduce", "stripes", "all_gather"]
+
+CHUNK_MULTIPLE = 32
+"""Elements of a chunk come in multiples: whole words, whatever the bits of an element."""
+WORD_BYTES = 4
+
+
+class Codec(ABC):
+    """How a flat float32 gradient is written for others.
+
+    Attributes:
+        name: of the module that describes it.
+        summable: the sum of encodings decodes to the sum of the values.
+        divisible: parts of an encoding can be decoded by themselves, as the stripes' owners do.
+    """
+
+    name: ClassVar[str]
+    summable: ClassVar[bool] = False
+    divisible: ClassVar[bool] = False
+
+    @abstractmethod
+    def bucket_bytes(self, layout: BucketLayout) -> int:
+        """Bytes of the encoding of a bucket, by its tensors' shapes."""
+
+
+def exchanges_of(codec: Codec) -> tuple[ExchangeKind, ...]:
+    """The exchanges that can carry its encodings, the best first."""
+    if codec.summable:
+        return ("all_reduce",)
+    return ("stripes", "all_gather") if codec.divisible else ("all_gather",)
+
+
+def require_exchange(codec: Codec, exchange: ExchangeKind) -> None:
+    """Checks that an exchange can carry a codec's encodings.
+
+    Raises:
+        StudyError: it cannot.
+    """
+    allowed = exchanges_of(codec)
+    if exchange not in allowed:
+        why = "can" if codec.summable else "cannot"
+        cut = "" if codec.summable else f", and {'can' if codec.divisible else 'cannot'} be cut into stripes"
+        raise StudyError(
+            f"codec {codec.name!r} does not go with the exchange {exchange!r}: its encodings {why} be summed "
+            f"on the wire{cut}; allowed: {', '.join(allowed)}"
+        )
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """A flat buffer cut into chunks of equal size, the last one filled up.
+
+    Attributes:
+        num_elements: of the buffer.
+        chunk_elements: of a chunk.
+        num_chunks: at least as many as hold them.
+    """
+
+    num_elements: int
+    chunk_elements: int
+
+    @property
+    def num_chunks(self) -> int:
+        return math.ceil(self.num_elements / self.chunk_elements)
+
+    @property
+    def padded(self) -> int:
+        """Elements of all chunks."""
+        return self.num_chunks * self.chunk_elements
+
+    def matrix(self, flat: Tensor) -> Tensor:
+        """[num_chunks, chunk_elements] view of a flat tensor of `padded` elements."""
+        return flat.view(self.num_chunks, self.chunk_elements)
+
+    def valid(self, device: torch.device) -> Tensor:
+        """[num_chunks, 1] float32: elements of each chunk that are no filling."""
+        counts = torch.full((self.num_chunks, 1), float(self.chunk_elements), device=device)
+        counts[-1:] -= self.padded - self.num_elements
+        return counts
+
+
+def chunks_of(num_elements: int, chunk_elements: int) -> Chunks:
+    """Chunks of that size, or one smaller one where the buffer is smaller."""
+    rounded = CHUNK_MULTIPLE * math.ceil(max(1, num_elements) / CHUNK_MULTIPLE)
+    return Chunks(num_elements, min(chunk_elements, rounded))
+
+
+def check_chunk_elements(what: str, chunk_elements: int) -> None:
+    """Raises StudyError unless it is a positive multiple of 32."""
+    if chunk_elements < CHUNK_MULTIPLE or chunk_elements % CHUNK_MULTIPLE:
+        raise StudyError(
+            f"{what}: allowed is a multiple of {CHUNK_MULTIPLE} from {CHUNK_MULTIPLE}, got {chunk_elements}"
+        )
+
+
+@dataclass(frozen=True)
+class ChunkCodec(Codec):
+    """A codec by chunks: a row of the wire is a chunk's head, some floats, and then a code an element.
+
+    Attributes:
+        chunk_elements: values that share a head.
+        head: floats of a head.
+        bits: of a code.
+        needs_noise: `encode` takes uniform random numbers.
+    """
+
+    chunk_elements: int
+    head: ClassVar[int]
+    bits: ClassVar[int]
+    divisible = True
+    needs_noise: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check_chunk_elements(f"codec {self.name!r}: chunk_elements", self.chunk_elements)
+
+    def chunks(self, num_elements: int) -> Chunks:
+        """How it cuts a buffer."""
+        return chunks_of(num_elements, self.chunk_elements)
+
+    def code_bits(self) -> int:
+        """Bits of a code; to be overridden where a parameter decides."""
+        return self.bits
+
+    def row_words(self, chunk_elements: int) -> int:
+        """32-bit words of a row."""
+        return self.head + chunk_elements * self.code_bits() // (BITS_PER_BYTE * WORD_BYTES)
+
+    def bucket_bytes(self, layout: BucketLayout) -> int:
+        """Shapes do not matter: `wire_bytes` of its elements."""
+        return self.wire_bytes(layout.num_elements)
+
+    def wire_bytes(self, num_elements: int) -> int:
+        """Every chunk's head and codes, those of the filling too."""
+        chunks = self.chunks(num_elements)
+        return WORD_BYTES * chunks.num_chunks * self.row_words(chunks.chunk_elements)
+
+    @abstractmethod
+    def quantise(self, values: Tensor, valid: Tensor, noise: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Heads [chunks, head] float32 and codes [chunks, n] uint8 or bool.
+
+        Args:
+            values: [chunks, n] float32, zeros in the filling.
+            valid: [chunks, 1] float32, elements that are no filling.
+            noise: [chunks, n] float32 uniform in [0, 1), where `needs_noise`.
+        """
+
+    @abstractmethod
+    def restore(self, heads: Tensor, codes: Tensor) -> Tensor:
+        """Values [..., chunks, n] float32 of heads [..., chunks, head] and codes [..., chunks, n] uint8."""
+
+    def encode(self, values: Tensor, valid: Tensor, rows: Tensor, noise: Tensor | None = None) -> None:
+        """Writes `quantise`'s heads and codes to `rows` [chunks, row_words] int32."""
+        heads, codes = self.quantise(values, valid, noise)
+        rows[:, : self.head].view(torch.float32).copy_(heads)
+        rows[:, self.head :].view(torch.uint8).copy_(pack(codes, self.code_bits()))
+
+    def decode(self, rows: Tensor) -> Tensor:
+        """Values [..., chunks, n] float32 of rows [..., chunks, row_words] int32; filling holds anything."""
+        codes = unpack(rows[..., self.head :].view(torch.uint8), self.code_bits())
+        return self.restore(self.heads(rows), codes)
+
+    def heads(self, rows: Tensor) -> Tensor:
+        """[..., chunks, head] float32: not finite where a chunk was not."""
+        return rows[..., : self.head].view(torch.float32)
+
+
+@dataclass(frozen=True)
+class PlainChunks(ChunkCodec):
+    """Values as they are, for a direction that is not compressed."""
+
+    name: ClassVar[str] = "float32"
+    head: ClassVar[int] = 0
+    bits: ClassVar[int] = 32
+
+    def quantise(self, values: Tensor, valid: Tensor, noise: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Not of use: `encode` copies."""
+        raise NotImplementedError("values are copied, not quantised")
+
+    def restore(self, heads: Tensor, codes: Tensor) -> Tensor:
+        """Likewise."""
+        raise NotImplementedError("values are copied, not restored")
+
+    def encode(self, values: Tensor, valid: Tensor, rows: Tensor, noise: Tensor | None = None) -> None:
+        """A copy."""
+        rows.view(torch.float32).copy_(values)
+
+    def decode(self, rows: Tensor) -> Tensor:
+        """A view."""
+        return rows.view(torch.float32)

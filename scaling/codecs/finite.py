@@ -1,0 +1,138 @@
+"""Watches for values that are not finite, on the device, and names their tensors once it may be asked.
+
+A codec turns NaN and infinity into bits that look like any others. So what is decoded is watched instead: a
+statistic of each span of the bucket (the scale that was sent, or the values' sum) that is finite if and only
+if all of the span is. All ranks decode the same, and so raise together.
+
+1. In a step: the spans whose statistic is not finite are marked in a vector on the device. Only the first
+   step with such a span marks: in the next one the whole network is not finite, which says nothing.
+2. Outside the measured window: the vector is read, which waits for the device; what is marked becomes an
+   error that names the tensors which lie there.
+
+Nothing is sent. A step costs a few launches over one number a span.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from scaling.bucket import BucketLayout
+from scaling.errors import NotFiniteError
+
+NUM_NAMED = 3
+WATCH_ELEMENTS = 1024
+"""Of a span, where a codec has no chunks of its own."""
+
+
+class FiniteWatch:
+    """The spans of one bucket that were not finite in the first step in which any was not.
+
+    Args:
+        layout: of the bucket.
+        bounds: [num_spans + 1] int64 in host memory, ascending: where the spans begin and the last one ends.
+        device: of the statistics.
+        what: whose values, for the message.
+
+    Attributes:
+        marks: [num_spans] bool on the device; a kernel may set them itself.
+    """
+
+    def __init__(
+        self, layout: BucketLayout, bounds: Tensor, device: torch.device, what: str = "the gradient"
+    ) -> None:
+        self._layout, self._bounds, self._what = layout, bounds, what
+        self.marks = torch.zeros(max(0, bounds.numel() - 1), dtype=torch.bool, device=device)
+
+    @classmethod
+    def of_tensors(
+        cls, layout: BucketLayout, device: torch.device, what: str = "the gradient"
+    ) -> FiniteWatch:
+        """One span a tensor."""
+        bounds = torch.tensor([*layout.offsets, layout.num_elements], dtype=torch.int64)
+        return cls(layout, bounds, device, what)
+
+    @classmethod
+    def of_chunks(
+        cls, layout: BucketLayout, chunk_elements: int, device: torch.device, what: str = "the gradient"
+    ) -> FiniteWatch:
+        """Spans of `chunk_elements`, the last one shorter."""
+        n = layout.num_elements
+        bounds = torch.arange(math.ceil(n / chunk_elements) + 1, dtype=torch.int64) * chunk_elements
+        return cls(layout, bounds.clamp_(max=n), device, what)
+
+    def note(self, statistics: Tensor) -> None:
+        """Marks what is not finite; in the order of the current stream, without waiting.
+
+        Args:
+            statistics: [num_spans] or [num_spans, ...], finite if and only if the span is.
+        """
+        bad = statistics.isfinite().logical_not_()
+        self.mark(bad if bad.ndim == 1 else bad.flatten(1).any(1))
+
+    def note_values(self, flat: Tensor) -> None:
+        """The same by the values themselves, one pass over them; of a watch by chunks of equal size.
+
+        Args:
+            flat: [num_elements], of any floating type; sums are taken in float32.
+        """
+        if not self.marks.numel():
+            return
+        chunk_elements = int(self._bounds[1] - self._bounds[0])
+        whole = flat.numel() // chunk_elements * chunk_elements
+        sums = [flat[:whole].view(-1, chunk_elements).sum(1, dtype=torch.float32)]
+        if whole < flat.numel():
+            sums.append(flat[whole:].sum(dtype=torch.float32).view(1))
+        self.note(torch.cat(sums))
+
+    def note_at(self, indices: Tensor, values: Tensor) -> None:
+        """The same for single elements; of a watch by chunks of equal size.
+
+        Args:
+            indices: [k] int32 or int64, of elements of the bucket.
+            values: [k] of these.
+        """
+        if not self.marks.numel():
+            return
+        chunk_elements = int(self._bounds[1] - self._bounds[0])
+        bad = values.isfinite().logical_not_().to(torch.int32)
+        spans = indices.to(torch.int64).div_(chunk_elements, rounding_mode="floor")
+        found = torch.zeros(self.marks.numel(), dtype=torch.int32, device=bad.device)
+        self.mark(found.index_add_(0, spans, bad).bool())
+
+    def mark(self, bad: Tensor) -> None:
+        """Marks the spans that are True in `bad` [num_spans], unless an earlier step has marked any."""
+        self.marks.logical_or_(bad & self.marks.any().logical_not())
+
+    def raise_if_marked(self) -> None:
+        """Waits for the device, and takes the marks away.
+
+        Raises:
+            NotFiniteError: naming the tensors that a marked span touches.
+        """
+        if not bool(self.marks.any()):
+            return
+        spans = self.marks.nonzero().flatten().cpu()
+        self.marks.zero_()
+        names = self._names(self._bounds[spans].tolist(), self._bounds[spans + 1].tolist())
+        shown = ", ".join(repr(name) for name in names[:NUM_NAMED])
+        more = f" and {len(names) - NUM_NAMED} more tensors" if len(names) > NUM_NAMED else ""
+        raise NotFiniteError(
+            f"{self._what} is NaN or infinite, or too large to be encoded, in {shown}{more}: the training "
+            "diverges, or its input does; lower the learning rate, or look at the samples"
+        )
+
+    def _names(self, starts: list[int], stops: list[int]) -> list[str]:
+        """The tensors that the spans touch, in the layout's order."""
+        names, at = [], 0
+        for name, shape, start in zip(
+            self._layout.names, self._layout.shapes, self._layout.offsets, strict=True
+        ):
+            stop = start + math.prod(shape)
+            while at < len(starts) and stops[at] <= start:
+                at += 1
+            if start < stop and at < len(starts) and starts[at] < stop:
+                names.append(name)
+        return names

@@ -1,0 +1,58 @@
+"""Which kernels run where."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from typing import Literal
+
+import torch
+
+from scaling.codecs.kernels.engine import TritonStripes
+from scaling.codecs.kernels.tiles import LARGEST_MATRIX
+from scaling.codecs.one_bit import Threshold
+from scaling.codecs.one_bit_planes import PlaneStripes
+from scaling.codecs.one_bit_stripes import StripeBuffers, StripeCodec, TorchStripes
+from scaling.errors import LaunchError
+
+Kernels = Literal["auto", "torch", "triton"]
+
+INTERPRETER = "TRITON_INTERPRET"
+
+
+def triton_problem(device: torch.device) -> str | None:
+    """Why Triton's kernels cannot run on that device; None if they can."""
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed (pip install triton)"
+    if device.type != "cuda" and os.environ.get(INTERPRETER) != "1":
+        return f"the ranks compute on {device.type}, and Triton's kernels need CUDA"
+    return None
+
+
+def stripe_codec(buffers: StripeBuffers, threshold: Threshold, kernels: Kernels) -> StripeCodec:
+    """The codec on some buffers.
+
+    Args:
+        buffers: of the rank.
+        threshold: of one bit.
+        kernels: "torch", the reference; "triton"; or "auto": Triton's on CUDA where it is installed, torch's
+            by planes on processors.
+
+    Raises:
+        LaunchError: Triton's are asked for and cannot run.
+    """
+    device = buffers.wire.device
+    problem = triton_problem(device)
+    largest = max((matrix.num_elements for matrix in buffers.stripes.matrices), default=0)
+    if problem is None and largest > LARGEST_MATRIX:
+        problem = f"a tensor has {largest} elements, and the kernels count {LARGEST_MATRIX} at most"
+    if kernels == "triton" and problem is not None:
+        raise LaunchError(f"kernels: triton: {problem}; use kernels: auto or torch")
+    if kernels == "auto" and device.type == "cpu":
+        return PlaneStripes(buffers, threshold)
+    if kernels == "torch" or problem is not None:
+        codec: StripeCodec = TorchStripes(buffers, threshold)
+        if kernels == "auto":
+            codec.note = f"{codec.note}: {problem}"
+        return codec
+    return TritonStripes(buffers, threshold)

@@ -1,0 +1,205 @@
+"""A bucket's quantised stripes on one rank: encoded, summed and encoded again, decoded.
+
+`StripeBuffers` holds what is kept and what is sent; a `StripeCodec` works on it. `TorchStripes` is plain
+torch, runs everywhere and is the reference; `scaling.codecs.kernels` has the one for CUDA devices.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from scaling.codecs import one_bit
+from scaling.codecs.one_bit import Encoded, Threshold, as_matrix
+from scaling.codecs.stripes import StripeLayout
+
+ALIGNED_WORDS = 32
+"""Messages begin at multiples of 128 bytes, as device memory is best read."""
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where the messages lie in one buffer of 32-bit words.
+
+    Attributes:
+        outgoing: [owner] its stripes of the own gradient; at the own rank nothing, see `incoming`.
+        incoming: [rank] the own stripes of that rank's gradient, the own gradient's among them.
+        gathered: [owner] its stripes' sums, at equal distances.
+        row_words: between two of `incoming`.
+        gathered_words: between two of `gathered`.
+        num_words: of the whole buffer.
+    """
+
+    outgoing: tuple[int, ...]
+    incoming: tuple[int, ...]
+    gathered: tuple[int, ...]
+    row_words: int
+    gathered_words: int
+    num_words: int
+
+    @classmethod
+    def of(cls, stripes: StripeLayout, rank: int) -> Places:
+        """Those of a rank."""
+        at, outgoing = 0, []
+        for owner, words in enumerate(stripes.words):
+            outgoing.append(at)
+            at += _aligned(words) if owner != rank else 0
+        row, gathered = _aligned(stripes.words[rank]), _aligned(max(stripes.words))
+        n = stripes.world_size
+        return cls(
+            tuple(outgoing),
+            tuple(at + row * number for number in range(n)),
+            tuple(at + row * n + gathered * number for number in range(n)),
+            row,
+            gathered,
+            at + (row + gathered) * n,
+        )
+
+
+class StripeBuffers:
+    """Residuals and messages of one rank.
+
+    Args:
+        stripes: of the bucket.
+        rank: this one.
+        device: of the buffers.
+        marks: [tensors] bool: see below; one's own if None.
+
+    Attributes:
+        stripes, rank, places: the same, and where the messages lie in `wire`.
+        residual: [num_elements] float32, of the own gradient.
+        stripe_residual: float32, of the sums of the own stripes, matrix by matrix [rows, width].
+        wire: [places.num_words] int32.
+        outgoing, incoming, gathered: the messages, views of it.
+        marks: [tensors] bool, True where decoded limits were not finite, in the first step in which any were.
+    """
+
+    def __init__(
+        self, stripes: StripeLayout, rank: int, device: torch.device, marks: Tensor | None = None
+    ) -> None:
+        self.stripes, self.rank, self.places = stripes, rank, Places.of(stripes, rank)
+        own = sum(matrix.num_elements for matrix in stripes.own(rank))
+        real = torch.float32
+        self.residual = torch.zeros(stripes.layout.num_elements, dtype=real, device=device)
+        self.stripe_residual = torch.zeros(own, dtype=real, device=device)
+        self.wire = torch.zeros(self.places.num_words, dtype=torch.int32, device=device)
+        self.marks = torch.zeros(len(stripes.matrices), dtype=torch.bool, device=device)
+        if marks is not None:
+            self.marks = marks[: len(stripes.matrices)]
+        words, own_words = stripes.words, stripes.words[rank]
+        sent = [0 if owner == rank else size for owner, size in enumerate(words)]
+        self.outgoing = self._messages(self.places.outgoing, sent)
+        self.incoming = self._messages(self.places.incoming, [own_words] * stripes.world_size)
+        self.gathered = self._messages(self.places.gathered, words)
+
+    def _messages(self, places: tuple[int, ...], sizes: tuple[int, ...] | list[int]) -> list[Tensor]:
+        return [self.wire[at : at + size] for at, size in zip(places, sizes, strict=True)]
+
+    def own_stripes(self, flat: Tensor) -> list[Tensor]:
+        """`flat`, in the layout of `stripe_residual`, as matrices [rows, width]."""
+        return [
+            flat[one.offset : one.offset + one.num_elements].view(one.rows, one.columns)
+            for one in self.stripes.own(self.rank)
+        ]
+
+
+class StripeCodec(ABC):
+    """Encodes and decodes one rank's stripes in its buffers, in the order of the current stream.
+
+    Attributes:
+        note: what runs, for the record of a run.
+    """
+
+    note: str
+
+    def __init__(self, buffers: StripeBuffers, threshold: Threshold) -> None:
+        self.buffers, self.threshold = buffers, threshold
+
+    @abstractmethod
+    def encode(self, gradient: Tensor) -> None:
+        """Gradient [num_elements] + residual into `outgoing` and the own row of `incoming`; new residual."""
+
+    @abstractmethod
+    def encode_sums(self) -> None:
+        """The sum of `incoming` in rank order + stripe residual into the own part of `gathered`; likewise."""
+
+    @abstractmethod
+    def decode(self, result: Tensor) -> None:
+        """All of `gathered`, divided by the number of ranks, into `result` [num_elements]."""
+
+
+class TorchStripes(StripeCodec):
+    """Plain torch, matrix by matrix: the reference."""
+
+    note = "one_bit in plain torch operations"
+
+    def encode(self, gradient: Tensor) -> None:
+        buffers, stripes = self.buffers, self.buffers.stripes
+        pairs = zip(stripes.layout.views(gradient), stripes.layout.views(buffers.residual), strict=True)
+        for number, (values, residual) in enumerate(pairs):
+            matrix, left = as_matrix(values, stripes.view), as_matrix(residual, stripes.view)
+            self._distribute(self._encode(left, matrix), number)
+
+    def encode_sums(self) -> None:
+        buffers = self.buffers
+        for number, left in enumerate(buffers.own_stripes(buffers.stripe_residual)):
+            self._encode_sum(left, number)
+
+    def _encode_sum(self, left: Tensor, number: int) -> None:
+        buffers, rank = self.buffers, self.buffers.rank
+        total = self._read(buffers.incoming[0], number, rank)
+        for message in buffers.incoming[1:]:
+            total.add_(self._read(message, number, rank))
+        self._write(buffers.gathered[rank], number, rank, self._encode(left, total), 0, left.shape[1])
+
+    def decode(self, result: Tensor) -> None:
+        buffers, stripes = self.buffers, self.buffers.stripes
+        bad = []
+        for number, values in enumerate(stripes.layout.views(result)):
+            target = as_matrix(values, stripes.view)
+            for owner, bounds in enumerate(stripes.bounds[number]):
+                self._decode_stripe(target[:, slice(*bounds)], number, owner)
+            bad.append(target.isfinite().all().logical_not())
+        if bad:
+            buffers.marks.logical_or_(torch.stack(bad) & buffers.marks.any().logical_not())
+
+    def _decode_stripe(self, target: Tensor, number: int, owner: int) -> None:
+        """One owner's stripe of the mean."""
+        mean = self._read(self.buffers.gathered[owner], number, owner)
+        target.copy_(mean.div_(self.buffers.stripes.world_size))
+
+    def _distribute(self, encoded: Encoded, number: int) -> None:
+        """Every owner's stripe of an encoded matrix into its message."""
+        buffers = self.buffers
+        for owner, bounds in enumerate(buffers.stripes.bounds[number]):
+            message = buffers.incoming[owner] if owner == buffers.rank else buffers.outgoing[owner]
+            self._write(message, number, owner, encoded, *bounds)
+
+    def _encode(self, left: Tensor, added: Tensor) -> Encoded:
+        """`left` + `added`, quantised; what is lost replaces `left`."""
+        left.add_(added)
+        bits = self.buffers.stripes.bits
+        encoded = one_bit.encode(left, self.threshold, bits)
+        left.sub_(one_bit.decode(encoded, left.shape[0], bits))
+        return encoded
+
+    def _write(
+        self, message: Tensor, number: int, owner: int, encoded: Encoded, start: int, stop: int
+    ) -> None:
+        """Columns `start` to `stop` - 1 into the owner's message."""
+        parts = self.buffers.stripes.parts(message, number, owner)
+        for target, source in zip(parts, encoded, strict=True):
+            target.copy_(source[..., start:stop])
+
+    def _read(self, message: Tensor, number: int, owner: int) -> Tensor:
+        stripes = self.buffers.stripes
+        encoded = Encoded(*stripes.parts(message, number, owner))
+        return one_bit.decode(encoded, stripes.matrices[number].rows, stripes.bits)
+
+
+def _aligned(words: int) -> int:
+    return math.ceil(words / ALIGNED_WORDS) * ALIGNED_WORDS

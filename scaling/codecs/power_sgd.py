@@ -1,0 +1,141 @@
+"""PowerSGD: every gradient matrix as a product of two thin ones, by one step of power iteration.
+
+A tensor is a matrix M of its first axis x the rest, [n, m]; with approximation size r it is sent as P [n, r]
+and Q [m, r] if (n + m) r * minimum_compression < n m, and as it is else. r is at most n and m.
+1. M = gradient + residual;
+2. P = M Q, with the Q of the last step (warm start) or a random one; summed over the ranks;
+3. P is made orthonormal (Gram-Schmidt);
+4. Q = M^T P; averaged over the ranks;
+5. decoded = P Q^T, the mean of all ranks' M projected on P;
+6. new residual = M - decoded; what is sent as it is leaves none.
+
+P Q^T is linear in M, so encodings are summed on the wire. Matrices of one shape lie one behind the other and
+are multiplied in one batch, so launches go by the number of shapes.
+
+Steps, bytes per rank: two all-reduces, of the P and what is sent as it is, and of the Q
+(`scaling.aggregators.summed`). Wire size: 4 r (n + m) bytes a matrix, 4 bytes a value sent as it is. Error
+property: n mean + the sum of new residuals = the sum of M.
+
+Reference: T. Vogels, S. P. Karimireddy, M. Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for
+Distributed Optimization", NeurIPS 2019; PyTorch, ddp_comm_hooks/powerSGD_hook.py (the start, the rule what is
+compressed, orthogonalisation). Where we differ from PyTorch: compression begins with the first step; what is
+sent as it is travels with the P, not by itself; it leaves no residual, where PyTorch's hook keeps each rank's
+distance to the mean, which sums to zero; Gram-Schmidt at every r, PyTorch takes QR from 3 on; a column of
+zeros stays zero.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from scaling.bucket import BucketLayout
+from scaling.codecs.base import WORD_BYTES, Codec
+from scaling.errors import StudyError
+
+_SEED_RANGE = 1_000_000_000  # PyTorch's hook draws its seeds below that
+_SMALLEST_NORM = 1e-30
+
+
+@dataclass(frozen=True)
+class MatrixGroup:
+    """Matrices of one shape.
+
+    Attributes:
+        tensors: their numbers in the layout.
+        rows, columns: n and m.
+        rank: r.
+    """
+
+    tensors: tuple[int, ...]
+    rows: int
+    columns: int
+    rank: int
+
+    @property
+    def num_elements(self) -> int:
+        """Of all its matrices."""
+        return len(self.tensors) * self.rows * self.columns
+
+    @property
+    def p_elements(self) -> int:
+        """Of all P."""
+        return len(self.tensors) * self.rows * self.rank
+
+    @property
+    def q_elements(self) -> int:
+        """Of all Q."""
+        return len(self.tensors) * self.columns * self.rank
+
+
+@dataclass(frozen=True)
+class PowerSgdCodec(Codec):
+    """Which tensors are compressed, and how far.
+
+    Attributes:
+        approximation_size: r.
+        minimum_compression: a matrix is compressed where that leaves it more than so many times smaller.
+    """
+
+    name: ClassVar[str] = "power_sgd"
+    summable: ClassVar[bool] = True
+
+    approximation_size: int
+    minimum_compression: float
+
+    def __post_init__(self) -> None:
+        if self.approximation_size < 1:
+            raise StudyError(
+                f"codec 'power_sgd': approximation_size: allowed is 1 or more, got {self.approximation_size}"
+            )
+
+    def groups(self, shapes: Sequence[tuple[int, ...]]) -> list[MatrixGroup]:
+        """The matrices that are compressed, by shape, in the order of the first of each."""
+        found: dict[tuple[int, int], list[int]] = {}
+        for number, shape in enumerate(shapes):
+            rows = shape[0] if shape else 1
+            columns = math.prod(shape[1:])
+            rank = min(rows, columns, self.approximation_size)
+            if (rows + columns) * rank * self.minimum_compression < rows * columns:
+                found.setdefault((rows, columns), []).append(number)
+        return [
+            MatrixGroup(tuple(tensors), rows, columns, min(rows, columns, self.approximation_size))
+            for (rows, columns), tensors in found.items()
+        ]
+
+    def bucket_bytes(self, layout: BucketLayout) -> int:
+        """Of both messages."""
+        return sum(self.message_bytes(layout))
+
+    def message_bytes(self, layout: BucketLayout) -> tuple[int, int]:
+        """Bytes of the two messages: all P and what is sent as it is; all Q."""
+        groups = self.groups(layout.shapes)
+        whole = layout.num_elements - sum(group.num_elements for group in groups)
+        first = sum(group.p_elements for group in groups) + whole
+        return WORD_BYTES * first, WORD_BYTES * sum(group.q_elements for group in groups)
+
+
+def starting_q(groups: Sequence[MatrixGroup], seed: int) -> Tensor:
+    """All Q of the first step, one behind the other, not yet orthonormal: PyTorch's for `random_seed`."""
+    generator = torch.Generator().manual_seed(np.random.RandomState(seed).randint(_SEED_RANGE))
+    drawn = [
+        torch.randn(len(group.tensors), group.columns, group.rank, generator=generator) for group in groups
+    ]
+    return torch.cat([one.flatten() for one in drawn]) if drawn else torch.empty(0)
+
+
+def orthonormalise_(matrices: Tensor) -> None:
+    """Makes the columns of [batch, n, r] orthonormal, in place, one after the other."""
+    for index in range(matrices.shape[2]):
+        column = matrices[:, :, index : index + 1]
+        # A column of zeros stays zero; NaN stays NaN.
+        column.div_(torch.linalg.vector_norm(column, dim=1, keepdim=True).clamp(min=_SMALLEST_NORM))
+        rest = matrices[:, :, index + 1 :]
+        if rest.shape[2]:
+            rest.sub_((column * rest).sum(1, keepdim=True) * column)

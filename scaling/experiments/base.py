@@ -1,0 +1,210 @@
+"""What an experiment is: its points, how one of them is measured, and how long that may take."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from scaling.measure.clock import Clock, clock_for
+
+Value = int | float | str | bool
+Point = dict[str, Value]
+
+WARMUP_CALLS = 3
+"""At least: the first call sets libraries up, the second may still grow caches of memory."""
+
+SLOW_CALLS = 3
+"""After so many a point is left out for their time: the first, and the faster of two that follow."""
+
+SET_UP_S = 5.0
+"""What libraries may take in a process's first call, beyond the limit."""
+
+DOUBTLESS = 2.0
+"""A second call that would pass the limit by this factor is enough."""
+
+WARMUP_SHARE = 0.1
+"""Of a cell's seconds the warm-up lasts so long, where three calls take less: clocks and caches settle."""
+
+SHORTEST_SAMPLE_S = 1e-3
+"""Where the caller does not say how many calls a sample covers it lasts so long: marks take microseconds."""
+
+SAMPLES_A_WINDOW = 50
+"""Marks that are taken before the device is waited for: a GPU's queue does not run empty in one."""
+
+
+class LeftOutError(Exception):
+    """A point that is not measured on a device, with the reason in one clause. A result, not a failure."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How long a cell may measure.
+
+    Attributes:
+        seconds: measuring ends after so many, once there are `min_samples`.
+        min_samples: at least so many samples; fewer than six give no interval.
+        max_samples: at most so many.
+        limit_s: a point whose fewest samples would take longer is left out.
+    """
+
+    seconds: float
+    min_samples: int = 6
+    max_samples: int = 1000
+    limit_s: float = 10.0
+
+    def require(self, expected_s: float, why: str) -> None:
+        """Refuses a point whose fewest samples would take longer than the limit.
+
+        Args:
+            expected_s: what a call takes at least, in seconds.
+            why: how that is known, for people ("a step takes 2 s or more on 64 samples").
+
+        Raises:
+            LeftOutError: saying so.
+        """
+        if expected_s * self.min_samples > self.limit_s:
+            raise LeftOutError(
+                f"{why}, so that {self.min_samples} samples would pass the limit of {self.limit_s:g} s"
+            )
+
+    def refuse_slow(self, seconds: Sequence[float], why: str, calls: int = 1) -> float:
+        """Refuses a point by its first calls, as soon as that is certain.
+
+        The first call sets libraries up, and a single slow one may be somebody else's doing: it takes three
+        calls, or one that is beyond doubt.
+
+        Args:
+            seconds: of the calls so far, waited for.
+            why: for people, with a place for the seconds ("a step took {:.2g} s").
+            calls: that a sample covers.
+
+        Returns:
+            The seconds of a call: the least but for the first.
+
+        Raises:
+            LeftOutError: the fewest samples would take longer than the limit.
+        """
+        one_s = min(seconds[1:] or seconds)
+        doubtless = one_s * calls * self.min_samples > DOUBTLESS * self.limit_s and len(seconds) > 1
+        if len(seconds) >= SLOW_CALLS or doubtless or one_s > self.limit_s + SET_UP_S:
+            self.require(one_s * calls, why.format(one_s))
+        return one_s
+
+    def samples(
+        self, step: Callable[[], object], device: torch.device, per_sample: int | None = None
+    ) -> list[float]:
+        """Seconds of one call of `step`, sampled after a warm-up.
+
+        On a GPU the time is that between CUDA events in a queue that does not run empty: what a call takes
+        in a loop, be it bound by the host or by the device. On the CPU it is that of the monotonic clock.
+
+        Args:
+            step: what is timed; on a GPU it need not wait for the device.
+            device: where it works.
+            per_sample: calls that a sample covers and is divided by; None: as many as take a millisecond.
+
+        Raises:
+            LeftOutError: the calls are so slow that the limit would be passed.
+        """
+        clock = clock_for(device)
+        one_s = self._warm_up(step, clock, per_sample or 1)
+        calls = per_sample or max(1, round(SHORTEST_SAMPLE_S / max(one_s, 1e-9)))
+        samples: list[float] = []
+        start = time.perf_counter()
+        while not self._enough(len(samples), time.perf_counter() - start):
+            left_s = self.seconds - (time.perf_counter() - start)
+            fitting = max(self.min_samples - len(samples), int(left_s / (one_s * calls)) + 1)
+            if device.type == "cuda":
+                clock.settle()
+                step()  # fills the queue: the first sample begins behind it
+            samples += _window(step, clock, min(fitting, SAMPLES_A_WINDOW), calls)
+        return samples[: self.max_samples]
+
+    def _warm_up(self, step: Callable[[], object], clock: Clock, calls: int) -> float:
+        """Calls until caches are warm; returns the seconds of one call, waited for."""
+        start, seconds = time.perf_counter(), []
+        for num_calls in itertools.count(1):
+            before = time.perf_counter()
+            step()
+            clock.settle()
+            now = time.perf_counter()
+            seconds.append(now - before)
+            one_s = self.refuse_slow(seconds, "a step took {:.2g} s", calls)
+            if num_calls >= WARMUP_CALLS and now - start >= WARMUP_SHARE * self.seconds:
+                break
+            if num_calls >= SLOW_CALLS and now - start >= self.seconds:
+                break
+        return one_s
+
+    def _enough(self, num_samples: int, elapsed_s: float) -> bool:
+        return num_samples >= self.max_samples or (
+            num_samples >= self.min_samples and elapsed_s >= self.seconds
+        )
+
+
+def _window(step: Callable[[], object], clock: Clock, num_samples: int, calls: int) -> list[float]:
+    """Samples that follow each other without waiting for the device."""
+    marks = [clock.mark()]
+    for _ in range(num_samples):
+        for _ in range(calls):
+            step()
+        marks.append(clock.mark())
+    clock.settle()
+    seconds = [clock.seconds(start, stop) / calls for start, stop in itertools.pairwise(marks)]
+    clock.reuse(marks)
+    return seconds
+
+
+@dataclass(frozen=True)
+class Experiment(ABC):
+    """A question that is put to CPU and GPU. The fields of a subclass are what a study may set.
+
+    Attributes:
+        name: as studies write it.
+    """
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def points(self) -> list[Point]:
+        """The independent variables of each cell, in order.
+
+        Every point becomes a cell on each of the part's devices. Two keys are not variables of the
+        experiment: `only_device` ("cpu" or "cuda") keeps a point to one device; `threads` (a number, or
+        "all") sets the CPU threads of its cell, and points with more threads than cores are dropped.
+        All points have the same other keys.
+        """
+
+    @abstractmethod
+    def measure(
+        self, point: Mapping[str, Any], device: torch.device, budget: Budget
+    ) -> Iterator[dict[str, Any]]:
+        """Raw samples of one cell, and facts.
+
+        Args:
+            point: one of `points`, without `only_device` and `threads`.
+            device: where; CPU threads are set already, TF32 is off.
+            budget: how long.
+
+        Yields:
+            `{"phase": what was timed, "seconds": one sample}`, where the phase is "step", "train",
+            "predict", "compile", "epoch" or another word; or a fact, `{"fact": name, "value": number, text
+            or truth value}` (a name of its own column; "samples" is how many training samples a step takes);
+            or a curve, `{"fact": name, "x": [...], "y": [...]}`.
+
+        Raises:
+            LeftOutError: the point is not for this device; the report says why.
+            MemoryError, torch.OutOfMemoryError: it does not fit, which the report says as well.
+            RuntimeError: the cell has failed, with this reason.
+        """
+
+
+def steps(samples: list[float], phase: str = "step") -> Iterator[dict[str, Any]]:
+    """Samples of `Budget.samples` as rows of that phase."""
+    yield from ({"phase": phase, "seconds": seconds} for seconds in samples)

@@ -1,0 +1,185 @@
+"""Which kernel should a library choose? Matrix products with a transposed operand, and convolutions.
+
+Two choices in which the systems of the paper differ:
+
+- A layer's forward pass is x W^T. The product can read W as it lies (`transposed`), or W can be copied into
+  its transpose first (`transpose-first`; `already-transposed` is the same without the copy).
+- A convolution has several algorithms. `library` is what cuDNN (on a CPU oneDNN) takes for the best,
+  `autotuned` what is found by trying all, `native` a matrix product for every image without either library,
+  `fft` a product of Fourier transforms. Workspace, the memory that an algorithm takes beside input and
+  output, can be limited for cuDNN's `older-interface`: see `convolutions_apart`.
+
+Both in float32, TF32 and bfloat16. Phases: `step`, which of a convolution is forward and backward pass;
+`forward`; `transpose`, the copy alone.
+
+Reference: S. Shi, Q. Wang, P. Xu, X. Chu, "Benchmarking state-of-the-art deep learning software tools", arXiv
+1608.07249, its discussion of results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, final
+
+import torch
+from pydantic import PositiveInt
+from torch import Tensor
+
+from scaling.experiments.base import Budget, Experiment, Point, Value, steps
+from scaling.experiments.convolutions import LAYERS, measure_convolution, relative_error
+from scaling.experiments.convolutions_apart import Request, measured_apart
+from scaling.experiments.multiplying import dtype_of, multiplying
+
+MATMUL, CONVOLUTION = "matmul", "convolution"
+MATMUL_CHOICES = ("transposed", "transpose-first", "already-transposed")
+OF_THE_LIBRARY = ("library", "autotuned")
+"""Convolutions of other choices are in float32 alone."""
+
+OLDER_INTERFACE = "older-interface"
+NO_CAP = "none"
+
+COMPARED = 16
+"""So many rows and columns of a product are compared with float64."""
+
+Product = tuple[PositiveInt, PositiveInt, PositiveInt]
+
+
+@final
+@dataclass(frozen=True)
+class KernelChoices(Experiment):
+    """Matrix products and convolutions by choice and precision.
+
+    Attributes:
+        products: (batch, columns, inner) on a GPU: x of batch x inner, W of columns x inner.
+        cpu_products: the same on a CPU.
+        layers: convolutions by name; see `convolutions.LAYERS`.
+        batch, cpu_batch: images of a convolution on a GPU, and on a CPU.
+        precisions: of `float32`, `tf32`, `bfloat16`.
+        convolution_choices: of `library`, `autotuned`, `native`, `fft`.
+        caps_mib: limits of cuDNN's workspace, by its older interface; none: not measured.
+    """
+
+    name: ClassVar[str] = "kernel-choices"
+
+    products: tuple[Product, ...] = ((1024, 2048, 26752), (64, 2048, 26752))
+    cpu_products: tuple[Product, ...] = ((1024, 2048, 3344), (64, 2048, 26752))
+    layers: tuple[Literal["AlexNet 11x11", "AlexNet 5x5", "ResNet 3x3"], ...] = (
+        "AlexNet 11x11",
+        "AlexNet 5x5",
+        "ResNet 3x3",
+    )
+    batch: PositiveInt = 64
+    cpu_batch: PositiveInt = 4
+    precisions: tuple[Literal["float32", "tf32", "bfloat16"], ...] = ("float32", "tf32", "bfloat16")
+    convolution_choices: tuple[Literal["library", "autotuned", "native", "fft"], ...] = (
+        "library",
+        "autotuned",
+        "native",
+        "fft",
+    )
+    caps_mib: tuple[PositiveInt, ...] = (1, 64)
+
+    def points(self) -> list[Point]:
+        """Products, then convolutions, then convolutions with a limited workspace."""
+        return [
+            *self._product_points("cuda", self.products),
+            *self._product_points("cpu", self.cpu_products),
+            *self._convolution_points("cuda", self.batch),
+            *self._convolution_points("cpu", self.cpu_batch),
+            *self._capped_points(),
+        ]
+
+    def _product_points(self, device: str, products: tuple[Product, ...]) -> list[Point]:
+        return [
+            _point(device, MATMUL, f"{columns}x{inner}", batch, choice, precision)
+            for batch, columns, inner in products
+            for precision in self.precisions
+            for choice in MATMUL_CHOICES
+        ]
+
+    def _convolution_points(self, device: str, batch: int) -> list[Point]:
+        return [
+            _point(device, CONVOLUTION, layer, batch, choice, precision)
+            for layer in self.layers
+            for choice in self.convolution_choices
+            for precision in self.precisions
+            if choice in OF_THE_LIBRARY or precision == "float32"
+        ]
+
+    def _capped_points(self) -> list[Point]:
+        caps = [NO_CAP, *(f"{cap} MiB" for cap in self.caps_mib)] if self.caps_mib else []
+        return [
+            _point("cuda", CONVOLUTION, layer, self.batch, OLDER_INTERFACE, "float32", cap)
+            for cap in caps
+            for layer in self.layers
+        ]
+
+    def measure(
+        self, point: Mapping[str, Any], device: torch.device, budget: Budget
+    ) -> Iterator[dict[str, Any]]:
+        """Times of the point's operation, and how exact its result is."""
+        if point["operation"] == MATMUL:
+            with multiplying(point["precision"], device):
+                yield from _product(point, device, budget)
+        elif device.type == "cuda" and point["choice"] in (*OF_THE_LIBRARY, OLDER_INTERFACE):
+            request = self._request(point, device, budget)
+            yield from measured_apart(request, point["case"], point["precision"])
+        else:
+            dtype, layer = dtype_of(point["precision"]), LAYERS[point["case"]]
+            with multiplying(point["precision"], device):
+                yield from measure_convolution(layer, point["batch"], point["choice"], dtype, device, budget)
+
+    def _request(self, point: Mapping[str, Any], device: torch.device, budget: Budget) -> Request:
+        older, cap = point["choice"] == OLDER_INTERFACE, point["workspace_cap"]
+        return Request(
+            layers=self.layers,
+            batch=point["batch"],
+            precisions=("float32",) if older else self.precisions,
+            choice="autotuned" if older else point["choice"],
+            older_interface=older,
+            cap_mib=None if cap == NO_CAP else int(cap.split()[0]),
+            seconds=budget.seconds,
+            limit_s=budget.limit_s,
+            device=str(device),
+        )
+
+
+def _point(
+    device: str, operation: str, case: str, batch: int, choice: str, precision: str, cap: str = NO_CAP
+) -> dict[str, Value]:
+    return {
+        "operation": operation,
+        "case": case,
+        "batch": batch,
+        "choice": choice,
+        "precision": precision,
+        "workspace_cap": cap,
+        "only_device": device,
+    }
+
+
+def _product(point: Mapping[str, Any], device: torch.device, budget: Budget) -> Iterator[dict[str, Any]]:
+    columns, inner = map(int, point["case"].split("x"))
+    batch, dtype = point["batch"], dtype_of(point["precision"])
+    torch.manual_seed(1)
+    unrounded = torch.randn(batch, inner, device=device), torch.randn(columns, inner, device=device)
+    exact = unrounded[0][:COMPARED].double() @ unrounded[1][:COMPARED].double().t()
+    left, right = (operand.to(dtype) for operand in unrounded)
+    del unrounded
+    turned = right.t().contiguous()
+
+    def transpose() -> Tensor:
+        return turned.copy_(right.t())
+
+    products: dict[str, Callable[[], Tensor]] = {
+        "transposed": lambda: left @ right.t(),
+        "transpose-first": lambda: left @ transpose(),
+        "already-transposed": lambda: left @ turned,
+    }
+    product = products[point["choice"]]
+    yield {"fact": "flop", "value": 2 * batch * columns * inner}
+    yield {"fact": "error", "value": relative_error(product()[:COMPARED, :COMPARED], exact)}
+    yield from steps(budget.samples(product, device))
+    if point["choice"] == "transpose-first":
+        yield from steps(budget.samples(transpose, device), "transpose")

@@ -1,0 +1,169 @@
+"""A training step as most programs have it, eager or captured: what the experiments on networks time.
+
+Forward pass, loss, backward pass and SGD with momentum, on one batch that lies on the device already. The
+same batch is taken again and again: what a step takes does not depend on it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from scaling.experiments.base import SLOW_CALLS, Budget, LeftOutError, steps
+from scaling.workloads.base import DataShape, Loss, Model, cross_entropy
+from scaling.workloads.registry import build_module
+
+LEARNING_RATE = 1e-3
+MOMENTUM = 0.9
+WARMUP_STEPS = 3
+"""Before a step is captured, on another stream: libraries set themselves up on first use."""
+
+PILOT_FACTOR = 4
+"""Before a large batch is tried on a CPU, batches that are smaller by this factor are."""
+
+STEPS = ("eager", "captured")
+
+Step = Callable[[], object]
+
+
+def training_step(
+    module: nn.Module, inputs: Tensor, targets: Tensor, *, loss: Loss = cross_entropy, captured: bool = False
+) -> Step:
+    """One optimizer update of `module`, ready to be called.
+
+    Args:
+        module: on the device.
+        inputs, targets: a batch, there too.
+        loss: what is minimized.
+        captured: as a CUDA graph; on CUDA only.
+
+    Raises:
+        LeftOutError: the step cannot be captured.
+        torch.OutOfMemoryError: it does not fit.
+    """
+    trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.SGD(trainable, lr=LEARNING_RATE, momentum=MOMENTUM)
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        loss(module(inputs), targets).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+    return capture(step) if captured else step
+
+
+class _Captured:
+    """Replays a graph, and keeps what it works on: the graph holds addresses, not tensors."""
+
+    def __init__(self, graph: torch.cuda.CUDAGraph, step: Step) -> None:
+        self._graph, self._step = graph, step
+
+    def __call__(self) -> None:
+        self._graph.replay()
+
+
+def capture(step: Step) -> Step:
+    """The step as a CUDA graph: the same kernels, launched at once.
+
+    Args:
+        step: on static tensors, which it must hold.
+
+    Raises:
+        LeftOutError: it cannot be captured.
+        torch.OutOfMemoryError: it does not fit.
+    """
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(WARMUP_STEPS):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()  # a graph has memory of its own, and nothing can be given back under capture
+    graph = torch.cuda.CUDAGraph()
+    try:
+        # Only this thread is kept from other CUDA calls: NCCL's own asks its events at any time.
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            step()
+    except RuntimeError as error:
+        if "out of memory" in f"{error} {error.__context__}":
+            raise
+        first_line = str(error).partition("\n")[0]
+        raise LeftOutError(f"the step cannot be captured in a CUDA graph: {first_line}") from error
+    return _Captured(graph, step)
+
+
+def batch_of(shape: DataShape, batch: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Random samples, made on the device: inputs [batch, ...] and targets."""
+    size = (batch, *shape.input_shape)
+    if shape.tokens:
+        inputs = torch.randint(shape.num_classes, size, device=device)
+        return inputs, torch.randint(shape.num_classes, size, device=device)
+    return torch.randn(size, device=device), torch.randint(shape.num_classes, (batch,), device=device)
+
+
+def network_steps(
+    model: Model, shape: DataShape, device: torch.device, *, captured: bool = False
+) -> Callable[[int], Step]:
+    """Training steps of one network of `scaling.workloads` by their batch size, on random samples.
+
+    Its weights are drawn once: of a large network that takes longer than many steps.
+    """
+    with device:
+        module = build_module(model, shape)
+
+    def make(batch: int) -> Step:
+        return training_step(module, *batch_of(shape, batch, device), loss=model.loss, captured=captured)
+
+    return make
+
+
+def timed(
+    make: Callable[[int], Step], batch: int, device: torch.device, budget: Budget
+) -> Iterator[dict[str, Any]]:
+    """Samples of a training step on `batch` samples, and how many these are.
+
+    On a CPU steps on smaller batches are tried first: a large one could take hours.
+
+    Args:
+        make: batch size -> step.
+        batch: what is asked for.
+        device: where.
+        budget: how long.
+
+    Raises:
+        LeftOutError: it would take too long.
+    """
+    if device.type == "cpu":
+        for pilot in pilots(batch):
+            _try(make(pilot), pilot, batch, budget)
+    yield {"fact": "samples", "value": batch}
+    yield from steps(budget.samples(make(batch), device))
+
+
+def _try(step: Step, pilot: int, batch: int, budget: Budget) -> None:
+    """Refuses the batch where a step on the smaller one is too slow already."""
+    samples = f"{pilot} sample{'s' * (pilot > 1)}"
+    seconds: list[float] = []
+    for _ in range(SLOW_CALLS):
+        start = time.perf_counter()
+        step()
+        seconds.append(time.perf_counter() - start)
+        budget.refuse_slow(seconds, f"a step on {samples} takes {{:.2g}} s, one on {batch:,} takes longer")
+
+
+def pilots(batch: int) -> Sequence[int]:
+    """Smaller batches, ascending, each a quarter of the next; the largest is a quarter of `batch`."""
+    sizes: list[int] = []
+    while (batch := batch // PILOT_FACTOR) >= 1:
+        sizes.append(batch)
+    return sizes[::-1]
+
+
+def num_parameters(module: nn.Module) -> int:
+    """Its trainable ones."""
+    return sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)

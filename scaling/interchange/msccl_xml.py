@@ -1,0 +1,129 @@
+"""Schedules as MSCCL XML, which MSCCL and RCCL run in place of their own all-reduce.
+
+The attributes are those that msccl-tools writes (microsoft/msccl-tools, msccl/language/ir.py, `ir_to_xml`):
+an `algo` of `gpu`s, each with thread blocks `tb`, each with at most one peer to send to and one to receive
+from, whose `step`s are done in order; `depid` and `deps` name a step of another block of the same GPU that
+must be over. Ours:
+
+1. The collective is in place in the input buffer; a step of the schedule becomes, on each rank, sends and
+   receives. A receive that adds is `rrc`, one that replaces is `r`.
+2. Every pair (rank, peer) has a thread block for sending and one for receiving, on one channel: both ends see
+   their messages in the same order.
+3. Values from before a step: an operation waits for the operations of the last step that touched the same
+   chunks on its GPU (`nop`s carry further dependencies). Where a chunk is sent in the step in which it is
+   received, the receive waits for the send.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from xml.etree import ElementTree
+
+from scaling.collectives.schedule import Schedule
+from scaling.errors import ScheduleError
+
+
+@dataclass(eq=False)
+class _Operation:
+    """A send or receive of one GPU."""
+
+    kind: str  # "s", "r", "rrc" or "nop"
+    chunk: int
+    count: int
+    block: tuple[bool, int] = (True, -1)  # sends?, peer
+    after: list[_Operation] = field(default_factory=list)
+    index: int = -1
+
+
+def to_xml(schedule: Schedule, protocol: str = "Simple") -> str:
+    """The schedule as one `algo` for an in-place all-reduce.
+
+    Raises:
+        ScheduleError: it uses host memory, or its chunks are tensors of unequal size.
+    """
+    if schedule.num_hosts or schedule.chunk_elements is not None:
+        raise ScheduleError(
+            f"{schedule.name}: MSCCL has equal chunks on GPUs alone; host memory and tensors are not exported"
+        )
+    algo = ElementTree.Element(
+        "algo",
+        name=schedule.name,
+        proto=protocol,
+        nchannels="1",
+        nchunksperloop=str(schedule.num_chunks),
+        ngpus=str(schedule.world_size),
+        coll="allreduce",
+        inplace="1",
+    )
+    for rank in range(schedule.world_size):
+        _add_gpu(algo, schedule, rank)
+    ElementTree.indent(algo)
+    return ElementTree.tostring(algo, encoding="unicode") + "\n"
+
+
+def _add_gpu(algo: ElementTree.Element, schedule: Schedule, rank: int) -> None:
+    gpu = ElementTree.SubElement(
+        algo, "gpu", id=str(rank), i_chunks=str(schedule.num_chunks), o_chunks="0", s_chunks="0"
+    )
+    blocks = _blocks(schedule, rank)
+    numbers = {key: number for number, key in enumerate(blocks)}
+    waited_for = {id(one) for block in blocks.values() for operation in block for one in operation.after}
+    for (sends, peer), operations in blocks.items():
+        block = ElementTree.SubElement(
+            gpu,
+            "tb",
+            id=str(numbers[sends, peer]),
+            send=str(peer if sends else -1),
+            recv=str(-1 if sends else peer),
+            chan="0",
+        )
+        for operation in operations:
+            after = operation.after[0] if operation.after else None
+            ElementTree.SubElement(
+                block,
+                "step",
+                s=str(operation.index),
+                type=operation.kind,
+                srcbuf="i",
+                srcoff=str(operation.chunk),
+                dstbuf="i",
+                dstoff=str(operation.chunk),
+                cnt=str(operation.count),
+                depid=str(numbers[after.block] if after else -1),
+                deps=str(after.index if after else -1),
+                hasdep=str(int(id(operation) in waited_for)),
+            )
+
+
+def _blocks(schedule: Schedule, rank: int) -> dict[tuple[bool, int], list[_Operation]]:
+    """Each block's operations, numbered, with at most one dependency each."""
+    blocks: dict[tuple[bool, int], list[_Operation]] = defaultdict(list)
+    touched: dict[int, list[_Operation]] = defaultdict(list)  # chunk -> of the last step that touched it
+    for step in schedule.steps:
+        now: dict[int, list[_Operation]] = defaultdict(list)
+        own = [t for t in step if rank in (t.source, t.target)]
+        sends = [t for t in own if t.source == rank]
+        receives = [t for t in own if t.target == rank]
+        for transfer, is_send in [*((t, True) for t in sends), *((t, False) for t in receives)]:
+            kind = "s" if is_send else {"add": "rrc", "copy": "r"}[transfer.operation]
+            block = (is_send, transfer.target if is_send else transfer.source)
+            operation = _Operation(kind, transfer.start, transfer.stop - transfer.start, block)
+            chunks = range(transfer.start, transfer.stop)
+            before = [one for chunk in chunks for one in (*touched[chunk], *(() if is_send else now[chunk]))]
+            _append(blocks[block], operation, before)
+            for chunk in chunks:
+                now[chunk].append(operation)
+        for chunk, operations in now.items():
+            touched[chunk] = operations
+    return dict(sorted(blocks.items(), key=lambda item: (item[0][1], item[0][0])))
+
+
+def _append(block: list[_Operation], operation: _Operation, before: list[_Operation]) -> None:
+    """Adds it, with `nop`s for all dependencies but one; those of its own block need none."""
+    others = list({id(one): one for one in before if one.block != operation.block}.values())
+    for extra in others[1:]:
+        nop = _Operation("nop", operation.chunk, 0, operation.block, [extra], len(block))
+        block.append(nop)
+    operation.after, operation.index = others[:1], len(block)
+    block.append(operation)

@@ -1,0 +1,260 @@
+"""How far each kind of work is off what the machine file says: factors, fitted to what was measured.
+
+Every kind of term (`scaling.prediction.terms`) has two factors, of its latency and of its flow. They are the
+maximum a posteriori of
+
+    log(measured) = log(sum over terms of latency factor x latency + flow factor x flow) + error,
+
+with log-normal priors round 1 (`PRIOR_SD`), and errors of which each measurement has its own deviation, that
+of the model (`MODEL_SD`), and `CLOCK_S` in seconds. The posterior is taken as normal in the logarithms
+(Laplace): its covariance is the uncertainty of every prediction that uses the factors. Where nothing was
+measured they are 1, and the priors say how wrong that may be.
+
+What a strategy took beyond the fit where it was measured (`left_over`) is taken to stay with it at other
+world sizes. Of a library's all-reduce the left-over depends on its size (`native_left_over`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import least_squares
+
+from scaling.prediction.estimate import Estimate
+from scaling.prediction.terms import Term
+
+Floats = NDArray[np.float64]
+
+PRIOR_SD: dict[str, tuple[float, float]] = {
+    "peer_memory": (0.7, 0.25),
+    "sends": (0.7, 0.35),
+    "sends_host": (0.7, 0.35),
+    "native": (0.7, 0.30),
+    "native_host": (0.7, 0.35),
+    "host": (0.7, 0.50),
+    "host_work": (0.7, 0.60),
+    "codec": (1.0, 1.0),
+    "codec_kernels": (1.0, 0.5),
+    "gpu_work": (0.7, 0.20),
+}
+"""Of the logarithms of a kind's latency and flow factors: assumptions, from how far files were off."""
+
+MODEL_SD = 0.08
+"""Relative deviation that the model has of its own at each measurement. An assumption."""
+
+CLOCK_S = 10e-6
+"""What a measured exchange is uncertain by, whatever its length: clocks, starts of kernels."""
+
+LEFT_OVER_SD = 0.08
+"""Of a strategy's left-over for each doubling of the world size it was measured at. An assumption."""
+
+SOFT_SDS = 2.0
+"""Errors beyond so many deviations count less and less in the fit."""
+
+MEDIAN_OF_CHI_SQUARE = 0.455
+"""Of one degree of freedom: what the median of squared errors is if they are as large as stated."""
+
+UNMEASURED_LEFT_OVER_SD = 0.15
+"""Of strategies that were measured at no world size, unless the others' left-overs spread more."""
+
+
+@dataclass(frozen=True)
+class Observation:
+    """A measured aggregation, or transfer.
+
+    Attributes:
+        key: of the strategy, for its left-over; None for transfers.
+        terms: what it consists of.
+        seconds: that it took.
+        relative_sd: of those.
+        world_size: ranks.
+    """
+
+    key: tuple[str, ...] | None
+    terms: Sequence[Term]
+    seconds: float
+    relative_sd: float
+    world_size: int
+
+    @property
+    def sd(self) -> float:
+        """Of the logarithm, with the model's and the clock's."""
+        return math.sqrt(self.relative_sd**2 + MODEL_SD**2 + (CLOCK_S / self.seconds) ** 2)
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """The factors.
+
+    Attributes:
+        names: (kind, 0 latency or 1 flow) of each entry.
+        logs: their logarithms.
+        covariance: of those.
+        left_over: strategy -> (logarithm, its deviation, the world size).
+        native_left_over: kind -> (bytes, logarithm) by size.
+        left_over_sd: of strategies that were not measured, by the last part of their key.
+        num_observations: fitted to.
+    """
+
+    names: tuple[tuple[str, int], ...] = ()
+    logs: tuple[float, ...] = ()
+    covariance: Floats = field(default_factory=lambda: np.zeros((0, 0)))
+    left_over: Mapping[tuple[str, ...], tuple[float, float, int]] = field(default_factory=dict)
+    native_left_over: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)
+    left_over_sd: Mapping[str, float] = field(default_factory=dict)
+    num_observations: int = 0
+
+    def factor(self, kind: str, part: int) -> float:
+        """Of a kind's latency (0) or flow (1)."""
+        return math.exp(self.logs[self.names.index((kind, part))]) if (kind, part) in self.names else 1.0
+
+    def seconds(self, term: Term) -> Estimate:
+        """A term, calibrated."""
+        scale = self._native_scale(term)
+        parts = [(0, term.latency_s), (1, term.flow_s)]
+        values = {part: scale * seconds * self.factor(term.kind, part) for part, seconds in parts}
+        changes: dict[str, float] = {}
+        for part, value in values.items():
+            if (term.kind, part) not in self.names:
+                changes[f"{('latency', 'flow')[part]} of {term.kind}"] = value * _prior_sd(term.kind, part)
+                continue
+            row = self._roots[self.names.index((term.kind, part))]
+            for index, root in enumerate(row.tolist()):
+                changes[f"calibration {index}"] = changes.get(f"calibration {index}", 0.0) + value * root
+        return Estimate(sum(values.values()), changes)
+
+    @property
+    def _roots(self) -> Floats:
+        """A root of the covariance: rows are parameters, columns independent inputs of deviation 1."""
+        if not len(self.covariance):
+            return self.covariance
+        values, vectors = np.linalg.eigh(self.covariance)
+        roots: Floats = vectors * np.sqrt(np.clip(values, 0.0, None))
+        return roots
+
+    def _native_scale(self, term: Term) -> float:
+        curve = self.native_left_over.get(term.kind)
+        if not curve or not term.native_bytes:
+            return 1.0
+        sizes, logs = zip(*curve, strict=True)
+        return math.exp(float(np.interp(math.log(term.native_bytes), np.log(sizes), logs)))
+
+    def with_left_over(
+        self, key: tuple[str, ...], seconds: Estimate, world_size: int
+    ) -> tuple[Estimate, bool]:
+        """The strategy's left-over on top; whether it was measured."""
+        if not seconds.value:
+            return seconds, True
+        source = f"left-over of {' '.join(key)}"
+        known = self.left_over.get(key)
+        if known is None:
+            return seconds.also(source, self.left_over_sd.get(key[-1], UNMEASURED_LEFT_OVER_SD)), False
+        log, sd, at = known
+        further = LEFT_OVER_SD * abs(math.log2(world_size / at))
+        return seconds.times(math.exp(log)).also(source, math.hypot(sd, further)), True
+
+
+def calibrate(observations: Iterable[Observation]) -> Calibration:
+    """The factors that fit best."""
+    seen = [one for one in observations if one.seconds > 0 and any(t.latency_s + t.flow_s for t in one.terms)]
+    names = sorted(
+        {(term.kind, part) for one in seen for term in one.terms for part in (0, 1) if _part(term, part)}
+    )
+    if not seen:
+        return Calibration()
+    design = np.zeros((len(seen), len(names)))
+    for row, one in enumerate(seen):
+        for term in one.terms:
+            for part in (0, 1):
+                if _part(term, part):
+                    design[row, names.index((term.kind, part))] += _part(term, part)
+    measured = np.log([one.seconds for one in seen])
+    sds = np.array([one.sd for one in seen])
+    prior_sds = np.array([_prior_sd(*name) for name in names])
+
+    def errors(logs: Floats) -> Floats:
+        off: Floats = np.log(design @ np.exp(logs)) - measured
+        return np.concatenate([_soft(off / sds), logs / prior_sds])
+
+    found = least_squares(errors, np.zeros(len(names))).x
+    off = measured - np.log(design @ np.exp(found))
+    base = Calibration(tuple(names), tuple(found.tolist()), _covariance(design, found, off, sds, prior_sds))
+    return _with_left_overs(base, seen, off)
+
+
+def _soft(errors: Floats) -> Floats:
+    """A measurement that is far off (another program, a library's odd size) does not pull the rest."""
+    soft: Floats = np.sign(errors) * SOFT_SDS * np.sqrt(2 * (np.sqrt(1 + (errors / SOFT_SDS) ** 2) - 1))
+    return soft
+
+
+def _covariance(design: Floats, logs: Floats, off: Floats, sds: Floats, prior_sds: Floats) -> Floats:
+    """Of the logarithms: the inverse of the curvature, larger where errors are larger than they should be."""
+    parts = design * np.exp(logs)
+    shares = parts / parts.sum(axis=1, keepdims=True) / sds[:, None]
+    excess = max(1.0, float(np.median((off / sds) ** 2)) / MEDIAN_OF_CHI_SQUARE)
+    covariance: Floats = np.linalg.inv(shares.T @ shares / excess + np.diag(prior_sds**-2.0))
+    return covariance
+
+
+def _with_left_overs(base: Calibration, seen: Sequence[Observation], off: Floats) -> Calibration:
+    points: dict[str, list[tuple[float, float]]] = {}
+    for one, log in zip(seen, off.tolist(), strict=True):
+        if one.key is None and one.terms[0].native_bytes:
+            points.setdefault(one.terms[0].kind, []).append((one.terms[0].native_bytes, log))
+    curves = {kind: _mean_by_size(found) for kind, found in points.items()}
+    sized = replace(base, native_left_over=curves)
+    raw: dict[tuple[str, ...], list[tuple[float, float, int]]] = {}
+    for one in seen:
+        if one.key is not None:
+            log = math.log(one.seconds / sum(sized.seconds(term).value for term in one.terms))
+            raw.setdefault(one.key, []).append(
+                (log, math.hypot(one.relative_sd, CLOCK_S / one.seconds), one.world_size)
+            )
+    largest = {key: max(at for _, _, at in found) for key, found in raw.items()}
+    means = {
+        key: _mean([(log, sd) for log, sd, at in found if at == largest[key]]) for key, found in raw.items()
+    }
+    spreads = {
+        way: _spread([mean for key, mean in means.items() if key[-1] == way])
+        for way in {k[-1] for k in means}
+    }
+    left_over = {}
+    for key, (log, noise) in means.items():
+        # What is no more than the measurement's own noise is not the strategy's: it is shrunk by that share.
+        kept = spreads[key[-1]] ** 2 / (spreads[key[-1]] ** 2 + noise**2)
+        left_over[key] = (kept * log, math.sqrt(kept) * noise, largest[key])
+    unmeasured = {way: max(UNMEASURED_LEFT_OVER_SD, spread) for way, spread in spreads.items()}
+    return replace(sized, left_over=left_over, left_over_sd=unmeasured, num_observations=len(seen))
+
+
+def _mean(found: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Of logarithms with their deviations, and its deviation: the larger of theirs and their spread."""
+    logs = [log for log, _ in found]
+    spread = float(np.std(logs)) if len(logs) > 1 else 0.0
+    return float(np.mean(logs)), max(spread, *(sd for _, sd in found))
+
+
+def _spread(found: Sequence[tuple[float, float]]) -> float:
+    """Deviation of the strategies' left-overs themselves, without the noise of the measurements."""
+    if len(found) < 3:
+        return UNMEASURED_LEFT_OVER_SD
+    variance = float(np.mean([log**2 - sd**2 for log, sd in found]))
+    return math.sqrt(max(variance, MODEL_SD**2))
+
+
+def _mean_by_size(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    sizes = sorted({size for size, _ in points})
+    return [(size, float(np.mean([log for other, log in points if other == size]))) for size in sizes]
+
+
+def _part(term: Term, part: int) -> float:
+    return (term.latency_s, term.flow_s)[part]
+
+
+def _prior_sd(kind: str, part: int) -> float:
+    return PRIOR_SD[kind][part]

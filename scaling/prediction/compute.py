@@ -1,0 +1,204 @@
+"""What a rank computes in a step without any exchange, by its local batch, from measured cells.
+
+1. Cells that exchange nothing are grouped by model, step, precision, input and device; of the overlapped step
+   those that DDP wraps apart from those that it does not.
+2. Those of one local batch are one point: the mean, with the larger of their own deviation and their spread.
+3. Between two points the time is interpolated linearly. Beyond them it goes on along the line through the two
+   nearest, and says so: `EXTRAPOLATION_SD` for each factor of two.
+4. Where a step has one point only, it follows the differences of the model's eager step, or, if that has one
+   point too, it is taken in proportion to the batch, and says so: `PROPORTION_SD`, wide enough to hold a step
+   that does not change at all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean, stdev
+from typing import Any
+
+from scaling.errors import PredictionError
+from scaling.prediction.estimate import Estimate
+from scaling.prediction.measured import MeasuredCell
+
+EXTRAPOLATION_SD = 0.10
+"""Relative deviation that each factor of two beyond the measured local batches adds. An assumption."""
+
+PROPORTION_SD = 0.35
+"""The same from a single local batch: 1.96 of them are a factor of two."""
+
+BORROWED_SD = 0.10
+"""The same where a step's dependence on the batch is that of the eager step. An assumption."""
+
+BACKWARD_SHARE = 2 / 3
+"""Of forward and backward together, where the backward pass was not measured: it has twice the products."""
+
+SAME: dict[str, Any] = {
+    "model_label": None,
+    "step": None,
+    "tf32": None,
+    "input_placement": "device",
+    "device": None,
+    "batch_norm": "replica",
+}
+"""What cells of one curve share, with what those of older folders had."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """One local batch: the step, and the phases that were measured, in seconds."""
+
+    local_batch: int
+    step_s: float
+    relative_sd: float
+    phases: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Computed:
+    """A rank's step without exchange.
+
+    Attributes:
+        step_s: all of it, with the update of all parameters.
+        update_s: of that, the update.
+        backward_s: of that, the backward pass.
+        notes: what of it was not measured.
+    """
+
+    step_s: Estimate
+    update_s: float
+    backward_s: float
+    notes: tuple[str, ...] = ()
+
+
+class ComputeModel:
+    """Measured steps without exchange.
+
+    Args:
+        cells: measured ones; those that exchange are left aside.
+    """
+
+    def __init__(self, cells: Iterable[MeasuredCell]) -> None:
+        grouped: dict[tuple[Any, ...], dict[int, list[MeasuredCell]]] = defaultdict(lambda: defaultdict(list))
+        for cell in cells:
+            # Processes on a CPU share its cores and caches: only one alone tells what it computes.
+            alone = cell.world_size == 1 or cell.cell.get("device") == "cuda"
+            if cell.exchanges_nothing and alone:
+                grouped[_key(cell.cell)][int(cell.cell["local_batch"])].append(cell)
+        self._curves = {
+            key: [_point(batch, alike) for batch, alike in sorted(by_batch.items())]
+            for key, by_batch in grouped.items()
+        }
+
+    def has(self, cell: Mapping[str, Any]) -> bool:
+        """Whether the cell's step can be computed."""
+        return self._curve(cell) is not None
+
+    def local_batches(self, cell: Mapping[str, Any]) -> list[int]:
+        """Those at which the cell's step was measured."""
+        return [point.local_batch for point in self._curve(cell) or []]
+
+    def step(self, cell: Mapping[str, Any], local_batch: int) -> Computed:
+        """The cell's step at that local batch.
+
+        Raises:
+            PredictionError: nothing like it was measured.
+        """
+        curve = self._curve(cell)
+        if curve is None:
+            raise PredictionError(
+                f"no measured cell without exchange of {cell['model_label']}, step {cell['step']}: measure "
+                "`none` at world size 1 with that step, precision and input, and name its folder by --from"
+            )
+        eager = self._curves.get(_key({**cell, "step": "eager"}, exchanges=False))
+        batches = [point.local_batch for point in curve]
+        if len(curve) > 1 or local_batch in batches or eager is None or len(eager) < 2:
+            value, notes = _along(curve, local_batch)
+        else:
+            value, notes = _borrowed(curve[0], eager, local_batch)
+        name = f"compute of {cell['model_label']}, {cell['step']}"
+        step = Estimate.of(value.value, name, value.relative_sd)
+        phases = eager or curve
+        update_s = min(_phase(curve, "update_s", local_batch) or 0.0, 0.9 * step.value)
+        backward_s = _phase(phases, "backward_s", local_batch) or BACKWARD_SHARE * (step.value - update_s)
+        return Computed(step, update_s, min(backward_s, step.value - update_s), tuple(notes))
+
+    def _curve(self, cell: Mapping[str, Any]) -> list[Point] | None:
+        curve = self._curves.get(_key(cell))
+        # Where DDP's own cost was not measured, the bare step stands for it.
+        return curve if curve is not None else self._curves.get(_key(cell, exchanges=False))
+
+
+def _key(cell: Mapping[str, Any], *, exchanges: bool | None = None) -> tuple[Any, ...]:
+    wrapped = cell.get("aggregator") != "none" if exchanges is None else exchanges
+    return (
+        *(cell.get(name, default) for name, default in SAME.items()),
+        cell["step"] == "overlapped" and wrapped,
+    )
+
+
+def _point(local_batch: int, alike: Sequence[MeasuredCell]) -> Point:
+    step_s = fmean(cell.iteration_s for cell in alike)
+    spread = stdev(cell.iteration_s for cell in alike) / step_s if len(alike) > 1 else 0.0
+    names = {name for cell in alike for name in cell.phases}
+    phases = {
+        name: fmean(cell.phases[name] for cell in alike if name in cell.phases) for name in sorted(names)
+    }
+    return Point(local_batch, step_s, max(spread, *(cell.relative_sd for cell in alike)), phases)
+
+
+def _along(curve: Sequence[Point], local_batch: int) -> tuple[Estimate, list[str]]:
+    batches = [point.local_batch for point in curve]
+    relative_sd = max(point.relative_sd for point in curve)
+    if len(curve) == 1:
+        value = curve[0].step_s * local_batch / batches[0]
+        if local_batch == batches[0]:
+            return Estimate.of(value, "compute", relative_sd), []
+        note = (
+            f"compute extrapolated in proportion: local batch {local_batch}, measured at {batches[0]} alone"
+        )
+    else:
+        value = _line(curve, [point.step_s for point in curve], local_batch)
+        if batches[0] <= local_batch <= batches[-1]:
+            return Estimate.of(value, "compute", relative_sd), []
+        note = (
+            f"compute extrapolated to local batch {local_batch}; measured from {batches[0]} to {batches[-1]}"
+        )
+    beyond = max(batches[0] / local_batch, local_batch / batches[-1])
+    beyond_sd = EXTRAPOLATION_SD if len(curve) > 1 else PROPORTION_SD
+    spread = math.hypot(relative_sd, beyond_sd * math.log2(max(beyond, 1.0)))
+    return Estimate.of(value, "compute", spread), [note]
+
+
+def _borrowed(point: Point, eager: Sequence[Point], local_batch: int) -> tuple[Estimate, list[str]]:
+    there, notes = _along(eager, local_batch)
+    here, _ = _along(eager, point.local_batch)
+    value = max(point.step_s + there.value - here.value, 0.1 * point.step_s)
+    spread = math.sqrt(point.relative_sd**2 + there.relative_sd**2 + BORROWED_SD**2)
+    note = (
+        f"compute measured at local batch {point.local_batch} alone; its change to {local_batch} is that of "
+        "the eager step"
+    )
+    return Estimate.of(value, "compute", spread), [note, *notes]
+
+
+def _line(curve: Sequence[Point], values: Sequence[float], local_batch: int) -> float:
+    """On the line through the two points around, or the two nearest; never below a tenth of the least."""
+    if local_batch in [point.local_batch for point in curve]:
+        return values[[point.local_batch for point in curve].index(local_batch)]
+    above = next((i for i, point in enumerate(curve) if point.local_batch > local_batch), len(curve) - 1)
+    right = max(above, 1)
+    a, b = curve[right - 1].local_batch, curve[right].local_batch
+    value = values[right - 1] + (values[right] - values[right - 1]) * (local_batch - a) / (b - a)
+    return max(value, 0.1 * min(values))
+
+
+def _phase(curve: Sequence[Point], name: str, local_batch: int) -> float | None:
+    known = [point for point in curve if name in point.phases]
+    if not known:
+        return None
+    if len(known) == 1:
+        return known[0].phases[name]
+    return _line(known, [point.phases[name] for point in known], local_batch)

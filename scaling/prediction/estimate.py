@@ -1,0 +1,88 @@
+"""Numbers with their uncertainty, by the delta method.
+
+An estimate is a value and, for each independent input by name, how much the value changes if that input is
+one standard deviation more. Sums add these changes input by input, so that an input which two summands share
+counts as one; the standard deviation is the root of the sum of their squares. Linear: good while deviations
+are a fraction of the value.
+
+Intervals are of a log-normal distribution with that relative deviation: never below zero.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+NORMAL_95 = 1.959964
+"""Standard deviations on either side that hold 95% of a normal distribution."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A value of at least 0, in any unit.
+
+    Attributes:
+        value: the best guess.
+        changes: input -> what one standard deviation of it adds to the value; signed, in the same unit.
+    """
+
+    value: float
+    changes: Mapping[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, value: float, source: str, relative_sd: float) -> Estimate:
+        """One input of its own."""
+        return cls(value, {source: value * relative_sd})
+
+    @property
+    def sd(self) -> float:
+        """Standard deviation."""
+        return math.sqrt(sum(change**2 for change in self.changes.values()))
+
+    @property
+    def relative_sd(self) -> float:
+        """That over the value; 0 where the value is."""
+        return self.sd / self.value if self.value > 0 else 0.0
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95%: low and high."""
+        spread = math.exp(NORMAL_95 * math.sqrt(math.log1p(self.relative_sd**2)))
+        return self.value / spread, self.value * spread
+
+    def times(self, factor: float) -> Estimate:
+        """Every value and change multiplied."""
+        return Estimate(self.value * factor, {name: one * factor for name, one in self.changes.items()})
+
+    def also(self, source: str, relative_sd: float) -> Estimate:
+        """With one more source of uncertainty, relative to the value."""
+        before = self.changes.get(source, 0.0)
+        return Estimate(self.value, {**self.changes, source: math.hypot(before, self.value * relative_sd)})
+
+    def __add__(self, other: Estimate) -> Estimate:
+        names = self.changes.keys() | other.changes.keys()
+        changes = {name: self.changes.get(name, 0.0) + other.changes.get(name, 0.0) for name in sorted(names)}
+        return Estimate(self.value + other.value, changes)
+
+    def over(self, other: Estimate) -> Estimate:
+        """The ratio; an input that both share counts by what it changes of that."""
+        ratio = self.value / other.value
+        names = self.changes.keys() | other.changes.keys()
+        changes = {
+            name: ratio
+            * (self.changes.get(name, 0.0) / self.value - other.changes.get(name, 0.0) / other.value)
+            for name in sorted(names)
+        }
+        return Estimate(ratio, changes)
+
+
+NOTHING = Estimate(0.0)
+
+
+def total(parts: Iterable[Estimate]) -> Estimate:
+    """The sum."""
+    result = NOTHING
+    for part in parts:
+        result = result + part
+    return result

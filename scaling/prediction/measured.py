@@ -1,0 +1,105 @@
+"""Measurements that predictions are made from: cells of studies, and transfers of a probe."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+LEAST_RELATIVE_SD = 0.005
+"""Of a measured time: medians of one launch repeat in another to some half of a percent at best."""
+
+EXCHANGE_PHASES = (
+    *("exposed_comm_s", "wait_s", "encode_s", "decode_s", "d2h_s", "reduce_s", "h2d_result_s"),
+)
+"""Parts of a step's budget that the exchange adds."""
+
+COMPUTE_PHASES = ("input_s", "h2d_s", "forward_s", "backward_s", "update_s")
+
+
+@dataclass(frozen=True)
+class MeasuredCell:
+    """One measured cell.
+
+    Attributes:
+        cell: its independent variables, as in run.json.
+        iteration_s: the median step.
+        relative_sd: of that.
+        phases: parts of the budget in seconds, where they were measured.
+        source: the results folder.
+    """
+
+    cell: Mapping[str, Any]
+    iteration_s: float
+    relative_sd: float
+    phases: Mapping[str, float] = field(default_factory=dict)
+    source: str = ""
+
+    @property
+    def world_size(self) -> int:
+        """Ranks."""
+        return int(self.cell["world_size"])
+
+    @property
+    def exchange_s(self) -> float | None:
+        """What the exchange added by its spans; None where no phase was measured."""
+        known = [self.phases[name] for name in EXCHANGE_PHASES if name in self.phases]
+        return sum(known) if known else None
+
+    @property
+    def exchanges_nothing(self) -> bool:
+        """Whether the step is that of a rank alone: a control arm, or one rank that had nothing to do."""
+        if not self.cell.get("exchanges", True):
+            return True
+        alone = self.world_size == 1
+        return alone and (self.exchange_s or 0.0) < 0.01 * self.iteration_s
+
+
+@dataclass(frozen=True)
+class MeasuredTransfer:
+    """One operation of a probe at one size.
+
+    Attributes:
+        operation: "send", "swap", "shift" or "all_reduce".
+        num_ranks: that took part.
+        num_bytes: of a message, or of the buffer that is reduced.
+        host_only: without access between GPUs.
+        seconds: the median.
+        relative_sd: of that.
+    """
+
+    operation: str
+    num_ranks: int
+    num_bytes: int
+    host_only: bool
+    seconds: float
+    relative_sd: float
+
+
+def measured_cells(
+    rows: Iterable[tuple[Mapping[str, Any], Mapping[str, Any]]], source: str
+) -> list[MeasuredCell]:
+    """Of (cell, its row of summary.csv), those that are done and were timed; both halves of A/A pairs."""
+    found = []
+    for cell, row in rows:
+        seconds = _number(row.get("iteration_s"))
+        if row.get("state") != "done" or seconds is None or cell.get("kind") != "iteration":
+            continue
+        names = (*EXCHANGE_PHASES, *COMPUTE_PHASES)
+        phases = {name: value for name in names if (value := _number(row.get(name))) is not None}
+        found.append(MeasuredCell(cell, seconds, _relative_sd(row, seconds), phases, source))
+    return found
+
+
+def _relative_sd(row: Mapping[str, Any], seconds: float) -> float:
+    low, high = _number(row.get("iteration_s_low")), _number(row.get("iteration_s_high"))
+    of_interval = (high - low) / (2 * 1.96) / seconds if low is not None and high is not None else 0.0
+    floor = _number(row.get("noise_floor")) or 0.0
+    return max(LEAST_RELATIVE_SD, of_interval, floor / math.sqrt(2))
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if math.isfinite(value) else None

@@ -1,0 +1,55 @@
+"""Exchanges under the backward pass: when each bucket is ready, and what of its exchange is left over.
+
+1. Gradients become ready from the last tensor to the first; the time of the backward pass is spread over the
+   tensors as their elements. (Exact for dense layers, where products go with weights; not for convolutions,
+   whose early layers take longer than their weights tell.)
+2. DDP closes a bucket as soon as it holds its size: 1 MiB the first, `bucket_mb` the others.
+3. Exchanges follow one another; each starts when its bucket is ready and the one before has ended.
+4. What ends after the backward pass is exposed.
+
+That an exchange slows the backward pass down (both need memory and multiprocessors) is left out.
+
+Reference: S. Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training",
+arXiv 2006.15704.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from scaling.bucket import BucketLayout
+from scaling.prediction.estimate import NOTHING, Estimate
+
+FIRST_BUCKET_BYTES = 1 << 20
+
+
+def ddp_buckets(layout: BucketLayout, bucket_mb: float) -> list[BucketLayout]:
+    """DDP's buckets of float32 gradients, in the order in which they become ready."""
+    limits = [min(FIRST_BUCKET_BYTES, bucket_mb * 2**20), bucket_mb * 2**20]
+    buckets: list[list[tuple[str, tuple[int, ...]]]] = [[]]
+    filled = 0.0
+    for name, shape in reversed(list(zip(layout.names, layout.shapes, strict=True))):
+        buckets[-1].append((name, shape))
+        filled += 4 * math.prod(shape)
+        if filled >= limits[min(len(buckets) - 1, 1)]:
+            buckets.append([])
+            filled = 0.0
+    return [BucketLayout.of(one) for one in buckets if one]
+
+
+def exposed(exchanges: Sequence[Estimate], bucket_elements: Sequence[int], backward_s: float) -> Estimate:
+    """What the backward pass does not hide.
+
+    The uncertainty is that of the exchanges from the last moment on at which one had to wait for its bucket.
+    """
+    num_elements, ready = sum(bucket_elements), 0
+    end_s, since_wait = 0.0, NOTHING
+    for exchange, elements in zip(exchanges, bucket_elements, strict=True):
+        ready += elements
+        ready_s = backward_s * ready / num_elements if num_elements else backward_s
+        if ready_s >= end_s:
+            end_s, since_wait = ready_s, NOTHING
+        end_s += exchange.value
+        since_wait = since_wait + exchange
+    return Estimate(max(0.0, end_s - backward_s), since_wait.changes)

@@ -1,0 +1,221 @@
+"""Predicts cells: computation, exchange, and what of the exchange is hidden.
+
+Nothing here is measured: every result says so (`simulated`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from scaling.collectives.plan import Exchange
+from scaling.errors import PredictionError
+from scaling.prediction.calibration import Calibration
+from scaling.prediction.compute import Computed, ComputeModel
+from scaling.prediction.estimate import Estimate, total
+from scaling.prediction.overlapped import exposed
+from scaling.prediction.terms import (
+    Machinery,
+    Strategy,
+    Term,
+    divide_term,
+    terms_of,
+    update_terms,
+    way_of,
+)
+
+
+@dataclass(frozen=True)
+class PredictedTerm:
+    """A calibrated term, in seconds."""
+
+    name: str
+    kind: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A cell that was not measured but simulated. Times in seconds.
+
+    Attributes:
+        cell: its independent variables.
+        topology: the machine's name.
+        iteration: the step; None where no computation is known.
+        compute: of that, the computation without exchange.
+        exchange: aggregation and updates elsewhere than on every replica.
+        exposed_exchange: of that, what the backward pass does not hide.
+        terms: what the exchange consists of.
+        way: of the bytes.
+        busiest: the resource that bounds the longest exchange.
+        notes: what was assumed or not known.
+    """
+
+    cell: Mapping[str, Any]
+    topology: str
+    iteration: Estimate | None
+    compute: Estimate | None
+    exchange: Estimate
+    exposed_exchange: Estimate
+    terms: tuple[PredictedTerm, ...] = ()
+    way: str = ""
+    busiest: str | None = None
+    notes: tuple[str, ...] = ()
+    simulated: bool = field(default=True, init=False)
+
+
+class Predictor:
+    """Predictions on one machine.
+
+    Args:
+        machinery: the machine.
+        compute: measured steps without exchange.
+        calibration: of the kinds of work.
+    """
+
+    def __init__(
+        self,
+        machinery: Machinery,
+        compute: ComputeModel | None = None,
+        calibration: Calibration | None = None,
+    ) -> None:
+        self._machinery = machinery
+        self._compute = compute
+        self._calibration = calibration or Calibration()
+
+    @property
+    def calibration(self) -> Calibration:
+        """Of the kinds of work."""
+        return self._calibration
+
+    def exchange_only(self) -> Predictor:
+        """The same without a word on computation."""
+        return Predictor(self._machinery, None, self._calibration)
+
+    def predict(self, strategy: Strategy) -> Prediction:
+        """One cell.
+
+        Raises:
+            TopologyError: the machine is too small, or has not what the strategy needs.
+        """
+        cell, world_size = strategy.cell, int(strategy.cell["world_size"])
+        notes: list[str] = []
+        computed = self._computed(cell, notes)
+        alone = world_size == 1 and not _by_host(strategy)
+        buckets = (
+            []
+            if alone
+            else [
+                terms_of(strategy, index, self._machinery, world_size)
+                for index in range(len(strategy.buckets))
+            ]
+        )
+        after = (
+            []
+            if alone
+            else [
+                *divide_term(strategy.num_elements, strategy, self._machinery, world_size),
+                *update_terms(strategy, self._machinery, world_size),
+            ]
+        )
+        exchanges = [self._sum(strategy, terms, world_size, notes) for terms in buckets]
+        left = total(exchanges)
+        if cell["step"] == "overlapped" and computed is not None:
+            left = exposed(exchanges, strategy.bucket_elements, computed.backward_s)
+        elif cell["step"] == "overlapped":
+            notes.append("no backward pass is known: nothing of the exchange is taken as hidden")
+        afterwards = self._sum(strategy, after, world_size, notes)
+        iteration = None
+        if computed is not None:
+            base = computed.step_s
+            if strategy.updates:
+                saved = computed.update_s * (1 - min(1.0, strategy.gpu_update_share))
+                base = Estimate(max(0.0, base.value - saved), base.changes)
+            iteration = base + left + afterwards
+        terms = [term for bucket in (*buckets, after) for term in bucket]
+        longest = max(terms, key=lambda term: term.flow_s if term.busiest else -1.0, default=None)
+        return Prediction(
+            cell,
+            self._machinery.topology.name,
+            iteration,
+            computed.step_s if computed else None,
+            total(exchanges) + afterwards,
+            left + afterwards,
+            tuple(self._merged(terms)),
+            "none" if alone or not terms else way_of(strategy, self._machinery, world_size),
+            longest.busiest if longest else None,
+            tuple(dict.fromkeys(notes)),
+        )
+
+    def _computed(self, cell: Mapping[str, Any], notes: list[str]) -> Computed | None:
+        if self._compute is None:
+            return None
+        try:
+            computed = self._compute.step(cell, int(cell["local_batch"]))
+        except PredictionError as error:
+            notes.append(str(error))
+            return None
+        notes += computed.notes
+        return self._on_shared_cores(cell, computed, notes)
+
+    def _on_shared_cores(self, cell: Mapping[str, Any], computed: Computed, notes: list[str]) -> Computed:
+        """Processes on a CPU share its cores: more threads than cores take turns."""
+        if self._machinery.has_gpus:
+            return computed
+        topology = self._machinery.topology
+        cores = sum(device.cores or 1 for device in topology.machine.of_kind("cpu")) * topology.num_nodes
+        turns = int(cell["world_size"]) * int(cell.get("threads") or 1) / max(cores, 1)
+        if turns <= 1:
+            return computed
+        notes.append(f"more threads than cores: computation taken {turns:.3g} times as long")
+        return Computed(
+            computed.step_s.times(turns),
+            computed.update_s * turns,
+            computed.backward_s * turns,
+            computed.notes,
+        )
+
+    def _sum(self, strategy: Strategy, terms: Sequence[Term], world_size: int, notes: list[str]) -> Estimate:
+        priced = total(self._calibration.seconds(term) for term in terms)
+        if not priced.value or all(term.kind == "gpu_work" for term in terms):
+            return priced
+        with_left_over, known = self._calibration.with_left_over(strategy_key(strategy), priced, world_size)
+        if not known and self._calibration.num_observations:
+            notes.append("this strategy was not measured at a smaller world size")
+        return with_left_over
+
+    def _merged(self, terms: Iterable[Term]) -> Iterable[PredictedTerm]:
+        merged: dict[tuple[str, str], float] = {}
+        for term in terms:
+            key = (term.name, term.kind)
+            merged[key] = merged.get(key, 0.0) + self._calibration.seconds(term).value
+        return (PredictedTerm(name, kind, seconds) for (name, kind), seconds in merged.items())
+
+
+def strategy_key(strategy: Strategy) -> tuple[str, ...]:
+    """What a left-over is known for: model, aggregator and way."""
+    cell = strategy.cell
+    if not _between_ranks(strategy):
+        access = "through the host"
+    else:
+        access = "host-only" if cell.get("peer_access") is False else "peer access"
+    return str(cell["model_label"]), str(cell["aggregator_label"]), access
+
+
+def _between_ranks(strategy: Strategy) -> bool:
+    """Whether ranks exchange with one another, so that access between GPUs matters."""
+    return any(
+        isinstance(stage, Exchange) and not stage.schedule.num_hosts
+        for bucket in strategy.buckets
+        for stage in bucket
+    )
+
+
+def _by_host(strategy: Strategy) -> bool:
+    """Whether a rank alone has work beside its step: host strategies copy all the same."""
+    return any(
+        getattr(stage, "where", "rank") == "host" or getattr(getattr(stage, "schedule", None), "num_hosts", 0)
+        for bucket in strategy.buckets
+        for stage in bucket
+    )

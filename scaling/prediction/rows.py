@@ -1,0 +1,142 @@
+"""Predictions as rows: what `--json`, predictions.json and the tables show. All of them say `simulated`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from scaling.errors import PredictionError
+from scaling.prediction.compute import ComputeModel
+from scaling.prediction.estimate import Estimate
+from scaling.prediction.predict import Prediction
+
+CELL_FIELDS = ("model", "dataset", "aggregator")
+OWN_FIELDS = (
+    *("step", "device", "scaling", "world_size", "local_batch", "global_batch", "bucket_mb"),
+    *("input_placement", "peer_access", "tf32"),
+)
+
+
+def row_of(
+    prediction: Prediction, compute: ComputeModel | None, cell_id: str | None = None
+) -> dict[str, Any]:
+    """One object. Times in seconds; what is not known is None."""
+    cell = prediction.cell
+    batch = cell.get("global_batch")
+    iteration = prediction.iteration
+    speedup = _speedup(prediction, compute)
+    return {
+        "simulated": True,
+        "cell_id": cell_id,
+        **cell_fields(cell),
+        "topology": prediction.topology,
+        **_interval("iteration_s", iteration),
+        "samples_per_s": batch / iteration.value if iteration and batch else None,
+        **_interval("speedup", speedup),
+        "parallel_efficiency": speedup.value / cell["world_size"] if speedup else None,
+        **_interval("compute_s", prediction.compute),
+        **_interval("exchange_s", prediction.exchange),
+        **_interval("exposed_comm_s", prediction.exposed_exchange),
+        "way": prediction.way,
+        "busiest_link": prediction.busiest,
+        "terms": [
+            {"name": term.name, "kind": term.kind, "seconds": term.seconds} for term in prediction.terms
+        ],
+        "notes": list(prediction.notes),
+    }
+
+
+def reason_row(
+    cell: Mapping[str, Any], topology: str, reason: str, cell_id: str | None = None
+) -> dict[str, Any]:
+    """A cell without prediction."""
+    return {
+        "simulated": True,
+        "cell_id": cell_id,
+        **cell_fields(cell),
+        "topology": topology,
+        "reason": reason,
+    }
+
+
+def cell_fields(cell: Mapping[str, Any]) -> dict[str, Any]:
+    """What tells cells apart."""
+    labels = {
+        name: cell.get(f"{name}_label", cell.get(name)) for name in CELL_FIELDS if f"{name}_label" in cell
+    }
+    own = {name: cell[name] for name in OWN_FIELDS if name in cell}
+    return {**labels, **own} or dict(cell)
+
+
+def _speedup(prediction: Prediction, compute: ComputeModel | None) -> Estimate | None:
+    """Throughput over that of one rank without exchange at the same batch rule."""
+    cell = prediction.cell
+    if compute is None or prediction.iteration is None or not prediction.iteration.value:
+        return None
+    strong = cell["scaling"] == "strong"
+    alone_batch = int(cell["global_batch"] if strong else cell["local_batch"])
+    alone = {**cell, "aggregator": "none", "exchanges": False}
+    try:
+        step = compute.step(alone, alone_batch).step_s
+    except PredictionError:
+        return None
+    ratio = step.over(prediction.iteration)
+    return ratio if strong else ratio.times(cell["world_size"])
+
+
+def _interval(name: str, estimate: Estimate | None) -> dict[str, float | None]:
+    if estimate is None:
+        return {name: None, f"{name}_low": None, f"{name}_high": None}
+    low, high = estimate.interval
+    return {name: estimate.value, f"{name}_low": low, f"{name}_high": high}
+
+
+COLUMNS = ("model", "aggregator", "step", "ranks", "iteration, ms", "speedup", "exposed, ms", "busiest link")
+
+
+def text_table(rows: Iterable[Mapping[str, Any]]) -> str:
+    """The rows for people, with what was assumed below."""
+    lines, notes = [list(COLUMNS)], dict[str, str]()
+    for row in rows:
+        marks = []
+        for note in [row["reason"]] if "reason" in row else row.get("notes", []):
+            notes.setdefault(note, f"({len(notes) + 1})")
+            marks.append(notes[note])
+        lines.append(_cells(row, " ".join(marks)))
+    widths = [max(len(line[i]) for line in lines) for i in range(len(COLUMNS))]
+    text = [
+        "  ".join(part.ljust(width) for part, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    ]
+    return "\n".join([*text, *(f"{mark} {note}" for note, mark in notes.items())])
+
+
+def _cells(row: Mapping[str, Any], marks: str) -> list[str]:
+    names = [
+        str(row.get("model", row.get("workload", ""))),
+        str(row.get("aggregator", "")),
+        str(row.get("step", "")),
+    ]
+    if row.get("peer_access") is False:
+        names[1] += ", host-only"
+    first = [*names, str(row.get("world_size", ""))]
+    if "reason" in row:
+        return [*first, "not predicted", "", "", marks]
+    link = str(row.get("busiest_link") or "").partition("/")[2]
+    return [
+        *first,
+        _text(row, "iteration_s", 1e3),
+        _text(row, "speedup", 1.0),
+        _text(row, "exposed_comm_s", 1e3),
+        f"{link} {marks}".strip(),
+    ]
+
+
+def _text(row: Mapping[str, Any], name: str, scale: float) -> str:
+    value = row.get(name)
+    if value is None:
+        return "-"
+    low, high = (row[f"{name}_{end}"] * scale for end in ("low", "high"))
+    if low == high:
+        return f"{value * scale:.4g}"
+    return f"{value * scale:.4g} [{low:.3g}, {high:.3g}]"

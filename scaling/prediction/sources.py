@@ -1,0 +1,59 @@
+"""Everything that was measured and that a prediction is made from, brought together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from scaling.errors import ScalingError
+from scaling.prediction.compute import ComputeModel
+from scaling.prediction.fitting import fitted, machinery_for
+from scaling.prediction.measured import MeasuredCell, MeasuredTransfer
+from scaling.prediction.predict import Predictor
+from scaling.prediction.terms import Strategy
+from topologies.errors import TopologyError
+from topologies.model import Topology
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Measurements of one machine.
+
+    Attributes:
+        cells: of studies.
+        transfers: of probes.
+        machine: the file of the machine that they were measured on.
+    """
+
+    cells: Sequence[MeasuredCell]
+    transfers: Sequence[MeasuredTransfer]
+    machine: Topology
+
+    def up_to(self, world_size: int) -> Sources:
+        """Those of so many ranks at most."""
+        return Sources(
+            [cell for cell in self.cells if cell.world_size <= world_size],
+            [one for one in self.transfers if one.num_ranks <= world_size],
+            self.machine,
+        )
+
+    def predictor(
+        self, topology: Topology, strategy_of: Callable[[Mapping[str, Any]], Strategy]
+    ) -> tuple[Predictor, ComputeModel]:
+        """Predictions on a machine, calibrated by all of this; and what is known of the computation."""
+        compute = ComputeModel(self.cells)
+        known = []
+        for cell in self.cells:
+            try:
+                known.append((cell, strategy_of(cell.cell)))
+            except (ScalingError, TopologyError):
+                continue  # an aggregator that cannot be predicted calibrates nothing
+        calibration = fitted(machinery_for(self.machine, self.transfers, self.machine), known, self.transfers)
+        machinery = machinery_for(topology, self.transfers, self.machine)
+        return Predictor(machinery, compute, calibration), compute
+
+
+def gpu_names(topology: Topology) -> set[str]:
+    """The products of its GPUs, for telling whether computation measured elsewhere holds here."""
+    return {gpu.name.lower() for gpu in topology.machine.of_kind("gpu")}

@@ -1,0 +1,240 @@
+"""What an aggregation consists of, as terms that are calibrated one by one.
+
+A term is of a kind (a way of the bytes, or a place of work) and has a part that does not depend on the bytes,
+`latency_s`, and one that does, `flow_s`, both as the machine file and the schedules have them. Calibration
+multiplies each part by a factor of its kind. Terms follow one another.
+
+- exchanges between ranks: peer_memory, sends, sends_host, as `scaling.prediction.ways` tells them apart;
+- a library's own: native, native_host (`scaling.prediction.native`);
+- exchanges with host memory: `host`, and the processor's sums in them `host_work`;
+- encoding and decoding by a rank: `codec`, where it starts torch's kernels tensor by tensor, `CODEC_LAUNCH_S`
+  each, else `codec_kernels`, a few of its own for all;
+- sums, means and updates by the processor: `host_work`; by a GPU: `gpu_work`, its memory's rate.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from scaling.collectives.plan import Codec, Exchange, Stage, Update, simulate_plan
+from scaling.collectives.schedule import Schedule
+from scaling.collectives.simulate import simulate
+from scaling.prediction.native import gloo_all_reduce, nccl_all_reduce
+from scaling.prediction.ways import HostSends, for_host_sends, without_latency
+from topologies.model import Topology
+
+CODEC_LAUNCH_S = 100e-6
+"""What starting a codec's kernels takes for a tensor: some twenty of them. An assumption; calibrated."""
+
+CODEC_KERNELS = 3
+"""That a codec with kernels of its own starts for a message. An assumption; calibrated."""
+
+KERNEL_S = 3e-6
+"""What a kernel takes at least. An assumption; calibrated."""
+
+DIVIDE_BYTES_MOVED = 2.0
+"""The sum is divided by the world size where it is on a GPU: read and written."""
+
+
+@dataclass(frozen=True)
+class Term:
+    """One part of an aggregation.
+
+    Attributes:
+        kind: what calibrates it.
+        name: for people.
+        latency_s, flow_s: by the machine file.
+        busiest: the resource that bounds it; None where that is no link.
+        choice: a library's algorithm and protocol.
+        native_bytes: of a library's all-reduce, the buffer; else None.
+    """
+
+    kind: str
+    name: str
+    latency_s: float
+    flow_s: float
+    busiest: str | None = None
+    choice: str = ""
+    native_bytes: float | None = None
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """One aggregation as plans have it, for one cell.
+
+    Attributes:
+        cell: its independent variables.
+        buckets: stages of each bucket's aggregation, in the order in which gradients become ready; no update
+            where every replica takes it.
+        bucket_elements, bucket_tensors: of each bucket.
+        updates: the update, where it is not every replica's.
+        num_elements: of the whole gradient.
+        codes_by_tensor: its codec starts kernels for each tensor.
+    """
+
+    cell: Mapping[str, Any]
+    buckets: tuple[tuple[Stage, ...], ...]
+    bucket_elements: tuple[int, ...]
+    bucket_tensors: tuple[int, ...]
+    updates: tuple[Update, ...]
+    num_elements: int
+    codes_by_tensor: bool = False
+
+    @property
+    def replica_updates(self) -> bool:
+        """Whether every rank updates all parameters."""
+        return not self.updates
+
+    @property
+    def gpu_update_share(self) -> float:
+        """Of the parameters, those that the busiest rank's own device updates, where replicas do not all."""
+        share = 0.0
+        for update in self.updates:
+            if update.site == "root":
+                share += 1.0
+            elif update.site == "owner" and update.num_elements:
+                share += max(update.owner_elements) / update.num_elements
+        return share
+
+
+@dataclass
+class Machinery:
+    """A topology, and what prices on it: made once for many cells.
+
+    Attributes:
+        topology: the machine.
+        host_sends: what messages through its host memory reach; None: as the machine file has it.
+    """
+
+    topology: Topology
+    host_sends: HostSends | None = None
+    _bare: dict[str, Topology] = field(default_factory=dict)
+
+    def on(self, way: str) -> tuple[Topology, Topology]:
+        """The topology of a way, and the same without latency."""
+        if way not in self._bare:
+            own = self.topology
+            if way in ("sends_host", "native_host"):
+                own = for_host_sends(self.topology, self.host_sends)
+            self._bare[way], self._bare[f"{way}, bare"] = own, without_latency(own)
+        return self._bare[way], self._bare[f"{way}, bare"]
+
+    @property
+    def has_gpus(self) -> bool:
+        """Whether ranks are GPUs."""
+        return bool(self.topology.machine.of_kind("gpu"))
+
+
+def way_of(strategy: Strategy, machinery: Machinery, world_size: int) -> str:
+    """How ranks exchange: by the study's `peer_access`, the machine, and what the aggregator asks for."""
+    if not machinery.has_gpus:
+        return "sends"
+    topology = machinery.topology
+    peer = strategy.cell.get("peer_access") is not False
+    gpus = topology.machine.of_kind("gpu")
+    on_one_node = world_size <= len(gpus)
+    all_reach = all(
+        topology.machine.peer_access(gpus[0].id, gpu.id) for gpu in gpus[1 : min(world_size, len(gpus))]
+    )
+    if not peer or not all_reach:
+        return "sends_host"
+    asked = dict(strategy.cell.get("aggregator_parameters") or {}).get("transport", "auto")
+    return "peer_memory" if on_one_node and asked in ("auto", "peer_memory") else "sends"
+
+
+def terms_of(strategy: Strategy, bucket: int, machinery: Machinery, world_size: int) -> list[Term]:
+    """The terms of one bucket's aggregation, by its number.
+
+    Raises:
+        TopologyError: the machine has not what a stage needs.
+    """
+    way = way_of(strategy, machinery, world_size)
+    terms: list[Term] = []
+    for stage in strategy.buckets[bucket]:
+        if isinstance(stage, Exchange):
+            terms += _exchange_terms(stage, way, machinery, world_size)
+        elif isinstance(stage, Codec) and stage.where == "rank":
+            terms.append(_codec_term(stage, strategy, bucket, machinery, world_size))
+        else:
+            terms.append(_host_work(stage, machinery, world_size))
+    return terms
+
+
+def update_terms(strategy: Strategy, machinery: Machinery, world_size: int) -> list[Term]:
+    """Those of an update on the host; an update on GPUs follows the measured one (`gpu_update_share`)."""
+    return [_host_work(one, machinery, world_size) for one in strategy.updates if one.site == "host"]
+
+
+def divide_term(num_elements: int, strategy: Strategy, machinery: Machinery, world_size: int) -> list[Term]:
+    """The mean of what was summed between GPUs."""
+    if world_size == 1 or not machinery.has_gpus or not strategy.cell.get("exchanges", True):
+        return []
+    if any(update.site == "host" for update in strategy.updates):
+        return []
+    bandwidth = machinery.topology.machine.of_kind("gpu")[0].bandwidth_bytes_per_s
+    if bandwidth is None:
+        return []
+    share = strategy.gpu_update_share if strategy.updates else 1.0
+    return [Term("gpu_work", "divide", 0.0, share * 4.0 * num_elements * DIVIDE_BYTES_MOVED / bandwidth)]
+
+
+def _exchange_terms(stage: Exchange, way: str, machinery: Machinery, world_size: int) -> list[Term]:
+    num_bytes = stage.num_elements * stage.bytes_per_element
+    peer = way not in ("sends_host",)
+    name = stage.name or stage.schedule.name
+    if stage.native and machinery.has_gpus:
+        kind = "native" if peer else "native_host"
+        own, bare = machinery.on(kind)
+        time = nccl_all_reduce(own, bare, world_size, num_bytes, peer_access=peer)
+        return [Term(kind, name, time.latency_s, time.flow_s, time.busiest, time.choice, num_bytes)]
+    kind = "host" if stage.schedule.num_hosts else way
+    own, bare = machinery.on(kind)
+    if stage.native:
+        flowing, whole = (
+            gloo_all_reduce(bare, world_size, num_bytes),
+            gloo_all_reduce(own, world_size, num_bytes),
+        )
+    else:
+        flowing = simulate(stage.schedule, bare, num_bytes, peer_access=peer, num_messages=stage.num_messages)
+        whole = simulate(stage.schedule, own, num_bytes, peer_access=peer, num_messages=stage.num_messages)
+    latency_s = max(0.0, whole.seconds - flowing.seconds)
+    if kind == "peer_memory":
+        latency_s += KERNEL_S * _kernels(stage.schedule)
+    busiest = flowing.busiest_resource
+    if kind != "host":
+        return [Term(kind, name, latency_s, flowing.seconds, busiest)]
+    sums_s = flowing.reduce_seconds
+    copies = Term("host", name, latency_s, flowing.seconds - sums_s, busiest)
+    return [copies, Term("host_work", f"{name}: sums", 0.0, sums_s)] if sums_s else [copies]
+
+
+def _kernels(schedule: Schedule) -> int:
+    """Copies and sums of the busiest rank, step by step: ranges that do not touch are one each."""
+    total = 0
+    for index in range(len(schedule.steps)):
+        by_rank: Counter[int] = Counter()
+        ends: dict[tuple[int, int, str], int] = {}
+        for source, target, start, stop, operation in schedule.steps[index]:
+            pair = (source, target, operation)
+            if ends.get(pair) != start:
+                by_rank[target if operation == "add" else source] += 1
+            ends[pair] = stop
+        total += max(by_rank.values(), default=0)
+    return total
+
+
+def _codec_term(stage: Codec, strategy: Strategy, bucket: int, machinery: Machinery, world_size: int) -> Term:
+    priced = simulate_plan([stage], machinery.topology, world_size).seconds
+    num_messages = world_size if stage.name == "decode" else 1
+    if strategy.codes_by_tensor:
+        launches_s = strategy.bucket_tensors[bucket] * num_messages * CODEC_LAUNCH_S
+        return Term("codec", stage.name, launches_s, priced)
+    return Term("codec_kernels", stage.name, CODEC_KERNELS * num_messages * KERNEL_S, priced)
+
+
+def _host_work(stage: Stage, machinery: Machinery, world_size: int) -> Term:
+    priced = simulate_plan([stage], machinery.topology, world_size).seconds
+    return Term("host_work", stage.name or "work", 0.0, priced)

@@ -1,0 +1,124 @@
+"""The ways of the bytes, each with a topology of its own on which its messages are priced.
+
+- peer_memory: copies into and sums out of the other GPUs' memory; the machine as it is.
+- sends: a library's messages between GPUs that reach each other; the machine as it is.
+- sends_host: the same through host memory. The library's kernels copy through a small buffer that stays in
+  the processor's cache, and reach less than the bus, least of all both ways at once. Where a probe measured
+  messages one way and both ways, the link of every GPU gets those rates (a part for each direction, and one
+  that both share), and host memory is taken to be no limit.
+- host: copies between GPUs and host memory, and sums there; the machine as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Literal
+
+from scaling.collectives.schedule import Schedule, Transfer
+from scaling.collectives.simulate import simulate
+from scaling.prediction.measured import MeasuredTransfer
+from topologies.model import Device, Link, Machine, Topology
+
+Way = Literal["peer_memory", "sends", "sends_host", "host", "native", "native_host"]
+
+LARGE_BYTES = 16 << 20
+"""Messages from which on a rate is read off: below, latency counts."""
+
+
+@dataclass(frozen=True)
+class HostSends:
+    """What messages through host memory reach of a GPU's link, as ratios of its bandwidth.
+
+    Attributes:
+        one_way: while the GPU sends or receives.
+        both_ways: in each direction while it does both.
+    """
+
+    one_way: float = 1.0
+    both_ways: float = 1.0
+
+
+def moves(operation: str, world_size: int) -> Schedule:
+    """What a probe's `send` (first rank to last), `swap` and `shift` (each to the next) do, as a schedule."""
+    pairs = {
+        "send": [(0, world_size - 1)],
+        "swap": [(0, 1), (1, 0)],
+        "shift": [(rank, (rank + 1) % world_size) for rank in range(world_size)],
+    }[operation]
+    step = tuple(Transfer(source, target, 0, 1, "copy") for source, target in pairs)
+    return Schedule(operation, world_size, 1, (step,))
+
+
+def without_latency(topology: Topology) -> Topology:
+    """The same machine, on which a message costs nothing before its first byte."""
+    machine = replace(
+        topology.machine,
+        links=tuple(replace(link, latency_s=0.0) for link in topology.machine.links),
+        message_latency_s={},
+    )
+    network = replace(topology.network, latency_s=0.0) if topology.network else None
+    return replace(topology, machine=machine, network=network)
+
+
+def measured_host_sends(topology: Topology, transfers: Iterable[MeasuredTransfer]) -> HostSends | None:
+    """From host-only transfers of a probe on that machine; None where it did not measure both."""
+    bare = without_host_limit(without_latency(topology))
+    ratios: dict[str, list[float]] = {"one": [], "both": []}
+    for one in transfers:
+        kind = {"send": "one", "swap": "both", "shift": "both"}.get(one.operation)
+        if kind is None or not one.host_only or one.num_bytes < LARGE_BYTES:
+            continue
+        if one.num_ranks < 2 or one.num_ranks > len(topology.machine.of_kind("gpu")):
+            continue
+        ideal = simulate(moves(one.operation, one.num_ranks), bare, one.num_bytes, peer_access=False).seconds
+        ratios[kind].append(ideal / one.seconds)
+    if not ratios["one"] or not ratios["both"]:
+        return None
+    return HostSends(min(1.0, median(ratios["one"])), min(1.0, median(ratios["both"])))
+
+
+def without_host_limit(topology: Topology) -> Topology:
+    """The same machine with a host memory that takes whatever its links bring."""
+    devices = tuple(
+        replace(device, bandwidth_bytes_per_s=None) if device.kind == "host_memory" else device
+        for device in topology.machine.devices
+    )
+    return replace(topology, machine=replace(topology.machine, devices=devices))
+
+
+def for_host_sends(topology: Topology, rates: HostSends | None) -> Topology:
+    """The machine as messages through host memory find it; the machine itself where nothing was measured."""
+    if rates is None:
+        return topology
+    machine = without_host_limit(topology).machine
+    devices, links = list(machine.devices), list(machine.links)
+    for gpu in machine.of_kind("gpu"):
+        first = machine.route(gpu.id, machine.nearest(gpu.id, "host_memory"))[0][0]
+        index = links.index(first)
+        between = f"{gpu.id}/both-ways"
+        devices.append(Device(between, "pcie_switch"))
+        slowest = min(first.bandwidth_bytes_per_s, first.back_bytes_per_s or first.bandwidth_bytes_per_s)
+        outer = first.second if first.first == gpu.id else first.first
+        links[index] = _part(first, gpu.id, between, rates.one_way * slowest, duplex=True)
+        links.append(
+            replace(
+                _part(first, between, outer, 2 * rates.both_ways * slowest, duplex=False),
+                id=f"{first.id}/both-ways",
+                latency_s=0.0,
+            )
+        )
+    own = Machine(machine.name, tuple(devices), tuple(links), machine.peer_groups, machine.message_latency_s)
+    return replace(topology, machine=own)
+
+
+def _part(link: Link, first: str, second: str, bytes_per_s: float, *, duplex: bool) -> Link:
+    return replace(
+        link,
+        first=first,
+        second=second,
+        bandwidth_bytes_per_s=bytes_per_s,
+        back_bytes_per_s=None,
+        duplex=duplex,
+    )

@@ -1,0 +1,167 @@
+"""The same machine with something else: links, peer access, more GPUs, more nodes.
+
+nvlink4.bandwidth=2x            a link type, a link's id, its kind (nvlink, pcie, ...) or `network`
+pcie5-x16.bandwidth=12e9        bytes a second of a direction, all cables of the link together
+network.latency=5e-6            seconds
+memory.bandwidth=200e9          a device type's, a device's or a kind's memory
+peer_access=off                 or on: all GPUs of a node
+gpus=2x                         of each node, or a number; new ones are linked as those there are
+nodes=16                        or 2x; on the network of the topology
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from topologies.errors import TopologyError
+from topologies.machine import Device, Link
+from topologies.model import Topology
+
+FIGURES = ("bandwidth", "latency")
+EXAMPLES = "as in nvlink.bandwidth=2x, network.latency=5e-6, peer_access=off, gpus=2x or nodes=16"
+
+
+def what_if(topology: Topology, changes: Iterable[str]) -> Topology:
+    """The topology with those changes, one after the other; its name says which.
+
+    Raises:
+        TopologyError: a change cannot be read, or names nothing that there is.
+    """
+    for change in changes:
+        key, _, value = change.partition("=")
+        if not value:
+            raise TopologyError(f"what-if {change!r} has no value; write KEY=VALUE, {EXAMPLES}")
+        topology = replace(_changed(topology, key.strip(), value.strip()), name=f"{topology.name}, {change}")
+    return topology
+
+
+def _changed(topology: Topology, key: str, value: str) -> Topology:
+    if key == "peer_access":
+        return _peer_access(topology, value)
+    if key == "gpus":
+        return _gpus(topology, value)
+    if key == "nodes":
+        return _nodes(topology, value)
+    name, _, figure = key.rpartition(".")
+    if figure not in FIGURES or not name:
+        raise TopologyError(f"what-if {key!r} is not known; {EXAMPLES}")
+    return _figure(topology, name, figure, value)
+
+
+def _figure(topology: Topology, name: str, figure: str, value: str) -> Topology:
+    if name == "network":
+        if topology.network is None:
+            raise TopologyError(f"what-if network.{figure}: {topology.name} is one node without a network")
+        network = topology.network
+        if figure == "bandwidth":
+            rate = _number(network.bandwidth_bytes_per_s, value, "network.bandwidth")
+            return replace(topology, network=replace(network, bandwidth_bytes_per_s=rate))
+        latency_s = _number(network.latency_s, value, "latency")
+        return replace(topology, network=replace(network, latency_s=latency_s))
+    machine = topology.machine
+    links = tuple(
+        _link(link, figure, value) if name in (link.id, link.type, link.kind) else link
+        for link in machine.links
+    )
+    devices = machine.devices
+    if figure == "bandwidth":
+        devices = tuple(
+            _device(device, value) if name in (device.id, device.type, device.kind) else device
+            for device in devices
+        )
+    if links == machine.links and devices == machine.devices:
+        known = sorted(
+            {link.type or link.kind for link in machine.links}
+            | {device.type or device.kind for device in machine.devices}
+        )
+        raise TopologyError(
+            f"what-if {name}.{figure}: {topology.name} has no such link or device, or that is its figure "
+            f"already; allowed: {', '.join(known)}, a kind or an id"
+        )
+    return replace(topology, machine=replace(machine, links=links, devices=devices))
+
+
+def _link(link: Link, figure: str, value: str) -> Link:
+    if figure == "latency":
+        return replace(link, latency_s=_number(link.latency_s, value, "latency"))
+    there = _number(link.bandwidth_bytes_per_s, value, "bandwidth")
+    back = link.back_bytes_per_s
+    return replace(
+        link,
+        bandwidth_bytes_per_s=there,
+        back_bytes_per_s=None if back is None else _number(back, value, "bandwidth"),
+    )
+
+
+def _device(device: Device, value: str) -> Device:
+    if device.bandwidth_bytes_per_s is None:
+        return device
+    return replace(device, bandwidth_bytes_per_s=_number(device.bandwidth_bytes_per_s, value, "bandwidth"))
+
+
+def _number(before: float, value: str, key: str) -> float:
+    try:
+        new = before * float(value[:-1]) if value.endswith("x") else float(value)
+    except ValueError:
+        raise TopologyError(f"what-if {key}={value}: give a number, or a factor as in 2x") from None
+    if not 0 < new < float("inf") and not (key == "latency" and new == 0):
+        raise TopologyError(f"what-if {key}={value}: must be above 0")
+    return new
+
+
+def _peer_access(topology: Topology, value: str) -> Topology:
+    if value not in ("on", "off"):
+        raise TopologyError(f"what-if peer_access={value}: allowed are on and off")
+    gpus = frozenset(gpu.id for gpu in topology.machine.of_kind("gpu"))
+    groups = (gpus,) if value == "on" else ()
+    return replace(topology, machine=replace(topology.machine, peer_groups=groups))
+
+
+def _gpus(topology: Topology, value: str) -> Topology:
+    machine = topology.machine
+    gpus = machine.of_kind("gpu")
+    number = round(_number(len(gpus), value, "gpus"))
+    if not gpus or number < 1:
+        raise TopologyError(f"what-if gpus={value}: {topology.name} has {len(gpus)} GPUs a node")
+    if any({link.first, link.second} <= {gpu.id for gpu in gpus} for link in machine.links):
+        raise TopologyError(
+            f"what-if gpus={value}: GPUs of {topology.name} have links to one another, and it is not clear "
+            "where more would go; write a machine file"
+        )
+    keep = {gpu.id for gpu in gpus[:number]}
+    dropped = {gpu.id for gpu in gpus} - keep
+    devices = [device for device in machine.devices if device.id not in dropped]
+    links = [link for link in machine.links if not {link.first, link.second} & dropped]
+    groups = [set(group) - dropped for group in machine.peer_groups]
+    for index in range(len(gpus), number):
+        like = gpus[index % len(gpus)]
+        new = f"{like.id}-{index // len(gpus) + 1}"
+        devices.append(replace(like, id=new))
+        links += [
+            _relinked(link, like.id, new) for link in machine.links if like.id in (link.first, link.second)
+        ]
+        for group in groups:
+            group |= {new} if like.id in group else set()
+    own = replace(
+        machine,
+        devices=tuple(devices),
+        links=tuple(links),
+        peer_groups=tuple(frozenset(group) for group in groups),
+    )
+    return replace(topology, machine=own)
+
+
+def _relinked(link: Link, old: str, new: str) -> Link:
+    first, second = (new if end == old else end for end in (link.first, link.second))
+    return replace(link, first=first, second=second, id=f"{link.id}:{new}")
+
+
+def _nodes(topology: Topology, value: str) -> Topology:
+    number = round(_number(topology.num_nodes, value, "nodes"))
+    if number > 1 and topology.network is None:
+        raise TopologyError(
+            f"what-if nodes={value}: {topology.name} has no network; name a topology that has one, as "
+            "hgx-h200-x16-infiniband"
+        )
+    return replace(topology, num_nodes=max(1, number))

@@ -1,0 +1,78 @@
+"""Whether a lossy aggregator's accuracy was measured, and held: without that it is no choice.
+
+A gradient that is brought together with loss may train to another accuracy, and the times do not show it. An
+aggregator is lossy where its cell says so; cells of folders that do not say so are judged by the name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from scaling.report.columns import Row, aggregator_name
+from scaling.report.formats import percent
+from scaling.report.learning import REACHED
+from scaling.report.samples import CellResult
+
+KNOWN_LOSSY = ("one_bit", "mpi_one_bit", "cntk")
+"""For folders that are older than the cells' own word."""
+
+DEVIATIONS = 2
+LARGEST_LOSS = 0.01
+"""What a lossy training may end below exact ones: DEVIATIONS standard deviations over the seeds of an exact
+one, or, where there are not several seeds, so much accuracy."""
+
+
+def is_lossy(cell: CellResult) -> bool:
+    """Whether the exchange changes the gradient."""
+    known = cell.cell.get("lossy")
+    return aggregator_name(cell.label("aggregator")) in KNOWN_LOSSY if known is None else bool(known)
+
+
+def why_not(row: Row, cell: CellResult, rows: Sequence[Row], cells: Sequence[CellResult]) -> str | None:
+    """Why a lossy cell may not be recommended; None where it may, or is not lossy.
+
+    What counts is a training of the same model, data set, aggregator (with its parameters) and world size
+    that reached its target in every repeat, or, without a target, ended no further below exact ones than
+    allowed.
+
+    Args:
+        row: the cell's.
+        cell: the same cell's samples.
+        rows: the study's.
+        cells: the study's.
+    """
+    if not is_lossy(cell) or row["world_size"] == 1:
+        return None
+    lossy = {other.cell_id for other in cells if is_lossy(other)}
+    same = ("model", "dataset", "world_size")
+    trained = [
+        other
+        for other in rows
+        if other["kind"] == "convergence" and other["repeats"] and all(other[n] == row[n] for n in same)
+    ]
+    own = [other for other in trained if other["aggregator"] == row["aggregator"]]
+    exact = [other for other in trained if other["cell_id"] not in lossy]
+    if not own:
+        return "lossy, and its accuracy was not measured on this model, data set and number of workers"
+    for other in own:
+        if other["target_state"] == REACHED:
+            continue
+        if other["target_state"] is not None:
+            return f"lossy, and its target accuracy was {other['target_state']}"
+        if (loss := _lost(other, exact)) is not None:
+            return loss
+    return None
+
+
+def _lost(own: Row, exact: Sequence[Row]) -> str | None:
+    scored = [row for row in exact if row["final_test_accuracy"] is not None]
+    if own["final_test_accuracy"] is None or not scored:
+        return "lossy, and no exact training stands beside its own to compare the accuracy with"
+    reference = max(scored, key=lambda row: (row["num_seeds"] or 1, row["final_test_accuracy"]))
+    mean = reference["seed_mean_accuracy"] or reference["final_test_accuracy"]
+    spread = reference["seed_sd_accuracy"]
+    allowed = LARGEST_LOSS if spread is None else DEVIATIONS * spread
+    lost = mean - own["final_test_accuracy"]
+    if lost <= allowed:
+        return None
+    return f"lossy, and it ends {percent(lost, 2)} below the accuracy of {reference['aggregator']}"

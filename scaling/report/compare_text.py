@@ -1,0 +1,160 @@
+"""A comparison in a terminal of 80 columns."""
+
+from __future__ import annotations
+
+import textwrap
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from statistics import median
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from scaling.report.columns import Row
+from scaling.report.compare import CellComparison, Comparison
+from scaling.report.explain_doubts import LARGE_FLOOR
+from scaling.report.formats import MISSING, like, listed, number, percent, workers
+from scaling.report.terminal import WIDTH
+
+NAME_WIDTH = 19
+WITHIN = "*"
+"""Beside a verdict that speaks of these launches only."""
+
+MOST_ALONE = 4
+"""Cells without a partner that are named; more are counted."""
+
+
+def render_comparison(comparison: Comparison) -> Iterator[RenderableType]:
+    """The environments' differences, a table a group, and what stands behind the verdicts."""
+    yield from _environment(comparison)
+    groups = dict.fromkeys(cell.group for cell in comparison.cells)
+    for group in groups:
+        yield Text()
+        yield _table(group, [cell for cell in comparison.cells if cell.group == group])
+    yield Text()
+    for line in _remarks(comparison):
+        yield _wrapped(line)
+
+
+def _environment(comparison: Comparison) -> Iterator[RenderableType]:
+    deciding = [one for one in comparison.environment if one.decides]
+    beside = [one.field for one in comparison.environment if not one.decides]
+    if not deciding:
+        yield _wrapped("environments: the same hardware, drivers, versions and settings")
+    else:
+        yield _wrapped("environments differ: a ratio may be theirs, and not what was changed on purpose")
+        for one in deciding:
+            yield _wrapped(f"  {one.line()}")
+    if beside:
+        yield _wrapped(f"  (and {listed(beside)}, which decide nothing by themselves)")
+
+
+def _table(group: str, cells: Sequence[CellComparison]) -> Table:
+    trained = cells[0].quantity == "train_s"
+    unit = "s" if trained else "ms"
+    rendered = Table(
+        title=_wrapped(group), title_justify="left", box=None, pad_edge=False, padding=(0, 1, 0, 0)
+    )
+    rendered.add_column("aggregator", overflow="fold", max_width=NAME_WIDTH)
+    for name in ("n", f"A {unit}", f"B {unit}", "B/A", "95% interval"):
+        rendered.add_column(name, justify="right", no_wrap=True)
+    rendered.add_column("B is", no_wrap=True)
+    for cell in cells:
+        a, b = (row[cell.quantity] for row in (cell.match.a, cell.match.b))
+        times = [number(a), number(b)] if trained else [like(a, a), like(b, b)]
+        verdict = f"{cell.verdict}{WITHIN if _is_starred(cell) else ''}"
+        size = str(cell.match.a["world_size"])
+        values = [cell.name, size, *times, _ratio(cell.ratio.ratio), _interval(cell), verdict]
+        rendered.add_row(*(Text(text) for text in values))
+    return rendered
+
+
+def _percent(difference: float) -> str:
+    """`4.2%`, and of what is more than tenfold `217 times`."""
+    if difference >= 10:
+        return f"{1 + difference:.0f} times"
+    return percent(difference, 1 if difference < 0.1 else 0)
+
+
+def _is_starred(cell: CellComparison) -> bool:
+    return cell.within_one_launch and cell.verdict != "undecided"
+
+
+def _interval(cell: CellComparison) -> str:
+    low, high = cell.ratio.low, cell.ratio.high
+    if low is None or high is None:
+        return MISSING
+    return "any" if high > 100 or low < 0.01 else f"{_ratio(low)} to {_ratio(high)}"
+
+
+def _ratio(value: float) -> str:
+    return f"{value:.3f}" if value < 10 else f"{value:.1f}"
+
+
+def _remarks(comparison: Comparison) -> Iterator[str]:
+    counts = Counter(cell.verdict for cell in comparison.cells)
+    told = ", ".join(
+        f"{counts[verdict]} {verdict}"
+        for verdict in ("slower", "faster", "indistinguishable", "undecided")
+        if counts[verdict]
+    )
+    yield f"Of {len(comparison.cells)} cells of B: {told}."
+    if comparison.num_tests:
+        yield (
+            f"Method: Welch's t test of the launches' medians in {comparison.num_tests} cells, Holm's "
+            f"correction: with {percent(comparison.level, 0)} probability at most is any cell called faster "
+            "or slower that is not. B/A is of the launches' geometric means, A and B are medians of all "
+            "samples; intervals are of each cell alone."
+        )
+        smallest = [one - 1 for cell in comparison.cells if (one := comparison.detectable(cell)) is not None]
+        yield (
+            f"What it could have found: a difference of {_percent(median(smallest))} in half of the cells, "
+            f"of {_percent(min(smallest))} in the steadiest and {_percent(max(smallest))} in the least "
+            "steady one. More repeats find smaller ones."
+        )
+    if any(_is_starred(cell) for cell in comparison.cells):
+        yield (
+            f"{WITHIN} One launch on a side: within these launches only, beyond the noise floor of their A/A "
+            "pairs. How much launches scatter is not known; repeats=3 would tell."
+        )
+    yield from _reasons(comparison)
+    yield from _alone(comparison)
+
+
+def _reasons(comparison: Comparison) -> Iterator[str]:
+    reasons = Counter(f"{cell.verdict}: {cell.reason}" for cell in comparison.cells if cell.reason)
+    floors = [cell.noise_floor or 0.0 for cell in comparison.cells]
+    for reason, count in reasons.items():
+        largest = f" (at most {_percent(max(floors))})" if "noise floor" in reason else ""
+        yield f"{count} {reason}{largest}."
+    if max(floors) > LARGE_FLOOR:
+        yield "A noise floor so large hides differences: a quieter machine, or longer measuring, shows them."
+    differing = Counter(name for cell in comparison.cells for name in cell.match.differing)
+    for name, count in differing.items():
+        pairs = dict.fromkeys(
+            f"{a} against {b}"
+            for cell in comparison.cells
+            for a, b in [cell.match.differing.get(name, (None, None))]
+            if name in cell.match.differing
+        )
+        yield f"In {count} cells {name} differs: {listed(list(pairs)[:3])}."
+
+
+def _alone(comparison: Comparison) -> Iterator[str]:
+    for side, rows in (("A", comparison.only_in_a), ("B", comparison.only_in_b)):
+        if rows:
+            names = [_named(row) for row in rows[:MOST_ALONE]]
+            more = [f"{len(rows) - MOST_ALONE} more"] if len(rows) > MOST_ALONE else []
+            yield f"Measured in {side} alone, or not done in the other: {listed([*names, *more])}."
+    if comparison.num_left_out:
+        yield f"{comparison.num_left_out} cells of other kinds than timings and trainings were left out."
+
+
+def _named(row: Row) -> str:
+    reason = f": {row['reason']}" if row["reason"] else ""
+    return f"{row['aggregator']} on {workers(row['world_size'])} ({row['model']}, {row['state']}{reason})"
+
+
+def _wrapped(text: str) -> Text:
+    return Text("\n".join(textwrap.wrap(text, WIDTH, subsequent_indent="  ")))

@@ -1,0 +1,161 @@
+"""What a report says, before it becomes a page or Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pandas as pd
+
+from scaling.report.columns import SEPARATOR, Row, to_rows
+from scaling.report.evidence import cells_of_finding
+from scaling.report.figures import SavedFigure
+from scaling.report.formats import MISSING
+from scaling.report.groups import group_rows
+from scaling.report.page_tables import PageTable, page_tables
+from scaling.report.recommend import Choice, Recommendation
+from scaling.report.sections import Section, arrange
+from scaling.report.sentence import findings
+from scaling.report.wall_time import WallTime
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A sentence, and the ids of the cells that it is about."""
+
+    text: str
+    cells: list[str]
+
+
+@dataclass(frozen=True)
+class Content:
+    """All that a report says.
+
+    Attributes:
+        name: the study's.
+        folder: the results folder's name, for the commands that make it again.
+        findings: what was found, the most important first.
+        recommendations: the setting to take, one a workload.
+        sections: figures and tables.
+        wall_time: how the time divided; None where that was not recorded.
+        notes, cell_notes: of the study, and of its cells.
+        failed: rows of failed cells.
+        states: state -> cells, of those that are not failed.
+        num_cells: of the study.
+        environment: (dotted path, text); None where it was not recorded.
+    """
+
+    name: str
+    folder: str
+    findings: list[Finding]
+    recommendations: Sequence[Recommendation]
+    sections: list[Section]
+    wall_time: str | None
+    notes: list[str]
+    cell_notes: list[str]
+    failed: list[Row]
+    states: dict[str, int]
+    num_cells: int
+    environment: list[tuple[str, str]] | None
+
+
+@dataclass(frozen=True)
+class Extras:
+    """What a report has besides the summary's own.
+
+    Attributes:
+        tables, findings: of cells without a model, and of predictions; they stand behind the summary's.
+        remarks: (section, what is said there: what is left out, and why).
+        recommendations: the setting to take, one a workload.
+    """
+
+    tables: list[PageTable] = field(default_factory=list)
+    findings: list[str] = field(default_factory=list)
+    remarks: list[tuple[str, str]] = field(default_factory=list)
+    recommendations: Sequence[Recommendation] = ()
+
+
+def content_of(
+    study: Mapping[str, Any],
+    environment: Mapping[str, Any] | None,
+    table: pd.DataFrame,
+    figures: Sequence[SavedFigure],
+    times: WallTime | None = None,
+    extras: Extras | None = None,
+    folder: str = "DIR",
+) -> Content:
+    """Everything that a report of these results says.
+
+    Args:
+        study: the resolved study; its name, notes are shown.
+        environment: where it was run, nested as it comes; None where it was not recorded.
+        table: what `summary_table` made.
+        figures: what was drawn.
+        times: how the wall time divided; None where that was not recorded.
+        extras: what else there is.
+        folder: the results folder, as commands name it.
+    """
+    rows, extras = to_rows(table), extras or Extras()
+    groups = group_rows(rows)
+    sentences = [*findings(table, num_cores(environment)), *extras.findings]
+    tables = [table for group in groups for table in page_tables(group, groups)]
+    return Content(
+        name=str(study.get("name", "study")),
+        folder=folder,
+        findings=[
+            Finding(text, [row["cell_id"] for row in cells_of_finding(text, groups)]) for text in sentences
+        ],
+        recommendations=extras.recommendations,
+        sections=arrange(figures, [*tables, *extras.tables], extras.remarks),
+        wall_time=times.line() if times else None,
+        notes=[str(note) for note in study.get("notes") or []],
+        cell_notes=_notes(rows),
+        failed=[row for row in rows if row["state"] == "failed"],
+        states={
+            state: sum(row["state"] == state for row in rows) for state in ("planned", "running", "done")
+        },
+        num_cells=len(rows),
+        environment=None if environment is None else flatten(environment),
+    )
+
+
+def choice_text(choice: Choice) -> str:
+    """A setting with what it reaches: `ring on 4 workers: 1.2 ms/iteration (95% interval 1.1 to 1.3)`."""
+    bounds = ""
+    if choice.low is not None and choice.high is not None:
+        bounds = f" (95% interval {choice.low:.4g} to {choice.high:.4g})"
+    return f"{choice.name}: {choice.value:.4g} {choice.unit}{bounds}"
+
+
+def verdict(one: Recommendation) -> str:
+    """What kind of recommendation it is, in a word or two."""
+    return {"decided": "Recommended", "undecided": "Undecided"}.get(one.state, "No recommendation")
+
+
+def num_cores(environment: Mapping[str, Any] | None) -> int | None:
+    """The CPU cores that workers could use: cpu.usable_cores or cpu.cores; None where neither is there."""
+    cpu = (environment or {}).get("cpu")
+    cores = cpu.get("usable_cores", cpu.get("cores")) if isinstance(cpu, Mapping) else None
+    return cores if isinstance(cores, int) else None
+
+
+def flatten(value: Any, path: str = "") -> list[tuple[str, str]]:
+    """Nested mappings and lists -> (dotted path, text) rows; a list of plain values stays one row."""
+    if isinstance(value, Mapping):
+        items = [(str(key), item) for key, item in value.items()]
+    elif isinstance(value, list) and any(isinstance(item, (Mapping, list)) for item in value):
+        items = [(str(index), item) for index, item in enumerate(value)]
+    else:
+        values = value if isinstance(value, list) else [value]
+        return [(path, ", ".join(MISSING if item is None else str(item) for item in values) or MISSING)]
+    return [row for key, item in items for row in flatten(item, f"{path}.{key}" if path else key)]
+
+
+def _notes(rows: Sequence[Row]) -> list[str]:
+    """The cells' notes, each once, with the cells that it belongs to."""
+    cells: dict[str, list[str]] = {}
+    for row in rows:
+        for note in filter(None, (row["notes"] or "").split(SEPARATOR)):
+            cells.setdefault(note, []).append(f"{row['aggregator'] or row['kind']} x {row['world_size']}")
+    return [f"{note} ({', '.join(dict.fromkeys(names))})" for note, names in cells.items()]

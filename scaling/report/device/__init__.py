@@ -1,0 +1,131 @@
+"""The reports of `kind: device`: figures, tables and the sentences that answer an experiment's question.
+
+A module of this package named after an experiment (`lstm-fused` -> `lstm_fused`) defines `figures`, `tables`
+and `sentences`, each a function of `Results`; the last sentence answers the question. Experiments of other
+packages have a plain table (`plain`).
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+import matplotlib
+import pandas as pd
+
+from scaling.report.columns import COLUMNS
+from scaling.report.device import plain
+from scaling.report.device.results import STEP, DeviceResult, Results, read_devices
+from scaling.report.figure_style import SETTINGS
+from scaling.report.figures import Drawn, SavedFigure, save
+from scaling.report.page_tables import PageTable
+from scaling.store import ResultsFolder
+
+__all__ = ["Results", "device_sentences", "device_tables", "read_devices", "with_devices", "write_figures"]
+
+SECTION = "devices"
+
+
+class ExperimentReport(Protocol):
+    """What a module of this package defines."""
+
+    def figures(self, results: Results) -> Iterator[Drawn]:
+        """Figures, under names that begin with `device-<slug>-`."""
+
+    def tables(self, results: Results) -> Iterator[PageTable]:
+        """Tables of the page."""
+
+    def sentences(self, results: Results) -> Iterator[str]:
+        """What was found; the last one answers the question."""
+
+
+def report_of(results: Results) -> ExperimentReport:
+    """The experiment's own report, or the plain one."""
+    name = f"{__name__}.{results.experiment.replace('-', '_')}"
+    known = results.experiment.replace("-", "").isalnum() and importlib.util.find_spec(name) is not None
+    module: Any = importlib.import_module(name) if known else plain
+    return module  # type: ignore[no-any-return]  # a module has the protocol's functions
+
+
+def write_figures(folder: ResultsFolder, experiments: Sequence[Results]) -> list[SavedFigure]:
+    """Draws and saves the figures of all experiments.
+
+    Raises:
+        StoreError: a file cannot be written.
+    """
+    with matplotlib.rc_context(SETTINGS):
+        return [
+            save(folder, drawn) for results in experiments for drawn in report_of(results).figures(results)
+        ]
+
+
+def device_tables(experiments: Sequence[Results]) -> list[PageTable]:
+    """The page's tables of all experiments."""
+    tables = [table for results in experiments for table in report_of(results).tables(results)]
+    return [replace(table, section=SECTION) for table in tables]
+
+
+def device_sentences(experiments: Sequence[Results]) -> list[str]:
+    """What was found, of all experiments."""
+    return [
+        text
+        for results in experiments
+        for text in (*_unfinished(results), *report_of(results).sentences(results))
+    ]
+
+
+def _unfinished(results: Results) -> Iterator[str]:
+    """What makes all that follows preliminary."""
+    num = sum(not cell.is_over for cell in results.cells)
+    if num:
+        yield (
+            f"{results.experiment}: {num} of {len(results.cells)} points are not measured yet; what is said "
+            "of it is of the others, and may change."
+        )
+
+
+def with_devices(table: pd.DataFrame, experiments: Sequence[Results]) -> pd.DataFrame:
+    """The summary with what device cells have: columns of a step's time filled, others appended.
+
+    Appended are `experiment`, the points' variables, `<phase>_seconds` with `_low` and `_high` for what was
+    timed besides the step, and the facts; one whose name the summary has already stands there.
+    """
+    if not experiments:
+        return table
+    filled = table.astype(object).where(table.notna(), None)
+    rows = {str(row["cell_id"]): row for row in filled.to_dict("records")}
+    names = list(filled.columns)
+    for results in experiments:
+        for cell in results.cells:
+            values = {"experiment": results.experiment, **_values(cell)}
+            rows[cell.cell_id].update(values)
+            names += [name for name in values if name not in names]
+    wide = pd.DataFrame([{name: row.get(name) for name in names} for row in rows.values()], columns=names)
+    types = {name: kind for name, kind in COLUMNS.items() if name in wide}
+    return wide.astype(types).convert_dtypes()
+
+
+def _values(cell: DeviceResult) -> dict[str, Any]:
+    """A cell's columns beyond those that every row has."""
+    values: dict[str, Any] = dict(cell.point)
+    for phase in cell.phases:
+        estimate = cell.estimate(phase)
+        if estimate is None:
+            continue
+        low, median, high = estimate.low, estimate.median, estimate.high
+        if phase == STEP:
+            values |= {
+                "iterations": estimate.num_samples,
+                "iteration_s": median,
+                "iteration_s_low": low,
+                "iteration_s_high": high,
+                "interval_method": estimate.method,
+                "samples_per_s": cell.samples_per_s,
+            }
+        else:
+            name = f"{phase}_seconds"
+            values |= {name: median, f"{name}_low": low, f"{name}_high": high}
+    return {**cell.scalars, **values}

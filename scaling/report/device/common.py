@@ -1,0 +1,258 @@
+"""What the reports of experiments have in common: names and looks of devices, lines of figures, remarks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+from scaling.measure.statistics import Estimate
+from scaling.report.device.results import DeviceResult, Results
+from scaling.report.drawing_parts import add_tip
+from scaling.report.figure_style import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY_BLUE, VERMILLION
+from scaling.report.formats import MISSING, interval, listed, milliseconds, number
+from scaling.report.page_tables import PageTable
+
+CPU_COLOURS = (SKY_BLUE, BLUE, GREEN, BLACK)
+GPU_LOOKS = {"eager": (ORANGE, "s"), "captured": (VERMILLION, "D")}
+CPU_MARKERS = ("o", "^", "v", "P")
+OTHER_COLOURS = (BLACK, BLUE, ORANGE, GREEN, VERMILLION, SKY_BLUE, PURPLE)
+OTHER_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+
+LOAD = "load_average"
+"""The fact with the host's load before a cell (`scaling.study.run_device`)."""
+
+BUSY = 1.3
+"""A load of so many processes a core is more than the study's own."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way to compute a point: a device with its threads, and how the step is launched there.
+
+    Attributes:
+        device, step: as cells have them.
+        threads: of the CPU; None on a GPU.
+        colour, marker: in every figure of the experiment.
+    """
+
+    device: str
+    step: str
+    threads: int | None
+    colour: str
+    marker: str
+
+    @property
+    def name(self) -> str:
+        """`CPU, 4 threads`, `GPU eager`."""
+        if self.device == "cpu":
+            return f"CPU, {self.threads} thread{'s' * (self.threads != 1)}"
+        return f"GPU {self.step}"
+
+    def holds(self, cell: DeviceResult) -> bool:
+        """Whether the cell was computed so."""
+        return (
+            cell.device == self.device
+            and cell.point.get("step", "eager") == self.step
+            and self.threads in (None, cell.threads)
+        )
+
+
+def arms_of(results: Results) -> list[Arm]:
+    """All that the experiment's cells were computed by: CPU threads ascending, then the GPU."""
+    threads = sorted({cell.threads for cell in results.all("cpu")})
+    looks = _cpu_looks(len(threads))
+    cpu = [Arm("cpu", "eager", count, *look) for count, look in zip(threads, looks, strict=True)]
+    used = {cell.point.get("step", "eager") for cell in results.all("cuda")}
+    gpu = [Arm("cuda", step, None, *look) for step, look in GPU_LOOKS.items() if step in used]
+    return [*cpu, *gpu]
+
+
+def _cpu_looks(count: int) -> list[tuple[str, str]]:
+    return [
+        (CPU_COLOURS[index % len(CPU_COLOURS)], CPU_MARKERS[index % len(CPU_MARKERS)])
+        for index in range(count)
+    ]
+
+
+@dataclass(frozen=True)
+class Line:
+    """Values over an axis, with their intervals, as a figure shows them.
+
+    Attributes:
+        label, colour, marker: of the line.
+        at, values: of each point.
+        low, high: ends of the interval; None where there is none.
+    """
+
+    label: str
+    colour: str
+    marker: str
+    at: list[float]
+    values: list[float]
+    low: list[float | None]
+    high: list[float | None]
+
+
+def time_line(arm: Arm, cells: Iterable[tuple[float, DeviceResult]], scale: float = 1e3) -> Line:
+    """Times of a step (in milliseconds) over an axis; cells without one are left out."""
+    pairs = sorted(((at, cell) for at, cell in cells if cell.estimate()), key=lambda pair: pair[0])
+    estimates = [estimate for _, cell in pairs if (estimate := cell.estimate())]
+    return Line(
+        arm.name,
+        arm.colour,
+        arm.marker,
+        [at for at, _ in pairs],
+        [scale * one.median for one in estimates],
+        [None if one.low is None else scale * one.low for one in estimates],
+        [None if one.high is None else scale * one.high for one in estimates],
+    )
+
+
+def draw_lines(axes: Axes, lines: Sequence[Line], unit: str) -> None:
+    """All lines with markers, intervals as bars, and a tip a point."""
+    for line in lines:
+        axes.plot(line.at, line.values, color=line.colour, marker=line.marker, linewidth=1.2, markersize=4)
+        for at, value, low, high in zip(line.at, line.values, line.low, line.high, strict=True):
+            if low is not None and high is not None and low > 0:
+                axes.plot([at, at], [low, high], color=line.colour, linewidth=0.9)
+            add_tip(axes, at, value, f"{line.label}, {at:,g}: {value:.3g} {unit}")
+
+
+def handles(lines: Iterable[Line | Arm]) -> list[Line2D]:
+    """Entries of a legend, each name once."""
+    found: dict[str, Line2D] = {}
+    for one in lines:
+        label = one.label if isinstance(one, Line) else one.name
+        found.setdefault(
+            label, Line2D([], [], color=one.colour, marker=one.marker, markersize=4, label=label)
+        )
+    return list(found.values())
+
+
+def log_axes(axes: Axes, x: str, y: str) -> None:
+    """Both logarithmic, ticks at powers of ten and numbers without exponents as far as they are short."""
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(LogLocator(numticks=7))
+        axis.set_minor_locator(NullLocator())
+        axis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+
+
+def short(value: float) -> str:
+    """`0.01`, `100`, `1k`, `1M`."""
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= size:
+            return f"{value / size:g}{letter}"
+    return f"{value:g}"
+
+
+def time_cell(estimate: Estimate | None) -> str:
+    """A table's text: milliseconds with their interval's digits."""
+    if estimate is None:
+        return MISSING
+    width = None if estimate.low is None or estimate.high is None else estimate.high - estimate.low
+    return milliseconds(estimate.median, width)
+
+
+def interval_cell(estimate: Estimate | None) -> str:
+    """A table's text: the 95% interval in milliseconds."""
+    return MISSING if estimate is None else interval(estimate.low, estimate.high)
+
+
+def rate_cell(cell: DeviceResult | None) -> str:
+    """A table's text: samples a second."""
+    return MISSING if cell is None else number(cell.samples_per_s)
+
+
+def statistic(results: Results) -> str:
+    """What a number of the experiment is, for above its tables."""
+    methods = dict.fromkeys(
+        estimate.method
+        for cell in results.cells
+        for phase in cell.phases
+        if (estimate := cell.estimate(phase))
+    )
+    return f"Medians; 95% intervals: {'; '.join(methods) or MISSING}. A dash: not measured, see below."
+
+
+def one_launch(results: Results) -> str:
+    """What intervals of a single launch do not tell, as the end of a sentence; "" with several."""
+    return "" if results.num_launches > 1 else " (intervals within one launch: another may differ by more)"
+
+
+def remarks(results: Results) -> list[str]:
+    """What stands below a table: devices that are missing, a busy machine, points that are not done."""
+    return [*missing_remark(results), *_busy(results), *_not_done(results)]
+
+
+def missing_remark(results: Results) -> Iterator[str]:
+    """That there was no GPU, if the study asked for one."""
+    if "cuda" in results.missing:
+        yield "This machine has no GPU that torch can use: the columns of the GPU are empty."
+
+
+def _busy(results: Results) -> Iterator[str]:
+    """That others worked on the machine's cores, as its load average told before each cell."""
+    loads = [float(load) for cell in results.cells if (load := cell.fact(LOAD)) is not None]
+    if results.num_cores and loads and max(loads) > BUSY * results.num_cores:
+        yield (
+            f"The machine was busy: its load average reached {max(loads):.1f} on {results.num_cores} cores. "
+            "Times on the CPU, above all with several threads, are those of a machine that is shared."
+        )
+
+
+def left_out_table(results: Results, named: Sequence[str]) -> Iterator[PageTable]:
+    """Which points have no numbers, and why; nothing where all have.
+
+    Args:
+        results: of the experiment.
+        named: the variables that name a point.
+    """
+    without = [cell for cell in results.cells if cell.reason is not None]
+    if not without:
+        return
+    rows = []
+    for cell in without:
+        failed = any(record.state == "failed" for record in cell.records)
+        arm = next((arm.name for arm in arms_of(results) if arm.holds(cell)), cell.device)
+        state = "failed" if failed else "left out"
+        rows.append(
+            [*(_plain(cell.point.get(name, MISSING)) for name in named), arm, state, cell.reason or ""]
+        )
+    yield PageTable(
+        f"{results.experiment}: points without numbers, and why",
+        "Left out: the fewest samples would pass the time limit of a cell (limit_s), it does not fit, or as "
+        "the reason says.",
+        [*named, "on", "state", "reason"],
+        rows,
+        cells=[[cell.cell_id] for cell in without],
+        section="devices",
+    )
+
+
+def _plain(value: object) -> str:
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+def _not_done(results: Results) -> Iterator[str]:
+    num = sum(not cell.is_over for cell in results.cells)
+    if num:
+        yield f"{num} of {len(results.cells)} points are not measured yet, or not all of their repeats."
+
+
+def times(ratio: float) -> str:
+    """`0.32 times`, `3.2 times`, `41 times`."""
+    digits = 0 if ratio >= 9.95 else 1 if ratio >= 0.995 else 2
+    return f"{ratio:,.{digits}f} times"
+
+
+def all_listed(words: Iterable[str]) -> str:
+    """`a, b and c`."""
+    return listed(list(words))

@@ -1,0 +1,156 @@
+"""How many CPU threads are worth it? Speedup of a training step over threads, for each network."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from matplotlib.figure import Figure
+
+from scaling.measure.statistics import Estimate
+from scaling.report.device.common import (
+    OTHER_COLOURS,
+    OTHER_MARKERS,
+    Line,
+    draw_lines,
+    handles,
+    interval_cell,
+    left_out_table,
+    one_launch,
+    rate_cell,
+    remarks,
+    statistic,
+    time_cell,
+)
+from scaling.report.device.results import DeviceResult, Results
+from scaling.report.drawing_parts import WIDTH, legend_below, plain_ticks, set_title
+from scaling.report.figures import Drawn
+from scaling.report.formats import MISSING, listed, ratio
+from scaling.report.page_tables import PageTable
+
+ALMOST = 1.05
+"""Threads are not worth it that bring less than this over fewer."""
+
+CAPTION = (
+    "Time of a training step with the fewest threads over that with more (column iteration_s; threads). "
+    "Bars: the ratio of the two intervals' opposite ends. The dashed line is as many times faster as there "
+    "are threads. Batches are reduced, as the table says."
+)
+
+
+def figures(results: Results) -> Iterator[Drawn]:
+    """Speedups of all networks over threads."""
+    lines = speedup_lines(results)
+    if not any(len(line.at) > 1 for line in lines):
+        return
+    cores = f", {results.num_cores} cores" if results.num_cores else ""
+    title = f"{results.experiment}: training steps on the CPU{cores}"
+    figure = Figure(figsize=(WIDTH, 4.4), layout="constrained")
+    set_title(figure, title)
+    axes = figure.subplots()
+    threads = sorted({int(at) for line in lines for at in line.at})
+    axes.plot(threads, [count / threads[0] for count in threads], color="#999999", linestyle=(0, (5, 2)))
+    draw_lines(axes, lines, "times faster")
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log", base=2)
+    plain_ticks(axes, threads)
+    axes.set_xlabel("threads")
+    axes.set_ylabel(f"speedup over {threads[0]} thread{'s' * (threads[0] > 1)}")
+    legend_below(figure, handles(lines))
+    yield Drawn(f"device-{results.slug}-speedup", title, CAPTION, figure)
+
+
+def speedup_lines(results: Results) -> list[Line]:
+    """One for each network: speedup over the fewest threads."""
+    lines = []
+    for index, (model, cells) in enumerate(by_network(results).items()):
+        measured = [(cell, estimate) for cell in cells if (estimate := cell.estimate())]
+        first = cells[0].estimate()
+        if first is None:
+            continue
+        bounds = [_bounds(first, estimate) for _, estimate in measured]
+        lines.append(
+            Line(
+                model,
+                OTHER_COLOURS[index % len(OTHER_COLOURS)],
+                OTHER_MARKERS[index % len(OTHER_MARKERS)],
+                [float(cell.threads) for cell, _ in measured],
+                [first.median / estimate.median for _, estimate in measured],
+                [low for low, _ in bounds],
+                [high for _, high in bounds],
+            )
+        )
+    return lines
+
+
+def _bounds(first: Estimate, other: Estimate) -> tuple[float | None, float | None]:
+    if other is first:
+        return 1.0, 1.0
+    if first.low is None or first.high is None or other.low is None or other.high is None:
+        return None, None
+    return first.low / other.high, first.high / other.low
+
+
+def by_network(results: Results) -> dict[str, list[DeviceResult]]:
+    """Network -> its cells by threads, ascending; the networks in the study's order."""
+    known = list(results.parameters.get("networks", []))
+    found = sorted({cell.point["model"] for cell in results.cells})
+    order = [name for name in known if name in found] + [name for name in found if name not in known]
+    return {
+        name: sorted(results.all("cpu", model=name), key=lambda cell: (cell.point["batch"], cell.threads))
+        for name in order
+    }
+
+
+def tables(results: Results) -> Iterator[PageTable]:
+    """A row for each network and number of threads."""
+    rows, ids = [], []
+    for model, cells in by_network(results).items():
+        first = cells[0].estimate()
+        for cell in cells:
+            estimate = cell.estimate()
+            speedup = ratio(first.median / estimate.median) if first and estimate else MISSING
+            times = [time_cell(estimate), interval_cell(estimate), rate_cell(cell), speedup]
+            rows.append([model, str(cell.point["batch"]), str(cell.threads), *times])
+            ids.append([cell.cell_id])
+    yield PageTable(
+        f"{results.experiment}: a training step on the CPU, reduced batches",
+        f"Speedup: over the fewest threads of the network. {statistic(results)}",
+        ["network", "batch", "threads", "ms a step", "95% interval, ms", "samples/s", "speedup"],
+        rows,
+        remarks(results),
+        cells=ids,
+        section="devices",
+    )
+    yield from left_out_table(results, ("model", "batch"))
+
+
+def worthwhile(cells: list[DeviceResult]) -> tuple[int, float] | None:
+    """The fewest threads within 5% of the fastest, their speedup; None unless all were tried."""
+    measured = [(cell.threads, estimate.median) for cell in cells if (estimate := cell.estimate())]
+    if len(measured) < 2 or cells[0].estimate() is None or not all(cell.is_over for cell in cells):
+        return None
+    best = min(seconds for _, seconds in measured)
+    threads, seconds = next((count, own) for count, own in measured if own <= ALMOST * best)
+    return threads, measured[0][1] / seconds
+
+
+def sentences(results: Results) -> Iterator[str]:
+    """How many threads each network is worth."""
+    found = {model: worth for model, cells in by_network(results).items() if (worth := worthwhile(cells))}
+    if not found:
+        yield "How many CPU threads are worth it? Not answered: no network was measured with all of them."
+        return
+    most = max(cell.threads for cell in results.cells)
+    least = min(cell.threads for cell in results.cells)
+    alone = [model for model, (threads, _) in found.items() if threads == least]
+    groups: dict[int, list[str]] = {}
+    for model, (threads, gain) in sorted(found.items(), key=lambda item: -item[1][1]):
+        if threads != least:
+            groups.setdefault(threads, []).append(f"{model} ({gain:.2f} times as fast as with {least})")
+    told = [f"{count} for {listed(names)}" for count, names in sorted(groups.items(), reverse=True)]
+    if alone:
+        told.append(f"{least} for {listed(alone)}, which more do not make faster")
+    yield (
+        f"How many CPU threads are worth it? Of {least} to {most}, the fewest that are within 5% of the "
+        f"fastest are {'; '.join(told)}{one_launch(results)}."
+    )

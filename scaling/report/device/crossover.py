@@ -1,0 +1,132 @@
+"""Where one device begins to win: the break-even point along an axis, and how well it is known.
+
+1. At each measured point: the logarithm of one device's time over the other's, with an interval from the two
+   intervals' opposite ends (wider than 95% where both are independent).
+2. The break-even point lies after the last point at which the other device does not lose; between this and
+   the next it is interpolated on logarithmic axes.
+3. Its interval is where the interval's ends break even, found in the same way.
+
+Error: the interpolation takes the ratio for a power law between two neighbouring points, and a ratio that
+crosses 1 several times has one break-even point only, the last.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from scaling.measure.statistics import Estimate
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """How often one device's time goes into the other's, at one point of an axis.
+
+    Attributes:
+        at: the point, positive.
+        value: above 1 where the first device wins.
+        low, high: ends of its interval; None where there are too few samples.
+    """
+
+    at: float
+    value: float
+    low: float | None
+    high: float | None
+
+
+def ratio_of(at: float, slow: Estimate, fast: Estimate) -> Ratio:
+    """`slow` over `fast`: above 1 where the device of `fast` wins."""
+    bounds: tuple[float | None, float | None] = (None, None)
+    if None not in (slow.low, slow.high, fast.low, fast.high):
+        assert slow.low is not None
+        assert slow.high is not None
+        assert fast.low is not None
+        assert fast.high is not None
+        if fast.low > 0 and slow.low > 0:
+            bounds = (slow.low / fast.high, slow.high / fast.low)
+    return Ratio(at, slow.median / fast.median, *bounds)
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """A break-even point.
+
+    Attributes:
+        at: from here on the first device wins; None where it does so nowhere, or at every measured point.
+        low, high: ends of its interval; None where it is open: not above `first`, or beyond `last`.
+        has_interval: whether the ratios had intervals.
+        first, last: of the measured points.
+        wins: "from": from `at` on; "everywhere"; "nowhere".
+        between: the two measured points between which it was interpolated.
+    """
+
+    at: float | None
+    low: float | None
+    high: float | None
+    has_interval: bool
+    first: float
+    last: float
+    wins: str
+    between: tuple[float, float] | None = None
+
+
+def crossing(ratios: Sequence[Ratio]) -> Crossing | None:
+    """The break-even point along the axis; None where nothing was measured."""
+    ordered = sorted(ratios, key=lambda one: one.at)
+    if not ordered:
+        return None
+    points = [one.at for one in ordered]
+    at, between, wins = _solve(points, [one.value for one in ordered])
+    lows, highs = [one.low for one in ordered], [one.high for one in ordered]
+    has_interval = None not in lows and None not in highs
+    low = high = None
+    if has_interval:
+        # The most favourable ratios cross first.
+        low, _, _ = _solve(points, [value for value in highs if value is not None])
+        high, _, _ = _solve(points, [value for value in lows if value is not None])
+    return Crossing(at, low, high, has_interval, points[0], points[-1], wins, between)
+
+
+def _solve(
+    points: Sequence[float], ratios: Sequence[float]
+) -> tuple[float | None, tuple[float, float] | None, str]:
+    losing = [index for index, ratio in enumerate(ratios) if ratio <= 1.0]
+    if not losing:
+        return None, None, "everywhere"
+    last = losing[-1]
+    if last == len(points) - 1:
+        return None, None, "nowhere"
+    below, above = math.log(ratios[last]), math.log(ratios[last + 1])
+    share = -below / (above - below)
+    at = math.exp(math.log(points[last]) + share * math.log(points[last + 1] / points[last]))
+    return at, (points[last], points[last + 1]), "from"
+
+
+def rounded(value: float) -> str:
+    """Two significant digits: more would say too much of an interpolation."""
+    if value < 10:
+        return f"{value:.2g}"
+    digits = math.floor(math.log10(value)) - 1
+    return f"{round(value, -digits):,.0f}"
+
+
+def crossing_text(found: Crossing | None, unit: str = "") -> str:
+    """`from width 300 [210, 410] on`, or at every or no measured point, or that nothing was measured."""
+    what = f"{unit} " if unit else ""
+    if found is None:
+        return "not measured"
+    if found.at is None:
+        if found.wins == "everywhere":
+            return f"at every measured {unit or 'point'} (from {found.first:,g} on)"
+        return f"at no measured {unit or 'point'} (up to {found.last:,g})"
+    return f"from {what}{rounded(found.at)} {bounds_text(found)} on"
+
+
+def bounds_text(found: Crossing) -> str:
+    """`[210, 410]`, where an open end names the last measured point."""
+    if not found.has_interval:
+        return "[too few samples for an interval]"
+    low = f"below {found.first:,g}" if found.low is None else rounded(found.low)
+    high = f"above {found.last:,g}" if found.high is None else rounded(found.high)
+    return f"[{low}, {high}]"

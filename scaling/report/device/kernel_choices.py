@@ -1,0 +1,215 @@
+"""Which kernel should a library choose? Transposed operands, algorithms of convolutions, precisions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from scaling.report.device.common import (
+    interval_cell,
+    left_out_table,
+    missing_remark,
+    one_launch,
+    remarks,
+    statistic,
+    time_cell,
+    times,
+)
+from scaling.report.device.kernel_data import (
+    CAPPED,
+    CHOICES,
+    CONVOLUTION,
+    DEVICES,
+    MATMUL,
+    NO_CAP,
+    PRECISION_NAMES,
+    Case,
+    cases,
+    median,
+    name_of,
+    overlap,
+    teraflop_per_s,
+)
+from scaling.report.device.kernel_figures import figures
+from scaling.report.device.results import DeviceResult, Results
+from scaling.report.formats import MISSING, listed, megabytes, milliseconds, number
+from scaling.report.page_tables import PageTable
+
+__all__ = ["figures", "sentences", "tables"]
+
+
+def tables(results: Results) -> Iterator[PageTable]:
+    """Products, convolutions, and what was left out."""
+    for operation, title in ((MATMUL, "matrix products x W^T"), (CONVOLUTION, "convolutions")):
+        found = cases(results, operation)
+        if found:
+            yield _table(results, found, f"{results.experiment}: {title}", operation)
+    yield from left_out_table(results, ("operation", "case", "batch", "choice", "precision"))
+
+
+def _table(results: Results, found: Sequence[Case], title: str, operation: str) -> PageTable:
+    second = "copy alone, ms" if operation == MATMUL else "forward, ms"
+    phase = "transpose" if operation == MATMUL else "forward"
+    what = "ms" if operation == MATMUL else "forward and backward, ms"
+    measured = [(case, cell) for case in found for cell in case.cells if cell.estimate()]
+    rows = []
+    for case, cell in measured:
+        rate, error, workspace = teraflop_per_s(cell), cell.fact("error"), cell.fact("workspace_bytes")
+        row = [case.title, name_of(cell), time_cell(cell.estimate()), interval_cell(cell.estimate())]
+        row += [time_cell(cell.estimate(phase)), number(rate)]
+        row += [MISSING if error is None else f"{error:.1e}"]
+        rows.append([*row, megabytes(workspace)] if operation == CONVOLUTION else row)
+    headings = ["on", "choice", what, "95% interval, ms", second, "TFLOP/s", "relative error"]
+    if operation == CONVOLUTION:
+        headings.append("workspace, MB")
+    return PageTable(
+        title,
+        f"{statistic(results)} Relative error: rms difference from float64 over the rms of the values. "
+        "TFLOP/s of a forward pass, by the definition's number of operations.",
+        headings,
+        rows,
+        [*remarks(results), "TF32 is a number format of GPUs: on the CPU there are no such rows."],
+        cells=[[cell.cell_id] for _, cell in measured],
+        section="devices",
+    )
+
+
+def sentences(results: Results) -> Iterator[str]:
+    """Products, precisions, autotuning, workspace; last, what a library should choose."""
+    products = cases(results, MATMUL)
+    convolutions = cases(results, CONVOLUTION)
+    for case in products:
+        yield from _product(results, case)
+    yield from _precisions(results, [*products, *convolutions])
+    yield from _autotuned(results, convolutions)
+    yield from _capped(results, convolutions)
+    told = [clause for device in DEVICES for clause in _advice(device, products, convolutions)]
+    missing = " ".join(missing_remark(results))
+    if told:
+        answer = f"Which kernel should a library choose? In float32, {'; '.join(told)}{one_launch(results)}."
+        yield f"{answer} {missing}".rstrip()
+
+
+def _product(results: Results, case: Case) -> Iterator[str]:
+    plain, first, before = (case.seconds(choice) for choice in list(CHOICES)[:3])
+    cell = case.find("transpose-first")
+    copy = median(cell, "transpose") if cell else None
+    if plain and first and before and copy:
+        yield (
+            f"{case.title}, float32: with W as it lies {milliseconds(plain)} ms, with W transposed first "
+            f"{milliseconds(first)} ms ({times(first / plain)} that), of which the copy alone takes "
+            f"{milliseconds(copy)} ms; had W been transposed before, {milliseconds(before)} ms"
+            f"{one_launch(results)}."
+        )
+
+
+def _precisions(results: Results, found: Sequence[Case]) -> Iterator[str]:
+    """What TF32 and bfloat16 gain, and lose in exactness, with the choice that needs nothing else."""
+    for device, name in DEVICES.items():
+        told = []
+        for precision in ("tf32", "bfloat16"):
+            pairs = [
+                (exact, other)
+                for case in found
+                if case.device == device
+                for choice in ("transposed", "library")
+                if (exact := case.find(choice)) and (other := case.find(choice, precision))
+            ]
+            if pairs:
+                told.append(_gain(PRECISION_NAMES[precision], pairs))
+        own = [case.find(choice) for case in found if case.device == device for choice in CHOICES]
+        if told:
+            yield (
+                f"On the {name}, over float32 (whose relative error is up to {_largest_error(own)}): "
+                f"{'; '.join(told)}{one_launch(results)}."
+            )
+
+
+def _gain(precision: str, pairs: Sequence[tuple[DeviceResult, DeviceResult]]) -> str:
+    gains = [(median(exact) or 0.0) / (median(other) or 1.0) for exact, other in pairs]
+    errors = _largest_error([other for _, other in pairs])
+    return f"{precision} is {_range(gains)} as fast, with a relative error of up to {errors}"
+
+
+def _largest_error(cells: Sequence[DeviceResult | None]) -> str:
+    errors = [error for cell in cells if cell and (error := cell.fact("error")) is not None]
+    return f"{max(errors):.1e}" if errors else MISSING
+
+
+def _range(ratios: Sequence[float]) -> str:
+    low, high = times(min(ratios)), times(max(ratios))
+    return high if low == high else f"{low.removesuffix(' times')} to {high}"
+
+
+def _autotuned(results: Results, convolutions: Sequence[Case]) -> Iterator[str]:
+    told = []
+    for case in convolutions:
+        guess, tried = case.seconds("library"), case.seconds("autotuned")
+        if guess and tried:
+            told.append(f"{case.name} {times(guess / tried)}")
+    if told:
+        yield (
+            "With cuDNN's algorithm found by trying all, over its own guess, forward and backward pass in "
+            f"float32 are, for {'; '.join(told)} as fast{one_launch(results)}."
+        )
+
+
+def _capped(results: Results, convolutions: Sequence[Case]) -> Iterator[str]:
+    """What a limit of the workspace costs, and whether it was kept."""
+    for case in convolutions:
+        free = case.find(CAPPED)
+        if free is None:
+            continue
+        told = [f"without a limit {_forward(free)}"]
+        caps = [cell for cell in case.cells if cell.point["workspace_cap"] != NO_CAP and cell.estimate()]
+        told += [f"at most {cell.point['workspace_cap']}: {_forward(cell)}" for cell in caps]
+        unkept = [cell for cell in caps if _exceeds(cell)]
+        kept = ""
+        if unkept:
+            names = listed([str(cell.point["workspace_cap"]) for cell in unkept])
+            kept = f"; the limit of {names} was not kept"
+        if caps:
+            yield (
+                f"{case.title}, float32, the forward pass by cuDNN's older interface: {'; '.join(told)}{kept}"
+                f"{one_launch(results)}."
+            )
+
+
+def _forward(cell: DeviceResult) -> str:
+    workspace = megabytes(cell.fact("workspace_bytes"))
+    return f"{milliseconds(median(cell, 'forward'))} ms and {workspace} MB of workspace"
+
+
+def _exceeds(cell: DeviceResult) -> bool:
+    limit_bytes = float(cell.point["workspace_cap"].split()[0]) * 2**20
+    workspace = cell.fact("workspace_bytes")
+    return workspace is not None and workspace > limit_bytes
+
+
+def _advice(device: str, products: Sequence[Case], convolutions: Sequence[Case]) -> Iterator[str]:
+    """For one device: the product's reading, and each layer's fastest algorithm."""
+    told = []
+    for case in products:
+        plain, first = case.find("transposed"), case.find("transpose-first")
+        if case.device == device and plain and first:
+            told.append(f"{_better(plain, first)} at batch {case.batch:,}")
+    if told:
+        yield f"on the {DEVICES[device]} the product with W {listed(told)}"
+    layers: dict[str, list[str]] = {}
+    for case in convolutions:
+        best = case.fastest()
+        if case.device == device and best:
+            names = " or ".join(CHOICES[cell.point["choice"]] for cell in best)
+            layers.setdefault(names, []).append(case.name)
+    if layers:
+        each = [f"{names} for {listed(own)}" for names, own in layers.items()]
+        yield f"on the {DEVICES[device]} the fastest convolution by {'; by '.join(each)}"
+
+
+def _better(plain: DeviceResult, first: DeviceResult) -> str:
+    """Which of the two readings takes less time, if their intervals tell."""
+    if overlap(plain, first):
+        return "either way (their intervals overlap)"
+    ratio = (median(first) or 0.0) / (median(plain) or 1.0)
+    if ratio > 1:
+        return f"as it lies ({times(ratio)} as fast as transposing first)"
+    return f"transposed first ({times(1 / ratio)} as fast as reading it as it lies)"

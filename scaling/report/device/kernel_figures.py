@@ -1,0 +1,157 @@
+"""The figures of `kernel-choices`: times by choice as bars, and workspace against speed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from scaling.report.device.kernel_data import (
+    CAPPED,
+    CHOICES,
+    CONVOLUTION,
+    MATMUL,
+    NO_CAP,
+    PRECISION_NAMES,
+    Case,
+    cases,
+    median,
+    name_of,
+)
+from scaling.report.device.results import DeviceResult, Results
+from scaling.report.drawing_parts import WIDTH, add_tip, legend_below, set_title
+from scaling.report.figure_style import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY_BLUE, VERMILLION
+from scaling.report.figures import Drawn
+
+PRECISION_COLOURS = {"float32": BLUE, "tf32": SKY_BLUE, "bfloat16": ORANGE}
+CHOICE_LOOKS = {
+    "library": (BLACK, "o"),
+    "autotuned": (VERMILLION, "D"),
+    "native": (BLUE, "s"),
+    "fft": (GREEN, "^"),
+    CAPPED: (PURPLE, "P"),
+}
+
+PRODUCTS = (
+    "Milliseconds of x W^T (column iteration_s, with its 95% interval), for every way to read W and every "
+    "precision (columns choice, precision). Transposed first: with the copy; transposed before: without it."
+)
+CONVOLUTIONS = (
+    "Milliseconds of a convolution's forward and backward pass (column iteration_s, with its 95% interval); "
+    "the line inside a bar is the forward pass (forward_seconds). A choice without a bar was not measured."
+)
+WORKSPACE = (
+    "Milliseconds of a convolution's forward pass in float32 (forward_seconds) against the memory that it "
+    "takes beside input and output (workspace_bytes): choices of algorithms, and cuDNN's older interface "
+    "with its workspace limited (workspace_cap)."
+)
+
+
+def figures(results: Results) -> Iterator[Drawn]:
+    """Products, convolutions, and workspace where there is a GPU."""
+    for operation, caption in ((MATMUL, PRODUCTS), (CONVOLUTION, CONVOLUTIONS)):
+        found = [case for case in cases(results, operation) if any(cell.estimate() for cell in case.cells)]
+        if found:
+            what = "matrix products" if operation == MATMUL else "convolutions"
+            title = f"{results.experiment}: {what} by choice and precision"
+            name = "products" if operation == MATMUL else "convolutions"
+            yield Drawn(f"device-{results.slug}-{name}", title, caption, _draw_bars(found, title))
+    weighed = [case for case in cases(results, CONVOLUTION) if len(_weighed(case)) > 1]
+    if weighed:
+        title = f"{results.experiment}: workspace against speed, GPU, float32"
+        yield Drawn(f"device-{results.slug}-workspace", title, WORKSPACE, _draw_workspace(weighed, title))
+
+
+def _draw_bars(found: Sequence[Case], title: str) -> Figure:
+    measured = {case.title: [cell for cell in case.cells if cell.estimate()] for case in found}
+    heights = [1.6 + len(cells) for cells in measured.values()]
+    figure = Figure(figsize=(WIDTH, 1.0 + 0.19 * sum(heights)), layout="constrained")
+    set_title(figure, title)
+    panels = figure.subplots(len(found), 1, squeeze=False, height_ratios=heights)[:, 0]
+    for axes, (name, cells) in zip(panels, measured.items(), strict=True):
+        _bars(axes, cells)
+        axes.set_title(name, loc="left")
+    panels[-1].set_xlabel("ms")
+    used = {cell.point["precision"] for cells in measured.values() for cell in cells}
+    legend_below(
+        figure,
+        [
+            Patch(facecolor=colour, label=PRECISION_NAMES[name])
+            for name, colour in PRECISION_COLOURS.items()
+            if name in used
+        ],
+    )
+    return figure
+
+
+def _bars(axes: Axes, cells: Sequence[DeviceResult]) -> None:
+    for place, cell in enumerate(cells):
+        estimate = cell.estimate()
+        assert estimate is not None
+        colour = PRECISION_COLOURS[cell.point["precision"]]
+        axes.barh(place, 1e3 * estimate.median, height=0.72, color=colour)
+        if estimate.low is not None and estimate.high is not None:
+            axes.plot([1e3 * estimate.low, 1e3 * estimate.high], [place] * 2, color=BLACK, linewidth=0.9)
+        forward = median(cell, "forward")
+        if forward is not None:
+            axes.plot([1e3 * forward] * 2, [place - 0.36, place + 0.36], color="white", linewidth=1.4)
+        add_tip(axes, 1e3 * estimate.median, place, f"{name_of(cell)}: {1e3 * estimate.median:.3g} ms")
+    axes.set_yticks(range(len(cells)), [_short_name(cell) for cell in cells])
+    axes.invert_yaxis()
+    axes.set_xlim(left=0)
+    axes.grid(visible=False, axis="y")
+
+
+def _short_name(cell: DeviceResult) -> str:
+    point = cell.point
+    cap = "" if point["workspace_cap"] == NO_CAP else f", {point['workspace_cap']}"
+    return f"{CHOICES[point['choice']]}{cap}"
+
+
+def _weighed(case: Case) -> list[tuple[DeviceResult, float, float]]:
+    """Cells in float32 with their workspace in MB and their forward milliseconds."""
+    found = []
+    for cell in case.cells:
+        workspace, forward = cell.fact("workspace_bytes"), median(cell, "forward")
+        if cell.point["precision"] == "float32" and workspace is not None and forward is not None:
+            found.append((cell, workspace / 1e6, 1e3 * forward))
+    return found
+
+
+def _draw_workspace(found: Sequence[Case], title: str) -> Figure:
+    figure = Figure(figsize=(WIDTH, 3.4), layout="constrained")
+    set_title(figure, title)
+    panels = figure.subplots(1, len(found), squeeze=False)[0]
+    for axes, case in zip(panels, found, strict=True):
+        for cell, megabytes, milliseconds in _weighed(case):
+            colour, marker = CHOICE_LOOKS[cell.point["choice"]]
+            axes.plot([megabytes], [milliseconds], color=colour, marker=marker, markersize=6, linestyle="")
+            if cell.point["choice"] == CAPPED:
+                cap = "no limit" if cell.point["workspace_cap"] == NO_CAP else cell.point["workspace_cap"]
+                axes.annotate(cap, (megabytes, milliseconds), (4, 4), textcoords="offset points", fontsize=7)
+            add_tip(
+                axes, megabytes, milliseconds, f"{name_of(cell)}: {megabytes:.3g} MB, {milliseconds:.3g} ms"
+            )
+        axes.set_xscale("symlog", linthresh=1.0)
+        axes.set_xlim(left=-0.2)
+        axes.set_ylim(bottom=0)
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.yaxis.set_major_locator(MaxNLocator(5))
+        axes.margins(0.15)
+        axes.set_title(case.name, loc="left")
+        axes.set_xlabel("workspace, MB")
+    panels[0].set_ylabel("ms forward")
+    used = {cell.point["choice"] for case in found for cell, _, _ in _weighed(case)}
+    legend_below(
+        figure,
+        [
+            Line2D([], [], color=colour, marker=marker, linestyle="", label=CHOICES[name])
+            for name, (colour, marker) in CHOICE_LOOKS.items()
+            if name in used
+        ],
+    )
+    return figure

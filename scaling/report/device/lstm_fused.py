@@ -1,0 +1,253 @@
+"""How should an LSTM be written, and in which precision? Speeds, and whether the accuracy changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from scaling.report.device.common import (
+    left_out_table,
+    missing_remark,
+    one_launch,
+    remarks,
+    statistic,
+    time_cell,
+    times,
+)
+from scaling.report.device.lstm_data import (
+    DEVICES,
+    PHASES,
+    Accuracy,
+    Comparison,
+    comparisons,
+    ordered,
+    rate,
+    timed,
+)
+from scaling.report.device.lstm_figures import figures
+from scaling.report.device.results import DeviceResult, Results
+from scaling.report.formats import MISSING, listed, number, percent
+from scaling.report.page_tables import PageTable
+
+__all__ = ["figures", "sentences", "tables"]
+
+VARIABLES = ("task", "width", "batch", "precision", "implementation")
+
+
+def tables(results: Results) -> Iterator[PageTable]:
+    """Speeds, accuracies, and what was left out."""
+    yield _speed_table(results)
+    if compared := comparisons(results):
+        yield _accuracy_table(results, compared)
+    yield from left_out_table(results, VARIABLES)
+
+
+def _speed_table(results: Results) -> PageTable:
+    cells = ordered(results.cells)
+    points = list(dict.fromkeys(tuple(cell.point[name] for name in VARIABLES) for cell in cells))
+    devices = [name for name in DEVICES if results.all(name) or name in results.missing]
+    rows, ids = [], []
+    for key in points:
+        row = [str(key[0]), f"{key[1]:,}", f"{key[2]:,}", *map(str, key[3:])]
+        own = [results.find(device, **dict(zip(VARIABLES, key, strict=True))) for device in devices]
+        for cell in own:
+            row += [time_cell(cell.estimate() if cell else None)]
+            row += [number(rate(cell, phase)) for phase in PHASES]
+        rows.append(row)
+        ids.append([cell.cell_id for cell in own if cell])
+    headings = [
+        f"{DEVICES[device]}: {what}"
+        for device in devices
+        for what in ("ms a training step", *(f"{name}, samples/s" for name in PHASES.values()))
+    ]
+    return PageTable(
+        f"{results.experiment}: speed of one LSTM layer",
+        statistic(results),
+        [*VARIABLES, *headings],
+        rows,
+        remarks(results),
+        cells=ids,
+        section="devices",
+    )
+
+
+def _accuracy_table(results: Results, compared: Sequence[Comparison]) -> PageTable:
+    rows, ids, left_out = [], [], []
+    for one in compared:
+        for accuracy in one.accuracies:
+            rows.append(_accuracy_row(one, accuracy))
+            ids.append([accuracy.cell.cell_id])
+        left_out += [_left_out(cell) for cell in one.left_out]
+    seeds = len(results.parameters["seeds"])
+    return PageTable(
+        f"{results.experiment}: accuracy on held-out samples after {results.parameters['steps']} steps",
+        f"Mean over {seeds} seeds with its standard deviation; difference: mean over the seeds of what it is "
+        "above that of the fused implementation in float32 on the same device. Logits: largest difference "
+        "from float64, untrained.",
+        ["task", "on", "precision", "implementation", "accuracy", "difference, points", "logits"],
+        rows,
+        left_out,
+        cells=ids,
+        section="devices",
+    )
+
+
+def _accuracy_row(compared: Comparison, one: Accuracy) -> list[str]:
+    way, precision = one.way
+    difference = one.difference(compared.reference) if compared.reference else None
+    logits = one.cell.fact("logit_difference")
+    return [
+        compared.task,
+        DEVICES[compared.device],
+        precision,
+        way,
+        _score(one),
+        MISSING if difference is None else f"{100 * difference:+.2f}",
+        MISSING if logits is None else f"{logits:.1e}",
+    ]
+
+
+def _score(one: Accuracy) -> str:
+    sd = one.sd
+    return percent(one.mean, 2) if sd is None else f"{percent(one.mean, 2)} ± {100 * sd:.2f}"
+
+
+def _left_out(cell: DeviceResult) -> str:
+    point = cell.point
+    way = f"{point['task']}, {DEVICES[cell.device]}, {point['implementation']}, {point['precision']}"
+    return f"No accuracy of {way}: {cell.fact('accuracy_left_out')}."
+
+
+def sentences(results: Results) -> Iterator[str]:
+    """Speeds by implementation, precision and device; last, whether the accuracy changes."""
+    if chosen := timed(results):
+        for device in DEVICES:
+            yield from _implementations(results, chosen, device)
+            yield from _precisions(results, chosen, device)
+        yield from _devices(results, chosen)
+    yield from missing_remark(results)
+    compared = comparisons(results)
+    if compared:
+        told = " ".join(_answer(one) for one in compared)
+        yield f"Does the accuracy change with the implementation or the precision? {told}"
+
+
+def _implementations(results: Results, chosen: dict[str, Any], device: str) -> Iterator[str]:
+    names = {"cell": "a loop over LSTMCell", "elementary": "elementary operations"}
+    told = []
+    for phase, title in PHASES.items():
+        clauses = []
+        for way, name in names.items():
+            ratios = _ratios(results, chosen, device, phase, {"implementation": way}, precision="float32")
+            if ratios:
+                clauses.append(f"{_range(ratios)} as fast as {name}")
+        if clauses:
+            told.append(f"in {title} {listed(clauses)}")
+    if told:
+        yield (
+            f"{_where(chosen, device)}, float32, over the batches: the fused LSTM is "
+            f"{'; '.join(told)}{one_launch(results)}."
+        )
+
+
+def _precisions(results: Results, chosen: dict[str, Any], device: str) -> Iterator[str]:
+    told = []
+    for precision in ("float64", "float16"):
+        ratios = _ratios(results, chosen, device, "step", {"precision": precision}, implementation="fused")
+        if ratios:
+            told.append(f"{_range([1 / ratio for ratio in ratios])} as fast in {precision} as in float32")
+    if told:
+        yield f"{_where(chosen, device)}: the fused LSTM trains {listed(told)}{one_launch(results)}."
+
+
+def _where(chosen: dict[str, Any], device: str) -> str:
+    return f"{chosen['task']}, width {chosen['width']}, on the {DEVICES[device]}"
+
+
+def _ratios(
+    results: Results,
+    chosen: dict[str, Any],
+    device: str,
+    phase: str,
+    other: dict[str, str],
+    **kept: str,
+) -> list[float]:
+    """Times of the other way over those of the reference, at every batch that has both."""
+    reference: dict[str, Any] = {**chosen, "implementation": "fused", "precision": "float32", **kept}
+    found = []
+    for cell in results.all(device, **reference):
+        changed = {**reference, **other, "batch": cell.point["batch"]}
+        against = results.find(device, **changed)
+        own, others = rate(cell, phase), rate(against, phase)
+        if own and others:
+            found.append(own / others)
+    return found
+
+
+def _range(ratios: Sequence[float]) -> str:
+    low, high = times(min(ratios)), times(max(ratios))
+    return high if low == high else f"{low.removesuffix(' times')} to {high}"
+
+
+def _devices(results: Results, chosen: dict[str, Any]) -> Iterator[str]:
+    """The GPU over the CPU, each with its fastest implementation in float32."""
+    told = []
+    for batch in sorted({cell.point["batch"] for cell in results.all(**chosen)}):
+        best = {
+            device: max(
+                (
+                    value
+                    for cell in results.all(device, **chosen, batch=batch, precision="float32")
+                    if (value := rate(cell, "step")) is not None
+                ),
+                default=None,
+            )
+            for device in DEVICES
+        }
+        if best["cpu"] and best["cuda"]:
+            told.append(f"{times(best['cuda'] / best['cpu'])} at batch {batch:,}")
+    if told:
+        yield (
+            f"{chosen['task']}, width {chosen['width']}, float32, the fastest implementation on each: the "
+            f"GPU trains {listed(told)} as fast as the CPU{one_launch(results)}."
+        )
+
+
+def _answer(compared: Comparison) -> str:
+    """`mnist-rows on the GPU: No. ...`."""
+    reference, noise = compared.reference, compared.noise
+    where = f"{compared.task} on the {DEVICES[compared.device]}"
+    if reference is None:
+        return f"{where}: unknown, as the fused implementation in float32 has no accuracy."
+    known = {kind: compared.differences(kind) for kind in ("implementation", "precision")}
+    told = [_largest(kind, found) for kind, found in known.items() if found]
+    if not told:
+        return f"{where}: unknown, as nothing else was trained."
+    if noise is None:
+        return f"{where}: with one seed it cannot be told from chance; {'; '.join(told)}."
+    beyond = [
+        one
+        for one in compared.accuracies
+        if one is not reference and abs(one.difference(reference) or 0.0) > noise
+    ]
+    verdict = f"yes, for {listed([one.name for one in beyond])}" if beyond else "no"
+    missing = _missing(compared)
+    return (
+        f"{where}: {verdict}; fused in float32 reaches {_score(reference)} over {len(reference.by_seed)} "
+        f"seeds, {'; '.join(told)}; two means of that many seeds differ by up to {100 * noise:.2f} points "
+        f"by chance{missing}."
+    )
+
+
+def _largest(kind: str, found: Sequence[tuple[Accuracy, float]]) -> str:
+    one, difference = max(found, key=lambda pair: abs(pair[1]))
+    if difference == 0.0:
+        return f"other {kind}s reach the same number"
+    return f"another {kind} changes that by {100 * difference:+.2f} points at most ({one.name})"
+
+
+def _missing(compared: Comparison) -> str:
+    if not compared.left_out:
+        return ""
+    names = [f"{cell.point['implementation']}, {cell.point['precision']}" for cell in compared.left_out]
+    return f" (not trained, as it would take too long: {'; '.join(names)})"

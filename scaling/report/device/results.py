@@ -1,0 +1,226 @@
+"""The samples of device cells: for each point of an experiment and each device, estimates and facts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from scaling.errors import StoreError
+from scaling.measure.statistics import Estimate, estimate_median
+from scaling.report.columns import DEVICE
+from scaling.store import ResultsFolder, RunRecord
+
+LEFT_OUT = "left_out"
+SAMPLES = "samples"
+STEP = "step"
+NO_GPU = "devices: no GPU"
+"""How a study's note begins that says so (`scaling.study.device`)."""
+
+
+@dataclass(frozen=True)
+class DeviceResult:
+    """All that a folder holds of one point on one device.
+
+    Attributes:
+        cell_id: the cell's hash.
+        cell: its variables (`DeviceCell.to_dict()`).
+        records: one a repeat, in their order.
+        launches: the rows of each done run: samples and facts (`scaling.experiments.base`).
+    """
+
+    cell_id: str
+    cell: Mapping[str, Any]
+    records: list[RunRecord]
+    launches: list[list[dict[str, Any]]]
+
+    @property
+    def point(self) -> dict[str, Any]:
+        """Its independent variables, without device and threads."""
+        return dict(self.cell["point"])
+
+    @property
+    def device(self) -> str:
+        """cpu or cuda."""
+        return str(self.cell["device"])
+
+    @property
+    def threads(self) -> int:
+        """CPU threads."""
+        return int(self.cell["threads"])
+
+    @property
+    def reason(self) -> str | None:
+        """Why it has no numbers: it was left out, or has failed; None where it has, or is not done."""
+        left_out = self.fact(LEFT_OUT)
+        if left_out is not None:
+            return str(left_out)
+        return next((record.reason for record in self.records if record.state == "failed"), None)
+
+    @cached_property
+    def phases(self) -> list[str]:
+        """What was timed, in order of appearance."""
+        return list(dict.fromkeys(row["phase"] for rows in self.launches for row in rows if "phase" in row))
+
+    def seconds(self, phase: str = STEP) -> list[list[float]]:
+        """The samples of each launch."""
+        return [[row["seconds"] for row in rows if row.get("phase") == phase] for rows in self.launches]
+
+    def estimate(self, phase: str = STEP) -> Estimate | None:
+        """Median and 95% interval of a phase's seconds; None where there is no sample, or it was left out."""
+        launches = self.seconds(phase)
+        return estimate_median(launches) if any(launches) else None
+
+    def facts(self, name: str) -> list[dict[str, Any]]:
+        """The rows of that fact, of all launches: with "value", or "x" and "y"."""
+        return [row for rows in self.launches for row in rows if row.get("fact") == name]
+
+    def fact(self, name: str) -> Any:
+        """Its value, of the first launch that has it; None where none has."""
+        return next((row["value"] for row in self.facts(name) if "value" in row), None)
+
+    @cached_property
+    def scalars(self) -> dict[str, Any]:
+        """Facts that are a number, a text or a truth value: name -> value of the first launch."""
+        found: dict[str, Any] = {}
+        for rows in self.launches:
+            for row in rows:
+                if "fact" in row and isinstance(row.get("value"), (int, float, str)):
+                    found.setdefault(row["fact"], row["value"])
+        return found
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing of it is left to be run."""
+        return all(record.state in ("done", "failed") for record in self.records)
+
+    @property
+    def samples_per_s(self) -> float | None:
+        """Training samples a second, where a step has a number of them."""
+        estimate, samples = self.estimate(), self.fact(SAMPLES)
+        return samples / estimate.median if estimate and samples and estimate.median > 0 else None
+
+
+@dataclass(frozen=True)
+class Results:
+    """An experiment's cells.
+
+    Attributes:
+        experiment: its name.
+        slug: the same for file names; unique among the folder's experiments.
+        parameters: all that the study set, or left as it is.
+        cells: one for each point and device.
+        missing: devices that the study asked for and this machine has not.
+        num_cores: that could be used; None where that was not recorded.
+    """
+
+    experiment: str
+    slug: str
+    parameters: Mapping[str, Any]
+    cells: list[DeviceResult]
+    missing: list[str]
+    num_cores: int | None
+
+    @property
+    def devices(self) -> list[str]:
+        """Those that have a cell."""
+        return sorted({cell.device for cell in self.cells})
+
+    @property
+    def num_launches(self) -> int:
+        """The fewest launches behind a number."""
+        return min((len(cell.launches) for cell in self.cells if cell.launches), default=0)
+
+    def find(self, device: str, threads: int | None = None, **point: Any) -> DeviceResult | None:
+        """The first cell there with these values of its variables."""
+        return next(iter(self.all(device, threads, **point)), None)
+
+    def all(self, device: str | None = None, threads: int | None = None, **point: Any) -> list[DeviceResult]:
+        """The cells there with these values of their variables."""
+        return [
+            cell
+            for cell in self.cells
+            if device in (None, cell.device)
+            and threads in (None, cell.threads)
+            and all(cell.point.get(name) == value for name, value in point.items())
+        ]
+
+
+def read_devices(folder: ResultsFolder) -> list[Results]:
+    """The experiments of a folder, in the order of their names.
+
+    Raises:
+        StoreError: a record or a sample of a done run is missing or damaged.
+    """
+    records: dict[str, list[RunRecord]] = {}
+    for record in folder.runs():
+        if record.cell.get("kind") == DEVICE:
+            records.setdefault(record.cell_id, []).append(record)
+    if not records:
+        return []
+    grouped: dict[tuple[str, str], list[DeviceResult]] = {}
+    for cell_id, own in records.items():
+        cell = own[0].cell
+        launches = [_rows(folder, record) for record in own if record.state == "done"]
+        key = (cell["experiment"], repr(sorted(cell["parameters"].items())))
+        grouped.setdefault(key, []).append(DeviceResult(cell_id, cell, own, launches))
+    no_gpu = any(str(note).startswith(NO_GPU) for note in folder.study().get("notes") or [])
+    asked, num_cores = _asked(folder), _num_cores(folder)
+    found: list[Results] = []
+    for (name, _), cells in sorted(grouped.items(), key=lambda item: item[0]):
+        same = sum(other.experiment == name for other in found)
+        here = {cell.device for cell in cells}
+        missing = sorted(asked.get(name, set()) - here) if no_gpu else []
+        cells.sort(key=_order)
+        slug = f"{name}-{same + 1}" if same else name
+        found.append(Results(name, slug, cells[0].cell["parameters"], cells, missing, num_cores))
+    return found
+
+
+def _rows(folder: ResultsFolder, record: RunRecord) -> list[dict[str, Any]]:
+    where = folder.path / "runs" / record.cell_id / str(record.repeat)
+    (rows, *_) = folder.samples(record.cell_id, record.repeat) or [[]]
+    if not rows:
+        raise StoreError(f"{where}: the run is done, but nothing that it measured was recorded")
+    for row in rows:
+        if "fact" not in row and not ("phase" in row and isinstance(row.get("seconds"), float)):
+            raise StoreError(f"{where}/rank0.jsonl is damaged: a row is neither a sample nor a fact: {row}")
+    return rows
+
+
+def _asked(folder: ResultsFolder) -> dict[str, set[str]]:
+    """Experiment -> the devices that the study's parts name."""
+    study = folder.study()
+    asked: dict[str, set[str]] = {}
+    for part in study.get("parts", []):
+        if part.get("kind") == DEVICE:
+            asked.setdefault(part["experiment"]["name"], set()).update(part["devices"])
+    return asked
+
+
+def _num_cores(folder: ResultsFolder) -> int | None:
+    if not (folder.path / "environment.json").exists():
+        return None
+    cpu = folder.environment().get("cpu")
+    cores = cpu.get("usable_cores", cpu.get("cores")) if isinstance(cpu, Mapping) else None
+    return cores if isinstance(cores, int) else None
+
+
+def _order(cell: DeviceResult) -> tuple[Any, ...]:
+    """By the point's values, numbers by size, then device and threads."""
+    values: list[tuple[int, float, str]] = []
+    for value in cell.point.values():
+        is_number = isinstance(value, (int, float))
+        values.append((0, float(value), "") if is_number else (1, 0.0, str(value)))
+    return (values, cell.device, cell.threads, cell.cell_id)
+
+
+def medians(cells: Iterable[DeviceResult]) -> list[tuple[DeviceResult, Estimate]]:
+    """Those that have a step's time, with it."""
+    return [(cell, estimate) for cell in cells if (estimate := cell.estimate()) is not None]
+
+
+def fastest(cells: Sequence[DeviceResult]) -> tuple[DeviceResult, Estimate] | None:
+    """The one with the least median time of a step; None where none has one."""
+    return min(medians(cells), key=lambda pair: pair[1].median, default=None)

@@ -1,0 +1,95 @@
+"""How busy an exchange keeps the links: a map of links and aggregators."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+from scaling.report.drawing_parts import WIDTH, broken, set_title
+from scaling.report.figure_style import LATE_COLOURS
+from scaling.report.formats import megabytes, percent
+from scaling.report.link_data import TAKEN_FOR_A_RING, CellLinks, LinkUse, all_links
+from scaling.report.svg import with_tip
+
+MOST_LINKS = 32
+"""Of more, those that are busiest in any cell."""
+
+DARK = 0.55
+"""From this part of the scale on, numbers are white."""
+
+
+def draw_links(title: str, cells: Sequence[CellLinks]) -> Figure:
+    """Links over aggregators; the colour says the utilisation, the numbers that and the megabytes."""
+    links, uses = busiest_links(cells), [{use.link: use for use in cell.uses} for cell in cells]
+    figure = Figure(figsize=(WIDTH, 1.7 + 0.28 * len(links)), layout="constrained")
+    axes = figure.add_subplot()
+    shares = np.array([[own[link].utilisation if link in own else 0.0 for own in uses] for link in links])
+    brightest = min(1.0, max(float(shares.max()), 1e-9))
+    extent = (0, len(cells), len(links), 0)
+    image = axes.imshow(
+        shares, cmap=LATE_COLOURS, vmin=0, vmax=brightest, aspect="auto", interpolation="none", extent=extent
+    )
+    for column, (cell, own) in enumerate(zip(cells, uses, strict=True)):
+        for line, link in enumerate(links):
+            use = own.get(link)
+            box = Rectangle((column, line), 1, 1, facecolor="none", edgecolor="#ffffff", linewidth=0.8)
+            axes.add_patch(with_tip(box, f"{cell.name}, {link_name(link)}: {_told(use)} (simulated)"))
+            if use is not None:
+                _write_use(axes, (column + 0.5, line + 0.5), use, use.utilisation > DARK * brightest)
+    axes.set_xticks(
+        [at + 0.5 for at in range(len(cells))], [_column(cell) for cell in cells], rotation=35, ha="right"
+    )
+    axes.set_yticks([at + 0.5 for at in range(len(links))], [link_name(link) for link in links])
+    axes.grid(visible=False)
+    bar = figure.colorbar(image, ax=axes, label="busy part of the iteration (simulated)")
+    bar.ax.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g}%")
+    set_title(figure, title)
+    return figure
+
+
+def _told(use: LinkUse | None) -> str:
+    if use is None:
+        return "nothing"
+    return (
+        f"{megabytes(round(use.bytes))} MB an iteration, {percent(use.utilisation)} of the time at "
+        f"{use.bandwidth_bytes_per_s / 1e9:.3g} GB/s"
+    )
+
+
+def _write_use(axes: Axes, place: tuple[float, float], use: LinkUse, on_dark: bool) -> None:
+    share = percent(use.utilisation, 0 if use.utilisation > 0.1 else 1)
+    # Not quite black and white: those are the page's ink and paper, which change places in the dark.
+    axes.text(
+        *place,
+        f"{share}\n{megabytes(round(use.bytes))} MB",
+        ha="center",
+        va="center",
+        fontsize=6,
+        linespacing=1.0,
+        color="#fefefe" if on_dark else "#010101",
+    )
+
+
+def _column(cell: CellLinks) -> str:
+    return f"{broken(cell.name)}{' *' if cell.aggregator in TAKEN_FOR_A_RING else ''}"
+
+
+def busiest_links(cells: Sequence[CellLinks]) -> list[str]:
+    """Those that are drawn, alike ones together."""
+    most = dict.fromkeys(all_links(cells), 0.0)
+    for cell in cells:
+        for use in cell.uses:
+            most[use.link] = max(most[use.link], use.utilisation)
+    kept = sorted(most, key=lambda link: -most[link])[:MOST_LINKS]
+    return [link for link in most if link in kept]
+
+
+def link_name(link: str) -> str:
+    """`gpu0-nvswitch0>` -> `gpu0 to nvswitch0`."""
+    first, _, second = link.rstrip("<>").partition("-")
+    ends = (second, first) if link.endswith("<") else (first, second)
+    return f"{ends[0]} to {ends[1]}{'' if link[-1] in '<>' else ' (both ways)'}"

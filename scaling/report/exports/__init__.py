@@ -1,0 +1,22 @@
+"""Results in the formats of other tools: lines of text, made of raw samples, one format a module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from scaling.report.exports.chrome import chrome_trace
+from scaling.report.exports.extra_p import extra_p
+from scaling.report.exports.mllog import mllog
+from scaling.report.exports.tidy_csv import tidy_csv
+from scaling.report.samples import CellResult
+from scaling.store import ResultsFolder
+
+__all__ = ["FORMATS", "chrome_trace", "extra_p", "mllog", "tidy_csv"]
+
+FORMATS: dict[str, Callable[[ResultsFolder, Sequence[CellResult]], Iterator[str]]] = {
+    "chrome": chrome_trace,
+    "mllog": mllog,
+    "csv": tidy_csv,
+    "extra-p": extra_p,
+}
+"""Name -> a function from a folder and some of its cells to the lines of the file."""

@@ -1,0 +1,108 @@
+"""The trace event format, for chrome://tracing and Perfetto: steps and phases of all ranks on one clock.
+
+pid is the rank, tid the stream: `step` holds whole iterations (unsplit, split, warm-up), `main` the phases of
+the computation, `comm`, `copy` and `hook` what runs beside. Phases stand in split iterations alone; of the
+others only start and length were recorded. The clock is that of rank 0's host, to which the ranks' own are
+tied to some 20 us (`clock_uncertainty_s` in run.json, repeated under otherData). Zero is the first step.
+
+Reference: Google, "Trace Event Format", https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from scaling.errors import ScalingError
+from scaling.report.sample_lines import rank_step, seconds
+from scaling.report.samples import CellResult
+from scaling.store import ResultsFolder
+
+STREAMS = {"step": 0, "main": 1, "comm": 2, "copy": 3, "hook": 4}
+"""Lane -> tid."""
+
+OTHER_STREAM = 9
+"""Of lanes that are none of these."""
+
+Event = dict[str, Any]
+
+
+def chrome_trace(folder: ResultsFolder, cells: Sequence[CellResult]) -> Iterator[str]:
+    """The lines of a JSON object, an event a line.
+
+    Raises:
+        ScalingError: no step of these cells has a time on the common clock.
+    """
+    runs = [(cell, record.repeat) for cell in cells if cell.launches for record in cell.done]
+    events = [event for cell, repeat in runs for event in _run(folder, cell, repeat)]
+    if not events:
+        raise ScalingError(
+            "none of these cells has steps on a clock: timings of kind iteration have, "
+            "unless they were measured before start_s was recorded; run them again"
+        )
+    first = min(event["ts"] for event in events)
+    yield f'{{"displayTimeUnit": "ms", "otherData": {json.dumps(_other_data(cells))},'
+    yield '"traceEvents": ['
+    for event in _names(events):
+        yield json.dumps(event) + ","
+    for index, event in enumerate(events):
+        moved = {**event, "ts": round(event["ts"] - first, 3)}
+        yield json.dumps(moved) + ("," if index + 1 < len(events) else "")
+    yield "]}"
+
+
+def _run(folder: ResultsFolder, cell: CellResult, repeat: int) -> Iterator[Event]:
+    where = f"{folder.path}/runs/{cell.cell_id}/{repeat}"
+    about = {"cell": cell.cell_id, "aggregator": cell.label("aggregator"), "repeat": repeat}
+    for rank, lines in enumerate(folder.samples(cell.cell_id, repeat)):
+        for line in lines:
+            if line.get("start_s") is not None:
+                yield from _step(line, rank, about, where)
+
+
+def _step(line: dict[str, Any], rank: int, about: Mapping[str, Any], where: str) -> Iterator[Event]:
+    start_s, step_s = seconds(line, "start_s", where), seconds(line, "step_s", where)
+    kind = "warm-up" if line.get("warmup") else "split" if line.get("split") else "unsplit"
+    args = {**about, "iteration": line.get("iteration"), "kind": kind}
+    yield _complete(f"step ({kind})", "step", rank, start_s, step_s, args)
+    if line.get("split"):
+        for span in rank_step(line, where).spans:
+            length_s = span.stop_s - span.start_s
+            yield _complete(span.phase, span.lane, rank, start_s + span.start_s, length_s, args)
+
+
+def _complete(
+    name: str, lane: str, rank: int, start_s: float, length_s: float, args: Mapping[str, Any]
+) -> Event:
+    return {
+        "name": name,
+        "cat": lane,
+        "ph": "X",
+        "ts": 1e6 * start_s,
+        "dur": round(1e6 * length_s, 3),
+        "pid": rank,
+        "tid": STREAMS.get(lane, OTHER_STREAM),
+        "args": dict(args),
+    }
+
+
+def _names(events: Sequence[Event]) -> Iterator[Event]:
+    """What a viewer calls the processes and threads."""
+    for rank in sorted({event["pid"] for event in events}):
+        yield {"name": "process_name", "ph": "M", "pid": rank, "args": {"name": f"rank {rank}"}}
+        for lane, tid in {**STREAMS, "other": OTHER_STREAM}.items():
+            if any(event["pid"] == rank and event["tid"] == tid for event in events):
+                yield {"name": "thread_name", "ph": "M", "pid": rank, "tid": tid, "args": {"name": lane}}
+
+
+def _other_data(cells: Sequence[CellResult]) -> dict[str, Any]:
+    """The largest uncertainty of a rank's clock, over all runs."""
+    known = [
+        float(value)
+        for cell in cells
+        for record in cell.done
+        for value in record.summary.get("clock_uncertainty_s") or []
+        if value is not None
+    ]
+    return {"clock_uncertainty_s": max(known, default=None)}

@@ -1,0 +1,107 @@
+"""The text format of Extra-P, which fits scaling laws: one parameter, the number of workers.
+
+A region is all cells that differ in the world size alone, a metric is the iteration or a part of it, and the
+values of a point are the launches' medians. Every region of such a file has all points: those that were not
+measured at every world size are left out, and named in a comment. Extra-P asks for five points.
+
+Reference: Extra-P, "File format documentation", github.com/extra-p/extrap, docs/file-formats.md
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from scaling.errors import ScalingError
+from scaling.report.columns import INDEPENDENT
+from scaling.report.matching import WHERE_RUN
+from scaling.report.samples import CellResult
+from scaling.store import ResultsFolder
+
+NOT_OF_A_REGION = ("world_size", "local_batch", "global_batch", *WHERE_RUN)
+SHORT = ("model", "dataset", "scaling", "step", "aggregator")
+
+Region = dict[int, CellResult]
+
+
+def extra_p(folder: ResultsFolder, cells: Sequence[CellResult]) -> Iterator[str]:
+    """The lines of the file.
+
+    Raises:
+        ScalingError: there is no timing of two world sizes.
+    """
+    regions = _regions([cell for cell in cells if cell.launches and not cell.cell.get("twin")])
+    sizes = _common_sizes(regions)
+    kept = {name: own for name, own in regions.items() if set(sizes) <= set(own)}
+    if len(sizes) < 2:
+        raise ScalingError("no cell was timed at two world sizes; Extra-P needs five to fit a law")
+    yield f"# seconds; p is the number of workers; {len(sizes)} points of the five that Extra-P asks for"
+    for name in regions:
+        if name not in kept:
+            yield f"# left out, not measured at every point: {name}"
+    yield "PARAMETER p"
+    yield "POINTS " + " ".join(f"({size})" for size in sizes)
+    for name, own in kept.items():
+        yield f"REGION {name}"
+        for metric, values in _metrics(own, sizes).items():
+            yield f"METRIC {metric}"
+            for point in values:
+                yield "DATA " + " ".join(f"{value:.9f}" for value in point)
+
+
+def _regions(cells: Sequence[CellResult]) -> dict[str, Region]:
+    """Name -> world size -> cell; names are unique."""
+    found: dict[tuple[Any, ...], Region] = {}
+    for cell in cells:
+        found.setdefault(_variables(cell), {})[cell.cell["world_size"]] = cell
+    names = [_name(next(iter(own.values()))) for own in found.values()]
+    seen: Counter[str] = Counter()
+    named = {}
+    for name, own in zip(names, found.values(), strict=True):
+        seen[name] += 1
+        named[name if names.count(name) == 1 else f"{name}#{seen[name]}"] = own
+    return named
+
+
+def _variables(cell: CellResult) -> tuple[Any, ...]:
+    batch = cell.cell["local_batch" if cell.cell["scaling"] == "weak" else "global_batch"]
+    names = [name for name in INDEPENDENT if name not in NOT_OF_A_REGION]
+    labels = ("model", "dataset", "aggregator")
+    values = [cell.label(name) if name in labels else cell.cell.get(name) for name in names]
+    # One worker has no peers: its access is no difference.
+    return (batch, *(str(value) for name, value in zip(names, values, strict=True) if name != "peer_access"))
+
+
+def _name(cell: CellResult) -> str:
+    labels = ("model", "dataset", "aggregator")
+    parts = [cell.label(name) if name in labels else str(cell.cell[name]) for name in SHORT]
+    return "->".join(re.sub(r"\s|->", "_", part) for part in parts)
+
+
+def _common_sizes(regions: Mapping[str, Region]) -> list[int]:
+    """The set of world sizes that most regions with several have; of equally many, the larger set."""
+    counted = Counter(tuple(sorted(own)) for own in regions.values() if len(own) > 1)
+    best = max(counted, key=lambda sizes: (counted[sizes], len(sizes)), default=())
+    return list(best)
+
+
+def _metrics(own: Region, sizes: Sequence[int]) -> dict[str, list[list[float]]]:
+    """Metric -> [point][launch]; parts that a point does not have are left out."""
+    metrics = {
+        "iteration_s": [[float(np.median(launch.step_s)) for launch in own[size].launches] for size in sizes]
+    }
+    names = ("forward", "backward", "exposed_comm", "update", "wait")
+    for name in names:
+        values = [[_part(launch, name) for launch in own[size].launches if launch.budgets] for size in sizes]
+        if all(values) and any(value > 0 for point in values for value in point):
+            metrics[f"{name}_s"] = values
+    return metrics
+
+
+def _part(launch: Any, name: str) -> float:
+    """The median over split steps, of the rank that the others wait for."""
+    return float(np.median([ranks[launch.waited_for].parts_s[name] for ranks in launch.budgets]))

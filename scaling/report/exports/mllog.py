@@ -1,0 +1,99 @@
+"""Lines in the format of MLPerf's logging library, one log after the other for each run.
+
+Trainings tell their epochs and accuracies, timings their throughput. The format is MLPerf's, a submission it
+is not: `time_ms` counts from the run's start (to the second) by seconds of training, in which evaluation and
+checkpoints are left out, and there is no initialisation or cache clearing.
+
+Reference: MLCommons, "MLPerf Training Logging", mllog.py, github.com/mlcommons/logging
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+
+from scaling.report.learning import index_of_target
+from scaling.report.samples import CellResult, Training
+from scaling.store import ResultsFolder, RunRecord
+
+START, END, POINT = "INTERVAL_START", "INTERVAL_END", "POINT_IN_TIME"
+
+
+def mllog(folder: ResultsFolder, cells: Sequence[CellResult]) -> Iterator[str]:
+    """The lines of every done run."""
+    for cell in cells:
+        runs = {record.repeat: record for record in cell.done}
+        for training in cell.trainings:
+            yield from _training(cell, runs[training.repeat], training)
+        for launch in cell.launches:
+            yield from _timing(cell, runs[launch.repeat], launch.step_s.tolist())
+
+
+def _training(cell: CellResult, record: RunRecord, training: Training) -> Iterator[str]:
+    start_ms = _start_ms(record)
+    yield from _head(cell, record, start_ms)
+    yield _line(start_ms, START, "run_start", None, {})
+    reached = index_of_target(training, cell.cell.get("target_accuracy"))
+    begin_ms = start_ms
+    for index, epoch in enumerate(training.epochs.tolist()):
+        end_ms = start_ms + 1000 * float(training.train_s[index])
+        about = {"epoch_num": int(epoch)}
+        yield _line(begin_ms, START, "epoch_start", None, about)
+        yield _line(end_ms, END, "epoch_stop", None, about)
+        accuracy = float(training.test_accuracy[index])
+        if math.isfinite(accuracy):
+            yield _line(end_ms, POINT, "eval_accuracy", accuracy, about)
+        begin_ms = end_ms
+    aimed = cell.cell.get("target_accuracy") is not None
+    status = "success" if reached is not None or not aimed else "aborted"
+    yield _line(begin_ms, END, "run_stop", None, {"status": status})
+
+
+def _timing(cell: CellResult, record: RunRecord, steps_s: Sequence[float]) -> Iterator[str]:
+    start_ms = _start_ms(record)
+    end_ms = start_ms + 1000 * sum(steps_s)
+    yield from _head(cell, record, start_ms)
+    yield _line(start_ms, START, "run_start", None, {})
+    throughput = {"throughput": cell.cell["global_batch"] / float(np.median(steps_s))}
+    yield _line(end_ms, POINT, "tracked_stats", throughput, {"step": len(steps_s)})
+    yield _line(end_ms, END, "run_stop", None, {"status": "success"})
+
+
+def _head(cell: CellResult, record: RunRecord, time_ms: float) -> Iterator[str]:
+    about = {
+        "cell": cell.cell_id,
+        "repeat": record.repeat,
+        "aggregator": cell.label("aggregator"),
+        "world_size": cell.cell["world_size"],
+    }
+    facts = {
+        "submission_benchmark": f"{cell.label('model')} on {cell.label('dataset')}",
+        "global_batch_size": cell.cell["global_batch"],
+        "opt_name": "sgd",
+        "opt_base_learning_rate": cell.cell["learning_rate"],
+        "seed": cell.cell["seed"],
+    }
+    for key, value in facts.items():
+        yield _line(time_ms, POINT, key, value, about)
+
+
+def _line(time_ms: float, event_type: str, key: str, value: Any, metadata: dict[str, Any]) -> str:
+    fields = {
+        "namespace": "",
+        "time_ms": round(time_ms),
+        "event_type": event_type,
+        "key": key,
+        "value": value,
+        "metadata": metadata,
+    }
+    return f":::MLLOG {json.dumps(fields)}"
+
+
+def _start_ms(record: RunRecord) -> float:
+    started = record.launch.get("started_at")
+    return 0.0 if started is None else 1000 * datetime.fromisoformat(started).timestamp()

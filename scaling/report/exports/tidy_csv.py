@@ -1,0 +1,112 @@
+"""All samples as one long table: a value a row, RFC 4180, for pandas, R and spreadsheets.
+
+| column | what |
+|---|---|
+| study, cell_id | whose; the cell's further variables are in summary.csv, by cell_id |
+| kind, model, dataset, aggregator, step, device, scaling, world_size, global_batch, twin | of the cell |
+| repeat, rank | whose sample; a rank that is empty means all |
+| index | of the iteration or epoch |
+| sample | unsplit, split, epoch, or point: of an experiment, whose cells have no model |
+| quantity, unit, value | step_s, a part of a split step, what an epoch gave, or a phase of an experiment |
+
+Transfers are left out: transfers.csv is theirs.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from scaling.report.budgets import step_table
+from scaling.report.columns import DEVICE
+from scaling.report.learning import epoch_table
+from scaling.report.samples import CellResult
+from scaling.report.tables import study_name
+from scaling.store import ResultsFolder
+
+OF_THE_CELL = ("kind", "model", "dataset", "aggregator", "step", "device", "scaling")
+COLUMNS = (
+    *("study", "cell_id", *OF_THE_CELL, "world_size", "global_batch", "twin", "repeat", "rank", "index"),
+    *("sample", "quantity", "unit", "value"),
+)
+
+OF_EPOCHS = {
+    "samples": "1",
+    "train_s": "s",
+    "train_j": "J",
+    "learning_rate": "1",
+    "train_loss": "1",
+    "train_accuracy": "1",
+    "test_loss": "1",
+    "test_accuracy": "1",
+}
+"""Column of convergence.csv -> its unit."""
+
+
+def tidy_csv(folder: ResultsFolder, cells: Sequence[CellResult]) -> Iterator[str]:
+    """Its lines, the header first."""
+    yield _line(COLUMNS)
+    name = study_name(folder)
+    for cell in cells:
+        about = [name, cell.cell_id, *(_of_the_cell(cell, one) for one in OF_THE_CELL)]
+        about += [cell.cell.get(one) for one in ("world_size", "global_batch")]
+        about.append(cell.cell.get("twin", 0) if cell.is_trained else None)
+        for row in (*_unsplit(cell), *_split(cell), *_epochs(cell), *_points(folder, cell)):
+            yield _line([*about, *row])
+
+
+def _unsplit(cell: CellResult) -> Iterator[list[Any]]:
+    for launch in cell.launches:
+        for rank, steps in enumerate(launch.rank_steps_s):
+            for index, step_s in zip(launch.iterations.tolist(), steps.tolist(), strict=True):
+                yield [launch.repeat, rank, index, "unsplit", "step_s", "s", repr(step_s)]
+
+
+def _split(cell: CellResult) -> Iterator[list[Any]]:
+    if not cell.launches:
+        return
+    table = step_table([cell])
+    named = ("cell_id", "repeat", "rank", "iteration")
+    for row in table.to_dict("records"):
+        for name, value in row.items():
+            if name not in named and not math.isnan(value):
+                where = [row["repeat"], row["rank"], row["iteration"]]
+                yield [*where, "split", name, "s", repr(float(value))]
+
+
+def _epochs(cell: CellResult) -> Iterator[list[Any]]:
+    if not cell.trainings:
+        return
+    for row in epoch_table([cell]).to_dict("records"):
+        for name, unit in OF_EPOCHS.items():
+            value = row[name]
+            if isinstance(value, (int, float)) and math.isfinite(value):
+                yield [row["repeat"], "", row["epoch"], "epoch", name, unit, repr(value)]
+
+
+def _points(folder: ResultsFolder, cell: CellResult) -> Iterator[list[Any]]:
+    if cell.cell["kind"] != DEVICE:
+        return
+    for record in cell.done:
+        for rank, lines in enumerate(folder.samples(cell.cell_id, record.repeat)):
+            timed = [line for line in lines if "phase" in line and line.get("seconds") is not None]
+            for index, line in enumerate(timed):
+                yield [record.repeat, rank, index, "point", f"{line['phase']}_s", "s", repr(line["seconds"])]
+
+
+def _of_the_cell(cell: CellResult, name: str) -> Any:
+    return (
+        cell.label(name)
+        if name in ("model", "dataset", "aggregator") and cell.is_trained
+        else cell.cell.get(name)
+    )
+
+
+def _line(values: Sequence[Any]) -> str:
+    """Without the line's end."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="").writerow(values)
+    return text.getvalue()

@@ -1,0 +1,140 @@
+"""Predicted beside measured: what was simulated before a cell was measured, and how far off it was.
+
+Predicted values are read from predictions.json, which `scaling run` writes before it starts a launch. They
+stand in columns of their own, which say so: none ever enters summary.csv.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from scaling.report.columns import Row
+from scaling.report.formats import MISSING, interval, milliseconds, percent
+from scaling.report.page_tables import PageTable
+from scaling.store import ResultsFolder
+
+SOURCE = "predictions.json"
+COMPUTE = ("input_s", "h2d_s", "forward_s", "backward_s", "update_s")
+
+
+@dataclass(frozen=True)
+class PredictedCell:
+    """One predicted cell. Seconds.
+
+    Attributes:
+        cell_id: its id.
+        name: for people.
+        predicted: as it was simulated (`scaling.prediction.rows`).
+        measured: its row of the summary; None before it was measured.
+    """
+
+    cell_id: str
+    name: str
+    predicted: Mapping[str, Any]
+    measured: Row | None
+
+    @property
+    def error_ratio(self) -> float | None:
+        """Predicted over measured, less one: positive where the prediction is too long."""
+        measured_s = self.measured["iteration_s"] if self.measured else None
+        return self.predicted["iteration_s"] / measured_s - 1 if measured_s else None
+
+    @property
+    def is_inside(self) -> bool | None:
+        """Whether the measured time lies in the predicted interval."""
+        measured_s = self.measured["iteration_s"] if self.measured else None
+        if not measured_s:
+            return None
+        return bool(self.predicted["iteration_s_low"] <= measured_s <= self.predicted["iteration_s_high"])
+
+    def failed_assumption(self) -> str:
+        """The part of the step that explains most of the error, and what was assumed of it."""
+        assert self.measured is not None
+        compute_s = sum(self.measured.get(name) or 0.0 for name in COMPUTE)
+        if not compute_s:
+            return "its phases were not measured, so that it is not known which part failed"
+        off_compute_s = self.predicted["compute_s"] - compute_s
+        off_s = self.predicted["iteration_s"] - self.measured["iteration_s"]
+        if abs(off_compute_s) >= abs(off_s - off_compute_s):
+            what, off, assumed = "the computation", off_compute_s, "as at the measured local batches"
+        else:
+            way = self.predicted.get("way") or "this exchange"
+            what, off = "the exchange", off_s - off_compute_s
+            assumed = f"{way} as the machine file and smaller world sizes have it"
+        # What the prediction says of the computation begins with that word (`scaling.prediction.compute`).
+        is_compute = what == "the computation"
+        notes = [n for n in self.predicted.get("notes") or [] if n.startswith("compute") == is_compute]
+        too = "long" if off > 0 else "short"
+        return f"{what} was taken {milliseconds(abs(off))} ms too {too} ({'; '.join(notes) or assumed})"
+
+
+def read_predictions(folder: ResultsFolder, rows: Iterable[Row]) -> list[PredictedCell]:
+    """The folder's predictions of whole iterations, with what was measured since.
+
+    Args:
+        folder: the results.
+        rows: of the summary.
+    """
+    measured = {row["cell_id"]: row for row in rows if row.get("state") == "done"}
+    return [
+        PredictedCell(one["cell_id"], _name(one), one, measured.get(one["cell_id"]))
+        for one in folder.predictions()
+        if one.get("cell_id") and one.get("iteration_s")
+    ]
+
+
+def prediction_tables(predicted: Sequence[PredictedCell]) -> list[PageTable]:
+    """Predicted beside measured, a row a cell; nothing where nothing was predicted."""
+    if not predicted:
+        return []
+    topologies = ", ".join(dict.fromkeys(str(one.predicted["topology"]) for one in predicted))
+    return [
+        PageTable(
+            "Predicted beside measured",
+            f"Predicted: simulated on {topologies} before the cell was measured, from what was measured by "
+            "then; 95% interval of the inputs' uncertainty. Error: predicted over measured, less one.",
+            ("cell", "predicted (simulated), ms", "95% interval, ms", "measured, ms", "error", "inside"),
+            [_row(one) for one in predicted],
+            prediction_sentences(predicted),
+            cells=[[one.cell_id] for one in predicted],
+            section="prediction",
+            source=SOURCE,
+        )
+    ]
+
+
+def prediction_sentences(predicted: Sequence[PredictedCell]) -> list[str]:
+    """Median and 95th percentile of the errors, and the worst cell with the assumption that failed."""
+    compared = [(abs(one.error_ratio), one) for one in predicted if one.error_ratio is not None]
+    if not compared:
+        return []
+    errors = [error for error, _ in compared]
+    worst_error, worst = max(compared, key=lambda pair: pair[0])
+    number = f"{len(errors)} cell{'s' if len(errors) > 1 else ''}"
+    return [
+        f"Predicted before they were measured: {number}, off by {percent(float(np.median(errors)))} "
+        f"(median), {percent(float(np.percentile(errors, 95)))} (95th percentile). Worst: {worst.name}, "
+        f"{percent(worst_error)}: {worst.failed_assumption()}."
+    ]
+
+
+def _row(one: PredictedCell) -> list[str]:
+    error = one.error_ratio
+    inside = {None: MISSING, True: "yes", False: "no"}[one.is_inside]
+    return [
+        one.name,
+        milliseconds(one.predicted["iteration_s"]),
+        interval(one.predicted["iteration_s_low"], one.predicted["iteration_s_high"]),
+        milliseconds(one.measured["iteration_s"]) if one.measured else MISSING,
+        MISSING if error is None else f"{error:+.1%}",
+        inside,
+    ]
+
+
+def _name(one: Mapping[str, Any]) -> str:
+    access = ", host-only" if one.get("peer_access") is False else ""
+    return f"{one['model']}, {one['aggregator']}, {one['step']}, {one['world_size']} workers{access}"

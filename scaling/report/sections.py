@@ -1,0 +1,80 @@
+"""The order of the page: which figures and tables stand together, under which heading."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from scaling.report.figures import SavedFigure
+from scaling.report.page_tables import PageTable
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the page.
+
+    Attributes:
+        name: its anchor.
+        title: its heading.
+        figures, tables: what stands in it.
+        remarks: paragraphs: what is left out, and why.
+    """
+
+    name: str
+    title: str
+    figures: list[SavedFigure] = field(default_factory=list)
+    tables: list[PageTable] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+
+
+TITLES = {
+    "speedup": "Speedup and efficiency",
+    "budget": "Where a step's time goes",
+    "links": "Bytes on the links",
+    "choices": "Bucket size and input",
+    "training": "Training",
+    "prediction": "Predicted beside measured",
+    "lossy": "What lossy aggregators lose",
+    "devices": "One device alone",
+    "transfers": "Transfers",
+    "more": "More figures",
+}
+"""Section -> its heading, in the page's order."""
+
+SECTION_OF_FIGURES = {
+    "speedup": "speedup",
+    "budget": "budget",
+    "arrivals": "budget",
+    "links": "links",
+    "buckets": "choices",
+    "input": "choices",
+    "loss": "training",
+    "target": "training",
+    "predicted": "prediction",
+    "device": "devices",
+    "bandwidth": "transfers",
+}
+"""The first word of a figure's name -> where it stands; others stand at the end."""
+
+
+def arrange(
+    figures: Iterable[SavedFigure],
+    tables: Iterable[PageTable],
+    remarks: Iterable[tuple[str, str]] = (),
+) -> list[Section]:
+    """The sections that hold something, in the page's order.
+
+    Args:
+        figures: in the order in which they were drawn, which they keep.
+        tables: likewise.
+        remarks: (section, what is said there).
+    """
+    sections = {name: Section(name, title) for name, title in TITLES.items()}
+    for figure in figures:
+        kind = figure.name.partition("-")[0]
+        sections[SECTION_OF_FIGURES.get(kind, "more")].figures.append(figure)
+    for table in tables:
+        sections[table.section].tables.append(table)
+    for name, text in remarks:
+        sections[name].remarks.append(text)
+    return [one for one in sections.values() if one.figures or one.tables or one.remarks]

@@ -1,0 +1,171 @@
+"""Matplotlib's SVG made small, for files, and fit for the inside of a page.
+
+What makes it small: coordinates to a hundredth of a point, no ids that nothing refers to, no groups that hold
+one thing, the font's name once. What was drawn with a tip (`with_tip`) carries it as an SVG title, which
+browsers show on hovering, also in the file itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterable
+from typing import TypeVar
+
+from markupsafe import Markup
+from matplotlib.artist import Artist
+
+SVG = "http://www.w3.org/2000/svg"
+XLINK = "http://www.w3.org/1999/xlink"
+
+FONT = "text{font-family:'DejaVu Sans',Verdana,Arial,sans-serif}*{stroke-linejoin:round;stroke-linecap:butt}"
+
+PAGE_COLOURS = {
+    "#ffffff": "--paper",
+    "#000000": "--ink",
+    "#dddddd": "--grid",
+    "#999999": "--ideal",
+    "#202020": "--edge",
+    "#404040": "--dim",
+    "#444444": "--dim",
+    "#d9d9d9": "--pale",
+}
+"""Colours that differ between a light and a dark page -> the page's variables."""
+
+_TIP = "tip:"
+_GEOMETRY = ("d", "x", "y", "width", "height")
+_NUMBER = re.compile(r"-?\d+\.\d+")
+
+AnyArtist = TypeVar("AnyArtist", bound=Artist)
+
+
+def with_tip(artist: AnyArtist, text: str) -> AnyArtist:
+    """The artist, which shows the text when the pointer is over it."""
+    artist.set_gid(_TIP + text)
+    return artist
+
+
+def compact(text: str) -> str:
+    """The same picture in fewer bytes.
+
+    Args:
+        text: what matplotlib wrote.
+    """
+    ElementTree.register_namespace("", SVG)
+    ElementTree.register_namespace("xlink", XLINK)
+    root = ElementTree.fromstring(text)
+    for child in root.findall(f"{{{SVG}}}metadata"):
+        root.remove(child)
+    used = set(re.findall(r'(?:href="#|url\(#)([^")]+)', text))
+    for element in root.iter():
+        _shorten(element, used)
+    _flatten(root)
+    _name_styles(root)
+    return ElementTree.tostring(root, encoding="unicode") + "\n"
+
+
+def _name_styles(root: ElementTree.Element) -> None:
+    """Styles become classes, named after what they say: figures of one page share them."""
+    style = root.find(f".//{{{SVG}}}style")
+    if style is None:
+        return
+    rules = {}
+    for element in root.iter():
+        # A reference stays in its element: ids are another figure's where two stand in one page.
+        if (own := element.get("style")) and "url(" not in own:
+            name = f"s{hashlib.sha256(own.encode()).hexdigest()[:6]}"
+            rules[name] = own
+            del element.attrib["style"]
+            element.set("class", name)
+    style.text = FONT + "".join(f".{name}{{{own}}}" for name, own in sorted(rules.items()))
+
+
+def _shorten(element: ElementTree.Element, used: set[str]) -> None:
+    """Drops what is not needed of one element, and turns its tip into a title."""
+    own = element.attrib
+    for name in _GEOMETRY:
+        if name in own:
+            own[name] = re.sub(r"\s*([A-Zz ])\s*", r"\1", _NUMBER.sub(_rounded, own[name])).strip()
+    if "style" in own:
+        kept = (part.strip() for part in own["style"].split(";"))
+        own["style"] = ";".join(
+            part.replace(": ", ":") for part in kept if part and not part.startswith("font-family")
+        )
+    if own.get("transform", "").startswith("rotate(-0 "):
+        del own["transform"]
+    name = own.get("id", "")
+    if name.startswith(_TIP):
+        title = ElementTree.Element(f"{{{SVG}}}title")
+        title.text = name.removeprefix(_TIP)
+        element.insert(0, title)
+    if name not in used:
+        own.pop("id", None)
+    if element.tag != f"{{{SVG}}}text" and not (element.text or "").strip():
+        element.text = None
+    element.tail = None
+
+
+def _flatten(parent: ElementTree.Element) -> None:
+    """Groups without attributes that hold no title give way to what they hold."""
+    children = []
+    for child in parent:
+        _flatten(child)
+        is_plain = child.tag == f"{{{SVG}}}g" and not child.attrib
+        if is_plain and child.find(f"{{{SVG}}}title") is None:
+            children += list(child)
+        else:
+            children.append(child)
+    parent[:] = children
+
+
+def _rounded(match: re.Match[str]) -> str:
+    text = f"{float(match[0]):.2f}".rstrip("0").rstrip(".")
+    return "0" if text == "-0" else text
+
+
+def for_page(text: str, name: str, label: str) -> Markup:
+    """A figure's SVG for the inside of a page, without its styles.
+
+    Matplotlib calls things `axes_1` and `m3f...` in every figure, and a reference takes the first thing of
+    that id in the page: ids are prefixed.
+
+    Args:
+        text: what `compact` made.
+        name: the figure's, unique in the page.
+        label: what it shows, for screen readers.
+    """
+    text = re.sub(r"<style\b.*?</style>", "", text[text.index("<svg") :], flags=re.DOTALL)
+    text = re.sub(r'\s+xmlns(:\w+)?="[^"]*"', "", text).replace("xlink:href", "href").replace(" />", "/>")
+    prefix = f"f{hashlib.sha256(name.encode()).hexdigest()[:6]}"
+    text = re.sub(r'\bid="', f'id="{prefix}-', text)
+    text = re.sub(r'href="#', f'href="#{prefix}-', text).replace("url(#", f"url(#{prefix}-")
+    text = re.sub(r'(fill|stroke)="(#[0-9a-f]{6})"', _as_style, text)
+    text = re.sub(r'style="[^"]*"', lambda match: _with_variables(match[0]), text)
+    opening = f'<svg role="group" aria-label="{Markup.escape(label)}" viewBox="'
+    return Markup(re.sub(r'<svg[^>]*?viewBox="', lambda _: opening, text, count=1).strip())
+
+
+def page_styles(texts: Iterable[str]) -> Markup:
+    """The styles of several figures for their page: each once, in the page's colours.
+
+    Args:
+        texts: what `compact` made.
+    """
+    found = dict.fromkeys(rule for text in texts for rule in re.findall(r"\.s[0-9a-f]{6}\{[^}]*\}", text))
+    return Markup(_with_variables("".join(found)))
+
+
+def _with_variables(style: str) -> str:
+    """Colours that a dark page changes become the page's variables."""
+    return re.sub(r"(fill|stroke):(#[0-9a-f]{6})", _as_variable, style)
+
+
+def _as_style(match: re.Match[str]) -> str:
+    """A variable is read in a style, not in an attribute of its own."""
+    return f'style="{match[1]}:{match[2]}"' if match[2] in PAGE_COLOURS else match[0]
+
+
+def _as_variable(match: re.Match[str]) -> str:
+    variable = PAGE_COLOURS.get(match[2])
+    return f"{match[1]}:var({variable})" if variable else match[0]

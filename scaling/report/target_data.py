@@ -1,0 +1,48 @@
+"""Seconds to the target accuracy, measured and predicted: one bar a combination of a group of trainings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from scaling.report.formats import workers
+from scaling.report.groups import Group
+from scaling.report.learning import over_seeds
+
+
+@dataclass(frozen=True)
+class TargetBar:
+    """One combination of aggregator and world size.
+
+    Attributes:
+        name: of it, for people.
+        target: the accuracy, 0 to 1.
+        seconds: measured; None where it was not reached.
+        state: why not, or `reached`.
+        predicted_s, low_s, high_s: iteration time x iterations, with its interval; None where there is none.
+    """
+
+    name: str
+    target: float
+    seconds: float | None
+    state: str
+    predicted_s: float | None
+    low_s: float | None
+    high_s: float | None
+
+
+def target_bars(group: Group) -> list[TargetBar]:
+    """Those that aimed at a target, in the table's order; [] where none reached it."""
+    bars = [
+        TargetBar(
+            f"{group.name(row)}, {workers(row['world_size'])}",
+            row["target_accuracy"],
+            row["seconds_to_target"],
+            str(row["target_state"] or ""),
+            row["predicted_s_to_target"],
+            row["predicted_s_to_target_low"],
+            row["predicted_s_to_target_high"],
+        )
+        for row in over_seeds(group.rows)
+        if row["target_accuracy"] is not None and row["repeats"]
+    ]
+    return bars if any(bar.seconds is not None for bar in bars) else []

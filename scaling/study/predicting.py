@@ -1,0 +1,151 @@
+"""From cells to what predictions are made of: the stages of their aggregation, and measured folders."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+
+from scaling.aggregators.base import Aggregator
+from scaling.aggregators.registry import create as create_aggregator
+from scaling.bucket import BucketLayout
+from scaling.collectives.plan import Stage, Update
+from scaling.errors import ScheduleError, StudyError
+from scaling.prediction.overlapped import ddp_buckets
+from scaling.prediction.predict import Prediction, Predictor
+from scaling.prediction.terms import Strategy
+from scaling.study.cells import Cell, Machine, resolve
+from scaling.study.schema import DevicePart, Study, TransferPart
+from scaling.workloads.registry import build_module, create_dataset, create_model, resolve_shape
+from topologies.errors import TopologyError
+from topologies.model import Topology
+
+CODED_BY_TENSOR = frozenset({"power_sgd"})
+"""Aggregators whose codec works tensor by tensor, besides those with `kernels: torch`."""
+
+
+@dataclass(frozen=True)
+class NotPredicted:
+    """A cell that has no prediction, and why."""
+
+    cell: Mapping[str, Any]
+    reason: str
+
+
+def strategy_of(cell: Mapping[str, Any]) -> Strategy:
+    """What a cell's aggregation consists of.
+
+    Raises:
+        StudyError: its aggregator cannot be predicted.
+    """
+    world_size = int(cell["world_size"])
+    layout = _layout(
+        cell["model"],
+        json.dumps(cell["model_parameters"]),
+        cell["dataset"],
+        json.dumps(cell["dataset_parameters"]),
+    )
+    parameters = _parameters(cell)
+    aggregator = create_aggregator(cell["aggregator"], parameters)
+    layouts = [layout]
+    if cell["step"] == "overlapped" and cell.get("bucket_mb") is not None:
+        layouts = ddp_buckets(layout, float(cell["bucket_mb"]))
+    buckets, updates = [], []
+    for one in layouts:
+        stages = _stages(aggregator, one, world_size)
+        buckets.append(tuple(s for s in stages if not isinstance(s, Update)))
+        updates += [s for s in stages if isinstance(s, Update) and s.site != "replica"]
+    return Strategy(
+        cell,
+        tuple(buckets),
+        tuple(one.num_elements for one in layouts),
+        tuple(len(one.shapes) for one in layouts),
+        tuple(updates),
+        layout.num_elements,
+        parameters.get("kernels") == "torch" or cell["aggregator"] in CODED_BY_TENSOR,
+    )
+
+
+def _parameters(cell: Mapping[str, Any]) -> dict[str, Any]:
+    """The cell's; of one that was recorded before codecs had kernels, those of torch's operations."""
+    recorded = dict(cell["aggregator_parameters"])
+    known = create_aggregator(cell["aggregator"], recorded).parameters()
+    return {**known, "kernels": "torch"} if recorded and "kernels" in known.keys() - recorded else known
+
+
+def _stages(aggregator: Aggregator[Any], layout: BucketLayout, world_size: int) -> list[Stage]:
+    return aggregator.stages(layout, world_size)
+
+
+@cache
+def _layout(model: str, model_parameters: str, dataset: str, dataset_parameters: str) -> BucketLayout:
+    network = create_model(model, json.loads(model_parameters))
+    shape = resolve_shape(network, create_dataset(dataset, json.loads(dataset_parameters)))
+    with torch.device("meta"):
+        module = build_module(network, shape)
+    return BucketLayout.of(
+        [(name, tuple(p.shape)) for name, p in module.named_parameters() if p.requires_grad]
+    )
+
+
+def cells_on(
+    study: Study, topology: Topology, world_sizes: Sequence[int] | None
+) -> tuple[list[Cell], list[NotPredicted]]:
+    """The study's cells as they would be on that machine, and the combinations that cannot be.
+
+    Args:
+        study: transfers and A/A pairs are left out.
+        topology: the machine.
+        world_sizes: in place of the study's.
+    """
+    gpus = topology.machine.of_kind("gpu")
+    cores = sum(device.cores or 0 for device in topology.machine.of_kind("cpu")) or 1
+    machine = Machine(len(gpus), cores, topology.num_nodes)
+    cells: dict[str, Cell] = {}
+    left_out: list[NotPredicted] = []
+    for part in study.parts:
+        if isinstance(part, TransferPart | DevicePart):
+            continue
+        for workload in part.workloads:
+            for size in world_sizes or part.world_sizes:
+                changed = {"workloads": [workload], "world_sizes": [size], "missing_devices": "error"}
+                if hasattr(part, "noise_pair"):
+                    changed["noise_pair"] = False
+                own = study.model_copy(update={"parts": (part.model_copy(update=changed),)})
+                try:
+                    _require_places(topology, size)
+                    found = resolve(own, machine).trained
+                except (StudyError, TopologyError) as error:
+                    left_out.append(
+                        NotPredicted({"world_size": size, "workload": _name(workload)}, str(error))
+                    )
+                    continue
+                cells |= {cell.id: cell for cell in found}
+    return list(cells.values()), left_out
+
+
+def _require_places(topology: Topology, world_size: int) -> None:
+    topology.ranks(world_size)
+
+
+def _name(workload: Any) -> str:
+    model = getattr(workload, "model", None) or workload.first_available[0].model
+    return str(model.name)
+
+
+def predict_cells(
+    cells: Iterable[Cell | Mapping[str, Any]], predictor: Predictor
+) -> tuple[list[Prediction], list[NotPredicted]]:
+    """Every cell that can be predicted; the others with the reason."""
+    predicted, left_out = [], []
+    for cell in cells:
+        values = cell.to_dict() if isinstance(cell, Cell) else cell
+        try:
+            predicted.append(predictor.predict(strategy_of(values)))
+        except (StudyError, ScheduleError, TopologyError) as error:
+            left_out.append(NotPredicted(values, str(error)))
+    return predicted, left_out

@@ -1,0 +1,254 @@
+"""Which cells of a study can still win, by their predictions, and which fit into a time.
+
+A cell is dominated if even the low end of its predicted interval is slower, a sample, than the high end of
+some other cell of the same workload. Control arms (`none`, `no_op`) stay: the others are judged by them. So
+does what could not be predicted. Lossy aggregators are judged by time alone.
+
+Of a given time the control arms of one worker come first, then the cells that can win, those that may be
+fastest before the others, then what was not predicted, then further control arms.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import yaml
+
+from scaling.errors import StudyError
+from scaling.study.cells import Cell
+from scaling.study.launches import START_UP_S, USUAL_ITERATIONS, Settings
+from scaling.study.schema import IterationPart, Study, Training, Workload
+
+SAME = ("model_label", "dataset_label", "scaling", "device", "tf32", "batch_norm")
+UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
+JUDGES = "others are judged by it"
+SET_UP_S = 0.5
+"""Of a cell, before its first step."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a cell is to be measured.
+
+    Attributes:
+        cell: it.
+        keep: measure it.
+        reason: why, or why not.
+        seconds: what measuring it is predicted to take, without the start of its launch.
+    """
+
+    cell: Cell
+    keep: bool
+    reason: str
+    seconds: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON; the predictions behind it are simulated."""
+        return {
+            "cell_id": self.cell.id,
+            "cell": self.cell.describe(),
+            "measure": self.keep,
+            "reason": self.reason,
+            "seconds": self.seconds,
+            "simulated": True,
+        }
+
+
+def parse_budget(text: str) -> float:
+    """`10m`, `90s` or `1.5h` in seconds.
+
+    Raises:
+        StudyError: it is something else.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text)
+    if not found:
+        raise StudyError(f"--budget {text!r}: give a number and a unit, as in 10m, 90s or 1.5h")
+    return float(found[1]) * UNITS_S[found[2]]
+
+
+def judge(
+    cells: Sequence[Cell],
+    rows: Sequence[Mapping[str, Any]],
+    repeats: Mapping[str, int],
+    budget_s: float | None = None,
+    *,
+    skip_dominated: bool = True,
+) -> list[Verdict]:
+    """A verdict on each cell, in the order of `cells`.
+
+    Args:
+        cells: of the study.
+        rows: their predictions (`scaling.prediction.rows`), by `cell_id`.
+        repeats: of each cell.
+        budget_s: for measuring; None: no limit.
+        skip_dominated: False judges by the time alone.
+    """
+    known = {row["cell_id"]: row for row in rows if row.get("iteration_s")}
+    verdicts = [_domination(cell, cells, known, repeats) for cell in cells]
+    if not skip_dominated:
+        verdicts = [one if one.keep else replace(one, keep=True, reason="can still win") for one in verdicts]
+    return verdicts if budget_s is None else _within(verdicts, known, repeats, budget_s)
+
+
+def _domination(
+    cell: Cell, cells: Sequence[Cell], known: Mapping[str, Mapping[str, Any]], repeats: Mapping[str, int]
+) -> Verdict:
+    row = known.get(cell.id)
+    seconds = repeats[cell.id] * _measuring_s(cell, row)
+    if row is None:
+        return Verdict(cell, True, "not predicted", seconds)
+    if not cell.exchanges:
+        return Verdict(cell, True, JUDGES, seconds)
+    rivals = [other for other in cells if other.exchanges and other.id in known and _alike(other, cell)]
+    best = min(rivals, key=lambda other: _sample_s(known[other.id], other, "high"))
+    low_s, high_s = _sample_s(row, cell, "low"), _sample_s(known[best.id], best, "high")
+    if low_s > high_s:
+        ratio = low_s / high_s
+        return Verdict(
+            cell,
+            False,
+            f"dominated: at best {ratio:.3g} times the time a sample that {best.aggregator_label} on "
+            f"{best.world_size}, {best.step}, takes at worst (simulated)",
+            seconds,
+        )
+    return Verdict(cell, True, "can still win", seconds)
+
+
+def _within(
+    verdicts: Sequence[Verdict],
+    known: Mapping[str, Mapping[str, Any]],
+    repeats: Mapping[str, int],
+    budget_s: float,
+) -> list[Verdict]:
+    """The same without what does not fit into the time."""
+
+    def rank(verdict: Verdict) -> tuple[int, float]:
+        row = known.get(verdict.cell.id)
+        low_s = _sample_s(row, verdict.cell, "low") if row else 0.0
+        if not verdict.cell.exchanges:
+            return 0 if verdict.cell.world_size == 1 else 3, low_s
+        return 1 if row else 2, low_s
+
+    left_s, started, fits = budget_s, set[tuple[Settings, int]](), set[str]()
+    for verdict in sorted((one for one in verdicts if one.keep), key=rank):
+        settings = Settings.of(verdict.cell)
+        launches = {(settings, repeat) for repeat in range(repeats[verdict.cell.id])} - started
+        seconds = verdict.seconds + len(launches) * START_UP_S[verdict.cell.device]
+        if seconds <= left_s:
+            left_s -= seconds
+            started |= launches
+            fits.add(verdict.cell.id)
+    return [
+        one
+        if not one.keep or one.cell.id in fits
+        else Verdict(one.cell, False, f"no time left of {budget_s:.0f} s", one.seconds)
+        for one in verdicts
+    ]
+
+
+def _alike(a: Cell, b: Cell) -> bool:
+    batch = "global_batch" if a.scaling == "strong" else "local_batch"
+    return all(getattr(a, name) == getattr(b, name) for name in (*SAME, batch))
+
+
+def _sample_s(row: Mapping[str, Any], cell: Cell, end: str) -> float:
+    return float(row[f"iteration_s_{end}"]) / cell.global_batch
+
+
+def _measuring_s(cell: Cell, row: Mapping[str, Any] | None) -> float:
+    step_s = float(row["iteration_s"]) if row else 0.1
+    iterations = min(cell.iterations or USUAL_ITERATIONS, USUAL_ITERATIONS)
+    steps = iterations + (cell.warmup or 0) + (cell.split_iterations or 0)
+    seconds = max(steps * step_s, cell.min_seconds or 0.0)
+    if cell.max_seconds is not None:
+        seconds = min(seconds, 1.5 * cell.max_seconds)
+    return seconds + SET_UP_S
+
+
+def describe(verdicts: Sequence[Verdict]) -> str:
+    """What is kept and what is left, with the reasons, for people."""
+    kept = [one for one in verdicts if one.keep]
+    left = [one for one in verdicts if not one.keep]
+    lines = [f"measure {len(kept)} of {len(verdicts)} cells, about {sum(o.seconds for o in kept):.0f} s:"]
+    lines += [f"  {one.cell.id}  {one.cell.describe()}: {one.reason}" for one in kept]
+    lines += [f"leave {len(left)}:"] if left else []
+    lines += [f"  {one.cell.id}  {one.cell.describe()}: {one.reason}" for one in left]
+    return "\n".join(lines)
+
+
+def study_of(study: Study, verdicts: Sequence[Verdict]) -> str:
+    """A study file with the kept cells alone: a part for each that share all but their aggregator.
+
+    Their ids are those of the whole study's cells, so that a folder which holds some of them goes on.
+    """
+    kept = {verdict.cell.id for verdict in verdicts if verdict.keep}
+    parts: list[Any] = []
+    for part in study.parts:
+        if not isinstance(part, IterationPart):
+            parts.append(part)
+            continue
+        own = [v.cell for v in verdicts if v.cell.id in kept and _is_of(v.cell, part)]
+        parts += _parts_of(part, own)
+    pruned = study.model_copy(update={"parts": tuple(parts)})
+    return yaml.safe_dump(pruned.model_dump(mode="json"), sort_keys=False)
+
+
+def _is_of(cell: Cell, part: IterationPart) -> bool:
+    return (
+        cell.world_size in part.world_sizes
+        and cell.step in part.step
+        and cell.input_placement in part.input_placement
+        and any(spec.name == cell.aggregator for spec in part.aggregators)
+    )
+
+
+def _parts_of(part: IterationPart, cells: Sequence[Cell]) -> list[IterationPart]:
+    grouped: dict[tuple[Any, ...], list[Cell]] = {}
+    for cell in cells:
+        key = (cell.model_label, cell.dataset_label, cell.global_batch, cell.world_size, cell.step)
+        rest = (cell.peer_access, cell.tf32, cell.seed, cell.input_placement, cell.batch_norm, cell.bucket_mb)
+        grouped.setdefault((*key, *rest), []).append(cell)
+    return [_part_of(part, alike) for alike in grouped.values()]
+
+
+def _part_of(part: IterationPart, alike: Sequence[Cell]) -> IterationPart:
+    cell = alike[0]
+    batch = "global_batch" if cell.scaling == "strong" else "local_batch"
+    model = {"name": cell.model, **cell.model_parameters}
+    dataset = {"name": cell.dataset, **cell.dataset_parameters}
+    training = {name: getattr(cell, name) for name in Training.model_fields}
+    workload = Workload.model_validate(
+        {"model": model, "dataset": dataset, batch: [getattr(cell, batch)], **training}
+    )
+    named = {(spec.name, json.dumps(spec.parameters, sort_keys=True)): spec for spec in part.aggregators}
+    specs = [
+        spec
+        for (name, _), spec in named.items()
+        if any(one.aggregator == name and _has(one, spec.parameters) for one in alike)
+    ]
+    changed: dict[str, Any] = {
+        "workloads": [workload],
+        "aggregators": specs,
+        "world_sizes": [cell.world_size],
+        "step": [cell.step],
+        "seed": [cell.seed],
+        "input_placement": [cell.input_placement],
+        "batch_norm": [cell.batch_norm],
+        "noise_pair": False,
+        "threads": cell.threads,
+    }
+    if cell.peer_access is not None:
+        changed["peer_access"] = [cell.peer_access]
+    if cell.tf32 is not None:
+        changed["tf32"] = [cell.tf32]
+    if cell.bucket_mb is not None:
+        changed["bucket_mb"] = [cell.bucket_mb]
+    return part.model_copy(update=changed)
+
+
+def _has(cell: Cell, parameters: Mapping[str, Any]) -> bool:
+    return all(cell.aggregator_parameters.get(name) == value for name, value in parameters.items())

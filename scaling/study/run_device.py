@@ -1,0 +1,77 @@
+"""Runs a device cell: one point of an experiment, on this process's device."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from scaling.experiments.base import Budget, LeftOutError
+from scaling.experiments.registry import create
+from scaling.study.device import DeviceCell
+
+LEFT_OUT = "left_out"
+"""The fact that says why a point was not measured."""
+
+LOAD = "load_average"
+"""The fact with the host's processes that ran or waited to, in the minute before."""
+
+WRITE_EVERY = 500
+"""Rows that are kept in memory."""
+
+OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
+"""What allocators say that raise nothing more special than a RuntimeError."""
+
+
+def measure_device(
+    cell: DeviceCell, device: torch.device, write: Callable[[Iterable[Mapping[str, Any]]], None]
+) -> None:
+    """Measures one point and hands out its samples and facts.
+
+    A point that is left out, or does not fit into memory, is a result: the fact `left_out` says why.
+
+    Args:
+        cell: whose experiment and point.
+        device: of this process.
+        write: takes rows, in order.
+
+    Raises:
+        RuntimeError: the experiment has failed; what it raises passes.
+    """
+    experiment = create(cell.experiment, cell.parameters)
+    budget = Budget(cell.seconds, limit_s=cell.limit_s)
+    torch.manual_seed(0)
+    rows: list[Mapping[str, Any]] = [{"fact": LOAD, "value": os.getloadavg()[0]}]
+    try:
+        for row in experiment.measure(cell.point, device, budget):
+            rows.append(row)
+            if len(rows) >= WRITE_EVERY:
+                write(rows)
+                rows = []
+    except LeftOutError as error:
+        rows.append({"fact": LEFT_OUT, "value": str(error)})
+    except (MemoryError, RuntimeError) as error:
+        reason = _memory_error(error)
+        if reason is None:
+            raise
+        rows.append({"fact": LEFT_OUT, "value": f"out of memory: {reason}"})
+    write(rows)
+
+
+def _memory_error(error: BaseException) -> str | None:
+    """What it says where it, or what led to it, is memory that ran out: capturing a graph hides the cause."""
+    for one in _chain(error):
+        text = (str(one).splitlines() or [""])[0]
+        if isinstance(one, torch.OutOfMemoryError | MemoryError) or any(
+            word in text for word in OUT_OF_MEMORY
+        ):
+            return text.partition(". GPU 0 has")[0].rstrip(".")
+    return None
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__

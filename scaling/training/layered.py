@@ -1,0 +1,235 @@
+"""A step that brings gradients together layer by layer under its backward pass, made to be captured.
+
+In a CUDA graph nothing of it waits for the host, and DDP is not needed:
+
+1. The parameters are cut into buckets of at least `bucket_mb` MiB, the last layer's first; each is a range of
+   the flat parameters.
+2. When the gradients of a bucket are there, one of NUM_STREAMS streams beside the computation takes them on:
+   aggregation, then the update of these parameters, which the backward pass has no more need of.
+3. The computation waits for those streams at the end.
+
+A bucket of one parameter is taken as autograd made it, without a copy; the gradients of several are copied
+side by side. Residuals and other state are each bucket's own.
+
+Reference: S. Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training",
+arXiv 2006.15704 (buckets in the order in which gradients come).
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from scaling.aggregators.base import Aggregator, AggregatorState
+from scaling.bucket import BucketLayout
+from scaling.measure.phases import UNMARKED, Marks, PhaseRecorder
+from scaling.process_group import Group
+from scaling.training.replica import FlatReplica
+from scaling.training.update import SgdSettings, SpanUpdate
+
+NUM_STREAMS = 2
+"""One bucket is encoded while another one's messages are under way."""
+
+
+@dataclass
+class _Bucket:
+    """Neighbouring parameters.
+
+    Attributes:
+        first, parameters: the number of the first in the replica's order, and all.
+        start, stop: elements of the flat parameters.
+        state: the aggregator's.
+        update: of these parameters.
+        missing: gradients that this backward pass has yet to make.
+    """
+
+    first: int
+    parameters: list[torch.nn.Parameter]
+    start: int
+    stop: int
+    state: AggregatorState
+    update: SpanUpdate
+    missing: int = field(default=0)
+
+
+class LayeredStep:
+    """A step on one rank. Collective to make and to call.
+
+    Args:
+        replica: this rank's model.
+        aggregator: how gradients are brought together; of those that overlap, on every replica.
+        settings: of the optimizer.
+        group: the ranks that train together.
+        bucket_mb: lower size of a bucket, in MiB.
+        capturable: the step is to be captured in a CUDA graph.
+    """
+
+    settle_split = False
+
+    def __init__(
+        self,
+        replica: FlatReplica,
+        aggregator: Aggregator[Any],
+        settings: SgdSettings,
+        group: Group,
+        *,
+        bucket_mb: float,
+        capturable: bool = False,
+    ) -> None:
+        self.replica, self._aggregator = replica, aggregator
+        device, dtype = replica.parameters.device, replica.parameters.dtype
+        self._marks: Marks = UNMARKED
+        self._buckets = []
+        for first, layout in bucket_layouts(replica.layout, bucket_mb * 2**20 / dtype.itemsize):
+            start = replica.layout.offsets[first]
+            stop = start + layout.num_elements
+            self._buckets.append(
+                _Bucket(
+                    first,
+                    replica.trainable[first : first + len(layout.names)],
+                    start,
+                    stop,
+                    aggregator.start(layout, group, dtype, device),
+                    SpanUpdate(replica.parameters, (start, stop), settings, capturable=capturable),
+                )
+            )
+        count = NUM_STREAMS if device.type == "cuda" else 0
+        self._streams = [torch.cuda.Stream(device) for _ in range(count)]  # type: ignore[no-untyped-call]
+        itself = weakref.ref(self)
+        for number, bucket in enumerate(self._buckets):
+            for parameter in bucket.parameters:
+                register: Any = parameter.register_post_accumulate_grad_hook
+                register(_hook(itself, number))
+
+    @property
+    def notes(self) -> list[str]:
+        """The buckets, and what the aggregator decided at the start."""
+        itemsize = self.replica.parameters.element_size()
+        sizes = [(one.stop - one.start) * itemsize / 2**20 for one in self._buckets]
+        shown = f"layer by layer: {len(sizes)} buckets of {min(sizes):.3g} to {max(sizes):.3g} MiB"
+        return [shown, *dict.fromkeys(note for one in self._buckets for note in one.state.notes)]
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `Step`."""
+        module = {name: value.detach().clone() for name, value in self.replica.module.state_dict().items()}
+        states = {str(number): one.state.state_dict() for number, one in enumerate(self._buckets)}
+        update: dict[str, Tensor] = {}
+        for one in self._buckets:
+            update |= one.update.state_dict()
+        return {"module": module, "aggregator": states, "update": update}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """See `Step`."""
+        self.replica.module.load_state_dict(state["module"])
+        for number, one in enumerate(self._buckets):
+            one.state.load_state_dict(state["aggregator"][str(number)])
+            one.update.load_state_dict(state["update"])
+
+    def set_learning_rate(self, rate: float) -> None:
+        """See `Step`."""
+        for one in self._buckets:
+            one.update.set_learning_rate(rate)
+
+    def prepare_split(self, recorder: PhaseRecorder) -> bool:
+        """Every phase can be marked as it is."""
+        return True
+
+    def check(self) -> None:
+        """See `Step`."""
+        for one in self._buckets:
+            one.state.check()
+
+    def __call__(self, inputs: Tensor, targets: Tensor, marks: Marks = UNMARKED) -> Tensor:
+        """Forward; backward with aggregation and update under it; see `Step`."""
+        self._marks = marks
+        for one in self._buckets:
+            one.missing = len(one.parameters)
+        for parameter in self.replica.trainable:
+            parameter.grad = None  # no longer read: the last step has waited for the streams that did
+        with marks.phase("forward"):
+            loss = self.replica.forward(inputs, targets)
+        with marks.phase("backward"):
+            loss.backward()  # type: ignore[no-untyped-call]
+        for one in self._buckets:
+            if one.missing:  # parameters that this loss does not depend on
+                self._take_on(self._buckets.index(one))
+        for stream in self._streams:
+            torch.cuda.current_stream().wait_stream(stream)
+        return loss.detach()
+
+    def _ready(self, number: int) -> None:
+        """One more gradient of that bucket is there."""
+        bucket = self._buckets[number]
+        bucket.missing -= 1
+        if bucket.missing == 0:
+            self._take_on(number)
+
+    def _take_on(self, number: int) -> None:
+        if not self._streams:
+            self._aggregate(self._buckets[number])
+            return
+        stream = self._streams[number % len(self._streams)]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            self._aggregate(self._buckets[number])
+
+    @torch.no_grad()
+    def _aggregate(self, bucket: _Bucket) -> None:
+        """The mean of a bucket's gradients, and its update."""
+        phase = self._marks.beside("comm")
+        mean = self._aggregator.aggregate(bucket.state, self._flat_gradient(bucket), phase)
+        assert mean is not None, "every replica takes the step"
+        with phase("update"):
+            bucket.update.step(mean)
+
+    def _flat_gradient(self, bucket: _Bucket) -> Tensor:
+        gradients = [one.grad for one in bucket.parameters]
+        if len(gradients) == 1 and gradients[0] is not None and gradients[0].is_contiguous():
+            return gradients[0].view(-1)
+        flat = self.replica.gradient[bucket.start : bucket.stop]
+        at = 0
+        for parameter, gradient in zip(bucket.parameters, gradients, strict=True):
+            part = flat[at : at + parameter.numel()].view(parameter.shape)
+            part.zero_() if gradient is None else part.copy_(gradient)
+            at += parameter.numel()
+        return flat
+
+
+def bucket_layouts(layout: BucketLayout, min_elements: float) -> list[tuple[int, BucketLayout]]:
+    """Cuts a layout into buckets, the last tensors first.
+
+    A tensor of at least `min_elements` is a bucket of its own; neighbours of smaller ones share buckets until
+    they are as large.
+
+    Returns:
+        Of each bucket the number of its first tensor, and its layout.
+    """
+    tensors = [BucketLayout.of([one]) for one in zip(layout.names, layout.shapes, strict=True)]
+    sizes = [tensor.num_elements for tensor in tensors]
+    buckets: list[tuple[int, BucketLayout]] = []
+    stop = len(sizes)
+    while stop > 0:
+        first, total = stop - 1, sizes[stop - 1]
+        while first > 0 and total < min_elements and sizes[first - 1] < min_elements:
+            first -= 1
+            total += sizes[first]
+        names, shapes = layout.names[first:stop], layout.shapes[first:stop]
+        buckets.append((first, BucketLayout.of(list(zip(names, shapes, strict=True)))))
+        stop = first
+    return buckets
+
+
+def _hook(step: weakref.ref[LayeredStep], number: int) -> Callable[[Tensor], None]:
+    """For a parameter; the parameter outlives the step, so it does not keep it."""
+
+    def ready(_: Tensor) -> None:
+        own = step()
+        if own is not None:
+            own._ready(number)
+
+    return ready

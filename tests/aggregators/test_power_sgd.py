@@ -1,0 +1,85 @@
+"""PowerSGD between ranks; beside PyTorch's hook in tests/training/test_codecs.py."""
+
+import pytest
+import torch
+
+from scaling.aggregators.power_sgd import PowerSgd
+from scaling.bucket import BucketLayout
+from scaling.errors import NotFiniteError
+from scaling.process_group import run_in_process
+
+CPU = torch.device("cpu")
+LAYOUT = BucketLayout.of([("a", (40, 30)), ("bias", (40,)), ("b", (30, 40)), ("c", (40, 30))])
+
+
+def run(aggregator, gradients, num_steps=1, check=True):
+    """Rank 0's results, from [rank] gradients that stay the same."""
+
+    def work(group):
+        state = aggregator.start(LAYOUT, group, torch.float32, CPU)
+        results = [
+            aggregator.aggregate(state, gradients[group.rank].clone()).clone() for _ in range(num_steps)
+        ]
+        if check:
+            state.check()
+        return results
+
+    return run_in_process(len(gradients), work)[0]
+
+
+def of_rank(rank, num_ranks=3):
+    """Gradients whose matrices' mean has that matrix rank."""
+    generator = torch.Generator().manual_seed(0)
+    shared = torch.zeros(LAYOUT.num_elements)
+    for view in LAYOUT.views(shared):
+        if view.dim() == 2:
+            left, right = (torch.randn(size, rank, generator=generator) for size in view.shape)
+            view.copy_(left @ right.t())
+        else:
+            view.normal_(generator=generator)
+    weights = torch.rand(num_ranks, generator=generator)
+    return [num_ranks * weight / weights.sum() * shared for weight in weights], shared
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_means_of_low_rank_are_exact_after_one_step(rank):
+    gradients, mean = of_rank(rank)
+    (result,) = run(PowerSgd(rank), gradients)
+    assert torch.allclose(result, mean, rtol=1e-4, atol=1e-4)
+
+
+def test_warm_start_comes_nearer_with_every_step():
+    """Without feedback, on the same gradient: the power iteration finds its first singular pair."""
+    gradients, mean = of_rank(4)
+    results = run(PowerSgd(1, error_feedback=False), gradients, 30)
+    best = torch.zeros_like(mean)
+    for target, view in zip(LAYOUT.views(best), LAYOUT.views(mean), strict=True):
+        if view.dim() == 2:
+            u, s, v = torch.linalg.svd(view)
+            target.copy_(s[0] * u[:, :1] @ v[:1])
+        else:
+            target.copy_(view)
+    errors = [(result - best).norm() / best.norm() for result in results]
+    assert errors[-1] < 0.05 < errors[0]
+    cold = run(PowerSgd(1, error_feedback=False, warm_start=False), gradients, 30)
+    assert (cold[-1] - mean).norm() > (results[-1] - mean).norm()
+
+
+def test_cold_starts_differ_from_step_to_step():
+    gradients, _ = of_rank(4)
+    results = run(PowerSgd(1, error_feedback=False, warm_start=False), gradients, 3)
+    assert not torch.allclose(results[0], results[1], rtol=1e-2)
+    assert not torch.allclose(results[1], results[2], rtol=1e-2)
+
+
+def test_vectors_are_sent_as_they_are():
+    gradients, mean = of_rank(3)
+    (result,) = run(PowerSgd(1), gradients)
+    assert torch.allclose(LAYOUT.views(result)[1], LAYOUT.views(mean)[1], atol=1e-6)
+
+
+def test_not_a_number_is_named():
+    gradients, _ = of_rank(1)
+    LAYOUT.views(gradients[1])[1][3] = float("nan")
+    with pytest.raises(NotFiniteError, match="'bias'"):
+        run(PowerSgd(1), gradients)

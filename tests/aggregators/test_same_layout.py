@@ -1,0 +1,58 @@
+"""Ranks that would read each other's bits as other tensors are stopped at the start."""
+
+import pytest
+import torch
+
+from scaling.aggregators.registry import create
+from scaling.aggregators.same_layout import require_same_layout
+from scaling.bucket import BucketLayout
+from scaling.errors import LaunchError
+from scaling.process_group import run_in_process
+
+SAME = [("a", (3, 4)), ("b", (5,))]
+OTHERS = {
+    "another shape of as many elements": [("a", (4, 3)), ("b", (5,))],
+    "another order": [("b", (5,)), ("a", (3, 4))],
+    "another name": [("a", (3, 4)), ("c", (5,))],
+    "one tensor more": [*SAME, ("c", ())],
+}
+
+
+def test_equal_layouts_have_equal_digests_and_others_do_not():
+    digests = {BucketLayout.of(tensors).digest() for tensors in (SAME, list(SAME), *OTHERS.values())}
+    assert len(digests) == 1 + len(OTHERS)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 7])
+def test_equal_layouts_pass_and_nothing_is_metered(world_size):
+    def work(group):
+        group.meter.count(5)
+        require_same_layout(BucketLayout.of(SAME), group)
+        return group.meter.bytes_sent, group.meter.messages_sent
+
+    assert run_in_process(world_size, work) == [(5, 1)] * world_size
+
+
+@pytest.mark.parametrize("other", OTHERS)
+@pytest.mark.parametrize("odd", [0, 2])
+def test_one_rank_that_differs_is_an_error_on_every_rank(other, odd):
+    def work(group):
+        tensors = OTHERS[other] if group.rank == odd else SAME
+        with pytest.raises(
+            LaunchError, match="the ranks have different tensors to bring together; rank"
+        ) as raised:
+            require_same_layout(BucketLayout.of(tensors), group)
+        return f"rank {group.rank} has {tensors[0][0]} " in str(raised.value)
+
+    assert run_in_process(3, work) == [True] * 3
+
+
+@pytest.mark.parametrize("name", ["one_bit_flat", "two_bit", "ef_sign", "top_k", "power_sgd", "fp16"])
+def test_codecs_compare_before_they_exchange(name):
+    def work(group):
+        layout = BucketLayout.of(SAME if group.rank else OTHERS["another order"])
+        with pytest.raises(LaunchError):
+            create(name).start(layout, group, torch.float32, torch.device("cpu"))
+        return True
+
+    assert run_in_process(2, work) == [True] * 2

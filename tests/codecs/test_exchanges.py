@@ -1,0 +1,81 @@
+"""Which exchange a codec allows: it follows from whether encodings can be summed, or cut."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+
+from scaling.aggregators.gathered import Gathered
+from scaling.aggregators.striped import Striped
+from scaling.codecs.base import ChunkCodec, exchanges_of, require_exchange
+from scaling.codecs.ef_sign import MeanSignCodec
+from scaling.codecs.one_bit_flat import OneBitFlatCodec
+from scaling.codecs.power_sgd import PowerSgdCodec
+from scaling.codecs.qsgd import QsgdCodec
+from scaling.codecs.sixteen_bit import SixteenBitCodec
+from scaling.codecs.top_k import TopKCodec
+from scaling.codecs.two_bit import TwoBitCodec
+from scaling.errors import StudyError
+
+SUMMABLE = [SixteenBitCodec("fp16"), SixteenBitCodec("bf16"), PowerSgdCodec(2, 2.0)]
+BY_CHUNKS = [OneBitFlatCodec(64), MeanSignCodec(64), TwoBitCodec(64), QsgdCodec(64)]
+
+
+@pytest.mark.parametrize("codec", SUMMABLE, ids=str)
+def test_what_can_be_summed_on_the_wire_is_all_reduced(codec):
+    assert exchanges_of(codec) == ("all_reduce",)
+
+
+@pytest.mark.parametrize("codec", BY_CHUNKS, ids=str)
+def test_what_can_be_cut_goes_by_stripes_or_an_all_gather(codec):
+    assert exchanges_of(codec) == ("stripes", "all_gather")
+
+
+def test_what_makes_sense_as_a_whole_alone_is_gathered():
+    assert exchanges_of(TopKCodec(0.1)) == ("all_gather",)
+
+
+@pytest.mark.parametrize(
+    ("codec", "exchange", "message"),
+    [
+        (TopKCodec(0.1), "stripes", "'top_k' does not go with .*cannot be cut into stripes; .*: all_gather"),
+        (QsgdCodec(64), "all_reduce", "cannot be summed on the wire.*allowed: stripes, all_gather"),
+        (SixteenBitCodec("fp16"), "all_gather", "can be summed on the wire; allowed: all_reduce"),
+    ],
+)
+def test_wrong_pair_is_an_error_that_names_the_rule(codec, exchange, message):
+    with pytest.raises(StudyError, match=message):
+        require_exchange(codec, exchange)
+
+
+def test_aggregator_of_a_wrong_pair_cannot_be_made():
+    @dataclass(frozen=True)
+    class SummedByOwners(Striped):
+        name = "summed_by_owners"
+
+        def codec(self):
+            return TopKCodec(0.1)
+
+    @dataclass(frozen=True)
+    class GatheredSums(Gathered):
+        name = "gathered_sums"
+
+        def codec(self):
+            return SixteenBitCodec("bf16")
+
+        encode = add_decoded = wire_shape = _watch = None
+
+    for wrong in (SummedByOwners, GatheredSums):
+        with pytest.raises(StudyError, match="does not go with the exchange"):
+            wrong()
+
+
+@pytest.mark.parametrize("chunk_elements", [0, -32, 33, 16])
+def test_chunks_of_other_than_multiples_of_32_are_an_error(chunk_elements):
+    @dataclass(frozen=True)
+    class Any(MeanSignCodec):
+        name: ClassVar[str] = "any"
+
+    assert issubclass(Any, ChunkCodec)
+    with pytest.raises(StudyError, match="a multiple of 32 from 32"):
+        Any(chunk_elements)

@@ -1,0 +1,99 @@
+"""Encoding and decoding by planes is the reference, with means to rounding."""
+
+import pytest
+import torch
+
+from scaling.bucket import BucketLayout
+from scaling.codecs import one_bit_planes
+from scaling.codecs.finite import FiniteWatch, NotFiniteError
+from scaling.codecs.one_bit_planes import PlaneStripes
+from scaling.codecs.one_bit_stripes import StripeBuffers, TorchStripes
+from scaling.codecs.stripes import StripeLayout
+
+CPU = torch.device("cpu")
+SHAPES = {"a": (100, 17), "b": (33, 5), "c": (1, 9), "d": (40,), "e": (), "f": (3, 2, 5, 4), "g": (0, 4)}
+LAYOUT = BucketLayout.of(list(SHAPES.items()))
+WORLD_SIZE = 3
+
+
+@pytest.fixture(autouse=True)
+def every_matrix_is_large(monkeypatch):
+    monkeypatch.setattr(one_bit_planes, "MIN_ELEMENTS", 0)
+
+
+def pair(threshold, view="torch", bits=1):
+    stripes = StripeLayout.of(LAYOUT, view, bits, WORLD_SIZE)
+    return [
+        [kind(StripeBuffers(stripes, rank, CPU), threshold) for rank in range(WORLD_SIZE)]
+        for kind in (PlaneStripes, TorchStripes)
+    ]
+
+
+def limits_and_words(codec):
+    """All messages of a rank: (limits, words)."""
+    buffers, limits, words = codec.buffers, [], []
+    for owner in range(WORLD_SIZE):
+        message = buffers.incoming[owner] if owner == buffers.rank else buffers.outgoing[owner]
+        for number in range(len(LAYOUT.names)):
+            lower, upper, packed = buffers.stripes.parts(message, number, owner)
+            limits += [lower, upper]
+            words.append(packed.flatten())
+    return torch.cat(limits), torch.cat(words)
+
+
+@pytest.mark.parametrize("view", ["torch", "cntk"])
+@pytest.mark.parametrize("threshold", ["zero", "mean"])
+@pytest.mark.parametrize("scale", [0.0, 1e-37, 1.0, 1e30])
+def test_a_step_is_the_reference(threshold, view, scale):
+    ours, theirs = pair(threshold, view)
+    generator = torch.Generator().manual_seed(1)
+    gradients = [torch.randn(LAYOUT.num_elements, generator=generator) * scale for _ in range(WORLD_SIZE)]
+    close = {"rtol": 1e-5, "atol": 1e-5 * scale + 1e-44}
+    for rank in range(WORLD_SIZE):
+        for codec in (ours[rank], theirs[rank]):
+            codec.encode(gradients[rank])
+        (limits, words), (expected, expected_words) = map(limits_and_words, (ours[rank], theirs[rank]))
+        torch.testing.assert_close(limits, expected, **close)
+        assert torch.equal(words, expected_words)
+        torch.testing.assert_close(ours[rank].buffers.residual, theirs[rank].buffers.residual, **close)
+        ours[rank].buffers.wire.copy_(theirs[rank].buffers.wire)
+    for sender in range(WORLD_SIZE):
+        for codecs in (ours, theirs):
+            for owner in range(WORLD_SIZE):
+                if owner != sender:
+                    codecs[owner].buffers.incoming[sender].copy_(theirs[sender].buffers.outgoing[owner])
+    for rank in range(WORLD_SIZE):
+        for codec in (ours[rank], theirs[rank]):
+            codec.encode_sums()
+        residuals = [codec.buffers.stripe_residual for codec in (ours[rank], theirs[rank])]
+        torch.testing.assert_close(*residuals, **close)
+        for codecs in (ours, theirs):
+            codecs[0].buffers.gathered[rank].copy_(theirs[rank].buffers.gathered[rank])
+    results = [torch.empty(LAYOUT.num_elements) for _ in range(2)]
+    for codec, result in zip((ours[0], theirs[0]), results, strict=True):
+        codec.decode(result)
+    assert torch.equal(*results)
+
+
+def test_negative_zero_is_not_negative():
+    ours, theirs = pair("zero")
+    for codec in (ours[0], theirs[0]):
+        codec.buffers.residual.fill_(-0.0)
+        codec.encode(torch.full((LAYOUT.num_elements,), -0.0))
+    assert torch.equal(limits_and_words(ours[0])[1], limits_and_words(theirs[0])[1])
+
+
+@pytest.mark.parametrize("kind", [PlaneStripes, TorchStripes])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_what_is_not_finite_is_named(kind, value):
+    watch = FiniteWatch.of_tensors(LAYOUT, CPU)
+    codec = kind(StripeBuffers(StripeLayout.of(LAYOUT, "torch", 1, 1), 0, CPU, watch.marks), "zero")
+    gradient, result = torch.randn(LAYOUT.num_elements), torch.empty(LAYOUT.num_elements)
+    LAYOUT.views(gradient)[1][20, 3] = value
+    for _ in range(2):
+        codec.encode(gradient)
+        codec.encode_sums()
+        codec.decode(result)
+        gradient.fill_(float("nan"))  # everything else, one step later: says nothing of where it began
+    with pytest.raises(NotFiniteError, match="in 'b':"):
+        watch.raise_if_marked()

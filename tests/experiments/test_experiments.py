@@ -1,0 +1,123 @@
+"""The points of the experiments on networks, and what they measure."""
+
+import pytest
+import torch
+
+from scaling.errors import StudyError
+from scaling.experiments.base import Budget
+from scaling.experiments.registry import create, parameters_of
+from scaling.experiments.small_networks import SmallNetworks, lstm_width, mlp_width
+
+CPU = torch.device("cpu")
+SHORT = Budget(seconds=0.001, min_samples=6, max_samples=6)
+
+
+def measured(experiment, point):
+    """The rows of a point, as the runner hands it over."""
+    kept = {key: value for key, value in point.items() if key not in ("only_device", "threads")}
+    return list(experiment.measure(kept, CPU, SHORT))
+
+
+def fact(rows, name):
+    return next(row["value"] for row in rows if row.get("fact") == name)
+
+
+class TestRegistry:
+    def test_unknown_name_says_what_there_is(self):
+        with pytest.raises(
+            StudyError, match=r"unknown experiment 'small-network'.*did you mean 'small-networks'"
+        ):
+            create("small-network")
+
+    @pytest.mark.parametrize(
+        ("parameters", "message"),
+        [
+            ({"width": [10]}, "unknown parameter 'width'|width"),
+            ({"widths": [0]}, "widths"),
+            ({"nothing": 1}, "unknown parameter 'nothing'"),
+        ],
+    )
+    def test_wrong_parameter_is_an_error_that_names_it(self, parameters, message):
+        with pytest.raises(StudyError, match=message):
+            create("small-networks", parameters)
+
+    def test_parameters_are_plain_values(self):
+        values = parameters_of(create("small-networks", {"widths": [10, 20]}))
+        assert values["widths"] == [10, 20]
+        assert values["threads"] == [1, 4, "all"]
+
+
+class TestSmallNetworks:
+    def test_point_of_two_sweeps_is_measured_once(self):
+        points = SmallNetworks().points()
+        keys = [tuple(sorted(point.items(), key=str)) for point in points]
+        assert len(keys) == len(set(map(str, keys)))
+        networks = {
+            str({k: v for k, v in p.items() if k not in ("only_device", "threads", "step")}) for p in points
+        }
+        # 6 x 5 widths and batches, 5 further depths, 5 further inputs, 4 pairs
+        assert len(networks) == 30 + 5 + 5 + 8
+        assert len(points) == len(networks) * 5
+
+    def test_captured_steps_are_for_the_gpu_alone(self):
+        captured = [point for point in SmallNetworks().points() if point["step"] == "captured"]
+        assert {point["only_device"] for point in captured} == {"cuda"}
+
+    def test_all_points_have_the_same_variables(self):
+        points = [set(point) - {"only_device", "threads"} for point in SmallNetworks().points()]
+        assert all(keys == points[0] for keys in points)
+
+    @pytest.mark.parametrize("parameters", [10_000, 100_000, 1_000_000])
+    def test_networks_that_are_compared_have_equal_parameters(self, parameters):
+        experiment = SmallNetworks(equal_parameters=(parameters,))
+        pair = [point for point in experiment.points() if point["equal_parameters"] == parameters]
+        counts = {
+            point["network"]: fact(measured(experiment, point), "parameters")
+            for point in pair
+            if point["step"] == "eager"
+        }
+        assert set(counts) == {"lstm", "mlp"}
+        assert counts["lstm"] == pytest.approx(parameters, rel=0.05)
+        assert counts["mlp"] == pytest.approx(parameters, rel=0.05)
+
+    def test_widths_are_one_at_least(self):
+        assert lstm_width(1) == 1
+        assert mlp_width(1, 512, 1) == 1
+
+    def test_point_tells_parameters_samples_and_times(self):
+        experiment = SmallNetworks()
+        point = next(p for p in experiment.points() if p["width"] == 10 and p["batch"] == 8)
+        rows = measured(experiment, point)
+        assert fact(rows, "parameters") == 65 * 10 + 11 * 10 + 11 * 10
+        assert fact(rows, "samples") == 8
+        assert sum(row.get("phase") == "step" and row["seconds"] > 0 for row in rows) == 6
+
+
+class TestNetworks:
+    def test_threads_are_those_of_the_study_on_the_cpu(self):
+        points = create("cpu-threads", {"threads": [1, "all"], "networks": ["fcn-r", "lstm"]}).points()
+        assert [(p["model"], p["threads"], p["only_device"]) for p in points] == [
+            ("fcn-r", 1, "cpu"),
+            ("fcn-r", "all", "cpu"),
+            ("lstm", 1, "cpu"),
+            ("lstm", "all", "cpu"),
+        ]
+
+    def test_study_can_set_the_reduced_batch(self):
+        (point,) = create(
+            "cpu-threads", {"threads": [1], "networks": ["lstm"], "batches": {"lstm": 3}}
+        ).points()
+        assert point["batch"] == 3
+
+    def test_every_network_stands_at_every_batch(self):
+        points = create("batch-sizes").points()
+        pairs = {(point["model"], point["batch"]) for point in points}
+        assert len(pairs) == 7 * 7
+        assert len(points) == 2 * len(pairs)
+
+    @pytest.mark.parametrize("name", ["cpu-threads", "batch-sizes"])
+    def test_training_step_of_a_network_is_measured(self, name):
+        experiment = create(name, {"networks": ["alexnet-r"]})
+        rows = measured(experiment, {"model": "alexnet-r", "batch": 2, "step": "eager"})
+        assert fact(rows, "samples") == 2
+        assert sum(row.get("phase") == "step" for row in rows) == 6

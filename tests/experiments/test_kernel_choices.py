@@ -1,0 +1,174 @@
+"""Products and convolutions by choice: the same result, settings put back, and processes of their own."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from scaling.errors import StudyError
+from scaling.experiments import convolutions_apart
+from scaling.experiments.base import Budget, LeftOutError
+from scaling.experiments.convolutions import LAYERS, Layer, fft_convolution, measure_convolution
+from scaling.experiments.convolutions_apart import CAP_VARIABLE, Request, measured_apart
+from scaling.experiments.kernel_choices import MATMUL_CHOICES, KernelChoices
+from scaling.experiments.multiplying import multiplying
+from scaling.experiments.registry import create
+
+CPU = torch.device("cpu")
+SHORT = Budget(seconds=0.001, min_samples=6, max_samples=6)
+TINY = Layer(inputs=3, outputs=4, size=9, kernel=3, stride=1, padding=1)
+
+
+def value(rows, name):
+    return next((row["value"] for row in rows if row.get("fact") == name), None)
+
+
+def phases(rows):
+    return list(dict.fromkeys(row["phase"] for row in rows if "phase" in row))
+
+
+class TestProducts:
+    def rows(self, choice, precision="float32"):
+        experiment = KernelChoices(cpu_products=((24, 32, 40),))
+        (point,) = [
+            p
+            for p in experiment.points()
+            if p["operation"] == "matmul"
+            and p["only_device"] == "cpu"
+            and (p["choice"], p["precision"]) == (choice, precision)
+        ]
+        assert (point["case"], point["batch"]) == ("32x40", 24)
+        return list(experiment.measure(point, CPU, SHORT))
+
+    @pytest.mark.parametrize("choice", MATMUL_CHOICES)
+    def test_every_way_to_read_gives_the_product(self, choice):
+        rows = self.rows(choice)
+        assert value(rows, "error") < 1e-6
+        assert value(rows, "flop") == 2 * 24 * 32 * 40
+
+    def test_copy_is_timed_apart_where_there_is_one(self):
+        assert phases(self.rows("transpose-first")) == ["step", "transpose"]
+        assert phases(self.rows("transposed")) == ["step"]
+
+    def test_bfloat16_is_less_exact(self):
+        assert 1e-4 < value(self.rows("transposed", "bfloat16"), "error") < 1e-1
+
+    def test_cpu_has_no_tf32(self):
+        with pytest.raises(LeftOutError, match="TF32"):
+            self.rows("transposed", "tf32")
+
+
+class TestConvolutions:
+    @pytest.mark.parametrize("padding", [0, 1, 2])
+    @pytest.mark.parametrize("kernel", [1, 3, 5])
+    def test_product_of_transforms_is_the_convolution(self, kernel, padding):
+        images = torch.randn(2, 3, 8, 8, dtype=torch.float64)
+        weight = torch.randn(4, 3, kernel, kernel, dtype=torch.float64)
+        expected = nn.functional.conv2d(images, weight, padding=padding)
+        torch.testing.assert_close(fft_convolution(images, weight, padding), expected)
+
+    @pytest.mark.parametrize("choice", ["library", "native", "fft"])
+    def test_every_choice_gives_the_convolution(self, choice):
+        rows = list(measure_convolution(TINY, 2, choice, torch.float32, CPU, SHORT))
+        assert value(rows, "error") < 1e-5
+        assert phases(rows) == ["step", "forward"]
+        assert value(rows, "workspace_bytes") is None
+
+    def test_settings_are_put_back(self):
+        before = torch.backends.mkldnn.enabled
+        rows = measure_convolution(TINY, 2, "native", torch.float32, CPU, SHORT)
+        next(rows)
+        assert not torch.backends.mkldnn.enabled
+        rows.close()
+        assert torch.backends.mkldnn.enabled == before
+
+    def test_what_a_device_or_layer_has_not_is_left_out(self):
+        with pytest.raises(LeftOutError, match="does not search"):
+            list(measure_convolution(TINY, 2, "autotuned", torch.float32, CPU, SHORT))
+        strided = LAYERS["AlexNet 11x11"]
+        with pytest.raises(LeftOutError, match="no stride of 4"):
+            list(measure_convolution(strided, 1, "fft", torch.float32, CPU, SHORT))
+
+    @pytest.mark.parametrize("layer", LAYERS.values(), ids=list(LAYERS))
+    def test_declared_size_of_the_result_is_the_convolutions(self, layer):
+        images = torch.zeros(1, layer.inputs, layer.size, layer.size)
+        weight = torch.zeros(layer.outputs, layer.inputs, layer.kernel, layer.kernel)
+        result = nn.functional.conv2d(images, weight, stride=layer.stride, padding=layer.padding)
+        assert result.shape == (1, layer.outputs, layer.output_size, layer.output_size)
+
+
+class TestApart:
+    def request_of(self, **changes):
+        asked = {
+            "layers": ("ResNet 3x3",),
+            "batch": 1,
+            "precisions": ("float32",),
+            "choice": "library",
+            "older_interface": False,
+            "cap_mib": None,
+            "seconds": 0.001,
+            "limit_s": 30.0,
+            "device": "cpu",
+        }
+        return Request(**{**asked, **changes})
+
+    def test_limit_is_in_the_process_environment_alone(self, monkeypatch):
+        monkeypatch.setenv(CAP_VARIABLE, "77")
+        limited = self.request_of(older_interface=True, cap_mib=5).environment()
+        free = self.request_of().environment()
+        assert limited[CAP_VARIABLE] == "5"
+        assert limited["TORCH_CUDNN_V8_API_DISABLED"] == "1"
+        assert CAP_VARIABLE not in free
+
+    @pytest.mark.processes
+    def test_process_of_its_own_gives_the_rows_of_every_layer_and_precision(self):
+        request = self.request_of(precisions=("float32", "tf32"))
+        rows = measured_apart(request, "ResNet 3x3", "float32")
+        assert phases(rows) == ["step", "forward"]
+        with pytest.raises(LeftOutError, match="TF32"):
+            measured_apart(request, "ResNet 3x3", "tf32")
+
+    @pytest.mark.processes
+    def test_process_that_fails_tells_its_last_lines(self):
+        with pytest.raises(RuntimeError, match=r"the measuring process failed:.*no-such-device"):
+            measured_apart(self.request_of(device="no-such-device"), "ResNet 3x3", "float32")
+
+    def test_one_process_serves_all_cells_of_a_request(self, monkeypatch):
+        calls = []
+
+        class Done:
+            returncode = 0
+            stderr = ""
+            stdout = "chatter\n" + json.dumps({"ResNet 3x3, float32": [{"phase": "step", "seconds": 1.0}]})
+
+        monkeypatch.setattr(convolutions_apart.subprocess, "run", lambda *a, **k: calls.append(a) or Done())
+        request = self.request_of(batch=3)
+        assert measured_apart(request, "ResNet 3x3", "float32") == measured_apart(
+            request, "ResNet 3x3", "float32"
+        )
+        assert len(calls) == 1
+
+
+class TestPoints:
+    def test_limits_are_for_the_gpu_alone_and_come_with_no_limit(self):
+        capped = [p for p in KernelChoices().points() if p["choice"] == "older-interface"]
+        assert {p["workspace_cap"] for p in capped} == {"none", "1 MiB", "64 MiB"}
+        assert {p["only_device"] for p in capped} == {"cuda"}
+        assert not [p for p in KernelChoices(caps_mib=()).points() if p["choice"] == "older-interface"]
+
+    def test_no_point_is_twice_there(self):
+        points = KernelChoices().points()
+        assert len({tuple(sorted(p.items())) for p in points}) == len(points)
+
+    def test_unknown_layer_is_refused(self):
+        with pytest.raises(StudyError, match="layers"):
+            create("kernel-choices", {"layers": ["LeNet"]})
+
+
+def test_multiplying_puts_the_settings_back():
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    with multiplying("float32", CPU):
+        assert not torch.backends.cuda.matmul.allow_tf32
+        assert not torch.backends.cudnn.allow_tf32
+    assert (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32) == before

@@ -1,0 +1,205 @@
+"""Three implementations of one LSTM: the same function, the same training; and the tasks."""
+
+import pytest
+import torch
+from torch import nn
+
+from scaling.errors import StudyError
+from scaling.experiments import lstm_fused
+from scaling.experiments.base import Budget
+from scaling.experiments.lstm_fused import LstmFused
+from scaling.experiments.precise_training import LOSS_SCALE, PreciseTraining
+from scaling.experiments.recurrent_networks import IMPLEMENTATIONS, SequenceClassifier
+from scaling.experiments.registry import create
+from scaling.experiments.sequence_tasks import image_rows, temporal_order
+
+CPU = torch.device("cpu")
+SHORT = Budget(seconds=0.001, min_samples=6, max_samples=6)
+SMALL = {
+    "width": 8,
+    "accuracy_width": 8,
+    "length": 12,
+    "real": "digits",
+    "train_samples": 256,
+    "test_samples": 64,
+}
+
+
+def classifier(implementation, seed=3):
+    torch.manual_seed(seed)
+    return SequenceClassifier(implementation, 5, 8, 4).double()
+
+
+def measured(experiment, point):
+    return list(experiment.measure(point, CPU, SHORT))
+
+
+def fact(rows, name):
+    return next((row.get("value", row.get("y")) for row in rows if row.get("fact") == name), None)
+
+
+class TestImplementations:
+    @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+    def test_all_compute_the_same_from_the_same_seed(self, implementation):
+        sequence = torch.randn(6, 7, 5, dtype=torch.float64)
+        expected = classifier("fused")(sequence)
+        torch.testing.assert_close(classifier(implementation)(sequence), expected, rtol=1e-12, atol=1e-12)
+
+    @pytest.mark.parametrize("implementation", ["elementary", "cell"])
+    def test_gradients_are_the_same_too(self, implementation):
+        sequence = torch.randn(6, 7, 5, dtype=torch.float64)
+        gradients = []
+        for one in (implementation, "fused"):
+            network = classifier(one)
+            network(sequence).square().sum().backward()
+            gradients.append([parameter.grad for parameter in network.parameters()])
+        torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-10, atol=1e-12)
+
+    def test_another_seed_gives_other_weights(self):
+        sequence = torch.randn(6, 7, 5, dtype=torch.float64)
+        assert not torch.allclose(classifier("fused", 3)(sequence), classifier("fused", 4)(sequence))
+
+
+class TestPrecision:
+    def test_half_precision_updates_follow_those_of_float32(self):
+        inputs, targets = torch.randn(32, 5), torch.randint(3, (32,))
+        weights = {}
+        for precision in ("float32", "float16"):
+            torch.manual_seed(1)
+            training = PreciseTraining(nn.Linear(5, 3), precision, 0.01)
+            for _ in range(5):
+                dtype = next(training.network.parameters()).dtype
+                training.step(inputs.to(dtype), targets)
+            weights[precision] = next(training.network.parameters()).detach().float()
+        torch.testing.assert_close(weights["float16"], weights["float32"], rtol=0, atol=2e-3)
+
+    def test_gradients_too_small_for_float16_still_move_the_weights(self):
+        network = nn.Linear(1, 2, bias=False)
+        nn.init.zeros_(network.weight)
+        training = PreciseTraining(network, "float16", 0.01)
+        smallest = 2.0**-24
+        # The gradient is half of the input: nothing in float16, unless it is scaled.
+        training.step(torch.full((1, 1), smallest, dtype=torch.float16), torch.zeros(1, dtype=torch.int64))
+        assert smallest / 2 * LOSS_SCALE > smallest
+        assert network.weight.abs().max() > 0
+
+    def test_weights_stay_of_the_precision(self):
+        for precision, dtype in (("float64", torch.float64), ("float16", torch.float16)):
+            training = PreciseTraining(nn.Linear(2, 2), precision, 0.01)
+            training.step(torch.ones(3, 2, dtype=dtype), torch.zeros(3, dtype=torch.int64))
+            assert {parameter.dtype for parameter in training.network.parameters()} == {dtype}
+
+
+class TestTasks:
+    def test_class_of_a_synthetic_sequence_is_told_by_its_two_marks_in_order(self):
+        task = temporal_order(16, 500, 100)
+        for sequence, target in zip(task.inputs.argmax(2), task.targets, strict=True):
+            marks = [int(symbol) - 4 for symbol in sequence if symbol >= 4]
+            assert len(marks) == 2
+            assert 2 * marks[0] + marks[1] == target
+        assert set(task.targets.tolist()) == {0, 1, 2, 3}
+
+    def test_marks_are_apart_and_neither_first_nor_last(self):
+        places = [
+            row.nonzero().flatten().tolist() for row in temporal_order(16, 200, 1).inputs.argmax(2) >= 4
+        ]
+        assert all(4 <= first < 8 <= second < 12 for first, second in places)
+
+    def test_held_out_sequences_are_others(self):
+        task = temporal_order(24, 50, 50)
+        train = {tuple(row.tolist()) for row in task.inputs.argmax(2)}
+        assert not train & {tuple(row.tolist()) for row in task.test_inputs.argmax(2)}
+
+    def test_image_is_read_row_by_row(self):
+        task = image_rows("digits", 1, 20, 10)
+        assert task.inputs.shape == (20, 8, 8)
+        assert task.num_classes == 10
+        halved = image_rows("digits", 2, 20, 10)
+        torch.testing.assert_close(halved.inputs[:, 0, 0], task.inputs[:, :2, :2].mean(dim=(1, 2)))
+
+
+class TestPoints:
+    def test_without_mnist_the_rows_say_digits(self, monkeypatch, tmp_path):
+        monkeypatch.setenv("SCALING_DATA_DIR", str(tmp_path))
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        assert {point["task"] for point in LstmFused().points()} == {"temporal-order", "digits-rows"}
+
+    def test_every_way_precision_and_batch_is_a_point(self):
+        points = LstmFused(real="mnist").points()
+        assert len(points) == 9 * (2 + 3)
+        assert len({tuple(point.values()) for point in points}) == len(points)
+        assert {point["batch"] for point in points if point["width"] == 64} == {128, 1024, 4700}
+
+    def test_both_tasks_have_the_width_and_batch_of_the_accuracy(self):
+        points = LstmFused(real="digits", batches=(16,), accuracy_batch=8, accuracy_width=4).points()
+        trained = [p for p in points if (p["width"], p["batch"]) == (4, 8)]
+        assert {p["task"] for p in trained} == {"temporal-order", "digits-rows"}
+        assert {p["task"] for p in points if p not in trained} == {"digits-rows"}
+
+    def test_a_speed_that_is_that_of_the_accuracy_is_one_point(self):
+        same = {"batches": (8,), "width": 4, "accuracy_batch": 8, "accuracy_width": 4}
+        assert len(LstmFused(real="digits", **same).points()) == 9 * 2
+
+    def test_unknown_precision_is_refused(self):
+        with pytest.raises(StudyError, match="precisions"):
+            create("lstm-fused", {"precisions": ["float8"]})
+
+
+class TestMeasure:
+    point = {
+        "task": "temporal-order",
+        "implementation": "cell",
+        "precision": "float32",
+        "width": 8,
+        "batch": 16,
+    }
+
+    def test_three_phases_and_the_accuracy_of_every_seed(self):
+        rows = measured(LstmFused(**SMALL, accuracy_batch=16, steps=3, seeds=(1, 2)), self.point)
+        phases = [row["phase"] for row in rows if "phase" in row]
+        assert list(dict.fromkeys(phases)) == ["step", "evaluate", "predict"]
+        scores = fact(rows, "accuracy_by_seed")
+        assert len(scores) == 2
+        assert fact(rows, "accuracy") == pytest.approx(sum(scores) / 2)
+        assert fact(rows, "samples") == 16
+
+    def test_accuracy_belongs_to_its_batch_alone(self):
+        rows = measured(LstmFused(**SMALL, accuracy_batch=8, steps=3), self.point)
+        assert fact(rows, "accuracy") is None
+        assert fact(rows, "samples") == 16
+
+    def test_accuracy_does_not_depend_on_the_implementation_in_float64(self):
+        experiment = LstmFused(**SMALL, accuracy_batch=16, steps=10, seeds=(1,), learning_rate=0.01)
+        scores = {
+            implementation: fact(
+                measured(
+                    experiment, {**self.point, "implementation": implementation, "precision": "float64"}
+                ),
+                "accuracy",
+            )
+            for implementation in IMPLEMENTATIONS
+        }
+        assert len(set(scores.values())) == 1
+
+    def test_logits_of_float16_are_further_from_float64_than_those_of_float32(self):
+        experiment = LstmFused(**SMALL, accuracy_batch=8)
+        far, near = (
+            fact(measured(experiment, {**self.point, "precision": precision}), "logit_difference")
+            for precision in ("float16", "float32")
+        )
+        assert 0 < near < 1e-6 < far < 1e-1
+
+    def test_training_that_would_take_too_long_is_left_out_with_the_reason(self, monkeypatch):
+        times = iter(float(second) for second in range(10**6))
+        monkeypatch.setattr(lstm_fused.time, "thread_time", lambda: next(times))
+        experiment = LstmFused(**SMALL, accuracy_batch=16, steps=100, training_limit_s=10.0)
+        rows = list(self._until_phases(experiment))
+        reason = fact(rows, "accuracy_left_out")
+        assert "3 trainings of 100 steps would take 100 s, more than training_limit_s: 10" in reason
+        assert fact(rows, "accuracy") is None
+
+    def _until_phases(self, experiment):
+        for row in experiment.measure(self.point, CPU, SHORT):
+            yield row
+            if row.get("fact") == "accuracy_left_out":
+                return

@@ -1,0 +1,132 @@
+"""The surface, its training, and where the data comes from."""
+
+import pytest
+import torch
+
+from scaling.experiments import surface_regression, training_step
+from scaling.experiments.base import Budget, LeftOutError
+from scaling.experiments.surface import grid_points, height, surface_network
+from scaling.experiments.surface_regression import SurfaceRegression, SurfaceTraining
+
+CPU = torch.device("cpu")
+SHORT = Budget(seconds=0.001, min_samples=6, max_samples=6)
+SMALL = {"sides": (6,), "fit_side": 6, "epochs": 20}
+
+
+def point(side=6, step="eager", data="device"):
+    return {"points": side * side, "step": step, "data": data}
+
+
+def facts(rows, name):
+    return [row for row in rows if row.get("fact") == name]
+
+
+def value(rows, name):
+    return facts(rows, name)[0]["value"]
+
+
+class TestSurface:
+    def test_height_at_the_origin_and_far_away(self):
+        at = [
+            float(height(torch.tensor(x, dtype=torch.float64), torch.tensor(0.0, dtype=torch.float64)))
+            for x in (0.0, 30.0)
+        ]
+        # 3 exp(-1) - exp(-1) / 3, and nothing left
+        assert at[0] == pytest.approx((3 - 1 / 3) * 2.718281828459045**-1)
+        assert at[1] == 0.0
+
+    def test_grid_covers_the_square_with_y_fastest(self):
+        inputs, heights = grid_points(3)
+        assert inputs.tolist() == [[x, y] for x in (-3, 0, 3) for y in (-3, 0, 3)]
+        assert heights.shape == (9, 1)
+
+    def test_network_has_171_parameters(self):
+        assert sum(parameter.numel() for parameter in surface_network().parameters()) == 171
+
+
+class TestTraining:
+    def training(self, data="device", **settings):
+        return SurfaceTraining(SurfaceRegression(**{**SMALL, **settings}), 6, data, CPU)
+
+    @pytest.mark.parametrize("data", ["host", "loader"])
+    def test_every_source_gives_the_same_losses(self, data):
+        here, there = self.training(), self.training(data)
+        for _ in range(3):
+            here.step()
+            there.step()
+            assert float(here.loss) == pytest.approx(float(there.loss), rel=1e-6)
+
+    def test_starting_again_repeats_the_losses(self):
+        training = self.training()
+        runs = []
+        for _ in range(2):
+            training.start_again()
+            losses = []
+            for _ in range(4):
+                training.step()
+                losses.append(float(training.loss))
+            runs.append(losses)
+        assert runs[0] == runs[1]
+        assert runs[0][-1] < runs[0][0]
+
+
+class TestMeasure:
+    def test_fit_comes_with_its_training(self):
+        rows = list(SurfaceRegression(**SMALL).measure(point(), CPU, SHORT))
+        assert [row["phase"] for row in rows if "phase" in row] == ["step"] * 6 + ["train"]
+        assert value(rows, "samples") == 36
+        assert 0 < value(rows, "rms_residual") <= value(rows, "largest_residual")
+        (fit,) = facts(rows, "fit")
+        assert len(fit["grid"]) == fit["value"] == len(fit["grid"][0])
+        (loss,) = facts(rows, "loss")
+        assert loss["x"][0] == 1
+        assert loss["x"][-1] == 20
+        assert loss["y"][-1] < loss["y"][0]
+
+    def test_training_does_not_depend_on_how_long_was_measured_before(self):
+        experiment = SurfaceRegression(**SMALL)
+        long = Budget(seconds=0.001, min_samples=30, max_samples=30)
+        residuals = [
+            value(list(experiment.measure(point(), CPU, budget)), "rms_residual") for budget in (SHORT, long)
+        ]
+        assert residuals[0] == residuals[1]
+
+    @pytest.mark.parametrize("other", [point(side=4), point(data="loader")])
+    def test_other_points_are_not_fitted(self, other):
+        rows = list(SurfaceRegression(**SMALL).measure(other, CPU, SHORT))
+        assert {row["phase"] for row in rows if "phase" in row} == {"step"}
+        assert not facts(rows, "rms_residual")
+
+    def test_without_a_compiler_compiling_is_left_out(self, monkeypatch):
+        def fails(network):
+            def forward(inputs):
+                raise OSError("no C++ compiler\nmore")
+
+            return forward
+
+        monkeypatch.setattr(surface_regression.torch, "compile", fails)
+        with pytest.raises(LeftOutError, match=r"torch.compile fails: OSError: no C\+\+ compiler$"):
+            list(SurfaceRegression(**SMALL).measure(point(step="compiled"), CPU, SHORT))
+
+    def test_slow_loader_is_left_out_before_it_is_used(self, monkeypatch):
+        times = iter([0.0, 3.0])
+        monkeypatch.setattr(surface_regression.time, "perf_counter", lambda: next(times))
+        experiment = SurfaceRegression(sides=(100,), fit_side=6)
+        with pytest.raises(LeftOutError, match="3 s to put 1,000 points together"):
+            list(experiment.measure(point(side=100, data="loader"), CPU, SHORT))
+
+
+class TestPoints:
+    def test_way_of_running_and_place_of_data(self):
+        points = SurfaceRegression(sides=(10,), fit_side=20).points()
+        ways = {(p["points"], p["step"], p["data"], p.get("only_device")) for p in points}
+        common = {("eager", "device", None), ("eager", "host", "cuda"), ("eager", "loader", None)}
+        common |= {("captured", "device", "cuda")}
+        assert ways == {(size, *way) for size in (100, 400) for way in common} | {
+            (400, "compiled", "device", None)
+        }
+        assert len(points) == len(ways)
+
+
+def test_captured_steps_use_the_common_capture():
+    assert surface_regression.capture is training_step.capture

@@ -1,0 +1,120 @@
+import pytest
+
+from scaling.bucket import BucketLayout
+from scaling.prediction.compute import ComputeModel
+from scaling.prediction.estimate import Estimate
+from scaling.prediction.overlapped import ddp_buckets, exposed
+from scaling.prediction.predict import Predictor
+from scaling.prediction.rows import reason_row, row_of, text_table
+from scaling.prediction.terms import Machinery, Strategy
+from scaling.prediction.what_if import what_if
+from tests.prediction.conftest import cell, machine, measured, strategy
+
+
+def model():
+    return ComputeModel([measured(cell(1, "none", local_batch=b), 1e-6 * b) for b in (64, 1024, 2048, 4096)])
+
+
+def predicted(values, *changes, topology=None):
+    machinery = Machinery(what_if(topology or machine(), changes))
+    return Predictor(machinery, model()).predict(strategy(values))
+
+
+@pytest.mark.parametrize(
+    ("values", "change"),
+    [
+        (cell(4), "nvlink-type.bandwidth=0.5x"),
+        (cell(4), "nvlink-type.latency=1e-3"),
+        (cell(4), "peer_access=off"),
+        (cell(4, "all_reduce"), "nvlink-type.bandwidth=0.5x"),
+        (cell(4, peer_access=False), "pcie-type.bandwidth=0.5x"),
+        (cell(4, "all_reduce", peer_access=False), "pcie-type.bandwidth=0.5x"),
+    ],
+)
+def test_changing_a_used_link_changes_the_prediction(values, change):
+    before, after = predicted(values), predicted(values, change)
+    assert after.exchange.value > 1.2 * before.exchange.value
+    assert after.iteration.value > before.iteration.value
+    assert change in after.topology
+
+
+@pytest.mark.parametrize(
+    ("values", "change"),
+    [
+        (cell(4), "pcie-type.bandwidth=0.01x"),
+        (cell(4, peer_access=False), "nvlink-type.bandwidth=0.01x"),
+        (cell(1), "nvlink-type.bandwidth=0.01x"),
+        (cell(4, "none"), "nvlink-type.bandwidth=0.01x"),
+    ],
+)
+def test_changing_a_link_that_is_not_used_changes_nothing(values, change):
+    assert predicted(values, change).iteration.value == predicted(values).iteration.value
+
+
+def test_the_network_counts_between_nodes_alone():
+    nodes = machine(4, nodes=4)
+    for values, changes in ((cell(16, "all_reduce"), True), (cell(4, "all_reduce"), False)):
+        before = predicted(values, topology=nodes).exchange.value
+        after = predicted(values, "network.bandwidth=0.1x", topology=nodes).exchange.value
+        assert (after > 2 * before) == changes
+
+
+def test_one_rank_takes_what_it_computes():
+    prediction = predicted(cell(1))
+    assert prediction.iteration.value == pytest.approx(4096e-6)
+    assert prediction.exchange.value == 0
+
+
+def test_without_computation_the_exchange_is_told_alone():
+    prediction = Predictor(Machinery(machine())).predict(strategy(cell(4)))
+    assert prediction.iteration is None
+    assert prediction.exchange.value > 0
+
+
+def test_every_row_says_that_it_is_simulated():
+    row = row_of(predicted(cell(4)), model(), "abc")
+    assert row["simulated"] is True
+    assert row["iteration_s_low"] < row["iteration_s"] < row["iteration_s_high"]
+    assert row["busiest_link"].startswith("node0/gpu")
+    assert reason_row(cell(4), "example", "no data")["simulated"] is True
+    assert "no data" in text_table([row, reason_row(cell(4), "example", "no data")])
+
+
+def test_speedup_is_over_one_rank_without_exchange():
+    row = row_of(predicted(cell(4)), model())
+    assert row["speedup"] == pytest.approx(4096e-6 / row["iteration_s"])
+    assert row_of(predicted(cell(1)), model())["speedup"] == pytest.approx(1)
+    weak = cell(4, scaling="weak", local_batch=1024, global_batch=4096)
+    weak_row = row_of(predicted(weak), model())
+    assert weak_row["speedup"] == pytest.approx(4 * 1024e-6 / weak_row["iteration_s"])
+
+
+def test_ddp_closes_a_bucket_when_it_is_full_beginning_with_the_last_tensors():
+    mib = 2**18  # float32 elements
+    layout = BucketLayout.of([("a", (30 * mib,)), ("b", (3 * mib,)), ("c", (mib // 2,)), ("d", (mib // 2,))])
+    assert [bucket.names for bucket in ddp_buckets(layout, 25.0)] == [("d", "c"), ("b", "a")]
+
+
+def test_exchange_hides_under_the_backward_pass_but_for_its_end():
+    one, two = Estimate.of(2.0, "a", 0.1), Estimate.of(3.0, "b", 0.1)
+    assert exposed([one, two], [50, 50], 10.0).value == pytest.approx(3.0)
+    assert exposed([one, two], [90, 10], 10.0).value == pytest.approx(4.0)
+    assert exposed([one, two], [90, 10], 0.0).value == pytest.approx(5.0)
+
+
+def test_overlap_hides_and_eager_does_not():
+    eager = strategy(cell(4))
+    values = cell(4, step="overlapped")
+    half = eager.num_elements // 2
+    stages = strategy(values, half).buckets[0]
+    own = Strategy(values, (stages, stages), (half, half), (4, 4), (), 2 * half)
+    cells = [
+        measured(cell(1, "none", local_batch=b, step=s), 1e-6 * b)
+        for b in (1024, 4096)
+        for s in ("eager", "overlapped")
+    ]
+    predictor = Predictor(Machinery(machine()), ComputeModel(cells))
+    hidden = predictor.predict(own)
+    assert hidden.exposed_exchange.value < 0.8 * hidden.exchange.value
+    shown = predictor.predict(eager)
+    assert shown.exposed_exchange.value == pytest.approx(shown.exchange.value)

@@ -1,0 +1,161 @@
+"""What the report makes of products and convolutions: who is faster, how exact, and the workspace."""
+
+import pytest
+
+from scaling.report.device import device_sentences, device_tables
+from scaling.report.device.kernel_choices import figures
+from scaling.report.device.kernel_data import cases
+
+
+def samples(seconds):
+    """Times with an interval of one per cent to either side."""
+    return [[seconds * (1 + 0.01 * step) for step in (-1, -1, 0, 0, 0, 1, 1)]]
+
+
+@pytest.fixture
+def kernels(of):
+    """A folder of `kernel-choices`, and functions that add a product and a convolution."""
+
+    def make(has_gpu: bool = True):
+        folder = of("kernel-choices", has_gpu=has_gpu)
+
+        def product(choice, seconds, precision="float32", device="cuda", extra=(), error=1e-7):
+            folder.add(
+                samples(seconds),
+                device=device,
+                facts={"flop": 10**9, "error": error},
+                extra=extra,
+                operation="matmul",
+                case="2048x26752",
+                batch=1024,
+                choice=choice,
+                precision=precision,
+                workspace_cap="none",
+            )
+
+        def convolution(choice, seconds, device="cuda", cap="none", workspace=None, case="ResNet 3x3"):
+            folder.add(
+                samples(seconds),
+                device=device,
+                facts={
+                    "flop": 10**9,
+                    "error": 1e-7,
+                    **({} if workspace is None else {"workspace_bytes": workspace}),
+                },
+                extra=[{"phase": "forward", "seconds": seconds / 3}] * 7,
+                operation="convolution",
+                case=case,
+                batch=64,
+                choice=choice,
+                precision="float32",
+                workspace_cap=cap,
+            )
+
+        return folder, product, convolution
+
+    return make
+
+
+COPY = [{"phase": "transpose", "seconds": 0.002}] * 7
+
+
+def told_of(folder):
+    return device_sentences([folder.results()])
+
+
+class TestProducts:
+    def test_times_and_the_copy_are_told(self, kernels):
+        folder, product, _ = kernels()
+        product("transposed", 0.010)
+        product("transpose-first", 0.012, extra=COPY)
+        product("already-transposed", 0.010)
+        first, *_, last = told_of(folder)
+        assert "with W as it lies 10.00 ms" in first or "with W as it lies 10.0 ms" in first
+        assert "(1.2 times that)" in first
+        assert "the copy alone takes 2.00 ms" in first
+        assert "W as it lies (1.2 times as fast as transposing first) at batch 1,024" in last
+
+    def test_transposing_first_wins_where_it_is_faster(self, kernels):
+        folder, product, _ = kernels()
+        product("transposed", 0.020)
+        product("transpose-first", 0.010, extra=COPY)
+        assert "transposed first (2.0 times as fast as reading it as it lies)" in told_of(folder)[-1]
+
+    def test_overlapping_intervals_decide_nothing(self, kernels):
+        folder, product, _ = kernels()
+        product("transposed", 0.0100)
+        product("transpose-first", 0.0101, extra=COPY)
+        assert "either way (their intervals overlap)" in told_of(folder)[-1]
+
+    def test_precisions_are_told_with_their_error(self, kernels):
+        folder, product, _ = kernels()
+        product("transposed", 0.010)
+        product("transposed", 0.002, precision="tf32", error=3e-4)
+        told = " ".join(told_of(folder))
+        assert "TF32 is 5.0 times as fast, with a relative error of up to 3.0e-04" in told
+
+
+class TestConvolutions:
+    def test_all_choices_that_are_not_told_apart_are_named(self, kernels):
+        folder, _, convolution = kernels()
+        convolution("library", 0.0100)
+        convolution("autotuned", 0.0101)
+        convolution("fft", 0.05)
+        assert "by the library's guess or autotuned for ResNet 3x3" in told_of(folder)[-1]
+
+    def test_autotuning_is_compared_with_the_guess(self, kernels):
+        folder, _, convolution = kernels()
+        convolution("library", 0.020)
+        convolution("autotuned", 0.010)
+        assert "for ResNet 3x3 2.0 times as fast" in told_of(folder)[0]
+
+    def test_limit_that_was_not_kept_is_said(self, kernels):
+        folder, _, convolution = kernels()
+        convolution("older-interface", 0.030, workspace=10_000_000)
+        convolution("older-interface", 0.060, cap="1 MiB", workspace=9_000_000)
+        convolution("older-interface", 0.030, cap="64 MiB", workspace=9_000_000)
+        (told,) = [text for text in told_of(folder) if "older interface" in text]
+        assert "without a limit 10.0 ms and 10.0 MB" in told
+        assert "at most 1 MiB: 20.0 ms and 9.00 MB" in told
+        assert "the limit of 1 MiB was not kept" in told
+
+    def test_limited_ones_are_no_answer(self, kernels):
+        folder, _, convolution = kernels()
+        convolution("older-interface", 0.001, workspace=1)
+        convolution("library", 0.01)
+        (case,) = cases(folder.results(), "convolution")
+        assert [cell.point["choice"] for cell in case.fastest()] == ["library"]
+
+
+class TestOnCpuAlone:
+    def test_answer_is_for_the_cpu_and_the_missing_gpu_is_said(self, kernels):
+        folder, product, convolution = kernels(has_gpu=False)
+        product("transposed", 0.010, device="cpu")
+        product("transpose-first", 0.020, device="cpu", extra=COPY)
+        convolution("native", 0.01, device="cpu")
+        last = told_of(folder)[-1]
+        assert "on the CPU the product with W as it lies" in last
+        assert "no GPU" in last
+        assert [drawn.name.rsplit("-", 1)[-1] for drawn in figures(folder.results())] == [
+            "products",
+            "convolutions",
+        ]
+
+
+class TestTablesAndFigures:
+    def test_rate_is_of_the_forward_pass(self, kernels):
+        folder, product, convolution = kernels()
+        product("transposed", 0.010)
+        convolution("library", 0.030, workspace=2_000_000)
+        products, convolutions = device_tables([folder.results()])
+        assert dict(zip(products.headings, products.rows[0], strict=True))["TFLOP/s"] == "0.100"
+        row = dict(zip(convolutions.headings, convolutions.rows[0], strict=True))
+        assert row["TFLOP/s"] == "0.100"
+        assert row["workspace, MB"] == "2.00"
+
+    def test_workspace_is_drawn_where_it_was_measured(self, kernels):
+        folder, _, convolution = kernels()
+        convolution("library", 0.03, workspace=2_000_000)
+        convolution("older-interface", 0.03, cap="1 MiB", workspace=0)
+        names = [drawn.name for drawn in figures(folder.results())]
+        assert names == ["device-kernel-choices-convolutions", "device-kernel-choices-workspace"]

@@ -1,0 +1,162 @@
+"""What the report says of implementations and precisions: rates, pairs of seeds, and the verdict."""
+
+import pytest
+
+from scaling.report.device import device_sentences, device_tables
+from scaling.report.device.lstm_data import comparisons, rate
+from scaling.report.device.lstm_fused import figures
+
+SECONDS = [[0.1] * 7]
+
+
+@pytest.fixture
+def lstm(of):
+    """A folder of `lstm-fused`; `add(way, precision, {seed: accuracy})`."""
+
+    def make(has_gpu: bool = True):
+        folder = of(
+            "lstm-fused",
+            has_gpu=has_gpu,
+            width=8,
+            accuracy_width=8,
+            accuracy_batch=128,
+            steps=5,
+            seeds=[1, 2, 3],
+        )
+
+        def add(way, precision, scores=None, *, batch=128, seconds=SECONDS, device="cpu", extra=(), **facts):
+            rows = list(extra)
+            if scores is not None:
+                rows.append(
+                    {"fact": "accuracy_by_seed", "x": list(scores), "y": list(scores.values())},
+                )
+            folder.add(
+                seconds,
+                device=device,
+                facts={"test_samples": 1000, "logit_difference": 1e-7, **facts},
+                extra=rows,
+                task="mnist-rows",
+                implementation=way,
+                precision=precision,
+                width=8,
+                batch=batch,
+            )
+
+        return folder, add
+
+    return make
+
+
+REFERENCE = {1: 0.90, 2: 0.92, 3: 0.94}
+
+
+def answer(folder):
+    return device_sentences([folder.results()])[-1]
+
+
+class TestAccuracy:
+    def test_difference_is_of_pairs_of_seeds(self, lstm):
+        folder, add = lstm()
+        add("fused", "float32", REFERENCE)
+        add("cell", "float32", {1: 0.91, 2: 0.93})
+        (compared,) = comparisons(folder.results())
+        ((_, difference),) = compared.differences("implementation")
+        assert difference == pytest.approx(0.01)
+
+    def test_spread_is_the_root_of_the_mean_variance(self, lstm):
+        folder, add = lstm()
+        add("fused", "float32", REFERENCE)
+        add("cell", "float32", {1: 0.92, 2: 0.92, 3: 0.92})
+        (compared,) = comparisons(folder.results())
+        assert compared.seed_sd == pytest.approx(0.02 / 2**0.5)
+        assert compared.noise == pytest.approx(3 * 0.02 / 2**0.5 * (2 / 3) ** 0.5)
+
+    def test_within_the_seeds_spread_the_answer_is_no(self, lstm):
+        folder, add = lstm()
+        add("fused", "float32", REFERENCE)
+        add("cell", "float32", REFERENCE)
+        add("fused", "float16", {1: 0.91, 2: 0.92, 3: 0.94})
+        told = answer(folder)
+        assert "mnist-rows on the CPU: no;" in told
+        assert "fused in float32 reaches 92.00% ± 2.00 over 3 seeds" in told
+        assert "other implementations reach the same number" in told
+        assert "another precision changes that by +0.33 points at most (fused, float16)" in told
+
+    def test_beyond_it_the_answer_names_what_differs(self, lstm):
+        folder, add = lstm()
+        add("fused", "float32", REFERENCE)
+        add("cell", "float32", REFERENCE)
+        add("fused", "float16", {1: 0.70, 2: 0.72, 3: 0.74})
+        told = answer(folder)
+        assert "yes, for fused, float16;" in told
+        assert "-20.00 points" in told
+
+    def test_one_sample_is_no_difference_where_seeds_agree(self, lstm):
+        folder, add = lstm()
+        add("fused", "float32", {1: 1.0, 2: 1.0})
+        add("cell", "float32", {1: 1.0, 2: 0.999})
+        assert ": no;" in answer(folder)
+
+    def test_with_one_seed_nothing_is_claimed(self, lstm):
+        folder, add = lstm()
+        add("fused", "float32", {1: 0.9})
+        add("cell", "float32", {1: 0.5})
+        assert "with one seed it cannot be told from chance" in answer(folder)
+
+    def test_what_was_not_trained_is_named_with_its_reason(self, lstm):
+        folder, add = lstm()
+        add("fused", "float32", REFERENCE)
+        add("cell", "float32", REFERENCE)
+        add("fused", "float16", None, accuracy_left_out="3 trainings would take 99 s")
+        assert "(not trained, as it would take too long: fused, float16)" in answer(folder)
+        remarks = [text for table in device_tables([folder.results()]) for text in table.remarks]
+        assert "No accuracy of mnist-rows, CPU, fused, float16: 3 trainings would take 99 s." in remarks
+
+    def test_devices_are_compared_each_with_its_own_reference(self, lstm):
+        folder, add = lstm()
+        for device in ("cpu", "cuda"):
+            add("fused", "float32", REFERENCE, device=device)
+            add("cell", "float32", REFERENCE, device=device)
+        told = answer(folder)
+        assert "mnist-rows on the CPU: no" in told
+        assert "mnist-rows on the GPU: no" in told
+
+
+class TestSpeed:
+    def test_rate_is_the_batch_over_the_median(self, lstm):
+        folder, add = lstm()
+        add("fused", "float32", seconds=[[0.5] * 7], batch=100)
+        (cell,) = folder.results().cells
+        assert rate(cell, "step") == pytest.approx(200)
+        assert rate(cell, "predict") is None
+
+    def test_sentences_say_how_much_faster_at_which_batches(self, lstm):
+        folder, add = lstm()
+        for batch, slow in ((128, 0.2), (1024, 0.4)):
+            add("fused", "float32", batch=batch)
+            add("cell", "float32", batch=batch, seconds=[[slow] * 7])
+            add("fused", "float64", batch=batch, seconds=[[0.4] * 7])
+        told = " ".join(device_sentences([folder.results()]))
+        assert "in training 2.0 to 4.0 times as fast as a loop over LSTMCell" in told
+        assert "trains 0.25 times as fast in float64 as in float32" in told
+
+    def test_without_a_gpu_its_columns_are_empty_and_that_is_said(self, lstm):
+        folder, add = lstm(has_gpu=False)
+        add("fused", "float32", REFERENCE)
+        speeds, accuracies = device_tables([folder.results()])
+        row = dict(zip(speeds.headings, speeds.rows[0], strict=True))
+        assert row["GPU: training, samples/s"] == "–"  # noqa: RUF001
+        assert row["CPU: training, samples/s"] == "1,280"
+        assert any("no GPU" in remark for remark in speeds.remarks)
+        assert len(accuracies.rows) == 1
+
+    def test_figures_have_a_panel_for_each_phase_and_precision(self, lstm):
+        folder, add = lstm()
+        add("fused", "float32", REFERENCE)
+        add("fused", "float16", REFERENCE)
+        speed, accuracy = figures(folder.results())
+        assert len(speed.figure.axes) == 3 * 2
+        assert [text.get_text() for text in accuracy.figure.axes[0].get_yticklabels()] == [
+            "fused, float32",
+            "fused, float16",
+        ]

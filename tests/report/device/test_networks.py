@@ -1,0 +1,120 @@
+"""The reports of `cpu-threads` and `batch-sizes`."""
+
+import pytest
+
+from scaling.report.device import device_sentences, device_tables, write_figures
+from scaling.report.device.batch_sizes import enough
+from scaling.report.device.cpu_threads import speedup_lines, worthwhile
+
+
+def exactly(seconds):
+    return [[seconds] * 10]
+
+
+@pytest.fixture
+def threads(of):
+    """fcn-r is as fast with 2 threads as with 4, within 5%; lstm gains nothing."""
+    made = of("cpu-threads", networks=["fcn-r", "lstm"])
+    for count, fcn, lstm in ((1, 0.100, 0.100), (2, 0.051, 0.110), (4, 0.050, 0.120)):
+        made.add(exactly(fcn), threads=count, model="fcn-r", batch=64, facts={"samples": 64})
+        made.add(exactly(lstm), threads=count, model="lstm", batch=16, facts={"samples": 16})
+    return made
+
+
+@pytest.fixture
+def batches(of):
+    """On the CPU 100 samples/s from batch 4 on; on the GPU 10,000 at the largest batch."""
+    made = of("batch-sizes", networks=["fcn-r"])
+    for batch, cpu, gpu in ((1, 0.02, 0.001), (4, 0.04, 0.001), (16, 0.16, 0.0016)):
+        point = {"model": "fcn-r", "batch": batch}
+        made.add(exactly(cpu), threads=4, step="eager", facts={"samples": batch}, **point)
+        made.add(exactly(gpu), device="cuda", threads=3, step="eager", facts={"samples": batch}, **point)
+    return made
+
+
+class TestThreads:
+    def test_speedups_are_over_the_fewest_threads(self, threads):
+        fcn, lstm = speedup_lines(threads.results())
+        assert (fcn.at, fcn.values) == ([1.0, 2.0, 4.0], pytest.approx([1.0, 100 / 51, 2.0]))
+        assert lstm.values[-1] == pytest.approx(100 / 120)
+
+    def test_fewest_threads_within_five_percent_are_worth_it(self, threads):
+        results = threads.results()
+        assert worthwhile(results.all("cpu", model="fcn-r"))[0] == 2
+        assert worthwhile(results.all("cpu", model="lstm"))[0] == 1
+
+    def test_sentence_answers_the_question(self, threads):
+        (sentence,) = device_sentences([threads.results()])
+        assert sentence.startswith("How many CPU threads are worth it? Of 1 to 4,")
+        assert (
+            "2 for fcn-r (1.96 times as fast as with 1); 1 for lstm, which more do not make faster"
+            in sentence
+        )
+
+    def test_table_has_a_row_for_each_number_of_threads(self, threads):
+        (table,) = device_tables([threads.results()])
+        assert [row[:3] for row in table.rows[:3]] == [["fcn-r", "64", count] for count in "124"]
+        assert [row[-1] for row in table.rows[:3]] == ["1.00", "1.96", "2.00"]
+
+    def test_figure_is_drawn(self, threads):
+        (figure,) = write_figures(threads.folder, [threads.results()])
+        assert figure.name == "device-cpu-threads-speedup"
+        assert "fcn-r" in figure.svg.read_text(encoding="utf-8")
+
+    def test_threads_that_are_not_measured_yet_make_no_speedup(self, threads):
+        for count, seconds in ((2, 0.05), (4, 0.03)):
+            threads.add(exactly(seconds), threads=count, model="resnet-56", batch=16)
+        threads.add(planned=True, threads=1, model="resnet-56", batch=16)
+        results = threads.results()
+        assert [line.label for line in speedup_lines(results)] == ["fcn-r", "lstm"]
+        assert worthwhile(results.all("cpu", model="resnet-56")) is None
+        first, answer = device_sentences([results])
+        assert first.startswith("cpu-threads: 1 of 9 points are not measured yet")
+        assert "resnet-56" not in answer
+        assert {row[-1] for row in device_tables([results])[0].rows if row[0] == "resnet-56"} == {"–"}  # noqa: RUF001
+
+    def test_network_that_was_left_out_with_one_thread_has_no_line(self, of):
+        made = of("cpu-threads", networks=["resnet-50"])
+        made.add([[]], threads=1, model="resnet-50", batch=2, facts={"left_out": "too slow"})
+        assert speedup_lines(made.results()) == []
+        assert worthwhile(made.results().cells) is None
+        assert write_figures(made.folder, [made.results()]) == []
+        assert device_tables([made.results()])[-1].rows == [
+            ["resnet-50", "2", "CPU, 1 thread", "left out", "too slow"]
+        ]
+
+
+class TestBatches:
+    def test_enough_is_the_smallest_batch_near_the_best(self, batches):
+        assert enough(batches.results().all("cpu")) == (4, pytest.approx(100.0), 16)
+        assert enough(batches.results().all("cuda")) == (16, pytest.approx(10_000.0), 16)
+
+    def test_sentences_name_the_batch_of_each_device_and_compare_them(self, batches):
+        cpu, gpu, answer = device_sentences([batches.results()])
+        assert "on the CPU, 4 threads: fcn-r 4 (100 samples/s at best)" in cpu
+        assert "on the GPU eager: fcn-r 16, the largest measured" in gpu
+        assert "more samples a second than the CPU: fcn-r 100 times" in answer
+
+    def test_network_that_is_not_finished_is_compared_with_nothing(self, batches):
+        batches.add(planned=True, device="cuda", step="eager", model="fcn-r", batch=64)
+        assert "fcn-r" not in device_sentences([batches.results()])[-1]
+
+    def test_without_a_gpu_the_answer_says_so(self, of):
+        made = of("batch-sizes", has_gpu=False, networks=["fcn-r"])
+        made.add(exactly(0.1), threads=4, step="eager", model="fcn-r", batch=1, facts={"samples": 1})
+        assert (
+            "what a GPU needs is not answered here. This machine has no GPU"
+            in device_sentences([made.results()])[-1]
+        )
+
+    def test_batch_that_does_not_fit_is_told(self, batches):
+        reason = "out of memory: CUDA out of memory. Tried to allocate 9 GiB"
+        point = {"model": "fcn-r", "batch": 64, "step": "eager"}
+        batches.add([[]], device="cuda", facts={"left_out": reason}, **point)
+        table, left_out = device_tables([batches.results()])
+        assert table.rows[-1] == ["fcn-r", "64", *["–"] * 6]  # noqa: RUF001
+        assert left_out.rows == [["fcn-r", "64", "GPU eager", "left out", reason]]
+
+    def test_figures_are_drawn(self, batches):
+        names = [figure.name for figure in write_figures(batches.folder, [batches.results()])]
+        assert names == ["device-batch-sizes-throughput", "device-batch-sizes-time"]

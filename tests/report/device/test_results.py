@@ -1,0 +1,100 @@
+"""What is read from a folder of device cells, and what the summary says of them."""
+
+import pytest
+
+from scaling.errors import StoreError
+from scaling.report.columns import to_rows
+from scaling.report.device import device_tables, with_devices
+from scaling.report.tables import summary_table
+
+STEPS = [0.010, 0.011, 0.012, 0.010, 0.013, 0.011]
+
+
+def rows_of(made):
+    return to_rows(with_devices(summary_table(made.folder), [made.results()]))
+
+
+def test_variables_step_and_facts_are_columns(small):
+    made = small()
+    made.add([STEPS], width=10, batch=8, step="eager", facts={"samples": 8, "parameters": 870}, threads=2)
+    (row,) = rows_of(made)
+    assert (row["kind"], row["experiment"], row["width"], row["batch"], row["step"], row["threads"]) == (
+        *("device", "small-networks", 10, 8, "eager", 2),
+    )
+    assert row["iteration_s"] == pytest.approx(0.011)
+    assert row["samples_per_s"] == pytest.approx(8 / 0.011)
+    assert row["iteration_s_low"] <= row["iteration_s"] <= row["iteration_s_high"]
+    assert (row["parameters"], row["state"], row["speedup"]) == (870, "done", None)
+
+
+def test_other_phases_have_their_own_columns(small):
+    made = small()
+    made.add([STEPS], phase="predict", width=10)
+    (row,) = rows_of(made)
+    assert row["predict_seconds"] == pytest.approx(0.011)
+    assert row["predict_seconds_low"] <= row["predict_seconds"] <= row["predict_seconds_high"]
+    assert row["iteration_s"] is None
+
+
+def test_what_was_left_out_is_empty_and_has_its_reason(small):
+    made = small()
+    made.add([[]], width=8192, facts={"left_out": "out of memory: 9 GB"})
+    made.add([STEPS], width=10)
+    rows = {row["width"]: row for row in rows_of(made)}
+    assert (rows[8192]["iteration_s"], rows[8192]["left_out"]) == (None, "out of memory: 9 GB")
+    assert (rows[10]["iteration_s"], rows[10]["left_out"]) == (pytest.approx(0.011), None)
+
+
+def test_launches_are_kept_apart(small):
+    made = small()
+    made.add([[0.010] * 6, [0.012] * 6, [0.014] * 6], width=10)
+    (cell,) = made.results().cells
+    assert cell.estimate().method == "t interval of the launches' medians"
+    assert cell.estimate().median == pytest.approx(0.012)
+
+
+def test_without_device_cells_the_summary_is_as_it_was(small):
+    made = small()
+    made.add([STEPS], width=10)
+    table = summary_table(made.folder)
+    assert with_devices(table, []) is table
+
+
+def test_cells_are_in_the_order_of_their_variables(small):
+    made = small()
+    for width in (8192, 10, 128):
+        made.add([STEPS], width=width)
+    assert [cell.point["width"] for cell in made.results().cells] == [10, 128, 8192]
+
+
+def test_done_run_without_rows_is_an_error(small):
+    made = small()
+    cell_id = made.add([STEPS], width=10)
+    (made.folder.path / "runs" / cell_id / "0" / "rank0.jsonl").unlink()
+    with pytest.raises(StoreError, match="nothing that it measured was recorded"):
+        made.results()
+
+
+def test_row_that_is_neither_sample_nor_fact_is_an_error(small):
+    made = small()
+    cell_id = made.add([STEPS], width=10)
+    made.folder.sample_writer(cell_id, 0, 0)([{"phase": "step"}])
+    with pytest.raises(StoreError, match="neither a sample nor a fact"):
+        made.results()
+
+
+def test_missing_gpu_is_told_where_the_study_asked_for_one(small):
+    made = small(has_gpu=False)
+    made.add([STEPS], width=10)
+    assert made.results().missing == ["cuda"]
+
+
+def test_experiment_without_a_report_has_a_plain_table(of):
+    made = of("someones-own")
+    made.add([STEPS], colour="red", facts={"accuracy": 0.5})
+    made.add([[]], colour="blue", facts={"left_out": "too blue"})
+    table, left_out = device_tables([made.results()])
+    assert [row[0] for row in table.rows] == ["blue", "red"]
+    assert "accuracy 0.5" in table.rows[1][-1]
+    assert left_out.rows[0][0] == "blue"
+    assert left_out.rows[0][-1] == "too blue"

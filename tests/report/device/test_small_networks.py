@@ -1,0 +1,152 @@
+"""The break-even widths of small networks: table, figures and sentence."""
+
+import pytest
+
+from scaling.report.device import device_sentences, device_tables, write_figures
+from scaling.report.device.common import arms_of
+from scaling.report.device.small_networks_data import grid_ratios, thread_crossing, width_crossings
+
+WIDTHS = (10, 100, 1000, 10000)
+POINT = {"network": "mlp", "equal_parameters": 0, "inputs": 64, "depth": 2}
+
+
+def around(seconds):
+    """Ten samples with that median, a percent apart."""
+    return [[seconds * (1 + 0.01 * (index - 4.5) / 4.5) for index in range(10)]]
+
+
+def add_grid(made, *, gpu, batches=(1, 64)):
+    """On the CPU a step takes width microseconds x (1 + batch / 64); on the GPU 300, captured 30."""
+    for batch in batches:
+        for width in WIDTHS:
+            seconds = 1e-6 * width * (1 + batch / 64)
+            point = {**POINT, "width": width, "batch": batch}
+            facts = {"parameters": width, "samples": batch}
+            made.add(around(2 * seconds), threads=1, step="eager", facts=facts, **point)
+            made.add(around(seconds), threads=4, step="eager", facts=facts, **point)
+            if gpu:
+                made.add(around(300e-6), device="cuda", threads=3, step="eager", facts=facts, **point)
+                made.add(around(30e-6), device="cuda", threads=3, step="captured", facts=facts, **point)
+
+
+@pytest.fixture
+def with_gpu(small):
+    made = small()
+    add_grid(made, gpu=True)
+    return made
+
+
+@pytest.fixture
+def without_gpu(small):
+    made = small(has_gpu=False)
+    add_grid(made, gpu=False)
+    return made
+
+
+def test_break_even_width_is_that_of_the_fastest_threads(with_gpu):
+    results = with_gpu.results()
+    eager, captured = (arm for arm in arms_of(results) if arm.device == "cuda")
+    found = width_crossings(results, eager)
+    assert found[1].at == pytest.approx(300 / (1 + 1 / 64), rel=0.02)
+    assert found[64].at == pytest.approx(150, rel=0.02)
+    assert found[64].low < found[64].at < found[64].high
+    assert width_crossings(results, captured)[64].at == pytest.approx(15, rel=0.02)
+
+
+def test_ratio_at_every_point_is_that_of_the_medians(with_gpu):
+    results = with_gpu.results()
+    eager = next(arm for arm in arms_of(results) if arm.name == "GPU eager")
+    assert grid_ratios(results, eager)[64, 1000] == pytest.approx(2000 / 300, rel=0.01)
+
+
+def test_last_sentence_answers_the_question(with_gpu):
+    last = device_sentences([with_gpu.results()])[-1]
+    assert last.startswith(
+        "When is the GPU worth it for a small network? A captured training step on the GPU"
+    )
+    assert "at batch 64 from width 15 [" in last
+    assert "intervals within one launch" in last
+
+
+def test_sentence_without_a_gpu_says_that_it_has_no_answer(without_gpu):
+    sentences = device_sentences([without_gpu.results()])
+    assert "4 threads are faster than 1: at batch 1 at every measured width" in sentences[0]
+    assert "That is not answered here. This machine has no GPU" in sentences[-1]
+
+
+def test_columns_of_a_missing_gpu_are_empty_and_told(without_gpu):
+    table, *_ = device_tables([without_gpu.results()])
+    assert table.headings[-1] == "CPU / GPU (no GPU)"
+    assert {row[-1] for row in table.rows} == {"–"}  # noqa: RUF001
+    assert any("no GPU that torch can use" in remark for remark in table.remarks)
+
+
+def test_tables_hold_every_point_once_with_its_cells(with_gpu):
+    crossings, times = device_tables([with_gpu.results()])
+    assert [row[0] for row in crossings.rows] == ["1", "64"]
+    assert "from width 150 [" in crossings.rows[1][1]
+    assert len(times.rows) == 8
+    assert sum(len(ids) for ids in times.cells) == 8 * 4
+
+
+def test_point_that_the_cpu_left_out_is_named_and_counted_for_nobody(with_gpu):
+    point = {**POINT, "width": 100_000, "batch": 64}
+    with_gpu.add([[]], step="eager", facts={"left_out": "a step took 9 s"}, **point)
+    with_gpu.add(around(300e-6), device="cuda", step="eager", **point)
+    results = with_gpu.results()
+    eager = next(arm for arm in arms_of(results) if arm.name == "GPU eager")
+    assert grid_ratios(results, eager)[64, 100_000] is None
+    assert width_crossings(results, eager)[64].at == pytest.approx(150, rel=0.02)
+    left_out = device_tables([results])[-1]
+    assert left_out.rows == [
+        ["mlp", "64", "2", "64", "100,000", "CPU, 1 thread", "left out", "a step took 9 s"]
+    ]
+
+
+def test_failed_point_is_named_as_failed(with_gpu):
+    with_gpu.add(device="cuda", step="eager", failed="rank 0: a bug", **{**POINT, "width": 7, "batch": 1})
+    assert device_tables([with_gpu.results()])[-1].rows[0][-2:] == ["failed", "rank 0: a bug"]
+
+
+def test_points_that_are_not_measured_yet_are_told(with_gpu):
+    with_gpu.add(step="eager", planned=True, **{**POINT, "width": 7, "batch": 1})
+    remarks = device_tables([with_gpu.results()])[-1].remarks
+    assert any("1 of 33 points are not measured yet" in remark for remark in remarks)
+
+
+def test_busy_machine_is_told(with_gpu):
+    with_gpu.add(around(1.0), step="eager", facts={"load_average": 9.0}, **{**POINT, "width": 7, "batch": 1})
+    assert any(
+        "load average reached 9.0 on 4 cores" in one
+        for one in device_tables([with_gpu.results()])[-1].remarks
+    )
+
+
+def test_threads_have_a_break_even_width_too(small):
+    made = small(has_gpu=False)
+    for width, few, many in ((10, 1e-4, 2e-4), (1000, 1e-2, 5e-3)):
+        made.add(around(few), threads=1, step="eager", **{**POINT, "width": width, "batch": 1})
+        made.add(around(many), threads=2, step="eager", **{**POINT, "width": width, "batch": 1})
+    assert thread_crossing(made.results(), 1, [1, 2]).at == pytest.approx(100, rel=0.02)
+
+
+def test_recurrent_networks_are_compared_at_equal_parameters(with_gpu):
+    for network, seconds in (("lstm", 6e-3), ("mlp", 2e-3)):
+        point = {**POINT, "network": network, "equal_parameters": 10_000, "width": 41, "batch": 64}
+        with_gpu.add(around(seconds), step="eager", facts={"parameters": 10_000}, **point)
+    first = device_sentences([with_gpu.results()])[0]
+    assert "on the CPU 3.0 times at 10,000 parameters" in first
+
+
+def test_figures_are_drawn_with_a_gpu_and_without(with_gpu, without_gpu):
+    names = [figure.name for figure in write_figures(with_gpu.folder, [with_gpu.results()])]
+    assert names == ["device-small-networks-break-even", "device-small-networks-widths"]
+    names = [figure.name for figure in write_figures(without_gpu.folder, [without_gpu.results()])]
+    assert names[-1] == "device-small-networks-widths"
+
+
+def test_nothing_measured_yet_draws_nothing(small):
+    made = small()
+    made.add(step="eager", planned=True, **{**POINT, "width": 7, "batch": 1})
+    assert write_figures(made.folder, [made.results()]) == []
+    assert device_sentences([made.results()])

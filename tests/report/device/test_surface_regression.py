@@ -1,0 +1,136 @@
+"""Break-even points, what capturing pays, and the surface itself."""
+
+import numpy as np
+import pytest
+
+from scaling.experiments.surface import grid_points
+from scaling.report.device import device_sentences, device_tables
+from scaling.report.device.surface_data import break_even, surface, trainings, way_named
+from scaling.report.device.surface_regression import figures
+
+
+@pytest.fixture
+def peaks(of):
+    """A folder of `surface-regression`, and a function that adds a cell with a constant time."""
+
+    def make(has_gpu: bool = True):
+        folder = of("surface-regression", has_gpu=has_gpu, learning_rate=0.08)
+
+        def add(seconds, points=100, device="cpu", step="eager", data="device", extra=(), **facts):
+            folder.add(
+                [[seconds] * 7],
+                device=device,
+                facts={"samples": points, **facts},
+                extra=extra,
+                points=points,
+                step=step,
+                data=data,
+            )
+
+        return folder, add
+
+    return make
+
+
+def trained(seconds, made=None, residual=0.1):
+    """Rows and facts of a complete training."""
+    rows = [{"phase": "train", "seconds": seconds}, {"fact": "loss", "x": [1, 10], "y": [4.0, 0.01]}]
+    rows.append({"fact": "fit", "value": 3, "grid": [[0.0] * 3] * 3})
+    if made is not None:
+        rows.append({"phase": "capture", "seconds": made})
+    facts = {"epochs": 10, "rms_residual": residual, "largest_residual": 1.0, "rms_height": 1.9}
+    return {"extra": rows, **facts}
+
+
+def test_surface_is_that_of_the_experiment():
+    _, heights = grid_points(13)
+    np.testing.assert_allclose(surface(13).ravel(), heights.numpy().ravel(), atol=1e-5)
+
+
+class TestBreakEven:
+    def test_is_interpolated_between_the_points_around_it(self, peaks):
+        folder, add = peaks()
+        for points, cpu, gpu in ((100, 0.001, 0.004), (10_000, 0.016, 0.004)):
+            add(cpu, points)
+            add(gpu, points, device="cuda")
+        results = folder.results()
+        found = break_even(results, way_named(results, "cpu", "eager"), way_named(results, "cuda", "eager"))
+        assert found.at == pytest.approx(1000)
+
+    def test_answer_names_it_and_the_trainings(self, peaks):
+        folder, add = peaks()
+        add(0.001, 100)
+        add(0.016, 10_000, **trained(20.0))
+        add(0.004, 100, device="cuda")
+        add(0.004, 10_000, device="cuda", **trained(8.0))
+        add(0.0001, 100, device="cuda", step="captured")
+        add(0.0001, 10_000, device="cuda", step="captured", **trained(0.5, made=1.5))
+        told = device_sentences([folder.results()])
+        assert told[-1].startswith("Is a GPU worth it for the surface?")
+        assert "eager from 1,000" in told[-1]
+        assert "captured at every measured points" in told[-1] or "captured at every measured" in told[-1]
+        assert (
+            "20.0 s on CPU eager, 8.00 s on GPU eager and 2.00 s on GPU captured (with capturing)" in told[-1]
+        )
+
+    def test_capturing_pays_after_so_many_epochs(self, peaks):
+        folder, add = peaks()
+        add(0.5, device="cuda", **trained(5.0))
+        add(0.1, device="cuda", step="captured", **trained(1.0, made=2.0))
+        told = " ".join(device_sentences([folder.results()]))
+        # 0.4 s less an epoch
+        assert "Capturing on the GPU takes 2.00 s once and is paid for after 5.0 epochs" in told
+
+    def test_compiling_that_gains_nothing_is_never_paid_for(self, peaks):
+        folder, add = peaks()
+        add(0.1, device="cuda", **trained(1.0))
+        add(0.1, device="cuda", step="captured", **trained(1.0, made=2.0))
+        assert "is never paid for" in " ".join(device_sentences([folder.results()]))
+
+
+class TestLoader:
+    def test_is_compared_at_equal_points(self, peaks):
+        folder, add = peaks()
+        add(0.01, 100)
+        add(0.05, 100, data="loader")
+        add(0.01, 400)
+        told = device_sentences([folder.results()])[0]
+        assert "on the CPU 5.0 times at 100 points" in told
+        assert "400" not in told
+
+
+class TestWithoutGpu:
+    def test_question_is_not_answered_and_that_is_said(self, peaks):
+        folder, add = peaks(has_gpu=False)
+        add(0.01, 100, **trained(3.0))
+        told = device_sentences([folder.results()])[-1]
+        assert "That is not answered here" in told
+        assert "no GPU" in told
+        assert "CPU eager: 3.00 s for 10 epochs" in told
+
+    def test_tables_have_a_row_a_cell_and_a_training(self, peaks):
+        folder, add = peaks(has_gpu=False)
+        add(0.01, 100, **trained(3.0))
+        add(0.02, 400)
+        epochs, training = device_tables([folder.results()])
+        assert [row[:2] for row in epochs.rows] == [["CPU eager", "100"], ["CPU eager", "400"]]
+        assert training.rows[0][3:7] == ["–", "3.00", "3.00", "0.100"]  # noqa: RUF001
+
+
+class TestFigures:
+    def test_picture_is_surface_fit_and_residual_of_the_fastest_training(self, peaks):
+        folder, add = peaks()
+        add(0.01, 100, **trained(3.0))
+        add(0.01, 100, device="cuda", **trained(1.0))
+        epochs, fit = figures(folder.results())
+        assert "GPU eager" in fit.title
+        truth, network, residual = (axes.images[0].get_array() for axes in fit.figure.axes[:3])
+        np.testing.assert_allclose(residual, truth - network)
+        np.testing.assert_allclose(truth, surface(3).T)
+        assert len(epochs.figure.axes[0].get_lines()) > 0
+
+    def test_seconds_of_a_training_include_capturing(self, peaks):
+        folder, add = peaks()
+        add(0.01, device="cuda", step="captured", **trained(1.0, made=0.5))
+        (one,) = trainings(folder.results())
+        assert one.total_s == pytest.approx(1.5)

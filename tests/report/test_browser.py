@@ -1,0 +1,265 @@
+"""report.html in a real browser: the system's Chromium, driven over its DevTools protocol."""
+
+import math
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from scaling.report import write_report
+from tests.conftest import need
+from tests.report.conftest import StudyFolder, epoch, split
+
+CHROMIUM = next(
+    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
+)
+AGGREGATORS = ("none", "all_reduce", "ring", "one_bit(threshold=mean)")
+PHONE = {"width": 360, "height": 740}
+WIDE = {"width": 1280, "height": 900}
+
+
+def fill(study: StudyFolder) -> None:
+    """Several aggregators and world sizes, split steps with arrivals, trainings, a failed cell."""
+    for index, label in enumerate(AGGREGATORS):
+        for size in (1, 2, 4):
+            step_s = 0.1 / size + 0.003 * index * (size > 1)
+            unsplit = [[step_s, step_s * 1.01, step_s * 1.02] for _ in range(3)]
+            ranks = [
+                [
+                    split(
+                        20 + i,
+                        step_s,
+                        ("forward", "main", 0.0, 0.4 * step_s),
+                        ("communicate", "main", 0.5 * step_s + 0.001 * rank, 0.8 * step_s),
+                        start_s=float(i),
+                    )
+                    for i in range(6)
+                ]
+                for rank in range(size)
+            ]
+            name = label.partition("(")[0]
+            study.add_split(unsplit, ranks, aggregator=name, aggregator_label=label)
+    for label, accuracy in (("all_reduce", 0.96), ("ring", 0.97)):
+        lines = [epoch(1, 1.0, 0.5, 0.9), epoch(2, 2.0, 0.02, accuracy)]
+        study.add([[lines]], kind="convergence", aggregator=label, target_accuracy=0.95)
+    study.add(["failed: killed by <signal> 9"], aggregator="tree", world_size=2)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[object]:
+    """Chromium without a window."""
+    need(CHROMIUM, "no Chromium is installed (Debian: apt-get install chromium)")
+    api = pytest.importorskip("playwright.sync_api")
+    options = ["--no-sandbox"] if os.geteuid() == 0 else []
+    with api.sync_playwright() as driver:
+        started = driver.chromium.launch(executable_path=CHROMIUM, args=options)
+        yield started
+        started.close()
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A report with every kind of figure that a CPU study has."""
+    study = StudyFolder(tmp_path_factory.mktemp("report") / "by-hand")
+    fill(study)
+    return write_report(study.folder).page
+
+
+@pytest.fixture
+def open_page(browser, report):
+    """Opens the report in a window of that size and those colours; every complaint and request is kept."""
+    contexts = []
+
+    def opened(size=WIDE, colours="light"):
+        context = browser.new_context(viewport=size, color_scheme=colours)
+        contexts.append(context)
+        page = context.new_page()
+        page.complaints, page.requests = [], []
+        page.on("console", lambda message: page.complaints.append(message.text))
+        page.on("pageerror", lambda error: page.complaints.append(str(error)))
+        page.on("request", lambda request: page.requests.append(request.url))
+        page.goto(report.as_uri())
+        return page
+
+    yield opened
+    for context in contexts:
+        context.close()
+
+
+def column(page, heading):
+    """The texts of the first table's column, in the rows that are seen."""
+    table = page.locator("table").first
+    at = [text.strip() for text in table.locator("thead th").all_inner_texts()].index(heading)
+    return table.locator("tbody tr:visible").evaluate_all(
+        "(rows, at) => rows.map(row => row.cells[at].textContent)", at
+    )
+
+
+def button(page, heading):
+    return page.locator("table").first.get_by_role("button", name=re.compile(f"^{re.escape(heading)}$"))
+
+
+def test_page_says_nothing_on_the_console_and_asks_for_nothing(open_page, report):
+    page = open_page()
+    page.locator(".card").first.hover()
+    page.mouse.wheel(0, 20000)
+    assert page.complaints == []
+    outside = [url for url in page.requests if url != report.as_uri() and not url.startswith("data:")]
+    assert outside == []
+
+
+def test_page_makes_no_request_even_if_something_in_it_tried(open_page):
+    page = open_page()
+    loaded = page.evaluate(
+        "() => new Promise(done => { const image = new Image();"
+        "image.onload = () => done('loaded'); image.onerror = () => done('refused');"
+        "image.src = 'figures/nothing.png'; })"
+    )
+    assert loaded == "refused"
+    assert any("Content Security Policy" in text for text in page.complaints)
+
+
+def test_every_figure_is_seen_with_axes_and_values(open_page):
+    page = open_page()
+    names = [re.search(r"figures/(\w+)-", text)[1] for text in page.locator("figcaption").all_inner_texts()]
+    assert names == ["speedup", "budget", "arrivals", "loss", "loss", "target"]
+    assert page.locator("figure svg").count() == len(names)
+    for figure in page.locator("figure").all():
+        box = figure.locator("svg").bounding_box()
+        assert box["width"] > 250
+        assert box["height"] > 100
+        assert len(figure.locator("svg text").all_inner_texts()) >= 5
+        assert figure.locator("[data-tip]").count() >= 2
+
+
+def test_numbers_sort_as_numbers_both_ways_by_mouse_and_by_keyboard(open_page):
+    page = open_page()
+    before = column(page, "ms an iteration")
+    button(page, "ms an iteration").click()
+    ascending = column(page, "ms an iteration")
+    values = [float(text) for text in ascending if text[0].isdigit()]
+    assert values == sorted(values)
+    assert [text for text in ascending if text[0].isdigit()] == ascending[: len(values)]  # "failed" is last
+    button(page, "ms an iteration").focus()
+    page.keyboard.press("Enter")
+    descending = column(page, "ms an iteration")
+    assert [float(text) for text in descending if text[0].isdigit()] == values[::-1]
+    assert sorted(before) == sorted(ascending) == sorted(descending)
+    head = page.locator("table").first.locator("thead th").nth(3)
+    assert head.get_attribute("aria-sort") == "descending"
+
+
+def test_rows_keep_together_when_they_are_sorted(open_page):
+    page = open_page()
+    before = dict(zip(column(page, "cell"), column(page, "speedup"), strict=True))
+    button(page, "aggregator").click()
+    assert dict(zip(column(page, "cell"), column(page, "speedup"), strict=True)) == before
+    assert column(page, "aggregator") == sorted(column(page, "aggregator"))
+
+
+def test_filter_keeps_the_rows_that_have_all_words_and_counts_them(open_page):
+    page = open_page()
+    rows = len(column(page, "cell"))
+    page.get_by_label("Filter rows:").first.fill("MEAN done")
+    assert column(page, "aggregator") == ["one_bit(threshold=mean)"] * 3
+    assert f"3 of {rows} rows" in page.locator(".filter").first.inner_text()
+    page.get_by_label("Filter rows:").first.fill("")
+    assert len(column(page, "cell")) == rows
+
+
+def test_hovering_shows_the_value_of_the_point(open_page):
+    page = open_page()
+    point = page.locator("figure").first.locator("[data-tip^='ring, 4 workers']").first
+    point.scroll_into_view_if_needed()
+    box = point.bounding_box()
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    tip = page.locator("#tip")
+    assert tip.is_visible()
+    assert re.match(r"ring, 4 workers: speedup \d.*95% interval.*efficiency", tip.inner_text())
+    page.mouse.move(2, 2)
+    assert not tip.is_visible()
+
+
+def test_keyboard_reads_the_values_of_a_figure_and_escape_ends_it(open_page):
+    page = open_page()
+    page.locator(".card").first.focus()
+    seen = []
+    for _ in range(3):
+        page.keyboard.press("ArrowRight")
+        seen.append(page.locator("#tip").inner_text())
+    page.keyboard.press("ArrowLeft")
+    assert page.locator("#tip").inner_text() == seen[1]
+    assert len(set(seen)) >= 2
+    assert page.locator("#tip").get_attribute("role") == "status"
+    page.keyboard.press("Escape")
+    assert not page.locator("#tip").is_visible()
+
+
+def test_everything_that_can_be_used_has_a_name_for_screen_readers(open_page):
+    page = open_page()
+    nameless = page.evaluate(
+        """() => [...document.querySelectorAll("button, input, svg, [role=region], [role=group]")]
+        .filter(one => !(one.tagName === "BUTTON" && one.textContent.trim()))
+        .filter(one => !one.getAttribute("aria-label") && !(one.labels && one.labels.length))
+        .map(one => one.outerHTML.slice(0, 80))"""
+    )
+    assert nameless == []
+    assert page.locator("h1").count() == 1
+    assert page.locator("main").count() == 1
+    assert page.locator("thead th:not([scope])").count() == 0
+
+
+@pytest.mark.parametrize("size", [PHONE, WIDE], ids=["phone", "wide"])
+def test_page_is_no_wider_than_the_window(open_page, size):
+    page = open_page(size)
+    assert page.evaluate("document.documentElement.scrollWidth") <= size["width"]
+
+
+@pytest.mark.parametrize("colours", ["light", "dark"])
+def test_text_stands_out_from_what_is_behind_it(open_page, colours):
+    page = open_page(colours=colours)
+    shown = page.evaluate(
+        """() => {
+          const behind = (one) => {
+            for (let at = one; at; at = at.parentElement) {
+              const colour = getComputedStyle(at).backgroundColor;
+              if (!/, 0\\)$/.test(colour)) { return colour; }
+            }
+          };
+          const places = "h1, h2, p, li, th, td, figcaption, code, a, button, .warn, dt, dd";
+          const texts = [...document.querySelectorAll(places)]
+            .map(one => [getComputedStyle(one).color, behind(one)]);
+          const drawn = [...document.querySelectorAll("svg text")]
+            .map(one => [getComputedStyle(one).fill, behind(one)]);
+          return [...new Set([...texts, ...drawn].map(pair => pair.join("|")))].map(pair => pair.split("|"));
+        }"""
+    )
+    assert len(shown) >= 3
+    backs = {back for _, back in shown}
+    assert all((luminance(back) < 0.1) == (colours == "dark") for back in backs)
+    for text, back in shown:
+        assert contrast(text, back) >= 4.5, (text, back)
+
+
+def test_printed_page_is_light_and_shows_no_controls(open_page):
+    page = open_page(colours="dark")
+    page.emulate_media(media="print", color_scheme="dark")
+    assert luminance(page.evaluate("getComputedStyle(document.body).backgroundColor")) > 0.9
+    assert not page.locator(".filter").first.is_visible()
+    assert page.locator("figure svg").first.is_visible()
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance of `rgb(r, g, b)`, as the Web Content Accessibility Guidelines 2.1 define it."""
+    parts = [float(part) / 255 for part in re.findall(r"[\d.]+", colour)[:3]]
+    linear = [part / 12.92 if part <= 0.03928 else math.pow((part + 0.055) / 1.055, 2.4) for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(first: str, second: str) -> float:
+    """The same guidelines' ratio, from 1 to 21."""
+    low, high = sorted((luminance(first), luminance(second)))
+    return (high + 0.05) / (low + 0.05)

@@ -1,0 +1,230 @@
+"""Every kind of claim in report.html, followed to the raw samples: recomputed here from the lines alone."""
+
+import gzip
+import html
+import json
+import re
+import shutil
+import statistics
+from pathlib import Path
+
+import pytest
+from markupsafe import escape
+
+from scaling.report import write_report
+from scaling.report.evidence import PATHS
+from scaling.store import ResultsFolder
+from tests.report.conftest import epoch, iteration, split
+
+STEP_S = {("none", 1): 0.4, ("ring", 1): 0.41, ("none", 2): 0.2, ("ring", 2): 0.25}
+
+
+@pytest.fixture
+def report(study):
+    """A folder with claims of every kind, and its page."""
+    for number, ((aggregator, size), step_s) in enumerate(STEP_S.items()):
+        runs = []
+        for repeat in range(3):
+            warm = [iteration(i, 9.0, warmup=True) for i in range(2)]
+            steps = [iteration(2 + i, step_s + 0.001 * (i + repeat), split=False) for i in range(5)]
+            ranks = []
+            for rank in range(size):
+                spans = [
+                    ("forward", "main", 0.0, 0.3 * step_s),
+                    ("communicate", "main", 0.4 * step_s + 0.004 * rank, 0.7 * step_s),
+                ]
+                marked = [split(20 + i, step_s, *spans, start_s=3.0 * i) for i in range(8)]
+                slower = [{**one, "step_s": one["step_s"] + 0.002 * rank} for one in steps]
+                ranks.append([*warm, *slower, *marked])
+            runs.append(ranks)
+        study.add(
+            runs,
+            aggregator=aggregator,
+            world_size=size,
+            summary={"wire_bytes_per_rank": [1_000_000 * number, 2_000_000 * number][:size]},
+        )
+    twin = [[[iteration(i, 0.26, split=False) for i in range(5)]] * 2] * 3
+    study.add(twin, aggregator="ring", world_size=2, twin=1)
+    lines = [epoch(1, 1.5, 0.5, 0.91), epoch(2, 2.75, 0.25, 0.96), epoch(3, 4.0, 0.125, 0.97)]
+    late = [{**one, "train_s": one["train_s"] + 0.5} for one in lines]
+    study.add([[lines, late]], kind="convergence", aggregator="ring", world_size=2, target_accuracy=0.95)
+    return Report(study.folder.path, write_report(study.folder).page.read_text())
+
+
+class Report:
+    """A page's tables as a reader has them, and the samples beside it."""
+
+    def __init__(self, path, text):
+        self.path, self.text = path, text
+
+    def shown(self, title, aggregator, size):
+        """Heading -> text of the row of that table that is of this aggregator and size."""
+        start = self.text.index(f"<h3>{escape(title)}")
+        table = self.text[start : self.text.index("</table>", start)]
+        headings = re.findall(r'<th scope="col">(.*?)</th>', table)
+        for row in re.findall(r"<tr[^>]*>(<th scope=\"row\">.*?)</tr>", table, flags=re.DOTALL):
+            values = [html.unescape(value) for value in re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row)]
+            if values[:2] == [aggregator, str(size)]:
+                return dict(zip(headings, values, strict=True))
+        raise AssertionError(f"{title} has no row of {aggregator} on {size}")
+
+    def lines(self, cell_id):
+        """[repeat][rank][line] of a cell, by the id that its row ends with."""
+        runs = sorted((self.path / "runs" / cell_id).iterdir())
+        return [
+            [
+                [json.loads(line) for line in path.read_text().splitlines()]
+                for path in sorted(run.glob("rank*.jsonl"))
+            ]
+            for run in runs
+        ]
+
+    def iteration_s(self, cell_id):
+        """The median over repeats and iterations of the slowest rank, unsplit and not warm-up."""
+        slowest = []
+        for ranks in self.lines(cell_id):
+            kept = [
+                [line["step_s"] for line in rank if not line["warmup"] and not line.get("split")]
+                for rank in ranks
+            ]
+            slowest += [max(steps) for steps in zip(*kept, strict=True)]
+        return statistics.median(slowest)
+
+
+def iterations(report, aggregator, size):
+    return report.shown("Time per iteration", aggregator, size)
+
+
+def test_time_per_iteration_is_the_median_of_the_slowest_ranks_samples(report):
+    for aggregator, size in STEP_S:
+        row = iterations(report, aggregator, size)
+        assert float(row["ms an iteration"]) == pytest.approx(
+            1000 * report.iteration_s(row["cell"]), rel=1e-3
+        )
+        low, high = (float(part) for part in row["95% interval, ms"].split(" to "))
+        medians = []
+        for ranks in report.lines(row["cell"]):
+            kept = [[x["step_s"] for x in rank if not x["warmup"] and not x.get("split")] for rank in ranks]
+            medians.append(statistics.median(max(steps) for steps in zip(*kept, strict=True)))
+        half = 4.302652729911275 * statistics.stdev(medians) / 3**0.5  # Student's t, two degrees of freedom
+        assert high - low == pytest.approx(2 * 1000 * half, rel=0.02)
+
+
+def test_speedup_and_efficiency_are_ratios_of_two_cells_samples(report):
+    single = iterations(report, "none", 1)
+    row = iterations(report, "ring", 2)
+    speedup = report.iteration_s(single["cell"]) / report.iteration_s(row["cell"])
+    assert float(row["speedup"]) == pytest.approx(speedup, abs=0.005)
+    assert row["efficiency"] == f"{100 * speedup / 2:.0f}%"
+    assert f"{speedup:.2f} times the throughput of one worker" in report.text
+
+
+def test_parts_of_a_step_are_the_spans_of_its_split_lines(report):
+    row = report.shown("Where a step's time goes", "ring", 2)
+    (ranks, *_) = report.lines(row["cell"])
+    marked = [line for line in ranks[1] if line.get("split")]
+    spans = {name: stop - start for name, _, start, stop in marked[0]["spans"]}
+    assert float(row["forward"]) == pytest.approx(1000 * spans["forward"], rel=1e-3)
+    # Rank 1 arrives last at the exchange: all of it is exposed, and none of it waiting.
+    assert float(row["exposed comm."]) == pytest.approx(1000 * spans["communicate"], rel=1e-3)
+    assert float(row["= split step"]) == pytest.approx(1000 * marked[0]["step_s"], rel=1e-3)
+
+
+def test_skew_is_the_last_ranks_arrival_after_the_first(report):
+    row = report.shown("Where a step's time goes", "ring", 2)
+    (ranks, *_) = report.lines(row["cell"])
+    skews = []
+    for steps in zip(*([line for line in rank if line.get("split")] for rank in ranks), strict=True):
+        arrivals = [one["start_s"] + one["spans"][1][2] for one in steps]
+        skews.append(max(arrivals) - min(arrivals))
+    assert float(row["skew"]) == pytest.approx(1000 * statistics.median(skews), rel=1e-3)
+
+
+def test_noise_floor_is_the_distance_of_an_a_a_pair(report):
+    floor = float(re.search(r"noise floor ([\d.]+)%", report.text)[1]) / 100
+    cell_id = iterations(report, "ring", 2)["cell"]
+    twin = next(
+        run.parent.parent.name
+        for run in sorted(report.path.glob("runs/*/0/run.json"))
+        if json.loads(run.read_text())["cell"].get("twin")
+    )
+    distances = []
+    for own, other in zip(report.lines(cell_id), report.lines(twin), strict=True):
+        pair = []
+        for ranks in (own, other):
+            kept = [[x["step_s"] for x in rank if not x["warmup"] and not x.get("split")] for rank in ranks]
+            pair.append(statistics.median(max(steps) for steps in zip(*kept, strict=True)))
+        distances.append(abs(pair[0] - pair[1]) / statistics.mean(pair))
+    assert floor == pytest.approx(max(distances), abs=0.0006)
+
+
+def test_bytes_sent_are_those_that_the_run_recorded(report):
+    row = iterations(report, "ring", 2)
+    record = json.loads((report.path / "runs" / row["cell"] / "0" / "run.json").read_text())
+    assert float(row["MB sent a rank"]) == max(record["summary"]["wire_bytes_per_rank"]) / 1e6
+
+
+def test_loss_and_accuracy_are_those_of_the_last_epochs_line(report):
+    row = report.shown("Convergence", "ring", 2)
+    last = report.lines(row["cell"])[0][0][-1]
+    assert row["test accuracy"] == f"{100 * last['test_accuracy']:.2f}%"
+    assert float(row["training loss"]) == pytest.approx(last["train_loss"], rel=1e-2)
+
+
+def test_time_to_target_is_the_slowest_ranks_at_the_first_epoch_that_reaches_it(report):
+    row = report.shown("Convergence", "ring", 2)
+    (ranks,) = report.lines(row["cell"])
+    first = next(line["epoch"] for line in ranks[0] if line["test_accuracy"] >= 0.95)
+    slowest = max(line["train_s"] for rank in ranks for line in rank if line["epoch"] == first)
+    assert float(row["s to target"]) == pytest.approx(slowest)
+
+
+def test_predicted_time_to_target_is_steps_times_the_timed_cells_iteration(report):
+    row = report.shown("Convergence", "ring", 2)
+    (ranks,) = report.lines(row["cell"])
+    first = next(line["epoch"] for line in ranks[0] if line["test_accuracy"] >= 0.95)
+    steps = sum(len(line["step_losses"]) for line in ranks[0] if line["epoch"] <= first)
+    timed = iterations(report, "ring", 2)["cell"]
+    predicted = float(row["predicted, s"].partition(" ")[0])
+    assert predicted == pytest.approx(steps * report.iteration_s(timed), rel=5e-3)
+
+
+def test_recommendation_names_a_cell_of_the_table_and_its_time(report):
+    answer = re.search(r'<div class="answer">(.*?)</div>', report.text, flags=re.DOTALL)[1]
+    name, time_ms = re.search(r"<dd>(\w+) on 2 workers: ([\d.]+) ms", answer).groups()
+    cell_id = iterations(report, name, 2)["cell"]
+    assert float(time_ms) == pytest.approx(1000 * report.iteration_s(cell_id), rel=1e-3)
+
+
+def test_findings_name_the_cells_that_they_are_about(report):
+    cells = re.findall(r'data-cells="([^"]*)"', report.text)
+    assert len(cells) >= 2
+    assert all((report.path / "runs" / one).is_dir() for own in cells for one in own.split())
+    assert iterations(report, "ring", 2)["cell"] in cells[0].split()
+
+
+def test_every_kind_of_claim_is_explained_in_the_page(report):
+    evidence = html.unescape(report.text[report.text.index('<section id="evidence">') :])
+    for path in PATHS:
+        assert path.claim in evidence
+        assert path.samples in evidence
+
+
+def test_transfers_are_medians_of_the_lines_of_that_operation_and_size(tmp_path):
+    reference = Path(__file__).parents[2] / "results" / "reference" / "transfer-2xh200"
+    path = tmp_path / "transfers"
+    shutil.copytree(reference, path, ignore=shutil.ignore_patterns("figures", "report.html"))
+    text = write_report(ResultsFolder(path)).page.read_text()
+    found = re.search(
+        r"all-reduce, captured</th><td>2 at once</td><td>64 KiB</td><td>([\d.]+)</td>.*?"
+        r'<td class="cell">(\w+)</td>',
+        text,
+    )
+    times = []
+    samples = gzip.decompress((path / "runs" / found[2] / "0" / "rank0.jsonl.gz").read_bytes())
+    for line in samples.decode().splitlines():
+        one = json.loads(line).get("sample") or {}
+        if (one.get("operation"), one.get("captured"), one.get("num_bytes")) == ("all_reduce", True, 65536):
+            times.append(one["seconds"])
+    assert len(times) >= 5
+    assert float(found[1]) == pytest.approx(1000 * statistics.median(times), abs=6e-5)

@@ -1,0 +1,218 @@
+"""Explanations of synthetic studies whose bottleneck was built in."""
+
+from pathlib import Path
+
+import pytest
+
+from scaling.report.columns import COLUMNS
+from scaling.report.explain import explain, limit_of
+from scaling.report.explain_rules import LIMITS, RULES, rules_as_markdown
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "reading-the-report.md"
+MS = 0.001
+
+
+def steps(milliseconds, count=20):
+    """Three launches that agree."""
+    return [[milliseconds * MS] * count] * 3
+
+
+def spans(*phases, lane="main"):
+    """Phases in milliseconds, one after the other."""
+    found, end = [], 0.0
+    for name, milliseconds in phases:
+        found.append((name, lane, end, end + milliseconds * MS))
+        end += milliseconds * MS
+    return found
+
+
+def findings(study, cell_id, **more):
+    return {one.rule: one for one in explain(study.table, study.cells, **more)[cell_id]}
+
+
+def first(study, cell_id, **more):
+    return limit_of(explain(study.table, study.cells, **more)[cell_id])
+
+
+def test_launches_bind_where_the_captured_step_is_much_shorter(make_study):
+    study = make_study()
+    work = spans(("forward", 4), ("backward", 6))
+    gpu = {"device": "cuda", "aggregator": "all_reduce", "world_size": 4}
+    eager = study.add(steps(10), spans=work, **gpu)
+    study.add(steps(2.3), spans=spans(("forward", 1), ("backward", 1.3)), step="captured", **gpu)
+    found = first(study, eager)
+    assert found.rule == "launches"
+    assert "GPU busy at most 23% of the step" in found.sentence
+    assert found.next_experiment == "use step=captured"
+    assert "computation" not in findings(study, eager)
+
+
+def test_launches_are_told_by_another_aggregators_captured_step_too(make_study):
+    study = make_study()
+    gpu = {"device": "cuda", "world_size": 4}
+    eager = study.add(
+        steps(12),
+        spans=spans(("forward", 4), ("backward", 6), ("reduce", 2)),
+        aggregator="host_serial",
+        **gpu,
+    )
+    captured = spans(("forward", 1), ("backward", 1))
+    study.add(steps(2), spans=captured, step="captured", aggregator="ring", **gpu)
+    assert "GPU busy at most 20% of forward and backward" in first(study, eager).sentence
+
+
+def test_small_batch_leaves_the_gpu_idle(make_study):
+    study = make_study()
+    gpu = {"device": "cuda", "batch": 128}
+    study.add(steps(10), spans=spans(("forward", 4), ("backward", 6)), **gpu)
+    small = study.add(
+        steps(9.5), spans=spans(("forward", 4), ("backward", 5.5)), aggregator="ring", world_size=4, **gpu
+    )
+    found = first(study, small)
+    assert found.rule == "small_batch"
+    assert "batch per GPU 32 leaves the GPU idle" in found.sentence
+
+
+def test_exposed_communication_on_the_host_link_with_its_bandwidth(make_study):
+    study = make_study()
+    cell = study.add(
+        steps(10),
+        spans=spans(("forward", 0.5), ("backward", 0.7), ("communicate", 8.8)),
+        device="cuda", aggregator="ring", world_size=2, peer_access=False,
+        summary={"wire_bytes_per_rank": [211_200_000] * 2},
+    )  # fmt: skip
+    found = first(study, cell)
+    assert found.rule == "exposed_communication"
+    assert found.sentence == "exposed communication 88% of the step on the host link, 24 GB/s a rank"
+    assert found.values["bytes_per_s"] == pytest.approx(24e9)
+    assert found.next_experiment == "try peer_access=[true,false]"
+
+
+def test_peer_access_that_was_measured_is_named_with_its_time(make_study):
+    study = make_study()
+    work = spans(("forward", 1), ("backward", 1), ("communicate", 8))
+    gpu = {"device": "cuda", "aggregator": "ring", "world_size": 2}
+    off = study.add(steps(10), spans=work, peer_access=False, **gpu)
+    study.add(steps(3), spans=work, split_s=0.01, peer_access=True, **gpu)
+    assert first(study, off).next_experiment.endswith("3.00 ms")
+
+
+def test_control_arms_and_codecs_are_never_the_next_experiment(make_study):
+    study = make_study()
+    gpu = {"device": "cuda", "world_size": 2, "step": "overlapped"}
+    cell = study.add(steps(10), spans=spans(("forward", 2), ("communicate", 8)), aggregator="ring", **gpu)
+    study.add(steps(2), spans=spans(("forward", 2)), aggregator="no_op", **gpu)
+    study.add(steps(3), spans=spans(("forward", 2), ("encode", 1)), aggregator="one_bit", **gpu)
+    assert first(study, cell).next_experiment == (
+        "try a larger batch per worker: the exchange does not grow with it"
+    )
+
+
+@pytest.mark.parametrize(("codec_ms", "pays"), [(10, False), (2, True)])
+def test_one_bit_breaks_even_at_the_bytes_it_saves_over_its_codecs_time(make_study, codec_ms, pays):
+    study = make_study()
+    pair = {"device": "cuda", "world_size": 2}
+    cell = study.add(
+        steps(10), spans=spans(("forward", 2), ("communicate", 8)), aggregator="all_reduce",
+        summary={"wire_bytes_per_rank": [196_000_000] * 2}, **pair,
+    )  # fmt: skip
+    study.add(
+        steps(15), spans=spans(("forward", 2), ("encode", codec_ms), ("communicate", 1)),
+        split_s=0.015, aggregator="one_bit", lossy=True,
+        summary={"wire_bytes_per_rank": [6_000_000] * 2}, **pair,
+    )  # fmt: skip
+    found = findings(study, cell)["compression"]
+    even = 190e6 / (codec_ms * MS)
+    assert found.values["break_even_bytes_per_s"] == pytest.approx(even)
+    assert found.values["bytes_per_s"] == pytest.approx(24.5e9)
+    assert ("it may pay" in found.sentence) == pays
+
+
+@pytest.mark.parametrize(
+    ("phases", "cell", "rule", "words"),
+    [
+        ([("h2d", 4), ("forward", 6)], {"input_placement": "pageable"}, "feeding",
+         "input over pageable memory: 40%"),
+        ([("input", 5), ("forward", 5)], {"input_placement": "loader", "loader_workers": 2}, "feeding",
+         "bound by the loader (2 workers)"),
+        ([("forward", 2), ("d2h", 2), ("reduce", 4), ("h2d_result", 2)],
+         {"aggregator": "host_serial", "world_size": 2}, "host_sums",
+         "copies up 20%, sums 40%, copies back 20%"),
+        ([("forward", 2), ("encode", 6), ("decode", 2)], {"aggregator": "one_bit", "world_size": 2}, "codec",
+         "encoding and decoding take 80%"),
+        ([("forward", 4), ("update", 6)], {}, "update", "the update takes 60%"),
+        ([("forward", 4)], {}, "open_time", "60% of the step lies in no phase"),
+        ([("forward", 4), ("backward", 6)], {}, "computation", "forward and backward 100%"),
+        ([("forward", 4), ("wait", 6)], {"aggregator": "host_serial", "world_size": 2}, "waiting",
+         "waiting for other ranks 60%"),
+    ],
+)  # fmt: skip
+def test_what_takes_most_of_the_step_is_what_limits_it(make_study, phases, cell, rule, words):
+    study = make_study()
+    cell_id = study.add(steps(10), spans=spans(*phases), **cell)
+    found = first(study, cell_id)
+    assert found.rule == rule
+    assert words in found.sentence
+
+
+def test_rank_that_comes_last_is_named(make_study):
+    study = make_study()
+    early, late = (
+        [("forward", "main", 0.0, start), ("communicate", "main", start, 10 * MS)]
+        for start in (2 * MS, 7 * MS)
+    )
+    cell = study.add(steps(10), spans=[early, early, late, early], aggregator="ring", world_size=4)
+    found = findings(study, cell)["straggler"]
+    assert "rank 2 comes last to the exchange in 100% of the steps, 5.00 ms after the first" in found.sentence
+    assert found.values["skew_s"] == pytest.approx(5 * MS)
+
+
+def test_overlapped_step_that_hides_nothing_is_told(make_study):
+    study = make_study()
+    hidden = [("backward", "main", 0.0, 6 * MS), ("communicate", "comm", 6 * MS, 10 * MS)]
+    cell = study.add(steps(10), spans=hidden, aggregator="all_reduce", world_size=2, step="overlapped")
+    assert "0% of its exchange is hidden" in findings(study, cell)["not_hidden"].sentence
+    fine = [("backward", "main", 0.0, 9 * MS), ("communicate", "comm", 3 * MS, 10 * MS)]
+    cell = study.add(steps(10), spans=fine, aggregator="ring", world_size=2, step="overlapped")
+    assert "not_hidden" not in findings(study, cell)
+
+
+def test_more_threads_than_cores_come_first_on_a_cpu(make_study):
+    study = make_study()
+    cell = study.add(steps(10), spans=spans(("forward", 4), ("backward", 6)), aggregator="ring", world_size=4)
+    assert first(study, cell, num_cores=2).rule == "oversubscribed"
+    assert first(study, cell, num_cores=8).rule == "computation"
+
+
+def test_doubts_follow_the_limits(make_study):
+    study = make_study()
+    study.add(steps(10), spans=spans(("forward", 10)))
+    launches = [[0.02] * 9, [0.03] * 9]
+    cell = study.add(launches, spans=spans(("forward", 15)), aggregator="ring", world_size=2)
+    found = explain(study.table, study.cells)[cell]
+    assert [one.is_limit for one in found] == sorted((one.is_limit for one in found), reverse=True)
+    assert {"no_speedup", "scatter"} <= {one.rule for one in found}
+
+
+def test_training_that_misses_its_target_is_told_and_twins_are_not_explained(make_study):
+    study = make_study()
+    missed = study.add_training([5.0], accuracy=0.9, aggregator="ring", world_size=2)
+    twin = study.add(steps(10), aggregator="ring", world_size=2, twin=1)
+    found = explain(study.table, study.cells)
+    assert [one.rule for one in found[missed]] == ["target"]
+    assert twin not in found
+
+
+def test_every_rule_has_its_threshold_stated_and_rests_on_columns():
+    names = [rule.name for rule in RULES]
+    assert len(set(names)) == len(names)
+    for rule in RULES:
+        assert set(rule.columns) <= set(COLUMNS), rule.name
+        if rule.threshold is not None:
+            shown = {f"{rule.threshold:g}", f"{100 * rule.threshold:g}%"}
+            assert any(text in rule.when for text in shown), (rule.name, rule.when)
+    assert all(rule.is_limit for rule in LIMITS)
+
+
+def test_document_holds_the_table_of_rules():
+    assert rules_as_markdown() in DOCUMENT.read_text()

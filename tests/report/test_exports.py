@@ -1,0 +1,125 @@
+"""Exports: the samples of a small study, in the formats of other tools."""
+
+import csv
+import io
+import json
+import re
+
+import pytest
+
+from scaling.errors import ScalingError
+from scaling.report.exports import FORMATS
+from scaling.report.samples import read_cells
+
+
+def text(study, name, end="\n"):
+    return end.join(FORMATS[name](study.folder, read_cells(study.folder)))
+
+
+@pytest.fixture
+def timed(study, split_line, line):
+    """Two ranks, an unsplit and a split step each; rank 1 starts a millisecond later."""
+
+    def rank(late_s):
+        own = {**line(0, 0.010, split=False), "start_s": 100.0 + late_s}
+        spans = [("forward", "main", 0.001, 0.004), ("communicate", "comm", 0.003, 0.008)]
+        return [own, split_line(1, 0.010, *spans, start_s=100.02 + late_s)]
+
+    summary = {"clock_uncertainty_s": [1e-5, 2e-5]}
+    study.add([[rank(0.0), rank(0.001)]], aggregator="ring", world_size=2, summary=summary)
+    return study
+
+
+def test_chrome_trace_has_all_ranks_on_one_clock(timed):
+    trace = json.loads(text(timed, "chrome"))
+    steps = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+    assert trace["otherData"]["clock_uncertainty_s"] == 2e-5
+    assert {event["pid"] for event in steps} == {0, 1}
+    begin = {(event["pid"], event["name"]): (event["ts"], event["dur"], event["tid"]) for event in steps}
+    assert begin[0, "step (unsplit)"][:2] == (0.0, 10_000.0)
+    assert begin[1, "step (unsplit)"][0] == pytest.approx(1000.0, abs=0.01)
+    assert begin[1, "forward"][0] == pytest.approx(20_000 + 1000 + 1000, abs=0.01)
+    assert begin[0, "forward"][2] != begin[0, "communicate"][2], "a stream of its own"
+    told = [event for event in trace["traceEvents"] if event["ph"] == "M"]
+    names = {(event["pid"], event.get("tid")): event["args"]["name"] for event in told}
+    assert names[0, None] == "rank 0"
+    assert names[1, begin[1, "communicate"][2]] == "comm"
+
+
+def test_chrome_trace_of_steps_without_a_clock_is_refused(study):
+    study.add_steps([[0.1] * 3], aggregator="ring", world_size=2)
+    with pytest.raises(ScalingError, match="none of these cells has steps on a clock"):
+        text(study, "chrome")
+
+
+def test_csv_has_a_value_a_row_and_every_part_of_the_split_step(timed):
+    rows = list(csv.DictReader(io.StringIO(text(timed, "csv", "\r\n"))))
+    unsplit = [row for row in rows if row["sample"] == "unsplit"]
+    assert [(row["rank"], row["value"], row["unit"]) for row in unsplit] == [
+        ("0", "0.01", "s"),
+        ("1", "0.01", "s"),
+    ]
+    of_rank_0 = {
+        row["quantity"]: float(row["value"])
+        for row in rows
+        if row["sample"] == "split" and row["rank"] == "0"
+    }
+    parts = {
+        name: value
+        for name, value in of_rank_0.items()
+        if name not in ("step_s", "comm_hidden_s", "arrived_after_first_s")
+    }
+    assert sum(parts.values()) == pytest.approx(of_rank_0["step_s"])
+    assert of_rank_0["comm_hidden_s"] == pytest.approx(0.001)
+    assert {row["aggregator"] for row in rows} == {"ring"}
+
+
+def test_mllog_lines_are_mlperfs_with_epochs_accuracies_and_an_end(study, epoch_line):
+    epochs = [epoch_line(0, 5.0, 1.0, 0.5), epoch_line(1, 9.0, 0.5, 0.98)]
+    more = {"kind": "convergence", "target_accuracy": 0.97, "epochs": 2, "aggregator": "ring"}
+    study.add([[epochs]], **more)
+    lines = text(study, "mllog").splitlines()
+    assert all(re.match(r":::MLLOG \{.*\}$", line) for line in lines)
+    logged = [json.loads(line.removeprefix(":::MLLOG ")) for line in lines]
+    for one in logged:
+        assert list(one) == ["namespace", "time_ms", "event_type", "key", "value", "metadata"]
+        assert one["event_type"] in ("INTERVAL_START", "INTERVAL_END", "POINT_IN_TIME")
+    keys = [one["key"] for one in logged]
+    assert (
+        keys.index("run_start")
+        < keys.index("epoch_start")
+        < keys.index("eval_accuracy")
+        < keys.index("run_stop")
+    )
+    assert [one["value"] for one in logged if one["key"] == "eval_accuracy"] == [0.5, 0.98]
+    assert logged[-1]["metadata"] == {"status": "success"}
+    start = next(one["time_ms"] for one in logged if one["key"] == "run_start")
+    assert logged[-1]["time_ms"] - start == 9000
+
+
+def test_mllog_of_a_missed_target_is_aborted_and_of_a_timing_is_its_throughput(study, epoch_line):
+    more = {"kind": "convergence", "target_accuracy": 0.97, "epochs": 1, "aggregator": "ring"}
+    study.add([[[epoch_line(0, 5.0, 1.0, 0.5)]]], **more)
+    study.add_steps([[0.1] * 3], aggregator="tree", batch=64)
+    assert '{"status": "aborted"}' in text(study, "mllog")
+    assert '"throughput": 640.0' in text(study, "mllog")
+
+
+def test_extra_p_has_a_data_line_for_every_point_of_every_region(study):
+    for size in (1, 2, 4):
+        for aggregator in ("none", "ring"):
+            study.add_steps([[0.1 / size] * 3, [0.11 / size] * 3], aggregator=aggregator, world_size=size)
+    study.add_steps([[0.1] * 3], aggregator="tree", world_size=4)
+    lines = text(study, "extra-p").splitlines()
+    assert [line for line in lines if line.startswith("POINTS")] == ["POINTS (1) (2) (4)"]
+    regions = [line for line in lines if line.startswith("REGION")]
+    assert len(regions) == 2
+    assert sum(line.startswith("DATA") for line in lines) == 3 * len(regions)
+    assert "DATA 0.050000000 0.055000000" in lines
+    assert any(line.startswith("# left out") and "tree" in line for line in lines)
+
+
+def test_extra_p_needs_two_world_sizes(study):
+    study.add_steps([[0.1] * 3])
+    with pytest.raises(ScalingError, match="two world sizes"):
+        text(study, "extra-p")

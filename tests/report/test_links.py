@@ -1,0 +1,122 @@
+"""Bytes on the links of a machine: simulated from the schedule, and only where what was metered agrees."""
+
+import csv
+import shutil
+from pathlib import Path
+
+import pytest
+
+from scaling.report import write_report
+from scaling.report.columns import to_rows
+from scaling.report.drawing_links import busiest_links, draw_links, link_name
+from scaling.report.groups import group_rows
+from scaling.report.link_data import CellLinks, LinkUse, link_remarks, link_table, links_of
+from scaling.report.samples import read_cells
+from scaling.report.tables import build_table
+from scaling.report.write import read_topology
+
+REFERENCE = Path(__file__).parents[2] / "results" / "reference" / "budget-4xh200"
+PARAMETERS = 1000
+
+
+@pytest.fixture
+def on_gpus(study):
+    """A folder of a machine with four GPUs on a switch."""
+    shutil.copy(REFERENCE / "topology.yaml", study.folder.path / "topology.yaml")
+    return study
+
+
+def add(study, sent, size=4, **cell):
+    summary = {"wire_bytes_per_rank": sent, "num_parameters": PARAMETERS}
+    study.add_steps([[0.5]], world_size=1)
+    lines = [[{"iteration": 0, "warmup": False, "step_s": 0.001}]] * size
+    return study.add([lines], summary=summary, world_size=size, device="cuda", **cell)
+
+
+def links(study):
+    cells = read_cells(study.folder)
+    groups = group_rows(to_rows(build_table("by-hand", cells)))
+    (group,) = [one for one in groups if max(one.world_sizes) > 1]
+    return links_of(group, {cell.cell_id: cell for cell in cells}, read_topology(study.folder))
+
+
+def test_a_ring_puts_what_its_ranks_sent_on_each_ranks_link_in_both_directions(on_gpus):
+    add(on_gpus, [6000] * 4, aggregator="ring")
+    (cell,), left_out = links(on_gpus)
+    assert left_out == {}
+    assert {use.link for use in cell.uses} == {f"gpu{i}-nvswitch0{way}" for i in range(4) for way in "<>"}
+    assert [use.bytes for use in cell.uses] == pytest.approx([6000.0] * 8)
+    for use in cell.uses:
+        assert use.utilisation == pytest.approx(6000 / use.bandwidth_bytes_per_s / 0.001)
+
+
+def test_the_root_of_a_star_is_the_busiest(on_gpus):
+    add(on_gpus, [12000, 4000, 4000, 4000], aggregator="torch_dpt")
+    (cell,), _ = links(on_gpus)
+    passed = {use.link: use.bytes for use in cell.uses}
+    assert passed["gpu0-nvswitch0>"] == pytest.approx(12000)
+    assert passed["gpu1-nvswitch0>"] == pytest.approx(4000)
+
+
+def test_without_access_between_gpus_the_host_links_carry_it(on_gpus):
+    add(on_gpus, [6000] * 4, aggregator="ring", peer_access=False)
+    (cell,), _ = links(on_gpus)
+    assert {"cpu0-gpu0<", "cpu0-gpu3>"} <= {use.link for use in cell.uses}
+    assert not any("nvswitch" in use.link for use in cell.uses)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        (
+            {"aggregator": "ring", "sent": [5000] * 4},
+            "rank 0 sent 0.005 MB, its schedule would send 0.006 MB",
+        ),
+        ({"aggregator": "mine"}, "not known to the report"),
+        ({"aggregator": "schedule", "aggregator_parameters": {"collective": "none"}}, "cannot be made"),
+        ({"aggregator": "ring", "size": 8, "sent": [7000] * 8}, "does not fit topology.yaml"),
+    ],
+)
+def test_a_cell_is_left_out_with_the_reason_rather_than_guessed(on_gpus, changes, reason):
+    add(on_gpus, **{"sent": [6000] * 4, **changes})
+    told, left_out = links(on_gpus)
+    assert told == []
+    assert reason in next(iter(left_out.values()))
+
+
+def test_folder_without_topology_and_cells_on_a_cpu_say_so(study):
+    add(study, [6000] * 4, aggregator="ring")
+    assert "no topology.yaml" in links(study)[1]["ring"]
+
+
+def test_control_arms_have_no_links(on_gpus):
+    add(on_gpus, [0] * 4, aggregator="none")
+    assert links(on_gpus) == ([], {})
+
+
+def test_every_value_of_links_csv_says_that_it_is_simulated(on_gpus):
+    add(on_gpus, [6000] * 4, aggregator="all_reduce")
+    page = write_report(on_gpus.folder).page.read_text()
+    rows = list(csv.DictReader((on_gpus.folder.path / "links.csv").open(newline="")))
+    assert len(rows) == 8
+    assert {(row["source"], row["kind"]) for row in rows} == {("simulated", "taken for a ring")}
+    assert "Simulated, not measured" in page
+    summary = (on_gpus.folder.path / "summary.csv").read_text().splitlines()[0]
+    assert "utilisation" not in summary
+
+
+def test_more_than_full_use_is_called_impossible():
+    use = LinkUse("gpu0-cpu0>", 10.0, 1.0, 1.5)
+    cell = CellLinks("id", "ring", "ring", 2, [use])
+    assert any("impossible" in remark for remark in link_remarks({"a": [cell]}, {}))
+    assert link_remarks({"a": []}, {"a": {"x": "why"}, "b": {"x": "why"}}) == ["Left out: x: why."]
+    assert draw_links("title", [cell]) is not None
+    assert list(link_table([cell])["utilisation"]) == [1.5]
+
+
+def test_of_many_links_the_busiest_are_drawn_alike_ones_together():
+    uses = [LinkUse(f"gpu{i}-switch>", 1.0, 1.0, i / 100) for i in range(40)]
+    kept = busiest_links([CellLinks("id", "ring", "ring", 40, uses)])
+    assert len(kept) == 32
+    assert "gpu0-switch>" not in kept
+    assert (link_name("gpu0-switch>"), link_name("gpu0-switch<")) == ("gpu0 to switch", "switch to gpu0")

@@ -1,0 +1,79 @@
+"""The report for a pull request."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from scaling.cli import app
+from scaling.report import write_report
+
+
+@pytest.fixture
+def filled(study, epoch_line):
+    """Two kinds of cells, a note with markup in it, a failed cell."""
+    for size in (1, 2):
+        for aggregator, slower in (("none", 1.0), ("ring", 1.2)):
+            steps = [[slower / size, 1.01 * slower / size]] * 3
+            study.add_steps(
+                steps, aggregator=aggregator, aggregator_label=f"{aggregator}(a=[1|2])", world_size=size
+            )
+    study.add([[[epoch_line(1, 1.0, 0.5, 0.9)]]], kind="convergence", notes=["a *note* with <marks>"])
+    study.add(["failed: killed by <signal> 9"], aggregator="tree", world_size=2)
+    return study.folder
+
+
+def test_markdown_says_what_the_page_says(filled):
+    made = write_report(filled)
+    text = made.markdown()
+    assert text.startswith("# by-hand: how it scales\n")
+    for figure in (filled.path / "figures").glob("*.png"):
+        assert f"(figures/{figure.name})" in text
+    for row in made.as_dict()["cells"]:
+        assert row["cell_id"] in text
+    for shown in ("**Recommended.**", "## Speedup and efficiency", "## Failed cells", "cpu.usable_cores"):
+        assert shown in text
+
+
+def test_every_row_of_a_table_has_as_many_fields_as_its_heading(filled):
+    lines = write_report(filled).markdown().splitlines()
+    heads = [at for at, line in enumerate(lines) if line.startswith("| ---")]
+    assert len(heads) >= 3
+    for at in heads:
+        width = fields(lines[at])
+        assert fields(lines[at - 1]) == width
+        below = at + 1
+        while lines[below].startswith("|"):
+            assert fields(lines[below]) == width
+            below += 1
+        assert below > at + 1
+
+
+def fields(line):
+    return line.replace(r"\|", "").count("|") - 1
+
+
+def test_markup_in_labels_and_notes_is_text(filled):
+    text = write_report(filled).markdown()
+    assert r"ring(a=\[1\|2\])" in text
+    assert r"a \*note\* with &lt;marks>" in text
+    assert "<signal>" not in text
+
+
+def test_what_unfolds_is_closed_again(filled):
+    text = write_report(filled).markdown()
+    assert text.count("<details>") == text.count("</details>") >= 1
+
+
+def test_command_prints_markdown_or_json_but_not_both(filled):
+    runner = CliRunner()
+    printed = runner.invoke(app, ["report", str(filled.path), "--markdown"])
+    assert printed.exit_code == 0
+    assert printed.stdout.startswith("# by-hand")
+    assert json.loads(runner.invoke(app, ["report", str(filled.path), "--json"]).stdout)["cells"]
+    assert runner.invoke(app, ["report", str(filled.path), "--json", "--markdown"]).exit_code != 0
+
+
+def test_folder_without_any_done_cell_gives_text(study):
+    study.add(["planned"])
+    assert "No cell is done yet" in write_report(study.folder).markdown()

@@ -1,0 +1,85 @@
+"""How fast a study goes on, from its records, with a clock of the test's own."""
+
+from datetime import datetime, timezone
+
+import pytest
+
+from scaling.report.progress import progress
+from scaling.report.status import describe_status, status_table
+from scaling.store import ResultsFolder, RunRecord
+
+
+def at(minute, second=0, hour=12):
+    return datetime(2026, 1, 1, hour, minute, second, tzinfo=timezone.utc)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    made = ResultsFolder(tmp_path)
+    made.write_study({"name": "watched"})
+    return made
+
+
+def write(folder, number, state, start=None, end=None, *, size=2, repeat=0, reason=None, **cell):
+    launch = {"started_at": start and start.isoformat(), "finished_at": end and end.isoformat()}
+    launch = {name: value for name, value in launch.items() if value}
+    own = {"kind": "iteration", "aggregator": "ring", "aggregator_label": "ring", "world_size": size, **cell}
+    folder.write_run(RunRecord(f"{number:012x}", repeat, own, state, reason, launch=launch))
+
+
+def test_rest_is_estimated_by_world_size_with_the_launches_start_up(folder):
+    write(folder, 1, "done", at(0), at(1))
+    write(folder, 2, "done", at(1), at(2))
+    write(folder, 3, "done", at(2), at(5), size=4)
+    write(folder, 1, "planned", repeat=1)
+    write(folder, 3, "planned", size=4, repeat=1)
+    folder.write_launch_times({"start_up_s": 10.0, "total_s": 130.0, "cells": []})
+    found = progress(folder, at(6))
+    assert found.left_s == pytest.approx(60 + 180 + 2 * 10)
+    assert found.runs_per_hour == pytest.approx(3 / 5 * 60)
+    assert found.idle_s == 60
+    assert not found.is_over
+
+
+def test_running_cell_is_named_and_its_time_counts(folder):
+    write(folder, 1, "done", at(0), at(2))
+    write(folder, 2, "running", at(2), aggregator_label="tree")
+    found = progress(folder, at(3))
+    ((name, seconds),) = found.running
+    assert name.startswith("tree on 2 workers")
+    assert seconds == 60
+    assert found.left_s == pytest.approx(60)
+    assert found.idle_s is None
+    assert "now: tree on 2 workers" in "\n".join(found.lines())
+
+
+def test_last_error_is_the_latest_and_nothing_is_left_of_a_finished_study(folder):
+    write(folder, 1, "failed", at(0), at(1), reason="out of memory")
+    write(folder, 2, "failed", at(1), at(2), reason="a worker died")
+    found = progress(folder, at(9))
+    assert found.last_error == ("ring on 2 workers, repeat 0", "a worker died")
+    assert (found.is_over, found.left_s) == (True, 0.0)
+
+
+def test_rate_is_of_this_go_not_of_the_night_between(folder):
+    write(folder, 1, "done", at(0, hour=1), at(1, hour=1))
+    write(folder, 2, "done", at(0), at(1))
+    write(folder, 3, "done", at(1), at(2))
+    assert progress(folder, at(3)).runs_per_hour == pytest.approx(60)
+
+
+def test_before_the_first_run_nothing_is_estimated(folder):
+    write(folder, 1, "planned")
+    found = progress(folder, at(0))
+    assert (found.runs_per_hour, found.left_s, found.last_error, found.idle_s) == (None, None, None, None)
+    assert found.lines() == ["0/1 runs over: 1 planned"]
+
+
+def test_status_tells_twins_and_what_else_was_chosen_apart(study):
+    for twin in (0, 1):
+        study.add_steps([[0.1] * 3], aggregator="ring", world_size=2, twin=twin)
+    study.add_steps([[0.1] * 3], aggregator="ring", world_size=2, step="overlapped", bucket_mb=25)
+    lines = describe_status(status_table(study.folder)).splitlines()
+    assert len(set(lines)) == len(lines)
+    assert sum("(A/A twin)" in line for line in lines) == 1
+    assert sum("overlapped, 25 MiB" in line or "overlapped" in line for line in lines) == 1

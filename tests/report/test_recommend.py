@@ -1,0 +1,239 @@
+"""Recommendations on synthetic studies whose answer is known, undecided ones among them."""
+
+import numpy as np
+import pytest
+from scipy import special
+
+from scaling.errors import ScalingError
+from scaling.report.objectives import parse_objective
+from scaling.report.recommend import recommend
+from scaling.report.repeats import FEWEST, launches_needed
+
+GENERATOR_SEED = 4
+
+
+def launches(middle_s, *, count=5, spread=0.003, seed=GENERATOR_SEED, samples=20):
+    generator = np.random.default_rng([seed, int(middle_s * 1e7), count])
+    middles = middle_s * np.exp(generator.normal(0, spread, count))
+    return [(one * np.exp(generator.normal(0, 0.001, samples))).tolist() for one in middles]
+
+
+def only(study, objective="time"):
+    (found,) = recommend(study.table, study.cells, objective)
+    return found
+
+
+def test_clearly_fastest_setting_is_recommended_with_interval_and_runner_up(make_study):
+    study = make_study()
+    study.add(launches(0.020))
+    study.add(launches(0.008), aggregator="tree", world_size=4)
+    best = study.add(launches(0.006), aggregator="all_reduce", world_size=4)
+    found = only(study)
+    assert (found.state, found.choice.row["cell_id"]) == ("decided", best)
+    assert found.choice.low < 6.0 * 1.01 < found.choice.high * 1.02
+    assert found.runner_up.row["aggregator"] == "tree"
+    assert found.rivals == []
+    assert found.more_repeats is None
+    assert "costs 3" in found.if_wrong, "a third more: 8 ms against 6 ms"
+
+
+def test_control_arm_is_never_recommended_though_it_is_the_fastest(make_study):
+    study = make_study()
+    study.add(launches(0.001), aggregator="none", world_size=4)
+    study.add(launches(0.001), aggregator="no_op", world_size=4, step="overlapped")
+    best = study.add(launches(0.006), aggregator="ring", world_size=4)
+    found = only(study)
+    assert found.choice.row["cell_id"] == best
+    assert sum("control arm" in reason for _, reason in found.excluded) == 2
+
+
+def test_one_worker_wins_where_more_do_not_help(make_study):
+    study = make_study()
+    single = study.add(launches(0.004))
+    study.add(launches(0.004), aggregator="ring")
+    study.add(launches(0.009), aggregator="ring", world_size=2)
+    found = only(study)
+    assert found.choice.row["cell_id"] == single
+    assert found.choice.name == "1 worker, nothing to exchange"
+    assert found.state == "decided", "other aggregators on one worker are the same and no rivals"
+
+
+def test_lossy_aggregator_without_measured_accuracy_is_left_out(make_study):
+    study = make_study()
+    study.add(launches(0.002), aggregator="one_bit", world_size=4, lossy=True)
+    exact = study.add(launches(0.006), aggregator="ring", world_size=4)
+    found = only(study)
+    assert found.choice.row["cell_id"] == exact
+    assert any("accuracy was not measured" in reason for _, reason in found.excluded)
+
+
+@pytest.mark.parametrize(("accuracy", "is_chosen"), [(0.98, True), (0.5, False)])
+def test_lossy_aggregator_is_a_choice_once_it_reached_the_target(make_study, accuracy, is_chosen):
+    study = make_study()
+    lossy = study.add(launches(0.002), aggregator="one_bit", world_size=4, lossy=True)
+    study.add(launches(0.006), aggregator="ring", world_size=4)
+    study.add_training([3.0], accuracy=accuracy, aggregator="one_bit", world_size=4, lossy=True)
+    assert (only(study).choice.row["cell_id"] == lossy) == is_chosen
+
+
+@pytest.mark.parametrize(("accuracy", "is_chosen"), [(0.975, True), (0.95, False)])
+def test_without_a_target_a_lossy_aggregator_has_to_keep_the_accuracy(make_study, accuracy, is_chosen):
+    study = make_study()
+    lossy = study.add(launches(0.002), aggregator="one_bit", world_size=4, lossy=True)
+    study.add(launches(0.006), aggregator="ring", world_size=4)
+    options = {"world_size": 4, "target": None}
+    study.add_training([3.0], accuracy=accuracy, aggregator="one_bit", lossy=True, **options)
+    study.add_training([5.0], accuracy=0.98, aggregator="ring", **options)
+    assert (only(study).choice.row["cell_id"] == lossy) == is_chosen
+
+
+def test_overlapping_intervals_are_undecided_with_the_repeats_that_would_tell(make_study):
+    study = make_study()
+    a = [[0.0100], [0.0101], [0.0102]]
+    b = [[0.0101], [0.0102], [0.0103]]
+    study.add([one * 12 for one in a], aggregator="ring", world_size=4)
+    study.add([one * 12 for one in b], aggregator="tree", world_size=4)
+    found = only(study)
+    assert found.state == "undecided"
+    assert [one.row["aggregator"] for one in found.rivals] == ["tree"]
+    needed = next(
+        n for n in range(3, 200) if special.stdtrit(n - 1, 0.975) * 0.2 / np.sqrt(n) < 0.1 * (1 - 1e-9)
+    )
+    assert found.more_repeats == needed - 3
+    assert f"about {needed - 3} more repeats would tell" in found.sentence
+    assert "at most" in found.if_wrong
+
+
+def test_twice_as_many_repeats_as_asked_for_do_tell(make_study):
+    for count, state in ((3, "undecided"), (40, "decided")):
+        study = make_study()
+        for name, middle_s in (("ring", 0.0100), ("tree", 0.0102)):
+            study.add(launches(middle_s, count=count, spread=0.01), aggregator=name, world_size=4)
+        assert only(study).state == state
+
+
+def test_difference_below_the_noise_floor_is_undecided_and_no_repeats_would_tell(make_study):
+    study = make_study()
+    study.add(launches(0.0100, spread=0.0001), aggregator="ring", world_size=4)
+    study.add(launches(0.0104, spread=0.0001), aggregator="ring", world_size=4, twin=1)
+    study.add(launches(0.0102, spread=0.0001), aggregator="tree", world_size=4)
+    found = only(study)
+    assert (found.state, found.more_repeats) == ("undecided", None)
+    assert "noise floor" in found.sentence
+    assert "either will do" in found.sentence
+
+
+@pytest.mark.parametrize(("factor", "state"), [(1.03, "undecided"), (1.3, "decided")])
+def test_one_launch_decides_large_differences_only_and_says_so(make_study, factor, state):
+    study = make_study()
+    study.add(launches(0.010, count=1), aggregator="ring", world_size=4)
+    study.add(launches(0.010 * factor, count=1), aggregator="tree", world_size=4)
+    found = only(study)
+    assert found.state == state
+    assert "one launch" in found.sentence
+    assert found.more_repeats == (FEWEST - 1 if state == "undecided" else None)
+
+
+def test_efficiency_is_the_shortest_time_that_keeps_it(make_study):
+    study = make_study()
+    study.add(launches(0.016))
+    kept = study.add(launches(0.0089), aggregator="ring", world_size=2)
+    study.add(launches(0.0080), aggregator="ring", world_size=4)
+    found = only(study, "efficiency >= 0.8")
+    assert (found.state, found.choice.row["cell_id"]) == ("decided", kept)
+    assert any("efficiency below 0.8" in reason for _, reason in found.excluded)
+
+
+def test_efficiency_on_the_bound_is_undecided(make_study):
+    study = make_study()
+    study.add(launches(0.016, spread=0.02))
+    study.add(launches(0.010, spread=0.02), aggregator="ring", world_size=2)
+    found = only(study, "efficiency >= 0.8")
+    assert found.state == "undecided"
+    assert "may lie on either side" in found.sentence
+
+
+def test_gpu_hours_count_the_workers(make_study):
+    study = make_study()
+    cheap = study.add(launches(0.010), aggregator="ring", world_size=2)
+    study.add(launches(0.006), aggregator="ring", world_size=4)
+    assert only(study).choice.row["world_size"] == 4
+    found = only(study, "gpu-hours")
+    assert found.choice.row["cell_id"] == cheap
+    assert found.choice.value == pytest.approx(0.010 * 2 / 64 / 3600 * 1e9, rel=0.01)
+
+
+def test_energy_is_of_the_gpus_and_uncertain_by_the_counters_steps(make_study):
+    study = make_study()
+
+    def gpus(joules, window_s):
+        return {"gpu": [{"energy_per_sample_j": joules, "window_s": window_s}] * 2}
+
+    little = study.add(launches(0.010), aggregator="ring", world_size=2, summary=gpus(0.2, 10))
+    study.add(launches(0.006), aggregator="tree", world_size=2, summary=gpus(0.3, 10))
+    found = only(study, "energy")
+    assert (found.state, found.choice.row["cell_id"]) == ("decided", little)
+    assert found.choice.low == pytest.approx(200 * 0.99)
+    short = make_study()
+    short.add(launches(0.010), aggregator="ring", world_size=2, summary=gpus(0.20, 0.5))
+    short.add(launches(0.006), aggregator="tree", world_size=2, summary=gpus(0.25, 0.5))
+    assert only(short, "energy").state == "undecided"
+
+
+def test_time_to_accuracy_needs_the_target_and_several_trainings(make_study):
+    study = make_study()
+    fast = study.add_training([5.0, 5.1, 5.2], aggregator="ring", world_size=4)
+    study.add_training([9.0, 9.1, 9.2], aggregator="tree", world_size=4)
+    study.add_training([1.0, 1.1, 1.2], accuracy=0.9, aggregator="one_bit", world_size=4, lossy=True)
+    found = only(study, "time-to-accuracy")
+    assert (found.state, found.choice.row["cell_id"]) == ("decided", fast)
+    assert found.choice.value == pytest.approx(5.1)
+    assert any("not reached" in reason for _, reason in found.excluded)
+    once = make_study()
+    once.add_training([5.0], aggregator="ring", world_size=4)
+    once.add_training([9.0], aggregator="tree", world_size=4)
+    found = only(once, "time-to-accuracy")
+    assert (found.state, found.more_repeats) == ("undecided", FEWEST - 1)
+
+
+def test_failed_cells_are_left_out_with_their_reason_and_nothing_measured_is_said(make_study):
+    study = make_study()
+    study.add([], aggregator="ring", world_size=4, state="failed")
+    found = only(study)
+    assert found.state == "none"
+    assert any(reason.startswith("failed") for _, reason in found.excluded)
+    assert recommend(make_study().table, [], "time") == []
+
+
+def test_workloads_are_recommended_one_by_one_and_weak_scaling_by_the_sample(make_study):
+    study = make_study()
+    study.add(launches(0.010), aggregator="ring", world_size=2, scaling="weak")
+    study.add(launches(0.011), aggregator="ring", world_size=4, scaling="weak")
+    study.add(launches(0.004), aggregator="ring", world_size=2, model="other")
+    found = recommend(study.table, study.cells)
+    assert [one.choice.row["world_size"] for one in found if "weak" in one.workload] == [4]
+    assert len(found) == 2
+
+
+@pytest.mark.parametrize("text", ["speed", "efficiency", "efficiency >= 80", "efficiency <= 0.8"])
+def test_objective_that_is_none_says_what_is_allowed(text):
+    with pytest.raises(ScalingError, match=r"allowed: 'time'|a ratio such as 0\.8"):
+        parse_objective(text)
+
+
+def test_launches_needed_grow_with_the_square_of_the_spread():
+    few, many = launches_needed(1.0, [0.5, 0.5]), launches_needed(1.0, [1.5, 1.5])
+    assert few < many
+    assert launches_needed(1e-9, [1.0]) is None
+    assert launches_needed(5.0, [0.01]) == FEWEST
+
+
+def test_floor_of_a_busy_machine_is_no_reason_to_take_either(make_study):
+    study = make_study()
+    study.add(launches(0.010), aggregator="ring", world_size=4)
+    study.add(launches(0.020), aggregator="ring", world_size=4, twin=1)
+    study.add(launches(0.014), aggregator="tree", world_size=4)
+    found = only(study)
+    assert (found.state, found.more_repeats) == ("undecided", None)
+    assert "either will do" not in found.sentence
+    assert "a quieter machine" in found.sentence

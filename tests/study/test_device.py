@@ -1,0 +1,202 @@
+"""`kind: device`: which keys it has, which cells, which launches, and what a plan says of them."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from scaling.errors import StudyError
+from scaling.store import ResultsFolder
+from scaling.study.cells import Machine, resolve
+from scaling.study.device import DeviceCell
+from scaling.study.job_shape import job_shape
+from scaling.study.launches import remaining_launches
+from scaling.study.overrides import load_study
+from scaling.study.planning import describe_plan
+from scaling.study.prepare import prepare
+from scaling.study.run_device import measure_device
+from scaling.study.schema import parse_study
+from scaling.study.transfer import short_label
+
+ONE_GPU = Machine(num_gpus=1, num_cores=16)
+NO_GPU = Machine(num_gpus=0, num_cores=2)
+SMALL = {
+    "name": "small-networks",
+    "widths": [10, 20],
+    "batches": [1],
+    "depths": [2],
+    "input_sizes": [64],
+    "equal_parameters": [],
+    "width": 10,
+    "batch": 1,
+}
+STUDY = {"name": "small", "kind": "device", "experiment": SMALL}
+
+
+def resolved(machine=ONE_GPU, **keys):
+    return resolve(parse_study({**STUDY, **keys}, "small.yaml"), machine)
+
+
+def cells(machine=ONE_GPU, **keys):
+    return list(resolved(machine, **keys).cells.values())
+
+
+class TestKeys:
+    def test_experiment_is_a_name_or_a_name_with_parameters(self):
+        (part,) = parse_study({**STUDY, "experiment": "small-networks"}, "s").parts
+        assert (part.experiment.name, part.experiment.parameters) == ("small-networks", {})
+        assert (part.devices, part.seconds, part.repeats) == (["cpu", "cuda"], 1.0, 1)
+        (part,) = parse_study(STUDY, "s").parts
+        assert part.experiment.parameters["widths"] == [10, 20]
+
+    def test_one_device_may_be_given_without_a_list(self):
+        assert parse_study({**STUDY, "devices": "cpu"}, "s").parts[0].devices == ["cpu"]
+
+    @pytest.mark.parametrize("key", ["world_sizes", "workloads", "aggregators", "device", "threads"])
+    def test_key_of_other_kinds_is_an_error_that_says_whose_it_is(self, key):
+        with pytest.raises(
+            StudyError, match=f"key '{key}' belongs to kind: .*kind: device runs an experiment"
+        ):
+            parse_study({**STUDY, key: 1}, "s")
+
+    @pytest.mark.parametrize(
+        ("key", "value"), [("devices", ["tpu"]), ("seconds", 0), ("limit_seconds", -1), ("devices", [])]
+    )
+    def test_wrong_value_is_an_error_that_names_the_key(self, key, value):
+        with pytest.raises(StudyError, match=key):
+            parse_study({**STUDY, key: value}, "s")
+
+    def test_experiment_is_required(self):
+        with pytest.raises(StudyError, match="key 'experiment' is missing"):
+            parse_study({"name": "small", "kind": "device"}, "s")
+
+    def test_keys_beside_the_parts_are_for_the_parts_that_know_them(self):
+        raw = {
+            "name": "two",
+            "world_sizes": [1, 2],
+            "repeats": 2,
+            "parts": [{"kind": "device", "experiment": SMALL}],
+        }
+        (part,) = parse_study(raw, "s").parts
+        assert part.repeats == 2
+
+    def test_study_that_was_written_can_be_run_again(self):
+        study = parse_study({**STUDY, "seconds": 0.5}, "s")
+        assert parse_study(yaml.safe_load(yaml.safe_dump(study.model_dump(mode="json"))), "again") == study
+
+
+class TestCells:
+    def test_every_point_has_a_cell_on_each_device_that_it_is_for(self):
+        found = [(c.device, c.threads, c.point["step"], c.point["width"]) for c in cells()]
+        one_width = [("cpu", 1, "eager"), ("cpu", 4, "eager"), ("cpu", 16, "eager")]
+        one_width += [("cuda", 12, "eager"), ("cuda", 12, "captured")]
+        assert sorted(found) == sorted((*arm, width) for arm in one_width for width in (10, 20))
+
+    def test_without_a_gpu_its_cells_are_left_out_and_the_notes_say_so(self):
+        study = resolved(NO_GPU)
+        assert {cell.device for cell in study.cells.values()} == {"cpu"}
+        assert any("no GPU that torch can use" in note for note in study.notes)
+
+    def test_threads_above_the_cores_are_dropped_with_a_note(self):
+        study = resolved(NO_GPU)
+        assert sorted({cell.threads for cell in study.cells.values()}) == [1, 2]
+        assert "threads: 4 dropped: 2 cores can be used here" in study.notes
+
+    def test_study_of_gpus_alone_is_an_error_where_there_is_none(self):
+        with pytest.raises(StudyError, match="nothing to measure on cuda: there is no GPU"):
+            resolved(NO_GPU, devices="cuda")
+
+    def test_experiment_that_has_nothing_for_a_gpu_misses_none(self):
+        study = resolved(NO_GPU, experiment="cpu-threads")
+        assert not any("GPU" in note for note in study.notes)
+
+    def test_unknown_experiment_is_an_error(self):
+        with pytest.raises(StudyError, match="unknown experiment 'smal-networks'"):
+            resolved(experiment="smal-networks")
+
+    def test_identity_is_that_of_the_point_not_of_the_machine(self):
+        here = {cell.id for cell in cells() if cell.threads == 1}
+        there = {cell.id for cell in cells(Machine(1, 64)) if cell.threads == 1}
+        assert here == there
+        assert len({cell.id for cell in cells()}) == 10
+
+    @pytest.mark.parametrize(
+        "change", [{"seconds": 2.0}, {"limit_seconds": 3.0}, {"experiment": {**SMALL, "width": 20}}]
+    )
+    def test_whatever_decides_the_result_is_in_the_identity(self, change):
+        assert not {cell.id for cell in cells()} & {cell.id for cell in cells(**change)}
+
+
+class TestLaunches:
+    def test_a_launch_a_device_whatever_the_threads(self, tmp_path):
+        launches = remaining_launches(ResultsFolder(tmp_path), resolved(repeats=2))
+        found = [(one.repeat, one.settings.device, one.settings.threads, len(one.cells)) for one in launches]
+        assert sorted(found) == [(0, "cpu", 16, 6), (0, "cuda", 12, 4), (1, "cpu", 16, 6), (1, "cuda", 12, 4)]
+
+    def test_what_is_done_is_not_run_again(self, tmp_path):
+        study, folder = resolved(NO_GPU), ResultsFolder(tmp_path)
+        prepare(folder, parse_study(STUDY, "s"), study)
+        first = next(iter(study.cells.values()))
+        record = folder.run(first.id, 0)
+        folder.start_run(record, {})
+        folder.finish_run(record, {})
+        (launch,) = remaining_launches(folder, study)
+        assert first.id not in {cell.id for cell in launch.cells}
+        assert len(launch.cells) == len(study.cells) - 1
+
+    def test_tf32_that_the_environment_forces_is_refused(self, tmp_path, monkeypatch):
+        monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "1")
+        with pytest.raises(StudyError, match="NVIDIA_TF32_OVERRIDE is set"):
+            prepare(ResultsFolder(tmp_path), parse_study(STUDY, "s"), resolved(NO_GPU))
+
+    def test_batch_job_needs_one_gpu(self):
+        shape = job_shape(parse_study(STUDY, "s"))
+        assert (shape.world_sizes, shape.nodes, shape.gpus_per_node) == ([1], 1, 1)
+        assert job_shape(parse_study({**STUDY, "devices": "cpu"}, "s")).gpus_per_node == 0
+
+
+def test_plan_names_experiment_device_and_point(tmp_path):
+    text = describe_plan(resolved(), tmp_path / "none")
+    assert "device small-networks on cpu, 4 threads: network mlp" in text
+    assert "2 launches left" in text
+
+
+def test_label_names_the_experiment():
+    cell = next(one for one in cells() if isinstance(one, DeviceCell))
+    assert short_label(cell.to_dict()) == f"device small-networks on {cell.device}"
+
+
+@pytest.mark.parametrize("name", ["small-networks", "cpu-threads", "batch-sizes"])
+@pytest.mark.parametrize("machine", [NO_GPU, ONE_GPU])
+def test_shipped_studies_resolve_on_any_machine(name, machine):
+    study = resolve(load_study(name), machine)
+    assert study.name == name
+    assert study.cells
+
+
+def test_shipped_studies_are_listed_with_their_question():
+    from scaling.catalogue import studies
+
+    listed = {entry["name"]: entry["description"] for entry in studies()}
+    for name in ("small-networks", "cpu-threads", "batch-sizes"):
+        assert "?" in listed[name]
+        assert Path(name).name in listed
+
+
+def test_example_of_the_documents_is_an_experiment(tmp_path, monkeypatch):
+    text = (Path(__file__).parents[2] / "docs" / "device-studies.md").read_text(encoding="utf-8")
+    source = text.partition("```python\n")[2].partition("```")[0]
+    (tmp_path / "my_experiments.py").write_text(source, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    found = cells(NO_GPU, experiment={"name": "my_experiments:MatrixProduct", "sizes": [3]})
+    assert [(cell.device, cell.threads, cell.point) for cell in found] == [("cpu", 2, {"size": 3})]
+    rows: list[dict[str, object]] = []
+    measure_device(found[0], torch.device("cpu"), rows.extend)
+    assert sum(row.get("phase") == "step" for row in rows) >= 6
+
+
+def test_study_of_the_documents_is_valid():
+    text = (Path(__file__).parents[2] / "docs" / "device-studies.md").read_text(encoding="utf-8")
+    study = parse_study(yaml.safe_load(text.partition("```yaml\n")[2].partition("```")[0]), "docs")
+    assert resolve(study, ONE_GPU).cells

@@ -1,0 +1,98 @@
+"""Commands in the documents exist with their options; the README's table is what `make figures` gives."""
+
+import importlib.util
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import typer
+
+from scaling.cli import app
+from scaling.report.columns import to_rows
+from scaling.report.tables import summary_table
+from scaling.store import ResultsFolder
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def commands(page):
+    """Every `scaling ...` in code of a page: between backticks, or on a line of its own."""
+    text = page.read_text()
+    blocks = re.findall(r"```(?:console|bash)\n(.*?)```", text, re.DOTALL)
+    lines = [line.removeprefix("$ ") for block in blocks for line in block.splitlines()]
+    lines += re.findall(r"^ {4}(?:\.venv/bin/)?(scaling .*)$", text, re.MULTILINE)
+    lines += re.findall(r"`(scaling [^`]*)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+    return [line.split("#")[0].strip() for line in lines if line.startswith("scaling ")]
+
+
+def command_of(words):
+    """The command that words name, and the words after it."""
+    command = typer.main.get_command(app)
+    while words and hasattr(command, "commands"):
+        if words[0].startswith("--"):
+            break
+        command, words = command.commands[words[0]], words[1:]
+    return command, words
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_of_a_page_exist_with_their_options(page):
+    for line in commands(page):
+        words = shlex.split(re.sub(r" > [\w.]+$", "", line))[1:]
+        try:
+            command, rest = command_of(words)
+        except KeyError as error:
+            pytest.fail(f"{page.name}: `{line}`: there is no verb {error}")
+        known = {option for one in command.params for option in one.opts} | {"--help"}
+        for word in rest:
+            if word.startswith("--"):
+                assert word.partition("=")[0] in known, f"{page.name}: `{line}`"
+
+
+def test_tutorial_and_faq_show_the_verbs_that_answer():
+    shown = {name: " ".join(commands(ROOT / "docs" / name)) for name in ("tutorial.md", "faq.md")}
+    for verb in ("explain", "recommend", "compare", "export", "status", "watch"):
+        for name, text in shown.items():
+            assert f"scaling {verb}" in text, (name, verb)
+
+
+def test_links_between_the_documents_lead_somewhere():
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+@pytest.fixture(scope="module")
+def readme_figures():
+    path = ROOT / "benchmarks" / "readme_figures.py"
+    spec = importlib.util.spec_from_file_location("readme_figures", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_readme_is_what_make_figures_gives(readme_figures):
+    readme = (ROOT / "README.md").read_text()
+    rows = to_rows(summary_table(ResultsFolder(readme_figures.OF_THE_TABLE)))
+    assert readme_figures.updated(readme, rows) == readme
+    changed = readme.replace("| `tree` (ours) | 2.89", "| `tree` (ours) | 2.79")
+    assert changed != readme
+    assert readme_figures.updated(changed, rows) == readme
+
+
+def test_every_image_of_the_readme_is_of_a_folder_that_make_figures_draws(readme_figures):
+    images = readme_figures.figures((ROOT / "README.md").read_text())
+    folders = [str(folder.relative_to(ROOT)) for folder in readme_figures.OF_THE_FIGURES]
+    assert images
+    for image in images:
+        assert (ROOT / image).is_file()
+        assert any(image.startswith(f"{folder}/figures/") for folder in folders), image
+
+
+def test_make_has_the_targets_that_the_documents_name():
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = {name for page in PAGES for name in re.findall(r"`make ([a-z-]+)`", page.read_text())}
+    assert named <= targets
+    assert {"docs", "figures"} <= targets
