@@ -24,7 +24,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -256,6 +256,26 @@ class Exchanges:
         }
 
 
+def timed_both_ways(
+    name: str, call: Call, group: TorchGroup, samples: int
+) -> Iterator[tuple[str, list[float]]]:
+    """Seconds of the call, eager and captured, on the slowest rank.
+
+    The graph is gone afterwards: NCCL's communicators wait at their end for graphs that hold them.
+    """
+    for label, way in ((name, call), (f"{name}, graph", captured(call))):
+        seconds = []
+        for _ in range(samples):
+            torch.cuda.synchronize()
+            group.barrier()
+            start = time.perf_counter()
+            for _ in range(3):
+                way()
+            torch.cuda.synchronize()
+            seconds.append(group.largest((time.perf_counter() - start) / 3))
+        yield label, seconds
+
+
 def on_several(options: argparse.Namespace, info: RankInfo) -> dict[str, Any]:
     """The exchange alone."""
     workers = Workers(info)
@@ -268,16 +288,7 @@ def on_several(options: argparse.Namespace, info: RankInfo) -> dict[str, Any]:
         print(f"{4 * sum(stripes.words) / 1e6:.1f} MB, {info.world_size} GPUs", flush=True)
     for name, call in exchanges.ways().items():
         call()
-        for label, way in ((name, call), (f"{name}, graph", captured(call))):
-            seconds = []
-            for _ in range(options.samples):
-                torch.cuda.synchronize()
-                group.barrier()
-                start = time.perf_counter()
-                for _ in range(3):
-                    way()
-                torch.cuda.synchronize()
-                seconds.append(group.largest((time.perf_counter() - start) / 3))
+        for label, seconds in timed_both_ways(name, call, group, options.samples + 3):
             if info.rank == 0:
                 rows.append(summary(label, seconds[3:]))
     workers.close()

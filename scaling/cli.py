@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import textwrap
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -358,7 +359,7 @@ def verify_(
         if not as_json:
             typer.echo(findings[-1].line(width))
             for line in sheets[-1].lines() if sheets[-1] else []:
-                typer.echo(f"  {line}")
+                typer.echo(textwrap.fill(line, 80, initial_indent="  ", subsequent_indent=" " * 13))
     if as_json:
         both = zip(findings, sheets, strict=True)
         values = [{**finding.as_dict(), "sheet": sheet and sheet.as_dict()} for finding, sheet in both]

@@ -144,6 +144,7 @@ def plan_by_predictions(
     from scaling.study.pruning import describe, judge, parse_budget, study_of
     from topologies.schema import load
 
+    limit = parse_budget(budget) if budget else None
     if not results:
         raise StudyError("name results to predict from: --from DIR, with world size 1 measured at least")
     if topology is None:
@@ -159,7 +160,6 @@ def plan_by_predictions(
     for note in notes:
         typer.echo(note, err=True)
     rows = predicted_rows(trained, machine, sources, known=True)
-    limit = parse_budget(budget) if budget else None
     verdicts = judge(trained, rows, cells.repeats, limit, skip_dominated=skip_dominated)
     if write is not None:
         from scaling.cli_schedule import write_file

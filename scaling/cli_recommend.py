@@ -35,7 +35,8 @@ def recommend(
     if not found:
         raise ScalingError(
             f"{directory} has no cell that tells of {objective}: time, efficiency, gpu-hours and energy need "
-            "a part of kind iteration, time-to-accuracy one of kind convergence with target_accuracy"
+            "a part of kind iteration, time-to-accuracy one of kind convergence with target_accuracy; "
+            f"`scaling report {directory}` shows what it has"
         )
     if as_json:
         typer.echo(json.dumps([one.as_dict() for one in found], indent=1))

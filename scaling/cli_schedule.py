@@ -12,7 +12,10 @@ from scaling.errors import ScheduleError
 from topologies.errors import TopologyError
 
 schedule = typer.Typer(
-    name="schedule", help="Collectives as data, in the formats of other engines.", no_args_is_help=True
+    name="schedule",
+    help="Collectives as data, in the formats of other engines.",
+    epilog="Example: scaling schedule export ring --world-size 8 --out ring.xml",
+    no_args_is_help=True,
 )
 
 FORMATS = ("msccl-xml", "chakra")
@@ -80,9 +83,10 @@ def import_(
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise TopologyError(f"{file}: cannot be read: {error}") from error
+        reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
+        raise TopologyError(f"{file}: cannot be read: {reason}") from error
     is_xml = text.lstrip().startswith("<")
-    content, data = _machine(text, file.stem) if is_xml else _samples(text, str(file))
+    content, data = _machine(text, file) if is_xml else _samples(text, str(file))
     if out is not None:
         write_file(out, content.encode())
     if as_json:
@@ -91,12 +95,12 @@ def import_(
         typer.echo(content, nl=False)
 
 
-def _machine(text: str, name: str) -> tuple[str, object]:
+def _machine(text: str, path: Path) -> tuple[str, object]:
     from topologies.detected_file import machine_file
     from topologies.file_text import as_yaml, validated
     from topologies.nccl_xml import facts_of
 
-    facts = facts_of(text, name)
+    facts = facts_of(text, path.stem, str(path))
     file = machine_file(facts)
     notes = [f"not known: {what}" for what in facts.missing]
     content = as_yaml(file, ["From NCCL's topology XML; nothing is measured.", *notes])

@@ -11,7 +11,10 @@ import typer
 from topologies.errors import TopologyError
 
 topology = typer.Typer(
-    name="topology", help="Machines as data: devices, links and paths.", no_args_is_help=True
+    name="topology",
+    help="Machines as data: devices, links and paths.",
+    epilog="Example: scaling topology show hgx-h200-4",
+    no_args_is_help=True,
 )
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]

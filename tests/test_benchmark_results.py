@@ -94,3 +94,17 @@ def test_table_of_the_ddp_loop_is_that_of_the_samples(monkeypatch):
     ]
     assert len(rows) == 36
     assert rows == made[2:]
+
+
+def test_one_bit_table_is_that_of_the_samples():
+    header, *rows = tables()["one-bit-h200/samples.csv"]
+    table = pd.read_csv(RESULTS / "one-bit-h200" / "samples.csv")
+    suffixes = [", kernels", ", kernels, graph", ", torch"]
+    assert len(rows) == 4
+    assert len(header) == 1 + len(suffixes)
+    for name, *cells in rows:
+        for suffix, shown in zip(suffixes, cells, strict=True):
+            times = table[table.contender == name + suffix].seconds * 1e3
+            assert len(times) == 30
+            low, median, high = times.quantile([0.25, 0.5, 0.75])
+            assert shown == f"{median:.3f} [{low:.3f}, {high:.3f}]", name + suffix

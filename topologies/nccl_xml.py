@@ -38,23 +38,25 @@ class _Found:
     num_nics: int = 0
 
 
-def facts_of(text: str, name: str) -> Facts:
+def facts_of(text: str, name: str, source: str = "") -> Facts:
     """The machine that the XML describes.
 
     Args:
         text: of the file.
         name: of the machine.
+        source: where the text is from, for messages; by default the name.
 
     Raises:
         TopologyError: it is no such file, or has no CPU.
     """
+    source = source or name
     try:
         system = ElementTree.fromstring(text)
     except ElementTree.ParseError as error:
-        raise TopologyError(f"{name}: no XML: {error}; give what NCCL_TOPO_DUMP_FILE wrote") from error
+        raise TopologyError(f"{source}: no XML: {error}; give what NCCL_TOPO_DUMP_FILE wrote") from error
     cpus = system.findall("cpu")
     if system.tag != "system" or not cpus:
-        raise TopologyError(f"{name}: no <system> with <cpu>s; give what NCCL_TOPO_DUMP_FILE wrote")
+        raise TopologyError(f"{source}: no <system> with <cpu>s; give what NCCL_TOPO_DUMP_FILE wrote")
     found = _Found()
     nodes = []
     for cpu in cpus:

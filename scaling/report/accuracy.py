@@ -28,6 +28,11 @@ def is_lossy(cell: CellResult) -> bool:
     return aggregator_name(cell.label("aggregator")) in KNOWN_LOSSY if known is None else bool(known)
 
 
+def lossy_ids(cells: Sequence[CellResult]) -> frozenset[str]:
+    """Ids of the cells that are."""
+    return frozenset(cell.cell_id for cell in cells if is_lossy(cell))
+
+
 def why_not(row: Row, cell: CellResult, rows: Sequence[Row], cells: Sequence[CellResult]) -> str | None:
     """Why a lossy cell may not be recommended; None where it may, or is not lossy.
 
@@ -43,7 +48,7 @@ def why_not(row: Row, cell: CellResult, rows: Sequence[Row], cells: Sequence[Cel
     """
     if not is_lossy(cell) or row["world_size"] == 1:
         return None
-    lossy = {other.cell_id for other in cells if is_lossy(other)}
+    lossy = lossy_ids(cells)
     same = ("model", "dataset", "world_size")
     trained = [
         other

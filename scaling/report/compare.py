@@ -277,6 +277,12 @@ def _nothing_in_common(a: Sequence[Row], b: Sequence[Row], *, matched: bool) -> 
             "the studies share cells, but none that is done in both; finish them with the same `run`, "
             "`scaling status DIR` shows what is left"
         )
+    for name, rows in (("first", a), ("second", b)):
+        if not any(row["kind"] in COMPARED_KINDS for row in rows):
+            return (
+                f"the {name} folder has no cell that `compare` reads; allowed: {' and '.join(COMPARED_KINDS)}; "
+                "`scaling report DIR` shows what it has"
+            )
     different = nearest_differences(a, b)
     nearest = f"; the most alike ones differ in {', '.join(different)}" if different else ""
     return (

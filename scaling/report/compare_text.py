@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from statistics import median
@@ -15,7 +14,7 @@ from scaling.report.columns import Row
 from scaling.report.compare import CellComparison, Comparison
 from scaling.report.explain_doubts import LARGE_FLOOR
 from scaling.report.formats import MISSING, like, listed, number, percent, workers
-from scaling.report.terminal import WIDTH
+from scaling.report.terminal import wrapped
 
 NAME_WIDTH = 19
 WITHIN = "*"
@@ -34,27 +33,27 @@ def render_comparison(comparison: Comparison) -> Iterator[RenderableType]:
         yield _table(group, [cell for cell in comparison.cells if cell.group == group])
     yield Text()
     for line in _remarks(comparison):
-        yield _wrapped(line)
+        yield wrapped(line)
 
 
 def _environment(comparison: Comparison) -> Iterator[RenderableType]:
     deciding = [one for one in comparison.environment if one.decides]
     beside = [one.field for one in comparison.environment if not one.decides]
     if not deciding:
-        yield _wrapped("environments: the same hardware, drivers, versions and settings")
+        yield wrapped("environments: the same hardware, drivers, versions and settings")
     else:
-        yield _wrapped("environments differ: a ratio may be theirs, and not what was changed on purpose")
+        yield wrapped("environments differ: a ratio may be theirs, and not what was changed on purpose")
         for one in deciding:
-            yield _wrapped(f"  {one.line()}")
+            yield wrapped(f"  {one.line()}")
     if beside:
-        yield _wrapped(f"  (and {listed(beside)}, which decide nothing by themselves)")
+        yield wrapped(f"  (and {listed(beside)}, which decide nothing by themselves)")
 
 
 def _table(group: str, cells: Sequence[CellComparison]) -> Table:
     trained = cells[0].quantity == "train_s"
     unit = "s" if trained else "ms"
     rendered = Table(
-        title=_wrapped(group), title_justify="left", box=None, pad_edge=False, padding=(0, 1, 0, 0)
+        title=wrapped(group), title_justify="left", box=None, pad_edge=False, padding=(0, 1, 0, 0)
     )
     rendered.add_column("aggregator", overflow="fold", max_width=NAME_WIDTH)
     for name in ("n", f"A {unit}", f"B {unit}", "B/A", "95% interval"):
@@ -154,7 +153,3 @@ def _alone(comparison: Comparison) -> Iterator[str]:
 def _named(row: Row) -> str:
     reason = f": {row['reason']}" if row["reason"] else ""
     return f"{row['aggregator']} on {workers(row['world_size'])} ({row['model']}, {row['state']}{reason})"
-
-
-def _wrapped(text: str) -> Text:
-    return Text("\n".join(textwrap.wrap(text, WIDTH, subsequent_indent="  ")))

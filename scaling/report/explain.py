@@ -6,12 +6,13 @@ the largest part of the step before smaller ones; then what makes the numbers do
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
 
+from scaling.report.accuracy import lossy_ids
 from scaling.report.columns import Row, is_twin, to_rows
 from scaling.report.explain_look import Look
 from scaling.report.explain_rules import DOUBTS, LIMITS, Rule
@@ -77,18 +78,23 @@ def explain(
         no entry; one without anything to say has an empty list.
     """
     rows, by_id = to_rows(table), {cell.cell_id: cell for cell in cells}
+    lossy = lossy_ids(cells)
     return {
-        row["cell_id"]: explain_cell(row, by_id.get(row["cell_id"]), rows, num_cores)
+        row["cell_id"]: explain_cell(row, by_id.get(row["cell_id"]), rows, num_cores, lossy)
         for row in rows
         if row["kind"] in EXPLAINED_KINDS and not is_twin(row)
     }
 
 
 def explain_cell(
-    row: Row, cell: CellResult | None, rows: Sequence[Row], num_cores: int | None = None
+    row: Row,
+    cell: CellResult | None,
+    rows: Sequence[Row],
+    num_cores: int | None = None,
+    lossy: Collection[str] = (),
 ) -> list[Finding]:
-    """The same for one cell, among the rows of its study."""
-    look = Look(row, cell, rows, num_cores)
+    """The same for one cell, among the rows of its study, of which those with the ids `lossy` are lossy."""
+    look = Look(row, cell, rows, num_cores, lossy)
     limits = sorted(_found(look, LIMITS), key=lambda finding: -round(_weight(finding) / ALIKE))
     return [*limits, *_found(look, DOUBTS)]
 

@@ -78,7 +78,7 @@ def not_hidden(look: Look) -> Told | None:
 
 
 def compression(look: Look) -> Told | None:
-    """At which bandwidth a codec that was measured beside this cell would break even.
+    """At which bandwidth a lossy codec that was measured beside this cell would break even.
 
     Not in the overlapped step, whose columns hold only what of the codec's time is exposed.
     """
@@ -88,13 +88,14 @@ def compression(look: Look) -> Told | None:
     coded = [
         other
         for other in look.others({"aggregator", "bucket_mb"})
-        if (other["encode_s"] or 0) + (other["decode_s"] or 0) > 0
+        if other["cell_id"] in look.lossy
+        and (other["encode_s"] or 0) + (other["decode_s"] or 0) > 0
         and (other["wire_bytes_per_rank"] or row["wire_bytes_per_rank"]) < row["wire_bytes_per_rank"]
     ]
     if not coded:
         return None
     other = min(coded, key=lambda one: float(one["iteration_s"]))
-    codec_s = other["encode_s"] + (other["decode_s"] or 0.0)
+    codec_s = (other["encode_s"] or 0.0) + (other["decode_s"] or 0.0)
     even = (row["wire_bytes_per_rank"] - other["wire_bytes_per_rank"]) / codec_s
     pays = rate < even
     sentence = (

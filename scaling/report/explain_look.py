@@ -40,6 +40,7 @@ class Look:
         cell: its samples; None where the caller has none.
         rows: the study's.
         num_cores: CPU cores of a node; None where they are unknown.
+        lossy: ids of the study's cells whose exchange changes the gradient.
         fired: rules that found something in this cell before.
     """
 
@@ -47,6 +48,7 @@ class Look:
     cell: CellResult | None
     rows: Sequence[Row]
     num_cores: int | None = None
+    lossy: Collection[str] = ()
     fired: set[str] = field(default_factory=set)
 
     @property

@@ -52,9 +52,9 @@ def details(rows: Sequence[Row], findings: Findings, chosen: Sequence[Row]) -> I
         yield _wrapped(group.title, indent=2)
         own = findings[row["cell_id"]]
         for finding in own:
-            has_share = finding.is_limit and finding.share > 0
-            share = f" [{percent(finding.share, 0)} of the step]" if has_share else ""
-            yield _wrapped(f"- {finding.sentence}{share}", indent=2)
+            share = f"{percent(finding.share, 0)} of the step"
+            told = finding.share <= 0 or not finding.is_limit or share in finding.sentence
+            yield _wrapped(f"- {finding.sentence}{'' if told else f' [{share}]'}", indent=2)
             if finding.next_experiment:
                 yield _wrapped(f"next: {finding.next_experiment}", indent=4)
         if not own:

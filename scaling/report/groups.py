@@ -66,7 +66,9 @@ class Group:
     def name(self, row: Row) -> str:
         """The aggregator of one of its rows, with what else sets it apart from others of that label."""
         parts = [row["aggregator"]]
-        if row["bucket_mb"] is not None and self.differs("bucket_mb"):
+        if row["bucket_mb"] is not None and row["step"] == "captured":  # without buckets it is another step
+            parts.append(f"layer by layer, {row['bucket_mb']:g} MiB")
+        elif row["bucket_mb"] is not None and self.differs("bucket_mb"):
             parts.append(f"{row['bucket_mb']:g} MiB")
         if self.differs("input_placement") or self.differs("loader_workers"):
             parts.append(placement_name(row, several_workers=self.differs("loader_workers")))

@@ -20,6 +20,7 @@ from typing import Any
 import pandas as pd
 
 from scaling.measure.ratios import ONE_LAUNCH
+from scaling.report.accuracy import lossy_ids
 from scaling.report.candidates import (
     EFFICIENCY,
     HOURS,
@@ -124,10 +125,10 @@ def recommend(
         ScalingError: there is no such objective.
     """
     wanted, rows = parse_objective(objective), to_rows(table)
-    by_id = {cell.cell_id: cell for cell in cells}
+    by_id, lossy = {cell.cell_id: cell for cell in cells}, lossy_ids(cells)
 
     def limit(row: Row) -> str | None:
-        found = limit_of(explain_cell(row, by_id[row["cell_id"]], rows, num_cores))
+        found = limit_of(explain_cell(row, by_id[row["cell_id"]], rows, num_cores, lossy))
         return found.line() if found else None
 
     found = []
@@ -167,7 +168,7 @@ def _made(
     limit: str | None,
 ) -> Recommendation:
     more = _more_repeats(choice, rivals)
-    if_wrong = cost_of_error(choice, runner_up, [one.candidate for one in rivals])
+    if_wrong = cost_of_error(choice, runner_up, [(one.candidate, one.why) for one in rivals])
     return Recommendation(
         wanted.text,
         title,

@@ -53,15 +53,24 @@ def shown(candidate: Candidate) -> str:
     return f"{candidate.name} ({value} {candidate.unit}{bounds})"
 
 
-def cost_of_error(choice: Candidate, runner_up: Candidate | None, rivals: Sequence[Candidate]) -> str:
-    """What is lost at most if another is the best in truth; if none can be, what the runner-up costs."""
+def cost_of_error(
+    choice: Candidate, runner_up: Candidate | None, rivals: Sequence[tuple[Candidate, str]]
+) -> str:
+    """What is lost at most if another is the best in truth; if none can be, what the runner-up costs.
+
+    Where the noise floor is what keeps them from being told apart, no bound below it is stated: two
+    measurements of the very same were as far apart, which the intervals of one launch do not show.
+    """
     if rivals:
-        lows = [one.low for one in rivals]
+        lows = [one.low for one, _ in rivals]
         if choice.high is None or None in lows:
             return "What being wrong costs cannot be said yet: there is no interval."
         if any(low is not None and low <= 0 for low in lows):
             return "What being wrong costs cannot be said: the intervals reach down to 0."
         worst = choice.high / min(low for low in lows if low is not None) - 1
+        floors = [one.row["noise_floor"] or 0.0 for one, _ in ((choice, ""), *rivals)]
+        if any(why == "noise" for _, why in rivals) and worst < max(floors):
+            return f"Choosing it wrongly may cost as much as the noise floor, {_more(max(floors))}."
         if choice.method == ONE_LAUNCH and worst <= 0:
             return "In this one launch no other was better; nothing tells of the next."
         if choice.method == ONE_LAUNCH:

@@ -68,7 +68,10 @@ def _name(row: Row, rows: list[Row]) -> str:
     alike = [other for other in rows if all(other[one] == row[one] for one in ("kind", "model"))]
     parts = [str(row["aggregator"] or "")]
     for axis, text in {**CHOSEN, **_SHORTER}.items():
-        if row[axis] is not None and len({other[axis] for other in alike}) > 1:
+        values = {other[axis] for other in alike}
+        if axis == "num_nodes":  # known only of what has run
+            values.discard(None)
+        if row[axis] is not None and len(values) > 1:
             parts.append(text.format(("off", "on")[row[axis]] if isinstance(row[axis], bool) else row[axis]))
     return ", ".join(filter(None, parts)) + (" (A/A twin)" if is_twin(row) else "")
 

@@ -54,24 +54,24 @@ def render_tables(table: pd.DataFrame) -> list[Lines]:
 def _render(group: Group, groups: Sequence[Group]) -> Iterator[RenderableType]:
     yield _main_table(group)
     if group.kind == "convergence":
-        yield _wrapped(recipe_text(group.rows[0]))
+        yield wrapped(recipe_text(group.rows[0]))
     if line := noise_line(group, groups):
-        yield _wrapped(line)
+        yield wrapped(line)
     for warning in cautions_of(group, MOST_WARNINGS):
-        yield _wrapped(f"{WARNED} {warning}")
+        yield wrapped(f"{WARNED} {warning}")
     budgets = budget_table(group)
     if budgets is not None:
         yield from _render_budgets(group, budgets)
 
 
-def _wrapped(text: str) -> Text:
+def wrapped(text: str) -> Text:
     """Lines of the terminal's width; as Text, since brackets of labels are not markup."""
     return Text("\n".join(textwrap.wrap(text, WIDTH, subsequent_indent="  ")))
 
 
 def _main_table(group: Group) -> Table:
     convergence = group.kind == "convergence"
-    rendered = Table(title=_wrapped(group.title), title_justify="left", box=None, pad_edge=False)
+    rendered = Table(title=wrapped(group.title), title_justify="left", box=None, pad_edge=False)
     rendered.add_column("aggregator", overflow="fold", max_width=AGGREGATOR_WIDTH)
     for name in CONVERGENCE_COLUMNS if convergence else ITERATION_COLUMNS:
         rendered.add_column(name, justify="right", no_wrap=True)
@@ -117,9 +117,9 @@ def _render_budgets(group: Group, budgets: BudgetTable) -> Iterator[RenderableTy
             yield _block(budgets.lines, block, title)
     for column in shown:
         if column.remark is not None:
-            yield _wrapped(column.remark)
+            yield wrapped(column.remark)
     if len(shown) < len(budgets.columns):
-        yield _wrapped(f"({len(budgets.columns) - len(shown)} more: report.html, summary.csv)")
+        yield wrapped(f"({len(budgets.columns) - len(shown)} more: report.html, summary.csv)")
 
 
 def _shown(group: Group, budgets: BudgetTable) -> list[BudgetColumn]:

@@ -2,14 +2,14 @@
 
 In a CUDA graph nothing of it waits for the host, and DDP is not needed:
 
-1. The parameters are cut into buckets of at least `bucket_mb` MiB, the last layer's first; each is a range of
-   the flat parameters.
+1. Each parameter of at least `bucket_mb` MiB is a bucket of its own, the last layer's first; the others share
+   buckets that are as large, so that a small one costs no messages of its own.
 2. When the gradients of a bucket are there, one of NUM_STREAMS streams beside the computation takes them on:
    aggregation, then the update of these parameters, which the backward pass has no more need of.
 3. The computation waits for those streams at the end.
 
 A bucket of one parameter is taken as autograd made it, without a copy; the gradients of several are copied
-side by side. Residuals and other state are each bucket's own.
+side by side first. Residuals and other state are each bucket's own.
 
 Reference: S. Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training",
 arXiv 2006.15704 (buckets in the order in which gradients come).
@@ -17,9 +17,10 @@ arXiv 2006.15704 (buckets in the order in which gradients come).
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -30,7 +31,7 @@ from scaling.bucket import BucketLayout
 from scaling.measure.phases import UNMARKED, Marks, PhaseRecorder
 from scaling.process_group import Group
 from scaling.training.replica import FlatReplica
-from scaling.training.update import SgdSettings, SpanUpdate
+from scaling.training.update import SgdSettings, SpansUpdate
 
 NUM_STREAMS = 2
 """One bucket is encoded while another one's messages are under way."""
@@ -38,23 +39,21 @@ NUM_STREAMS = 2
 
 @dataclass
 class _Bucket:
-    """Neighbouring parameters.
+    """Some parameters.
 
     Attributes:
-        first, parameters: the number of the first in the replica's order, and all.
-        start, stop: elements of the flat parameters.
+        parameters: in the replica's order.
         state: the aggregator's.
         update: of these parameters.
+        flat: where the gradients of several are copied to; None of one.
         missing: gradients that this backward pass has yet to make.
     """
 
-    first: int
     parameters: list[torch.nn.Parameter]
-    start: int
-    stop: int
     state: AggregatorState
-    update: SpanUpdate
-    missing: int = field(default=0)
+    update: SpansUpdate
+    flat: Tensor | None
+    missing: int = 0
 
 
 class LayeredStep:
@@ -85,17 +84,18 @@ class LayeredStep:
         device, dtype = replica.parameters.device, replica.parameters.dtype
         self._marks: Marks = UNMARKED
         self._buckets = []
-        for first, layout in bucket_layouts(replica.layout, bucket_mb * 2**20 / dtype.itemsize):
-            start = replica.layout.offsets[first]
-            stop = start + layout.num_elements
+        whole = replica.layout
+        for numbers in bucket_tensors(whole, bucket_mb * 2**20 / dtype.itemsize):
+            layout = BucketLayout.of([(whole.names[one], whole.shapes[one]) for one in numbers])
+            parameters = [replica.trainable[one] for one in numbers]
+            starts = [whole.offsets[one] for one in numbers]
+            spans = [(start, start + one.numel()) for start, one in zip(starts, parameters, strict=True)]
             self._buckets.append(
                 _Bucket(
-                    first,
-                    replica.trainable[first : first + len(layout.names)],
-                    start,
-                    stop,
+                    parameters,
                     aggregator.start(layout, group, dtype, device),
-                    SpanUpdate(replica.parameters, (start, stop), settings, capturable=capturable),
+                    SpansUpdate(replica.parameters, spans, settings, capturable=capturable),
+                    replica.parameters.new_empty(layout.num_elements) if len(numbers) > 1 else None,
                 )
             )
         count = NUM_STREAMS if device.type == "cuda" else 0
@@ -110,7 +110,7 @@ class LayeredStep:
     def notes(self) -> list[str]:
         """The buckets, and what the aggregator decided at the start."""
         itemsize = self.replica.parameters.element_size()
-        sizes = [(one.stop - one.start) * itemsize / 2**20 for one in self._buckets]
+        sizes = [one.state.layout.num_elements * itemsize / 2**20 for one in self._buckets]
         shown = f"layer by layer: {len(sizes)} buckets of {min(sizes):.3g} to {max(sizes):.3g} MiB"
         return [shown, *dict.fromkeys(note for one in self._buckets for note in one.state.notes)]
 
@@ -155,9 +155,9 @@ class LayeredStep:
             loss = self.replica.forward(inputs, targets)
         with marks.phase("backward"):
             loss.backward()  # type: ignore[no-untyped-call]
-        for one in self._buckets:
-            if one.missing:  # parameters that this loss does not depend on
-                self._take_on(self._buckets.index(one))
+        for number, one in enumerate(self._buckets):
+            if one.missing:  # of parameters that this loss does not depend on
+                self._take_on(number)
         for stream in self._streams:
             torch.cuda.current_stream().wait_stream(stream)
         return loss.detach()
@@ -188,40 +188,32 @@ class LayeredStep:
             bucket.update.step(mean)
 
     def _flat_gradient(self, bucket: _Bucket) -> Tensor:
-        gradients = [one.grad for one in bucket.parameters]
-        if len(gradients) == 1 and gradients[0] is not None and gradients[0].is_contiguous():
-            return gradients[0].view(-1)
-        flat = self.replica.gradient[bucket.start : bucket.stop]
-        at = 0
-        for parameter, gradient in zip(bucket.parameters, gradients, strict=True):
-            part = flat[at : at + parameter.numel()].view(parameter.shape)
-            part.zero_() if gradient is None else part.copy_(gradient)
-            at += parameter.numel()
-        return flat
+        gradients = [torch.zeros_like(one) if one.grad is None else one.grad for one in bucket.parameters]
+        if bucket.flat is None:
+            return gradients[0].contiguous().view(-1)
+        torch._foreach_copy_(bucket.state.layout.views(bucket.flat), gradients)
+        return bucket.flat
 
 
-def bucket_layouts(layout: BucketLayout, min_elements: float) -> list[tuple[int, BucketLayout]]:
-    """Cuts a layout into buckets, the last tensors first.
+def bucket_tensors(layout: BucketLayout, min_elements: float) -> list[list[int]]:
+    """The numbers of the tensors in each bucket, ascending; buckets in the order in which they are complete.
 
-    A tensor of at least `min_elements` is a bucket of its own; neighbours of smaller ones share buckets until
-    they are as large.
-
-    Returns:
-        Of each bucket the number of its first tensor, and its layout.
+    A tensor of at least `min_elements` is a bucket of its own. Smaller ones, the last first, share a bucket
+    until they have as many.
     """
-    tensors = [BucketLayout.of([one]) for one in zip(layout.names, layout.shapes, strict=True)]
-    sizes = [tensor.num_elements for tensor in tensors]
-    buckets: list[tuple[int, BucketLayout]] = []
-    stop = len(sizes)
-    while stop > 0:
-        first, total = stop - 1, sizes[stop - 1]
-        while first > 0 and total < min_elements and sizes[first - 1] < min_elements:
-            first -= 1
-            total += sizes[first]
-        names, shapes = layout.names[first:stop], layout.shapes[first:stop]
-        buckets.append((first, BucketLayout.of(list(zip(names, shapes, strict=True)))))
-        stop = first
-    return buckets
+    buckets: list[list[int]] = []
+    shared: list[int] = []
+    total = 0
+    for number in reversed(range(len(layout.shapes))):
+        size = math.prod(layout.shapes[number])
+        if size >= min_elements:
+            buckets.append([number])
+            continue
+        shared, total = [number, *shared], total + size
+        if total >= min_elements:
+            buckets.append(shared)
+            shared, total = [], 0
+    return [*buckets, shared] if shared else buckets
 
 
 def _hook(step: weakref.ref[LayeredStep], number: int) -> Callable[[Tensor], None]:

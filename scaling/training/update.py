@@ -209,31 +209,36 @@ class _Owned:
             if state.get("momentum_buffer") is not None
         }
 
-    def step(self, mean: Tensor | None, *, first: int = 0) -> None:
-        """One step with the mean gradient, flat, from the parameters' element `first` on."""
+    def step(self, mean: Tensor | None) -> None:
+        """One step with the mean gradient, flat and of the whole bucket's length."""
         if self._optimizer is None:
             return
         assert mean is not None, "a rank that owns parameters gets their mean gradient"
-        for parameter, (start, stop) in zip(self._parameters, self._spans, strict=True):
-            parameter.grad = mean[start - first : stop - first]
-        self._optimizer.step()
+        self.step_parts([mean[start:stop] for start, stop in self._spans])
+
+    def step_parts(self, parts: Sequence[Tensor]) -> None:
+        """One step with the mean gradient of each span."""
+        for parameter, part in zip(self._parameters, parts, strict=True):
+            parameter.grad = part
+        if self._optimizer is not None:
+            self._optimizer.step()
 
 
-class SpanUpdate:
-    """The step of one span of the flat parameters, on every replica.
+class SpansUpdate:
+    """The step of some spans of the flat parameters, on every replica.
 
     Args:
         parameters: [num_elements] flat.
-        span: of these.
+        spans: of these.
         settings: of the optimizer.
         capturable: the step is to be captured in a CUDA graph.
     """
 
     def __init__(
-        self, parameters: Tensor, span: Span, settings: SgdSettings, *, capturable: bool = False
+        self, parameters: Tensor, spans: list[Span], settings: SgdSettings, *, capturable: bool = False
     ) -> None:
-        self._owned = _Owned(parameters, [span], settings, capturable=capturable)
-        self._start = span[0]
+        self._owned = _Owned(parameters, spans, settings, capturable=capturable)
+        self._sizes = [stop - start for start, stop in spans]
 
     def state_dict(self) -> dict[str, Tensor]:
         """Copies of the momentum, by span."""
@@ -248,8 +253,8 @@ class SpanUpdate:
         self._owned.set_learning_rate(rate)
 
     def step(self, mean: Tensor) -> None:
-        """One step with the mean gradient of the span, flat."""
-        self._owned.step(mean, first=self._start)
+        """One step with the mean gradient of the spans, one behind the other."""
+        self._owned.step_parts(torch.split(mean, self._sizes))
 
 
 def update_at(

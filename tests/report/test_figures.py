@@ -99,6 +99,13 @@ def test_bucket_response_is_a_line_an_aggregator_at_the_largest_world_size(study
     assert {figure.name.partition("-mlp")[0] for figure in draw(study)} == {"buckets"}
 
 
+def test_captured_step_layer_by_layer_is_told_from_the_one_that_exchanges_at_the_end(study):
+    for bucket_mb in (None, 16.0):
+        study.add_steps([[0.1] * 8], aggregator="ring", step="captured", bucket_mb=bucket_mb)
+    (group,) = groups_of(study)
+    assert [group.name(row) for row in group.rows] == ["ring", "ring, layer by layer, 16 MiB"]
+
+
 def test_one_bucket_size_gives_no_response(study):
     study.add_steps([[1.0]], aggregator="ring", world_size=2, step="overlapped", bucket_mb=25.0)
     assert bucket_responses(groups_of(study)[0]) == []

@@ -11,7 +11,7 @@ from scaling.aggregators.registry import create
 from scaling.bucket import BucketLayout
 from scaling.process_group import InProcessGroup, run_in_process
 from scaling.training.captured import CapturedStep
-from scaling.training.layered import LayeredStep, bucket_layouts
+from scaling.training.layered import LayeredStep, bucket_tensors
 from scaling.training.replica import FlatReplica
 from scaling.training.step import EagerStep
 from scaling.training.update import SgdSettings
@@ -115,19 +115,17 @@ class TestBuckets:
     LAYOUT = BucketLayout.of([("a", (10,)), ("b", (2,)), ("c", (3,)), ("d", (20,)), ("e", (1,)), ("f", (4,))])
 
     @pytest.mark.parametrize(
-        ("min_elements", "firsts"), [(1, [5, 4, 3, 2, 1, 0]), (5, [4, 3, 1, 0]), (12, [4, 3, 0]), (100, [0])]
+        ("min_elements", "buckets"),
+        [
+            (1, [[5], [4], [3], [2], [1], [0]]),
+            (5, [[4, 5], [3], [1, 2], [0]]),
+            (12, [[3], [0, 1, 2, 4, 5]]),
+            (20, [[3], [0, 1, 2, 4, 5]]),
+            (100, [[0, 1, 2, 3, 4, 5]]),
+        ],
     )
-    def test_small_neighbours_share_a_bucket_and_large_tensors_have_their_own(self, min_elements, firsts):
-        buckets = bucket_layouts(self.LAYOUT, min_elements)
-        assert [first for first, _ in buckets] == firsts
-        names = [name for _, layout in reversed(buckets) for name in layout.names]
-        assert names == list(self.LAYOUT.names)
-
-    def test_each_is_a_range_of_the_whole(self):
-        for first, layout in bucket_layouts(self.LAYOUT, 5):
-            start = self.LAYOUT.offsets[first]
-            whole = self.LAYOUT.offsets[first : first + len(layout.names)]
-            assert [start + offset for offset in layout.offsets] == list(whole)
+    def test_large_tensors_have_their_own_and_small_ones_share(self, min_elements, buckets):
+        assert bucket_tensors(self.LAYOUT, min_elements) == buckets
 
 
 @pytest.mark.gpu

@@ -18,6 +18,7 @@ import pandas as pd
 
 from scaling.report.columns import COLUMNS
 from scaling.report.device import plain
+from scaling.report.device.common import DEVICES
 from scaling.report.device.results import STEP, DeviceResult, Results, read_devices
 from scaling.report.figure_style import SETTINGS
 from scaling.report.figures import Drawn, SavedFigure, save
@@ -80,11 +81,17 @@ def device_sentences(experiments: Sequence[Results]) -> list[str]:
 def _unfinished(results: Results) -> Iterator[str]:
     """What makes all that follows preliminary."""
     num = sum(not cell.is_over for cell in results.cells)
-    if num:
-        yield (
-            f"{results.experiment}: {num} of {len(results.cells)} points are not measured yet; what is said "
-            "of it is of the others, and may change."
-        )
+    if not num:
+        return
+    each = []
+    for device in results.devices if len(results.devices) > 1 else []:
+        own = results.all(device)
+        each.append(f"{DEVICES[device]}: {sum(not cell.is_over for cell in own)} of {len(own)}")
+    split = f" ({'; '.join(each)})" if each else ""
+    yield (
+        f"{results.experiment}: {num} of {len(results.cells)} points are not measured yet{split}; what is "
+        "said of it is of the others, and may change."
+    )
 
 
 def with_devices(table: pd.DataFrame, experiments: Sequence[Results]) -> pd.DataFrame:

@@ -24,11 +24,12 @@ from scaling.report.device.common import (
     time_cell,
     time_line,
     times,
+    times_of,
 )
-from scaling.report.device.results import DeviceResult, Results
+from scaling.report.device.results import DeviceResult, Results, fastest
 from scaling.report.drawing_parts import WIDTH, legend_below, set_title
 from scaling.report.figures import Drawn
-from scaling.report.formats import number
+from scaling.report.formats import listed, number
 from scaling.report.page_tables import PageTable
 
 ENOUGH = 0.9
@@ -36,12 +37,12 @@ ENOUGH = 0.9
 
 RATES = (
     "Samples a second over the mini-batch, a panel for each network (column samples_per_s; bars: from the "
-    "95% interval of iteration_s). Both axes are logarithmic."
+    "95% interval of iteration_s). Both axes are logarithmic. A line is broken where a batch has no number."
 )
 TIMES = (
     "Milliseconds of a training step over the mini-batch, a panel for each network (column iteration_s, "
     "with its 95% interval as a bar). Both axes are logarithmic: where a line is flat, a larger batch costs "
-    "nothing."
+    "nothing. A line is broken where a batch has no number."
 )
 
 
@@ -76,7 +77,7 @@ def _draw(results: Results, title: str, label: str) -> Figure:
     for axes, name in zip(panels, names, strict=False):
         own = results.all(model=name)
         lines = [_line(arm, own, rates=label == "samples/s") for arm in arms]
-        draw_lines(axes, [line for line in lines if line.at], label)
+        draw_lines(axes, [line for line in lines if not line.is_empty], label)
         log_axes(axes, "batch", label)
         axes.tick_params(labelbottom=True)
         axes.set_title(name, loc="left")
@@ -143,6 +144,19 @@ def enough(cells: Sequence[DeviceResult]) -> tuple[int, float, int] | None:
     return next(batch for batch, rate in rates if rate >= ENOUGH * best), best, rates[-1][0]
 
 
+def settled(cells: Sequence[DeviceResult]) -> tuple[int, float, int] | None:
+    """`enough`, if points that are not measured yet cannot change it; None otherwise.
+
+    These are the points of smaller batches, below one that is not enough: throughput is taken to rise there.
+    """
+    found = enough(cells)
+    if found is None:
+        return None
+    below = [cell.point["batch"] for cell in cells if cell.point["batch"] < found[0]]
+    lowest = max(below, default=found[0])
+    return found if all(cell.is_over for cell in cells if cell.point["batch"] >= lowest) else None
+
+
 def sentences(results: Results) -> Iterator[str]:
     """The batch that is enough for each device; last, the batch from which on the GPU is ahead."""
     arms = arms_of(results)
@@ -152,8 +166,8 @@ def sentences(results: Results) -> Iterator[str]:
         told = []
         for name in networks(results):
             own = [cell for cell in results.all(model=name) if arm.holds(cell)]
-            found = enough(own)
-            if found is not None and all(cell.is_over for cell in own):
+            found = settled(own)
+            if found is not None:
                 batch, best, largest = found
                 bound = ", the largest measured" if batch == largest else ""
                 told.append(f"{name} {batch:,}{bound} ({number(best)} samples/s at best)")
@@ -174,20 +188,63 @@ def sentences(results: Results) -> Iterator[str]:
 
 
 def _against(results: Results, gpus: Sequence[Arm]) -> str:
-    """The GPU over the CPU, each at its highest throughput."""
+    """For which networks the batch is known, and the GPU over the CPU, each at its highest throughput."""
     told = []
     for name in networks(results):
         own = results.all(model=name)
-        if not all(cell.is_over for cell in own):
-            continue
-        cpu = enough([cell for cell in own if cell.device == "cpu"])
-        gpu = enough([cell for cell in own if any(arm.holds(cell) for arm in gpus)])
-        if cpu and gpu:
-            told.append(f"{name} {times(gpu[1] / cpu[1])}")
-    if not told:
-        return "Which mini-batch does a device need? Not answered: no network was measured in full on both."
+        cpu = settled([cell for cell in own if cell.device == "cpu"])
+        each = [settled([cell for cell in own if arm.holds(cell)]) for arm in gpus]
+        rates = [found[1] for found in each if found is not None]
+        if cpu and len(rates) == len(gpus):
+            told.append(f"{name} {times(max(rates) / cpu[1])}")
+    question = f"Which mini-batch does a device need? {_known(results)}"
+    if told:
+        return (
+            f"{question} At the best batch of each, the GPU's samples a second over the CPU's: "
+            f"{'; '.join(told)}{one_launch(results)}."
+        )
+    alike = _alike(results)
+    compared = ""
+    if alike:
+        compared = (
+            f"; at the largest batch that both have, its samples a second over the CPU's: {'; '.join(alike)}"
+        )
     return (
-        "Which mini-batch does a device need? That named above for each network; at the best batch of each, "
-        "the GPU gets through more samples a second than the CPU: "
-        f"{'; '.join(told)}{one_launch(results)}."
+        f"{question} How far ahead the GPU is at the best batch of each is not answered, as no network was "
+        f"measured in full on both{compared}{one_launch(results) if alike else ''}."
     )
+
+
+def _known(results: Results) -> str:
+    """`That named above; not answered, as points are missing, on the GPU eager for lstm.`"""
+    answered, missing = False, []
+    for arm in arms_of(results):
+        own = {
+            name: [cell for cell in results.all(model=name) if arm.holds(cell)] for name in networks(results)
+        }
+        without = [
+            name
+            for name, cells in own.items()
+            if settled(cells) is None and not all(cell.is_over for cell in cells)
+        ]
+        answered = answered or any(settled(cells) for cells in own.values())
+        if without:
+            which = "every network" if len(without) == len(own) else listed(without)
+            missing.append(f"on the {arm.name} for {which}")
+    if not missing:
+        return "That named above for each network."
+    start = "That named above; not" if answered else "Not"
+    return f"{start} answered, as points are missing, {'; '.join(missing)}."
+
+
+def _alike(results: Results) -> list[str]:
+    """The fastest of the GPU over the CPU at the largest batch that both have, of each network."""
+    told = []
+    for name in networks(results):
+        sizes = sorted({cell.point["batch"] for cell in results.all(model=name)}, reverse=True)
+        for batch in sizes:
+            pair = [fastest(results.all(device, model=name, batch=batch)) for device in ("cpu", "cuda")]
+            if pair[0] and pair[1]:
+                told.append(f"{name} {times_of(pair[0][1], pair[1][1])} at {batch:,}")
+                break
+    return told

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -10,11 +11,14 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from scaling.measure.statistics import Estimate
+from scaling.report.device.crossover import overlap
 from scaling.report.device.results import DeviceResult, Results
 from scaling.report.drawing_parts import add_tip
 from scaling.report.figure_style import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY_BLUE, VERMILLION
-from scaling.report.formats import MISSING, interval, listed, milliseconds, number
+from scaling.report.formats import MISSING, interval, milliseconds, number
 from scaling.report.page_tables import PageTable
+
+DEVICES = {"cpu": "CPU", "cuda": "GPU"}
 
 CPU_COLOURS = (SKY_BLUE, BLUE, GREEN, BLACK)
 GPU_LOOKS = {"eager": (ORANGE, "s"), "captured": (VERMILLION, "D")}
@@ -84,7 +88,7 @@ class Line:
 
     Attributes:
         label, colour, marker: of the line.
-        at, values: of each point.
+        at, values: of each point; NaN, where the line is broken, for one that has no number.
         low, high: ends of the interval; None where there is none.
     """
 
@@ -96,19 +100,30 @@ class Line:
     low: list[float | None]
     high: list[float | None]
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no point has a number."""
+        return all(math.isnan(value) for value in self.values)
+
 
 def time_line(arm: Arm, cells: Iterable[tuple[float, DeviceResult]], scale: float = 1e3) -> Line:
-    """Times of a step (in milliseconds) over an axis; cells without one are left out."""
-    pairs = sorted(((at, cell) for at, cell in cells if cell.estimate()), key=lambda pair: pair[0])
-    estimates = [estimate for _, cell in pairs if (estimate := cell.estimate())]
+    """Times of a step (in milliseconds) over an axis; broken at cells without one."""
+    pairs = sorted(((at, cell.estimate()) for at, cell in cells), key=lambda pair: pair[0])
+    return estimate_line(arm.name, arm.colour, arm.marker, pairs, scale)
+
+
+def estimate_line(
+    label: str, colour: str, marker: str, pairs: Sequence[tuple[float, Estimate | None]], scale: float = 1e3
+) -> Line:
+    """Estimates times `scale` over an axis, in its order; broken where there is none."""
     return Line(
-        arm.name,
-        arm.colour,
-        arm.marker,
-        [at for at, _ in pairs],
-        [scale * one.median for one in estimates],
-        [None if one.low is None else scale * one.low for one in estimates],
-        [None if one.high is None else scale * one.high for one in estimates],
+        label,
+        colour,
+        marker,
+        [float(at) for at, _ in pairs],
+        [math.nan if one is None else scale * one.median for _, one in pairs],
+        [None if one is None or one.low is None else scale * one.low for _, one in pairs],
+        [None if one is None or one.high is None else scale * one.high for _, one in pairs],
     )
 
 
@@ -117,6 +132,8 @@ def draw_lines(axes: Axes, lines: Sequence[Line], unit: str) -> None:
     for line in lines:
         axes.plot(line.at, line.values, color=line.colour, marker=line.marker, linewidth=1.2, markersize=4)
         for at, value, low, high in zip(line.at, line.values, line.low, line.high, strict=True):
+            if math.isnan(value):
+                continue
             if low is not None and high is not None and low > 0:
                 axes.plot([at, at], [low, high], color=line.colour, linewidth=0.9)
             add_tip(axes, at, value, f"{line.label}, {at:,g}: {value:.3g} {unit}")
@@ -134,11 +151,15 @@ def handles(lines: Iterable[Line | Arm]) -> list[Line2D]:
 
 
 def log_axes(axes: Axes, x: str, y: str) -> None:
-    """Both logarithmic, ticks at powers of ten and numbers without exponents as far as they are short."""
+    """Both logarithmic, ticks at powers of ten and numbers without exponents as far as they are short.
+
+    What is drawn is to be drawn before: an axis of less than two powers of ten has ticks at 2 and 5, too.
+    """
     axes.set_xscale("log")
     axes.set_yscale("log")
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(LogLocator(numticks=7))
+    for axis, (low, high) in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
+        is_short = low > 0 and high / low < 100
+        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if is_short else (1.0,), numticks=7))
         axis.set_minor_locator(NullLocator())
         axis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
     axes.set_xlabel(x)
@@ -247,12 +268,24 @@ def _not_done(results: Results) -> Iterator[str]:
         yield f"{num} of {len(results.cells)} points are not measured yet, or not all of their repeats."
 
 
+def times_of(slow: Estimate, fast: Estimate) -> str:
+    """`3.2 times`: how often `fast` goes into `slow`, and whether their intervals overlap."""
+    unsure = " (their intervals overlap)" if overlap(slow, fast) else ""
+    return f"{times(slow.median / fast.median)}{unsure}"
+
+
+def range_of(pairs: Sequence[tuple[Estimate, Estimate]]) -> str:
+    """`2.0 to 4.0 times`: how often the second goes into the first, and whether intervals overlap."""
+    ratios = [slow.median / fast.median for slow, fast in pairs]
+    low, high = times(min(ratios)), times(max(ratios))
+    told = high if low == high else f"{low.removesuffix(' times')} to {high}"
+    num = sum(overlap(slow, fast) for slow, fast in pairs)
+    if not num:
+        return told
+    return f"{told} (intervals overlap{f' for {num} of {len(pairs)}' if len(pairs) > 1 else ''})"
+
+
 def times(ratio: float) -> str:
     """`0.32 times`, `3.2 times`, `41 times`."""
     digits = 0 if ratio >= 9.95 else 1 if ratio >= 0.995 else 2
     return f"{ratio:,.{digits}f} times"
-
-
-def all_listed(words: Iterable[str]) -> str:
-    """`a, b and c`."""
-    return listed(list(words))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from scaling.measure.statistics import Estimate
 from scaling.report.device.common import (
@@ -20,6 +22,7 @@ from scaling.report.device.common import (
     remarks,
     statistic,
     time_cell,
+    times_of,
 )
 from scaling.report.device.results import DeviceResult, Results
 from scaling.report.drawing_parts import WIDTH, legend_below, plain_ticks, set_title
@@ -33,14 +36,15 @@ ALMOST = 1.05
 CAPTION = (
     "Time of a training step with the fewest threads over that with more (column iteration_s; threads). "
     "Bars: the ratio of the two intervals' opposite ends. The dashed line is as many times faster as there "
-    "are threads. Batches are reduced, as the table says."
+    "are threads. Batches are reduced, as the table says. A line is broken where a number of threads was not "
+    "measured; a network that was not measured with the fewest has none."
 )
 
 
 def figures(results: Results) -> Iterator[Drawn]:
     """Speedups of all networks over threads."""
     lines = speedup_lines(results)
-    if not any(len(line.at) > 1 for line in lines):
+    if not any(sum(not math.isnan(value) for value in line.values) > 1 for line in lines):
         return
     cores = f", {results.num_cores} cores" if results.num_cores else ""
     title = f"{results.experiment}: training steps on the CPU{cores}"
@@ -48,14 +52,15 @@ def figures(results: Results) -> Iterator[Drawn]:
     set_title(figure, title)
     axes = figure.subplots()
     threads = sorted({int(at) for line in lines for at in line.at})
-    axes.plot(threads, [count / threads[0] for count in threads], color="#999999", linestyle=(0, (5, 2)))
+    linear = {"color": "#999999", "linestyle": (0, (5, 2))}
+    axes.plot(threads, [count / threads[0] for count in threads], **linear)
     draw_lines(axes, lines, "times faster")
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)
     plain_ticks(axes, threads)
     axes.set_xlabel("threads")
     axes.set_ylabel(f"speedup over {threads[0]} thread{'s' * (threads[0] > 1)}")
-    legend_below(figure, handles(lines))
+    legend_below(figure, [*handles(lines), Line2D([], [], label="as many times as threads", **linear)])
     yield Drawn(f"device-{results.slug}-speedup", title, CAPTION, figure)
 
 
@@ -63,18 +68,18 @@ def speedup_lines(results: Results) -> list[Line]:
     """One for each network: speedup over the fewest threads."""
     lines = []
     for index, (model, cells) in enumerate(by_network(results).items()):
-        measured = [(cell, estimate) for cell in cells if (estimate := cell.estimate())]
+        measured = [(cell, cell.estimate()) for cell in cells]
         first = cells[0].estimate()
         if first is None:
             continue
-        bounds = [_bounds(first, estimate) for _, estimate in measured]
+        bounds = [(1.0, 1.0) if cell is cells[0] else _bounds(first, estimate) for cell, estimate in measured]
         lines.append(
             Line(
                 model,
                 OTHER_COLOURS[index % len(OTHER_COLOURS)],
                 OTHER_MARKERS[index % len(OTHER_MARKERS)],
                 [float(cell.threads) for cell, _ in measured],
-                [first.median / estimate.median for _, estimate in measured],
+                [first.median / estimate.median if estimate else math.nan for _, estimate in measured],
                 [low for low, _ in bounds],
                 [high for _, high in bounds],
             )
@@ -82,9 +87,9 @@ def speedup_lines(results: Results) -> list[Line]:
     return lines
 
 
-def _bounds(first: Estimate, other: Estimate) -> tuple[float | None, float | None]:
-    if other is first:
-        return 1.0, 1.0
+def _bounds(first: Estimate, other: Estimate | None) -> tuple[float | None, float | None]:
+    if other is None:
+        return None, None
     if first.low is None or first.high is None or other.low is None or other.high is None:
         return None, None
     return first.low / other.high, first.high / other.low
@@ -138,7 +143,10 @@ def sentences(results: Results) -> Iterator[str]:
     """How many threads each network is worth."""
     found = {model: worth for model, cells in by_network(results).items() if (worth := worthwhile(cells))}
     if not found:
-        yield "How many CPU threads are worth it? Not answered: no network was measured with all of them."
+        yield (
+            "How many CPU threads are worth it? Not answered: no network was measured with all of them."
+            f"{_so_far(results)}"
+        )
         return
     most = max(cell.threads for cell in results.cells)
     least = min(cell.threads for cell in results.cells)
@@ -150,7 +158,23 @@ def sentences(results: Results) -> Iterator[str]:
     told = [f"{count} for {listed(names)}" for count, names in sorted(groups.items(), reverse=True)]
     if alone:
         told.append(f"{least} for {listed(alone)}, which more do not make faster")
+    rest = [model for model in by_network(results) if model not in found]
+    missing = f" Not answered for {listed(rest)}." if rest else ""
     yield (
         f"How many CPU threads are worth it? Of {least} to {most}, the fewest that are within 5% of the "
-        f"fastest are {'; '.join(told)}{one_launch(results)}."
+        f"fastest are {'; '.join(told)}{one_launch(results)}.{missing}"
     )
+
+
+def _so_far(results: Results) -> str:
+    """The fastest of the numbers of threads that were measured, of networks that have the fewest."""
+    told = []
+    for model, cells in by_network(results).items():
+        measured = [(cell.threads, estimate) for cell in cells if (estimate := cell.estimate())]
+        if len(measured) < 2 or cells[0].estimate() is None:
+            continue
+        threads, best = min(measured, key=lambda pair: pair[1].median)
+        tried = listed([str(count) for count, _ in measured])
+        gain = "" if threads == cells[0].threads else f", {times_of(measured[0][1], best)} as fast as"
+        told.append(f"{model} {threads} of {tried}{gain}{f' with {cells[0].threads}' if gain else ''}")
+    return f" Fastest so far: {'; '.join(told)}{one_launch(results)}." if told else ""

@@ -35,6 +35,13 @@ class Ratio:
     high: float | None
 
 
+def overlap(one: Estimate, other: Estimate) -> bool:
+    """Whether two intervals overlap; where one is missing, whether the medians are equal."""
+    if one.low is None or one.high is None or other.low is None or other.high is None:
+        return one.median == other.median
+    return one.low <= other.high and other.low <= one.high
+
+
 def ratio_of(at: float, slow: Estimate, fast: Estimate) -> Ratio:
     """`slow` over `fast`: above 1 where the device of `fast` wins."""
     bounds: tuple[float | None, float | None] = (None, None)
@@ -118,8 +125,8 @@ def crossing_text(found: Crossing | None, unit: str = "") -> str:
         return "not measured"
     if found.at is None:
         if found.wins == "everywhere":
-            return f"at every measured {unit or 'point'} (from {found.first:,g} on)"
-        return f"at no measured {unit or 'point'} (up to {found.last:,g})"
+            return f"at every measured {unit or 'point'} ({found.first:,.0f} to {found.last:,.0f})"
+        return f"at no measured {unit or 'point'} ({found.first:,.0f} to {found.last:,.0f})"
     return f"from {what}{rounded(found.at)} {bounds_text(found)} on"
 
 
@@ -127,6 +134,6 @@ def bounds_text(found: Crossing) -> str:
     """`[210, 410]`, where an open end names the last measured point."""
     if not found.has_interval:
         return "[too few samples for an interval]"
-    low = f"below {found.first:,g}" if found.low is None else rounded(found.low)
-    high = f"above {found.last:,g}" if found.high is None else rounded(found.high)
+    low = f"below {found.first:,.0f}" if found.low is None else rounded(found.low)
+    high = f"above {found.last:,.0f}" if found.high is None else rounded(found.high)
     return f"[{low}, {high}]"

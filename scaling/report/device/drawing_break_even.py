@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from scaling.report.device.common import Arm, log_axes
+from scaling.report.device.common import Arm, log_axes, times
 from scaling.report.device.crossover import Crossing, bounds_text, rounded
 from scaling.report.drawing_parts import WIDTH, add_tip, legend_below, set_title
 from scaling.report.figure_style import BLUE, VERMILLION
@@ -65,7 +65,7 @@ def _draw_ratio(axes: Axes, batch: int, width: int, ratio: float | None) -> None
     if ratio is None:
         axes.plot([batch], [width], marker="x", color="#7f7f7f", markersize=4)
         return
-    text = f"{ratio:,.0f}" if ratio >= 9.95 else f"{ratio:.2g}"
+    text = times(ratio).removesuffix(" times")
     colour = GPU_WINS if ratio > 1 else CPU_WINS
     axes.plot([batch], [width], marker="o", color=colour, markersize=2.5)
     beside: Any = {"textcoords": "offset points", "xytext": (6, 0), "verticalalignment": "center"}

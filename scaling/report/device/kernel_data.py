@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from scaling.report.device import crossover
+from scaling.report.device.common import DEVICES
 from scaling.report.device.results import DeviceResult, Results
 
 MATMUL, CONVOLUTION = "matmul", "convolution"
-DEVICES = {"cpu": "CPU", "cuda": "GPU"}
 PRECISIONS = ("float32", "tf32", "bfloat16")
 PRECISION_NAMES = {"float32": "float32", "tf32": "TF32", "bfloat16": "bfloat16"}
 CHOICES = {
@@ -61,13 +62,20 @@ class Case:
         cell = self.find(choice, precision, cap)
         return median(cell) if cell else None
 
-    def fastest(self, precision: str = "float32") -> list[DeviceResult]:
-        """The choice with the least time of a step, and those whose interval overlaps with its own."""
-        own = [
+    def unmeasured(self, precision: str = "float32") -> list[DeviceResult]:
+        """The choices that `fastest` would weigh, and that are not measured yet."""
+        return [cell for cell in self._choices(precision) if not cell.is_over]
+
+    def _choices(self, precision: str) -> list[DeviceResult]:
+        return [
             cell
             for cell in self.cells
-            if cell.point["precision"] == precision and cell.point["choice"] != CAPPED and cell.estimate()
+            if cell.point["precision"] == precision and cell.point["choice"] != CAPPED
         ]
+
+    def fastest(self, precision: str = "float32") -> list[DeviceResult]:
+        """The choice with the least time of a step, and those whose interval overlaps with its own."""
+        own = [cell for cell in self._choices(precision) if cell.estimate()]
         own.sort(key=lambda cell: median(cell) or 0.0)
         return [cell for cell in own if cell is own[0] or overlap(own[0], cell)]
 
@@ -107,11 +115,7 @@ def overlap(one: DeviceResult, other: DeviceResult) -> bool:
     first, second = one.estimate(), other.estimate()
     assert first is not None
     assert second is not None
-    ends = [(each.low, each.high) for each in (first, second)]
-    (low, high), (other_low, other_high) = ends
-    if low is None or high is None or other_low is None or other_high is None:
-        return first.median == second.median
-    return low <= other_high and other_low <= high
+    return crossover.overlap(first, second)
 
 
 def teraflop_per_s(cell: DeviceResult) -> float | None:

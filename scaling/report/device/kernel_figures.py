@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from scaling.report.device.common import short
 from scaling.report.device.kernel_data import (
     CAPPED,
     CHOICES,
@@ -38,11 +40,12 @@ CHOICE_LOOKS = {
 
 PRODUCTS = (
     "Milliseconds of x W^T (column iteration_s, with its 95% interval), for every way to read W and every "
-    "precision (columns choice, precision). Transposed first: with the copy; transposed before: without it."
+    "precision (columns choice, precision). Transposed first: with the copy; transposed before: without it. "
+    "What is not named was not measured."
 )
 CONVOLUTIONS = (
     "Milliseconds of a convolution's forward and backward pass (column iteration_s, with its 95% interval); "
-    "the line inside a bar is the forward pass (forward_seconds). A choice without a bar was not measured."
+    "the line inside a bar is the forward pass (forward_seconds). What is not named was not measured."
 )
 WORKSPACE = (
     "Milliseconds of a convolution's forward pass in float32 (forward_seconds) against the memory that it "
@@ -129,19 +132,21 @@ def _draw_workspace(found: Sequence[Case], title: str) -> Figure:
     for axes, case in zip(panels, found, strict=True):
         for cell, megabytes, milliseconds in _weighed(case):
             colour, marker = CHOICE_LOOKS[cell.point["choice"]]
-            axes.plot([megabytes], [milliseconds], color=colour, marker=marker, markersize=6, linestyle="")
-            if cell.point["choice"] == CAPPED:
-                cap = "no limit" if cell.point["workspace_cap"] == NO_CAP else cell.point["workspace_cap"]
-                axes.annotate(cap, (megabytes, milliseconds), (4, 4), textcoords="offset points", fontsize=7)
+            # Points may lie on each other: smaller above larger.
+            size = 5 if cell.point["choice"] == CAPPED else 9
+            axes.plot([megabytes], [milliseconds], color=colour, marker=marker, markersize=size, linestyle="")
             add_tip(
                 axes, megabytes, milliseconds, f"{name_of(cell)}: {megabytes:.3g} MB, {milliseconds:.3g} ms"
             )
+        _annotate_caps(axes, case)
+        # 0 and, at least, 1 MB; the highest point is as far below the upper edge as its text needs.
         axes.set_xscale("symlog", linthresh=1.0)
-        axes.set_xlim(left=-0.2)
-        axes.set_ylim(bottom=0)
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.set_xlim(-0.4, 3 * max(1.0, *(megabytes for _, megabytes, _ in _weighed(case))))
+        axes.set_ylim(0, 1.3 * max(milliseconds for _, _, milliseconds in _weighed(case)))
+        powers = range(int(np.log10(axes.get_xlim()[1])) + 1)
+        axes.set_xticks([0, *(10**power for power in powers)])
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
         axes.yaxis.set_major_locator(MaxNLocator(5))
-        axes.margins(0.15)
         axes.set_title(case.name, loc="left")
         axes.set_xlabel("workspace, MB")
     panels[0].set_ylabel("ms forward")
@@ -155,3 +160,21 @@ def _draw_workspace(found: Sequence[Case], title: str) -> Figure:
         ],
     )
     return figure
+
+
+def _annotate_caps(axes: Axes, case: Case) -> None:
+    """The limits of the workspace beside their points; those of one place, to a per cent, share a text."""
+    places: list[tuple[float, float, list[str]]] = []
+    for cell, megabytes, milliseconds in _weighed(case):
+        if cell.point["choice"] != CAPPED:
+            continue
+        cap = "no limit" if cell.point["workspace_cap"] == NO_CAP else str(cell.point["workspace_cap"])
+        for x, y, names in places:
+            if np.isclose(megabytes, x, rtol=0.01, atol=0.1) and np.isclose(milliseconds, y, rtol=0.01):
+                names.append(cap)
+                break
+        else:
+            places.append((megabytes, milliseconds, [cap]))
+    for x, y, names in places:
+        text = "\n".join(names)
+        axes.annotate(text, (x, y), (6, 4), textcoords="offset points", fontsize=7)

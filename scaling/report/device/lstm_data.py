@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from scaling.report.device.common import DEVICES
 from scaling.report.device.results import DeviceResult, Results
 
 PHASES = {"step": "training", "evaluate": "evaluation", "predict": "prediction"}
 IMPLEMENTATIONS = ("elementary", "cell", "fused")
 PRECISIONS = ("float64", "float32", "float16")
 REFERENCE = ("fused", "float32")
-DEVICES = {"cpu": "CPU", "cuda": "GPU"}
 
 NOISE = 3.0
 """Accuracies that differ by no more standard errors of a difference of means are within the seeds' noise.
@@ -71,12 +71,14 @@ class Comparison:
         task, device: as cells have them.
         accuracies: those that were measured, elementary before fused, float64 before float16.
         left_out: cells of the task's batch whose accuracy was not measured.
+        unmeasured: those that are still to be run.
     """
 
     task: str
     device: str
     accuracies: list[Accuracy]
     left_out: list[DeviceResult]
+    unmeasured: list[DeviceResult]
 
     @property
     def reference(self) -> Accuracy | None:
@@ -125,8 +127,13 @@ def comparisons(results: Results) -> list[Comparison]:
             cells = ordered(results.all(device, task=task))
             scored = [one for cell in cells if (one := _accuracy(cell)) is not None]
             without = [cell for cell in cells if cell.fact("accuracy_left_out") is not None]
+            trained = {
+                "width": results.parameters["accuracy_width"],
+                "batch": results.parameters["accuracy_batch"],
+            }
+            planned = [cell for cell in results.all(device, task=task, **trained) if not cell.is_over]
             if scored:
-                found.append(Comparison(task, device, scored, without))
+                found.append(Comparison(task, device, scored, without, ordered(planned)))
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -10,15 +11,15 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
-from scaling.report.device.common import short
+from scaling.report.device.common import DEVICES, short
 from scaling.report.device.lstm_data import (
-    DEVICES,
     IMPLEMENTATIONS,
     NOISE,
     PHASES,
     PRECISIONS,
     Comparison,
     comparisons,
+    ordered,
     rate,
     timed,
 )
@@ -38,12 +39,13 @@ SPEED = (
     "Samples a second over the mini-batch, a column of panels for each precision (columns batch, precision; "
     "batch over iteration_s, evaluate_seconds and predict_seconds). Both axes are logarithmic. Training: an "
     "optimizer update on samples on the device. Evaluation: forward pass, loss and right answers there. "
-    "Prediction: from host memory to host memory."
+    "Prediction: from host memory to host memory. A line is broken where a batch has no number."
 )
 ACCURACY = (
     "Accuracy on held-out samples after training (columns accuracy, accuracy_sd): a small marker for each "
     "seed, a large one for their mean. The band is that of the fused implementation in float32: its mean and "
-    f"{NOISE:g} standard errors of a difference of two means, from the spread over seeds, to either side."
+    f"{NOISE:g} standard errors of a difference of two means, from the spread over seeds, to either side; "
+    "without that implementation's accuracy there is none."
 )
 
 
@@ -97,8 +99,8 @@ def _speed_lines(axes: Axes, results: Results, chosen: dict[str, Any], phase: st
     for device, device_name in DEVICES.items():
         for way in IMPLEMENTATIONS:
             own = results.all(device, **chosen, implementation=way)
-            measured = sorted((cell.point["batch"], rate(cell, phase)) for cell in own if rate(cell, phase))
-            rates = [value for _, value in measured if value is not None]
+            measured = [(cell.point["batch"], rate(cell, phase) or math.nan) for cell in ordered(own)]
+            rates = [value for _, value in measured]
             axes.plot(
                 [batch for batch, _ in measured],
                 rates,
@@ -109,7 +111,9 @@ def _speed_lines(axes: Axes, results: Results, chosen: dict[str, Any], phase: st
                 linestyle="-" if device == "cuda" else (0, (4, 2)),
                 markerfacecolor=COLOURS[way] if device == "cuda" else "white",
             )
-            for (batch, _), value in zip(measured, rates, strict=True):
+            for batch, value in measured:
+                if math.isnan(value):
+                    continue
                 add_tip(axes, batch, value, f"{device_name}, {NAMES[way]}, {batch}: {value:,.0f} samples/s")
 
 
@@ -171,7 +175,7 @@ def _draw_comparison(axes: Axes, compared: Comparison) -> None:
         axes.plot([100 * one.mean], [place], color=COLOURS[way], marker=MARKERS[way], markersize=6)
         add_tip(axes, 100 * one.mean, place, f"{one.name}: {100 * one.mean:.2f}%")
     axes.set_yticks(range(len(compared.accuracies)), [one.name for one in compared.accuracies])
-    axes.invert_yaxis()
+    axes.set_ylim(len(compared.accuracies) - 0.5, -0.5)
     low, high = axes.get_xlim()
     missing = max(0.0, NARROWEST - (high - low)) / 2
     axes.set_xlim(low - missing, high + missing)

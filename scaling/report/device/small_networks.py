@@ -7,7 +7,6 @@ from typing import Any
 
 from scaling.report.device.common import (
     Arm,
-    all_listed,
     arms_of,
     left_out_table,
     missing_remark,
@@ -15,7 +14,7 @@ from scaling.report.device.common import (
     remarks,
     statistic,
     time_cell,
-    times,
+    times_of,
 )
 from scaling.report.device.crossover import bounds_text, crossing_text, rounded
 from scaling.report.device.results import DeviceResult, Results, fastest
@@ -24,6 +23,7 @@ from scaling.report.device.small_networks_data import (
     batches_of,
     break_even,
     family,
+    fastest_threads,
     grid,
     perceptrons,
     sweep_values,
@@ -31,7 +31,7 @@ from scaling.report.device.small_networks_data import (
     width_crossings,
 )
 from scaling.report.device.small_networks_figures import figures
-from scaling.report.formats import MISSING, number
+from scaling.report.formats import MISSING, listed, number
 from scaling.report.page_tables import PageTable
 
 __all__ = ["figures", "sentences", "tables"]
@@ -85,7 +85,7 @@ def _times_table(
     gpus = [arm for arm in arms if arm.device == "cuda"]
     rows = []
     for key, own in sorted(points.items()):
-        cpu = fastest([cell for cell in own if cell.device == "cpu"])
+        cpu = fastest_threads(own)
         gpu = fastest([cell for cell in own if cell.device == "cuda"])
         ratio = number(cpu[1].median / gpu[1].median) if cpu and gpu else MISSING
         parameters = next((value for cell in own if (value := cell.fact("parameters"))), None)
@@ -118,20 +118,24 @@ def sentences(results: Results) -> Iterator[str]:
         yield from _cpu_sentences(results)
         return
     yield from _sweep_sentences(results, gpus)
-    for arm in gpus:
-        yield _answer(results, arm)
-
-
-def _answer(results: Results, gpu: Arm) -> str:
-    """`A captured step on the GPU is faster ...: at batch 1 from width 2,100 [1,900, 2,300] on; ...`."""
-    found = width_crossings(results, gpu)
-    told = [f"at batch {batch:,} {crossing_text(one, 'width')}" for batch, one in found.items()]
-    article = "An" if gpu.step[0] in "aeiou" else "A"
-    return (
-        f"When is the GPU worth it for a small network? {article} {gpu.step} training step on the GPU is "
-        "faster than one on the CPU at its fastest number of threads, for perceptrons of "
-        f"{base_text(results)}: {'; '.join(told)}{one_launch(results)}."
+    steps = " ".join(f"{arm.step.capitalize()}, {_ahead(results, arm)}." for arm in gpus)
+    within = (
+        " Between measured widths the break-even is interpolated, and the intervals are of one launch: "
+        "another may differ by more."
     )
+    yield (
+        f"When is the GPU worth it for a small network? For perceptrons of {base_text(results)}, a training "
+        "step on the GPU is faster than one on the CPU at its fastest number of threads from these widths "
+        f"on. {steps}{within if results.num_launches == 1 else ''}"
+    )
+
+
+def _ahead(results: Results, gpu: Arm) -> str:
+    """`at batch 1 from width 2,100 [1,900, 2,300] on; at batch 64 at every measured width (10 to 8,192)`."""
+    groups: dict[str, list[str]] = {}
+    for batch, one in width_crossings(results, gpu).items():
+        groups.setdefault(crossing_text(one, "width"), []).append(f"{batch:,}")
+    return "; ".join(f"at batch {listed(batches)} {text}" for text, batches in groups.items())
 
 
 def _sweep_sentences(results: Results, gpus: Sequence[Arm]) -> Iterator[str]:
@@ -148,7 +152,7 @@ def _sweep_sentences(results: Results, gpus: Sequence[Arm]) -> Iterator[str]:
             else:
                 told.append(f"{arm.name} {crossing_text(found)}")
         where = ", ".join(f"{name} {value:,}" for name, value in base.items())
-        yield f"At {where}, the GPU is faster: {'; '.join(told)}."
+        yield f"At {where}, the GPU is faster: {'; '.join(told)}{one_launch(results)}."
 
 
 def _recurrent_sentences(results: Results) -> Iterator[str]:
@@ -159,15 +163,15 @@ def _recurrent_sentences(results: Results) -> Iterator[str]:
         for size in sorted({cell.point["equal_parameters"] for cell in family(results)}):
             own = [cell for cell in results.all(device) if cell.point["equal_parameters"] == size]
             pair = [fastest([c for c in own if c.point["network"] == kind]) for kind in ("lstm", "mlp")]
-            if pair[0] and pair[1]:
-                ratios.append((size, pair[0][1].median / pair[1][1].median))
+            if pair[0] and pair[1] and all(cell.is_over for cell in own):
+                ratios.append((size, times_of(pair[0][1], pair[1][1])))
         if ratios:
-            text = all_listed(f"{times(ratio)} at {size:,}" for size, ratio in ratios)
+            text = listed([f"{ratio} at {size:,}" for size, ratio in ratios])
             told.append(f"on {name} {text}")
     if told:
         yield (
-            "A step of the recurrent network takes, of the time of a perceptron with as many parameters, "
-            f"{'; '.join(told)} parameters (each on its fastest arm)."
+            "How much longer a step of the recurrent network takes than one of a perceptron with as many "
+            f"parameters: {'; '.join(told)} parameters (each as it is fastest there){one_launch(results)}."
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from scaling.measure.statistics import Estimate
 from scaling.report.device.common import Arm
 from scaling.report.device.crossover import Crossing, crossing, ratio_of
 from scaling.report.device.results import DeviceResult, Results, fastest
@@ -21,13 +22,19 @@ def batches_of(cells: Sequence[DeviceResult]) -> list[int]:
     return sorted({cell.point["batch"] for cell in cells})
 
 
+def fastest_threads(cells: Sequence[DeviceResult]) -> tuple[DeviceResult, Estimate] | None:
+    """The CPU's fastest; None where it has none, or a number of threads is not measured yet."""
+    own = [cell for cell in cells if cell.device == "cpu"]
+    return fastest(own) if all(cell.is_over for cell in own) else None
+
+
 def break_even(results: Results, gpu: Arm, axis: str, **fixed: Any) -> Crossing | None:
     """From which value of `axis` on the GPU is faster than the CPU at its fastest number of threads."""
     alike = results.all(network="mlp", equal_parameters=0, **fixed)
     ratios = []
     for value in sorted({cell.point[axis] for cell in alike}):
         here = [cell for cell in alike if cell.point[axis] == value]
-        cpu = fastest([cell for cell in here if cell.device == "cpu"])
+        cpu = fastest_threads(here)
         own = fastest([cell for cell in here if gpu.holds(cell)])
         if cpu and own:
             ratios.append(ratio_of(value, cpu[1], own[1]))
@@ -55,7 +62,7 @@ def grid_ratios(results: Results, gpu: Arm) -> dict[tuple[int, int], float | Non
     cells = grid(results)
     for key in {(cell.point["batch"], cell.point["width"]) for cell in cells}:
         here = [cell for cell in cells if (cell.point["batch"], cell.point["width"]) == key]
-        cpu = fastest([cell for cell in here if cell.device == "cpu"])
+        cpu = fastest_threads(here)
         own = fastest([cell for cell in here if gpu.holds(cell)])
         found[key] = cpu[1].median / own[1].median if cpu and own else None
     return found

@@ -24,14 +24,16 @@ from scaling.report.drawing_parts import WIDTH, legend_below, set_title
 from scaling.report.figures import Drawn
 
 TIMES = (
-    "Seconds of a training step over the width of the hidden layers, a panel for each batch (column "
-    "iteration_s, in milliseconds, with its 95% interval as a bar). All axes are logarithmic."
+    "Milliseconds of a training step over the width of the hidden layers, a panel for each batch (column "
+    "iteration_s, with its 95% interval as a bar). All axes are logarithmic. A line is broken where a width "
+    "has no number."
 )
 BREAK_EVEN = (
     "Each number is the time of a step on the CPU, with the number of threads that is fastest there, over "
     "that on the GPU (column iteration_s): above 1 the GPU wins. The line is the width from which on it "
     "wins at each batch, interpolated between two measured widths; the band is its 95% interval, and ends "
-    "at the plot's edge where it is open. A cross: no number for one of the two."
+    "at the plot's edge where it is open. A batch at which the GPU wins at every width has none. A cross: no "
+    "number for one of the two, or not every number of threads measured yet."
 )
 SWEEPS = (
     "Milliseconds of a training step over the number of hidden layers and of input features (column "
@@ -90,7 +92,7 @@ def draw_widths(results: Results, title: str) -> Figure:
 
 def _draw_times(axes: Any, cells: Sequence[DeviceResult], arms: Sequence[Arm], axis: str) -> None:
     lines = [time_line(arm, [(cell.point[axis], cell) for cell in cells if arm.holds(cell)]) for arm in arms]
-    draw_lines(axes, [line for line in lines if line.at], "ms")
+    draw_lines(axes, [line for line in lines if not line.is_empty], "ms")
 
 
 def draw_sweeps(results: Results, sweeps: Sequence[str], title: str) -> Figure:
@@ -121,7 +123,7 @@ def draw_families(results: Results, title: str) -> Figure:
             time_line(arm, [(cell.fact("parameters") or 0, cell) for cell in own if arm.holds(cell)])
             for arm in arms
         ]
-        draw_lines(axes, [line for line in lines if line.at], "ms")
+        draw_lines(axes, [line for line in lines if not line.is_empty], "ms")
         log_axes(axes, "parameters", "ms a step")
         axes.set_title(label, loc="left")
     legend_below(figure, handles(arms))

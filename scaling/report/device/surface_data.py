@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from scaling.report.device.common import Line
+from scaling.measure.statistics import Estimate
+from scaling.report.device.common import Line, estimate_line
 from scaling.report.device.crossover import Crossing, crossing, ratio_of
 from scaling.report.device.results import DeviceResult, Results
 from scaling.report.figure_style import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY_BLUE, VERMILLION
@@ -68,27 +69,24 @@ def way_named(results: Results, device: str, step: str, data: str = "device") ->
 
 def epoch_line(results: Results, way: Way) -> Line:
     """Milliseconds of an epoch over the points."""
-    cells = way.cells(results)
-    pairs = [(cell.point["points"], one) for cell in cells if (one := cell.estimate()) is not None]
-    return Line(
-        way.name,
-        way.colour,
-        way.marker,
-        [float(at) for at, _ in pairs],
-        [1e3 * one.median for _, one in pairs],
-        [None if one.low is None else 1e3 * one.low for _, one in pairs],
-        [None if one.high is None else 1e3 * one.high for _, one in pairs],
-    )
+    pairs = [(cell.point["points"], cell.estimate()) for cell in way.cells(results)]
+    return estimate_line(way.name, way.colour, way.marker, pairs)
+
+
+def common(results: Results, slow: Way, fast: Way) -> dict[int, tuple[Estimate, Estimate]]:
+    """Points -> an epoch's time of both ways, where both have one; ascending."""
+    times = {cell.point["points"]: one for cell in slow.cells(results) if (one := cell.estimate())}
+    return {
+        points: (times[points], one)
+        for cell in fast.cells(results)
+        if (points := cell.point["points"]) in times and (one := cell.estimate())
+    }
 
 
 def break_even(results: Results, slow: Way, fast: Way) -> Crossing | None:
     """From how many points on `fast` takes less time for an epoch; None where too little was measured."""
-    times = {cell.point["points"]: one for cell in slow.cells(results) if (one := cell.estimate())}
-    ratios = [
-        ratio_of(points, times[points], one)
-        for cell in fast.cells(results)
-        if (points := cell.point["points"]) in times and (one := cell.estimate())
-    ]
+    both = common(results, slow, fast)
+    ratios = [ratio_of(points, *estimates) for points, estimates in both.items()]
     return crossing(ratios) if len(ratios) > 1 else None
 
 

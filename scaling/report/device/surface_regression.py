@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -9,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from scaling.measure.statistics import Estimate
 from scaling.report.device.common import (
     draw_lines,
     handles,
@@ -20,15 +22,16 @@ from scaling.report.device.common import (
     remarks,
     statistic,
     time_cell,
-    times,
+    times_of,
 )
-from scaling.report.device.crossover import crossing_text
+from scaling.report.device.crossover import Crossing, crossing_text
 from scaling.report.device.results import Results
 from scaling.report.device.surface_data import (
     EXTENT,
     Grid,
     Training,
     break_even,
+    common,
     epoch_line,
     shown,
     surface,
@@ -44,18 +47,20 @@ from scaling.report.page_tables import PageTable
 EPOCHS = (
     "Milliseconds of an epoch, which is one update on all points, over the number of points (columns points "
     "and iteration_s, with its 95% interval as a bar; step, data). Both axes are logarithmic. On the GPU a "
-    "line is flat as long as launching kernels, not computing, decides."
+    "line is flat as long as launching kernels, not computing, decides. A line is broken where a number of "
+    "points has no time."
 )
 PICTURE = (
     "The surface, what the network makes of it after the training, and the surface less that, over x (to the "
     "right) and y (upwards); of the training with the least time (columns rms_residual, largest_residual). "
-    "Below, the mean squared error over the epochs, of every training."
+    "Below, the mean squared error over the epochs, of every training; where ways compute the same, the "
+    "lines lie on each other."
 )
 
 
 def figures(results: Results) -> Iterator[Drawn]:
     """Epochs over points, then surface, fit and residual."""
-    lines = [line for way in ways_of(results) if (line := epoch_line(results, way)).at]
+    lines = [line for way in ways_of(results) if not (line := epoch_line(results, way)).is_empty]
     if lines:
         title = f"{results.experiment}: an epoch of the 2-20-5-1 network"
         figure = Figure(figsize=(WIDTH, 4.8), layout="constrained")
@@ -84,6 +89,8 @@ def _draw_fit(found: Sequence[Training], fit: Grid, title: str) -> Figure:
     for axes, (name, values, limit) in zip(panels, pictures, strict=True):
         _picture(axes, values, limit)
         axes.set_title(name, loc="left")
+        axes.set_xlabel("x")
+    panels[0].set_ylabel("y")
     axes = below.subplots()
     for one in found:
         axes.plot(*one.losses, color=one.way.colour, linewidth=1.2)
@@ -176,7 +183,7 @@ def sentences(results: Results) -> Iterator[str]:
             between = f"between {between} and {number(residuals[-1])}"
         yield (
             f"{results.experiment}: after {found[0].epochs:,} epochs the root mean square of the residual is "
-            f"{between}, on a surface whose heights deviate by {height}."
+            f"{between}, on a surface whose heights deviate by {height}.{_swing(found)}"
         )
     if "cuda" in results.missing or not results.all("cuda"):
         told = " ".join(_training(one) for one in found)
@@ -184,6 +191,22 @@ def sentences(results: Results) -> Iterator[str]:
         yield f"Is a GPU worth it for the surface? That is not answered here. {missing} {told}".rstrip()
     else:
         yield _answer(results, found)
+
+
+def _swing(found: Sequence[Training]) -> str:
+    """What the residual does in the last half of the epochs, of every way alike."""
+    late = [
+        math.sqrt(loss)
+        for one in found
+        for epoch, loss in zip(*one.losses, strict=True)
+        if 2 * epoch >= one.epochs
+    ]
+    if len(late) < 2:
+        return ""
+    return (
+        f" Over the last half of the epochs it moves between {number(min(late))} and {number(max(late))}: "
+        "a smaller difference of two ways tells where the last epoch fell, not which way fits better."
+    )
 
 
 def _training(one: Training) -> str:
@@ -196,16 +219,14 @@ def _loader_sentences(results: Results) -> Iterator[str]:
         near, loader = (way_named(results, device, "eager", place) for place in ("device", "loader"))
         if near is None or loader is None:
             continue
-        inside = {cell.point["points"]: one for cell in near.cells(results) if (one := cell.estimate())}
-        outside = {cell.point["points"]: one for cell in loader.cells(results) if (one := cell.estimate())}
-        both = sorted(inside.keys() & outside.keys())
+        both = common(results, near, loader)
         if both:
-            ratios = [f"{times(outside[at].median / inside[at].median)} at {at:,} points" for at in both]
+            ratios = [f"{times_of(other, own)} at {at:,} points" for at, (own, other) in both.items()]
             told.append(f"on the {name} {listed(ratios)}")
     if told:
         yield (
-            "An epoch whose batch a DataLoader puts together point by point takes, over one whose data lies "
-            f"on the device: {'; '.join(told)}{one_launch(results)}."
+            "How much longer an epoch takes whose batch a DataLoader puts together point by point than one "
+            f"whose data lies on the device: {'; '.join(told)}{one_launch(results)}."
         )
 
 
@@ -222,7 +243,7 @@ def _made_sentences(found: Sequence[Training]) -> Iterator[str]:
         paid = (
             f"is paid for after {number(one.made_s / gained, 2)} epochs"
             if gained > 0
-            else "is never paid for, as its epochs are not shorter than eager ones"
+            else "is not paid for in this training, as its epochs were not shorter than eager ones"
         )
         yield f"{verb} on the {device} takes {number(one.made_s)} s once and {paid}."
 
@@ -233,8 +254,7 @@ def _answer(results: Results, found: Sequence[Training]) -> str:
     for step in ("eager", "captured"):
         gpu = way_named(results, "cuda", step)
         if cpu and gpu:
-            crossed = crossing_text(break_even(results, cpu, gpu))
-            told.append(f"{step} {crossed}")
+            told.append(f"{step} {_faster(common(results, cpu, gpu), break_even(results, cpu, gpu))}")
     by_way = {one.way.name: one for one in found}
     whole = [
         f"{number(one.total_s)} s on {name}{' (with capturing)' if one.made_s and 'cap' in name else ''}"
@@ -242,7 +262,25 @@ def _answer(results: Results, found: Sequence[Training]) -> str:
         if (one := by_way.get(name))
     ]
     training = f" A complete training takes {listed(whole)}." if whole else ""
+    ways = {way.name: way for way in ways_of(results)}
+    names = ("CPU eager", "GPU eager", "GPU captured")
+    without = [
+        f"{name} at {listed([f'{count:,}' for count in points])}"
+        for name in names
+        if name in ways
+        and (points := [cell.point["points"] for cell in ways[name].cells(results) if not cell.is_over])
+    ]
+    missing = f" Not measured yet, in numbers of points: {'; '.join(without)}." if without else ""
     return (
         "Is a GPU worth it for the surface? By the time of an epoch it is faster than the CPU, in numbers of "
-        f"points: {'; '.join(told) or 'not measured on both'}{one_launch(results)}.{training}"
+        f"points: {'; '.join(told) or 'not measured on both'}{one_launch(results)}.{training}{missing}"
     )
+
+
+def _faster(both: dict[int, tuple[Estimate, Estimate]], found: Crossing | None) -> str:
+    """The break-even point, or at which one number of points the GPU is ahead or behind."""
+    if len(both) != 1:
+        return crossing_text(found)
+    ((points, (cpu, gpu)),) = both.items()
+    ahead = f"{times_of(cpu, gpu)} as fast as the CPU at {points:,}, the only number measured on both"
+    return f"not answered ({ahead})"

@@ -49,7 +49,7 @@ def test_device_that_wins_everywhere_or_nowhere_has_no_break_even_point():
     )
     found = crossing(exact((1, 0.5), (8, 0.7)))
     assert (found.wins, found.at) == ("nowhere", None)
-    assert crossing_text(found, "batch") == "at no measured batch (up to 8)"
+    assert crossing_text(found, "batch") == "at no measured batch (1 to 8)"
 
 
 def test_of_several_crossings_the_last_one_counts():

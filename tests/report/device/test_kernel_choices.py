@@ -35,14 +35,15 @@ def kernels(of):
 
         def convolution(choice, seconds, device="cuda", cap="none", workspace=None, case="ResNet 3x3"):
             folder.add(
-                samples(seconds),
+                [[]] if seconds is None else samples(seconds),
+                planned=seconds is None,
                 device=device,
                 facts={
                     "flop": 10**9,
                     "error": 1e-7,
                     **({} if workspace is None else {"workspace_bytes": workspace}),
                 },
-                extra=[{"phase": "forward", "seconds": seconds / 3}] * 7,
+                extra=[{"phase": "forward", "seconds": (seconds or 0.0) / 3}] * 7,
                 operation="convolution",
                 case=case,
                 batch=64,
@@ -92,7 +93,36 @@ class TestProducts:
         product("transposed", 0.010)
         product("transposed", 0.002, precision="tf32", error=3e-4)
         told = " ".join(told_of(folder))
-        assert "TF32 is 5.0 times as fast, with a relative error of up to 3.0e-04" in told
+        assert "TF32 is 5.0 times as fast (one operation, x W^T, batch 1,024, W 2048x26752), with a" in told
+
+    def test_precision_whose_interval_overlaps_is_told_so(self, kernels):
+        folder, product, _ = kernels()
+        product("transposed", 0.0100)
+        product("transposed", 0.0099, precision="bfloat16", error=3e-3)
+        assert "bfloat16 is 1.0 times (intervals overlap) as fast" in " ".join(told_of(folder))
+
+
+class TestPartly:
+    """A choice that is not measured yet may be the fastest."""
+
+    def test_fastest_convolution_is_not_named(self, kernels):
+        folder, _, convolution = kernels()
+        convolution("autotuned", 0.01)
+        convolution("library", None)
+        answer = told_of(folder)[-1]
+        assert "fastest convolution" not in answer
+        assert "GPU: ResNet 3x3, batch 64 (the library's guess)" in answer
+        (_, table) = (None, device_tables([folder.results()])[0])
+        assert [row[1:3] for row in table.rows] == [["the library's guess, float32", "–"], table.rows[1][1:3]]  # noqa: RUF001
+
+    def test_device_without_any_number_is_named_once(self, kernels):
+        folder, _, convolution = kernels()
+        convolution("library", 0.01)
+        convolution("library", None, device="cpu")
+        convolution("native", None, device="cpu")
+        answer = told_of(folder)[-1]
+        assert "the fastest convolution by the library's guess for ResNet 3x3" in answer
+        assert answer.endswith("not measured yet: on the CPU all.")
 
 
 class TestConvolutions:
@@ -107,7 +137,7 @@ class TestConvolutions:
         folder, _, convolution = kernels()
         convolution("library", 0.020)
         convolution("autotuned", 0.010)
-        assert "for ResNet 3x3 2.0 times as fast" in told_of(folder)[0]
+        assert "GPU: ResNet 3x3, batch 64 2.0 times" in told_of(folder)[0]
 
     def test_limit_that_was_not_kept_is_said(self, kernels):
         folder, _, convolution = kernels()
@@ -159,3 +189,13 @@ class TestTablesAndFigures:
         convolution("older-interface", 0.03, cap="1 MiB", workspace=0)
         names = [drawn.name for drawn in figures(folder.results())]
         assert names == ["device-kernel-choices-convolutions", "device-kernel-choices-workspace"]
+
+    def test_limits_of_one_place_share_a_text_within_the_panel(self, kernels):
+        folder, _, convolution = kernels()
+        convolution("library", 0.03, workspace=0)
+        for cap in ("none", "64 MiB", "1 MiB"):
+            convolution("older-interface", 0.03, cap=cap, workspace=0)
+        (axes,) = list(figures(folder.results()))[-1].figure.axes
+        assert [text.get_text() for text in axes.texts] == ["no limit\n64 MiB\n1 MiB"]
+        assert axes.get_xlim()[1] > 1
+        assert axes.get_ylim()[1] > 1.2 * 10

@@ -77,7 +77,7 @@ class TestAccuracy:
         add("cell", "float32", REFERENCE)
         add("fused", "float16", {1: 0.91, 2: 0.92, 3: 0.94})
         told = answer(folder)
-        assert "mnist-rows on the CPU: no;" in told
+        assert "mnist-rows on the CPU: no change beyond chance;" in told
         assert "fused in float32 reaches 92.00% ± 2.00 over 3 seeds" in told
         assert "other implementations reach the same number" in told
         assert "another precision changes that by +0.33 points at most (fused, float16)" in told
@@ -95,7 +95,7 @@ class TestAccuracy:
         folder, add = lstm()
         add("fused", "float32", {1: 1.0, 2: 1.0})
         add("cell", "float32", {1: 1.0, 2: 0.999})
-        assert ": no;" in answer(folder)
+        assert ": no change beyond chance;" in answer(folder)
 
     def test_with_one_seed_nothing_is_claimed(self, lstm):
         folder, add = lstm()
@@ -121,6 +121,24 @@ class TestAccuracy:
         assert "mnist-rows on the CPU: no" in told
         assert "mnist-rows on the GPU: no" in told
 
+    def test_what_is_not_measured_yet_is_named(self, lstm):
+        folder, add = lstm()
+        add("fused", "float32", REFERENCE)
+        add("cell", "float32", REFERENCE)
+        point = {"task": "mnist-rows", "implementation": "fused", "precision": "float16"}
+        folder.add(planned=True, width=8, batch=128, **point)
+        told = answer(folder)
+        assert "After 5 steps" in told
+        assert "so that a smaller change would not be seen (not measured yet: fused, float16)" in told
+
+    def test_without_the_reference_only_the_range_is_told(self, lstm):
+        folder, add = lstm()
+        add("cell", "float32", REFERENCE)
+        add("elementary", "float32", {1: 0.80, 2: 0.80, 3: 0.80})
+        told = answer(folder)
+        assert "unknown, as the fused implementation in float32 has no accuracy; the 2 others" in told
+        assert "reach 80.00% to 92.00%" in told
+
 
 class TestSpeed:
     def test_rate_is_the_batch_over_the_median(self, lstm):
@@ -139,6 +157,22 @@ class TestSpeed:
         told = " ".join(device_sentences([folder.results()]))
         assert "in training 2.0 to 4.0 times as fast as a loop over LSTMCell" in told
         assert "trains 0.25 times as fast in float64 as in float32" in told
+
+    def test_batches_are_named_where_not_all_were_measured(self, lstm):
+        folder, add = lstm()
+        add("fused", "float32", batch=128)
+        add("fused", "float32", batch=1024)
+        add("cell", "float32", batch=1024, seconds=[[0.2] * 7])
+        told = " ".join(device_sentences([folder.results()]))
+        assert "float32, at batch 1,024: the fused LSTM is in training 2.0 times as fast" in told
+
+    def test_overlapping_intervals_are_told(self, lstm):
+        folder, add = lstm()
+        for way, seconds in (("fused", 0.100), ("cell", 0.101)):
+            spread = [[seconds * (1 + 0.01 * step) for step in (-1, -1, 0, 0, 0, 1, 1)]]
+            add(way, "float32", seconds=spread)
+        told = " ".join(device_sentences([folder.results()]))
+        assert "1.0 times (intervals overlap) as fast as a loop over LSTMCell" in told
 
     def test_without_a_gpu_its_columns_are_empty_and_that_is_said(self, lstm):
         folder, add = lstm(has_gpu=False)

@@ -1,9 +1,12 @@
 """The reports of `cpu-threads` and `batch-sizes`."""
 
+import math
+
 import pytest
 
 from scaling.report.device import device_sentences, device_tables, write_figures
-from scaling.report.device.batch_sizes import enough
+from scaling.report.device.batch_sizes import enough, settled
+from scaling.report.device.common import arms_of, time_line
 from scaling.report.device.cpu_threads import speedup_lines, worthwhile
 
 
@@ -56,6 +59,27 @@ class TestThreads:
         assert [row[:3] for row in table.rows[:3]] == [["fcn-r", "64", count] for count in "124"]
         assert [row[-1] for row in table.rows[:3]] == ["1.00", "1.96", "2.00"]
 
+    def test_fewest_threads_are_compared_with_themselves_without_an_interval(self, of):
+        made = of("cpu-threads", networks=["fcn-r"])
+        spread = [[0.1 * (1 + 0.01 * index) for index in range(10)]]
+        for count in (1, 2):
+            made.add(spread, threads=count, model="fcn-r", batch=64)
+        (line,) = speedup_lines(made.results())
+        assert (line.low[0], line.high[0]) == (1.0, 1.0)
+        assert line.low[1] < 1.0 < line.high[1]
+
+    def test_partly_measured_networks_tell_which_threads_were_tried(self, of):
+        made = of("cpu-threads", networks=["fcn-r", "lstm"])
+        for count, seconds in ((1, 0.1), (4, 0.04)):
+            made.add(exactly(seconds), threads=count, model="fcn-r", batch=64)
+        made.add(planned=True, threads=2, model="fcn-r", batch=64)
+        made.add(planned=True, threads=1, model="lstm", batch=16)
+        made.add(exactly(0.1), threads=4, model="lstm", batch=16)
+        answer = device_sentences([made.results()])[-1]
+        assert "Not answered: no network was measured with all of them." in answer
+        assert "Fastest so far: fcn-r 4 of 1 and 4, 2.5 times as fast as with 1" in answer
+        assert "lstm" not in answer
+
     def test_figure_is_drawn(self, threads):
         (figure,) = write_figures(threads.folder, [threads.results()])
         assert figure.name == "device-cpu-threads-speedup"
@@ -70,7 +94,7 @@ class TestThreads:
         assert worthwhile(results.all("cpu", model="resnet-56")) is None
         first, answer = device_sentences([results])
         assert first.startswith("cpu-threads: 1 of 9 points are not measured yet")
-        assert "resnet-56" not in answer
+        assert answer.endswith("Not answered for resnet-56.")
         assert {row[-1] for row in device_tables([results])[0].rows if row[0] == "resnet-56"} == {"–"}  # noqa: RUF001
 
     def test_network_that_was_left_out_with_one_thread_has_no_line(self, of):
@@ -93,11 +117,34 @@ class TestBatches:
         cpu, gpu, answer = device_sentences([batches.results()])
         assert "on the CPU, 4 threads: fcn-r 4 (100 samples/s at best)" in cpu
         assert "on the GPU eager: fcn-r 16, the largest measured" in gpu
-        assert "more samples a second than the CPU: fcn-r 100 times" in answer
+        assert "samples a second over the CPU's: fcn-r 100 times (intervals" in answer
 
     def test_network_that_is_not_finished_is_compared_with_nothing(self, batches):
         batches.add(planned=True, device="cuda", step="eager", model="fcn-r", batch=64)
-        assert "fcn-r" not in device_sentences([batches.results()])[-1]
+        told = device_sentences([batches.results()])
+        assert not any("on the GPU eager: fcn-r" in text for text in told)
+        assert "no network was measured in full on both" in told[-1]
+        assert "at the largest batch that both have" in told[-1]
+        assert "fcn-r 100 times at 16" in told[-1]
+
+    def test_smaller_batches_that_are_not_measured_yet_change_nothing(self, of):
+        made = of("batch-sizes", networks=["fcn-r"])
+        point = {"device": "cuda", "step": "eager", "model": "fcn-r"}
+        made.add(planned=True, batch=1, **point)
+        for batch, seconds in ((4, 0.001), (16, 0.002), (64, 0.0079)):
+            made.add(exactly(seconds), facts={"samples": batch}, batch=batch, **point)
+        assert settled(made.results().cells) == (16, pytest.approx(64 / 0.0079), 64)
+        made.add(planned=True, batch=8, **point)
+        assert settled(made.results().cells) is None
+        assert "on the GPU eager for every network" in device_sentences([made.results()])[-1]
+
+    def test_line_is_broken_at_a_batch_that_is_not_measured_yet(self, batches):
+        batches.add(planned=True, threads=4, step="eager", model="fcn-r", batch=8)
+        results = batches.results()
+        (cpu, _) = arms_of(results)
+        line = time_line(cpu, [(cell.point["batch"], cell) for cell in results.all("cpu")])
+        assert line.at == [1.0, 4.0, 8.0, 16.0]
+        assert [math.isnan(value) for value in line.values] == [False, False, True, False]
 
     def test_without_a_gpu_the_answer_says_so(self, of):
         made = of("batch-sizes", has_gpu=False, networks=["fcn-r"])

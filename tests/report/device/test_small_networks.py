@@ -62,10 +62,38 @@ def test_ratio_at_every_point_is_that_of_the_medians(with_gpu):
 def test_last_sentence_answers_the_question(with_gpu):
     last = device_sentences([with_gpu.results()])[-1]
     assert last.startswith(
-        "When is the GPU worth it for a small network? A captured training step on the GPU"
+        "When is the GPU worth it for a small network? For perceptrons of 2 hidden layers and 64 inputs"
     )
-    assert "at batch 64 from width 15 [" in last
-    assert "intervals within one launch" in last
+    eager, captured = last.split("Captured, ")
+    assert "Eager, at batch 1 from width 300 [" in eager
+    assert "at batch 64 from width 15 [" in captured
+    assert "intervals are of one launch" in last
+
+
+def test_batches_of_one_answer_are_named_together(small):
+    made = small()
+    for batch in (1, 64):
+        for width in (10, 100):
+            point = {**POINT, "width": width, "batch": batch, "step": "eager"}
+            made.add(around(2e-3), threads=1, **point)
+            made.add(around(1e-3), device="cuda", **point)
+    assert (
+        "Eager, at batch 1 and 64 at every measured width (10 to 100)."
+        in device_sentences([made.results()])[-1]
+    )
+
+
+def test_width_with_threads_that_are_not_measured_yet_is_counted_for_nobody(with_gpu):
+    point = {**POINT, "width": 100_000, "batch": 64, "step": "eager"}
+    with_gpu.add(around(1.0), threads=1, **point)
+    with_gpu.add(planned=True, threads=4, **point)
+    with_gpu.add(around(300e-6), device="cuda", **point)
+    results = with_gpu.results()
+    eager = next(arm for arm in arms_of(results) if arm.name == "GPU eager")
+    assert grid_ratios(results, eager)[64, 100_000] is None
+    assert width_crossings(results, eager)[64].last == 10_000
+    first, *_ = device_sentences([results])
+    assert "1 of 35 points are not measured yet (CPU: 1 of 18; GPU: 0 of 17)" in first
 
 
 def test_sentence_without_a_gpu_says_that_it_has_no_answer(without_gpu):

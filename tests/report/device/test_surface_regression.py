@@ -85,10 +85,42 @@ class TestBreakEven:
         folder, add = peaks()
         add(0.1, device="cuda", **trained(1.0))
         add(0.1, device="cuda", step="captured", **trained(1.0, made=2.0))
-        assert "is never paid for" in " ".join(device_sentences([folder.results()]))
+        assert "is not paid for in this training" in " ".join(device_sentences([folder.results()]))
+
+    def test_one_number_of_points_answers_nothing(self, peaks):
+        folder, add = peaks()
+        add(0.001, 100)
+        add(0.004, 100, device="cuda")
+        add(0.004, 10_000, device="cuda")
+        answer = device_sentences([folder.results()])[-1]
+        assert "eager not answered (0.25 times as fast as the CPU at 100, the only number" in answer
+
+    def test_points_that_are_not_measured_yet_are_named(self, peaks):
+        folder, add = peaks()
+        add(0.001, 100)
+        add(0.004, 100, device="cuda")
+        folder.add(planned=True, device="cpu", points=10_000, step="eager", data="device")
+        answer = device_sentences([folder.results()])[-1]
+        assert answer.endswith("Not measured yet, in numbers of points: CPU eager at 10,000.")
+
+    def test_swing_of_the_residual_is_told(self, peaks):
+        folder, add = peaks()
+        fit = trained(1.0)
+        fit["extra"][1] = {"fact": "loss", "x": [1, 5, 10], "y": [4.0, 0.01, 0.04]}
+        add(0.1, device="cuda", **fit)
+        told = " ".join(device_sentences([folder.results()]))
+        assert "Over the last half of the epochs it moves between 0.100 and 0.200" in told
 
 
 class TestLoader:
+    def test_overlapping_intervals_are_told(self, peaks):
+        folder, _ = peaks()
+        for data, seconds in (("device", 0.0100), ("loader", 0.0101)):
+            spread = [[seconds * (1 + 0.01 * step) for step in (-1, -1, 0, 0, 0, 1, 1)]]
+            folder.add(spread, device="cpu", points=100, step="eager", data=data)
+        told = device_sentences([folder.results()])[0]
+        assert "on the CPU 1.0 times (their intervals overlap) at 100 points" in told
+
     def test_is_compared_at_equal_points(self, peaks):
         folder, add = peaks()
         add(0.01, 100)
