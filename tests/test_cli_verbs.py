@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[1]
 REFERENCE = ROOT / "results" / "reference"
 SMALL = REFERENCE / "planted-faults-4xh200"
 TIMED = REFERENCE / "mnist-4xh200"
+MOVED = REFERENCE / "transfer-2xh200"
 
 
 def commands():
@@ -25,6 +26,7 @@ def commands():
     def walk(words, command):
         for name, own in sorted(getattr(command, "commands", {}).items()):
             if hasattr(own, "commands"):
+                yield [*words, name], own
                 yield from walk([*words, name], own)
             else:
                 yield [*words, name], own
@@ -121,6 +123,8 @@ def test_watch_of_a_finished_study_ends_by_itself(call):
     [
         (("compare", SMALL, "nowhere"), "no results folder nowhere"),
         (("compare", SMALL, TIMED), "no cell in common"),
+        (("compare", SMALL, MOVED), "the second folder has no cell that `compare` reads"),
+        (("recommend", MOVED), "`scaling report"),
         (("compare", SMALL, SMALL, "--fail-if", "slow"), "allowed: 'slower > P%'"),
         (("compare", SMALL, SMALL, "--level", "2"), "a probability between 0 and 1"),
         (("recommend", SMALL, "--objective", "money"), "allowed: 'time', 'time-to-accuracy'"),

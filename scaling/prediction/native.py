@@ -13,9 +13,7 @@ network) are the constants of NCCL's source, src/graph/tuning.cc at commit 50673
 simulated ring inside a node, and on several nodes at most that of all NICs of a node: NCCL makes rings that
 cross at different NICs. With NCCL_NVLS (sums in the switch) it may be faster; that is not here.
 
-**Gloo** runs a ring between processes. **MPI** takes recursive doubling below `MPI_SHORT_BYTES`, else
-Rabenseifner's halving and doubling, as MPICH does (Thakur et al. 2005); Open MPI chooses between a ring and
-others by tables. Both are priced by the simulator, as the schedules that they are.
+**Gloo** runs a ring between processes, which the simulator prices as the schedule that it is.
 """
 
 from __future__ import annotations
@@ -23,10 +21,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from scaling.collectives.halving_doubling import halving_doubling
-from scaling.collectives.recursive_doubling import recursive_doubling
 from scaling.collectives.ring import ring
-from scaling.collectives.schedule import Schedule
 from scaling.collectives.simulate import Simulation, simulate
 from topologies.model import Topology
 
@@ -51,9 +46,6 @@ HOP_S = {
 }
 TREE_SHARE = 0.92
 """Of a ring's bandwidth, in NCCL's tuner."""
-
-MPI_SHORT_BYTES = 2048
-"""MPICH's threshold of a short all-reduce (Thakur et al. 2005)."""
 
 
 @dataclass(frozen=True)
@@ -143,11 +135,6 @@ def _ring_flow_s(
             slowest = across
             busiest = min(path.resources, key=lambda name: bare.capacity_bytes_per_s(name))
     return sent / slowest, busiest
-
-
-def mpi_schedule(world_size: int, num_bytes: float) -> Schedule:
-    """What MPI runs on host buffers."""
-    return (recursive_doubling if num_bytes < MPI_SHORT_BYTES else halving_doubling)(world_size)
 
 
 def gloo_all_reduce(topology: Topology, world_size: int, num_bytes: float) -> Simulation:

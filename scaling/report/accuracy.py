@@ -29,8 +29,8 @@ def is_lossy(cell: CellResult) -> bool:
 
 
 def lossy_ids(cells: Sequence[CellResult]) -> frozenset[str]:
-    """Ids of the cells that are."""
-    return frozenset(cell.cell_id for cell in cells if is_lossy(cell))
+    """Ids of the trained cells that are: others bring no gradients together."""
+    return frozenset(cell.cell_id for cell in cells if cell.is_trained and is_lossy(cell))
 
 
 def why_not(row: Row, cell: CellResult, rows: Sequence[Row], cells: Sequence[CellResult]) -> str | None:

@@ -87,7 +87,7 @@ LIMITS = (
          "bound by computation: forward and backward 90% of the step", "more workers; tf32=true",
          ("forward_s", "backward_s"), limits.computation),
     Rule("compression", None,
-         "bytes saved / time of a codec measured beside, against bytes/s; not if overlapped",
+         "bytes saved / time of a lossy codec measured beside, against bytes/s; not if overlapped",
          "one_bit breaks even below 19 GB/s, measured 24: it does not pay", "its accuracy, where it may pay",
          ("wire_bytes_per_rank", "exposed_comm_s", "comm_hidden_s", "encode_s", "decode_s"),
          exchange.compression),

@@ -1,6 +1,6 @@
 import pytest
 
-from scaling.prediction.native import mpi_schedule, nccl_all_reduce
+from scaling.prediction.native import nccl_all_reduce
 from scaling.prediction.ways import without_latency
 from tests.prediction.conftest import machine
 
@@ -40,7 +40,3 @@ def test_many_nodes_take_the_tree_for_small_buffers():
 
 def test_one_rank_takes_nothing():
     assert time(machine(), 1, 1e9).seconds == 0
-
-
-def test_mpi_changes_its_algorithm_with_the_size():
-    assert mpi_schedule(8, 100).name != mpi_schedule(8, 1e6).name

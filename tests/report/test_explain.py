@@ -128,6 +128,20 @@ def test_one_bit_breaks_even_at_the_bytes_it_saves_over_its_codecs_time(make_stu
     assert ("it may pay" in found.sentence) == pays
 
 
+def test_an_exact_aggregator_that_packs_tensors_is_no_codec_that_pays(make_study):
+    study = make_study()
+    pair = {"device": "cuda", "world_size": 2}
+    cell = study.add(
+        steps(10), spans=spans(("forward", 2), ("communicate", 8)), aggregator="tree",
+        summary={"wire_bytes_per_rank": [196_000_000] * 2}, **pair,
+    )  # fmt: skip
+    study.add(
+        steps(9), spans=spans(("forward", 2), ("encode", 1), ("communicate", 6)), aggregator="tf_spec",
+        summary={"wire_bytes_per_rank": [190_000_000] * 2}, **pair,
+    )  # fmt: skip
+    assert "compression" not in findings(study, cell)
+
+
 @pytest.mark.parametrize(
     ("phases", "cell", "rule", "words"),
     [

@@ -121,6 +121,7 @@ def test_difference_below_the_noise_floor_is_undecided_and_no_repeats_would_tell
     assert (found.state, found.more_repeats) == ("undecided", None)
     assert "noise floor" in found.sentence
     assert "either will do" in found.sentence
+    assert found.if_wrong.startswith("Choosing it wrongly may cost as much as the noise floor, ")
 
 
 @pytest.mark.parametrize(("factor", "state"), [(1.03, "undecided"), (1.3, "decided")])

@@ -158,6 +158,12 @@ def test_report_works_without_torch(filled):
     assert done.stdout == "9 report.html\n", done.stderr
 
 
+def test_number_of_nodes_names_no_cell_while_others_have_not_run(study):
+    study.add_steps([[0.1] * 3], aggregator="ring")
+    study.add(["planned"], aggregator="tree")
+    assert [row["name"] for row in status_table(study.folder)] == ["ring", "tree"]
+
+
 def test_status_lists_the_states_of_every_repeat_without_reading_samples(study, line):
     done = study.add([[[line(0, 1.0)]], "planned"], aggregator="ring")
     study.add(["failed: no memory"], aggregator="tree", world_size=2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -52,7 +53,7 @@ def figures(results: Results) -> Iterator[Drawn]:
     set_title(figure, title)
     axes = figure.subplots()
     threads = sorted({int(at) for line in lines for at in line.at})
-    linear = {"color": "#999999", "linestyle": (0, (5, 2))}
+    linear: dict[str, Any] = {"color": "#999999", "linestyle": (0, (5, 2))}
     axes.plot(threads, [count / threads[0] for count in threads], **linear)
     draw_lines(axes, lines, "times faster")
     axes.set_xscale("log", base=2)

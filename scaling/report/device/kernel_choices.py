@@ -133,7 +133,8 @@ def _product(results: Results, case: Case) -> Iterator[str]:
 def _precisions(results: Results, found: Sequence[Case]) -> Iterator[str]:
     """What TF32 and bfloat16 gain, and lose in exactness, with the choice that needs nothing else."""
     for device, name in DEVICES.items():
-        told = []
+        told: list[str] = []
+        compared: list[DeviceResult] = []
         for precision in ("tf32", "bfloat16"):
             pairs = [
                 (case, exact, other)
@@ -144,10 +145,10 @@ def _precisions(results: Results, found: Sequence[Case]) -> Iterator[str]:
             ]
             if pairs:
                 told.append(_gain(PRECISION_NAMES[precision], pairs))
-        own = [case.find(choice) for case in found if case.device == device for choice in CHOICES]
+                compared += [exact for _, exact, _ in pairs]
         if told:
             yield (
-                f"On the {name}, over float32 (whose relative error is up to {_largest_error(own)}): "
+                f"On the {name}, over float32 (whose relative error is up to {_largest_error(compared)}): "
                 f"{'; '.join(told)}{one_launch(results)}."
             )
 
@@ -165,8 +166,8 @@ def _gain(precision: str, pairs: Sequence[tuple[Case, DeviceResult, DeviceResult
     return f"{precision} is {range_of(estimates)} as fast ({where}), with a relative error of up to {errors}"
 
 
-def _largest_error(cells: Sequence[DeviceResult | None]) -> str:
-    errors = [error for cell in cells if cell and (error := cell.fact("error")) is not None]
+def _largest_error(cells: Sequence[DeviceResult]) -> str:
+    errors = [error for cell in cells if (error := cell.fact("error")) is not None]
     return f"{max(errors):.1e}" if errors else MISSING
 
 

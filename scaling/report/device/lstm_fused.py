@@ -290,6 +290,6 @@ def _missing(compared: Comparison) -> str:
         ("not measured yet", compared.unmeasured),
     ):
         names = [f"{cell.point['implementation']}, {cell.point['precision']}" for cell in cells]
-        short = "; ".join(names) if len(names) <= MOST_NAMED else f"{len(names)} combinations, see the table"
+        short = "; ".join(names) if len(names) <= MOST_NAMED else f"{len(names)} other combinations"
         told += [f"{why}: {short}"] if names else []
     return f" ({'. '.join(told)})" if told else ""
