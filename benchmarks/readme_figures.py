@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 REFERENCE = ROOT / "results" / "reference"
 OF_THE_TABLE = REFERENCE / "fcn-r-4xh200"
-OF_THE_FIGURES = (OF_THE_TABLE, REFERENCE / "steps-4xh200")
+OF_THE_FIGURES = (OF_THE_TABLE, REFERENCE / "steps-4xh200", REFERENCE / "device-small-networks-h200")
 
 HEAD = "| aggregator | NVLink | host-only |\n|---|---|---|\n"
 REMARKS = {

@@ -280,8 +280,8 @@ def _nothing_in_common(a: Sequence[Row], b: Sequence[Row], *, matched: bool) -> 
     for name, rows in (("first", a), ("second", b)):
         if not any(row["kind"] in COMPARED_KINDS for row in rows):
             return (
-                f"the {name} folder has no cell that `compare` reads; allowed: {' and '.join(COMPARED_KINDS)}; "
-                "`scaling report DIR` shows what it has"
+                f"the {name} folder has no cell that `compare` reads; allowed: "
+                f"{' and '.join(COMPARED_KINDS)}; `scaling report DIR` shows what it has"
             )
     different = nearest_differences(a, b)
     nearest = f"; the most alike ones differ in {', '.join(different)}" if different else ""
