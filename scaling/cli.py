@@ -11,7 +11,7 @@ import sys
 import textwrap
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -49,6 +49,9 @@ app.command(
     epilog="Example: scaling predict mnist --topology hgx-h200-4 --world-sizes 1,2,4 --from results/mnist"
 )(predict)
 app.command(epilog="Example: scaling submit mnist --partition gpu --gpus-per-node 4 --dry-run")(submit)
+
+LINE_WIDTH = 80
+UNBROKEN: Final = {"break_long_words": False, "break_on_hyphens": False}  # names are never cut
 
 StudyArgument = Annotated[str, typer.Argument(help="A study file, or the name of a shipped study.")]
 Overrides = Annotated[
@@ -113,7 +116,8 @@ def list_(
         return
     width = max(len(entry["name"]) for entry in entries)
     for entry in entries:
-        typer.echo(f"{entry['name']:{width}}  {entry['description']}")
+        line = f"{entry['name']:{width}}  {entry['description']}"
+        typer.echo(textwrap.fill(line, LINE_WIDTH, subsequent_indent=" " * (width + 2), **UNBROKEN))
 
 
 def _resolve(study_name: str, overrides: list[str] | None) -> ResolvedStudy:

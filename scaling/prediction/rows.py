@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from scaling.errors import PredictionError
@@ -91,45 +92,65 @@ def _interval(name: str, estimate: Estimate | None) -> dict[str, float | None]:
     return {name: estimate.value, f"{name}_low": low, f"{name}_high": high}
 
 
-COLUMNS = ("model", "aggregator", "step", "ranks", "iteration, ms", "speedup", "exposed, ms", "busiest link")
+COLUMNS = ("aggregator", "ranks", "iteration, ms", "speedup", "exposed, ms", "busiest link")
+LINE_WIDTH = 80
+NOTHING_MEASURED = (
+    "Without measured computation there is communication alone: --from RESULTS, with cells of one worker, "
+    "gives iterations and speedups."
+)
 
 
 def text_table(rows: Iterable[Mapping[str, Any]]) -> str:
-    """The rows for people, with what was assumed below."""
-    lines, notes = [list(COLUMNS)], dict[str, str]()
+    """The rows for people, under a line for each model and step, with what was assumed below.
+
+    Names are never cut, so that a long one makes its table wider than `LINE_WIDTH`.
+    """
+    groups, notes = dict[str, list[list[str]]](), dict[str, str]()
+    alone = True
     for row in rows:
         marks = []
         for note in [row["reason"]] if "reason" in row else row.get("notes", []):
             notes.setdefault(note, f"({len(notes) + 1})")
             marks.append(notes[note])
-        lines.append(_cells(row, " ".join(marks)))
+        title = ", ".join(str(row[key]) for key in ("model", "workload", "step") if row.get(key) is not None)
+        groups.setdefault(title, [list(COLUMNS)]).append(_cells(row, " ".join(marks)))
+        alone = alone and row.get("iteration_s") is None
+    parts = [line for title, lines in groups.items() for line in (title, *_aligned(lines))]
+    explained = [f"{mark} {note}" for note, mark in notes.items()]
+    if alone and groups:
+        explained.append(NOTHING_MEASURED)
+    return "\n".join([*parts, *(textwrap.fill(text, LINE_WIDTH) for text in explained)])
+
+
+def _aligned(lines: Sequence[Sequence[str]]) -> list[str]:
     widths = [max(len(line[i]) for line in lines) for i in range(len(COLUMNS))]
-    text = [
+    return [
         "  ".join(part.ljust(width) for part, width in zip(line, widths, strict=True)).rstrip()
         for line in lines
     ]
-    return "\n".join([*text, *(f"{mark} {note}" for note, mark in notes.items())])
 
 
 def _cells(row: Mapping[str, Any], marks: str) -> list[str]:
-    names = [
-        str(row.get("model", row.get("workload", ""))),
-        str(row.get("aggregator", "")),
-        str(row.get("step", "")),
-    ]
+    name = str(row.get("aggregator", ""))
     if row.get("peer_access") is False:
-        names[1] += ", host-only"
-    first = [*names, str(row.get("world_size", ""))]
+        name += ", host-only"
+    first = [name, str(row.get("world_size", ""))]
     if "reason" in row:
         return [*first, "not predicted", "", "", marks]
     link = str(row.get("busiest_link") or "").partition("/")[2]
     return [
         *first,
         _text(row, "iteration_s", 1e3),
-        _text(row, "speedup", 1.0),
-        _text(row, "exposed_comm_s", 1e3),
+        _bare(row, "speedup", 1.0),
+        _bare(row, "exposed_comm_s", 1e3),
         f"{link} {marks}".strip(),
     ]
+
+
+def _bare(row: Mapping[str, Any], name: str, scale: float) -> str:
+    """Without its interval, which `--json` has."""
+    value = row.get(name)
+    return "-" if value is None else f"{value * scale:.4g}"
 
 
 def _text(row: Mapping[str, Any], name: str, scale: float) -> str:

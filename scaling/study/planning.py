@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from scaling.study.cells import Cell, ResolvedStudy
 from scaling.study.launches import Launch, estimate_seconds, remaining_launches
 from scaling.workloads.registry import build_module, create_dataset, create_model, resolve_shape
 from topologies.detect import num_usable_cores
+
+LINE_WIDTH = 80
 
 
 def plan_as_dict(study: ResolvedStudy, path: Path) -> dict[str, Any]:
@@ -41,7 +44,8 @@ def describe_plan(study: ResolvedStudy, path: Path) -> str:
     lines = [f"study {study.name}", *study.notes, "", f"{len(study.cells)} cells:"]
     for cell in study.cells.values():
         times = study.repeats[cell.id]
-        lines.append(f"  {cell.id}  {cell.describe()}" + (f", {times} times" if times > 1 else ""))
+        line = f"  {cell.id}  {cell.describe()}" + (f", {times} times" if times > 1 else "")
+        lines += textwrap.wrap(line, LINE_WIDTH, subsequent_indent=" " * 16, break_on_hyphens=False)
     lines += ["", f"{len(plan['launches'])} launches left:"]
     for launch in plan["launches"]:
         lines.append(
