@@ -149,6 +149,13 @@ def test_plan_lists_cells_launches_and_an_estimate(call, study):
     assert plan["estimated_seconds"] > 0
 
 
+@pytest.mark.parametrize("words", [("plan", "quickstart"), ("list", "studies"), ("list", "aggregators")])
+def test_texts_fit_eighty_columns(call, words):
+    _, out, _ = call(*words)
+    assert out.count("\n") > 10
+    assert max(map(len, out.splitlines())) <= 80
+
+
 def test_list_gives_json_with_whole_names(call):
     code, out, _ = call("list", "models", "--json")
     entries = {entry["name"]: entry for entry in json.loads(out)}

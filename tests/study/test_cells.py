@@ -137,7 +137,7 @@ class TestAxes:
         )
         assert (cell.model_parameters, cell.aggregator_parameters) == (
             {"hidden": [3]},
-            {"threshold": "mean", "view": "torch"},
+            {"threshold": "mean", "view": "torch", "bits": 1, "double_buffering": False, "kernels": "auto"},
         )
         assert (cell.model_label, cell.aggregator_label) == ("mlp(hidden=[3])", "one_bit(threshold=mean)")
         assert (cell.lossy, cell.exchanges) == (True, True)
