@@ -11,7 +11,7 @@ import sys
 import textwrap
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -51,7 +51,6 @@ app.command(
 app.command(epilog="Example: scaling submit mnist --partition gpu --gpus-per-node 4 --dry-run")(submit)
 
 LINE_WIDTH = 80
-UNBROKEN: Final = {"break_long_words": False, "break_on_hyphens": False}  # names are never cut
 
 StudyArgument = Annotated[str, typer.Argument(help="A study file, or the name of a shipped study.")]
 Overrides = Annotated[
@@ -117,7 +116,9 @@ def list_(
     width = max(len(entry["name"]) for entry in entries)
     for entry in entries:
         line = f"{entry['name']:{width}}  {entry['description']}"
-        typer.echo(textwrap.fill(line, LINE_WIDTH, subsequent_indent=" " * (width + 2), **UNBROKEN))
+        wrapper = textwrap.TextWrapper(LINE_WIDTH, subsequent_indent=" " * (width + 2))
+        wrapper.break_long_words = wrapper.break_on_hyphens = False  # names are never cut
+        typer.echo(wrapper.fill(line))
 
 
 def _resolve(study_name: str, overrides: list[str] | None) -> ResolvedStudy:
