@@ -336,6 +336,10 @@ def verify_(
             help="Of schedules, as in 1-8,16; aggregators run with 1, 2, 3, 4 and 7 ranks, those named here.",
         ),
     ] = "1-64",
+    into: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Put the sheet into this results folder, for its report."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Prove that schedules deliver the sum; check aggregators against the contract. Starts no processes.
@@ -346,12 +350,14 @@ def verify_(
     from rich.console import Console
 
     from scaling.honesty import sheet_of
+    from scaling.store import ResultsFolder
     from scaling.verification import all_subjects, examine, parse_world_sizes, subjects_of
 
     if (name is None) != everything:
         raise StudyError("name a collective or an aggregator, or give --all")
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.insert(0, os.getcwd())  # as `python -m` does
+    folder = ResultsFolder(into).require() if into else None
     sizes = parse_world_sizes(world_sizes)
     subjects = all_subjects(sizes) if name is None else subjects_of(name)
     width, findings, sheets = max(len(subject.name) for subject in subjects), [], []
@@ -365,6 +371,11 @@ def verify_(
             typer.echo(findings[-1].line(width))
             for line in sheets[-1].lines() if sheets[-1] else []:
                 typer.echo(textwrap.fill(line, 80, initial_indent="  ", subsequent_indent=" " * 13))
+    if folder is not None:
+        if name is None or sheets[0] is None:
+            raise StudyError("--into needs the name of a lossy aggregator: others have no sheet")
+        folder.write_sheet(name, sheets[0].as_dict())
+        _note(f"the sheet is in {folder.path}; `scaling report {folder.path}` shows it")
     if as_json:
         both = zip(findings, sheets, strict=True)
         values = [{**finding.as_dict(), "sheet": sheet and sheet.as_dict()} for finding, sheet in both]

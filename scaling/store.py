@@ -7,6 +7,7 @@
       launches/<number>.log  <number>.json               what a launch's workers printed; where its time went
       summary.csv  report.html  figures/                 made from the above, at any time again
       transfers.csv  probed.yaml                         likewise, where there are transfer cells
+      sheets/<aggregator>.json                           honesty sheets of `scaling verify NAME --into DIR`
       predictions.json                                   simulated before a launch that measures it
 
 Every file is replaced in one piece (written beside, synced, renamed) or appended to by one process. Raw
@@ -310,6 +311,19 @@ class ResultsFolder:
         if not isinstance(found, list):
             raise StoreError(f"{self.path / 'predictions.json'} is damaged: it has no list of predictions")
         return found
+
+    def write_sheet(self, name: str, sheet: Mapping[str, Any]) -> Path:
+        """Writes a lossy aggregator's honesty sheet (`scaling verify NAME --into DIR`); returns the path."""
+        return self._write(f"sheets/{name}.json", json.dumps(_finite(sheet), indent=1) + "\n")
+
+    def sheets(self) -> dict[str, dict[str, Any]]:
+        """What `write_sheet` wrote, by the aggregator's name.
+
+        Raises:
+            StoreError: a file is damaged.
+        """
+        files = sorted(self.path.glob("sheets/*.json"))
+        return {path.stem: self._read_mapping(f"sheets/{path.name}", json.loads) for path in files}
 
     def launch_times(self) -> list[dict[str, Any]]:
         """What `write_launch_times` wrote of every launch, by number.

@@ -13,6 +13,7 @@ from scaling.cli import main
 from scaling.errors import StudyError
 from scaling.honesty import Sheet, has_sheet, make_sheet, measure, recorded_gradients, sheet_of
 from scaling.honesty.gradients import LARGE
+from scaling.store import ResultsFolder
 
 
 @pytest.fixture
@@ -140,6 +141,17 @@ class TestCommand:
                 assert value["sheet"]["break_even_bytes_per_s"] > 0
                 assert value["sheet"]["replicas_agree"] is True
                 assert value["sheet"]["metered_bytes"] == value["sheet"]["formula_bytes"]
+
+    def test_into_puts_it_into_a_results_folder_and_exact_ones_have_none(self, monkeypatch, capsys, tmp_path):
+        folder = ResultsFolder(tmp_path)
+        folder.write_study({"name": "by-hand"})
+        for name, code in (("ef_sign", None), ("all_reduce", 2)):
+            with pytest.raises(SystemExit) as ended:
+                self.call(monkeypatch, capsys, name, "--into", str(tmp_path))
+            assert (ended.value.code or None) == code
+        assert "others have no sheet" in capsys.readouterr().err
+        (sheet,) = folder.sheets().values()
+        assert sheet["replicas_agree"] is True
 
 
 def test_larger_gradient_is_mostly_matrices():

@@ -1,8 +1,8 @@
-"""What lossy aggregators save and what that costs, as far as the folder's own cells tell it.
+"""What lossy aggregators save and what that costs: from the folder's own cells, and from honesty sheets.
 
 Of each lossy aggregator and world size: bytes, encoding, time and accuracy beside those of an exact one that
 is equal in everything else. Whether its replicas agree and how far its mean is from the exact one is no
-matter of a study: `scaling verify NAME` measures it.
+matter of a study: `scaling verify NAME --into DIR` measures it and puts the sheet into the folder.
 """
 
 from __future__ import annotations
@@ -29,8 +29,52 @@ HEADINGS = {
 STATISTIC = (
     "Each lossy aggregator beside an exact one that is equal in everything else: all_reduce, or where that "
     "was not measured the fastest (of trainings the most accurate). Its error against the float64 mean, the "
-    "agreement of its replicas and the bandwidth below which it pays: scaling verify NAME."
+    "agreement of its replicas and the bandwidth below which it pays: scaling verify NAME --into DIR."
 )
+
+SHEET_HEADINGS = (
+    *("lossy", "error, first step", "error, all steps", "replicas", "bytes", "all_reduce's"),
+    *("encode, GB/s", "decode, GB/s", "pays below, GB/s", "measured on"),
+)
+SHEET_STATISTIC = (
+    "By scaling verify, apart from this study and perhaps on another machine: errors are those of the mean "
+    "against float64, as parts of its 2-norm; replicas are compared bit for bit; it pays on links below "
+    "(bytes that it saves) / (seconds of encoding and decoding), latency and overlap left out."
+)
+
+
+def sheet_tables(sheets: Mapping[str, Mapping[str, Any]]) -> list[PageTable]:
+    """The honesty sheets of a folder as one table; none where it has none.
+
+    Args:
+        sheets: aggregator -> what `scaling.honesty.Sheet.as_dict` gave.
+    """
+    if not sheets:
+        return []
+    some = next(iter(sheets.values()))
+    return [
+        PageTable(
+            f"Honesty sheets: {some['num_steps']} steps, {some['world_size']} ranks, {some['trained_on']}",
+            SHEET_STATISTIC,
+            list(SHEET_HEADINGS),
+            [_sheet_row(name, sheet) for name, sheet in sheets.items()],
+            section="lossy",
+            source="sheets/",
+        )
+    ]
+
+
+def _sheet_row(name: str, sheet: Mapping[str, Any]) -> list[str]:
+    rates = [sheet[f"{what}_bytes_per_s"] for what in ("encode", "decode", "break_even")]
+    agreement = "the same bits" if sheet["replicas_agree"] else f"off by {sheet['replicas_off_by']:.3g}"
+    return [
+        name,
+        *(f"{sheet[key]:.3g}" for key in ("first_error_ratio", "sum_error_ratio")),
+        agreement,
+        *(f"{sheet[key]:,}" for key in ("metered_bytes", "exact_bytes")),
+        *(MISSING if rate is None else f"{rate / 1e9:.3g}" for rate in rates),
+        str(sheet["measured_on"]),
+    ]
 
 
 def honesty_tables(groups: Sequence[Group], cells: Mapping[str, CellResult]) -> list[PageTable]:

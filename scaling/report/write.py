@@ -22,7 +22,7 @@ from scaling.report.device import (
 )
 from scaling.report.figures import draw_figures
 from scaling.report.groups import group_rows
-from scaling.report.honesty import honesty_tables
+from scaling.report.honesty import honesty_tables, sheet_tables
 from scaling.report.html import render_page
 from scaling.report.learning import epoch_table
 from scaling.report.link_data import CellLinks, link_remarks, link_table, links_of
@@ -103,6 +103,7 @@ def write_all(folder: ResultsFolder) -> Report:
             *device_tables(experiments),
             *prediction_tables(predicted),
             *honesty_tables(group_rows(to_rows(table)), by_id),
+            *sheet_tables(folder.sheets()),
         ],
         findings=[
             *transfer_sentences(transfers),

@@ -4,7 +4,7 @@ import pytest
 
 from scaling.report.columns import to_rows
 from scaling.report.groups import group_rows
-from scaling.report.honesty import honesty_tables
+from scaling.report.honesty import honesty_tables, sheet_tables
 from scaling.report.samples import read_cells
 from scaling.report.tables import build_table
 from scaling.report.target_data import target_bars
@@ -85,3 +85,28 @@ def test_target_bars_tell_what_was_reached_and_what_was_not(study, epoch_line):
     assert (ring.name, ring.seconds, ring.state) == ("ring, 1 worker", 1.5, "reached")
     assert tree.seconds is None
     assert tree.state.startswith("not reached")
+
+
+SHEET = {
+    **{"world_size": 4, "num_steps": 50, "trained_on": "digits", "measured_on": "a CPU"},
+    **{"first_error_ratio": 0.5, "sum_error_ratio": 0.0125, "replicas_agree": True, "replicas_off_by": 0.0},
+    **{"metered_bytes": 1000, "exact_bytes": 32_000, "encode_bytes_per_s": 2e9, "decode_bytes_per_s": None},
+    "break_even_bytes_per_s": 0.25e9,
+}
+
+
+def test_sheets_of_the_folder_are_a_table_of_the_lossy_section(study):
+    study.folder.write_sheet("one_bit", SHEET)
+    study.folder.write_sheet("sign", {**SHEET, "replicas_agree": False, "replicas_off_by": 0.25})
+    (table,) = sheet_tables(study.folder.sheets())
+    common = ["1,000", "32,000", "2", "–", "0.25", "a CPU"]  # noqa: RUF001
+    assert table.rows == [
+        ["one_bit", "0.5", "0.0125", "the same bits", *common],
+        ["sign", "0.5", "0.0125", "off by 0.25", *common],
+    ]
+    assert table.section == "lossy"
+    assert all(len(row) == len(table.headings) for row in table.rows)
+
+
+def test_folder_without_sheets_has_no_such_table(study):
+    assert sheet_tables(study.folder.sheets()) == []
