@@ -197,6 +197,9 @@ def resolve(study: Study, machine: Machine) -> ResolvedStudy:
         for cell in _part_of(part, machine, where, notes):
             cells[cell.id] = cell
             repeats[cell.id] = max(part.repeats, repeats.get(cell.id, 0))
+    if not cells:
+        # A part that is dropped as a whole says so in its note.
+        raise StudyError(f"{study.name}: nothing is left to measure here: {'; '.join(dict.fromkeys(notes))}")
     return ResolvedStudy(study.name, repeats, cells, list(dict.fromkeys(notes)))
 
 
@@ -206,6 +209,8 @@ def _part_of(part: AnyPart, machine: Machine, where: str, notes: list[str]) -> S
         return list(device_cells(part, machine.num_gpus, machine.num_cores, gpu_threads, where, notes))
     device = _device(part, machine, notes)
     sizes = _world_sizes(part, device, machine, where, notes)
+    if not sizes:
+        return []
     threads = part.threads or _default_threads(device, machine)
     if isinstance(part, TransferPart):
         return list(transfer_cells(part, device, sizes, threads))
@@ -246,7 +251,7 @@ def _world_sizes(
     available = machine.num_gpus * machine.num_nodes
     missing = [size for size in part.world_sizes if size > available]
     sizes = [size for size in part.world_sizes if size <= available]
-    if missing and (part.missing_devices == "error" or not sizes):
+    if missing and (part.missing_devices == "error" or not available):
         raise StudyError(
             f"{where}world size {min(missing)} needs {min(missing)} GPUs and {available} can be used; "
             + (f"use world_sizes={sizes}, missing_devices=drop, or device=cpu" if sizes else "use device=cpu")

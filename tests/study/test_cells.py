@@ -221,7 +221,14 @@ class TestDevices:
         assert "world sizes [8] dropped: 4 GPUs here" in study.notes
 
     def test_dropping_all_sizes_is_an_error(self):
-        assert "world size 8 needs 8 GPUs" in problem(GPUS, world_sizes=[8], missing_devices="drop")
+        message = problem(GPUS, world_sizes=[8], missing_devices="drop")
+        assert message.startswith("by-hand: nothing is left to measure here: ")
+        assert message.endswith("world sizes [8] dropped: 4 GPUs here")
+
+    def test_a_part_may_be_dropped_as_a_whole(self):
+        study = resolved(GPUS, missing_devices="drop", parts=[{"world_sizes": [2]}, {"world_sizes": [8]}])
+        assert {c.world_size for c in study.cells.values()} == {2}
+        assert "world sizes [8] dropped: 4 GPUs here" in study.notes
 
     def test_gpus_of_all_nodes_count(self):
         assert len(cells(Machine(4, 64, num_nodes=2), world_sizes=[8])) == 1
