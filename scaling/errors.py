@@ -21,6 +21,10 @@ class StoreError(ScalingError):
     """A results folder cannot be read, written, or holds something else."""
 
 
+class CheckpointError(ScalingError):
+    """A saved state of a training does not fit the step that is to go on from it."""
+
+
 class LaunchError(ScalingError):
     """Worker processes cannot be started as asked for."""
 

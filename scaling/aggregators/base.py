@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 import torch
 from torch import Tensor
 
+from scaling.aggregators.saved_state import named, require_own, take_over, whose
 from scaling.bucket import BucketLayout
 from scaling.collectives.plan import Stage
 from scaling.errors import StudyError
@@ -44,12 +45,16 @@ def unmarked(_: str) -> AbstractContextManager[None]:
 class AggregatorState:
     """What one rank keeps between calls: the group, the layout and, in subclasses, buffers and residuals.
 
-    Subclasses list in `persistent` the tensors that decide later results; scratch buffers are not among them.
+    Subclasses list the tensors that decide later results; scratch buffers are not among them. `by_parameter`:
+    flat ones with a value an element, in the bucket's layout (longer ones are filled up behind it, empty ones
+    left out); they are saved by parameter, and loaded into any bucket that has it. `persistent`: others; they
+    belong to a bucket as it is. What is neither goes by `kept`.
     """
 
     group: Group
     layout: BucketLayout
     persistent: ClassVar[tuple[str, ...]] = ()
+    by_parameter: ClassVar[tuple[str, ...]] = ()
 
     @property
     def gradient_buffer(self) -> Tensor | None:
@@ -81,14 +86,35 @@ class AggregatorState:
         """
         return None
 
+    def kept(self) -> dict[str, Tensor]:
+        """Views of the tensors that a checkpoint needs: `kind/parameter`, or a name, of the bucket as a whole
+        (`scaling.aggregators.saved_state`)."""
+        tensors = {name: getattr(self, name) for name in self.persistent}
+        for kind in self.by_parameter:
+            flat = getattr(self, kind)
+            if flat.numel():
+                views = named(kind, self.layout.names, self.layout.views(flat))
+                tensors |= {name: view for name, view in views.items() if view.numel()}
+        return tensors
+
     def state_dict(self) -> dict[str, Tensor]:
         """Copies of the tensors that a checkpoint needs, by name."""
-        return {name: getattr(self, name).clone() for name in self.persistent}
+        tensors = {name: values.clone() for name, values in self.kept().items()}
+        return tensors | whose(self.layout) if self.persistent else tensors
 
     def load_state_dict(self, tensors: dict[str, Tensor]) -> None:
-        """Takes over what `state_dict` gave; shapes must be this state's own."""
-        for name in self.persistent:
-            getattr(self, name).copy_(tensors[name])
+        """Takes over, in place, what `state_dict` gave on this rank. Collective.
+
+        Args:
+            tensors: of this bucket; of others too, among which those are found that are kept by parameter.
+
+        Raises:
+            CheckpointError: one is missing, has another shape, or is of a bucket as a whole that is not this
+                one; nothing is changed.
+        """
+        if self.persistent:
+            require_own(self.layout, tensors)
+        take_over(self.kept(), tensors)
 
 
 S = TypeVar("S", bound=AggregatorState)

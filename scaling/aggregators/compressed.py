@@ -19,6 +19,9 @@ columns, where columns divide evenly. At world size 1 nothing is sent and nothin
 property: n mean + the new residuals of all ranks and stripes = the sum of gradients + the old residuals, up
 to float rounding.
 
+Saved state: by parameter, with the own columns' residual of every matrix. Stripes are columns of a matrix,
+not of a bucket: in other buckets nothing changes but the order of messages.
+
 References: F. Seide, H. Fu, J. Droppo, G. Li, D. Yu, "1-bit stochastic gradient descent and its application
 to data-parallel distributed training of speech DNNs", Interspeech 2014; CNTK, Source/1BitSGD
 (AllReduceDistGradAggregator.h; useBufferedAsyncGradientAggregation, gradientBits in Source/SGDLib/SGD.cpp).
@@ -36,15 +39,16 @@ import torch
 from torch import Tensor
 
 from scaling.aggregators.base import Aggregator, AggregatorState, PhaseMarker, unmarked
-from scaling.aggregators.prediction import all_reduce_bytes, native_all_reduce, stripes_and_back
+from scaling.aggregators.prediction import all_reduce_bytes, encoded_stripes, native_all_reduce
 from scaling.aggregators.same_layout import require_same_layout
+from scaling.aggregators.saved_state import named
 from scaling.bucket import BucketLayout
 from scaling.codecs.finite import FiniteWatch
 from scaling.codecs.kernels import Kernels, stripe_codec
 from scaling.codecs.one_bit import Threshold, View, as_matrix
 from scaling.codecs.one_bit_stripes import StripeBuffers, StripeCodec
 from scaling.codecs.stripes import StripeLayout, stripe_columns
-from scaling.collectives.plan import Codec, Stage, Update
+from scaling.collectives.plan import Stage, Update
 from scaling.process_group import Group, Message
 
 __all__ = ["OneBit", "OneBitState", "StripedOneBit", "stripe_columns"]
@@ -129,26 +133,18 @@ class OneBitState(AggregatorState):
             as_matrix(values, quantised.view)[:, slice(*bounds[self.group.rank])] += stripe
         return total.add_(self.result) if self.previous.numel() else total
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """Copies of the residuals by parameter, and of the mean that double buffering holds back."""
-        self.wait()
-        return {name: values.clone() for name, values in self._kept().items()}
+    def kept(self) -> dict[str, Tensor]:
+        """By parameter both residuals, and the mean that double buffering holds back.
 
-    def load_state_dict(self, tensors: dict[str, Tensor]) -> None:
-        """Takes them over; others than this bucket's may be there too."""
+        The stripes of a matrix are columns of its own, whatever bucket it lies in.
+        """
         self.wait()
-        for name, values in self._kept().items():
-            values.copy_(tensors[name])
-
-    def _kept(self) -> dict[str, Tensor]:
         quantised = self.buffers.stripes.layout
-        residuals = quantised.views(self.residual)
-        stripes = self.buffers.own_stripes(self.stripe_residual)
         means = self.layout.views(self.result) if self.previous.numel() else []
         return (
-            {f"residual/{name}": one for name, one in zip(quantised.names, residuals, strict=True)}
-            | {f"stripe_residual/{name}": one for name, one in zip(quantised.names, stripes, strict=True)}
-            | {f"mean/{name}": one for name, one in zip(self.layout.names, means, strict=False)}
+            named("residual", quantised.names, quantised.views(self.residual))
+            | named("stripe_residual", quantised.names, self.buffers.own_stripes(self.stripe_residual))
+            | named("mean", self.layout.names, means)
         )
 
 
@@ -286,7 +282,7 @@ class StripedOneBit(Aggregator[OneBitState]):
     @final
     def stages(self, layout: BucketLayout, world_size: int) -> list[Stage]:
         """Encode, stripes to their owners, sum and encode again, sums to all, decode; then the update."""
-        n, num_bytes = layout.num_elements, 4.0 * layout.num_elements
+        n = layout.num_elements
         update = Update("replica", n)
         if world_size == 1:
             return [update]
@@ -296,16 +292,11 @@ class StripedOneBit(Aggregator[OneBitState]):
         encode = TORCH_ENCODE_BYTES_MOVED if by_torch else ENCODE_BYTES_MOVED
         decode = TORCH_DECODE_BYTES_MOVED if by_torch else DECODE_BYTES_MOVED
         wire = WORD_BYTES * sum(self._stripes(layout, world_size).words)
-        to_owners, to_all = stripes_and_back(wire, world_size)
-        return [
-            Codec("encode", num_bytes, bytes_moved=encode),
-            to_owners,
-            Codec("decode", num_bytes, bytes_moved=decode),
-            Codec("encode", num_bytes / world_size, bytes_moved=encode),
-            to_all,
-            Codec("decode", num_bytes, bytes_moved=decode),
-            update,
-        ]
+        return self.carried(encoded_stripes(n, wire, wire, world_size, encode=encode, decode=decode))
+
+    def carried(self, stages: list[Stage]) -> list[Stage]:
+        """The stages as `exchange` carries their messages; here between devices."""
+        return stages
 
 
 @final

@@ -14,6 +14,10 @@ modules): it grows with n, and loses to a ring where s is more than 2/n of the g
 nothing is sent nor encoded. Error property, with a residual: n mean + the new residuals = the sum of
 gradients + the old ones, up to float rounding.
 
+Saved state: by parameter. In the same buckets it goes on bit for bit. In others the residual and the velocity
+of every element are exactly what they were; chunks have other borders, the largest values are those of other
+buckets, and random numbers are new ones.
+
 References: those of the codecs' modules. Where we differ: GRACE and others call the library's all-gather;
 here each rank sends to each of the others at once.
 """
@@ -22,43 +26,59 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass, field
-from typing import ClassVar, final
+from typing import final
 
 import torch
 from torch import Tensor
 
 from scaling.aggregators.base import Aggregator, AggregatorState, PhaseMarker, unmarked
+from scaling.aggregators.own_momentum import alone
 from scaling.aggregators.prediction import gathered_by_all
 from scaling.aggregators.same_layout import require_same_layout
+from scaling.aggregators.saved_state import named
 from scaling.bucket import BucketLayout
 from scaling.codecs.base import ChunkCodec, Chunks, require_exchange
 from scaling.codecs.base import Codec as WireCodec
+from scaling.codecs.chunk_coder import ChunkCoder
 from scaling.codecs.finite import WATCH_ELEMENTS, FiniteWatch
+from scaling.codecs.kernels import Kernels, chunk_coder
 from scaling.codecs.noise import Noise
 from scaling.collectives.plan import Codec, Stage, Update
 from scaling.process_group import Group, Message
+
+TORCH_ENCODE_BYTES_MOVED = 16.0
+"""By torch's operations: as in `scaling.aggregators.striped`, with QSGD's more."""
+TORCH_DECODE_BYTES_MOVED = 5.0
 
 
 @dataclass
 class GatheredState(AggregatorState):
     """Buffers of one rank; those by chunks are filled up with zeros."""
 
-    values: Tensor  # [padded] float32 scratch
+    coder: ChunkCoder | None = field(repr=False)  # of codecs by chunks
     residual: Tensor  # [padded] float32; empty without feedback
     velocity: Tensor  # [padded] float32: momentum of the own gradients; empty without
     drawn: Tensor  # what decides the next random numbers; empty without
     incoming: Tensor  # [rank, ...] int32: every rank's encoding, the own one too
-    total: Tensor  # [padded] float32 scratch
     result: Tensor  # [num_elements]
     chunks: Chunks
-    valid: Tensor  # [num_chunks, 1] float32
     noise: Noise | None = field(repr=False)
     watch: FiniteWatch = field(repr=False)
-    persistent = ("residual", "velocity", "drawn")
+    by_parameter = ("residual", "velocity")
+
+    @property
+    def notes(self) -> list[str]:
+        """What encodes and decodes."""
+        return [self.coder.note] if self.coder is not None and self.group.world_size > 1 else []
 
     def check(self) -> None:
         """See the base."""
         self.watch.raise_if_marked()
+
+    def kept(self) -> dict[str, Tensor]:
+        """See the base; what decides the random numbers is kept beside every parameter of the bucket."""
+        drawn = [self.drawn] * len(self.layout.names) if self.drawn.numel() else []
+        return super().kept() | named("drawn", self.layout.names, drawn)
 
     def left_over(self) -> Tensor | None:
         """The own residual; None without one, and with velocity, whose law is another."""
@@ -74,8 +94,6 @@ class Gathered(Aggregator[GatheredState]):
     lossy = True
     overlaps = True
     graph_capturable = True
-    encode_bytes_moved: ClassVar[float]
-    decode_bytes_moved: ClassVar[float]
 
     def __post_init__(self) -> None:
         require_exchange(self.codec(), "all_gather")
@@ -89,12 +107,21 @@ class Gathered(Aggregator[GatheredState]):
         """Of an encoding, in int32 words."""
 
     @abstractmethod
-    def encode(self, state: GatheredState, wire: Tensor) -> None:
-        """Writes the encoding of `state.values` to `wire`, and what is lost to `state.residual`."""
+    def encode(self, state: GatheredState, gradient: Tensor, wire: Tensor) -> None:
+        """Writes the encoding of the gradient and what is added to it to `wire`; what is lost to
+        `state.residual`."""
 
     @abstractmethod
-    def add_decoded(self, state: GatheredState, wire: Tensor) -> None:
-        """Adds a rank's decoded gradient to `state.total`; watches it."""
+    def decode(self, state: GatheredState) -> None:
+        """Writes the mean of what all of `state.incoming` stands for to `state.result`; watches it."""
+
+    @abstractmethod
+    def bytes_moved(self, world_size: int) -> tuple[float, float]:
+        """In memory for each byte that is encoded, and for each that is decoded, of any rank's."""
+
+    def coder(self, chunks: Chunks, device: torch.device) -> ChunkCoder | None:
+        """What encodes and decodes by chunks."""
+        return None
 
     def feeds_back(self) -> bool:
         """Whether there is a residual."""
@@ -126,15 +153,13 @@ class Gathered(Aggregator[GatheredState]):
         return GatheredState(
             group,
             layout,
-            values=zeros(chunks.padded),
+            coder=self.coder(chunks, device),
             residual=zeros(chunks.padded if self.feeds_back() else 0),
             velocity=zeros(chunks.padded if self.own_momentum() else 0),
             drawn=zeros(0, dtype=torch.int32) if noise is None else noise.drawn,
             incoming=zeros(group.world_size, *self.wire_shape(layout.num_elements), dtype=torch.int32),
-            total=zeros(chunks.padded),
             result=zeros(layout.num_elements, dtype=dtype),
             chunks=chunks,
-            valid=chunks.valid(device),
             noise=noise,
             watch=FiniteWatch.of_chunks(layout, self.watched_elements(chunks), device),
         )
@@ -144,10 +169,9 @@ class Gathered(Aggregator[GatheredState]):
         """Returns the mean of the encoded gradients, in the gradient's type."""
         group = state.group
         if group.world_size == 1 or not gradient.numel():
-            return self._alone(state, gradient)
+            return alone(gradient, state.velocity, self.own_momentum(), state.result)
         with phase("encode"):
-            self._fill_values(state, gradient)
-            self.encode(state, state.incoming[group.rank])
+            self.encode(state, gradient, state.incoming[group.rank])
         peers = [rank for rank in range(group.world_size) if rank != group.rank]
         with phase("communicate"):
             group.exchange(
@@ -155,35 +179,8 @@ class Gathered(Aggregator[GatheredState]):
                 [Message(peer, state.incoming[peer]) for peer in peers],
             )
         with phase("decode"):
-            state.total.zero_()
-            for rank in range(group.world_size):
-                self.add_decoded(state, state.incoming[rank])
-            self._watch(state)
-            torch.div(state.total[: gradient.numel()], group.world_size, out=state.result)
+            self.decode(state)
         return state.result
-
-    def _alone(self, state: GatheredState, gradient: Tensor) -> Tensor:
-        """Nothing is encoded; momentum is applied."""
-        if not state.velocity.numel():
-            return gradient
-        own = state.velocity[: gradient.numel()]
-        own.mul_(self.own_momentum()).add_(gradient)
-        return state.result.copy_(own)
-
-    def _fill_values(self, state: GatheredState, gradient: Tensor) -> None:
-        """The gradient, or the velocity that it adds to, with the residual."""
-        n = gradient.numel()
-        if state.velocity.numel():
-            state.velocity[:n].mul_(self.own_momentum()).add_(gradient)
-            gradient = state.velocity[:n]
-        if state.residual.numel():
-            torch.add(state.residual[:n], gradient, out=state.values[:n])
-        else:
-            state.values[:n].copy_(gradient)
-
-    @abstractmethod
-    def _watch(self, state: GatheredState) -> None:
-        """Marks what was not finite in any rank's encoding."""
 
     @final
     def wire_bytes(self, layout: BucketLayout, world_size: int, rank: int, itemsize: int) -> int:
@@ -197,20 +194,25 @@ class Gathered(Aggregator[GatheredState]):
         update = Update("replica", n)
         if world_size == 1:
             return [update]
+        encode, decode = self.bytes_moved(world_size)
         return [
-            Codec("encode", num_bytes, bytes_moved=self.encode_bytes_moved),
+            Codec("encode", num_bytes, bytes_moved=encode),
             gathered_by_all(self.codec().bucket_bytes(layout), world_size),
-            Codec("decode", num_bytes * world_size, bytes_moved=self.decode_bytes_moved),
+            Codec("decode", num_bytes * world_size, bytes_moved=decode),
             update,
         ]
 
 
 @dataclass(frozen=True)
 class GatheredChunks(Gathered):
-    """Base of those whose codec goes by chunks."""
+    """Base of those whose codec goes by chunks.
 
-    encode_bytes_moved: ClassVar[float] = 16.0  # as in `scaling.aggregators.striped`, with QSGD's more
-    decode_bytes_moved: ClassVar[float] = 5.0
+    Attributes:
+        kernels: "triton"; "torch", plain operations, the reference; "auto": Triton's on CUDA where it is
+            installed.
+    """
+
+    kernels: Kernels = field(default="auto", kw_only=True)
 
     @abstractmethod
     def codec(self) -> ChunkCodec:
@@ -229,19 +231,23 @@ class GatheredChunks(Gathered):
         chunks = self.chunks(num_elements)
         return chunks.num_chunks, self.codec().row_words(chunks.chunk_elements)
 
-    def encode(self, state: GatheredState, wire: Tensor) -> None:
+    def coder(self, chunks: Chunks, device: torch.device) -> ChunkCoder | None:
+        """By the kernels that `kernels` names."""
+        return chunk_coder(self.codec(), self.codec(), chunks, device, self.kernels)
+
+    def encode(self, state: GatheredState, gradient: Tensor, wire: Tensor) -> None:
         """Rows, and what they lose."""
-        matrix, codec = state.chunks.matrix(state.values), self.codec()
-        noise = None if state.noise is None else state.chunks.matrix(state.noise.uniform())
-        codec.encode(matrix, state.valid, wire, noise)
-        if state.residual.numel():
-            torch.sub(matrix, codec.decode(wire), out=state.chunks.matrix(state.residual))
-            state.residual[state.layout.num_elements :].zero_()
+        assert state.coder is not None, "there is one for every codec by chunks"
+        state.coder.encode(gradient, state.residual, wire, noise=state.noise)
 
-    def add_decoded(self, state: GatheredState, wire: Tensor) -> None:
-        """All rows."""
-        state.chunks.matrix(state.total).add_(self.codec().decode(wire))
+    def decode(self, state: GatheredState) -> None:
+        """All ranks' rows, watched by their heads."""
+        assert state.coder is not None, "there is one for every codec by chunks"
+        state.coder.decode(state.incoming, state.group.world_size, state.result, state.watch)
 
-    def _watch(self, state: GatheredState) -> None:
-        """By the heads of all ranks."""
-        state.watch.note(self.codec().heads(state.incoming).transpose(0, 1))
+    def bytes_moved(self, world_size: int) -> tuple[float, float]:
+        """Kernels read the gradient and the residual and write the residual; they write the mean once."""
+        codec = self.codec()
+        if self.kernels == "torch":
+            return TORCH_ENCODE_BYTES_MOVED, TORCH_DECODE_BYTES_MOVED
+        return 1.0 + 2 * self.feeds_back() + codec.needs_noise, 1 / world_size + codec.code_bits() / 32

@@ -137,7 +137,7 @@ class Horovod(_ByHorovod[HorovodState]):
         """A ring, and the update by every rank; the casts of fp16 are not priced."""
         n = layout.num_elements
         num_sent = n // 2 if self.compression == "fp16" else n
-        return [*native_all_reduce([num_sent], world_size, self.name), Update("replica", n)]
+        return [*native_all_reduce([num_sent], world_size, self.name, "horovod"), Update("replica", n)]
 
     def _message_bytes(self, layout: BucketLayout, itemsize: int) -> list[int]:
         return [layout.num_elements * itemsize]
@@ -218,7 +218,7 @@ class HorovodOptimizer(_ByHorovod[OptimizerState]):
     def stages(self, layout: BucketLayout, world_size: int) -> list[Stage]:
         """A ring for all tensors together, as one cycle packs them, and the update by every rank."""
         n = layout.num_elements
-        return [*native_all_reduce([n], world_size, self.name), Update("replica", n)]
+        return [*native_all_reduce([n], world_size, self.name, "horovod"), Update("replica", n)]
 
     def _message_bytes(self, layout: BucketLayout, itemsize: int) -> list[int]:
         return [math.prod(shape) * itemsize for shape in layout.shapes]

@@ -4,15 +4,16 @@
 1. every rank copies its gradient to pinned host memory (`d2h`);
 2. MPI_Allreduce adds the ranks' buffers in place (`communicate`), and each rank divides by n (`reduce`);
 3. every rank copies the mean back (`h2d_result`) and takes the step.
-In CPU processes the gradient is where MPI wants it: no copies. Steps and messages: MPI's affair. Bytes sent
-per rank: at least 2(n-1)/n S, which is what is metered. Error: float summation in the library's order; every
-rank gets the same bits.
+In CPU processes the gradient is where MPI wants it: no copies. Steps and messages: MPI's affair; predictions
+price what its source says that it chooses (`scaling.collectives.mpi_library`). Bytes sent per rank: at least
+2(n-1)/n S, which is what is metered. Error: float summation in the library's order; every rank gets the same
+bits.
 
 `mpi_one_bit`, the 1-bit stripes of `compressed.py` over MPI_Isend and MPI_Irecv:
 1. stripes are encoded on the device, copied to pinned host memory (`d2h`), sent and received (`communicate`),
    copied to the device (`h2d_result`), decoded and summed there;
 2. the quantised sums go the same way.
-Steps, bytes and error property: those of compressed.py. Predictions leave the copies out.
+Steps, bytes and error property: those of compressed.py.
 
 References: CNTK, Source/SGDLib/SimpleDistGradAggregator.h and Source/1BitSGD/AllReduceDistGradAggregator.h;
 S. Shi, Q. Wang, P. Xu, X. Chu, "Benchmarking State-of-the-Art Deep Learning Software Tools", arXiv
@@ -23,7 +24,7 @@ sum.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import final
 
 import torch
@@ -31,14 +32,19 @@ from torch import Tensor
 
 from scaling.aggregators.base import Aggregator, AggregatorState, PhaseMarker, unmarked
 from scaling.aggregators.compressed import OneBitState, StripedOneBit
-from scaling.aggregators.prediction import all_reduce_bytes, copies_to_ranks, rows_to_host
+from scaling.aggregators.prediction import (
+    all_reduce_bytes,
+    copies_to_ranks,
+    rows_from_host,
+    rows_to_host,
+)
 from scaling.bucket import BucketLayout
-from scaling.collectives.plan import Codec, Stage, Update
+from scaling.collectives.mpi_library import MpiLibrary, mpi_all_reduce
+from scaling.collectives.plan import Codec, Exchange, Stage, Update
 from scaling.process_group import Group, Message, MpiGroup
 
-HOST_BYTES_MOVED = 5.5
-"""In host memory for each byte that a rank sends in an all-reduce there: written to shared memory or a socket
-and read from it, and every other one added."""
+DIVIDE_BYTES_MOVED = 2.0
+"""In host memory for each byte that is divided: read and written."""
 
 
 @dataclass
@@ -90,13 +96,18 @@ class Mpi(Aggregator[MpiState]):
         return all_reduce_bytes([layout.num_elements * itemsize], world_size)
 
     def stages(self, layout: BucketLayout, world_size: int) -> list[Stage]:
-        """Down, all-reduced by a core a rank, and up; then the update by every rank."""
+        """Down from GPUs, all-reduced and divided by a core a rank, and up; then the update by every rank."""
         n = layout.num_elements
         if world_size == 1:
             return [Update("replica", n)]
-        sent_bytes = 4.0 * n * 2 * (world_size - 1) / world_size
-        all_reduce = Codec("all_reduce", sent_bytes, where="host", bytes_moved=HOST_BYTES_MOVED)
-        return [rows_to_host(n, world_size), all_reduce, copies_to_ranks(n, world_size), Update("replica", n)]
+        _, schedule = mpi_all_reduce(MpiLibrary(), world_size, 4.0 * n)
+        return [
+            replace(rows_to_host(n, world_size), for_gpus=True),
+            Exchange(schedule, n, name="all_reduce", native=True, library="mpi"),
+            Codec("divide", 4.0 * n, where="host", bytes_moved=DIVIDE_BYTES_MOVED),
+            replace(copies_to_ranks(n, world_size), for_gpus=True),
+            Update("replica", n),
+        ]
 
 
 @dataclass
@@ -136,6 +147,10 @@ class MpiOneBit(StripedOneBit):
             received=pinned(),
         )
 
+    def carried(self, stages: list[Stage]) -> list[Stage]:
+        """Messages by MPI; GPUs copy what they send down before, and what they receive up after."""
+        return [part for stage in stages for part in _through_host(stage)]
+
     def exchange(
         self, state: OneBitState, sends: list[Message], receives: list[Message], phase: PhaseMarker
     ) -> None:
@@ -158,6 +173,19 @@ class MpiOneBit(StripedOneBit):
             for host, words in up:
                 # Received into again only after a later `_down`, which waits for this copy too.
                 words.copy_(host, non_blocking=True)
+
+
+def _through_host(stage: Stage) -> list[Stage]:
+    """Stripes to all others (`stripes_and_back`) with their copies; what is no exchange stays as it is."""
+    if not isinstance(stage, Exchange):
+        return [stage]
+    n = stage.schedule.world_size
+    sent = stage.num_elements * (n - 1) // n**2
+    down, up = (
+        replace(copies, bytes_per_element=stage.bytes_per_element, for_gpus=True)
+        for copies in (rows_to_host(sent, n), rows_from_host(sent, n))
+    )
+    return [down, replace(stage, library="mpi", native=False), up]
 
 
 def _down(pairs: list[tuple[Tensor, Tensor]]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from scaling.errors import StudyError
 
 
@@ -10,3 +12,22 @@ def check_momentum(name: str, parameter: str, value: float, *, may_be_zero: bool
     if not (0 < value < 1 or (may_be_zero and value == 0)):
         least = "from 0" if may_be_zero else "more than 0"
         raise StudyError(f"aggregator {name!r}: {parameter}: allowed is {least} to less than 1, got {value}")
+
+
+def alone(gradient: Tensor, kept: Tensor, momentum: float, result: Tensor) -> Tensor:
+    """What a rank without others gives: nothing is encoded; momentum is applied as torch.optim.SGD does.
+
+    Args:
+        gradient: [num_elements].
+        kept: [num_elements or more] the momentum so far, which the gradient is added to; empty without.
+        momentum: its factor.
+        result: [num_elements], to be written.
+
+    Returns:
+        `result`; the gradient itself without momentum.
+    """
+    if not kept.numel():
+        return gradient
+    own = kept[: gradient.numel()]
+    own.mul_(momentum).add_(gradient)
+    return result.copy_(own)

@@ -1,14 +1,19 @@
 """PowerSGD: all-reduces of thin matrices (`scaling.codecs.power_sgd`), a few launches a shape.
 
-1. encode: matrices of one shape are copied one behind the other, residuals added; P = M Q a shape;
+1. encode: the gradient is added to the residual, where it lies; P = M Q, one launch for matrices of one shape
+   at equal distances;
 2. communicate: all-reduce of all P, with the tensors that are sent as they are;
 3. encode: P made orthonormal; Q = M^T P;
 4. communicate: all-reduce of all Q;
-5. decode: P Q^T, which is the mean; new residual = M - P Q^T; all copied back to their places.
+5. decode: P Q^T, which is the mean, in its place; new residual = M - P Q^T, in place of M.
 
 Steps and messages: two of the library's all-reduces. Bytes sent per rank: 2(n-1)/n times those of the two
 messages. At world size 1 nothing is sent nor encoded. Error property: n mean + the new residuals = the sum of
 gradients + the old ones, up to float rounding; the library gives every rank the same bits.
+
+Saved state: by parameter. In the same buckets it goes on bit for bit. In others every matrix has the residual
+and the Q that it had, and differs in the order of additions alone, where the start is warm; else the next
+random Q are new ones.
 
 References and differences: `scaling.codecs.power_sgd`.
 """
@@ -25,49 +30,72 @@ from torch import Tensor
 from scaling.aggregators.base import Aggregator, AggregatorState, PhaseMarker, unmarked
 from scaling.aggregators.prediction import all_reduce_bytes, native_all_reduce
 from scaling.aggregators.same_layout import require_same_layout
+from scaling.aggregators.saved_state import named
 from scaling.bucket import BucketLayout
 from scaling.codecs.base import WORD_BYTES, require_exchange
-from scaling.codecs.finite import WATCH_ELEMENTS, FiniteWatch
+from scaling.codecs.finite import WATCH_ELEMENTS, FiniteWatch, chunk_sums
 from scaling.codecs.noise import Noise
-from scaling.codecs.power_sgd import PowerSgdCodec, orthonormalise_, starting_q
+from scaling.codecs.power_sgd import MatrixGroup, PowerSgdCodec, starting_q
+from scaling.codecs.power_sgd_views import ThinMatrices, batches_of, matrix_views, spans_sent_whole
 from scaling.collectives.plan import Codec, Stage, Update
 from scaling.process_group import Group
 
-ENCODE_BYTES_MOVED = 7.0
-"""For each byte of the gradient: 2 to copy it, 3 to add the residual, 2 to read it for P and for Q."""
-DECODE_BYTES_MOVED = 6.0
-"""1 for P Q^T, 3 for the residual, 2 to copy back."""
+ENCODE_BYTES_MOVED = 5.0
+"""For each byte of the gradient: 3 to add it to the residual, 2 to read the sum for P and for Q."""
+DECODE_BYTES_MOVED = 3.0
+"""1 for P Q^T, 2 for the residual of large matrices."""
+LARGE_BATCH_BYTES = 4 << 20
+"""Some two microseconds of a GPU's memory, which a launch takes too."""
 SUMMED_UNIFORMS = 4
 """Their sum, less its mean, is close enough to a normal number for a random direction."""
 
 
 @dataclass
 class PowerSgdState(AggregatorState):
-    """Buffers of one rank. Matrices of one shape are one batch; the tensors sent as they are lie behind."""
+    """Buffers of one rank, and views into them; [batch, ...] a batch of `scaling.codecs.power_sgd_views`."""
 
-    order: list[int]  # of tensors: those of the first shape, of the second, ..., then those sent as they are
-    values: Tensor  # [num_elements] float32, in that order
-    residual: Tensor  # [compressed elements] float32; empty without feedback
-    decoded: Tensor  # [num_elements] float32, in that order
+    values: Tensor  # [num_elements] float32: gradient + residual; between steps the residual
+    decoded: Tensor  # [num_elements] float32: the mean
+    result: Tensor  # the same in the gradient's type; the same tensor where that is float32
     first: Tensor  # float32: all P, then what is sent as it is
-    second: Tensor  # float32: all Q
-    next_q: Tensor  # float32: the Q to begin with
-    matrices: list[Tensor]  # [batch, n, m] a shape, in `values`
-    products: list[Tensor]  # likewise, in `decoded`
-    p: list[Tensor]  # [batch, n, r] a shape, in `first`
-    q: list[Tensor]  # [batch, m, r] a shape, in `second`
-    ordered_values: list[Tensor]  # a view a tensor, in the layout's order
-    ordered_decoded: list[Tensor]  # likewise
-    result: Tensor  # [num_elements]: the mean
-    drawn: Tensor  # what decides the next random Q; empty with a warm start
+    second: Tensor  # float32: all Q, which the next step begins with
+    p: ThinMatrices  # in `first`
+    q: ThinMatrices  # in `second`
+    groups: list[MatrixGroup]
+    feeds_back: bool
+    matrices: list[Tensor]  # [batch, n, m] in `values`
+    means: list[Tensor]  # likewise, in `decoded`
+    sent_p: list[Tensor]  # [batch, n, r] in `first`
+    orthonormal_p: list[Tensor]  # likewise
+    sent_q: list[Tensor]  # [batch, m, r] in `second`
+    orthonormal_q: list[Tensor]  # likewise
+    whole: Tensor  # in `first`: what is sent as it is
+    whole_sent: list[Tensor]  # its spans there
+    whole_values: list[Tensor]  # and in `values`
+    whole_means: list[Tensor]  # and in `decoded`
     noise: Noise | None = field(repr=False)
     watch: FiniteWatch = field(repr=False)
-    persistent = ("residual", "next_q", "drawn")
 
     @property
     def num_compressed(self) -> int:
         """Elements of all matrices that are compressed."""
-        return sum(matrices.numel() for matrices in self.matrices)
+        return sum(group.num_elements for group in self.groups)
+
+    @property
+    def residual(self) -> Tensor:
+        """[num_elements] float32, zero where values are sent as they are; empty without feedback."""
+        return self.values if self.feeds_back else self.values[:0]
+
+    def kept(self) -> dict[str, Tensor]:
+        """Residual and Q by parameter; what decides the random numbers is kept beside every parameter."""
+        names, residuals = self.layout.names, self.layout.views(self.values) if self.feeds_back else []
+        found: dict[str, Tensor] = {}
+        for group, own in zip(self.groups, self.q.sent, strict=True):
+            matrices = [names[number] for number in group.tensors]
+            found |= named("residual", matrices, [residuals[number] for number in group.tensors if residuals])
+            found |= named("next_q", matrices, own)
+        drawn = [] if self.noise is None else [self.noise.drawn] * len(names)
+        return found | named("drawn", names, drawn)
 
     def check(self) -> None:
         """See the base."""
@@ -75,15 +103,9 @@ class PowerSgdState(AggregatorState):
 
     def left_over(self) -> Tensor | None:
         """The own residual, in the layout's order; None without feedback."""
-        if not self.residual.numel() and self.num_compressed:
-            return None
-        whole = torch.zeros_like(self.values)
-        whole[: self.residual.numel()].copy_(self.residual)
-        total = torch.empty_like(whole)
-        views = _views_in_order(self.layout, whole, self.order)
-        for target, source in zip(self.layout.views(total), views, strict=True):
-            target.copy_(source)
-        return total
+        if self.feeds_back:
+            return self.values.clone()
+        return None if self.num_compressed else torch.zeros_like(self.values)
 
 
 @final
@@ -123,41 +145,42 @@ class PowerSgd(Aggregator[PowerSgdState]):
         """A residual of zero, the same random Q on every rank, and all buffers."""
         require_same_layout(layout, group)
         groups = self.codec().groups(layout.shapes)
-        compressed = list(chain.from_iterable(one.tensors for one in groups))
-        order = compressed + [number for number in range(len(layout.shapes)) if number not in compressed]
-        num_compressed = sum(one.num_elements for one in groups)
-        whole = layout.num_elements - num_compressed
+        spans = spans_sent_whole(layout, groups)
         p_elements = sum(one.p_elements for one in groups)
 
         def zeros(count: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros(count, dtype=dtype, device=device)
 
         values, decoded = zeros(layout.num_elements), zeros(layout.num_elements)
-        first, second = zeros(p_elements + whole), zeros(sum(one.q_elements for one in groups))
-        shapes = [(len(one.tensors), one.rows, one.columns) for one in groups]
-        noise = None
-        if not self.warm_start:
-            noise = Noise(SUMMED_UNIFORMS * second.numel(), self.seed, device)
+        first = zeros(p_elements + sum(stop - start for start, stop in spans))
+        second = starting_q(groups, self.seed).to(device)
+        p = ThinMatrices(first, [one.rows for one in groups], groups)
+        q = ThinMatrices(second, [one.columns for one in groups], groups)
+        whole = first[p_elements:]
         return PowerSgdState(
             group,
             layout,
-            order=order,
             values=values,
-            residual=zeros(num_compressed if self.error_feedback else 0),
             decoded=decoded,
+            result=decoded if dtype == torch.float32 else zeros(layout.num_elements, dtype),
             first=first,
             second=second,
-            next_q=starting_q(groups, self.seed).to(device),
-            matrices=_batches(values, shapes),
-            products=_batches(decoded, shapes),
-            p=_batches(first, [(len(one.tensors), one.rows, one.rank) for one in groups]),
-            q=_batches(second, [(len(one.tensors), one.columns, one.rank) for one in groups]),
-            ordered_values=_views_in_order(layout, values, order),
-            ordered_decoded=_views_in_order(layout, decoded, order),
-            result=zeros(layout.num_elements, dtype),
-            drawn=zeros(0, torch.int32) if noise is None else noise.drawn,
-            noise=noise,
-            watch=FiniteWatch.of_chunks(layout, WATCH_ELEMENTS, device),
+            p=p,
+            q=q,
+            groups=groups,
+            feeds_back=self.error_feedback,
+            matrices=matrix_views(values, layout, groups),
+            means=matrix_views(decoded, layout, groups),
+            sent_p=batches_of(p.sent, layout, groups),
+            orthonormal_p=batches_of(p.orthonormal, layout, groups),
+            sent_q=batches_of(q.sent, layout, groups),
+            orthonormal_q=batches_of(q.orthonormal, layout, groups),
+            whole=whole,
+            whole_sent=list(torch.split(whole, [stop - start for start, stop in spans])),
+            whole_values=[values[start:stop] for start, stop in spans],
+            whole_means=[decoded[start:stop] for start, stop in spans],
+            noise=None if self.warm_start else Noise(SUMMED_UNIFORMS * second.numel(), self.seed, device),
+            watch=_watch(layout, groups, device),
         )
 
     def aggregate(self, state: PowerSgdState, gradient: Tensor, phase: PhaseMarker = unmarked) -> Tensor:
@@ -170,8 +193,8 @@ class PowerSgd(Aggregator[PowerSgdState]):
         with phase("communicate"):
             group.all_reduce(state.first)
         with phase("encode"):
-            for p, q, matrices in zip(state.p, state.q, state.matrices, strict=True):
-                orthonormalise_(p)
+            state.p.orthonormalise()
+            for p, q, matrices in zip(state.orthonormal_p, state.sent_q, state.matrices, strict=True):
                 torch.bmm(matrices.transpose(1, 2), p, out=q)
         with phase("communicate"):
             group.all_reduce(state.second)
@@ -181,35 +204,44 @@ class PowerSgd(Aggregator[PowerSgdState]):
 
     def _project(self, state: PowerSgdState, gradient: Tensor) -> None:
         """Steps 1 to 2: values, and P; behind it what is sent as it is."""
-        torch._foreach_copy_(state.ordered_values, state.layout.views(gradient))
-        num_compressed = state.num_compressed
-        if state.residual.numel():
-            state.values[:num_compressed].add_(state.residual)
-        state.second.copy_(state.next_q)
-        for p, q, matrices in zip(state.p, state.q, state.matrices, strict=True):
-            orthonormalise_(q)
+        if state.feeds_back:
+            state.values.add_(gradient)
+        else:
+            state.values.copy_(gradient)
+        if state.whole_sent:
+            torch._foreach_copy_(state.whole_sent, state.whole_values)
+        state.q.orthonormalise()
+        for p, q, matrices in zip(state.sent_p, state.orthonormal_q, state.matrices, strict=True):
             torch.bmm(matrices, q, out=p)
-        whole = state.values[num_compressed:]
-        state.first[state.first.numel() - whole.numel() :].copy_(whole)
 
     def _decode(self, state: PowerSgdState) -> None:
-        """Step 5, and the Q of the next step."""
-        world_size, num_compressed = state.group.world_size, state.num_compressed
-        state.second.div_(world_size)
-        for p, q, products in zip(state.p, state.q, state.products, strict=True):
-            torch.bmm(p, q.transpose(1, 2), out=products)
-        if state.residual.numel():
-            compressed = slice(0, num_compressed)
-            torch.sub(state.values[compressed], state.decoded[compressed], out=state.residual)
-        whole = state.decoded[num_compressed:]
-        torch.div(state.first[state.first.numel() - whole.numel() :], world_size, out=whole)
-        torch._foreach_copy_(state.layout.views(state.result), state.ordered_decoded)
-        state.watch.note_values(state.result)
-        if state.noise is None:
-            state.next_q.copy_(state.second)
-        else:
+        """Steps 5 and 6, and the Q of the next step."""
+        torch._foreach_div_(
+            [one for one in (state.second, state.whole) if one.numel()], state.group.world_size
+        )
+        for p, q, means in zip(state.orthonormal_p, state.sent_q, state.means, strict=True):
+            torch.bmm(p, q.transpose(1, 2), out=means)
+        if state.whole_sent:
+            torch._foreach_copy_(state.whole_means, state.whole_sent)
+        if state.feeds_back:
+            self._keep_residual(state)
+        if state.result is not state.decoded:
+            state.result.copy_(state.decoded)
+        # What is not finite in a matrix is so in all of its Q.
+        state.watch.note(torch.cat([state.second, *chunk_sums(state.whole, WATCH_ELEMENTS)]))
+        if state.noise is not None:
             uniforms = state.noise.uniform().view(SUMMED_UNIFORMS, -1)
-            state.next_q.copy_(uniforms.sum(0)).sub_(SUMMED_UNIFORMS / 2)
+            torch.sum(uniforms, 0, out=state.second).sub_(SUMMED_UNIFORMS / 2)
+
+    def _keep_residual(self, state: PowerSgdState) -> None:
+        """Step 6, in `values`: a batch at a time, which moves fewer bytes; small ones in one launch."""
+        if WORD_BYTES * state.num_compressed < LARGE_BATCH_BYTES * len(state.matrices):
+            state.values.sub_(state.decoded)
+        else:
+            for p, q, matrices in zip(state.orthonormal_p, state.sent_q, state.matrices, strict=True):
+                matrices.baddbmm_(p, q.transpose(1, 2), alpha=-1)
+        if state.whole_sent:
+            torch._foreach_zero_(state.whole_values)
 
     def wire_bytes(self, layout: BucketLayout, world_size: int, rank: int, itemsize: int) -> int:
         """Those of the two all-reduces."""
@@ -232,19 +264,17 @@ class PowerSgd(Aggregator[PowerSgdState]):
         ]
 
 
-def _batches(flat: Tensor, shapes: list[tuple[int, int, int]]) -> list[Tensor]:
-    """Views of those shapes, one behind the other from the beginning of `flat`."""
-    views, at = [], 0
-    for batch, rows, columns in shapes:
-        size = batch * rows * columns
-        views.append(flat[at : at + size].view(batch, rows, columns))
-        at += size
-    return views
-
-
-def _views_in_order(layout: BucketLayout, flat: Tensor, order: list[int]) -> list[Tensor]:
-    """The layout's tensors, in its own order, where `flat` has them in `order`."""
-    placed = BucketLayout.of([(layout.names[number], layout.shapes[number]) for number in order])
-    views = placed.views(flat)
-    by_number = dict(zip(order, views, strict=True))
-    return [by_number[number] for number in range(len(order))]
+def _watch(layout: BucketLayout, groups: list[MatrixGroup], device: torch.device) -> FiniteWatch:
+    """Of every value of all Q, and of the sums of chunks of what is sent as it is."""
+    numbers = list(chain.from_iterable(one.tensors for one in groups))
+    lengths = [one.columns * one.rank for one in groups for _ in one.tensors]
+    thin = [(layout.names[number], (length,)) for number, length in zip(numbers, lengths, strict=True)]
+    rest = [
+        (name, shape)
+        for number, (name, shape) in enumerate(zip(layout.names, layout.shapes, strict=True))
+        if number not in set(numbers)
+    ]
+    start, watched = sum(lengths), BucketLayout.of([*thin, *rest])
+    chunks = torch.arange(start, watched.num_elements, WATCH_ELEMENTS)
+    bounds = torch.cat([torch.arange(start), chunks, torch.tensor([watched.num_elements])])
+    return FiniteWatch(watched, bounds, device)

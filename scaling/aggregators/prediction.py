@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Literal
 
 from scaling.collectives.halves import halves
-from scaling.collectives.plan import Exchange, Stage, Update
+from scaling.collectives.plan import Codec, Exchange, Stage, Update
 from scaling.collectives.ring import ring
 from scaling.collectives.schedule import Schedule, Transfer
 
 
-def native_all_reduce(sizes: Iterable[int], world_size: int, name: str) -> list[Stage]:
+def native_all_reduce(
+    sizes: Iterable[int], world_size: int, name: str, library: Literal["", "horovod"] = ""
+) -> list[Stage]:
     """The library's all-reduces, one after the other, as rings: what it chooses it does not tell."""
-    return [Exchange(ring(world_size), size, name=name, native=True) for size in sizes]
+    return [Exchange(ring(world_size), size, name=name, native=True, library=library) for size in sizes]
 
 
 def all_reduce_bytes(sizes_bytes: Iterable[int], world_size: int) -> int:
@@ -67,6 +70,32 @@ def stripes_up_and_down(up_bytes: int, down_bytes: int, world_size: int) -> tupl
     return up, down
 
 
+def encoded_stripes(
+    num_elements: int, up_bytes: int, down_bytes: int, world_size: int, *, encode: float, decode: float
+) -> list[Stage]:
+    """Encode, stripes to their owners, sum and encode again, sums to all, decode; then the update.
+
+    Args:
+        num_elements: of the gradient, in float32.
+        up_bytes: of its whole encoding.
+        down_bytes: of that of the sums.
+        world_size: ranks, more than one.
+        encode: bytes moved for each byte that is encoded and whose residual is taken.
+        decode: likewise, that is decoded and added.
+    """
+    num_bytes = 4.0 * num_elements
+    to_owners, to_all = stripes_up_and_down(up_bytes, down_bytes, world_size)
+    return [
+        Codec("encode", num_bytes, bytes_moved=encode),
+        to_owners,
+        Codec("decode", num_bytes, bytes_moved=decode),
+        Codec("encode", num_bytes / world_size, bytes_moved=encode),
+        to_all,
+        Codec("decode", num_bytes, bytes_moved=decode),
+        Update("replica", num_elements),
+    ]
+
+
 def gathered_by_all(num_bytes: int, world_size: int) -> Stage:
     """Every rank's encoded buffer, of so many bytes, to every other rank."""
     n = world_size
@@ -75,14 +104,21 @@ def gathered_by_all(num_bytes: int, world_size: int) -> Stage:
     return Exchange(Schedule("all_gather", n, n, (step,)), n * num_bytes, 1.0)
 
 
-def rows_to_host(num_elements: int, world_size: int) -> Stage:
+def rows_to_host(num_elements: int, world_size: int) -> Exchange:
     """Every rank copies its buffer into a row of its own in host memory; nothing is summed."""
     up = tuple(Transfer(rank, world_size, rank, rank + 1, "copy") for rank in range(world_size))
     schedule = Schedule("to_host", world_size, world_size, (up,), num_hosts=1)
     return Exchange(schedule, world_size * num_elements)
 
 
-def copies_to_ranks(num_elements: int, world_size: int) -> Stage:
+def rows_from_host(num_elements: int, world_size: int) -> Exchange:
+    """Every rank copies a row of its own from host memory."""
+    back = tuple(Transfer(world_size, rank, rank, rank + 1, "copy") for rank in range(world_size))
+    schedule = Schedule("rows_from_host", world_size, world_size, (back,), num_hosts=1)
+    return Exchange(schedule, world_size * num_elements)
+
+
+def copies_to_ranks(num_elements: int, world_size: int) -> Exchange:
     """Every rank copies one buffer from host memory."""
     back = tuple(Transfer(world_size, rank, 0, 1, "copy") for rank in range(world_size))
     return Exchange(Schedule("from_host", world_size, 1, (back,), num_hosts=1), num_elements)

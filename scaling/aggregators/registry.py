@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from scaling.aggregators.base import Aggregator
-from scaling.errors import StudyError
-from scaling.registry import Registry, from_parameters
+from scaling.registry import Registry
 
 BUILT_IN = {
     "none": "scaling.aggregators.controls:NoExchange",
@@ -56,10 +55,5 @@ def create(name: str, parameters: Mapping[str, Any] | None = None) -> Aggregator
     Raises:
         StudyError: the name is unknown, or a parameter is unknown or of the wrong type or value.
     """
-    cls = REGISTRY.load(name)
-    if not (isinstance(cls, type) and issubclass(cls, Aggregator)):
-        raise StudyError(
-            f"aggregator {name!r} is {cls!r}; it must be a subclass of scaling.aggregators.Aggregator"
-        )
-    instance: Aggregator[Any] = from_parameters(f"aggregator {name!r}", cls, parameters or {})
+    instance: Aggregator[Any] = REGISTRY.create(name, Aggregator, parameters)
     return instance

@@ -23,10 +23,8 @@ def require_same_layout(layout: BucketLayout, group: Group) -> None:
         return
     words = torch.tensor(struct.unpack(_WORDS, layout.digest()), dtype=torch.float64)
     sums = torch.stack([words, words.square()])
-    meter = group.meter
-    before = (meter.bytes_sent, meter.messages_sent)
-    group.all_reduce_host(sums)
-    meter.bytes_sent, meter.messages_sent = before
+    with group.meter.standing_still():
+        group.all_reduce_host(sums)
     # Of n numbers, n times the sum of squares is the square of the sum only where all are equal.
     if not torch.equal(group.world_size * sums[1], sums[0].square()):
         tensors = zip(layout.names, layout.shapes, strict=True)

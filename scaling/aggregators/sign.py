@@ -9,11 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import final
 
-from torch import Tensor
-
 from scaling.aggregators.striped import Striped
 from scaling.codecs.base import ChunkCodec
-from scaling.codecs.sign import VoteCodec, majority
+from scaling.codecs.sign import VoteCodec
 
 
 @final
@@ -36,10 +34,6 @@ class Sign(Striped):
     def feeds_back(self) -> tuple[bool, bool]:
         """Nothing is kept."""
         return False, False
-
-    def combine(self, decoded: Tensor, rank: int) -> Tensor:
-        """The majority, whose sign is sent."""
-        return majority(decoded, decoded[rank])
 
     def divisor(self, world_size: int) -> int:
         """A sign is a sign."""

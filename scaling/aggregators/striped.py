@@ -5,8 +5,8 @@ first ranks one more; with fewer chunks than ranks, the last ones own none. A st
 
 1. encode: v = gradient + residual, chunk by chunk; what is lost becomes the new residual;
 2. communicate: send every other rank its stripe;
-3. decode: sum the n copies of the own stripe, the own one as encoded, in rank order;
-4. encode: that sum + the stripe's residual, which only the owner keeps;
+3. encode: decode and sum the n copies of the own stripe, the own one as encoded, in rank order;
+4. encode, in the same kernel: that sum + the stripe's residual, which only the owner keeps;
 5. communicate: send the encoded sum to every other rank;
 6. decode: all stripes, the own one too, hence the same bits on every rank; divide by n.
 
@@ -21,6 +21,10 @@ up and down (the codecs' modules), where chunks divide evenly. At world size 1 n
 encoded; momentum is applied. Error property, with both residuals: n mean + the new residuals of all ranks and
 stripes = the sum of gradients + the old ones, up to float rounding; in `one_bit_momentum` with v's first two
 terms for gradients.
+
+Saved state: by parameter. In the same buckets it goes on bit for bit. In others the residuals and the
+momentum of every element are exactly what they were, those of stripes at their new owners
+(`scaling.aggregators.stripe_parts`); chunks have other borders, so other values share their heads.
 
 Reference: F. Seide, H. Fu, J. Droppo, G. Li, D. Yu, "1-bit stochastic gradient descent and its application
 to data-parallel distributed training of speech DNNs", Interspeech 2014 (stripes, two residuals); those of the
@@ -38,18 +42,22 @@ import torch
 from torch import Tensor
 
 from scaling.aggregators.base import Aggregator, AggregatorState, PhaseMarker, Span, unmarked
-from scaling.aggregators.prediction import stripes_up_and_down
+from scaling.aggregators.own_momentum import alone
+from scaling.aggregators.prediction import encoded_stripes
 from scaling.aggregators.same_layout import require_same_layout
+from scaling.aggregators.stripe_parts import StripeParts
 from scaling.bucket import BucketLayout
 from scaling.codecs.base import WORD_BYTES, ChunkCodec, Chunks, require_exchange
+from scaling.codecs.chunk_coder import ChunkCoder, Momentum
 from scaling.codecs.finite import FiniteWatch
-from scaling.collectives.plan import Codec, Stage, Update
+from scaling.codecs.kernels import Kernels, chunk_coder
+from scaling.collectives.plan import Stage, Update
 from scaling.process_group import Group, Message
 
-ENCODE_BYTES_MOVED = 14.0
+TORCH_ENCODE_BYTES_MOVED = 14.0
 """Read and written by torch's operations for each byte that is encoded and whose residual is taken, of 1-bit
 codes: 3 to add the residual, 3 to compare and pack, 3 for the scale, 2 to unpack, 3 for the residual."""
-DECODE_BYTES_MOVED = 4.0
+TORCH_DECODE_BYTES_MOVED = 4.0
 """For each byte that is unpacked, decoded and added."""
 
 
@@ -59,8 +67,7 @@ class StripesState(AggregatorState):
 
     chunks: Chunks
     stripes: list[Span]  # [rank] -> first chunk, end
-    valid: Tensor  # [num_chunks, 1] float32
-    values: Tensor  # [padded] float32 scratch
+    coder: ChunkCoder = field(repr=False)
     residual: Tensor  # [padded] float32: of the own gradient; empty without feedback
     stripe_residual: Tensor  # [own chunks, chunk] float32: of the sums; empty without feedback
     momentum: Tensor  # [padded] float32: the last result; empty without momentum
@@ -69,16 +76,37 @@ class StripesState(AggregatorState):
     sums: Tensor  # [num_chunks, words down] int32: all stripes' sums
     result: Tensor  # [num_elements]
     watch: FiniteWatch = field(repr=False)
-    persistent = ("residual", "stripe_residual", "momentum")
+    parts: StripeParts | None = field(repr=False)  # of the stripe residual; None without feedback of sums
+    by_parameter = ("residual", "momentum")
 
     @property
     def own(self) -> slice:
         """The own stripe's chunks."""
         return slice(*self.stripes[self.group.rank])
 
+    @property
+    def notes(self) -> list[str]:
+        """What encodes and decodes."""
+        return [self.coder.note] if self.group.world_size > 1 else []
+
     def check(self) -> None:
         """See the base."""
         self.watch.raise_if_marked()
+
+    def kept(self) -> dict[str, Tensor]:
+        """See the base; with the own part of each parameter's stripe residual, flat."""
+        if self.parts is None:
+            return super().kept()
+        return super().kept() | self.parts.own(self.stripe_residual.view(-1), self.group.rank)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """See the base; with the borders of all ranks' parts."""
+        return super().state_dict() | (self.parts.borders_by_name() if self.parts else {})
+
+    def load_state_dict(self, tensors: dict[str, Tensor]) -> None:
+        """See the base; in other buckets, parts of the stripe residual go to their new owners."""
+        handed = self.parts.handed_over(tensors, self.group, self.result.device) if self.parts else {}
+        super().load_state_dict(tensors | handed)
 
     def left_over(self) -> Tensor | None:
         """The own residual, plus that of the own stripe's sum; None with momentum, whose law is another."""
@@ -88,7 +116,7 @@ class StripesState(AggregatorState):
         """The same with momentum, too; None without any residual."""
         if not self.residual.numel() and not self.stripe_residual.numel():
             return None
-        total = torch.zeros_like(self.values)
+        total = torch.zeros(self.chunks.padded, device=self.result.device)
         if self.residual.numel():
             total.copy_(self.residual)
         if self.stripe_residual.numel():
@@ -103,13 +131,26 @@ def stripe_chunks(num_chunks: int, world_size: int) -> list[Span]:
     return list(pairwise(bounds))
 
 
+def stripe_parts(layout: BucketLayout, chunks: Chunks, stripes: list[Span]) -> StripeParts:
+    """The stripes' elements; filling belongs to nobody."""
+    firsts = [min(start * chunks.chunk_elements, chunks.num_elements) for start, _ in stripes]
+    return StripeParts(layout, (*firsts, chunks.num_elements))
+
+
 @dataclass(frozen=True)
 class Striped(Aggregator[StripesState]):
-    """Base of aggregators by compressed stripes."""
+    """Base of aggregators by compressed stripes.
+
+    Attributes:
+        kernels: "triton"; "torch", plain operations, the reference; "auto": Triton's on CUDA where it is
+            installed.
+    """
 
     lossy = True
     overlaps = True
     graph_capturable = True
+
+    kernels: Kernels = field(default="auto", kw_only=True)
 
     def __post_init__(self) -> None:
         require_exchange(self.codec(), "stripes")
@@ -125,10 +166,6 @@ class Striped(Aggregator[StripesState]):
     def feeds_back(self) -> tuple[bool, bool]:
         """Whether there is a residual of the gradient, and of the sums."""
         return True, True
-
-    def combine(self, decoded: Tensor, rank: int) -> Tensor:
-        """The sums [chunks, n] of all ranks' decoded stripes [ranks, chunks, n]."""
-        return decoded.sum(0)
 
     def divisor(self, world_size: int) -> int:
         """What sums are divided by."""
@@ -155,8 +192,7 @@ class Striped(Aggregator[StripesState]):
             layout,
             chunks=chunks,
             stripes=stripes,
-            valid=chunks.valid(device),
-            values=zeros(chunks.padded),
+            coder=chunk_coder(codec, back, chunks, device, self.kernels),
             residual=zeros(chunks.padded if of_gradient else 0),
             stripe_residual=zeros(own if of_sums else 0, size),
             momentum=zeros(chunks.padded if self.own_momentum() else 0),
@@ -165,51 +201,29 @@ class Striped(Aggregator[StripesState]):
             sums=zeros(chunks.num_chunks, words_back, dtype=torch.int32),
             result=zeros(layout.num_elements, dtype=dtype),
             watch=FiniteWatch.of_chunks(layout, size, device),
+            parts=stripe_parts(layout, chunks, stripes) if of_sums else None,
         )
 
     @final
     def aggregate(self, state: StripesState, gradient: Tensor, phase: PhaseMarker = unmarked) -> Tensor:
         """Returns the mean of the twice encoded gradients, in the gradient's type."""
         if state.group.world_size == 1 or not gradient.numel():
-            return self._alone(state, gradient)
+            return alone(gradient, state.momentum, self.own_momentum(), state.result)
         with phase("encode"):
             self._encode_gradient(state, gradient)
         with phase("communicate"):
             self._exchange_stripes(state)
-        with phase("decode"):
-            sums = self.combine(self.codec().decode(state.incoming), state.group.rank)
         with phase("encode"):
-            self._encode_sums(state, sums)
+            self._encode_sums(state)
         with phase("communicate"):
             self._exchange_sums(state)
         with phase("decode"):
             self._decode_result(state)
         return state.result
 
-    def _alone(self, state: StripesState, gradient: Tensor) -> Tensor:
-        """Nothing is encoded; momentum is applied."""
-        if not state.momentum.numel():
-            return gradient
-        own = state.momentum[: gradient.numel()]
-        own.mul_(self.own_momentum()).add_(gradient)
-        return state.result.copy_(own)
-
     def _encode_gradient(self, state: StripesState, gradient: Tensor) -> None:
         """Fills `outgoing`, and `residual` where there is one."""
-        values, n = state.values[: gradient.numel()], gradient.numel()
-        if state.momentum.numel():
-            torch.add(state.residual[:n], state.momentum[:n], alpha=self.own_momentum(), out=values)
-            values.add_(gradient)
-        elif state.residual.numel():
-            torch.add(state.residual[:n], gradient, out=values)
-        else:
-            values.copy_(gradient)
-        matrix = state.chunks.matrix(state.values)
-        self.codec().encode(matrix, state.valid, state.outgoing)
-        if state.residual.numel():
-            decoded = self.codec().decode(state.outgoing)
-            torch.sub(matrix, decoded, out=state.chunks.matrix(state.residual))
-            state.residual[n:].zero_()
+        state.coder.encode(gradient, state.residual, state.outgoing, self._momentum(state))
 
     def _exchange_stripes(self, state: StripesState) -> None:
         group = state.group
@@ -220,18 +234,13 @@ class Striped(Aggregator[StripesState]):
             [Message(peer, state.incoming[peer]) for peer in peers],
         )
 
-    def _encode_sums(self, state: StripesState, sums: Tensor) -> None:
-        """Fills the own rows of `sums`, and `stripe_residual` where there is one."""
-        own, back = state.sums[state.own], self.codec_back()
-        feeds_back = bool(state.stripe_residual.numel())
-        if feeds_back:
-            sums.add_(state.stripe_residual)
-        if state.own.stop == state.chunks.num_chunks and sums.numel():
-            filling = state.chunks.padded - state.layout.num_elements
-            sums.view(-1)[sums.numel() - filling :].zero_()
-        back.encode(sums, state.valid[state.own], own)
-        if feeds_back:
-            torch.sub(sums, back.decode(own), out=state.stripe_residual)
+    def _momentum(self, state: StripesState) -> Momentum | None:
+        return Momentum(state.momentum, self.own_momentum()) if state.momentum.numel() else None
+
+    def _encode_sums(self, state: StripesState) -> None:
+        """Fills the own rows of `sums` from `incoming`, and `stripe_residual` where there is one."""
+        own = state.sums[state.own]
+        state.coder.encode_sums(state.incoming, state.stripe_residual, own, state.own.start, state.group.rank)
 
     def _exchange_sums(self, state: StripesState) -> None:
         group = state.group
@@ -243,12 +252,8 @@ class Striped(Aggregator[StripesState]):
 
     def _decode_result(self, state: StripesState) -> None:
         """All stripes' sums, divided, into `result`; watches them."""
-        back, n = self.codec_back(), state.layout.num_elements
-        decoded = back.decode(state.sums)
-        state.watch.note(back.heads(state.sums) if back.head else decoded.sum(1))
-        torch.div(decoded.reshape(-1)[:n], self.divisor(state.group.world_size), out=state.result)
-        if state.momentum.numel():
-            state.momentum[:n].copy_(state.result)
+        divisor = self.divisor(state.group.world_size)
+        state.coder.decode(state.sums[None], divisor, state.result, state.watch, self._momentum(state))
 
     @final
     def wire_bytes(self, layout: BucketLayout, world_size: int, rank: int, itemsize: int) -> int:
@@ -262,18 +267,15 @@ class Striped(Aggregator[StripesState]):
     @final
     def stages(self, layout: BucketLayout, world_size: int) -> list[Stage]:
         """Encode, stripes to their owners, sum and encode again, sums to all, decode; then the update."""
-        n, num_bytes = layout.num_elements, 4.0 * layout.num_elements
-        update = Update("replica", n)
         if world_size == 1:
-            return [update]
+            return [Update("replica", layout.num_elements)]
         up, down = self.codec().bucket_bytes(layout), self.codec_back().bucket_bytes(layout)
-        to_owners, to_all = stripes_up_and_down(up, down, world_size)
-        return [
-            Codec("encode", num_bytes, bytes_moved=ENCODE_BYTES_MOVED),
-            to_owners,
-            Codec("decode", num_bytes, bytes_moved=DECODE_BYTES_MOVED),
-            Codec("encode", num_bytes / world_size, bytes_moved=ENCODE_BYTES_MOVED),
-            to_all,
-            Codec("decode", num_bytes, bytes_moved=DECODE_BYTES_MOVED),
-            update,
-        ]
+        if self.kernels == "torch":
+            moved = {"encode": TORCH_ENCODE_BYTES_MOVED, "decode": TORCH_DECODE_BYTES_MOVED}
+        else:  # the gradient and the residual read, the residual written; codes read, what they mean written
+            values = 1.0 + bool(self.own_momentum())
+            moved = {
+                "encode": values + 2 * self.feeds_back()[0],
+                "decode": values + self.codec_back().code_bits() / 32,
+            }
+        return encoded_stripes(layout.num_elements, up, down, world_size, **moved)

@@ -8,8 +8,9 @@ References: the codec's module.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import final
 
+import torch
 from torch import Tensor
 
 from scaling.aggregators.gathered import Gathered, GatheredState
@@ -29,8 +30,6 @@ class TopK(Gathered):
     """
 
     name = "top_k"
-    encode_bytes_moved: ClassVar[float] = 12.0  # the residual, magnitudes, and some passes to choose
-    decode_bytes_moved: ClassVar[float] = 0.5
 
     density: float = 0.01
     error_feedback: bool = True
@@ -56,20 +55,32 @@ class TopK(Gathered):
         """Values and places."""
         return 2, self.codec().num_sent(num_elements)
 
-    def encode(self, state: GatheredState, wire: Tensor) -> None:
+    def bytes_moved(self, world_size: int) -> tuple[float, float]:
+        """The residual, magnitudes, and some passes to choose; little comes back."""
+        return 12.0, 0.5
+
+    def encode(self, state: GatheredState, gradient: Tensor, wire: Tensor) -> None:
         """Sends the largest, and keeps the others."""
-        places = self.codec().encode(state.values, wire)
+        values = self._values(state, gradient)
+        places = self.codec().encode(values, wire)
         if state.residual.numel():
-            state.residual.copy_(state.values).index_fill_(0, places, 0.0)
+            state.residual.index_fill_(0, places, 0.0)
         if state.velocity.numel():
             state.velocity.index_fill_(0, places, 0.0)
 
-    def add_decoded(self, state: GatheredState, wire: Tensor) -> None:
-        """Values at their places."""
-        self.codec().add_decoded(wire, state.total)
+    def _values(self, state: GatheredState, gradient: Tensor) -> Tensor:
+        """[num_elements] float32: the gradient, or the velocity that it adds to; with the residual, in it."""
+        if state.velocity.numel():
+            gradient = state.velocity.mul_(self.own_momentum()).add_(gradient)
+        if state.residual.numel():
+            return state.residual.add_(gradient)
+        return gradient.to(torch.float32)
 
-    def _watch(self, state: GatheredState) -> None:
-        """By the values that were sent: those that are not finite are the largest."""
-        for rank in range(state.group.world_size):
-            values, places = self.codec().parts(state.incoming[rank])
+    def decode(self, state: GatheredState) -> None:
+        """Values at their places, which are watched: what is not finite is among the largest."""
+        total = torch.zeros(state.layout.num_elements, device=state.result.device)
+        for wire in state.incoming:
+            self.codec().add_decoded(wire, total)
+            values, places = self.codec().parts(wire)
             state.watch.note_at(places, values)
+        torch.div(total, state.group.world_size, out=state.result)

@@ -69,7 +69,7 @@ class FiniteWatch:
         Args:
             statistics: [num_spans] or [num_spans, ...], finite if and only if the span is.
         """
-        bad = statistics.isfinite().logical_not_()
+        bad = (statistics * 0).ne(0)  # NaN for what is not finite; fewer launches than `isfinite`
         self.mark(bad if bad.ndim == 1 else bad.flatten(1).any(1))
 
     def note_values(self, flat: Tensor) -> None:
@@ -80,12 +80,7 @@ class FiniteWatch:
         """
         if not self.marks.numel():
             return
-        chunk_elements = int(self._bounds[1] - self._bounds[0])
-        whole = flat.numel() // chunk_elements * chunk_elements
-        sums = [flat[:whole].view(-1, chunk_elements).sum(1, dtype=torch.float32)]
-        if whole < flat.numel():
-            sums.append(flat[whole:].sum(dtype=torch.float32).view(1))
-        self.note(torch.cat(sums))
+        self.note(torch.cat(chunk_sums(flat, int(self._bounds[1] - self._bounds[0]))))
 
     def note_at(self, indices: Tensor, values: Tensor) -> None:
         """The same for single elements; of a watch by chunks of equal size.
@@ -104,7 +99,7 @@ class FiniteWatch:
 
     def mark(self, bad: Tensor) -> None:
         """Marks the spans that are True in `bad` [num_spans], unless an earlier step has marked any."""
-        self.marks.logical_or_(bad & self.marks.any().logical_not())
+        torch.where(self.marks.any(), self.marks, bad, out=self.marks)
 
     def raise_if_marked(self) -> None:
         """Waits for the device, and takes the marks away.
@@ -136,3 +131,12 @@ class FiniteWatch:
             if start < stop and at < len(starts) and starts[at] < stop:
                 names.append(name)
         return names
+
+
+def chunk_sums(flat: Tensor, chunk_elements: int) -> list[Tensor]:
+    """The float32 sums of chunks of so many elements, the last one shorter, in few tensors."""
+    whole = flat.numel() // chunk_elements * chunk_elements
+    sums = [flat[:whole].view(-1, chunk_elements).sum(1, dtype=torch.float32)] if whole else []
+    if whole < flat.numel():
+        sums.append(flat[whole:].sum(dtype=torch.float32).view(1))
+    return sums

@@ -9,8 +9,8 @@ and Q [m, r] if (n + m) r * minimum_compression < n m, and as it is else. r is a
 5. decoded = P Q^T, the mean of all ranks' M projected on P;
 6. new residual = M - decoded; what is sent as it is leaves none.
 
-P Q^T is linear in M, so encodings are summed on the wire. Matrices of one shape lie one behind the other and
-are multiplied in one batch, so launches go by the number of shapes.
+P Q^T is linear in M, so encodings are summed on the wire. Matrices of one shape are multiplied in one batch
+(`scaling.codecs.power_sgd_views`), so launches go by the number of shapes.
 
 Steps, bytes per rank: two all-reduces, of the P and what is sent as it is, and of the Q
 (`scaling.aggregators.summed`). Wire size: 4 r (n + m) bytes a matrix, 4 bytes a value sent as it is. Error

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -42,6 +43,13 @@ class Meter:
             self.bytes_sent += num_bytes
             self.messages_sent += num_messages
 
+    @contextmanager
+    def standing_still(self) -> Iterator[None]:
+        """What is sent inside is not counted: it is no step's."""
+        before = (self.bytes_sent, self.messages_sent)
+        yield
+        self.bytes_sent, self.messages_sent = before
+
     def reset(self) -> None:
         """Starts again at zero."""
         self.bytes_sent = self.messages_sent = 0
@@ -72,7 +80,13 @@ class PeerMemory(ABC):
 
 
 class Group(ABC):
-    """Ranks 0 to world_size - 1 that take part in an aggregation; this process is `rank`."""
+    """Ranks 0 to world_size - 1 that take part in an aggregation; this process is `rank`.
+
+    Attributes:
+        through_host: messages of device tensors wait on the host, so that no CUDA graph holds them.
+    """
+
+    through_host: bool = False
 
     def __init__(self, rank: int, world_size: int) -> None:
         self.rank = rank

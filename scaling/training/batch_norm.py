@@ -7,7 +7,8 @@
    brings together with all others.
 
 2 C + 1 float64 values a layer forward and 2 C backward, C channels, besides the gradients. On CUDA it is
-torch's own SyncBatchNorm, which knows no CPU; this one stands in for it there and between threads.
+torch's own SyncBatchNorm, which knows no CPU; this one stands in for it there, between threads, and between
+workers that share a GPU.
 
 Reference: S. Ioffe, C. Szegedy, "Batch normalization: accelerating deep network training by reducing internal
 covariate shift", arXiv 1502.03167; torch/nn/modules/_functions.py, class SyncBatchNorm.
@@ -33,7 +34,7 @@ def synchronized(module: nn.Module, group: Group) -> nn.Module:
         group: the ranks that train together, all of which run forward and backward at the same time.
     """
     on_cuda = any(parameter.is_cuda for parameter in module.parameters())
-    if on_cuda and isinstance(group, TorchGroup):
+    if on_cuda and isinstance(group, TorchGroup) and not group.through_host:
         convert: Callable[..., nn.Module] = nn.SyncBatchNorm.convert_sync_batchnorm
         return convert(module, group.data)
     if isinstance(module, _BatchNorm):

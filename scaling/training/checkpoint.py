@@ -17,7 +17,7 @@ import torch
 from scaling.training.convergence import Progress
 from scaling.training.step import Step
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2  # 1: residuals of some aggregators by bucket, not by parameter
 
 
 @dataclass(frozen=True)

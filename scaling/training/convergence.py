@@ -60,6 +60,10 @@ class Progress:
     train_j: float | None = 0.0
 
 
+EnergyMeter = Callable[[], Callable[[], float | None]]
+"""Begins to count, and gives what ends it: joules, or None where they are not known."""
+
+
 def train(
     step: Step,
     train_split: Split,
@@ -70,7 +74,7 @@ def train(
     seconds_of_slowest: Callable[[float], float],
     *,
     after: Progress = Progress(),
-    energy_meter: Callable[[], Callable[[], float | None]] | None = None,
+    energy_meter: EnergyMeter | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Trains, yielding one row after each epoch.
 
@@ -83,8 +87,7 @@ def train(
         clock: this rank's.
         seconds_of_slowest: the largest of the ranks' values. Collective.
         after: what was trained before; the step has been brought there already.
-        energy_meter: begins to count this rank's energy, and gives what ends it: joules, or None where they
-            are not known.
+        energy_meter: of this rank.
 
     Yields:
         `epoch` (from 1), `samples` (of all ranks, so far), `train_s` (seconds of training so far, slowest
@@ -97,22 +100,13 @@ def train(
     probed = _evenly_chosen(train_split, len(test_split))
     for epoch in range(after.epoch + 1, plan.epochs + 1):
         feed = _Feed(train_split, plan, group, epoch)
-        losses = torch.empty(feed.num_steps, dtype=torch.float32, device=train_split.inputs.device)
-        group.meter.reset()
-        joules = energy_meter() if energy_meter else None
-        start = clock.mark()
-        feed.prepare()
-        rate = _take_steps(step, feed, plan, losses)
-        stop = clock.mark()
-        bytes_sent = group.meter.bytes_sent
-        clock.settle()
-        taken = joules() if joules else None
-        train_j = None if train_j is None or taken is None else train_j + taken
-        train_s += seconds_of_slowest(clock.seconds(start, stop))
+        timed = _timed_epoch(step, feed, plan, group, clock, energy_meter)
+        train_j = None if train_j is None or timed.joules is None else train_j + timed.joules
+        train_s += seconds_of_slowest(timed.seconds)
         step.check()
+        losses, replica = timed.losses, step.replica
         group.all_reduce(losses)
         losses.div_(group.world_size)
-        replica = step.replica
         _, train_accuracy = evaluate(replica.module, probed, group, replica.loss)
         test_loss, test_accuracy = evaluate(replica.module, test_split, group, replica.loss)
         yield {
@@ -120,14 +114,47 @@ def train(
             "samples": epoch * feed.num_steps * plan.global_batch,
             "train_s": train_s,
             "train_j": train_j,
-            "learning_rate": rate,
+            "learning_rate": timed.learning_rate,
             "step_losses": losses.tolist(),
             "train_loss": losses.double().mean().item(),
             "train_accuracy": train_accuracy,
             "test_loss": test_loss,
             "test_accuracy": test_accuracy,
-            "bytes_sent": bytes_sent,
+            "bytes_sent": timed.bytes_sent,
         }
+
+
+@dataclass(frozen=True)
+class _Timed:
+    """What an epoch's steps took and gave, on this rank.
+
+    Attributes:
+        losses: [num_steps], of this rank.
+        learning_rate: of the last step; None where the plan has none.
+        joules: None where they are not known.
+    """
+
+    losses: Tensor
+    learning_rate: float | None
+    seconds: float
+    joules: float | None
+    bytes_sent: int
+
+
+def _timed_epoch(
+    step: Step, feed: _Feed, plan: TrainingPlan, group: Group, clock: Clock, energy_meter: EnergyMeter | None
+) -> _Timed:
+    losses = torch.empty(feed.num_steps, dtype=torch.float32, device=feed.device)
+    group.meter.reset()
+    joules = energy_meter() if energy_meter else None
+    start = clock.mark()
+    feed.prepare()
+    rate = _take_steps(step, feed, plan, losses)
+    stop = clock.mark()
+    bytes_sent = group.meter.bytes_sent
+    clock.settle()
+    taken = joules() if joules else None
+    return _Timed(losses, rate, clock.seconds(start, stop), taken, bytes_sent)
 
 
 def _take_steps(step: Step, feed: _Feed, plan: TrainingPlan, losses: Tensor) -> float | None:
@@ -156,16 +183,16 @@ class _Feed:
 
     def __init__(self, split: Split, plan: TrainingPlan, group: Group, epoch: int) -> None:
         self._split, self._plan, self.epoch = split, plan, epoch
-        self._device = split.inputs.device
+        self.device = split.inputs.device
         batches = epoch_batches(len(split), plan.global_batch, plan.seed, epoch)
-        self._own = shard(batches, group.rank, group.world_size).to(self._device)
+        self._own = shard(batches, group.rank, group.world_size).to(self.device)
         self.num_steps = len(self._own)
 
     def prepare(self) -> None:
         """What of the epoch's augmentation is done once, ahead of its steps."""
         if self._plan.augmented:
             variations = epoch_variations(len(self._split), self._plan.seed, self.epoch)
-            self._variations = variations.to(self._device)
+            self._variations = variations.to(self.device)
 
     def batch(self, index: int) -> tuple[Tensor, Tensor]:
         """Inputs and targets of one step."""

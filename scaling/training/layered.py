@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from scaling.aggregators.base import Aggregator, AggregatorState
+from scaling.aggregators.saved_state import load_buckets, save_buckets
 from scaling.bucket import BucketLayout
 from scaling.measure.phases import UNMARKED, Marks, PhaseRecorder
 from scaling.process_group import Group
@@ -98,7 +99,8 @@ class LayeredStep:
                     replica.parameters.new_empty(layout.num_elements) if len(numbers) > 1 else None,
                 )
             )
-        count = NUM_STREAMS if device.type == "cuda" else 0
+        # No stream without a bucket: a capture cannot wait for one that it has not entered.
+        count = min(NUM_STREAMS, len(self._buckets)) if device.type == "cuda" else 0
         self._streams = [torch.cuda.Stream(device) for _ in range(count)]  # type: ignore[no-untyped-call]
         itself = weakref.ref(self)
         for number, bucket in enumerate(self._buckets):
@@ -117,7 +119,7 @@ class LayeredStep:
     def state_dict(self) -> dict[str, Any]:
         """See `Step`."""
         module = {name: value.detach().clone() for name, value in self.replica.module.state_dict().items()}
-        states = {str(number): one.state.state_dict() for number, one in enumerate(self._buckets)}
+        states = save_buckets([one.state for one in self._buckets])
         update: dict[str, Tensor] = {}
         for one in self._buckets:
             update |= one.update.state_dict()
@@ -126,8 +128,8 @@ class LayeredStep:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """See `Step`."""
         self.replica.module.load_state_dict(state["module"])
-        for number, one in enumerate(self._buckets):
-            one.state.load_state_dict(state["aggregator"][str(number)])
+        load_buckets([one.state for one in self._buckets], state["aggregator"])
+        for one in self._buckets:
             one.update.load_state_dict(state["update"])
 
     def set_learning_rate(self, rate: float) -> None:

@@ -11,7 +11,8 @@ communication hook, on a stream of its own (on a CPU: in a thread of its own), e
 - `horovod_optimizer` wraps the optimizer instead of the model: Horovod packs gradients in its own way, and
   what it has not hidden under the backward pass is `communicate`.
 
-DDP's own path shows nothing of its exchange. Its split steps therefore run the same all-reduce as a hook.
+DDP's own path shows nothing of its exchange. Its split steps therefore run the same all-reduce as a hook. So
+do all steps of workers that share a GPU, whose messages the group carries through host memory.
 
 Statistics of batch normalisation stay each rank's own, as in the other steps.
 
@@ -33,7 +34,9 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from scaling.aggregators.base import Aggregator, AggregatorState
+from scaling.aggregators.saved_state import load_buckets, save_buckets
 from scaling.bucket import BucketLayout
+from scaling.collectives.side_stream import side_stream
 from scaling.measure.phases import UNMARKED, Marks, PhaseRecorder
 from scaling.process_group import TorchGroup
 from scaling.training.replica import Replica
@@ -85,6 +88,8 @@ class OverlappedStep:
         self._marks: Marks = UNMARKED
         self._forward: torch.nn.Module = replica.module
         self._path = aggregator.ddp_path()
+        if self._path == "own" and group.through_host:  # else Gloo would stage the buckets, not the group
+            self._path = "hook"
         self._buckets = _Buckets(aggregator, group, self._device, replica.layout, replica.trainable)
         self._hooked = False
         if self._path == "optimizer":
@@ -235,6 +240,7 @@ class _Buckets:
         }
         self._layouts: dict[int, BucketLayout] = {}
         self._states: list[AggregatorState] = []
+        self._unseen: set[int] = set()  # buckets that no step has had yet
         self.started = False
         self._beside = _Beside(device)
 
@@ -253,16 +259,11 @@ class _Buckets:
 
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
         """The aggregator's of every bucket, by its number."""
-        return {str(number): state.state_dict() for number, state in enumerate(self._states)}
+        return save_buckets(self._states)
 
     def load_state_dict(self, states: dict[str, dict[str, Tensor]]) -> None:
-        """Takes them over; DDP makes the same buckets of the same model.
-
-        Of others (another bucket size) those are found that are kept by parameter, as `kind/parameter`.
-        """
-        named = {name: one for tensors in states.values() for name, one in tensors.items() if "/" in name}
-        for number, state in enumerate(self._states):
-            state.load_state_dict(named | states.get(str(number), {}))
+        """Takes them over; of other buckets of the same model too. Collective."""
+        load_buckets(self._states, states)
 
     def note_and_return(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         """Remembers what the bucket holds; exchanges nothing, for passes that no update follows."""
@@ -278,6 +279,7 @@ class _Buckets:
             self._aggregator.start(self._layouts[index], self._group, self._dtype, self._device)
             for index in sorted(self._layouts)
         ]
+        self._unseen = set(self._layouts)
         self.started = True
 
     def launch(self, bucket: GradBucket, marks: Marks) -> torch.futures.Future[Tensor]:
@@ -285,6 +287,10 @@ class _Buckets:
         state, buffer = self._states[bucket.index()], bucket.buffer()
         if not self._aggregator.exchanges:
             return _done(buffer)
+        if bucket.index() in self._unseen:
+            names = tuple(self._named[id(parameter)][0] for parameter in bucket.parameters())
+            assert names == state.layout.names, "DDP has rebuilt its buckets again: residuals are of others"
+            self._unseen.discard(bucket.index())
 
         def aggregate() -> Tensor:
             with torch.no_grad():
@@ -314,10 +320,8 @@ class _Beside:
     def __init__(self, device: torch.device) -> None:
         self._failure: BaseException | None = None
         self._thread: ThreadPoolExecutor | None = None
-        self._stream: torch.cuda.Stream | None = None
-        if device.type == "cuda":
-            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        else:
+        self._stream = side_stream(device)
+        if self._stream is None:
             self._thread = ThreadPoolExecutor(1, "exchange")
 
     def run(self, work: Callable[[], Tensor], instead: Tensor) -> torch.futures.Future[Tensor]:

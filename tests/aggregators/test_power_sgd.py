@@ -3,12 +3,14 @@
 import pytest
 import torch
 
+from scaling.aggregators import power_sgd
 from scaling.aggregators.power_sgd import PowerSgd
 from scaling.bucket import BucketLayout
 from scaling.errors import NotFiniteError
 from scaling.process_group import run_in_process
 
 CPU = torch.device("cpu")
+EQUAL_LAYER = [("conv", (16, 16, 3, 3)), ("norm", (16,)), ("dense", (64, 48)), ("bias", (64,))]
 LAYOUT = BucketLayout.of([("a", (40, 30)), ("bias", (40,)), ("b", (30, 40)), ("c", (40, 30))])
 
 
@@ -83,3 +85,40 @@ def test_not_a_number_is_named():
     LAYOUT.views(gradients[1])[1][3] = float("nan")
     with pytest.raises(NotFiniteError, match="'bias'"):
         run(PowerSgd(1), gradients)
+
+
+@pytest.mark.parametrize("rank", [1, 2])
+def test_residuals_are_the_same_taken_batch_by_batch_and_at_once(rank, monkeypatch):
+    gradients, _ = of_rank(4)
+
+    def results(large_bytes):
+        monkeypatch.setattr(power_sgd, "LARGE_BATCH_BYTES", large_bytes)
+        return run(PowerSgd(rank), gradients, 5)
+
+    for one, other in zip(results(0), results(1 << 40), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("rank", [1, 2])
+def test_on_a_gpu_it_is_what_it_is_on_a_cpu(rank):
+    """With matrices that lie in strided batches, several shapes, and residuals that go on."""
+    layers = [(f"{kind}{number}", shape) for number in range(4) for kind, shape in EQUAL_LAYER]
+    layout = BucketLayout.of([("first", (16, 3, 3, 3)), *layers, ("last", (10, 64))])
+
+    def work_on(device):
+        def work(group):
+            state = PowerSgd(rank).start(layout, group, torch.float32, device)
+            seen = []
+            for step in range(4):
+                generator = torch.Generator().manual_seed(10 * step + group.rank)
+                gradient = torch.randn(layout.num_elements, generator=generator).to(device)
+                seen.append(PowerSgd(rank).aggregate(state, gradient).cpu().clone())
+            state.check()
+            return [*seen, state.left_over().cpu()]
+
+        return run_in_process(2, work)[0]
+
+    for seen, expected in zip(work_on(torch.device("cuda")), work_on(CPU), strict=True):
+        torch.testing.assert_close(seen, expected, rtol=1e-3, atol=1e-3)

@@ -129,7 +129,7 @@ class TestOwnClass:
 
     @pytest.mark.parametrize("attribute", ["no_class", "BUILT_IN", "own", "StudyError"])
     def test_what_is_no_aggregator_is_refused(self, attribute):
-        with pytest.raises(StudyError, match=r"it must be a subclass of scaling\.aggregators\.Aggregator"):
+        with pytest.raises(StudyError, match=r"must be a subclass of scaling\.aggregators\.base\.Aggregator"):
             create(own(attribute))
 
     @pytest.mark.parametrize(

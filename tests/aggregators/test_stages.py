@@ -31,10 +31,10 @@ def big_network():
 
 
 def sent_bytes(stages, rank):
-    """What a rank sends in the exchanges."""
+    """What a rank sends in the exchanges; copies between a GPU and host memory are not sent."""
     total = 0.0
     for stage in stages:
-        if isinstance(stage, Exchange):
+        if isinstance(stage, Exchange) and not stage.for_gpus:
             bounds = stage.schedule.bounds(stage.num_elements)
             moved = [t for step in stage.schedule.steps for t in step if t.source == rank]
             total += stage.bytes_per_element * sum(bounds[t.stop] - bounds[t.start] for t in moved)
@@ -60,7 +60,7 @@ class TestEveryAggregator:
     @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 7])
     def test_sends_what_is_metered(self, aggregator, world_size, network):
         if aggregator.name == "mpi" or (aggregator.name == "cntk_32bit" and aggregator.transport == "host"):
-            return  # between host memories, which no schedule of the ranks describes
+            return  # between host memories; MPI may choose an algorithm that sends more than a ring
         stages = aggregator.stages(network, world_size)
         # Stripes are unequal where columns do not divide evenly; an all-reduce is rounded down to bytes.
         tolerance = 0.05 if aggregator.lossy else 0.003
@@ -106,8 +106,8 @@ class TestOrder:
             ("mxnet_local", ["", "sum", "sum", "update", ""]),
             ("cntk", ["encode", "", "decode", "encode", "", "decode", "update"]),
             ("cntk_32bit", ["", "all_reduce", "", "update"]),
-            ("mpi", ["", "all_reduce", "", "update"]),
-            ("mpi_one_bit", ["encode", "", "decode", "encode", "", "decode", "update"]),
+            ("mpi", ["", "all_reduce", "divide", "", "update"]),
+            ("mpi_one_bit", ["encode", *[""] * 3, "decode", "encode", *[""] * 3, "decode", "update"]),
             ("horovod", ["horovod", "update"]),
             ("horovod_optimizer", ["horovod_optimizer", "update"]),
             ("tf_spec", ["", "", "", "update"]),

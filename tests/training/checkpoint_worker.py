@@ -53,6 +53,8 @@ CELLS = {
     "all_reduce, overlapped": replace(BASE, step="overlapped", bucket_mb=25.0),
     "one_bit, overlapped": replace(BASE, step="overlapped", aggregator="one_bit", bucket_mb=0.01),
     "all_reduce, sync": replace(BASE, batch_norm="sync"),
+    "qsgd": replace(BASE, aggregator="qsgd"),
+    "one_bit_flat, overlapped": replace(BASE, step="overlapped", aggregator="one_bit_flat", bucket_mb=0.01),
 }
 
 

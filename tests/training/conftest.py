@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 HERE = Path(__file__).parent
-SECONDS = 120  # no worker takes longer
+SECONDS = 120  # no worker takes longer, unless it says so
 
 
 def free_port() -> int:
@@ -22,11 +22,11 @@ def free_port() -> int:
 
 
 @pytest.fixture(scope="module")
-def on_ranks(tmp_path_factory) -> Callable[[str, int], list[Any]]:
-    """on_ranks(worker, world_size): runs that file of this folder; gives what each rank wrote as JSON to its
-    argument, a path. The folder is on the workers' path, so that studies can name what is in it."""
+def on_ranks(tmp_path_factory) -> Callable[..., list[Any]]:
+    """on_ranks(worker, world_size, seconds): runs that file of this folder; gives what each rank wrote as
+    JSON to its argument, a path. The folder is on the workers' path: studies can name what is in it."""
 
-    def run(worker: str, world_size: int) -> list[Any]:
+    def run(worker: str, world_size: int, seconds: float = SECONDS) -> list[Any]:
         folder = tmp_path_factory.mktemp("ranks")
         shared = {
             **os.environ,
@@ -48,7 +48,7 @@ def on_ranks(tmp_path_factory) -> Callable[[str, int], list[Any]]:
             for rank, out in enumerate(outs)
         ]
         try:
-            logs = [process.communicate(timeout=SECONDS)[0] for process in processes]
+            logs = [process.communicate(timeout=seconds)[0] for process in processes]
         finally:
             for process in processes:
                 process.kill()

@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from scaling.training.checkpoint import Checkpoint
+from scaling.training.checkpoint import SCHEMA_VERSION, Checkpoint
 from scaling.training.convergence import Progress
 
 EPOCHS, CUT_AFTER = 4, 2
 CELLS = (
     *("all_reduce", "one_bit", "host_parallel", "all_reduce, overlapped", "one_bit, overlapped"),
-    "all_reduce, sync",
+    *("all_reduce, sync", "qsgd", "one_bit_flat, overlapped"),
 )
 """Those of checkpoint_worker.py."""
 
@@ -73,7 +73,7 @@ class TestFormat:
         assert Checkpoint.from_bytes(content[: len(content) // 2]) is None
 
     def test_one_of_another_version_is_none(self, monkeypatch):
-        monkeypatch.setattr("scaling.training.checkpoint.SCHEMA_VERSION", 2)
+        monkeypatch.setattr("scaling.training.checkpoint.SCHEMA_VERSION", SCHEMA_VERSION + 1)
         content = self.checkpoint().to_bytes()
         monkeypatch.undo()
         assert Checkpoint.from_bytes(content) is None

@@ -77,6 +77,47 @@ def test_it_goes_on_from_a_saved_state(bucket_mb):
         assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
 
 
+@pytest.mark.parametrize("aggregator", ["one_bit", "two_bit", "power_sgd"])
+@pytest.mark.parametrize("new", BUCKETS_MB)
+@pytest.mark.parametrize("old", BUCKETS_MB)
+def test_it_goes_on_from_a_saved_state_of_other_buckets(aggregator, old, new):
+    """With codecs whose values no bucket decides."""
+
+    def work(group):
+        first = layered(group, aggregator, old)
+        for number in range(2):
+            first(*batch(group.rank, number))
+        second = layered(group, aggregator, new)
+        second.load_state_dict(first.state_dict())
+        return [
+            torch.stack([step(*batch(group.rank, number)) for number in (7, 8)]) for step in (first, second)
+        ]
+
+    for first, second in run_in_process(2, work):
+        torch.testing.assert_close(second, first, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("old", "new"), [(1e-6, 100.0), (100.0, 1e-3)])
+def test_residuals_of_stripes_follow_into_other_buckets(old, new):
+    def withheld(step):
+        kept = {}
+        for bucket in step._buckets:
+            layout = bucket.state.layout
+            kept |= dict(zip(layout.names, layout.views(bucket.state.left_over()), strict=True))
+        return torch.cat([kept[name].double().flatten() for name in sorted(kept)])
+
+    def work(group):
+        first, second = (layered(group, "one_bit_flat", bucket_mb) for bucket_mb in (old, new))
+        for number in range(2):
+            first(*batch(group.rank, number))
+        second.load_state_dict(first.state_dict())
+        return torch.stack([withheld(first), withheld(second)])
+
+    before, after = sum(run_in_process(2, work))
+    assert bool(before.any())
+    torch.testing.assert_close(after, before, rtol=0, atol=1e-6)
+
+
 def test_parameters_that_the_loss_does_not_need_have_a_gradient_of_zero():
     class Partly(nn.Module):
         def __init__(self) -> None:

@@ -45,6 +45,7 @@ from scaling.aggregators.presets.host_rows import tensor_spans
 from scaling.bucket import BucketLayout
 from scaling.codecs.one_bit import View
 from scaling.collectives.plan import Codec, Stage, Update
+from scaling.collectives.side_stream import side_stream
 from scaling.process_group import Group
 
 PACK_THRESHOLD_BYTES = 32 * 1024
@@ -106,8 +107,8 @@ class Cntk32Bit(Aggregator[MessagesState]):
             on_host=[torch.empty(size, dtype=dtype, pin_memory=is_cuda) for size in sizes]
             if self.transport == "host"
             else [],
-            down=_stream(device),
-            up=_stream(device),
+            down=side_stream(device),
+            up=side_stream(device),
         )
 
     def aggregate(self, state: MessagesState, gradient: Tensor, phase: PhaseMarker = unmarked) -> Tensor:
@@ -199,7 +200,3 @@ def _reduce_on_host(state: MessagesState, messages: list[Tensor], phase: PhaseMa
     if up is not None:
         with phase("h2d_result"):
             torch.cuda.current_stream().wait_stream(up)
-
-
-def _stream(device: torch.device) -> torch.cuda.Stream | None:
-    return torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]

@@ -1,0 +1,96 @@
+"""What aggregators save: tensors by parameter, which any bucket with that parameter takes over.
+
+A state's `kept` names its tensors. `kind/parameter`, such as `residual/conv.weight`, is a parameter's own: it
+is found again whatever bucket the parameter then lies in, and in whatever order. A name without "/" is of a
+bucket as a whole, and is found by the bucket's number alone, in a bucket of the same layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from scaling.bucket import BucketLayout
+from scaling.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from scaling.aggregators.base import AggregatorState
+
+SEPARATOR = "/"
+"""Between a kind and a parameter, whose name may hold more of them."""
+BUCKET = "bucket"
+"""[32] uint8: the digest of a bucket's layout."""
+
+
+def named(kind: str, parameters: Iterable[str], tensors: Iterable[Tensor]) -> dict[str, Tensor]:
+    """Each parameter's tensor of that kind; parameters without one, the last, are left out."""
+    return {f"{kind}{SEPARATOR}{name}": one for name, one in zip(parameters, tensors, strict=False)}
+
+
+def found(saved: Mapping[str, Tensor], name: str, shape: Sequence[int]) -> Tensor:
+    """The saved tensor of that name.
+
+    Raises:
+        CheckpointError: it is missing, or has another shape.
+    """
+    if name not in saved:
+        why = "aggregator parameters" if SEPARATOR in name else "buckets, which it cannot be moved to"
+        raise CheckpointError(
+            f"the saved state of the aggregator has no {name!r}: it is of another model, an older version or "
+            f"other {why}; continue with what it was saved with, or begin anew"
+        )
+    tensor = saved[name]
+    if tuple(tensor.shape) != tuple(shape):
+        raise CheckpointError(
+            f"the saved state of the aggregator has {name!r} with shape {list(tensor.shape)}, here it is "
+            f"{list(shape)}: it is of another model, world size or aggregator parameters; continue with what "
+            "it was saved with, or begin anew"
+        )
+    return tensor
+
+
+def whose(layout: BucketLayout) -> dict[str, Tensor]:
+    """Of which bucket the tensors are that belong to one as a whole; to be saved beside them."""
+    return {BUCKET: torch.tensor(list(layout.digest()), dtype=torch.uint8)}
+
+
+def require_own(layout: BucketLayout, saved: Mapping[str, Tensor]) -> None:
+    """Raises CheckpointError where what was saved of a bucket as a whole is not of this one."""
+    ours = whose(layout)[BUCKET]
+    if not torch.equal(found(saved, BUCKET, ours.shape).cpu(), ours):
+        raise CheckpointError(
+            "the saved state of the aggregator belongs to a bucket of other parameters, or in another order, "
+            f"than {', '.join(layout.names):.200}; continue with what it was saved with, or begin anew"
+        )
+
+
+def take_over(kept: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
+    """Copies what was saved into tensors of the same names, in place: all of it or nothing.
+
+    Raises:
+        CheckpointError: one is missing, or has another shape.
+    """
+    tensors = [found(saved, name, own.shape) for name, own in kept.items()]
+    for own, tensor in zip(kept.values(), tensors, strict=True):
+        own.copy_(tensor)
+
+
+def save_buckets(states: Sequence[AggregatorState]) -> dict[str, dict[str, Tensor]]:
+    """What the state of each bucket has to save, by the bucket's number."""
+    return {str(number): state.state_dict() for number, state in enumerate(states)}
+
+
+def load_buckets(states: Sequence[AggregatorState], saved: Mapping[str, Mapping[str, Tensor]]) -> None:
+    """Takes over what `save_buckets` gave of the same parameters in these or in other buckets. Collective.
+
+    Raises:
+        CheckpointError: a bucket lacks something.
+    """
+    by_parameter = {
+        name: one for tensors in saved.values() for name, one in tensors.items() if SEPARATOR in name
+    }
+    for number, state in enumerate(states):
+        state.load_state_dict(by_parameter | dict(saved.get(str(number), {})))

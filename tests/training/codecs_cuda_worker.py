@@ -1,0 +1,176 @@
+"""One rank of test_codecs_cuda.py: every codec on a GPU, over NCCL; writes JSON."""
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from launchers.rank_info import RankInfo
+from scaling.aggregators.base import Aggregator
+from scaling.aggregators.registry import create
+from scaling.bucket import BucketLayout
+from scaling.errors import NotFiniteError
+from scaling.process_group import Group, TorchGroup, run_in_process
+from scaling.training.captured import CapturedStep
+from scaling.training.replica import FlatReplica
+from scaling.training.step import EagerStep
+from scaling.training.update import SgdSettings
+from scaling.workers import Workers
+
+CPU = torch.device("cpu")
+NAMES = (
+    *("one_bit", "one_bit_flat", "one_bit_momentum", "two_bit", "sign", "ef_sign", "qsgd", "top_k"),
+    *("power_sgd", "fp16", "bf16"),
+)
+PARAMETERS = {"two_bit": {"threshold": 0.02}}
+"""The default is for sums over a batch."""
+SHAPES = {"conv": (64, 32, 3, 3), "bias": (64,), "fc": (500, 300), "again": (500, 300), "one": ()}
+LAYOUT = BucketLayout.of(list(SHAPES.items()))
+IN_FC = 70_000
+"""An element of fc."""
+BACKWARDS = BucketLayout.of(list(reversed(SHAPES.items())))
+NUM_STEPS = 3
+NUM_TRAINED = 6
+
+
+def gradient_of(rank: int, step: int) -> Tensor:
+    return torch.randn(LAYOUT.num_elements, generator=torch.Generator().manual_seed(10 * step + rank))
+
+
+def device_of(rank: int) -> torch.device:
+    return torch.device("cuda", rank)
+
+
+@contextmanager
+def waiting_is_an_error() -> Iterator[None]:
+    """An operation that has the host wait for the device raises RuntimeError."""
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def on_cpu(aggregator: Aggregator[Any], world_size: int) -> list[Tensor]:
+    """The results of the steps between threads."""
+
+    def work(group: Group) -> list[Tensor]:
+        state = aggregator.start(LAYOUT, group, torch.float32, CPU)
+        steps = range(NUM_STEPS)
+        return [aggregator.aggregate(state, gradient_of(group.rank, step)).clone() for step in steps]
+
+    return run_in_process(world_size, work)[0]
+
+
+def aggregated(aggregator: Aggregator[Any], group: TorchGroup, device: torch.device) -> dict[str, Any]:
+    """How far from the CPU's; whether a step waits; what is said of NaN; what changes in other buckets."""
+    expected = on_cpu(aggregator, group.world_size)
+    state = aggregator.start(LAYOUT, group, torch.float32, device)
+    gradients = [gradient_of(group.rank, step).to(device) for step in range(NUM_STEPS)]
+    results = [aggregator.aggregate(state, gradients[0].clone()).clone()]
+    waits = ""
+    try:
+        with waiting_is_an_error():
+            results += [aggregator.aggregate(state, one.clone()).clone() for one in gradients[1:]]
+    except RuntimeError as error:
+        waits = str(error)
+    state.check()
+    return {
+        "waits": waits,
+        "off": [off(ours, theirs) for ours, theirs in zip(results, expected, strict=not waits)],
+        "moved": moved(aggregator, state, group, device),
+        "not_finite": said_of_nan(aggregator, state, gradients[0].clone()),
+    }
+
+
+def off(ours: Tensor, theirs: Tensor) -> list[float]:
+    """Of the errors relative to the largest value: the largest, and the share of elements above 1e-4."""
+    errors = (ours.cpu() - theirs).abs() / theirs.abs().max().clamp(min=1e-30)
+    return [errors.max().item(), (errors > 1e-4).double().mean().item()]
+
+
+def moved(aggregator: Aggregator[Any], state: Any, group: TorchGroup, device: torch.device) -> float | None:
+    """How much what all ranks withhold changes in a bucket of another order; None where nothing is."""
+    after = aggregator.start(BACKWARDS, group, torch.float32, device)
+    after.load_state_dict(state.state_dict())
+    if state.left_over() is None:
+        return None
+    totals = []
+    for one in (state, after):
+        total = one.left_over().clone()
+        group.all_reduce(total)
+        totals.append(dict(zip(one.layout.names, one.layout.views(total), strict=True)))
+    before, then = totals
+    assert any(bool(values.any()) for values in before.values())
+    return max((before[name] - then[name]).abs().max().item() for name in SHAPES)
+
+
+def said_of_nan(aggregator: Aggregator[Any], state: Any, gradient: Tensor) -> str:
+    """What this rank says of one NaN in rank 1's gradient."""
+    if state.group.rank == 1:
+        gradient[IN_FC] = float("nan")
+    aggregator.aggregate(state, gradient)
+    try:
+        state.check()
+    except NotFiniteError as error:
+        return str(error)
+    return ""
+
+
+def network(device: torch.device) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(300, 500), nn.ReLU(), nn.Linear(500, 10)).to(device)
+
+
+def batch(rank: int, number: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(100 * number + rank)
+    inputs, targets = torch.randn(64, 300, generator=generator), torch.randint(10, (64,), generator=generator)
+    return inputs.to(device), targets.to(device)
+
+
+def captured_less_eager(aggregator: Aggregator[Any], group: TorchGroup, device: torch.device) -> float:
+    """The largest difference between the parameters that both steps end with."""
+    ends = []
+    for captured in (False, True):
+        settings = SgdSettings(0.01)
+        step: Any = EagerStep(FlatReplica(network(device)), aggregator, settings, group, capturable=True)
+        if captured:
+            step = CapturedStep(step, *batch(group.rank, 0, device), group)
+        for number in range(NUM_TRAINED):
+            step(*batch(group.rank, number, device))
+        step.check()
+        ends.append(step.replica.parameters.clone())
+    start = FlatReplica(network(device)).parameters
+    assert not torch.equal(ends[0], start), "nothing was learned"
+    return (ends[0] - ends[1]).abs().max().item()
+
+
+def main(out: Path) -> None:
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    device = device_of(rank)
+    torch.cuda.set_device(device)
+    torch.backends.cuda.matmul.allow_tf32 = False
+    workers = Workers(RankInfo(rank, rank, world_size, world_size, "test"))
+    group = workers.group(device)
+    seen: dict[str, Any] = {}
+    for name in NAMES:
+        aggregator = create(name, PARAMETERS.get(name, {}))
+        try:
+            seen[name] = aggregated(aggregator, group, device)
+            seen[name]["captured"] = captured_less_eager(aggregator, group, device)
+        except Exception:
+            seen[name] = {**seen.get(name, {}), "failed": traceback.format_exc()}
+        out.write_text(json.dumps(seen))
+    workers.close()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
