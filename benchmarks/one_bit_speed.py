@@ -31,6 +31,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from leaving import leave, let_go
 
 from launchers.rank_info import RankInfo
 from scaling.bucket import BucketLayout
@@ -64,7 +65,7 @@ def seconds_of(call: Call) -> float:
 
 
 def captured(call: Call) -> Call:
-    """The call as a CUDA graph."""
+    """The call as a CUDA graph, which lives as long as what is returned."""
     graph = torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
@@ -261,9 +262,10 @@ def timed_both_ways(
 ) -> Iterator[tuple[str, list[float]]]:
     """Seconds of the call, eager and captured, on the slowest rank.
 
-    The graph is gone afterwards: NCCL's communicators wait at their end for graphs that hold them.
+    The graph is gone afterwards (see `leaving`).
     """
-    for label, way in ((name, call), (f"{name}, graph", captured(call))):
+    for label in (name, f"{name}, graph"):
+        way = call if label == name else captured(call)
         seconds = []
         for _ in range(samples):
             torch.cuda.synchronize()
@@ -274,14 +276,13 @@ def timed_both_ways(
             torch.cuda.synchronize()
             seconds.append(group.largest((time.perf_counter() - start) / 3))
         yield label, seconds
+    del way
+    let_go()
 
 
-def on_several(options: argparse.Namespace, info: RankInfo) -> dict[str, Any]:
+def on_several(options: argparse.Namespace, info: RankInfo, group: TorchGroup) -> dict[str, Any]:
     """The exchange alone."""
-    workers = Workers(info)
     device = torch.device("cuda", info.local_rank)
-    torch.cuda.set_device(device)
-    group = workers.group(device, peer_access=not options.host_only)
     stripes = StripeLayout.of(layout_of(options.model), "torch", 1, info.world_size)
     exchanges, rows = Exchanges(group, stripes, device), []
     if info.rank == 0:
@@ -291,7 +292,6 @@ def on_several(options: argparse.Namespace, info: RankInfo) -> dict[str, Any]:
         for label, seconds in timed_both_ways(name, call, group, options.samples + 3):
             if info.rank == 0:
                 rows.append(summary(label, seconds[3:]))
-    workers.close()
     return {"rows": rows, "host_only": options.host_only, "wire_bytes": 4 * sum(stripes.words)}
 
 
@@ -307,15 +307,24 @@ def main() -> None:
     options = parser.parse_args()
     if options.host_only:
         os.environ["NCCL_P2P_DISABLE"] = "1"
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        info = RankInfo.from_env(os.environ)
-        found, rank = on_several(options, info), info.rank
-    else:
-        found, rank = on_one_gpu(options), 0
-    if rank == 0:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        found |= {"model": options.model, "environment": collect()}
-        options.out.write_text(json.dumps(found, indent=1, default=str), encoding="utf-8")
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        write(options, on_one_gpu(options))
+        return
+    info = RankInfo.from_env(os.environ)
+    device = torch.device("cuda", info.local_rank)
+    torch.cuda.set_device(device)
+    group = Workers(info).group(device, peer_access=not options.host_only)
+    found = on_several(options, info, group)
+    if info.rank == 0:
+        write(options, found)
+    leave(group)
+
+
+def write(options: argparse.Namespace, found: dict[str, Any]) -> None:
+    """The file, before anything that could keep the program from ending."""
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    found |= {"model": options.model, "environment": collect()}
+    options.out.write_text(json.dumps(found, indent=1, default=str), encoding="utf-8")
 
 
 if __name__ == "__main__":

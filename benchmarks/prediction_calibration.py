@@ -1,12 +1,15 @@
 """Calibrated on one and two GPUs, what do four take? Predicted beside what committed results hold:
 
-    python benchmarks/prediction_calibration.py --out benchmarks/results/prediction-4xh200
+    python benchmarks/prediction_calibration.py --out benchmarks/results/prediction-4xh200 \\
+        --curves results/reference/compute-curves-h200
 
 Known to the prediction: the machine file that `kind: transfer` made on two GPUs, with twice the GPUs
 (results/reference/transfer-2xh200/probed.yaml, gpus=2x), that study's messages and all-reduces, and every
 cell of one or two GPUs in results/reference/budget-2xh200, budget-4xh200, steps-4xh200 and fcn-r-4xh200. Not
-known: anything that four GPUs did. Writes predictions.csv, a row a cell of four GPUs: those that the last
-three folders hold, and the same without access between GPUs where nobody measured that.
+known: anything that four GPUs did. `--curves` adds folders of benchmarks/compute_curves.yaml, measured on one
+GPU over local batches; in what their environments differ is printed. Writes predictions.csv, a row a cell of
+four GPUs: those that the last three folders hold, and the same without access between GPUs where nobody
+measured that.
 """
 
 from __future__ import annotations
@@ -14,12 +17,13 @@ from __future__ import annotations
 import argparse
 import csv
 import statistics
-from collections.abc import Iterable, Iterator, Mapping
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from scaling.errors import ScalingError
-from scaling.measured_folders import cells_of, transfers_of
+from scaling.measured_folders import cells_of, differences_between, transfers_of
 from scaling.prediction.measured import MeasuredCell
 from scaling.prediction.predict import Prediction, Predictor
 from scaling.prediction.sources import Sources
@@ -38,10 +42,15 @@ COLUMNS = (
 )
 
 
-def sources() -> Sources:
+def folders(curves: Sequence[Path] = ()) -> list[ResultsFolder]:
+    """Those of the committed studies, and further ones."""
+    return [*(ResultsFolder(REFERENCE / name) for name in STUDIES), *map(ResultsFolder, curves)]
+
+
+def sources(curves: Sequence[Path] = ()) -> Sources:
     """Everything that is measured, of whatever size."""
     transfer = ResultsFolder(REFERENCE / "transfer-2xh200")
-    cells = [cell for name in STUDIES for cell in cells_of(ResultsFolder(REFERENCE / name))]
+    cells = [cell for folder in folders(curves) for cell in cells_of(folder)]
     return Sources(cells, transfers_of(transfer), load(transfer.path / "probed.yaml"))
 
 
@@ -168,8 +177,11 @@ def main() -> None:
     """Writes the table and prints its summary."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--curves", type=Path, action="append", default=[])
     options = parser.parse_args()
-    table = rows(predictions(sources()))
+    for note in differences_between(folders(options.curves)):
+        print(note, file=sys.stderr)
+    table = rows(predictions(sources(options.curves)))
     if options.out:
         options.out.mkdir(parents=True, exist_ok=True)
         with (options.out / "predictions.csv").open("w", newline="", encoding="utf-8") as file:

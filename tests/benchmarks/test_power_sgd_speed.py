@@ -1,0 +1,130 @@
+"""The benchmark of PowerSGD runs, ends, and says what its samples give."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+LIMIT_S = 180
+
+
+@pytest.fixture
+def table(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import power_sgd_table
+
+    return power_sgd_table
+
+
+def network(**times):
+    """Contenders by name; the loss falls alike."""
+    kinds = {"hook": "hook", "ours": "ours"}
+    contenders = {
+        name: {
+            "kind": kinds.get(name.split("_")[0], "other"),
+            "iteration_s": seconds,
+            "losses": [2.0, 1.5, 1.0, 1.0, 1.0, 1.0],
+        }
+        for name, seconds in times.items()
+    }
+    return {
+        "global_batch": 8,
+        "num_rounds": len(next(iter(times.values()))),
+        "contenders": contenders,
+        "failed": {},
+    }
+
+
+HOOK = [0.004, 0.005, 0.004, 0.006, 0.004, 0.004]
+
+
+class TestTable:
+    def test_ratios_are_of_the_same_round_and_to_the_fastest_hook(self, table):
+        ours = [one / 2 for one in HOOK]
+        said = table.summary(network(hook_1=[1.0] * 6, hook_2=HOOK, ours_1=ours, ours_2=[0.5] * 6, none=HOOK))
+        assert (said["best_hook"], said["best_ours"]) == ("hook_2", "ours_1")
+        one = said["contenders"]["ours_1"]
+        assert [one[key] for key in ("ratio", "ratio_low", "ratio_high")] == pytest.approx([2.0] * 3)
+        assert one["median_s"] == 0.002
+        assert one["num_rounds"] == 6
+        assert said["contenders"]["none"]["ratio"] == pytest.approx(1.0)
+
+    def test_of_few_rounds_there_is_no_interval(self, table):
+        said = table.summary(network(hook=HOOK[:3], ours=HOOK[:3]))
+        assert said["contenders"]["ours"]["ratio_low"] is None
+
+    def test_losses_that_differ_are_said(self, table):
+        found = network(hook=HOOK, ours=HOOK)
+        assert "alike" in table.verdict(table.summary(found))[-1]
+        found["contenders"]["ours"]["losses"] = [2.0] * 6
+        assert "NOT ALIKE" in table.verdict(table.summary(found))[-1]
+
+    def test_without_the_hook_there_is_no_verdict(self, table):
+        said = table.summary(network(ours=HOOK))
+        assert said["contenders"]["ours"]["ratio"] is None
+        assert "no verdict" in table.verdict(said)[0]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """(the file, what was printed)."""
+    out = tmp_path_factory.mktemp("power_sgd") / "found.json"
+    words = ["--networks", "mlp:32", "--seconds", "0", "--out", str(out)]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+    process = subprocess.run(
+        [*launcher, str(BENCHMARKS / "power_sgd_speed.py"), *words],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
+    assert process.returncode == 0, process.stderr
+    return json.loads(out.read_text()), process.stdout
+
+
+@pytest.mark.processes
+class TestOnTwoProcesses:
+    def test_every_contender_has_a_sample_a_round(self, run):
+        document, _ = run
+        found = document["networks"]["mlp"]
+        assert {one["kind"] for one in found["contenders"].values()} == {"ddp", "hook", "ours"}
+        assert found["failed"] == {}
+        for name, one in found["contenders"].items():
+            assert len(one["iteration_s"]) == found["num_rounds"] >= 6, name
+            assert min(one["iteration_s"]) > 0, name
+        assert document["environment"]["versions"]["torch"]
+        assert (document["world_size"], document["device"]) == (2, "cpu")
+
+    def test_torchs_hook_did_compress(self, run):
+        contenders = run[0]["networks"]["mlp"]["contenders"]
+        ratios = {name: one["compression"] for name, one in contenders.items() if one["kind"] == "hook"}
+        assert len(ratios) >= 3
+        assert all(ratio > 2 for ratio in ratios.values()), ratios
+
+    def test_ours_and_the_hook_decrease_the_loss_alike(self, run):
+        contenders = run[0]["networks"]["mlp"]["summary"]["contenders"]
+        falls = {name: one["loss_first"] - one["loss_last"] for name, one in contenders.items()}
+        hook = falls["hook, default buckets"]
+        assert hook > 0
+        ours = {name: fall for name, fall in falls.items() if name.startswith("power_sgd")}
+        assert len(ours) >= 2
+        for name, fall in ours.items():
+            assert fall == pytest.approx(hook, rel=0.3), name
+
+    def test_what_is_printed_is_the_files_table_in_80_columns(self, run, table):
+        document, printed = run
+        expected = table.lines(document, "mlp")
+        assert "\n".join(expected) in printed
+        assert all(len(line) <= 80 for line in expected)
+        assert document["networks"]["mlp"]["summary"] == table.summary(document["networks"]["mlp"])
+        assert len(table.markdown(document, "mlp")) == 2 + len(document["networks"]["mlp"]["contenders"])
