@@ -31,10 +31,11 @@ from scaling.store import ResultsFolder, RunRecord
 from scaling.study.cells import AnyCell, Cell, resolve
 from scaling.study.launch_times import LaunchTimes
 from scaling.study.launches import Launch, remaining_launches
-from scaling.study.libraries import check_libraries, libraries_of
+from scaling.study.libraries import carried, libraries_of
 from scaling.study.overrides import load_study
 from scaling.study.prepare import prepare, this_machine
 from scaling.study.run_cell import CellRunner, RankSummary
+from scaling.study.sharing import gpu_of, sharing_note
 from scaling.workers import CellOutcome, Workers
 from topologies.detect import num_usable_cores
 
@@ -86,7 +87,7 @@ def _lead(options: argparse.Namespace, workers: Workers, locks: ExitStack, besid
         return 2
     if launch is None:
         workers.close()
-        _say(info, f"every cell of world size {info.world_size} is done or failed")
+        _say(info, f"every cell of world size {info.world_size} that this launch can run is done or failed")
         return 0
     assert path is not None
     results = ResultsFolder(path)
@@ -132,13 +133,17 @@ def _choose_launch(
     sizes = sorted({cell.world_size for cell in resolved.cells.values()})
     if info.world_size not in sizes:
         raise LaunchError(f"study {study.name!r} has no cell of world size {info.world_size}; it has {sizes}")
-    check_libraries(resolved, by_mpi=started_by_mpi(info, os.environ))
+    here = carried(resolved, by_mpi=started_by_mpi(info, os.environ), world_size=info.world_size)
     folder = ResultsFolder(options.out or Path("results") / study.name)
     if not _led_by_scaling_run():  # else it holds the lock
         locks.enter_context(folder.lock(shared=True))
         locks.enter_context(folder.lock(f".{info.world_size}"))
     prepare(folder, study, resolved)
-    own = [one for one in remaining_launches(folder, resolved) if one.settings.world_size == info.world_size]
+    for line in here.leave_rest(folder):
+        print(line, file=sys.stderr, flush=True)
+    own = [
+        one for one in remaining_launches(folder, here.study) if one.settings.world_size == info.world_size
+    ]
     if not own:
         return folder, None
     _require_same_nodes(folder, own[0], _num_nodes(info))
@@ -180,8 +185,11 @@ def _work(workers: Workers, folder: ResultsFolder, launch: Launch, beside: Besid
         _say(info, f"[{position + 1}/{len(launch.cells)}] {cell.describe()}")
         record = folder.run(cell.id, launch.repeat)
         if info.rank == 0:
-            started_by = {"launcher": info.launcher, "host": platform.node(), "job_id": info.job_id}
+            started_by: dict[str, Any] = {"launcher": info.launcher, "host": platform.node()}
+            started_by["job_id"] = info.job_id
             started_by |= beside.record()
+            if launch.settings.workers_per_gpu is not None:
+                started_by["workers_per_gpu"] = launch.settings.workers_per_gpu
             folder.start_run(record, {**started_by, "position": position, "num_nodes": _num_nodes(info)})
         # No rank may write samples before rank 0 has moved aside what an earlier attempt left.
         record = workers.share(record)
@@ -225,14 +233,18 @@ def _device(launch: Launch, info: RankInfo) -> torch.device:
     """This rank's device; start-up settings are put in force before the first group is made."""
     if launch.settings.device == "cpu":
         return torch.device("cpu")
-    if info.local_rank >= torch.cuda.device_count():
+    shared, visible = launch.settings.workers_per_gpu, torch.cuda.device_count()
+    gpu = gpu_of(info.local_rank, shared)
+    if gpu >= visible:
+        own = "its own GPU" if shared is None else f"GPU {gpu}, with {shared} workers a GPU"
         raise LaunchError(
-            f"local rank {info.local_rank} needs its own GPU; {torch.cuda.device_count()} are visible"
+            f"local rank {info.local_rank} needs {own}; {visible} are visible (kind: convergence may let "
+            "workers share GPUs: workers_per_gpu)"
         )
     if launch.settings.peer_access is False:
         os.environ["NCCL_P2P_DISABLE"] = "1"
-    torch.cuda.set_device(info.local_rank)
-    return torch.device("cuda", info.local_rank)
+    torch.cuda.set_device(gpu)
+    return torch.device("cuda", gpu)
 
 
 def _set_variables(launch: Launch, folder: ResultsFolder) -> None:
@@ -251,7 +263,11 @@ def _attempt(
     runner.seconds = {}  # not those of the cell before, if this one cannot even begin
     try:
         peer_access = launch.settings.peer_access is not False
-        group = workers.group(torch.device(launch.settings.device), peer_access=peer_access)
+        group = workers.group(
+            torch.device(launch.settings.device),
+            peer_access=peer_access,
+            through_host=launch.settings.workers_per_gpu is not None,
+        )
         write = folder.sample_writer(cell.id, launch.repeat, workers.info.rank)
         saved = folder.checkpoints(cell.id, launch.repeat, workers.info.rank)
         return None, runner.run(cell, group, write, saved)
@@ -274,6 +290,8 @@ def _record(
     num_cores = num_usable_cores()
     if cell.device == "cpu" and info.local_world_size * cell.threads > num_cores:
         notes.append(f"{info.local_world_size} workers x {cell.threads} threads share {num_cores} cores")
+    if isinstance(cell, Cell) and cell.workers_per_gpu is not None:
+        notes.append(sharing_note(cell.to_dict()))
     if ranks[0].diverged:
         notes.append("training diverged: the loss is not finite")
     if not isinstance(cell, Cell):

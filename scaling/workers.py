@@ -3,11 +3,13 @@
 Control (which cell is next, who has failed) runs over the rendezvous store and a Gloo group of its own, so
 that it outlives a cell whose data group broke. A group for a cell's tensors is made anew after a failure: the
 rank that fails leaves its group, which ends the others' pending operations on CPU; on a GPU they may hang,
-and the launch is given up.
+and the launch is given up. Workers that share a GPU have no NCCL group, which would refuse them: a second
+Gloo group carries their tensors, through host memory.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import time
@@ -25,7 +27,7 @@ from torch.distributed.rendezvous import rendezvous
 from launchers.joining import join_timeout_s
 from launchers.rank_info import RankInfo
 from scaling.errors import LaunchError
-from scaling.process_group import Group, TorchGroup
+from scaling.process_group import Group, ThroughHostGroup, TorchGroup
 
 T = TypeVar("T")
 
@@ -96,7 +98,7 @@ class Workers:
             )
         self._store = PrefixStore("scaling-cells", store)
         self._group: TorchGroup | None = None
-        self._process_groups: list[dist.ProcessGroup] = []
+        self._gloo_groups: list[dist.ProcessGroup] = []
 
     def share(self, value: T) -> T:
         """Rank 0's `value` on every rank. Collective, between cells."""
@@ -110,32 +112,56 @@ class Workers:
         dist.all_gather_object(values, value)
         return values
 
-    def group(self, device: torch.device, *, peer_access: bool = True) -> TorchGroup:
+    def group(
+        self, device: torch.device, *, peer_access: bool = True, through_host: bool = False
+    ) -> TorchGroup:
         """The group that cells on such devices work in. Collective at first use and after a failure.
 
         Args:
             device: of this rank.
             peer_access: whether the launch allows GPUs to access each other's memory.
+            through_host: ranks share such devices, so that host memory carries their tensors.
         """
         if self._group is None:
             host = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
-            self._process_groups = [host]
             data = host
-            if device.type == "cuda":
-                data = dist.new_group(backend="nccl", timeout=COLLECTIVE_TIMEOUT)
-                self._process_groups.append(data)
+            if device.type == "cuda" or through_host:
+                backend = "gloo" if through_host else "nccl"
+                data = dist.new_group(backend=backend, timeout=COLLECTIVE_TIMEOUT)
+            self._gloo_groups = [host, data] if through_host else [host]
             failures = self._num_failures()  # before the ranks meet: none of them can have failed in a cell
             # Connections are made on first use: here, where all ranks are, and not in somebody's iteration.
-            dist.all_reduce(torch.zeros(1, device=device), group=data)
-            self._group = TorchGroup(
+            dist.all_reduce(torch.zeros(1, device="cpu" if through_host else device), group=data)
+            self._group = self._made(
                 data,
                 host,
-                self.info.local_world_size,
+                device,
                 peer_access=peer_access,
+                through_host=through_host,
                 has_failed=lambda: self._num_failures() > failures,
-                libraries=self.libraries,
             )
         return self._group
+
+    def _made(
+        self,
+        data: dist.ProcessGroup,
+        host: dist.ProcessGroup,
+        device: torch.device,
+        *,
+        peer_access: bool,
+        through_host: bool,
+        has_failed: Callable[[], bool],
+    ) -> TorchGroup:
+        if through_host:
+            return ThroughHostGroup(data, host, device, has_failed=has_failed, libraries=self.libraries)
+        return TorchGroup(
+            data,
+            host,
+            self.info.local_world_size,
+            peer_access=peer_access,
+            has_failed=has_failed,
+            libraries=self.libraries,
+        )
 
     def first_failure(self, cell_key: str) -> int:
         """Counts a failure in that cell: 1 for the first rank that says so. To be drawn before `leave_group`,
@@ -154,9 +180,10 @@ class Workers:
         """
         self._group = None
         self.on_leave()
-        for process_group in self._process_groups[:1]:
+        for process_group in self._gloo_groups:
             dist.destroy_process_group(process_group)
-        self._process_groups = []
+        self._gloo_groups = []
+        gc.collect()  # connections end with the last reference, and a group's barriers refer back to it
 
     def outcome(
         self,

@@ -3,7 +3,7 @@
 `transport: auto` takes peer memory where all ranks can reach each other's and the study allows it, and sends
 elsewhere. A captured exchange is one CUDA graph: below a few MiB the time goes to launches, not to bytes. On
 CUDA both ways can be captured; on the CPU there are no graphs, and sums in host memory (`execute_host`) are
-the processor's work, which no graph holds.
+the processor's work, which no graph holds, as are messages between workers that share a GPU.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ class Exchange:
         captured: likewise.
 
     Raises:
-        ScheduleError: the schedule needs host memory, or `captured` is asked for without CUDA.
+        ScheduleError: the schedule needs host memory, or `captured` is asked for without CUDA, or of a group
+            whose messages go through host memory.
         LaunchError: peer memory is asked for and cannot be had.
     """
 
@@ -57,10 +58,16 @@ class Exchange:
             raise ScheduleError(
                 f"{schedule.name}: captured needs CUDA, the ranks compute on {device.type}; leave it out"
             )
+        if captured and group.through_host:
+            raise ScheduleError(
+                f"{schedule.name}: captured needs messages that a CUDA graph can hold, and those of workers "
+                "that share a GPU go through host memory; leave it out"
+            )
         idle = group.world_size == 1 or not num_elements
         peer = transport == "peer_memory" or (transport == "auto" and group.can_access_peers(device))
         self.transport: Transport = "peer_memory" if peer and not idle else "sends"
-        self.captured = not idle and device.type == "cuda" and captured is not False
+        on_device = device.type == "cuda" and not group.through_host
+        self.captured = not idle and on_device and captured is not False
         self._group = group
         self._memory: PeerMemory | None = None
         self._graph: torch.cuda.CUDAGraph | None = None

@@ -3,7 +3,8 @@
 An aggregator never touches torch.distributed: it gets a `Group`, which moves tensors between ranks and meters
 what this rank sends. `TorchGroup` does it over torch.distributed, `InProcessGroup` between threads of one
 process (tests, `scaling.conformance`). Where a launch has MPI or Horovod too, `group.over("mpi")` is the same
-ranks with messages carried by that (`MpiGroup`, `HorovodGroup`).
+ranks with messages carried by that (`MpiGroup`, `HorovodGroup`). `ThroughHostGroup` is for ranks that share
+GPUs.
 """
 
 from scaling.process_group.base import Group, Message, Meter, PeerMemory
@@ -12,6 +13,7 @@ from scaling.process_group.in_process import InProcessGroup, run_in_process
 from scaling.process_group.over_horovod import HorovodGroup
 from scaling.process_group.over_mpi import MpiGroup
 from scaling.process_group.over_torch import TorchGroup
+from scaling.process_group.through_host import ThroughHostGroup
 
 __all__ = [
     "Group",
@@ -22,6 +24,7 @@ __all__ = [
     "Meter",
     "MpiGroup",
     "PeerMemory",
+    "ThroughHostGroup",
     "TorchGroup",
     "run_in_process",
 ]

@@ -16,6 +16,7 @@ class CarriedGroup(Group):
     def __init__(self, outer: Group) -> None:
         super().__init__(outer.rank, outer.world_size)
         self.meter = outer.meter
+        self.through_host = outer.through_host
         self._outer = outer
 
     def _exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -28,6 +28,13 @@ from scaling.study.schema import (
     TrainedPart,
     TransferPart,
     Workload,
+)
+from scaling.study.sharing import (
+    check_sharing,
+    most_workers_a_gpu,
+    notes_on_sharing,
+    way_out,
+    workers_a_gpu,
 )
 from scaling.study.transfer import TransferCell, transfer_cells
 from scaling.training.learning_rate import Rule, Schedule
@@ -53,6 +60,7 @@ ADDED_LATER = {
     "gamma": None,
     "augmentation": "none",
     "batch_norm": "replica",
+    "workers_per_gpu": None,
 }
 """Fields with what every cell had before they were there: with that value, or none, a cell is the same as
 before."""
@@ -78,6 +86,7 @@ class Cell:
     """One combination of a study. Times in seconds; labels are for people, and no part of the identity.
 
     Of an A/A pair, which tells the noise, one cell is measured twice, under the identities `twin` 0 and 1.
+    `workers_per_gpu` is how many workers share a GPU; None where none do (`scaling.study.sharing`).
     """
 
     kind: str
@@ -118,6 +127,7 @@ class Cell:
     gamma: float | None = None
     augmentation: str | None = None
     batch_norm: str = "replica"
+    workers_per_gpu: int | None = None
     model_parameters: dict[str, Any] = field(default_factory=dict)
     dataset_parameters: dict[str, Any] = field(default_factory=dict)
     aggregator_parameters: dict[str, Any] = field(default_factory=dict)
@@ -155,6 +165,7 @@ class Cell:
             f"buckets of {self.bucket_mb:g} MiB" if self.bucket_mb is not None else "",
             f"input {self.input_placement}" if self.input_placement != "device" else "",
             "A/A pair" if self.twin else "",
+            f"{self.workers_per_gpu} workers a GPU" if self.workers_per_gpu is not None else "",
         ]
         return "".join(f", {part}" for part in parts if part)
 
@@ -211,10 +222,14 @@ def _part_of(part: AnyPart, machine: Machine, where: str, notes: list[str]) -> S
     sizes = _world_sizes(part, device, machine, where, notes)
     if not sizes:
         return []
-    threads = part.threads or _default_threads(device, machine)
     if isinstance(part, TransferPart):
+        threads = part.threads or _default_threads(device, machine)
         return list(transfer_cells(part, device, sizes, threads))
-    own = list(_part_cells(part, device, sizes, threads, where, notes))
+    shares = {size: workers_a_gpu(size, device, machine.num_gpus * machine.num_nodes) for size in sizes}
+    notes += notes_on_sharing(part, shares, device)
+    most = max(share or 1 for share in shares.values())
+    threads = part.threads or max(1, _default_threads(device, machine) // most)
+    own = list(_part_cells(part, device, shares, threads, machine, where, notes))
     twins = _twins(own) if isinstance(part, IterationPart) and part.noise_pair else ()
     return [*own, *twins]
 
@@ -249,23 +264,35 @@ def _world_sizes(
     if device == "cpu":
         return part.world_sizes
     available = machine.num_gpus * machine.num_nodes
-    missing = [size for size in part.world_sizes if size > available]
-    sizes = [size for size in part.world_sizes if size <= available]
+    most = most_workers_a_gpu(part, machine.num_nodes) if available else 1
+    missing = [size for size in part.world_sizes if size > available * most]
+    sizes = [size for size in part.world_sizes if size <= available * most]
+    each = f" for {most} workers each at most" if most > 1 else ""
     if missing and (part.missing_devices == "error" or not available):
+        share = way_out(part, max(missing), machine.num_gpus, machine.num_nodes)
         raise StudyError(
-            f"{where}world size {min(missing)} needs {min(missing)} GPUs and {available} can be used; "
-            + (f"use world_sizes={sizes}, missing_devices=drop, or device=cpu" if sizes else "use device=cpu")
+            f"{where}world size {min(missing)} needs {-(-min(missing) // most)} GPUs{each} and {available} "
+            f"can be used; use {share}"
+            + (f"world_sizes={sizes}, missing_devices=drop, or device=cpu" if sizes else "device=cpu")
         )
     if missing:
-        notes.append(f"world sizes {missing} dropped: {available} GPUs here")
+        notes.append(f"world sizes {missing} dropped: {available} GPUs here{each}")
     return sizes
 
 
 def _part_cells(
-    part: TrainedPart, device: str, sizes: list[int], threads: int, where: str, notes: list[str]
+    part: TrainedPart,
+    device: str,
+    shares: Mapping[int, int | None],
+    threads: int,
+    machine: Machine,
+    where: str,
+    notes: list[str],
 ) -> Iterator[Cell]:
     aggregators = [(spec.name, create_aggregator(spec.name, spec.parameters)) for spec in part.aggregators]
-    check_part(part, [aggregator for _, aggregator in aggregators], sizes, device, where)
+    made, sizes = [aggregator for _, aggregator in aggregators], list(shares)
+    check_part(part, made, sizes, device, where)
+    check_sharing(part, made, [size for size in sizes if shares[size]], machine.num_gpus, where)
     peer_access = part.peer_access if device == "cuda" else [None]
     tf32 = part.tf32 if device == "cuda" else [None]
     placements = part.input_placement if isinstance(part, IterationPart) else ["device"]
@@ -279,6 +306,8 @@ def _part_cells(
         for batch, size, aggregator, step, peer, tf, seed, placement, batch_norm in axes:
             local, total = _batch_sizes(part, batch, size, where)
             _check_data(workload, total, where)
+            if shares[size] and peer is not peer_access[0]:
+                continue  # no GPU of sharing workers accesses another, whatever may be
             for bucket_mb in _bucket_sizes(part, step, aggregator[1]):
                 yield Cell(
                     kind=part.kind,
@@ -296,6 +325,7 @@ def _part_cells(
                     bucket_mb=bucket_mb,
                     input_placement=placement,
                     batch_norm=batch_norm,
+                    workers_per_gpu=shares[size],
                     **_training(workload, part),
                     **_extent(workload, part, device, placement),
                 )

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 
 from scaling.aggregators.registry import create as create_aggregator
 from scaling.store import ResultsFolder
 from scaling.study.cells import AnyCell, Cell, ResolvedStudy
 from scaling.study.device import DeviceCell
+from scaling.study.device_times import cells_seconds, device_seconds
 from scaling.study.run_cell import TIMING_BATCHES
 from scaling.study.transfer import TransferCell
 from scaling.workloads.registry import create_dataset
@@ -18,14 +19,14 @@ from scaling.workloads.registry import create_dataset
 OPERATIONS_PER_S = {"cpu": 8e10, "cuda": 3e13}
 """Floating-point operations a second that the estimate assumes of a CPU core and of a GPU, in float32."""
 
+THROUGH_HOST_BYTES_PER_S = 5e8
+"""Of a gradient in float32 that Gloo brings together between workers that share a GPU."""
+
 USUAL_ITERATIONS = 100
 """What reaching a precision goal is assumed to take."""
 
 TRANSFER_SLACK_RATIO = 1.2
 """Of a transfer cell's time: what its operations set up comes on top."""
-
-DEVICE_SLACK_RATIO = 2.0
-"""Of a device cell's time: it makes its network first, and slow points take longer than they should."""
 
 START_UP_S = {"cpu": 8.0, "cuda": 20.0}
 """What a launch is assumed to take before its first cell."""
@@ -37,6 +38,7 @@ class Settings:
 
     Attributes:
         variables: names and values of environment variables (`Aggregator.start_up`).
+        workers_per_gpu: that share a GPU; None where none do.
     """
 
     world_size: int
@@ -44,13 +46,15 @@ class Settings:
     threads: int
     peer_access: bool | None
     variables: tuple[tuple[str, str], ...] = ()
+    workers_per_gpu: int | None = field(default=None, repr=False)  # cells' order is drawn by what is shown
 
     @classmethod
     def of(cls, cell: AnyCell) -> Settings:
         """The settings that `cell` needs."""
         # Experiments vary the threads within a launch, so that they are compared under the same conditions.
         threads = cell.launch_threads if isinstance(cell, DeviceCell) else cell.threads
-        return cls(cell.world_size, cell.device, threads, cell.peer_access, _variables(cell))
+        workers = cell.workers_per_gpu if isinstance(cell, Cell) else None
+        return cls(cell.world_size, cell.device, threads, cell.peer_access, _variables(cell), workers)
 
 
 def _variables(cell: AnyCell) -> tuple[tuple[str, str], ...]:
@@ -106,20 +110,24 @@ def estimate_seconds(launch: Launch, num_parameters: dict[str, int], num_cores: 
         num_parameters: cell id -> trainable parameters of its model, where it has one.
         num_cores: cores of the machine, which the workers share.
     """
-    total = START_UP_S[launch.settings.device]
+    of_devices = [cell for cell in launch.cells if isinstance(cell, DeviceCell)]
+    if len(of_devices) == len(launch.cells):
+        return device_seconds(of_devices, num_cores)
+    total = START_UP_S[launch.settings.device] + cells_seconds(of_devices, num_cores)
     for cell in launch.cells:
+        if isinstance(cell, DeviceCell):
+            continue
         if isinstance(cell, TransferCell):
             total += cell.seconds * TRANSFER_SLACK_RATIO
-            continue
-        if isinstance(cell, DeviceCell):
-            total += cell.seconds * DEVICE_SLACK_RATIO
             continue
         if cell.device == "cpu":
             rate = OPERATIONS_PER_S["cpu"] * min(num_cores, cell.world_size * cell.threads)
         else:
-            rate = OPERATIONS_PER_S["cuda"] * cell.world_size
+            rate = OPERATIONS_PER_S["cuda"] * cell.world_size / (cell.workers_per_gpu or 1)
         # 2 operations a parameter and sample forward, 4 backward; dense layers, which is what there is.
         step_s = 6.0 * num_parameters[cell.id] * cell.global_batch / rate + 1e-3 * cell.world_size
+        if cell.workers_per_gpu is not None and cell.exchanges:
+            step_s += 4.0 * num_parameters[cell.id] / THROUGH_HOST_BYTES_PER_S
         if cell.kind == "iteration":
             assert cell.iterations is not None
             assert cell.warmup is not None

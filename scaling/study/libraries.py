@@ -1,43 +1,87 @@
-"""Whether a launch can have the libraries that a study's aggregators are carried by."""
+"""Which of a study's cells a launch can run: those whose aggregators are carried by a library that it has."""
 
 from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 from scaling.aggregators.registry import create as create_aggregator
 from scaling.errors import LaunchError
 from scaling.process_group.base import HOW_TO_BRING
+from scaling.store import ResultsFolder
 from scaling.study.cells import AnyCell, Cell, ResolvedStudy
 
 
 def libraries_of(cells: Iterable[AnyCell]) -> set[str]:
     """The libraries that the cells' aggregators are carried by."""
-    return {library for cell in cells if isinstance(cell, Cell) and (library := _library(cell)) is not None}
+    return {library for cell in cells if (library := _library(cell)) is not None}
 
 
-def _library(cell: Cell) -> str | None:
+def _library(cell: AnyCell) -> str | None:
+    if not isinstance(cell, Cell):
+        return None
     return create_aggregator(cell.aggregator, cell.aggregator_parameters).library
 
 
-def check_libraries(study: ResolvedStudy, *, by_mpi: bool) -> None:
-    """Refuses a study before its first launch rather than cell by cell.
+@dataclass(frozen=True)
+class Carried:
+    """A study as one launch can run it.
+
+    Attributes:
+        study: without the cells whose library the launch lacks.
+        lacking: the library of each of those that are this launch's concern, by the cell's identity.
+    """
+
+    study: ResolvedStudy
+    lacking: dict[str, str]
+
+    def leave_rest(self, folder: ResultsFolder) -> list[str]:
+        """Writes to the runs that stay planned why they do; returns a line for each library."""
+        left: dict[str, list[str]] = {}
+        for record in folder.runs():
+            library = self.lacking.get(record.cell_id)
+            if library is None or record.state != "planned":
+                continue
+            left.setdefault(library, []).append(record.cell["aggregator"])
+            reason = f"the launch lacks {library}: {HOW_TO_BRING[library]}"
+            if record.reason != reason:
+                record.reason = reason
+                folder.write_run(record)
+        return [_line(library, names) for library, names in left.items()]
+
+
+def _line(library: str, aggregators: list[str]) -> str:
+    """`2 runs of mpi stay planned, since this launch lacks mpi: it needs ...`."""
+    names = ", ".join(sorted(set(aggregators)))
+    runs = f"{len(aggregators)} runs of {names} stay" if len(aggregators) > 1 else f"1 run of {names} stays"
+    return f"{runs} planned, since this launch lacks {library}: {HOW_TO_BRING[library]}"
+
+
+def carried(study: ResolvedStudy, *, by_mpi: bool, world_size: int | None = None) -> Carried:
+    """Leaves out what would fail cell by cell.
 
     Args:
         study: all its cells.
         by_mpi: the workers are started by MPI.
+        world_size: the only one that this launch is concerned with; None: all.
 
     Raises:
-        LaunchError: naming the aggregator and what to do.
+        LaunchError: nothing would be left to run; it names an aggregator and what to do.
     """
-    named = {cell.aggregator_label: cell for cell in study.trained}
-    for label, cell in named.items():
-        library = _library(cell)
-        missing = (library == "mpi" and not by_mpi) or (
-            library == "horovod" and importlib.util.find_spec("horovod") is None
+    missing = set() if by_mpi else {"mpi"}
+    if importlib.util.find_spec("horovod") is None:
+        missing.add("horovod")
+    libraries = {key: _library(cell) for key, cell in study.cells.items()}
+    lacking = {key: library for key, library in libraries.items() if library in missing and library}
+    rest = replace(study, cells={key: cell for key, cell in study.cells.items() if key not in lacking})
+    own = [key for key, cell in study.cells.items() if world_size in (None, cell.world_size)]
+    first = next((key for key in own if key in lacking), None)
+    if first is not None and all(key in lacking for key in own):
+        cell = study.cells[first]
+        assert isinstance(cell, Cell)
+        raise LaunchError(
+            f"{study.name}: aggregator {cell.aggregator_label!r} cannot run in this launch: "
+            f"{HOW_TO_BRING[lacking[first]]}; or leave it out"
         )
-        if library is not None and missing:
-            raise LaunchError(
-                f"{study.name}: aggregator {label!r} cannot run in this launch: {HOW_TO_BRING[library]}; "
-                "or leave it out"
-            )
+    return Carried(rest, {key: lacking[key] for key in own if key in lacking})

@@ -10,6 +10,7 @@ import torch
 
 from scaling.store import ResultsFolder
 from scaling.study.cells import Cell, ResolvedStudy
+from scaling.study.device import DeviceCell
 from scaling.study.launches import Launch, estimate_seconds, remaining_launches
 from scaling.workloads.registry import build_module, create_dataset, create_model, resolve_shape
 from topologies.detect import num_usable_cores
@@ -53,10 +54,10 @@ def describe_plan(study: ResolvedStudy, path: Path) -> str:
             f"{launch['device']}, {launch['num_cells']} cells, about {launch['estimated_seconds']} s"
         )
     minutes = plan["estimated_seconds"] / 60
-    lines += [
-        "",
-        f"estimate: {minutes:.1f} minutes (rough: operations at an assumed rate, not measured here)",
-    ]
+    how = "operations at an assumed rate"
+    if all(isinstance(cell, DeviceCell) for cell in study.cells.values()):
+        how = "what its experiments took elsewhere"
+    lines += ["", f"estimate: {minutes:.1f} minutes (rough: {how}, not measured here)"]
     return "\n".join(lines)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 from scaling.aggregators.base import Aggregator
 from scaling.aggregators.registry import create as create_aggregator
 from scaling.bucket import BucketLayout
-from scaling.collectives.plan import Stage, Update
+from scaling.collectives.plan import Codec, Stage, Update
 from scaling.errors import ScheduleError, StudyError
 from scaling.prediction.overlapped import ddp_buckets
 from scaling.prediction.predict import Prediction, Predictor
@@ -57,7 +57,7 @@ def strategy_of(cell: Mapping[str, Any]) -> Strategy:
     buckets, updates = [], []
     for one in layouts:
         stages = _stages(aggregator, one, world_size)
-        buckets.append(tuple(s for s in stages if not isinstance(s, Update)))
+        buckets.append(tuple(_threaded(s, cell) for s in stages if not isinstance(s, Update)))
         updates += [s for s in stages if isinstance(s, Update) and s.site != "replica"]
     return Strategy(
         cell,
@@ -75,6 +75,13 @@ def _parameters(cell: Mapping[str, Any]) -> dict[str, Any]:
     recorded = dict(cell["aggregator_parameters"])
     known = create_aggregator(cell["aggregator"], recorded).parameters()
     return {**known, "kernels": "torch"} if recorded and "kernels" in known.keys() - recorded else known
+
+
+def _threaded(stage: Stage, cell: Mapping[str, Any]) -> Stage:
+    """A division in host memory is one of torch's operations, with the cell's threads."""
+    if isinstance(stage, Codec) and stage.where == "host" and stage.name == "divide":
+        return replace(stage, num_threads=int(cell.get("threads") or 1))
+    return stage
 
 
 def _stages(aggregator: Aggregator[Any], layout: BucketLayout, world_size: int) -> list[Stage]:

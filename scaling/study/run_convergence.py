@@ -90,7 +90,9 @@ def train_cell(
     after = begun.progress if begun else Progress()
     saver = _Saver(saved, group) if saved else None
     parts = (step, splits.train, splits.test, plan_of(cell), group, clock_for(device), group.largest)
-    for row in train(*parts, after=after, energy_meter=_energy_meter(device)):
+    # A GPU that workers share counts the energy of all of them.
+    energy_meter = _energy_meter(device) if cell.workers_per_gpu is None else None
+    for row in train(*parts, after=after, energy_meter=energy_meter):
         rows.append(row if group.rank == 0 else {key: row[key] for key in OF_EVERY_RANK})
         write(rows[-1:])
         if saver is not None and row["epoch"] != cell.epochs and saver.is_due():

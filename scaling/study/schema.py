@@ -181,6 +181,7 @@ class ConvergencePart(TrainingPart, Recipe):
     kind: Literal["convergence"] = "convergence"
     epochs: PositiveInt = 5
     keep_checkpoints: bool = False
+    workers_per_gpu: PositiveInt = 1
 
 
 class TransferPart(Part):
@@ -226,6 +227,12 @@ TrainedPart = IterationPart | ConvergencePart
 AnyPart = TrainedPart | TransferPart | DevicePart
 
 RECORDED_KEYS = ("schema_version", "notes")
+
+_WHY_ONLY_THERE = {
+    "workers_per_gpu": " (workers that share a GPU take turns on it: they learn what as many GPUs would, but "
+    "their times are not those of as many GPUs)",
+}
+"""Key -> why it is for the kinds that have it."""
 
 _WITHOUT_MODEL: dict[type[BaseModel], str] = {
     TransferPart: "; kind: transfer has no model and takes no step",
@@ -330,7 +337,8 @@ def _explain(problem: dict[str, Any], prefix: str, cls: type[BaseModel]) -> str:
         kinds = [kind for kind, other in KINDS.items() if len(location) == 1 and name in other.model_fields]
         if kinds:
             own = _WITHOUT_MODEL.get(cls, "")
-            whose = f"key {key!r} belongs to kind: {' or '.join(kinds)}{own}"
+            why = _WHY_ONLY_THERE.get(name, "")
+            whose = f"key {key!r} belongs to kind: {' or '.join(kinds)}{own}{why}"
             return f"{whose}; leave it out, or change the part's kind"
         fields = cls.model_fields if len(location) == 1 else Workload.model_fields
         return _unknown(name, sorted(fields), key)

@@ -118,8 +118,25 @@ def test_size_that_the_study_does_not_have_is_one_clear_error(scaling, openmpi):
     assert not scaling.out.exists()
 
 
-def test_aggregator_whose_library_the_launch_has_not_is_refused_before_anything_runs(scaling):
+def test_cells_whose_library_the_launch_lacks_stay_planned_and_another_launch_runs_them(scaling, openmpi):
     write_study(scaling, "all_reduce", "mpi")
+    line = "1 run of mpi stays planned, since this launch lacks mpi: it needs mpi4py"
+    done = scaling.run()
+    assert done.returncode == 1, "work is left"
+    assert done.stderr.count(line) == 2, "before the launches and after the report"
+    assert scaling.states() == {("all_reduce", 2, 0): "done", ("mpi", 2, 0): "planned"}
+    by_hand = scaling.torchrun(2)
+    assert by_hand.returncode == 0
+    assert line in by_hand.stderr
+    assert "every cell of world size 2 that this launch can run is done or failed" in by_hand.stderr
+    other = worker(scaling, openmpi)
+    assert other.returncode == 0, other.stderr
+    assert set(scaling.states().values()) == {"done"}
+    assert scaling.run().returncode == 0, "nothing is left"
+
+
+def test_study_of_which_a_launch_can_run_nothing_is_refused_before_anything_runs(scaling):
+    write_study(scaling, "mpi")
     for done in (scaling.run(), scaling.torchrun(2)):
         assert done.returncode != 0
         assert "aggregator 'mpi' cannot run in this launch" in done.stderr

@@ -12,13 +12,13 @@ LOSSY = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("num_gpus", "overrides"), [(4, []), (2, ["world_sizes=[2]"])])
-def test_every_codec_trains_beside_the_exact_mean_at_one_rate(num_gpus, overrides):
-    cells = resolve(load_study("compression", overrides), Machine(num_gpus, 8)).cells.values()
+@pytest.mark.parametrize(("num_gpus", "sharing"), [(8, None), (4, None), (3, 2), (2, 2), (1, 4)])
+def test_every_codec_trains_beside_the_exact_mean_at_one_rate(num_gpus, sharing):
+    cells = resolve(load_study("compression", []), Machine(num_gpus, 8)).cells.values()
     by_label = {cell.aggregator_label: cell for cell in cells}
-    assert set(by_label) == LOSSY | {"all_reduce"}
+    assert set(by_label) == LOSSY | {"host_parallel"}
     assert {cell.aggregator_label for cell in cells if cell.lossy} == LOSSY
-    assert {cell.world_size for cell in cells} == {num_gpus}
+    assert {(cell.world_size, cell.workers_per_gpu) for cell in cells} == {(4, sharing)}
     assert len({(cell.learning_rate, cell.momentum, cell.epochs, cell.global_batch) for cell in cells}) == 1
     assert {(cell.kind, cell.model, cell.dataset) for cell in cells} == {("convergence", "fcn-r", "mnist")}
 

@@ -47,6 +47,7 @@ def test_start_up_is_counted_from_when_the_launcher_was_started(clock, folder):
         "threads": 1,
         "peer_access": None,
         "variables": [],
+        "workers_per_gpu": None,
     }
 
 

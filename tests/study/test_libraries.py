@@ -1,23 +1,26 @@
-"""A study whose aggregators need another library is refused before its first launch."""
+"""Cells whose aggregators need a library that a launch lacks stay planned; without others nothing begins."""
 
 import importlib.util
 
 import pytest
 
 from scaling.errors import LaunchError
+from scaling.report.status import describe_status, status_table
+from scaling.store import ResultsFolder
 from scaling.study.cells import Machine, resolve
-from scaling.study.libraries import check_libraries
+from scaling.study.libraries import carried
 from scaling.study.schema import parse_study
 
 
-def study(*aggregators):
+def study(*aggregators, world_sizes=(2,)):
     raw = {
         "name": "mine",
         "device": "cpu",
         "workloads": [{"model": "mlp", "dataset": "digits", "global_batch": 64}],
         "aggregators": list(aggregators),
-        "world_sizes": [2],
+        "world_sizes": list(world_sizes),
         "scaling": "strong",
+        "repeats": 2,
     }
     return resolve(parse_study(raw, "test"), Machine(0, 2))
 
@@ -27,18 +30,95 @@ def without_horovod(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
 
 
+@pytest.fixture
+def folder(tmp_path):
+    """Makes a folder with all runs of a study planned."""
+
+    def make(of):
+        folder = ResultsFolder(tmp_path)
+        folder.write_study({"name": "mine"})
+        for cell in of.cells.values():
+            for repeat in range(2):
+                folder.plan_run(cell.id, repeat, cell.to_dict())
+        return folder
+
+    return make
+
+
+def names(of):
+    return sorted({cell.aggregator for cell in of.cells.values()})  # the second of an A/A pair is no other
+
+
 @pytest.mark.parametrize("name", ["mpi", "mpi_one_bit"])
 def test_mpi_needs_workers_that_mpi_has_started(name):
-    check_libraries(study("all_reduce", name), by_mpi=True)
-    with pytest.raises(LaunchError, match=f"mine: aggregator '{name}' cannot run in this launch: .*mpirun"):
-        check_libraries(study("all_reduce", name), by_mpi=False)
+    both = study("all_reduce", name)
+    assert carried(both, by_mpi=True).study == both
+    assert names(carried(both, by_mpi=False).study) == ["all_reduce"]
 
 
-def test_horovod_needs_to_be_there_whoever_starts_the_workers(without_horovod):
-    for by_mpi in (False, True):
-        with pytest.raises(LaunchError, match=r"aggregator 'horovod\(compression=fp16\)' .*`make horovod`"):
-            check_libraries(study({"name": "horovod", "compression": "fp16"}), by_mpi=by_mpi)
+@pytest.mark.parametrize("by_mpi", [False, True])
+def test_horovod_needs_to_be_there_whoever_starts_the_workers(without_horovod, by_mpi):
+    with pytest.raises(LaunchError, match=r"aggregator 'horovod\(compression=fp16\)' .*`make horovod`"):
+        carried(study({"name": "horovod", "compression": "fp16"}), by_mpi=by_mpi)
+    assert names(carried(study("horovod", "ring"), by_mpi=by_mpi).study) == ["ring"]
 
 
 def test_others_need_nothing(without_horovod):
-    check_libraries(study("none", "ring", "host_serial", "cntk"), by_mpi=False)
+    four = study("none", "ring", "host_serial", "cntk")
+    assert carried(four, by_mpi=False).study == four
+
+
+def test_study_of_which_nothing_can_run_is_refused():
+    with pytest.raises(LaunchError, match=r"mine: aggregator 'mpi' cannot run in this launch: .*mpirun"):
+        carried(study("mpi", "mpi_one_bit"), by_mpi=False)
+
+
+def test_world_size_of_which_nothing_can_run_is_refused():
+    both = study("mpi", world_sizes=[1, 2])
+    mixed = type(both)(both.name, both.repeats, both.cells | study("ring").cells, both.notes)
+    carried(mixed, by_mpi=False)
+    carried(mixed, by_mpi=False, world_size=2)
+    with pytest.raises(LaunchError, match="aggregator 'mpi' cannot run in this launch"):
+        carried(mixed, by_mpi=False, world_size=1)
+
+
+def test_runs_that_stay_planned_are_named_in_a_line_with_what_to_start_instead(without_horovod, folder):
+    some = study("ring", "mpi", "mpi_one_bit", "horovod")
+    results = folder(some)
+    lines = carried(some, by_mpi=False).leave_rest(results)
+    assert sorted(line.partition(" since")[0] for line in lines) == [
+        "2 runs of horovod stay planned,",
+        "4 runs of mpi, mpi_one_bit stay planned,",
+    ]
+    assert any("`mpirun -np N python -m scaling.worker STUDY`" in line for line in lines)
+    reasons = {record.cell["aggregator"]: record.reason for record in results.runs()}
+    assert reasons["ring"] is None
+    assert reasons["mpi"].startswith("the launch lacks mpi: it needs mpi4py")
+
+
+def test_only_what_is_planned_and_of_this_launchs_size_is_named(folder):
+    some = study("ring", "mpi", world_sizes=[1, 2])
+    results = folder(some)
+    here = carried(some, by_mpi=False, world_size=2)
+    (line,) = here.leave_rest(results)
+    assert line.startswith("2 runs of mpi stay planned")
+    done, failed = (record for record in results.runs() if record.reason is not None)
+    results.finish_run(done, {})
+    (line,) = here.leave_rest(results)
+    assert line.startswith("1 run of mpi stays planned")
+    results.fail_run(failed, "planted")
+    assert here.leave_rest(results) == []
+
+
+def test_status_says_what_the_runs_that_are_left_wait_for(folder):
+    some = study("ring", "mpi")
+    results = folder(some)
+    for record in results.runs():
+        if record.cell["aggregator"] == "ring":
+            results.finish_run(record, {})
+    carried(some, by_mpi=False).leave_rest(results)
+    rows = {row["aggregator"]: row for row in status_table(results)}
+    assert (rows["ring"]["num_waiting"], rows["mpi"]["num_waiting"]) == (0, 2)
+    text = " ".join(describe_status(list(rows.values())).split())
+    assert "the launch lacks mpi: it needs mpi4py" in text
+    assert text.endswith(": 2 with 2 workers; 2 of them need another launch, as said above")

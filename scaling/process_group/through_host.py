@@ -1,0 +1,127 @@
+"""A group whose ranks share GPUs: what lies on a GPU goes from rank to rank through host memory, over Gloo.
+
+NCCL refuses two ranks on one GPU, and Gloo sends and receives host memory alone. So
+
+1. what is sent is copied to pinned host memory, and waited for in the order of the current stream;
+2. Gloo carries it;
+3. what came is copied to the GPU in the order of the current stream, and waited for, so that the host memory
+   is free for the next call.
+
+The host waits in each call: no stream and no CUDA graph holds such a message. Pinned memory is kept, and
+grows with the largest call. Ranks of one host.
+
+Reference: torch's documentation of torch.distributed, table of backends (Gloo sends no CUDA tensors); NCCL,
+src/init.cc ("Duplicate GPU detected").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from scaling.process_group.base import Group, Message
+from scaling.process_group.over_torch import TorchGroup
+
+ALIGNMENT_BYTES = 64
+"""Where a tensor of any type may begin."""
+
+
+class HostRoom:
+    """Host memory for the tensors of one call after the other.
+
+    Args:
+        pinned: page-locked, so that copies from and to a GPU run at full speed.
+    """
+
+    def __init__(self, *, pinned: bool) -> None:
+        self._pinned = pinned
+        self._memory = torch.empty(0, dtype=torch.uint8)
+
+    def places(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """A contiguous host tensor of the shape and type of each; those of the last call are overwritten."""
+        starts = [0]
+        for tensor in tensors:
+            starts.append(starts[-1] + -(-tensor.nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES)
+        if starts[-1] > self._memory.numel():
+            self._memory = torch.empty(starts[-1], dtype=torch.uint8, pin_memory=self._pinned)
+        return [
+            self._memory[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+            for start, tensor in zip(starts, tensors, strict=False)
+        ]
+
+
+class ThroughHostGroup(TorchGroup):
+    """A group whose messages of one kind of device are carried through host memory.
+
+    Args:
+        data: a Gloo group of the ranks, for tensors.
+        control: another one, for barriers on the host and small objects.
+        device: tensors on devices of this type are copied; others are handed to Gloo as they are.
+        has_failed, libraries: see `TorchGroup`.
+    """
+
+    through_host = True
+
+    def __init__(
+        self,
+        data: dist.ProcessGroup,
+        control: dist.ProcessGroup,
+        device: torch.device,
+        *,
+        has_failed: Callable[[], bool] = lambda: False,
+        libraries: Mapping[str, Callable[[Group], Group]] | None = None,
+    ) -> None:
+        super().__init__(
+            data,
+            control,
+            dist.get_world_size(data),
+            peer_access=False,
+            has_failed=has_failed,
+            libraries=libraries,
+        )
+        self._type = device.type
+        pinned = device.type == "cuda"
+        self._outgoing, self._incoming = HostRoom(pinned=pinned), HostRoom(pinned=pinned)
+
+    def _exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
+        on_host = self._on_host(sends, self._outgoing)
+        arriving = self._on_host(receives, self._incoming)
+        # A blocking copy waits for the current stream, where the values are made.
+        _copy(sends, on_host)
+        super()._exchange(on_host, arriving)
+        _copy(arriving, receives)
+
+    def _all_reduce(self, tensor: Tensor) -> None:
+        (place,) = self._on_host([Message(self.rank, tensor)], self._outgoing)
+        if place.tensor is not tensor:
+            place.tensor.copy_(tensor)
+        super()._all_reduce(place.tensor)
+        if place.tensor is not tensor:
+            tensor.copy_(place.tensor)
+
+    def _broadcast(self, tensor: Tensor, source: int) -> None:
+        (place,) = self._on_host([Message(self.rank, tensor)], self._outgoing)
+        if place.tensor is not tensor and self.rank == source:
+            place.tensor.copy_(tensor)
+        super()._broadcast(place.tensor, source)
+        if place.tensor is not tensor and self.rank != source:
+            tensor.copy_(place.tensor)
+
+    def _on_host(self, messages: Sequence[Message], room: HostRoom) -> list[Message]:
+        """The same messages with a place in `room` for each tensor that Gloo cannot be handed."""
+        copied = [message.tensor for message in messages if message.tensor.device.type == self._type]
+        places = iter(room.places(copied))
+        return [
+            Message(peer, next(places) if tensor.device.type == self._type else tensor)
+            for peer, tensor in messages
+        ]
+
+
+def _copy(sources: Sequence[Message], targets: Sequence[Message]) -> None:
+    """Each source's values into its target, unless that is the same tensor; returns when they are there."""
+    for (_, source), (_, target) in zip(sources, targets, strict=True):
+        if source is not target:
+            target.copy_(source)

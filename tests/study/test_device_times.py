@@ -1,0 +1,94 @@
+"""What `scaling plan` assumes of device cells is what they took where they were measured."""
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from scaling.experiments.registry import BUILT_IN, create
+from scaling.store import ResultsFolder
+from scaling.study.cells import Machine, resolve
+from scaling.study.device import DeviceCell
+from scaling.study.device_times import CELL_TIMES, cells_seconds, device_seconds
+from scaling.study.launches import estimate_seconds, remaining_launches
+from scaling.study.overrides import load_study
+
+REFERENCE = Path(__file__).parents[2] / "results" / "reference"
+FACTOR = 1.5
+FEWEST_CELLS = 10
+
+
+def cell(**changes):
+    values = {
+        "experiment": "small-networks",
+        "parameters": {},
+        "point": {},
+        "device": "cpu",
+        "threads": 2,
+        "seconds": 0.25,
+        "limit_s": 4.0,
+        "launch_threads": 2,
+    }
+    return DeviceCell(**{**values, **changes})
+
+
+def measured():
+    """(name, cells, cores, seconds) of every launch of the reference studies that had enough cells."""
+    for path in sorted(REFERENCE.glob("device-*")):
+        folder = ResultsFolder(path)
+        known = {record.cell_id: record.cell for record in folder.runs()}
+        for number, launch in enumerate(folder.launch_times()):
+            records = [known[one["cell_id"]] for one in launch["cells"]]
+            names = [field.name for field in fields(DeviceCell)]
+            cells = [DeviceCell(**{name: record[name] for name in names}) for record in records]
+            if len(cells) >= FEWEST_CELLS:
+                # On a CPU a launch's threads are the cores; on a GPU they do not matter.
+                yield f"{path.name} {number}", cells, cells[0].launch_threads, launch["total_s"]
+
+
+def test_estimate_is_near_what_reference_launches_took():
+    launches = list(measured())
+    if not launches:
+        pytest.skip("results/reference is not here")
+    ratios = {name: device_seconds(cells, cores) / total_s for name, cells, cores, total_s in launches}
+    assert {name: ratio for name, ratio in ratios.items() if not 1 / FACTOR < ratio < FACTOR} == {}
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_every_built_in_experiment_is_known_on_the_devices_that_it_asks(name):
+    only = {point.get("only_device") for point in create(name).points()}
+    devices = {"cpu", "cuda"} if None in only else only
+    assert {(name, device) for device in devices if (name, device) not in CELL_TIMES} <= {
+        ("cpu-threads", "cuda")
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "least_s", "most_s"),
+    [("small-networks", 150 / FACTOR, 150 * FACTOR), ("cpu-threads", 180 / FACTOR, 180 * FACTOR),
+     ("batch-sizes", 420 / FACTOR, 420 * FACTOR)],
+)  # fmt: skip
+def test_shipped_studies_take_on_two_cores_about_what_they_took(name, least_s, most_s, tmp_path):
+    study = resolve(load_study(name, []), Machine(0, 2))
+    launches = remaining_launches(ResultsFolder(tmp_path), study)
+    assert least_s < sum(estimate_seconds(launch, {}, 2) for launch in launches) < most_s
+
+
+def test_longer_measurements_and_higher_limits_take_longer():
+    first = cells_seconds([cell()], 2)
+    assert cells_seconds([cell(seconds=1.25)], 2) == pytest.approx(first + 1.1)
+    assert cells_seconds([cell(limit_s=8.0)], 2) > first
+    assert cells_seconds([cell(), cell(point={"width": 8})], 2) == pytest.approx(2 * first)
+
+
+def test_cores_share_what_is_work_and_the_limit_bounds_it():
+    def of(num_cores, limit_s):
+        return cells_seconds([cell(experiment="cpu-threads", limit_s=limit_s)], num_cores)
+
+    assert of(2, 20.0) > of(16, 20.0)
+    assert of(1, 20.0) - of(1, 5.0) == pytest.approx(7.0)  # 12 core-seconds, of which 5 fit
+
+
+def test_experiments_of_others_have_an_estimate():
+    for device in ("cpu", "cuda"):
+        assert cells_seconds([cell(experiment="mine:Own", device=device)], 2) > 0.25
