@@ -25,6 +25,7 @@ from scaling.collectives.schedule import Schedule
 from scaling.collectives.verify import Verification, verify
 from scaling.errors import ScheduleError, StudyError
 from scaling.registry import Registry
+from topologies.texts import folded
 
 SAMPLE_WORLD_SIZE = 8
 SAMPLE_LAYOUT = conformance.layout_of(max(conformance.SIZES))
@@ -76,11 +77,11 @@ class Finding:
     sample: Sample | None
 
     def line(self, width: int) -> str:
-        """One line of text, the name filled up to `width`."""
+        """As text of a terminal's width, the name filled up to `width`."""
         start = f"{self.name:{width}}  {self.kind:10}  "
         if self.failure is not None:
-            return f"{start}FAILED  {self.failure}"
-        return f"{start}ok  {'; '.join(self.checked)}"
+            return folded(f"{start}FAILED  ", self.failure)
+        return folded(f"{start}ok  ", "; ".join(self.checked))
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""

@@ -169,6 +169,13 @@ class ChunkCodec(Codec):
     def restore(self, heads: Tensor, codes: Tensor) -> Tensor:
         """Values [..., chunks, n] float32 of heads [..., chunks, head] and codes [..., chunks, n] uint8."""
 
+    def combine(self, decoded: Tensor, own: int) -> Tensor:
+        """What the owner of a stripe makes of all ranks' decoded copies [ranks, chunks, n]: [chunks, n], new.
+
+        To be overridden where it is not their sum; `own` is the owner's rank.
+        """
+        return decoded.sum(0)
+
     def encode(self, values: Tensor, valid: Tensor, rows: Tensor, noise: Tensor | None = None) -> None:
         """Writes `quantise`'s heads and codes to `rows` [chunks, row_words] int32."""
         heads, codes = self.quantise(values, valid, noise)

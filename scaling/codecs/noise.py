@@ -28,6 +28,7 @@ class Noise:
         device: where.
 
     Attributes:
+        words: [num_elements] int32, fixed.
         drawn: [2] int32, what decides the next numbers: the state to save.
     """
 
@@ -40,13 +41,17 @@ class Noise:
             )  # int32's own range cannot be drawn from
             return drawn.to(torch.int32).to(device)
 
-        self._words = words(num_elements)
+        self.words = words(num_elements)
         self.drawn = words(2)
+
+    def advance(self) -> None:
+        """The next step's two words."""
+        self.drawn.mul_(_MULTIPLIER).add_(_INCREMENT)
 
     def uniform(self) -> Tensor:
         """[num_elements] float32, new."""
-        self.drawn.mul_(_MULTIPLIER).add_(_INCREMENT)
+        self.advance()
         odd, offset = self.drawn[0] | 1, self.drawn[1]
-        mixed = torch.mul(self._words, odd).add_(offset)
+        mixed = torch.mul(self.words, odd).add_(offset)
         upper = mixed.bitwise_right_shift_(32 - _UPPER_BITS).bitwise_and_((1 << _UPPER_BITS) - 1)
         return upper.to(torch.float32).mul_(2.0**-_UPPER_BITS)

@@ -38,6 +38,10 @@ class VoteCodec(SignCodec):
         # x - x is 0 for finite x and NaN else.
         return (largest > 0).to(torch.float32) + (largest - largest)
 
+    def combine(self, decoded: Tensor, own: int) -> Tensor:
+        """The majority, whose sign is sent."""
+        return majority(decoded, decoded[own])
+
 
 def majority(votes: Tensor, own: Tensor) -> Tensor:
     """The sign of the sum of votes [ranks, ...] of -1, 0 or 1; where that is 0, `own` [...]."""

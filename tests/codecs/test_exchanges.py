@@ -63,7 +63,7 @@ def test_aggregator_of_a_wrong_pair_cannot_be_made():
         def codec(self):
             return SixteenBitCodec("bf16")
 
-        encode = add_decoded = wire_shape = _watch = None
+        encode = decode = bytes_moved = wire_shape = None
 
     for wrong in (SummedByOwners, GatheredSums):
         with pytest.raises(StudyError, match="does not go with the exchange"):

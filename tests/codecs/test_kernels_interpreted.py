@@ -8,18 +8,19 @@ from pathlib import Path
 
 import pytest
 
-CASES = Path(__file__).with_name("test_one_bit_kernels.py")
+HERE = Path(__file__).parent
 
 
 @pytest.mark.processes
-def test_kernels_are_their_reference_in_the_interpreter(need):
+@pytest.mark.parametrize("cases", ["test_one_bit_kernels.py", "test_chunk_kernels.py"])
+def test_kernels_are_their_reference_in_the_interpreter(cases, need):
     has_triton = importlib.util.find_spec("triton") is not None
     need(has_triton, "Triton is not installed; pip install -e '.[test]' brings it on Linux")
     environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(CASES)],
+        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(HERE / cases)],
         env=environment,
-        cwd=CASES.parents[2],
+        cwd=HERE.parents[1],
         capture_output=True,
         text=True,
         timeout=600,

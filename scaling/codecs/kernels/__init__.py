@@ -1,5 +1,5 @@
 """Kernels of the codecs, for devices; a plain torch version beside each codec is their reference."""
 
-from scaling.codecs.kernels.choice import Kernels, stripe_codec, triton_problem
+from scaling.codecs.kernels.choice import Kernels, chunk_coder, stripe_codec, triton_problem
 
-__all__ = ["Kernels", "stripe_codec", "triton_problem"]
+__all__ = ["Kernels", "chunk_coder", "stripe_codec", "triton_problem"]

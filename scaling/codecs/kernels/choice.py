@@ -8,6 +8,9 @@ from typing import Literal
 
 import torch
 
+from scaling.codecs.base import ChunkCodec, Chunks
+from scaling.codecs.chunk_coder import ChunkCoder, TorchChunks
+from scaling.codecs.kernels.chunk_engine import TritonChunks, kernel_problem
 from scaling.codecs.kernels.engine import TritonStripes
 from scaling.codecs.kernels.tiles import LARGEST_MATRIX
 from scaling.codecs.one_bit import Threshold
@@ -56,3 +59,29 @@ def stripe_codec(buffers: StripeBuffers, threshold: Threshold, kernels: Kernels)
             codec.note = f"{codec.note}: {problem}"
         return codec
     return TritonStripes(buffers, threshold)
+
+
+def chunk_coder(
+    codec: ChunkCodec, back: ChunkCodec, chunks: Chunks, device: torch.device, kernels: Kernels
+) -> ChunkCoder:
+    """A codec by chunks at work on a bucket.
+
+    Args:
+        codec: of the gradient.
+        back: of the sums of stripes.
+        chunks: of the bucket.
+        device: of its buffers.
+        kernels: "torch", the reference; "triton"; or "auto": Triton's on CUDA where it is installed.
+
+    Raises:
+        LaunchError: Triton's are asked for and cannot run.
+    """
+    problem = triton_problem(device) or kernel_problem(codec, chunks)
+    if kernels == "triton" and problem is not None:
+        raise LaunchError(f"kernels: triton: {problem}; use kernels: auto or torch")
+    if kernels == "torch" or problem is not None or (kernels == "auto" and device.type == "cpu"):
+        coder = TorchChunks(codec, back, chunks, device)
+        if kernels == "auto" and device.type != "cpu":
+            coder.note = f"{coder.note}: {problem}"
+        return coder
+    return TritonChunks(codec, back, chunks, device)

@@ -1,0 +1,295 @@
+"""A codec by chunks by Triton's kernels: sizes and scratch made once, then launches only."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from scaling.codecs.base import WORD_BYTES, ChunkCodec, Chunks
+from scaling.codecs.chunk_coder import ChunkCoder, Momentum
+from scaling.codecs.ef_sign import MeanSignCodec
+from scaling.codecs.finite import FiniteWatch
+from scaling.codecs.noise import Noise
+from scaling.codecs.one_bit_flat import OneBitFlatCodec
+from scaling.codecs.one_bit_momentum import NormSignCodec
+from scaling.codecs.packing import BITS_PER_BYTE
+from scaling.codecs.qsgd import QsgdCodec
+from scaling.codecs.sign import VoteCodec
+from scaling.codecs.two_bit import TwoBitCodec
+
+LARGEST_BUCKET = 2**31 - 2**16
+"""Elements of a bucket with its filling: kernels count them in 32 bits."""
+MAX_PARTS = 1024
+"""Of a chunk that programs share: each of them adds up what all have found."""
+
+_KINDS: dict[type[ChunkCodec], str] = {
+    OneBitFlatCodec: "FLAT",
+    MeanSignCodec: "MEAN",
+    NormSignCodec: "ROOT",
+    VoteCodec: "VOTE",
+    TwoBitCodec: "TWO",
+    QsgdCodec: "LEVELS",
+}
+
+
+def kernel_problem(codec: ChunkCodec, chunks: Chunks) -> str | None:
+    """Why there is no kernel for a codec on such a bucket; None if there is one."""
+    if type(codec) not in _KINDS:
+        return f"there is no kernel for the codec {codec.name!r}"
+    if chunks.padded > LARGEST_BUCKET:
+        return f"a bucket has {chunks.padded} elements, and the kernels count {LARGEST_BUCKET} at most"
+    return None
+
+
+@dataclass(frozen=True)
+class BlockSize:
+    """How much one program takes.
+
+    Attributes:
+        elements: of a block; a multiple of 128 and a power of two.
+        whole: the largest block of one chunk that a program takes whole; a larger one is shared.
+        elements_a_warp: of which each of 32 threads has its part.
+    """
+
+    elements: int = 4096
+    whole: int = 16384
+    elements_a_warp: int = 1024
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """The blocks of a launch.
+
+    Attributes:
+        chunks, words: of a block, powers of two.
+        num_warps: of a program.
+    """
+
+    chunks: int
+    words: int
+    num_warps: int
+
+
+class TritonChunks(ChunkCoder):
+    """Kernels of `chunk_triton`, on a CUDA device or, with TRITON_INTERPRET=1, interpreted on the CPU.
+
+    Args:
+        codec, back, chunks, device: as the base has them.
+        size: of the blocks.
+    """
+
+    def __init__(
+        self,
+        codec: ChunkCodec,
+        back: ChunkCodec,
+        chunks: Chunks,
+        device: torch.device,
+        *,
+        size: BlockSize | None = None,
+    ) -> None:
+        super().__init__(codec, back, chunks, device)
+        from scaling.codecs.kernels import chunk_triton
+
+        self.note = f"{codec.name} in Triton's kernels"
+        self._kernels: Any = chunk_triton
+        self._size = size or BlockSize()
+        self._bits = codec.code_bits()
+        self._num_words = chunks.chunk_elements * self._bits // (BITS_PER_BYTE * WORD_BYTES)
+        self._kind, self._parameter = _kind(chunk_triton, codec)
+        self._flags = torch.zeros(chunks.num_chunks, dtype=torch.int8, device=device)
+        whole = self._block(self._size.whole, chunks.num_chunks)
+        self._whole = self._block(self._size.elements, chunks.num_chunks)
+        self._is_shared = whole.words < self._num_words
+        if not self._is_shared and self._whole.words < self._num_words:
+            self._whole = whole
+        blocks = math.ceil(self._num_words / self._whole.words)
+        self._num_blocks = math.ceil(blocks / MAX_PARTS)
+        self._num_parts = math.ceil(blocks / self._num_blocks)
+        room = chunks.num_chunks * self._num_parts if self._is_shared else 0
+        self._partials = torch.zeros(2 * room, dtype=torch.float32, device=device)
+        self._counts = torch.zeros(room, dtype=torch.int32, device=device)
+        self._nothing = torch.zeros(0, dtype=torch.float32, device=device)
+        self._no_words = torch.zeros(0, dtype=torch.int32, device=device)
+
+    def _block(self, elements: int, num_chunks: int) -> _Shape:
+        """Chunks side by side, or a part of one."""
+        all_words = elements * self._bits // (BITS_PER_BYTE * WORD_BYTES)
+        words = min(_power_of_two(self._num_words), all_words)
+        chunks = min(all_words // words, _power_of_two(num_chunks))
+        used = chunks * words * BITS_PER_BYTE * WORD_BYTES // self._bits
+        return _Shape(chunks, words, max(1, used // self._size.elements_a_warp))
+
+    def encode(
+        self,
+        gradient: Tensor,
+        residual: Tensor,
+        rows: Tensor,
+        momentum: Momentum | None = None,
+        noise: Noise | None = None,
+    ) -> None:
+        if noise is not None:
+            noise.advance()
+        self._encode(
+            gradient,
+            residual,
+            self._no_words,
+            rows,
+            self.chunks.num_elements,
+            momentum=momentum,
+            words=self._no_words if noise is None else noise.words,
+            drawn=self._no_words if noise is None else noise.drawn,
+        )
+
+    def encode_sums(self, received: Tensor, residual: Tensor, rows: Tensor, first: int, rank: int) -> None:
+        if not rows.shape[0]:
+            return
+        num_elements = self.own_elements(rows.shape[0], first)
+        if self.back.head or type(self.back) is type(self.codec):
+            self._encode(self._nothing, residual, received, rows, num_elements, rank=rank)
+        else:
+            sums = rows.view(torch.float32).view(-1)[:num_elements]
+            self._decode(received, 1, sums, None)
+
+    def _encode(
+        self,
+        gradient: Tensor,
+        residual: Tensor,
+        received: Tensor,
+        rows: Tensor,
+        num_elements: int,
+        *,
+        momentum: Momentum | None = None,
+        words: Tensor | None = None,
+        drawn: Tensor | None = None,
+        rank: int = 0,
+    ) -> None:
+        num_chunks = rows.shape[0]
+        kernels, shape = self._kernels, self._whole
+        words, drawn = (self._no_words if one is None else one for one in (words, drawn))
+        added = (
+            *(gradient, residual),
+            *((self._nothing, 0.0) if momentum is None else (momentum.values, momentum.factor)),
+        )
+        sent = (*_received(received), rank)
+        written = _written(rows)
+        numbers = (num_elements, num_chunks, self._num_words, self._parameter)
+        constants: dict[str, Any] = {
+            **self._constants(num_elements),
+            "NUM_RANKS": received.shape[0],
+            "HAS_RESIDUAL": bool(residual.numel()),
+            "HAS_MOMENTUM": momentum is not None,
+            "LANES": shape.words * WORD_BYTES,
+            "num_warps": shape.num_warps,
+        }
+        if not self._is_shared:
+            blocks = math.ceil(num_chunks / shape.chunks)
+            kernels.encode[(blocks,)](
+                *added, *sent, words, drawn, *written, *numbers, CHUNKS=shape.chunks, **constants
+            )
+            return
+        grid = (self._num_parts, num_chunks)
+        found = (self._partials, self._counts, self._num_parts)
+        constants["NUM_BLOCKS"] = self._num_blocks
+        if self.codec.head:
+            kernels.measure[grid](*added, *sent, *found, *numbers, **constants)
+        kernels.quantise[grid](
+            *added, *sent, words, drawn, *written, *found, *numbers,
+            PARTS=_power_of_two(self._num_parts), **constants,
+        )  # fmt: skip
+
+    def decode(
+        self,
+        rows: Tensor,
+        divisor: int,
+        result: Tensor,
+        watch: FiniteWatch,
+        momentum: Momentum | None = None,
+    ) -> None:
+        if self.back.head:
+            self._decode(rows, divisor, result, momentum)
+        else:
+            self._divide(rows[0], divisor, result)
+            if momentum is not None:
+                momentum.values[: result.numel()].copy_(result)
+        watch.mark(self._flags.view(torch.bool))
+
+    def _decode(self, rows: Tensor, divisor: int, result: Tensor, momentum: Momentum | None) -> None:
+        num_chunks = rows.shape[1]
+        shape = self._block(self._size.elements, num_chunks)
+        lane_blocks = math.ceil(self._num_words / shape.words)
+        self._kernels.decode[(math.ceil(num_chunks / shape.chunks) * lane_blocks,)](
+            *_received(rows),
+            float(divisor),
+            result,
+            self._nothing if momentum is None else momentum.values,
+            self._flags,
+            result.numel(),
+            num_chunks,
+            self._num_words,
+            self._parameter,
+            lane_blocks,
+            **self._constants(result.numel()),
+            NUM_RANKS=rows.shape[0],
+            HAS_MOMENTUM=momentum is not None,
+            CHUNKS=shape.chunks,
+            LANES=shape.words * WORD_BYTES,
+            num_warps=shape.num_warps,
+        )
+
+    def _divide(self, rows: Tensor, divisor: int, result: Tensor) -> None:
+        """`decode` of 32-bit sums."""
+        num_chunks, size = rows.shape
+        lanes = min(_power_of_two(size), self._size.elements)
+        chunks = self._size.elements // lanes
+        self._kernels.divide[(math.ceil(num_chunks / chunks),)](
+            rows.view(torch.float32),
+            float(divisor),
+            result,
+            self._flags,
+            result.numel(),
+            num_chunks,
+            size,
+            NUM_BLOCKS=math.ceil(size / lanes),
+            HAS_REST=result.numel() % 4 != 0,
+            CHUNKS=chunks,
+            LANES=lanes,
+            num_warps=4,
+        )
+
+    def _constants(self, num_elements: int) -> dict[str, Any]:
+        return {
+            "KIND": self._kind,
+            "BITS": self._bits,
+            "HEAD": self.codec.head,
+            "HAS_REST": num_elements % 4 != 0,
+            "enable_fp_fusion": False,
+        }
+
+
+def _kind(kernels: Any, codec: ChunkCodec) -> tuple[Any, float]:
+    """What the kernels call a codec, and its number: threshold or levels."""
+    kind = _KINDS[type(codec)]
+    if isinstance(codec, QsgdCodec):
+        return getattr(kernels, kind if codec.norm == "two" else "LEVELS_OF_LARGEST"), float(codec.num_levels)
+    return getattr(kernels, kind), codec.threshold if isinstance(codec, TwoBitCodec) else 0.0
+
+
+def _received(rows: Tensor) -> tuple[Tensor, Tensor, int]:
+    """All ranks' rows as words and as bytes, and words between two ranks' rows."""
+    return rows, rows.view(torch.int8), rows[0].numel() if rows.numel() else 0
+
+
+def _written(rows: Tensor) -> tuple[Tensor, Tensor, int]:
+    """The storage of rows as words and as bytes, which is aligned, and where in it they begin, in words."""
+    begin = int(rows.storage_offset())
+    whole = rows.as_strided((begin + rows.numel(),), (1,), 0)
+    return whole, whole.view(torch.int8), begin
+
+
+def _power_of_two(number: int) -> int:
+    """The least that is not smaller."""
+    return 1 << max(0, number - 1).bit_length()

@@ -1,0 +1,99 @@
+"""Which kernels a codec by chunks runs with, and that a run is told."""
+
+import os
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from scaling.aggregators.registry import create
+from scaling.bucket import BucketLayout
+from scaling.codecs.base import Chunks
+from scaling.codecs.chunk_coder import TorchChunks
+from scaling.codecs.ef_sign import MeanSignCodec
+from scaling.codecs.kernels import chunk_coder
+from scaling.codecs.kernels.chunk_engine import LARGEST_BUCKET, kernel_problem
+from scaling.collectives.plan import Codec
+from scaling.errors import LaunchError, StudyError
+from scaling.process_group import run_in_process
+
+CPU = torch.device("cpu")
+CODEC = MeanSignCodec(64)
+LAYOUT = BucketLayout.of([("weight", (40, 10))])
+NAMES = ["one_bit_flat", "one_bit_momentum", "two_bit", "sign", "ef_sign", "qsgd"]
+
+no_interpreter = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="then they run")
+
+
+@dataclass(frozen=True)
+class OwnCodec(MeanSignCodec):
+    """Somebody's own."""
+
+    def scale(self, values, valid):
+        return super().scale(values, valid) / 2
+
+
+class TestChoice:
+    @pytest.mark.parametrize("kernels", ["auto", "torch"])
+    def test_processors_run_plain_torch(self, kernels):
+        coder = chunk_coder(CODEC, CODEC, CODEC.chunks(100), CPU, kernels)
+        assert type(coder) is TorchChunks
+        assert coder.note == "ef_sign in plain torch operations"
+
+    def test_what_stands_in_for_kernels_says_why(self):
+        device = torch.device("meta")  # of no processor: like a GPU without Triton
+        coder = chunk_coder(CODEC, CODEC, CODEC.chunks(100), device, "auto")
+        assert type(coder) is TorchChunks
+        assert coder.note.startswith("ef_sign in plain torch operations: ")
+        assert len(coder.note) > len("ef_sign in plain torch operations: ")
+
+    @no_interpreter
+    def test_triton_where_it_cannot_run_is_an_error(self):
+        with pytest.raises(LaunchError, match=r"kernels: triton: .*use kernels: auto or torch"):
+            chunk_coder(CODEC, CODEC, CODEC.chunks(100), CPU, "triton")
+
+    def test_a_codec_of_ones_own_has_no_kernel(self):
+        assert kernel_problem(CODEC, CODEC.chunks(100)) is None
+        assert "no kernel for the codec 'ef_sign'" in str(kernel_problem(OwnCodec(64), CODEC.chunks(100)))
+
+    def test_buckets_that_are_too_large_have_none(self):
+        assert kernel_problem(CODEC, Chunks(LARGEST_BUCKET, 64)) is None
+        assert f"{LARGEST_BUCKET} at most" in str(kernel_problem(CODEC, Chunks(LARGEST_BUCKET + 1, 64)))
+
+
+@pytest.mark.parametrize("name", NAMES)
+class TestAggregators:
+    def test_the_default_does_not_show_in_the_label(self, name):
+        assert create(name).label() == name
+        assert create(name, {"kernels": "torch"}).label() == f"{name}(kernels=torch)"
+
+    def test_unknown_kernels_are_an_error(self, name):
+        with pytest.raises(StudyError, match="kernels"):
+            create(name, {"kernels": "cuda"})
+
+    def test_runs_are_told_what_encodes(self, name):
+        def work(group):
+            return create(name).start(LAYOUT, group, torch.float32, CPU).notes
+
+        assert run_in_process(2, work) == [[f"{name} in plain torch operations"]] * 2
+        assert run_in_process(1, work) == [[]], "alone, nothing is encoded"
+
+    @no_interpreter
+    def test_triton_where_it_cannot_run_is_an_error(self, name):
+        def work(group):
+            create(name, {"kernels": "triton"}).start(LAYOUT, group, torch.float32, CPU)
+
+        with pytest.raises(LaunchError, match=r"kernels: triton: .*use kernels: auto or torch"):
+            run_in_process(2, work)
+
+    def test_plain_torch_moves_more_bytes(self, name):
+        moved = {
+            kernels: [
+                stage.bytes_moved
+                for stage in create(name, {"kernels": kernels}).stages(LAYOUT, 4)
+                if isinstance(stage, Codec)
+            ]
+            for kernels in ("torch", "auto")
+        }
+        assert len(moved["torch"]) == len(moved["auto"]) > 1
+        assert all(plain > fused for plain, fused in zip(moved["torch"], moved["auto"], strict=True))
