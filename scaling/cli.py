@@ -1,6 +1,7 @@
 """The command line. stdout is data, stderr is chatter; torch is imported only by the verbs that need it.
 
-Exit codes: 0 ok, 1 failed cells or laws, 2 bad usage or input, 3 undecided or regression, 130 interrupted.
+Exit codes: 0 ok, 1 failed cells or laws or cells left to another launch, 2 bad usage or input, 3 undecided or
+regression, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -8,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import textwrap
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -27,6 +27,7 @@ from scaling.cli_topology import topology
 from scaling.cli_watch import watch
 from scaling.errors import ScalingError, StudyError
 from topologies.errors import TopologyError
+from topologies.texts import folded
 
 if TYPE_CHECKING:
     from scaling.report.write import Report
@@ -49,8 +50,6 @@ app.command(
     epilog="Example: scaling predict mnist --topology hgx-h200-4 --world-sizes 1,2,4 --from results/mnist"
 )(predict)
 app.command(epilog="Example: scaling submit mnist --partition gpu --gpus-per-node 4 --dry-run")(submit)
-
-LINE_WIDTH = 80
 
 StudyArgument = Annotated[str, typer.Argument(help="A study file, or the name of a shipped study.")]
 Overrides = Annotated[
@@ -115,10 +114,7 @@ def list_(
         return
     width = max(len(entry["name"]) for entry in entries)
     for entry in entries:
-        line = f"{entry['name']:{width}}  {entry['description']}"
-        wrapper = textwrap.TextWrapper(LINE_WIDTH, subsequent_indent=" " * (width + 2))
-        wrapper.break_long_words = wrapper.break_on_hyphens = False  # names are never cut
-        typer.echo(wrapper.fill(line))
+        typer.echo(folded(f"{entry['name']:{width}}  ", entry["description"]))
 
 
 def _resolve(study_name: str, overrides: list[str] | None) -> ResolvedStudy:
@@ -200,7 +196,7 @@ def run(
     from scaling.predict_ahead import predicting
     from scaling.store import ResultsFolder
     from scaling.study.cells import resolve
-    from scaling.study.libraries import check_libraries
+    from scaling.study.libraries import carried
     from scaling.study.overrides import load_study
     from scaling.study.prepare import prepare, this_machine
     from scaling.study.progress import progress_for
@@ -212,19 +208,21 @@ def run(
     scope = scope_for(launcher, workers_per_node, world_size, os.environ)
     resolved = resolve(loaded, this_machine(scope.num_nodes))
     scope.require_cells(resolved)
-    check_libraries(resolved, by_mpi=launcher == "mpirun")
+    here = carried(resolved, by_mpi=launcher == "mpirun", world_size=world_size)
     folder = ResultsFolder(out or Path("results") / loaded.name)
     for note in resolved.notes:
         _note(note)
     with scope.lock(folder):
         prepare(folder, loaded, resolved)
+        for line in here.leave_rest(folder):
+            _note(line)
         if retry_failed:
             _note(f"{reset_failed(folder, scope)} failed runs are tried again")
         try:
             with progress_for(sys.stderr) as progress:
                 command = RunCommand(study, overrides or [], folder.path)
                 ahead = predicting(folder, progress.say)
-                run_study(folder, resolved, command, progress, scope, ahead)
+                run_study(folder, here.study, command, progress, scope, ahead)
         except KeyboardInterrupt:
             _note(f"stopped; the same command goes on from here, `scaling status {folder.path}` shows where")
             raise typer.Exit(130) from None
@@ -234,11 +232,12 @@ def run(
     else:
         _show(made)
         _note(f"report: {made.page}")
-    _name_failures([record for record in scope.records(folder) if record.state == "failed"])
+    failed = [record for record in scope.records(folder) if record.state == "failed"]
+    _name_rest(failed, here.leave_rest(folder))
 
 
-def _name_failures(failed: list[RunRecord]) -> None:
-    """Says what has failed, and ends with exit code 1 if anything has."""
+def _name_rest(failed: list[RunRecord], left: list[str]) -> None:
+    """Says what has failed and what is left to other launches, and ends with exit code 1 if anything is."""
     from scaling.study.transfer import short_label
 
     for record in failed:
@@ -249,6 +248,9 @@ def _name_failures(failed: list[RunRecord]) -> None:
         )
     if failed:
         _note("`--retry-failed` runs them again")
+    for line in left:
+        _note(line)
+    if failed or left:
         raise typer.Exit(1)
 
 
@@ -272,9 +274,9 @@ def _show(made: Report) -> None:
         console.print(table)
         console.print()
     for sentence in device_sentences(made.experiments):
-        console.print(sentence, highlight=False, markup=False)
+        typer.echo(folded("", sentence, indent=2))
     if made.times is not None:
-        console.print(made.times.line(), highlight=False)
+        typer.echo(folded("", made.times.line(), indent=2))
 
 
 @app.command(epilog="Example: scaling report results/mnist")
@@ -370,7 +372,7 @@ def verify_(
         if not as_json:
             typer.echo(findings[-1].line(width))
             for line in sheets[-1].lines() if sheets[-1] else []:
-                typer.echo(textwrap.fill(line, 80, initial_indent="  ", subsequent_indent=" " * 13))
+                typer.echo(folded("  ", line, indent=13))
     if folder is not None:
         if name is None or sheets[0] is None:
             raise StudyError("--into needs the name of a lossy aggregator: others have no sheet")

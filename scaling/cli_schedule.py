@@ -74,7 +74,17 @@ def import_(
     out: Annotated[
         Path | None,
         typer.Option(
-            "--out", metavar="FILE", help="A machine file (of XML), or samples as CSV (default: to stdout)."
+            "--out",
+            metavar="FILE",
+            help="A machine file (of XML, or with --machine), or samples as CSV (default: to stdout).",
+        ),
+    ] = None,
+    machine: Annotated[
+        str | None,
+        typer.Option(
+            "--machine",
+            metavar="NAME",
+            help="Of nvbandwidth: a shipped machine, or a file; its links get the measured bandwidths.",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -86,7 +96,10 @@ def import_(
         reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
         raise TopologyError(f"{file}: cannot be read: {reason}") from error
     is_xml = text.lstrip().startswith("<")
-    content, data = _machine(text, file) if is_xml else _samples(text, str(file))
+    if machine is not None:
+        content, data = _measured_machine(text, file, machine, is_xml=is_xml)
+    else:
+        content, data = _machine(text, file) if is_xml else _samples(text, str(file))
     if out is not None:
         write_file(out, content.encode())
     if as_json:
@@ -106,6 +119,21 @@ def _machine(text: str, path: Path) -> tuple[str, object]:
     content = as_yaml(file, ["From NCCL's topology XML; nothing is measured.", *notes])
     validated(content, "the imported machine")
     return content, file
+
+
+def _measured_machine(text: str, path: Path, machine: str, *, is_xml: bool) -> tuple[str, object]:
+    from scaling.measure.imported_machine import with_measured
+    from scaling.measure.other_tools import nvbandwidth_version, samples_of
+    from topologies.schema import text_of
+
+    samples = [] if is_xml else samples_of(text, str(path))
+    version = None if is_xml else nvbandwidth_version(text)
+    if version is None:
+        raise TopologyError(
+            f"{path}: --machine takes nvbandwidth's JSON, which measures links; NCCL's topology XML is a "
+            "machine by itself, and samples of nccl-tests calibrate by `predict --samples`"
+        )
+    return with_measured(text_of(machine), machine, samples, f"{version} ({path.name})")
 
 
 def _samples(text: str, source: str) -> tuple[str, object]:

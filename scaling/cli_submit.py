@@ -4,71 +4,93 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, TypedDict
 
 import typer
 
 from launchers.joining import JOIN_TIMEOUT_S
 from launchers.sbatch import submit as submit_script
 from launchers.slurm import SIGNAL_S, JobOptions, script
-from launchers.slurm_steps import parse_style
+from launchers.slurm_steps import Style, parse_style
 from scaling.errors import LaunchError
+
+if TYPE_CHECKING:
+    from scaling.study.job_shape import JobShape
 
 CPUS_PER_WORKER = 4
 """What a job asks for unless it is told."""
 
 
+StudyName = Annotated[str, typer.Argument(help="A study file, or the name of a shipped study.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[KEY=VALUE]...", help="Replace keys of the study, as in `run`."),
+]
+Out = Annotated[
+    Path | None, typer.Option(help="Results folder, seen by all nodes (default: results/<name>).")
+]
+Partition = Annotated[str | None, typer.Option(help="Slurm's partition (default: Slurm's).")]
+Account = Annotated[str | None, typer.Option(help="Whom Slurm charges (default: Slurm's).")]
+TimeLimit = Annotated[str, typer.Option(help="Time limit, as Slurm writes it.")]
+Nodes = Annotated[
+    int | None, typer.Option(min=1, help="Nodes (default: as few as hold the largest world size).")
+]
+GpusPerNode = Annotated[
+    int | None,
+    typer.Option(min=0, help="GPUs, and workers, a node (default: the largest world size's share)."),
+]
+CpusPerTask = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help=f"CPUs of a worker (srun) or of a node (torchrun); default: {CPUS_PER_WORKER} a worker.",
+    ),
+]
+StyleName = Annotated[
+    str, typer.Option(help="torchrun: one task a node, which starts its workers; srun: a task a worker.")
+]
+AsArray = Annotated[
+    bool, typer.Option("--array", help="One task a world size, side by side; a report job after them.")
+]
+JobName = Annotated[str | None, typer.Option(help="Default: scaling-<name>.")]
+PythonProgram = Annotated[str, typer.Option(help="Runs the workers, on every node.")]
+Setup = Annotated[
+    list[str] | None, typer.Option(metavar="LINE", help="Bash to be run first, as 'module load cuda'.")
+]
+Sbatch = Annotated[
+    list[str] | None, typer.Option(metavar="OPTION", help="One more for sbatch: --sbatch=--exclusive.")
+]
+SignalSeconds = Annotated[
+    int, typer.Option("--signal", min=1, help="Seconds before the limit at which the job begins to end.")
+]
+JoinTimeoutSeconds = Annotated[
+    int,
+    typer.Option("--join-timeout", min=1, help="Seconds that workers wait for each other at a start."),
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the batch script, submit nothing.")]
+
+
 def submit(
-    study: Annotated[str, typer.Argument(help="A study file, or the name of a shipped study.")],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="Replace keys of the study, as in `run`."),
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Results folder, seen by all nodes (default: results/<name>).")
-    ] = None,
-    partition: Annotated[str | None, typer.Option(help="Slurm's partition (default: Slurm's).")] = None,
-    account: Annotated[str | None, typer.Option(help="Whom Slurm charges (default: Slurm's).")] = None,
-    time: Annotated[str, typer.Option(help="Time limit, as Slurm writes it.")] = "01:00:00",
-    nodes: Annotated[
-        int | None, typer.Option(min=1, help="Nodes (default: as few as hold the largest world size).")
-    ] = None,
-    gpus_per_node: Annotated[
-        int | None,
-        typer.Option(min=0, help="GPUs, and workers, a node (default: the largest world size's share)."),
-    ] = None,
-    cpus_per_task: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help=f"CPUs of a worker (srun) or of a node (torchrun); default: {CPUS_PER_WORKER} a worker.",
-        ),
-    ] = None,
-    style: Annotated[
-        str, typer.Option(help="torchrun: one task a node, which starts its workers; srun: a task a worker.")
-    ] = "torchrun",
-    array: Annotated[
-        bool, typer.Option("--array", help="One task a world size, side by side; a report job after them.")
-    ] = False,
-    job_name: Annotated[str | None, typer.Option(help="Default: scaling-<name>.")] = None,
-    python: Annotated[str, typer.Option(help="Runs the workers, on every node.")] = sys.executable,
-    setup: Annotated[
-        list[str] | None, typer.Option(metavar="LINE", help="Bash to be run first, as 'module load cuda'.")
-    ] = None,
-    sbatch: Annotated[
-        list[str] | None, typer.Option(metavar="OPTION", help="One more for sbatch: --sbatch=--exclusive.")
-    ] = None,
-    signal_s: Annotated[
-        int, typer.Option("--signal", min=1, help="Seconds before the limit at which the job begins to end.")
-    ] = SIGNAL_S,
-    join_timeout_s: Annotated[
-        int,
-        typer.Option("--join-timeout", min=1, help="Seconds that workers wait for each other at a start."),
-    ] = int(JOIN_TIMEOUT_S),
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the batch script, submit nothing.")
-    ] = False,
+    study: StudyName,
+    overrides: Overrides = None,
+    out: Out = None,
+    partition: Partition = None,
+    account: Account = None,
+    time: TimeLimit = "01:00:00",
+    nodes: Nodes = None,
+    gpus_per_node: GpusPerNode = None,
+    cpus_per_task: CpusPerTask = None,
+    style: StyleName = "torchrun",
+    array: AsArray = False,
+    job_name: JobName = None,
+    python: PythonProgram = sys.executable,
+    setup: Setup = None,
+    sbatch: Sbatch = None,
+    signal_s: SignalSeconds = SIGNAL_S,
+    join_timeout_s: JoinTimeoutSeconds = int(JOIN_TIMEOUT_S),
+    dry_run: DryRun = False,
 ) -> None:
     """Submit a study to Slurm, or go on with one; prints the job's id.
 
@@ -78,20 +100,13 @@ def submit(
     from scaling.study.overrides import load_study
 
     loaded = load_study(study, overrides or [])
-    shape = job_shape(loaded, nodes, gpus_per_node)
     folder = out or Path("results") / loaded.name
-    per_task = 1 if style == "srun" else shape.workers_per_node
     try:
         options = JobOptions(
             study=study,
             out=str(folder),
-            world_sizes=shape.world_sizes,
             overrides=overrides or [],
-            workers_per_node=shape.workers_per_node,
-            gpus_per_node=shape.gpus_per_node,
-            nodes=shape.nodes,
-            cpus_per_task=cpus_per_task or CPUS_PER_WORKER * per_task,
-            style=parse_style(style),
+            **_tasks(job_shape(loaded, nodes, gpus_per_node), cpus_per_task, parse_style(style)),
             array=array,
             time=time,
             partition=partition,
@@ -110,3 +125,26 @@ def submit(
     except ValueError as error:
         raise LaunchError(str(error)) from error
     typer.echo(f"`squeue` shows the job, `scaling status {folder}` what is left of the study", err=True)
+
+
+class _Tasks(TypedDict):
+    """The part of `JobOptions` that follows from a job's shape."""
+
+    world_sizes: Sequence[int]
+    workers_per_node: int
+    gpus_per_node: int
+    nodes: int
+    cpus_per_task: int
+    style: Style
+
+
+def _tasks(shape: JobShape, cpus_per_task: int | None, style: Style) -> _Tasks:
+    per_task = 1 if style == "srun" else shape.workers_per_node
+    return {
+        "world_sizes": shape.world_sizes,
+        "workers_per_node": shape.workers_per_node,
+        "gpus_per_node": shape.gpus_per_node,
+        "nodes": shape.nodes,
+        "cpus_per_task": cpus_per_task or CPUS_PER_WORKER * per_task,
+        "style": style,
+    }

@@ -13,6 +13,7 @@ from scaling.measure.probe import Sample, from_csv
 from scaling.prediction.measured import MeasuredCell, MeasuredTransfer, measured_cells
 from scaling.prediction.sources import Sources, gpu_names
 from scaling.report.columns import to_rows
+from scaling.report.environments import environment_differences
 from scaling.report.tables import summary_table
 from scaling.report.transfers import read_transfers
 from scaling.store import ResultsFolder
@@ -83,6 +84,22 @@ def read_samples(path: Path) -> list[Sample]:
         ) from error
 
 
+def libraries_of(folders: Sequence[ResultsFolder]) -> tuple[dict[str, str], list[str]]:
+    """The MPI and the Horovod of the launches, with a note where there are several: the first one counts."""
+    seen: dict[str, dict[str, None]] = {"mpi": {}, "horovod": {}}
+    for folder in folders:
+        for record in folder.runs():
+            for name, words in seen.items():
+                if record.launch.get(name):
+                    words[str(record.launch[name])] = None
+    notes = [
+        f"measured with several libraries: {', '.join(words)}; predictions take the first"
+        for words in seen.values()
+        if len(words) > 1
+    ]
+    return {name: next(iter(words)) for name, words in seen.items() if words}, notes
+
+
 def sources_of(
     folders: Sequence[Path], samples: Sequence[Path], topology: Topology, measured_on: str | None
 ) -> tuple[Sources, list[str]]:
@@ -103,13 +120,28 @@ def sources_of(
     notes = [note] if note else []
     if largest > max(machine.num_gpus, 1) and machine.num_gpus:
         notes.append(f"{machine.name} has {machine.num_gpus} GPUs: measured cells of more calibrate nothing")
+    notes += differences_between(opened)
     measured = {name for folder in opened for name in _gpus(folder)}
     if cells and measured and gpu_names(topology) and not measured <= gpu_names(topology):
         notes.append(
             f"computation was measured on {', '.join(sorted(measured))} and is taken as it is; "
             f"{topology.name} has {', '.join(sorted(gpu_names(topology)))}"
         )
-    return Sources(cells, transfers, machine), notes
+    libraries, mixed = libraries_of(opened)
+    return Sources(cells, transfers, machine, libraries), notes + mixed
+
+
+def differences_between(folders: Sequence[ResultsFolder]) -> list[str]:
+    """In what the environments of folders taken together differ from the first one's; a line each."""
+    notes = []
+    for other in folders[1:]:
+        found = [one for one in environment_differences(folders[0], other) if one.decides]
+        if found:
+            notes.append(
+                f"taken together, though measured in different environments: {folders[0].path} against "
+                f"{other.path}: {'; '.join(one.line() for one in found)}"
+            )
+    return notes
 
 
 def _machine(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from scaling.measured_folders import cells_of, transfers_of
+from scaling.measured_folders import cells_of, libraries_of, transfers_of
 from scaling.prediction.rows import row_of
 from scaling.prediction.sources import Sources
 from scaling.store import ResultsFolder
@@ -52,7 +52,7 @@ def predict_launch(folder: ResultsFolder, launch: Launch) -> int:
     if path is None:
         return 0
     topology = load(path)
-    sources = Sources(cells_of(folder), transfers_of(folder), topology)
+    sources = Sources(cells_of(folder), transfers_of(folder), topology, libraries_of([folder])[0])
     predictor, compute = sources.predictor(topology, strategy_of)
     dictionaries: list[Mapping[str, Any]] = [cell.to_dict() for cell in cells]
     by_cell = {id(values): cell.id for values, cell in zip(dictionaries, cells, strict=True)}

@@ -65,6 +65,20 @@ class Registry:
         except (ImportError, AttributeError, ValueError, TypeError) as error:  # the last two: ":a", ".a:b"
             raise StudyError(f"{self.kind} {name!r}: cannot load {target}: {error}") from error
 
+    def create(self, name: str, base: type, parameters: Mapping[str, Any] | None) -> Any:
+        """An instance of the dataclass called `name`, which must be a subclass of `base`.
+
+        Raises:
+            StudyError: the name is unknown or stands for something else, or a parameter is unknown or of the
+                wrong type or value.
+        """
+        cls = self.load(name)
+        if not (isinstance(cls, type) and issubclass(cls, base)):
+            raise StudyError(
+                f"{self.kind} {name!r} is {cls!r}; it must be a subclass of {base.__module__}.{base.__name__}"
+            )
+        return from_parameters(f"{self.kind} {name!r}", cls, parameters or {})
+
 
 def check_names(what: str, names: Iterable[str], allowed: Iterable[str]) -> None:
     """Checks that a study sets only parameters that there are.

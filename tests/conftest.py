@@ -117,6 +117,26 @@ def _need() -> Callable[[object, str], None]:
     return need
 
 
+@pytest.fixture
+def call(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Callable[..., tuple[int, str, str]]:
+    """call(*words): runs `scaling *words` in this process and an empty folder: exit code, stdout, stderr."""
+    from scaling.cli import main
+
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["scaling", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+            raise SystemExit(0)
+        captured = capsys.readouterr()
+        return ended.value.code or 0, captured.out, captured.err
+
+    return run
+
+
 @pytest.fixture(params=["openmpi", "mpich"])
 def mpirun(request: pytest.FixtureRequest) -> HandLauncher:
     """Each MPI on this machine."""

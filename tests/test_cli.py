@@ -6,8 +6,6 @@ import sys
 
 import pytest
 
-from scaling.cli import main
-
 STUDY = """
 name: small
 kind: iteration
@@ -20,21 +18,9 @@ scaling: strong
 """
 
 
-@pytest.fixture
-def call(monkeypatch, capsys, tmp_path):
-    """Runs `scaling ...` in this process: (exit code, stdout, stderr)."""
-    monkeypatch.chdir(tmp_path)
+@pytest.fixture(autouse=True)
+def _no_data(monkeypatch):
     monkeypatch.delenv("SCALING_DATA_DIR", raising=False)
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["scaling", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-            raise SystemExit(0)
-        captured = capsys.readouterr()
-        return ended.value.code or 0, captured.out, captured.err
-
-    return run
 
 
 @pytest.fixture

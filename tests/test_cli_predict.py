@@ -1,12 +1,10 @@
 """`scaling predict`, `plan --skip-dominated`, `schedule export` and `topology import`."""
 
 import json
-import sys
 
 import pytest
 import yaml
 
-from scaling.cli import main
 from scaling.report.tables import summary_table
 from scaling.store import ResultsFolder
 from scaling.study.cells import Machine, resolve
@@ -25,22 +23,6 @@ missing_devices: drop
 noise_pair: false
 max_seconds: 5
 """
-
-
-@pytest.fixture
-def call(monkeypatch, capsys, tmp_path):
-    """Runs `scaling ...` in this process: (exit code, stdout, stderr)."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["scaling", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-            raise SystemExit(0)
-        captured = capsys.readouterr()
-        return ended.value.code or 0, captured.out, captured.err
-
-    return run
 
 
 @pytest.fixture
@@ -201,3 +183,79 @@ def test_a_launch_is_predicted_once_and_before_it_is_measured(results, study):
     said = []
     predicting(folder, said.append)(launch)
     assert "not predicted" in said[0]
+
+
+@pytest.fixture
+def curves(tmp_path, study):
+    """Further local batches at world size 1, measured by another version of torch under Open MPI."""
+    folder = StudyFolder(tmp_path / "curves")
+    single = next(
+        cell
+        for cell in resolve(load_study(str(study)), Machine(4, 16)).trained
+        if cell.world_size == 1 and cell.aggregator == "none"
+    )
+    for batch, seconds in ((24, 0.004), (48, 0.006)):
+        folder.add_steps([[seconds] * 3], **{**single.to_dict(), "local_batch": batch, "global_batch": batch})
+    folder.folder.write_environment(
+        {"gpus": [{"name": "NVIDIA H200"}], "cpu": {}, "versions": {"torch": "2.99"}}
+    )
+    return folder.folder.path
+
+
+def test_folders_of_different_environments_are_taken_together_and_it_is_said(call, study, results, curves):
+    known = {"gpus": [{"name": "NVIDIA H200"}], "cpu": {}, "versions": {"torch": "2.11"}}
+    ResultsFolder(results).write_environment(known)
+    arguments = ("predict", study, "--topology", "hgx-h200-4", "--world-sizes", "1,2,4", "--json")
+    code, out, err = call(*arguments, "--from", results, "--from", curves)
+    assert code == 0
+    assert "different environments" in err
+    assert "versions.torch: 2.11 against 2.99" in err
+    times = {row["world_size"]: row for row in json.loads(out) if row["aggregator"] == "none"}
+    assert times[4]["iteration_s"] == pytest.approx(0.004)  # from the second folder
+    assert times[1]["iteration_s"] == pytest.approx(0.010, rel=0.02)  # from the first
+    assert not any("extrapolated" in note for row in times.values() for note in row["notes"])
+    _, _, alone = call(*arguments, "--from", results)
+    assert "different environments" not in alone
+
+
+def test_nvbandwidths_figures_go_into_a_machine_file_that_predictions_take(call, study, tmp_path):
+    from topologies.schema import load
+
+    copies = {"host_to_device_memcpy_ce": "12.5", "device_to_host_memcpy_ce": "11"}
+    cases = [{"name": name, "bandwidth_matrix": [[rate] * 4]} for name, rate in copies.items()]
+    source = tmp_path / "copies.json"
+    source.write_text(json.dumps({"nvbandwidth": {"version": "v0.8", "testcases": cases}}))
+    own = tmp_path / "own.yaml"
+    assert call("topology", "import", source, "--machine", "hgx-h200-4", "--out", own)[0] == 0
+    assert {link.bandwidth_bytes_per_s for link in load(own).machine.links if link.kind == "pcie"} == {12.5e9}
+    exchange_s = {
+        machine: {
+            row["aggregator"]: row["exchange_s"]
+            for row in predicted(call, study, "--topology", machine, "--world-sizes", "4")
+        }
+        for machine in ("hgx-h200-4", own)
+    }
+    before, after = exchange_s.values()
+    assert after["host_serial"] > 1.05 * before["host_serial"]
+    assert after["ring"] == before["ring"]
+
+
+@pytest.mark.parametrize("text", ["<system version='1'></system>", '{"results": [], "args": ["x"]}'])
+def test_only_nvbandwidth_measures_links(call, tmp_path, text):
+    (tmp_path / "file").write_text(text)
+    code, _, err = call("topology", "import", tmp_path / "file", "--machine", "hgx-h200-4")
+    assert code == 2
+    assert "nvbandwidth" in err or "no operation" in err
+
+
+def test_the_mpi_of_the_measured_launches_is_that_of_the_prediction(call, tmp_path):
+    from scaling.measured_folders import libraries_of
+    from scaling.store import RunRecord
+
+    folder = StudyFolder(tmp_path / "measured").folder
+    for number, words in enumerate(("MPICH Version: 5.0.2", "Open MPI v5.0.11")):
+        folder.write_run(RunRecord(f"{number:012x}", 0, {}, launch={"mpi": words}))
+    folder.write_run(RunRecord("f" * 12, 0, {}, launch={"horovod": "Horovod 0.28.1 over MPI"}))
+    libraries, notes = libraries_of([folder])
+    assert libraries == {"mpi": "MPICH Version: 5.0.2", "horovod": "Horovod 0.28.1 over MPI"}
+    assert any("several libraries" in note for note in notes)

@@ -7,24 +7,6 @@ from xml.etree import ElementTree
 
 import pytest
 
-from scaling.cli import main
-
-
-@pytest.fixture
-def call(monkeypatch, capsys, tmp_path):
-    """Runs `scaling ...` in this process: (exit code, stdout, stderr)."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["scaling", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-            raise SystemExit(0)
-        captured = capsys.readouterr()
-        return ended.value.code or 0, captured.out, captured.err
-
-    return run
-
 
 def test_show_prints_devices_paths_and_sources(call):
     code, out, err = call("topology", "show", "dual-k80")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from scaling.cli import app, main
+from scaling.cli import app
 
 ROOT = Path(__file__).parents[1]
 REFERENCE = ROOT / "results" / "reference"
@@ -55,21 +55,6 @@ def test_verbs_that_read_have_json(verb):
     command = {" ".join(words): own for words, own in COMMANDS}[verb]
     options = {option for parameter in command.params for option in parameter.opts}
     assert "--json" in options
-
-
-@pytest.fixture
-def call(monkeypatch, capsys):
-    """Runs `scaling ...` in this process: (exit code, stdout, stderr)."""
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["scaling", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-            raise SystemExit(0)
-        captured = capsys.readouterr()
-        return ended.value.code or 0, captured.out, captured.err
-
-    return run
 
 
 def test_compare_of_a_folder_with_itself_finds_nothing_and_passes_a_gate(call):

@@ -1,7 +1,6 @@
 """The honesty sheet: what it says is what the aggregator does."""
 
 import json
-import sys
 
 import pytest
 import torch
@@ -9,7 +8,6 @@ import torch
 from scaling.aggregators.base import unmarked
 from scaling.aggregators.registry import BUILT_IN, create
 from scaling.bucket import BucketLayout
-from scaling.cli import main
 from scaling.errors import StudyError
 from scaling.honesty import Sheet, has_sheet, make_sheet, measure, recorded_gradients, sheet_of
 from scaling.honesty.gradients import LARGE
@@ -116,40 +114,31 @@ class TestBreakEven:
 
 @pytest.mark.usefixtures("small")
 class TestCommand:
-    def call(self, monkeypatch, capsys, *arguments):
-        monkeypatch.setattr(sys, "argv", ["scaling", "verify", *arguments, "--world-sizes", "2"])
-        main()
-        return capsys.readouterr().out
-
-    def test_lines_follow_the_finding(self, monkeypatch, capsys):
-        with pytest.raises(SystemExit) as ended:
-            self.call(monkeypatch, capsys, "ef_sign")
-        assert not ended.value.code
-        first, *sheet = capsys.readouterr().out.splitlines()
+    def test_lines_follow_the_finding(self, call):
+        code, out, _ = call("verify", "ef_sign", "--world-sizes", "2")
+        assert not code
+        first, *sheet = out.splitlines()
         assert first.startswith("ef_sign  aggregator  ok  contract at 2 ranks")
         assert max(map(len, sheet)) <= 80
         starts = [line.split()[0] for line in sheet if not line.startswith("   ")]
         assert starts == ["error", "replicas", "bytes", "rates", "break-even"]
 
-    def test_json_has_it_and_exact_ones_have_none(self, monkeypatch, capsys):
+    def test_json_has_it_and_exact_ones_have_none(self, call):
         for name, has in (("ef_sign", True), ("all_reduce", False)):
-            with pytest.raises(SystemExit):
-                self.call(monkeypatch, capsys, name, "--json")
-            (value,) = json.loads(capsys.readouterr().out)
+            (value,) = json.loads(call("verify", name, "--world-sizes", "2", "--json")[1])
             assert (value["sheet"] is not None) == has
             if has:
                 assert value["sheet"]["break_even_bytes_per_s"] > 0
                 assert value["sheet"]["replicas_agree"] is True
                 assert value["sheet"]["metered_bytes"] == value["sheet"]["formula_bytes"]
 
-    def test_into_puts_it_into_a_results_folder_and_exact_ones_have_none(self, monkeypatch, capsys, tmp_path):
+    def test_into_puts_it_into_a_results_folder_and_exact_ones_have_none(self, call, tmp_path):
         folder = ResultsFolder(tmp_path)
         folder.write_study({"name": "by-hand"})
-        for name, code in (("ef_sign", None), ("all_reduce", 2)):
-            with pytest.raises(SystemExit) as ended:
-                self.call(monkeypatch, capsys, name, "--into", str(tmp_path))
-            assert (ended.value.code or None) == code
-        assert "others have no sheet" in capsys.readouterr().err
+        for name, code in (("ef_sign", 0), ("all_reduce", 2)):
+            ended, _, err = call("verify", name, "--world-sizes", "2", "--into", tmp_path)
+            assert ended == code
+        assert "others have no sheet" in err
         (sheet,) = folder.sheets().values()
         assert sheet["replicas_agree"] is True
 

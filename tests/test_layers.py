@@ -100,6 +100,7 @@ TORCH_DISTRIBUTED = frozenset(
     {
         "scaling.process_group.over_torch",
         "scaling.process_group.symmetric_memory",
+        "scaling.process_group.through_host",
         "scaling.training.overlapped",  # the DDP hook
         "scaling.workers",
     }
@@ -107,7 +108,9 @@ TORCH_DISTRIBUTED = frozenset(
 CUDA_EVENTS = frozenset({"scaling.measure.clock", "scaling.collectives.execute_host"})
 NVML = frozenset({"topologies.detect_nvml", "scaling.measure.power"})
 WRITERS: dict[str, frozenset[str]] = {
-    "scaling.store": frozenset({"open", "write_text", "replace"}),
+    "scaling.store.files": frozenset({"open", "replace"}),
+    "scaling.store.folder": frozenset({"open"}),  # samples are appended to
+    "scaling.store.checkpoints": frozenset({"replace"}),
     "scaling.workloads.downloads": frozenset({"open", "replace"}),  # to the user's cache
     "scaling.report.figures": frozenset({"savefig"}),  # to the store's figure_path
     "launchers.two_hosts": frozenset({"write_text"}),  # the hosts' names, for as long as they last

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from scaling import store
 from scaling.errors import StoreError
-from scaling.store import ResultsFolder, RunRecord
+from scaling.store import ResultsFolder, RunRecord, files
 
 CELL = "0123456789ab"
 
@@ -58,7 +57,7 @@ class TestWriting:
         def fails(_: int) -> None:
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr(store.os, "fsync", fails)
+        monkeypatch.setattr(files.os, "fsync", fails)
         with pytest.raises(StoreError, match=r"report\.html: cannot be written: No space left on device"):
             folder.write_text("report.html", "new")
         assert (folder.path / "report.html").read_text() == "old"

@@ -1,13 +1,13 @@
 """`scaling verify`: what holds is said in a line, what does not is caught and named."""
 
 import json
+import re
 import sys
 from pathlib import Path
 
 import pytest
 
 from scaling import verification
-from scaling.cli import main
 from scaling.collectives.catalogue import CATALOGUE
 from scaling.errors import StudyError
 
@@ -15,21 +15,16 @@ EXAMPLES = Path(__file__).with_name("verify_examples.py")
 
 
 @pytest.fixture
-def call(monkeypatch, capsys, tmp_path):
-    """Runs `scaling verify ...` in a folder with a user's module: (exit code, stdout, stderr)."""
+def verified(call, monkeypatch, tmp_path):
+    """Runs `scaling verify ...` in a folder with a user's module: (exit code, stdout unfolded, stderr)."""
     (tmp_path / "mine.py").write_text(EXAMPLES.read_text())
     (tmp_path / "broken_module.py").write_text("raise ArithmeticError('planted')")
     (tmp_path / "no_python.py").write_text("def")
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
 
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["scaling", "verify", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
-            raise SystemExit(0)
-        captured = capsys.readouterr()
-        return ended.value.code or 0, captured.out, captured.err
+    def run(*words):
+        code, out, err = call("verify", *words)
+        return code, out if "--json" in words else re.sub(r"\n {5,}", " ", out), err
 
     yield run
     for module in ("mine", "broken_module", "no_python"):
@@ -37,41 +32,41 @@ def call(monkeypatch, capsys, tmp_path):
 
 
 class TestWhatHolds:
-    def test_users_aggregator_in_the_current_folder_gets_the_whole_suite(self, call):
-        code, out, _ = call("mine:Correct")
+    def test_users_aggregator_in_the_current_folder_gets_the_whole_suite(self, verified):
+        code, out, _ = verified("mine:Correct")
         assert code == 0
         assert out == (
             "mine:Correct  aggregator  ok  contract at 1-4, 7 ranks x 5 sizes x 3 types; saved state\n"
         )
 
-    def test_scheduled_one_gets_its_schedule_too(self, call):
-        code, out, _ = call("mine:CorrectRoot", "--world-sizes", "1-9")
+    def test_scheduled_one_gets_its_schedule_too(self, verified):
+        code, out, _ = verified("mine:CorrectRoot", "--world-sizes", "1-9")
         assert code == 0
         assert "ok  schedule at 1-9 ranks (at 8: 14 steps, 7 messages and 7 S by the rank" in out
         assert "contract at 1-4, 7 ranks" in out
 
-    def test_users_schedule_is_proved(self, call):
-        code, out, _ = call("mine:correct", "--world-sizes", "2,4-6")
+    def test_users_schedule_is_proved(self, verified):
+        code, out, _ = verified("mine:correct", "--world-sizes", "2,4-6")
         assert code == 0
         assert out.startswith("mine:correct  schedule    ok  schedule at 2, 4-6 ranks (at 6: 10 steps, ")
 
-    def test_name_of_a_collective_and_an_aggregator_checks_both(self, call):
-        code, out, _ = call("ring", "--world-sizes", "1-3")
+    def test_name_of_a_collective_and_an_aggregator_checks_both(self, verified):
+        code, out, _ = verified("ring", "--world-sizes", "1-3")
         assert code == 0
         assert [line.split()[:3] for line in out.splitlines()] == [
             ["ring", "collective", "ok"], ["ring", "aggregator", "ok"]
         ]  # fmt: skip
 
-    def test_error_feedback_is_checked_where_there_is_some(self, call):
-        assert "; residuals\n" in call("one_bit", "--world-sizes", "2")[1]
+    def test_error_feedback_is_checked_where_there_is_some(self, verified):
+        assert "; residuals\n" in verified("one_bit", "--world-sizes", "2")[1]
 
-    def test_what_another_library_carries_is_said_not_to_be_checked_here(self, call):
-        code, out, _ = call("mpi", "--world-sizes", "1-2")
+    def test_what_another_library_carries_is_said_not_to_be_checked_here(self, verified):
+        code, out, _ = verified("mpi", "--world-sizes", "1-2")
         assert code == 0
         assert out.startswith("mpi  aggregator  ok  not the contract: its messages are carried by mpi")
 
-    def test_json_has_all_of_it(self, call):
-        code, out, _ = call("stripes", "--world-sizes", "1-8", "--json")
+    def test_json_has_all_of_it(self, verified):
+        code, out, _ = verified("stripes", "--world-sizes", "1-8", "--json")
         (finding,) = json.loads(out)
         assert code == 0
         assert finding["sample"] == {
@@ -81,31 +76,31 @@ class TestWhatHolds:
         assert finding["failure"] is None
         assert finding["checked"][0].startswith("schedule at 1-8 ranks")
 
-    def test_schedules_of_larger_worlds_are_proved_without_the_contract(self, call):
-        code, out, _ = call("tree", "--world-sizes", "100")
+    def test_schedules_of_larger_worlds_are_proved_without_the_contract(self, verified):
+        code, out, _ = verified("tree", "--world-sizes", "100")
         assert code == 0
         assert "schedule at 100 ranks" in out
         assert "not the contract, which is checked at 1, 2, 3, 4, 7 ranks" in out
 
 
 class TestAll:
-    def test_every_collective_and_aggregator_is_a_line(self, call, monkeypatch):
+    def test_every_collective_and_aggregator_is_a_line(self, verified, monkeypatch):
         monkeypatch.setattr(
             verification.REGISTRY, "_built_in", {"none": "scaling.aggregators.controls:NoExchange"}
         )
         monkeypatch.setattr(verification.REGISTRY, "_group", "nobody")
-        code, out, _ = call("--all", "--world-sizes", "1-2")
+        code, out, _ = verified("--all", "--world-sizes", "1-2")
         assert code == 0
         assert [tuple(line.split()[:3]) for line in out.splitlines()] == [
             *((name, "collective", "ok") for name in CATALOGUE), ("none", "aggregator", "ok")
         ]  # fmt: skip
 
-    def test_one_that_fails_does_not_keep_the_others_from_being_checked(self, call, monkeypatch):
+    def test_one_that_fails_does_not_keep_the_others_from_being_checked(self, verified, monkeypatch):
         targets = {"bad": "mine:Sum", "missing": "mine:NoSuchClass", "good": "mine:Correct"}
         monkeypatch.setattr(verification.REGISTRY, "_built_in", targets)
         monkeypatch.setattr(verification.REGISTRY, "_group", "nobody")
         monkeypatch.setattr(verification, "CATALOGUE", {"ring": CATALOGUE["ring"]})
-        code, out, _ = call("--all", "--world-sizes", "2", "--json")
+        code, out, _ = verified("--all", "--world-sizes", "2", "--json")
         found = {one["name"]: one["ok"] for one in json.loads(out)}
         assert (code, found) == (1, {"ring": True, "bad": False, "missing": False, "good": True})
 
@@ -134,8 +129,8 @@ class TestAll:
         ("OfOtherTensors", "at 2 ranks: other_tensors: "),
     ],
 )  # fmt: skip
-def test_broken_aggregator_is_caught_with_the_law_and_the_case(call, name, failure):
-    code, out, _ = call(f"mine:{name}", "--world-sizes", "2,3")
+def test_broken_aggregator_is_caught_with_the_law_and_the_case(verified, name, failure):
+    code, out, _ = verified(f"mine:{name}", "--world-sizes", "2,3")
     assert code == 1
     assert out.startswith(f"mine:{name}  aggregator  FAILED  at ")
     assert failure in out
@@ -154,15 +149,15 @@ def test_broken_aggregator_is_caught_with_the_law_and_the_case(call, name, failu
         ("fails", "ZeroDivisionError: "),
     ],
 )  # fmt: skip
-def test_broken_schedule_is_caught_with_step_nodes_and_chunk(call, name, failure):
-    code, out, _ = call(f"mine:{name}", "--world-sizes", "3")
+def test_broken_schedule_is_caught_with_step_nodes_and_chunk(verified, name, failure):
+    code, out, _ = verified(f"mine:{name}", "--world-sizes", "3")
     assert code == 1
     assert out.startswith(f"mine:{name}  schedule    FAILED  at 3 ranks: ")
     assert failure in out
 
 
-def test_json_of_a_failure_says_what_held_before(call):
-    code, out, _ = call("mine:LostState", "--world-sizes", "2", "--json")
+def test_json_of_a_failure_says_what_held_before(verified):
+    code, out, _ = verified("mine:LostState", "--world-sizes", "2", "--json")
     (finding,) = json.loads(out)
     assert code == 1
     assert finding["ok"] is False
@@ -187,8 +182,8 @@ def test_json_of_a_failure_says_what_held_before(call):
         (("--all", "--world-sizes", "8,9"), "--all: aggregators are checked at 1, 2, 3, 4, 7 ranks"),
     ],
 )  # fmt: skip
-def test_bad_input_is_one_message_and_exit_code_2(call, arguments, message):
-    code, out, err = call(*arguments)
+def test_bad_input_is_one_message_and_exit_code_2(verified, arguments, message):
+    code, out, err = verified(*arguments)
     assert (code, out) == (2, "")
     assert message in err
     assert "Traceback" not in err

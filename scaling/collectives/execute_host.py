@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from scaling.collectives.schedule import Schedule, Step
+from scaling.collectives.side_stream import side_stream
 from scaling.errors import ScheduleError
 from scaling.process_group import Group, HostCounters
 
@@ -113,7 +114,7 @@ class HostExecution:
         self._arrived, self._summed, self._fetched = (HostCounters(group) for _ in range(3))
         self._fetching: deque[tuple[int, Callable[[], bool]]] = deque()
         self._tickets = 0
-        self._up, self._back = _stream(device), _stream(device)
+        self._up, self._back = side_stream(device), side_stream(device)
 
     def run(self, gradient: Tensor, result: Tensor | None, phase: Phase = lambda _: nullcontext()) -> None:
         """Sums the ranks' `gradient`, into `sums` if these are kept, and copies them to `result` if given.
@@ -224,10 +225,6 @@ class HostExecution:
             self._until(run, lambda: run.num_back == len(self._chunks))
         with phase("h2d_result"):
             torch.cuda.current_stream().wait_stream(self._back)
-
-
-def _stream(device: torch.device) -> torch.cuda.Stream | None:
-    return torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
 
 def _event() -> torch.cuda.Event:

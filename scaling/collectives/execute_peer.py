@@ -26,6 +26,7 @@ import torch
 
 from scaling.collectives.execute import Span, overlap
 from scaling.collectives.schedule import Operation, Schedule, Step, Transfer
+from scaling.collectives.side_stream import side_stream
 from scaling.errors import ScheduleError
 from scaling.process_group import Group, PeerMemory
 
@@ -73,7 +74,7 @@ class PeerExecution:
         local = memory.local
         self._staging = torch.empty(self._used, dtype=local.dtype, device=local.device)
         self._peers = {peer: memory.of(peer) for peer in _peers_of(steps, group.rank)}
-        self._streams = [_stream(local.device) for _ in range(num_lanes - 1)]
+        self._streams = [side_stream(local.device) for _ in range(num_lanes - 1)]
 
     def _compile(self, step: Step, lane: list[Span]) -> _LaneStep:
         rank, compiled, used = self._group.rank, _LaneStep(), 0
@@ -144,10 +145,6 @@ class PeerExecution:
                 else:
                     local[slice(*span)].copy_(staging[slice(*place)])
         self._memory.barrier(lane)
-
-
-def _stream(device: torch.device) -> torch.cuda.Stream | None:
-    return torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
 
 def _lane_spans(bounds: list[int], lane: int, num_lanes: int) -> list[Span]:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from scaling.collectives.by_processes import by_processes
 from scaling.collectives.local_work import Task, together_s
 from scaling.collectives.placement import Place
 from scaling.collectives.schedule import Schedule
@@ -35,6 +36,9 @@ class Exchange:
         num_messages: that each message is really sent as; its latency counts that often.
         name: for people; the schedule's if empty.
         native: a library does it in its own way; the schedule stands for that (`scaling.prediction.native`).
+        library: whose, where it is not that of torch.distributed. "mpi": processes exchange in host memory
+            (`by_processes`); "horovod": by NCCL between GPUs, else as its ranks do.
+        for_gpus: copies between GPUs and host memory, which processes without GPUs do not make.
     """
 
     schedule: Schedule
@@ -43,6 +47,8 @@ class Exchange:
     num_messages: int = 1
     name: str = ""
     native: bool = False
+    library: Literal["", "mpi", "horovod"] = ""
+    for_gpus: bool = False
 
 
 @dataclass(frozen=True)
@@ -99,7 +105,7 @@ Stage = Exchange | Codec | Update
 
 @dataclass(frozen=True)
 class StagePrice:
-    """What a stage takes; `simulation` is an exchange's."""
+    """What a stage takes; `simulation` is an exchange's, but for those between processes."""
 
     name: str
     seconds: float
@@ -164,6 +170,11 @@ def _exchange(stage: Exchange, topology: Topology, ranks: list[Place], *, peer_a
         raise ScheduleError(
             f"{stage.schedule.name}: made for {stage.schedule.world_size} ranks, run by {len(ranks)}"
         )
+    if stage.for_gpus and not topology.num_gpus:
+        return StagePrice(stage.name or stage.schedule.name, 0.0)
+    if stage.library == "mpi":
+        priced = by_processes(stage.schedule, topology, stage.num_elements * stage.bytes_per_element)
+        return StagePrice(stage.name or stage.schedule.name, priced.seconds)
     simulation = simulate(
         stage.schedule,
         topology,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from topologies.texts import folded
+
 State = Literal["ok", "warning", "error"]
 
 
@@ -29,6 +31,6 @@ class Line:
         return asdict(self)
 
     def describe(self) -> str:
-        """One line for people, and a second one with the fix."""
-        fix = f"\n{'':23} fix: {self.fix}" if self.fix else ""
-        return f"{self.state:8} {self.name:14} {self.text}{fix}"
+        """For people, as wide as a terminal: what was found, and below it the fix."""
+        found = folded(f"{self.state:8} {self.name:14} ", self.text)
+        return f"{found}\n{folded(' ' * 24 + 'fix: ', self.fix)}" if self.fix else found

@@ -6,9 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from scaling.errors import StudyError
 from scaling.experiments.base import Experiment
-from scaling.registry import Registry, from_parameters
+from scaling.registry import Registry
 
 BUILT_IN = {
     "small-networks": "scaling.experiments.small_networks:SmallNetworks",
@@ -28,12 +27,7 @@ def create(name: str, parameters: Mapping[str, Any] | None = None) -> Experiment
     Raises:
         StudyError: the name is unknown, or a parameter is unknown or of the wrong type or value.
     """
-    cls = EXPERIMENTS.load(name)
-    if not (isinstance(cls, type) and issubclass(cls, Experiment)):
-        raise StudyError(
-            f"experiment {name!r} is {cls!r}; it must be a subclass of {Experiment.__module__}.Experiment"
-        )
-    experiment: Experiment = from_parameters(f"experiment {name!r}", cls, parameters or {})
+    experiment: Experiment = EXPERIMENTS.create(name, Experiment, parameters)
     return experiment
 
 

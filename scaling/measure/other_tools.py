@@ -2,8 +2,11 @@
 
 - nccl-tests (src/util.cu): `results`, each with `size` in bytes and `out_of_place` or `in_place` with `time`
   in microseconds; the program's name in `args` tells the operation, `env` whether NCCL_P2P_DISABLE was set.
-- nvbandwidth (json_output.cpp): `testcases`, each with a `bandwidth_matrix` of texts in GB/s. Copies by copy
-  engines between host and GPU, and between GPUs, are read; the size is `bufferSize` in MiB, 512 unless told.
+- nvbandwidth (json_output.cpp and testcases_ce.cpp, v0.8, commit 66746a3b): `testcases`, each with a
+  `bandwidth_matrix` of texts in GB/s. Copies by copy engines between host and GPU, one GPU at a time or all
+  at once, one way or both ways, and between two GPUs one way are read. Of copies both ways nvbandwidth tells
+  one direction's bandwidth; the mean of the two tests stands for both. The size is `bufferSize` in MiB, 512
+  unless told. `scaling.measure.imported_machine` puts them into a machine file.
 
 Each value is one sample: neither tool gives the single ones, so that their spread is not known.
 """
@@ -11,8 +14,9 @@ Each value is one sample: neither tool gives the single ones, so that their spre
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
+from statistics import fmean
 from typing import Any
 
 from scaling.measure.probe import Sample
@@ -23,8 +27,15 @@ PROGRAMS = {"all_reduce_perf": "all_reduce", "sendrecv_perf": "shift"}
 
 NVBANDWIDTH_BYTES = 512 << 20
 HOST_COPIES = {"host_to_device_memcpy_ce": "h2d", "device_to_host_memcpy_ce": "d2h"}
+AT_ONCE = {"host_to_all_memcpy_ce": "h2d", "all_to_host_memcpy_ce": "d2h"}
+BOTH_WAYS = ("host_to_device_bidirectional_memcpy_ce", "device_to_host_bidirectional_memcpy_ce")
+BOTH_WAYS_AT_ONCE = ("host_to_all_bidirectional_memcpy_ce", "all_to_host_bidirectional_memcpy_ce")
 PEER_COPIES = {"device_to_device_memcpy_write_ce": False, "device_to_device_memcpy_read_ce": True}
 """Test -> whether the row's GPU reads from the column's, so that bytes flow to the row."""
+
+
+Rate = tuple[str, tuple[int, ...], float]
+"""Operation, GPUs that take part, bytes a second of each and in each direction."""
 
 
 def samples_of(text: str, source: str) -> list[Sample]:
@@ -79,17 +90,54 @@ def _nccl_tests(content: Mapping[str, Any]) -> Iterator[Sample]:
             )
 
 
+def nvbandwidth_version(text: str) -> str | None:
+    """`nvbandwidth v0.8` where the JSON is nvbandwidth's, else None."""
+    content = json.loads(text)
+    own = content.get("nvbandwidth") if isinstance(content, dict) else None
+    return f"nvbandwidth {own.get('version', '')}".strip() if isinstance(own, dict) else None
+
+
 def _nvbandwidth(content: Mapping[str, Any]) -> Iterator[Sample]:
     num_bytes = int(content.get("bufferSize", NVBANDWIDTH_BYTES >> 20)) << 20
-    for test in content["testcases"]:
-        matrix = test.get("bandwidth_matrix", [])
-        for row, values in enumerate(matrix):
-            for column, text in enumerate(values):
-                operation, ranks = _copy(test["name"], row, column)
-                if operation and text != "N/A" and float(text) > 0:
-                    seconds = num_bytes / (float(text) * 1e9)
-                    memory = "pinned" if operation in HOST_COPIES.values() else ""
-                    yield Sample("default", operation, ranks, memory, False, None, num_bytes, 1, seconds)
+    matrices = {
+        test["name"]: [[_rate(text) for text in values] for values in test.get("bandwidth_matrix") or []]
+        for test in content["testcases"]
+    }
+    for operation, ranks, bytes_per_s in (*_single_copies(matrices), *_copies_at_once(matrices)):
+        memory = "" if operation == "peer_copy" else "pinned"
+        yield Sample("default", operation, ranks, memory, False, None, num_bytes, 1, num_bytes / bytes_per_s)
+
+
+def _rate(text: str) -> float:
+    """Bytes a second; 0 where it was not measured."""
+    return 0.0 if text == "N/A" else max(0.0, float(text) * 1e9)
+
+
+def _single_copies(matrices: Mapping[str, Sequence[Sequence[float]]]) -> Iterator[Rate]:
+    for test, matrix in matrices.items():
+        for row, rates in enumerate(matrix):
+            for column, rate in enumerate(rates):
+                operation, ranks = _copy(test, row, column)
+                if operation and rate:
+                    yield operation, ranks, rate
+
+
+def _copies_at_once(matrices: Mapping[str, Sequence[Sequence[float]]]) -> Iterator[Rate]:
+    """Of each GPU while all copy, or both ways: the mean, of the directions too."""
+    for test, operation in AT_ONCE.items():
+        rates = [rate for row in matrices.get(test, []) for rate in row]
+        if rates and all(rates):
+            yield operation, tuple(range(len(rates))), fmean(rates)
+    singles, together = (
+        [row for test in tests for row in matrices.get(test, [])] for tests in (BOTH_WAYS, BOTH_WAYS_AT_ONCE)
+    )
+    if len(singles) == len(BOTH_WAYS):
+        for gpu, rates in enumerate(zip(*singles, strict=True)):
+            if all(rates):
+                yield "h2d_d2h", (gpu,), fmean(rates)
+    rates = [rate for row in together for rate in row]
+    if len(together) == len(BOTH_WAYS_AT_ONCE) and rates and all(rates):
+        yield "h2d_d2h", tuple(range(len(together[0]))), fmean(rates)
 
 
 def _copy(test: str, row: int, column: int) -> tuple[str | None, tuple[int, ...]]:

@@ -1,6 +1,7 @@
 """What the probe's samples say of each device and link of a detected machine.
 
-1. PCIe: copies of pinned memory, one GPU at a time; a direction of the link is a direction of the copy.
+1. PCIe: copies of pinned memory, one GPU at a time; a direction of the link is a direction of the copy. Of
+   GPUs that share a link the fastest counts.
 2. A GPU's memory and sums, and a core's sums: alone.
 3. NVLink: copies into a peer's memory, divided by the links of the pair.
 4. Host memory and its bus: where copies of all GPUs at once are slower than those of one, they have met the
@@ -78,7 +79,13 @@ class Findings:
                 to_host = up.bandwidth.called("one GPU at a time to pinned memory")
                 for link, forward in machine.route(machine.nearest(id_, "host_memory"), id_):
                     if link.kind == "pcie":
-                        figures[link.id] = _directions(to_gpu, to_host, forward=forward)
+                        own = _directions(to_gpu, to_host, forward=forward)
+                        # A link that several GPUs share gives at least what the fastest of them alone gets.
+                        known = figures.get(link.id, own)
+                        figures[link.id] = {
+                            name: max(known[name], one, key=lambda found: found.value)
+                            for name, one in own.items()
+                        }
         return figures
 
     def _nvlinks(self) -> Figures:

@@ -8,7 +8,7 @@ fewer ranks than GPUs the choice of GPUs. An order is priced by the simulator, w
    at a time are swapped as long as that helps, at most `MAX_PRICED` orders in all. Best and worst are those
    found: a heuristic, and the answer says so.
 
-NCCL chooses its own order: a library's all-reduce is left out.
+NCCL chooses its own order, and MPI's processes are alike: what a library does is left out.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def search(strategy: Strategy, topology: Topology) -> dict[str, Any] | None:
     """
     world_size = int(strategy.cell["world_size"])
     stages = [stage for bucket in strategy.buckets for stage in bucket if isinstance(stage, Exchange)]
-    if world_size < 2 or not stages or any(stage.native for stage in stages):
+    if world_size < 2 or not stages or any(stage.native or stage.library for stage in stages):
         return None
     everywhere = _places(topology)
     if world_size > len(everywhere):

@@ -35,6 +35,7 @@ PRIOR_SD: dict[str, tuple[float, float]] = {
     "sends_host": (0.7, 0.35),
     "native": (0.7, 0.30),
     "native_host": (0.7, 0.35),
+    "mpi": (1.0, 0.60),
     "host": (0.7, 0.50),
     "host_work": (0.7, 0.60),
     "codec": (1.0, 1.0),

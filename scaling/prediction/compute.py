@@ -5,9 +5,12 @@
 2. Those of one local batch are one point: the mean, with the larger of their own deviation and their spread.
 3. Between two points the time is interpolated linearly. Beyond them it goes on along the line through the two
    nearest, and says so: `EXTRAPOLATION_SD` for each factor of two.
-4. Where a step has one point only, it follows the differences of the model's eager step, or, if that has one
-   point too, it is taken in proportion to the batch, and says so: `PROPORTION_SD`, wide enough to hold a step
-   that does not change at all.
+4. Where a step has one point only, the truth lies between two bounds: in proportion to the batch (all time is
+   that of samples), and no change at all (launches and latencies bound it). Without an eager step of several
+   points it is taken in proportion, says so, and its 95% interval holds both bounds. An overlapped step
+   follows the differences of the eager step: the host starts its kernels likewise. A captured step does so
+   where these lie between the bounds, and its interval holds proportion too: launches may bound the eager
+   step and not the captured one. Where they do not, the eager step tells nothing of it.
 """
 
 from __future__ import annotations
@@ -20,17 +23,17 @@ from statistics import fmean, stdev
 from typing import Any
 
 from scaling.errors import PredictionError
-from scaling.prediction.estimate import Estimate
+from scaling.prediction.estimate import NORMAL_95, Estimate
 from scaling.prediction.measured import MeasuredCell
 
 EXTRAPOLATION_SD = 0.10
 """Relative deviation that each factor of two beyond the measured local batches adds. An assumption."""
 
-PROPORTION_SD = 0.35
-"""The same from a single local batch: 1.96 of them are a factor of two."""
-
 BORROWED_SD = 0.10
 """The same where a step's dependence on the batch is that of the eager step. An assumption."""
+
+SLOWEST_SD = 0.01
+"""Of a step of several ranks, whose slowest counts: GPUs of one type differ by about that. An assumption."""
 
 BACKWARD_SHARE = 2 / 3
 """Of forward and backward together, where the backward pass was not measured: it has twice the products."""
@@ -117,9 +120,12 @@ class ComputeModel:
         if len(curve) > 1 or local_batch in batches or eager is None or len(eager) < 2:
             value, notes = _along(curve, local_batch)
         else:
-            value, notes = _borrowed(curve[0], eager, local_batch)
+            by_host = cell["step"] != "captured"
+            value, notes = _borrowed(curve[0], eager, local_batch, launched_by_host=by_host)
         name = f"compute of {cell['model_label']}, {cell['step']}"
         step = Estimate.of(value.value, name, value.relative_sd)
+        if int(cell["world_size"]) > 1:
+            step = step.also("the slowest of several ranks", SLOWEST_SD)
         phases = eager or curve
         update_s = min(_phase(curve, "update_s", local_batch) or 0.0, 0.9 * step.value)
         backward_s = _phase(phases, "backward_s", local_batch) or BACKWARD_SHARE * (step.value - update_s)
@@ -153,26 +159,38 @@ def _along(curve: Sequence[Point], local_batch: int) -> tuple[Estimate, list[str
     batches = [point.local_batch for point in curve]
     relative_sd = max(point.relative_sd for point in curve)
     if len(curve) == 1:
-        value = curve[0].step_s * local_batch / batches[0]
-        if local_batch == batches[0]:
-            return Estimate.of(value, "compute", relative_sd), []
-        note = (
-            f"compute extrapolated in proportion: local batch {local_batch}, measured at {batches[0]} alone"
-        )
-    else:
-        value = _line(curve, [point.step_s for point in curve], local_batch)
-        if batches[0] <= local_batch <= batches[-1]:
-            return Estimate.of(value, "compute", relative_sd), []
-        note = (
-            f"compute extrapolated to local batch {local_batch}; measured from {batches[0]} to {batches[-1]}"
-        )
+        return _in_proportion(curve[0], local_batch)
+    value = _line(curve, [point.step_s for point in curve], local_batch)
+    if batches[0] <= local_batch <= batches[-1]:
+        return Estimate.of(value, "compute", relative_sd), []
+    note = f"compute extrapolated to local batch {local_batch}; measured from {batches[0]} to {batches[-1]}"
     beyond = max(batches[0] / local_batch, local_batch / batches[-1])
-    beyond_sd = EXTRAPOLATION_SD if len(curve) > 1 else PROPORTION_SD
-    spread = math.hypot(relative_sd, beyond_sd * math.log2(max(beyond, 1.0)))
+    spread = math.hypot(relative_sd, EXTRAPOLATION_SD * math.log2(max(beyond, 1.0)))
     return Estimate.of(value, "compute", spread), [note]
 
 
-def _borrowed(point: Point, eager: Sequence[Point], local_batch: int) -> tuple[Estimate, list[str]]:
+def _in_proportion(point: Point, local_batch: int) -> tuple[Estimate, list[str]]:
+    """From a single batch; the interval reaches to a step that takes as long as at that batch."""
+    if local_batch == point.local_batch:
+        return Estimate.of(point.step_s, "compute", point.relative_sd), []
+    ratio = local_batch / point.local_batch
+    note = (
+        f"compute extrapolated in proportion: local batch {local_batch}, measured at {point.local_batch} "
+        f"alone; a step bound by launches or latency would take {point.step_s * 1e3:.4g} ms as there"
+    )
+    spread = math.hypot(point.relative_sd, _sd_that_reaches(ratio))
+    return Estimate.of(point.step_s * ratio, "compute", spread), [note]
+
+
+def _sd_that_reaches(ratio: float) -> float:
+    """The relative deviation whose 95% interval (`Estimate.interval`) ends at that ratio of the value."""
+    return math.sqrt(math.expm1((math.log(ratio) / NORMAL_95) ** 2))
+
+
+def _borrowed(
+    point: Point, eager: Sequence[Point], local_batch: int, *, launched_by_host: bool
+) -> tuple[Estimate, list[str]]:
+    """The eager step's change on top of the one batch; `launched_by_host`: kernel by kernel, as there."""
     there, notes = _along(eager, local_batch)
     here, _ = _along(eager, point.local_batch)
     value = max(point.step_s + there.value - here.value, 0.1 * point.step_s)
@@ -181,6 +199,17 @@ def _borrowed(point: Point, eager: Sequence[Point], local_batch: int) -> tuple[E
         f"compute measured at local batch {point.local_batch} alone; its change to {local_batch} is that of "
         "the eager step"
     )
+    if launched_by_host:
+        return Estimate.of(value, "compute", spread), [note, *notes]
+    in_proportion = point.step_s * local_batch / point.local_batch
+    low, high = sorted((in_proportion, point.step_s))
+    if 1 / (1 + BORROWED_SD) <= value / in_proportion <= 1 + BORROWED_SD:
+        value = min(max(value, low), high)
+    if not low <= value <= high:
+        own, why = _in_proportion(point, local_batch)
+        return own, [f"{why[0]}; the eager step's change, to {value * 1e3:.4g} ms, tells nothing of it"]
+    note += f", and the interval reaches to proportion, {in_proportion * 1e3:.4g} ms"
+    spread = max(spread, _sd_that_reaches(value / in_proportion))
     return Estimate.of(value, "compute", spread), [note, *notes]
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
+from scaling.collectives.mpi_library import MpiLibrary
 from scaling.collectives.simulate import simulate
 from scaling.errors import ScheduleError
 from scaling.prediction.calibration import Calibration, Observation, calibrate
 from scaling.prediction.measured import MeasuredCell, MeasuredTransfer
-from scaling.prediction.native import nccl_all_reduce
+from scaling.prediction.native import gloo_all_reduce, nccl_all_reduce
 from scaling.prediction.predict import strategy_key
 from scaling.prediction.terms import Machinery, Strategy, Term, divide_term, terms_of, update_terms
 from scaling.prediction.ways import measured_host_sends, moves
@@ -67,6 +68,11 @@ def _term_of(one: MeasuredTransfer, machinery: Machinery) -> Term | None:
         kind = "native" if peer else "native_host"
         time = nccl_all_reduce(*machinery.on(kind), one.num_ranks, one.num_bytes, peer_access=peer)
         return Term(kind, kind, time.latency_s, time.flow_s, None, time.choice, float(one.num_bytes))
+    if one.operation == "all_reduce":
+        own, bare = machinery.on("sends")
+        flow_s = gloo_all_reduce(bare, one.num_ranks, one.num_bytes).seconds
+        whole_s = gloo_all_reduce(own, one.num_ranks, one.num_bytes).seconds
+        return Term("sends", "gloo", max(0.0, whole_s - flow_s), flow_s)
     if one.operation in ("send", "swap", "shift"):
         kind = "sends" if peer else "sends_host"
         own, bare = machinery.on(kind)
@@ -92,7 +98,23 @@ def fitted(
 
 
 def machinery_for(
-    topology: Topology, transfers: Sequence[MeasuredTransfer], measured_on: Topology
+    topology: Topology,
+    transfers: Sequence[MeasuredTransfer],
+    measured_on: Topology,
+    libraries: Mapping[str, str] | None = None,
 ) -> Machinery:
-    """A machine whose messages through host memory reach what was measured on `measured_on`."""
-    return Machinery(topology, measured_host_sends(measured_on, transfers))
+    """A machine whose messages through host memory reach what was measured on `measured_on`.
+
+    Args:
+        topology: the machine.
+        transfers: that were measured.
+        measured_on: where.
+        libraries: "mpi" and "horovod" -> name and version, as the measured launches recorded them.
+    """
+    named = libraries or {}
+    return Machinery(
+        topology,
+        measured_host_sends(measured_on, transfers),
+        MpiLibrary.of(named.get("mpi", "")),
+        "over MPI" in named.get("horovod", ""),
+    )

@@ -14,6 +14,8 @@ simulated ring inside a node, and on several nodes at most that of all NICs of a
 cross at different NICs. With NCCL_NVLS (sums in the switch) it may be faster; that is not here.
 
 **Gloo** runs a ring between processes, which the simulator prices as the schedule that it is.
+
+**MPI**: `scaling.prediction.mpi`.
 """
 
 from __future__ import annotations

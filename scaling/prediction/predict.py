@@ -28,11 +28,12 @@ from scaling.prediction.terms import (
 
 @dataclass(frozen=True)
 class PredictedTerm:
-    """A calibrated term, in seconds."""
+    """A calibrated term, in seconds; `choice` is a library's algorithm."""
 
     name: str
     kind: str
     seconds: float
+    choice: str = ""
 
 
 @dataclass(frozen=True)
@@ -134,6 +135,7 @@ class Predictor:
                 base = Estimate(max(0.0, base.value - saved), base.changes)
             iteration = base + left + afterwards
         terms = [term for bucket in (*buckets, after) for term in bucket]
+        notes += [term.note for term in terms if term.note]
         longest = max(terms, key=lambda term: term.flow_s if term.busiest else -1.0, default=None)
         return Prediction(
             cell,
@@ -186,11 +188,11 @@ class Predictor:
         return with_left_over
 
     def _merged(self, terms: Iterable[Term]) -> Iterable[PredictedTerm]:
-        merged: dict[tuple[str, str], float] = {}
+        merged: dict[tuple[str, str, str], float] = {}
         for term in terms:
-            key = (term.name, term.kind)
+            key = (term.name, term.kind, term.choice)
             merged[key] = merged.get(key, 0.0) + self._calibration.seconds(term).value
-        return (PredictedTerm(name, kind, seconds) for (name, kind), seconds in merged.items())
+        return (PredictedTerm(name, kind, seconds, how) for (name, kind, how), seconds in merged.items())
 
 
 def strategy_key(strategy: Strategy) -> tuple[str, ...]:
@@ -206,7 +208,7 @@ def strategy_key(strategy: Strategy) -> tuple[str, ...]:
 def _between_ranks(strategy: Strategy) -> bool:
     """Whether ranks exchange with one another, so that access between GPUs matters."""
     return any(
-        isinstance(stage, Exchange) and not stage.schedule.num_hosts
+        isinstance(stage, Exchange) and not stage.schedule.num_hosts and stage.library != "mpi"
         for bucket in strategy.buckets
         for stage in bucket
     )

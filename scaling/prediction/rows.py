@@ -41,7 +41,8 @@ def row_of(
         "way": prediction.way,
         "busiest_link": prediction.busiest,
         "terms": [
-            {"name": term.name, "kind": term.kind, "seconds": term.seconds} for term in prediction.terms
+            {"name": term.name, "kind": term.kind, "seconds": term.seconds, "choice": term.choice or None}
+            for term in prediction.terms
         ],
         "notes": list(prediction.notes),
     }
@@ -76,7 +77,7 @@ def _speedup(prediction: Prediction, compute: ComputeModel | None) -> Estimate |
         return None
     strong = cell["scaling"] == "strong"
     alone_batch = int(cell["global_batch"] if strong else cell["local_batch"])
-    alone = {**cell, "aggregator": "none", "exchanges": False}
+    alone = {**cell, "aggregator": "none", "exchanges": False, "world_size": 1}
     try:
         step = compute.step(alone, alone_batch).step_s
     except PredictionError:

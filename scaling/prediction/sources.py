@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from scaling.errors import ScalingError
@@ -24,11 +24,13 @@ class Sources:
         cells: of studies.
         transfers: of probes.
         machine: the file of the machine that they were measured on.
+        libraries: "mpi" and "horovod" -> name and version, where the launches recorded them.
     """
 
     cells: Sequence[MeasuredCell]
     transfers: Sequence[MeasuredTransfer]
     machine: Topology
+    libraries: Mapping[str, str] = field(default_factory=dict)
 
     def up_to(self, world_size: int) -> Sources:
         """Those of so many ranks at most."""
@@ -36,6 +38,7 @@ class Sources:
             [cell for cell in self.cells if cell.world_size <= world_size],
             [one for one in self.transfers if one.num_ranks <= world_size],
             self.machine,
+            self.libraries,
         )
 
     def predictor(
@@ -49,8 +52,9 @@ class Sources:
                 known.append((cell, strategy_of(cell.cell)))
             except (ScalingError, TopologyError):
                 continue  # an aggregator that cannot be predicted calibrates nothing
-        calibration = fitted(machinery_for(self.machine, self.transfers, self.machine), known, self.transfers)
-        machinery = machinery_for(topology, self.transfers, self.machine)
+        there = machinery_for(self.machine, self.transfers, self.machine, self.libraries)
+        calibration = fitted(there, known, self.transfers)
+        machinery = machinery_for(topology, self.transfers, self.machine, self.libraries)
         return Predictor(machinery, compute, calibration), compute
 
 

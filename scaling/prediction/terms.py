@@ -5,7 +5,7 @@ A term is of a kind (a way of the bytes, or a place of work) and has a part that
 multiplies each part by a factor of its kind. Terms follow one another.
 
 - exchanges between ranks: peer_memory, sends, sends_host, as `scaling.prediction.ways` tells them apart;
-- a library's own: native, native_host (`scaling.prediction.native`);
+- a library's own: native, native_host (`scaling.prediction.native`), mpi (`scaling.prediction.mpi`);
 - exchanges with host memory: `host`, and the processor's sums in them `host_work`;
 - encoding and decoding by a rank: `codec`, where it starts torch's kernels tensor by tensor, `CODEC_LAUNCH_S`
   each, else `codec_kernels`, a few of its own for all;
@@ -19,9 +19,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from scaling.collectives.mpi_library import MpiLibrary
 from scaling.collectives.plan import Codec, Exchange, Stage, Update, simulate_plan
 from scaling.collectives.schedule import Schedule
 from scaling.collectives.simulate import simulate
+from scaling.prediction.mpi import mpi_exchange
 from scaling.prediction.native import gloo_all_reduce, nccl_all_reduce
 from scaling.prediction.ways import HostSends, for_host_sends, without_latency
 from topologies.model import Topology
@@ -50,6 +52,7 @@ class Term:
         busiest: the resource that bounds it; None where that is no link.
         choice: a library's algorithm and protocol.
         native_bytes: of a library's all-reduce, the buffer; else None.
+        note: what was assumed of it.
     """
 
     kind: str
@@ -59,6 +62,7 @@ class Term:
     busiest: str | None = None
     choice: str = ""
     native_bytes: float | None = None
+    note: str | None = None
 
 
 @dataclass(frozen=True)
@@ -107,10 +111,14 @@ class Machinery:
     Attributes:
         topology: the machine.
         host_sends: what messages through its host memory reach; None: as the machine file has it.
+        mpi: the MPI library; None: a default, which predictions say.
+        horovod_by_mpi: whether Horovod's ranks without GPUs exchange by MPI, and not by Gloo.
     """
 
     topology: Topology
     host_sends: HostSends | None = None
+    mpi: MpiLibrary | None = None
+    horovod_by_mpi: bool = False
     _bare: dict[str, Topology] = field(default_factory=dict)
 
     def on(self, way: str) -> tuple[Topology, Topology]:
@@ -130,6 +138,8 @@ class Machinery:
 
 def way_of(strategy: Strategy, machinery: Machinery, world_size: int) -> str:
     """How ranks exchange: by the study's `peer_access`, the machine, and what the aggregator asks for."""
+    if any(_by_mpi(stage, machinery) for bucket in strategy.buckets for stage in bucket):
+        return "mpi"
     if not machinery.has_gpus:
         return "sends"
     topology = machinery.topology
@@ -172,7 +182,7 @@ def divide_term(num_elements: int, strategy: Strategy, machinery: Machinery, wor
     """The mean of what was summed between GPUs."""
     if world_size == 1 or not machinery.has_gpus or not strategy.cell.get("exchanges", True):
         return []
-    if any(update.site == "host" for update in strategy.updates):
+    if any(update.site == "host" for update in strategy.updates) or sums_by_mpi(strategy):
         return []
     bandwidth = machinery.topology.machine.of_kind("gpu")[0].bandwidth_bytes_per_s
     if bandwidth is None:
@@ -185,6 +195,14 @@ def _exchange_terms(stage: Exchange, way: str, machinery: Machinery, world_size:
     num_bytes = stage.num_elements * stage.bytes_per_element
     peer = way not in ("sends_host",)
     name = stage.name or stage.schedule.name
+    if stage.for_gpus and not machinery.has_gpus:
+        return []
+    if _by_mpi(stage, machinery):
+        found = mpi_exchange(stage, *machinery.on("host"), world_size, machinery.mpi)
+        time = found.time
+        return [
+            Term("mpi", name, time.latency_s, time.flow_s, time.busiest, time.choice, num_bytes, found.note)
+        ]
     if stage.native and machinery.has_gpus:
         kind = "native" if peer else "native_host"
         own, bare = machinery.on(kind)
@@ -209,6 +227,23 @@ def _exchange_terms(stage: Exchange, way: str, machinery: Machinery, world_size:
     sums_s = flowing.reduce_seconds
     copies = Term("host", name, latency_s, flowing.seconds - sums_s, busiest)
     return [copies, Term("host_work", f"{name}: sums", 0.0, sums_s)] if sums_s else [copies]
+
+
+def _by_mpi(stage: Stage, machinery: Machinery) -> bool:
+    """Whether MPI carries it: Horovod's too, where its ranks are processes that MPI connects."""
+    if not isinstance(stage, Exchange):
+        return False
+    is_horovods = stage.library == "horovod" and machinery.horovod_by_mpi and not machinery.has_gpus
+    return stage.library == "mpi" or is_horovods
+
+
+def sums_by_mpi(strategy: Strategy) -> bool:
+    """Whether MPI sums the gradient itself, in host memory, where it is divided too."""
+    return any(
+        isinstance(stage, Exchange) and stage.library == "mpi" and stage.native
+        for bucket in strategy.buckets
+        for stage in bucket
+    )
 
 
 def _kernels(schedule: Schedule) -> int:

@@ -15,8 +15,15 @@ import numpy as np
 
 from scaling.measure.statistics import estimate_median
 from scaling.report.accuracy import why_not
-from scaling.report.columns import Row, aggregator_order, fixed_batch, is_control_arm, is_twin
-from scaling.report.formats import percent, workers
+from scaling.report.columns import (
+    Row,
+    aggregator_order,
+    fixed_batch,
+    is_control_arm,
+    is_twin,
+    shares_gpus,
+)
+from scaling.report.formats import on_gpus, percent, workers
 from scaling.report.launch_values import energies_per_sample, seconds_to_target
 from scaling.report.learning import REACHED, family_key
 from scaling.report.samples import CellResult
@@ -235,6 +242,8 @@ def _trained(
             continue
         elif missed != REACHED:
             excluded.append((name, f"the target was {missed or 'not measured'}"))
+        elif shares_gpus(row):
+            excluded.append((name, f"{on_gpus(row)}: its seconds are not those of as many GPUs"))
         else:
             seconds = [s for one in own for s in seconds_to_target(cells[one["cell_id"]])]
             estimate = estimate_median([[one] for one in seconds])

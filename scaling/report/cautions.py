@@ -8,8 +8,8 @@ from statistics import median
 from typing import Any
 
 from scaling.measure.stopping import relative_half_width
-from scaling.report.columns import SEPARATOR, Row
-from scaling.report.formats import listed, number, percent, workers
+from scaling.report.columns import SEPARATOR, Row, shares_gpus
+from scaling.report.formats import listed, number, on_gpus, percent, workers
 from scaling.report.groups import Group
 from scaling.report.samples import CellResult
 from scaling.store import RunRecord
@@ -31,7 +31,12 @@ def cautions(cell: CellResult, row: Row) -> list[str]:
         cell: with its samples.
         row: its row of the summary, with the budget.
     """
-    return [*_budget_cautions(row), *_gpu_cautions(cell), *_precision_cautions(cell)]
+    return [
+        *_sharing_cautions(row),
+        *_budget_cautions(row),
+        *_gpu_cautions(cell),
+        *_precision_cautions(cell),
+    ]
 
 
 def cautions_of(group: Group, most: int | None = None) -> list[str]:
@@ -54,6 +59,14 @@ def _listed(details: Mapping[str, Sequence[str]], most: int | None) -> str:
     told = [f"{detail} ({', '.join(names)})" for detail, names in details.items()]
     rest = [] if most is None or len(told) <= most + 1 else [f"{len(told) - most} more in summary.csv"]
     return "; ".join([*(told[:most] if rest else told), *rest])
+
+
+def _sharing_cautions(row: Row) -> list[str]:
+    if not shares_gpus(row):
+        return []
+    size = row["world_size"]
+    left_out = f"seconds and joules are left out, since they are not those of {size} GPUs"
+    return [f"shared GPUs: {on_gpus(row)}: the accuracy is that of {size} workers; {left_out}"]
 
 
 def _budget_cautions(row: Row) -> list[str]:

@@ -32,6 +32,7 @@ INDEPENDENT = {
     "threads": "Int64",
     "peer_access": "boolean",
     "num_nodes": "Int64",
+    "workers_per_gpu": "Int64",
     "precision": "string",
     "learning_rate": "float64",
     "momentum": "float64",
@@ -148,6 +149,11 @@ def is_control_arm(row: Row) -> bool:
 def has_no_model(row: Mapping[str, Any]) -> bool:
     """Whether this cell, or a row of it, has no model."""
     return row["kind"] in WITHOUT_MODEL
+
+
+def shares_gpus(row: Mapping[str, Any]) -> bool:
+    """Whether workers of this cell, or of a row of it, shared a GPU: its seconds and joules tell nothing."""
+    return (row.get("workers_per_gpu") or 1) > 1
 
 
 def is_twin(row: Row) -> bool:

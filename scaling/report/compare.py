@@ -25,7 +25,7 @@ from scaling.measure.ratios import Ratio, adjusted, estimate_ratio
 from scaling.report.columns import Row, to_rows
 from scaling.report.environments import Difference, environment_differences
 from scaling.report.groups import group_rows
-from scaling.report.matching import COMPARED_KINDS, Match, match_cells, nearest_differences
+from scaling.report.matching import COMPARED_KINDS, Match, has_time, match_cells, nearest_differences
 from scaling.report.samples import CellResult, read_cells
 from scaling.report.tables import build_table, study_name
 from scaling.store import ResultsFolder
@@ -112,7 +112,7 @@ class Comparison:
         cells: the pairs, in the first folder's order.
         only_in_a, only_in_b: rows without a partner, or whose partner has no samples.
         level: the family-wise one.
-        num_left_out: cells of kinds that are not compared, in both.
+        num_left_out: cells of kinds that are not compared, and trainings whose workers shared GPUs, in both.
     """
 
     environment: list[Difference]
@@ -191,7 +191,7 @@ def compare_tables(
         only_in_a=[*alone_a, *(one.a for one in left if one.a["cell_id"] in samples[0])],
         only_in_b=[*alone_b, *(one.b for one in left if one.b["cell_id"] in samples[1])],
         level=level,
-        num_left_out=sum(row["kind"] not in COMPARED_KINDS for row in (*rows_a, *rows_b)),
+        num_left_out=sum(not has_time(row) for row in (*rows_a, *rows_b)),
     )
 
 
@@ -278,10 +278,10 @@ def _nothing_in_common(a: Sequence[Row], b: Sequence[Row], *, matched: bool) -> 
             "`scaling status DIR` shows what is left"
         )
     for name, rows in (("first", a), ("second", b)):
-        if not any(row["kind"] in COMPARED_KINDS for row in rows):
+        if not any(has_time(row) for row in rows):
             return (
                 f"the {name} folder has no cell that `compare` reads; allowed: "
-                f"{' and '.join(COMPARED_KINDS)}; `scaling report DIR` shows what it has"
+                f"{' and '.join(COMPARED_KINDS)} with a GPU a worker; `scaling report DIR` shows what it has"
             )
     different = nearest_differences(a, b)
     nearest = f"; the most alike ones differ in {', '.join(different)}" if different else ""

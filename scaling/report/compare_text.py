@@ -147,7 +147,10 @@ def _alone(comparison: Comparison) -> Iterator[str]:
             more = [f"{len(rows) - MOST_ALONE} more"] if len(rows) > MOST_ALONE else []
             yield f"Measured in {side} alone, or not done in the other: {listed([*names, *more])}."
     if comparison.num_left_out:
-        yield f"{comparison.num_left_out} cells of other kinds than timings and trainings were left out."
+        yield (
+            f"{comparison.num_left_out} cells of other kinds than timings and trainings, or whose workers "
+            "shared GPUs, were left out."
+        )
 
 
 def _named(row: Row) -> str:

@@ -106,6 +106,11 @@ def _draw_line(
         axes.plot([place, place], shown, color=look.colour, marker="_", linestyle="", markersize=6)
 
 
+def placed_lines(lines: Sequence[TrainingLine], against: Against) -> list[TrainingLine]:
+    """Those whose place on that axis is known in the end."""
+    return [line for line in lines if math.isfinite(getattr(line, _PLACES[against][0])[-1])]
+
+
 def draw_training(title: str, lines: Sequence[TrainingLine], looks: Looks, against: Against) -> Figure:
     """Training loss above, accuracy below; colour and marker: aggregator, dashes: world size.
 
@@ -161,11 +166,16 @@ def _training_tips(
         loss, accuracy = line.train_loss[at], line.test_accuracy[at]
         text = (
             f"{line.aggregator} on {workers(line.world_size)}, epoch {line.epochs[at]}, "
-            f"{line.train_s[at]:.4g} s: training loss {loss:.4g}, test accuracy {percent(accuracy, 2)}"
+            f"{_seconds(line.train_s[at])}training loss {loss:.4g}, test accuracy {percent(accuracy, 2)}"
         )
         for axes, value in ((loss_axes, loss), (accuracy_axes, accuracy)):
             if math.isfinite(value) and math.isfinite(places[at]):
                 add_tip(axes, places[at], value, text)
+
+
+def _seconds(train_s: float) -> str:
+    """`12.3 s: `; empty where they are not known."""
+    return f"{train_s:.4g} s: " if math.isfinite(train_s) else ""
 
 
 def _marked(index: int, num_epochs: int) -> tuple[int, int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from matplotlib.figure import Figure
 from scaling.errors import StoreError
 from scaling.report.budget_data import arrivals, bucket_responses, budget_bars, placed
 from scaling.report.columns import Row, has_no_model
-from scaling.report.drawing import Against, draw_speedup, draw_training
+from scaling.report.drawing import Against, draw_speedup, draw_training, placed_lines
 from scaling.report.drawing_arrivals import draw_arrivals
 from scaling.report.drawing_budget import draw_budget
 from scaling.report.drawing_links import draw_links
@@ -159,8 +158,8 @@ def _group_figures(group: Group, looks: Looks, cells: Mapping[str, CellResult]) 
     elif group.kind == "convergence" and (training := training_lines(group, cells)):
         stated = f"{title}. {recipe_text(group.rows[0])[:1].upper()}{recipe_text(group.rows[0])[1:]}"
         for against, caption in TRAININGS.items():
-            if against != "joules" or any(math.isfinite(line.train_j[-1]) for line in training):
-                figure = draw_training(stated, training, looks, against)
+            if known := placed_lines(training, against):
+                figure = draw_training(stated, known, looks, against)
                 yield Drawn(f"loss-{against}-{group.slug}", title, caption, figure, "convergence.csv")
         if bars := target_bars(group):
             yield Drawn(f"target-{group.slug}", stated, TARGET, draw_target(stated, bars))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 MISSING = "–"  # noqa: RUF001 (an en dash is what stands in an empty field)
 
@@ -67,6 +69,12 @@ def duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def on_gpus(cell: Mapping[str, Any]) -> str:
+    """`4 workers on 2 GPUs`: of a cell, or a row of it, whose workers shared GPUs."""
+    num_gpus = -(-cell["world_size"] // cell["workers_per_gpu"])
+    return f"{workers(cell['world_size'])} on {num_gpus} GPU{'s' if num_gpus > 1 else ''}"
 
 
 def workers(world_size: int) -> str:

@@ -5,20 +5,22 @@ Every row knows its cells, whose raw samples it is made of.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from scaling.report.budget_table import READING, BudgetTable, budget_table
 from scaling.report.cautions import cautions_of
-from scaling.report.columns import Row
+from scaling.report.columns import Row, shares_gpus
 from scaling.report.formats import (
     MISSING,
     interval,
+    listed,
     megabytes,
     milliseconds,
     number,
     percent,
     ratio,
+    workers,
 )
 from scaling.report.groups import Group
 from scaling.report.learning import family_key, over_seeds
@@ -100,6 +102,7 @@ def page_tables(group: Group, groups: Sequence[Group]) -> list[PageTable]:
 
 
 def _convergence_table(group: Group) -> PageTable:
+    merged = over_seeds(group.rows)
     members: dict[tuple[object, ...], list[str]] = {}
     for row in group.rows:
         members.setdefault(family_key(row), []).append(row["cell_id"])
@@ -107,12 +110,42 @@ def _convergence_table(group: Group) -> PageTable:
         f"Convergence: {group.title}",
         f"Recipe: {recipe_text(group.rows[0])}. {CONVERGENCE_STATISTIC}",
         _CONVERGENCE_HEADINGS,
-        [_convergence_row(group, row) for row in over_seeds(group.rows)],
-        (),
+        [_convergence_row(group, row) for row in merged],
+        [*_unpredicted(group, merged), *_other_seeds(group, merged)],
         cautions_of(group),
         list(members.values()),
         section="training",
     )
+
+
+def _unpredicted(group: Group, merged: Sequence[Row]) -> Iterator[str]:
+    """Why a time to the target is not predicted, and what a study needs for that."""
+    aimed = [row for row in merged if row["epochs_to_target"] is not None and not shares_gpus(row)]
+    without = [row for row in aimed if row["predicted_s_to_target"] is None]
+    if not without:
+        return
+    names = [f"{group.name(row)} on {workers(row['world_size'])}" for row in without]
+    who = "no combination" if len(without) == len(aimed) else f"not {listed(names)}"
+    yield (
+        f"Predicted: {who}, as no cell of kind: iteration here takes the same step (model, aggregator, "
+        "batch, workers, step, threads, input on the device). A study that has such a part beside the "
+        "training predicts it."
+    )
+
+
+def _other_seeds(group: Group, merged: Sequence[Row]) -> Iterator[str]:
+    """Between which epochs the seeds of a combination reach the target, where others are of fewer seeds."""
+    if len({row["num_seeds"] for row in merged if row["repeats"]}) < 2:
+        return
+    for row in merged:
+        own = [one for one in group.rows if family_key(one) == family_key(row)]
+        epochs = [one["epochs_to_target"] for one in own if one["epochs_to_target"] is not None]
+        if len(epochs) > 1:
+            yield (
+                f"{group.name(row)} on {workers(row['world_size'])}: its {len(epochs)} seeds reach the "
+                f"target after {min(epochs):g} to {max(epochs):g} epochs; its seconds are their median, and "
+                "not to be compared with a single seed's."
+            )
 
 
 def _budget_page_table(group: Group, budgets: BudgetTable) -> PageTable:

@@ -17,6 +17,7 @@ from typing import Any
 from scaling.report.formats import duration, workers
 from scaling.report.status import without_model
 from scaling.store import ResultsFolder, RunRecord
+from topologies.texts import folded
 
 OVER = ("done", "failed")
 PAUSE_S = 600
@@ -62,7 +63,7 @@ class Progress:
         return self.num_over == self.num_runs
 
     def lines(self) -> list[str]:
-        """For people: states, what runs, rate and rest, the last error."""
+        """For people, each as wide as a terminal: states, what runs, rate and rest, the last error."""
         states = ", ".join(f"{count} {state}" for state, count in self.counts.items() if count)
         lines = [f"{self.num_over}/{self.num_runs} runs over: {states}"]
         lines += [f"now: {name}, for {duration(seconds)}" for name, seconds in self.running]
@@ -73,7 +74,7 @@ class Progress:
             lines.append(f"{self.runs_per_hour:.0f} runs an hour, about {duration(self.left_s)} left")
         if self.last_error is not None:
             lines.append(f"last error: {self.last_error[0]}: {self.last_error[1]}")
-        return lines
+        return [folded("", line, indent=2) for line in lines]
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""

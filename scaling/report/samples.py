@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from scaling.errors import StoreError
 from scaling.measure.budget import RankStep, StepBudget, step_budgets
-from scaling.report.columns import DEVICE, TRANSFER, has_no_model
+from scaling.report.columns import DEVICE, TRANSFER, has_no_model, shares_gpus
 from scaling.report.sample_lines import (
     Integers,
     Line,
@@ -112,10 +112,11 @@ class Training:
     Attributes:
         repeat: which of the cell's repeats.
         epochs: their numbers, as recorded.
-        train_s: seconds of training so far, of the slowest rank.
+        train_s: seconds of training so far, of the slowest rank; NaN where workers shared GPUs, since they
+            are not those of as many GPUs.
         train_loss: mean over the epoch's steps; NaN where it was not finite.
         test_accuracy: 0 to 1; NaN where there is none.
-        train_j: joules of training so far, of all ranks' GPUs; NaN where they are not known.
+        train_j: joules of training so far, of all ranks' GPUs; NaN likewise, and where they are not known.
         steps: updates in the epoch; NaN likewise, as for all that follow.
         learning_rate: of the epoch's last step.
         train_accuracy, test_loss: after the epoch.
@@ -245,13 +246,14 @@ def _read_training(folder: ResultsFolder, record: RunRecord) -> Training:
         )
 
     joules = [[_joules(line) for line in lines] for lines in ordered]
+    counted = math.nan if shares_gpus(record.cell) else 1.0
     return Training(
         record.repeat,
         numbers,
-        np.max(np.array(train_s, dtype=np.float64), axis=0),
+        counted * np.max(np.array(train_s, dtype=np.float64), axis=0),
         of_rank_0("train_loss"),
         of_rank_0("test_accuracy"),
-        np.sum(np.array(joules, dtype=np.float64), axis=0),
+        counted * np.sum(np.array(joules, dtype=np.float64), axis=0),
         _floats(len(line["step_losses"]) if "step_losses" in line else math.nan for line in ordered[0]),
         *(of_rank_0(name, required=False) for name in ("learning_rate", "train_accuracy", "test_loss")),
     )

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import textwrap
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import zip_longest
 from typing import Any
 
 from scaling.report.candidates import CHOSEN
 from scaling.report.columns import TRANSFER, Row, is_twin, to_rows
 from scaling.report.samples import CellResult, read_records
 from scaling.report.tables import build_table, study_name
-from scaling.store import ResultsFolder
+from scaling.store import ResultsFolder, RunRecord
+from topologies.texts import WIDTH, folded
+
+MOST_OF_STATES = 20
+"""Characters of a cell's states side by side; what is longer is counted or folded."""
 
 
 def status_table(folder: ResultsFolder) -> list[dict[str, Any]]:
@@ -18,7 +25,8 @@ def status_table(folder: ResultsFolder) -> list[dict[str, Any]]:
     Returns:
         One dict a cell: cell_id, kind, model, dataset, aggregator (labels), step, world_size, global_batch,
         twin (1 for the second cell of an A/A pair), state (of the cell), states (one a repeat, in their
-        order), reason (None where nothing failed), name (what sets it apart from the others of its model).
+        order), reason (why it failed, or what the last launch lacked that left it planned; else None),
+        num_waiting (runs left planned so), name (what sets it apart from the others of its model).
 
     Raises:
         StoreError: the folder is none, or a record is damaged.
@@ -43,11 +51,18 @@ def status_table(folder: ResultsFolder) -> list[dict[str, Any]]:
     return [
         {
             **{name: row[name] for name in kept},
+            "reason": row["reason"] or next((one.reason for one in _waiting(records[row["cell_id"]])), None),
+            "num_waiting": len(_waiting(records[row["cell_id"]])),
             "states": [record.state for record in records[row["cell_id"]]],
             "name": _name(row, rows) if row["model"] else without_model(records[row["cell_id"]][0].cell),
         }
         for row in rows
     ]
+
+
+def _waiting(records: Iterable[RunRecord]) -> list[RunRecord]:
+    """Those that a launch has left planned, since it lacked what they need."""
+    return [record for record in records if record.state == "planned" and record.reason is not None]
 
 
 def without_model(cell: Mapping[str, Any]) -> str:
@@ -77,22 +92,48 @@ def _name(row: Row, rows: list[Row]) -> str:
 
 
 def describe_status(rows: list[dict[str, Any]]) -> str:
-    """The same as text: the cells of each model, one a line, then what is left."""
+    """The same as text of a terminal's width: the cells of each model, then what is left."""
     lines: list[str] = []
     models = list(dict.fromkeys(row.get("model") for row in rows))
     for model in models:
         own = [row for row in rows if row.get("model") == model]
         if len(models) > 1:
             lines.append(f"{model or 'without a model'}:")
-        width = max(len(_shown(row)) for row in own)
-        lines += [_line(row, width) for row in own]
-    return "\n".join([*lines, what_is_left(rows)])
+        room = min(MOST_OF_STATES, max(len(_states(row)) for row in own))
+        widest = WIDTH - len(_start(own[0])) - 1 - room
+        width = min(widest, max(len(_shown(row)) for row in own))
+        lines += [line for row in own for line in _lines(row, width)]
+    return "\n".join([*lines, folded("", what_is_left(rows), indent=2)])
 
 
-def _line(row: dict[str, Any], width: int) -> str:
-    reason = f"  {row['reason']}" if row["reason"] else ""
-    states = ", ".join(row["states"])
-    return f"{row['kind']:11} {row['world_size']:3} x {_shown(row):{width}} {states}{reason}"
+def _lines(row: dict[str, Any], width: int) -> Iterator[str]:
+    """The cell's name and its states side by side, both folded where they must be; then why it failed."""
+    start = _start(row)
+    names = textwrap.wrap(_shown(row), width, break_on_hyphens=False)
+    states = textwrap.wrap(_states(row), WIDTH - len(start) - width - 1)
+    line = ""
+    for at, (name, state) in enumerate(zip_longest(names, states, fillvalue="")):
+        if at:
+            yield line
+        line = f"{start if not at else '':{len(start)}}{name:{width}} {state}".rstrip()
+    reason = f"  {row['reason'] or ''}".rstrip()
+    if len(line) + len(reason) <= WIDTH:
+        yield line + reason
+    else:
+        yield line
+        yield folded("    ", reason.strip())
+
+
+def _start(row: dict[str, Any]) -> str:
+    return f"{row['kind']:11} {row['world_size']:3} x "
+
+
+def _states(row: dict[str, Any]) -> str:
+    """One a repeat, or how many of each."""
+    every = ", ".join(row["states"])
+    if len(every) <= MOST_OF_STATES:
+        return every
+    return ", ".join(f"{number} {state}" for state, number in Counter(row["states"]).items())
 
 
 def _shown(row: dict[str, Any]) -> str:
@@ -118,4 +159,7 @@ def what_is_left(rows: list[dict[str, Any]]) -> str:
     if not parts:
         return f"nothing is left of {num_runs} runs{failed}"
     how_many = f"{sum(left.values())} of {num_runs} runs are left: {', '.join(parts)}"
-    return f"{how_many}; the same `run` or `submit` goes on{failed}"
+    num_waiting = sum(row["num_waiting"] for row in rows)
+    others = f"; {num_waiting} of them need another launch, as said above" if num_waiting else ""
+    goes_on = "; the same `run` or `submit` goes on" if sum(left.values()) > num_waiting else ""
+    return f"{how_many}{goes_on}{others}{failed}"

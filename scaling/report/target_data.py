@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from scaling.report.columns import Row, shares_gpus
 from scaling.report.formats import workers
 from scaling.report.groups import Group
 from scaling.report.learning import over_seeds
@@ -31,10 +32,10 @@ class TargetBar:
 
 
 def target_bars(group: Group) -> list[TargetBar]:
-    """Those that aimed at a target, in the table's order; [] where none reached it."""
+    """Those that aimed at a target and have a time, in the table's order; [] where none reached it."""
     bars = [
         TargetBar(
-            f"{group.name(row)}, {workers(row['world_size'])}",
+            f"{group.name(row)}, {workers(row['world_size'])}{_seeds(row)}",
             row["target_accuracy"],
             row["seconds_to_target"],
             str(row["target_state"] or ""),
@@ -43,6 +44,11 @@ def target_bars(group: Group) -> list[TargetBar]:
             row["predicted_s_to_target_high"],
         )
         for row in over_seeds(group.rows)
-        if row["target_accuracy"] is not None and row["repeats"]
+        if row["target_accuracy"] is not None and row["repeats"] and not shares_gpus(row)
     ]
     return bars if any(bar.seconds is not None for bar in bars) else []
+
+
+def _seeds(row: Row) -> str:
+    """How many, where the seconds are their median."""
+    return f", {row['num_seeds']} seeds" if (row["num_seeds"] or 1) > 1 else ""

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from scaling.report.budget_table import CHECK, SUM, BudgetColumn, BudgetTable, budget_table
 from scaling.report.cautions import cautions_of
-from scaling.report.columns import Row, to_rows
+from scaling.report.columns import Row, shares_gpus, to_rows
 from scaling.report.figure_data import main_variant
 from scaling.report.formats import MISSING, half_width, milliseconds, number, percent, ratio, workers
 from scaling.report.groups import Group, group_rows
@@ -102,6 +102,8 @@ def _convergence_values(row: Row) -> list[str]:
     accuracy = percent(row["final_test_accuracy"], decimals=2) if row["repeats"] else row["state"]
     missed = row["target_state"] not in (None, REACHED)
     to_target = "not reached" if missed else number(row["seconds_to_target"])
+    if shares_gpus(row) and row["target_state"] == REACHED:
+        to_target = REACHED
     times = [number(row["train_s"]), to_target]
     return [accuracy, number(row["epochs"], digits=1), *times]
 

@@ -27,9 +27,11 @@ from scaling.report.html import render_page
 from scaling.report.learning import epoch_table
 from scaling.report.link_data import CellLinks, link_remarks, link_table, links_of
 from scaling.report.markdown import render_markdown
+from scaling.report.prediction_figure import write_predictions
 from scaling.report.predictions import prediction_sentences, prediction_tables, read_predictions
 from scaling.report.recommend import recommend
 from scaling.report.samples import CellResult, read_cells
+from scaling.report.seed_noise import seed_noise, seed_noise_sentences, seed_noise_tables
 from scaling.report.tables import build_table, study_name, table_csv
 from scaling.report.transfer_figures import write_transfers
 from scaling.report.transfer_tables import page_tables, transfer_sentences
@@ -93,19 +95,24 @@ def write_all(folder: ResultsFolder) -> Report:
     links, remarks = _write_links(folder, to_rows(table), by_id)
     figures = draw_figures(folder, to_rows(table), by_id, links)
     transfers, predicted = read_transfers(folder), read_predictions(folder, to_rows(table))
+    figures += write_predictions(folder, predicted, to_rows(table))
     figures += write_transfers(folder, study_name(folder), transfers)
     figures += write_figures(folder, experiments)
     # A folder without an environment gets a page that says so; a damaged one is an error.
     environment = folder.environment() if (folder.path / "environment.json").exists() else None
+    groups = group_rows(to_rows(table))
+    noise = seed_noise(groups, by_id)
     extras = Extras(
         tables=[
+            *seed_noise_tables(noise),
             *page_tables(transfers),
             *device_tables(experiments),
             *prediction_tables(predicted),
-            *honesty_tables(group_rows(to_rows(table)), by_id),
+            *honesty_tables(groups, by_id),
             *sheet_tables(folder.sheets()),
         ],
         findings=[
+            *seed_noise_sentences(noise),
             *transfer_sentences(transfers),
             *device_sentences(experiments),
             *prediction_sentences(predicted),

@@ -22,6 +22,7 @@ from scaling.errors import StudyError
 from scaling.study.cells import Cell
 from scaling.study.launches import START_UP_S, USUAL_ITERATIONS, Settings
 from scaling.study.schema import IterationPart, Study, Training, Workload
+from topologies.texts import folded
 
 SAME = ("model_label", "dataset_label", "scaling", "device", "tf32", "batch_norm")
 UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
@@ -170,14 +171,18 @@ def _measuring_s(cell: Cell, row: Mapping[str, Any] | None) -> float:
 
 
 def describe(verdicts: Sequence[Verdict]) -> str:
-    """What is kept and what is left, with the reasons, for people."""
+    """What is kept and what is left, with the reasons, for people; as wide as a terminal."""
     kept = [one for one in verdicts if one.keep]
     left = [one for one in verdicts if not one.keep]
     lines = [f"measure {len(kept)} of {len(verdicts)} cells, about {sum(o.seconds for o in kept):.0f} s:"]
-    lines += [f"  {one.cell.id}  {one.cell.describe()}: {one.reason}" for one in kept]
+    lines += map(_line, kept)
     lines += [f"leave {len(left)}:"] if left else []
-    lines += [f"  {one.cell.id}  {one.cell.describe()}: {one.reason}" for one in left]
+    lines += map(_line, left)
     return "\n".join(lines)
+
+
+def _line(verdict: Verdict) -> str:
+    return folded(f"  {verdict.cell.id}  ", f"{verdict.cell.describe()}: {verdict.reason}")
 
 
 def study_of(study: Study, verdicts: Sequence[Verdict]) -> str:

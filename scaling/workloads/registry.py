@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from scaling.errors import StudyError
-from scaling.registry import Registry, check_names, checked, from_parameters
+from scaling.registry import Registry, check_names, checked
 from scaling.workloads.base import Dataset, DataShape, Model
 from scaling.workloads.callables import model_of
 
@@ -43,12 +43,7 @@ def create_dataset(name: str, parameters: Mapping[str, Any] | None = None) -> Da
     Raises:
         StudyError: the name is unknown, or a parameter is unknown or of the wrong type or value.
     """
-    cls = DATASETS.load(name)
-    if not (isinstance(cls, type) and issubclass(cls, Dataset)):
-        raise StudyError(
-            f"data set {name!r} is {cls!r}; it must be a subclass of scaling.workloads.base.Dataset"
-        )
-    instance: Dataset = from_parameters(f"data set {name!r}", cls, parameters or {})
+    instance: Dataset = DATASETS.create(name, Dataset, parameters)
     return instance
 
 

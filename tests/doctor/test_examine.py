@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from scaling import cli, doctor
+from scaling import doctor
 from scaling.doctor import files
 from scaling.doctor.line import Line
 
@@ -15,24 +15,10 @@ SUBJECTS = [
 TORCHRUN = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
 
 
-@pytest.fixture
-def call(monkeypatch, capsys):
-    """call(*arguments): exit code and stdout of `scaling doctor`."""
-
-    def run(*arguments):
-        monkeypatch.setattr("sys.argv", ["scaling", "doctor", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        return ended.value.code, capsys.readouterr().out
-
-    return run
-
-
-def test_every_subject_is_a_line_for_people_and_an_object_for_programs(call, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    code, text = call()
+def test_every_subject_is_a_line_for_people_and_an_object_for_programs(call):
+    code, text, _ = call("doctor")
     assert [line[9:24].strip() for line in text.splitlines() if line[0] != " "] == SUBJECTS
-    told = json.loads(call("--json")[1])
+    told = json.loads(call("doctor", "--json")[1])
     assert [one["name"] for one in told] == SUBJECTS
     assert code == int(any(one["state"] == "error" for one in told))
     assert all(set(one) == {"name", "state", "text", "fix"} for one in told)
@@ -44,7 +30,7 @@ def test_exit_code_is_1_for_errors_alone(call, monkeypatch, state, code):
     monkeypatch.setattr(
         doctor, "examine", lambda *_: [Line("clock", "ok", ""), Line("ports", state, "x", "y")]
     )
-    assert call()[0] == code
+    assert call("doctor")[0] == code
 
 
 def test_fix_is_a_line_of_its_own():
@@ -52,6 +38,14 @@ def test_fix_is_a_line_of_its_own():
     assert line.describe() == (
         "error    ports          loopback cannot be used\n                        fix: allow it"
     )
+
+
+def test_long_findings_go_on_below_where_they_began():
+    line = Line("launchers", "ok", ", ".join(["mpirun"] * 12), " ".join(["install"] * 20))
+    found, fix = line.describe().split("fix: ")
+    assert max(map(len, line.describe().splitlines())) <= 80
+    assert found.splitlines()[1].index("mpirun") == 24
+    assert fix.splitlines()[1].index("install") == 29
 
 
 def test_ranks_say_which_variables_they_go_by_and_others_than_0_nothing_else(tmp_path):

@@ -85,3 +85,24 @@ def test_nvbandwidth_gives_copies_both_ways_and_between_gpus():
 def test_other_files_are_refused(text, message):
     with pytest.raises(TopologyError, match=message):
         samples_of(text, "a file")
+
+
+def test_nvbandwidth_gives_copies_at_once_and_both_ways():
+    names = {
+        "host_to_all_memcpy_ce": [["41", "43"]],
+        "host_to_device_bidirectional_memcpy_ce": [["40", "N/A"]],
+        "device_to_host_bidirectional_memcpy_ce": [["30", "30"]],
+        "host_to_all_bidirectional_memcpy_ce": [["20", "22"]],
+        "all_to_host_bidirectional_memcpy_ce": [["24", "26"]],
+        "all_to_host_memcpy_ce": [["34", "N/A"]],
+    }
+    cases = [{"name": name, "bandwidth_matrix": matrix} for name, matrix in names.items()]
+    found = samples_of(json.dumps({"nvbandwidth": {"testcases": cases}}), "a file")
+    rates = {
+        (one.operation, one.ranks, one.memory): round(one.num_bytes / one.seconds / 1e9, 3) for one in found
+    }
+    assert rates == {
+        ("h2d", (0, 1), "pinned"): 42.0,
+        ("h2d_d2h", (0,), "pinned"): 35.0,
+        ("h2d_d2h", (0, 1), "pinned"): 23.0,
+    }

@@ -27,7 +27,56 @@ def test_beyond_the_measured_batches_it_says_so_and_is_less_certain():
 def test_one_batch_alone_is_taken_in_proportion_with_room_for_no_change():
     computed = ComputeModel([alone(4096, 4e-3)]).step(cell(2), 2048)
     assert computed.step_s.value == pytest.approx(2e-3)
-    assert computed.step_s.interval[1] >= 3.8e-3
+    assert any("in proportion" in note and "4 ms" in note for note in computed.notes)
+
+
+@pytest.mark.parametrize("local_batch", [2048, 1024, 512, 64, 8192, 65536])
+def test_interval_from_one_batch_holds_a_step_that_latency_bounds(local_batch):
+    low, high = ComputeModel([alone(4096, 4e-3)]).step(cell(2), local_batch).step_s.interval
+    assert low <= 4e-3 <= high
+    assert low <= 4e-3 * local_batch / 4096 <= high
+
+
+def test_captured_step_does_not_follow_an_eager_step_that_launches_bound():
+    eager = [alone(64, 18e-3), alone(128, 16e-3)]
+    model = ComputeModel([*eager, alone(128, 15e-3, step="captured")])
+    computed = model.step(cell(4, step="captured"), 32)
+    low, high = computed.step_s.interval
+    assert computed.step_s.value == pytest.approx(15e-3 / 4)
+    assert low < 5e-3 < high  # as measured
+    assert high >= 15e-3
+    assert any("tells nothing" in note for note in computed.notes)
+
+
+def test_overlapped_step_follows_an_eager_step_that_launches_bound():
+    eager = [alone(64, 18e-3), alone(128, 16e-3)]
+    model = ComputeModel([*eager, alone(128, 17e-3, step="overlapped")])
+    computed = model.step(cell(4, "none", step="overlapped"), 64)
+    assert computed.step_s.value == pytest.approx(19e-3)
+    assert computed.step_s.relative_sd < 0.2
+
+
+def test_the_slowest_of_several_ranks_is_less_certain_than_one():
+    model = ComputeModel([alone(4096, 4e-3)])
+    one, several = (model.step(cell(n, "none"), 4096).step_s for n in (1, 4))
+    assert several.value == one.value
+    assert several.relative_sd == pytest.approx((one.relative_sd**2 + 0.01**2) ** 0.5)
+
+
+def test_eager_step_a_little_below_proportion_is_noise_and_is_followed():
+    eager = [alone(2048, 3.9e-3), alone(4096, 8e-3)]
+    model = ComputeModel([*eager, alone(4096, 8e-3, step="captured")])
+    computed = model.step(cell(2, step="captured"), 2048)
+    assert computed.step_s.value == pytest.approx(4e-3)
+    assert computed.step_s.relative_sd < 0.2
+
+
+@pytest.mark.parametrize("local_batch", [16, 32, 256])
+def test_step_that_follows_a_flat_eager_step_has_an_interval_down_to_proportion(local_batch):
+    eager = [alone(32, 2.7e-3), alone(64, 3.0e-3), alone(128, 3.6e-3)]
+    model = ComputeModel([*eager, alone(64, 2.6e-3, step="captured")])
+    low, high = model.step(cell(4, step="captured"), local_batch).step_s.interval
+    assert low <= 2.6e-3 * local_batch / 64 <= high
 
 
 def test_a_step_measured_once_follows_the_eager_step():

@@ -11,10 +11,12 @@ from scaling.report.columns import to_rows
 from scaling.report.figure_data import training_lines
 from scaling.report.groups import group_rows
 from scaling.report.learning import epoch_table, over_seeds
+from scaling.report.page_tables import page_tables
 from scaling.report.recipes import recipe_text
 from scaling.report.samples import read_cells
 from scaling.report.sentence import findings
 from scaling.report.tables import summary_table, table_csv
+from scaling.report.target_data import target_bars
 
 STEPS = 10
 BATCH = 64
@@ -119,21 +121,21 @@ class TestSeeds:
         assert merged["seconds_to_target"] is None
         assert merged["target_state"] == "not reached by 1 of 2 seeds"
 
+    def test_seconds_of_several_seeds_are_not_compared_with_one_seeds(self, study, epochs):
+        for seed, ends in enumerate(([0.95, 0.96], [0.5, 0.96], [0.5, 0.96])):
+            study.add([[epochs(ends)]], kind="convergence", target_accuracy=0.9, seed=seed)
+        (group,) = group_rows(rows_of(study))
+        assert not any("seeds reach" in one for one in page_tables(group, [group])[0].remarks)
+        study.add([[epochs([0.95, 0.96])]], kind="convergence", target_accuracy=0.9, aggregator="ring")
+        (group,) = group_rows(rows_of(study))
+        told = page_tables(group, [group])[0].remarks[-1]
+        assert told.startswith("none on 1 worker: its 3 seeds reach the target after 1 to 2 epochs")
+        assert [bar.name for bar in target_bars(group)] == ["none, 1 worker, 3 seeds", "ring, 1 worker"]
+
     def test_seeds_of_timed_cells_stay_apart(self, study):
         for seed in (0, 1):
             study.add_steps([[1.0]], seed=seed)
         assert len(group_rows(rows_of(study))) == 2
-
-    @pytest.mark.parametrize(
-        ("other", "expected"),
-        [(0.93, "no other lies further from it"), (0.80, "ring on 1 worker lies further from it")],
-    )
-    def test_sentence_compares_others_with_the_noise_of_seeds(self, study, epochs, other, expected):
-        add_seeds(study, epochs, [0.90, 0.92, 0.94])
-        study.add([[epochs([0.5, other])]], kind="convergence", aggregator="ring")
-        text = " ".join(findings(summary_table(study.folder)))
-        assert "92.00% (standard deviation over 3 seeds 2.00%)" in text
-        assert expected in text
 
 
 class TestPrediction:
@@ -178,6 +180,20 @@ class TestPrediction:
     def test_another_rate_and_seed_take_the_same_time(self, study, epochs):
         (row,) = self.trained_and_timed(study, epochs, seed=7, learning_rate=1.0, momentum=0.0)
         assert row["predicted_s_to_target"] is not None
+
+    def test_table_says_what_a_prediction_needs_where_there_is_none(self, study, epochs):
+        study.add([[epochs([0.5, 0.95])]], kind="convergence", target_accuracy=0.9)
+        study.add([[epochs([0.5, 0.8])]], kind="convergence", target_accuracy=0.9, aggregator="ring")
+        (group,) = group_rows(rows_of(study))
+        (table,) = page_tables(group, [group])
+        assert table.remarks[0].startswith("Predicted: no combination, as no cell of kind: iteration here")
+
+    def test_table_names_the_one_that_is_not_predicted(self, study, epochs):
+        study.add([[epochs([0.5, 0.95])]], kind="convergence", target_accuracy=0.9, aggregator="ring")
+        self.trained_and_timed(study, epochs)
+        group = next(one for one in group_rows(rows_of(study)) if one.kind == "convergence")
+        (table,) = page_tables(group, [group])
+        assert table.remarks[0].startswith("Predicted: not ring on 1 worker, as")
 
     def test_sentence_has_both(self, study, epochs):
         self.trained_and_timed(study, epochs)

@@ -7,6 +7,8 @@ import pytest
 
 from scaling.report import write_report
 from scaling.report.columns import COLUMNS, to_rows
+from scaling.report.drawing_predictions import PredictedPoint, draw_predictions
+from scaling.report.figure_style import aggregator_looks
 from scaling.report.formats import MISSING
 from scaling.report.predictions import prediction_sentences, prediction_tables, read_predictions
 from scaling.report.tables import summary_table
@@ -80,3 +82,100 @@ def test_folders_without_predictions_say_nothing(study):
 
 def test_predictions_are_marked_in_the_file(folder):
     assert json.loads((folder.path / "predictions.json").read_text())["simulated"] is True
+
+
+def test_a_cell_that_exchanges_nothing_blames_no_exchange(study):
+    spans = {"forward_s": 0.004, "backward_s": 0.005}
+    lines = [
+        [{"iteration": n, "warmup": False, "step_s": 0.010, **spans} for n in range(3)] for _ in range(2)
+    ]
+    cell = study.add([lines], aggregator="none", world_size=2)
+    changes = {"aggregator": "none", "compute_s": 0.020, "exposed_comm_s": 0.0}
+    study.folder.write_predictions([predicted(cell, 0.020, **changes)])
+    (one,) = read_predictions(study.folder, to_rows(summary_table(study.folder)))
+    assert "the computation was taken" in one.failed_assumption()
+
+
+def test_steps_whose_phases_tell_of_another_time_leave_open_what_failed(study):
+    spans = {"forward_s": 0.002, "backward_s": 0.002}
+    lines = [
+        [{"iteration": n, "warmup": False, "step_s": 0.010, **spans} for n in range(3)] for _ in range(2)
+    ]
+    cell = study.add([lines], aggregator="none", world_size=2)
+    changes = {"aggregator": "none", "compute_s": 0.004, "exposed_comm_s": 0.0}
+    study.folder.write_predictions([predicted(cell, 0.004, **changes)])
+    (one,) = read_predictions(study.folder, to_rows(summary_table(study.folder)))
+    assert "it is not known which part failed" in one.failed_assumption()
+
+
+class TestFigure:
+    def test_is_drawn_of_measured_cells_and_its_values_stand_in_a_file(self, folder):
+        report = write_report(folder)
+        drawn = [path.name for path in (folder.path / "figures").glob("predicted.*")]
+        assert sorted(drawn) == ["predicted.png", "predicted.svg"]
+        done, planned = csv.DictReader((folder.path / "predicted.csv").open(newline=""))
+        assert float(done["error_ratio"]) == pytest.approx(0.23456)
+        assert float(done["simulated_s"]) / float(done["measured_s"]) - 1 == pytest.approx(0.23456)
+        assert done["is_inside"] == "True"
+        assert planned["measured_s"] == planned["error_ratio"] == planned["failed_assumption"] == ""
+        assert planned["simulated_s"] == done["simulated_s"]
+        assert "predicted.csv" in report.page.read_text()
+
+    def test_is_left_out_where_nothing_was_predicted_or_measured_since(self, study):
+        planned = study.add(["planned"], aggregator="tree", world_size=2)
+        write_report(study.folder)
+        assert not (study.folder.path / "predicted.csv").exists()
+        study.folder.write_predictions([predicted(planned, aggregator="tree")])
+        write_report(study.folder)
+        assert (study.folder.path / "predicted.csv").exists()
+        assert not list((study.folder.path / "figures").glob("predicted*"))
+
+    def test_every_network_has_a_panel_with_diagonal_and_band(self):
+        points = [
+            point("fcn-r", "ring", 10.0),
+            point("fcn-r", "tree", 1000.0),
+            point("resnet-56", "ring", 5.0),
+        ]
+        axes = draw_predictions("title", points, aggregator_looks(["ring", "tree"])).axes
+        assert [one.get_title(loc="left") for one in axes] == ["fcn-r", "resnet-56"]
+        for one in axes:
+            (band,) = one.collections
+            diagonal = next(line for line in one.lines if line.get_linestyle() == "--")
+            assert list(diagonal.get_xdata()) == list(diagonal.get_ydata()) == list(one.get_xlim())
+            edges = band.get_paths()[0].vertices
+            assert {round(y / x, 3) for x, y in edges} == {0.9, 1.1}
+            assert one.get_xscale() == one.get_yscale() == "log"
+            assert 3 <= len(one.get_xticks()) <= 7
+
+    def test_points_lie_at_their_times_in_their_aggregators_looks(self):
+        looks = aggregator_looks(["ring", "tree"])
+        hollow = point("net", "tree", 8.0, predicted_ms=6.0, is_hollow=True)
+        (axes,) = draw_predictions("title", [point("net", "ring", 10.0), hollow], looks).axes
+        drawn = {
+            (line.get_xdata()[0], line.get_ydata()[0], line.get_color(), line.get_markerfacecolor())
+            for line in axes.lines
+            if line.get_marker() in (looks["ring"].marker, looks["tree"].marker) and line.get_alpha() != 0
+        }
+        ring, tree = looks["ring"].colour, looks["tree"].colour
+        assert drawn >= {(10.0, 10.0, ring, ring), (8.0, 6.0, tree, "white")}
+
+
+def point(network, aggregator, measured_ms, predicted_ms=None, *, is_hollow=False):
+    value = measured_ms if predicted_ms is None else predicted_ms
+    return PredictedPoint(
+        network, aggregator, measured_ms, None, None, value, 0.8 * value, 1.2 * value, is_hollow, "a cell"
+    )
+
+
+def test_the_sentence_has_median_percentile_and_worst_of_the_file(study):
+    cells = [study.add_steps([[0.010] * 3], aggregator="ring", world_size=2, seed=seed) for seed in range(5)]
+    times = [0.0101, 0.0096, 0.011, 0.0125, 0.0103]
+    study.folder.write_predictions([predicted(cell, s) for cell, s in zip(cells, times, strict=True)])
+    write_report(study.folder)
+    rows = list(csv.DictReader((study.folder.path / "predicted.csv").open(newline="")))
+    errors = sorted(abs(float(row["error_ratio"])) for row in rows)
+    assert errors == pytest.approx([0.01, 0.03, 0.04, 0.10, 0.25])
+    at_95 = 0.10 + 0.8 * (0.25 - 0.10)  # between the last two, 0.95 x 4 = 3.8
+    (sentence,) = prediction_sentences(read_predictions(study.folder, to_rows(summary_table(study.folder))))
+    assert f"off by 4.0% (median), {100 * at_95:.1f}% (95th percentile)" in sentence
+    assert "25.0%" in sentence

@@ -3,9 +3,9 @@
 from scaling.report.status import describe_status, what_is_left
 
 
-def row(world_size, *states, reason=None, aggregator="ring"):
+def row(world_size, *states, reason=None, aggregator="ring", num_waiting=0):
     return {"kind": "iteration", "world_size": world_size, "aggregator": aggregator, "states": list(states),
-            "reason": reason}  # fmt: skip
+            "reason": reason, "num_waiting": num_waiting}  # fmt: skip
 
 
 def test_runs_that_are_left_are_counted_by_world_size():
@@ -27,6 +27,17 @@ def test_nothing_left_is_said_and_failed_runs_are_no_rest():
     )
 
 
+def test_runs_that_another_launch_must_do_are_told_apart():
+    waiting = row(2, "planned", "planned", reason="the launch lacks mpi", num_waiting=2)
+    assert what_is_left([row(1, "done"), waiting]) == (
+        "2 of 3 runs are left: 2 with 2 workers; 2 of them need another launch, as said above"
+    )
+    assert what_is_left([row(1, "planned"), waiting]) == (
+        "3 of 3 runs are left: 1 with 1 worker, 2 with 2 workers; the same `run` or `submit` goes on; "
+        "2 of them need another launch, as said above"
+    )
+
+
 def test_text_has_a_line_a_cell_and_the_rest_at_the_end():
     text = describe_status([row(2, "failed", reason="no memory"), row(1, "planned", aggregator=None)])
     cells, left = text.splitlines()[:2], text.splitlines()[2]
@@ -35,3 +46,18 @@ def test_text_has_a_line_a_cell_and_the_rest_at_the_end():
         ["iteration", "1", "x", "planned"],
     ]
     assert left.startswith("1 of 2 runs are left")
+
+
+def test_long_names_reasons_and_states_are_folded_to_80_columns():
+    name = "kernel-choices, convolution, AlexNet 11x11, 64, older-interface, float32, 64 MiB, cuda"
+    reason = "rank 0: RuntimeError: " + "the library has no such algorithm, " * 4
+    rows = [
+        row(1, "failed", reason=reason, aggregator=name),
+        row(1, *["done"] * 8, "planned", "planned", aggregator="all_reduce, overlapped, peer access off"),
+    ]
+    text = describe_status(rows)
+    assert max(map(len, text.splitlines())) <= 80
+    words = " ".join(text.split())
+    assert reason.strip() in words
+    assert "8 done, 2 planned" in words
+    assert text.splitlines()[1].startswith(" " * 18 + "64, older-interface")

@@ -8,7 +8,7 @@ import pytest
 from topologies.describe import as_dict, describe, host_only_path_lines, path_lines, peer_matrix
 from topologies.schema import load as load_anew
 from topologies.schema import shipped
-from topologies.texts import compact, gigabytes_per_s, microseconds
+from topologies.texts import NO_BREAK, compact, folded, gigabytes_per_s, microseconds
 
 load = functools.cache(load_anew)
 
@@ -40,7 +40,7 @@ class TestText:
 
     def test_devices_and_links_have_their_figures(self):
         text = " ".join(describe(load("hgx-h200-x2-10gbe")).split())
-        assert "gpu0 gpu NVIDIA H200 memory 4170 GB/s, sums 1390 GB/s" in text
+        assert "gpu0..gpu7 gpu NVIDIA H200 memory 4170 GB/s, sums 1390 GB/s" in text
         assert "cpu0 - host0 memory 135 GB/s there, 164 GB/s back 0.10 us" in text
         assert "gpu0 - nvswitch0 18 x nvlink 371 GB/s each direction 0.30 us" in text
         assert "10 GbE, 1.25 GB/s each direction of a NIC, 25.0 us" in text
@@ -50,7 +50,12 @@ class TestText:
         topology = load(name)
         text = " ".join(describe(topology).split())
         assert all(f"{figure}: {source}" in text for figure, source in topology.sources.items())
-        assert max(map(len, describe(topology).splitlines())) <= 120
+        assert max(map(len, describe(topology).splitlines())) <= 80
+
+    def test_devices_that_differ_have_a_line_each(self):
+        text = " ".join(describe(load("dual-k80")).split())
+        assert "gpu0, gpu1 gpu NVIDIA GK210, half a Tesla K80 board k80-0, memory 240 GB/s" in text
+        assert "gpu2, gpu3 gpu NVIDIA GK210, half a Tesla K80 board k80-1, memory 240 GB/s" in text
 
     def test_machine_without_a_gpu_has_paths_in_its_memory(self):
         assert path_lines(load("cpu-2")) == ["host0 -> host0: host, 8.0 GB/s, 81.0 us"]
@@ -74,6 +79,19 @@ class TestData:
 
 
 class TestWords:
+    def test_long_texts_go_on_where_they_began_or_as_far_in_as_is_said(self):
+        words = " ".join(["word"] * 30)
+        first, *others = folded("name  ", words).splitlines()
+        assert first.startswith("name  word")
+        assert all(line.startswith("      word") and len(line) <= 80 for line in others)
+        assert folded("", words, indent=2, width=20).splitlines()[1] == "  word word word"
+        assert " ".join(folded("name  ", words).split()) == f"name {words}"
+
+    def test_names_are_not_cut_and_what_a_no_break_space_joins_stays_together(self):
+        assert folded("", "a" * 90) == "a" * 90
+        assert folded("", f"{'a' * 76} 12{NO_BREAK}GB/s").splitlines()[1] == "12 GB/s"
+        assert folded("name  ", "") == "name"
+
     @pytest.mark.parametrize(
         ("value", "text"),
         [(8e9, "8.0"), (1.25e9, "1.25"), (55.4e9, "55.4"), (370.8e9, "371"), (4.17e12, "4170"), (6e8, "0.6")],

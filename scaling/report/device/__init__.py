@@ -1,8 +1,8 @@
 """The reports of `kind: device`: figures, tables and the sentences that answer an experiment's question.
 
 A module of this package named after an experiment (`lstm-fused` -> `lstm_fused`) defines `figures`, `tables`
-and `sentences`, each a function of `Results`; the last sentence answers the question. Experiments of other
-packages have a plain table (`plain`).
+and `sentences`, each a function of `Results`; the last sentence answers the question, and stands first on the
+page. Experiments of other packages have a plain table (`plain`).
 """
 
 from __future__ import annotations
@@ -70,12 +70,12 @@ def device_tables(experiments: Sequence[Results]) -> list[PageTable]:
 
 
 def device_sentences(experiments: Sequence[Results]) -> list[str]:
-    """What was found, of all experiments."""
-    return [
-        text
-        for results in experiments
-        for text in (*_unfinished(results), *report_of(results).sentences(results))
-    ]
+    """What was found, of all experiments: of each what is unfinished, its answer, then the rest."""
+    told = []
+    for results in experiments:
+        *others, answer = [*report_of(results).sentences(results)] or [""]
+        told += [*_unfinished(results), *([answer] if answer else []), *others]
+    return told
 
 
 def _unfinished(results: Results) -> Iterator[str]:

@@ -11,21 +11,21 @@ from scaling.report.device.common import (
     Arm,
     Line,
     arms_of,
+    columns_of,
     draw_lines,
     handles,
     interval_cell,
     left_out_table,
     log_axes,
-    missing_remark,
     one_launch,
     rate_cell,
-    remarks,
     statistic,
     time_cell,
     time_line,
     times,
     times_of,
 )
+from scaling.report.device.remarks import missing_remark, remarks
 from scaling.report.device.results import DeviceResult, Results, fastest
 from scaling.report.drawing_parts import WIDTH, legend_below, set_title
 from scaling.report.figures import Drawn
@@ -108,7 +108,7 @@ def _as_rates(line: Line) -> Line:
 
 def tables(results: Results) -> Iterator[PageTable]:
     """A row for each network and batch."""
-    arms = arms_of(results)
+    arms = columns_of(results)
     rows, ids = [], []
     for name in networks(results):
         for batch in sorted({cell.point["batch"] for cell in results.all(model=name)}):
@@ -158,7 +158,7 @@ def settled(cells: Sequence[DeviceResult]) -> tuple[int, float, int] | None:
 
 
 def sentences(results: Results) -> Iterator[str]:
-    """The batch that is enough for each device; last, the batch from which on the GPU is ahead."""
+    """The highest throughputs; last, the batch that is enough, and how far the GPU is ahead."""
     arms = arms_of(results)
     if not any(cell.estimate() for cell in results.cells):
         return
@@ -182,8 +182,8 @@ def sentences(results: Results) -> Iterator[str]:
     else:
         missing = " ".join(missing_remark(results)) or "The study did not ask for a GPU."
         yield (
-            "Which mini-batch does a device need? On the CPU that named above; what a GPU needs is not "
-            f"answered here. {missing}"
+            f"Which mini-batch does a device need? {_known(results)} What a GPU needs is not answered here. "
+            f"{missing}"
         )
 
 
@@ -200,7 +200,7 @@ def _against(results: Results, gpus: Sequence[Arm]) -> str:
     question = f"Which mini-batch does a device need? {_known(results)}"
     if told:
         return (
-            f"{question} At the best batch of each, the GPU's samples a second over the CPU's: "
+            f"{question} At the best measured batch of each, the GPU's samples a second over the CPU's: "
             f"{'; '.join(told)}{one_launch(results)}."
         )
     alike = _alike(results)
@@ -216,25 +216,31 @@ def _against(results: Results, gpus: Sequence[Arm]) -> str:
 
 
 def _known(results: Results) -> str:
-    """`That named above; not answered, as points are missing, on the GPU eager for lstm.`"""
-    answered, missing = False, []
+    """`For 90% ..., on the CPU, 4 threads: fcn-r 64, lstm at least 16. Not answered, as ...`"""
+    told, missing = [], []
     for arm in arms_of(results):
         own = {
             name: [cell for cell in results.all(model=name) if arm.holds(cell)] for name in networks(results)
         }
+        each = [f"{name} {_batch(found)}" for name, cells in own.items() if (found := settled(cells))]
+        told += [f"on the {arm.name}: {', '.join(each)}"] if each else []
         without = [
             name
             for name, cells in own.items()
             if settled(cells) is None and not all(cell.is_over for cell in cells)
         ]
-        answered = answered or any(settled(cells) for cells in own.values())
         if without:
             which = "every network" if len(without) == len(own) else listed(without)
             missing.append(f"on the {arm.name} for {which}")
-    if not missing:
-        return "That named above for each network."
-    start = "That named above; not" if answered else "Not"
-    return f"{start} answered, as points are missing, {'; '.join(missing)}."
+    known = f"For 90% of the highest throughput measured, {'; '.join(told)}." if told else ""
+    unknown = f"Not answered, as points are missing, {'; '.join(missing)}." if missing else ""
+    return f"{known} {unknown}".strip()
+
+
+def _batch(found: tuple[int, float, int]) -> str:
+    """The largest that was measured is a lower bound: throughput may rise beyond."""
+    batch, _, largest = found
+    return f"at least {batch:,}" if batch == largest else f"{batch:,}"
 
 
 def _alike(results: Results) -> list[str]:

@@ -1,4 +1,4 @@
-"""What the reports of experiments have in common: names and looks of devices, lines of figures, remarks."""
+"""What the reports of experiments have in common: names and looks of devices, lines of figures, texts."""
 
 from __future__ import annotations
 
@@ -25,12 +25,6 @@ GPU_LOOKS = {"eager": (ORANGE, "s"), "captured": (VERMILLION, "D")}
 CPU_MARKERS = ("o", "^", "v", "P")
 OTHER_COLOURS = (BLACK, BLUE, ORANGE, GREEN, VERMILLION, SKY_BLUE, PURPLE)
 OTHER_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-
-LOAD = "load_average"
-"""The fact with the host's load before a cell (`scaling.study.run_device`)."""
-
-BUSY = 1.3
-"""A load of so many processes a core is more than the study's own."""
 
 
 @dataclass(frozen=True)
@@ -182,6 +176,13 @@ def time_cell(estimate: Estimate | None) -> str:
     return milliseconds(estimate.median, width)
 
 
+def time_and_interval_cell(estimate: Estimate | None) -> str:
+    """A table's text: `0.903 (0.880 to 0.925)`, in milliseconds."""
+    if estimate is None or estimate.low is None or estimate.high is None:
+        return time_cell(estimate)
+    return f"{time_cell(estimate)} ({interval(estimate.low, estimate.high)})"
+
+
 def interval_cell(estimate: Estimate | None) -> str:
     """A table's text: the 95% interval in milliseconds."""
     return MISSING if estimate is None else interval(estimate.low, estimate.high)
@@ -208,25 +209,10 @@ def one_launch(results: Results) -> str:
     return "" if results.num_launches > 1 else " (intervals within one launch: another may differ by more)"
 
 
-def remarks(results: Results) -> list[str]:
-    """What stands below a table: devices that are missing, a busy machine, points that are not done."""
-    return [*missing_remark(results), *_busy(results), *_not_done(results)]
-
-
-def missing_remark(results: Results) -> Iterator[str]:
-    """That there was no GPU, if the study asked for one."""
-    if "cuda" in results.missing:
-        yield "This machine has no GPU that torch can use: the columns of the GPU are empty."
-
-
-def _busy(results: Results) -> Iterator[str]:
-    """That others worked on the machine's cores, as its load average told before each cell."""
-    loads = [float(load) for cell in results.cells if (load := cell.fact(LOAD)) is not None]
-    if results.num_cores and loads and max(loads) > BUSY * results.num_cores:
-        yield (
-            f"The machine was busy: its load average reached {max(loads):.1f} on {results.num_cores} cores. "
-            "Times on the CPU, above all with several threads, are those of a machine that is shared."
-        )
+def columns_of(results: Results) -> list[Arm]:
+    """The arms that a table has columns for: those of the GPU too where the study asked for one in vain."""
+    missing = GPU_LOOKS if "cuda" in results.missing else {}
+    return [*arms_of(results), *(Arm("cuda", step, None, *look) for step, look in missing.items())]
 
 
 def left_out_table(results: Results, named: Sequence[str]) -> Iterator[PageTable]:
@@ -260,12 +246,6 @@ def left_out_table(results: Results, named: Sequence[str]) -> Iterator[PageTable
 
 def _plain(value: object) -> str:
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
-
-
-def _not_done(results: Results) -> Iterator[str]:
-    num = sum(not cell.is_over for cell in results.cells)
-    if num:
-        yield f"{num} of {len(results.cells)} points are not measured yet, or not all of their repeats."
 
 
 def times_of(slow: Estimate, fast: Estimate) -> str:

@@ -20,11 +20,11 @@ from scaling.report.device.common import (
     left_out_table,
     one_launch,
     rate_cell,
-    remarks,
     statistic,
     time_cell,
     times_of,
 )
+from scaling.report.device.remarks import remarks
 from scaling.report.device.results import DeviceResult, Results
 from scaling.report.drawing_parts import WIDTH, legend_below, plain_ticks, set_title
 from scaling.report.figures import Drawn

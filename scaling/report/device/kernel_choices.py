@@ -8,21 +8,17 @@ from scaling.report.device.common import (
     DEVICES,
     interval_cell,
     left_out_table,
-    missing_remark,
     one_launch,
     range_of,
-    remarks,
     statistic,
     time_cell,
     times,
     times_of,
 )
 from scaling.report.device.kernel_data import (
-    CAPPED,
     CHOICES,
     CONVOLUTION,
     MATMUL,
-    NO_CAP,
     PRECISION_NAMES,
     Case,
     cases,
@@ -32,6 +28,8 @@ from scaling.report.device.kernel_data import (
     teraflop_per_s,
 )
 from scaling.report.device.kernel_figures import figures
+from scaling.report.device.kernel_workspace import capped, faster_by_older, interfaces, limit_costs
+from scaling.report.device.remarks import NO_ROWS, missing_remark, remarks
 from scaling.report.device.results import DeviceResult, Results
 from scaling.report.formats import MISSING, listed, megabytes, milliseconds, number
 from scaling.report.page_tables import PageTable
@@ -72,7 +70,7 @@ def _table(results: Results, found: Sequence[Case], title: str, operation: str) 
         "TFLOP/s of a forward pass, by the definition's number of operations.",
         headings,
         rows,
-        [*remarks(results), "TF32 is a number format of GPUs: on the CPU there are no such rows."],
+        [*remarks(results, NO_ROWS), "TF32 is a number format of GPUs: on the CPU there are no such rows."],
         cells=[[cell.cell_id] for _, cell in measured],
         section="devices",
     )
@@ -86,9 +84,10 @@ def sentences(results: Results) -> Iterator[str]:
         yield from _product(results, case)
     yield from _precisions(results, [*products, *convolutions])
     yield from _autotuned(results, convolutions)
-    yield from _capped(results, convolutions)
+    yield from capped(results, convolutions)
+    yield from interfaces(results, convolutions)
     told = [clause for device in DEVICES for clause in _advice(device, products, convolutions)]
-    missing = [*_unanswered(products, convolutions), *missing_remark(results)]
+    missing = [*_unanswered(products, convolutions), *missing_remark(results, NO_ROWS)]
     if told:
         known = f"In float32, {'; '.join(told)}{one_launch(results)}."
         yield " ".join(["Which kernel should a library choose?", known, *missing])
@@ -185,42 +184,6 @@ def _autotuned(results: Results, convolutions: Sequence[Case]) -> Iterator[str]:
         )
 
 
-def _capped(results: Results, convolutions: Sequence[Case]) -> Iterator[str]:
-    """What a limit of the workspace costs, and whether it was kept."""
-    for case in convolutions:
-        free = case.find(CAPPED)
-        if free is None:
-            continue
-        told = [f"without a limit {_forward(free)}"]
-        caps = [cell for cell in case.cells if cell.point["workspace_cap"] != NO_CAP and cell.estimate()]
-        told += [f"at most {cell.point['workspace_cap']}: {_forward(cell)}" for cell in caps]
-        unkept = [cell for cell in caps if _exceeds(cell)]
-        kept = ""
-        if unkept:
-            names = listed([str(cell.point["workspace_cap"]) for cell in unkept])
-            kept = f"; the limit of {names} was not kept"
-        missing = [cell for cell in case.cells if cell.point["choice"] == CAPPED and not cell.is_over]
-        if missing:
-            limits = listed([str(cell.point["workspace_cap"]) for cell in missing])
-            kept += f" (not measured yet: at most {limits})"
-        if caps:
-            yield (
-                f"{case.title}, float32, the forward pass by cuDNN's older interface: {'; '.join(told)}{kept}"
-                f"{one_launch(results)}."
-            )
-
-
-def _forward(cell: DeviceResult) -> str:
-    workspace = megabytes(cell.fact("workspace_bytes"))
-    return f"{milliseconds(median(cell, 'forward'))} ms and {workspace} MB of workspace"
-
-
-def _exceeds(cell: DeviceResult) -> bool:
-    limit_bytes = float(cell.point["workspace_cap"].split()[0]) * 2**20
-    workspace = cell.fact("workspace_bytes")
-    return workspace is not None and workspace > limit_bytes
-
-
 def _advice(device: str, products: Sequence[Case], convolutions: Sequence[Case]) -> Iterator[str]:
     """For one device: the product's reading, and each layer's fastest algorithm."""
     told = []
@@ -238,7 +201,15 @@ def _advice(device: str, products: Sequence[Case], convolutions: Sequence[Case])
             layers.setdefault(names, []).append(case.name)
     if layers:
         each = [f"{names} for {listed(own)}" for names, own in layers.items()]
-        yield f"on the {DEVICES[device]} the fastest convolution by {'; by '.join(each)}"
+        older = "".join(faster_by_older(case) for case in convolutions if case.device == device)
+        yield f"on the {DEVICES[device]} the fastest convolution by {'; by '.join(each)}{older}"
+    costs = [cost for case in convolutions if case.device == device for cost in limit_costs(case)]
+    if costs:
+        cost, name, cap = max(costs)
+        yield (
+            f"on the {DEVICES[device]} a limit of a convolution's workspace makes its forward pass take up "
+            f"to {times(cost)} as long ({name}, at most {cap})"
+        )
 
 
 def _better(plain: DeviceResult, first: DeviceResult) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,9 @@ PHASES = {"step": "training", "evaluate": "evaluation", "predict": "prediction"}
 IMPLEMENTATIONS = ("elementary", "cell", "fused")
 PRECISIONS = ("float64", "float32", "float16")
 REFERENCE = ("fused", "float32")
+
+DIFFERING = {"implementation": (True, False), "precision": (False, True), "combination": (True, True)}
+"""What differs from the reference: whether the implementation does, and the precision."""
 
 NOISE = 3.0
 """Accuracies that differ by no more standard errors of a difference of means are within the seeds' noise.
@@ -102,18 +106,17 @@ class Comparison:
         return max(NOISE * sd * math.sqrt(2 / fewest), *(1 / count for count in samples), 0.0)
 
     def differences(self, kind: str) -> list[tuple[Accuracy, float]]:
-        """Differences from the reference of those that differ from it in one thing.
+        """Differences from the reference of those that differ from it in that, and in nothing else.
 
         Args:
-            kind: `implementation` or `precision`.
+            kind: `implementation`, `precision`, or `combination` of both.
         """
-        return [*self._differences(kind)]
+        return [*self._differences(DIFFERING[kind])]
 
-    def _differences(self, kind: str) -> Iterator[tuple[Accuracy, float]]:
+    def _differences(self, differing: tuple[bool, bool]) -> Iterator[tuple[Accuracy, float]]:
         reference = self.reference
-        kept = 1 if kind == "implementation" else 0
         for one in self.accuracies:
-            if reference and one is not reference and one.way[kept] == reference.way[kept]:
+            if reference and tuple(map(operator.ne, one.way, reference.way)) == differing:
                 difference = one.difference(reference)
                 if difference is not None:
                     yield one, difference

@@ -6,121 +6,25 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from scaling.measure.statistics import Estimate
-from scaling.report.device.common import (
-    DEVICES,
-    left_out_table,
-    missing_remark,
-    one_launch,
-    range_of,
-    remarks,
-    statistic,
-    time_cell,
-    times_of,
-)
+from scaling.report.device.common import DEVICES, one_launch, range_of, times_of
 from scaling.report.device.lstm_data import (
+    DIFFERING,
     PHASES,
     Accuracy,
     Comparison,
     comparisons,
-    ordered,
-    rate,
     timed,
 )
 from scaling.report.device.lstm_figures import figures
-from scaling.report.device.results import DeviceResult, Results, fastest
-from scaling.report.formats import MISSING, listed, number, percent
-from scaling.report.page_tables import PageTable
+from scaling.report.device.lstm_tables import score_text, tables
+from scaling.report.device.remarks import missing_remark
+from scaling.report.device.results import Results, fastest
+from scaling.report.formats import listed, percent
 
 __all__ = ["figures", "sentences", "tables"]
 
-VARIABLES = ("task", "width", "batch", "precision", "implementation")
-
 MOST_NAMED = 3
 """Combinations without an accuracy, in a sentence."""
-
-
-def tables(results: Results) -> Iterator[PageTable]:
-    """Speeds, accuracies, and what was left out."""
-    yield _speed_table(results)
-    if compared := comparisons(results):
-        yield _accuracy_table(results, compared)
-    yield from left_out_table(results, VARIABLES)
-
-
-def _speed_table(results: Results) -> PageTable:
-    cells = ordered(results.cells)
-    points = list(dict.fromkeys(tuple(cell.point[name] for name in VARIABLES) for cell in cells))
-    devices = [name for name in DEVICES if results.all(name) or name in results.missing]
-    rows, ids = [], []
-    for key in points:
-        row = [str(key[0]), f"{key[1]:,}", f"{key[2]:,}", *map(str, key[3:])]
-        own = [results.find(device, **dict(zip(VARIABLES, key, strict=True))) for device in devices]
-        for cell in own:
-            row += [time_cell(cell.estimate() if cell else None)]
-            row += [number(rate(cell, phase)) for phase in PHASES]
-        rows.append(row)
-        ids.append([cell.cell_id for cell in own if cell])
-    headings = [
-        f"{DEVICES[device]}: {what}"
-        for device in devices
-        for what in ("ms a training step", *(f"{name}, samples/s" for name in PHASES.values()))
-    ]
-    return PageTable(
-        f"{results.experiment}: speed of one LSTM layer",
-        statistic(results),
-        [*VARIABLES, *headings],
-        rows,
-        remarks(results),
-        cells=ids,
-        section="devices",
-    )
-
-
-def _accuracy_table(results: Results, compared: Sequence[Comparison]) -> PageTable:
-    rows, ids, left_out = [], [], []
-    for one in compared:
-        for accuracy in one.accuracies:
-            rows.append(_accuracy_row(one, accuracy))
-            ids.append([accuracy.cell.cell_id])
-        left_out += [_left_out(cell) for cell in one.left_out]
-    seeds = len(results.parameters["seeds"])
-    return PageTable(
-        f"{results.experiment}: accuracy on held-out samples after {results.parameters['steps']} steps",
-        f"Mean over {seeds} seeds with its standard deviation; difference: mean over the seeds of what it is "
-        "above that of the fused implementation in float32 on the same device. Logits: largest difference "
-        "from float64, untrained.",
-        ["task", "on", "precision", "implementation", "accuracy", "difference, points", "logits"],
-        rows,
-        left_out,
-        cells=ids,
-        section="devices",
-    )
-
-
-def _accuracy_row(compared: Comparison, one: Accuracy) -> list[str]:
-    way, precision = one.way
-    difference = one.difference(compared.reference) if compared.reference else None
-    logits = one.cell.fact("logit_difference")
-    return [
-        compared.task,
-        DEVICES[compared.device],
-        precision,
-        way,
-        _score(one),
-        MISSING if difference is None else f"{100 * difference:+.2f}",
-        MISSING if logits is None else f"{logits:.1e}",
-    ]
-
-
-def _score(one: Accuracy) -> str:
-    sd = one.sd
-    return percent(one.mean, 2) if sd is None else f"{percent(one.mean, 2)} ± {100 * sd:.2f}"
-
-
-def _left_out(cell: DeviceResult) -> str:
-    point = cell.point
-    way = f"{point['task']}, {DEVICES[cell.device]}, {point['implementation']}, {point['precision']}"
-    return f"No accuracy of {way}: {cell.fact('accuracy_left_out')}."
 
 
 def sentences(results: Results) -> Iterator[str]:
@@ -135,7 +39,9 @@ def sentences(results: Results) -> Iterator[str]:
     if compared:
         told = " ".join(_answer(one) for one in compared)
         after = f"After {results.parameters['steps']} steps: {told}"
-        yield f"Does the accuracy change with the implementation or the precision? {after}"
+        yield (
+            f"Does the accuracy change with the implementation or the precision? {_verdict(compared)}{after}"
+        )
 
 
 def _implementations(results: Results, chosen: dict[str, Any], device: str) -> Iterator[str]:
@@ -238,6 +144,27 @@ def _devices(results: Results, chosen: dict[str, Any]) -> Iterator[str]:
         )
 
 
+def _verdict(compared: Sequence[Comparison]) -> str:
+    """The answer in a few words, where all tasks and devices give one; "" otherwise."""
+    if not all(one.reference and one.noise is not None and len(one.accuracies) > 1 for one in compared):
+        return ""
+    if any(_beyond(one) for one in compared):
+        return "Yes, in part. "
+    return "Not beyond chance. "
+
+
+def _beyond(compared: Comparison) -> list[Accuracy]:
+    """Those that differ from the reference by more than chance; [] where that is not known."""
+    reference, noise = compared.reference, compared.noise
+    if reference is None or noise is None:
+        return []
+    return [
+        one
+        for one in compared.accuracies
+        if one is not reference and abs(one.difference(reference) or 0.0) > noise
+    ]
+
+
 def _answer(compared: Comparison) -> str:
     """`mnist-rows on the GPU: No. ...`."""
     reference, noise = compared.reference, compared.noise
@@ -247,21 +174,17 @@ def _answer(compared: Comparison) -> str:
             f"{where}: unknown, as the fused implementation in float32 has no accuracy{_spread(compared)}"
             f"{_missing(compared)}."
         )
-    known = {kind: compared.differences(kind) for kind in ("implementation", "precision")}
+    known = {kind: compared.differences(kind) for kind in DIFFERING}
     told = [_largest(kind, found) for kind, found in known.items() if found]
     if not told:
         return f"{where}: unknown, as nothing else was trained{_missing(compared)}."
     if noise is None:
         return f"{where}: with one seed it cannot be told from chance; {'; '.join(told)}."
-    beyond = [
-        one
-        for one in compared.accuracies
-        if one is not reference and abs(one.difference(reference) or 0.0) > noise
-    ]
+    beyond = _beyond(compared)
     verdict = f"yes, for {listed([one.name for one in beyond])}" if beyond else "no change beyond chance"
     unseen = "" if beyond else ", so that a smaller change would not be seen"
     return (
-        f"{where}: {verdict}; fused in float32 reaches {_score(reference)} over {len(reference.by_seed)} "
+        f"{where}: {verdict}; fused in float32 reaches {score_text(reference)} over {len(reference.by_seed)} "
         f"seeds, {'; '.join(told)}; two means of that many seeds differ by up to {100 * noise:.2f} points "
         f"by chance{unseen}{_missing(compared)}."
     )
@@ -278,9 +201,13 @@ def _spread(compared: Comparison) -> str:
 
 def _largest(kind: str, found: Sequence[tuple[Accuracy, float]]) -> str:
     one, difference = max(found, key=lambda pair: abs(pair[1]))
+    which = "both together" if kind == "combination" else f"another {kind}"
     if difference == 0.0:
-        return f"other {kind}s reach the same number"
-    return f"another {kind} changes that by {100 * difference:+.2f} points at most ({one.name})"
+        which = "both together" if kind == "combination" else f"other {kind}s"
+        return f"{which} reach the same number"
+    verb = "change" if kind == "combination" else "changes"
+    points = f"{100 * difference:+.2f}" if abs(difference) >= 0.00005 else "less than 0.01"
+    return f"{which} {verb} that by {points} points at most ({one.name})"
 
 
 def _missing(compared: Comparison) -> str:

@@ -4,14 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from scaling.report.device.common import (
-    interval_cell,
-    left_out_table,
-    rate_cell,
-    remarks,
-    statistic,
-    time_cell,
-)
+from scaling.report.device.common import interval_cell, left_out_table, rate_cell, statistic, time_cell
+from scaling.report.device.remarks import NO_ROWS, remarks
 from scaling.report.device.results import DeviceResult, Results
 from scaling.report.figures import Drawn
 from scaling.report.formats import MISSING
@@ -37,7 +31,7 @@ def tables(results: Results) -> Iterator[PageTable]:
         statistic(results),
         headings,
         rows,
-        remarks(results),
+        remarks(results, NO_ROWS),
         cells=cells,
         section="devices",
     )

@@ -8,15 +8,15 @@ from typing import Any
 from scaling.report.device.common import (
     Arm,
     arms_of,
+    columns_of,
     left_out_table,
-    missing_remark,
     one_launch,
-    remarks,
     statistic,
-    time_cell,
+    time_and_interval_cell,
     times_of,
 )
 from scaling.report.device.crossover import bounds_text, crossing_text, rounded
+from scaling.report.device.remarks import missing_remark, remarks
 from scaling.report.device.results import DeviceResult, Results, fastest
 from scaling.report.device.small_networks_data import (
     base_text,
@@ -55,7 +55,7 @@ def tables(results: Results) -> Iterator[PageTable]:
     ]
     for title, own in parts:
         if own:
-            yield _times_table(results, title, own, arms)
+            yield _times_table(results, title, own, columns_of(results))
     yield from left_out_table(results, VARIABLES)
 
 
@@ -82,17 +82,16 @@ def _times_table(
     for cell in cells:
         key = tuple(cell.point[name] for name in VARIABLES)
         points.setdefault(key, []).append(cell)
-    gpus = [arm for arm in arms if arm.device == "cuda"]
     rows = []
     for key, own in sorted(points.items()):
         cpu = fastest_threads(own)
         gpu = fastest([cell for cell in own if cell.device == "cuda"])
         ratio = number(cpu[1].median / gpu[1].median) if cpu and gpu else MISSING
         parameters = next((value for cell in own if (value := cell.fact("parameters"))), None)
-        measured = [time_cell(_of(own, arm)) for arm in arms]
+        measured = [time_and_interval_cell(_of(own, arm)) for arm in arms]
         rows.append([key[0], *(f"{value:,}" for value in key[1:]), f"{parameters or 0:,}", *measured, ratio])
     headings = ["network", "batch", "layers", "inputs", "width", "parameters", *(arm.name for arm in arms)]
-    gpu_column = "CPU / GPU, fastest of each" if gpus else "CPU / GPU (no GPU)"
+    gpu_column = "CPU / GPU, fastest of each"
     ids = [[cell.cell_id for cell in own] for _, own in sorted(points.items())]
     return PageTable(
         title,
@@ -119,14 +118,17 @@ def sentences(results: Results) -> Iterator[str]:
         return
     yield from _sweep_sentences(results, gpus)
     steps = " ".join(f"{arm.step.capitalize()}, {_ahead(results, arm)}." for arm in gpus)
-    within = (
-        " Between measured widths the break-even is interpolated, and the intervals are of one launch: "
-        "another may differ by more."
+    widths = sorted({cell.point["width"] for cell in grid(results)})
+    between = (
+        f" Between measured widths ({', '.join(f'{width:,}' for width in widths)}) the break-even is "
+        "interpolated"
     )
+    once = ", and the intervals are of one launch: another may differ by more."
+    within = f"{between}{once if results.num_launches == 1 else '.'}"
     yield (
         f"When is the GPU worth it for a small network? For perceptrons of {base_text(results)}, a training "
         "step on the GPU is faster than one on the CPU at its fastest number of threads from these widths "
-        f"on. {steps}{within if results.num_launches == 1 else ''}"
+        f"on. {steps}{within}"
     )
 
 

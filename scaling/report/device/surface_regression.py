@@ -5,112 +5,32 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-
 from scaling.measure.statistics import Estimate
 from scaling.report.device.common import (
-    draw_lines,
-    handles,
     interval_cell,
     left_out_table,
-    log_axes,
-    missing_remark,
     one_launch,
-    remarks,
     statistic,
     time_cell,
     times_of,
 )
-from scaling.report.device.crossover import Crossing, crossing_text
+from scaling.report.device.crossover import Crossing, crossing_text, overlap, rounded
+from scaling.report.device.remarks import NO_ROWS, missing_remark, remarks
 from scaling.report.device.results import Results
 from scaling.report.device.surface_data import (
-    EXTENT,
-    Grid,
     Training,
+    Way,
     break_even,
     common,
-    epoch_line,
-    shown,
-    surface,
     trainings,
     way_named,
     ways_of,
 )
-from scaling.report.drawing_parts import WIDTH, legend_below, set_title
-from scaling.report.figures import Drawn
-from scaling.report.formats import MISSING, listed, number
+from scaling.report.device.surface_figures import figures
+from scaling.report.formats import MISSING, listed, milliseconds, number
 from scaling.report.page_tables import PageTable
 
-EPOCHS = (
-    "Milliseconds of an epoch, which is one update on all points, over the number of points (columns points "
-    "and iteration_s, with its 95% interval as a bar; step, data). Both axes are logarithmic. On the GPU a "
-    "line is flat as long as launching kernels, not computing, decides. A line is broken where a number of "
-    "points has no time."
-)
-PICTURE = (
-    "The surface, what the network makes of it after the training, and the surface less that, over x (to the "
-    "right) and y (upwards); of the training with the least time (columns rms_residual, largest_residual). "
-    "Below, the mean squared error over the epochs, of every training; where ways compute the same, the "
-    "lines lie on each other."
-)
-
-
-def figures(results: Results) -> Iterator[Drawn]:
-    """Epochs over points, then surface, fit and residual."""
-    lines = [line for way in ways_of(results) if not (line := epoch_line(results, way)).is_empty]
-    if lines:
-        title = f"{results.experiment}: an epoch of the 2-20-5-1 network"
-        figure = Figure(figsize=(WIDTH, 4.8), layout="constrained")
-        set_title(figure, title)
-        axes = figure.subplots()
-        draw_lines(axes, lines, "ms")
-        log_axes(axes, "points", "ms an epoch")
-        legend_below(figure, handles(lines))
-        yield Drawn(f"device-{results.slug}-epochs", title, EPOCHS, figure)
-    found = trainings(results)
-    best = shown(found)
-    if best is not None and best.fit is not None:
-        title = f"{results.experiment}: surface, fit and residual ({best.way.name}, {best.epochs:,} epochs)"
-        yield Drawn(f"device-{results.slug}-fit", title, PICTURE, _draw_fit(found, best.fit, title))
-
-
-def _draw_fit(found: Sequence[Training], fit: Grid, title: str) -> Figure:
-    truth = surface(len(fit))
-    residual = truth - fit
-    figure = Figure(figsize=(WIDTH, 5.2), layout="constrained")
-    set_title(figure, title)
-    above, below = figure.subfigures(2, 1, squeeze=False, height_ratios=[1.0, 1.15])[:, 0]
-    panels = above.subplots(1, 3, sharex=True, sharey=True)
-    height, largest = float(np.abs(truth).max()), float(np.abs(residual).max())
-    pictures = (("surface", truth, height), ("fit", fit, height), ("residual", residual, largest))
-    for axes, (name, values, limit) in zip(panels, pictures, strict=True):
-        _picture(axes, values, limit)
-        axes.set_title(name, loc="left")
-        axes.set_xlabel("x")
-    panels[0].set_ylabel("y")
-    axes = below.subplots()
-    for one in found:
-        axes.plot(*one.losses, color=one.way.colour, linewidth=1.2)
-    log_axes(axes, "epoch", "mean squared error")
-    ways = dict.fromkeys(one.way for one in found)
-    legend_below(below, [Line2D([], [], color=way.colour, label=way.name) for way in ways])
-    return figure
-
-
-def _picture(axes: Axes, values: Grid, limit: float) -> None:
-    image = axes.imshow(
-        values.T,
-        origin="lower",
-        extent=(-EXTENT, EXTENT, -EXTENT, EXTENT),
-        cmap="RdBu_r",
-        vmin=-limit,
-        vmax=limit,
-    )
-    axes.grid(visible=False)
-    axes.figure.colorbar(image, ax=axes, location="bottom", shrink=0.9, aspect=14)
+__all__ = ["figures", "sentences", "tables"]
 
 
 def tables(results: Results) -> Iterator[PageTable]:
@@ -135,7 +55,7 @@ def _epoch_table(results: Results) -> PageTable:
         statistic(results),
         ["on", "points", "ms an epoch", "95% interval, ms", "points/s"],
         rows,
-        remarks(results),
+        remarks(results, NO_ROWS),
         cells=ids,
         section="devices",
     )
@@ -187,8 +107,11 @@ def sentences(results: Results) -> Iterator[str]:
         )
     if "cuda" in results.missing or not results.all("cuda"):
         told = " ".join(_training(one) for one in found)
-        missing = " ".join(missing_remark(results)) or "The study did not ask for a GPU."
-        yield f"Is a GPU worth it for the surface? That is not answered here. {missing} {told}".rstrip()
+        missing = " ".join(missing_remark(results, NO_ROWS)) or "The study did not ask for a GPU."
+        yield (
+            "Is a GPU worth it for the surface, with a network of 171 parameters? That is not answered here. "
+            f"{missing} {told}"
+        ).rstrip()
     else:
         yield _answer(results, found)
 
@@ -210,7 +133,8 @@ def _swing(found: Sequence[Training]) -> str:
 
 
 def _training(one: Training) -> str:
-    return f"{one.way.name}: {number(one.seconds)} s for {one.epochs:,} epochs."
+    apart = f" after {number(one.made_s)} s of compiling" if one.made_s is not None else ""
+    return f"{one.way.name}: {number(one.seconds)} s for {one.epochs:,} epochs{apart}."
 
 
 def _loader_sentences(results: Results) -> Iterator[str]:
@@ -235,17 +159,34 @@ def _made_sentences(found: Sequence[Training]) -> Iterator[str]:
     eager = {one.way.device: one for one in found if one.way.step == "eager"}
     for one in found:
         base = eager.get(one.way.device)
-        if one.made_s is None or base is None:
-            continue
-        gained = base.seconds / base.epochs - one.seconds / one.epochs
-        verb = "Capturing" if one.way.step == "captured" else "Compiling"
-        device = one.way.name.split()[0]
-        paid = (
-            f"is paid for after {number(one.made_s / gained, 2)} epochs"
-            if gained > 0
-            else "is not paid for in this training, as its epochs were not shorter than eager ones"
+        if one.made_s is not None and base is not None:
+            verb = "Capturing" if one.way.step == "captured" else "Compiling"
+            device = one.way.name.split()[0]
+            yield f"{verb} on the {device} takes {number(one.made_s)} s once; {_paid(one, base)}."
+
+
+def _paid(one: Training, base: Training) -> str:
+    """From the times of an epoch by itself, with their intervals; the complete trainings have to agree."""
+    own, eager = one.cell.estimate(), base.cell.estimate()
+    trained_ms = [1e3 * each.seconds / each.epochs for each in (one, base)]
+    if own is None or eager is None:
+        return "whether it is paid for is not known, as an epoch by itself was not timed"
+    is_shorter = own.median < eager.median and not overlap(own, eager)
+    if is_shorter != (trained_ms[0] < trained_ms[1]):
+        return (
+            "whether it is ever paid for is open: an epoch by itself took "
+            f"{milliseconds(own.median)} ms instead of {milliseconds(eager.median)} ms, one of the complete "
+            f"training {number(trained_ms[0])} ms instead of {number(trained_ms[1])} ms"
         )
-        yield f"{verb} on the {device} takes {number(one.made_s)} s once and {paid}."
+    if not is_shorter:
+        return "it is not paid for in this training, as its epochs were not shorter than eager ones"
+    made_s = one.made_s or 0.0
+    epochs = rounded(made_s / (eager.median - own.median))
+    bounds = ""
+    if None not in (own.low, own.high, eager.low, eager.high):
+        most, least = (eager.high or 0.0) - (own.low or 0.0), (eager.low or 0.0) - (own.high or 0.0)
+        bounds = f" [{rounded(made_s / most)}, {rounded(made_s / least)}]"
+    return f"it is paid for after {epochs} epochs{bounds}"
 
 
 def _answer(results: Results, found: Sequence[Training]) -> str:
@@ -255,12 +196,7 @@ def _answer(results: Results, found: Sequence[Training]) -> str:
         gpu = way_named(results, "cuda", step)
         if cpu and gpu:
             told.append(f"{step} {_faster(common(results, cpu, gpu), break_even(results, cpu, gpu))}")
-    by_way = {one.way.name: one for one in found}
-    whole = [
-        f"{number(one.total_s)} s on {name}{' (with capturing)' if one.made_s and 'cap' in name else ''}"
-        for name in ("CPU eager", "GPU eager", "GPU captured")
-        if (one := by_way.get(name))
-    ]
+    whole = [f"{number(one.total_s)} s on {one.way.name}{_made(one)}" for one in found]
     training = f" A complete training takes {listed(whole)}." if whole else ""
     ways = {way.name: way for way in ways_of(results)}
     names = ("CPU eager", "GPU eager", "GPU captured")
@@ -272,9 +208,24 @@ def _answer(results: Results, found: Sequence[Training]) -> str:
     ]
     missing = f" Not measured yet, in numbers of points: {'; '.join(without)}." if without else ""
     return (
-        "Is a GPU worth it for the surface? By the time of an epoch it is faster than the CPU, in numbers of "
-        f"points: {'; '.join(told) or 'not measured on both'}{one_launch(results)}.{training}{missing}"
+        "Is a GPU worth it for the surface, with a network of 171 parameters? By the time of an epoch it is "
+        f"faster than the CPU{_cores(cpu, results)}, in numbers of points: "
+        f"{'; '.join(told) or 'not measured on both'}{one_launch(results)}.{training}{missing}"
     )
+
+
+def _made(one: Training) -> str:
+    """` (52.3 s of it compiling)`."""
+    if one.made_s is None:
+        return ""
+    verb = "capturing" if one.way.step == "captured" else "compiling"
+    return f" ({number(one.made_s)} s of it {verb})"
+
+
+def _cores(cpu: Way | None, results: Results) -> str:
+    """` (eager, 16 threads)`."""
+    threads = sorted({cell.threads for cell in cpu.cells(results)}) if cpu else []
+    return f" (eager, {threads[0]} threads)" if len(threads) == 1 and threads[0] > 1 else " (eager)"
 
 
 def _faster(both: dict[int, tuple[Estimate, Estimate]], found: Crossing | None) -> str:

@@ -2,7 +2,8 @@
 
 Trainings tell their epochs and accuracies, timings their throughput. The format is MLPerf's, a submission it
 is not: `time_ms` counts from the run's start (to the second) by seconds of training, in which evaluation and
-checkpoints are left out, and there is no initialisation or cache clearing.
+checkpoints are left out, and there is no initialisation or cache clearing. Trainings whose workers shared
+GPUs have no such time, and no log.
 
 Reference: MLCommons, "MLPerf Training Logging", mllog.py, github.com/mlcommons/logging
 """
@@ -17,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from scaling.report.columns import shares_gpus
 from scaling.report.learning import index_of_target
 from scaling.report.samples import CellResult, Training
 from scaling.store import ResultsFolder, RunRecord
@@ -28,7 +30,7 @@ def mllog(folder: ResultsFolder, cells: Sequence[CellResult]) -> Iterator[str]:
     """The lines of every done run."""
     for cell in cells:
         runs = {record.repeat: record for record in cell.done}
-        for training in cell.trainings:
+        for training in () if shares_gpus(cell.cell) else cell.trainings:
             yield from _training(cell, runs[training.repeat], training)
         for launch in cell.launches:
             yield from _timing(cell, runs[launch.repeat], launch.step_s.tolist())

@@ -8,8 +8,14 @@ from typing import Any
 
 import pytest
 
-from scaling.report.device import Results, read_devices
+from scaling.report.device import Results, read_devices, report_of
 from scaling.store import ResultsFolder, RunRecord
+
+
+def sentences_of(results: Results) -> list[str]:
+    """What an experiment's report says, in its own order: the answer last."""
+    return [*report_of(results).sentences(results)]
+
 
 BASE = {"inputs": 64, "depth": 2, "width": 10, "batch": 1}
 

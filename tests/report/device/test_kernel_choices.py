@@ -2,9 +2,10 @@
 
 import pytest
 
-from scaling.report.device import device_sentences, device_tables
+from scaling.report.device import device_tables
 from scaling.report.device.kernel_choices import figures
 from scaling.report.device.kernel_data import cases
+from tests.report.device.conftest import sentences_of
 
 
 def samples(seconds):
@@ -61,7 +62,7 @@ COPY = [{"phase": "transpose", "seconds": 0.002}] * 7
 
 
 def told_of(folder):
-    return device_sentences([folder.results()])
+    return sentences_of(folder.results())
 
 
 class TestProducts:
@@ -155,6 +156,45 @@ class TestConvolutions:
         convolution("library", 0.01)
         (case,) = cases(folder.results(), "convolution")
         assert [cell.point["choice"] for cell in case.fastest()] == ["library"]
+
+
+class TestOlderInterface:
+    """cuDNN's, and the limit of its workspace."""
+
+    def add(self, convolution, older, newer):
+        convolution("autotuned", newer)
+        convolution("older-interface", older, workspace=10_000_000)
+
+    def test_other_times_tell_that_the_variable_does_something(self, kernels):
+        folder, _, convolution = kernels()
+        self.add(convolution, older=0.030, newer=0.060)
+        told = sentences_of(folder.results())
+        (sentence,) = [text for text in told if "TORCH_CUDNN_V8_API_DISABLED" in text]
+        assert "ResNet 3x3 30.0 ms instead of 60.0 ms: the variable does something" in sentence
+        assert "by autotuned for ResNet 3x3 (ResNet 3x3's is 2.0 times as fast still by cuDNN's" in told[-1]
+
+    def test_equal_times_tell_that_it_may_do_nothing(self, kernels):
+        folder, _, convolution = kernels()
+        self.add(convolution, older=0.0300, newer=0.0301)
+        told = sentences_of(folder.results())
+        assert any("in this version of torch the variable may do nothing" in text for text in told)
+        assert "older" not in told[-1]
+
+    def test_answer_names_what_the_worst_limit_costs(self, kernels):
+        folder, _, convolution = kernels()
+        self.add(convolution, older=0.030, newer=0.060)
+        convolution("older-interface", 0.120, cap="1 MiB", workspace=1_000)
+        convolution("older-interface", 0.060, cap="64 MiB", workspace=1_000)
+        answer = sentences_of(folder.results())[-1]
+        assert (
+            "workspace makes its forward pass take up to 4.0 times as long (ResNet 3x3, at most 1" in answer
+        )
+
+    def test_limit_that_was_not_kept_costs_nothing(self, kernels):
+        folder, _, convolution = kernels()
+        self.add(convolution, older=0.030, newer=0.060)
+        convolution("older-interface", 0.120, cap="1 MiB", workspace=10_000_000)
+        assert "as long" not in sentences_of(folder.results())[-1]
 
 
 class TestOnCpuAlone:

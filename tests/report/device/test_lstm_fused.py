@@ -2,9 +2,10 @@
 
 import pytest
 
-from scaling.report.device import device_sentences, device_tables
+from scaling.report.device import device_tables
 from scaling.report.device.lstm_data import comparisons, rate
 from scaling.report.device.lstm_fused import figures
+from tests.report.device.conftest import sentences_of
 
 SECONDS = [[0.1] * 7]
 
@@ -51,7 +52,7 @@ REFERENCE = {1: 0.90, 2: 0.92, 3: 0.94}
 
 
 def answer(folder):
-    return device_sentences([folder.results()])[-1]
+    return sentences_of(folder.results())[-1]
 
 
 class TestAccuracy:
@@ -90,6 +91,24 @@ class TestAccuracy:
         told = answer(folder)
         assert "yes, for fused, float16;" in told
         assert "-20.00 points" in told
+
+    def test_first_words_answer_for_all_tasks_and_devices(self, lstm):
+        folder, add = lstm()
+        add("fused", "float32", REFERENCE)
+        add("cell", "float32", REFERENCE)
+        assert "the precision? Not beyond chance. After 5 steps" in answer(folder)
+        add("fused", "float16", {1: 0.70, 2: 0.72, 3: 0.74})
+        assert "the precision? Yes, in part. After 5 steps" in answer(folder)
+
+    def test_combination_of_both_is_told_too(self, lstm):
+        folder, add = lstm()
+        add("fused", "float32", REFERENCE)
+        add("cell", "float32", REFERENCE)
+        add("fused", "float16", {1: 0.90, 2: 0.92, 3: 0.94003})
+        add("cell", "float16", {1: 0.89, 2: 0.91, 3: 0.93})
+        told = answer(folder)
+        assert "both together change that by -1.00 points at most (cell, float16)" in told
+        assert "another precision changes that by less than 0.01 points at most (fused, float16)" in told
 
     def test_one_sample_is_no_difference_where_seeds_agree(self, lstm):
         folder, add = lstm()
@@ -154,7 +173,7 @@ class TestSpeed:
             add("fused", "float32", batch=batch)
             add("cell", "float32", batch=batch, seconds=[[slow] * 7])
             add("fused", "float64", batch=batch, seconds=[[0.4] * 7])
-        told = " ".join(device_sentences([folder.results()]))
+        told = " ".join(sentences_of(folder.results()))
         assert "in training 2.0 to 4.0 times as fast as a loop over LSTMCell" in told
         assert "trains 0.25 times as fast in float64 as in float32" in told
 
@@ -163,7 +182,7 @@ class TestSpeed:
         add("fused", "float32", batch=128)
         add("fused", "float32", batch=1024)
         add("cell", "float32", batch=1024, seconds=[[0.2] * 7])
-        told = " ".join(device_sentences([folder.results()]))
+        told = " ".join(sentences_of(folder.results()))
         assert "float32, at batch 1,024: the fused LSTM is in training 2.0 times as fast" in told
 
     def test_overlapping_intervals_are_told(self, lstm):
@@ -171,7 +190,7 @@ class TestSpeed:
         for way, seconds in (("fused", 0.100), ("cell", 0.101)):
             spread = [[seconds * (1 + 0.01 * step) for step in (-1, -1, 0, 0, 0, 1, 1)]]
             add(way, "float32", seconds=spread)
-        told = " ".join(device_sentences([folder.results()]))
+        told = " ".join(sentences_of(folder.results()))
         assert "1.0 times (intervals overlap) as fast as a loop over LSTMCell" in told
 
     def test_without_a_gpu_its_columns_are_empty_and_that_is_said(self, lstm):

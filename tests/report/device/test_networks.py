@@ -8,6 +8,7 @@ from scaling.report.device import device_sentences, device_tables, write_figures
 from scaling.report.device.batch_sizes import enough, settled
 from scaling.report.device.common import arms_of, time_line
 from scaling.report.device.cpu_threads import speedup_lines, worthwhile
+from tests.report.device.conftest import sentences_of
 
 
 def exactly(seconds):
@@ -47,7 +48,7 @@ class TestThreads:
         assert worthwhile(results.all("cpu", model="lstm"))[0] == 1
 
     def test_sentence_answers_the_question(self, threads):
-        (sentence,) = device_sentences([threads.results()])
+        (sentence,) = sentences_of(threads.results())
         assert sentence.startswith("How many CPU threads are worth it? Of 1 to 4,")
         assert (
             "2 for fcn-r (1.96 times as fast as with 1); 1 for lstm, which more do not make faster"
@@ -75,7 +76,7 @@ class TestThreads:
         made.add(planned=True, threads=2, model="fcn-r", batch=64)
         made.add(planned=True, threads=1, model="lstm", batch=16)
         made.add(exactly(0.1), threads=4, model="lstm", batch=16)
-        answer = device_sentences([made.results()])[-1]
+        answer = sentences_of(made.results())[-1]
         assert "Not answered: no network was measured with all of them." in answer
         assert "Fastest so far: fcn-r 4 of 1 and 4, 2.5 times as fast as with 1" in answer
         assert "lstm" not in answer
@@ -114,14 +115,20 @@ class TestBatches:
         assert enough(batches.results().all("cuda")) == (16, pytest.approx(10_000.0), 16)
 
     def test_sentences_name_the_batch_of_each_device_and_compare_them(self, batches):
-        cpu, gpu, answer = device_sentences([batches.results()])
+        cpu, gpu, answer = sentences_of(batches.results())
         assert "on the CPU, 4 threads: fcn-r 4 (100 samples/s at best)" in cpu
         assert "on the GPU eager: fcn-r 16, the largest measured" in gpu
         assert "samples a second over the CPU's: fcn-r 100 times (intervals" in answer
+        assert "on the CPU, 4 threads: fcn-r 4; on the GPU eager: fcn-r at least 16. At" in answer
+
+    def test_page_begins_with_the_answer(self, batches):
+        told = device_sentences([batches.results()])
+        assert told[0].startswith("Which mini-batch does a device need?")
+        assert sorted(told) == sorted(sentences_of(batches.results()))
 
     def test_network_that_is_not_finished_is_compared_with_nothing(self, batches):
         batches.add(planned=True, device="cuda", step="eager", model="fcn-r", batch=64)
-        told = device_sentences([batches.results()])
+        told = sentences_of(batches.results())
         assert not any("on the GPU eager: fcn-r" in text for text in told)
         assert "no network was measured in full on both" in told[-1]
         assert "at the largest batch that both have" in told[-1]
@@ -136,7 +143,7 @@ class TestBatches:
         assert settled(made.results().cells) == (16, pytest.approx(64 / 0.0079), 64)
         made.add(planned=True, batch=8, **point)
         assert settled(made.results().cells) is None
-        assert "on the GPU eager for every network" in device_sentences([made.results()])[-1]
+        assert "on the GPU eager for every network" in sentences_of(made.results())[-1]
 
     def test_line_is_broken_at_a_batch_that_is_not_measured_yet(self, batches):
         batches.add(planned=True, threads=4, step="eager", model="fcn-r", batch=8)
@@ -150,9 +157,17 @@ class TestBatches:
         made = of("batch-sizes", has_gpu=False, networks=["fcn-r"])
         made.add(exactly(0.1), threads=4, step="eager", model="fcn-r", batch=1, facts={"samples": 1})
         assert (
-            "what a GPU needs is not answered here. This machine has no GPU"
-            in device_sentences([made.results()])[-1]
+            "on the CPU, 4 threads: fcn-r at least 1. What a GPU needs is not answered here. This machine has"
+            in sentences_of(made.results())[-1]
         )
+
+    def test_columns_of_a_missing_gpu_are_empty(self, of):
+        made = of("batch-sizes", has_gpu=False, networks=["fcn-r"])
+        made.add(exactly(0.1), threads=4, step="eager", model="fcn-r", batch=1, facts={"samples": 1})
+        table, *_ = device_tables([made.results()])
+        empty = [text for name, text in zip(table.headings, table.rows[0], strict=True) if "GPU" in name]
+        assert empty == ["–"] * 6  # noqa: RUF001
+        assert any("the columns of the GPU are empty" in remark for remark in table.remarks)
 
     def test_batch_that_does_not_fit_is_told(self, batches):
         reason = "out of memory: CUDA out of memory. Tried to allocate 9 GiB"

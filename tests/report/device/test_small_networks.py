@@ -5,6 +5,7 @@ import pytest
 from scaling.report.device import device_sentences, device_tables, write_figures
 from scaling.report.device.common import arms_of
 from scaling.report.device.small_networks_data import grid_ratios, thread_crossing, width_crossings
+from tests.report.device.conftest import sentences_of
 
 WIDTHS = (10, 100, 1000, 10000)
 POINT = {"network": "mlp", "equal_parameters": 0, "inputs": 64, "depth": 2}
@@ -60,7 +61,7 @@ def test_ratio_at_every_point_is_that_of_the_medians(with_gpu):
 
 
 def test_last_sentence_answers_the_question(with_gpu):
-    last = device_sentences([with_gpu.results()])[-1]
+    last = sentences_of(with_gpu.results())[-1]
     assert last.startswith(
         "When is the GPU worth it for a small network? For perceptrons of 2 hidden layers and 64 inputs"
     )
@@ -77,10 +78,7 @@ def test_batches_of_one_answer_are_named_together(small):
             point = {**POINT, "width": width, "batch": batch, "step": "eager"}
             made.add(around(2e-3), threads=1, **point)
             made.add(around(1e-3), device="cuda", **point)
-    assert (
-        "Eager, at batch 1 and 64 at every measured width (10 to 100)."
-        in device_sentences([made.results()])[-1]
-    )
+    assert "Eager, at batch 1 and 64 at every measured width (10 to 100)." in sentences_of(made.results())[-1]
 
 
 def test_width_with_threads_that_are_not_measured_yet_is_counted_for_nobody(with_gpu):
@@ -97,15 +95,15 @@ def test_width_with_threads_that_are_not_measured_yet_is_counted_for_nobody(with
 
 
 def test_sentence_without_a_gpu_says_that_it_has_no_answer(without_gpu):
-    sentences = device_sentences([without_gpu.results()])
+    sentences = sentences_of(without_gpu.results())
     assert "4 threads are faster than 1: at batch 1 at every measured width" in sentences[0]
     assert "That is not answered here. This machine has no GPU" in sentences[-1]
 
 
 def test_columns_of_a_missing_gpu_are_empty_and_told(without_gpu):
     table, *_ = device_tables([without_gpu.results()])
-    assert table.headings[-1] == "CPU / GPU (no GPU)"
-    assert {row[-1] for row in table.rows} == {"–"}  # noqa: RUF001
+    assert table.headings[-3:] == ["GPU eager", "GPU captured", "CPU / GPU, fastest of each"]
+    assert {text for row in table.rows for text in row[-3:]} == {"–"}  # noqa: RUF001
     assert any("no GPU that torch can use" in remark for remark in table.remarks)
 
 
@@ -114,6 +112,7 @@ def test_tables_hold_every_point_once_with_its_cells(with_gpu):
     assert [row[0] for row in crossings.rows] == ["1", "64"]
     assert "from width 150 [" in crossings.rows[1][1]
     assert len(times.rows) == 8
+    assert " to " in times.rows[0][6]  # the interval
     assert sum(len(ids) for ids in times.cells) == 8 * 4
 
 
@@ -162,7 +161,7 @@ def test_recurrent_networks_are_compared_at_equal_parameters(with_gpu):
     for network, seconds in (("lstm", 6e-3), ("mlp", 2e-3)):
         point = {**POINT, "network": network, "equal_parameters": 10_000, "width": 41, "batch": 64}
         with_gpu.add(around(seconds), step="eager", facts={"parameters": 10_000}, **point)
-    first = device_sentences([with_gpu.results()])[0]
+    first = sentences_of(with_gpu.results())[0]
     assert "on the CPU 3.0 times at 10,000 parameters" in first
 
 
@@ -177,4 +176,4 @@ def test_nothing_measured_yet_draws_nothing(small):
     made = small()
     made.add(step="eager", planned=True, **{**POINT, "width": 7, "batch": 1})
     assert write_figures(made.folder, [made.results()]) == []
-    assert device_sentences([made.results()])
+    assert sentences_of(made.results())

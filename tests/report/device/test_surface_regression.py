@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from scaling.experiments.surface import grid_points
-from scaling.report.device import device_sentences, device_tables
+from scaling.report.device import device_tables
 from scaling.report.device.surface_data import break_even, surface, trainings, way_named
 from scaling.report.device.surface_regression import figures
+from tests.report.device.conftest import sentences_of
 
 
 @pytest.fixture
@@ -65,34 +66,52 @@ class TestBreakEven:
         add(0.004, 10_000, device="cuda", **trained(8.0))
         add(0.0001, 100, device="cuda", step="captured")
         add(0.0001, 10_000, device="cuda", step="captured", **trained(0.5, made=1.5))
-        told = device_sentences([folder.results()])
-        assert told[-1].startswith("Is a GPU worth it for the surface?")
+        told = sentences_of(folder.results())
+        assert told[-1].startswith("Is a GPU worth it for the surface, with a network of 171 parameters?")
         assert "eager from 1,000" in told[-1]
         assert "captured at every measured points" in told[-1] or "captured at every measured" in told[-1]
-        assert (
-            "20.0 s on CPU eager, 8.00 s on GPU eager and 2.00 s on GPU captured (with capturing)" in told[-1]
-        )
+        assert "20.0 s on CPU eager, 8.00 s on GPU eager and 2.00 s on GPU captured (1.50 s of it" in told[-1]
 
     def test_capturing_pays_after_so_many_epochs(self, peaks):
         folder, add = peaks()
         add(0.5, device="cuda", **trained(5.0))
         add(0.1, device="cuda", step="captured", **trained(1.0, made=2.0))
-        told = " ".join(device_sentences([folder.results()]))
+        told = " ".join(sentences_of(folder.results()))
         # 0.4 s less an epoch
-        assert "Capturing on the GPU takes 2.00 s once and is paid for after 5.0 epochs" in told
+        assert "Capturing on the GPU takes 2.00 s once; it is paid for after 5 epochs" in told
+
+    def test_epochs_to_pay_have_the_interval_of_both_epochs(self, peaks):
+        folder, _ = peaks()
+        for step, seconds, made in (("eager", 0.5, None), ("captured", 0.1, 2.0)):
+            fit = trained(10 * seconds, made=made)
+            extra = fit.pop("extra")
+            spread = [[seconds * (1 + 0.01 * place) for place in (-1, -1, 0, 0, 0, 1, 1)]]
+            point = {"device": "cuda", "points": 100, "step": step, "data": "device"}
+            folder.add(spread, facts={"samples": 100, **fit}, extra=extra, **point)
+        told = " ".join(sentences_of(folder.results()))
+        # 2 / (0.505 - 0.099) and 2 / (0.495 - 0.101)
+        assert "is paid for after 5 epochs [4.9, 5.1]" in told
+
+    def test_training_that_contradicts_its_epochs_leaves_it_open(self, peaks):
+        folder, add = peaks()
+        add(0.1, device="cuda", **trained(2.0))
+        add(0.2, device="cuda", step="captured", **trained(1.0, made=2.0))
+        told = " ".join(sentences_of(folder.results()))
+        assert "whether it is ever paid for is open: an epoch by itself took 200 ms instead of 100 ms" in told
+        assert "one of the complete training 100 ms instead of 200 ms" in told
 
     def test_compiling_that_gains_nothing_is_never_paid_for(self, peaks):
         folder, add = peaks()
         add(0.1, device="cuda", **trained(1.0))
         add(0.1, device="cuda", step="captured", **trained(1.0, made=2.0))
-        assert "is not paid for in this training" in " ".join(device_sentences([folder.results()]))
+        assert "is not paid for in this training" in " ".join(sentences_of(folder.results()))
 
     def test_one_number_of_points_answers_nothing(self, peaks):
         folder, add = peaks()
         add(0.001, 100)
         add(0.004, 100, device="cuda")
         add(0.004, 10_000, device="cuda")
-        answer = device_sentences([folder.results()])[-1]
+        answer = sentences_of(folder.results())[-1]
         assert "eager not answered (0.25 times as fast as the CPU at 100, the only number" in answer
 
     def test_points_that_are_not_measured_yet_are_named(self, peaks):
@@ -100,7 +119,7 @@ class TestBreakEven:
         add(0.001, 100)
         add(0.004, 100, device="cuda")
         folder.add(planned=True, device="cpu", points=10_000, step="eager", data="device")
-        answer = device_sentences([folder.results()])[-1]
+        answer = sentences_of(folder.results())[-1]
         assert answer.endswith("Not measured yet, in numbers of points: CPU eager at 10,000.")
 
     def test_swing_of_the_residual_is_told(self, peaks):
@@ -108,7 +127,7 @@ class TestBreakEven:
         fit = trained(1.0)
         fit["extra"][1] = {"fact": "loss", "x": [1, 5, 10], "y": [4.0, 0.01, 0.04]}
         add(0.1, device="cuda", **fit)
-        told = " ".join(device_sentences([folder.results()]))
+        told = " ".join(sentences_of(folder.results()))
         assert "Over the last half of the epochs it moves between 0.100 and 0.200" in told
 
 
@@ -118,7 +137,7 @@ class TestLoader:
         for data, seconds in (("device", 0.0100), ("loader", 0.0101)):
             spread = [[seconds * (1 + 0.01 * step) for step in (-1, -1, 0, 0, 0, 1, 1)]]
             folder.add(spread, device="cpu", points=100, step="eager", data=data)
-        told = device_sentences([folder.results()])[0]
+        told = sentences_of(folder.results())[0]
         assert "on the CPU 1.0 times (their intervals overlap) at 100 points" in told
 
     def test_is_compared_at_equal_points(self, peaks):
@@ -126,7 +145,7 @@ class TestLoader:
         add(0.01, 100)
         add(0.05, 100, data="loader")
         add(0.01, 400)
-        told = device_sentences([folder.results()])[0]
+        told = sentences_of(folder.results())[0]
         assert "on the CPU 5.0 times at 100 points" in told
         assert "400" not in told
 
@@ -135,7 +154,7 @@ class TestWithoutGpu:
     def test_question_is_not_answered_and_that_is_said(self, peaks):
         folder, add = peaks(has_gpu=False)
         add(0.01, 100, **trained(3.0))
-        told = device_sentences([folder.results()])[-1]
+        told = sentences_of(folder.results())[-1]
         assert "That is not answered here" in told
         assert "no GPU" in told
         assert "CPU eager: 3.00 s for 10 epochs" in told

@@ -1,0 +1,92 @@
+"""What a limit of a convolution's workspace costs, and what cuDNN's older interface does, in sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from scaling.report.device.common import one_launch, times
+from scaling.report.device.kernel_data import CAPPED, NO_CAP, Case, median, overlap
+from scaling.report.device.results import DeviceResult, Results
+from scaling.report.formats import listed, megabytes, milliseconds
+
+
+def capped(results: Results, convolutions: Sequence[Case]) -> Iterator[str]:
+    """What a limit of the workspace costs, and whether it was kept."""
+    for case in convolutions:
+        free = case.find(CAPPED)
+        if free is None:
+            continue
+        told = [f"without a limit {_forward(free)}"]
+        caps = [cell for cell in case.cells if cell.point["workspace_cap"] != NO_CAP and cell.estimate()]
+        told += [f"at most {cell.point['workspace_cap']}: {_forward(cell)}" for cell in caps]
+        unkept = [cell for cell in caps if _exceeds(cell)]
+        kept = ""
+        if unkept:
+            names = listed([str(cell.point["workspace_cap"]) for cell in unkept])
+            kept = f"; the limit of {names} was not kept"
+        missing = [cell for cell in case.cells if cell.point["choice"] == CAPPED and not cell.is_over]
+        if missing:
+            limits = listed([str(cell.point["workspace_cap"]) for cell in missing])
+            kept += f" (not measured yet: at most {limits})"
+        if caps:
+            yield (
+                f"{case.title}, float32, the forward pass by cuDNN's older interface: {'; '.join(told)}{kept}"
+                f"{one_launch(results)}."
+            )
+
+
+def _forward(cell: DeviceResult) -> str:
+    workspace = megabytes(cell.fact("workspace_bytes"))
+    return f"{milliseconds(median(cell, 'forward'))} ms and {workspace} MB of workspace"
+
+
+def _exceeds(cell: DeviceResult) -> bool:
+    limit_bytes = float(cell.point["workspace_cap"].split()[0]) * 2**20
+    workspace = cell.fact("workspace_bytes")
+    return workspace is not None and workspace > limit_bytes
+
+
+def faster_by_older(case: Case) -> str:
+    """That cuDNN's older interface is faster still, which only an environment variable chooses."""
+    older, best = case.find(CAPPED), case.fastest()
+    if older is None or not best or overlap(older, best[0]):
+        return ""
+    ratio = (median(best[0]) or 0.0) / (median(older) or 1.0)
+    return f" ({case.name}'s is {times(ratio)} as fast still by cuDNN's older interface)" if ratio > 1 else ""
+
+
+def limit_costs(case: Case) -> Iterator[tuple[float, str, str]]:
+    """(forward pass with a limited workspace over that without, layer, limit), where the limit was kept."""
+    free = case.find(CAPPED)
+    without_s = median(free, "forward") if free else None
+    for cell in case.cells:
+        limited_s = median(cell, "forward") if cell.point["workspace_cap"] != NO_CAP else None
+        if without_s and limited_s and not _exceeds(cell):
+            yield limited_s / without_s, case.name, str(cell.point["workspace_cap"])
+
+
+def interfaces(results: Results, convolutions: Sequence[Case]) -> Iterator[str]:
+    """Whether choosing cuDNN's older interface did anything, as the times tell."""
+    pairs = [
+        (case, older, newer)
+        for case in convolutions
+        if (older := case.find(CAPPED)) and (newer := case.find("autotuned"))
+    ]
+    if not pairs:
+        return
+    apart = [
+        f"{case.name} {milliseconds(median(older))} ms instead of {milliseconds(median(newer))} ms"
+        for case, older, newer in pairs
+        if not overlap(older, newer)
+    ]
+    start = "cuDNN's older interface, asked for by TORCH_CUDNN_V8_API_DISABLED=1, both autotuned, "
+    if apart:
+        yield (
+            f"{start}took other times than its present one: {'; '.join(apart)}: the variable does something "
+            f"in this version of torch, or autotuning does not choose the same twice{one_launch(results)}."
+        )
+    else:
+        yield (
+            f"{start}took the same times as its present one: in this version of torch the variable may do "
+            f"nothing{one_launch(results)}."
+        )

@@ -1,0 +1,164 @@
+"""Predicted against measured iterations on logarithmic axes: on the diagonal the prediction was right."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+from scaling.report.drawing_parts import WIDTH, Looks, add_tip, aggregator_handle, legend_below, set_title
+
+BAND_RATIO = 0.10
+"""Either side of the diagonal: predictions within it are within 10% of what was measured."""
+
+BAND_COLOUR = "#d9d9d9"
+DIAGONAL_COLOUR = "#999999"
+ROOM = 1.15
+"""Between the outermost points and the frame, as a ratio."""
+
+MOST_COLUMNS = 2
+MOST_TICKS = 6
+TICK_STEPS: tuple[tuple[float, ...], ...] = (
+    (1, 10),
+    (1, 2, 5),
+    (1, 1.5, 2, 3, 5, 7),
+    (*(n / 10 for n in range(10, 20)), *range(2, 10)),
+    tuple(n / 20 for n in range(20, 200)),
+)
+"""Of a decade, from coarse to fine."""
+
+
+@dataclass(frozen=True)
+class PredictedPoint:
+    """One cell, in milliseconds.
+
+    Attributes:
+        network: whose panel it is in.
+        aggregator: its label.
+        measured_ms, measured_low_ms, measured_high_ms: with its interval, or None.
+        predicted_ms, predicted_low_ms, predicted_high_ms: likewise.
+        is_hollow: without access between GPUs.
+        text: shown at the point.
+    """
+
+    network: str
+    aggregator: str
+    measured_ms: float
+    measured_low_ms: float | None
+    measured_high_ms: float | None
+    predicted_ms: float
+    predicted_low_ms: float
+    predicted_high_ms: float
+    is_hollow: bool
+    text: str
+
+
+def draw_predictions(title: str, points: Sequence[PredictedPoint], looks: Looks) -> Figure:
+    """A panel a network, with the diagonal and the band; colour and marker: the aggregator."""
+    networks = list(dict.fromkeys(point.network for point in points))
+    columns = min(len(networks), MOST_COLUMNS)
+    rows = -(-len(networks) // columns)
+    side = WIDTH / columns
+    figure = Figure(figsize=(WIDTH, 1.2 + rows * min(side, 0.75 * WIDTH)), layout="constrained")
+    panels = figure.subplots(rows, columns, squeeze=False).flatten()
+    for axes, network in zip(panels, networks, strict=False):
+        _draw_panel(axes, network, [point for point in points if point.network == network], looks)
+    for axes in panels[len(networks) :]:
+        axes.set_visible(False)
+    set_title(figure, title)
+    used = {point.aggregator for point in points}
+    handles = [aggregator_handle(label, looks) for label in looks if label in used]
+    legend_below(figure, [*handles, *_meanings(points)])
+    return figure
+
+
+def _draw_panel(axes: Axes, network: str, points: Sequence[PredictedPoint], looks: Looks) -> None:
+    low, high = _limits(points)
+    ends = [low, high]
+    axes.fill_between(
+        ends,
+        [(1 - BAND_RATIO) * end for end in ends],
+        [(1 + BAND_RATIO) * end for end in ends],
+        color=BAND_COLOUR,
+        alpha=0.6,
+        linewidth=0,
+    )
+    axes.plot(ends, ends, color=DIAGONAL_COLOUR, linestyle=(0, (2, 2)), linewidth=1.2)
+    for point in points:
+        _draw_point(axes, point, looks)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlim(low, high)
+    axes.set_ylim(low, high)
+    axes.set_aspect("equal")
+    ticks = _ticks(low, high)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(FixedLocator(ticks))
+        axis.set_minor_locator(NullLocator())
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.set_title(network, loc="left")
+    axes.set_xlabel("measured, ms an iteration")
+    axes.set_ylabel("predicted (simulated), ms")
+
+
+def _draw_point(axes: Axes, point: PredictedPoint, looks: Looks) -> None:
+    look = looks[point.aggregator]
+    axes.plot(
+        [point.measured_ms] * 2,
+        [point.predicted_low_ms, point.predicted_high_ms],
+        color=look.colour,
+        linewidth=0.7,
+        alpha=0.5,
+    )
+    if point.measured_low_ms and point.measured_high_ms:
+        axes.plot(
+            [point.measured_low_ms, point.measured_high_ms],
+            [point.predicted_ms] * 2,
+            color=look.colour,
+            linewidth=0.7,
+            alpha=0.5,
+        )
+    axes.plot(
+        [point.measured_ms],
+        [point.predicted_ms],
+        color=look.colour,
+        marker=look.marker,
+        linestyle="",
+        markerfacecolor="white" if point.is_hollow else look.colour,
+    )
+    add_tip(axes, point.measured_ms, point.predicted_ms, point.text)
+
+
+def _limits(points: Sequence[PredictedPoint]) -> tuple[float, float]:
+    """Of both axes: all points, and the band at them; intervals may be cut off."""
+    values = [value for point in points for value in (point.measured_ms, point.predicted_ms)]
+    return min(values) / ROOM, max(values) * ROOM
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """The coarsest of which three lie inside."""
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for steps in TICK_STEPS:
+        ticks = sorted({step * 10.0**decade for decade in decades for step in steps})
+        inside = [tick for tick in ticks if low <= tick <= high]
+        if len(inside) >= 3:
+            return inside[:: -(-len(inside) // MOST_TICKS)]
+    return [low * (high / low) ** part for part in (0.1, 0.5, 0.9)]
+
+
+def _meanings(points: Sequence[PredictedPoint]) -> list[Line2D | Patch]:
+    handles: list[Line2D | Patch] = [
+        Line2D([], [], color=DIAGONAL_COLOUR, linestyle=(0, (2, 2)), label="predicted = measured"),
+        Patch(facecolor=BAND_COLOUR, alpha=0.6, label=f"within {BAND_RATIO:.0%}"),
+    ]
+    if any(point.is_hollow for point in points):
+        hollow = Line2D([], [], color=DIAGONAL_COLOUR, marker="o", linestyle="", markerfacecolor="white")
+        hollow.set_label("hollow: host-only")
+        handles.append(hollow)
+    return handles

@@ -1,0 +1,22 @@
+"""The only reader and writer of results.
+
+    <folder>/
+      study.yaml  environment.json  topology.yaml       written before the first step
+      runs/<cell>/<repeat>/rank<r>.jsonl  run.json       raw samples of every rank; state and summary
+      runs/<cell>/<repeat>/checkpoint-rank<r>.pt         while a training is under way, and .before.pt
+      launches/<number>.log  <number>.json               what a launch's workers printed; where its time went
+      summary.csv  report.html  figures/                 made from the above, at any time again
+      transfers.csv  probed.yaml                         likewise, where there are transfer cells
+      sheets/<aggregator>.json                           honesty sheets of `scaling verify NAME --into DIR`
+      predictions.json                                   simulated before a launch that measures it
+
+Every file is replaced in one piece (written beside, synced, renamed) or appended to by one process. Raw
+samples are never edited; those of a run that was cut off move to `runs/<cell>/<repeat>/attempt-<n>/`. The
+samples of a study that is kept may be compressed (`gzip runs/*/*/rank*.jsonl`): they are read as well.
+"""
+
+from scaling.store.checkpoints import CheckpointFiles
+from scaling.store.folder import ResultsFolder
+from scaling.store.records import MAX_DEATHS, SCHEMA_VERSION, RunRecord, State, now
+
+__all__ = ["MAX_DEATHS", "SCHEMA_VERSION", "CheckpointFiles", "ResultsFolder", "RunRecord", "State", "now"]

@@ -1,0 +1,134 @@
+"""Files as the store keeps them: replaced in one piece; errors say what to do."""
+
+from __future__ import annotations
+
+import fcntl
+import gzip
+import json
+import math
+import os
+import tempfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from scaling.errors import StoreError
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turns what the system says of a path into an error that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be written: {error.strerror}; choose another --out") from error
+
+
+def write_whole(path: Path, content: bytes) -> Path:
+    """Replaces a file in one piece: written beside it, synced, renamed; returns its path."""
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    return path
+
+
+def read_mapping(path: Path, parse: Callable[[str], Any]) -> dict[str, Any]:
+    """The mapping that `parse` makes of a file's text.
+
+    Raises:
+        StoreError: it cannot be read, or holds no mapping.
+    """
+    try:
+        value = parse(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be read: {error.strerror}") from error
+    except (ValueError, yaml.YAMLError) as error:
+        raise StoreError(f"{path} is damaged: {error}") from error
+    if not isinstance(value, dict):
+        raise StoreError(f"{path} is damaged: it should be a mapping")
+    return value
+
+
+def take_number(folder: Path, suffix: str) -> int:
+    """The first number of which the folder has no file `<number><suffix>`, which is made: others look too."""
+    number = 1
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        while True:
+            try:
+                (folder / f"{number:03d}{suffix}").touch(exist_ok=False)
+            except FileExistsError:
+                number += 1
+            else:
+                return number
+
+
+@contextmanager
+def locked(path: Path, held: str, *, shared: bool = False, wait: bool = False) -> Iterator[None]:
+    """Holds the lock of a file, which is made; where the file system has none there is nothing to hold.
+
+    Args:
+        path: of the file.
+        held: what is wrong where somebody else holds it.
+        shared: with others that share it.
+        wait: until it is free.
+
+    Raises:
+        StoreError: somebody else holds it.
+    """
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("w")
+    with file:
+        try:
+            kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+            fcntl.flock(file, kind if wait else kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise StoreError(held) from None
+        except OSError:
+            pass  # a file system without locks
+        yield
+
+
+def finite(value: Any) -> Any:
+    """`value` without NaN and infinities, which JSON does not know."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: finite(item) for key, item in value.items()}
+    return [finite(item) for item in value] if isinstance(value, list) else value
+
+
+def rank_of(samples: Path) -> int:
+    """Of `rank3.jsonl` or `rank3.jsonl.gz`."""
+    return int(samples.name.split(".")[0].removeprefix("rank"))
+
+
+def json_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The lines of a file, compressed or not.
+
+    Raises:
+        StoreError: it cannot be read, or a line is damaged.
+    """
+    try:
+        # A byte that is no UTF-8 becomes \xff, which is no JSON either.
+        opened = gzip.open if path.suffix == ".gz" else open
+        with opened(path, "rt", encoding="utf-8", errors="backslashreplace") as file:
+            for number, line in enumerate(file, 1):
+                try:
+                    yield json.loads(line)
+                except ValueError as error:
+                    raise StoreError(f"{path}, line {number} is damaged: {error}") from error
+    except (OSError, EOFError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise StoreError(f"{path}: cannot be read: {reason}") from error

@@ -1,0 +1,127 @@
+"""MPI's exchanges as terms: the library's choice, its place in the calibration, and what is said of it."""
+
+import pytest
+
+from scaling.collectives.mpi_library import MpiLibrary
+from scaling.prediction.calibration import Observation, calibrate
+from scaling.prediction.fitting import machinery_for
+from scaling.prediction.measured import MeasuredTransfer
+from scaling.prediction.predict import Predictor, strategy_key
+from scaling.prediction.sources import Sources
+from scaling.prediction.terms import Machinery, terms_of, way_of
+from scaling.study.predicting import strategy_of
+from tests.prediction.conftest import cell, machine, measured
+from topologies.schema import load
+
+OPEN_MPI, MPICH = MpiLibrary("Open MPI", (5, 0, 11)), MpiLibrary("MPICH", (5, 0, 2))
+
+
+def mpi_cell(world_size, aggregator="mpi", **changes):
+    model = {"model": "fcn-r", "model_parameters": {}, "dataset": "synthetic"}
+    shape = {"dataset_parameters": {"input_shape": None, "num_classes": None}}
+    return cell(world_size, aggregator, **model, **shape, **changes)
+
+
+def terms(world_size, aggregator="mpi", mpi=OPEN_MPI, topology=None, **changes):
+    own = strategy_of(mpi_cell(world_size, aggregator, **changes))
+    return terms_of(own, 0, Machinery(topology or machine(), mpi=mpi), world_size)
+
+
+def of_kind(found, kind):
+    return [term for term in found if term.kind == kind]
+
+
+def test_gpus_copy_down_and_up_and_the_host_divides():
+    found = terms(2)
+    assert [term.kind for term in found] == ["host", "mpi", "host_work", "host"]
+    assert of_kind(found, "mpi")[0].choice == "Open MPI 5.0.11: reduce-scatter and all-gather"
+
+
+def test_processes_have_the_gradient_where_mpi_wants_it():
+    assert [term.kind for term in terms(2, topology=load("cpu-2"), device="cpu")] == ["mpi", "host_work"]
+
+
+def test_library_changes_the_algorithm_and_the_price():
+    old = MpiLibrary("Open MPI", (4, 0, 7))
+    (new_term,), (old_term,) = (of_kind(terms(4, mpi=one), "mpi") for one in (OPEN_MPI, old))
+    assert "segmented ring" in old_term.choice
+    assert old_term.latency_s > new_term.latency_s
+
+
+def test_division_takes_the_threads_of_the_cell():
+    one, four = (of_kind(terms(2, threads=n), "host_work")[0].flow_s for n in (1, 4))
+    assert one == pytest.approx(4 * four)
+
+
+def test_library_that_nobody_recorded_is_said():
+    own = strategy_of(mpi_cell(2))
+    prediction = Predictor(Machinery(machine())).predict(own)
+    assert any("no measured launch says which MPI" in note for note in prediction.notes)
+    known = Predictor(Machinery(machine(), mpi=MPICH)).predict(own)
+    assert not any("which MPI" in note for note in known.notes)
+    assert any("MPICH 5.0.2" in term.choice for term in known.terms)
+
+
+def test_open_mpi_on_several_nodes_says_what_is_not_modelled():
+    own = strategy_of(mpi_cell(8))
+    prediction = Predictor(Machinery(machine(4, nodes=2), mpi=OPEN_MPI)).predict(own)
+    assert any("coll/han" in note for note in prediction.notes)
+
+
+def test_access_between_gpus_does_not_matter_and_is_no_part_of_the_key():
+    with_access, without = (strategy_of(mpi_cell(2, peer_access=peer)) for peer in (True, False))
+    assert strategy_key(with_access) == strategy_key(without)
+    machinery = Machinery(machine(), mpi=OPEN_MPI)
+    assert way_of(with_access, machinery, 2) == way_of(without, machinery, 2) == "mpi"
+    assert terms_of(with_access, 0, machinery, 2) == terms_of(without, 0, machinery, 2)
+
+
+def test_one_bit_messages_go_by_mpi_with_their_copies():
+    found = terms(4, "mpi_one_bit")
+    assert [term.kind for term in found if "codec" not in term.kind] == ["host", "mpi", "host"] * 2
+    assert of_kind(found, "mpi")[0].choice.endswith("messages")
+    whole = sum(term.flow_s for term in of_kind(terms(4), "mpi"))
+    assert sum(term.flow_s for term in of_kind(found, "mpi")) < whole / 10
+
+
+def test_horovod_between_processes_is_priced_as_its_ranks_exchange():
+    own = strategy_of(mpi_cell(2, "horovod", device="cpu"))
+    cpu = load("cpu-2")
+    kinds = []
+    for words in ("Horovod 0.28.1 over MPI", "Horovod 0.28.1 over Gloo"):
+        machinery = machinery_for(cpu, [], cpu, {"mpi": "Open MPI v5.0.11", "horovod": words})
+        kinds.append([term.kind for term in terms_of(own, 0, machinery, 2)])
+    assert kinds == [["mpi"], ["sends"]]
+
+
+def test_horovod_between_gpus_is_nccls():
+    own = strategy_of(mpi_cell(2, "horovod"))
+    machinery = machinery_for(
+        machine(), [], machine(), {"horovod": "Horovod 0.28.1 over MPI, GPUs over NCCL"}
+    )
+    assert [term.kind for term in terms_of(own, 0, machinery, 2)] == ["native"]
+
+
+def test_measured_cells_of_two_ranks_calibrate_four():
+    own = [(n, of_kind(terms(n), "mpi")) for n in (2, 4)]
+    (_, known), (_, asked) = own
+    true = [2.0 * (term.latency_s + term.flow_s) for term in known]
+    calibration = calibrate([Observation(None, known, sum(true), 0.01, 2)])
+    predicted = sum(calibration.seconds(term).value for term in asked)
+    assert predicted == pytest.approx(2.0 * sum(term.latency_s + term.flow_s for term in asked), rel=0.1)
+
+
+def test_sources_carry_the_recorded_library_to_the_prediction():
+    cells = [measured(mpi_cell(1, "none"), 0.01)]
+    sources = Sources(cells, [], machine(), {"mpi": "MPICH Version: 5.0.2"}).up_to(1)
+    predictor, _ = sources.predictor(machine(), strategy_of)
+    assert any("MPICH" in term.choice for term in predictor.predict(strategy_of(mpi_cell(2))).terms)
+
+
+def test_probed_all_reduces_of_processes_calibrate_gloo():
+    cpu = load("cpu-2")
+    own = strategy_of(mpi_cell(2, "all_reduce", device="cpu"))
+    nominal = sum(t.latency_s + t.flow_s for t in terms_of(own, 0, Machinery(cpu), 2))
+    probed = [MeasuredTransfer("all_reduce", 2, size, False, size / 1e9, 0.01) for size in (1 << 22, 1 << 25)]
+    predictor, _ = Sources([], probed, cpu).predictor(cpu, strategy_of)
+    assert predictor.predict(own).exchange.value > 1.2 * nominal

@@ -1,0 +1,132 @@
+"""Accuracies beside the noise of seeds: what a further seed may differ by, and who lies beyond it."""
+
+import math
+
+import pytest
+
+from scaling.report import write_report
+from scaling.report.columns import to_rows
+from scaling.report.groups import group_rows
+from scaling.report.samples import read_cells
+from scaling.report.seed_noise import noise_bound, seed_noise, seed_noise_sentences, seed_noise_tables
+from scaling.report.tables import build_table
+
+T_OF_TWO_DEGREES = 4.302653
+SEEDS = (0.90, 0.92, 0.94)
+NOISE = T_OF_TWO_DEGREES * 0.02 * math.sqrt(1 + 1 / 3)
+
+
+@pytest.fixture
+def train(study, epoch_line):
+    """train(accuracy, **cell): a training of one epoch."""
+
+    def make(accuracy, **cell):
+        ranks = [[epoch_line(1, 1.0, 0.5, accuracy)]] * cell.get("world_size", 1)
+        return study.add([ranks], kind="convergence", **cell)
+
+    return make
+
+
+@pytest.fixture
+def seeded(train):
+    """The ids of three seeds of one combination."""
+    return [train(accuracy, seed=seed) for seed, accuracy in enumerate(SEEDS)]
+
+
+def found(study, lossy=()):
+    cells = {cell.cell_id: cell for cell in read_cells(study.folder)}
+    for one in cells.values():
+        one.cell["lossy"] = one.cell["aggregator"] in lossy
+    return seed_noise(group_rows(to_rows(build_table("by-hand", [*cells.values()]))), cells)
+
+
+def test_bound_is_the_prediction_interval_of_a_further_seed():
+    assert noise_bound(0.02, 3) == pytest.approx(NOISE, rel=1e-6)
+    assert noise_bound(0.02, 3, 3) == pytest.approx(T_OF_TWO_DEGREES * 0.02 * math.sqrt(2 / 3), rel=1e-6)
+
+
+def test_about_one_further_seed_in_twenty_lies_beyond_the_bound():
+    import numpy as np
+
+    draws = np.random.default_rng(1).normal(0.9, 0.01, size=(4000, 4))
+    beyond = [abs(one[3] - one[:3].mean()) > noise_bound(one[:3].std(ddof=1), 3) for one in draws]
+    assert np.mean(beyond) == pytest.approx(0.05, abs=0.012)
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "is_within"), [(0.92 + 0.99 * NOISE, True), (0.92 - 1.01 * NOISE, False)]
+)
+def test_other_is_within_the_noise_or_beyond(study, train, seeded, accuracy, is_within):
+    train(accuracy, aggregator="ring", world_size=2)
+    (one,) = found(study)
+    assert one.noise == pytest.approx(NOISE)
+    (other,) = one.others
+    assert (other.name, other.is_within, other.is_lossy) == ("ring on 2 workers", is_within, False)
+
+
+def test_same_seed_is_compared_with_the_references_own(study, train, seeded):
+    train(0.91, aggregator="ring", seed=0)
+    train(0.70, aggregator="tree", seed=9)
+    ring, tree = found(study)[0].others
+    assert ring.at_equal_seed == pytest.approx(0.01)
+    assert tree.at_equal_seed is None
+
+
+def test_another_step_is_of_the_same_recipe_and_another_batch_or_rate_is_not(study, train, seeded):
+    train(0.92, aggregator="host_parallel", step="captured")
+    train(0.92, aggregator="ring", batch=128)
+    train(0.92, aggregator="tree", learning_rate=0.5)
+    (one,) = found(study)
+    assert [other.row["aggregator"] for other in one.others] == ["host_parallel"]
+
+
+def test_weak_scaling_compares_equal_global_batches_alone(study, train):
+    for seed, accuracy in enumerate(SEEDS):
+        train(accuracy, seed=seed, scaling="weak", world_size=2, aggregator="ring")
+    train(0.92, scaling="weak", world_size=2, aggregator="tree")
+    train(0.50, scaling="weak", world_size=4, aggregator="tree")
+    (one,) = found(study)
+    assert [other.name for other in one.others] == ["tree on 2 workers"]
+
+
+def test_without_a_spread_nothing_is_said(study, train):
+    train(0.9)
+    train(0.8, aggregator="ring")
+    assert found(study) == []
+    train(0.9, seed=1)  # two equal accuracies: no spread to judge by
+    assert found(study) == []
+
+
+def test_sentence_tells_exact_from_lossy(study, train, seeded):
+    train(0.93, aggregator="ring", seed=0)
+    train(0.70, aggregator="one_bit", world_size=2)
+    (told,) = seed_noise_sentences(found(study, lossy=("one_bit",)))
+    assert "none on 1 worker reaches 92.00% (standard deviation over 3 seeds 2.00%)" in told
+    assert "another seed would lie within 9.94 points of it in 95% of cases" in told
+    assert "The exact ring on 1 worker is within that noise (+1.00 points)." in told
+    assert "Of the lossy ones one_bit on 2 workers (-22.00 points) lies beyond that noise." in told
+    assert "of the same seed, exact ones differ in accuracy by 3.00 points at most" in told
+
+
+def test_lossy_aggregator_loses_nothing_on_one_worker(study, train, seeded):
+    train(0.93, aggregator="one_bit")
+    train(0.93, aggregator="one_bit", world_size=2)
+    assert [other.is_lossy for other in found(study, lossy=("one_bit",))[0].others] == [False, True]
+
+
+def test_table_has_the_reference_first_and_the_cells_of_every_row(study, train, seeded):
+    other = train(0.93, aggregator="ring", seed=0)
+    (table,) = seed_noise_tables(found(study))
+    assert table.rows == [
+        ["none", "1", "eager", "reference", "3", "92.00% ± 2.00", "–", "9.94", "–", "–"],  # noqa: RUF001
+        ["ring", "1", "eager", "none", "1", "93.00%", "+1.00", "9.94", "within", "+3.00"],
+    ]
+    assert table.cells == [seeded, [other]]
+
+
+def test_page_shows_both(study, train, seeded):
+    train(0.93, aggregator="ring", seed=0)
+    write_report(study.folder)
+    page = (study.folder.path / "report.html").read_text()
+    assert "Accuracy beside the noise of seeds" in page
+    assert "is the accuracy the same?" in page

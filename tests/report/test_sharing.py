@@ -1,0 +1,176 @@
+"""Trainings whose workers shared GPUs: their accuracy is told, and no second or joule of theirs anywhere."""
+
+import json
+import math
+
+import pytest
+
+from scaling.errors import ScalingError
+from scaling.report import write_report
+from scaling.report.cautions import cautions_of
+from scaling.report.columns import shares_gpus, to_rows
+from scaling.report.compare import compare_tables
+from scaling.report.exports.mllog import mllog
+from scaling.report.exports.tidy_csv import tidy_csv
+from scaling.report.groups import group_rows
+from scaling.report.learning import epoch_table
+from scaling.report.recommend import recommend
+from scaling.report.samples import read_cells
+from scaling.report.sentence import findings
+from scaling.report.tables import summary_table
+from scaling.report.target_data import target_bars
+
+TRAIN_S = 1234.5
+"""Of an epoch, in the raw samples: found nowhere in a report."""
+ACCURACIES = (0.91, 0.97)
+TIMES = ("train_s", "seconds_to_target", "joules_per_sample", "joules_to_target", "predicted_s_to_target")
+
+
+@pytest.fixture
+def lines(epoch_line):
+    """lines(seconds): an epoch each, on one rank."""
+
+    def make(epoch_s):
+        return [
+            {
+                **epoch_line(number, number * epoch_s, 1.0 / number, accuracy),
+                "step_losses": [1.0] * 10,
+                "train_accuracy": accuracy,
+                "train_j": 77.0 * number,
+            }
+            for number, accuracy in enumerate(ACCURACIES, 1)
+        ]
+
+    return make
+
+
+@pytest.fixture
+def shared(study, lines):
+    """A folder with world size 2 on two GPUs, and world size 4 on the same two."""
+    common = {"kind": "convergence", "aggregator": "ring", "device": "cuda", "target_accuracy": 0.95}
+    study.add([[lines(10.0)] * 2], world_size=2, epochs=2, **common)
+    study.add([[lines(TRAIN_S)] * 4], world_size=4, workers_per_gpu=2, epochs=2, **common)
+    return study
+
+
+def rows_of(study):
+    return {row["world_size"]: row for row in to_rows(summary_table(study.folder))}
+
+
+class TestRow:
+    def test_accuracy_is_told_and_no_time_or_energy(self, shared):
+        rows = rows_of(shared)
+        assert rows[4]["workers_per_gpu"] == 2
+        assert rows[4]["final_test_accuracy"] == 0.97
+        assert rows[4]["target_state"] == "reached"
+        assert rows[4]["epochs_to_target"] == 2
+        assert {name: rows[4][name] for name in TIMES} == dict.fromkeys(TIMES)
+
+    def test_workers_with_a_gpu_each_keep_their_times(self, shared):
+        row = rows_of(shared)[2]
+        assert (row["workers_per_gpu"], row["train_s"], row["seconds_to_target"]) == (None, 20.0, 20.0)
+        assert not shares_gpus(row)
+        assert row["warnings"] is None
+
+    def test_warning_says_how_many_shared_what(self, shared):
+        (group,) = group_rows(list(rows_of(shared).values()))
+        (warning,) = cautions_of(group)
+        assert warning.startswith("shared GPUs: 4 workers on 2 GPUs: the accuracy is that of 4 workers")
+        assert "not those of 4 GPUs" in warning
+        assert "ring on 4 workers" in warning
+
+    def test_epochs_have_no_seconds(self, shared):
+        table = epoch_table(read_cells(shared.folder))
+        by_size = dict(iter(table.groupby("world_size")))
+        assert by_size[4]["train_s"].isna().all()
+        assert by_size[4]["train_j"].isna().all()
+        assert by_size[2]["train_s"].tolist() == [10.0, 20.0]
+        assert by_size[4]["test_accuracy"].tolist() == list(ACCURACIES)
+
+    def test_a_timed_cell_predicts_nothing_for_them(self, shared):
+        shared.add_steps([[0.5, 0.5, 0.5]], aggregator="ring", device="cuda", world_size=4)
+        assert rows_of(shared)[4]["predicted_s_to_target"] is None
+
+
+class TestSentences:
+    def test_they_speak_of_accuracy_and_say_that_there_is_no_time(self, shared):
+        said = " ".join(findings(summary_table(shared.folder)))
+        assert "2 of 2 combinations reached 95.0% in every repeat." in said
+        assert "4 workers on 2 GPUs: the accuracy is that of so many workers; nothing is said" in said
+
+    def test_nothing_is_said_where_nobody_shared(self, study, lines):
+        study.add([[lines(1.0)]], kind="convergence", device="cuda")
+        assert "GPUs" not in " ".join(findings(summary_table(study.folder)))
+
+
+class TestChoice:
+    def test_no_training_on_shared_gpus_is_recommended_by_its_seconds(self, shared, study, lines):
+        study.add(
+            [[lines(0.001)] * 8], kind="convergence", aggregator="ring", device="cuda", target_accuracy=0.95,
+            world_size=8, workers_per_gpu=4, epochs=2,
+        )  # fmt: skip
+        table, cells = summary_table(study.folder), read_cells(study.folder)
+        (found,) = recommend(table, cells, "time-to-accuracy")
+        assert found.choice is not None
+        assert found.choice.row["world_size"] == 2
+        reasons = dict(found.excluded)
+        assert reasons["ring on 8 workers"].startswith("8 workers on 2 GPUs: its seconds are not those")
+        assert reasons["ring on 4 workers"].startswith("4 workers on 2 GPUs")
+
+    def test_a_lossy_timing_may_rest_on_their_accuracy(self, study, lines):
+        """On four GPUs the exchange was timed; that it learns was seen on two."""
+        common = {"device": "cuda", "world_size": 4}
+        for name in ("all_reduce", "one_bit"):
+            trained = {"kind": "convergence", "epochs": 2, "target_accuracy": 0.95, "workers_per_gpu": 2}
+            study.add([[lines(TRAIN_S)] * 4], aggregator=name, **trained, **common)
+            study.add_steps([[1.0 if name == "all_reduce" else 0.1] * 9] * 3, aggregator=name, **common)
+        (found,) = recommend(summary_table(study.folder), read_cells(study.folder), "time")
+        assert found.choice is not None
+        assert found.choice.row["aggregator"] == "one_bit"
+
+    def test_compare_leaves_them_out(self, shared):
+        table, cells = summary_table(shared.folder), read_cells(shared.folder)
+        found = compare_tables(table, cells, table, cells)
+        assert [one.match.a["world_size"] for one in found.cells] == [2]
+        assert found.num_left_out == 2
+
+    def test_compare_of_nothing_else_says_why(self, study, lines):
+        study.add([[lines(1.0)] * 4], kind="convergence", device="cuda", world_size=4, workers_per_gpu=4)
+        table, cells = summary_table(study.folder), read_cells(study.folder)
+        with pytest.raises(ScalingError, match="with a GPU a worker"):
+            compare_tables(table, cells, table, cells)
+
+
+class TestPages:
+    def test_no_page_figure_or_table_shows_their_seconds(self, shared):
+        write_report(shared.folder)
+        written = [p for p in shared.folder.path.rglob("*") if p.suffix in (".html", ".csv", ".svg", ".md")]
+        assert len(written) > 3
+        for path in written:
+            text = path.read_text()
+            for number in (TRAIN_S, 2 * TRAIN_S):
+                assert f"{number:g}" not in text, path
+                assert f"{number:.4g}" not in text, path
+            assert "nan s" not in text, path
+
+    def test_bars_of_seconds_to_target_leave_them_out(self, shared):
+        (group,) = group_rows(list(rows_of(shared).values()))
+        assert [bar.name for bar in target_bars(group)] == ["ring, 2 workers"]
+
+    def test_exports_have_their_accuracy_without_seconds(self, shared):
+        cells = read_cells(shared.folder)
+        tidy = [one.split(",") for one in tidy_csv(shared.folder, cells)]
+        quantities = {one[-3] for one in tidy if one[9] == "4"}
+        assert "test_accuracy" in quantities
+        assert not {"train_s", "train_j"} & quantities
+        logged = [json.loads(one.removeprefix(":::MLLOG ")) for one in mllog(shared.folder, cells)]
+        assert {one["metadata"]["world_size"] for one in logged if "world_size" in one["metadata"]} == {2}
+
+    def test_all_shared_is_a_report_too(self, study, lines):
+        study.add([[lines(TRAIN_S)] * 4], kind="convergence", device="cuda", world_size=4, workers_per_gpu=4)
+        write_report(study.folder)
+        names = {path.name for path in (study.folder.path / "figures").iterdir()}
+        assert any(name.startswith("loss-epochs") for name in names)
+        assert not any(name.startswith(("loss-seconds", "loss-joules", "target")) for name in names)
+        (training,) = read_cells(study.folder)[0].trainings
+        assert all(math.isnan(value) for value in training.train_s)
