@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import textwrap
 from collections.abc import Iterable, Sequence
-from itertools import permutations, product
+from itertools import groupby, permutations, product
 from typing import Any
 
 from topologies.model import Device, Link, Path, Topology
-from topologies.texts import compact, gigabytes_per_s, microseconds
+from topologies.texts import NO_BREAK, WIDTH, compact, folded, gigabytes_per_s, microseconds
 
-WIDTH = 110
+INDENT = "  "
+NARROW = 24
+"""Characters that the last column of a table must have, to be folded beside the others."""
 
 
 def describe(topology: Topology) -> str:
@@ -19,7 +20,7 @@ def describe(topology: Topology) -> str:
     machine = topology.machine
     sections = [
         ("", _head(topology)),
-        ("Devices", _table(_device_row(device) for device in machine.devices)),
+        ("Devices", _device_lines(machine.devices)),
         ("Links", _table(_link_row(link) for link in machine.links)),
         ("Network", _network(topology)),
         ("Software's latency of a message", _message_latencies(topology)),
@@ -136,10 +137,17 @@ def _head(topology: Topology) -> list[str]:
     size = f"{gpus} GPU{'s' if gpus > 1 else ''}" if gpus else "no GPU"
     if topology.num_nodes > 1:
         size = f"{topology.num_nodes} nodes of {topology.machine.name}, each with {size}"
-    return [f"{topology.name}: {topology.description}".rstrip(": "), size]
+    return [folded("", f"{topology.name}: {topology.description}".rstrip(": "), indent=4), size]
 
 
-def _device_row(device: Device) -> list[str]:
+def _device_lines(devices: Sequence[Device]) -> list[str]:
+    """A table; neighbours that are alike share a line."""
+    rows = [(device.id, _device_figures(device)) for device in devices]
+    alike = [(figures, [name for name, _ in own]) for figures, own in groupby(rows, lambda row: row[1])]
+    return _table([compact(names), *figures] for figures, names in alike)
+
+
+def _device_figures(device: Device) -> list[str]:
     figures = [
         f"board {device.board}" if device.board else "",
         f"{device.cores} cores" if device.cores else "",
@@ -147,7 +155,8 @@ def _device_row(device: Device) -> list[str]:
         _rate("a core sums" if device.kind == "cpu" else "sums", device.reduce_bytes_per_s),
         "GPUDirect" if device.gpudirect else "",
     ]
-    return [device.id, device.kind, device.name, ", ".join(filter(None, figures))]
+    whole = (figure.replace(" ", NO_BREAK) for figure in figures if figure)
+    return [device.kind, device.name, ", ".join(whole)]
 
 
 def _rate(what: str, bytes_per_s: float | None) -> str:
@@ -182,20 +191,22 @@ def _message_latencies(topology: Topology) -> list[str]:
 
 
 def _sources(topology: Topology) -> list[str]:
-    lines = []
-    for figure, text in topology.sources.items():
-        lines += textwrap.wrap(f"{figure}: {text}", WIDTH - 2, subsequent_indent="    ")
-    return lines
+    return [f"{figure}: {text}" for figure, text in topology.sources.items()]
 
 
 def _indented(lines: Sequence[str]) -> str:
-    return textwrap.indent("\n".join(lines), "  ")
+    return "\n".join(folded(INDENT, line, indent=6) for line in lines)
 
 
 def _table(rows: Iterable[Sequence[str]]) -> list[str]:
+    """Columns side by side; what is too long of the last one goes below it, all of it where it is narrow."""
     cells = [list(row) for row in rows]
-    widths = [max(len(row[at]) for row in cells) for at in range(len(cells[0]))] if cells else []
-    return [
-        "  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in cells
-    ]
+    widths = [max(len(row[at]) for row in cells) for at in range(len(cells[0]) - 1)] if cells else []
+    lines = []
+    for *starts, last in cells:
+        start = "".join(f"{cell:{width}}  " for cell, width in zip(starts, widths, strict=True))
+        if len(start) + len(last) > WIDTH - len(INDENT) < len(start) + NARROW:
+            lines.append(start.rstrip())
+            start = " " * 6
+        lines += folded(start, last, width=WIDTH - len(INDENT)).splitlines()
+    return lines

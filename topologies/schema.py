@@ -42,6 +42,15 @@ def load(name_or_path: str | os.PathLike[str]) -> Topology:
     return build(_whole(file, chain, source), source, changes=file, node_name=chain[0].name)
 
 
+def text_of(name_or_path: str | os.PathLike[str]) -> str:
+    """The text of a shipped name or of a file, as it stands.
+
+    Raises:
+        TopologyError: there is no such machine.
+    """
+    return _text(os.fspath(name_or_path), Path())[0]
+
+
 def cluster(
     machine: Topology,
     num_nodes: int,

@@ -2,7 +2,36 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
+
+WIDTH = 80
+"""Of a terminal."""
+
+NO_BREAK = "\N{NO-BREAK SPACE}"
+
+
+def folded(start: str, text: str, indent: int | None = None, width: int = WIDTH) -> str:
+    """`start` and `text` in lines of a terminal's width; names, paths and addresses are never cut.
+
+    A no-break space holds together what stands around it, and comes out as a space.
+
+    Args:
+        start: kept as it is, spaces and all.
+        text: what is folded.
+        indent: of the lines after the first; None: where `text` begins.
+        width: of the lines.
+    """
+    margin = " " * (len(start) if indent is None else indent)
+    lines = textwrap.wrap(
+        text,
+        width,
+        initial_indent=start,
+        subsequent_indent=margin,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return "\n".join(lines).replace(NO_BREAK, " ") or start.rstrip()
 
 
 def gigabytes_per_s(bytes_per_s: float) -> str:

@@ -132,9 +132,9 @@ def _copies_at_once(matrices: Mapping[str, Sequence[Sequence[float]]]) -> Iterat
         [row for test in tests for row in matrices.get(test, [])] for tests in (BOTH_WAYS, BOTH_WAYS_AT_ONCE)
     )
     if len(singles) == len(BOTH_WAYS):
-        for gpu, rates in enumerate(zip(*singles, strict=True)):
-            if all(rates):
-                yield "h2d_d2h", (gpu,), fmean(rates)
+        for gpu, ways in enumerate(zip(*singles, strict=True)):
+            if all(ways):
+                yield "h2d_d2h", (gpu,), fmean(ways)
     rates = [rate for row in together for rate in row]
     if len(together) == len(BOTH_WAYS_AT_ONCE) and rates and all(rates):
         yield "h2d_d2h", tuple(range(len(together[0]))), fmean(rates)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,7 @@ from scaling.study.device import DeviceCell
 from scaling.study.launches import Launch, estimate_seconds, remaining_launches
 from scaling.workloads.registry import build_module, create_dataset, create_model, resolve_shape
 from topologies.detect import num_usable_cores
-
-LINE_WIDTH = 80
+from topologies.texts import folded
 
 
 def plan_as_dict(study: ResolvedStudy, path: Path) -> dict[str, Any]:
@@ -42,11 +40,12 @@ def plan_as_dict(study: ResolvedStudy, path: Path) -> dict[str, Any]:
 def describe_plan(study: ResolvedStudy, path: Path) -> str:
     """The same for people."""
     plan = plan_as_dict(study, path)
-    lines = [f"study {study.name}", *study.notes, "", f"{len(study.cells)} cells:"]
+    notes = [folded("", note, indent=2) for note in study.notes]
+    lines = [f"study {study.name}", *notes, "", f"{len(study.cells)} cells:"]
     for cell in study.cells.values():
         times = study.repeats[cell.id]
-        line = f"  {cell.id}  {cell.describe()}" + (f", {times} times" if times > 1 else "")
-        lines += textwrap.wrap(line, LINE_WIDTH, subsequent_indent=" " * 16, break_on_hyphens=False)
+        how_often = f", {times} times" if times > 1 else ""
+        lines.append(folded(f"  {cell.id}  ", f"{cell.describe()}{how_often}"))
     lines += ["", f"{len(plan['launches'])} launches left:"]
     for launch in plan["launches"]:
         lines.append(
@@ -56,7 +55,7 @@ def describe_plan(study: ResolvedStudy, path: Path) -> str:
     minutes = plan["estimated_seconds"] / 60
     how = "operations at an assumed rate"
     if all(isinstance(cell, DeviceCell) for cell in study.cells.values()):
-        how = "what its experiments took elsewhere"
+        how = "from such cells elsewhere"
     lines += ["", f"estimate: {minutes:.1f} minutes (rough: {how}, not measured here)"]
     return "\n".join(lines)
 

@@ -14,6 +14,9 @@ from scaling.store import ResultsFolder
 SECONDS = 240  # no wait in these tests is longer
 
 
+HERE = Path(__file__).parent
+
+
 class Scaling:
     """The `scaling` command on one study file and one results folder."""
 
@@ -23,7 +26,9 @@ class Scaling:
         self.study = folder / "study.yaml"
         self.environment = {
             **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), str(Path(__file__).parent)]),
+            "PYTHONPATH": os.pathsep.join(
+                [str(HERE.parents[1]), str(HERE), os.environ.get("PYTHONPATH", "")]
+            ),
             "MPLBACKEND": "Agg",
         }
 

@@ -52,6 +52,25 @@ class TestNames:
         else:
             assert resolve(study, machine).cells
 
+    @pytest.mark.parametrize("name", ["converge-fcn", "converge-alexnet"])
+    def test_captured_trainings_to_a_target_are_timed_too_so_that_it_can_be_predicted(self, name):
+        same = (
+            "model",
+            "dataset",
+            "aggregator",
+            "step",
+            "world_size",
+            "local_batch",
+            "threads",
+            "peer_access",
+            "tf32",
+        )
+        cells = [cell.to_dict() for cell in resolve(load_study(name), Machine(4, 64)).cells.values()]
+        timed = [[cell[key] for key in same] for cell in cells if cell["kind"] == "iteration"]
+        trained = [cell for cell in cells if cell["kind"] == "convergence" and cell["step"] == "captured"]
+        assert trained
+        assert all([cell[key] for key in same] in timed for cell in trained)
+
     @pytest.mark.parametrize("name", shipped_studies())
     def test_every_shipped_study_begins_with_a_comment_for_the_list(self, name):
         assert shipped_studies()[name].startswith("# ")

@@ -30,7 +30,9 @@ def on_ranks(tmp_path_factory) -> Callable[..., list[Any]]:
         folder = tmp_path_factory.mktemp("ranks")
         shared = {
             **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(HERE.parents[1]), str(HERE)]),
+            "PYTHONPATH": os.pathsep.join(
+                [str(HERE.parents[1]), str(HERE), os.environ.get("PYTHONPATH", "")]
+            ),
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(free_port()),
             "GLOO_SOCKET_IFNAME": "lo",
