@@ -24,11 +24,10 @@ class Scaling:
         self.folder = folder
         self.out = folder / "out"
         self.study = folder / "study.yaml"
+        known_path = filter(None, [os.environ.get("PYTHONPATH")])
         self.environment = {
             **os.environ,
-            "PYTHONPATH": os.pathsep.join(
-                [str(HERE.parents[1]), str(HERE), os.environ.get("PYTHONPATH", "")]
-            ),
+            "PYTHONPATH": os.pathsep.join([str(HERE.parents[1]), str(HERE), *known_path]),
             "MPLBACKEND": "Agg",
         }
 

@@ -28,11 +28,10 @@ def on_ranks(tmp_path_factory) -> Callable[..., list[Any]]:
 
     def run(worker: str, world_size: int, seconds: float = SECONDS) -> list[Any]:
         folder = tmp_path_factory.mktemp("ranks")
+        known_path = filter(None, [os.environ.get("PYTHONPATH")])
         shared = {
             **os.environ,
-            "PYTHONPATH": os.pathsep.join(
-                [str(HERE.parents[1]), str(HERE), os.environ.get("PYTHONPATH", "")]
-            ),
+            "PYTHONPATH": os.pathsep.join([str(HERE.parents[1]), str(HERE), *known_path]),
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(free_port()),
             "GLOO_SOCKET_IFNAME": "lo",
