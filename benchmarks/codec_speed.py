@@ -57,7 +57,6 @@ class Way:
         by_stripes: whether sums are encoded again.
         feeds_back: whether there is a residual of the gradient, and of the sums.
         momentum: its factor; 0 without.
-        seed: of the random numbers.
     """
 
     codec: ChunkCodec

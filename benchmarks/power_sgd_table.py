@@ -2,7 +2,8 @@
 
     python benchmarks/power_sgd_table.py FILE.json ...
 
-prints the Markdown tables of those files. The hook's time is that of its fastest configuration, found among
+prints the Markdown tables of those files: of each network, and an overview, of which a cell has milliseconds,
+or so many times as fast as the hook. The hook's time is that of its fastest configuration, found among
 these very samples, which favours the hook. A ratio is the median over the rounds of its time to the
 contender's in the same round, above 1: faster than the hook; behind it the median's 95% interval by order
 statistics, of this launch only.
@@ -136,6 +137,35 @@ def markdown(document: Mapping[str, Any], name: str) -> list[str]:
     return rows
 
 
+def overview(document: Mapping[str, Any]) -> list[str]:
+    """Ours beside the fastest hook and what was not compressed, a row a network, for a page.
+
+    Of several sizes of buckets the fastest stands for all.
+    """
+    rows = [
+        f"| {setting(document)} | DDP | fastest hook | power_sgd captured | none captured "
+        "| hook / captured [95%] | hook / eager | hook / overlapped | DDP / captured |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for name, network in document["networks"].items():
+        said = summary(network)
+        every, hook = said["contenders"], said["best_hook"]
+        captured, none, overlapped = (
+            min(
+                (one for other, one in every.items() if other.startswith(start)),
+                key=lambda one: float(one["median_s"]),
+            )
+            for start in ("power_sgd captured", "none captured", "power_sgd overlap")
+        )
+        cells = [
+            *map(_times, (every["DDP"], every[hook], captured, none)),
+            *map(_ratio_text, (captured, every["power_sgd eager"], overlapped)),
+            f"{every['DDP']['median_s'] / captured['median_s']:.2f}",
+        ]
+        rows.append(f"| {name} | {' | '.join(cells)} |")
+    return rows
+
+
 def _times(one: Mapping[str, Any]) -> str:
     low, high = (1e3 * value for value in one["quartiles_s"])
     return f"{1e3 * one['median_s']:.3f} [{low:.3f}, {high:.3f}]"
@@ -155,6 +185,8 @@ def main() -> None:
         document = json.loads(Path(path).read_text(encoding="utf-8"))
         for name in document["networks"]:
             print("\n".join([*markdown(document, name), ""]))
+        if document["device"] == "cuda":
+            print("\n".join([*overview(document), ""]))
 
 
 if __name__ == "__main__":
