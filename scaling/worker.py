@@ -185,12 +185,7 @@ def _work(workers: Workers, folder: ResultsFolder, launch: Launch, beside: Besid
         _say(info, f"[{position + 1}/{len(launch.cells)}] {cell.describe()}")
         record = folder.run(cell.id, launch.repeat)
         if info.rank == 0:
-            started_by: dict[str, Any] = {"launcher": info.launcher, "host": platform.node()}
-            started_by["job_id"] = info.job_id
-            started_by |= beside.record()
-            if launch.settings.workers_per_gpu is not None:
-                started_by["workers_per_gpu"] = launch.settings.workers_per_gpu
-            folder.start_run(record, {**started_by, "position": position, "num_nodes": _num_nodes(info)})
+            folder.start_run(record, {**_started_by(info, launch, beside), "position": position})
         # No rank may write samples before rank 0 has moved aside what an earlier attempt left.
         record = workers.share(record)
         failure, summary = _attempt(workers, runner, folder, launch, cell)
@@ -223,6 +218,19 @@ def _work(workers: Workers, folder: ResultsFolder, launch: Launch, beside: Besid
             os._exit(EXIT_GIVEN_UP)  # pending operations would keep an orderly exit waiting
     workers.close()
     return 1 if any_failed else 0
+
+
+def _started_by(info: RankInfo, launch: Launch, beside: Beside) -> dict[str, Any]:
+    """What is recorded of a run beside its cell: by what and where it was started."""
+    workers_per_gpu = launch.settings.workers_per_gpu
+    return {
+        "launcher": info.launcher,
+        "host": platform.node(),
+        "job_id": info.job_id,
+        **beside.record(),
+        **({} if workers_per_gpu is None else {"workers_per_gpu": workers_per_gpu}),
+        "num_nodes": _num_nodes(info),
+    }
 
 
 def _num_nodes(info: RankInfo) -> int:

@@ -49,6 +49,7 @@ from scaling.codecs.one_bit import Threshold, View, as_matrix
 from scaling.codecs.one_bit_stripes import StripeBuffers, StripeCodec
 from scaling.codecs.stripes import StripeLayout, stripe_columns
 from scaling.collectives.plan import Stage, Update
+from scaling.collectives.side_stream import side_stream
 from scaling.process_group import Group, Message
 
 __all__ = ["OneBit", "OneBitState", "StripedOneBit", "stripe_columns"]
@@ -188,9 +189,7 @@ class StripedOneBit(Aggregator[OneBitState]):
             codec=stripe_codec(buffers, self.threshold, self.kernels),
             result=torch.zeros(n, dtype=dtype, device=device),
             previous=torch.zeros(n if is_delayed else 0, dtype=dtype, device=device),
-            beside=torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-            if is_delayed and device.type == "cuda"
-            else None,
+            beside=side_stream(device) if is_delayed else None,
             watch=watch,
         )
 

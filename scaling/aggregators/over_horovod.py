@@ -99,6 +99,15 @@ class _ByHorovod(Aggregator[S], Generic[S]):
         size = 2 if self.compression == "fp16" else itemsize
         return all_reduce_bytes(self._message_bytes(layout, size), world_size)
 
+    def stages(self, layout: BucketLayout, world_size: int) -> list[Stage]:
+        """A ring of all tensors together, as a long enough cycle packs them, and the update by every rank.
+
+        The casts of fp16 are not priced.
+        """
+        n = layout.num_elements
+        num_sent = n // 2 if self.compression == "fp16" else n
+        return [*native_all_reduce([num_sent], world_size, self.name, "horovod"), Update("replica", n)]
+
 
 @final
 @dataclass(frozen=True)
@@ -132,12 +141,6 @@ class Horovod(_ByHorovod[HorovodState]):
             with phase("decode"):
                 gradient.copy_(compressor.decompress(sent, context))
         return gradient
-
-    def stages(self, layout: BucketLayout, world_size: int) -> list[Stage]:
-        """A ring, and the update by every rank; the casts of fp16 are not priced."""
-        n = layout.num_elements
-        num_sent = n // 2 if self.compression == "fp16" else n
-        return [*native_all_reduce([num_sent], world_size, self.name, "horovod"), Update("replica", n)]
 
     def _message_bytes(self, layout: BucketLayout, itemsize: int) -> list[int]:
         return [layout.num_elements * itemsize]
@@ -214,11 +217,6 @@ class HorovodOptimizer(_ByHorovod[OptimizerState]):
                     if values.numel() and parameter.grad is not None:
                         values.copy_(parameter.grad)
         return gradient
-
-    def stages(self, layout: BucketLayout, world_size: int) -> list[Stage]:
-        """A ring for all tensors together, as one cycle packs them, and the update by every rank."""
-        n = layout.num_elements
-        return [*native_all_reduce([n], world_size, self.name, "horovod"), Update("replica", n)]
 
     def _message_bytes(self, layout: BucketLayout, itemsize: int) -> list[int]:
         return [math.prod(shape) * itemsize for shape in layout.shapes]

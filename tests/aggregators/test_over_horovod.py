@@ -5,6 +5,7 @@ import torch
 
 from scaling.aggregators.registry import create
 from scaling.bucket import BucketLayout
+from scaling.collectives.plan import Exchange
 from scaling.errors import LaunchError, StudyError
 from scaling.process_group import run_in_process
 
@@ -43,6 +44,16 @@ class TestBoth:
 
         with pytest.raises(LaunchError, match=r"horovod cannot be used by these ranks: .*`make horovod`"):
             run_in_process(2, work)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_sixteen_bits_are_predicted_to_send_half(name):
+    whole, half = (
+        next(one for one in create(name, {"compression": way}).stages(LAYOUT, 2) if isinstance(one, Exchange))
+        for way in ("none", "fp16")
+    )
+    assert whole.num_elements * whole.bytes_per_element == 4 * 22
+    assert half.num_elements * half.bytes_per_element == 2 * 22
 
 
 def test_sixteen_bits_send_half():

@@ -262,9 +262,10 @@ def test_sums_that_go_back_as_they_are():
         watch.raise_if_marked()
 
 
+@pytest.mark.parametrize("divisor", [3, 4])
 @pytest.mark.parametrize("size", [64, 96, 8192])
 @pytest.mark.parametrize("value", [1e30, float("nan"), float("inf")])
-def test_sums_in_32_bits_are_divided_and_watched(size, value):
+def test_sums_in_32_bits_are_divided_and_watched(size, value, divisor):
     num = 3 * size - 9
     codec, layout = TwoBitCodec(size), BucketLayout.of([("first", (size,)), ("second", (num - size,))])
     chunks = codec.chunks(num)
@@ -272,10 +273,12 @@ def test_sums_in_32_bits_are_divided_and_watched(size, value):
     sums = torch.zeros(chunks.padded)
     sums[:num] = normal(num)
     sums[num - 2] = value
+    sums[:3] = torch.tensor([-0.0, 3e-45, 1e-38])  # a zero, and what is or becomes subnormal
     result = torch.zeros(num, device=DEVICE)
     coder = TritonChunks(codec, PlainChunks(size), chunks, DEVICE)
-    coder.decode(chunks.matrix(sums).view(torch.int32).to(DEVICE)[None], 3, result, watch)
-    assert torch.equal(result[: num - 2].cpu(), sums[: num - 2] / 3)
+    coder.decode(chunks.matrix(sums).view(torch.int32).to(DEVICE)[None], divisor, result, watch)
+    assert torch.equal(result[: num - 2].cpu(), sums[: num - 2] / divisor)
+    assert bool(result[0].signbit())
     if value == 1e30:
         watch.raise_if_marked()
     else:
@@ -285,17 +288,17 @@ def test_sums_in_32_bits_are_divided_and_watched(size, value):
 
 @pytest.mark.parametrize("codec", [one for one in CODECS if one.head] + [MeanSignCodec(1536)], ids=str)
 class TestDecode:
-    @pytest.mark.parametrize("num_ranks", [1, 3])
+    @pytest.mark.parametrize(("num_ranks", "divisor"), [(1, 3), (3, 3), (3, 4)])
     @pytest.mark.parametrize("num", [1, 63, 2051])
-    def test_is_the_mean_in_rank_order_to_the_bit(self, codec, num, num_ranks):
+    def test_is_the_mean_in_rank_order_to_the_bit(self, codec, num, num_ranks, divisor):
         rows, watch = stacked(codec, num, num_ranks)
         result = torch.full((num,), 7.0, device=DEVICE)
         coder = TritonChunks(codec, codec, codec.chunks(num), DEVICE, size=SHARED)
-        coder.decode(rows.to(DEVICE), 3, result, watch)
+        coder.decode(rows.to(DEVICE), divisor, result, watch)
         total = torch.zeros(codec.chunks(num).padded)
         for one in restored(codec, rows):
             total += one.reshape(-1)
-        assert torch.equal(result.cpu(), total[:num] / 3)
+        assert torch.equal(result.cpu(), total[:num] / divisor)
         watch.raise_if_marked()
 
     @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

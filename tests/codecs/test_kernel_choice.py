@@ -12,7 +12,8 @@ from scaling.codecs.base import Chunks
 from scaling.codecs.chunk_coder import TorchChunks
 from scaling.codecs.ef_sign import MeanSignCodec
 from scaling.codecs.kernels import chunk_coder
-from scaling.codecs.kernels.chunk_engine import LARGEST_BUCKET, kernel_problem
+from scaling.codecs.kernels.chunk_engine import LARGEST_BUCKET, _written, kernel_problem
+from scaling.codecs.qsgd import QsgdCodec
 from scaling.collectives.plan import Codec
 from scaling.errors import LaunchError, StudyError
 from scaling.process_group import run_in_process
@@ -59,6 +60,30 @@ class TestChoice:
     def test_buckets_that_are_too_large_have_none(self):
         assert kernel_problem(CODEC, Chunks(LARGEST_BUCKET, 64)) is None
         assert f"{LARGEST_BUCKET} at most" in str(kernel_problem(CODEC, Chunks(LARGEST_BUCKET + 1, 64)))
+
+    def test_buckets_whose_codes_are_too_many_bytes_have_none(self):
+        codec, num = QsgdCodec(64, 8), 64 * (LARGEST_BUCKET // 68)
+        assert kernel_problem(codec, codec.chunks(num)) is None
+        problem = kernel_problem(codec, codec.chunks(num + 1))
+        assert f"is encoded in {num // 64 * 68 + 68} bytes" in str(problem)
+
+    def test_more_chunks_that_programs_share_than_a_launch_has_room_for_have_none(self):
+        codec = MeanSignCodec(16384 + 32)
+        assert kernel_problem(codec, codec.chunks(65535 * codec.chunk_elements)) is None
+        assert "65536 chunks" in str(kernel_problem(codec, codec.chunks(65535 * codec.chunk_elements + 1)))
+        whole = MeanSignCodec(16384)
+        assert kernel_problem(whole, whole.chunks(65536 * 16384)) is None
+
+
+@pytest.mark.parametrize("at", [0, 4, 1027, 3 * 2**30 + 6])
+def test_rows_are_told_from_an_aligned_address_near_them(at):
+    """Kernels count bytes in 32 bits, and a rank's rows may lie behind those of many others."""
+    rows = torch.empty(at + 96, dtype=torch.int32, device="meta")[at:].view(8, 12)
+    words, row_bytes, begin = _written(rows)
+    assert 4 * (begin + rows.numel()) == row_bytes.numel() < 2**10
+    assert words.storage_offset() + begin == at
+    assert words.storage_offset() % 4 == 0
+    assert row_bytes.storage_offset() == 4 * words.storage_offset()
 
 
 @pytest.mark.parametrize("name", NAMES)

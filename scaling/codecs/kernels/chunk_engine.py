@@ -22,9 +22,13 @@ from scaling.codecs.sign import VoteCodec
 from scaling.codecs.two_bit import TwoBitCodec
 
 LARGEST_BUCKET = 2**31 - 2**16
-"""Elements of a bucket with its filling: kernels count them in 32 bits."""
+"""Elements of a bucket with its filling, and bytes of its rows: kernels count them in 32 bits."""
+ALIGNED_WORDS = 4
+"""Between addresses from which Triton takes 16 bytes at once."""
 MAX_PARTS = 1024
 """Of a chunk that programs share: each of them adds up what all have found."""
+MAX_SHARED = 65535
+"""Chunks that programs share: a launch of CUDA has no more along its second axis."""
 
 _KINDS: dict[type[ChunkCodec], str] = {
     OneBitFlatCodec: "FLAT",
@@ -42,6 +46,14 @@ def kernel_problem(codec: ChunkCodec, chunks: Chunks) -> str | None:
         return f"there is no kernel for the codec {codec.name!r}"
     if chunks.padded > LARGEST_BUCKET:
         return f"a bucket has {chunks.padded} elements, and the kernels count {LARGEST_BUCKET} at most"
+    num_bytes = codec.wire_bytes(chunks.num_elements)
+    if num_bytes > LARGEST_BUCKET:
+        return f"a bucket is encoded in {num_bytes} bytes, and the kernels count {LARGEST_BUCKET} at most"
+    if chunks.chunk_elements > BlockSize.whole and chunks.num_chunks > MAX_SHARED:
+        return (
+            f"a bucket has {chunks.num_chunks} chunks of more than {BlockSize.whole} elements, and the "
+            f"kernels take {MAX_SHARED} of these at most"
+        )
     return None
 
 
@@ -223,7 +235,7 @@ class TritonChunks(ChunkCoder):
         lane_blocks = math.ceil(self._num_words / shape.words)
         self._kernels.decode[(math.ceil(num_chunks / shape.chunks) * lane_blocks,)](
             *_received(rows),
-            float(divisor),
+            *_divided_by(divisor),
             result,
             self._nothing if momentum is None else momentum.values,
             self._flags,
@@ -247,7 +259,7 @@ class TritonChunks(ChunkCoder):
         chunks = self._size.elements // lanes
         self._kernels.divide[(math.ceil(num_chunks / chunks),)](
             rows.view(torch.float32),
-            float(divisor),
+            *_divided_by(divisor),
             result,
             self._flags,
             result.numel(),
@@ -278,16 +290,25 @@ def _kind(kernels: Any, codec: ChunkCodec) -> tuple[Any, float]:
     return getattr(kernels, kind), codec.threshold if isinstance(codec, TwoBitCodec) else 0.0
 
 
+def _divided_by(divisor: int) -> tuple[float, bool]:
+    """The divisor, or its reciprocal where that is exact, and whether it is that."""
+    return (float(divisor), False) if divisor & (divisor - 1) else (1 / divisor, True)
+
+
 def _received(rows: Tensor) -> tuple[Tensor, Tensor, int]:
     """All ranks' rows as words and as bytes, and words between two ranks' rows."""
     return rows, rows.view(torch.int8), rows[0].numel() if rows.numel() else 0
 
 
 def _written(rows: Tensor) -> tuple[Tensor, Tensor, int]:
-    """The storage of rows as words and as bytes, which is aligned, and where in it they begin, in words."""
-    begin = int(rows.storage_offset())
-    whole = rows.as_strided((begin + rows.numel(),), (1,), 0)
-    return whole, whole.view(torch.int8), begin
+    """Rows from an aligned address on, as words and as bytes, and where they begin there, in words.
+
+    Not from the storage's own beginning: other ranks' rows before them would not be counted in 32 bits.
+    """
+    at = int(rows.storage_offset())
+    begin = at % ALIGNED_WORDS
+    near = rows.as_strided((begin + rows.numel(),), (1,), at - begin)
+    return near, near.view(torch.int8), begin
 
 
 def _power_of_two(number: int) -> int:

@@ -369,9 +369,22 @@ def quantise(
 
 
 @triton.jit
+def _divided(values, divisor, IS_FACTOR: tl.constexpr):  # noqa: N803
+    """values / divisor, rounded once; a product where the divisor's reciprocal is given, which is exact then.
+
+    A division that may be subnormal or zero takes a slow path, for which its whole warp waits; sums of codes
+    are full of zeros.
+    """
+    if IS_FACTOR:
+        return values * divisor
+    else:
+        return tl.math.div_rn(values, divisor + 0 * values)
+
+
+@triton.jit
 def decode(
-    received, received_bytes, stride, divisor, result, momentum, flags, num_elements, num_chunks,
-    num_words, parameter, lane_blocks,
+    received, received_bytes, stride, divisor, IS_FACTOR: tl.constexpr, result, momentum, flags,  # noqa: N803
+    num_elements, num_chunks, num_words, parameter, lane_blocks,
     KIND: tl.constexpr, BITS: tl.constexpr, HEAD: tl.constexpr, NUM_RANKS: tl.constexpr,  # noqa: N803
     HAS_MOMENTUM: tl.constexpr, HAS_REST: tl.constexpr,  # noqa: N803
     CHUNKS: tl.constexpr, LANES: tl.constexpr,  # noqa: N803
@@ -386,7 +399,7 @@ def decode(
     if HEAD > 0:
         is_row = (chunk < num_chunks) & (lane_block + 0 * chunk == 0)
         tl.store(flags + chunk, bad.to(tl.int8), mask=is_row)
-    mean = tl.math.div_rn(total, divisor + 0 * total).to(result.dtype.element_ty)
+    mean = _divided(total, divisor, IS_FACTOR).to(result.dtype.element_ty)
     address, group, use = _place(chunk, k, lane, num_chunks, num_words, BITS)
     whole = use & (group < num_elements // 4)
     tl.store(result + address, mean, mask=whole)
@@ -402,7 +415,7 @@ def decode(
 
 @triton.jit
 def divide(
-    rows, divisor, result, flags, num_elements, num_chunks, size,
+    rows, divisor, IS_FACTOR: tl.constexpr, result, flags, num_elements, num_chunks, size,  # noqa: N803
     NUM_BLOCKS: tl.constexpr, HAS_REST: tl.constexpr, CHUNKS: tl.constexpr, LANES: tl.constexpr,  # noqa: N803
 ):  # fmt: skip
     """`decode` of rows [chunks, size] that are 32-bit sums: one program some chunks, watched by value."""
@@ -415,7 +428,7 @@ def divide(
         use = (chunk < num_chunks) & (lane // 4 < size // 4)
         values = tl.load(rows + address, mask=use, other=0.0)
         bad = tl.maximum(bad, tl.max((tl.abs(values) <= LARGEST).to(tl.int32) ^ 1, axis=1))
-        mean = tl.math.div_rn(values, divisor + 0 * values).to(result.dtype.element_ty)
+        mean = _divided(values, divisor, IS_FACTOR).to(result.dtype.element_ty)
         tl.store(result + address, mean, mask=use & (group < num_elements // 4))
         if HAS_REST:  # noqa: SIM102
             if tl.program_id(0) == tl.num_programs(0) - 1:
