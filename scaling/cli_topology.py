@@ -106,6 +106,10 @@ def probe(
     seconds: Annotated[
         float, typer.Option("--seconds", help="For measuring; starting the workers comes on top.")
     ] = 45.0,
+    launcher: Annotated[
+        str,
+        typer.Option("--launcher", help="local (torchrun) or mpirun, which measures MPI's all-reduce too."),
+    ] = "local",
 ) -> None:
     """Measure this machine's links, memories and collectives, and write it down as a machine file.
 
@@ -120,7 +124,7 @@ def probe(
         if path is not None and not path.absolute().parent.is_dir():
             raise TopologyError(f"{path}: there is no folder {path.parent}; make it first")
     try:
-        measured = measure(spec_for(*this_machine(), world_size, seconds, host_only), _note)
+        measured = measure(spec_for(*this_machine(), world_size, seconds, host_only, launcher), _note)
     except KeyboardInterrupt:
         _note("stopped; nothing is written")
         raise typer.Exit(130) from None

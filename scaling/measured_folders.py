@@ -21,7 +21,7 @@ from topologies.errors import TopologyError
 from topologies.model import Topology
 from topologies.schema import load
 
-OPERATIONS = ("send", "swap", "shift", "all_reduce")
+OPERATIONS = ("send", "swap", "shift", "all_reduce", "mpi_all_reduce")
 LEAST_RELATIVE_SD = 0.005
 
 

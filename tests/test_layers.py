@@ -43,7 +43,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "scaling.workloads": GROUND,
     "scaling.measure": AGGREGATION,
     "scaling.measure.probe_run": AGGREGATION | {"scaling.measure", "launchers"},
-    "scaling.measure.probe_worker": AGGREGATION | {"scaling.measure", "scaling.workers", "launchers"},
+    "scaling.measure.probe_worker": AGGREGATION
+    | {"scaling.measure", "scaling.startup", "scaling.workers", "launchers"},
     "scaling.training": AGGREGATION | {"scaling.measure", "scaling.workloads"},
     "scaling.experiments": AGGREGATION | {"scaling.measure", "scaling.workloads"},
     "scaling.workers": VERSION_AND_ERRORS | {"scaling.process_group", "launchers"},

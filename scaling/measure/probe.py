@@ -28,6 +28,7 @@ Operation = Literal[
     "swap",
     "shift",
     "all_reduce",
+    "mpi_all_reduce",
     "host_copy",
     "host_sum",
     "device_copy",
@@ -35,7 +36,12 @@ Operation = Literal[
 ]
 """Copies between host and device (the third in both directions at once, each of the size); a copy into a
 peer's memory; the same from every rank to the next at once; a message; one in both directions; one from every
-rank to the next; all-reduce; copies and sums (of one addend to another) in the memory of host and device."""
+rank to the next; all-reduce; MPI's, of buffers in host memory; copies and sums (of one addend to another) in
+the memory of host and device."""
+
+ALL_REDUCES = ("all_reduce", "mpi_all_reduce")
+
+Memory = Literal["pinned", "pageable", ""]
 
 BYTES_MOVED: Mapping[str, int] = {"host_copy": 2, "device_copy": 2, "host_sum": 3, "device_sum": 3}
 """In the memory that is measured, read and written together, for each byte of the size."""
@@ -68,7 +74,7 @@ class Case:
         operation: what is done.
         ranks: who does it: one, a pair (from, to), or all at once.
         sizes_bytes: ascending; fewer are measured where the time is short, two at least if there are two.
-        memory: of copies between host and device: pinned or pageable.
+        memory: on the host, of copies between it and the device and of MPI's buffers: pinned or pageable.
         captured: replayed from a CUDA graph, without the time that the host needs to start it.
         num_threads: of sums in host memory; None: the rank's share of the cores.
         weight: its part of the time, relative to others.
@@ -77,7 +83,7 @@ class Case:
     operation: Operation
     ranks: tuple[int, ...]
     sizes_bytes: tuple[int, ...]
-    memory: Literal["pinned", "pageable", ""] = ""
+    memory: Memory = ""
     captured: bool = False
     num_threads: int | None = None
     weight: float = 1.0
@@ -124,7 +130,12 @@ class Sample:
 
 
 def cases(
-    world_size: int, *, on_gpus: bool, peer_copies: bool = False, only_messages: bool = False
+    world_size: int,
+    *,
+    on_gpus: bool,
+    peer_copies: bool = False,
+    only_messages: bool = False,
+    with_mpi: bool = False,
 ) -> list[Case]:
     """Everything that a launch measures, in this order.
 
@@ -132,7 +143,8 @@ def cases(
         world_size: ranks, each with a GPU of its own or as a process on the CPU.
         on_gpus: which of the two.
         peer_copies: the ranks can copy into each other's memory.
-        only_messages: leave out copies and sums, which another launch measures.
+        only_messages: leave out copies, sums and MPI, which another launch measures.
+        with_mpi: MPI carries the ranks' host buffers too.
     """
     found: list[Case] = []
     if not only_messages:
@@ -140,7 +152,12 @@ def cases(
         found += _copy_cases(world_size) if on_gpus else []
     if peer_copies:
         found += _peer_cases(world_size)
-    return [*found, *_message_cases(world_size, on_gpus=on_gpus)]
+    found += _message_cases(world_size, on_gpus=on_gpus)
+    if with_mpi and world_size > 1 and not only_messages:
+        everyone = tuple(range(world_size))
+        memory: Memory = "pinned" if on_gpus else ""
+        found.append(Case("mpi_all_reduce", everyone, MESSAGE_SIZES, memory, weight=4))
+    return found
 
 
 def _at_once_and_alone(world_size: int) -> Iterator[tuple[int, ...]]:
@@ -221,7 +238,7 @@ def goes_on(position: int, sizes_bytes: Sequence[int], left_s: float, once_s: fl
 
 def bus_factor(operation: str, world_size: int) -> float:
     """busbw over algbw."""
-    return 2 * (world_size - 1) / world_size if operation == "all_reduce" else 1.0
+    return 2 * (world_size - 1) / world_size if operation in ALL_REDUCES else 1.0
 
 
 def as_csv(samples: Iterable[Sample]) -> str:

@@ -106,6 +106,7 @@ def _measurement(facts: Mapping[str, Any], samples: Sequence[Sample], command: s
     kind = "GPU" if facts["device"] == "cuda" else "CPU process"
     plural = "" if len(ranks) == 1 else "s" if kind == "GPU" else "es"
     nccl = f", NCCL {facts['nccl']}" if facts.get("nccl") else ""
+    mpi = f", {facts['mpi']}" if facts.get("mpi") else ""
     peers = [
         (a, b)
         for a, one in enumerate(ranks)
@@ -118,5 +119,5 @@ def _measurement(facts: Mapping[str, Any], samples: Sequence[Sample], command: s
         samples=samples,
         peers=peers,
         stamp=f"measured by {command} on {facts['date']}, {len(ranks)} {kind}{plural}, torch "
-        f"{facts['torch']}{nccl}",
+        f"{facts['torch']}{nccl}{mpi}",
     )

@@ -36,7 +36,7 @@ class Operations:
         """One operation of that size, not captured; None if this rank only waits. Called by every rank.
 
         Raises:
-            LaunchError: peer memory cannot be had.
+            LaunchError: peer memory, or MPI, cannot be had.
             RuntimeError: memory is short.
         """
         if case.operation in ("peer_copy", "peer_shift"):
@@ -56,6 +56,10 @@ class Operations:
         if name == "all_reduce":
             buffer = self._buffer("device", num_bytes)
             return lambda: self._group.all_reduce(buffer)
+        if name == "mpi_all_reduce":
+            over_mpi = self._group.over("mpi")
+            on_host = self._buffer(f"{case.memory}_mpi", num_bytes)
+            return lambda: over_mpi.all_reduce(on_host)
         return self._messages(case, num_bytes)
 
     def _copy(self, name: str, memory: str, num_bytes: int) -> Run:

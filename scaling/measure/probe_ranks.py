@@ -27,6 +27,7 @@ from scaling.measure.clock import MonotonicClock, clock_for
 from scaling.measure.probe import Case, Sample
 from scaling.measure.probe_operations import Operations, Run
 from scaling.process_group import TorchGroup
+from scaling.process_group.over_mpi import library_version
 from topologies.detect import memory_bytes
 
 MEMORY_SHARE = 8
@@ -90,11 +91,19 @@ class Prober:
         """Everything, in about that time. Collective."""
         end_s = time.monotonic() + seconds
         torch.set_num_threads(self._num_threads)
-        self._write({"facts": facts(self._group, self._device, self._num_threads)})
+        mpi, problem = self._mpi()
+        told = {"mpi": mpi} if mpi else {}
+        self._write({"facts": {**facts(self._group, self._device, self._num_threads), **told}})
+        if problem:
+            self._write({"note": f"no all-reduce by MPI: {problem}"})
         on_gpus = self._device.type == "cuda"
         peer_copies = self._group.world_size > 1 and self._group.can_access_peers(self._device)
         todo = probe.cases(
-            self._group.world_size, on_gpus=on_gpus, peer_copies=peer_copies, only_messages=only_messages
+            self._group.world_size,
+            on_gpus=on_gpus,
+            peer_copies=peer_copies,
+            only_messages=only_messages,
+            with_mpi=mpi is not None,
         )
         limit_bytes = int(-self._group.largest(-float(self._free_bytes()))) // MEMORY_SHARE
         self._wake(min(probe.WAKE_S, seconds / 10), limit_bytes)
@@ -107,6 +116,17 @@ class Prober:
             self._measure(case, sizes, budget_s)
         if on_gpus and self._group.world_size > 1 and not peer_copies and self._launch == "default":
             self._write({"note": "no copies between GPUs: not every rank can access every other's memory"})
+
+    def _mpi(self) -> tuple[str | None, str]:
+        """Name and version of the MPI that carries these ranks too, or None; and what is wrong with it."""
+        if self._group.world_size < 2 or not self._group.carries("mpi"):
+            return None, ""
+
+        def start() -> None:
+            self._group.over("mpi")
+
+        _, problem = self._agreed(start)
+        return (None, problem) if problem else (library_version(), "")
 
     def _free_bytes(self) -> int:
         """Of the memories that this rank makes its buffers in, the least."""
@@ -169,7 +189,8 @@ class Prober:
 
     def _sample(self, case: Case, run: Run | None, repeats: int) -> float:
         """Seconds of one operation on the slowest rank that takes part."""
-        clock = self._host_clock if case.operation.startswith("host") else self._clock
+        on_host = case.operation.startswith(("host", "mpi"))
+        clock = self._host_clock if on_host else self._clock
         clock.settle()
         seconds = 0.0
         self._group.barrier()

@@ -9,9 +9,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import date
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 from launchers import local
+from launchers.mpirun import MpirunLauncher
 from launchers.processes import run_to_end
 from scaling.errors import LaunchError
 from scaling.measure.environment import collect
@@ -28,6 +29,7 @@ SLACK_RATIO = 2.0
 
 HOST_ONLY_SHARE = 0.3  # of the time, for the second launch: it measures messages only
 CPU_RANKS = 4
+LAUNCHERS = ("local", "mpirun")
 LOG_LINES_SHOWN = 15
 
 
@@ -92,6 +94,7 @@ class ProbeSpec:
         seconds: for measuring, of all launches together; starting them comes on top.
         threads: CPU threads of a worker.
         host_only: only without access between GPUs.
+        launcher: "local" (torchrun) or "mpirun", which has MPI's all-reduce measured too.
     """
 
     world_size: int
@@ -99,6 +102,7 @@ class ProbeSpec:
     seconds: float
     threads: int
     host_only: bool = False
+    launcher: str = "local"
 
     def launches(self) -> list[Launch]:
         """One with access between GPUs, and one without, where there are several GPUs."""
@@ -116,7 +120,12 @@ def this_machine() -> tuple[int, int]:
 
 
 def spec_for(
-    num_gpus: int, num_cores: int, world_size: int | None, seconds: float, host_only: bool
+    num_gpus: int,
+    num_cores: int,
+    world_size: int | None,
+    seconds: float,
+    host_only: bool,
+    launcher: str = "local",
 ) -> ProbeSpec:
     """One worker a GPU; without GPUs, up to four processes.
 
@@ -125,6 +134,8 @@ def spec_for(
     """
     if seconds <= 0:
         raise LaunchError(f"--seconds is {seconds:g}; it has to be positive")
+    if launcher not in LAUNCHERS:
+        raise LaunchError(f"--launcher is {launcher!r}; allowed: {', '.join(LAUNCHERS)}")
     chosen = (num_gpus or min(CPU_RANKS, num_cores)) if world_size is None else world_size
     if chosen < 1:
         raise LaunchError(f"--world-size is {chosen}; at least one worker is needed")
@@ -136,7 +147,7 @@ def spec_for(
     if host_only and not num_gpus:
         raise LaunchError("--host-only forbids access between GPUs; there is none here, leave it out")
     threads = max(1, num_cores // chosen)
-    return ProbeSpec(chosen, "cuda" if num_gpus else "cpu", seconds, threads, host_only)
+    return ProbeSpec(chosen, "cuda" if num_gpus else "cpu", seconds, threads, host_only, launcher)
 
 
 def measure(spec: ProbeSpec, say: Callable[[str], None], environ: Mapping[str, str] = os.environ) -> Measured:
@@ -145,31 +156,54 @@ def measure(spec: ProbeSpec, say: Callable[[str], None], environ: Mapping[str, s
     A launch that fails is told in `failures`; what it measured before is kept.
 
     Raises:
-        LaunchError: the environment contradicts what is asked for, or nothing at all was measured.
+        LaunchError: the environment contradicts what is asked for, there is no such launcher here, or nothing
+            at all was measured.
     """
     if environ.get("NCCL_P2P_DISABLE", "0") not in ("", "0") and not spec.host_only:
         raise LaunchError("NCCL_P2P_DISABLE is set; unset it, or use --host-only")
+    starter = _starter(spec.launcher)
     measured = Measured(environment=collect(environ))
     for launch in spec.launches():
         what = "without access between GPUs, " if launch.host_only else ""
         say(f"{spec.world_size} workers ({spec.device}), {what}about {launch.seconds:.0f} s after the start")
-        _run(spec, launch, measured, environ)
+        _run(spec, launch, starter, measured, environ)
         if not measured.samples:
             raise LaunchError("\n".join(measured.failures) or "the workers measured nothing")
     return measured
 
 
-def _run(spec: ProbeSpec, launch: Launch, measured: Measured, environ: Mapping[str, str]) -> None:
+class Starter(Protocol):
+    """What starts workers: `launchers.local`, or `launchers.mpirun.MpirunLauncher`."""
+
+    def command(self, spec: local.LaunchSpec) -> list[str]:
+        """The command line."""
+
+    def environment(self, spec: local.LaunchSpec) -> dict[str, str]:
+        """What it adds to the environment."""
+
+
+def _starter(launcher: str) -> Starter:
+    if launcher == "local":
+        return local
+    try:
+        return MpirunLauncher.find()
+    except ValueError as error:
+        raise LaunchError(str(error)) from error
+
+
+def _run(
+    spec: ProbeSpec, launch: Launch, starter: Starter, measured: Measured, environ: Mapping[str, str]
+) -> None:
     with tempfile.TemporaryDirectory(prefix="scaling-probe-") as folder, tempfile.TemporaryFile() as log:
         path = Path(folder) / "samples.jsonl"
         arguments = ["--samples", str(path), "--device", spec.device, *launch.options()]
         started = local.LaunchSpec(spec.world_size, spec.threads, "scaling.measure.probe_worker", arguments)
         # torchrun leaves a folder behind; it may do so in ours.
-        environment = {**environ, **local.environment(started), "TMPDIR": folder}
+        environment = {**environ, **starter.environment(started), "TMPDIR": folder}
         if launch.host_only:
             environment["NCCL_P2P_DISABLE"] = "1"
         limit_s = START_LIMIT_S + launch.seconds * SLACK_RATIO
-        code = run_to_end(local.command(started), environment, log, limit_s)
+        code = run_to_end(starter.command(started), environment, log, limit_s)
         is_done = read_lines(path, measured)
         if code is None:
             measured.failures.append(_failure(f"ran past {limit_s:.0f} s and was ended", log))

@@ -18,6 +18,8 @@ from launchers.processes import die_with_parent
 from launchers.rank_info import LAUNCHER_VARIABLE, RankError, RankInfo
 from scaling.errors import LaunchError
 from scaling.measure.probe_ranks import Prober, Write
+from scaling.startup import Beside
+from scaling.startup.address import own_address
 from scaling.workers import Workers
 from topologies.detect import num_usable_cores
 
@@ -29,11 +31,14 @@ def main(arguments: list[str] | None = None) -> int:
         die_with_parent()
     try:
         info = RankInfo.from_env(os.environ)
+        os.environ.update(info.meeting_variables(os.environ))
         device = _device(info, options.device)
-        workers = Workers(info)
+        beside = Beside(info)
+        workers = Workers(info, beside.share(), own_address(info, os.environ))
     except (RankError, LaunchError) as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return 2
+    beside.offer(workers)
     write = _writer(options.samples)
     num_threads = max(1, num_usable_cores() // info.local_world_size)
     group = workers.group(device, peer_access=not options.host_only)

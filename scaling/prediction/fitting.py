@@ -9,6 +9,7 @@ from scaling.collectives.simulate import simulate
 from scaling.errors import ScheduleError
 from scaling.prediction.calibration import Calibration, Observation, calibrate
 from scaling.prediction.measured import MeasuredCell, MeasuredTransfer
+from scaling.prediction.mpi import mpi_native
 from scaling.prediction.native import gloo_all_reduce, nccl_all_reduce
 from scaling.prediction.predict import strategy_key
 from scaling.prediction.terms import Machinery, Strategy, Term, divide_term, terms_of, update_terms
@@ -64,6 +65,9 @@ def observations_of_transfers(
 def _term_of(one: MeasuredTransfer, machinery: Machinery) -> Term | None:
     """What a transfer is by the machine file; None where it calibrates nothing."""
     peer = not one.host_only
+    if one.operation == "mpi_all_reduce":
+        time = mpi_native(*machinery.on("host"), one.num_ranks, one.num_bytes, machinery.mpi).time
+        return Term("mpi", "all_reduce", time.latency_s, time.flow_s, None, time.choice, float(one.num_bytes))
     if one.operation == "all_reduce" and machinery.has_gpus:
         kind = "native" if peer else "native_host"
         time = nccl_all_reduce(*machinery.on(kind), one.num_ranks, one.num_bytes, peer_access=peer)

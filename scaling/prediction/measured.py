@@ -61,7 +61,7 @@ class MeasuredTransfer:
     """One operation of a probe at one size.
 
     Attributes:
-        operation: "send", "swap", "shift" or "all_reduce".
+        operation: "send", "swap", "shift", "all_reduce" or "mpi_all_reduce".
         num_ranks: that took part.
         num_bytes: of a message, or of the buffer that is reduced.
         host_only: without access between GPUs.

@@ -6,7 +6,8 @@
    (`scaling.collectives.by_processes`). With GPUs each rank's buffer is in the host memory nearest
    to its GPU; the copies there and back are stages of their own.
 3. Latency and flow have factors of their own in the calibration (kind `mpi`), fitted to measured cells of two
-   ranks and more. `topology probe` measures NCCL and Gloo, whose messages tell nothing of MPI's.
+   ranks and more, and to all-reduces of a probe that MPI started (`mpi_all_reduce`); what these took beyond
+   the fit goes by the buffer's size. NCCL's and Gloo's messages tell nothing of MPI's.
 
 The library is the one that the measured launches recorded; without one it is Open MPI, and the row says so.
 
@@ -16,11 +17,14 @@ MPICH", Int. J. High Perform. Comput. Appl. 19 (2005), for the algorithms' costs
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from scaling.collectives.by_processes import by_processes, process_places
 from scaling.collectives.mpi_library import MpiLibrary, mpi_all_reduce
+from scaling.collectives.placement import Place
 from scaling.collectives.plan import Exchange
+from scaling.collectives.schedule import Schedule
 from scaling.prediction.native import NativeTime
 from topologies.model import Topology
 
@@ -48,18 +52,36 @@ def mpi_exchange(
     Raises:
         TopologyError: the machine is too small, has no network, or its cores' rate is not known.
     """
+    num_bytes = stage.num_elements * stage.bytes_per_element
+    if stage.native:
+        return mpi_native(topology, bare, world_size, num_bytes, library)
+    places = process_places(topology, world_size)
+    choice = f"{library or MpiLibrary()}: messages"
+    return MpiTime(_priced(stage.schedule, choice, topology, bare, num_bytes, places), None)
+
+
+def mpi_native(
+    topology: Topology, bare: Topology, world_size: int, num_bytes: float, library: MpiLibrary | None
+) -> MpiTime:
+    """Prices MPI_Allreduce of a buffer of `num_bytes`; otherwise as `mpi_exchange`."""
     places = process_places(topology, world_size)
     num_nodes = len({node for node, _ in places})
-    num_bytes = stage.num_elements * stage.bytes_per_element
     used = library or MpiLibrary()
-    choice, schedule = "messages", stage.schedule
-    notes = []
-    if stage.native:
-        choice, schedule = mpi_all_reduce(used, world_size, num_bytes, num_nodes)
-        if library is None:
-            notes.append(f"no measured launch says which MPI: taken to be {used}")
-        notes += [note for note in (used.not_modelled(num_nodes),) if note]
+    notes = [] if library else [f"no measured launch says which MPI: taken to be {used}"]
+    notes += [note for note in (used.not_modelled(num_nodes),) if note]
+    choice, schedule = mpi_all_reduce(used, world_size, num_bytes, num_nodes)
+    time = _priced(schedule, f"{used}: {choice}", topology, bare, num_bytes, places)
+    return MpiTime(time, "; ".join(notes) or None)
+
+
+def _priced(
+    schedule: Schedule,
+    choice: str,
+    topology: Topology,
+    bare: Topology,
+    num_bytes: float,
+    places: Sequence[Place],
+) -> NativeTime:
     flowing = by_processes(schedule, bare, num_bytes, places)
     whole = by_processes(schedule, topology, num_bytes, places)
-    time = NativeTime(whole.latency_s, flowing.flow_s, f"{used}: {choice}", flowing.busiest)
-    return MpiTime(time, "; ".join(notes) or None)
+    return NativeTime(whole.latency_s, flowing.flow_s, choice, flowing.busiest)

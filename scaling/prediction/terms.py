@@ -200,9 +200,8 @@ def _exchange_terms(stage: Exchange, way: str, machinery: Machinery, world_size:
     if _by_mpi(stage, machinery):
         found = mpi_exchange(stage, *machinery.on("host"), world_size, machinery.mpi)
         time = found.time
-        return [
-            Term("mpi", name, time.latency_s, time.flow_s, time.busiest, time.choice, num_bytes, found.note)
-        ]
+        sized = num_bytes if stage.native else None  # a probe tells what all-reduces take by size, no more
+        return [Term("mpi", name, time.latency_s, time.flow_s, time.busiest, time.choice, sized, found.note)]
     if stage.native and machinery.has_gpus:
         kind = "native" if peer else "native_host"
         own, bare = machinery.on(kind)

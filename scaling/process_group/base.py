@@ -139,6 +139,10 @@ class Group(ABC):
             LaunchError: the ranks cannot, or the study forbids it.
         """
 
+    def carries(self, library: str) -> bool:
+        """Whether the launch offers that library for `over`; it may still turn out to be unusable."""
+        return False
+
     def over(self, library: str) -> Group:
         """The same ranks with messages carried by that library; metered here. Collective at first use.
 

@@ -73,6 +73,14 @@ class MpiGroup(CarriedGroup):
         MPI.Request.Waitall(requests)
 
 
+def library_version() -> str:
+    """Name and version of the MPI that this process has loaded: `Open MPI v5.0.11`."""
+    from mpi4py import MPI
+
+    lines = MPI.Get_library_version().replace("\0", "").splitlines()
+    return " ".join(lines[0].split(",")[0].split())
+
+
 def _values(tensor: Tensor) -> Any:
     """The tensor's memory, with its type, as mpi4py takes it."""
     assert tensor.device.type == "cpu", "MPI is handed host memory"

@@ -83,6 +83,9 @@ class TorchGroup(Group):
     def _broadcast(self, tensor: Tensor, source: int) -> None:
         dist.broadcast(tensor, source, group=self.data)
 
+    def carries(self, library: str) -> bool:
+        return library in self._libraries
+
     def over(self, library: str) -> Group:
         if library not in self._libraries:
             return super().over(library)

@@ -46,6 +46,7 @@ COLOURS = {
     "swap": PURPLE,
     "shift": SKY_BLUE,
     "all_reduce": VERMILLION,
+    "mpi_all_reduce": ORANGE,
 }
 MARKERS = {"alone": "o", "pair": "s", "at once": "^"}
 AXIS_SIZES = tuple(1024 * 16**step for step in range(6))

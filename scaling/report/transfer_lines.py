@@ -19,6 +19,7 @@ NAMES = {
     "swap": "messages both ways",
     "shift": "messages to the next",
     "all_reduce": "all-reduce",
+    "mpi_all_reduce": "MPI all-reduce",
     "host_copy": "host memory, copy",
     "host_sum": "host memory, sum",
     "device_copy": "GPU memory, copy",

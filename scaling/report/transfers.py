@@ -24,7 +24,7 @@ from scaling.store import ResultsFolder, RunRecord
 
 KIND = "transfer"
 PAIRWISE = ("peer_copy", "send", "swap")
-MESSAGES = ("send", "swap", "shift", "all_reduce")
+MESSAGES = ("send", "swap", "shift", "all_reduce", "mpi_all_reduce")
 COMMAND = "scaling run"
 
 

@@ -13,7 +13,7 @@ from launchers.processes import die_with_parent
 from launchers.rank_info import RankInfo
 from scaling.errors import LaunchError
 from scaling.process_group import Group
-from scaling.process_group.over_mpi import MpiGroup
+from scaling.process_group.over_mpi import MpiGroup, library_version
 
 T = TypeVar("T")
 
@@ -59,8 +59,7 @@ class Mpi:
                 f"{' '.join(str(error).split())}; pip install 'scaling-study[mpi]'"
             ) from error
         sys.excepthook = _ending_all(MPI.COMM_WORLD)
-        lines = MPI.Get_library_version().replace("\0", "").splitlines()
-        return cls(info, MPI.COMM_WORLD, " ".join(lines[0].split(",")[0].split()))
+        return cls(info, MPI.COMM_WORLD, library_version())
 
     def share(self, value: T) -> T:
         """Rank 0's `value` on every rank. Collective."""

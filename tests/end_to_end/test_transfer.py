@@ -2,6 +2,8 @@
 
 import csv
 import json
+import subprocess
+import sys
 
 import pytest
 import yaml
@@ -64,7 +66,32 @@ def test_links_are_measured_in_the_studys_own_launch_and_reported(scaling):
     assert set(rows[0]) == {"facts"}
     assert sum("sample" in row for row in rows) == sum(int(row["n"]) for row in transfers)
 
+    assert "mpi" not in rows[0]["facts"]
     before = scaling.samples()
     again = scaling.run()
     assert again.returncode == 0, again.stderr
     assert scaling.samples() == before
+
+
+def test_mpi_is_measured_where_mpirun_starts_the_workers_and_predictions_know_which(scaling, openmpi):
+    scaling.study.write_text(yaml.safe_dump({**STUDY, "parts": STUDY["parts"][:1]}))
+    done = scaling.run("--launcher", "mpirun")
+    assert done.returncode == 0, done.stderr
+    assert "MPI all-reduce" in done.stdout
+    transfers = list(csv.DictReader((scaling.out / "transfers.csv").open(newline="")))
+    by_mpi = [row for row in transfers if row["operation"] == "mpi_all_reduce"]
+    assert len(by_mpi) >= 2
+    assert all(int(row["n"]) >= 3 and row["who"] == "at once" for row in by_mpi)
+    for row in by_mpi:  # two ranks send each byte once
+        assert float(row["busbw_bytes_per_s"]) == pytest.approx(int(row["num_bytes"]) / float(row["seconds"]))
+
+    (study,) = [part for part in STUDY["parts"] if part["kind"] == "iteration"]
+    scaling.study.write_text(yaml.safe_dump({**STUDY, "parts": [{**study, "aggregators": ["mpi"]}]}))
+    command = [sys.executable, "-m", "scaling", "predict", str(scaling.study), "--json"]
+    command += ["--topology", str(scaling.out / "probed.yaml"), "--from", str(scaling.out)]
+    told = subprocess.run(
+        command, cwd=scaling.folder, env=scaling.environment, capture_output=True, text=True
+    )
+    assert told.returncode == 0, told.stderr
+    assert "Open MPI 5." in told.stdout
+    assert "no measured launch says which MPI" not in told.stdout

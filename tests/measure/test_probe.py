@@ -57,6 +57,20 @@ class TestCases:
         assert not any(case.captured or case.memory for case in found)
         assert [case.ranks for case in found if case.operation == "host_copy"] == [(0, 1), (0,), (1,)]
 
+    @pytest.mark.parametrize(("on_gpus", "memory"), [(False, ""), (True, "pinned")])
+    def test_mpi_is_one_more_all_reduce_in_host_memory(self, on_gpus, memory):
+        without, with_mpi = (set(cases(2, on_gpus=on_gpus, with_mpi=mpi)) for mpi in (False, True))
+        (added,) = with_mpi - without
+        assert without < with_mpi
+        assert (added.operation, added.memory, added.ranks) == ("mpi_all_reduce", memory, (0, 1))
+        assert added.sizes_bytes == MESSAGE_SIZES
+        assert not added.captured
+
+    def test_mpi_does_not_change_without_access_between_gpus_and_is_measured_once(self):
+        found = cases(2, on_gpus=True, only_messages=True, with_mpi=True)
+        assert "mpi_all_reduce" not in operations(found)
+        assert "mpi_all_reduce" not in operations(cases(1, on_gpus=True, with_mpi=True))
+
     @pytest.mark.parametrize("on_gpus", [False, True])
     def test_single_rank_has_no_one_to_talk_to(self, on_gpus):
         found = operations(cases(1, on_gpus=on_gpus))
@@ -95,7 +109,7 @@ class TestHowOften:
 
 class TestSamples:
     def test_busbw_is_that_of_nccl_tests(self):
-        assert bus_factor("all_reduce", 4) == 1.5
+        assert bus_factor("all_reduce", 4) == bus_factor("mpi_all_reduce", 4) == 1.5
         assert bus_factor("shift", 4) == bus_factor("send", 2) == 1
 
     def test_table_has_a_row_a_sample_with_both_bandwidths(self):

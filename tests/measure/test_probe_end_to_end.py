@@ -69,6 +69,24 @@ def test_probe_of_two_processes_gives_a_machine_that_loads_draws_and_simulates(t
 
 
 @pytest.mark.processes
+def test_probe_that_mpirun_starts_has_mpis_all_reduce_too(tmp_path, openmpi):
+    arguments = ("--launcher", "mpirun", "--world-size", 2, "--seconds", 2, "--out", "box.yaml")
+    done = call(tmp_path, "probe", *arguments)
+    assert done.returncode == 0, done.stderr
+    with (tmp_path / "box.samples.csv").open() as file:
+        seconds = [
+            float(row["seconds"]) for row in csv.DictReader(file) if row["operation"] == "mpi_all_reduce"
+        ]
+    assert len(seconds) >= 6, "three of each of two sizes"
+    assert min(seconds) > 0
+    text = (tmp_path / "box.yaml").read_text()
+    assert "mpi_all_reduce ranks 0,1" in text
+    assert "Open MPI v" in load(tmp_path / "box.yaml").sources["message_latency_s.host"]
+    time.sleep(0.2)
+    assert processes_of(tmp_path) == []
+
+
+@pytest.mark.processes
 def test_workers_that_fail_are_told_with_their_last_words(tmp_path):
     (tmp_path / "sitecustomize.py").write_text(
         "import os\nif 'RANK' in os.environ:\n    raise SystemExit('no luck')\n"

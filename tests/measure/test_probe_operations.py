@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from scaling.errors import LaunchError
 from scaling.measure.probe import Case
 from scaling.measure.probe_operations import Operations
 from scaling.process_group import run_in_process
@@ -47,6 +48,31 @@ def test_shift_brings_each_ranks_bytes_to_the_next():
 
 def test_all_reduce_sums():
     assert [first["device"] for *_, first in run_all(Case("all_reduce", (0, 1, 2), (KIB,)))] == [6.0] * 3
+
+
+def test_all_reduce_by_mpi_goes_over_the_group_that_mpi_carries():
+    def rank(group):
+        carried = []
+
+        class Carried:
+            def all_reduce(self, tensor):
+                carried.append(tensor.nbytes)
+                group.all_reduce(tensor)
+
+        group.over = {"mpi": Carried()}.__getitem__
+        operations = Operations(group, CPU)
+        run = operations.prepare(Case("mpi_all_reduce", (0, 1), (KIB,)), KIB)
+        (buffer,) = operations._buffers.values()
+        buffer.fill_(group.rank + 1)
+        run()
+        return carried, float(buffer[0])
+
+    assert run_in_process(2, rank) == [([KIB], 3.0)] * 2
+
+
+def test_all_reduce_by_mpi_is_an_error_that_says_what_the_launch_lacks():
+    with pytest.raises(LaunchError, match="mpi cannot be used by these ranks: it needs mpi4py"):
+        run_in_process(2, lambda group: Operations(group, CPU).prepare(Case("mpi_all_reduce", (0, 1), ()), 4))
 
 
 @pytest.mark.parametrize(("operation", "result"), [("host_copy", 1.0), ("host_sum", 1.0)])

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from launchers.mpirun import MpirunLauncher
+from launchers.rank_info import LAUNCHER_VARIABLE
 from scaling.errors import LaunchError
 from scaling.measure import probe_run as module
 from scaling.measure.probe import Sample
@@ -33,6 +35,7 @@ class TestSpec:
             ((4, 64, -1, 60.0, False), "--world-size is -1"),
             ((4, 64, 0, 60.0, False), "--world-size is 0"),
             ((4, 64, None, 0.0, False), "--seconds is 0"),
+            ((4, 64, None, 9.0, False, "srun"), "--launcher is 'srun'; allowed: local, mpirun"),
             ((0, 2, None, 60.0, True), "--host-only forbids access between GPUs"),
         ],
     )
@@ -94,6 +97,27 @@ class TestMeasure:
         assert second_environment["NCCL_P2P_DISABLE"] == "1"
         assert second_environment["HOME"] == "/home/me"
         assert "without access between GPUs" in said[1]
+
+    def test_mpirun_starts_the_same_worker(self, started, monkeypatch):
+        mpirun = MpirunLauncher("/opt/bin/mpirun", "openmpi", as_root=False)
+        monkeypatch.setattr(module.MpirunLauncher, "find", lambda: mpirun)
+        calls = started(([*LINES, DONE], 0))
+        measure(spec_for(0, 8, 2, 10.0, False, "mpirun"), print, {})
+        ((command, environment),) = calls
+        assert command[0] == "/opt/bin/mpirun"
+        assert command[command.index("-np") : command.index("-np") + 2] == ["-np", "2"]
+        assert "scaling.measure.probe_worker" in command
+        assert environment[LAUNCHER_VARIABLE] == "openmpi"
+
+    def test_machine_without_mpirun_is_an_error_that_says_what_to_install(self, started, monkeypatch):
+        def none_here():
+            raise ValueError("no mpirun beside this Python")
+
+        calls = started()
+        monkeypatch.setattr(module.MpirunLauncher, "find", none_here)
+        with pytest.raises(LaunchError, match="no mpirun beside this Python"):
+            measure(spec_for(0, 8, 2, 10.0, False, "mpirun"), print, {})
+        assert not calls
 
     @pytest.mark.parametrize(
         ("code", "how"), [(1, "ended with exit code 1"), (None, "ran past"), (0, "exit code 0")]

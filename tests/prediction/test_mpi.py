@@ -1,10 +1,12 @@
 """MPI's exchanges as terms: the library's choice, its place in the calibration, and what is said of it."""
 
+from dataclasses import replace
+
 import pytest
 
 from scaling.collectives.mpi_library import MpiLibrary
 from scaling.prediction.calibration import Observation, calibrate
-from scaling.prediction.fitting import machinery_for
+from scaling.prediction.fitting import machinery_for, observations_of_transfers
 from scaling.prediction.measured import MeasuredTransfer
 from scaling.prediction.predict import Predictor, strategy_key
 from scaling.prediction.sources import Sources
@@ -125,3 +127,79 @@ def test_probed_all_reduces_of_processes_calibrate_gloo():
     probed = [MeasuredTransfer("all_reduce", 2, size, False, size / 1e9, 0.01) for size in (1 << 22, 1 << 25)]
     predictor, _ = Sources([], probed, cpu).predictor(cpu, strategy_of)
     assert predictor.predict(own).exchange.value > 1.2 * nominal
+
+
+def probed(sizes, factor, operation="mpi_all_reduce", num_ranks=2):
+    """What a probe would measure on the example machine, slower than its file by `factor(bytes)`."""
+    machinery = Machinery(machine(), mpi=OPEN_MPI)
+    nominal = observations_of_transfers(
+        [MeasuredTransfer(operation, num_ranks, size, False, 1.0, 0.01) for size in sizes], machinery
+    )
+    return [
+        replace(one, seconds=factor(size) * sum(t.latency_s + t.flow_s for t in own.terms))
+        for size, own, one in zip(
+            sizes,
+            nominal,
+            [MeasuredTransfer(operation, num_ranks, size, False, 1.0, 0.01) for size in sizes],
+            strict=True,
+        )
+    ]
+
+
+def predictor_of(transfers):
+    libraries = {"mpi": "Open MPI v5.0.11"}
+    return Sources([], transfers, machine(), libraries).predictor(machine(), strategy_of)[0]
+
+
+def mpi_seconds(transfers, world_size, aggregator="mpi"):
+    known = predictor_of(transfers).calibration
+    return sum(known.seconds(term).value for term in of_kind(terms(world_size, aggregator), "mpi"))
+
+
+SIZES = tuple(1 << power for power in range(16, 29, 2))
+
+
+def test_probed_all_reduce_is_one_mpi_term_of_that_size():
+    (one,) = observations_of_transfers(probed([1 << 24], lambda _: 1.0), Machinery(machine(), mpi=OPEN_MPI))
+    (term,) = one.terms
+    assert (term.kind, term.native_bytes, one.key) == ("mpi", float(1 << 24), None)
+    assert term.choice == "Open MPI 5.0.11: reduce-scatter and all-gather"
+    (of_cell,) = of_kind(terms(2), "mpi")
+    (same,) = observations_of_transfers(
+        probed([int(of_cell.native_bytes)], lambda _: 1.0), Machinery(machine(), mpi=OPEN_MPI)
+    )
+    assert (same.terms[0].latency_s, same.terms[0].flow_s) == (of_cell.latency_s, of_cell.flow_s)
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_probe_of_two_ranks_calibrates_mpi(world_size):
+    nominal = sum(term.latency_s + term.flow_s for term in of_kind(terms(world_size), "mpi"))
+    assert mpi_seconds([], world_size) == pytest.approx(nominal)
+    found = mpi_seconds(probed(SIZES, lambda _: 2.5), world_size)
+    assert found == pytest.approx(2.5 * nominal, rel=0.02)
+
+
+def test_probe_of_mpi_makes_its_prediction_more_certain_and_leaves_gloo_and_nccl_alone():
+    own = strategy_of(mpi_cell(2))
+    without, with_probe = (
+        predictor_of(transfers).predict(own).exchange for transfers in ([], probed(SIZES, lambda _: 1.0))
+    )
+    assert with_probe.relative_sd < without.relative_sd
+    assert {name for name, _ in predictor_of(probed(SIZES, lambda _: 3.0)).calibration.names} == {"mpi"}
+    others = probed(SIZES, lambda _: 3.0, "all_reduce")
+    assert {name for name, _ in predictor_of(others).calibration.names} == {"native"}
+    assert mpi_seconds(others, 2) == mpi_seconds([], 2)
+
+
+def test_what_a_probed_size_took_beyond_the_fit_goes_by_size_and_only_to_all_reduces():
+    size = int(of_kind(terms(2), "mpi")[0].native_bytes)
+    slow_here = probed((size // 8, size, size * 8), lambda num_bytes: 3.0 if num_bytes == size else 1.0)
+    nominal = sum(term.latency_s + term.flow_s for term in of_kind(terms(2), "mpi"))
+    assert mpi_seconds(slow_here, 2) == pytest.approx(3.0 * nominal, rel=1e-3)
+    assert all(term.native_bytes is None for term in of_kind(terms(2, "mpi_one_bit"), "mpi"))
+
+
+def test_access_between_gpus_does_not_matter_to_mpis_samples():
+    with_access = probed(SIZES, lambda _: 2.0)
+    without = [replace(one, host_only=True) for one in with_access]
+    assert mpi_seconds(without, 2) == mpi_seconds(with_access, 2)
