@@ -35,12 +35,18 @@ def convergence_findings(group: Group) -> Iterator[str]:
         yield f"{group.title}: {reached}{f'; not so {listed(missed)}' if missed else ''}."
     if predicted := [row for row in done if row["predicted_s_to_target"] is not None]:
         told = "; ".join(_predicted(row) for row in predicted)
-        yield f"{group.title}: seconds to the target, predicted as iteration time x iterations: {told}."
+        how = f"iteration time x iterations{', without augmentation' if is_augmented(group) else ''}"
+        yield f"{group.title}: seconds to the target, predicted as {how}: {told}."
     if shared := list(dict.fromkeys(on_gpus(row) for row in done if shares_gpus(row))):
         yield (
             f"{group.title}: {listed(shared)}: the accuracy is that of so many workers; nothing is said of "
             "their time, which is not that of as many GPUs."
         )
+
+
+def is_augmented(group: Group) -> bool:
+    """Whether its trainings change the samples as they go, which no timed step does."""
+    return group.rows[0]["augmentation"] not in (None, "none")
 
 
 def _accuracy_range(scored: Sequence[Row]) -> str:

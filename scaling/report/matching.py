@@ -37,7 +37,7 @@ def match_cells(a: Sequence[Row], b: Sequence[Row]) -> tuple[list[Match], list[R
     Returns:
         The pairs in a's order, the rows of a without a partner, those of b.
     """
-    left, right = ([row for row in rows if is_compared(row)] for rows in (a, b))
+    left, right = ([row for row in rows if _is_compared(row)] for rows in (a, b))
     partner: dict[str, Row] = {}
     taken: set[str] = set()
     for key in (_identity, _variables, _loose_variables):
@@ -56,12 +56,12 @@ def match_cells(a: Sequence[Row], b: Sequence[Row]) -> tuple[list[Match], list[R
 
 def nearest_differences(a: Sequence[Row], b: Sequence[Row]) -> list[str]:
     """The variables in which the two most alike cells differ, for folders without a common one."""
-    pairs = [_differing(row, other) for row in a for other in b if is_compared(row) and is_compared(other)]
+    pairs = [_differing(row, other) for row in a for other in b if _is_compared(row) and _is_compared(other)]
     counted = [(len(pair), index) for index, pair in enumerate(pairs)]
     return list(pairs[min(counted)[1]]) if pairs else []
 
 
-def is_compared(row: Row) -> bool:
+def _is_compared(row: Row) -> bool:
     """Whether its time is one that may be compared."""
     return has_time(row) and not is_twin(row)
 

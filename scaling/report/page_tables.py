@@ -24,6 +24,7 @@ from scaling.report.formats import (
 )
 from scaling.report.groups import Group
 from scaling.report.learning import family_key, over_seeds
+from scaling.report.learning_sentences import is_augmented
 from scaling.report.noise import noise_line
 from scaling.report.recipes import recipe_text
 
@@ -111,7 +112,7 @@ def _convergence_table(group: Group) -> PageTable:
         f"Recipe: {recipe_text(group.rows[0])}. {CONVERGENCE_STATISTIC}",
         _CONVERGENCE_HEADINGS,
         [_convergence_row(group, row) for row in merged],
-        [*_unpredicted(group, merged), *_other_seeds(group, merged)],
+        [*_unpredicted(group, merged), *_unaugmented(group), *_other_seeds(group, merged)],
         cautions_of(group),
         list(members.values()),
         section="training",
@@ -127,10 +128,19 @@ def _unpredicted(group: Group, merged: Sequence[Row]) -> Iterator[str]:
     names = [f"{group.name(row)} on {workers(row['world_size'])}" for row in without]
     who = "no combination" if len(without) == len(aimed) else f"not {listed(names)}"
     yield (
-        f"Predicted: {who}, as no cell of kind: iteration here takes the same step (model, aggregator, "
-        "batch, workers, step, threads, input on the device). A study that has such a part beside the "
-        "training predicts it."
+        f"Predicted: {who}, as no cell of kind: iteration here was measured with the same step (model, "
+        "aggregator, batch, workers, step, threads, input on the device). A study that has such a part "
+        "beside the training predicts it."
     )
+
+
+def _unaugmented(group: Group) -> Iterator[str]:
+    """What a predicted time to the target lacks: augmentation is part of a training's seconds alone."""
+    if is_augmented(group) and any(row["predicted_s_to_target"] is not None for row in group.rows):
+        yield (
+            "Predicted: without augmentation, which the seconds of training contain and timed steps do not; "
+            "the interval does not hold that either."
+        )
 
 
 def _other_seeds(group: Group, merged: Sequence[Row]) -> Iterator[str]:
@@ -138,13 +148,19 @@ def _other_seeds(group: Group, merged: Sequence[Row]) -> Iterator[str]:
     if len({row["num_seeds"] for row in merged if row["repeats"]}) < 2:
         return
     for row in merged:
-        own = [one for one in group.rows if family_key(one) == family_key(row)]
+        own = [one for one in group.rows if family_key(one) == family_key(row) and one["repeats"]]
         epochs = [one["epochs_to_target"] for one in own if one["epochs_to_target"] is not None]
         if len(epochs) > 1:
+            who = (
+                f"its {len(own)} seeds"
+                if len(epochs) == len(own)
+                else f"{len(epochs)} of its {len(own)} seeds"
+            )
+            median = "its seconds are their median, and not to be compared with a single seed's"
             yield (
-                f"{group.name(row)} on {workers(row['world_size'])}: its {len(epochs)} seeds reach the "
-                f"target after {min(epochs):g} to {max(epochs):g} epochs; its seconds are their median, and "
-                "not to be compared with a single seed's."
+                f"{group.name(row)} on {workers(row['world_size'])}: {who} reach the target after "
+                f"{min(epochs):g} to {max(epochs):g} epochs"
+                f"{'' if row['seconds_to_target'] is None else f'; {median}'}."
             )
 
 

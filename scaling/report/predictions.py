@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
+from scaling.report.budgets import EXPOSED
 from scaling.report.columns import Row
 from scaling.report.formats import MISSING, interval, milliseconds, percent
 from scaling.report.page_tables import PageTable
 from scaling.store import ResultsFolder
 
 SOURCE = "predictions.json"
-EXCHANGE = (*("exposed_comm_s", "wait_s", "encode_s", "decode_s", "d2h_s", "reduce_s", "h2d_result_s"),)
 COMPUTE = ("input_s", "h2d_s", "forward_s", "backward_s", "update_s")
 
 
@@ -59,7 +59,7 @@ class PredictedCell:
         if not compute_s:
             return "its phases were not measured, so that it is not known which part failed"
         off_s = self.predicted["iteration_s"] - self.measured["iteration_s"]
-        exchange_s = sum(self.measured.get(name) or 0.0 for name in EXCHANGE)
+        exchange_s = sum(self.measured.get(name) or 0.0 for name in EXPOSED)
         off_compute_s = self.predicted["compute_s"] - compute_s
         off_exchange_s = self.predicted["exposed_comm_s"] - exchange_s
         rest_s = off_s - off_compute_s - off_exchange_s

@@ -1,7 +1,7 @@
 """Whether aggregators reach the same accuracy: their differences beside what seeds alone do.
 
-1. The reference is the combination of aggregator and world size with the most seeds: n accuracies, their mean
-   and standard deviation s.
+1. The reference is the combination of aggregator and world size with the most seeds, of several an exact one
+   and the one with the largest spread: n accuracies, their mean and standard deviation s.
 2. One more training of the reference would lie within t s sqrt(1 + 1/n) of that mean, t being Student's
    quantile with n - 1 degrees of freedom: the prediction interval for a new value. The mean of m more lies
    within t s sqrt(1/m + 1/n).
@@ -77,6 +77,7 @@ class SeedNoise:
         title: of the reference's group.
         reference: its row over seeds.
         cells: the reference's cells.
+        is_lossy: whether its aggregator is, on its number of workers.
         noise: for one further training, a ratio.
         others: in the table's order.
     """
@@ -84,6 +85,7 @@ class SeedNoise:
     title: str
     reference: Row
     cells: list[str]
+    is_lossy: bool
     noise: float
     others: list[Compared]
 
@@ -127,7 +129,7 @@ def seed_noise(groups: Sequence[Group], cells: Mapping[str, CellResult]) -> list
         known = [own for own in families if (own[0][0]["seed_sd_accuracy"] or 0.0) > 0]
         if not known:
             continue
-        reference = max(known, key=lambda own: (own[0][0]["num_seeds"], own[0][0]["seed_sd_accuracy"]))
+        reference = max(known, key=lambda own: _rank(own[0][0], cells))
         others = [
             _compared(reference, own, cells)
             for own in families
@@ -136,8 +138,18 @@ def seed_noise(groups: Sequence[Group], cells: Mapping[str, CellResult]) -> list
         if others:
             row, group = reference[0]
             bound = noise_bound(row["seed_sd_accuracy"], row["num_seeds"])
-            found.append(SeedNoise(group.title, row, _ids(reference[1]), bound, others))
+            lossy = _is_lossy(row, cells)
+            found.append(SeedNoise(group.title, row, _ids(reference[1]), lossy, bound, others))
     return found
+
+
+def _rank(row: Row, cells: Mapping[str, CellResult]) -> tuple[int, bool, float]:
+    """The largest is the reference's: beside a lossy one that goes astray all others would be noise."""
+    return row["num_seeds"], not _is_lossy(row, cells), row["seed_sd_accuracy"]
+
+
+def _is_lossy(row: Row, cells: Mapping[str, CellResult]) -> bool:
+    return row["world_size"] > 1 and bool(cells[row["cell_id"]].cell.get("lossy"))
 
 
 _Family = tuple[tuple[Row, Group], list[Row]]
@@ -169,7 +181,7 @@ def _compared(reference: _Family, other: _Family, cells: Mapping[str, CellResult
     return Compared(
         row,
         _ids(other[1]),
-        row["world_size"] > 1 and bool(cells[row["cell_id"]].cell.get("lossy")),
+        _is_lossy(row, cells),
         row["final_test_accuracy"] - base["final_test_accuracy"],
         bound,
         sum(pairs) / len(pairs) if pairs else None,
@@ -232,7 +244,8 @@ def _sentence(one: SeedNoise) -> str:
     row = one.reference
     exact = [other for other in one.others if not other.is_lossy]
     lossy = [other for other in one.others if other.is_lossy]
-    told = [_verdict(own, kind) for own, kind in ((exact, "exact"), (lossy, "lossy")) if own]
+    kinds = ((exact, "exact", not one.is_lossy), (lossy, "lossy", one.is_lossy))
+    told = [_verdict(own, kind, has_reference=has) for own, kind, has in kinds if own]
     paired = [abs(other.at_equal_seed) for other in exact if other.at_equal_seed is not None]
     same_seed = ""
     if paired:
@@ -248,7 +261,7 @@ def _sentence(one: SeedNoise) -> str:
     )
 
 
-def _verdict(own: Sequence[Compared], kind: str) -> str:
+def _verdict(own: Sequence[Compared], kind: str, *, has_reference: bool) -> str:
     """`All 7 other exact combinations are within that noise: the furthest is ring on 1 worker (+0.08).`"""
     furthest = max(own, key=lambda one: abs(one.difference))
     beyond = [one for one in own if not one.is_within]
@@ -256,7 +269,7 @@ def _verdict(own: Sequence[Compared], kind: str) -> str:
         if len(own) == 1:
             return f"The {kind} {own[0].name} is within that noise ({_points(own[0].difference)} points)."
         return (
-            f"All {len(own)} {'other ' * (kind == 'exact')}{kind} combinations are within that noise: the "
+            f"All {len(own)} {'other ' * has_reference}{kind} combinations are within that noise: the "
             f"furthest is {furthest.name} ({_points(furthest.difference)} points)."
         )
     each = listed([f"{one.name} ({_points(one.difference)} points)" for one in beyond])

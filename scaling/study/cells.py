@@ -228,22 +228,27 @@ def _part_of(part: AnyPart, machine: Machine, where: str, notes: list[str]) -> S
     shares = {size: workers_a_gpu(size, device, machine.num_gpus * machine.num_nodes) for size in sizes}
     notes += notes_on_sharing(part, shares, device)
     most = max(share or 1 for share in shares.values())
-    threads = part.threads or max(1, _default_threads(device, machine) // most)
+    threads = part.threads or _default_threads(device, machine, most)
     own = list(_part_cells(part, device, shares, threads, machine, where, notes))
     twins = _twins(own) if isinstance(part, IterationPart) and part.noise_pair else ()
     return [*own, *twins]
 
 
-def _default_threads(device: str, machine: Machine) -> int:
-    """CPU threads of a worker: one where it is a CPU process, else three quarters of its GPU's cores.
+def _default_threads(device: str, machine: Machine, workers_per_gpu: int = 1) -> int:
+    """CPU threads of a worker: one for a CPU process, else its share of three quarters of its GPU's cores.
 
     The rest is left to the driver, the library's own threads and the loader: sums in host memory that take
-    every core wait for the one that something else runs on. The same at every world size, and whatever other
-    sizes the study has.
+    every core wait for the one that something else runs on. The same at every world size of a part, so that
+    they are compared, and, unless its workers share GPUs, whatever other sizes the study has.
+
+    Args:
+        device: "cpu" or "cuda".
+        machine: where they run.
+        workers_per_gpu: the most that share a GPU in the part.
     """
     if device != "cuda" or not machine.num_gpus:
         return 1
-    return max(1, 3 * (machine.num_cores // machine.num_gpus) // 4)
+    return max(1, 3 * (machine.num_cores // machine.num_gpus) // 4 // workers_per_gpu)
 
 
 def _device(part: TrainedPart | TransferPart, machine: Machine, notes: list[str]) -> str:

@@ -130,7 +130,16 @@ class TestSeeds:
         (group,) = group_rows(rows_of(study))
         told = page_tables(group, [group])[0].remarks[-1]
         assert told.startswith("none on 1 worker: its 3 seeds reach the target after 1 to 2 epochs")
+        assert "its seconds are their median" in told
         assert [bar.name for bar in target_bars(group)] == ["none, 1 worker, 3 seeds", "ring, 1 worker"]
+
+    def test_seeds_of_which_one_missed_have_no_median_of_seconds(self, study, epochs):
+        for seed, ends in enumerate(([0.95, 0.96], [0.5, 0.96], [0.5, 0.6])):
+            study.add([[epochs(ends)]], kind="convergence", target_accuracy=0.9, seed=seed)
+        study.add([[epochs([0.95, 0.96])]], kind="convergence", target_accuracy=0.9, aggregator="ring")
+        (group,) = group_rows(rows_of(study))
+        told = page_tables(group, [group])[0].remarks[-1]
+        assert told == "none on 1 worker: 2 of its 3 seeds reach the target after 1 to 2 epochs."
 
     def test_seeds_of_timed_cells_stay_apart(self, study):
         for seed in (0, 1):
@@ -187,6 +196,24 @@ class TestPrediction:
         (group,) = group_rows(rows_of(study))
         (table,) = page_tables(group, [group])
         assert table.remarks[0].startswith("Predicted: no combination, as no cell of kind: iteration here")
+
+    def test_a_timed_cell_that_is_planned_does_not_count_as_measured(self, study, epochs):
+        study.add([[epochs([0.5, 0.95])]], kind="convergence", target_accuracy=0.9)
+        study.add(["planned"])
+        group = next(one for one in group_rows(rows_of(study)) if one.kind == "convergence")
+        assert "iteration here was measured with the same step" in page_tables(group, [group])[0].remarks[0]
+
+    @pytest.mark.parametrize(("augmentation", "is_said"), [("standard", True), ("none", False)])
+    def test_a_prediction_says_that_it_leaves_augmentation_out(self, study, epochs, augmentation, is_said):
+        run = [epochs([0.5, 0.95])]
+        study.add([run], kind="convergence", target_accuracy=0.9, augmentation=augmentation)
+        study.add_steps([[0.1] * 3] * 3)
+        group = next(one for one in group_rows(rows_of(study)) if one.kind == "convergence")
+        assert group.rows[0]["predicted_s_to_target"] is not None
+        remarks = page_tables(group, [group])[0].remarks
+        assert any(one.startswith("Predicted: without augmentation") for one in remarks) == is_said
+        said = " ".join(findings(summary_table(study.folder)))
+        assert ("iteration time x iterations, without augmentation:" in said) == is_said
 
     def test_table_names_the_one_that_is_not_predicted(self, study, epochs):
         study.add([[epochs([0.5, 0.95])]], kind="convergence", target_accuracy=0.9, aggregator="ring")

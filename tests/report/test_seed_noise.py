@@ -108,6 +108,26 @@ def test_sentence_tells_exact_from_lossy(study, train, seeded):
     assert "of the same seed, exact ones differ in accuracy by 3.00 points at most" in told
 
 
+def test_of_equal_numbers_of_seeds_an_exact_one_is_the_reference(study, train, seeded):
+    """Else a lossy one that diverges with one seed would make every difference a noise."""
+    for seed, accuracy in enumerate((0.1, 0.5, 0.9)):
+        train(accuracy, seed=seed, aggregator="one_bit", world_size=2)
+    (one,) = found(study, lossy=("one_bit",))
+    assert (one.reference["aggregator"], one.is_lossy) == ("none", False)
+    assert one.others[0].name == "one_bit on 2 workers"
+    assert not one.others[0].is_within
+
+
+def test_beside_a_lossy_reference_the_lossy_ones_are_the_others(study, train):
+    for seed, accuracy in enumerate(SEEDS):
+        train(accuracy, seed=seed, aggregator="one_bit", world_size=2)
+    for name in ("ring", "tree", "top_k", "qsgd"):
+        train(0.92, aggregator=name, world_size=2)
+    (told,) = seed_noise_sentences(found(study, lossy=("one_bit", "top_k", "qsgd")))
+    assert "All 2 exact combinations are within that noise" in told
+    assert "All 2 other lossy combinations are within that noise" in told
+
+
 def test_lossy_aggregator_loses_nothing_on_one_worker(study, train, seeded):
     train(0.93, aggregator="one_bit")
     train(0.93, aggregator="one_bit", world_size=2)

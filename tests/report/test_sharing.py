@@ -14,6 +14,7 @@ from scaling.report.exports.mllog import mllog
 from scaling.report.exports.tidy_csv import tidy_csv
 from scaling.report.groups import group_rows
 from scaling.report.learning import epoch_table
+from scaling.report.page_tables import page_tables
 from scaling.report.recommend import recommend
 from scaling.report.samples import read_cells
 from scaling.report.sentence import findings
@@ -93,6 +94,15 @@ class TestRow:
 
 
 class TestSentences:
+    def test_seeds_that_shared_have_epochs_to_the_target_and_no_seconds(self, study, lines):
+        common = {"kind": "convergence", "device": "cuda", "target_accuracy": 0.95, "epochs": 2}
+        for name, seed in (("ring", 0), ("ring", 1), ("tree", 0)):
+            run = [lines(TRAIN_S)] * 4
+            study.add([run], aggregator=name, seed=seed, world_size=4, workers_per_gpu=2, **common)
+        (group,) = group_rows(list(to_rows(summary_table(study.folder))))
+        (told,) = page_tables(group, [group])[0].remarks
+        assert told == "ring on 4 workers: its 2 seeds reach the target after 2 to 2 epochs."
+
     def test_they_speak_of_accuracy_and_say_that_there_is_no_time(self, shared):
         said = " ".join(findings(summary_table(shared.folder)))
         assert "2 of 2 combinations reached 95.0% in every repeat." in said

@@ -66,7 +66,9 @@ def test_wall_time_is_in_page_terminal_and_json(timed, capsys):
     assert f"W{shown}." in made.page.read_text()
     assert json.loads(json.dumps(made.as_dict()))["wall_time"]["measuring_s"] == 60.0
     _show(made)
-    assert f"w{shown}" in capsys.readouterr().out.replace("\n", " ")
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert f"w{shown}" in " ".join(map(str.strip, lines))
 
 
 def test_damaged_launch_is_an_error_that_names_it(timed):

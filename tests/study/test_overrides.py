@@ -64,6 +64,9 @@ class TestNames:
             "threads",
             "peer_access",
             "tf32",
+            "momentum",
+            "weight_decay",
+            "nesterov",
         )
         cells = [cell.to_dict() for cell in resolve(load_study(name), Machine(4, 64)).cells.values()]
         timed = [[cell[key] for key in same] for cell in cells if cell["kind"] == "iteration"]
