@@ -71,10 +71,12 @@ def strategy_of(cell: Mapping[str, Any]) -> Strategy:
 
 
 def _parameters(cell: Mapping[str, Any]) -> dict[str, Any]:
-    """The cell's; of one that was recorded before codecs had kernels, those of torch's operations."""
+    """The cell's; kernels are torch's on the CPU, and of one that was recorded before codecs had others."""
     recorded = dict(cell["aggregator_parameters"])
     known = create_aggregator(cell["aggregator"], recorded).parameters()
-    return {**known, "kernels": "torch"} if recorded and "kernels" in known.keys() - recorded else known
+    older = recorded and "kernels" in known.keys() - recorded
+    by_torch = older or (known.get("kernels") == "auto" and cell["device"] == "cpu")
+    return {**known, "kernels": "torch"} if by_torch else known
 
 
 def _threaded(stage: Stage, cell: Mapping[str, Any]) -> Stage:
