@@ -24,9 +24,6 @@ from scaling.workloads.registry import build_module, create_dataset, create_mode
 from topologies.errors import TopologyError
 from topologies.model import Topology
 
-CODED_BY_TENSOR = frozenset({"power_sgd"})
-"""Aggregators whose codec works tensor by tensor, besides those with `kernels: torch`."""
-
 
 @dataclass(frozen=True)
 class NotPredicted:
@@ -66,7 +63,7 @@ def strategy_of(cell: Mapping[str, Any]) -> Strategy:
         tuple(len(one.shapes) for one in layouts),
         tuple(updates),
         layout.num_elements,
-        parameters.get("kernels") == "torch" or cell["aggregator"] in CODED_BY_TENSOR,
+        parameters.get("kernels") == "torch",
     )
 
 
