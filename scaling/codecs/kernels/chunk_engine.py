@@ -104,14 +104,14 @@ class TritonChunks(ChunkCoder):
         size: BlockSize | None = None,
     ) -> None:
         super().__init__(codec, back, chunks, device)
-        from scaling.codecs.kernels import chunk_triton
+        from scaling.codecs.kernels import chunk_blocks, chunk_triton
 
         self.note = f"{codec.name} in Triton's kernels"
         self._kernels: Any = chunk_triton
         self._size = size or BlockSize()
         self._bits = codec.code_bits()
         self._num_words = chunks.chunk_elements * self._bits // (BITS_PER_BYTE * WORD_BYTES)
-        self._kind, self._parameter = _kind(chunk_triton, codec)
+        self._kind, self._parameter = _kind(chunk_blocks, codec)
         self._flags = torch.zeros(chunks.num_chunks, dtype=torch.int8, device=device)
         whole = self._block(self._size.whole, chunks.num_chunks)
         self._whole = self._block(self._size.elements, chunks.num_chunks)
@@ -282,12 +282,12 @@ class TritonChunks(ChunkCoder):
         }
 
 
-def _kind(kernels: Any, codec: ChunkCodec) -> tuple[Any, float]:
-    """What the kernels call a codec, and its number: threshold or levels."""
+def _kind(blocks: Any, codec: ChunkCodec) -> tuple[Any, float]:
+    """What `chunk_blocks` calls a codec, and its number: threshold or levels."""
     kind = _KINDS[type(codec)]
     if isinstance(codec, QsgdCodec):
-        return getattr(kernels, kind if codec.norm == "two" else "LEVELS_OF_LARGEST"), float(codec.num_levels)
-    return getattr(kernels, kind), codec.threshold if isinstance(codec, TwoBitCodec) else 0.0
+        return getattr(blocks, kind if codec.norm == "two" else "LEVELS_OF_LARGEST"), float(codec.num_levels)
+    return getattr(blocks, kind), codec.threshold if isinstance(codec, TwoBitCodec) else 0.0
 
 
 def _divided_by(divisor: int) -> tuple[float, bool]:
