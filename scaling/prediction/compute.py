@@ -1,7 +1,7 @@
 """What a rank computes in a step without any exchange, by its local batch, from measured cells.
 
-1. Cells that exchange nothing are grouped by model, step, precision, input and device; of the overlapped step
-   those that DDP wraps apart from those that it does not.
+1. Cells that exchange nothing are grouped by model, step, precision, memory format, input and device; of the
+   overlapped step those that DDP wraps apart from those that it does not.
 2. Those of one local batch are one point: the mean, with the larger of their own deviation and their spread.
 3. Between two points the time is interpolated linearly. Beyond them it goes on along the line through the two
    nearest, and says so: `EXTRAPOLATION_SD` for each factor of two.
@@ -45,6 +45,7 @@ SAME: dict[str, Any] = {
     "input_placement": "device",
     "device": None,
     "batch_norm": "replica",
+    "memory_format": None,
 }
 """What cells of one curve share, with what those of older folders had."""
 
@@ -113,7 +114,8 @@ class ComputeModel:
         if curve is None:
             raise PredictionError(
                 f"no measured cell without exchange of {cell['model_label']}, step {cell['step']}: measure "
-                "`none` at world size 1 with that step, precision and input, and name its folder by --from"
+                "`none` at world size 1 with that step, precision, memory format and input, and name its "
+                "folder by --from"
             )
         eager = self._curves.get(_key({**cell, "step": "eager"}, exchanges=False))
         batches = [point.local_batch for point in curve]

@@ -14,7 +14,7 @@ from scaling.prediction.predict import Prediction
 CELL_FIELDS = ("model", "dataset", "aggregator")
 OWN_FIELDS = (
     *("step", "device", "scaling", "world_size", "local_batch", "global_batch", "bucket_mb"),
-    *("input_placement", "peer_access", "tf32"),
+    *("input_placement", "peer_access", "tf32", "memory_format"),
 )
 
 

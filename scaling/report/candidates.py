@@ -1,8 +1,9 @@
 """What may be recommended: the cells of each workload, with what an objective makes of them.
 
 A workload is what is given: model, data set, scaling, batch, device, precision, batch normalisation. What is
-chosen is aggregator, world size, step, bucket size, input placement, threads and peer access. One worker has
-nothing to exchange, so there `none` is a choice; with several it is a control arm, and never one.
+chosen is aggregator, world size, step, bucket size, input placement, memory format, threads and peer access.
+One worker has nothing to exchange, so there `none` is a choice; with several it is a control arm, and never
+one.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ CHOSEN = {
     "step": "{} step",
     "bucket_mb": "buckets of {:g} MiB",
     "input_placement": "input {}",
+    "memory_format": "{}",
     "loader_workers": "{} loader workers",
     "threads": "{} threads",
     "peer_access": "peer access {}",

@@ -34,6 +34,7 @@ INDEPENDENT = {
     "num_nodes": "Int64",
     "workers_per_gpu": "Int64",
     "precision": "string",
+    "memory_format": "string",
     "learning_rate": "float64",
     "momentum": "float64",
     "weight_decay": "float64",

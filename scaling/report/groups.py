@@ -17,6 +17,7 @@ _WHERE_THEY_DIFFER = {
     "threads": "{} threads a worker",
     "peer_access": "peer access {}",
     "precision": "{}",
+    "memory_format": "{}",
     "learning_rate": "learning rate {:g}",
     "momentum": "momentum {:g}",
     "weight_decay": "weight decay {:g}",

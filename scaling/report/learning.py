@@ -25,7 +25,7 @@ REACHED = "reached"
 SAME_STEP = (
     *("model", "model_parameters", "dataset", "dataset_parameters", "aggregator", "aggregator_parameters"),
     *("step", "device", "scaling", "world_size", "local_batch", "global_batch", "threads", "peer_access"),
-    *("tf32", "bucket_mb", "nesterov", "workers_per_gpu"),
+    *("tf32", "bucket_mb", "nesterov", "workers_per_gpu", "memory_format"),
 )
 """What a training and the timed cell that predicts it share, besides batch normalisation. Rate, momentum and
 seed change no time."""

@@ -258,7 +258,10 @@ def _efficient(
 def _efficiency_half_width(candidate: Candidate, rows: Sequence[Row]) -> float:
     """Relative: of its own time and of one worker's, which are independent."""
     row = candidate.row
-    same = ("kind", "model", "dataset", "step", "device", "precision", "threads", "input_placement")
+    same = (
+        *("kind", "model", "dataset", "step", "device", "precision", "threads"),
+        *("input_placement", "memory_format"),
+    )
     singles = [
         other
         for other in rows

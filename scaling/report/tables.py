@@ -34,6 +34,7 @@ SAME_AS_BASELINE = (
     *(
         "input_placement",
         "batch_norm",
+        "memory_format",
         "loader_workers",
         "tf32",
         "threads",
@@ -101,6 +102,7 @@ def _row(study: str, cell: CellResult) -> Row:
         row.update({name: cell.label(name) for name in ("model", "dataset", "aggregator")})
         row["milestones"] = milestones_text(cell.cell.get("milestones"))
         row["precision"] = "tf32" if cell.cell.get("tf32") else "float32"
+        row["memory_format"] = cell.cell.get("memory_format") or "contiguous"
     row.update(
         study=study,
         launcher=_joined(record.launch.get("launcher") for record in cell.records),

@@ -17,6 +17,7 @@ from scaling.aggregators.base import Aggregator
 from scaling.aggregators.registry import create as create_aggregator
 from scaling.errors import StudyError
 from scaling.study.device import DeviceCell, device_cells
+from scaling.study.memory_format import memory_formats
 from scaling.study.recipes import recipe_of
 from scaling.study.rules import check_part
 from scaling.study.schema import (
@@ -61,6 +62,7 @@ ADDED_LATER = {
     "augmentation": "none",
     "batch_norm": "replica",
     "workers_per_gpu": None,
+    "memory_format": None,
 }
 """Fields with what every cell had before they were there: with that value, or none, a cell is the same as
 before."""
@@ -87,6 +89,7 @@ class Cell:
 
     Of an A/A pair, which tells the noise, one cell is measured twice, under the identities `twin` 0 and 1.
     `workers_per_gpu` is how many workers share a GPU; None where none do (`scaling.study.sharing`).
+    `memory_format` is `channels_last`, or None: contiguous (`scaling.training.memory_format`).
     """
 
     kind: str
@@ -128,6 +131,7 @@ class Cell:
     augmentation: str | None = None
     batch_norm: str = "replica"
     workers_per_gpu: int | None = None
+    memory_format: str | None = None
     model_parameters: dict[str, Any] = field(default_factory=dict)
     dataset_parameters: dict[str, Any] = field(default_factory=dict)
     aggregator_parameters: dict[str, Any] = field(default_factory=dict)
@@ -164,6 +168,8 @@ class Cell:
         parts = [
             f"buckets of {self.bucket_mb:g} MiB" if self.bucket_mb is not None else "",
             f"input {self.input_placement}" if self.input_placement != "device" else "",
+            self.memory_format or "",
+            f"seed {self.seed}" if self.seed else "",
             "A/A pair" if self.twin else "",
             f"{self.workers_per_gpu} workers a GPU" if self.workers_per_gpu is not None else "",
         ]
@@ -306,9 +312,9 @@ def _part_cells(
         batches = workload.global_batch or workload.local_batch or []
         axes = itertools.product(
             *(batches, sizes, aggregators, part.step, peer_access, tf32, part.seed, placements),
-            part.batch_norm,
+            *(part.batch_norm, memory_formats(workload, part, where)),
         )
-        for batch, size, aggregator, step, peer, tf, seed, placement, batch_norm in axes:
+        for batch, size, aggregator, step, peer, tf, seed, placement, batch_norm, memory_format in axes:
             local, total = _batch_sizes(part, batch, size, where)
             _check_data(workload, total, where)
             if shares[size] and peer is not peer_access[0]:
@@ -331,6 +337,7 @@ def _part_cells(
                     input_placement=placement,
                     batch_norm=batch_norm,
                     workers_per_gpu=shares[size],
+                    memory_format=memory_format,
                     **_training(workload, part),
                     **_extent(workload, part, device, placement),
                 )

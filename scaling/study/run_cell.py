@@ -27,6 +27,7 @@ from scaling.training.batch_norm import has_batch_norm, synchronized
 from scaling.training.captured import CapturedStep
 from scaling.training.feeding import InputPlacement, feeder_for
 from scaling.training.layered import LayeredStep
+from scaling.training.memory_format import with_channels_last
 from scaling.training.overlapped import OverlappedStep
 from scaling.training.replica import FlatReplica, Replica
 from scaling.training.step import EagerStep, Step
@@ -163,6 +164,8 @@ class CellRunner:
         module = self._module(cell).to(self._device)
         if cell.batch_norm == "sync":
             module = synchronized(module, group)
+        if cell.memory_format == "channels_last":
+            module = with_channels_last(module)
         aggregator = create_aggregator(cell.aggregator, cell.aggregator_parameters)
         settings = SgdSettings(cell.learning_rate, cell.momentum, cell.weight_decay, cell.nesterov)
         loss = create_model(cell.model, cell.model_parameters).loss

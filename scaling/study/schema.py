@@ -158,6 +158,7 @@ class TrainingPart(Part, Training):
     weight_decay: Number = Field(0.0, ge=0)
     nesterov: bool = False
     batch_norm: Annotated[list[Literal["replica", "sync"]], Axis] = ["replica"]
+    memory_format: Annotated[list[Literal["contiguous", "channels_last"]], Axis] = ["contiguous"]
 
 
 class IterationPart(TrainingPart):

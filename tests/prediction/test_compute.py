@@ -101,6 +101,15 @@ def test_an_unwrapped_overlapped_step_is_another_curve_than_ddp():
     assert model.step(cell(1, "none", step="overlapped"), 4096).step_s.value == pytest.approx(4e-3)
 
 
+def test_a_curve_of_one_memory_format_does_not_price_the_other():
+    contiguous = [alone(1000, 1e-3), alone(3000, 3e-3)]
+    last = cell(2, memory_format="channels_last")
+    assert not ComputeModel(contiguous).has(last)
+    both = ComputeModel([*contiguous, alone(2000, 9e-3, memory_format="channels_last")])
+    assert both.step(last, 2000).step_s.value == pytest.approx(9e-3)
+    assert both.step(cell(2, memory_format=None), 2000).step_s.value == pytest.approx(2e-3)
+
+
 def test_spread_of_equal_cells_is_part_of_the_uncertainty():
     model = ComputeModel([alone(4096, 4e-3), alone(4096, 6e-3)])
     assert model.step(cell(1), 4096).step_s.relative_sd > 0.2

@@ -50,6 +50,7 @@ def test_negative_difference_is_not_clipped(study):
         {"step": "captured"},
         {"peer_access": False},
         {"seed": 1},
+        {"memory_format": "channels_last"},
         {"batch": 32},
         {"twin": 1},
     ],

@@ -180,7 +180,14 @@ class TestPrediction:
             assert row["predicted_s_to_target_high"] == pytest.approx(2.0 + expected, rel=1e-4)
 
     @pytest.mark.parametrize(
-        "other", [{"aggregator": "ring"}, {"batch": 32}, {"threads": 2}, {"batch_norm": "sync"}]
+        "other",
+        [
+            {"aggregator": "ring"},
+            {"batch": 32},
+            {"threads": 2},
+            {"batch_norm": "sync"},
+            {"memory_format": "channels_last"},
+        ],
     )
     def test_timed_cell_of_another_step_predicts_nothing(self, study, epochs, other):
         (row,) = self.trained_and_timed(study, epochs, **other)

@@ -9,6 +9,7 @@ import pytest
 
 from scaling.errors import StoreError
 from scaling.report.columns import BUDGET_COLUMNS, COLUMNS, to_rows
+from scaling.report.groups import group_rows
 from scaling.report.samples import read_cells
 from scaling.report.tables import summary_table, table_csv
 
@@ -131,6 +132,7 @@ def test_speedup_is_the_ratio_of_throughput_to_one_worker_without_exchange(study
         {"dataset": "mnist"},
         {"device": "cuda"},
         {"tf32": True},
+        {"memory_format": "channels_last"},
         {"threads": 2},
         {"scaling": "weak"},
         {"learning_rate": 0.1},
@@ -150,6 +152,17 @@ def test_speedup_is_empty_without_an_equal_baseline(study, other):
     own = study.add_steps([[2.0]], aggregator="tree", world_size=4)
     (row,) = [row for row in rows_of(study) if row["cell_id"] == own]
     assert (row["speedup"], row["parallel_efficiency"]) == (None, None)
+
+
+def test_memory_formats_are_tables_of_their_own_and_folders_without_the_key_are_contiguous(study):
+    study.add_steps([[4.0]])
+    study.add_steps([[3.0]], memory_format="channels_last")
+    study.add_steps([[2.0]], aggregator="ring", world_size=2, memory_format="channels_last")
+    rows = rows_of(study)
+    assert [row["memory_format"] for row in rows] == ["channels_last", "contiguous", "channels_last"]
+    assert [row["speedup"] for row in rows] == [1.0, 1.0, 1.5]
+    titles = [group.title for group in group_rows(rows)]
+    assert [title.rsplit(", ", 1)[1] for title in titles] == ["channels_last", "contiguous"]
 
 
 def test_baseline_may_have_another_peer_access_but_its_own_is_preferred(study):

@@ -1,0 +1,105 @@
+"""Channels-last activations: the same training, with parameters and gradients where they were."""
+
+import pytest
+import torch
+from torch import nn
+
+from scaling.aggregators.registry import create
+from scaling.process_group import InProcessGroup, run_in_process
+from scaling.training.captured import CapturedStep
+from scaling.training.layered import LayeredStep
+from scaling.training.memory_format import with_channels_last
+from scaling.training.replica import FlatReplica
+from scaling.training.step import EagerStep, Step
+from scaling.training.update import SgdSettings
+from scaling.workloads.registry import build_module, create_dataset, create_model, resolve_shape
+
+LAST = torch.channels_last
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 5))
+
+
+def images(num_samples: int = 2, side: int = 8) -> torch.Tensor:
+    return torch.randn(num_samples, 3, side, side, generator=torch.Generator().manual_seed(1))
+
+
+def formats(module: nn.Sequential, inputs: torch.Tensor) -> list[bool]:
+    """Whether the images that reach each layer and leave the second one lie channels last."""
+    seen: list[torch.Tensor] = []
+    for layer in (module[0], module[1], module[2]):
+        layer.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    module(inputs)
+    return [value.is_contiguous(memory_format=LAST) and not value.is_contiguous() for value in seen]
+
+
+def test_activations_lie_channels_last_and_without_it_they_do_not():
+    assert formats(with_channels_last(network()), images()) == [True, True, True]
+    assert formats(network(), images()) == [False, False, False]
+
+
+def test_it_holds_in_evaluation_too():
+    assert formats(with_channels_last(network()).eval(), images()) == [True, True, True]
+
+
+@pytest.mark.parametrize("inputs", [torch.zeros(2, 3), torch.zeros(2, 3, 4, 4, dtype=torch.int64)])
+def test_what_is_no_image_passes_as_it_is(inputs):
+    seen = []
+    module = with_channels_last(nn.Identity())
+    module.register_forward_hook(lambda _module, _given, output: seen.append(output))
+    module(inputs)
+    assert seen[0] is inputs
+
+
+def test_parameters_and_gradients_stay_views_of_the_flat_buffers():
+    replica = FlatReplica(with_channels_last(network()))
+    replica.backward(replica.forward(images(), torch.tensor([0, 1])))
+    start, end = replica.gradient.data_ptr(), replica.gradient.data_ptr() + 4 * replica.gradient.numel()
+    for parameter in replica.trainable:
+        assert parameter.is_contiguous()
+        assert parameter.grad is not None
+        assert parameter.grad.is_contiguous()
+        assert start <= parameter.grad.data_ptr() < end
+
+
+def test_gradient_of_resnet_is_the_same_to_rounding():
+    model = create_model("resnet-56", {})
+    shape = resolve_shape(model, create_dataset("synthetic", {}))
+
+    def gradient(change) -> torch.Tensor:
+        torch.manual_seed(0)
+        replica = FlatReplica(change(build_module(model, shape)))
+        replica.backward(replica.forward(images(4, 32), torch.arange(4)))
+        return replica.gradient
+
+    first, second = gradient(lambda module: module), gradient(with_channels_last)
+    assert (first - second).norm() <= 1e-3 * first.norm()
+    assert first.norm() > 0
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("layered", [False, True])
+def test_captured_training_is_that_of_the_contiguous_eager_step(layered, monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    settings = SgdSettings(learning_rate=0.05, momentum=0.9)
+    inputs, targets = images().cuda(), torch.tensor([0, 1], device="cuda")
+
+    def losses(step: Step) -> list[float]:
+        return [step(inputs, targets).item() for _ in range(3)]
+
+    def captured(group: InProcessGroup) -> list[float]:
+        replica = FlatReplica(with_channels_last(network()).cuda())
+        own: Step = EagerStep(replica, create("none"), settings, group, capturable=True)
+        if layered:
+            own = LayeredStep(
+                replica, create("all_reduce"), settings, group, bucket_mb=0.001, capturable=True
+            )
+        return losses(CapturedStep(own, inputs, targets, group))
+
+    def eager(group: InProcessGroup) -> list[float]:
+        return losses(EagerStep(FlatReplica(network().cuda()), create("none"), settings, group))
+
+    assert run_in_process(1, captured)[0] == pytest.approx(run_in_process(1, eager)[0], rel=1e-4)
