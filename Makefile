@@ -3,6 +3,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+# Processes that share the tests out, file by file; 0: pytest alone.
+TEST_PROCESSES ?= 2
 
 .PHONY: study test lint install horovod docs figures clean
 
@@ -10,7 +12,7 @@ study: $(VENV)/.installed
 	$(BIN)/scaling run quickstart
 
 test: $(VENV)/.installed-test $(VENV)/.installed-launchers system-packages
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES)
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .

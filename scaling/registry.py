@@ -49,7 +49,8 @@ class Registry:
         """The component called `name`.
 
         Raises:
-            StudyError: there is none, or importing it fails; the message lists what there is.
+            StudyError: there is none, and the message lists what there is; or importing it fails, with
+                whatever the package raises.
         """
         target = name if ":" in name else self.targets().get(name)
         if target is None:
@@ -64,6 +65,12 @@ class Registry:
             return getattr(importlib.import_module(module_name), attribute)
         except (ImportError, AttributeError, ValueError, TypeError) as error:  # the last two: ":a", ".a:b"
             raise StudyError(f"{self.kind} {name!r}: cannot load {target}: {error}") from error
+        except Exception as error:  # a package may raise anything when it is imported
+            reason = f"{type(error).__name__}: {error}"
+            raise StudyError(
+                f"{self.kind} {name!r}: cannot load {target}: {reason}; "
+                f"`python -c 'import {module_name}'` shows where"
+            ) from error
 
     def create(self, name: str, base: type, parameters: Mapping[str, Any] | None) -> Any:
         """An instance of the dataclass called `name`, which must be a subclass of `base`.

@@ -31,6 +31,13 @@ SAMPLE_WORLD_SIZE = 8
 SAMPLE_LAYOUT = conformance.layout_of(max(conformance.SIZES))
 OWN = Registry("aggregator or schedule", "", {})  # module:attribute only
 ALLOWED = "a subclass of scaling.aggregators.Aggregator, or a function from a world size to a Schedule"
+_OF_HOROVOD = "with compression: fp16 it rounds as fp16 does, so its sheet is that one: scaling verify fp16"
+SHEET_OF_CODEC = {
+    "mpi_one_bit": "its codec is that of one_bit, so its sheet is that one: scaling verify one_bit",
+    "horovod": _OF_HOROVOD,
+    "horovod_optimizer": _OF_HOROVOD,
+}
+"""Where to find the honesty sheet of a lossy aggregator that takes processes."""
 
 Say = Callable[[str], None]
 
@@ -262,6 +269,8 @@ def _aggregator(aggregator: Aggregator[Any], examination: Examination) -> None:
         )
     if aggregator.library is not None:
         examination.checked.append(f"not the contract: {_needs_processes(aggregator.library)}")
+        if aggregator.name in SHEET_OF_CODEC:
+            examination.checked.append(SHEET_OF_CODEC[aggregator.name])
         return
     allowed = [size for size in conformance.WORLD_SIZES if size >= aggregator.min_world_size]
     sizes = [size for size in allowed if size in examination.world_sizes]

@@ -24,11 +24,39 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 SKIP_NOTHING_VARIABLE = "SCALING_TEST_EVERYTHING"
 """Set where a missing launcher is a failure and no reason to leave its tests out, as in CI."""
 
+SLURM = "tests/slurm"
+"""Its tests share a cluster: jobs meet at ports that follow from their numbers, so that two would collide."""
+
 
 def need(what: object, reason: str) -> None:
     """Leaves a test out, or fails it, where `what` is not there."""
     if not what:
         (pytest.fail if os.environ.get(SKIP_NOTHING_VARIABLE) else pytest.skip)(reason)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """Gives out whole files, so that a module's fixture is made once; Slurm's are one, as its cluster is."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByFile(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return SLURM if nodeid.startswith(f"{SLURM}/") else super()._split_scope(nodeid)
+
+    config.option.loadscopereorder = False  # the order is that of `pytest_collection_modifyitems`
+    return ByFile(config, log)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Among several test processes the longest files come first, so that none is waited for at the end."""
+    if not hasattr(config, "workerinput"):
+        return
+
+    def files_with(marker: str) -> set[Path]:
+        return {item.path for item in items if item.get_closest_marker(marker)}
+
+    slurm, processes = files_with("slurm"), files_with("processes")
+    items.sort(key=lambda item: (item.path not in slurm, item.path not in processes))
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,12 @@ import torch
 import yaml
 
 from scaling import conformance, verification
+from scaling.aggregators.registry import create
+from scaling.process_group import run_in_process
 from scaling.study.schema import parse_study
+from scaling.training.replica import FlatReplica
+from scaling.training.step import EagerStep
+from scaling.training.update import SgdSettings
 from scaling.workloads.base import DataShape
 from scaling.workloads.registry import build_module, create_model
 
@@ -90,6 +95,16 @@ def test_example_network_is_built_trained_and_has_its_loss(examples):
     assert model.shape == DataShape((1, 8, 8), 10)
     module = build_module(model, model.shape)
     assert module[0].out_channels == 4
-    logits, targets = module(torch.zeros(3, 1, 8, 8)), torch.tensor([1, 2, 3])
+    inputs = torch.randn((3, 1, 8, 8), generator=torch.Generator().manual_seed(0))
+    logits, targets = module(inputs), torch.tensor([1, 2, 3])
     smoothed = torch.nn.functional.cross_entropy(logits, targets, label_smoothing=0.1)
     assert torch.equal(model.loss(logits, targets), smoothed)
+
+    def step(group):
+        replica = FlatReplica(module, model.loss)
+        take = EagerStep(replica, create("all_reduce"), SgdSettings(learning_rate=0.01), group)
+        return [take(inputs, targets).item() for _ in range(2)]
+
+    ((before, after),) = run_in_process(1, step)
+    assert before == smoothed.item()
+    assert after < before - 1e-4

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from scaling import verification
+from scaling.aggregators.registry import BUILT_IN, create
 from scaling.collectives.catalogue import CATALOGUE
 from scaling.errors import StudyError
+from scaling.honesty import has_sheet
 
 EXAMPLES = Path(__file__).with_name("verify_examples.py")
 
@@ -64,6 +66,20 @@ class TestWhatHolds:
         code, out, _ = verified("mpi", "--world-sizes", "1-2")
         assert code == 0
         assert out.startswith("mpi  aggregator  ok  not the contract: its messages are carried by mpi")
+
+    @pytest.mark.parametrize(
+        ("name", "sheet"), [("mpi_one_bit", "one_bit"), ("horovod", "fp16"), ("horovod_optimizer", "fp16")]
+    )
+    def test_lossy_one_that_takes_processes_names_the_sheet_of_its_codec(self, verified, name, sheet):
+        code, out, _ = verified(name, "--world-sizes", "2")
+        assert code == 0
+        assert out.endswith(f"so its sheet is that one: scaling verify {sheet}\n")
+        assert has_sheet(create(sheet))
+
+    def test_all_lossy_ones_that_take_processes_name_a_sheet(self):
+        lossy = {name for name in BUILT_IN if create(name).library and create(name).lossy}
+        with_compression = {name for name in BUILT_IN if getattr(create(name), "compression", None)}
+        assert set(verification.SHEET_OF_CODEC) == lossy | with_compression
 
     def test_json_has_all_of_it(self, verified):
         code, out, _ = verified("stripes", "--world-sizes", "1-8", "--json")

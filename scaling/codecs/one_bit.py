@@ -17,6 +17,7 @@ With k > 1 bits an element (2, 4, 8 or 16) the range is that of four standard de
 1. s = sqrt(mean(v^2)); lower = -4 s, upper = 4 s, in 2^k - 1 levels, so that nought is the middle of one.
 2. A word holds 32 / k elements, W = ceil(R k / 32); element e of word w, bits e k and on, is row e W + w.
 3. code = v's level, the first or last where v is outside; decoding gives the middle of the level.
+Values beyond 1e19, whose squares overflow, have infinite limits, and a run stops as at a NaN.
 
 Wire size: 8 + 4 ceil(k R / 32) bytes a column; with one bit the ratio to 32-bit gradients is the sum of 4 R
 over the columns, divided by that of 8 + 4 ceil(R / 32): up to 32 for long columns, 1 for columns of three.

@@ -44,6 +44,7 @@ def examine(environ: Mapping[str, str], here: Path) -> list[Line]:
         devices.devices(gpus, num_cores),
         devices.peer_access(gpus, environ),
         devices.nccl(gpus, environ),
+        software.triton(bool(gpus.usable)),
         software.launchers(),
         software.mpi(),
         software.horovod(bool(gpus.usable)),

@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import Callable
 
 import scaling
+from scaling.codecs.kernels.versions import OLDEST_TRITON, triton_version, version_problem
 from scaling.doctor.line import Line
 from scaling.process_group.base import HOW_TO_BRING
 
@@ -62,6 +63,20 @@ def launchers(which: Which = shutil.which, ask: Ask = version_line) -> Line:
         if path := which(program):
             found.append(f"{program} ({ask(path) or path})")
     return Line("launchers", "ok", ", ".join(found))
+
+
+def triton(has_gpus: bool, version: Callable[[], str | None] = triton_version) -> Line:
+    """Whether codecs of few bits run as Triton's kernels, or in plain torch operations."""
+    found = version()
+    problem = version_problem(found)
+    if problem is None:
+        where = "codecs of few bits run as its kernels" if has_gpus else "its kernels need a GPU"
+        return Line("Triton", "ok", f"{found}: {where}")
+    text = f"{problem}: codecs of few bits run in plain torch operations"
+    if not has_gpus:
+        return Line("Triton", "ok", f"{text}, as they do without a GPU")
+    oldest = ".".join(map(str, OLDEST_TRITON))
+    return Line("Triton", "warning", text, f"pip install 'triton>={oldest}', if this torch allows it")
 
 
 def mpi(which: Which = shutil.which, version: Version = package_version) -> Line:

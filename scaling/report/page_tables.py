@@ -49,7 +49,8 @@ CONVERGENCE_STATISTIC = (
     "Medians over the repeats; accuracies of several seeds are the mean with its standard deviation. Loss "
     "and accuracy are those after the last epoch. Seconds of training leave evaluation out; to the target: "
     "at the end of the first epoch that reaches it, if every repeat does. Predicted: iteration time of the "
-    "timed cell x iterations to the target."
+    "timed cell x iterations to the target, with the 95% interval of both; with one training (one seed, one "
+    "repeat) it is that of the iteration time alone."
 )
 
 

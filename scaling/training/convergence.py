@@ -80,8 +80,9 @@ def train(
 
     Args:
         step: this rank's training step.
-        train_split: all training samples, on the step's device.
-        test_split: all test samples, there too; each rank evaluates a share.
+        train_split: all training samples, on the step's device; or in host memory, from where each batch is
+            copied.
+        test_split: all test samples, likewise; each rank evaluates a share.
         plan: batches, epochs, seed and learning rate.
         group: the ranks that train together; sums losses and hits between epochs, outside the training time.
         clock: this rank's.
@@ -99,7 +100,7 @@ def train(
     train_s, train_j = after.train_s, after.train_j
     probed = _evenly_chosen(train_split, len(test_split))
     for epoch in range(after.epoch + 1, plan.epochs + 1):
-        feed = _Feed(train_split, plan, group, epoch)
+        feed = _Feed(train_split, plan, group, epoch, step.replica.trainable[0].device)
         timed = _timed_epoch(step, feed, plan, group, clock, energy_meter)
         train_j = None if train_j is None or timed.joules is None else train_j + timed.joules
         train_s += seconds_of_slowest(timed.seconds)
@@ -175,17 +176,20 @@ class _Feed:
     """This rank's batches of one epoch.
 
     Args:
-        split: all training samples, on the device.
+        split: all training samples, on the device or in host memory.
         plan: of the training.
         group: whose share is this rank's.
         epoch: from 1.
+        device: that the batches are for.
     """
 
-    def __init__(self, split: Split, plan: TrainingPlan, group: Group, epoch: int) -> None:
+    def __init__(
+        self, split: Split, plan: TrainingPlan, group: Group, epoch: int, device: torch.device
+    ) -> None:
         self._split, self._plan, self.epoch = split, plan, epoch
-        self.device = split.inputs.device
+        self.device = device
         batches = epoch_batches(len(split), plan.global_batch, plan.seed, epoch)
-        self._own = shard(batches, group.rank, group.world_size).to(self.device)
+        self._own = shard(batches, group.rank, group.world_size).to(split.inputs.device)
         self.num_steps = len(self._own)
 
     def prepare(self) -> None:
@@ -197,9 +201,11 @@ class _Feed:
     def batch(self, index: int) -> tuple[Tensor, Tensor]:
         """Inputs and targets of one step."""
         samples = self._own[index]
-        inputs, targets = self._split.inputs[samples], self._split.targets[samples]
+        inputs, targets = (
+            values[samples].to(self.device) for values in (self._split.inputs, self._split.targets)
+        )
         if self._plan.augmented:
-            inputs = crop_and_flip(inputs, self._variations[samples])
+            inputs = crop_and_flip(inputs, self._variations[samples.to(self.device)])
         return inputs, targets
 
 
@@ -213,11 +219,13 @@ def _evenly_chosen(split: Split, num_samples: int) -> Split:
 def evaluate(
     module: nn.Module, split: Split, group: Group, loss: Loss = cross_entropy
 ) -> tuple[float, float]:
-    """Mean loss and accuracy over a split, each rank evaluating its share. Collective."""
+    """Mean loss and accuracy over a split, wherever it lies, each rank evaluating its share. Collective."""
     module.eval()
+    device = next(module.parameters()).device
     bounds = [len(split) * rank // group.world_size for rank in range(group.world_size + 1)]
-    totals = torch.zeros(2, dtype=torch.float64, device=split.inputs.device)
-    for inputs, targets in _chunks(split, bounds[group.rank], bounds[group.rank + 1]):
+    totals = torch.zeros(2, dtype=torch.float64, device=device)
+    for chunk in _chunks(split, bounds[group.rank], bounds[group.rank + 1]):
+        inputs, targets = (values.to(device) for values in chunk)
         logits = module(inputs)
         totals[0] += loss(logits, targets).double() * targets.numel()
         totals[1] += (logits.argmax(-1) == targets).sum()

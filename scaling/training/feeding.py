@@ -53,7 +53,8 @@ def feeder_for(
 
     Args:
         placement: where batches wait.
-        split: all training samples, on the device.
+        split: all training samples, on the device; or in host memory, where they do not fit there: of
+            placement `device` those of the batches are brought there.
         batches: [num_batches, local_batch] indices of samples, on the host; taken in turn.
         device: of the rank.
         num_workers: processes of a `loader`.
@@ -66,10 +67,15 @@ def feeder_for(
             f"input_placement: {placement} is a copy to a GPU; on {device.type} use device or loader"
         )
     if placement == "device":
+        if split.inputs.device.type != device.type:
+            samples, batches = batches.unique(return_inverse=True)  # type: ignore[no-untyped-call]
+            split = Split(split.inputs[samples].to(device), split.targets[samples].to(device))
         return _DeviceFeeder(split, batches.to(device))
     if placement == "loader":
         return _LoaderFeeder(split, batches, device, num_workers)
-    ready = [Batch(split.inputs[own].cpu(), split.targets[own].cpu()) for own in batches.to(device)]
+    ready = [
+        Batch(split.inputs[own].cpu(), split.targets[own].cpu()) for own in batches.to(split.inputs.device)
+    ]
     return _PinnedFeeder(ready, device) if placement == "pinned" else _PageableFeeder(ready, device)
 
 

@@ -65,11 +65,13 @@ class DataSplits:
         train: training samples.
         test: held-out samples; never trained on.
         checksums: file or source name -> checksum, recorded with the results.
+        notes: on where it lies, for the record of a run.
     """
 
     train: Split
     test: Split
     checksums: dict[str, str]
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

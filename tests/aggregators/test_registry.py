@@ -139,6 +139,19 @@ class TestOwnClass:
         with pytest.raises(StudyError, match=f"aggregator '{name}': cannot load {name}: ."):
             create(name)
 
+    def test_package_that_raises_anything_when_it_is_imported_is_an_error_with_the_reason(
+        self, tmp_path, monkeypatch
+    ):
+        reason = "operator torchvision::nms does not exist"
+        (tmp_path / "wont_import.py").write_text(f"raise RuntimeError({reason!r})")
+        monkeypatch.syspath_prepend(tmp_path)
+        with pytest.raises(StudyError) as raised:
+            create("wont_import:Class")
+        assert str(raised.value) == (
+            f"aggregator 'wont_import:Class': cannot load wont_import:Class: RuntimeError: {reason}; "
+            "`python -c 'import wont_import'` shows where"
+        )
+
 
 class TestOtherPackages:
     def test_their_aggregators_are_known_by_name(self, offer):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from scaling.aggregators.registry import create
+from scaling.aggregators.registry import BUILT_IN, create
 from scaling.aggregators.same_layout import require_same_layout
 from scaling.bucket import BucketLayout
 from scaling.errors import LaunchError
@@ -47,7 +47,18 @@ def test_one_rank_that_differs_is_an_error_on_every_rank(other, odd):
     assert run_in_process(3, work) == [True] * 3
 
 
-@pytest.mark.parametrize("name", ["one_bit_flat", "two_bit", "ef_sign", "top_k", "power_sgd", "fp16"])
+CODECS = (
+    *("one_bit", "cntk", "one_bit_flat", "one_bit_momentum", "two_bit", "sign", "ef_sign", "qsgd", "top_k"),
+    *("power_sgd", "fp16", "bf16"),
+)
+
+
+def test_every_codec_is_tested():
+    lossy = {name for name in BUILT_IN if create(name).lossy and create(name).library is None}
+    assert lossy == set(CODECS)
+
+
+@pytest.mark.parametrize("name", CODECS)
 def test_codecs_compare_before_they_exchange(name):
     def work(group):
         layout = BucketLayout.of(SAME if group.rank else OTHERS["another order"])

@@ -46,6 +46,7 @@ CODECS = [
     QsgdCodec(128, 4, "max"),
 ]
 KEEPS_RESIDUAL = (OneBitFlatCodec, MeanSignCodec, NormSignCodec, TwoBitCodec)
+ENDS = [0.0, 1e-37, 1e30]
 SHARED = BlockSize(elements=512, whole=512)
 """Larger chunks are shared by programs."""
 
@@ -122,7 +123,7 @@ class TestEncode:
     def test_is_the_reference(self, codec, num):
         check(codec, *encoded(codec, num))
 
-    @pytest.mark.parametrize("scale", [0.0, 1e-37, 1e30])
+    @pytest.mark.parametrize("scale", ENDS)
     def test_is_the_reference_at_the_ends_of_the_range(self, codec, scale):
         check(codec, *encoded(codec, 1001, scale))
 
@@ -217,30 +218,39 @@ def stacked(codec, num, num_ranks, scale=1.0, bad=None):
     return torch.stack(every), FiniteWatch.of_chunks(layout, chunks.chunk_elements, DEVICE)
 
 
+def check_sums(codec, num, first, stop, scale=1.0):
+    """The owner of chunks first to stop sums what three ranks sent, and encodes it."""
+    chunks, size = codec.chunks(num), codec.chunk_elements
+    received = stacked(codec, num, 3, scale)[0][:, first:stop].contiguous()
+    residual = torch.zeros(0)
+    if isinstance(codec, KEEPS_RESIDUAL):
+        residual = normal((stop - first) * size, 9, scale).view(-1, size)
+    coder = TritonChunks(codec, codec, chunks, DEVICE, size=SHARED if size == 1024 else None)
+    sums = torch.zeros(chunks.num_chunks, codec.row_words(size), dtype=torch.int32, device=DEVICE)
+    after = residual.clone().to(DEVICE)
+    coder.encode_sums(received.to(DEVICE), after, sums[first:stop], first, 1)
+    decoded = restored(codec, received)
+    if isinstance(codec, VoteCodec):
+        total = codec.combine(decoded, 1)
+    else:
+        total = decoded[0] + decoded[1] + decoded[2] + residual
+    valid = chunks.valid(CPU)[first:stop]
+    total.view(-1)[coder.own_elements(stop - first, first) :] = 0
+    left = after.cpu() if residual.numel() else None
+    check(codec, total, None, sums[first:stop].cpu(), left, valid)
+    assert not bool(sums[:first].any() | sums[stop:].any()), "others' stripes are left alone"
+
+
 @pytest.mark.parametrize("codec", [*TWO_WAYS, OneBitFlatCodec(1024)], ids=str)
 @pytest.mark.parametrize(("first", "stop"), [(0, 8), (8, 16), (15, 16), (3, 3)])
-class TestSums:
-    def test_are_the_reference(self, codec, first, stop):
-        num = 16 * codec.chunk_elements - 29
-        chunks, size = codec.chunks(num), codec.chunk_elements
-        received = stacked(codec, num, 3)[0][:, first:stop].contiguous()
-        residual = torch.zeros(0)
-        if isinstance(codec, KEEPS_RESIDUAL):
-            residual = normal((stop - first) * size, 9).view(-1, size)
-        coder = TritonChunks(codec, codec, chunks, DEVICE, size=SHARED if size == 1024 else None)
-        sums = torch.zeros(chunks.num_chunks, codec.row_words(size), dtype=torch.int32, device=DEVICE)
-        after = residual.clone().to(DEVICE)
-        coder.encode_sums(received.to(DEVICE), after, sums[first:stop], first, 1)
-        decoded = restored(codec, received)
-        if isinstance(codec, VoteCodec):
-            total = codec.combine(decoded, 1)
-        else:
-            total = decoded[0] + decoded[1] + decoded[2] + residual
-        valid = chunks.valid(CPU)[first:stop]
-        total.view(-1)[coder.own_elements(stop - first, first) :] = 0
-        left = after.cpu() if residual.numel() else None
-        check(codec, total, None, sums[first:stop].cpu(), left, valid)
-        assert not bool(sums[:first].any() | sums[stop:].any()), "others' stripes are left alone"
+def test_sums_are_the_reference(codec, first, stop):
+    check_sums(codec, 16 * codec.chunk_elements - 29, first, stop)
+
+
+@pytest.mark.parametrize("codec", TWO_WAYS, ids=str)
+@pytest.mark.parametrize("scale", ENDS)
+def test_sums_are_the_reference_at_the_ends_of_the_range(codec, scale):
+    check_sums(codec, 4 * codec.chunk_elements - 29, 2, 4, scale)
 
 
 def test_sums_that_go_back_as_they_are():
@@ -291,15 +301,30 @@ class TestDecode:
     @pytest.mark.parametrize(("num_ranks", "divisor"), [(1, 3), (3, 3), (3, 4)])
     @pytest.mark.parametrize("num", [1, 63, 2051])
     def test_is_the_mean_in_rank_order_to_the_bit(self, codec, num, num_ranks, divisor):
-        rows, watch = stacked(codec, num, num_ranks)
+        self.check_decoded(codec, num, num_ranks, divisor)
+
+    @pytest.mark.parametrize("scale", ENDS)
+    def test_is_the_mean_to_the_bit_at_the_ends_of_the_range(self, codec, scale):
+        self.check_decoded(codec, 203, 3, 3, scale)
+
+    def check_decoded(self, codec, num, num_ranks, divisor, scale=1.0):
+        rows, watch = stacked(codec, num, num_ranks, scale)
         result = torch.full((num,), 7.0, device=DEVICE)
         coder = TritonChunks(codec, codec, codec.chunks(num), DEVICE, size=SHARED)
         coder.decode(rows.to(DEVICE), divisor, result, watch)
         total = torch.zeros(codec.chunks(num).padded)
         for one in restored(codec, rows):
             total += one.reshape(-1)
-        assert torch.equal(result.cpu(), total[:num] / divisor)
-        watch.raise_if_marked()
+        expected = total[:num] / divisor
+        finite = expected.isfinite()
+        assert torch.equal(result.cpu().isfinite(), finite)
+        assert torch.equal(result.cpu()[finite], expected[finite])
+        if bool(finite.all()):
+            watch.raise_if_marked()
+        else:  # norms of what is so large overflow
+            assert scale == 1e30
+            with pytest.raises(NotFiniteError):
+                watch.raise_if_marked()
 
     @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
     def test_result_has_the_gradients_type(self, codec, dtype):

@@ -1,5 +1,7 @@
 """Which kernels a codec by chunks runs with, and that a run is told."""
 
+import importlib.metadata
+import importlib.util
 import os
 from dataclasses import dataclass
 
@@ -11,9 +13,11 @@ from scaling.bucket import BucketLayout
 from scaling.codecs.base import Chunks
 from scaling.codecs.chunk_coder import TorchChunks
 from scaling.codecs.ef_sign import MeanSignCodec
-from scaling.codecs.kernels import chunk_coder
+from scaling.codecs.kernels import chunk_coder, stripe_codec, triton_problem, versions
 from scaling.codecs.kernels.chunk_engine import LARGEST_BUCKET, _written, kernel_problem
+from scaling.codecs.one_bit_stripes import StripeBuffers, TorchStripes
 from scaling.codecs.qsgd import QsgdCodec
+from scaling.codecs.stripes import StripeLayout
 from scaling.collectives.plan import Codec
 from scaling.errors import LaunchError, StudyError
 from scaling.process_group import run_in_process
@@ -73,6 +77,69 @@ class TestChoice:
         assert "65536 chunks" in str(kernel_problem(codec, codec.chunks(65535 * codec.chunk_elements + 1)))
         whole = MeanSignCodec(16384)
         assert kernel_problem(whole, whole.chunks(65536 * 16384)) is None
+
+
+class TestVersion:
+    """What of Triton is installed decides; on a device that is no processor, as a GPU is not."""
+
+    GPU = torch.device("meta")
+
+    @pytest.fixture(autouse=True)
+    def interpreted(self, monkeypatch):
+        monkeypatch.setenv("TRITON_INTERPRET", "1")  # Triton's kernels can run on any device
+
+    @pytest.fixture
+    def install(self, monkeypatch):
+        """install(version): of Triton, as its packages tell it; None: there is none."""
+        find_spec, known = importlib.util.find_spec, importlib.metadata.version
+
+        def version_of(name, version):
+            if name not in versions.DISTRIBUTIONS:
+                return known(name)
+            if name != "triton" or version == "":
+                raise importlib.metadata.PackageNotFoundError(name)
+            return version
+
+        def install(version):
+            spec = None if version is None else find_spec("json")
+            monkeypatch.setattr(
+                importlib.util, "find_spec", lambda name: spec if name == "triton" else find_spec(name)
+            )
+            monkeypatch.setattr(importlib.metadata, "version", lambda name: version_of(name, version))
+
+        return install
+
+    @pytest.mark.parametrize("version", ["3.6.0", "3.7", "3.10.1+git1234", "4.0.0"])
+    def test_later_ones_can_run(self, install, version):
+        install(version)
+        assert triton_problem(self.GPU) is None
+
+    @pytest.mark.parametrize(
+        ("version", "reason"),
+        [
+            (None, "Triton is not installed (pip install 'triton>=3.6')"),
+            ("3.5.1", "Triton 3.5.1 is installed, and the kernels are tested with 3.6 and later"),
+            ("2.1.0", "Triton 2.1.0 is installed, and the kernels are tested with 3.6 and later"),
+            (
+                "",
+                "a Triton that tells no version is installed, and the kernels are tested with 3.6 and later",
+            ),
+        ],
+    )
+    def test_without_a_later_one_the_reference_runs_and_says_why(self, install, version, reason):
+        install(version)
+        assert triton_problem(self.GPU) == reason
+        coder = chunk_coder(CODEC, CODEC, CODEC.chunks(100), self.GPU, "auto")
+        assert (type(coder), coder.note) == (TorchChunks, f"ef_sign in plain torch operations: {reason}")
+        stripes = StripeLayout.of(LAYOUT, "torch", 1, 2)
+        codec = stripe_codec(StripeBuffers(stripes, 0, self.GPU), "zero", "auto")
+        assert (type(codec), codec.note) == (TorchStripes, f"{TorchStripes.note}: {reason}")
+
+    @pytest.mark.parametrize("version", [None, "3.5.1"])
+    def test_triton_that_is_asked_for_is_an_error(self, install, version):
+        install(version)
+        with pytest.raises(LaunchError, match=r"kernels: triton: .*3\.6.*; use kernels: auto or torch"):
+            chunk_coder(CODEC, CODEC, CODEC.chunks(100), self.GPU, "triton")
 
 
 @pytest.mark.parametrize("at", [0, 4, 1027, 3 * 2**30 + 6])

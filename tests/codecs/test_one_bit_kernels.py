@@ -42,8 +42,17 @@ LAYOUT = BucketLayout.of(
     ]
 )
 WATCHED = BucketLayout.of([("wide", (40, 12)), ("bias", (129,)), ("tall", (1120, 4))])
+SMALL = BucketLayout.of([("odd", (33, 7)), ("row", (1, 20))])
+ENDS = [0.0, 1e-37, "largest"]
 KINDS = [("zero", 1), ("mean", 1), ("zero", 4), ("zero", 16)]
 RANK, WORLD_SIZE = 1, 3
+
+
+def scale_of(end: float | str, bits: int) -> float:
+    """Where `end` is "largest", with several bits the squares must have room in 32 bits too."""
+    if end == "largest":
+        return 1e30 if bits == 1 else 1e15
+    return end
 
 
 def normal(layout: BucketLayout, seed: int, scale: float = 1.0) -> torch.Tensor:
@@ -116,15 +125,20 @@ class TestEncode:
     def test_is_the_reference_at_the_ends_of_the_range(self, threshold, scale):
         self.check_encode(threshold, 1, "torch", scale)
 
-    def check_encode(self, threshold, bits, view, scale):
-        ours, _ = codecs(threshold, bits, view)
+    @pytest.mark.parametrize("end", ENDS)
+    @pytest.mark.parametrize(("threshold", "bits"), [("mean", 1), ("zero", 4), ("zero", 16)])
+    def test_small_tensors_are_the_reference_there_too(self, threshold, bits, end):
+        self.check_encode(threshold, bits, "torch", scale_of(end, bits), SMALL)
+
+    def check_encode(self, threshold, bits, view, scale, layout=LAYOUT):
+        ours, _ = codecs(threshold, bits, view, layout)
         fill(ours, 10, scale)
-        gradient, before = normal(LAYOUT, 1, scale), ours.buffers.residual.cpu().clone()
+        gradient, before = normal(layout, 1, scale), ours.buffers.residual.cpu().clone()
         ours.encode(gradient.to(DEVICE))
         messages = list(ours.buffers.outgoing)
         messages[RANK] = ours.buffers.incoming[RANK]
         after = ours.buffers.residual.cpu()
-        tensors = zip(*(LAYOUT.views(flat) for flat in (gradient, before, after)), strict=True)
+        tensors = zip(*(layout.views(flat) for flat in (gradient, before, after)), strict=True)
         for number, (values, old, new) in enumerate(tensors):
             encoded = encoded_parts(ours, number, messages)
             check(as_matrix(values + old, view), encoded, as_matrix(new, view), threshold, bits)
@@ -140,15 +154,15 @@ class TestEncode:
 
 @pytest.mark.parametrize(("threshold", "bits"), KINDS)
 class TestSumsAndDecode:
-    def filled(self, threshold, bits):
+    def filled(self, threshold, bits, scale=1.0, layout=LAYOUT):
         """Both codecs, with the same messages of three ranks."""
-        ours, reference = codecs(threshold, bits)
-        fill(reference, 20)
+        ours, reference = codecs(threshold, bits, layout=layout)
+        fill(reference, 20, scale)
         ours.buffers.stripe_residual.copy_(reference.buffers.stripe_residual)
         stripes = ours.buffers.stripes
         for rank in range(WORLD_SIZE):
-            gradient = normal(LAYOUT, 30 + rank)
-            for number, values in enumerate(LAYOUT.views(gradient)):
+            gradient = normal(layout, 30 + rank, scale)
+            for number, values in enumerate(layout.views(gradient)):
                 encoded, bounds = one_bit.encode(as_matrix(values), threshold, bits), stripes.bounds[number]
                 incoming, gathered = reference.buffers.incoming[rank], reference.buffers.gathered[rank]
                 reference._write(incoming, number, RANK, encoded, *bounds[RANK])
@@ -157,7 +171,13 @@ class TestSumsAndDecode:
         return ours, reference
 
     def test_sums_are_the_reference(self, threshold, bits):
-        ours, reference = self.filled(threshold, bits)
+        self.check_sums(*self.filled(threshold, bits), threshold, bits)
+
+    @pytest.mark.parametrize("end", ENDS)
+    def test_sums_are_the_reference_at_the_ends_of_the_range(self, threshold, bits, end):
+        self.check_sums(*self.filled(threshold, bits, scale_of(end, bits), SMALL), threshold, bits)
+
+    def check_sums(self, ours, reference, threshold, bits):
         buffers = reference.buffers
         totals = []
         for number, left in enumerate(buffers.own_stripes(buffers.stripe_residual)):
@@ -172,8 +192,14 @@ class TestSumsAndDecode:
             check(total, encoded, residual, threshold, bits)
 
     def test_decoded_is_the_reference_to_the_bit(self, threshold, bits):
-        ours, reference = self.filled(threshold, bits)
-        expected, result = torch.zeros(LAYOUT.num_elements), torch.zeros(LAYOUT.num_elements, device=DEVICE)
+        self.check_decoded(*self.filled(threshold, bits), LAYOUT)
+
+    @pytest.mark.parametrize("end", ENDS)
+    def test_decoded_is_the_reference_to_the_bit_at_the_ends_of_the_range(self, threshold, bits, end):
+        self.check_decoded(*self.filled(threshold, bits, scale_of(end, bits), SMALL), SMALL)
+
+    def check_decoded(self, ours, reference, layout):
+        expected, result = torch.zeros(layout.num_elements), torch.zeros(layout.num_elements, device=DEVICE)
         reference.decode(expected)
         ours.decode(result)
         assert torch.equal(result.cpu(), expected)
@@ -203,11 +229,20 @@ class TestWatch:
         self.step(ours, normal(WATCHED, 1))
         watch.raise_if_marked()
 
-    def started(self):
+    @pytest.mark.parametrize("bits", [4, 16])
+    def test_squares_that_overflow_are_an_error_and_no_garbage(self, bits):
+        ours, watch = self.started(bits)
+        gradient = normal(WATCHED, 1)
+        WATCHED.views(gradient)[WATCHED.names.index("bias")].fill_(1e30)
+        self.step(ours, gradient)
+        with pytest.raises(NotFiniteError, match="in 'bias':"):
+            watch.raise_if_marked()
+
+    def started(self, bits=1):
         from scaling.codecs.kernels.engine import TritonStripes
 
         watch = FiniteWatch.of_tensors(WATCHED, DEVICE)
-        stripes = StripeLayout.of(WATCHED, "torch", 1, 1)
+        stripes = StripeLayout.of(WATCHED, "torch", bits, 1)
         return TritonStripes(StripeBuffers(stripes, 0, DEVICE, watch.marks), "zero"), watch
 
     def step(self, ours, gradient):

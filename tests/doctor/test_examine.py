@@ -9,7 +9,7 @@ from scaling.doctor import files
 from scaling.doctor.line import Line
 
 SUBJECTS = [
-    "versions", "devices", "peer access", "NCCL", "launchers", "MPI", "Horovod", "rank", "ports",
+    "versions", "devices", "peer access", "NCCL", "Triton", "launchers", "MPI", "Horovod", "rank", "ports",
     "shared memory", "limits", "NUMA", "data sets", "write access", "clock",
 ]  # fmt: skip
 TORCHRUN = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}

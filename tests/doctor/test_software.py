@@ -27,6 +27,21 @@ def test_launchers_that_are_there_are_named_with_their_versions():
     assert software.launchers(lambda _: None).text == "torchrun"
 
 
+class TestTriton:
+    @pytest.mark.parametrize(("version", "state"), [("3.6.0", "ok"), ("3.5.1", "warning"), (None, "warning")])
+    def test_on_a_gpu_one_that_is_missing_or_too_old_is_a_warning(self, version, state):
+        line = software.triton(True, lambda: version)
+        assert line.state == state
+        assert ("plain torch" in line.text) == ("triton>=3.6" in line.fix) == (state == "warning")
+        assert version is None or version in line.text
+
+    @pytest.mark.parametrize("version", ["3.6.0", "3.5.1", None])
+    def test_without_a_gpu_it_is_not_needed(self, version):
+        line = software.triton(False, lambda: version)
+        assert (line.state, line.fix) == ("ok", "")
+        assert "GPU" in line.text
+
+
 @pytest.mark.parametrize(
     ("program", "package", "state"),
     [("mpirun", "4.1.2", "ok"), (None, None, "ok"), ("mpirun", None, "warning"), (None, "4.1.2", "warning")],

@@ -9,9 +9,10 @@ import pytest
 from scaling.report import write_report
 from scaling.report.columns import to_rows
 from scaling.report.figure_data import training_lines
+from scaling.report.figures import TARGET
 from scaling.report.groups import group_rows
 from scaling.report.learning import epoch_table, over_seeds
-from scaling.report.page_tables import page_tables
+from scaling.report.page_tables import CONVERGENCE_STATISTIC, page_tables
 from scaling.report.recipes import recipe_text
 from scaling.report.samples import read_cells
 from scaling.report.sentence import findings
@@ -165,6 +166,9 @@ class TestPrediction:
         (timed,) = [row for row in rows_of(study) if row["kind"] == "iteration"]
         assert row["predicted_s_to_target_low"] == pytest.approx(timed["iteration_s_low"] * 2 * STEPS)
         assert row["predicted_s_to_target_high"] == pytest.approx(timed["iteration_s_high"] * 2 * STEPS)
+        for caption in (TARGET, CONVERGENCE_STATISTIC):
+            assert "with one training" in caption
+            assert "that of the iteration time alone" in caption
 
     def test_several_seeds_add_the_uncertainty_of_the_iterations(self, study, epochs):
         rows = self.trained_and_timed(study, epochs, ends=(0.95, 0.95, 0.5))  # epochs 2, 2, 3

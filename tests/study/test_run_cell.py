@@ -11,7 +11,7 @@ from torch import nn
 
 from scaling.process_group import TorchGroup
 from scaling.study.cells import Cell
-from scaling.study.run_cell import MAX_LOADED, CellRunner, RankSummary, extent_of
+from scaling.study.run_cell import IN_HOST_MEMORY, MAX_LOADED, CellRunner, RankSummary, extent_of
 from scaling.training.timing import SPLIT_SETTLING
 from scaling.workloads.base import DataShape, Model
 
@@ -132,6 +132,56 @@ class TestInitialWeights:
             run(runner, group, replace(TIMED, model=f"{__name__}:noting", model_parameters={}))
             first.append(Noting.seen[0])
         assert torch.equal(*first)
+
+
+class TestDataThatDoesNotFit:
+    """Here the device's memory is the host's: what is planted is the failure of the move."""
+
+    @pytest.fixture
+    def fail(self, monkeypatch):
+        """fail(count): the first moves of a split raise; gives what is noted of the others."""
+
+        def plant(count):
+            moved = []
+            move = CellRunner._on_device
+
+            def on_device(self, split):
+                moved.append(len(self._loaded))
+                if len(moved) <= count:
+                    raise torch.OutOfMemoryError("planted")
+                return move(self, split)
+
+            monkeypatch.setattr(CellRunner, "_on_device", on_device)
+            return moved
+
+        return plant
+
+    @pytest.mark.parametrize("step", ["eager", "overlapped"])
+    def test_it_stays_in_host_memory_with_the_same_training_and_a_note(self, runner, group, fail, step):
+        cell = replace(TRAINED, step=step, bucket_mb=25.0 if step == "overlapped" else None)
+        expected = losses(CellRunner(torch.device("cpu")), group, cell)
+        fail(count=1000)
+        (row,), summary = run(runner, group, cell)
+        assert row["step_losses"] == expected
+        assert IN_HOST_MEMORY in summary.notes
+        assert summary.checksums
+
+    def test_timed_cells_have_the_note_too(self, runner, group, fail):
+        fail(count=1000)
+        rows, summary = run(runner, group, TIMED)
+        assert rows
+        assert IN_HOST_MEMORY in summary.notes
+
+    def test_data_of_other_cells_make_room_first(self, runner, group, fail):
+        run(
+            runner,
+            group,
+            replace(TIMED, dataset="synthetic", dataset_parameters={"input_shape": [4], "num_classes": 3}),
+        )
+        moved = fail(count=1)
+        _, summary = run(runner, group, TRAINED)
+        assert moved == [1, 0, 0], "with the other data set, then alone: training and test samples"
+        assert IN_HOST_MEMORY not in summary.notes
 
 
 @pytest.fixture(scope="module")

@@ -19,6 +19,9 @@ from scaling.bucket import BucketLayout
 from scaling.errors import NotFiniteError
 from scaling.process_group import Group, TorchGroup, run_in_process
 from scaling.training.captured import CapturedStep
+from scaling.training.checkpoint import Checkpoint
+from scaling.training.convergence import Progress
+from scaling.training.layered import LayeredStep
 from scaling.training.replica import FlatReplica
 from scaling.training.step import EagerStep
 from scaling.training.update import SgdSettings
@@ -38,6 +41,8 @@ IN_FC = 70_000
 BACKWARDS = BucketLayout.of(list(reversed(SHAPES.items())))
 NUM_STEPS = 3
 NUM_TRAINED = 6
+BUCKET_MB = 0.01
+"""Three buckets: each matrix one, and the biases one."""
 
 
 def gradient_of(rank: int, step: int) -> Tensor:
@@ -136,21 +141,64 @@ def batch(rank: int, number: int, device: torch.device) -> tuple[Tensor, Tensor]
     return inputs.to(device), targets.to(device)
 
 
-def captured_less_eager(aggregator: Aggregator[Any], group: TorchGroup, device: torch.device) -> float:
-    """The largest difference between the parameters that both steps end with."""
+def made(aggregator: Aggregator[Any], group: TorchGroup, device: torch.device, *, layered: bool) -> Any:
+    """A step that can be captured: the exchange behind the backward pass, or layer by layer under it."""
+    replica, settings = FlatReplica(network(device)), SgdSettings(0.01, momentum=0.9)
+    if layered:
+        return LayeredStep(replica, aggregator, settings, group, bucket_mb=BUCKET_MB, capturable=True)
+    return EagerStep(replica, aggregator, settings, group, capturable=True)
+
+
+def take_steps(step: Any, group: TorchGroup, device: torch.device, numbers: range) -> list[float]:
+    """The losses of these steps."""
+    losses = [step(*batch(group.rank, number, device)) for number in numbers]
+    step.check()
+    return torch.stack(losses).tolist()
+
+
+def captured_less_eager(
+    aggregator: Aggregator[Any], group: TorchGroup, device: torch.device, *, layered: bool
+) -> float:
+    """The largest difference between the parameters that a step ends with as it is, and captured."""
     ends = []
     for captured in (False, True):
-        settings = SgdSettings(0.01)
-        step: Any = EagerStep(FlatReplica(network(device)), aggregator, settings, group, capturable=True)
+        step = made(aggregator, group, device, layered=layered)
         if captured:
             step = CapturedStep(step, *batch(group.rank, 0, device), group)
-        for number in range(NUM_TRAINED):
-            step(*batch(group.rank, number, device))
-        step.check()
+        take_steps(step, group, device, range(NUM_TRAINED))
         ends.append(step.replica.parameters.clone())
     start = FlatReplica(network(device)).parameters
     assert not torch.equal(ends[0], start), "nothing was learned"
     return (ends[0] - ends[1]).abs().max().item()
+
+
+def resumed(
+    aggregator: Aggregator[Any], group: TorchGroup, device: torch.device, *, layered: bool
+) -> dict[str, Any]:
+    """The captured losses after a checkpoint, and how far the first two trainings' parameters are apart.
+
+    Of the training that goes on, of one that takes it over, of one that takes over all but the codec's state.
+    """
+
+    def captured() -> CapturedStep:
+        step = made(aggregator, group, device, layered=layered)
+        return CapturedStep(step, *batch(group.rank, 99, device), group)
+
+    later = range(NUM_TRAINED, 2 * NUM_TRAINED)
+    uncut = captured()
+    fresh = uncut.state_dict()["aggregator"]
+    take_steps(uncut, group, device, range(NUM_TRAINED))
+    content = Checkpoint.of(uncut, Progress(1, 1.0), [], device).to_bytes()
+    seen: dict[str, Any] = {"uncut": take_steps(uncut, group, device, later)}
+    other = captured()
+    saved = Checkpoint.from_bytes(content)
+    assert saved is not None
+    saved.restore(other, device)
+    seen["resumed"] = take_steps(other, group, device, later)
+    seen["apart"] = (uncut.replica.parameters - other.replica.parameters).abs().max().item()
+    other.load_state_dict({**saved.step, "aggregator": fresh})
+    seen["forgetful"] = take_steps(other, group, device, later)
+    return seen
 
 
 def main(out: Path) -> None:
@@ -165,7 +213,10 @@ def main(out: Path) -> None:
         aggregator = create(name, PARAMETERS.get(name, {}))
         try:
             seen[name] = aggregated(aggregator, group, device)
-            seen[name]["captured"] = captured_less_eager(aggregator, group, device)
+            for way in (False, True):
+                ending = " layered" if way else ""
+                seen[name][f"captured{ending}"] = captured_less_eager(aggregator, group, device, layered=way)
+                seen[name][f"resumed{ending}"] = resumed(aggregator, group, device, layered=way)
         except Exception:
             seen[name] = {**seen.get(name, {}), "failed": traceback.format_exc()}
         out.write_text(json.dumps(seen))

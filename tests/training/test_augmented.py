@@ -7,13 +7,14 @@ import torch
 from torch import nn
 
 from scaling.aggregators.registry import create
-from scaling.measure.clock import MonotonicClock
+from scaling.measure.clock import MonotonicClock, clock_for
 from scaling.process_group import InProcessGroup, run_in_process
 from scaling.training.convergence import Progress, TrainingPlan, train
 from scaling.training.learning_rate import LearningRate
 from scaling.training.replica import FlatReplica
 from scaling.training.step import EagerStep
 from scaling.training.update import SgdSettings
+from scaling.workloads.base import Split
 from scaling.workloads.digits import Digits
 
 
@@ -30,6 +31,29 @@ def trained(world_size: int, augmented: bool, rate: float = 0.05, after: int = 0
         return list(train(*parts, after=Progress(after, 10.0, 5.0), energy_meter=lambda: lambda: 2.0))
 
     return run_in_process(world_size, work)[0]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("augmented", [False, True])
+def test_samples_in_host_memory_are_the_same_training_on_a_gpu(augmented):
+    device = torch.device("cuda")
+    loaded = Digits().load(Digits().shape(None), 0, 0)
+    plan = TrainingPlan(100, 2, seed=1, augmented=augmented)
+
+    def rows_from(place: torch.device) -> list[dict]:
+        parts = [Split(one.inputs.to(place), one.targets.to(place)) for one in (loaded.train, loaded.test)]
+
+        def work(group: InProcessGroup) -> list[dict]:
+            torch.manual_seed(0)
+            replica = FlatReplica(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).to(device))
+            step = EagerStep(replica, create("all_reduce"), SgdSettings(0.05, 0.9), group)
+            return list(train(step, *parts, plan, group, clock_for(device), lambda seconds: seconds))
+
+        return run_in_process(1, work)[0]
+
+    for host, own in zip(rows_from(torch.device("cpu")), rows_from(device), strict=True):
+        assert {**host, "train_s": 0.0} == {**own, "train_s": 0.0}
 
 
 def losses(rows: list[dict]) -> torch.Tensor:

@@ -9,6 +9,9 @@ NAMES = (
 )
 """Those of codecs_cuda_worker.py."""
 
+STATELESS = ("sign", "fp16", "bf16")
+"""These withhold nothing."""
+
 LARGEST_SHARE = 1e-4
 """Of elements that a rounding in a mean has sent to the other side of a threshold, or to another level."""
 SIXTEEN_BITS = {"fp16": 2**-11, "bf16": 2**-8}
@@ -46,8 +49,18 @@ class TestOnTwoGpus:
     def test_no_step_waits_for_the_device(self, both, name):
         assert [rank["waits"] for rank in both] == ["", ""]
 
-    def test_captured_it_trains_bit_for_bit_as_eager(self, both, name):
-        assert [rank["captured"] for rank in both] == [0.0, 0.0]
+    @pytest.mark.parametrize("way", ["captured", "captured layered"])
+    def test_captured_it_trains_bit_for_bit_as_eager(self, both, name, way):
+        assert [rank[way] for rank in both] == [0.0, 0.0]
+
+    @pytest.mark.parametrize("way", ["resumed", "resumed layered"])
+    def test_captured_it_resumes_bit_for_bit(self, both, name, way):
+        for rank in both:
+            assert rank[way]["resumed"] == rank[way]["uncut"]
+            assert rank[way]["apart"] == 0.0
+            # What was withheld up to the checkpoint is part of it.
+            if name not in STATELESS:
+                assert rank[way]["forgetful"] != rank[way]["uncut"]
 
     def test_nan_on_one_rank_is_an_error_on_both_that_names_the_tensor(self, both, name):
         one, other = (rank["not_finite"] for rank in both)

@@ -105,6 +105,16 @@ class TestOnAGpu:
     def test_batches_come_in_turn_without_end(self, placement):
         assert_the_same(placement, torch.device("cuda"))
 
+    @pytest.mark.parametrize("placement", get_args(InputPlacement))
+    def test_samples_that_have_no_room_there_are_taken_from_host_memory(self, placement):
+        device = torch.device("cuda")
+        feeder = feeder_for(placement, split(CPU), batches(), device, NUM_WORKERS)
+        for expected in taken("device", CPU, 2 * NUM_BATCHES):
+            batch = feeder.next(UNMARKED)
+            for ours, theirs in zip(batch, expected, strict=True):
+                assert ours.device.type == "cuda"
+                assert torch.equal(ours.cpu(), theirs)
+
     @pytest.mark.parametrize(
         ("placement", "marked"),
         [

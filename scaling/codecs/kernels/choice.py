@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from typing import Literal
 
@@ -13,6 +12,7 @@ from scaling.codecs.chunk_coder import ChunkCoder, TorchChunks
 from scaling.codecs.kernels.chunk_engine import TritonChunks, kernel_problem
 from scaling.codecs.kernels.engine import TritonStripes
 from scaling.codecs.kernels.tiles import LARGEST_MATRIX
+from scaling.codecs.kernels.versions import triton_version, version_problem
 from scaling.codecs.one_bit import Threshold
 from scaling.codecs.one_bit_planes import PlaneStripes
 from scaling.codecs.one_bit_stripes import StripeBuffers, StripeCodec, TorchStripes
@@ -25,8 +25,9 @@ INTERPRETER = "TRITON_INTERPRET"
 
 def triton_problem(device: torch.device) -> str | None:
     """Why Triton's kernels cannot run on that device; None if they can."""
-    if importlib.util.find_spec("triton") is None:
-        return "Triton is not installed (pip install triton)"
+    problem = version_problem(triton_version())
+    if problem is not None:
+        return problem
     if device.type != "cuda" and os.environ.get(INTERPRETER) != "1":
         return f"the ranks compute on {device.type}, and Triton's kernels need CUDA"
     return None
