@@ -1,0 +1,103 @@
+"""What docs/convergence.md says is what the committed trainings have."""
+
+import gzip
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+ROOT = Path(__file__).parents[1]
+REFERENCE = ROOT / "results" / "reference"
+TEXT = (ROOT / "docs" / "convergence.md").read_text(encoding="utf-8")
+
+
+def rows_of(first: str) -> list[list[str]]:
+    """The rows of the page's tables whose first cell begins with that."""
+    lines = [line.strip("| ").split(" | ") for line in TEXT.splitlines() if line.startswith(f"| {first}")]
+    return [[cell.strip() for cell in line] for line in lines]
+
+
+def trainings(folder: str) -> pd.DataFrame:
+    table = pd.read_csv(REFERENCE / folder / "summary.csv")
+    return table[(table.kind == "convergence") & (table.state == "done")]
+
+
+def first_losses(folder: str) -> dict[tuple[str, int], np.ndarray]:
+    """(aggregator, workers) -> losses of the first 100 steps at seed 0."""
+    found = {}
+    for run in (REFERENCE / folder / "runs").glob("*/0"):
+        record = json.loads((run / "run.json").read_text())
+        cell = record["cell"]
+        if cell["kind"] != "convergence" or record["state"] != "done" or cell["seed"] != 0:
+            continue
+        with gzip.open(run / "rank0.jsonl.gz", "rt") as file:
+            losses = [loss for line in file for loss in json.loads(line).get("step_losses", [])]
+        found[cell["aggregator_label"], cell["world_size"]] = np.array(losses[:100])
+    return found
+
+
+def test_accuracies_of_compressed_gradients_are_those_of_the_folder():
+    table = trainings("compression-4xh200").set_index("aggregator")
+    accuracy = 100 * table.final_test_accuracy
+    exact = accuracy["host_parallel"]
+    shown = {row[0].strip("`"): row[1:] for name in table.index for row in rows_of(f"`{name}` |")}
+    assert len(shown) == 11
+    assert shown == {
+        name: [
+            f"{accuracy[name]:.2f}%",
+            f"{accuracy[name] - exact:+.2f}",
+            f"{row.train_loss:.3f}",
+            f"{row.wire_bytes_per_rank / 1e6:.2f}",
+        ]
+        for name, row in table.iterrows()
+    }
+    without = table.index.str.endswith("(error_feedback=False)")
+    assert (accuracy - exact).abs()[~without].max() < 0.155
+    assert sorted(round(exact - value, 1) for value in accuracy[without])[:: without.sum() - 1] == [3.5, 8.9]
+    times = (
+        table.train_loss[without]
+        / table.train_loss[[name.split("(")[0] for name in table.index[without]]].values
+    )
+    assert 1.8 < times.min() < times.max() < 4
+
+
+def test_workers_that_share_gpus_learn_what_as_many_gpus_do():
+    shared = trainings("compression-2xh200").set_index("aggregator").final_test_accuracy
+    apart = trainings("compression-4xh200").set_index("aggregator").final_test_accuracy
+    differences = (1e4 * (apart[shared.index] - shared)).round().astype(int)
+    assert differences[differences != 0].to_dict() == {"power_sgd": -2}
+
+
+@pytest.mark.parametrize(
+    "row", rows_of("`converge-fcn`") + rows_of("`converge-alexnet`"), ids=lambda row: row[0]
+)
+def test_ranges_of_accuracies_are_those_of_the_folders(row):
+    for size, text in zip((2, 4), row[2:], strict=True):
+        table = trainings(f"{row[0].strip('`')}-{size}xh200")
+        table = table[table.world_size == 4] if size == 4 else table
+        means = 100 * table.groupby(["aggregator", "world_size"]).final_test_accuracy.mean()
+        lossy = 100 * table[table.aggregator == "one_bit"].final_test_accuracy
+        if "alexnet" in row[0]:
+            means = means.drop("one_bit")
+            assert f"{lossy.min():.1f}%" in text
+            assert text.startswith(f"{means.min():.1f}% to {means.max():.1f}%")
+        else:
+            low = 100 * table.final_test_accuracy.min() if size == 4 else means.min()
+            assert text.startswith(f"{low:.2f}% to {means.max():.2f}%")
+
+
+@pytest.mark.parametrize(
+    "folder", ["mnist-4xh200", "converge-alexnet-2xh200", "converge-alexnet-4xh200", "converge-fcn-2xh200"]
+)
+def test_agreement_of_the_first_100_steps_is_that_of_the_samples(folder):
+    losses = first_losses(folder)
+    alone = losses["all_reduce", 1]
+    several = {key: value for key, value in losses.items() if key[1] > 1 and key[0] != "one_bit"}
+    assert len(several) >= 3
+    off = np.array([np.abs(value - alone) / np.abs(alone) for value in several.values()])
+    (row,) = rows_of(f"`{folder}`")
+    assert row[2] == f"{off.max():.1e}"
+    above = np.nonzero((off > 1e-5).any(axis=0))[0]
+    assert row[3] == (f"step {above[0]}" if len(above) else "none in 100")
