@@ -218,55 +218,80 @@ def test_text_on_losses_and_configurations_is_that_of_the_samples(file):
     assert three["hook"] == pytest.approx(0.188, abs=0.001)
 
 
-def test_text_on_power_sgd_on_four_gpus_is_that_of_the_samples(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    from power_sgd_table import LOSSES_ALIKE, summary
+OURS = "power_sgd captured, 25 MB"
+NETWORKS = ("fcn-r", "fcn-s4", "resnet-56")
 
+
+@pytest.fixture
+def four_gpus(monkeypatch):
+    """The summaries over NVLink and host-only, by network."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    from power_sgd_table import summary
+
+    documents = [json.loads((RESULTS / file).read_text(encoding="utf-8")) for file in POWER_SGD_4]
+    assert [one["host_only"] for one in documents] == [False, True]
+    for document in documents:
+        assert document["world_size"] == 4
+        assert {(one["num_rounds"], len(one["failed"])) for one in document["networks"].values()} == {(6, 0)}
+    return [{name: summary(one["networks"][name]) for name in NETWORKS} for one in documents]
+
+
+def test_text_on_power_sgd_on_four_gpus_has_the_ratios_of_the_samples(four_gpus):
     text = text_of_results()
-    names = ("fcn-r", "fcn-s4", "resnet-56")
-    for file, rest in zip(
-        POWER_SGD_4,
-        ("times (ResNet-56) as fast as the fastest hook over NVLink", "times host-only"),
-        strict=True,
-    ):
-        networks = json.loads((RESULTS / file).read_text(encoding="utf-8"))["networks"]
-        assert {(one["num_rounds"], len(one["failed"])) for one in networks.values()} == {(6, 0)}
-        said = {name: summary(networks[name]) for name in names}
-        assert {one["best_ours"] for one in said.values()} == {"power_sgd captured, 25 MB"}
-        captured, eager = (
-            [said[name]["contenders"][contender]["ratio"] for name in names]
-            for contender in ("power_sgd captured, 25 MB", "power_sgd eager")
-        )
-        one, two, three = (f"{ratio:.2f}" for ratio in captured)
-        networks_named = "nvlink" in file
-        shown = (
-            f"{one} (FCN-R), {two} (fcn-s4) and {three}" if networks_named else f"{one}, {two} and {three}"
-        )
-        assert f"{shown} {rest}" in text
-        shown = "{:.2f}, {:.2f} and {:.2f}".format(*eager)
-        assert f"{shown} times over NVLink" in text or f"{shown} host-only" in text
-        for name in names:
-            every, hook = said[name]["contenders"], said[name]["best_hook"]
-            fall = {key: row["loss_first"] - row["loss_last"] for key, row in every.items()}
-            ratio = fall["power_sgd captured, 25 MB"] / fall[hook]
-            assert LOSSES_ALIKE[0] < ratio < LOSSES_ALIKE[1]
-            if name == "resnet-56":
-                assert f"ours fell by {100 * (1 - ratio):.0f}% less than the hook's" in text
-                assert fall[hook] < 0.6 * fall["DDP"]
-            if file == POWER_SGD_4[0]:
-                shown = [fall[key] for key in ("power_sgd captured, 25 MB", hook, "DDP")]
-                falls = {
-                    "fcn-r": "{:.3f} with ours and {:.3f} with the hook on FCN-R (DDP's: {:.3f})",
-                    "fcn-s4": "{:.2f} and {:.2f} on fcn-s4 ({:.2f})",
-                    "resnet-56": "{:.3f} and {:.3f} on ResNet-56 ({:.3f};",
-                }
-                assert falls[name].format(*shown) in text
-                times = [1e3 * every[key]["median_s"] for key in ("power_sgd captured, 25 MB", "DDP")]
-                beside = {
-                    "fcn-r": "{:.2f} against {:.2f} ms on FCN-R",
-                    "fcn-s4": "{:.2f} against {:.2f} on fcn-s4",
-                }
-                assert beside.get(name, "{:.2f} against {:.1f} on ResNet-56").format(*times) in text
+    ratios = []
+    for said in four_gpus:
+        assert {one["best_ours"] for one in said.values()} == {OURS}
+        for name in (OURS, "power_sgd eager"):
+            ratios.append([f"{said[network]['contenders'][name]['ratio']:.2f}" for network in NETWORKS])
+    nvlink, eager_nvlink, host_only, eager_host_only = ratios
+    assert "{} (FCN-R), {} (fcn-s4) and {} times (ResNet-56) as fast".format(*nvlink) in text
+    assert "hook over NVLink, {}, {} and {} times host-only".format(*host_only) in text
+    assert "without the graph, {}, {} and {} times over NVLink".format(*eager_nvlink) in text
+    assert "{}, {} and {} host-only".format(*eager_host_only) in text
+
+
+def test_text_on_power_sgd_on_four_gpus_has_the_times_of_the_samples(four_gpus):
+    text = text_of_results()
+    times = [
+        {
+            name: {key: 1e3 * row["median_s"] for key, row in one["contenders"].items()}
+            for name, one in said.items()
+        }
+        for said in four_gpus
+    ]
+    one, two, three = (times[0][name] for name in NETWORKS)
+    assert f"{one[OURS]:.2f} against {one['DDP']:.2f} ms on FCN-R" in text
+    assert f"{two[OURS]:.2f} against {two['DDP']:.2f} on fcn-s4" in text
+    assert f"{three[OURS]:.2f} against {three['DDP']:.1f} on ResNet-56" in text
+    assert f"exchanges nothing takes {three['none captured, 25 MB']:.2f} ms" in text
+    assert f"loses to DDP on FCN-R ({one['power_sgd eager']:.2f} ms)" in text
+    one_bit = [row["one_bit captured, 25 MB"] for row in (one, two, three)]
+    assert "a little faster here: {:.2f}, {:.2f} and {:.2f} ms".format(*one_bit) in text
+    for said, row in zip(four_gpus[0].values(), (one, two, three), strict=True):
+        assert row[said["best_hook"]] > row["DDP"]
+        assert row["one_bit captured, 25 MB"] < row[OURS]
+    one, two, three = (times[1][name] for name in NETWORKS)
+    assert f"{one['DDP'] / one[OURS]:.1f} times as fast as DDP on FCN-R" in text
+    assert f"{two['DDP'] / two[OURS]:.1f} times on fcn-s4" in text
+    assert f"the {three['DDP'] / three[OURS]:.1f} times on ResNet-56" in text
+    assert f"fp16 hook ({one['DDP, fp16 hook']:.2f} ms)" in text
+
+
+def test_text_on_power_sgd_on_four_gpus_has_the_losses_of_the_samples(four_gpus):
+    text = text_of_results()
+    shown = {
+        "fcn-r": "{:.3f} with ours and {:.3f} with the hook on FCN-R (DDP's: {:.3f})",
+        "fcn-s4": "{:.2f} and {:.2f} on fcn-s4 ({:.2f})",
+        "resnet-56": "{:.3f} and {:.3f} on ResNet-56 ({:.3f}; all over NVLink)",
+    }
+    for name, said in four_gpus[0].items():
+        rows = (said["contenders"][key] for key in (OURS, said["best_hook"], "DDP"))
+        falls = [row["loss_first"] - row["loss_last"] for row in rows]
+        assert shown[name].format(*falls) in text
+    assert f"On ResNet-56 ours fell by {100 * (1 - falls[0] / falls[1]):.0f}% less than the hook's" in text
+    from power_sgd_table import LOSSES_ALIKE
+
+    assert LOSSES_ALIKE == (0.5, 2.0), "between half and twice the hook's"
 
 
 def test_codec_tables_are_those_of_the_samples(monkeypatch):
