@@ -10,6 +10,12 @@ known: anything that four GPUs did. `--curves` adds folders of benchmarks/comput
 GPU over local batches; in what their environments differ is printed. Writes predictions.csv, a row a cell of
 four GPUs: those that the last three folders hold, and the same without access between GPUs where nobody
 measured that.
+
+    python benchmarks/prediction_calibration.py --out benchmarks/results/prediction-later-4xh200 \\
+        --curves results/reference/compute-curves-h200 --later results/reference/one-bit-step-4xh200
+
+predicts the cells of four GPUs in that folder alone, from the same sources: cells that were measured after
+the others had been predicted. In what their environment differs is printed too.
 """
 
 from __future__ import annotations
@@ -55,14 +61,19 @@ def sources(curves: Sequence[Path] = ()) -> Sources:
 
 
 def predictions(
-    everything: Sources,
+    everything: Sources, later: Sequence[Path] = ()
 ) -> Iterator[tuple[MeasuredCell | None, Mapping[str, Any], Prediction | str]]:
-    """(measured or None, cell, prediction or the reason why there is none)."""
+    """(measured or None, cell, prediction or the reason why there is none); of `later`, theirs alone."""
     machine = what_if(everything.machine, ["gpus=2x"])
     predictor, _ = everything.up_to(KNOWN_UP_TO).predictor(machine, strategy_of)
     measured = [
         one for one in everything.cells if one.world_size == PREDICTED and not one.cell.get("twin", 0)
     ]
+    if later:
+        for one in (cell for path in later for cell in cells_of(ResultsFolder(path))):
+            if one.world_size == PREDICTED:
+                yield one, one.cell, _predicted(predictor, one.cell)
+        return
     seen = {identity(one.cell) for one in measured}
     for one in measured:
         yield one, one.cell, _predicted(predictor, one.cell)
@@ -178,10 +189,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--curves", type=Path, action="append", default=[])
+    parser.add_argument("--later", type=Path, action="append", default=[])
     options = parser.parse_args()
-    for note in differences_between(folders(options.curves)):
+    for note in differences_between([*folders(options.curves), *map(ResultsFolder, options.later)]):
         print(note, file=sys.stderr)
-    table = rows(predictions(sources(options.curves)))
+    table = rows(predictions(sources(options.curves), options.later))
     if options.out:
         options.out.mkdir(parents=True, exist_ok=True)
         with (options.out / "predictions.csv").open("w", newline="", encoding="utf-8") as file:

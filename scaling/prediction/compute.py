@@ -1,7 +1,8 @@
 """What a rank computes in a step without any exchange, by its local batch, from measured cells.
 
 1. Cells that exchange nothing are grouped by model, step, precision, memory format, input and device; of the
-   overlapped step those that DDP wraps apart from those that it does not.
+   overlapped step those that DDP wraps apart from those that it does not, of the captured step those that go
+   layer by layer (`bucket_mb`) apart from those that update after the backward pass.
 2. Those of one local batch are one point: the mean, with the larger of their own deviation and their spread.
 3. Between two points the time is interpolated linearly. Beyond them it goes on along the line through the two
    nearest, and says so: `EXTRAPOLATION_SD` for each factor of two.
@@ -11,6 +12,8 @@
    follows the differences of the eager step: the host starts its kernels likewise. A captured step does so
    where these lie between the bounds, and its interval holds proportion too: launches may bound the eager
    step and not the captured one. Where they do not, the eager step tells nothing of it.
+5. Layer by layer the update runs under the backward pass. Where only the captured step that updates after it
+   was measured, half of its update is taken as hidden, and the 95% interval holds none and all of it.
 """
 
 from __future__ import annotations
@@ -130,13 +133,21 @@ class ComputeModel:
             step = step.also("the slowest of several ranks", SLOWEST_SD)
         phases = eager or curve
         update_s = min(_phase(curve, "update_s", local_batch) or 0.0, 0.9 * step.value)
+        if _is_layered(cell) and _key(cell) not in self._curves:
+            share = update_s / 2 / step.value
+            reach = (1 - share) / (1 - 2 * share)  # from half of it hidden to all; to none is less
+            step = step.times(1 - share).also("how much of the update is hidden", _sd_that_reaches(reach))
+            notes = [
+                *notes,
+                f"measured without layers: half of its update of {update_s * 1e3:.3g} ms is hidden",
+            ]
         backward_s = _phase(phases, "backward_s", local_batch) or BACKWARD_SHARE * (step.value - update_s)
         return Computed(step, update_s, min(backward_s, step.value - update_s), tuple(notes))
 
     def _curve(self, cell: Mapping[str, Any]) -> list[Point] | None:
-        curve = self._curves.get(_key(cell))
-        # Where DDP's own cost was not measured, the bare step stands for it.
-        return curve if curve is not None else self._curves.get(_key(cell, exchanges=False))
+        # Where DDP's own cost was not measured, the bare step stands for it; for one by layers the whole one.
+        keys = (_key(cell), _key(cell, exchanges=False), _key({**cell, "bucket_mb": None}, exchanges=False))
+        return next((self._curves[key] for key in keys if key in self._curves), None)
 
 
 def _key(cell: Mapping[str, Any], *, exchanges: bool | None = None) -> tuple[Any, ...]:
@@ -144,7 +155,13 @@ def _key(cell: Mapping[str, Any], *, exchanges: bool | None = None) -> tuple[Any
     return (
         *(cell.get(name, default) for name, default in SAME.items()),
         cell["step"] == "overlapped" and wrapped,
+        _is_layered(cell),
     )
+
+
+def _is_layered(cell: Mapping[str, Any]) -> bool:
+    """Whether a captured step exchanges and updates layer by layer."""
+    return cell["step"] == "captured" and cell.get("bucket_mb") is not None
 
 
 def _point(local_batch: int, alike: Sequence[MeasuredCell]) -> Point:

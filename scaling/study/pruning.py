@@ -207,6 +207,8 @@ def _is_of(cell: Cell, part: IterationPart) -> bool:
         cell.world_size in part.world_sizes
         and cell.step in part.step
         and cell.input_placement in part.input_placement
+        and cell.batch_norm in part.batch_norm
+        and (cell.memory_format or "contiguous") in part.memory_format
         and any(spec.name == cell.aggregator for spec in part.aggregators)
     )
 

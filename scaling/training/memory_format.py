@@ -36,4 +36,5 @@ def _reordered(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
 def _channels_last(value: Any) -> Any:
     if not isinstance(value, Tensor) or value.dim() != 4 or not value.is_floating_point():
         return value
-    return value.contiguous(memory_format=torch.channels_last)
+    # Not `contiguous`: images of one channel lie in both orders, and would keep the strides of the usual one.
+    return value.to(memory_format=torch.channels_last)

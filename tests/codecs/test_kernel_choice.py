@@ -94,9 +94,9 @@ class TestVersion:
         find_spec, known = importlib.util.find_spec, importlib.metadata.version
 
         def version_of(name, version):
-            if name not in versions.DISTRIBUTIONS:
+            if name != "triton":
                 return known(name)
-            if name != "triton" or version == "":
+            if version == "":
                 raise importlib.metadata.PackageNotFoundError(name)
             return version
 
@@ -106,13 +106,19 @@ class TestVersion:
                 importlib.util, "find_spec", lambda name: spec if name == "triton" else find_spec(name)
             )
             monkeypatch.setattr(importlib.metadata, "version", lambda name: version_of(name, version))
+            monkeypatch.setattr(importlib.metadata, "packages_distributions", dict)
 
         return install
 
-    @pytest.mark.parametrize("version", ["3.6.0", "3.7", "3.10.1+git1234", "4.0.0"])
+    @pytest.mark.parametrize("version", ["3.6.0", "3.7", "3.7b1", "3.6rc1", "3.10.1+git1234", "4.0.0"])
     def test_later_ones_can_run(self, install, version):
         install(version)
         assert triton_problem(self.GPU) is None
+
+    def test_of_a_package_of_another_name_it_is_told_too(self, install, monkeypatch):
+        install("")
+        monkeypatch.setattr(importlib.metadata, "packages_distributions", lambda: {"triton": ["pytest"]})
+        assert versions.triton_version() == importlib.metadata.version("pytest")
 
     @pytest.mark.parametrize(
         ("version", "reason"),

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from scaling.errors import PredictionError
@@ -118,3 +120,21 @@ def test_spread_of_equal_cells_is_part_of_the_uncertainty():
 def test_several_processes_on_a_cpu_are_no_single_one():
     model = ComputeModel([measured(cell(2, "none", device="cpu"), 5e-3)])
     assert not model.has(cell(2, "none", device="cpu"))
+
+
+class TestLayerByLayer:
+    def test_its_own_cells_count_and_those_without_layers_do_not(self):
+        model = ComputeModel(
+            [alone(64, 2e-3, step="captured"), alone(64, 1.5e-3, step="captured", bucket_mb=16.0)]
+        )
+        assert model.step(cell(2, step="captured", bucket_mb=25.0), 64).step_s.value == pytest.approx(1.5e-3)
+        assert model.step(cell(2, step="captured"), 64).step_s.value == pytest.approx(2e-3)
+
+    def test_without_them_it_hides_half_of_the_update_and_may_hide_none_or_all(self):
+        plain = replace(alone(64, 2e-3, step="captured"), phases={"update_s": 0.6e-3})
+        computed = ComputeModel([plain]).step(cell(2, step="captured", bucket_mb=16.0), 64)
+        low, high = computed.step_s.interval
+        assert computed.step_s.value == pytest.approx(1.7e-3)
+        assert low <= 1.4e-3 < 2e-3 <= high
+        assert any("half of its update of 0.6 ms" in note for note in computed.notes)
+        assert ComputeModel([plain]).step(cell(2, step="captured"), 64).notes == ()

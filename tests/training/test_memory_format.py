@@ -44,6 +44,14 @@ def test_it_holds_in_evaluation_too():
     assert formats(with_channels_last(network()).eval(), images()) == [True, True, True]
 
 
+def test_images_of_one_channel_are_convolved_channels_last_too():
+    """They lie in both orders at once: which one a convolution hands on is a matter of strides."""
+    convolution = with_channels_last(nn.Conv2d(1, 4, 3))
+    output = convolution(torch.zeros(2, 1, 8, 8))
+    assert output.is_contiguous(memory_format=LAST)
+    assert not output.is_contiguous()
+
+
 @pytest.mark.parametrize("inputs", [torch.zeros(2, 3), torch.zeros(2, 3, 4, 4, dtype=torch.int64)])
 def test_what_is_no_image_passes_as_it_is(inputs):
     seen = []
