@@ -34,7 +34,7 @@ from scaling.study.launches import Launch, remaining_launches
 from scaling.study.libraries import carried, libraries_of
 from scaling.study.overrides import load_study
 from scaling.study.prepare import prepare, this_machine
-from scaling.study.run_cell import CellRunner, RankSummary
+from scaling.study.run_cell import CellRunner, RankSummary, notes_of
 from scaling.study.sharing import gpu_of, sharing_note
 from scaling.workers import CellOutcome, Workers
 from topologies.detect import num_usable_cores
@@ -294,7 +294,7 @@ def _record(
         folder.fail_run(record, outcome.reason)
         return
     ranks = [RankSummary(**summary) for summary in outcome.summaries]
-    notes = list(ranks[0].notes)
+    notes = notes_of(ranks)
     num_cores = num_usable_cores()
     if cell.device == "cpu" and info.local_world_size * cell.threads > num_cores:
         notes.append(f"{info.local_world_size} workers x {cell.threads} threads share {num_cores} cores")

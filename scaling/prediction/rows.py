@@ -135,6 +135,10 @@ def _cells(row: Mapping[str, Any], marks: str) -> list[str]:
     name = str(row.get("aggregator", ""))
     if row.get("peer_access") is False:
         name += ", host-only"
+    if row.get("memory_format") == "channels_last":
+        name += ", channels_last"
+    if row.get("tf32"):
+        name += ", tf32"
     first = [name, str(row.get("world_size", ""))]
     if "reason" in row:
         return [*first, "not predicted", "", "", marks]

@@ -23,6 +23,9 @@ LARGEST_LOOKING = 0.05
 LONGEST_THROTTLED = 0.01
 """A GPU whose clocks were held down for more than this part of the window was throttled."""
 
+IN_HOST_MEMORY = "the data set does not fit on the device"
+"""So begins the note of a run whose data set stayed in host memory, on any rank."""
+
 
 def cautions(cell: CellResult, row: Row) -> list[str]:
     """The warnings of a cell, each as `kind: detail`.
@@ -33,6 +36,7 @@ def cautions(cell: CellResult, row: Row) -> list[str]:
     """
     return [
         *_sharing_cautions(row),
+        *_host_memory_cautions(cell, row),
         *_budget_cautions(row),
         *_gpu_cautions(cell),
         *_precision_cautions(cell),
@@ -67,6 +71,15 @@ def _sharing_cautions(row: Row) -> list[str]:
     size = row["world_size"]
     left_out = f"seconds and joules are left out, since they are not those of {size} GPUs"
     return [f"shared GPUs: {on_gpus(row)}: the accuracy is that of {size} workers; {left_out}"]
+
+
+def _host_memory_cautions(cell: CellResult, row: Row) -> list[str]:
+    """Of trainings that have seconds: those of workers that share GPUs are left out as it is."""
+    if row["kind"] != "convergence" or shares_gpus(row):
+        return []
+    if not any(note.startswith(IN_HOST_MEMORY) for record in cell.done for note in record.notes):
+        return []
+    return ["host memory: the data set was copied batch by batch; the seconds hold that"]
 
 
 def _budget_cautions(row: Row) -> list[str]:

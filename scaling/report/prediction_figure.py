@@ -21,7 +21,7 @@ DIGITS = 9
 
 COLUMNS = (
     *("cell_id", "model", "dataset", "aggregator", "step", "world_size", "local_batch", "peer_access"),
-    *("topology", "simulated_s", "simulated_s_low", "simulated_s_high"),
+    *("precision", "memory_format", "topology", "simulated_s", "simulated_s_low", "simulated_s_high"),
     *("measured_s", "measured_s_low", "measured_s_high", "error_ratio", "is_inside", "failed_assumption"),
 )
 
@@ -87,6 +87,9 @@ def _point(one: PredictedCell, measured: Row) -> PredictedPoint:
 def _row(one: PredictedCell) -> Row:
     row: Row = {name: one.predicted.get(name) for name in COLUMNS}
     row |= {
+        # As in summary.csv.
+        "precision": "tf32" if one.predicted.get("tf32") else "float32",
+        "memory_format": one.predicted.get("memory_format") or "contiguous",
         "simulated_s": one.predicted["iteration_s"],
         "simulated_s_low": one.predicted["iteration_s_low"],
         "simulated_s_high": one.predicted["iteration_s_high"],

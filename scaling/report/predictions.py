@@ -146,5 +146,8 @@ def _row(one: PredictedCell) -> list[str]:
 
 
 def _name(one: Mapping[str, Any]) -> str:
-    access = ", host-only" if one.get("peer_access") is False else ""
-    return f"{one['model']}, {one['aggregator']}, {one['step']}, {one['world_size']} workers{access}"
+    # As in the tables of `scaling.prediction.rows`.
+    own = ", host-only" if one.get("peer_access") is False else ""
+    own += ", channels_last" if one.get("memory_format") == "channels_last" else ""
+    own += ", tf32" if one.get("tf32") else ""
+    return f"{one['model']}, {one['aggregator']}, {one['step']}, {one['world_size']} workers{own}"

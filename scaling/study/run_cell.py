@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -86,6 +86,17 @@ class RankSummary:
     gpu: dict[str, Any] | None = None
 
 
+def notes_of(ranks: Sequence[RankSummary]) -> list[str]:
+    """What the record of a run says: rank 0's notes, and on how many ranks the data lay in host memory.
+
+    Each rank finds out for itself whether the data fit, since other processes may fill one GPU alone.
+    """
+    notes = [note for note in ranks[0].notes if note != IN_HOST_MEMORY]
+    if count := sum(IN_HOST_MEMORY in rank.notes for rank in ranks):
+        notes.append(f"{IN_HOST_MEMORY} (on {count} of {len(ranks)} rank{'s' if len(ranks) > 1 else ''})")
+    return notes
+
+
 class CellRunner:
     """Runs cells on one rank; keeps the data sets it has loaded.
 
@@ -161,7 +172,11 @@ class CellRunner:
         return self._loaded[key]
 
     def _placed(self, loaded: DataSplits) -> DataSplits:
-        """The data set on the device, beside others or alone; in host memory where it does not fit there."""
+        """The data set on the device, or in host memory where it does not fit there.
+
+        It is tried beside this worker's other data sets, then without them. What other workers keep on a GPU
+        that they share stays: each clears its own alone.
+        """
         for _ in range(2):
             try:
                 train, test = self._on_device(loaded.train), self._on_device(loaded.test)

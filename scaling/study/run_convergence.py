@@ -76,7 +76,7 @@ def train_cell(
         cell: of kind convergence.
         group: the ranks that train together.
         step: this rank's, as it is at the start.
-        splits: on the step's device.
+        splits: on the step's device, or in host memory, from where each batch is copied.
         device: this rank's.
         write: takes this rank's samples, in order.
         saved: where checkpoints are; None: there are none, and none are made.

@@ -80,6 +80,23 @@ def test_every_row_says_that_it_is_simulated():
     assert "no data" in text_table([row, reason_row(cell(4), "example", "no data")])
 
 
+def test_the_table_tells_memory_formats_and_precisions_apart():
+    changes = [
+        {},
+        {"tf32": True},
+        {"memory_format": "channels_last"},
+        {"peer_access": False, "memory_format": "channels_last", "tf32": True},
+    ]
+    cells = [cell(4, **{"memory_format": None, **own}) for own in changes]
+    names = ["ring", "ring, tf32", "ring, channels_last", "ring, host-only, channels_last, tf32"]
+    for rows in (
+        [row_of(Predictor(Machinery(machine())).predict(strategy(values))) for values in cells],
+        [reason_row(values, "example", "no data") for values in cells],
+    ):
+        lines = text_table(rows).splitlines()
+        assert [line.split("  ")[0] for line in lines[2:6]] == names
+
+
 def test_speedup_is_over_one_rank_without_exchange():
     row = row_of(predicted(cell(4)), model())
     assert row["speedup"] == pytest.approx(4096e-6 / row["iteration_s"])

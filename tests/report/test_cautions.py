@@ -5,7 +5,10 @@ import pytest
 from scaling.report.cautions import cautions_of
 from scaling.report.columns import to_rows
 from scaling.report.groups import group_rows
+from scaling.report.page_tables import page_tables
 from scaling.report.tables import summary_table
+from scaling.study.run_cell import IN_HOST_MEMORY as HOST_MEMORY_NOTE
+from scaling.study.run_cell import RankSummary, notes_of
 
 
 def row_of(study):
@@ -119,6 +122,45 @@ def test_too_few_iterations_for_an_interval_are_told_so(study):
 @pytest.mark.parametrize(("reason", "goal"), [("precision", 0.01), ("iterations", None), (None, 0.01)])
 def test_goal_that_was_reached_or_not_set_is_not_warned_of(study, reason, goal):
     add_with_goal(study, SCATTERED, reason, goal)
+    assert warnings(study) == []
+
+
+IN_HOST_MEMORY = "host memory: the data set was copied batch by batch; the seconds hold that"
+
+
+def add_training(study, epoch_line, notes, **cell):
+    """With what each rank noted."""
+    told = notes_of([RankSummary(1, 1, None, {}, own) for own in notes])
+    run = [[epoch_line(1, 1.0, 0.5, 0.9)]] * len(notes)
+    study.add([run], kind="convergence", world_size=len(notes), notes=told, **cell)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_training_whose_data_lay_in_host_memory_on_any_rank_is_warned_of(study, epoch_line, rank):
+    notes = [[], []]
+    notes[rank] = [HOST_MEMORY_NOTE]
+    add_training(study, epoch_line, notes)
+    assert warnings(study) == [IN_HOST_MEMORY]
+    (group,) = group_rows([row_of(study)])
+    (table,) = page_tables(group, [group])
+    assert table.warnings == [f"{IN_HOST_MEMORY} (none on 2 workers)"]
+
+
+def test_training_with_its_data_on_the_gpu_is_not_warned_of(study, epoch_line):
+    add_training(study, epoch_line, [["tensors: 2"], []])
+    assert warnings(study) == []
+
+
+def test_training_on_shared_gpus_has_no_seconds_that_could_hold_copies(study, epoch_line):
+    notes = [[HOST_MEMORY_NOTE]] * 2
+    add_training(study, epoch_line, notes, device="cuda", workers_per_gpu=2)
+    (warning,) = warnings(study)
+    assert warning.startswith("shared GPUs: ")
+
+
+def test_timed_iterations_of_data_in_host_memory_are_not_warned_of(study, split_line):
+    lines = [[split_line(1, 1.0, ("forward", "main", 0.0, 1.0))]]
+    study.add_split([[1.0]], lines, notes=notes_of([RankSummary(1, 1, 1, {}, [HOST_MEMORY_NOTE])]))
     assert warnings(study) == []
 
 

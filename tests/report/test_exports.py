@@ -123,3 +123,33 @@ def test_extra_p_needs_two_world_sizes(study):
     study.add_steps([[0.1] * 3])
     with pytest.raises(ScalingError, match="two world sizes"):
         text(study, "extra-p")
+
+
+@pytest.mark.parametrize(
+    ("changes", "names"),
+    [
+        ({"tf32": True}, ["float32", "tf32"]),
+        ({"memory_format": "channels_last"}, ["contiguous", "channels_last"]),
+        ({"tf32": True, "memory_format": "channels_last"}, ["float32->contiguous", "tf32->channels_last"]),
+    ],
+)
+def test_extra_p_keeps_cells_apart_that_differ_in_precision_or_memory_format(study, changes, names):
+    base = {"tf32": False, "memory_format": None}
+    for size in (1, 2):
+        study.add_steps([[0.1 / size] * 3], world_size=size, **base)
+        study.add_steps([[0.06 / size] * 3], world_size=size, **{**base, **changes})
+    lines = text(study, "extra-p").splitlines()
+    common = "REGION mlp->synthetic->strong->eager->none"
+    assert [line for line in lines if line.startswith("REGION")] == [f"{common}->{name}" for name in names]
+    values = [line for line in lines if line.startswith("DATA")]
+    assert values == [f"DATA {seconds:.9f}" for seconds in (0.1, 0.05, 0.06, 0.03)]
+
+
+@pytest.mark.parametrize("same", [{"tf32": True}, {"memory_format": "channels_last"}])
+def test_extra_p_does_not_name_what_all_regions_share(study, same):
+    for size in (1, 2):
+        for aggregator in ("none", "ring"):
+            study.add_steps([[0.1 / size] * 3], world_size=size, aggregator=aggregator, **same)
+    regions = [line for line in text(study, "extra-p").splitlines() if line.startswith("REGION")]
+    common = "REGION mlp->synthetic->strong->eager"
+    assert regions == [f"{common}->none", f"{common}->ring"]

@@ -10,6 +10,7 @@ from scaling.report.columns import COLUMNS, to_rows
 from scaling.report.drawing_predictions import PredictedPoint, draw_predictions
 from scaling.report.figure_style import aggregator_looks
 from scaling.report.formats import MISSING
+from scaling.report.prediction_figure import predicted_points
 from scaling.report.predictions import prediction_sentences, prediction_tables, read_predictions
 from scaling.report.tables import summary_table
 
@@ -106,6 +107,45 @@ def test_steps_whose_phases_tell_of_another_time_leave_open_what_failed(study):
     study.folder.write_predictions([predicted(cell, 0.004, **changes)])
     (one,) = read_predictions(study.folder, to_rows(summary_table(study.folder)))
     assert "it is not known which part failed" in one.failed_assumption()
+
+
+@pytest.fixture
+def variants(study):
+    """Cells that differ in memory format, precision and the peers' access alone."""
+    changes = [
+        {},
+        {"tf32": True},
+        {"memory_format": "channels_last"},
+        {"peer_access": False, "memory_format": "channels_last", "tf32": True},
+    ]
+    all_of_them = [{"tf32": False, "memory_format": None, **own} for own in changes]
+    cells = [study.add_steps([[0.010] * 3], aggregator="ring", world_size=2, **own) for own in all_of_them]
+    seconds = (0.010, 0.011, 0.012, 0.013)
+    pairs = zip(cells, seconds, all_of_them, strict=True)
+    study.folder.write_predictions([predicted(one, s, **own) for one, s, own in pairs])
+    return study.folder
+
+
+def test_names_tell_memory_formats_and_precisions_apart(variants):
+    found = read_predictions(variants, to_rows(summary_table(variants)))
+    marks = ["", ", tf32", ", channels_last", ", host-only, channels_last, tf32"]
+    names = [f"mlp, ring, eager, 2 workers{mark}" for mark in marks]
+    assert [one.name for one in found] == names
+    assert f"Worst: {names[-1]}, 30.0%" in prediction_sentences(found)[0]
+    (table,) = prediction_tables(found)
+    assert [row[0] for row in table.rows] == names
+    assert [point.tooltip.partition(":")[0] for point in predicted_points(found)] == names
+
+
+def test_the_file_has_precision_and_memory_format_as_the_summary_has(variants):
+    write_report(variants)
+    columns = ("cell_id", "precision", "memory_format")
+    own, summary = (
+        {tuple(row[name] for name in columns) for row in csv.DictReader(path.open(newline=""))}
+        for path in (variants.path / "predicted.csv", variants.path / "summary.csv")
+    )
+    assert own == summary
+    assert len({row[1:] for row in own}) == 4
 
 
 class TestFigure:

@@ -23,7 +23,11 @@ from scaling.report.samples import CellResult
 from scaling.store import ResultsFolder
 
 NOT_OF_A_REGION = ("world_size", "local_batch", "global_batch", *WHERE_RUN)
+LABELLED = ("model", "dataset", "aggregator")
 SHORT = ("model", "dataset", "scaling", "step", "aggregator")
+"""In a region's name."""
+WHERE_DIFFERENT = ("precision", "memory_format")
+"""In it as well, where the file's regions differ in them."""
 
 Region = dict[int, CellResult]
 
@@ -58,7 +62,9 @@ def _regions(cells: Sequence[CellResult]) -> dict[str, Region]:
     found: dict[tuple[Any, ...], Region] = {}
     for cell in cells:
         found.setdefault(_variables(cell), {})[cell.cell["world_size"]] = cell
-    names = [_name(next(iter(own.values()))) for own in found.values()]
+    firsts = [next(iter(own.values())) for own in found.values()]
+    shown = [name for name in WHERE_DIFFERENT if len({_value(cell, name) for cell in firsts}) > 1]
+    names = [_name(cell, (*SHORT, *shown)) for cell in firsts]
     seen: Counter[str] = Counter()
     named = {}
     for name, own in zip(names, found.values(), strict=True):
@@ -70,16 +76,23 @@ def _regions(cells: Sequence[CellResult]) -> dict[str, Region]:
 def _variables(cell: CellResult) -> tuple[Any, ...]:
     batch = cell.cell["local_batch" if cell.cell["scaling"] == "weak" else "global_batch"]
     names = [name for name in INDEPENDENT if name not in NOT_OF_A_REGION]
-    labels = ("model", "dataset", "aggregator")
-    values = [cell.label(name) if name in labels else cell.cell.get(name) for name in names]
     # One worker has no peers: its access is no difference.
-    return (batch, *(str(value) for name, value in zip(names, values, strict=True) if name != "peer_access"))
+    return (batch, *(_value(cell, name) for name in names if name != "peer_access"))
 
 
-def _name(cell: CellResult) -> str:
-    labels = ("model", "dataset", "aggregator")
-    parts = [cell.label(name) if name in labels else str(cell.cell[name]) for name in SHORT]
-    return "->".join(re.sub(r"\s|->", "_", part) for part in parts)
+def _value(cell: CellResult, name: str) -> str:
+    """A variable of the cell, as summary.csv has it."""
+    if name in LABELLED:
+        return cell.label(name)
+    if name == "precision":  # a cell has `tf32`
+        return "tf32" if cell.cell.get("tf32") else "float32"
+    if name == "memory_format":
+        return cell.cell.get(name) or "contiguous"
+    return str(cell.cell.get(name))
+
+
+def _name(cell: CellResult, names: Sequence[str]) -> str:
+    return "->".join(re.sub(r"\s|->", "_", _value(cell, name)) for name in names)
 
 
 def _common_sizes(regions: Mapping[str, Region]) -> list[int]:
