@@ -1,0 +1,60 @@
+"""What rank 0 writes of a run that every rank has finished."""
+
+from dataclasses import asdict
+
+import pytest
+
+from launchers.rank_info import RankInfo
+from scaling.store import ResultsFolder, RunRecord
+from scaling.study.cells import Cell
+from scaling.study.run_cell import IN_HOST_MEMORY, RankSummary
+from scaling.worker import _record
+from scaling.workers import CellOutcome
+
+TRAINED = Cell(
+    kind="convergence",
+    model="mlp",
+    dataset="digits",
+    aggregator="all_reduce",
+    step="eager",
+    device="cuda",
+    scaling="strong",
+    world_size=2,
+    local_batch=32,
+    global_batch=64,
+    threads=1,
+    peer_access=None,
+    tf32=None,
+    seed=0,
+    learning_rate=0.05,
+    momentum=0.9,
+    weight_decay=0.0,
+    nesterov=False,
+    epochs=1,
+)
+
+
+def recorded(tmp_path, *notes):
+    """The notes in the file, from each rank's."""
+    folder, record = ResultsFolder(tmp_path), RunRecord(TRAINED.id, 0, TRAINED.to_dict())
+    folder.write_run(record)
+    summaries = [asdict(RankSummary(10, 40, None, {}, list(own))) for own in notes]
+    info = RankInfo(0, 0, len(notes), len(notes), "test")
+    _record(folder, record, TRAINED, info, CellOutcome(None, True, summaries))
+    return folder.run(TRAINED.id, 0).notes
+
+
+@pytest.mark.parametrize(
+    ("ranks", "said"),
+    [
+        ([[], [IN_HOST_MEMORY]], "(on 1 of 2 ranks)"),
+        ([[IN_HOST_MEMORY], [], [], [IN_HOST_MEMORY]], "(on 2 of 4 ranks)"),
+        ([[IN_HOST_MEMORY]], "(on 1 of 1 rank)"),
+    ],
+)
+def test_data_in_host_memory_are_noted_from_any_rank_with_the_number_of_ranks(tmp_path, ranks, said):
+    assert recorded(tmp_path, *ranks) == [f"{IN_HOST_MEMORY} {said}"]
+
+
+def test_other_notes_are_those_of_rank_0(tmp_path):
+    assert recorded(tmp_path, ["buckets: 2"], ["buckets: 2"]) == ["buckets: 2"]
