@@ -90,7 +90,7 @@ def test_the_table_tells_memory_formats_and_precisions_apart():
     cells = [cell(4, **{"memory_format": None, **own}) for own in changes]
     names = ["ring", "ring, tf32", "ring, channels_last", "ring, host-only, channels_last, tf32"]
     for rows in (
-        [row_of(Predictor(Machinery(machine())).predict(strategy(values))) for values in cells],
+        [row_of(Predictor(Machinery(machine())).predict(strategy(values)), None) for values in cells],
         [reason_row(values, "example", "no data") for values in cells],
     ):
         lines = text_table(rows).splitlines()

@@ -134,7 +134,7 @@ def test_names_tell_memory_formats_and_precisions_apart(variants):
     assert f"Worst: {names[-1]}, 30.0%" in prediction_sentences(found)[0]
     (table,) = prediction_tables(found)
     assert [row[0] for row in table.rows] == names
-    assert [point.tooltip.partition(":")[0] for point in predicted_points(found)] == names
+    assert [point.text.partition(":")[0] for point in predicted_points(found)] == names
 
 
 def test_the_file_has_precision_and_memory_format_as_the_summary_has(variants):
