@@ -15,9 +15,8 @@ def triton_version() -> str | None:
         return None
     try:
         return importlib.metadata.version("triton")
-    except (
-        importlib.metadata.PackageNotFoundError
-    ):  # torch's nightly builds and other platforms name it otherwise
+    except importlib.metadata.PackageNotFoundError:
+        # torch's nightly builds and other platforms bring it under names of their own.
         names = importlib.metadata.packages_distributions().get("triton", [])
         return importlib.metadata.version(names[0]) if names else ""
 
