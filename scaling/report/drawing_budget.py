@@ -24,6 +24,9 @@ HIDDEN_HEIGHT = 0.15
 HIDES = ("input", "h2d", "forward", "backward")
 """The parts whose end a hidden exchange is drawn at: it runs under the backward pass."""
 
+FEW_BARS = 4
+"""Rows of bars up to which the axis's name takes two lines."""
+
 
 def draw_budget(title: str, bars: Sequence[BudgetBar]) -> Figure:
     """One stacked bar a cell, from the top in the table's order, with the unsplit iteration as a diamond."""
@@ -39,7 +42,8 @@ def draw_budget(title: str, bars: Sequence[BudgetBar]) -> Figure:
     axes.set_yticks(places, [f"{broken(bar.name)}, {bar.world_size}" for bar in bars])
     axes.grid(visible=False, axis="y")
     axes.set_xlabel("milliseconds a step")
-    axes.set_ylabel("aggregator, workers")
+    # Beside few bars one line would reach into the title.
+    axes.set_ylabel("aggregator, workers" if places[-1] > FEW_BARS else "aggregator,\nworkers")
     set_title(figure, title)
     patches = [Patch(label=part_label(f"{name}_s"), **part_look(name)) for name in names]
     if any(bar.hidden_ms for bar in bars):
