@@ -137,6 +137,14 @@ SEPARATOR = " | "
 """Between several notes or reasons in one field: prose holds commas and semicolons itself."""
 
 
+def precision_and_format(cell: Mapping[str, Any]) -> dict[str, str]:
+    """Two columns of a cell, which has neither: it has `tf32`, and a memory format that is not contiguous."""
+    return {
+        "precision": "tf32" if cell.get("tf32") else "float32",
+        "memory_format": cell.get("memory_format") or "contiguous",
+    }
+
+
 def aggregator_name(label: str) -> str:
     """`one_bit(threshold=mean)` -> `one_bit`."""
     return label.partition("(")[0]

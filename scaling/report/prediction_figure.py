@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import matplotlib
 import pandas as pd
 
-from scaling.report.columns import Row, has_no_model
+from scaling.report.columns import Row, has_no_model, precision_and_format
 from scaling.report.drawing_predictions import PredictedPoint, draw_predictions
 from scaling.report.figure_style import SETTINGS, aggregator_looks
 from scaling.report.figures import Drawn, SavedFigure, save
@@ -87,9 +87,7 @@ def _point(one: PredictedCell, measured: Row) -> PredictedPoint:
 def _row(one: PredictedCell) -> Row:
     row: Row = {name: one.predicted.get(name) for name in COLUMNS}
     row |= {
-        # As in summary.csv.
-        "precision": "tf32" if one.predicted.get("tf32") else "float32",
-        "memory_format": one.predicted.get("memory_format") or "contiguous",
+        **precision_and_format(one.predicted),
         "simulated_s": one.predicted["iteration_s"],
         "simulated_s_low": one.predicted["iteration_s_low"],
         "simulated_s_high": one.predicted["iteration_s_high"],

@@ -19,6 +19,7 @@ from scaling.report.columns import (
     Row,
     aggregator_name,
     fixed_batch,
+    precision_and_format,
     row_order,
     to_table,
 )
@@ -101,8 +102,7 @@ def _row(study: str, cell: CellResult) -> Row:
         row.update({name: value for name, value in ABSENT.items() if name not in cell.cell})
         row.update({name: cell.label(name) for name in ("model", "dataset", "aggregator")})
         row["milestones"] = milestones_text(cell.cell.get("milestones"))
-        row["precision"] = "tf32" if cell.cell.get("tf32") else "float32"
-        row["memory_format"] = cell.cell.get("memory_format") or "contiguous"
+        row.update(precision_and_format(cell.cell))
     row.update(
         study=study,
         launcher=_joined(record.launch.get("launcher") for record in cell.records),

@@ -187,12 +187,14 @@ class ResolvedStudy:
         name: the study's.
         repeats: cell -> how often it is run, each time in another launch.
         notes: what was decided for the user: the device, sizes dropped, the data set taken.
+        part_of: cell id -> number of the study's part that it is of, from 0; of several the last.
     """
 
     name: str
     repeats: dict[str, int]
     cells: dict[str, AnyCell]
     notes: list[str]
+    part_of: dict[str, int] = field(default_factory=dict)
 
     @property
     def trained(self) -> list[Cell]:
@@ -208,16 +210,18 @@ def resolve(study: Study, machine: Machine) -> ResolvedStudy:
     """
     cells: dict[str, AnyCell] = {}
     repeats: dict[str, int] = {}
+    part_of: dict[str, int] = {}
     notes: list[str] = []
     for index, part in enumerate(study.parts):
         where = f"{study.name}: " + (f"parts.{index}: " if len(study.parts) > 1 else "")
         for cell in _part_of(part, machine, where, notes):
             cells[cell.id] = cell
+            part_of[cell.id] = index
             repeats[cell.id] = max(part.repeats, repeats.get(cell.id, 0))
     if not cells:
         # A part that is dropped as a whole says so in its note.
         raise StudyError(f"{study.name}: nothing is left to measure here: {'; '.join(dict.fromkeys(notes))}")
-    return ResolvedStudy(study.name, repeats, cells, list(dict.fromkeys(notes)))
+    return ResolvedStudy(study.name, repeats, cells, list(dict.fromkeys(notes)), part_of)
 
 
 def _part_of(part: AnyPart, machine: Machine, where: str, notes: list[str]) -> Sequence[AnyCell]:

@@ -185,32 +185,23 @@ def _line(verdict: Verdict) -> str:
     return folded(f"  {verdict.cell.id}  ", f"{verdict.cell.describe()}: {verdict.reason}")
 
 
-def study_of(study: Study, verdicts: Sequence[Verdict]) -> str:
+def study_of(study: Study, verdicts: Sequence[Verdict], part_of: Mapping[str, int]) -> str:
     """A study file with the kept cells alone: a part for each that share all but their aggregator.
 
     Their ids are those of the whole study's cells, so that a folder which holds some of them goes on.
+
+    Args:
+        part_of: cell id -> number of its part in the study (`ResolvedStudy.part_of`).
     """
-    kept = {verdict.cell.id for verdict in verdicts if verdict.keep}
+    kept = [verdict.cell for verdict in verdicts if verdict.keep]
     parts: list[Any] = []
-    for part in study.parts:
+    for number, part in enumerate(study.parts):
         if not isinstance(part, IterationPart):
             parts.append(part)
             continue
-        own = [v.cell for v in verdicts if v.cell.id in kept and _is_of(v.cell, part)]
-        parts += _parts_of(part, own)
+        parts += _parts_of(part, [cell for cell in kept if part_of[cell.id] == number])
     pruned = study.model_copy(update={"parts": tuple(parts)})
     return yaml.safe_dump(pruned.model_dump(mode="json"), sort_keys=False)
-
-
-def _is_of(cell: Cell, part: IterationPart) -> bool:
-    return (
-        cell.world_size in part.world_sizes
-        and cell.step in part.step
-        and cell.input_placement in part.input_placement
-        and cell.batch_norm in part.batch_norm
-        and (cell.memory_format or "contiguous") in part.memory_format
-        and any(spec.name == cell.aggregator for spec in part.aggregators)
-    )
 
 
 def _parts_of(part: IterationPart, cells: Sequence[Cell]) -> list[IterationPart]:

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 
 from scaling.errors import StudyError
 from scaling.study.cells import Cell, Machine, resolve
@@ -65,18 +64,11 @@ class TestAxis:
 
     def test_a_pruned_study_keeps_it(self):
         whole = study(memory_format=BOTH)
-        first, second = resolve(whole, CPU).trained
+        resolved = resolve(whole, CPU)
+        first, second = resolved.trained
         for cell in (first, second):
             verdicts = [Verdict(one, one is cell, "", 0.0) for one in (first, second)]
-            assert f"- {cell.memory_format or 'contiguous'}\n" in study_of(whole, verdicts)
-
-    def test_a_pruned_study_keeps_the_iterations_of_parts_that_differ_in_it(self):
-        whole = study(parts=[{"memory_format": name, "iterations": 50 + n} for n, name in enumerate(BOTH)])
-        own = resolve(whole, CPU).trained
-        pruned = yaml.safe_load(study_of(whole, [Verdict(cell, True, "", 0.0) for cell in own]))
-        assert [cell.id for cell in resolve(parse_study(pruned, "pruned.yaml"), CPU).trained] == [
-            cell.id for cell in own
-        ]
+            assert f"- {cell.memory_format or 'contiguous'}\n" in study_of(whole, verdicts, resolved.part_of)
 
 
 class TestRefused:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from scaling.errors import ScalingError
-from scaling.report.columns import INDEPENDENT
+from scaling.report.columns import INDEPENDENT, precision_and_format
 from scaling.report.matching import WHERE_RUN
 from scaling.report.samples import CellResult
 from scaling.store import ResultsFolder
@@ -84,11 +84,7 @@ def _value(cell: CellResult, name: str) -> str:
     """A variable of the cell, as summary.csv has it."""
     if name in LABELLED:
         return cell.label(name)
-    if name == "precision":  # a cell has `tf32`
-        return "tf32" if cell.cell.get("tf32") else "float32"
-    if name == "memory_format":
-        return cell.cell.get(name) or "contiguous"
-    return str(cell.cell.get(name))
+    return str({**cell.cell, **precision_and_format(cell.cell)}.get(name))
 
 
 def _name(cell: CellResult, names: Sequence[str]) -> str:

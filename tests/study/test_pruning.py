@@ -1,0 +1,38 @@
+"""A study without the cells that are not worth it: what is left is what the user wrote of them."""
+
+import pytest
+import yaml
+
+from scaling.study.cells import Machine, resolve
+from scaling.study.pruning import Verdict, study_of
+from scaling.study.schema import parse_study
+
+HERE = Machine(num_gpus=4, num_cores=8)
+RESNET = {"model": "resnet-56", "dataset": "synthetic", "global_batch": 8}
+BASE = {"name": "by-hand", "device": "cuda", "workloads": [RESNET], "aggregators": ["all_reduce"],
+        "world_sizes": [1, 2], "scaling": "strong", "noise_pair": False}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"workloads": [RESNET]}, {"workloads": [{**RESNET, "model": "alexnet-r"}]}),
+        ({"workloads": [RESNET]}, {"workloads": [{**RESNET, "global_batch": 16}]}),
+        ({"tf32": False}, {"tf32": True}),
+        ({"seed": 0}, {"seed": 1}),
+        ({"peer_access": True}, {"peer_access": False}),
+        ({"batch_norm": "replica"}, {"batch_norm": "sync"}),
+        ({"memory_format": "contiguous"}, {"memory_format": "channels_last"}),
+        ({"step": "overlapped", "bucket_mb": 1}, {"step": "overlapped", "bucket_mb": 25}),
+    ],
+    ids=lambda part: " ".join(part),
+)
+def test_parts_that_differ_in_one_key_keep_their_cells_and_their_iterations(one, other):
+    parts = [{**one, "iterations": 50}, {**other, "iterations": 200}]
+    whole = parse_study({**BASE, "parts": parts}, "my.yaml")
+    resolved = resolve(whole, HERE)
+    verdicts = [Verdict(cell, cell.world_size == 2, "", 0.0) for cell in resolved.trained]
+    pruned = parse_study(yaml.safe_load(study_of(whole, verdicts, resolved.part_of)), "pruned.yaml")
+    left = {cell.id: cell.iterations for cell in resolve(pruned, HERE).trained}
+    assert left == {cell.id: cell.iterations for cell in resolved.trained if cell.world_size == 2}
+    assert sorted(left.values()) == [50, 200]
