@@ -84,6 +84,31 @@ def test_ranges_of_accuracies_are_those_of_the_folders(study, digits):
         assert text.startswith(f"{means.min():.{digits}f}% to {means.max():.{digits}f}%")
 
 
+def test_accuracies_of_resnet_56_are_those_of_the_folder():
+    table = trainings("converge-resnet-4xh200")
+    accuracy = 100 * table.groupby(["momentum", "aggregator", "world_size"]).final_test_accuracy.mean()
+    (row,) = rows_of("`converge-resnet`")
+    for text, is_four in zip(row[2:], (False, True), strict=True):
+        own = accuracy[0.9][[size == 4 if is_four else size < 4 for _, size in accuracy[0.9].index]]
+        assert text.startswith(f"{own.min():.1f}% to {own.max():.1f}%")
+    plain = accuracy[0.0]
+    (row,) = rows_of("the same without momentum")
+    assert (
+        row[2]
+        == f"{plain['all_reduce', 1]:.1f}% on one GPU, exact; {plain['one_bit', 2]:.1f}% with `one_bit` on 2"
+    )
+    assert row[3] == f"{plain['one_bit', 4]:.1f}% with `one_bit`"
+
+
+def test_the_original_recipe_reaches_its_accuracy():
+    (run,) = (REFERENCE / "resnet-56-original-4xh200" / "runs").glob("*/0")
+    with gzip.open(run / "rank0.jsonl.gz", "rt") as file:
+        accuracy = {row["epoch"]: 100 * row["test_accuracy"] for row in map(json.loads, file)}
+    assert max(accuracy) == 122
+    assert min(accuracy[epoch] for epoch in range(83, 123)) > 92.5 > max(accuracy[e] for e in range(1, 83))
+    assert f"{accuracy[122]:.2f}% after epoch 122" in TEXT
+
+
 @pytest.mark.parametrize(
     "folder", ["mnist-4xh200", "converge-alexnet-2xh200", "converge-alexnet-4xh200", "converge-fcn-2xh200"]
 )
