@@ -7,9 +7,10 @@ ended) for each run, and the median start-up for each launch that is still to co
 
 from __future__ import annotations
 
+import platform
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from statistics import mean, median
 from typing import Any
@@ -34,6 +35,7 @@ class Progress:
     Attributes:
         counts: state -> runs.
         running: what runs now, and for how many seconds.
+        killed: what was killed on this host while it ran, and the seconds since it began.
         runs_per_hour: ended runs over the wall time of this go; None before the first has ended.
         left_s: estimated seconds to the end; 0 when it is over, None before the first has ended.
         idle_s: seconds since the last run ended, where something is left and nothing runs; else None.
@@ -46,6 +48,7 @@ class Progress:
     left_s: float | None
     idle_s: float | None
     last_error: tuple[str, str] | None
+    killed: list[tuple[str, float]] = field(default_factory=list)
 
     @property
     def num_runs(self) -> int:
@@ -67,6 +70,9 @@ class Progress:
         states = ", ".join(f"{count} {state}" for state, count in self.counts.items() if count)
         lines = [f"{self.num_over}/{self.num_runs} runs over: {states}"]
         lines += [f"now: {name}, for {duration(seconds)}" for name, seconds in self.running]
+        lines += [
+            f"killed while it ran: {name}, begun {duration(seconds)} ago" for name, seconds in self.killed
+        ]
         if self.idle_s is not None:
             perhaps = " (a launch may be starting)" if self.idle_s < LONGEST_START_S else ""
             lines.append(f"nothing runs now{perhaps}; the last run ended {duration(self.idle_s)} ago")
@@ -84,6 +90,7 @@ class Progress:
             "num_over": self.num_over,
             "is_over": self.is_over,
             "running": [{"cell": name, "seconds": seconds} for name, seconds in self.running],
+            "killed": [{"cell": name, "seconds": seconds} for name, seconds in self.killed],
             "runs_per_hour": self.runs_per_hour,
             "left_s": self.left_s,
             "idle_s": self.idle_s,
@@ -110,11 +117,12 @@ def progress(folder: ResultsFolder, now: datetime) -> Progress:
         (one for one in records if one.state in OVER and None not in _times(one)),
         key=lambda one: str(one.launch["finished_at"]),
     )
-    running = [
-        (run_name(one), max(0.0, (now - start).total_seconds()))
+    begun = [
+        (one, (run_name(one), max(0.0, (now - start).total_seconds())))
         for one in records
         if one.state == "running" and (start := _times(one)[0]) is not None
     ]
+    running = [told for one, told in begun if not _is_killed(one, folder)]
     left = [one for one in records if one.state not in OVER]
     failed = [one for one in ended if one.state == "failed"]
     last_end = _times(ended[-1])[1] if ended else None
@@ -125,7 +133,14 @@ def progress(folder: ResultsFolder, now: datetime) -> Progress:
         left_s=_left_s(left, ended, dict(running), _start_up_s(folder.launch_times())),
         idle_s=None if running or not left or last_end is None else (now - last_end).total_seconds(),
         last_error=(run_name(failed[-1]), str(failed[-1].reason)) if failed else None,
+        killed=[told for one, told in begun if _is_killed(one, folder)],
     )
+
+
+def _is_killed(running: RunRecord, folder: ResultsFolder) -> bool:
+    """Whether what says that it runs, here, holds no lock: it had no time to take that back."""
+    is_here = running.launch.get("host") == platform.node()
+    return is_here and not (folder.is_locked() or folder.is_locked(f".{running.cell['world_size']}"))
 
 
 def run_name(record: RunRecord) -> str:

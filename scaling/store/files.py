@@ -100,6 +100,18 @@ def locked(path: Path, held: str, *, shared: bool = False, wait: bool = False) -
         yield
 
 
+def is_held(path: Path) -> bool:
+    """Whether somebody on this host holds a file's lock, or that cannot be told; not if there is no file."""
+    try:
+        with path.open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except OSError:  # held, or a file system without locks
+        return True
+    return False
+
+
 def finite(value: Any) -> Any:
     """`value` without NaN and infinities, which JSON does not know."""
     if isinstance(value, float):

@@ -17,6 +17,7 @@ from scaling.errors import StoreError
 from scaling.store.checkpoints import CheckpointFiles
 from scaling.store.files import (
     finite,
+    is_held,
     json_lines,
     locked,
     rank_of,
@@ -305,6 +306,10 @@ class ResultsFolder:
         held = f"another `scaling run` or launch works in {self.path}; wait for it, or use another --out"
         with locked(self.path / f".lock{part}", held, shared=shared, wait=wait):
             yield
+
+    def is_locked(self, part: str = "") -> bool:
+        """Whether somebody on this host holds `part` alone, as `lock` names it, or that cannot be told."""
+        return is_held(self.path / f".lock{part}")
 
     def _run_file(self, cell_id: str, repeat: int) -> Path:
         return self.path / "runs" / cell_id / str(repeat) / "run.json"

@@ -1,5 +1,6 @@
 """How fast a study goes on, from its records, with a clock of the test's own."""
 
+import platform
 from datetime import datetime, timezone
 
 import pytest
@@ -20,8 +21,8 @@ def folder(tmp_path):
     return made
 
 
-def write(folder, number, state, start=None, end=None, *, size=2, repeat=0, reason=None, **cell):
-    launch = {"started_at": start and start.isoformat(), "finished_at": end and end.isoformat()}
+def write(folder, number, state, start=None, end=None, *, size=2, repeat=0, reason=None, host=None, **cell):
+    launch = {"started_at": start and start.isoformat(), "finished_at": end and end.isoformat(), "host": host}
     launch = {name: value for name, value in launch.items() if value}
     own = {"kind": "iteration", "aggregator": "ring", "aggregator_label": "ring", "world_size": size, **cell}
     folder.write_run(RunRecord(f"{number:012x}", repeat, own, state, reason, launch=launch))
@@ -51,6 +52,33 @@ def test_running_cell_is_named_and_its_time_counts(folder):
     assert found.left_s == pytest.approx(60)
     assert found.idle_s is None
     assert "now: tree on 2 workers" in "\n".join(found.lines())
+
+
+@pytest.mark.parametrize("part", ["", ".2"])
+def test_what_was_killed_is_not_said_to_run(folder, part):
+    write(folder, 1, "done", at(0), at(2))
+    write(folder, 2, "running", at(2), host=platform.node(), aggregator_label="tree")
+    write(folder, 3, "running", at(2), host="another", aggregator_label="ring")
+    with folder.lock(part):
+        assert len(progress(folder, at(3)).running) == 2
+        assert progress(folder, at(3)).killed == []
+    found = progress(folder, at(3))
+    ((name, seconds),) = found.killed
+    assert name.startswith("tree on 2 workers")
+    assert seconds == 60
+    ((elsewhere, _),) = found.running
+    assert elsewhere.startswith("ring on 2 workers")
+    assert "killed while it ran: tree on 2 workers" in "\n".join(found.lines())
+    assert [cell["seconds"] for cell in found.as_dict()["killed"]] == [60]
+
+
+def test_the_look_at_a_folder_that_others_share_keeps_nobody_out(folder):
+    write(folder, 2, "running", at(2), host=platform.node())
+    with folder.lock(shared=True):
+        ((name, _),) = progress(folder, at(3)).killed
+        assert name.startswith("ring on 2 workers")
+        with folder.lock(".2"):
+            assert progress(folder, at(3)).killed == []
 
 
 def test_last_error_is_the_latest_and_nothing_is_left_of_a_finished_study(folder):
