@@ -1,8 +1,8 @@
 """What a rank computes in a step without any exchange, by its local batch, from measured cells.
 
-1. Cells that exchange nothing are grouped by model, step, precision, memory format, input and device; of the
-   overlapped step those that DDP wraps apart from those that it does not, of the captured step those that go
-   layer by layer (`bucket_mb`) apart from those that update after the backward pass.
+1. Cells that exchange nothing are grouped by model, step, precision, memory format, input, augmentation and
+   device; of the overlapped step those that DDP wraps apart from those that it does not, of the captured step
+   those that go layer by layer (`bucket_mb`) apart from those that update after the backward pass.
 2. Those of one local batch are one point: the mean, with the larger of their own deviation and their spread.
 3. Between two points the time is interpolated linearly. Beyond them it goes on along the line through the two
    nearest, and says so: `EXTRAPOLATION_SD` for each factor of two.
@@ -117,8 +117,8 @@ class ComputeModel:
         if curve is None:
             raise PredictionError(
                 f"no measured cell without exchange of {cell['model_label']}, step {cell['step']}: measure "
-                "`none` at world size 1 with that step, precision, memory format and input, and name its "
-                "folder by --from"
+                "`none` at world size 1 with that step, precision, memory format, input and augmentation, "
+                "and name its folder by --from"
             )
         eager = self._curves.get(_key({**cell, "step": "eager"}, exchanges=False))
         batches = [point.local_batch for point in curve]
@@ -154,9 +154,15 @@ def _key(cell: Mapping[str, Any], *, exchanges: bool | None = None) -> tuple[Any
     wrapped = cell.get("aggregator") != "none" if exchanges is None else exchanges
     return (
         *(cell.get(name, default) for name, default in SAME.items()),
+        _is_augmented(cell),
         cell["step"] == "overlapped" and wrapped,
         _is_layered(cell),
     )
+
+
+def _is_augmented(cell: Mapping[str, Any]) -> bool:
+    """Whether its steps change the images; those that do not have no augmentation, or `none` (trainings)."""
+    return (cell.get("augmentation") or "none") != "none"
 
 
 def _is_layered(cell: Mapping[str, Any]) -> bool:

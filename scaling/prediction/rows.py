@@ -14,7 +14,7 @@ from scaling.prediction.predict import Prediction
 CELL_FIELDS = ("model", "dataset", "aggregator")
 OWN_FIELDS = (
     *("step", "device", "scaling", "world_size", "local_batch", "global_batch", "bucket_mb"),
-    *("input_placement", "peer_access", "tf32", "memory_format"),
+    *("input_placement", "peer_access", "tf32", "memory_format", "augmentation"),
 )
 
 
@@ -139,6 +139,8 @@ def _cells(row: Mapping[str, Any], marks: str) -> list[str]:
         name += ", channels_last"
     if row.get("tf32"):
         name += ", tf32"
+    if row.get("augmentation") == "standard":
+        name += ", augmented"
     first = [name, str(row.get("world_size", ""))]
     if "reason" in row:
         return [*first, "not predicted", "", "", marks]

@@ -1,9 +1,9 @@
 """What may be recommended: the cells of each workload, with what an objective makes of them.
 
-A workload is what is given: model, data set, scaling, batch, device, precision, batch normalisation. What is
-chosen is aggregator, world size, step, bucket size, input placement, memory format, threads and peer access.
-One worker has nothing to exchange, so there `none` is a choice; with several it is a control arm, and never
-one.
+A workload is what is given: model, data set, scaling, batch, device, precision, batch normalisation,
+augmentation. What is chosen is aggregator, world size, step, bucket size, input placement, memory format,
+threads and peer access. One worker has nothing to exchange, so there `none` is a choice; with several it is a
+control arm, and never one.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def workloads(objective: str, rows: Sequence[Row], cells: Sequence[CellResult]) 
 def _given(row: Row, *, trained: bool) -> Hashable:
     if trained:  # batch and rate are chosen too: the target says what they are good for
         return tuple(row[name] for name in ("model", "dataset", "device", "target_accuracy"))
-    names = ("model", "dataset", "scaling", "device", "precision", "batch_norm")
+    names = ("model", "dataset", "scaling", "device", "precision", "batch_norm", "augmentation")
     return (*(row[name] for name in names), fixed_batch(row))
 
 
@@ -131,6 +131,8 @@ def _timed(
     title = f"{first['model']} on {first['dataset']}, {first['scaling']} scaling, {batch}, {first['device']}"
     if first["precision"] != "float32":
         title += f", {first['precision']}"
+    if first["augmentation"] is not None:
+        title += f", augmentation {first['augmentation']}"
     singles = _one_of_each_single(family)
     candidates, excluded = [], []
     for row in family:

@@ -100,6 +100,7 @@ MEASURED = {
     "predicted_s_to_target": "float64",
     "predicted_s_to_target_low": "float64",
     "predicted_s_to_target_high": "float64",
+    "prediction_lacks": "string",
     "epochs_to_target": "float64",
     "samples_to_target": "float64",
     "joules_to_target": "float64",
@@ -143,6 +144,12 @@ def precision_and_format(cell: Mapping[str, Any]) -> dict[str, str]:
         "precision": "tf32" if cell.get("tf32") else "float32",
         "memory_format": cell.get("memory_format") or "contiguous",
     }
+
+
+def augmentation_of(cell: Mapping[str, Any]) -> str | None:
+    """What a cell's steps do to its images; None: nothing, for which a training also says `none`."""
+    augmentation: str | None = cell.get("augmentation")
+    return None if augmentation == "none" else augmentation
 
 
 def aggregator_name(label: str) -> str:

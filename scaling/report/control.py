@@ -21,7 +21,7 @@ SAME_AS_CONTROL = (
     *("kind", "model", "model_parameters", "dataset", "dataset_parameters", "step", "device", "scaling"),
     *("world_size", "local_batch", "global_batch", "input_placement", "loader_workers", "threads"),
     *("peer_access", "tf32", "seed", "learning_rate", "momentum", "weight_decay", "nesterov"),
-    *("batch_norm", "memory_format"),
+    *("batch_norm", "memory_format", "augmentation"),
 )
 """What a cell shares with its control arm: all but the aggregator, the extent and the twin's number."""
 

@@ -84,7 +84,7 @@ PATHS = (
     ),
     EvidencePath(
         "predicted time to target",
-        "summary.csv: predicted_s_to_target",
+        "summary.csv: predicted_s_to_target, prediction_lacks",
         "step_losses of rank 0 up to the target; step_s of the timed cell that takes the same step",
         "their number x iteration_s",
     ),

@@ -110,6 +110,9 @@ def feeding(look: Look) -> Told | None:
     }
     on_device = "compare input_placement=pinned" if look.row["device"] == "cuda" else None
     sentence, then = told.get(where, ("gathering the batch on the device", on_device))
+    if look.row["augmentation"] == "standard":  # on the device, wherever the batch comes from
+        sentence = f"{sentence}, and augmentation"
+        then = f"compare augmentation=none{f', then {then}' if then else ''}"
     values = {name: look.seconds(name) for name in ("input_s", "h2d_s")}
     return Told(f"{sentence}: {percent(share, 0)} of the step", then, share, values)
 

@@ -123,7 +123,8 @@ def _extras(row: Row, rows: Sequence[Row]) -> list[str]:
         other for other in rows if all(other[name] == row[name] for name in ("kind", "model", "dataset"))
     ]
     differing = [name for name in _axes(row) if len({other[name] for other in alike}) > 1]
-    return [_WHERE_THEY_DIFFER[name].format(_shown(row[name])) for name in differing if row[name] is not None]
+    own = {**row, "augmentation": row["augmentation"] or "none"}
+    return [_WHERE_THEY_DIFFER[name].format(_shown(own[name])) for name in differing if own[name] is not None]
 
 
 def _shown(value: Any) -> Any:

@@ -1,10 +1,12 @@
 """What trainings gave: the columns of a convergence cell, the spread over seeds, and the predicted time.
 
 The time to a target is also predicted: time per iteration, of the timed cell that takes the same step, x
-iterations to the target. Its relative uncertainty is the root of the sum of two squares: half the 95%
-interval of the iteration time, and half that of the iterations to the target over seeds and repeats
-(Student's t), where there are two or more. Evaluation, and what a training does besides its steps, is in
-neither.
+iterations to the target. Where an augmented training's step was timed without augmentation alone, that time
+is taken, and `prediction_lacks` says so; an augmented step predicts no training without.
+
+Its relative uncertainty is the root of the sum of two squares: half the 95% interval of the iteration time,
+and half that of the iterations to the target over seeds and repeats (Student's t), where there are two or
+more. Evaluation, and what a training does besides its steps, is in neither.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import numpy as np
 import pandas as pd
 
 from scaling.measure.statistics import estimate_median
-from scaling.report.columns import INDEPENDENT, Row
+from scaling.report.columns import INDEPENDENT, Row, augmentation_of
 from scaling.report.samples import CellResult, Floats, Training
 
 REACHED = "reached"
@@ -27,8 +29,8 @@ SAME_STEP = (
     *("step", "device", "scaling", "world_size", "local_batch", "global_batch", "threads", "peer_access"),
     *("tf32", "bucket_mb", "nesterov", "workers_per_gpu", "memory_format"),
 )
-"""What a training and the timed cell that predicts it share, besides batch normalisation. Rate, momentum and
-seed change no time."""
+"""What a training and the timed cell that predicts it share, besides batch normalisation and augmentation.
+Rate, momentum and seed change no time."""
 
 EPOCH_COLUMNS = {
     "cell_id": "string",
@@ -108,7 +110,7 @@ def add_seeds_and_predictions(cells: Sequence[CellResult], rows: Mapping[str, Ro
     Args:
         cells: all that have a model.
         rows: by cell id; those of convergence cells get `num_seeds`, `seed_mean_accuracy`,
-            `seed_sd_accuracy`, `predicted_s_to_target` and its bounds.
+            `seed_sd_accuracy`, `predicted_s_to_target`, its bounds and `prediction_lacks`.
     """
     for family in seed_families([cell for cell in cells if cell.trainings], rows):
         accuracies = [rows[cell.cell_id]["final_test_accuracy"] for cell in family]
@@ -137,7 +139,7 @@ def family_key(row: Row) -> tuple[Any, ...]:
 
 
 def _prediction(family: Sequence[CellResult], cells: Sequence[CellResult], rows: Mapping[str, Row]) -> Row:
-    timed = [cell for cell in cells if cell.launches and _same_step(cell, family[0])]
+    timed = _timed(family[0], cells)
     iterations = [
         math.nan if index is None else float(training.steps[: index + 1].sum())
         for cell in family
@@ -158,7 +160,17 @@ def _prediction(family: Sequence[CellResult], cells: Sequence[CellResult], rows:
         else {"low": predicted_s * (1 - relative), "high": predicted_s * (1 + relative)}
     )
     named = {f"predicted_s_to_target_{end}": max(0.0, value) for end, value in bounds.items()}
-    return {"predicted_s_to_target": predicted_s, **named}
+    whole = augmentation_of(timed[0].cell) == augmentation_of(family[0].cell)
+    lacks = None if whole else "augmentation"
+    return {"predicted_s_to_target": predicted_s, **named, "prediction_lacks": lacks}
+
+
+def _timed(trained: CellResult, cells: Iterable[CellResult]) -> list[CellResult]:
+    """The timed cells of a training's step: those that augment as it does, or else those that do not."""
+    alike = [cell for cell in cells if cell.launches and _same_step(cell, trained)]
+    wanted = augmentation_of(trained.cell)
+    own = [cell for cell in alike if augmentation_of(cell.cell) == wanted]
+    return own or [cell for cell in alike if augmentation_of(cell.cell) is None]
 
 
 def _relative_half_width(row: Row, iterations: Sequence[float]) -> float | None:
@@ -211,7 +223,7 @@ def _merged(rows: Sequence[Row]) -> Row:
         state=next((state for state in ("failed", "running", "planned") if state in states), "done"),
     )
     bounds = [f"predicted_s_to_target{end}" for end in ("", "_low", "_high")]
-    for name in ("seed_sd_accuracy", *bounds):
+    for name in ("seed_sd_accuracy", *bounds, "prediction_lacks"):
         merged[name] = next((row[name] for row in rows if row["repeats"]), None)
     if missed:
         merged["target_state"] = f"not reached by {missed} of {len(rows)} seeds"

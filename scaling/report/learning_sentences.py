@@ -34,8 +34,10 @@ def convergence_findings(group: Group) -> Iterator[str]:
         )
         yield f"{group.title}: {reached}{f'; not so {listed(missed)}' if missed else ''}."
     if predicted := [row for row in done if row["predicted_s_to_target"] is not None]:
-        told = "; ".join(_predicted(row) for row in predicted)
-        how = f"iteration time x iterations{', without augmentation' if is_augmented(group) else ''}"
+        lacking = without_augmentation(predicted)
+        some = 0 < len(lacking) < len(predicted)
+        told = "; ".join(_predicted(row, says_what_lacks=some) for row in predicted)
+        how = f"iteration time x iterations{', without augmentation' if lacking and not some else ''}"
         yield f"{group.title}: seconds to the target, predicted as {how}: {told}."
     if shared := list(dict.fromkeys(on_gpus(row) for row in done if shares_gpus(row))):
         yield (
@@ -44,9 +46,9 @@ def convergence_findings(group: Group) -> Iterator[str]:
         )
 
 
-def is_augmented(group: Group) -> bool:
-    """Whether its trainings change the samples as they go, which no timed step does."""
-    return group.rows[0]["augmentation"] not in (None, "none")
+def without_augmentation(rows: Sequence[Row]) -> list[Row]:
+    """Those whose time to the target was predicted from a timed step without it, though their own has it."""
+    return [row for row in rows if row["prediction_lacks"] is not None]
 
 
 def _accuracy_range(scored: Sequence[Row]) -> str:
@@ -72,11 +74,12 @@ def _accuracy(row: Row) -> str:
     return f"{mean} (standard deviation over {row['num_seeds']} seeds {percent(spread, 2)})"
 
 
-def _predicted(row: Row) -> str:
+def _predicted(row: Row, *, says_what_lacks: bool) -> str:
     low, high = row["predicted_s_to_target_low"], row["predicted_s_to_target_high"]
     bounds = "" if low is None else f" ({number(low)} to {number(high)})"
     measured = number(row["seconds_to_target"])
-    return f"{_named(row)} {number(row['predicted_s_to_target'])}{bounds}, measured {measured}"
+    lacks = ", without augmentation" if says_what_lacks and row["prediction_lacks"] else ""
+    return f"{_named(row)} {number(row['predicted_s_to_target'])}{bounds}{lacks}, measured {measured}"
 
 
 def _named(row: Row) -> str:

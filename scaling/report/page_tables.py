@@ -24,7 +24,7 @@ from scaling.report.formats import (
 )
 from scaling.report.groups import Group
 from scaling.report.learning import family_key, over_seeds
-from scaling.report.learning_sentences import is_augmented
+from scaling.report.learning_sentences import without_augmentation
 from scaling.report.noise import noise_line
 from scaling.report.recipes import recipe_text
 
@@ -113,7 +113,7 @@ def _convergence_table(group: Group) -> PageTable:
         f"Recipe: {recipe_text(group.rows[0])}. {CONVERGENCE_STATISTIC}",
         _CONVERGENCE_HEADINGS,
         [_convergence_row(group, row) for row in merged],
-        [*_unpredicted(group, merged), *_unaugmented(group), *_other_seeds(group, merged)],
+        [*_unpredicted(group, merged), *_unaugmented(group, merged), *_other_seeds(group, merged)],
         cautions_of(group),
         list(members.values()),
         section="training",
@@ -130,18 +130,24 @@ def _unpredicted(group: Group, merged: Sequence[Row]) -> Iterator[str]:
     who = "no combination" if len(without) == len(aimed) else f"not {listed(names)}"
     yield (
         f"Predicted: {who}, as no cell of kind: iteration here was measured with the same step (model, "
-        "aggregator, batch, workers, step, threads, input on the device). A study that has such a part "
-        "beside the training predicts it."
+        "aggregator, batch, workers, step, threads, input on the device; of a training without "
+        "augmentation also that). A study that has such a part beside the training predicts it."
     )
 
 
-def _unaugmented(group: Group) -> Iterator[str]:
-    """What a predicted time to the target lacks: augmentation is part of a training's seconds alone."""
-    if is_augmented(group) and any(row["predicted_s_to_target"] is not None for row in group.rows):
-        yield (
-            "Predicted: without augmentation, which the seconds of training contain and timed steps do not; "
-            "the interval does not hold that either."
-        )
+def _unaugmented(group: Group, merged: Sequence[Row]) -> Iterator[str]:
+    """Which predicted times to the target lack the augmentation that the seconds of training contain."""
+    predicted = [row for row in merged if row["predicted_s_to_target"] is not None]
+    lacking = without_augmentation(predicted)
+    if not lacking:
+        return
+    names = [f"{group.name(row)} on {workers(row['world_size'])}" for row in lacking]
+    which = "" if len(lacking) == len(predicted) else f" for {listed(names)}"
+    yield (
+        f"Predicted: without augmentation{which}, which the seconds of training contain and the timed steps "
+        "do not; the interval does not hold that either. With augmentation: standard in the timed part it is "
+        "in both."
+    )
 
 
 def _other_seeds(group: Group, merged: Sequence[Row]) -> Iterator[str]:

@@ -21,7 +21,8 @@ DIGITS = 9
 
 COLUMNS = (
     *("cell_id", "model", "dataset", "aggregator", "step", "world_size", "local_batch", "peer_access"),
-    *("precision", "memory_format", "topology", "simulated_s", "simulated_s_low", "simulated_s_high"),
+    *("precision", "memory_format", "augmentation"),
+    *("topology", "simulated_s", "simulated_s_low", "simulated_s_high"),
     *("measured_s", "measured_s_low", "measured_s_high", "error_ratio", "is_inside", "failed_assumption"),
 )
 

@@ -150,4 +150,5 @@ def _name(one: Mapping[str, Any]) -> str:
     own = ", host-only" if one.get("peer_access") is False else ""
     own += ", channels_last" if one.get("memory_format") == "channels_last" else ""
     own += ", tf32" if one.get("tf32") else ""
+    own += ", augmented" if one.get("augmentation") == "standard" else ""
     return f"{one['model']}, {one['aggregator']}, {one['step']}, {one['world_size']} workers{own}"

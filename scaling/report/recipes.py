@@ -16,7 +16,7 @@ RECIPE = {
     "gamma": "float64",
     "augmentation": "string",
 }
-"""Columns of the recipe that only trainings have, with their types."""
+"""Columns of the recipe, with their types; of timed cells those that augment have `augmentation` alone."""
 
 
 def milestones_text(milestones: Sequence[float] | None) -> str | None:

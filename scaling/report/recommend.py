@@ -260,7 +260,7 @@ def _efficiency_half_width(candidate: Candidate, rows: Sequence[Row]) -> float:
     row = candidate.row
     same = (
         *("kind", "model", "dataset", "step", "device", "precision", "threads"),
-        *("input_placement", "memory_format"),
+        *("input_placement", "memory_format", "augmentation"),
     )
     singles = [
         other

@@ -76,13 +76,15 @@ def without_model(cell: Mapping[str, Any]) -> str:
 
 
 _SHORTER = {"step": "{}", "bucket_mb": "{:g} MiB", "input_placement": "{}", "loader_workers": "{} loaders"}
+_GIVEN = {"augmentation": "augmentation {}"}
+"""No choice, and yet what sets cells of one model apart."""
 
 
 def _name(row: Row, rows: list[Row]) -> str:
     """The aggregator, what else was chosen where its model's cells differ in it, and whether it is a twin."""
     alike = [other for other in rows if all(other[one] == row[one] for one in ("kind", "model"))]
     parts = [str(row["aggregator"] or "")]
-    for axis, text in {**CHOSEN, **_SHORTER}.items():
+    for axis, text in {**CHOSEN, **_SHORTER, **_GIVEN}.items():
         values = {other[axis] for other in alike}
         if axis == "num_nodes":  # known only of what has run
             values.discard(None)

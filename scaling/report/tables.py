@@ -36,6 +36,7 @@ SAME_AS_BASELINE = (
         "input_placement",
         "batch_norm",
         "memory_format",
+        "augmentation",
         "loader_workers",
         "tf32",
         "threads",

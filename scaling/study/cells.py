@@ -18,7 +18,7 @@ from scaling.aggregators.registry import create as create_aggregator
 from scaling.errors import StudyError
 from scaling.study.device import DeviceCell, device_cells
 from scaling.study.memory_format import memory_formats
-from scaling.study.recipes import recipe_of
+from scaling.study.recipes import recipe_of, timed_augmentation
 from scaling.study.rules import check_part
 from scaling.study.schema import (
     Alternatives,
@@ -90,6 +90,7 @@ class Cell:
     Of an A/A pair, which tells the noise, one cell is measured twice, under the identities `twin` 0 and 1.
     `workers_per_gpu` is how many workers share a GPU; None where none do (`scaling.study.sharing`).
     `memory_format` is `channels_last`, or None: contiguous (`scaling.training.memory_format`).
+    `augmentation` is `standard`, or, where there is none, None in a timed cell and `none` in a training.
     """
 
     kind: str
@@ -169,6 +170,7 @@ class Cell:
             f"buckets of {self.bucket_mb:g} MiB" if self.bucket_mb is not None else "",
             f"input {self.input_placement}" if self.input_placement != "device" else "",
             self.memory_format or "",
+            "augmented" if self.augmentation == "standard" else "",
             f"seed {self.seed}" if self.seed else "",
             "A/A pair" if self.twin else "",
             f"{self.workers_per_gpu} workers a GPU" if self.workers_per_gpu is not None else "",
@@ -446,5 +448,6 @@ def _extent(workload: Workload, part: TrainedPart, device: str, placement: str) 
             **{name: getattr(part, name) for name in names},
             "min_seconds": min_seconds,
             "loader_workers": loader_workers if placement == "loader" else None,
+            "augmentation": timed_augmentation(workload, part),
         }
     return {**recipe_of(workload, part), "keep_checkpoints": part.keep_checkpoints}

@@ -24,7 +24,10 @@ from scaling.study.launches import START_UP_S, USUAL_ITERATIONS, Settings
 from scaling.study.schema import IterationPart, Study, Training, Workload
 from topologies.texts import folded
 
-SAME = ("model_label", "dataset_label", "scaling", "device", "tf32", "batch_norm", "memory_format")
+SAME = (
+    *("model_label", "dataset_label", "scaling", "device", "tf32", "batch_norm", "memory_format"),
+    "augmentation",
+)
 UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
 JUDGES = "others are judged by it"
 SET_UP_S = 0.5
@@ -209,7 +212,7 @@ def _parts_of(part: IterationPart, cells: Sequence[Cell]) -> list[IterationPart]
     for cell in cells:
         key = (cell.model_label, cell.dataset_label, cell.global_batch, cell.world_size, cell.step)
         rest = (cell.peer_access, cell.tf32, cell.seed, cell.input_placement, cell.batch_norm, cell.bucket_mb)
-        grouped.setdefault((*key, *rest, cell.memory_format), []).append(cell)
+        grouped.setdefault((*key, *rest, cell.memory_format, cell.augmentation), []).append(cell)
     return [_part_of(part, alike) for alike in grouped.values()]
 
 
@@ -237,6 +240,7 @@ def _part_of(part: IterationPart, alike: Sequence[Cell]) -> IterationPart:
         "input_placement": [cell.input_placement],
         "batch_norm": [cell.batch_norm],
         "memory_format": [cell.memory_format or "contiguous"],
+        "augmentation": cell.augmentation,
         "noise_pair": False,
         "threads": cell.threads,
     }

@@ -1,11 +1,14 @@
-"""How a cell of kind convergence is trained over its epochs: a workload's keys, or else its part's."""
+"""How a cell of kind convergence is trained over its epochs: a workload's keys, or else its part's.
+
+Of these keys timed cells have `augmentation` alone.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 from scaling.errors import StudyError
-from scaling.study.schema import ConvergencePart, Recipe, Workload
+from scaling.study.schema import ConvergencePart, IterationPart, Recipe, Workload
 from scaling.training.learning_rate import DEFAULT_GAMMA
 from scaling.workloads.base import DataShape
 from scaling.workloads.registry import create_dataset, create_model, resolve_shape
@@ -27,7 +30,7 @@ def recipe_of(workload: Workload, part: ConvergencePart) -> dict[str, Any]:
         StudyError: keys contradict each other, or the data cannot be augmented.
     """
     values = {key: _chosen(key, workload, part) for key in Recipe.model_fields}
-    where = f"workload {workload.model.name} on {workload.dataset.name}"
+    where = _named(workload)
     _check_base_batch(values, workload, part, where)
     _check_schedule(values, workload, part, where)
     if values["warmup_epochs"] >= values["epochs"]:
@@ -40,7 +43,23 @@ def recipe_of(workload: Workload, part: ConvergencePart) -> dict[str, Any]:
     return values
 
 
-def _chosen(key: str, workload: Workload, part: ConvergencePart) -> Any:
+def timed_augmentation(workload: Workload, part: IterationPart) -> str | None:
+    """What a timed step does to its batch: None is nothing, so that ids stay those of before.
+
+    Raises:
+        StudyError: the data cannot be augmented.
+    """
+    if _chosen("augmentation", workload, part) != "standard":
+        return None
+    _check_images(workload, _named(workload))
+    return "standard"
+
+
+def _named(workload: Workload) -> str:
+    return f"workload {workload.model.name} on {workload.dataset.name}"
+
+
+def _chosen(key: str, workload: Workload, part: ConvergencePart | IterationPart) -> Any:
     for level in (workload, part):
         if getattr(level, key) is not None:
             return getattr(level, key)

@@ -25,7 +25,7 @@ from scaling.study.run_transfer import measure_transfers
 from scaling.study.transfer import TransferCell
 from scaling.training.batch_norm import has_batch_norm, synchronized
 from scaling.training.captured import CapturedStep
-from scaling.training.feeding import InputPlacement, feeder_for
+from scaling.training.feeding import AugmentedFeeder, InputPlacement, feeder_for
 from scaling.training.layered import LayeredStep
 from scaling.training.memory_format import with_channels_last
 from scaling.training.overlapped import OverlappedStep
@@ -33,6 +33,7 @@ from scaling.training.replica import FlatReplica, Replica
 from scaling.training.step import EagerStep, Step
 from scaling.training.timing import Extent, Measurement
 from scaling.training.update import SgdSettings
+from scaling.workloads.augmentation import epoch_variations
 from scaling.workloads.base import DataSplits, Split
 from scaling.workloads.registry import build_module, create_dataset, create_model, resolve_shape
 from scaling.workloads.sampling import epoch_batches, shard
@@ -244,6 +245,9 @@ class CellRunner:
         own = shard(batches, group.rank, group.world_size)
         placement = cast(InputPlacement, cell.input_placement)
         feeder = feeder_for(placement, splits.train, own, self._device, cell.loader_workers or 0)
+        if cell.augmentation == "standard":
+            variations = epoch_variations(len(splits.train), cell.seed, 1)
+            feeder = AugmentedFeeder(feeder, own, variations, self._device)
 
         def iterate(marks: Marks) -> None:
             group.meter.reset()

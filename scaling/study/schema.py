@@ -92,6 +92,9 @@ class Training(_Strict):
     nesterov: bool | None = None
 
 
+Augmentation = Literal["none", "standard"]
+
+
 class Recipe(_Strict):
     """How a training goes on over its epochs (`scaling.training.learning_rate`)."""
 
@@ -101,7 +104,7 @@ class Recipe(_Strict):
     schedule: Literal["constant", "step", "cosine"] | None = None
     milestones: list[Annotated[Number, Field(gt=0)]] | None = Field(None, min_length=1)
     gamma: Number | None = Field(None, gt=0, lt=1)
-    augmentation: Literal["none", "standard"] | None = None
+    augmentation: Augmentation | None = None
     epochs: PositiveInt | None = None
     target_accuracy: Number | None = Field(None, gt=0, le=1)
 
@@ -173,6 +176,7 @@ class IterationPart(TrainingPart):
     split_iterations: PositiveInt = 20
     input_placement: Annotated[list[Literal["device", "pinned", "pageable", "loader"]], Axis] = ["device"]
     loader_workers: PositiveInt | None = None
+    augmentation: Augmentation | None = None
     noise_pair: bool = True
 
 

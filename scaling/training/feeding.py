@@ -9,6 +9,8 @@
 
 "Ready" batches were gathered before the first step: `pinned` and `pageable` cost the transfer alone, `loader`
 the whole input pipeline.
+
+Of every placement a batch may be augmented once it is on the device, as a training does it.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from scaling.errors import StudyError
 from scaling.measure.phases import Marks
+from scaling.workloads.augmentation import Variations, crop_and_flip
 from scaling.workloads.base import Split
 
 InputPlacement = Literal["device", "pinned", "pageable", "loader"]
@@ -77,6 +80,31 @@ def feeder_for(
         Batch(split.inputs[own].cpu(), split.targets[own].cpu()) for own in batches.to(split.inputs.device)
     ]
     return _PinnedFeeder(ready, device) if placement == "pinned" else _PageableFeeder(ready, device)
+
+
+class AugmentedFeeder:
+    """Crops and mirrors the batches of another feeder, on the device, in the phase `input`.
+
+    A step does what a training's step does: it takes the variations of its samples by their indices, crops
+    and mirrors. They are drawn before, which a training does once an epoch.
+
+    Args:
+        feeder: of images [local_batch, channels, height, width].
+        batches: the indices of its samples, as `feeder_for` takes them.
+        variations: of all training samples.
+        device: of the rank.
+    """
+
+    def __init__(self, feeder: Feeder, batches: Tensor, variations: Variations, device: torch.device) -> None:
+        self._feeder, self._batches = feeder, cycle(batches.to(device))
+        self._variations = variations.to(device)
+
+    def next(self, marks: Marks) -> Batch:
+        """See `Feeder`."""
+        batch = self._feeder.next(marks)
+        with marks.phase("input"):
+            own = self._variations[next(self._batches)]
+            return Batch(crop_and_flip(batch.inputs, own), batch.targets)
 
 
 class _DeviceFeeder:

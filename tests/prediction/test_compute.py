@@ -112,6 +112,19 @@ def test_a_curve_of_one_memory_format_does_not_price_the_other():
     assert both.step(cell(2, memory_format=None), 2000).step_s.value == pytest.approx(2e-3)
 
 
+def test_a_curve_of_plain_steps_does_not_price_augmented_ones_or_the_reverse():
+    plain = [alone(1000, 1e-3), alone(3000, 3e-3)]
+    augmented = cell(2, augmentation="standard")
+    with pytest.raises(PredictionError, match="input and augmentation"):
+        ComputeModel(plain).step(augmented, 2000)
+    other = alone(2000, 9e-3, augmentation="standard")
+    assert not ComputeModel([other]).has(cell(2))
+    both = ComputeModel([*plain, other])
+    assert both.step(augmented, 2000).step_s.value == pytest.approx(9e-3)
+    for said in ({}, {"augmentation": None}, {"augmentation": "none"}):  # trainings say none
+        assert both.step(cell(2, **said), 2000).step_s.value == pytest.approx(2e-3)
+
+
 def test_spread_of_equal_cells_is_part_of_the_uncertainty():
     model = ComputeModel([alone(4096, 4e-3), alone(4096, 6e-3)])
     assert model.step(cell(1), 4096).step_s.relative_sd > 0.2

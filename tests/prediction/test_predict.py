@@ -80,21 +80,23 @@ def test_every_row_says_that_it_is_simulated():
     assert "no data" in text_table([row, reason_row(cell(4), "example", "no data")])
 
 
-def test_the_table_tells_memory_formats_and_precisions_apart():
+def test_the_table_tells_memory_formats_precisions_and_augmentation_apart():
     changes = [
         {},
         {"tf32": True},
         {"memory_format": "channels_last"},
         {"peer_access": False, "memory_format": "channels_last", "tf32": True},
+        {"augmentation": "standard"},
     ]
     cells = [cell(4, **{"memory_format": None, **own}) for own in changes]
     names = ["ring", "ring, tf32", "ring, channels_last", "ring, host-only, channels_last, tf32"]
+    names.append("ring, augmented")
     for rows in (
         [row_of(Predictor(Machinery(machine())).predict(strategy(values)), None) for values in cells],
         [reason_row(values, "example", "no data") for values in cells],
     ):
         lines = text_table(rows).splitlines()
-        assert [line.split("  ")[0] for line in lines[2:6]] == names
+        assert [line.split("  ")[0] for line in lines[2:7]] == names
 
 
 def test_speedup_is_over_one_rank_without_exchange():

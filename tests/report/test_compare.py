@@ -131,6 +131,14 @@ def test_cells_match_over_the_machines_threads_and_say_so(make_study):
     assert match_cells(*rows)[0] == []
 
 
+def test_augmented_steps_are_not_compared_with_plain_ones(make_study):
+    a, b = make_study(), make_study()
+    a.add([[0.1] * 9] * 2)
+    b.add([[0.1] * 9] * 2, augmentation="standard")
+    with pytest.raises(ScalingError, match="the most alike ones differ in augmentation"):
+        compared(a, b)
+
+
 def test_nothing_in_common_names_what_differs(make_study):
     a, b = make_study(), make_study()
     a.add([[0.1] * 9], batch=64)

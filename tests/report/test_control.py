@@ -51,6 +51,7 @@ def test_negative_difference_is_not_clipped(study):
         {"peer_access": False},
         {"seed": 1},
         {"memory_format": "channels_last"},
+        {"augmentation": "standard"},
         {"batch": 32},
         {"twin": 1},
     ],

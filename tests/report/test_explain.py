@@ -147,6 +147,8 @@ def test_an_exact_aggregator_that_packs_tensors_is_no_codec_that_pays(make_study
     [
         ([("h2d", 4), ("forward", 6)], {"input_placement": "pageable"}, "feeding",
          "input over pageable memory: 40%"),
+        ([("input", 4), ("forward", 6)], {"augmentation": "standard"}, "feeding",
+         "gathering the batch on the device, and augmentation: 40%"),
         ([("input", 5), ("forward", 5)], {"input_placement": "loader", "loader_workers": 2}, "feeding",
          "bound by the loader (2 workers)"),
         ([("forward", 2), ("d2h", 2), ("reduce", 4), ("h2d_result", 2)],
@@ -167,6 +169,14 @@ def test_what_takes_most_of_the_step_is_what_limits_it(make_study, phases, cell,
     found = first(study, cell_id)
     assert found.rule == rule
     assert words in found.sentence
+
+
+def test_the_next_experiment_of_an_augmented_step_is_without_it(make_study):
+    study = make_study()
+    gpu = {"device": "cuda", "augmentation": "standard"}
+    cell_id = study.add(steps(10), spans=spans(("input", 5), ("forward", 5)), **gpu)
+    next_experiment = first(study, cell_id).next_experiment
+    assert next_experiment == "compare augmentation=none, then compare input_placement=pinned"
 
 
 def test_rank_that_comes_last_is_named(make_study):

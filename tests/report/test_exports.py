@@ -131,9 +131,12 @@ def test_extra_p_needs_two_world_sizes(study):
         ({"tf32": True}, ["float32", "tf32"]),
         ({"memory_format": "channels_last"}, ["contiguous", "channels_last"]),
         ({"tf32": True, "memory_format": "channels_last"}, ["float32->contiguous", "tf32->channels_last"]),
+        ({"augmentation": "standard"}, ["augmentation_none", "augmentation_standard"]),
     ],
 )
-def test_extra_p_keeps_cells_apart_that_differ_in_precision_or_memory_format(study, changes, names):
+def test_extra_p_keeps_cells_apart_that_differ_in_precision_memory_format_or_augmentation(
+    study, changes, names
+):
     base = {"tf32": False, "memory_format": None}
     for size in (1, 2):
         study.add_steps([[0.1 / size] * 3], world_size=size, **base)
@@ -145,7 +148,9 @@ def test_extra_p_keeps_cells_apart_that_differ_in_precision_or_memory_format(stu
     assert values == [f"DATA {seconds:.9f}" for seconds in (0.1, 0.05, 0.06, 0.03)]
 
 
-@pytest.mark.parametrize("same", [{"tf32": True}, {"memory_format": "channels_last"}])
+@pytest.mark.parametrize(
+    "same", [{"tf32": True}, {"memory_format": "channels_last"}, {"augmentation": "standard"}]
+)
 def test_extra_p_does_not_name_what_all_regions_share(study, same):
     for size in (1, 2):
         for aggregator in ("none", "ring"):

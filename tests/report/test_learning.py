@@ -191,6 +191,7 @@ class TestPrediction:
             {"threads": 2},
             {"batch_norm": "sync"},
             {"memory_format": "channels_last"},
+            {"augmentation": "standard"},
         ],
     )
     def test_timed_cell_of_another_step_predicts_nothing(self, study, epochs, other):
@@ -225,6 +226,59 @@ class TestPrediction:
         assert any(one.startswith("Predicted: without augmentation") for one in remarks) == is_said
         said = " ".join(findings(summary_table(study.folder)))
         assert ("iteration time x iterations, without augmentation:" in said) == is_said
+
+    def test_an_augmented_training_is_predicted_from_augmented_steps_without_a_caution(self, study, epochs):
+        run = [epochs([0.5, 0.95])]
+        study.add([run], kind="convergence", target_accuracy=0.9, augmentation="standard")
+        study.add_steps([[0.3] * 9] * 3)  # more iterations, which else is preferred
+        study.add_steps([[0.1] * 3] * 3, augmentation="standard")
+        table = summary_table(study.folder)
+        group = next(one for one in group_rows(to_rows(table)) if one.kind == "convergence")
+        assert group.rows[0]["predicted_s_to_target"] == pytest.approx(0.1 * 2 * STEPS)
+        assert group.rows[0]["prediction_lacks"] is None
+        assert not any("augmentation" in one for one in page_tables(group, [group])[0].remarks)
+        said = " ".join(findings(table))
+        assert "predicted as iteration time x iterations: none on 1 worker 2.00" in said
+        assert "without augmentation" not in said
+
+    def test_a_plain_training_is_predicted_from_plain_steps_alone(self, study, epochs):
+        for name, said in (("none", {}), ("ring", {"augmentation": "none"})):  # folders of before; now
+            run = [epochs([0.5, 0.95])]
+            study.add([run], kind="convergence", target_accuracy=0.9, aggregator=name, **said)
+            study.add_steps([[0.3] * 9] * 3, aggregator=name, augmentation="standard")
+            study.add_steps([[0.1] * 3] * 3, aggregator=name)
+        trained = [row for row in rows_of(study) if row["kind"] == "convergence"]
+        assert [row["predicted_s_to_target"] for row in trained] == [pytest.approx(2.0)] * 2
+        assert [row["prediction_lacks"] for row in trained] == [None, None]
+
+    def test_the_caution_names_those_of_a_table_whose_prediction_lacks_augmentation(self, study, epochs):
+        for name in ("ring", "tree"):
+            run = [epochs([0.5, 0.95])]
+            more = {"aggregator": name, "augmentation": "standard"}
+            study.add([run], kind="convergence", target_accuracy=0.9, **more)
+        study.add_steps([[0.1] * 3] * 3, aggregator="ring", augmentation="standard")
+        study.add_steps([[0.1] * 3] * 3, aggregator="tree")
+        table = summary_table(study.folder)
+        group = next(one for one in group_rows(to_rows(table)) if one.kind == "convergence")
+        assert {row["aggregator"]: row["prediction_lacks"] for row in group.rows} == {
+            "ring": None,
+            "tree": "augmentation",
+        }
+        (caution,) = [one for one in page_tables(group, [group])[0].remarks if "augmentation" in one]
+        assert caution.startswith("Predicted: without augmentation for tree on 1 worker, which")
+        said = next(one for one in findings(table) if "predicted as" in one)
+        assert "iteration time x iterations: ring on 1 worker 2.00 (2.00 to 2.00), measured" in said
+        assert "tree on 1 worker 2.00 (2.00 to 2.00), without augmentation, measured 2.00" in said
+
+    def test_seeds_share_what_their_prediction_lacks(self, study, epochs):
+        for seed in (0, 1):
+            more = {"seed": seed, "augmentation": "standard"}
+            study.add([[epochs([0.5, 0.95])]], kind="convergence", target_accuracy=0.9, **more)
+        study.add_steps([[0.1] * 3] * 3)
+        trained = [row for row in rows_of(study) if row["kind"] == "convergence"]
+        assert [row["prediction_lacks"] for row in trained] == ["augmentation"] * 2
+        (merged,) = over_seeds(trained)
+        assert merged["prediction_lacks"] == "augmentation"
 
     def test_table_names_the_one_that_is_not_predicted(self, study, epochs):
         study.add([[epochs([0.5, 0.95])]], kind="convergence", target_accuracy=0.9, aggregator="ring")

@@ -111,41 +111,42 @@ def test_steps_whose_phases_tell_of_another_time_leave_open_what_failed(study):
 
 @pytest.fixture
 def variants(study):
-    """Cells that differ in memory format, precision and the peers' access alone."""
+    """Cells that differ in memory format, precision, the peers' access and augmentation alone."""
     changes = [
         {},
         {"tf32": True},
         {"memory_format": "channels_last"},
         {"peer_access": False, "memory_format": "channels_last", "tf32": True},
+        {"augmentation": "standard"},
     ]
     all_of_them = [{"tf32": False, "memory_format": None, **own} for own in changes]
     cells = [study.add_steps([[0.010] * 3], aggregator="ring", world_size=2, **own) for own in all_of_them]
-    seconds = (0.010, 0.011, 0.012, 0.013)
+    seconds = (0.010, 0.011, 0.012, 0.013, 0.0105)
     pairs = zip(cells, seconds, all_of_them, strict=True)
     study.folder.write_predictions([predicted(one, s, **own) for one, s, own in pairs])
     return study.folder
 
 
-def test_names_tell_memory_formats_and_precisions_apart(variants):
+def test_names_tell_memory_formats_precisions_and_augmentation_apart(variants):
     found = read_predictions(variants, to_rows(summary_table(variants)))
-    marks = ["", ", tf32", ", channels_last", ", host-only, channels_last, tf32"]
+    marks = ["", ", tf32", ", channels_last", ", host-only, channels_last, tf32", ", augmented"]
     names = [f"mlp, ring, eager, 2 workers{mark}" for mark in marks]
     assert [one.name for one in found] == names
-    assert f"Worst: {names[-1]}, 30.0%" in prediction_sentences(found)[0]
+    assert f"Worst: {names[3]}, 30.0%" in prediction_sentences(found)[0]
     (table,) = prediction_tables(found)
     assert [row[0] for row in table.rows] == names
     assert [point.text.partition(":")[0] for point in predicted_points(found)] == names
 
 
-def test_the_file_has_precision_and_memory_format_as_the_summary_has(variants):
+def test_the_file_has_precision_memory_format_and_augmentation_as_the_summary_has(variants):
     write_report(variants)
-    columns = ("cell_id", "precision", "memory_format")
+    columns = ("cell_id", "precision", "memory_format", "augmentation")
     own, summary = (
         {tuple(row[name] for name in columns) for row in csv.DictReader(path.open(newline=""))}
         for path in (variants.path / "predicted.csv", variants.path / "summary.csv")
     )
     assert own == summary
-    assert len({row[1:] for row in own}) == 4
+    assert len({row[1:] for row in own}) == 5
 
 
 class TestFigure:

@@ -47,6 +47,20 @@ def test_control_arm_is_never_recommended_though_it_is_the_fastest(make_study):
     assert sum("control arm" in reason for _, reason in found.excluded) == 2
 
 
+def test_augmented_steps_are_a_workload_of_their_own(make_study):
+    study = make_study()
+    for name, plain_s, augmented_s in (("ring", 0.005, 0.009), ("tree", 0.007, 0.008)):
+        study.add(launches(plain_s), aggregator=name, world_size=4)
+        study.add(launches(augmented_s), aggregator=name, world_size=4, augmentation="standard")
+    found = {one.workload: one.choice.row for one in recommend(study.table, study.cells, "time")}
+    assert [(row["aggregator"], row["augmentation"]) for row in found.values()] == [
+        ("ring", None),
+        ("tree", "standard"),
+    ]
+    plain, augmented = found
+    assert augmented == f"{plain}, augmentation standard"
+
+
 def test_one_worker_wins_where_more_do_not_help(make_study):
     study = make_study()
     single = study.add(launches(0.004))

@@ -1,6 +1,6 @@
 """What is left of a study, in words."""
 
-from scaling.report.status import describe_status, what_is_left
+from scaling.report.status import describe_status, status_table, what_is_left
 
 
 def row(world_size, *states, reason=None, aggregator="ring", num_waiting=0):
@@ -18,6 +18,12 @@ def test_runs_that_are_left_are_counted_by_world_size():
     assert what_is_left(rows) == (
         "4 of 7 runs are left: 1 with 1 worker, 3 with 2 workers; the same `run` or `submit` goes on"
     )
+
+
+def test_cells_that_differ_in_augmentation_are_told_apart(study):
+    study.add(["planned"], aggregator="ring")
+    study.add(["planned"], aggregator="ring", augmentation="standard")
+    assert [row["name"] for row in status_table(study.folder)] == ["ring", "ring, augmentation standard"]
 
 
 def test_nothing_left_is_said_and_failed_runs_are_no_rest():

@@ -133,6 +133,7 @@ def test_speedup_is_the_ratio_of_throughput_to_one_worker_without_exchange(study
         {"device": "cuda"},
         {"tf32": True},
         {"memory_format": "channels_last"},
+        {"augmentation": "standard"},
         {"threads": 2},
         {"scaling": "weak"},
         {"learning_rate": 0.1},
@@ -163,6 +164,20 @@ def test_memory_formats_are_tables_of_their_own_and_folders_without_the_key_are_
     assert [row["speedup"] for row in rows] == [1.0, 1.0, 1.5]
     titles = [group.title for group in group_rows(rows)]
     assert [title.rsplit(", ", 1)[1] for title in titles] == ["channels_last", "contiguous"]
+
+
+def test_augmented_timings_are_tables_of_their_own_and_plain_ones_have_an_empty_column(study):
+    study.add_steps([[4.0]])
+    study.add_steps([[2.0]], aggregator="ring", world_size=2)
+    study.add_steps([[6.0]], augmentation="standard")
+    study.add_steps([[2.0]], aggregator="ring", world_size=2, augmentation="standard")
+    rows = rows_of(study)
+    assert [row["augmentation"] for row in rows] == [None, "standard", None, "standard"]
+    assert [row["speedup"] for row in rows] == [1.0, 1.0, 2.0, 3.0]
+    groups = {group.title: {row["augmentation"] for row in group.rows} for group in group_rows(rows)}
+    ends = {title.rsplit(", ", 1)[1]: own for title, own in groups.items()}
+    assert ends == {"augmentation none": {None}, "augmentation standard": {"standard"}}
+    assert len({group.slug for group in group_rows(rows)}) == 2
 
 
 def test_baseline_may_have_another_peer_access_but_its_own_is_preferred(study):

@@ -23,6 +23,7 @@ BASE = {"name": "by-hand", "device": "cuda", "workloads": [RESNET], "aggregators
         ({"peer_access": True}, {"peer_access": False}),
         ({"batch_norm": "replica"}, {"batch_norm": "sync"}),
         ({"memory_format": "contiguous"}, {"memory_format": "channels_last"}),
+        ({"augmentation": "none"}, {"augmentation": "standard"}),
         ({"step": "overlapped", "bucket_mb": 1}, {"step": "overlapped", "bucket_mb": 25}),
     ],
     ids=lambda part: " ".join(part),

@@ -99,7 +99,7 @@ class TestRefusals:
         assert next(iter(key)) in message
         assert next(iter(key.values())) in message
 
-    @pytest.mark.parametrize("key", [{"schedule": "cosine"}, {"augmentation": "standard"}, {"epochs": 3}])
+    @pytest.mark.parametrize("key", [{"schedule": "cosine"}, {"base_batch": 64}, {"epochs": 3}])
     def test_timed_parts_have_no_recipe(self, key):
         (name,) = key
         timed = {name: value for name, value in BODY.items() if name != "epochs"}

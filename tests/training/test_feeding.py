@@ -8,10 +8,17 @@ from typing import get_args
 import pytest
 import torch
 
+from scaling.aggregators.registry import create
 from scaling.errors import StudyError
 from scaling.measure.clock import clock_for
 from scaling.measure.phases import UNMARKED, PhaseRecorder
-from scaling.training.feeding import Batch, InputPlacement, feeder_for
+from scaling.process_group import InProcessGroup, run_in_process
+from scaling.training.captured import CapturedStep
+from scaling.training.feeding import AugmentedFeeder, Batch, InputPlacement, feeder_for
+from scaling.training.replica import FlatReplica
+from scaling.training.step import EagerStep
+from scaling.training.update import SgdSettings
+from scaling.workloads.augmentation import Variations, crop_and_flip, epoch_variations
 from scaling.workloads.base import Split
 
 CPU = torch.device("cpu")
@@ -23,7 +30,7 @@ on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 def split(device: torch.device = CPU) -> Split:
     generator = torch.Generator().manual_seed(0)
-    inputs = torch.randn((NUM_SAMPLES, 2, 3), generator=generator)
+    inputs = torch.randn((NUM_SAMPLES, 2, 6, 5), generator=generator)
     return Split(inputs.to(device), torch.arange(NUM_SAMPLES, device=device) % 7)
 
 
@@ -33,9 +40,15 @@ def batches() -> torch.Tensor:
     ].view(NUM_BATCHES, LOCAL_BATCH)
 
 
-def taken(placement: str, device: torch.device, count: int) -> list[Batch]:
-    """Copies of the first batches, in host memory."""
+def variations(seed: int = 0) -> Variations:
+    return epoch_variations(NUM_SAMPLES, seed, 1)
+
+
+def taken(placement: str, device: torch.device, count: int, seed: int | None = None) -> list[Batch]:
+    """Copies of the first batches, in host memory; with a seed they are augmented."""
     feeder = feeder_for(placement, split(device), batches(), device, NUM_WORKERS)
+    if seed is not None:
+        feeder = AugmentedFeeder(feeder, batches(), variations(seed), device)
     return [Batch(*(tensor.cpu().clone() for tensor in feeder.next(UNMARKED))) for _ in range(count)]
 
 
@@ -65,9 +78,38 @@ def assert_the_same(placement: str, device: torch.device) -> None:
         assert torch.equal(targets, split().targets[own]), number
 
 
+def assert_augmented(placement: str, device: torch.device) -> None:
+    """Every image as the variations of its sample say, more than two rounds through the batches."""
+    rows = batches().tolist()
+    for number, (inputs, targets) in enumerate(taken(placement, device, 2 * NUM_BATCHES + 1, seed=3)):
+        own = torch.tensor(rows[number % NUM_BATCHES])
+        assert torch.equal(inputs, crop_and_flip(split().inputs[own], variations(3)[own])), number
+        assert torch.equal(targets, split().targets[own]), number
+
+
 @pytest.mark.parametrize("placement", ["device", "loader"])
 def test_batches_come_in_turn_without_end(placement):
     assert_the_same(placement, CPU)
+
+
+@pytest.mark.parametrize("placement", ["device", "loader"])
+def test_augmented_batches_are_the_same_cropped_and_mirrored(placement):
+    assert_augmented(placement, CPU)
+
+
+def test_augmentation_is_of_the_seed_and_changes_no_sample_of_the_split():
+    (plain,), (one,), (other,) = (taken("device", CPU, 1, seed) for seed in (None, 0, 1))
+    assert not torch.equal(one.inputs, other.inputs)
+    assert not torch.equal(one.inputs, plain.inputs)
+    assert torch.equal(one.targets, other.targets)
+
+
+@pytest.mark.parametrize("placement", ["device", "loader"])
+def test_augmenting_is_the_phase_input(placement):
+    marks = Named()
+    feeder = feeder_for(placement, split(), batches(), CPU, NUM_WORKERS)
+    AugmentedFeeder(feeder, batches(), variations(), CPU).next(marks)
+    assert marks.seen == [("main", "input")] * 2
 
 
 @pytest.mark.parametrize("placement", ["device", "loader"])
@@ -104,6 +146,44 @@ class TestOnAGpu:
     @pytest.mark.parametrize("placement", get_args(InputPlacement))
     def test_batches_come_in_turn_without_end(self, placement):
         assert_the_same(placement, torch.device("cuda"))
+
+    @pytest.mark.parametrize("placement", get_args(InputPlacement))
+    def test_augmented_batches_are_the_same_cropped_and_mirrored(self, placement):
+        assert_augmented(placement, torch.device("cuda"))
+
+    def test_captured_step_trains_on_what_the_eager_one_does(self):
+        device, num_steps = torch.device("cuda"), 2 * NUM_BATCHES
+
+        def losses(group: InProcessGroup, *, is_captured: bool) -> list[float]:
+            torch.manual_seed(0)
+            module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(2 * 6 * 5, 7)).cuda()
+            settings = SgdSettings(learning_rate=0.05, momentum=0.9)
+            step = EagerStep(FlatReplica(module), create("none"), settings, group, capturable=is_captured)
+            feeder = feeder_for("device", split(device), batches(), device, NUM_WORKERS)
+            augmented = AugmentedFeeder(feeder, batches(), variations(), device)
+            if not is_captured:
+                return [step(*augmented.next(UNMARKED)).item() for _ in range(num_steps)]
+            example = (values[:LOCAL_BATCH].to(device) for values in (split().inputs, split().targets))
+            captured = CapturedStep(step, *example, group)
+            recorder = PhaseRecorder(clock_for(device))
+            found = []
+            for _ in range(num_steps):
+                with recorder.step(split=False) as marks:
+                    found.append(captured(*augmented.next(marks), marks).item())
+            if captured.prepare_split(recorder):
+                with recorder.step(split=True) as marks:
+                    captured(*augmented.next(marks), marks)
+                phases = [name for name, lane, *_ in recorder.take()[-1].spans if lane == "main"]
+                # Gathering, augmenting, the copy into the graph's buffers.
+                assert phases[:4] == ["input", "input", "input", "forward"]
+            return found
+
+        expected, seen = (
+            run_in_process(1, lambda group, way=way: losses(group, is_captured=way))[0]
+            for way in (False, True)
+        )
+        assert seen == pytest.approx(expected, rel=1e-5)
+        assert len(set(seen)) == num_steps
 
     @pytest.mark.parametrize("placement", get_args(InputPlacement))
     def test_samples_that_have_no_room_there_are_taken_from_host_memory(self, placement):

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from scaling.errors import ScalingError
-from scaling.report.columns import INDEPENDENT, precision_and_format
+from scaling.report.columns import INDEPENDENT, augmentation_of, precision_and_format
 from scaling.report.matching import WHERE_RUN
 from scaling.report.samples import CellResult
 from scaling.store import ResultsFolder
@@ -26,7 +26,7 @@ NOT_OF_A_REGION = ("world_size", "local_batch", "global_batch", *WHERE_RUN)
 LABELLED = ("model", "dataset", "aggregator")
 SHORT = ("model", "dataset", "scaling", "step", "aggregator")
 """In a region's name."""
-WHERE_DIFFERENT = ("precision", "memory_format")
+WHERE_DIFFERENT = ("precision", "memory_format", "augmentation")
 """In it as well, where the file's regions differ in them."""
 
 Region = dict[int, CellResult]
@@ -84,6 +84,8 @@ def _value(cell: CellResult, name: str) -> str:
     """A variable of the cell, as summary.csv has it."""
     if name in LABELLED:
         return cell.label(name)
+    if name == "augmentation":  # of which "none" alone would be an aggregator's name
+        return f"augmentation {augmentation_of(cell.cell) or 'none'}"
     return str({**cell.cell, **precision_and_format(cell.cell)}.get(name))
 
 

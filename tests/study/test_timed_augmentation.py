@@ -1,0 +1,222 @@
+"""`augmentation` of timed cells: what a study says of it, whose cells it makes, and what their steps see."""
+
+import json
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+import yaml
+from torch import nn
+
+from scaling.errors import StudyError
+from scaling.study.cells import Cell, Machine, resolve
+from scaling.study.overrides import load_study
+from scaling.study.pruning import Verdict, judge, study_of
+from scaling.study.run_cell import TIMING_BATCHES
+from scaling.study.schema import Study, parse_study
+from scaling.workloads.augmentation import crop_and_flip, epoch_variations
+from scaling.workloads.base import DataShape, Model, Split
+from scaling.workloads.registry import create_dataset
+from scaling.workloads.sampling import epoch_batches
+from tests.study.test_run_cell import TIMED, group, run, runner  # noqa: F401
+
+CPU = Machine(num_gpus=0, num_cores=8)
+REFERENCE = Path(__file__).parents[2] / "results" / "reference"
+DIGITS = {"model": "mlp", "dataset": "digits", "global_batch": 32}
+BASE = {"name": "by-hand", "workloads": [DIGITS], "aggregators": ["all_reduce"], "world_sizes": [1],
+        "scaling": "strong", "noise_pair": False}  # fmt: skip
+
+
+def study(**changes: Any) -> Study:
+    return parse_study({**BASE, **changes}, "my.yaml")
+
+
+def cells(**changes: Any) -> list[Cell]:
+    return resolve(study(**changes), CPU).trained
+
+
+def problem(**changes: Any) -> str:
+    with pytest.raises(StudyError) as caught:
+        cells(**changes)
+    return str(caught.value)
+
+
+class TestKey:
+    def test_none_is_what_cells_were_before(self):
+        (plain,), (said,) = cells(), cells(augmentation="none")
+        assert (plain.augmentation, said.augmentation) == (None, None)
+        older = plain.to_dict()
+        del older["augmentation"]
+        assert plain.id == said.id == Cell(**older).id
+
+    def test_standard_is_another_cell_that_says_so(self):
+        (plain,), (augmented,) = cells(), cells(augmentation="standard")
+        assert augmented.augmentation == "standard"
+        assert augmented.id != plain.id
+        assert augmented.describe() == f"{plain.describe()}, augmented"
+
+    @pytest.mark.parametrize(("of_part", "of_workload"), [("standard", "none"), ("none", "standard")])
+    def test_a_workload_has_its_own(self, of_part, of_workload):
+        own, other = {**DIGITS, "augmentation": of_workload}, {**DIGITS, "global_batch": 64}
+        found = [cell.augmentation or "none" for cell in cells(workloads=[own, other], augmentation=of_part)]
+        assert found == [of_workload, of_part]
+
+    def test_one_of_the_alternatives_has_its_own(self):
+        choice = {"first_available": [{**DIGITS, "augmentation": "standard"}]}
+        assert [cell.augmentation for cell in cells(workloads=[choice])] == ["standard"]
+
+    def test_parts_of_both_kinds_take_it_from_beside_them(self):
+        parts = [{"kind": "iteration", "noise_pair": False}, {"kind": "convergence"}]
+        shared = {key: value for key, value in BASE.items() if key != "noise_pair"}
+        own = resolve(parse_study({**shared, "augmentation": "standard", "parts": parts}, "my.yaml"), CPU)
+        assert [(cell.kind, cell.augmentation) for cell in own.trained] == [
+            ("iteration", "standard"),
+            ("convergence", "standard"),
+        ]
+
+    def test_both_cells_of_an_a_a_pair_have_it(self):
+        found = cells(augmentation="standard", noise_pair=True)
+        assert [(cell.twin, cell.augmentation) for cell in found] == [(0, "standard"), (1, "standard")]
+
+    @pytest.mark.parametrize(
+        "workload",
+        [
+            {"model": "fcn-s", "dataset": "synthetic", "global_batch": 4},
+            {"model": "lstm", "dataset": "synthetic", "global_batch": 4},
+        ],
+        ids=["vectors", "tokens"],
+    )
+    def test_data_that_are_no_images_are_refused(self, workload):
+        said = problem(workloads=[workload], augmentation="standard")
+        assert f"workload {workload['model']} on synthetic: augmentation: standard crops and mirrors" in said
+        assert "use augmentation: none" in said
+        assert problem(workloads=[{**workload, "augmentation": "standard"}]) == said
+
+    def test_other_values_and_parts_without_a_model_are_refused(self):
+        assert "augmentation is 'more'" in problem(augmentation="more")
+        links = {"name": "links", "kind": "transfer", "world_sizes": 2, "augmentation": "standard"}
+        with pytest.raises(StudyError, match="'augmentation' belongs to kind: iteration or convergence"):
+            parse_study(links, "my.yaml")
+
+    @pytest.mark.parametrize("key", [{"schedule": "cosine"}, {"epochs": 3}])
+    def test_the_rest_of_a_recipe_is_refused_as_before(self, key):
+        (name,) = key
+        with pytest.raises(StudyError, match=f"workloads.0.{name}' belongs to kind: convergence"):
+            study(workloads=[{**DIGITS, **key}])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"parts": [{"augmentation": "none"}, {"augmentation": "standard"}]},
+        {"workloads": [DIGITS, {**DIGITS, "augmentation": "standard"}]},
+        {"workloads": [DIGITS, {**DIGITS, "augmentation": "none"}], "augmentation": "standard"},
+    ],
+    ids=["of parts", "of a workload", "of a part, and not of a workload"],
+)
+def test_a_pruned_study_keeps_it(changes):
+    whole = study(**changes)
+    resolved = resolve(whole, CPU)
+    assert {cell.augmentation for cell in resolved.trained} == {None, "standard"}
+    for kept in (*([cell] for cell in resolved.trained), resolved.trained):
+        verdicts = [Verdict(cell, cell in kept, "", 0.0) for cell in resolved.trained]
+        pruned = parse_study(yaml.safe_load(study_of(whole, verdicts, resolved.part_of)), "pruned.yaml")
+        assert list(resolve(pruned, CPU).cells) == [cell.id for cell in kept]
+
+
+def test_plain_steps_do_not_dominate_augmented_ones():
+    plain, augmented = found = cells(workloads=[DIGITS, {**DIGITS, "augmentation": "standard"}])
+    ends = {plain.id: (1e-3, 1.1e-3), augmented.id: (2e-3, 2.1e-3)}
+    rows = [
+        {"cell_id": name, "iteration_s": low, "iteration_s_low": low, "iteration_s_high": high}
+        for name, (low, high) in ends.items()
+    ]
+    assert [one.keep for one in judge(found, rows, dict.fromkeys(ends, 1))] == [True, True]
+
+
+@pytest.mark.parametrize("name", ["converge-fcn-4xh200", "converge-alexnet-4xh200", "budget-4xh200"])
+def test_a_study_that_was_recorded_has_the_cells_that_it_had(name):
+    folder = REFERENCE / name
+    recorded = {json.loads(path.read_text())["cell_id"] for path in folder.glob("runs/*/*/run.json")}
+    own = parse_study(yaml.safe_load((folder / "study.yaml").read_text()), "study.yaml")
+    found = resolve(own, Machine(4, 64))
+    assert set(found.cells) == recorded
+    assert any(cell.kind == "iteration" for cell in found.trained)
+
+
+@pytest.mark.parametrize("name", ["converge-alexnet", "converge-resnet"])
+def test_shipped_studies_time_the_steps_that_they_train(name):
+    found = resolve(load_study(name), Machine(4, 64)).trained
+    assert {(cell.kind, cell.augmentation) for cell in found} == {
+        ("iteration", "standard"),
+        ("convergence", "standard"),
+    }
+
+
+class Seeing(nn.Sequential):
+    """Keeps the inputs of its forward passes."""
+
+    seen: ClassVar[list[torch.Tensor]] = []
+
+    def __init__(self, shape: DataShape) -> None:
+        super().__init__(nn.Flatten(), nn.Linear(64, shape.num_classes))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.seen.append(inputs.clone())
+        return super().forward(inputs)
+
+
+seeing = Model("seeing", Seeing, None, "digits", "these tests", {})
+
+
+def seen(runner, group, **changes: Any) -> tuple[list[torch.Tensor], list[dict[str, Any]]]:  # noqa: F811
+    """The inputs of a timed cell's steps, in turn, and its samples."""
+    Seeing.seen.clear()
+    values = {**TIMED.to_dict(), "model": f"{__name__}:seeing", "model_parameters": {}, **changes}
+    rows, _ = run(runner, group, Cell(**values))
+    return list(Seeing.seen), rows
+
+
+def digits() -> Split:
+    return create_dataset("digits", {}).load(DataShape((1, 8, 8), 10), 128, 0).train
+
+
+class TestSteps:
+    @pytest.mark.parametrize("placement", ["device", "loader"])
+    def test_steps_see_the_images_of_a_training_cropped_and_mirrored(self, runner, group, placement):  # noqa: F811
+        more = {"input_placement": placement, "loader_workers": 1 if placement == "loader" else None}
+        inputs, _ = seen(runner, group, augmentation="standard", **more)
+        images = digits().inputs
+        variations = epoch_variations(len(images), 0, 1)
+        batches = epoch_batches(len(images), 32, 0, 1)[:TIMING_BATCHES]
+        assert len(inputs) > 2 * TIMING_BATCHES
+        for number, given in enumerate(inputs):
+            own = batches[number % TIMING_BATCHES]
+            assert torch.equal(given, crop_and_flip(images[own], variations[own])), number
+            assert not torch.equal(given, images[own])
+
+    def test_without_it_they_see_them_as_they_are(self, runner, group):  # noqa: F811
+        inputs, rows = seen(runner, group)
+        images = digits().inputs
+        (first, *_) = epoch_batches(len(images), 32, 0, 1)
+        assert torch.equal(inputs[0], images[first])
+        assert [phase for phase, *_ in rows[-1]["spans"]].count("input") == 1
+
+    def test_another_seed_varies_them_otherwise(self, runner, group):  # noqa: F811
+        images = digits().inputs
+        for seed in (0, 1):
+            inputs, _ = seen(runner, group, augmentation="standard", seed=seed)
+            (own, *_) = epoch_batches(len(images), 32, seed, 1)
+            fits = [
+                torch.equal(
+                    inputs[0], crop_and_flip(images[own], epoch_variations(len(images), other, 1)[own])
+                )
+                for other in (0, 1)
+            ]
+            assert fits == [seed == 0, seed == 1]
+
+    def test_augmenting_is_marked_as_input(self, runner, group):  # noqa: F811
+        _, rows = seen(runner, group, augmentation="standard")
+        phases = [phase for phase, *_ in rows[-1]["spans"]]
+        assert phases[:3] == ["input", "input", "forward"]
