@@ -148,6 +148,26 @@ def test_extra_p_keeps_cells_apart_that_differ_in_precision_memory_format_or_aug
     assert values == [f"DATA {seconds:.9f}" for seconds in (0.1, 0.05, 0.06, 0.03)]
 
 
+def test_extra_p_keeps_cells_without_access_to_peers_apart_and_shares_the_single_worker(study):
+    study.add_steps([[0.1] * 3], world_size=1, peer_access=True)
+    study.add_steps([[0.05] * 3], world_size=2, peer_access=True)
+    study.add_steps([[0.07] * 3], world_size=2, peer_access=False)
+    lines = text(study, "extra-p").splitlines()
+    common = "REGION mlp->synthetic->strong->eager->none"
+    regions = [line for line in lines if line.startswith("REGION")]
+    assert regions == [f"{common}->peer_access", f"{common}->host-only"]
+    values = [line for line in lines if line.startswith("DATA")]
+    assert values == [f"DATA {seconds:.9f}" for seconds in (0.1, 0.05, 0.1, 0.07)]
+
+
+def test_extra_p_takes_the_single_worker_of_the_same_access_where_there_is_one(study):
+    for has_access, seconds in ((True, 0.1), (False, 0.2)):
+        for size in (1, 2):
+            study.add_steps([[seconds / size] * 3], world_size=size, peer_access=has_access)
+    values = [line for line in text(study, "extra-p").splitlines() if line.startswith("DATA")]
+    assert values == [f"DATA {seconds:.9f}" for seconds in (0.1, 0.05, 0.2, 0.1)]
+
+
 @pytest.mark.parametrize(
     "same", [{"tf32": True}, {"memory_format": "channels_last"}, {"augmentation": "standard"}]
 )

@@ -10,7 +10,7 @@ Reference: Extra-P, "File format documentation", github.com/extra-p/extrap, docs
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -26,7 +26,7 @@ NOT_OF_A_REGION = ("world_size", "local_batch", "global_batch", *WHERE_RUN)
 LABELLED = ("model", "dataset", "aggregator")
 SHORT = ("model", "dataset", "scaling", "step", "aggregator")
 """In a region's name."""
-WHERE_DIFFERENT = ("precision", "memory_format", "augmentation")
+WHERE_DIFFERENT = ("precision", "memory_format", "augmentation", "peer_access")
 """In it as well, where the file's regions differ in them."""
 
 Region = dict[int, CellResult]
@@ -61,8 +61,9 @@ def _regions(cells: Sequence[CellResult]) -> dict[str, Region]:
     """Name -> world size -> cell; names are unique."""
     found: dict[tuple[Any, ...], Region] = {}
     for cell in cells:
-        found.setdefault(_variables(cell), {})[cell.cell["world_size"]] = cell
-    firsts = [next(iter(own.values())) for own in found.values()]
+        found.setdefault((*_variables(cell), _access(cell)), {})[cell.cell["world_size"]] = cell
+    _share_single_workers(found)
+    firsts = [own[max(own)] for own in found.values()]
     shown = [name for name in WHERE_DIFFERENT if len({_value(cell, name) for cell in firsts}) > 1]
     names = [_name(cell, (*SHORT, *shown)) for cell in firsts]
     seen: Counter[str] = Counter()
@@ -73,17 +74,39 @@ def _regions(cells: Sequence[CellResult]) -> dict[str, Region]:
     return named
 
 
+def _share_single_workers(found: dict[tuple[Any, ...], Region]) -> None:
+    """One worker has no peers: measured with or without access to them, it is a point of both regions."""
+    alike: defaultdict[tuple[Any, ...], list[Region]] = defaultdict(list)
+    for key, region in found.items():
+        alike[key[:-1]].append(region)
+    for regions in alike.values():
+        single = next((region[1] for region in regions if 1 in region), None)
+        for region in regions:
+            if single is not None:
+                region.setdefault(1, single)
+    for key, region in list(found.items()):
+        if len(region) == 1 and any(len(other) > 1 for other in alike[key[:-1]]):
+            del found[key]
+
+
 def _variables(cell: CellResult) -> tuple[Any, ...]:
+    """Those of a region, but the access to peers."""
     batch = cell.cell["local_batch" if cell.cell["scaling"] == "weak" else "global_batch"]
-    names = [name for name in INDEPENDENT if name not in NOT_OF_A_REGION]
-    # One worker has no peers: its access is no difference.
-    return (batch, *(_value(cell, name) for name in names if name != "peer_access"))
+    names = [name for name in INDEPENDENT if name not in NOT_OF_A_REGION and name != "peer_access"]
+    return (batch, *(_value(cell, name) for name in names))
+
+
+def _access(cell: CellResult) -> bool:
+    """To peers; with those that do not say so in it."""
+    return cell.cell.get("peer_access") is not False
 
 
 def _value(cell: CellResult, name: str) -> str:
     """A variable of the cell, as summary.csv has it."""
     if name in LABELLED:
         return cell.label(name)
+    if name == "peer_access":
+        return "peer access" if _access(cell) else "host-only"
     if name == "augmentation":  # of which "none" alone would be an aggregator's name
         return f"augmentation {augmentation_of(cell.cell) or 'none'}"
     return str({**cell.cell, **precision_and_format(cell.cell)}.get(name))
