@@ -164,7 +164,7 @@ def plan_by_predictions(
     if write is not None:
         from scaling.cli_schedule import write_file
 
-        write_file(write, study_of(loaded, verdicts, cells.part_of).encode())
+        write_file(write, study_of(loaded, verdicts, cells).encode())
     if as_json:
         typer.echo(json.dumps([verdict.as_dict() for verdict in verdicts], indent=1))
     else:

@@ -34,7 +34,19 @@ TIME, ACCURACY, EFFICIENCY, HOURS, ENERGY = "time", "time-to-accuracy", "efficie
 ENERGY_STEP_S = 0.1
 """The counter of energy moves in such steps, by which a window is uncertain (`scaling.measure.power`)."""
 
-_SINGLES_DIFFER = ("global_batch", "learning_rate", "learning_rate_rule", "schedule", "seed")
+_RECIPE = (
+    *(
+        "global_batch",
+        "learning_rate",
+        "learning_rate_rule",
+        "schedule",
+        "milestones",
+        "gamma",
+        "warmup_epochs",
+    ),
+    *("momentum", "weight_decay", "nesterov", "batch_norm", "augmentation"),
+)
+"""How a training is done: named where a workload's trainings differ in it."""
 
 CHOSEN = {
     "step": "{} step",
@@ -162,7 +174,7 @@ def _one_of_each_single(family: Sequence[Row]) -> set[str]:
     kept: dict[Hashable, Row] = {}
     for row in sorted(family, key=lambda row: aggregator_order(row["aggregator"])):
         if _is_single(row) and row["state"] != "failed":
-            kept.setdefault(tuple(row[name] for name in (*_SINGLES_DIFFER, *CHOSEN)), row)
+            kept.setdefault(tuple(row[name] for name in (*_RECIPE, "seed", *CHOSEN)), row)
     return {row["cell_id"] for row in kept.values()}
 
 
@@ -270,8 +282,8 @@ def _over_seeds(family: Sequence[Row]) -> Iterator[list[Row]]:
 
 def _recipe(row: Row, family: Sequence[Row]) -> str:
     """What of a training's recipe differs within the family."""
-    names = ("global_batch", "learning_rate", "learning_rate_rule", "schedule", "batch_norm", "augmentation")
-    told = [f"{name} {row[name]}" for name in names if len({other[name] for other in family}) > 1]
+    differing = [name for name in _RECIPE if len({other[name] for other in family}) > 1]
+    told = [f"{name} {row[name]}" for name in differing if row[name] is not None]
     return "".join(f", {text}" for text in told)
 
 

@@ -139,7 +139,7 @@ SEPARATOR = " | "
 
 
 def precision_and_format(cell: Mapping[str, Any]) -> dict[str, str]:
-    """Two columns of a cell, which has neither: it has `tf32`, and a memory format that is not contiguous."""
+    """`precision` and `memory_format` as summary.csv has them; a cell has `tf32`, and None for contiguous."""
     return {
         "precision": "tf32" if cell.get("tf32") else "float32",
         "memory_format": cell.get("memory_format") or "contiguous",

@@ -155,4 +155,7 @@ def _alone(comparison: Comparison) -> Iterator[str]:
 
 def _named(row: Row) -> str:
     reason = f": {row['reason']}" if row["reason"] else ""
-    return f"{row['aggregator']} on {workers(row['world_size'])} ({row['model']}, {row['state']}{reason})"
+    formats = [row["memory_format"]] if row["memory_format"] == "channels_last" else []
+    augmentation = [f"augmentation {row['augmentation']}"] if row["augmentation"] == "standard" else []
+    told = ", ".join([row["model"], *formats, *augmentation, row["state"]])
+    return f"{row['aggregator']} on {workers(row['world_size'])} ({told}{reason})"

@@ -85,9 +85,9 @@ TARGET = (
     "Seconds of training, without evaluation, to the end of the first epoch that reaches the target (column "
     "seconds_to_target; the median over repeats and seeds, only if all reach it). Predicted: the iteration "
     "time of the timed cell that takes the same step x the iterations to the target, with the 95% interval "
-    "of both (columns predicted_s_to_target and its bounds), with one training that of the iteration time "
-    "alone; the gap is what a training does besides its steps, and augmentation where the timed step has "
-    "none (column prediction_lacks)."
+    "of both (columns predicted_s_to_target and its bounds; of one launch with its noise floor), with one "
+    "training without that of the iterations; the gap is what a training does besides its steps, and "
+    "augmentation where the timed step has none (column prediction_lacks)."
 )
 TRAININGS: dict[Against, str] = {"epochs": EPOCHS, "seconds": SECONDS, "joules": JOULES}
 

@@ -4,9 +4,10 @@ The time to a target is also predicted: time per iteration, of the timed cell th
 iterations to the target. Where an augmented training's step was timed without augmentation alone, that time
 is taken, and `prediction_lacks` says so; an augmented step predicts no training without.
 
-Its relative uncertainty is the root of the sum of two squares: half the 95% interval of the iteration time,
-and half that of the iterations to the target over seeds and repeats (Student's t), where there are two or
-more. Evaluation, and what a training does besides its steps, is in neither.
+Its relative uncertainty is the root of a sum of squares: of half the 95% interval of the iteration time; of
+its noise floor, where it is of one launch; and of half the interval of the iterations to the target over
+seeds and repeats (Student's t), where there are two or more. Evaluation, and what a training does besides
+its steps, is in neither.
 """
 
 from __future__ import annotations
@@ -183,7 +184,9 @@ def _relative_half_width(row: Row, iterations: Sequence[float]) -> float | None:
         spread = estimate_median([[count] for count in iterations])
         if spread.low is not None and spread.high is not None:
             of_count = (spread.high - spread.low) / 2 / spread.median
-    return math.hypot(of_time, of_count)
+    # The interval of one launch is that within it; of several it holds how far they are apart.
+    floor = row["noise_floor"] if row["repeats"] == 1 else None
+    return math.hypot(of_time, floor or 0.0, of_count)
 
 
 def _same_step(timed: CellResult, trained: CellResult) -> bool:

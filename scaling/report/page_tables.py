@@ -49,8 +49,8 @@ CONVERGENCE_STATISTIC = (
     "Medians over the repeats; accuracies of several seeds are the mean with its standard deviation. Loss "
     "and accuracy are those after the last epoch. Seconds of training leave evaluation out; to the target: "
     "at the end of the first epoch that reaches it, if every repeat does. Predicted: iteration time of the "
-    "timed cell x iterations to the target, with the 95% interval of both; with one training (one seed, one "
-    "repeat) it is that of the iteration time alone."
+    "timed cell x iterations to the target, with the 95% interval of both (of one launch with its noise "
+    "floor); with one training (one seed, one repeat) without that of the iterations."
 )
 
 
@@ -130,8 +130,8 @@ def _unpredicted(group: Group, merged: Sequence[Row]) -> Iterator[str]:
     who = "no combination" if len(without) == len(aimed) else f"not {listed(names)}"
     yield (
         f"Predicted: {who}, as no cell of kind: iteration here was measured with the same step (model, "
-        "aggregator, batch, workers, step, threads, input on the device; of a training without "
-        "augmentation also that). A study that has such a part beside the training predicts it."
+        "aggregator, batch, workers, step, threads, input on the device; and, where the training has no "
+        "augmentation, without it). A study that has such a part beside the training predicts it."
     )
 
 

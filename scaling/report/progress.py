@@ -7,7 +7,6 @@ ended) for each run, and the median start-up for each launch that is still to co
 
 from __future__ import annotations
 
-import platform
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from statistics import mean, median
 from typing import Any
 
 from scaling.report.formats import duration, workers
+from scaling.report.killed import KILLED, seen_state
 from scaling.report.status import without_model
 from scaling.store import ResultsFolder, RunRecord
 from topologies.texts import folded
@@ -33,7 +33,7 @@ class Progress:
     """Where a study is.
 
     Attributes:
-        counts: state -> runs.
+        counts: state -> runs; beside the records' states `killed`, where there are any.
         running: what runs now, and for how many seconds.
         killed: what was killed on this host while it ran, and the seconds since it began.
         runs_per_hour: ended runs over the wall time of this go; None before the first has ended.
@@ -112,17 +112,18 @@ def progress(folder: ResultsFolder, now: datetime) -> Progress:
     """
     records = folder.require().runs()
     counts = dict.fromkeys(("done", "failed", "running", "planned"), 0)
-    counts |= Counter(record.state for record in records)
+    states = [seen_state(record, folder) for record in records]
+    counts |= Counter(states)
     ended = sorted(
         (one for one in records if one.state in OVER and None not in _times(one)),
         key=lambda one: str(one.launch["finished_at"]),
     )
     begun = [
-        (one, (run_name(one), max(0.0, (now - start).total_seconds())))
-        for one in records
+        (state, (run_name(one), max(0.0, (now - start).total_seconds())))
+        for one, state in zip(records, states, strict=True)
         if one.state == "running" and (start := _times(one)[0]) is not None
     ]
-    running = [told for one, told in begun if not _is_killed(one, folder)]
+    running = [told for state, told in begun if state != KILLED]
     left = [one for one in records if one.state not in OVER]
     failed = [one for one in ended if one.state == "failed"]
     last_end = _times(ended[-1])[1] if ended else None
@@ -133,14 +134,8 @@ def progress(folder: ResultsFolder, now: datetime) -> Progress:
         left_s=_left_s(left, ended, dict(running), _start_up_s(folder.launch_times())),
         idle_s=None if running or not left or last_end is None else (now - last_end).total_seconds(),
         last_error=(run_name(failed[-1]), str(failed[-1].reason)) if failed else None,
-        killed=[told for one, told in begun if _is_killed(one, folder)],
+        killed=[told for state, told in begun if state == KILLED],
     )
-
-
-def _is_killed(running: RunRecord, folder: ResultsFolder) -> bool:
-    """Whether what says that it runs, here, holds no lock: it had no time to take that back."""
-    is_here = running.launch.get("host") == platform.node()
-    return is_here and not (folder.is_locked() or folder.is_locked(f".{running.cell['world_size']}"))
 
 
 def run_name(record: RunRecord) -> str:

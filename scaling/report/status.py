@@ -10,6 +10,7 @@ from typing import Any
 
 from scaling.report.candidates import CHOSEN
 from scaling.report.columns import TRANSFER, Row, is_twin, to_rows
+from scaling.report.killed import KILLED, seen_state
 from scaling.report.samples import CellResult, read_records
 from scaling.report.tables import build_table, study_name
 from scaling.store import ResultsFolder, RunRecord
@@ -25,8 +26,9 @@ def status_table(folder: ResultsFolder) -> list[dict[str, Any]]:
     Returns:
         One dict a cell: cell_id, kind, model, dataset, aggregator (labels), step, world_size, global_batch,
         twin (1 for the second cell of an A/A pair), state (of the cell), states (one a repeat, in their
-        order), reason (why it failed, or what the last launch lacked that left it planned; else None),
-        num_waiting (runs left planned so), name (what sets it apart from the others of its model).
+        order; of a run that was killed by force `killed`), reason (why it failed, or what the last launch
+        lacked that left it planned; else None), num_waiting (runs left planned so), name (what sets it apart
+        from the others of its model).
 
     Raises:
         StoreError: the folder is none, or a record is damaged.
@@ -48,12 +50,16 @@ def status_table(folder: ResultsFolder) -> list[dict[str, Any]]:
         "reason",
     )
     rows = to_rows(build_table(study_name(folder), cells))
+    states = {cell: [seen_state(record, folder) for record in own] for cell, own in records.items()}
     return [
         {
             **{name: row[name] for name in kept},
+            "state": KILLED
+            if row["state"] == "running" and KILLED in states[row["cell_id"]]
+            else row["state"],
             "reason": row["reason"] or next((one.reason for one in _waiting(records[row["cell_id"]])), None),
             "num_waiting": len(_waiting(records[row["cell_id"]])),
-            "states": [record.state for record in records[row["cell_id"]]],
+            "states": states[row["cell_id"]],
             "name": _name(row, rows) if row["model"] else without_model(records[row["cell_id"]][0].cell),
         }
         for row in rows

@@ -8,15 +8,19 @@ import json
 import math
 import os
 import tempfile
+import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import yaml
 
 from scaling.errors import StoreError
+
+LOOK_S = 0.02
+"""Longer than a look at a lock takes."""
 
 
 @contextmanager
@@ -90,9 +94,9 @@ def locked(path: Path, held: str, *, shared: bool = False, wait: bool = False) -
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("w")
     with file:
+        kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
         try:
-            kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
-            fcntl.flock(file, kind if wait else kind | fcntl.LOCK_NB)
+            _take(file, kind if wait else kind | fcntl.LOCK_NB)
         except BlockingIOError:
             raise StoreError(held) from None
         except OSError:
@@ -100,8 +104,17 @@ def locked(path: Path, held: str, *, shared: bool = False, wait: bool = False) -
         yield
 
 
+def _take(file: IO[str], kind: int) -> None:
+    """Tries twice: `is_held` holds a lock for as long as it looks."""
+    try:
+        fcntl.flock(file, kind)
+    except BlockingIOError:
+        time.sleep(LOOK_S)
+        fcntl.flock(file, kind)
+
+
 def is_held(path: Path) -> bool:
-    """Whether somebody on this host holds a file's lock, or that cannot be told; not if there is no file."""
+    """Whether somebody on this host holds a file's lock alone, or that cannot be told; not without a file."""
     try:
         with path.open() as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

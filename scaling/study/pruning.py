@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 
 from scaling.errors import StudyError
-from scaling.study.cells import Cell
+from scaling.study.cells import Cell, ResolvedStudy
 from scaling.study.launches import START_UP_S, USUAL_ITERATIONS, Settings
 from scaling.study.schema import IterationPart, Study, Training, Workload
 from topologies.texts import folded
@@ -28,6 +28,12 @@ SAME = (
     *("model_label", "dataset_label", "scaling", "device", "tf32", "batch_norm", "memory_format"),
     "augmentation",
 )
+OF_A_PART = (
+    *("model_label", "dataset_label", "global_batch", "world_size", "step", "peer_access", "tf32", "seed"),
+    *("input_placement", "batch_norm", "bucket_mb", "memory_format", "augmentation", *Training.model_fields),
+)
+"""What all cells of a written part share: they differ in their aggregator alone."""
+
 UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
 JUDGES = "others are judged by it"
 SET_UP_S = 0.5
@@ -188,13 +194,13 @@ def _line(verdict: Verdict) -> str:
     return folded(f"  {verdict.cell.id}  ", f"{verdict.cell.describe()}: {verdict.reason}")
 
 
-def study_of(study: Study, verdicts: Sequence[Verdict], part_of: Mapping[str, int]) -> str:
+def study_of(study: Study, verdicts: Sequence[Verdict], resolved: ResolvedStudy) -> str:
     """A study file with the kept cells alone: a part for each that share all but their aggregator.
 
     Their ids are those of the whole study's cells, so that a folder which holds some of them goes on.
 
     Args:
-        part_of: cell id -> number of its part in the study (`ResolvedStudy.part_of`).
+        resolved: the study's cells, with their parts and repeats.
     """
     kept = [verdict.cell for verdict in verdicts if verdict.keep]
     parts: list[Any] = []
@@ -202,21 +208,21 @@ def study_of(study: Study, verdicts: Sequence[Verdict], part_of: Mapping[str, in
         if not isinstance(part, IterationPart):
             parts.append(part)
             continue
-        parts += _parts_of(part, [cell for cell in kept if part_of[cell.id] == number])
+        own = [cell for cell in kept if resolved.part_of[cell.id] == number]
+        parts += _parts_of(part, own, resolved.repeats)
     pruned = study.model_copy(update={"parts": tuple(parts)})
     return yaml.safe_dump(pruned.model_dump(mode="json"), sort_keys=False)
 
 
-def _parts_of(part: IterationPart, cells: Sequence[Cell]) -> list[IterationPart]:
+def _parts_of(part: IterationPart, cells: Sequence[Cell], repeats: Mapping[str, int]) -> list[IterationPart]:
     grouped: dict[tuple[Any, ...], list[Cell]] = {}
     for cell in cells:
-        key = (cell.model_label, cell.dataset_label, cell.global_batch, cell.world_size, cell.step)
-        rest = (cell.peer_access, cell.tf32, cell.seed, cell.input_placement, cell.batch_norm, cell.bucket_mb)
-        grouped.setdefault((*key, *rest, cell.memory_format, cell.augmentation), []).append(cell)
-    return [_part_of(part, alike) for alike in grouped.values()]
+        key = (*(getattr(cell, name) for name in OF_A_PART), repeats[cell.id])
+        grouped.setdefault(key, []).append(cell)
+    return [_part_of(part, alike, repeats[alike[0].id]) for alike in grouped.values()]
 
 
-def _part_of(part: IterationPart, alike: Sequence[Cell]) -> IterationPart:
+def _part_of(part: IterationPart, alike: Sequence[Cell], repeats: int) -> IterationPart:
     cell = alike[0]
     batch = "global_batch" if cell.scaling == "strong" else "local_batch"
     model = {"name": cell.model, **cell.model_parameters}
@@ -243,6 +249,7 @@ def _part_of(part: IterationPart, alike: Sequence[Cell]) -> IterationPart:
         "augmentation": cell.augmentation,
         "noise_pair": False,
         "threads": cell.threads,
+        "repeats": repeats,
     }
     if cell.peer_access is not None:
         changed["peer_access"] = [cell.peer_access]

@@ -167,8 +167,20 @@ class TestPrediction:
         assert row["predicted_s_to_target_low"] == pytest.approx(timed["iteration_s_low"] * 2 * STEPS)
         assert row["predicted_s_to_target_high"] == pytest.approx(timed["iteration_s_high"] * 2 * STEPS)
         for caption in (TARGET, CONVERGENCE_STATISTIC):
-            assert "with one training" in caption
-            assert "that of the iteration time alone" in caption
+            assert "with one training" in " ".join(caption.split())
+            assert "without that of the iterations" in caption
+
+    @pytest.mark.parametrize("num_launches", [1, 2])
+    def test_the_noise_floor_widens_what_one_launch_predicts(self, study, epochs, num_launches):
+        steps = [[0.1] * 100] * num_launches
+        study.add([[epochs([0.5, 0.95])]], kind="convergence", target_accuracy=0.9)
+        study.add_steps(steps)
+        study.add_steps([[0.12] * 100] * num_launches, twin=1)
+        (row,) = [row for row in rows_of(study) if row["kind"] == "convergence"]
+        predicted = row["predicted_s_to_target"]
+        floor = 0.02 / 0.11 if num_launches == 1 else 0.0
+        assert row["predicted_s_to_target_low"] == pytest.approx(predicted * (1 - floor))
+        assert row["predicted_s_to_target_high"] == pytest.approx(predicted * (1 + floor))
 
     def test_several_seeds_add_the_uncertainty_of_the_iterations(self, study, epochs):
         rows = self.trained_and_timed(study, epochs, ends=(0.95, 0.95, 0.5))  # epochs 2, 2, 3

@@ -70,6 +70,18 @@ def test_what_was_killed_is_not_said_to_run(folder, part):
     assert elsewhere.startswith("ring on 2 workers")
     assert "killed while it ran: tree on 2 workers" in "\n".join(found.lines())
     assert [cell["seconds"] for cell in found.as_dict()["killed"]] == [60]
+    assert found.lines()[0] == "1/3 runs over: 1 done, 1 running, 1 killed"
+
+
+def test_status_calls_a_killed_run_so(study, monkeypatch):
+    study.add(["running", "planned"])
+    assert [row["state"] for row in status_table(study.folder)] == ["running"]  # on a host called "here"
+    monkeypatch.setattr(platform, "node", lambda: "here")
+    (row,) = status_table(study.folder)
+    assert (row["state"], row["states"]) == ("killed", ["killed", "planned"])
+    with study.folder.lock():
+        assert [row["state"] for row in status_table(study.folder)] == ["running"]
+    assert "2 of 2 runs are left" in describe_status([row])
 
 
 def test_the_look_at_a_folder_that_others_share_keeps_nobody_out(folder):

@@ -211,6 +211,21 @@ def test_time_to_accuracy_needs_the_target_and_several_trainings(make_study):
     assert (found.state, found.more_repeats) == ("undecided", FEWEST - 1)
 
 
+@pytest.mark.parametrize(
+    "other", [{"momentum": 0.0}, {"weight_decay": 0.1}, {"warmup_epochs": 5.0}, {"batch_norm": "sync"}]
+)
+def test_single_workers_of_different_recipes_are_two_choices_which_the_name_tells(make_study, other):
+    study = make_study()
+    ((name, value),) = other.items()
+    study.add_training([9.0, 9.1, 9.2], accuracy=0.5, aggregator="all_reduce", world_size=1, **other)
+    reached = study.add_training([5.0, 5.1, 5.2], aggregator="all_reduce", world_size=1)
+    found = only(study, "time-to-accuracy")
+    assert found.choice.row["cell_id"] == reached
+    ((missed, reason),) = found.excluded
+    assert f"{name} {value}" in missed
+    assert "not reached" in reason
+
+
 def test_failed_cells_are_left_out_with_their_reason_and_nothing_measured_is_said(make_study):
     study = make_study()
     study.add([], aggregator="ring", world_size=4, state="failed")

@@ -68,7 +68,7 @@ class TestAxis:
         first, second = resolved.trained
         for cell in (first, second):
             verdicts = [Verdict(one, one is cell, "", 0.0) for one in (first, second)]
-            assert f"- {cell.memory_format or 'contiguous'}\n" in study_of(whole, verdicts, resolved.part_of)
+            assert f"- {cell.memory_format or 'contiguous'}\n" in study_of(whole, verdicts, resolved)
 
 
 class TestRefused:

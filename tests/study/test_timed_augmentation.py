@@ -121,7 +121,7 @@ def test_a_pruned_study_keeps_it(changes):
     assert {cell.augmentation for cell in resolved.trained} == {None, "standard"}
     for kept in (*([cell] for cell in resolved.trained), resolved.trained):
         verdicts = [Verdict(cell, cell in kept, "", 0.0) for cell in resolved.trained]
-        pruned = parse_study(yaml.safe_load(study_of(whole, verdicts, resolved.part_of)), "pruned.yaml")
+        pruned = parse_study(yaml.safe_load(study_of(whole, verdicts, resolved)), "pruned.yaml")
         assert list(resolve(pruned, CPU).cells) == [cell.id for cell in kept]
 
 

@@ -85,7 +85,7 @@ def _share_single_workers(found: dict[tuple[Any, ...], Region]) -> None:
             if single is not None:
                 region.setdefault(1, single)
     for key, region in list(found.items()):
-        if len(region) == 1 and any(len(other) > 1 for other in alike[key[:-1]]):
+        if set(region) == {1} and any(len(other) > 1 for other in alike[key[:-1]]):
             del found[key]
 
 
