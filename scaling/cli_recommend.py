@@ -45,7 +45,7 @@ def recommend(
             typer.echo(textwrap.fill(one.sentence, 80, subsequent_indent="  "))
             for reason in dict.fromkeys(reason for _, reason in one.excluded):
                 all_names = [name for name, own in one.excluded if own == reason]
-                if "efficiency" not in reason:
+                if "efficiency" not in reason and "the target was" not in reason:
                     all_names = [name.partition(" on ")[0] for name in all_names]
                 names = dict.fromkeys(all_names)
                 told = f"  left out: {', '.join(names)} ({reason})"
