@@ -38,6 +38,7 @@ from scaling.study.run_cell import CellRunner, RankSummary, notes_of
 from scaling.study.sharing import gpu_of, sharing_note
 from scaling.workers import CellOutcome, Workers
 from topologies.detect import num_usable_cores
+from topologies.detect_host import boot_id
 
 EXIT_GIVEN_UP = 75  # EX_TEMPFAIL of sysexits.h: try again
 
@@ -226,6 +227,7 @@ def _started_by(info: RankInfo, launch: Launch, beside: Beside) -> dict[str, Any
     return {
         "launcher": info.launcher,
         "host": platform.node(),
+        "boot": boot_id(),
         "job_id": info.job_id,
         **beside.record(),
         **({} if workers_per_gpu is None else {"workers_per_gpu": workers_per_gpu}),

@@ -14,6 +14,7 @@ from pathlib import Path
 from topologies.facts import Host, NumaNode, PcieLink, PciePlace
 
 SYS = Path("/sys")
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 PCI_ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 GENERATION_OF_GT_PER_S = {"2.5": 1, "5.0": 2, "8.0": 3, "16.0": 4, "32.0": 5, "64.0": 6}
 
@@ -50,6 +51,11 @@ def node_cpus(sys: Path = SYS) -> dict[int, set[int]]:
     numbered = {int(path.name.removeprefix("node")): path for path in found}
     cores = {number: parse_cpu_list(_text(path / "cpulist")) for number, path in sorted(numbered.items())}
     return {number: cpus for number, cpus in cores.items() if cpus}
+
+
+def boot_id(path: Path = BOOT_ID) -> str | None:
+    """Eight hexadecimal digits that the kernel drew when it started; None where it does not tell."""
+    return _text(path).strip()[:8] or None
 
 
 def cpu_governors(sys: Path = SYS) -> list[str] | None:

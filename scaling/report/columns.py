@@ -107,6 +107,7 @@ MEASURED = {
     "target_accuracy": "float64",
     "target_state": "string",
     "train_s": "float64",
+    "hosts": "string",
     "reason": "string",
     "notes": "string",
     "warnings": "string",

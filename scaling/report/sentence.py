@@ -12,10 +12,13 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from scaling.report.columns import Row, aggregator_name, is_control_arm, to_rows
+from scaling.report.columns import SEPARATOR, Row, aggregator_name, is_control_arm, to_rows
 from scaling.report.formats import interval, listed, milliseconds, percent, ratio, workers
 from scaling.report.groups import Group, group_rows
 from scaling.report.learning_sentences import convergence_findings
+
+FEW = 3
+"""So many cells are named."""
 
 ONE_LAUNCH = "within this launch only"
 """The interval's method (see `scaling.measure.statistics`) that says nothing of other launches."""
@@ -49,7 +52,7 @@ def findings(table: pd.DataFrame, num_cores: int | None = None) -> list[str]:
             sentences += _iteration_findings(group)
         elif group.kind == "convergence":
             sentences += convergence_findings(group)
-    return [*sentences, *_oversubscribed(rows, num_cores), *_unfinished(rows)]
+    return [*sentences, *_oversubscribed(rows, num_cores), *_several_hosts(rows), *_unfinished(rows)]
 
 
 def _iteration_findings(group: Group) -> list[str]:
@@ -186,6 +189,25 @@ def _oversubscribed(rows: Sequence[Row], num_cores: int | None) -> Iterator[str]
             f"Workers x threads exceeded the {num_cores} CPU cores of a machine ({what}): those workers took "
             "turns on the same cores, so their times say little about how the training really scales."
         )
+
+
+def _several_hosts(rows: Sequence[Row]) -> Iterator[str]:
+    """Machines of one type are not equally fast, nor is one after a restart."""
+    on: dict[str, list[Row]] = {}
+    for row in rows:
+        for host in row["hosts"].split(SEPARATOR) if row["hosts"] else []:
+            on.setdefault(host, []).append(row)
+    if len(on) < 2:
+        return
+    told = []
+    for host, own in on.items():
+        names = [f"{row['aggregator']} on {workers(row['world_size'])}" for row in own if row["aggregator"]]
+        few = f" ({listed(list(dict.fromkeys(names)))})" if names and len(own) <= FEW else ""
+        told.append(f"{len(own)} cell{'s' if len(own) > 1 else ''} on {host}{few}")
+    yield (
+        f"Not all of one machine between two restarts: {'; '.join(told)}. Times of cells of different ones "
+        "may differ by more than their intervals and the noise floor say."
+    )
 
 
 def _unfinished(rows: Sequence[Row]) -> Iterator[str]:

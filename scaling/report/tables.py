@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -107,6 +107,7 @@ def _row(study: str, cell: CellResult) -> Row:
     row.update(
         study=study,
         launcher=_joined(record.launch.get("launcher") for record in cell.records),
+        hosts=_joined(_host(record.launch) for record in cell.done),
         num_nodes=_only(record.launch.get("num_nodes") for record in cell.done),
         state=cell.state,
         repeats=len(cell.done),
@@ -121,6 +122,12 @@ def _row(study: str, cell: CellResult) -> Row:
     if cell.trainings:
         row.update(convergence_values(cell))
     return row
+
+
+def _host(launch: Mapping[str, Any]) -> str | None:
+    """Of a launch's first node: its name, and what its kernel drew when it started."""
+    named = [str(launch[key]) for key in ("host", "boot") if launch.get(key)]
+    return "/".join(named) or None
 
 
 def _iteration_values(cell: CellResult) -> Row:

@@ -1,5 +1,7 @@
 """What the sentences may and may not claim."""
 
+from dataclasses import replace
+
 import pytest
 
 from scaling.report.sentence import findings
@@ -119,3 +121,27 @@ def test_without_any_done_cell_nothing_is_compared(study, cells):
     for state in cells:
         study.add([state])
     assert said(study).startswith("No cell is done yet")
+
+
+def with_boots(study, *boots):
+    for record, boot in zip(study.folder.runs(), boots, strict=True):
+        study.folder.write_run(replace(record, launch={**record.launch, "boot": boot}))
+
+
+def test_cells_of_a_machine_that_was_started_again_are_told_apart(study):
+    for aggregator in ("ring", "tree"):
+        study.add_steps([[0.1] * 3], aggregator=aggregator, world_size=2)
+    with_boots(study, "3fa2c1b0", "3fa2c1b0")
+    assert not any("between two restarts" in sentence for sentence in findings(summary_table(study.folder)))
+    with_boots(study, "3fa2c1b0", "00ff00ff")
+    (told,) = [one for one in findings(summary_table(study.folder)) if "between two restarts" in one]
+    assert "1 cell on here/3fa2c1b0 (ring on 2 workers); 1 cell on here/00ff00ff (tree on 2 workers)" in told
+
+
+def test_many_cells_of_a_host_are_counted(study):
+    for size in (1, 2, 4, 8):
+        study.add_steps([[0.1] * 3], aggregator="ring", world_size=size)
+    study.add_steps([[0.1] * 3], aggregator="tree", world_size=8)
+    with_boots(study, *["a"] * 4, "b")
+    (told,) = [one for one in findings(summary_table(study.folder)) if "between two restarts" in one]
+    assert "4 cells on here/a; 1 cell on here/b (tree on 8 workers)" in told

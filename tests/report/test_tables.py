@@ -292,7 +292,7 @@ def test_bytes_are_the_largest_of_all_ranks_and_precision_has_its_name(study, li
     )
     (row,) = rows_of(study)
     assert (row["wire_bytes_per_rank"], row["precision"], row["peer_access"]) == (300, "tf32", True)
-    assert (row["launcher"], row["study"]) == ("local", "by-hand")
+    assert (row["launcher"], row["study"], row["hosts"]) == ("local", "by-hand", "here")
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import pytest
 
 from topologies.detect_host import (
+    boot_id,
     bridge_link,
     cpu_governors,
     cpu_list,
@@ -97,6 +98,11 @@ class TestHost:
             f"devices/system/cpu/{cpu}/cpufreq/scaling_governor": name for cpu, name in governors.items()
         }
         assert cpu_governors(sysfs(files)) == ["performance", "schedutil"]
+
+    def test_boot_is_told_by_eight_digits_where_the_kernel_tells(self, tmp_path):
+        assert boot_id(tmp_path / "boot_id") is None
+        (tmp_path / "boot_id").write_text("3fa2c1b0-9c1e-4b7a-8f3e-1d2c3b4a5968\n")
+        assert boot_id(tmp_path / "boot_id") == "3fa2c1b0"
 
 
 class TestBus:
