@@ -35,16 +35,8 @@ ENERGY_STEP_S = 0.1
 """The counter of energy moves in such steps, by which a window is uncertain (`scaling.measure.power`)."""
 
 _RECIPE = (
-    *(
-        "global_batch",
-        "learning_rate",
-        "learning_rate_rule",
-        "schedule",
-        "milestones",
-        "gamma",
-        "warmup_epochs",
-    ),
-    *("momentum", "weight_decay", "nesterov", "batch_norm", "augmentation"),
+    *("global_batch", "learning_rate", "learning_rate_rule", "schedule", "milestones", "gamma"),
+    *("warmup_epochs", "momentum", "weight_decay", "nesterov", "batch_norm", "augmentation"),
 )
 """How a training is done: named where a workload's trainings differ in it."""
 

@@ -18,7 +18,9 @@ from scaling.report.groups import Group, group_rows
 from scaling.report.learning_sentences import convergence_findings
 
 FEW = 3
-"""So many cells are named."""
+"""So many cells of a host are named."""
+
+MOST_HOSTS = 4
 
 ONE_LAUNCH = "within this launch only"
 """The interval's method (see `scaling.measure.statistics`) that says nothing of other launches."""
@@ -192,22 +194,31 @@ def _oversubscribed(rows: Sequence[Row], num_cores: int | None) -> Iterator[str]
 
 
 def _several_hosts(rows: Sequence[Row]) -> Iterator[str]:
-    """Machines of one type are not equally fast, nor is one after a restart."""
-    on: dict[str, list[Row]] = {}
+    """Machines of one type are not equally fast, nor is one after a restart.
+
+    Where a run recorded which start of its host it belongs to, that tells machines apart: the names of
+    containers change on one machine, and several machines may have one name.
+    """
+    on: dict[str, list[tuple[str, Row]]] = {}
     for row in rows:
         for host in row["hosts"].split(SEPARATOR) if row["hosts"] else []:
-            on.setdefault(host, []).append(row)
+            on.setdefault(host.rpartition("/")[2], []).append((host, row))
     if len(on) < 2:
         return
-    told = []
-    for host, own in on.items():
-        names = [f"{row['aggregator']} on {workers(row['world_size'])}" for row in own if row["aggregator"]]
-        few = f" ({listed(list(dict.fromkeys(names)))})" if names and len(own) <= FEW else ""
-        told.append(f"{len(own)} cell{'s' if len(own) > 1 else ''} on {host}{few}")
+    told = [_on_host(own) for own in list(on.values())[:MOST_HOSTS]]
+    if len(on) > MOST_HOSTS:
+        told.append(f"the rest on {len(on) - MOST_HOSTS} more")
     yield (
-        f"Not all of one machine between two restarts: {'; '.join(told)}. Times of cells of different ones "
-        "may differ by more than their intervals and the noise floor say."
+        f"Not all cells are known to be of one machine between two restarts: {'; '.join(told)}. Times of "
+        "different ones may differ by more than their intervals and the noise floor say."
     )
+
+
+def _on_host(own: Sequence[tuple[str, Row]]) -> str:
+    rows = [row for _, row in own]
+    names = [f"{row['aggregator']} on {workers(row['world_size'])}" for row in rows if row["aggregator"]]
+    few = f" ({listed(list(dict.fromkeys(names)))})" if names and len(rows) <= FEW else ""
+    return f"{len(rows)} cell{'s' if len(rows) > 1 else ''} on {own[0][0]}{few}"
 
 
 def _unfinished(rows: Sequence[Row]) -> Iterator[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -54,9 +54,7 @@ def status_table(folder: ResultsFolder) -> list[dict[str, Any]]:
     return [
         {
             **{name: row[name] for name in kept},
-            "state": KILLED
-            if row["state"] == "running" and KILLED in states[row["cell_id"]]
-            else row["state"],
+            "state": _state(row, states[row["cell_id"]]),
             "reason": row["reason"] or next((one.reason for one in _waiting(records[row["cell_id"]])), None),
             "num_waiting": len(_waiting(records[row["cell_id"]])),
             "states": states[row["cell_id"]],
@@ -64,6 +62,10 @@ def status_table(folder: ResultsFolder) -> list[dict[str, Any]]:
         }
         for row in rows
     ]
+
+
+def _state(row: Row, states: Sequence[str]) -> Any:
+    return KILLED if row["state"] == "running" and KILLED in states else row["state"]
 
 
 def _waiting(records: Iterable[RunRecord]) -> list[RunRecord]:

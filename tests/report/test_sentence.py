@@ -145,3 +145,16 @@ def test_many_cells_of_a_host_are_counted(study):
     with_boots(study, *["a"] * 4, "b")
     (told,) = [one for one in findings(summary_table(study.folder)) if "between two restarts" in one]
     assert "4 cells on here/a; 1 cell on here/b (tree on 8 workers)" in told
+
+
+def test_containers_on_one_machine_are_one_and_many_machines_are_counted(study):
+    for size in (1, 2, 4, 8, 16, 32):
+        study.add_steps([[0.1] * 3], aggregator="ring", world_size=size)
+    with_boots(study, *["a"] * 6)
+    for number, record in enumerate(study.folder.runs()):
+        study.folder.write_run(replace(record, launch={**record.launch, "host": f"pod{number}"}))
+    assert not any("between two restarts" in sentence for sentence in findings(summary_table(study.folder)))
+    with_boots(study, *"abcdef")
+    (told,) = [one for one in findings(summary_table(study.folder)) if "between two restarts" in one]
+    assert told.count("1 cell on pod") == 4
+    assert "the rest on 2 more" in told
