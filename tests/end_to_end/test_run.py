@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from scaling.aggregators.registry import BUILT_IN, create
+from topologies.detect_host import boot_id
 
 pytestmark = pytest.mark.processes
 
@@ -195,7 +196,9 @@ def test_hand_written_torchrun_runs_its_own_world_size_and_leaves_the_rest(scali
     states = scaling.states()
     assert {state for (_, size, _), state in states.items() if size == 2} == {"done"}
     assert {state for (_, size, _), state in states.items() if size == 1} == {"planned"}
-    assert {r.launch["launcher"] for r in scaling.results().runs() if r.state == "done"} == {"torchrun"}
+    done = [record.launch for record in scaling.results().runs() if record.state == "done"]
+    assert {launch["launcher"] for launch in done} == {"torchrun"}
+    assert {launch["boot"] for launch in done} == {boot_id()}
 
     wrong = scaling.torchrun(3)
     assert wrong.returncode != 0

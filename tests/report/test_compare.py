@@ -5,6 +5,7 @@ import pytest
 
 from scaling.errors import ScalingError
 from scaling.report.compare import compare, compare_tables
+from scaling.report.compare_text import render_comparison
 from scaling.report.gates import parse_gate
 from scaling.report.matching import match_cells
 
@@ -137,6 +138,15 @@ def test_augmented_steps_are_not_compared_with_plain_ones(make_study):
     b.add([[0.1] * 9] * 2, augmentation="standard")
     with pytest.raises(ScalingError, match="the most alike ones differ in augmentation"):
         compared(a, b)
+
+
+def test_what_one_side_alone_has_is_told_by_memory_format_and_augmentation(make_study):
+    a, b = make_study(), make_study()
+    for study in (a, b):
+        study.add([[0.1] * 9] * 2)
+    a.add([[0.1] * 9] * 2, augmentation="standard", memory_format="channels_last")
+    (told,) = [str(one) for one in render_comparison(compared(a, b)) if "in A alone" in str(one)]
+    assert "(mlp, channels_last, augmentation standard, done)" in " ".join(told.split())
 
 
 def test_nothing_in_common_names_what_differs(make_study):

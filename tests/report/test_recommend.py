@@ -159,6 +159,16 @@ def test_efficiency_is_the_shortest_time_that_keeps_it(make_study):
     assert any("efficiency below 0.8" in reason for _, reason in found.excluded)
 
 
+def test_efficiency_of_augmented_steps_leaves_the_noise_of_plain_ones_out(make_study):
+    study = make_study()
+    study.add(launches(0.016, spread=0.5))
+    study.add(launches(0.016), augmentation="standard")
+    kept = study.add(launches(0.0089), aggregator="ring", world_size=2, augmentation="standard")
+    found = recommend(study.table, study.cells, "efficiency >= 0.8")
+    (augmented,) = [one for one in found if "augmentation standard" in one.workload]
+    assert (augmented.state, augmented.choice.row["cell_id"]) == ("decided", kept)
+
+
 def test_efficiency_on_the_bound_is_undecided(make_study):
     study = make_study()
     study.add(launches(0.016, spread=0.02))
