@@ -86,27 +86,49 @@ def test_ranges_of_accuracies_are_those_of_the_folders(study, digits):
 
 def test_accuracies_of_resnet_56_are_those_of_the_folder():
     table = trainings("converge-resnet-4xh200")
-    accuracy = 100 * table.groupby(["momentum", "aggregator", "world_size"]).final_test_accuracy.mean()
+    is_sync = table.batch_norm == "sync"
+    (synchronized,) = 100 * table[is_sync].final_test_accuracy
+    (row,) = rows_of("the same with synchronized")
+    assert row[3] == f"{synchronized:.2f}% with `all_reduce`"
+    accuracy = (
+        100 * table[~is_sync].groupby(["momentum", "aggregator", "world_size"]).final_test_accuracy.mean()
+    )
     (row,) = rows_of("`converge-resnet`")
     for text, is_four in zip(row[2:], (False, True), strict=True):
         own = accuracy[0.9][[size == 4 if is_four else size < 4 for _, size in accuracy[0.9].index]]
         assert text.startswith(f"{own.min():.1f}% to {own.max():.1f}%")
     plain = accuracy[0.0]
     (row,) = rows_of("the same without momentum")
-    assert (
-        row[2]
-        == f"{plain['all_reduce', 1]:.1f}% on one GPU, exact; {plain['one_bit', 2]:.1f}% with `one_bit` on 2"
+    percent = {key: f"{value:.1f}%" for key, value in plain.items()}
+    assert row[2] == (
+        f"{percent['all_reduce', 1]} on one GPU and {percent['all_reduce', 2]} on 2, exact; "
+        f"{percent['one_bit', 2]} with `one_bit` on 2"
     )
-    assert row[3] == f"{plain['one_bit', 4]:.1f}% with `one_bit`"
+    assert row[3] == f"{percent['all_reduce', 4]} with `all_reduce`; {percent['one_bit', 4]} with `one_bit`"
 
 
 def test_the_original_recipe_reaches_its_accuracy():
     (run,) = (REFERENCE / "resnet-56-original-4xh200" / "runs").glob("*/0")
     with gzip.open(run / "rank0.jsonl.gz", "rt") as file:
         accuracy = {row["epoch"]: 100 * row["test_accuracy"] for row in map(json.loads, file)}
-    assert max(accuracy) == 122
-    assert min(accuracy[epoch] for epoch in range(83, 123)) > 92.5 > max(accuracy[e] for e in range(1, 83))
-    assert f"{accuracy[122]:.2f}% after epoch 122" in TEXT
+    assert list(accuracy) == list(range(1, 165))
+    assert min(accuracy[epoch] for epoch in range(83, 165)) > 92.5 > max(accuracy[e] for e in range(1, 83))
+    (row,) = rows_of("`resnet-56-original`")
+    assert row[3] == f"{accuracy[164]:.2f}% with `all_reduce`"
+    (training,) = trainings("resnet-56-original-4xh200").itertuples()
+    assert training.final_test_accuracy == accuracy[164] / 100
+    assert f"That took {training.train_s:.0f} s of\n  training, {training.seconds_to_target:.0f} s" in TEXT
+
+
+def test_one_bit_loses_to_momentum_in_alexnet_r():
+    table = trainings("alexnet-rates-4xh200").set_index(["aggregator", "momentum", "learning_rate"])
+    percent = table.final_test_accuracy.map(lambda share: f"{100 * share:.2f}%")
+    (row,) = rows_of("AlexNet-R without momentum")
+    assert row[3] == (
+        f"{percent['all_reduce', 0.0, 0.2]} with `all_reduce`, {percent['one_bit', 0.0, 0.2]} with `one_bit`"
+    )
+    assert f"a quarter of the rate it ends at {percent['one_bit', 0.9, 0.005]}" in TEXT
+    assert f"at the full rate at {percent['one_bit_flat', 0.9, 0.02]}" in TEXT
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 from typing import Any
 
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
+from matplotlib.font_manager import FontProperties
 from matplotlib.lines import Line2D
+from matplotlib.textpath import text_to_path
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from scaling.report.columns import aggregator_name
@@ -20,6 +21,14 @@ Looks = dict[str, Look]
 
 WIDTH = 5.8
 """Of every figure, in inches: its text can be read on a phone, and beside the text of a paper."""
+
+TITLE_SIZE = 10.0
+"""Of a figure's title, in points."""
+
+TITLE_LEFT = 0.01
+"""Its distance from the figure's edges, as a share of the width."""
+
+POINTS_PER_INCH = 72.0
 
 LONGEST_LABEL = 18
 """A longer label is set on two lines, so that it leaves room for the plot."""
@@ -35,8 +44,18 @@ TIP_SIZE = 11.0
 
 
 def set_title(figure: Figure, title: str) -> None:
-    """On the left, wrapped."""
-    figure.suptitle("\n".join(textwrap.wrap(title, 78)), x=0.01, horizontalalignment="left", fontsize=10)
+    """On the left, wrapped where the figure ends."""
+    font = FontProperties(size=TITLE_SIZE)
+    room = (1 - 2 * TITLE_LEFT) * POINTS_PER_INCH * figure.get_figwidth()
+    lines = [""]
+    for word in title.split():
+        longer = f"{lines[-1]} {word}".lstrip()
+        width, _, _ = text_to_path.get_text_width_height_descent(longer, font, ismath=False)
+        if width <= room or not lines[-1]:
+            lines[-1] = longer
+        else:
+            lines.append(word)
+    figure.suptitle("\n".join(lines), x=TITLE_LEFT, horizontalalignment="left", fontsize=TITLE_SIZE)
 
 
 def aggregator_handle(label: str, looks: Looks, name: str | None = None) -> Line2D:

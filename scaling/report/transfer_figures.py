@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
 from scaling.measure.probe_series import size_text
-from scaling.report.drawing_parts import WIDTH, add_tip, legend_below
+from scaling.report.drawing_parts import WIDTH, add_tip, legend_below, set_title
 from scaling.report.figure_style import (
     BLACK,
     BLUE,
@@ -144,7 +144,7 @@ def draw_bandwidths(group: TransferGroup) -> Figure | None:
     if not panels:
         return None
     figure = Figure(figsize=(WIDTH, 0.6 + 5.0 * len(panels)), layout="constrained")
-    figure.suptitle(group.title, x=0.01, horizontalalignment="left", fontsize=10)
+    set_title(figure, group.title)
     subfigures = figure.subfigures(len(panels), 1, squeeze=False)[:, 0]
     for subfigure, (title, lines) in zip(subfigures, panels, strict=True):
         axes = subfigure.add_subplot()

@@ -4,11 +4,14 @@ import math
 
 import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 
 from scaling.measure.budget import PARTS
 from scaling.measure.phase_names import PHASES
 from scaling.report.budget_data import arrivals, bucket_responses, budget_bars, placed
 from scaling.report.columns import to_rows
+from scaling.report.drawing_parts import set_title
 from scaling.report.figure_data import main_variant, speedup_lines, training_lines
 from scaling.report.figure_style import aggregator_looks
 from scaling.report.figures import draw_figures
@@ -219,3 +222,18 @@ def test_one_world_size_gives_no_speedup_figure(study, line):
 def test_training_that_diverged_at_once_is_drawn(study, epoch_line):
     study.add([[[epoch_line(1, 1.0, None, None)]]], kind="convergence")
     assert [figure.name.rsplit("-mlp")[0] for figure in draw(study)] == ["loss-epochs", "loss-seconds"]
+
+
+@pytest.mark.parametrize("width", [5.8, 3.0])
+def test_title_ends_where_the_figure_does(width):
+    wide = (
+        "momentum 0.9, weight decay 0.0001; standard augmentation; batch normalisation, if any, of each one"
+    )
+    figure = Figure(figsize=(width, 2.0))
+    canvas = FigureCanvasAgg(figure)
+    set_title(figure, wide)
+    lines = figure.get_suptitle()
+    assert lines.replace("\n", " ") == wide
+    (title,) = [text for text in figure.texts if text.get_text() == lines]
+    extent = title.get_window_extent(canvas.get_renderer())
+    assert 0.8 * figure.bbox.width < extent.width < extent.x1 < figure.bbox.width
