@@ -324,6 +324,8 @@ def _record(
             "clock_uncertainty_s": [rank.clock_uncertainty_s for rank in ranks],
             "gpu": [rank.gpu for rank in ranks],
         }
+    if ranks[0].hosts_before:
+        summary["hosts_before"] = ranks[0].hosts_before
     folder.finish_run(record, summary, notes)
     if not (isinstance(cell, Cell) and cell.keep_checkpoints):
         folder.remove_checkpoints(record.cell_id, record.repeat)

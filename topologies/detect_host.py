@@ -7,6 +7,7 @@ Documentation/ABI/stable/sysfs-devices-node.
 from __future__ import annotations
 
 import os
+import platform
 import re
 from collections.abc import Collection
 from pathlib import Path
@@ -56,6 +57,11 @@ def node_cpus(sys: Path = SYS) -> dict[int, set[int]]:
 def boot_id(path: Path = BOOT_ID) -> str | None:
     """Eight hexadecimal digits that the kernel drew when it started; None where it does not tell."""
     return _text(path).strip()[:8] or None
+
+
+def this_start() -> str:
+    """This host's name and `boot_id`, as `NAME/ID`; the name alone where there is no id."""
+    return "/".join(part for part in (platform.node(), boot_id()) if part)
 
 
 def cpu_governors(sys: Path = SYS) -> list[str] | None:

@@ -22,6 +22,11 @@ LARGEST_LOSS = 0.01
 one, or, where there are not several seeds, so much accuracy."""
 
 
+SAME_UPDATE = ("global_batch", "momentum", "nesterov")
+"""What the timed cell and the training share beside model, data set, aggregator and world size. What was left
+out of a gradient comes late and momentum repeats it: an accuracy may hold without momentum and fall with it."""
+
+
 def is_lossy(cell: CellResult) -> bool:
     """Whether the exchange changes the gradient."""
     known = cell.cell.get("lossy")
@@ -36,9 +41,9 @@ def lossy_ids(cells: Sequence[CellResult]) -> frozenset[str]:
 def why_not(row: Row, cell: CellResult, rows: Sequence[Row], cells: Sequence[CellResult]) -> str | None:
     """Why a lossy cell may not be recommended; None where it may, or is not lossy.
 
-    What counts is a training of the same model, data set, aggregator (with its parameters) and world size
-    that reached its target in every repeat, or, without a target, ended no further below exact ones than
-    allowed.
+    What counts is a training of the same model, data set, aggregator (with its parameters), world size,
+    global batch and momentum that reached its target in every repeat, or, without a target, ended no further
+    below exact ones than allowed.
 
     Args:
         row: the cell's.
@@ -59,7 +64,10 @@ def why_not(row: Row, cell: CellResult, rows: Sequence[Row], cells: Sequence[Cel
     exact = [other for other in trained if other["cell_id"] not in lossy]
     if not own:
         return "lossy, and its accuracy was not measured on this model, data set and number of workers"
-    for other in own:
+    alike = [other for other in own if all(other[name] == row[name] for name in SAME_UPDATE)]
+    if not alike:
+        return f"lossy, and its accuracy was measured with {_measured_with(row, own)}"
+    for other in alike:
         if other["target_state"] == REACHED:
             continue
         if other["target_state"] is not None:
@@ -67,6 +75,13 @@ def why_not(row: Row, cell: CellResult, rows: Sequence[Row], cells: Sequence[Cel
         if (loss := _lost(other, exact)) is not None:
             return loss
     return None
+
+
+def _measured_with(row: Row, own: Sequence[Row]) -> str:
+    """How trainings that are not alike differ from the row: `momentum 0.0 alone, not with momentum 0.9`."""
+    names = [name for name in SAME_UPDATE if any(other[name] != row[name] for other in own)]
+    *others, here = (" and ".join(f"{name} {one[name]}" for name in names) for one in (*own, row))
+    return f"{' or '.join(dict.fromkeys(others))} alone, not with {here}"
 
 
 def _lost(own: Row, exact: Sequence[Row]) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,7 @@ from scaling.report.learning import add_seeds_and_predictions, convergence_value
 from scaling.report.noise import noise_floors
 from scaling.report.recipes import milestones_text
 from scaling.report.samples import CellResult, read_cells
-from scaling.store import ResultsFolder
+from scaling.store import ResultsFolder, RunRecord
 
 SAME_AS_BASELINE = (
     *("kind", "model", "model_parameters", "dataset", "dataset_parameters", "step", "device", "scaling"),
@@ -107,7 +107,7 @@ def _row(study: str, cell: CellResult) -> Row:
     row.update(
         study=study,
         launcher=_joined(record.launch.get("launcher") for record in cell.records),
-        hosts=_joined(_host(record.launch) for record in cell.done),
+        hosts=_joined(host for record in cell.done for host in _hosts(record)),
         num_nodes=_only(record.launch.get("num_nodes") for record in cell.done),
         state=cell.state,
         repeats=len(cell.done),
@@ -124,10 +124,10 @@ def _row(study: str, cell: CellResult) -> Row:
     return row
 
 
-def _host(launch: Mapping[str, Any]) -> str | None:
-    """Of a launch's first node: its name, and what its kernel drew when it started."""
-    named = [str(launch[key]) for key in ("host", "boot") if launch.get(key)]
-    return "/".join(named) or None
+def _hosts(record: RunRecord) -> list[str]:
+    """The first nodes of a run's launches: their names, and what their kernels drew when they started."""
+    named = [str(record.launch[key]) for key in ("host", "boot") if record.launch.get(key)]
+    return [*record.summary.get("hosts_before", []), "/".join(named)]
 
 
 def _iteration_values(cell: CellResult) -> Row:

@@ -70,6 +70,7 @@ class RankSummary:
         warmup_iterations, warmup_end, stop_reason: see `scaling.training.timing`.
         clock_uncertainty_s: how far `start_s` of the samples may be off.
         gpu: see `scaling.measure.power`.
+        hosts_before: where a training was before it was cut off, beside the host of the run.
     """
 
     num_parameters: int | None
@@ -85,6 +86,7 @@ class RankSummary:
     stop_reason: str | None = None
     clock_uncertainty_s: float | None = None
     gpu: dict[str, Any] | None = None
+    hosts_before: list[str] = field(default_factory=list)
 
 
 def notes_of(ranks: Sequence[RankSummary]) -> list[str]:
@@ -295,7 +297,7 @@ class CellRunner:
         notes = [*summary.notes, *trained.notes]
         if cell.batch_norm == "sync" and not has_batch_norm(step.replica.module):
             notes.append("batch_norm: sync changes nothing: the model has no batch normalisation")
-        return replace(summary, diverged=trained.diverged, notes=notes)
+        return replace(summary, diverged=trained.diverged, notes=notes, hosts_before=trained.hosts_before)
 
     def _throw_away_step(self, cell: Cell, group: TorchGroup, split: Split) -> None:
         """One step on a replica of its own.

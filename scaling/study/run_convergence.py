@@ -25,6 +25,7 @@ from scaling.training.convergence import Progress, TrainingPlan, train
 from scaling.training.learning_rate import DEFAULT_GAMMA, LearningRate, scaled_rate
 from scaling.training.step import Step
 from scaling.workloads.base import DataSplits
+from topologies.detect_host import this_start
 
 LARGEST_WRITING_SHARE = 0.1
 """Of the wall time, that checkpoints may take."""
@@ -54,11 +55,13 @@ class Trained:
         bytes_per_step: that this rank sent.
         diverged: a loss was not finite.
         notes: for the record of the run.
+        hosts_before: on which it was trained before it was cut off, beside this one.
     """
 
     bytes_per_step: int
     diverged: bool
     notes: list[str]
+    hosts_before: list[str]
 
 
 def train_cell(
@@ -89,6 +92,8 @@ def train_cell(
         write(rows)
     after = begun.progress if begun else Progress()
     saver = _Saver(saved, group) if saved else None
+    here = this_start()
+    before = [host for host in begun.hosts if host != here] if begun else []
     parts = (step, splits.train, splits.test, plan_of(cell), group, clock_for(device), group.largest)
     # A GPU that workers share counts the energy of all of them.
     energy_meter = _energy_meter(device) if cell.workers_per_gpu is None else None
@@ -97,12 +102,20 @@ def train_cell(
         write(rows[-1:])
         if saver is not None and row["epoch"] != cell.epochs and saver.is_due():
             progress = Progress(row["epoch"], row["train_s"], row["train_j"])
-            saver.save(Checkpoint.of(step, progress, rows, device))
+            saver.save(Checkpoint.of(step, progress, rows, device, [*before, here]))
     return Trained(
         rows[-1]["bytes_sent"] // (len(splits.train) // cell.global_batch),
         not all(math.isfinite(row.get("train_loss", 0.0)) for row in rows),
-        [f"cut off after epoch {after.epoch}, and went on from there"] if begun else [],
+        [_went_on(after.epoch, before, here)] if begun else [],
+        before,
     )
+
+
+def _went_on(epoch: int, before: list[str], here: str) -> str:
+    """The note of a training that was cut off after that epoch."""
+    hosts = " and ".join([*before, here])
+    elsewhere = f"; seconds and joules are of {hosts} together" if before else ""
+    return f"cut off after epoch {epoch}, and went on from there{elsewhere}"
 
 
 def plan_of(cell: Cell) -> TrainingPlan:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import io
 import pickle
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -29,22 +30,29 @@ class Checkpoint:
         rows: the samples that the rank has recorded, one an epoch.
         step: of `Step.state_dict`.
         random_states: of the processor, and of the rank's GPU if it has one.
+        hosts: where it was trained so far (`topologies.detect_host.this_start`), the first first.
     """
 
     progress: Progress
     rows: list[dict[str, Any]]
     step: dict[str, Any]
     random_states: list[torch.Tensor]
+    hosts: list[str] = field(default_factory=list)
 
     @classmethod
     def of(
-        cls, step: Step, progress: Progress, rows: list[dict[str, Any]], device: torch.device
+        cls,
+        step: Step,
+        progress: Progress,
+        rows: list[dict[str, Any]],
+        device: torch.device,
+        hosts: Sequence[str] = (),
     ) -> Checkpoint:
         """That of a training as it is now. Collective."""
         states = [torch.get_rng_state()]
         if device.type == "cuda":
             states.append(torch.cuda.get_rng_state(device))
-        return cls(progress, rows, step.state_dict(), states)
+        return cls(progress, rows, step.state_dict(), states, list(hosts))
 
     def restore(self, step: Step, device: torch.device) -> None:
         """Puts `step` and torch's random states where they were. Collective."""
@@ -56,7 +64,7 @@ class Checkpoint:
     def to_bytes(self) -> bytes:
         """As `from_bytes` reads it."""
         buffer = io.BytesIO()
-        own = {name: getattr(self, name) for name in ("rows", "step", "random_states")}
+        own = {name: getattr(self, name) for name in ("rows", "step", "random_states", "hosts")}
         progress = asdict(self.progress)
         torch.save({"schema_version": SCHEMA_VERSION, "progress": progress, **own}, buffer)
         return buffer.getvalue()
@@ -72,6 +80,7 @@ class Checkpoint:
             if values["schema_version"] != SCHEMA_VERSION:
                 return None
             progress = Progress(**values["progress"])
-            return cls(progress, values["rows"], values["step"], values["random_states"])
+            hosts = values.get("hosts", [])  # those of before did not say
+            return cls(progress, values["rows"], values["step"], values["random_states"], hosts)
         except (RuntimeError, EOFError, KeyError, TypeError, ValueError, pickle.UnpicklingError):
             return None

@@ -8,9 +8,13 @@ import sys
 import time
 
 import pytest
+import torch
 import yaml
 
+from scaling.report.columns import to_rows
+from scaling.report.tables import summary_table
 from scaling.store import ResultsFolder
+from topologies.detect_host import this_start
 
 EPOCHS = 150
 STUDY = {
@@ -41,6 +45,14 @@ def lines(path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
 
 
+def as_if_from(host: str, out) -> None:
+    """The checkpoints, as a host of another name would have left them."""
+    for path in out.glob("runs/*/0/*checkpoint*"):
+        values = torch.load(path, weights_only=True)
+        assert values["hosts"] == [this_start()]
+        torch.save({**values, "hosts": [host]}, path)
+
+
 @pytest.mark.processes
 def test_killed_worker_goes_on_with_the_same_bits_and_leaves_no_checkpoint(tmp_path):
     study, out = tmp_path / "killed.yaml", tmp_path / "out"
@@ -57,6 +69,7 @@ def test_killed_worker_goes_on_with_the_same_bits_and_leaves_no_checkpoint(tmp_p
         first.wait()
     (record,) = ResultsFolder(out).runs()
     assert record.state == "running"
+    as_if_from("elsewhere/01234567", out)
     second = start(study, out)
     try:
         assert second.wait(LIMIT_S) == 0
@@ -66,6 +79,9 @@ def test_killed_worker_goes_on_with_the_same_bits_and_leaves_no_checkpoint(tmp_p
     (record,) = ResultsFolder(out).runs()
     assert record.state == "done"
     (note,) = [note for note in record.notes if note.startswith("cut off after epoch")]
+    assert note.endswith(f"; seconds and joules are of elsewhere/01234567 and {this_start()} together")
+    (row,) = to_rows(summary_table(ResultsFolder(out)))
+    assert row["hosts"] == f"elsewhere/01234567 | {this_start()}"
     (rows,) = ResultsFolder(out).samples(record.cell_id, 0)
     assert [row["epoch"] for row in rows] == list(range(1, EPOCHS + 1))
     # What the first attempt recorded behind its last checkpoint was computed again, with the same bits.

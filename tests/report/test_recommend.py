@@ -90,6 +90,23 @@ def test_lossy_aggregator_is_a_choice_once_it_reached_the_target(make_study, acc
     assert (only(study).choice.row["cell_id"] == lossy) == is_chosen
 
 
+@pytest.mark.parametrize(
+    ("recipe", "said"),
+    [
+        ({"momentum": 0.0}, "with momentum 0.0 alone, not with momentum 0.9"),
+        ({"batch": 32}, "with global_batch 32 alone, not with global_batch 64"),
+    ],
+)
+def test_lossy_aggregator_is_no_choice_where_only_another_update_held_the_accuracy(make_study, recipe, said):
+    study = make_study()
+    study.add(launches(0.002), aggregator="one_bit", world_size=4, lossy=True)
+    exact = study.add(launches(0.006), aggregator="ring", world_size=4)
+    study.add_training([3.0], aggregator="one_bit", world_size=4, lossy=True, **recipe)
+    found = only(study)
+    assert found.choice.row["cell_id"] == exact
+    assert any(said in reason for _, reason in found.excluded)
+
+
 @pytest.mark.parametrize(("accuracy", "is_chosen"), [(0.975, True), (0.95, False)])
 def test_without_a_target_a_lossy_aggregator_has_to_keep_the_accuracy(make_study, accuracy, is_chosen):
     study = make_study()

@@ -1,5 +1,7 @@
 """A training that is cut off and resumed has the same bits as one that is not, on every rank."""
 
+import io
+
 import pytest
 import torch
 
@@ -55,7 +57,7 @@ class TestFormat:
     def checkpoint(self) -> Checkpoint:
         step = {"module": {"w": torch.arange(3.0)}, "aggregator": {}, "update": {"0:3": torch.ones(3)}}
         rows = [{"epoch": 1, "train_loss": float("nan"), "step_losses": [1.0]}]
-        return Checkpoint(Progress(1, 2.5, None), rows, step, [torch.get_rng_state()])
+        return Checkpoint(Progress(1, 2.5, None), rows, step, [torch.get_rng_state()], ["one/0123abcd"])
 
     def test_what_is_written_is_read(self):
         read = Checkpoint.from_bytes(self.checkpoint().to_bytes())
@@ -63,6 +65,16 @@ class TestFormat:
         assert read.progress == Progress(1, 2.5, None)
         assert torch.equal(read.step["update"]["0:3"], torch.ones(3))
         assert read.rows[0]["step_losses"] == [1.0]
+        assert read.hosts == ["one/0123abcd"]
+
+    def test_hosts_of_one_that_does_not_say_are_not_known(self):
+        values = torch.load(io.BytesIO(self.checkpoint().to_bytes()), weights_only=True)
+        del values["hosts"]
+        buffer = io.BytesIO()
+        torch.save(values, buffer)
+        read = Checkpoint.from_bytes(buffer.getvalue())
+        assert read is not None
+        assert read.hosts == []
 
     @pytest.mark.parametrize("content", [b"", b"no archive", b"PK\x03\x04cut"])
     def test_damaged_one_is_none(self, content):
