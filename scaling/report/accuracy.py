@@ -23,8 +23,10 @@ one, or, where there are not several seeds, so much accuracy."""
 
 
 SAME_UPDATE = ("global_batch", "momentum", "nesterov")
-"""What the timed cell and the training share beside model, data set, aggregator and world size. What was left
-out of a gradient comes late and momentum repeats it: an accuracy may hold without momentum and fall with it."""
+"""What the timed cell and the training share beside model, data set, aggregator and world size.
+
+What was left out of a gradient comes late, and momentum repeats it: an accuracy may fall with momentum alone.
+"""
 
 
 def is_lossy(cell: CellResult) -> bool:
