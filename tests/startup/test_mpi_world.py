@@ -14,6 +14,29 @@ ROOT = Path(__file__).parents[2]
 ENDING = str(Path(__file__).with_name("ending_worker.py"))
 SOON_S = 60
 
+SHARED_MEMORY = Path("/dev/shm")
+MADE_BY_MPI = ("mpich_shm_", "sm_segment.")
+
+
+def is_mapped(path):
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        try:
+            if str(path) in maps.read_text():
+                return True
+        except OSError:  # it ended, or is another user's
+            continue
+    return False
+
+
+@pytest.fixture(autouse=True)
+def no_shared_memory_is_left():
+    """Ranks that are killed by force leave MPI's files, which nobody else removes."""
+    before = set(SHARED_MEMORY.glob("*"))
+    yield
+    for path in set(SHARED_MEMORY.glob("*")) - before:
+        if path.name.startswith(MADE_BY_MPI) and not is_mapped(path):
+            path.unlink(missing_ok=True)
+
 
 def start(launcher, *words, **environment):
     return launcher.run(2, *words, cwd=ROOT, limit_s=SOON_S, env={"PYTHONPATH": str(ROOT), **environment})
