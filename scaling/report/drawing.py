@@ -139,6 +139,8 @@ def draw_training(title: str, lines: Sequence[TrainingLine], looks: Looks, again
                 markersize=3.5,
                 linewidth=1.0,
             )
+            if not line.is_over:
+                axes.plot(places[-1], getattr(line, name)[-1], color=look.colour, **_NOT_OVER)
         _training_tips(loss_axes, accuracy_axes, line, against, _marked(index, len(places)))
     if _spans_decades(value for line in lines for value in line.train_loss):
         loss_axes.set_yscale("log")
@@ -154,6 +156,10 @@ def draw_training(title: str, lines: Sequence[TrainingLine], looks: Looks, again
     set_title(figure, title)
     _training_legends(figure, lines, looks)
     return figure
+
+
+_NOT_OVER: Any = {"marker": "o", "markersize": 7, "markerfacecolor": "white", "linestyle": ""}
+"""The end of a line whose trainings will go on."""
 
 
 def _training_tips(
@@ -191,7 +197,9 @@ def _training_legends(figure: Figure, lines: Sequence[TrainingLine], looks: Look
         Line2D([], [], color="#444444", linestyle=style, label=workers(size))
         for size, style in styles.items()
     ]
+    ends = [Line2D([], [], color="#444444", label="not over yet", **_NOT_OVER)]
     handles = [*(aggregator_handle(label, looks) for label in labels), *dashes]
+    handles += ends if any(not line.is_over for line in lines) else []
     legend_below(figure, handles, "aggregator", handlelength=3)
 
 

@@ -67,7 +67,7 @@ class TrainingLine:
     """The trainings of one combination: medians over its seeds and repeats at every epoch.
 
     NaN where one was not finite, or is not known. `ranges` has the smallest and largest values of train_loss
-    and test_accuracy where there are several trainings.
+    and test_accuracy where there are several trainings. `is_over` is False where none of them is.
     """
 
     aggregator: str
@@ -80,6 +80,7 @@ class TrainingLine:
     train_j: list[float]
     num_trainings: int = 1
     ranges: dict[str, tuple[list[float], list[float]]] = field(default_factory=dict)
+    is_over: bool = True
 
 
 def speedup_lines(group: Group) -> list[SpeedupLine]:
@@ -136,7 +137,9 @@ def _speedup_interval(row: Row) -> tuple[float, float]:
 
 
 def training_lines(group: Group, cells: Mapping[str, CellResult]) -> list[TrainingLine]:
-    """One line for all seeds and repeats of a combination that has a done run, in the table's order.
+    """One line for all seeds and repeats of a combination: of those done, or else of those begun.
+
+    They are in the table's order.
 
     Args:
         group: convergence cells.
@@ -144,15 +147,18 @@ def training_lines(group: Group, cells: Mapping[str, CellResult]) -> list[Traini
     """
     families: dict[tuple[Any, ...], list[Row]] = {}
     for row in group.rows:
-        if cells[row["cell_id"]].trainings:
-            families.setdefault(family_key(row), []).append(row)
-    return [
-        _training_line(own[0], [training for row in own for training in cells[row["cell_id"]].trainings])
-        for own in families.values()
-    ]
+        target = cells[row["cell_id"]].cell.get("target_accuracy")  # rows without results have none
+        families.setdefault(family_key({**row, "target_accuracy": target}), []).append(row)
+    lines = []
+    for own in families.values():
+        of_own = [cells[row["cell_id"]] for row in own]
+        done = [training for cell in of_own for training in cell.trainings]
+        if drawn := done or [training for cell in of_own for training in cell.begun]:
+            lines.append(_training_line(own[0], drawn, is_over=bool(done)))
+    return lines
 
 
-def _training_line(row: Row, trainings: Sequence[Training]) -> TrainingLine:
+def _training_line(row: Row, trainings: Sequence[Training], *, is_over: bool) -> TrainingLine:
     length = min(len(training.epochs) for training in trainings)
 
     def values(name: str) -> np.ndarray:
@@ -177,4 +183,5 @@ def _training_line(row: Row, trainings: Sequence[Training]) -> TrainingLine:
         train_j=medians("train_j"),
         num_trainings=len(trainings),
         ranges=ranges,
+        is_over=is_over,
     )

@@ -51,8 +51,11 @@ EPOCH_COLUMNS = {
     "train_accuracy": "float64",
     "test_loss": "float64",
     "test_accuracy": "float64",
+    "state": "string",
 }
-"""Of convergence.csv: one row an epoch."""
+"""Of convergence.csv: one row an epoch; of a run whose state is not `done`, its epochs so far."""
+
+_EPOCH_VALUES = list(EPOCH_COLUMNS)[10:-1]
 
 
 def convergence_values(cell: CellResult) -> Row:
@@ -235,7 +238,12 @@ def _merged(rows: Sequence[Row]) -> Row:
 
 def epoch_table(cells: Sequence[CellResult]) -> pd.DataFrame:
     """One row an epoch of every training, with EPOCH_COLUMNS; what does not exist is missing."""
-    rows = [row for cell in cells for training in cell.trainings for row in _epoch_rows(cell, training)]
+    rows = [
+        row
+        for cell in cells
+        for training in (*cell.trainings, *cell.begun)
+        for row in _epoch_rows(cell, training)
+    ]
     table = pd.DataFrame(rows, columns=list(EPOCH_COLUMNS), dtype=object)
     return table.astype(EPOCH_COLUMNS)
 
@@ -244,11 +252,13 @@ def _epoch_rows(cell: CellResult, training: Training) -> Iterable[Row]:
     fixed = {name: cell.cell[name] for name in ("world_size", "global_batch", "seed")}
     fixed |= {name: cell.label(name) for name in ("model", "dataset", "aggregator")}
     samples = training.samples(cell.cell["global_batch"])
+    (state,) = [record.state for record in cell.records if record.repeat == training.repeat]
+    fixed |= {"repeat": training.repeat, "state": state}
     for index, epoch in enumerate(training.epochs):
-        own: dict[str, Floats] = {name: getattr(training, name) for name in list(EPOCH_COLUMNS)[10:]}
+        own: dict[str, Floats] = {name: getattr(training, name) for name in _EPOCH_VALUES}
         values = {name: _known(array[index]) for name, array in own.items()}
         values["samples"] = _known(samples[index])
-        yield {"cell_id": cell.cell_id, **fixed, "repeat": training.repeat, "epoch": int(epoch), **values}
+        yield {"cell_id": cell.cell_id, **fixed, "epoch": int(epoch), **values}
 
 
 def _known(value: float) -> float | None:

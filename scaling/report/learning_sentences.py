@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 from scaling.report.columns import Row, shares_gpus
 from scaling.report.formats import listed, number, on_gpus, percent, workers
 from scaling.report.groups import Group
 from scaling.report.learning import over_seeds
+from scaling.report.samples import CellResult
 
 
 def convergence_findings(group: Group) -> Iterator[str]:
@@ -44,6 +46,22 @@ def convergence_findings(group: Group) -> Iterator[str]:
             f"{group.title}: {listed(shared)}: the accuracy is that of so many workers; nothing is said of "
             "their time, which is not that of as many GPUs."
         )
+
+
+def begun_sentences(cells: Sequence[CellResult]) -> Iterator[str]:
+    """How far each training is that runs, or was cut off and will go on."""
+    seeds = {cell.cell["seed"] for cell in cells if cell.begun}
+    for cell in cells:
+        seed = f", seed {cell.cell['seed']}" if len(seeds) > 1 else ""
+        for training in cell.begun:
+            loss, accuracy = float(training.train_loss[-1]), float(training.test_accuracy[-1])
+            yield (
+                f"{cell.label('model')} on {cell.label('dataset')}, {cell.label('aggregator')} on "
+                f"{workers(cell.cell['world_size'])}{seed}, is not over: after {training.epochs[-1]} of "
+                f"{cell.cell['epochs']} epochs the training loss is "
+                f"{f'{loss:.4g}' if math.isfinite(loss) else 'not finite'} and the test accuracy "
+                f"{percent(accuracy, 2)}."
+            )
 
 
 def without_augmentation(rows: Sequence[Row]) -> list[Row]:

@@ -149,6 +149,7 @@ class CellResult:
         records: one a repeat, in their order.
         launches: the samples of its done runs, where it is an iteration cell.
         trainings: likewise, where it is a convergence cell.
+        begun: the epochs so far of its trainings that run, or were cut off and will go on.
     """
 
     cell_id: str
@@ -156,6 +157,7 @@ class CellResult:
     records: list[RunRecord]
     launches: list[IterationLaunch]
     trainings: list[Training]
+    begun: tuple[Training, ...] = ()
 
     @property
     def done(self) -> list[RunRecord]:
@@ -195,7 +197,7 @@ def read_records(folder: ResultsFolder) -> dict[str, list[RunRecord]]:
 
 
 def read_cells(folder: ResultsFolder) -> list[CellResult]:
-    """All cells of a folder, with the samples of their done runs.
+    """All cells of a folder, with the samples of their done runs, and those so far of trainings that are not.
 
     Raises:
         StoreError: a record or a sample of a done run is missing or damaged.
@@ -206,7 +208,8 @@ def read_cells(folder: ResultsFolder) -> list[CellResult]:
         cell = records[0].cell
         launches = [_read_launch(folder, record) for record in done if cell["kind"] == "iteration"]
         trainings = [_read_training(folder, record) for record in done if cell["kind"] == "convergence"]
-        cells.append(CellResult(cell_id, cell, records, launches, trainings))
+        begun = filter(None, (_read_begun(folder, record) for record in records))
+        cells.append(CellResult(cell_id, cell, records, launches, trainings, tuple(begun)))
     return cells
 
 
@@ -234,8 +237,23 @@ def _split_steps(ranks: Sequence[Sequence[Line]], where: str) -> list[SplitStep]
 
 
 def _read_training(folder: ResultsFolder, record: RunRecord) -> Training:
-    where = _where(folder, record)
-    ranks = _lines(folder, record)
+    return _training(record, _lines(folder, record), _where(folder, record))
+
+
+def _read_begun(folder: ResultsFolder, record: RunRecord) -> Training | None:
+    """The epochs that every rank has recorded; None where there are none, or they cannot be read yet."""
+    if record.cell["kind"] != "convergence" or record.state not in ("running", "planned"):
+        return None
+    try:
+        ranks = _lines(folder, record)
+        num_epochs = min(map(len, ranks))
+        own = [lines[:num_epochs] for lines in ranks]
+        return _training(record, own, _where(folder, record)) if num_epochs else None
+    except StoreError:
+        return None
+
+
+def _training(record: RunRecord, ranks: Sequence[Sequence[Line]], where: str) -> Training:
     numbers = aligned(ranks, "epoch", where)
     ordered = [by_number(lines, "epoch") for lines in ranks]
     train_s = [[seconds(line, "train_s", where) for line in lines] for lines in ordered]

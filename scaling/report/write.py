@@ -25,6 +25,7 @@ from scaling.report.groups import group_rows
 from scaling.report.honesty import honesty_tables, sheet_tables
 from scaling.report.html import render_page
 from scaling.report.learning import epoch_table
+from scaling.report.learning_sentences import begun_sentences
 from scaling.report.link_data import CellLinks, link_remarks, link_table, links_of
 from scaling.report.markdown import render_markdown
 from scaling.report.prediction_figure import write_predictions
@@ -89,7 +90,7 @@ def write_all(folder: ResultsFolder) -> Report:
     table = with_devices(build_table(study_name(folder), cells), experiments)
     folder.write_text("summary.csv", table_csv(table))
     folder.write_text("budget.csv", table_csv(step_table(cells), digits=STEP_DIGITS))
-    if any(cell.trainings for cell in cells):
+    if any(cell.trainings or cell.begun for cell in cells):
         folder.write_text("convergence.csv", table_csv(epoch_table(cells), digits=STEP_DIGITS))
     by_id = {cell.cell_id: cell for cell in cells}
     links, remarks = _write_links(folder, to_rows(table), by_id)
@@ -112,6 +113,7 @@ def write_all(folder: ResultsFolder) -> Report:
             *sheet_tables(folder.sheets()),
         ],
         findings=[
+            *begun_sentences(cells),
             *seed_noise_sentences(noise),
             *transfer_sentences(transfers),
             *device_sentences(experiments),

@@ -4,6 +4,7 @@ import csv
 import io
 import math
 
+import pandas as pd
 import pytest
 
 from scaling.report import write_report
@@ -12,6 +13,7 @@ from scaling.report.figure_data import training_lines
 from scaling.report.figures import TARGET
 from scaling.report.groups import group_rows
 from scaling.report.learning import epoch_table, over_seeds
+from scaling.report.learning_sentences import begun_sentences
 from scaling.report.page_tables import CONVERGENCE_STATISTIC, page_tables
 from scaling.report.recipes import recipe_text
 from scaling.report.samples import read_cells
@@ -374,3 +376,62 @@ def test_folder_from_before_has_no_training_accuracy_and_is_read(study, epoch_li
     study.add([[lines]], kind="convergence")
     (row,) = rows_of(study)
     assert (row["train_accuracy"], row["test_loss"], row["final_test_accuracy"]) == (None, None, 0.9)
+
+
+class TestTrainingsThatAreNotOver:
+    def begun(self, study, epoch_line, *, state="running", ranks=1, **cell):
+        cell_id = study.add(
+            [state], kind="convergence", aggregator="ring", world_size=ranks, epochs=9, **cell
+        )
+        for rank in range(ranks):
+            lines = [epoch_line(epoch, float(epoch), 1.0 / epoch, 0.5 + epoch / 20) for epoch in (1, 2, 3)]
+            study.folder.sample_writer(cell_id, 0, rank)(lines[: 3 - rank])
+        return cell_id
+
+    @pytest.mark.parametrize("state", ["running", "planned"])
+    def test_their_epochs_so_far_are_in_the_figure_the_csv_and_a_sentence_alone(
+        self, study, epoch_line, state
+    ):
+        study.add([[[epoch_line(1, 1.0, 2.0, 0.6)]]], kind="convergence", epochs=1)
+        cell_id = self.begun(study, epoch_line, state=state, ranks=2)
+        report = write_report(study.folder)
+        row = next(row for row in report.as_dict()["cells"] if row["cell_id"] == cell_id)
+        assert (row["state"], row["final_test_accuracy"], row["train_s"]) == (state, None, None)
+        epochs = pd.read_csv(study.folder.path / "convergence.csv", dtype={"cell_id": str})
+        assert epochs[epochs.cell_id == cell_id].epoch.tolist() == [1, 2], "what every rank has recorded"
+        assert epochs.groupby("cell_id").state.first()[cell_id] == state
+        assert set(epochs[epochs.cell_id != cell_id].state) == {"done"}
+        page = report.page.read_text()
+        assert "ring on 2 workers, is not over: after 2 of 9 epochs the training loss is 0.5 and" in page
+        assert "not over yet" in page, "the legend of its line"
+
+    def test_sentences_tell_seeds_apart_and_losses_that_are_not_finite(self, study, epoch_line):
+        for seed, loss in ((0, 0.25), (1, None)):
+            cell_id = study.add(["running"], kind="convergence", aggregator="ring", epochs=9, seed=seed)
+            study.folder.sample_writer(cell_id, 0, 0)([epoch_line(1, 1.0, loss, 0.5)])
+        told = list(begun_sentences(read_cells(study.folder)))
+        assert [one.partition(" epochs the ")[0].partition(", ")[2] for one in told] == [
+            "ring on 1 worker, seed 0, is not over: after 1 of 9",
+            "ring on 1 worker, seed 1, is not over: after 1 of 9",
+        ]
+        finite, other = (one.partition("training loss is ")[2] for one in told)
+        assert finite == "0.25 and the test accuracy 50.00%."
+        assert other == "not finite and the test accuracy 50.00%."
+
+    def test_line_of_seeds_of_which_one_is_done_is_that_ones(self, study, epoch_line):
+        done = [epoch_line(1, 1.0, 2.0, 0.6)]
+        study.add([[done]], kind="convergence", aggregator="ring", seed=1, epochs=9, target_accuracy=0.9)
+        self.begun(study, epoch_line, target_accuracy=0.9)
+        cells = {cell.cell_id: cell for cell in read_cells(study.folder)}
+        (group,) = group_rows(to_rows(summary_table(study.folder)))
+        (line,) = training_lines(group, cells)
+        assert (line.epochs, line.is_over) == ([1], True)
+
+    def test_what_cannot_be_read_yet_is_left_out(self, study, epoch_line):
+        cell_id = self.begun(study, epoch_line)
+        (file,) = study.folder.path.glob(f"runs/{cell_id}/0/rank0.jsonl")
+        file.write_text("no sample\n" + file.read_text())
+        (cell,) = read_cells(study.folder)
+        assert cell.begun == ()
+        study.add(["planned"], kind="convergence")
+        assert write_report(study.folder).page.exists()
