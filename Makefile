@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 # Processes that share the tests out, file by file; 0: pytest alone, as where there are GPUs, which tests would share.
-TEST_PROCESSES ?= $(if $(shell nvidia-smi --list-gpus 2>/dev/null),0,2)
+TEST_PROCESSES ?= $(if $(shell nvidia-smi --list-gpus 2>/dev/null | grep '^GPU '),0,2)
 
 .PHONY: study test lint install horovod docs figures clean
 

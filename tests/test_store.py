@@ -184,6 +184,30 @@ class TestSamples:
         }
         assert kept == {f"attempt-{n + 1}": {"attempt": n} for n in range(3)}
 
+    def test_samples_that_were_compressed_move_aside_too(self, folder):
+        start(folder, [{"attempt": 0}])
+        (file,) = run_folder(folder).glob("rank0.jsonl")
+        with gzip.open(file.with_name("rank0.jsonl.gz"), "wb") as packed:
+            packed.write(file.read_bytes())
+        file.unlink()
+        folder.reset_run(folder.run(CELL, 0))
+        start(folder, [{"attempt": 1}])
+        assert folder.samples(CELL, 0) == [[{"attempt": 1}]]
+        assert [path.name for path in run_folder(folder).glob("attempt-1/*")] == ["rank0.jsonl.gz"]
+
+    def test_line_written_in_part_is_left_out_of_what_is_not_over_if_it_is_the_last(self, folder):
+        start(folder, [{"a": 0}])
+        (file,) = run_folder(folder).glob("rank0.jsonl")
+        with file.open("a") as appended:
+            appended.write('{"a": 1, "los')
+        assert folder.samples(CELL, 0, unfinished=True) == [[{"a": 0}]]
+        with pytest.raises(StoreError, match="line 2 is damaged"):
+            folder.samples(CELL, 0)
+        with file.open("a") as appended:
+            appended.write('\n{"a": 2}\n')
+        with pytest.raises(StoreError, match="line 2 is damaged"):
+            folder.samples(CELL, 0, unfinished=True)
+
     def test_missing_rank_is_an_error_with_the_path(self, folder):
         start(folder)
         for rank in (0, 2):

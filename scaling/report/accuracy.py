@@ -63,12 +63,16 @@ def why_not(row: Row, cell: CellResult, rows: Sequence[Row], cells: Sequence[Cel
         if other["kind"] == "convergence" and other["repeats"] and all(other[n] == row[n] for n in same)
     ]
     own = [other for other in trained if other["aggregator"] == row["aggregator"]]
-    exact = [other for other in trained if other["cell_id"] not in lossy]
     if not own:
         return "lossy, and its accuracy was not measured on this model, data set and number of workers"
     alike = [other for other in own if all(other[name] == row[name] for name in SAME_UPDATE)]
     if not alike:
         return f"lossy, and its accuracy was measured with {_measured_with(row, own)}"
+    exact = [
+        other
+        for other in trained
+        if other["cell_id"] not in lossy and all(other[name] == row[name] for name in SAME_UPDATE)
+    ]
     for other in alike:
         if other["target_state"] == REACHED:
             continue
@@ -89,7 +93,7 @@ def _measured_with(row: Row, own: Sequence[Row]) -> str:
 def _lost(own: Row, exact: Sequence[Row]) -> str | None:
     scored = [row for row in exact if row["final_test_accuracy"] is not None]
     if own["final_test_accuracy"] is None or not scored:
-        return "lossy, and no exact training stands beside its own to compare the accuracy with"
+        return "lossy, and no exact training by that momentum and batch stands beside its own"
     reference = max(scored, key=lambda row: (row["num_seeds"] or 1, row["final_test_accuracy"]))
     mean = reference["seed_mean_accuracy"] or reference["final_test_accuracy"]
     spread = reference["seed_sd_accuracy"]

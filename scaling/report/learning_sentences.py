@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from scaling.report.columns import Row, shares_gpus
 from scaling.report.formats import listed, number, on_gpus, percent, workers
 from scaling.report.groups import Group
 from scaling.report.learning import over_seeds
-from scaling.report.samples import CellResult
+from scaling.report.samples import CellResult, Training
 
 
 def convergence_findings(group: Group) -> Iterator[str]:
@@ -48,20 +48,31 @@ def convergence_findings(group: Group) -> Iterator[str]:
         )
 
 
-def begun_sentences(cells: Sequence[CellResult]) -> Iterator[str]:
-    """How far each training is that runs, or was cut off and will go on."""
-    seeds = {cell.cell["seed"] for cell in cells if cell.begun}
-    for cell in cells:
-        seed = f", seed {cell.cell['seed']}" if len(seeds) > 1 else ""
-        for training in cell.begun:
-            loss, accuracy = float(training.train_loss[-1]), float(training.test_accuracy[-1])
-            yield (
-                f"{cell.label('model')} on {cell.label('dataset')}, {cell.label('aggregator')} on "
-                f"{workers(cell.cell['world_size'])}{seed}, is not over: after {training.epochs[-1]} of "
-                f"{cell.cell['epochs']} epochs the training loss is "
-                f"{f'{loss:.4g}' if math.isfinite(loss) else 'not finite'} and the test accuracy "
-                f"{percent(accuracy, 2)}."
-            )
+def begun_sentences(groups: Sequence[Group], cells: Mapping[str, CellResult]) -> Iterator[str]:
+    """How far each training is that runs, or was cut off and will go on.
+
+    Args:
+        groups: of the report.
+        cells: the samples, by cell id.
+    """
+    for group in groups:
+        for row in group.rows if group.kind == "convergence" else ():
+            cell = cells[row["cell_id"]]
+            of_seed = f", seed {row['seed']}" if group.differs("seed") else ""
+            for training in cell.begun:
+                of_repeat = f", repeat {training.repeat}" if training.repeat else ""
+                epochs = f"{training.epochs[-1]} of {cell.cell['epochs']} epochs"
+                yield (
+                    f"{group.title}: {_named(row)}{of_seed}{of_repeat} is not over: after {epochs} "
+                    f"{_so_far(training)}."
+                )
+
+
+def _so_far(training: Training) -> str:
+    loss, accuracy = float(training.train_loss[-1]), float(training.test_accuracy[-1])
+    if not math.isfinite(loss) or not math.isfinite(accuracy):
+        return "the loss is not finite"
+    return f"the training loss is {loss:.4g} and the test accuracy {percent(accuracy, 2)}"
 
 
 def without_augmentation(rows: Sequence[Row]) -> list[Row]:

@@ -245,7 +245,7 @@ def _read_begun(folder: ResultsFolder, record: RunRecord) -> Training | None:
     if record.cell["kind"] != "convergence" or record.state not in ("running", "planned"):
         return None
     try:
-        ranks = _lines(folder, record)
+        ranks = _lines(folder, record, unfinished=True)
         num_epochs = min(map(len, ranks))
         own = [lines[:num_epochs] for lines in ranks]
         return _training(record, own, _where(folder, record)) if num_epochs else None
@@ -283,8 +283,8 @@ def _joules(line: Line) -> float:
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else math.nan
 
 
-def _lines(folder: ResultsFolder, record: RunRecord) -> list[list[Line]]:
-    ranks = folder.samples(record.cell_id, record.repeat)
+def _lines(folder: ResultsFolder, record: RunRecord, *, unfinished: bool = False) -> list[list[Line]]:
+    ranks = folder.samples(record.cell_id, record.repeat, unfinished=unfinished)
     where, expected = _where(folder, record), record.cell["world_size"]
     if len(ranks) != expected:
         raise StoreError(f"{where}: samples of {len(ranks)} ranks are there, its world size is {expected}")

@@ -113,7 +113,7 @@ def write_all(folder: ResultsFolder) -> Report:
             *sheet_tables(folder.sheets()),
         ],
         findings=[
-            *begun_sentences(cells),
+            *begun_sentences(groups, by_id),
             *seed_noise_sentences(noise),
             *transfer_sentences(transfers),
             *device_sentences(experiments),

@@ -139,8 +139,12 @@ def rank_of(samples: Path) -> int:
     return int(samples.name.split(".")[0].removeprefix("rank"))
 
 
-def json_lines(path: Path) -> Iterator[dict[str, Any]]:
+def json_lines(path: Path, *, unfinished: bool = False) -> Iterator[dict[str, Any]]:
     """The lines of a file, compressed or not.
+
+    Args:
+        path: of the file.
+        unfinished: somebody writes to it, or was stopped while at it: a damaged last line is left out.
 
     Raises:
         StoreError: it cannot be read, or a line is damaged.
@@ -153,6 +157,8 @@ def json_lines(path: Path) -> Iterator[dict[str, Any]]:
                 try:
                     yield json.loads(line)
                 except ValueError as error:
+                    if unfinished and next(file, None) is None:
+                        return
                     raise StoreError(f"{path}, line {number} is damaged: {error}") from error
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error

@@ -131,7 +131,7 @@ class ResultsFolder:
     def start_run(self, record: RunRecord, launch: Mapping[str, Any]) -> None:
         """Marks a run as running; samples of an earlier attempt that was cut off are moved aside."""
         folder = self._run_file(record.cell_id, record.repeat).parent
-        left_over = sorted(folder.glob("rank*.jsonl"))
+        left_over = _sample_files(folder)
         if left_over:
             attempt = next(path for n in count(1) if not (path := folder / f"attempt-{n}").exists())
             with writing(attempt):
@@ -180,18 +180,23 @@ class ResultsFolder:
 
         return append
 
-    def samples(self, cell_id: str, repeat: int) -> list[list[dict[str, Any]]]:
-        """The samples of a finished run: [rank][line].
+    def samples(self, cell_id: str, repeat: int, *, unfinished: bool = False) -> list[list[dict[str, Any]]]:
+        """The samples of a run: [rank][line].
+
+        Args:
+            cell_id: the run's cell.
+            repeat: which of the cell's runs.
+            unfinished: it is not over: a last line that is written in part is left out.
 
         Raises:
             StoreError: a file is missing or damaged.
         """
         folder = self._run_file(cell_id, repeat).parent
-        files = sorted([*folder.glob("rank*.jsonl"), *folder.glob("rank*.jsonl.gz")], key=rank_of)
+        files = sorted(_sample_files(folder), key=rank_of)
         ranks = [rank_of(path) for path in files]
         if ranks != list(range(len(ranks))):
             raise StoreError(f"{folder}: samples of ranks {ranks} are there; some are missing")
-        return [list(json_lines(path)) for path in files]
+        return [list(json_lines(path, unfinished=unfinished)) for path in files]
 
     # -- checkpoints -----------------------------------------------------------------------------------------
 
@@ -319,3 +324,8 @@ class ResultsFolder:
 
     def _write(self, name: str, text: str) -> Path:
         return write_whole(self.path / name, text.encode())
+
+
+def _sample_files(run: Path) -> list[Path]:
+    """Of all ranks, compressed or not."""
+    return sorted([*run.glob("rank*.jsonl"), *run.glob("rank*.jsonl.gz")])

@@ -3,13 +3,17 @@
 import csv
 import io
 import math
+from dataclasses import replace
 
 import pandas as pd
 import pytest
 
 from scaling.report import write_report
 from scaling.report.columns import to_rows
+from scaling.report.drawing import draw_training
+from scaling.report.exports import FORMATS
 from scaling.report.figure_data import training_lines
+from scaling.report.figure_style import aggregator_looks
 from scaling.report.figures import TARGET
 from scaling.report.groups import group_rows
 from scaling.report.learning import epoch_table, over_seeds
@@ -402,21 +406,55 @@ class TestTrainingsThatAreNotOver:
         assert epochs.groupby("cell_id").state.first()[cell_id] == state
         assert set(epochs[epochs.cell_id != cell_id].state) == {"done"}
         page = report.page.read_text()
-        assert "ring on 2 workers, is not over: after 2 of 9 epochs the training loss is 0.5 and" in page
+        assert "ring on 2 workers is not over: after 2 of 9 epochs the training loss is 0.5 and" in page
         assert "not over yet" in page, "the legend of its line"
 
-    def test_sentences_tell_seeds_apart_and_losses_that_are_not_finite(self, study, epoch_line):
-        for seed, loss in ((0, 0.25), (1, None)):
-            cell_id = study.add(["running"], kind="convergence", aggregator="ring", epochs=9, seed=seed)
-            study.folder.sample_writer(cell_id, 0, 0)([epoch_line(1, 1.0, loss, 0.5)])
-        told = list(begun_sentences(read_cells(study.folder)))
-        assert [one.partition(" epochs the ")[0].partition(", ")[2] for one in told] == [
-            "ring on 1 worker, seed 0, is not over: after 1 of 9",
-            "ring on 1 worker, seed 1, is not over: after 1 of 9",
+    def told(self, study):
+        groups = group_rows(to_rows(summary_table(study.folder)))
+        return list(begun_sentences(groups, {cell.cell_id: cell for cell in read_cells(study.folder)}))
+
+    def test_sentences_tell_seeds_and_repeats_apart(self, study, epoch_line):
+        cell = {"kind": "convergence", "aggregator": "ring", "epochs": 9}
+        ids = [study.add(["running", "running"], seed=seed, **cell) for seed in (0, 1)]
+        for cell_id, repeat, loss in ((ids[0], 0, 0.25), (ids[1], 1, None)):
+            study.folder.sample_writer(cell_id, repeat, 0)([epoch_line(1, 1.0, loss, 0.5)])
+        assert [one.partition(": ")[2] for one in self.told(study)] == [
+            "ring on 1 worker, seed 0 is not over: after 1 of 9 epochs the training loss is 0.25 and the "
+            "test accuracy 50.00%.",
+            "ring on 1 worker, seed 1, repeat 1 is not over: after 1 of 9 epochs the loss is not finite.",
         ]
-        finite, other = (one.partition("training loss is ")[2] for one in told)
-        assert finite == "0.25 and the test accuracy 50.00%."
-        assert other == "not finite and the test accuracy 50.00%."
+
+    def test_sentences_tell_recipes_apart(self, study, epoch_line):
+        for momentum in (0.0, 0.9):
+            self.begun(study, epoch_line, momentum=momentum)
+        first, second = self.told(study)
+        assert ("momentum 0:" in first, "momentum 0.9:" in second) == (True, True)
+
+    def test_ring_is_at_the_end_of_their_line(self, study, epoch_line):
+        self.begun(study, epoch_line)
+        (group,) = group_rows(to_rows(summary_table(study.folder)))
+        lines = training_lines(group, {cell.cell_id: cell for cell in read_cells(study.folder)})
+        for is_over, expected in ((False, [(3, 1.0 / 3), (3, 0.65)]), (True, [])):
+            own = [replace(line, is_over=is_over) for line in lines]
+            axes = draw_training("", own, aggregator_looks(["ring"]), "epochs").axes
+            drawn = [one for each in axes for one in each.lines if one.get_alpha() != 0]
+            rings = [one for one in drawn if one.get_markerfacecolor() == "white"]
+            assert [tuple(one.get_xydata()[0]) for one in rings] == expected
+
+    def test_they_are_not_exported(self, study, epoch_line):
+        done = [epoch_line(1, 1.0, 2.0, 0.6)]
+        cell_id = study.add([[done], "running"], kind="convergence", epochs=9)
+        before = list(FORMATS["csv"](study.folder, read_cells(study.folder)))
+        assert before
+        study.folder.sample_writer(cell_id, 1, 0)(done)
+        assert list(FORMATS["csv"](study.folder, read_cells(study.folder))) == before
+
+    def test_epoch_that_is_written_in_part_is_left_out(self, study, epoch_line):
+        cell_id = self.begun(study, epoch_line)
+        (file,) = study.folder.path.glob(f"runs/{cell_id}/0/rank0.jsonl")
+        file.write_text(file.read_text()[:-9])
+        (cell,) = read_cells(study.folder)
+        assert [training.epochs.tolist() for training in cell.begun] == [[1, 2]]
 
     def test_line_of_seeds_of_which_one_is_done_is_that_ones(self, study, epoch_line):
         done = [epoch_line(1, 1.0, 2.0, 0.6)]

@@ -107,6 +107,18 @@ def test_lossy_aggregator_is_no_choice_where_only_another_update_held_the_accura
     assert any(said in reason for _, reason in found.excluded)
 
 
+@pytest.mark.parametrize("recipe", [{"momentum": 0.0}, {"batch": 32}])
+def test_lossy_accuracy_is_not_held_against_an_exact_one_of_another_update(make_study, recipe):
+    study = make_study()
+    study.add(launches(0.002), aggregator="one_bit", world_size=4, lossy=True)
+    exact = study.add(launches(0.006), aggregator="ring", world_size=4)
+    study.add_training([3.0], accuracy=0.8, target=None, aggregator="one_bit", world_size=4, lossy=True)
+    study.add_training([5.0], accuracy=0.8, target=None, aggregator="ring", world_size=4, **recipe)
+    found = only(study)
+    assert found.choice.row["cell_id"] == exact
+    assert any("no exact training by that momentum and batch" in reason for _, reason in found.excluded)
+
+
 @pytest.mark.parametrize(("accuracy", "is_chosen"), [(0.975, True), (0.95, False)])
 def test_without_a_target_a_lossy_aggregator_has_to_keep_the_accuracy(make_study, accuracy, is_chosen):
     study = make_study()

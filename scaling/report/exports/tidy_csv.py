@@ -18,6 +18,7 @@ import csv
 import io
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from scaling.report.budgets import step_table
@@ -80,7 +81,7 @@ def _split(cell: CellResult) -> Iterator[list[Any]]:
 def _epochs(cell: CellResult) -> Iterator[list[Any]]:
     if not cell.trainings:
         return
-    for row in epoch_table([cell]).to_dict("records"):
+    for row in epoch_table([replace(cell, begun=())]).to_dict("records"):
         for name, unit in OF_EPOCHS.items():
             value = row[name]
             if isinstance(value, (int, float)) and math.isfinite(value):
