@@ -60,8 +60,13 @@ def boot_id(path: Path = BOOT_ID) -> str | None:
 
 
 def this_start() -> str:
-    """This host's name and `boot_id`, as `NAME/ID`; the name alone where there is no id."""
-    return "/".join(part for part in (platform.node(), boot_id()) if part)
+    """`start_named` of this host as it is now."""
+    return start_named(platform.node(), boot_id())
+
+
+def start_named(host: str | None, boot: str | None) -> str:
+    """Which start of which host: its name and its `boot_id`, as `NAME/ID`, or what of these is known."""
+    return "/".join(part for part in (host, boot) if part)
 
 
 def cpu_governors(sys: Path = SYS) -> list[str] | None:

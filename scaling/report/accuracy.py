@@ -65,15 +65,12 @@ def why_not(row: Row, cell: CellResult, rows: Sequence[Row], cells: Sequence[Cel
     own = [other for other in trained if other["aggregator"] == row["aggregator"]]
     if not own:
         return "lossy, and its accuracy was not measured on this model, data set and number of workers"
-    alike = [other for other in own if all(other[name] == row[name] for name in SAME_UPDATE)]
-    if not alike:
+    alike = [other for other in trained if all(other[name] == row[name] for name in SAME_UPDATE)]
+    own_alike = [other for other in alike if other["aggregator"] == row["aggregator"]]
+    if not own_alike:
         return f"lossy, and its accuracy was measured with {_measured_with(row, own)}"
-    exact = [
-        other
-        for other in trained
-        if other["cell_id"] not in lossy and all(other[name] == row[name] for name in SAME_UPDATE)
-    ]
-    for other in alike:
+    exact = [other for other in alike if other["cell_id"] not in lossy]
+    for other in own_alike:
         if other["target_state"] == REACHED:
             continue
         if other["target_state"] is not None:

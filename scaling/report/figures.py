@@ -71,8 +71,8 @@ EPOCHS = (
     "repeats in a band from the smallest to the largest (convergence.csv; last points: the columns "
     "train_loss, train_accuracy and final_test_accuracy). Training accuracy, the thin line, is that on as "
     "many training samples as there are test samples, not augmented. A line ends or has a gap where a loss "
-    "was not finite; a ring is at the end of trainings that are not over (state of convergence.csv), which "
-    "are in no other table."
+    "was not finite; a ring is at the end of trainings that are not over (state of convergence.csv), whose "
+    "values are in no other table."
 )
 SECONDS = (
     "The same against the slowest rank's seconds of training without evaluation (train_s of convergence.csv; "

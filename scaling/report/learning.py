@@ -55,7 +55,16 @@ EPOCH_COLUMNS = {
 }
 """Of convergence.csv: one row an epoch; of a run whose state is not `done`, its epochs so far."""
 
-_EPOCH_VALUES = list(EPOCH_COLUMNS)[10:-1]
+_EPOCH_VALUES = (
+    "train_s",
+    "train_j",
+    "learning_rate",
+    "train_loss",
+    "train_accuracy",
+    "test_loss",
+    "test_accuracy",
+)
+"""Those of its columns that `Training` has an array of."""
 
 
 def convergence_values(cell: CellResult) -> Row:

@@ -29,6 +29,7 @@ from scaling.report.noise import noise_floors
 from scaling.report.recipes import milestones_text
 from scaling.report.samples import CellResult, read_cells
 from scaling.store import ResultsFolder, RunRecord
+from topologies.detect_host import start_named
 
 SAME_AS_BASELINE = (
     *("kind", "model", "model_parameters", "dataset", "dataset_parameters", "step", "device", "scaling"),
@@ -126,8 +127,8 @@ def _row(study: str, cell: CellResult) -> Row:
 
 def _hosts(record: RunRecord) -> list[str]:
     """The first nodes of a run's launches: their names, and what their kernels drew when they started."""
-    named = [str(record.launch[key]) for key in ("host", "boot") if record.launch.get(key)]
-    return [*record.summary.get("hosts_before", []), "/".join(named)]
+    last = start_named(record.launch.get("host"), record.launch.get("boot"))
+    return [*record.summary.get("hosts_before", []), last]
 
 
 def _iteration_values(cell: CellResult) -> Row:

@@ -192,7 +192,7 @@ class ResultsFolder:
             StoreError: a file is missing or damaged.
         """
         folder = self._run_file(cell_id, repeat).parent
-        files = sorted(_sample_files(folder), key=rank_of)
+        files = _sample_files(folder)
         ranks = [rank_of(path) for path in files]
         if ranks != list(range(len(ranks))):
             raise StoreError(f"{folder}: samples of ranks {ranks} are there; some are missing")
@@ -327,5 +327,5 @@ class ResultsFolder:
 
 
 def _sample_files(run: Path) -> list[Path]:
-    """Of all ranks, compressed or not."""
-    return sorted([*run.glob("rank*.jsonl"), *run.glob("rank*.jsonl.gz")])
+    """By rank, compressed or not."""
+    return sorted([*run.glob("rank*.jsonl"), *run.glob("rank*.jsonl.gz")], key=rank_of)
