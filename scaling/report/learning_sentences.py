@@ -86,6 +86,11 @@ def _accuracy_range(scored: Sequence[Row]) -> str:
         return (
             f"{_named(worst)} ends with a test accuracy of {_accuracy(worst)} after {worst['epochs']} epochs."
         )
+    if worst["final_test_accuracy"] == best["final_test_accuracy"]:
+        return (
+            f"the final test accuracy is {percent(worst['final_test_accuracy'], 2)} in all {len(scored)} "
+            "combinations of aggregator and world size."
+        )
     num_once = sum(row["repeats"] == 1 for row in scored)
     who = "One run each" if num_once == len(scored) else f"{num_once} of them are one run each"
     caution = f" {who}: part of the spread may be chance." if num_once else ""

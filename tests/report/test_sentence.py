@@ -102,6 +102,14 @@ def test_convergence_gives_the_range_and_names_the_worst(study, epoch_line):
     assert "2 of 3 combinations reached 95.0% in every repeat; not so ring on 4 workers" in text
 
 
+def test_equal_accuracies_have_no_lowest(study, epoch_line):
+    for aggregator in ("ring", "tree"):
+        study.add([[[epoch_line(1, 1.0, 0.1, 0.9)]]], kind="convergence", aggregator=aggregator)
+    text = said(study)
+    assert "the final test accuracy is 90.00% in all 2 combinations of aggregator and world size." in text
+    assert "lowest" not in text
+
+
 def test_divergence_is_said(study, epoch_line):
     study.add([[[epoch_line(1, 1.0, None, 0.1)]]], kind="convergence")
     assert "the loss was not finite in the end for none on 1 worker" in said(study)
