@@ -2,11 +2,13 @@
 
 import gzip
 import json
+import math
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import stats
 
 ROOT = Path(__file__).parents[1]
 REFERENCE = ROOT / "results" / "reference"
@@ -145,3 +147,31 @@ def test_agreement_of_the_first_100_steps_is_that_of_the_samples(folder):
     assert row[2] == f"{off.max():.1e}"
     above = np.nonzero((off > 1e-5).any(axis=0))[0]
     assert row[3] == (f"step {above[0]}" if len(above) else "none in 100")
+
+
+def test_six_seeds_of_fcn_r_bound_all_others():
+    table = trainings("converge-fcn-4xh200")
+    accuracy = 100 * table.final_test_accuracy
+    seeds = accuracy[table.aggregator == "all_reduce"]
+    bound = stats.t.ppf(0.975, len(seeds) - 1) * seeds.std() * math.sqrt(1 + 1 / len(seeds))
+    furthest = max(accuracy[table.aggregator != "all_reduce"] - seeds.mean(), key=abs)
+    assert len(seeds) == 6
+    assert (
+        f"On 4 GPUs it has {seeds.mean():.2f}% with a deviation of {seeds.std():.2f} over six; another would "
+        f"lie within {bound:.2f} points, and all others are within that too, `one_bit` furthest "
+        f"({furthest:+.2f})"
+    ) in SENTENCES
+    assert abs(furthest) < bound
+
+
+def test_steps_predicted_from_one_local_batch_are_as_short_as_said():
+    folders = ("converge-alexnet-4xh200", "converge-resnet-4xh200")
+    table = pd.concat(pd.read_csv(REFERENCE / folder / "predicted.csv") for folder in folders)
+    short = (-100 * table.error_ratio).round().astype(int)
+    two, four = short[table.world_size == 2], short[table.world_size == 4]
+    text = " ".join((ROOT / "docs" / "prediction.md").read_text(encoding="utf-8").split())
+    assert f"The {len(table)} cells of converge-alexnet-4xh200 and converge-resnet-4xh200" in text
+    assert (
+        f"{two.min()} to {two.max()}% too short on two and {four.min()} to {four.max()}% on four; "
+        f"{table.is_inside.sum()} lie in their intervals"
+    ) in text
