@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from scaling.experiments.base import Budget, Experiment, LeftOutError, Point, steps
-from scaling.experiments.surface import grid_points, surface_network
+from scaling.experiments.surface import Activation, grid_points, surface_network
 from scaling.experiments.training_step import capture
 
 PICTURE_SIDE = 101
@@ -46,6 +46,7 @@ class SurfaceRegression(Experiment):
         fit_side: with this grid the network is trained for all `epochs`, if the data lies on the device.
         epochs: of the complete training.
         learning_rate: of Adam.
+        activation: `relu`, as the network's source has it, or `tanh`, which fits this surface better.
         step_modes: of `eager`, `compiled` (torch.compile; at `fit_side` alone) and `captured` (a CUDA graph).
         data: of `device`, `host` (one copy to the GPU an epoch) and `loader` (torch's DataLoader, which
             puts the batch together point by point, in this process).
@@ -58,6 +59,7 @@ class SurfaceRegression(Experiment):
     fit_side: PositiveInt = 200
     epochs: PositiveInt = 2000
     learning_rate: PositiveFloat = 0.08
+    activation: Activation = "relu"
     step_modes: tuple[Literal["eager", "compiled", "captured"], ...] = ("eager", "compiled", "captured")
     data: tuple[Literal["device", "host", "loader"], ...] = ("device", "host", "loader")
     seed: int = 1
@@ -104,7 +106,7 @@ class SurfaceTraining:
     """The network, its optimizer and where its data comes from.
 
     Args:
-        settings: epochs, learning rate and seed.
+        settings: epochs, learning rate, activation and seed.
         side: of the grid.
         place: of the data.
         device: of the network.
@@ -113,7 +115,7 @@ class SurfaceTraining:
     def __init__(self, settings: SurfaceRegression, side: int, place: str, device: torch.device) -> None:
         self._settings, self._device = settings, device
         torch.manual_seed(settings.seed)
-        self._network = surface_network().to(device)
+        self._network = surface_network(settings.activation).to(device)
         self._initial = [weight.detach().clone() for weight in self._network.parameters()]
         self._optimizer = torch.optim.Adam(
             self._network.parameters(),

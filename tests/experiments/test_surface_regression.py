@@ -40,8 +40,29 @@ class TestSurface:
         assert inputs.tolist() == [[x, y] for x in (-3, 0, 3) for y in (-3, 0, 3)]
         assert heights.shape == (9, 1)
 
-    def test_network_has_171_parameters(self):
-        assert sum(parameter.numel() for parameter in surface_network().parameters()) == 171
+    @pytest.mark.parametrize(
+        ("settings", "applied"), [({}, torch.relu), ({"activation": "tanh"}, torch.tanh)]
+    )
+    def test_network_is_that_of_its_source_with_either_activation(self, settings, applied):
+        network = surface_network(**settings)
+        assert sum(parameter.numel() for parameter in network.parameters()) == 171
+        inputs = 3 * torch.randn(50, 2)
+        hidden = inputs
+        weights = list(network.parameters())
+        for weight, bias in ((weights[0], weights[1]), (weights[2], weights[3])):
+            hidden = applied(hidden @ weight.T + bias)
+        expected = hidden @ weights[4].T + weights[5]
+        torch.testing.assert_close(network(inputs), expected)
+
+    def test_weights_start_as_those_of_flux(self):
+        torch.manual_seed(3)
+        layers = [surface_network() for _ in range(200)]
+        for place, (width_in, width_out) in ((0, (2, 20)), (2, (20, 5)), (4, (5, 1))):
+            bound = (6 / (width_in + width_out)) ** 0.5
+            weights = torch.cat([network[place].weight.detach().flatten() for network in layers])
+            assert 0.97 * bound < float(weights.abs().max()) <= bound
+            assert float(weights.mean().abs()) < 0.1 * bound
+            assert all(not network[place].bias.any() for network in layers)
 
 
 class TestTraining:
@@ -68,6 +89,11 @@ class TestTraining:
             runs.append(losses)
         assert runs[0] == runs[1]
         assert runs[0][-1] < runs[0][0]
+
+    def test_activation_of_the_study_is_the_network_s(self):
+        for activation, kind in (("relu", torch.nn.ReLU), ("tanh", torch.nn.Tanh)):
+            network = self.training(activation=activation)._network
+            assert [type(layer) for layer in network][1::2] == [kind, kind]
 
 
 class TestMeasure:

@@ -54,6 +54,11 @@ WAYS = (
 )
 
 
+def activation(results: Results) -> str:
+    """The network's; folders of before it was a parameter had tanh."""
+    return str(results.parameters.get("activation", "tanh"))
+
+
 def ways_of(results: Results) -> list[Way]:
     """Those that have a cell."""
     return [way for way in WAYS if way.cells(results)]

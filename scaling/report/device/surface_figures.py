@@ -15,6 +15,7 @@ from scaling.report.device.surface_data import (
     EXTENT,
     Grid,
     Training,
+    activation,
     epoch_line,
     shown,
     surface,
@@ -53,7 +54,8 @@ def figures(results: Results) -> Iterator[Drawn]:
     found = trainings(results)
     best = shown(found)
     if best is not None and best.fit is not None:
-        title = f"{results.experiment}: surface, fit and residual ({best.way.name}, {best.epochs:,} epochs)"
+        how = f"{best.way.name}, {activation(results)}, {best.epochs:,} epochs"
+        title = f"{results.experiment}: surface, fit and residual ({how})"
         yield Drawn(f"device-{results.slug}-fit", title, PICTURE, _draw_fit(found, best.fit, title))
 
 

@@ -20,6 +20,7 @@ from scaling.report.device.results import Results
 from scaling.report.device.surface_data import (
     Training,
     Way,
+    activation,
     break_even,
     common,
     trainings,
@@ -77,9 +78,11 @@ def _training_table(results: Results, found: Sequence[Training]) -> PageTable:
         for one in found
     ]
     return PageTable(
-        f"{results.experiment}: a complete training, Adam {results.parameters['learning_rate']:g}",
+        f"{results.experiment}: a complete training, {activation(results)}, Adam "
+        f"{results.parameters['learning_rate']:g}",
         "Seconds of one training (median over launches). Residuals are the surface's heights less the "
-        f"network's; the heights' own root mean square about their mean is {number(height)}.",
+        f"network's; the heights' own root mean square about their mean is {number(height)}. They are "
+        "those of one seed: other initial weights end at other residuals.",
         [
             *("on", "points", "epochs", "compile or capture, s", "all epochs, s", "together, s"),
             *("rms residual", "largest"),
@@ -102,8 +105,9 @@ def sentences(results: Results) -> Iterator[str]:
         if residuals[0] != residuals[-1]:
             between = f"between {between} and {number(residuals[-1])}"
         yield (
-            f"{results.experiment}: after {found[0].epochs:,} epochs the root mean square of the residual is "
-            f"{between}, on a surface whose heights deviate by {height}.{_swing(found)}"
+            f"{results.experiment}: after {found[0].epochs:,} epochs the root mean square of the residual "
+            f"with {activation(results)} is {between}, on a surface of heights that deviate by {height}."
+            f"{_swing(found)}"
         )
     if "cuda" in results.missing or not results.all("cuda"):
         told = " ".join(_training(one) for one in found)

@@ -14,8 +14,8 @@ from tests.report.device.conftest import sentences_of
 def peaks(of):
     """A folder of `surface-regression`, and a function that adds a cell with a constant time."""
 
-    def make(has_gpu: bool = True):
-        folder = of("surface-regression", has_gpu=has_gpu, learning_rate=0.08)
+    def make(has_gpu: bool = True, **parameters):
+        folder = of("surface-regression", has_gpu=has_gpu, learning_rate=0.08, **parameters)
 
         def add(seconds, points=100, device="cpu", step="eager", data="device", extra=(), **facts):
             folder.add(
@@ -166,6 +166,18 @@ class TestWithoutGpu:
         epochs, training = device_tables([folder.results()])
         assert [row[:2] for row in epochs.rows] == [["CPU eager", "100"], ["CPU eager", "400"]]
         assert training.rows[0][3:7] == ["–", "3.00", "3.00", "0.100"]  # noqa: RUF001
+
+    @pytest.mark.parametrize(
+        ("parameters", "named"), [({"activation": "relu"}, "relu"), ({}, "tanh")], ids=["today", "before"]
+    )
+    def test_activation_of_a_fit_is_named(self, peaks, parameters, named):
+        folder, add = peaks(has_gpu=False, **parameters)
+        add(0.01, 100, **trained(3.0))
+        results = folder.results()
+        _, training = device_tables([results])
+        assert f"a complete training, {named}, Adam 0.08" in training.title
+        assert f"of the residual with {named} is 0.100" in " ".join(sentences_of(results))
+        assert f"(CPU eager, {named}, 10 epochs)" in list(figures(results))[1].title
 
 
 class TestFigures:
