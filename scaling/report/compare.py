@@ -69,6 +69,11 @@ class CellComparison:
     reason: str | None
 
     @property
+    def kind(self) -> str:
+        """iteration or convergence: times of different kinds are never in one table."""
+        return str(self.match.a["kind"])
+
+    @property
     def within_one_launch(self) -> bool:
         """Whether nothing is known of the scatter between launches."""
         return self.ratio.p_value is None
@@ -77,6 +82,7 @@ class CellComparison:
         """For JSON."""
         a, b, ratio = self.match.a, self.match.b, self.ratio
         return {
+            "kind": self.kind,
             "group": self.group,
             "name": self.name,
             "world_size": a["world_size"],
@@ -210,9 +216,12 @@ def _as_long(match: Match) -> bool:
 
 
 def _names(rows: Sequence[Row]) -> Mapping[str, tuple[str, str]]:
-    """Cell id -> its group's title, its name in it."""
+    """Cell id -> its group's title, its name in it, with the seed where trainings differ in it."""
     return {
-        row["cell_id"]: (group.title, group.name(row)) for group in group_rows(rows) for row in group.rows
+        row["cell_id"]: (group.title, f"{group.name(row)}, seed {row['seed']}" if seeds else group.name(row))
+        for group in group_rows(rows)
+        for seeds in [group.kind == "convergence" and group.differs("seed")]
+        for row in group.rows
     }
 
 

@@ -20,17 +20,27 @@ NAME_WIDTH = 19
 WITHIN = "*"
 """Beside a verdict that speaks of these launches only."""
 
+HEADINGS = {"iteration": "time of an iteration", "convergence": "time of a whole training"}
+"""Kinds in the order of their tables."""
+
+COUNTED = {"iteration": "timed cells", "convergence": "trainings"}
+"""What their cells are called."""
+
 MOST_ALONE = 4
 """Cells without a partner that are named; more are counted."""
 
 
 def render_comparison(comparison: Comparison) -> Iterator[RenderableType]:
-    """The environments' differences, a table a group, and what stands behind the verdicts."""
+    """The environments' differences, a table a kind and group, and what stands behind the verdicts."""
     yield from _environment(comparison)
-    groups = dict.fromkeys(cell.group for cell in comparison.cells)
-    for group in groups:
-        yield Text()
-        yield _table(group, [cell for cell in comparison.cells if cell.group == group])
+    tables: dict[tuple[str, str], list[CellComparison]] = {}
+    for cell in comparison.cells:
+        tables.setdefault((cell.kind, cell.group), []).append(cell)
+    for kind in HEADINGS:
+        for (own, group), cells in tables.items():
+            if own == kind:
+                yield Text()
+                yield _table(f"{HEADINGS[kind]}: {group}", cells)
     yield Text()
     for line in _remarks(comparison):
         yield wrapped(line)
@@ -49,11 +59,11 @@ def _environment(comparison: Comparison) -> Iterator[RenderableType]:
         yield wrapped(f"  (and {listed(beside)}, which decide nothing by themselves)")
 
 
-def _table(group: str, cells: Sequence[CellComparison]) -> Table:
+def _table(title: str, cells: Sequence[CellComparison]) -> Table:
     trained = cells[0].quantity == "train_s"
     unit = "s" if trained else "ms"
     rendered = Table(
-        title=wrapped(group), title_justify="left", box=None, pad_edge=False, padding=(0, 1, 0, 0)
+        title=wrapped(title), title_justify="left", box=None, pad_edge=False, padding=(0, 1, 0, 0)
     )
     rendered.add_column("aggregator", overflow="fold", max_width=NAME_WIDTH)
     for name in ("n", f"A {unit}", f"B {unit}", "B/A", "95% interval"):
@@ -92,13 +102,15 @@ def _ratio(value: float) -> str:
 
 
 def _remarks(comparison: Comparison) -> Iterator[str]:
-    counts = Counter(cell.verdict for cell in comparison.cells)
-    told = ", ".join(
-        f"{counts[verdict]} {verdict}"
-        for verdict in ("slower", "faster", "indistinguishable", "undecided")
-        if counts[verdict]
-    )
-    yield f"Of {len(comparison.cells)} cells of B: {told}."
+    for kind, what in COUNTED.items():
+        counts = Counter(cell.verdict for cell in comparison.cells if cell.kind == kind)
+        told = ", ".join(
+            f"{counts[verdict]} {verdict}"
+            for verdict in ("slower", "faster", "indistinguishable", "undecided")
+            if counts[verdict]
+        )
+        if told:
+            yield f"Of {counts.total()} {what} of B: {told}."
     if comparison.num_tests:
         yield (
             f"Method: Welch's t test of the launches' medians in {comparison.num_tests} cells, Holm's "
@@ -106,12 +118,7 @@ def _remarks(comparison: Comparison) -> Iterator[str]:
             "or slower that is not. B/A is of the launches' geometric means, A and B are medians of all "
             "samples; intervals are of each cell alone."
         )
-        smallest = [one - 1 for cell in comparison.cells if (one := comparison.detectable(cell)) is not None]
-        yield (
-            f"What it could have found: a difference of {_percent(median(smallest))} in half of the cells, "
-            f"of {_percent(min(smallest))} in the steadiest and {_percent(max(smallest))} in the least "
-            "steady one. More repeats find smaller ones."
-        )
+        yield from _sensitivity(comparison)
     if any(_is_starred(cell) for cell in comparison.cells):
         yield (
             f"{WITHIN} One launch on a side: within these launches only, beyond the noise floor of their A/A "
@@ -119,6 +126,18 @@ def _remarks(comparison: Comparison) -> Iterator[str]:
         )
     yield from _reasons(comparison)
     yield from _alone(comparison)
+
+
+def _sensitivity(comparison: Comparison) -> Iterator[str]:
+    for kind, what in COUNTED.items():
+        own = [cell for cell in comparison.cells if cell.kind == kind]
+        smallest = [one - 1 for cell in own if (one := comparison.detectable(cell)) is not None]
+        if smallest:
+            yield (
+                f"What it could have found: a difference of {_percent(median(smallest))} in half of the "
+                f"{what}, of {_percent(min(smallest))} in the steadiest and {_percent(max(smallest))} in the "
+                "least steady one. More repeats find smaller ones."
+            )
 
 
 def _reasons(comparison: Comparison) -> Iterator[str]:

@@ -57,7 +57,10 @@ def parse_gate(text: str) -> Gate:
 
 
 def described(cell: CellComparison) -> str:
-    """`ring on 4 workers 1.12 times as long`."""
+    """`an iteration of ring on 4 workers takes 1.12 times as long`."""
     size = workers(cell.match.a["world_size"])
     within = ", within one launch" if cell.within_one_launch else ""
-    return f"{cell.name} on {size} takes {cell.ratio.ratio:.2f} times as long{within} ({cell.group})"
+    what = "a training" if cell.kind == "convergence" else "an iteration"
+    return (
+        f"{what} of {cell.name} on {size} takes {cell.ratio.ratio:.2f} times as long{within} ({cell.group})"
+    )

@@ -1,12 +1,15 @@
 """Comparing two studies: planted differences are found, and nothing else."""
 
+import io
+
 import numpy as np
 import pytest
+from rich.console import Console
 
 from scaling.errors import ScalingError
 from scaling.report.compare import compare, compare_tables
 from scaling.report.compare_text import render_comparison
-from scaling.report.gates import parse_gate
+from scaling.report.gates import described, parse_gate
 from scaling.report.matching import match_cells
 
 AGGREGATORS = ("none", "all_reduce", "ring", "tree", "host_serial")
@@ -119,6 +122,44 @@ def test_trainings_are_compared_by_their_seconds_and_not_with_other_epochs(make_
     (cell,) = compared(a, b).cells
     assert (cell.quantity, cell.verdict) == ("train_s", "slower")
     assert cell.ratio.ratio == pytest.approx(2, rel=0.01)
+
+
+def printed(comparison):
+    console = Console(file=io.StringIO(), width=80)
+    for part in render_comparison(comparison):
+        console.print(part)
+    return console.file.getvalue()
+
+
+def test_iterations_and_trainings_have_tables_and_counts_of_their_own(make_study):
+    a, b = make_study(), make_study()
+    for study, factor in ((a, 1), (b, 2)):
+        # A training first: the first pair's kind must not decide the units of the rest.
+        study.add_training([factor * one for one in (10.0, 10.1, 10.2)], aggregator="ring", world_size=2)
+        study.add([[0.0125] * 9] * 3, aggregator="ring", world_size=2)
+    found = compared(a, b)
+    assert {cell.group for cell in found.cells} == {found.cells[0].group}
+    told = printed(found)
+    iterations, trainings = told.split("time of a whole training: ")
+    assert "time of an iteration: " in iterations
+    assert "A ms" in iterations
+    assert "12.5" in iterations
+    assert "10.1" not in iterations
+    assert "A s " in trainings
+    assert "12.5" not in trainings
+    assert "Of 1 timed cells of B: 1 indistinguishable." in told
+    assert "Of 1 trainings of B: 1 slower." in told
+    assert [one["kind"] for one in found.as_dict()["cells"]] == [cell.kind for cell in found.cells]
+    (failing,) = parse_gate("slower > 5%").failing(found)
+    assert described(failing).startswith("a training of ring on 2 workers takes 2.00 times as long")
+
+
+def test_trainings_of_several_seeds_are_named_by_them(make_study):
+    a, b = make_study(), make_study()
+    for study in (a, b):
+        for seed in (0, 1):
+            study.add_training([10.0, 10.1, 10.2], aggregator="ring", world_size=2, seed=seed)
+    assert [cell.name for cell in compared(a, b).cells] == ["ring, seed 0", "ring, seed 1"]
 
 
 def test_cells_match_over_the_machines_threads_and_say_so(make_study):
