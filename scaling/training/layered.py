@@ -8,8 +8,9 @@ In a CUDA graph nothing of it waits for the host, and DDP is not needed:
    aggregation, then the update of these parameters, which the backward pass has no more need of.
 3. The computation waits for those streams at the end.
 
-A bucket of one parameter is taken as autograd made it, without a copy; the gradients of several are copied
-side by side first. Residuals and other state are each bucket's own.
+Parameters of different dtypes are in different buckets. A bucket of one parameter is taken as autograd made
+it, without a copy; the gradients of several are copied side by side first. Residuals and other state are each
+bucket's own.
 
 Reference: S. Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training",
 arXiv 2006.15704 (buckets in the order in which gradients come).
@@ -31,7 +32,8 @@ from scaling.aggregators.saved_state import load_buckets, save_buckets
 from scaling.bucket import BucketLayout
 from scaling.measure.phases import UNMARKED, Marks, PhaseRecorder
 from scaling.process_group import Group
-from scaling.training.replica import FlatReplica
+from scaling.training.replica import FlatBucket, FlatReplica
+from scaling.training.step import by_bucket, of_buckets
 from scaling.training.update import SgdSettings, SpansUpdate
 
 NUM_STREAMS = 2
@@ -40,10 +42,11 @@ NUM_STREAMS = 2
 
 @dataclass
 class _Bucket:
-    """Some parameters.
+    """Some parameters of one dtype.
 
     Attributes:
         parameters: in the replica's order.
+        number: of the replica's flat bucket that has them.
         state: the aggregator's.
         update: of these parameters.
         flat: where the gradients of several are copied to; None of one.
@@ -51,10 +54,16 @@ class _Bucket:
     """
 
     parameters: list[torch.nn.Parameter]
+    number: int
     state: AggregatorState
     update: SpansUpdate
     flat: Tensor | None
     missing: int = 0
+
+    @property
+    def size_mb(self) -> float:
+        """In MiB."""
+        return sum(one.nbytes for one in self.parameters) / 2**20
 
 
 class LayeredStep:
@@ -82,23 +91,13 @@ class LayeredStep:
         capturable: bool = False,
     ) -> None:
         self.replica, self._aggregator = replica, aggregator
-        device, dtype = replica.parameters.device, replica.parameters.dtype
         self._marks: Marks = UNMARKED
-        self._buckets = []
-        whole = replica.layout
-        for numbers in bucket_tensors(whole, bucket_mb * 2**20 / dtype.itemsize):
-            layout = BucketLayout.of([(whole.names[one], whole.shapes[one]) for one in numbers])
-            parameters = [replica.trainable[one] for one in numbers]
-            starts = [whole.offsets[one] for one in numbers]
-            spans = [(start, start + one.numel()) for start, one in zip(starts, parameters, strict=True)]
-            self._buckets.append(
-                _Bucket(
-                    parameters,
-                    aggregator.start(layout, group, dtype, device),
-                    SpansUpdate(replica.parameters, spans, settings, capturable=capturable),
-                    replica.parameters.new_empty(layout.num_elements) if len(numbers) > 1 else None,
-                )
-            )
+        self._buckets = [
+            _started(number, flat, tensors, aggregator, settings, group, capturable=capturable)
+            for number, flat in enumerate(replica.buckets)
+            for tensors in bucket_tensors(flat.layout, bucket_mb * 2**20 / flat.parameters.itemsize)
+        ]
+        device = replica.trainable[0].device
         # No stream without a bucket: a capture cannot wait for one that it has not entered.
         count = min(NUM_STREAMS, len(self._buckets)) if device.type == "cuda" else 0
         self._streams = [torch.cuda.Stream(device) for _ in range(count)]  # type: ignore[no-untyped-call]
@@ -111,26 +110,30 @@ class LayeredStep:
     @property
     def notes(self) -> list[str]:
         """The buckets, and what the aggregator decided at the start."""
-        itemsize = self.replica.parameters.element_size()
-        sizes = [one.state.layout.num_elements * itemsize / 2**20 for one in self._buckets]
+        sizes = [one.size_mb for one in self._buckets]
         shown = f"layer by layer: {len(sizes)} buckets of {min(sizes):.3g} to {max(sizes):.3g} MiB"
-        return [shown, *dict.fromkeys(note for one in self._buckets for note in one.state.notes)]
+        return [
+            *self.replica.notes,
+            shown,
+            *dict.fromkeys(note for one in self._buckets for note in one.state.notes),
+        ]
 
     def state_dict(self) -> dict[str, Any]:
         """See `Step`."""
         module = {name: value.detach().clone() for name, value in self.replica.module.state_dict().items()}
         states = save_buckets([one.state for one in self._buckets])
-        update: dict[str, Tensor] = {}
+        updates: list[dict[str, Tensor]] = [{} for _ in self.replica.buckets]
         for one in self._buckets:
-            update |= one.update.state_dict()
-        return {"module": module, "aggregator": states, "update": update}
+            updates[one.number] |= one.update.state_dict()
+        return {"module": module, "aggregator": states, "update": by_bucket(updates)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """See `Step`."""
+        updates = of_buckets(state["update"], len(self.replica.buckets))
         self.replica.module.load_state_dict(state["module"])
         load_buckets([one.state for one in self._buckets], state["aggregator"])
         for one in self._buckets:
-            one.update.load_state_dict(state["update"])
+            one.update.load_state_dict(updates[one.number])
 
     def set_learning_rate(self, rate: float) -> None:
         """See `Step`."""
@@ -173,15 +176,15 @@ class LayeredStep:
 
     def _take_on(self, number: int) -> None:
         if not self._streams:
-            self._aggregate(self._buckets[number])
+            self._bring_together(self._buckets[number])
             return
         stream = self._streams[number % len(self._streams)]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            self._aggregate(self._buckets[number])
+            self._bring_together(self._buckets[number])
 
     @torch.no_grad()
-    def _aggregate(self, bucket: _Bucket) -> None:
+    def _bring_together(self, bucket: _Bucket) -> None:
         """The mean of a bucket's gradients, and its update."""
         phase = self._marks.beside("comm")
         mean = self._aggregator.aggregate(bucket.state, self._flat_gradient(bucket), phase)
@@ -195,6 +198,31 @@ class LayeredStep:
             return gradients[0].contiguous().view(-1)
         torch._foreach_copy_(bucket.state.layout.views(bucket.flat), gradients)
         return bucket.flat
+
+
+def _started(
+    number: int,
+    flat: FlatBucket,
+    tensors: list[int],
+    aggregator: Aggregator[Any],
+    settings: SgdSettings,
+    group: Group,
+    *,
+    capturable: bool,
+) -> _Bucket:
+    """The bucket of these tensors of a flat one, with the aggregator's state and the update of them."""
+    layout = BucketLayout.of([(flat.layout.names[one], flat.layout.shapes[one]) for one in tensors])
+    parameters = [flat.trainable[one] for one in tensors]
+    starts = [flat.layout.offsets[one] for one in tensors]
+    spans = [(start, start + one.numel()) for start, one in zip(starts, parameters, strict=True)]
+    values = flat.parameters
+    return _Bucket(
+        parameters,
+        number,
+        aggregator.start(layout, group, values.dtype, values.device),
+        SpansUpdate(values, spans, settings, capturable=capturable),
+        values.new_empty(layout.num_elements) if len(tensors) > 1 else None,
+    )
 
 
 def bucket_tensors(layout: BucketLayout, min_elements: float) -> list[list[int]]:

@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from scaling.aggregators.base import Aggregator, AggregatorState
+from scaling.aggregators.base import Aggregator, AggregatorState, PhaseMarker
 from scaling.aggregators.saved_state import load_buckets, save_buckets
 from scaling.bucket import BucketLayout
 from scaling.collectives.side_stream import side_stream
@@ -112,7 +112,7 @@ class OverlappedStep:
     @property
     def notes(self) -> list[str]:
         """What the aggregator decided at the start, and the buckets where they are known."""
-        return self._buckets.notes
+        return [*self.replica.notes, *self._buckets.notes]
 
     def set_learning_rate(self, rate: float) -> None:
         """See `Step`."""
@@ -172,9 +172,11 @@ class OverlappedStep:
     def _meter_own_path(self) -> None:
         """DDP's own exchanges, and an optimizer's, pass the group by."""
         if self._path in ("own", "optimizer") and self._aggregator.exchanges and self._group.world_size > 1:
-            group, itemsize = self._group, self.replica.trainable[0].element_size()
-            sent = self._aggregator.wire_bytes(self.replica.layout, group.world_size, group.rank, itemsize)
-            group.meter.count(sent or 0, 0)
+            group = self._group
+            for dtype in self.replica.dtypes:
+                layout = self.replica.layout_of(dtype)
+                sent = self._aggregator.wire_bytes(layout, group.world_size, group.rank, dtype.itemsize)
+                group.meter.count(sent or 0, 0)
 
     def _hook_in(self, dry_passes: int) -> None:
         """From now on buckets go to `_hook`. Collective."""
@@ -233,12 +235,12 @@ class _Buckets:
         parameters: list[torch.nn.Parameter],
     ) -> None:
         self._aggregator, self._group, self._device = aggregator, group, device
-        self._dtype = parameters[0].dtype
         self._named = {
             id(p): (name, shape)
             for p, name, shape in zip(parameters, layout.names, layout.shapes, strict=True)
         }
         self._layouts: dict[int, BucketLayout] = {}
+        self._dtypes: dict[int, torch.dtype] = {}
         self._states: list[AggregatorState] = []
         self._unseen: set[int] = set()  # buckets that no step has had yet
         self.started = False
@@ -248,7 +250,10 @@ class _Buckets:
     def notes(self) -> list[str]:
         if not self._layouts:
             return []
-        sizes = [layout.num_elements * self._dtype.itemsize / 2**20 for layout in self._layouts.values()]
+        sizes = [
+            layout.num_elements * self._dtypes[index].itemsize / 2**20
+            for index, layout in self._layouts.items()
+        ]
         largest = f"{max(sizes):.3g} MiB"
         shown = (
             f"{len(sizes)} buckets of {min(sizes):.3g} to {largest}"
@@ -268,15 +273,16 @@ class _Buckets:
     def note_and_return(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         """Remembers what the bucket holds; exchanges nothing, for passes that no update follows."""
         if bucket.index() == 0:
-            self._layouts = {}
+            self._layouts, self._dtypes = {}, {}
         named = [self._named[id(parameter)] for parameter in bucket.parameters()]
         self._layouts[bucket.index()] = BucketLayout.of(named)
+        self._dtypes[bucket.index()] = bucket.buffer().dtype
         return _done(bucket.buffer())
 
     def start(self) -> None:
         """Makes the buckets' states, in their order. Collective."""
         self._states = [
-            self._aggregator.start(self._layouts[index], self._group, self._dtype, self._device)
+            self._aggregator.start(self._layouts[index], self._group, self._dtypes[index], self._device)
             for index in sorted(self._layouts)
         ]
         self._unseen = set(self._layouts)
@@ -292,13 +298,14 @@ class _Buckets:
             assert names == state.layout.names, "DDP has rebuilt its buckets again: residuals are of others"
             self._unseen.discard(bucket.index())
 
-        def aggregate() -> Tensor:
-            with torch.no_grad():
-                mean = self._aggregator.aggregate(state, buffer, marks.beside("comm"))
-            assert mean is not None, "every replica takes the step"
-            return mean
+        return self._beside.run(lambda: self._mean(state, buffer, marks.beside("comm")), buffer)
 
-        return self._beside.run(aggregate, buffer)
+    @torch.no_grad()
+    def _mean(self, state: AggregatorState, gradient: Tensor, phase: PhaseMarker) -> Tensor:
+        """The mean of a bucket's gradients."""
+        mean = self._aggregator.aggregate(state, gradient, phase)
+        assert mean is not None, "every replica takes the step"
+        return mean
 
     def check(self) -> None:
         """Raises what went wrong on the device."""

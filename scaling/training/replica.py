@@ -1,4 +1,4 @@
-"""One rank's copy of a model; `FlatReplica` has parameters and gradients each in one flat buffer.
+"""One rank's copy of a model; `FlatReplica` has parameters and gradients in flat buffers, one a dtype.
 
 Flat buffers are what aggregators and update sites work on: one tensor to send, one to sum, one to step. The
 module's parameters and their gradients are views into them, so nothing is packed or unpacked in a step. The
@@ -6,6 +6,8 @@ control arm takes the same path.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +17,7 @@ from scaling.workloads.base import Loss, cross_entropy
 
 
 class Replica:
-    """A model on its device, whose tensors lie where torch has put them.
+    """A model on its device, with its tensors where torch has put them.
 
     Args:
         module: the model.
@@ -33,6 +35,24 @@ class Replica:
         self.layout = BucketLayout.of([(name, tuple(p.shape)) for name, p in named])
         self.trainable = [parameter for _, parameter in named]
 
+    @property
+    def dtypes(self) -> list[torch.dtype]:
+        """Those of the trainable parameters, in the order in which they first appear."""
+        return list(dict.fromkeys(parameter.dtype for parameter in self.trainable))
+
+    def layout_of(self, dtype: torch.dtype) -> BucketLayout:
+        """Names, shapes and offsets of the parameters of that dtype, as one bucket."""
+        named = zip(self.layout.names, self.layout.shapes, self.trainable, strict=True)
+        return BucketLayout.of([(name, shape) for name, shape, one in named if one.dtype == dtype])
+
+    @property
+    def notes(self) -> list[str]:
+        """How many elements have which dtype, where there are several."""
+        if len(self.dtypes) < 2:
+            return []
+        sizes = [f"{dtype_name(one)} ({self.layout_of(one).num_elements} elements)" for one in self.dtypes]
+        return [f"parameters of {len(sizes)} dtypes, exchanged in buckets of their own: {', '.join(sizes)}"]
+
     def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """The loss, a scalar with its graph."""
         return self.loss(self.module(inputs), targets)
@@ -44,26 +64,32 @@ class Replica:
         loss.backward()  # type: ignore[no-untyped-call]
 
 
-class FlatReplica(Replica):
-    """A model whose trainable parameters share one flat buffer, and their gradients another.
+def dtype_name(dtype: torch.dtype) -> str:
+    """`float32`."""
+    return str(dtype).removeprefix("torch.")
+
+
+class FlatBucket:
+    """Parameters of one dtype in one flat buffer, and their gradients in another.
 
     Args:
-        module: the model, on its device; its parameters are moved into the flat buffer.
-        loss: what is minimized.
+        layout: names and shapes of the parameters.
+        trainable: the parameters, in that order, of one dtype and device; they are moved into the buffer.
 
     Attributes:
+        layout, trainable: the same.
         parameters: [num_elements] flat parameters.
         gradient: [num_elements] flat gradient, filled by backward.
     """
 
-    def __init__(self, module: nn.Module, loss: Loss = cross_entropy) -> None:
-        super().__init__(module, loss)
+    def __init__(self, layout: BucketLayout, trainable: Sequence[nn.Parameter]) -> None:
+        self.layout, self.trainable = layout, list(trainable)
         first = self.trainable[0]
-        self.place_parameters(torch.empty(self.layout.num_elements, dtype=first.dtype, device=first.device))
+        self.place_parameters(torch.empty(layout.num_elements, dtype=first.dtype, device=first.device))
         self.place_gradient(torch.zeros_like(self.parameters))
 
     def place_parameters(self, flat: Tensor) -> None:
-        """Moves the parameters into `flat`: [num_elements], of their type and device."""
+        """Moves the parameters into `flat`: [num_elements], of their dtype and device."""
         self.parameters = flat
         with torch.no_grad():
             for parameter, values in zip(self.trainable, self.layout.views(flat), strict=True):
@@ -71,12 +97,44 @@ class FlatReplica(Replica):
                 parameter.data = values
 
     def place_gradient(self, flat: Tensor) -> None:
-        """Has backward write the gradient into `flat`: [num_elements], of the parameters' type and device."""
+        """Has backward write the gradient into `flat`: [num_elements], of their dtype and device."""
         self.gradient = flat
         for parameter, gradient in zip(self.trainable, self.layout.views(flat), strict=True):
             parameter.grad = gradient
 
+
+class FlatReplica(Replica):
+    """A model whose trainable parameters of each dtype share one flat buffer, and their gradients another.
+
+    Args:
+        module: the model, on its device; its parameters are moved into the flat buffers.
+        loss: what is minimized.
+
+    Attributes:
+        buckets: one a dtype, in the order in which they first appear.
+    """
+
+    def __init__(self, module: nn.Module, loss: Loss = cross_entropy) -> None:
+        super().__init__(module, loss)
+        self.buckets = [
+            FlatBucket(self.layout_of(dtype), [one for one in self.trainable if one.dtype == dtype])
+            for dtype in self.dtypes
+        ]
+
+    @property
+    def parameters(self) -> Tensor:
+        """[num_elements] flat parameters of a model of one dtype."""
+        (bucket,) = self.buckets
+        return bucket.parameters
+
+    @property
+    def gradient(self) -> Tensor:
+        """[num_elements] flat gradient of a model of one dtype, filled by backward."""
+        (bucket,) = self.buckets
+        return bucket.gradient
+
     def backward(self, loss: Tensor) -> None:
-        """Fills `gradient` with the gradient of `loss`; what was in it is gone."""
-        self.gradient.zero_()
+        """Fills the gradients with the gradient of `loss`; what was in them is gone."""
+        for bucket in self.buckets:
+            bucket.gradient.zero_()
         loss.backward()  # type: ignore[no-untyped-call]

@@ -6,16 +6,18 @@ timed on its own.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from scaling.aggregators.base import Aggregator
+from scaling.aggregators.base import Aggregator, AggregatorState, PhaseMarker
+from scaling.errors import CheckpointError
 from scaling.measure.phases import UNMARKED, Marks, PhaseRecorder
 from scaling.process_group import Group
-from scaling.training.replica import FlatReplica, Replica
-from scaling.training.update import SgdSettings, update_at
+from scaling.training.replica import FlatBucket, FlatReplica, Replica
+from scaling.training.update import SgdSettings, Update, update_at
 
 
 class Step(Protocol):
@@ -71,6 +73,14 @@ class Step(Protocol):
         """Whether the marks of a split step are lost unless they are taken before the next."""
 
 
+class _Part(NamedTuple):
+    """The parameters of one dtype, with the aggregator's state and the update of them."""
+
+    bucket: FlatBucket
+    state: AggregatorState
+    update: Update
+
+
 class EagerStep:
     """A step on one rank. Collective to make and to call.
 
@@ -93,36 +103,39 @@ class EagerStep:
         *,
         capturable: bool = False,
     ) -> None:
-        self.replica = replica
-        self._aggregator = aggregator
-        flat = replica.parameters
-        self._state = aggregator.start(replica.layout, group, flat.dtype, flat.device)
-        if self._state.gradient_buffer is not None:
-            replica.place_gradient(self._state.gradient_buffer)
-        if self._state.parameter_buffer is not None:
-            replica.place_parameters(self._state.parameter_buffer)
-        self._update = update_at(replica, settings, aggregator, self._state, capturable=capturable)
+        self.replica, self._aggregator = replica, aggregator
+        self._parts = [
+            _started(bucket, aggregator, settings, group, capturable=capturable) for bucket in replica.buckets
+        ]
 
     @property
     def notes(self) -> list[str]:
-        """What the aggregator decided at the start."""
-        notes: list[str] = self._state.notes
-        return notes
+        """The dtypes where there are several, and what the aggregator decided at the start."""
+        return [*self.replica.notes, *dict.fromkeys(note for one in self._parts for note in one.state.notes)]
 
     def state_dict(self) -> dict[str, Any]:
         """Copies of all that decides later steps on this rank."""
         module = {name: value.detach().clone() for name, value in self.replica.module.state_dict().items()}
-        return {"module": module, "aggregator": self._state.state_dict(), "update": self._update.state_dict()}
+        states = by_bucket([one.state.state_dict() for one in self._parts])
+        return {
+            "module": module,
+            "aggregator": states,
+            "update": by_bucket([one.update.state_dict() for one in self._parts]),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes over, in place, what `state_dict` gave."""
+        num_buckets = len(self._parts)
+        states, updates = (of_buckets(state[key], num_buckets) for key in ("aggregator", "update"))
         self.replica.module.load_state_dict(state["module"])
-        self._state.load_state_dict(state["aggregator"])
-        self._update.load_state_dict(state["update"])
+        for one, aggregated, updated in zip(self._parts, states, updates, strict=True):
+            one.state.load_state_dict(aggregated)
+            one.update.load_state_dict(updated)
 
     def set_learning_rate(self, rate: float) -> None:
         """See `Step`."""
-        self._update.set_learning_rate(rate)
+        for one in self._parts:
+            one.update.set_learning_rate(rate)
 
     def prepare_split(self, recorder: PhaseRecorder) -> bool:
         """Every phase can be marked as it is."""
@@ -130,7 +143,8 @@ class EagerStep:
 
     def check(self) -> None:
         """See `Step`."""
-        self._state.check()
+        for one in self._parts:
+            one.state.check()
 
     def __call__(self, inputs: Tensor, targets: Tensor, marks: Marks = UNMARKED) -> Tensor:
         """Forward, backward, aggregation, update; see `Step`."""
@@ -138,7 +152,48 @@ class EagerStep:
             loss = self.replica.forward(inputs, targets)
         with marks.phase("backward"):
             self.replica.backward(loss)
-        with torch.no_grad():
-            mean = self._aggregator.aggregate(self._state, self.replica.gradient, marks.phase)
-            self._update.apply(mean, marks.phase)
+        for one in self._parts:
+            self._bring_together(one, marks.phase)
         return loss.detach()
+
+    @torch.no_grad()
+    def _bring_together(self, one: _Part, phase: PhaseMarker) -> None:
+        """The mean of a bucket's gradients, and its update."""
+        mean = self._aggregator.aggregate(one.state, one.bucket.gradient, phase)
+        one.update.apply(mean, phase)
+
+
+def _started(
+    bucket: FlatBucket, aggregator: Aggregator[Any], settings: SgdSettings, group: Group, *, capturable: bool
+) -> _Part:
+    """A bucket with its aggregator's state and its update; in the state's own buffers, if it has any."""
+    flat = bucket.parameters
+    state = aggregator.start(bucket.layout, group, flat.dtype, flat.device)
+    if state.gradient_buffer is not None:
+        bucket.place_gradient(state.gradient_buffer)
+    if state.parameter_buffer is not None:
+        bucket.place_parameters(state.parameter_buffer)
+    return _Part(bucket, state, update_at(bucket, settings, aggregator, state, capturable=capturable))
+
+
+def by_bucket(saved: Sequence[dict[str, Tensor]]) -> dict[str, Any]:
+    """What the buckets save, by their number; of one bucket as it is."""
+    if len(saved) == 1:
+        return saved[0]
+    return {str(number): one for number, one in enumerate(saved)}
+
+
+def of_buckets(saved: dict[str, Any], num_buckets: int) -> list[dict[str, Tensor]]:
+    """What `by_bucket` was given.
+
+    Raises:
+        CheckpointError: it was given another number of buckets.
+    """
+    numbers = [str(number) for number in range(num_buckets)]
+    is_nested = any(isinstance(one, dict) for one in saved.values())
+    if is_nested != (num_buckets > 1) or (is_nested and set(saved) != set(numbers)):
+        raise CheckpointError(
+            f"the saved state is of a model whose parameters have another number of dtypes than "
+            f"{num_buckets}; continue with the model that it was saved with, or begin anew"
+        )
+    return [saved[number] for number in numbers] if is_nested else [saved]

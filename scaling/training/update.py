@@ -24,7 +24,7 @@ from scaling.aggregators.base import (
     unmarked,
 )
 from scaling.aggregators.host import threads
-from scaling.training.replica import FlatReplica
+from scaling.training.replica import FlatBucket
 
 S = TypeVar("S", bound=AggregatorState)
 
@@ -63,7 +63,7 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 
 
 class Update(ABC):
-    """An update site, bound to one rank's replica."""
+    """An update site, bound to one bucket of one rank's replica."""
 
     _owned: _Owned
 
@@ -93,7 +93,7 @@ class DeviceUpdate(Update):
     """Every rank steps the parameters that it owns, on its device, and sends them where all do not own them.
 
     Args:
-        replica: this rank's model.
+        bucket: of this rank's model.
         settings: of the optimizer.
         aggregator: of the site "replica", "root" or "owner".
         state: its state.
@@ -102,7 +102,7 @@ class DeviceUpdate(Update):
 
     def __init__(
         self,
-        replica: FlatReplica,
+        bucket: FlatBucket,
         settings: SgdSettings,
         aggregator: Aggregator[S],
         state: S,
@@ -111,8 +111,8 @@ class DeviceUpdate(Update):
     ) -> None:
         self._aggregator, self._state = aggregator, state
         self._site = aggregator.site(state.layout)
-        self._parameters = replica.parameters
-        self._owned = _Owned(replica.parameters, aggregator.owned(state), settings, capturable=capturable)
+        self._parameters = bucket.parameters
+        self._owned = _Owned(bucket.parameters, aggregator.owned(state), settings, capturable=capturable)
 
     def apply(self, mean: Tensor | None, phase: PhaseMarker = unmarked) -> None:
         with phase("update"):
@@ -125,34 +125,34 @@ class HostUpdate(Update):
     """One copy of the parameters in host memory, stepped there by its owners; all ranks copy it back.
 
     Args:
-        replica: this rank's model.
+        bucket: of this rank's model.
         settings: of the optimizer.
         aggregator: of the site "host_serial" or "host_parallel".
         state: its state.
     """
 
     def __init__(
-        self, replica: FlatReplica, settings: SgdSettings, aggregator: Aggregator[S], state: S
+        self, bucket: FlatBucket, settings: SgdSettings, aggregator: Aggregator[S], state: S
     ) -> None:
         self._group = group = state.group
-        self._replica = replica
+        self._bucket = bucket
         self._num_threads = 1 if aggregator.site(state.layout) == "host_serial" else None
         shared = group.shared_host_buffer(
-            replica.parameters.nbytes, register=replica.parameters.device.type == "cuda"
+            bucket.parameters.nbytes, register=bucket.parameters.device.type == "cuda"
         )
-        self._parameters = shared.view(replica.parameters.dtype)
+        self._parameters = shared.view(bucket.parameters.dtype)
         if group.rank == 0:
-            self._parameters.copy_(replica.parameters)
+            self._parameters.copy_(bucket.parameters)
         self._owned = _Owned(self._parameters, aggregator.owned(state), settings)
         group.barrier()
 
     def load_state_dict(self, momenta: dict[str, Tensor]) -> None:
         super().load_state_dict(momenta)
-        if self._replica.parameters.is_cuda:
+        if self._bucket.parameters.is_cuda:
             torch.cuda.current_stream().synchronize()  # its last copy of these
         self._group.barrier()
         if self._group.rank == 0:
-            self._parameters.copy_(self._replica.parameters)
+            self._parameters.copy_(self._bucket.parameters)
         self._group.barrier()
 
     def apply(self, mean: Tensor | None, phase: PhaseMarker = unmarked) -> None:
@@ -163,7 +163,7 @@ class HostUpdate(Update):
         with phase("h2d_result"), torch.no_grad():
             # The owners write these again only with the next mean, for which each rank's next gradient is
             # waited for: that is behind this copy in the rank's stream.
-            self._replica.parameters.copy_(self._parameters, non_blocking=True)
+            self._bucket.parameters.copy_(self._parameters, non_blocking=True)
 
 
 class _Owned:
@@ -258,7 +258,7 @@ class SpansUpdate:
 
 
 def update_at(
-    replica: FlatReplica,
+    bucket: FlatBucket,
     settings: SgdSettings,
     aggregator: Aggregator[S],
     state: S,
@@ -267,5 +267,5 @@ def update_at(
 ) -> Update:
     """The update of the aggregator's site. Collective for sites in shared memory."""
     if aggregator.site(state.layout) in HOST_SITES:
-        return HostUpdate(replica, settings, aggregator, state)
-    return DeviceUpdate(replica, settings, aggregator, state, capturable=capturable)
+        return HostUpdate(bucket, settings, aggregator, state)
+    return DeviceUpdate(bucket, settings, aggregator, state, capturable=capturable)

@@ -98,13 +98,14 @@ class Training:
 
     def __init__(self, aggregator: Aggregator[Any], settings: SgdSettings, group: InProcessGroup) -> None:
         self.replica, self.aggregator = small_replica(), aggregator
-        flat = self.replica.parameters
-        self.state = aggregator.start(self.replica.layout, group, flat.dtype, flat.device)
+        (bucket,) = self.replica.buckets
+        flat = bucket.parameters
+        self.state = aggregator.start(bucket.layout, group, flat.dtype, flat.device)
         if self.state.gradient_buffer is not None:
-            self.replica.place_gradient(self.state.gradient_buffer)
+            bucket.place_gradient(self.state.gradient_buffer)
         if self.state.parameter_buffer is not None:
-            self.replica.place_parameters(self.state.parameter_buffer)
-        self.update = update_at(self.replica, settings, aggregator, self.state)
+            bucket.place_parameters(self.state.parameter_buffer)
+        self.update = update_at(bucket, settings, aggregator, self.state)
 
     def step(self, gradient: torch.Tensor, phase=lambda _: nullcontext()) -> torch.Tensor:
         with torch.no_grad():
@@ -206,9 +207,10 @@ class TestReplica:
         def work(group: InProcessGroup) -> torch.Tensor:
             replica = small_replica()
             step = EagerStep(replica, aggregator, SETTINGS[-1], group)
+            (part,) = step._parts
             for placed, wanted in (
-                (replica.gradient, step._state.gradient_buffer),
-                (replica.parameters, step._state.parameter_buffer),
+                (replica.gradient, part.state.gradient_buffer),
+                (replica.parameters, part.state.parameter_buffer),
             ):
                 assert wanted is None or placed.data_ptr() == wanted.data_ptr()
             generator = torch.Generator().manual_seed(group.rank)
@@ -278,7 +280,7 @@ def test_step_starts_from_rank_0s_parameters_where_it_alone_takes_it(aggregator)
             replica.parameters.add_(group.rank)
         flat = replica.parameters
         state = aggregator.start(replica.layout, group, flat.dtype, flat.device)
-        update = update_at(replica, SETTINGS[0], aggregator, state)
+        update = update_at(*replica.buckets, SETTINGS[0], aggregator, state)
         update.apply(aggregator.aggregate(state, torch.zeros(NUM_PARAMETERS)))
         return replica.parameters
 
