@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+SCALAR = "scalar"
 
 
 @dataclass(frozen=True)
@@ -53,3 +56,21 @@ class BucketLayout:
             flat[offset : offset + math.prod(shape)].view(shape)
             for shape, offset in zip(self.shapes, self.offsets, strict=True)
         ]
+
+    def shapes_text(self) -> str:
+        """The shapes as results keep them: `784x2048 2048 scalar`."""
+        return " ".join("x".join(map(str, shape)) or SCALAR for shape in self.shapes)
+
+    @classmethod
+    def of_shapes_text(cls, text: str) -> BucketLayout:
+        """The layout of what `shapes_text` wrote; the tensors are named by their numbers.
+
+        Raises:
+            ValueError: it is something else.
+        """
+        shapes = []
+        for word in text.split():
+            if not re.fullmatch(rf"{SCALAR}|[0-9]{{1,18}}(x[0-9]{{1,18}})*", word):
+                raise ValueError(f"{word!r:.40} is no shape; a shape is as in 784x2048, or {SCALAR}")
+            shapes.append([] if word == SCALAR else [int(size) for size in word.split("x")])
+        return cls.of([(str(number), shape) for number, shape in enumerate(shapes)])

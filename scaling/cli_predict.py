@@ -113,7 +113,7 @@ def predicted_rows(
     from scaling.prediction.rows import reason_row, row_of
     from scaling.study.predicting import predict_cells, strategy_of
 
-    predictor, compute = sources.predictor(machine, strategy_of)
+    predictor, compute = sources.predictor(machine, strategy_of, lambda note: typer.echo(note, err=True))
     predicted, failed = predict_cells(cells, predictor if known else predictor.exchange_only())
     ids = {json.dumps(cell.to_dict(), sort_keys=True): cell.id for cell in cells}
 

@@ -27,9 +27,14 @@ LEAST_RELATIVE_SD = 0.005
 
 def cells_of(folder: ResultsFolder) -> list[MeasuredCell]:
     """The measured cells of a results folder, made from its raw samples."""
-    cells = {record.cell_id: record.cell for record in folder.require().runs()}
+    cells, shapes = {}, {}
+    for record in folder.require().runs():
+        cells[record.cell_id] = record.cell
+        if record.summary.get("tensor_shapes"):
+            shapes[record.cell_id] = str(record.summary["tensor_shapes"])
     rows = [row for row in to_rows(summary_table(folder)) if row["cell_id"] in cells]
-    return measured_cells([(cells[row["cell_id"]], row) for row in rows], str(folder.path))
+    found = [(cells[id_], shapes.get(id_, ""), row) for row in rows if (id_ := row["cell_id"])]
+    return measured_cells(found, str(folder.path))
 
 
 def transfers_of(folder: ResultsFolder) -> list[MeasuredTransfer]:

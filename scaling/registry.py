@@ -15,6 +15,17 @@ from scaling.errors import StudyError
 
 Component = TypeVar("Component")
 
+_OWN_CODE: set[str] = set()
+
+
+def trust(names: Iterable[str]) -> None:
+    """Lets this process import these `module:attribute` names; no others are imported.
+
+    For readers of what a person wrote: a study file, a command line. Results folders and topologies are data:
+    a name that only they have stays unknown.
+    """
+    _OWN_CODE.update(name for name in names if ":" in name)
+
 
 class Registry:
     """The components of one kind.
@@ -49,9 +60,14 @@ class Registry:
         """The component called `name`.
 
         Raises:
-            StudyError: there is none, and the message lists what there is; or importing it fails, with
-                whatever the package raises.
+            StudyError: there is none, and the message lists what there is; a `module:attribute` that nobody
+                has trusted; or importing it fails, with whatever the package raises.
         """
+        if ":" in name and name not in _OWN_CODE:
+            raise StudyError(
+                f"{self.kind} {name!r} is code, and no study file of yours names it: results are data, and "
+                "code that they name is not imported; name it in your own study to use it"
+            )
         target = name if ":" in name else self.targets().get(name)
         if target is None:
             known = sorted(self.targets())

@@ -24,7 +24,7 @@ from scaling.collectives.catalogue import CATALOGUE
 from scaling.collectives.schedule import Schedule
 from scaling.collectives.verify import Verification, verify
 from scaling.errors import ScheduleError, StudyError
-from scaling.registry import Registry
+from scaling.registry import Registry, trust
 from topologies.texts import folded
 
 SAMPLE_WORLD_SIZE = 8
@@ -318,6 +318,7 @@ def _variants(aggregator: Aggregator[Any]) -> Iterator[tuple[Aggregator[Any], st
 def _own(name: str) -> Subject:
     """What a user's module offers."""
     try:
+        trust([name])  # a person has named it, on the command line
         value = OWN.load(name)
         aggregator = create(name) if isinstance(value, type) and issubclass(value, Aggregator) else None
     except StudyError:

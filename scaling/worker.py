@@ -310,6 +310,7 @@ def _record(
         return
     summary: dict[str, Any] = {
         "num_parameters": ranks[0].num_parameters,
+        "tensor_shapes": ranks[0].tensor_shapes,
         "wire_bytes_per_rank": [rank.bytes_sent for rank in ranks],
         "messages_per_rank": [rank.messages_sent for rank in ranks],
         "checksums": ranks[0].checksums,

@@ -28,6 +28,19 @@ SLURM = "tests/slurm"
 """Its tests share a cluster: jobs meet at ports that follow from their numbers, so that two would collide."""
 
 
+class _EveryName(set[str]):
+    """A set that has everything."""
+
+    def __contains__(self, name: object) -> bool:
+        return True
+
+
+@pytest.fixture
+def named_by_a_study(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Code of any `module:attribute` may be imported, as if a study file of the user's own named it."""
+    monkeypatch.setattr("scaling.registry._OWN_CODE", _EveryName())
+
+
 def need(what: object, reason: str) -> None:
     """Leaves a test out, or fails it, where `what` is not there."""
     if not what:

@@ -74,7 +74,7 @@ class TestWriting:
         assert folder.environment() == {"settings": {"NCCL_ALGO": "Ring"}, "gpus": []}
 
     def test_figures_and_logs_get_a_folder(self, folder):
-        assert folder.figure_path("speedup.svg").parent.is_dir()
+        assert folder.write_figure("speedup.svg", b"<svg/>").read_bytes() == b"<svg/>"
         first = folder.next_log_path()
         first.write_text("")
         assert [first.name, folder.next_log_path().name] == ["001.log", "002.log"]

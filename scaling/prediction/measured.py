@@ -28,6 +28,8 @@ class MeasuredCell:
         relative_sd: of that.
         phases: parts of the budget in seconds, where they were measured.
         source: the results folder.
+        tensor_shapes: of the model, as its runs recorded them (`BucketLayout.shapes_text`); "" where they
+            were measured before runs did.
     """
 
     cell: Mapping[str, Any]
@@ -35,6 +37,7 @@ class MeasuredCell:
     relative_sd: float
     phases: Mapping[str, float] = field(default_factory=dict)
     source: str = ""
+    tensor_shapes: str = ""
 
     @property
     def world_size(self) -> int:
@@ -78,17 +81,22 @@ class MeasuredTransfer:
 
 
 def measured_cells(
-    rows: Iterable[tuple[Mapping[str, Any], Mapping[str, Any]]], source: str
+    rows: Iterable[tuple[Mapping[str, Any], str, Mapping[str, Any]]], source: str
 ) -> list[MeasuredCell]:
-    """Of (cell, its row of summary.csv), those that are done and were timed; both halves of A/A pairs."""
+    """Those that are done and were timed; both halves of A/A pairs.
+
+    Args:
+        rows: of each its variables, its `tensor_shapes` and its row of summary.csv.
+        source: the results folder.
+    """
     found = []
-    for cell, row in rows:
+    for cell, tensor_shapes, row in rows:
         seconds = _number(row.get("iteration_s"))
         if row.get("state") != "done" or seconds is None or cell.get("kind") != "iteration":
             continue
         names = (*EXCHANGE_PHASES, *COMPUTE_PHASES)
         phases = {name: value for name in names if (value := _number(row.get(name))) is not None}
-        found.append(MeasuredCell(cell, seconds, _relative_sd(row, seconds), phases, source))
+        found.append(MeasuredCell(cell, seconds, _relative_sd(row, seconds), phases, source, tensor_shapes))
     return found
 
 

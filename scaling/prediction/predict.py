@@ -122,9 +122,9 @@ class Predictor:
         )
         exchanges = [self._sum(strategy, terms, world_size, notes) for terms in buckets]
         left = total(exchanges)
-        if cell["step"] == "overlapped" and computed is not None:
+        if cell["step"] == "overlapped" and buckets and computed is not None:
             left = exposed(exchanges, strategy.bucket_elements, computed.backward_s)
-        elif cell["step"] == "overlapped":
+        elif cell["step"] == "overlapped" and buckets:
             notes.append("no backward pass is known: nothing of the exchange is taken as hidden")
         afterwards = self._sum(strategy, after, world_size, notes)
         iteration = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -42,16 +43,28 @@ class Sources:
         )
 
     def predictor(
-        self, topology: Topology, strategy_of: Callable[[Mapping[str, Any]], Strategy]
+        self,
+        topology: Topology,
+        strategy_of: Callable[[Mapping[str, Any], str], Strategy],
+        say: Callable[[str], None] = lambda _: None,
     ) -> tuple[Predictor, ComputeModel]:
-        """Predictions on a machine, calibrated by all of this; and what is known of the computation."""
+        """Predictions on a machine, calibrated by all of this; and what is known of the computation.
+
+        Args:
+            topology: the machine.
+            strategy_of: what a cell's aggregation consists of, by its variables and its `tensor_shapes`.
+            say: told which measured cells calibrate nothing, and why.
+        """
         compute = ComputeModel(self.cells)
         known = []
+        left_out: Counter[tuple[str, str]] = Counter()
         for cell in self.cells:
             try:
-                known.append((cell, strategy_of(cell.cell)))
-            except (ScalingError, TopologyError):
-                continue  # an aggregator that cannot be predicted calibrates nothing
+                known.append((cell, strategy_of(cell.cell, cell.tensor_shapes)))
+            except (ScalingError, TopologyError) as error:
+                left_out[cell.source, str(error)] += 1
+        for (source, reason), count in left_out.items():
+            say(f"{source}: the exchange of {count} measured cell{'s' * (count > 1)} is not used: {reason}")
         there = machinery_for(self.machine, self.transfers, self.machine, self.libraries)
         calibration = fitted(there, known, self.transfers)
         machinery = machinery_for(topology, self.transfers, self.machine, self.libraries)

@@ -73,6 +73,7 @@ SETTINGS: Any = {  # Any: versions of matplotlib differ in how they type the key
     "svg.fonttype": "none",
     # Labels are the user's, and may hold a $.
     "text.parse_math": False,
+    "text.usetex": False,
 }
 
 

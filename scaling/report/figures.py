@@ -11,7 +11,6 @@ import matplotlib
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from scaling.errors import StoreError
 from scaling.report.budget_data import arrivals, bucket_responses, budget_bars, placed
 from scaling.report.columns import Row, has_no_model
 from scaling.report.drawing import Against, draw_speedup, draw_training, placed_lines
@@ -190,15 +189,12 @@ def save(folder: ResultsFolder, drawn: Drawn) -> SavedFigure:
     Raises:
         StoreError: one cannot be written.
     """
-    svg, png = (folder.figure_path(f"{drawn.name}.{ending}") for ending in ("svg", "png"))
     FigureCanvasAgg(drawn.figure)
     # Element ids are hashes with this salt instead of random ones; the date would differ at every call.
     with matplotlib.rc_context({"svg.hashsalt": drawn.name}):
-        try:
-            picture = io.StringIO()
-            drawn.figure.savefig(picture, format="svg", metadata={"Date": None, "Creator": None})
-            folder.write_text(f"figures/{svg.name}", compact(picture.getvalue()))
-            drawn.figure.savefig(png, format="png")
-        except OSError as error:
-            raise StoreError(f"{svg}: cannot be written: {error.strerror}; choose another --out") from error
+        vectors, pixels = io.StringIO(), io.BytesIO()
+        drawn.figure.savefig(vectors, format="svg", metadata={"Date": None, "Creator": None})
+        svg = folder.write_figure(f"{drawn.name}.svg", compact(vectors.getvalue()).encode())
+        drawn.figure.savefig(pixels, format="png")
+        png = folder.write_figure(f"{drawn.name}.png", pixels.getvalue())
     return SavedFigure(drawn.name, drawn.title, drawn.caption, svg, png, drawn.source)

@@ -152,7 +152,8 @@ def page_styles(texts: Iterable[str]) -> Markup:
     Args:
         texts: what `compact` made.
     """
-    found = dict.fromkeys(rule for text in texts for rule in re.findall(r"\.s[0-9a-f]{6}\{[^}]*\}", text))
+    styles = [style for text in texts for style in re.findall(r"<style\b.*?</style>", text, flags=re.DOTALL)]
+    found = dict.fromkeys(rule for own in styles for rule in re.findall(r"\.s[0-9a-f]{6}\{[^}]*\}", own))
     return Markup(_with_variables("".join(found)))
 
 

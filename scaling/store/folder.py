@@ -216,13 +216,24 @@ class ResultsFolder:
 
     def write_text(self, name: str, text: str) -> Path:
         """Writes summary.csv, report.html and the like; returns the path."""
-        return self._write(name, text)
+        return write_whole(self._inside(name), text.encode())
 
-    def figure_path(self, name: str) -> Path:
-        """Where a figure goes; its folder is made."""
-        path = self.path / "figures" / name
-        with writing(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
+    def write_figure(self, name: str, content: bytes) -> Path:
+        """Writes a picture; returns the path."""
+        return write_whole(self._inside(f"figures/{name}"), content)
+
+    def _inside(self, name: str) -> Path:
+        """The path of what is made from results, which are another's where a folder was received.
+
+        Raises:
+            StoreError: a link in the folder, or a name in the results, leads out of it.
+        """
+        path = self.path / name
+        if not path.parent.resolve().is_relative_to(self.path.resolve()):
+            raise StoreError(
+                f"{path} is outside of the results folder: a link in the folder or a name in its results "
+                "leads there, and nothing is written; remove the link or correct the name"
+            )
         return path
 
     def next_log_path(self) -> Path:

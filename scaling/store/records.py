@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from scaling.errors import StoreError
 
@@ -45,26 +46,71 @@ class RunRecord:
     schema_version: int = SCHEMA_VERSION
 
 
+TYPES: dict[str, tuple[type, ...]] = {
+    "cell_id": (str,),
+    "repeat": (int,),
+    "cell": (dict,),
+    "state": (str,),
+    "reason": (str, type(None)),
+    "deaths": (int,),
+    "launch": (dict,),
+    "notes": (list,),
+    "summary": (dict,),
+}
+"""What the values of a record are in JSON."""
+
+
 def now() -> str:
     """The time, UTC, ISO 8601 to the second."""
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
 def read_run(path: Path) -> RunRecord:
-    """A record from its file.
+    """A record from its file, `<cell_id>/<repeat>/run.json`.
 
     Raises:
-        StoreError: it cannot be read, is damaged, or of another version.
+        StoreError: it cannot be read, is damaged, of another version, or of another run.
     """
+    again = "delete its folder to run this cell again"
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-        version = values.get("schema_version")
-        if version != SCHEMA_VERSION:
-            raise StoreError(f"{path}: schema version {version}; this program reads {SCHEMA_VERSION}")
-        return RunRecord(**values)
+        record = record_from(json.loads(path.read_text(encoding="utf-8")), path)
     except OSError as error:
         raise StoreError(f"{path}: cannot be read: {error.strerror}") from error
-    except (ValueError, TypeError, AttributeError) as error:
+    except ValueError as error:
         if isinstance(error, StoreError):
             raise
-        raise StoreError(f"{path} is damaged ({error}); delete its folder to run this cell again") from error
+        raise StoreError(f"{path} is damaged ({error}); {again}") from error
+    if (record.cell_id, str(record.repeat)) != path.parts[-3:-1]:
+        raise StoreError(f"{path} is of run {record.cell_id}/{record.repeat}, not of its folder; {again}")
+    return record
+
+
+def record_from(values: Any, where: object) -> RunRecord:
+    """A record from what was written of it; its id and repeat name files, so they are checked.
+
+    Args:
+        values: as JSON has them.
+        where: the file, for messages.
+
+    Raises:
+        StoreError: it is of another version, a key is missing or unknown, or a value is of the wrong type.
+    """
+    if not isinstance(values, dict):
+        raise StoreError(f"{where} is damaged: it should be a mapping; delete it to run its cell again")
+    version = values.get("schema_version")
+    if version != SCHEMA_VERSION:
+        raise StoreError(f"{where}: schema version {version}; this program reads {SCHEMA_VERSION}")
+    try:
+        record = RunRecord(**values)
+        for name, kinds in TYPES.items():
+            if type(value := getattr(record, name)) not in kinds:
+                raise TypeError(f"{name} is {value!r:.40}; allowed: {' or '.join(k.__name__ for k in kinds)}")
+        if not re.fullmatch(r"\w[\w.-]*", record.cell_id, re.ASCII) or record.repeat < 0:
+            raise TypeError(f"cell_id {record.cell_id!r:.40}, repeat {record.repeat} name no run")
+        if record.state not in get_args(State):
+            raise TypeError(f"state is {record.state!r:.40}; allowed: {', '.join(get_args(State))}")
+    except TypeError as error:
+        raise StoreError(
+            f"{where} is damaged ({error}); delete what is stored of this run to run its cell again"
+        ) from error
+    return record

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from scaling.errors import StudyError
+from scaling.registry import trust
 from scaling.study.schema import Study, parse_study
 
 
@@ -24,7 +25,9 @@ def shipped_studies() -> dict[str, str]:
 
 
 def load_study(name: str, overrides: Sequence[str] = ()) -> Study:
-    """The study of that name or file, with overrides, validated.
+    """The study of that name or file, with overrides, validated; the code that it names may be imported.
+
+    Only for what a person names as a study: the study.yaml of a results folder is data to readers of results.
 
     Raises:
         StudyError: there is no such study, it is no YAML, or something in it is wrong.
@@ -32,7 +35,18 @@ def load_study(name: str, overrides: Sequence[str] = ()) -> Study:
     raw = _parse(_text(name), name)
     for override in overrides:
         _apply(raw, override)
-    return parse_study(raw, name)
+    study = parse_study(raw, name)
+    trust(_texts(raw))
+    return study
+
+
+def _texts(raw: Any) -> Iterator[str]:
+    """Every text value of a study, at any depth: names may stand in parameters too."""
+    if isinstance(raw, str):
+        yield raw
+    elif isinstance(raw, dict | list):
+        for value in raw.values() if isinstance(raw, dict) else raw:
+            yield from _texts(value)
 
 
 def _text(name: str) -> str:

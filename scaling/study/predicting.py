@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -14,7 +15,7 @@ from scaling.aggregators.base import Aggregator
 from scaling.aggregators.registry import create as create_aggregator
 from scaling.bucket import BucketLayout
 from scaling.collectives.plan import Codec, Stage, Update
-from scaling.errors import ScheduleError, StudyError
+from scaling.errors import ScalingError, ScheduleError, StudyError
 from scaling.prediction.overlapped import ddp_buckets
 from scaling.prediction.predict import Prediction, Predictor
 from scaling.prediction.terms import Strategy
@@ -33,19 +34,27 @@ class NotPredicted:
     reason: str
 
 
-def strategy_of(cell: Mapping[str, Any]) -> Strategy:
+def strategy_of(cell: Mapping[str, Any], tensor_shapes: str = "") -> Strategy:
     """What a cell's aggregation consists of.
 
+    Args:
+        cell: its independent variables.
+        tensor_shapes: of its model, as its run recorded them; "": the model is built, without memory.
+
     Raises:
-        StudyError: its aggregator cannot be predicted.
+        StudyError: its aggregator cannot be predicted, or what it names is code that no study file of the
+            user's own names.
     """
     world_size = int(cell["world_size"])
-    layout = _layout(
-        cell["model"],
-        json.dumps(cell["model_parameters"]),
-        cell["dataset"],
-        json.dumps(cell["dataset_parameters"]),
-    )
+    if tensor_shapes:
+        layout = _recorded_layout(tensor_shapes)
+    else:
+        layout = _layout(
+            cell["model"],
+            json.dumps(cell["model_parameters"]),
+            cell["dataset"],
+            json.dumps(cell["dataset_parameters"]),
+        )
     parameters = _parameters(cell)
     aggregator = create_aggregator(cell["aggregator"], parameters)
     layouts = [layout]
@@ -84,14 +93,33 @@ def _threaded(stage: Stage, cell: Mapping[str, Any]) -> Stage:
 
 
 def _stages(aggregator: Aggregator[Any], layout: BucketLayout, world_size: int) -> list[Stage]:
-    return aggregator.stages(layout, world_size)
+    with _own_errors(f"aggregator {aggregator.name!r} cannot be predicted: its `stages`"):
+        return aggregator.stages(layout, world_size)
+
+
+@contextmanager
+def _own_errors(what: str) -> Iterator[None]:
+    """Turns whatever a user's own code raises into an error that says what raised it."""
+    try:
+        yield
+    except (ScalingError, TopologyError):
+        raise
+    except Exception as error:
+        raise StudyError(f"{what} raises {type(error).__name__}: {error}") from error
+
+
+def _recorded_layout(tensor_shapes: str) -> BucketLayout:
+    try:
+        return BucketLayout.of_shapes_text(tensor_shapes)
+    except ValueError as error:
+        raise StudyError(f"tensor_shapes of its run are damaged: {error}; measure it again") from error
 
 
 @cache
 def _layout(model: str, model_parameters: str, dataset: str, dataset_parameters: str) -> BucketLayout:
     network = create_model(model, json.loads(model_parameters))
     shape = resolve_shape(network, create_dataset(dataset, json.loads(dataset_parameters)))
-    with torch.device("meta"):
+    with _own_errors(f"model {model!r}"), torch.device("meta"):
         module = build_module(network, shape)
     return BucketLayout.of(
         [(name, tuple(p.shape)) for name, p in module.named_parameters() if p.requires_grad]

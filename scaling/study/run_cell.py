@@ -71,6 +71,7 @@ class RankSummary:
         clock_uncertainty_s: how far `start_s` of the samples may be off.
         gpu: see `scaling.measure.power`.
         hosts_before: where a training was before it was cut off, beside the host of the run.
+        tensor_shapes: of the trainable parameters (`BucketLayout.shapes_text`), for predictions.
     """
 
     num_parameters: int | None
@@ -87,6 +88,7 @@ class RankSummary:
     clock_uncertainty_s: float | None = None
     gpu: dict[str, Any] | None = None
     hosts_before: list[str] = field(default_factory=list)
+    tensor_shapes: str = ""
 
 
 def notes_of(ranks: Sequence[RankSummary]) -> list[str]:
@@ -319,6 +321,7 @@ class CellRunner:
             notes=[*step.notes, *splits.notes],
             memory_peak_bytes=self._memory_peak_bytes(),
             seconds=self.seconds,
+            tensor_shapes=step.replica.layout.shapes_text(),
         )
 
     def _memory_peak_bytes(self) -> int | None:

@@ -117,6 +117,7 @@ class TestParameters:
             create(name, parameters)
 
 
+@pytest.mark.usefixtures("named_by_a_study")
 class TestOwnClass:
     def test_class_is_found_as_module_and_attribute(self):
         aggregator = create(own("Halved"), {"factor": 2})
@@ -177,6 +178,7 @@ class TestOtherPackages:
         assert BUILT_IN["ring"] in message
         assert own("Halved") in message
 
+    @pytest.mark.usefixtures("named_by_a_study")
     def test_module_and_class_can_be_named_all_the_same(self, offer):
         offer(ring=own("Halved"))
         assert create("scaling.aggregators.scheduled:Ring") == Ring()

@@ -184,6 +184,7 @@ def test_shipped_studies_are_listed_with_their_question():
         assert Path(name).name in listed
 
 
+@pytest.mark.usefixtures("named_by_a_study")
 def test_example_of_the_documents_is_an_experiment(tmp_path, monkeypatch):
     text = (Path(__file__).parents[2] / "docs" / "device-studies.md").read_text(encoding="utf-8")
     source = text.partition("```python\n")[2].partition("```")[0]

@@ -11,6 +11,7 @@ from scaling.errors import StudyError
 from scaling.workloads.base import DataShape, cross_entropy, declares
 from scaling.workloads.registry import build_module, create_model
 
+pytestmark = pytest.mark.usefixtures("named_by_a_study")
 DIGITS = DataShape((1, 8, 8), 10)
 
 

@@ -1,15 +1,13 @@
 """The reports of `kind: device`: figures, tables and the sentences that answer an experiment's question.
 
-A module of this package named after an experiment (`lstm-fused` -> `lstm_fused`) defines `figures`, `tables`
-and `sentences`, each a function of `Results`; the last sentence answers the question, and stands first on the
-page. Experiments of other packages have a plain table (`plain`).
+The module of an experiment (`REPORTS`) defines `figures`, `tables` and `sentences`, each a function of
+`Results`; the last sentence answers the question, and stands first on the page. Experiments of other packages
+have a plain table (`plain`).
 """
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -17,7 +15,15 @@ import matplotlib
 import pandas as pd
 
 from scaling.report.columns import COLUMNS
-from scaling.report.device import plain
+from scaling.report.device import (
+    batch_sizes,
+    cpu_threads,
+    kernel_choices,
+    lstm_fused,
+    plain,
+    small_networks,
+    surface_regression,
+)
 from scaling.report.device.common import DEVICES
 from scaling.report.device.results import STEP, DeviceResult, Results, read_devices
 from scaling.report.figure_style import SETTINGS
@@ -43,12 +49,19 @@ class ExperimentReport(Protocol):
         """What was found; the last one answers the question."""
 
 
+REPORTS: Mapping[str, ExperimentReport] = {
+    "batch-sizes": batch_sizes,
+    "cpu-threads": cpu_threads,
+    "kernel-choices": kernel_choices,
+    "lstm-fused": lstm_fused,
+    "small-networks": small_networks,
+    "surface-regression": surface_regression,
+}
+
+
 def report_of(results: Results) -> ExperimentReport:
     """The experiment's own report, or the plain one."""
-    name = f"{__name__}.{results.experiment.replace('-', '_')}"
-    known = results.experiment.replace("-", "").isalnum() and importlib.util.find_spec(name) is not None
-    module: Any = importlib.import_module(name) if known else plain
-    return module  # type: ignore[no-any-return]  # a module has the protocol's functions
+    return REPORTS.get(results.experiment, plain)
 
 
 def write_figures(folder: ResultsFolder, experiments: Sequence[Results]) -> list[SavedFigure]:
