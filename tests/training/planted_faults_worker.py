@@ -12,6 +12,7 @@ import torch
 from planted_faults import EXCHANGE_S, LATE_S, hooks_that_block
 
 from launchers.rank_info import RankInfo
+from scaling.registry import trust
 from scaling.study.cells import Cell
 from scaling.study.run_cell import CellRunner
 from scaling.workers import Workers
@@ -62,6 +63,7 @@ def main(out: Path) -> None:
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     workers = Workers(RankInfo(rank, rank, world_size, world_size, "test"))
     runner = CellRunner(CPU)
+    trust(name for cell in CELLS.values() for name in (cell.model, cell.aggregator))
     seen: dict[str, list[Any]] = {}
     for name, cell in CELLS.items():
         seen[name] = []
