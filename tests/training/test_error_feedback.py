@@ -17,19 +17,26 @@ from scaling.workloads.registry import build_module, create_dataset, create_mode
 WORLD_SIZE, GLOBAL_BATCH, EPOCHS = 4, 100, 6
 RATE = 0.5
 RATES = {"sign": 0.005 * RATE, "one_bit_momentum": 0.1 * RATE}  # steps of one size; a momentum of 0.9
-WITHIN = 0.05
-"""Of the exact mean's training loss, which is 0.27 and was 2.3 at the start."""
+SEEDS = range(4)
+"""One training is chaotic: last bits of a product, which differ between processors, move its loss by 0.03."""
+WITHIN = 0.08
+"""Of the exact mean's training loss, which is 0.27 and was 2.3 at the start; means over the seeds."""
 
 
 @cache
 def trained(name, *parameters):
-    """Mean loss of the last epoch's steps, and test accuracy."""
+    """Mean loss of the last epoch's steps, and test accuracy; means over the seeds."""
+    ended = torch.tensor([trained_once(seed, name, parameters) for seed in SEEDS], dtype=torch.float64)
+    return ended.mean(dim=0).tolist()
+
+
+def trained_once(seed, name, parameters):
     dataset, model = create_dataset("digits"), create_model("mlp", {"hidden": [64]})
     shape = resolve_shape(model, dataset)
     splits = dataset.load(shape, 0, 0)
 
     def work(group):
-        torch.manual_seed(0)
+        torch.manual_seed(seed)
         settings = SgdSettings(RATES.get(name, RATE))
         aggregator = create(name, dict(parameters))
         replica = FlatReplica(build_module(model, shape), model.loss)
