@@ -53,19 +53,22 @@ $(VENV)/.installed-launchers: $(VENV)/.installed-test launchers/build_horovod.sh
 	launchers/build_horovod.sh $(BIN)/python || echo "Horovod cannot be built: its tests will be skipped" >&2
 	touch $@
 
-# A Slurm for the tests that start one on this host, shellcheck for the batch scripts, the system's own Open MPI beside
-# that of the package index, ip and tc for two hosts as network namespaces, a browser for report.html.
-SYSTEM_PROGRAMS := munged slurmctld slurmd sbatch shellcheck mpirun.openmpi ip tc chromium
-SYSTEM_PACKAGES := munge slurmctld slurmd slurm-client libpmix2 shellcheck openmpi-bin iproute2 chromium
+# A Slurm for the tests that start one on this host, with the libpmix.so that its `--mpi=pmix` loads (libpmix-dev alone
+# brings that name), shellcheck for the batch scripts, the system's own Open MPI beside that of the package index, ip
+# and tc for two hosts as network namespaces, a browser for report.html. Packages are asked for, not programs: a
+# program installed by hand would hide that its package is missing.
+SYSTEM_PACKAGES := munge slurmctld slurmd slurm-client libpmix-dev shellcheck openmpi-bin iproute2 chromium
 .PHONY: system-packages
 system-packages:
-	@missing=; for program in $(SYSTEM_PROGRAMS); do command -v $$program >/dev/null || missing="$$missing $$program"; done; \
+	@missing=; for package in $(SYSTEM_PACKAGES); do \
+	  dpkg-query --show --showformat='$${db:Status-Status}' $$package 2>/dev/null | grep -qx installed || missing="$$missing $$package"; \
+	done; \
 	test -n "$$missing" || exit 0; \
 	if command -v apt-get >/dev/null && test "$$(id -u)" = 0; then \
 	  apt-get update -qq && \
-	  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(SYSTEM_PACKAGES) && exit 0; \
+	  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing && exit 0; \
 	fi; \
-	echo "tests of Slurm, MPI, two hosts or report.html will be skipped; not installed:$$missing (Debian: apt-get install $(SYSTEM_PACKAGES))" >&2
+	echo "tests of Slurm, MPI, two hosts or report.html may be skipped; packages not installed:$$missing (Debian: apt-get install$$missing)" >&2
 
 # Debian's python3 has no ensurepip; its package python3-venv brings it.
 .PHONY: venv-package
