@@ -6,8 +6,10 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from datetime import datetime, timezone
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -23,6 +25,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 SKIP_NOTHING_VARIABLE = "SCALING_TEST_EVERYTHING"
 """Set where a missing launcher is a failure and no reason to leave its tests out, as in CI."""
+
+NUM_GPUS_VARIABLE = "SCALING_TEST_GPUS"
+"""Set to a number where a test that needs no more GPUs than that fails when it would be left out."""
 
 SLURM = "tests/slurm"
 """Its tests share a cluster: jobs meet at ports that follow from their numbers, so that two would collide."""
@@ -45,6 +50,75 @@ def need(what: object, reason: str) -> None:
     """Leaves a test out, or fails it, where `what` is not there."""
     if not what:
         (pytest.fail if os.environ.get(SKIP_NOTHING_VARIABLE) else pytest.skip)(reason)
+
+
+def _num_gpus_promised() -> int:
+    said = os.environ.get(NUM_GPUS_VARIABLE, "0")
+    if not said.isdecimal():
+        raise pytest.UsageError(f"{NUM_GPUS_VARIABLE} is {said!r}; it takes a number of GPUs, as 2")
+    return int(said)
+
+
+def _num_gpus_needed(item: pytest.Item) -> int:
+    """`gpu` is one, `gpu(2)` two; a test may bear several of these marks."""
+    return (
+        max((*mark.args, 1)[0] for mark in item.iter_markers("gpu")) if item.get_closest_marker("gpu") else 0
+    )
+
+
+@cache
+def _num_gpus() -> int:
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    _num_gpus_promised()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Leaves out what needs more GPUs than there are, before anything is made for it."""
+    needed = _num_gpus_needed(item)
+    if needed and _num_gpus() < needed:
+        pytest.skip(f"needs {needed} GPU(s), and torch sees {_num_gpus()}")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Where GPUs are promised, a test of so many that is left out has failed, for whatever reason."""
+    report = yield
+    is_left_out = report.skipped and not hasattr(report, "wasxfail")
+    if is_left_out and 0 < _num_gpus_needed(item) <= _num_gpus_promised():
+        report.outcome = "failed"
+        report.longrepr = f"{NUM_GPUS_VARIABLE}={_num_gpus_promised()}, and this was {report.longrepr[2]}"
+    return report
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _where_and_with_what(
+    request: pytest.FixtureRequest, record_testsuite_property: Callable[[str, object], None]
+) -> None:
+    """Writes the date, the commit, the hardware and the versions into a junit file (`--junitxml`)."""
+    if not request.config.getoption("xmlpath"):
+        return
+    from scaling.measure import environment
+
+    seen = environment.collect()
+    git = seen["git"] or {"commit": "unknown", "dirty": "unknown"}
+    facts = {
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "commit": git["commit"],
+        "files differ from the commit": git["dirty"],
+        "cpu": f"{seen['cpu']['usable_cores']} cores of {seen['cpu']['model']}",
+        "gpus": ", ".join(gpu["name"] for gpu in seen["gpus"]) or "none",
+        **seen["versions"],
+        **seen["settings"],
+        NUM_GPUS_VARIABLE: os.environ.get(NUM_GPUS_VARIABLE, "not set"),
+    }
+    for name, value in facts.items():
+        record_testsuite_property(name, value)
 
 
 @pytest.hookimpl(optionalhook=True)

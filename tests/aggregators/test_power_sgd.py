@@ -100,7 +100,6 @@ def test_residuals_are_the_same_taken_batch_by_batch_and_at_once(rank, monkeypat
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("rank", [1, 2])
 def test_on_a_gpu_it_is_what_it_is_on_a_cpu(rank):
     """With matrices that lie in strided batches, several shapes, and residuals that go on."""

@@ -26,13 +26,11 @@ IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 CPU = torch.device("cpu")
 DEVICE = CPU if IS_INTERPRETED else torch.device("cuda")
 
+# Without a GPU they run interpreted, from test_kernels_interpreted.
 pytestmark = [
-    pytest.mark.gpu,
+    *([] if IS_INTERPRETED else [pytest.mark.gpu]),
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # numpy's, of the interpreter: division by zero
-    pytest.mark.skipif(
-        not (IS_INTERPRETED or torch.cuda.is_available()) or triton_problem(DEVICE) is not None,
-        reason="needs Triton and a GPU; without one these run interpreted, from test_kernels_interpreted",
-    ),
+    pytest.mark.skipif(triton_problem(DEVICE) is not None, reason="needs Triton"),
 ]
 
 TWO_WAYS = [OneBitFlatCodec(64), OneBitFlatCodec(96), MeanSignCodec(64), NormSignCodec(64), VoteCodec(64)]

@@ -10,11 +10,7 @@ import yaml
 
 NUM_GPUS = torch.cuda.device_count()
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.processes,
-    pytest.mark.skipif(not NUM_GPUS, reason="needs a GPU"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.processes]
 
 EXACT = ("all_reduce", "ring", "tree", "host_serial", "host_parallel", "schedule")
 LOSSY = ("one_bit", "one_bit_flat", "power_sgd", "top_k", "ef_sign", "qsgd", "fp16", "bf16")
@@ -47,7 +43,7 @@ def losses(scaling, record):
     return [loss for line in first for loss in line["step_losses"]]
 
 
-TWO = pytest.param(2, marks=pytest.mark.skipif(NUM_GPUS < 2, reason="needs two GPUs"))
+TWO = pytest.param(2, marks=pytest.mark.gpu(2))
 
 
 @pytest.mark.parametrize("num_gpus", [1, TWO])

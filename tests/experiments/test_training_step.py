@@ -80,7 +80,6 @@ def test_seven_networks_are_those_of_the_workloads():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_captured_step_trains_as_the_eager_one_does():
     device = torch.device("cuda")
     inputs, targets = batch_of(DataShape((5,), 3), 16, device)

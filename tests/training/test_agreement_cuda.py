@@ -12,12 +12,7 @@ REFERENCE = "eager, all_reduce"
 NUM_STEPS = 100
 SECONDS = 120
 
-needs_four = pytest.mark.skipif(torch.cuda.device_count() < 4, reason="needs four GPUs")
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.processes,
-    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs"),
-]
+pytestmark = [pytest.mark.gpu(2), pytest.mark.processes]
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +21,7 @@ def alone(on_ranks):
     return on_ranks(WORKER, 1, SECONDS)
 
 
-@pytest.fixture(scope="module", params=[1, 2, pytest.param(4, marks=needs_four)])
+@pytest.fixture(scope="module", params=[1, 2, pytest.param(4, marks=pytest.mark.gpu(4))])
 def ranks(request, on_ranks, alone):
     """What each of several workers saw."""
     return alone if request.param == 1 else on_ranks(WORKER, request.param, SECONDS)

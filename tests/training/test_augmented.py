@@ -34,7 +34,6 @@ def trained(world_size: int, augmented: bool, rate: float = 0.05, after: int = 0
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("augmented", [False, True])
 def test_samples_in_host_memory_are_the_same_training_on_a_gpu(augmented):
     device = torch.device("cuda")

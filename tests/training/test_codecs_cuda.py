@@ -1,7 +1,6 @@
 """Every codec on two GPUs over NCCL: as on the CPU, without waiting for the device, and in a CUDA graph."""
 
 import pytest
-import torch
 
 NAMES = (
     *("one_bit", "one_bit_flat", "one_bit_momentum", "two_bit", "sign", "ef_sign", "qsgd", "top_k"),
@@ -18,11 +17,7 @@ SIXTEEN_BITS = {"fp16": 2**-11, "bf16": 2**-8}
 """Half a unit in the last place of the largest value."""
 SECONDS = 400  # kernels are compiled
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.processes,
-    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs"),
-]
+pytestmark = [pytest.mark.gpu(2), pytest.mark.processes]
 
 
 @pytest.fixture(scope="module")

@@ -25,8 +25,6 @@ CPU = torch.device("cpu")
 NUM_SAMPLES, NUM_BATCHES, LOCAL_BATCH = 40, 4, 6
 NUM_WORKERS = 2
 
-on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-
 
 def split(device: torch.device = CPU) -> Split:
     generator = torch.Generator().manual_seed(0)
@@ -141,7 +139,6 @@ def test_loaders_processes_end_with_it():
 
 
 @pytest.mark.gpu
-@on_gpu
 class TestOnAGpu:
     @pytest.mark.parametrize("placement", get_args(InputPlacement))
     def test_batches_come_in_turn_without_end(self, placement):

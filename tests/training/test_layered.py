@@ -170,7 +170,6 @@ class TestBuckets:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("aggregator", ["none", "all_reduce", "one_bit"])
 @pytest.mark.parametrize("bucket_mb", BUCKETS_MB)
 def test_captured_it_trains_as_the_eager_step(aggregator, bucket_mb):

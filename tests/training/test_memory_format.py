@@ -88,7 +88,6 @@ def test_gradient_of_resnet_is_the_same_to_rounding():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("layered", [False, True])
 def test_captured_training_is_that_of_the_contiguous_eager_step(layered, monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)

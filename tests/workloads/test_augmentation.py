@@ -151,7 +151,6 @@ class TestWorldSizes:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_device_gives_what_the_host_gives():
     images, variations = images_of(256), epoch_variations(256, 0, 1)
     device = torch.device("cuda")
