@@ -23,7 +23,7 @@ def test_kernels_are_their_reference_in_the_interpreter(cases, need):
         cwd=HERE.parents[1],
         capture_output=True,
         text=True,
-        timeout=1800,  # ten times what they take alone
+        timeout=1800,  # on a machine with other work; alone they take some minutes
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     assert " passed" in done.stdout
