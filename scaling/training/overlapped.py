@@ -92,16 +92,20 @@ class OverlappedStep:
             self._path = "hook"
         self._buckets = _Buckets(aggregator, group, self._device, replica.layout, replica.trainable)
         self._hooked = False
+        self._unused: list[str] = []
         if self._path == "optimizer":
             layout, trainable = replica.layout, replica.trainable
             self._optimizer = aggregator.wrap_optimizer(self._optimizer, layout, trainable, group)
         if self._path in ("bare", "optimizer"):
             return
+        self._unused = self._parameters_without_gradient()
         alone = self._path == "own" and not aggregator.exchanges
         self._ddp = self._forward = DistributedDataParallel(
             replica.module,
             process_group=group.alone() if alone else group.data,
             bucket_cap_mb=bucket_mb,
+            # Without it DDP waits for their gradients, for ever; with it it walks the graph of every step.
+            find_unused_parameters=group.largest(len(self._unused)) > 0,
             **_OWN_BUFFERS,
         )
         if self._path == "hook":
@@ -112,7 +116,9 @@ class OverlappedStep:
     @property
     def notes(self) -> list[str]:
         """What the aggregator decided at the start, and the buckets where they are known."""
-        return [*self.replica.notes, *self._buckets.notes]
+        unused = ", ".join(self._unused)
+        shown = f"DDP searches every step for parameters that the loss does not depend on: {unused:.200}"
+        return [*self.replica.notes, *([shown] if unused else []), *self._buckets.notes]
 
     def set_learning_rate(self, rate: float) -> None:
         """See `Step`."""
@@ -192,6 +198,12 @@ class OverlappedStep:
         self._hooked = True
         self._run_dry(dry_passes)
         self._buckets.start()
+
+    def _parameters_without_gradient(self) -> list[str]:
+        """The names of those that the loss of the example does not depend on."""
+        self._run_dry(1)
+        named = zip(self.replica.layout.names, self.replica.trainable, strict=True)
+        return [name for name, parameter in named if parameter.grad is None]
 
     def _run_dry(self, num_passes: int) -> None:
         """Forward and backward passes without an update, in which DDP settles its buckets.
