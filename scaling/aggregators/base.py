@@ -32,6 +32,9 @@ HOST_SITES: tuple[UpdateSite, ...] = ("host_serial", "host_parallel")
 Span = tuple[int, int]
 """Elements [start, stop) of a flat buffer."""
 
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+"""Of parameters that can be trained, and so of their gradients."""
+
 PhaseMarker = Callable[[str], AbstractContextManager[None]]
 """`with phase("encode"):` attributes what runs inside to that phase of the iteration."""
 
@@ -142,6 +145,8 @@ class Aggregator(ABC, Generic[S]):
         min_world_size: smallest world it runs in.
         library: "mpi" or "horovod", which it takes from its group's `over`: it runs only in launches that
             have that library, and between threads not at all; None for all others.
+        dtypes: of the gradients that it takes, some of `DTYPES`. An exact one is exact in each of them;
+            residuals and codes are computed in float32 where the gradient is float64, too.
     """
 
     name: ClassVar[str]
@@ -156,6 +161,7 @@ class Aggregator(ABC, Generic[S]):
     graph_capturable: ClassVar[bool] = False
     min_world_size: ClassVar[int] = 1
     library: ClassVar[str | None] = None
+    dtypes: ClassVar[tuple[torch.dtype, ...]] = DTYPES
 
     @abstractmethod
     def start(self, layout: BucketLayout, group: Group, dtype: torch.dtype, device: torch.device) -> S:

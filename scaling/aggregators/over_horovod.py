@@ -37,7 +37,7 @@ from scaling.aggregators.prediction import all_reduce_bytes, native_all_reduce
 from scaling.bucket import BucketLayout
 from scaling.collectives.plan import Stage, Update
 from scaling.process_group import Group, HorovodGroup
-from scaling.process_group.over_horovod import Compression
+from scaling.process_group.over_horovod import CARRIED, Compression
 
 
 @dataclass
@@ -68,6 +68,7 @@ class _ByHorovod(Aggregator[S], Generic[S]):
     """
 
     library = "horovod"
+    dtypes = CARRIED
     order_varies = True  # which tensors it fuses, and so how it cuts them, depends on when they came
     modifies_input = True
 

@@ -30,7 +30,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from scaling.aggregators.base import Aggregator, AggregatorState, PhaseMarker, unmarked
+from scaling.aggregators.base import DTYPES, Aggregator, AggregatorState, PhaseMarker, unmarked
 from scaling.aggregators.compressed import OneBitState, StripedOneBit
 from scaling.aggregators.prediction import (
     all_reduce_bytes,
@@ -42,6 +42,7 @@ from scaling.bucket import BucketLayout
 from scaling.collectives.mpi_library import MpiLibrary, mpi_all_reduce
 from scaling.collectives.plan import Codec, Exchange, Stage, Update
 from scaling.process_group import Group, Message, MpiGroup
+from scaling.process_group.over_mpi import SUMMED
 
 DIVIDE_BYTES_MOVED = 2.0
 """In host memory for each byte that is divided: read and written."""
@@ -63,6 +64,7 @@ class Mpi(Aggregator[MpiState]):
     name = "mpi"
     modifies_input = True
     library = "mpi"
+    dtypes = tuple(one for one in DTYPES if one in SUMMED)
 
     def start(self, layout: BucketLayout, group: Group, dtype: torch.dtype, device: torch.device) -> MpiState:
         """Reserves the host memory; refuses types that MPI cannot add, bfloat16 and float16 among them."""

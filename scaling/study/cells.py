@@ -17,6 +17,7 @@ from scaling.aggregators.base import Aggregator
 from scaling.aggregators.registry import create as create_aggregator
 from scaling.errors import StudyError
 from scaling.study.device import DeviceCell, device_cells
+from scaling.study.dtypes import check_dtypes
 from scaling.study.memory_format import memory_formats
 from scaling.study.recipes import recipe_of, timed_augmentation
 from scaling.study.rules import check_part
@@ -315,6 +316,7 @@ def _part_cells(
     placements = part.input_placement if isinstance(part, IterationPart) else ["device"]
     for choice in part.workloads:
         workload = _choose(choice, notes)
+        check_dtypes(workload, made, where)
         batches = workload.global_batch or workload.local_batch or []
         axes = itertools.product(
             *(batches, sizes, aggregators, part.step, peer_access, tf32, part.seed, placements),

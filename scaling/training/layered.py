@@ -32,6 +32,7 @@ from scaling.aggregators.saved_state import load_buckets, save_buckets
 from scaling.bucket import BucketLayout
 from scaling.measure.phases import UNMARKED, Marks, PhaseRecorder
 from scaling.process_group import Group
+from scaling.training.dtypes import require_dtypes
 from scaling.training.replica import FlatBucket, FlatReplica
 from scaling.training.step import by_bucket, of_buckets
 from scaling.training.update import SgdSettings, SpansUpdate
@@ -90,6 +91,7 @@ class LayeredStep:
         bucket_mb: float,
         capturable: bool = False,
     ) -> None:
+        require_dtypes(replica.module, aggregator)
         self.replica, self._aggregator = replica, aggregator
         self._marks: Marks = UNMARKED
         self._buckets = [

@@ -39,6 +39,7 @@ from scaling.bucket import BucketLayout
 from scaling.collectives.side_stream import side_stream
 from scaling.measure.phases import UNMARKED, Marks, PhaseRecorder
 from scaling.process_group import TorchGroup
+from scaling.training.dtypes import require_dtypes
 from scaling.training.replica import Replica
 from scaling.training.update import SgdSettings, set_learning_rate
 
@@ -81,6 +82,7 @@ class OverlappedStep:
         inputs: Tensor,
         targets: Tensor,
     ) -> None:
+        require_dtypes(replica.module, aggregator)
         self.replica, self._aggregator, self._group = replica, aggregator, group
         self._optimizer: Any = settings.optimizer(replica.trainable)
         self._device = replica.trainable[0].device

@@ -20,7 +20,7 @@ class Replica:
     """A model on its device, with its tensors where torch has put them.
 
     Args:
-        module: the model.
+        module: the model; its trainable parameters are made contiguous.
         loss: what is minimized.
 
     Attributes:
@@ -34,6 +34,9 @@ class Replica:
         named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
         self.layout = BucketLayout.of([(name, tuple(p.shape)) for name, p in named])
         self.trainable = [parameter for _, parameter in named]
+        for parameter in self.trainable:
+            if not parameter.is_contiguous():  # a bucket of DDP has elements in their order in memory
+                parameter.data = parameter.data.contiguous()
 
     @property
     def dtypes(self) -> list[torch.dtype]:

@@ -16,6 +16,7 @@ from scaling.aggregators.base import Aggregator, AggregatorState, PhaseMarker
 from scaling.errors import CheckpointError
 from scaling.measure.phases import UNMARKED, Marks, PhaseRecorder
 from scaling.process_group import Group
+from scaling.training.dtypes import require_dtypes
 from scaling.training.replica import FlatBucket, FlatReplica, Replica
 from scaling.training.update import SgdSettings, Update, update_at
 
@@ -103,6 +104,7 @@ class EagerStep:
         *,
         capturable: bool = False,
     ) -> None:
+        require_dtypes(replica.module, aggregator)
         self.replica, self._aggregator = replica, aggregator
         self._parts = [
             _started(bucket, aggregator, settings, group, capturable=capturable) for bucket in replica.buckets

@@ -1,0 +1,45 @@
+"""Refuses, before any worker starts, models whose parameters an aggregator of the study cannot take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from scaling.aggregators.base import Aggregator
+from scaling.errors import StudyError
+from scaling.study.schema import Workload
+from scaling.training.dtypes import require_dtypes
+from scaling.workloads.registry import (
+    BUILT_IN_MODELS,
+    build_module,
+    create_dataset,
+    create_model,
+    resolve_shape,
+)
+
+
+def check_dtypes(workload: Workload, aggregators: Sequence[Aggregator[Any]], where: str) -> None:
+    """Builds a model of the user's own without its values, and checks its parameters' dtypes.
+
+    A model that cannot be built so is left to the workers, which check it before their first step.
+
+    Raises:
+        StudyError: naming the model, the parameter and what is allowed.
+    """
+    name = workload.model.name
+    if name in BUILT_IN_MODELS:
+        return  # float32 throughout
+    model = create_model(name, workload.model.parameters)
+    shape = resolve_shape(model, create_dataset(workload.dataset.name, workload.dataset.parameters))
+    try:
+        with torch.device("meta"):
+            module = build_module(model, shape)
+    except Exception:  # of the user's code, which may want values
+        return
+    for aggregator in aggregators:
+        try:
+            require_dtypes(module, aggregator)
+        except StudyError as error:
+            raise StudyError(f"{where}model {name!r}: {error}") from error
