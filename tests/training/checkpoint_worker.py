@@ -12,6 +12,7 @@ import torch
 
 from launchers.rank_info import RankInfo
 from scaling.process_group import TorchGroup
+from scaling.registry import trust
 from scaling.store import CheckpointFiles, ResultsFolder
 from scaling.study import run_convergence
 from scaling.study.cells import Cell
@@ -112,6 +113,7 @@ def main(out: Path) -> None:
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     workers = Workers(RankInfo(rank, rank, world_size, world_size, "test"))
     folder = ResultsFolder(out.parent / "results")
+    trust([BASE.model])
     run_convergence.LARGEST_WRITING_SHARE = float("inf")  # after every epoch
     seen: dict[str, Any] = {}
     for name, cell in CELLS.items():
