@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from scaling.store import ResultsFolder
 
 
 def export(
@@ -23,10 +27,19 @@ def export(
             "one value a row) or extra-p.",
         ),
     ] = "csv",
+    archive: Annotated[
+        bool, typer.Option("--archive", help="Put all runs into samples.csv.gz and runs.jsonl.")
+    ] = False,
+    unarchive: Annotated[bool, typer.Option("--unarchive", help="The reverse of --archive.")] = False,
+    unfinished: Annotated[
+        bool, typer.Option("--unfinished", help="With --archive: also where runs are left.")
+    ] = False,
 ) -> None:
-    """Print raw samples in another tool's format.
+    """Print raw samples in another tool's format, or archive the folder.
 
     chrome: open the file in chrome://tracing or ui.perfetto.dev. Phases stand in split iterations alone.
+    --archive puts the runs of a finished study into two files, samples.csv.gz and runs.jsonl, which every
+    command reads as well; --unarchive gives them their own files again.
     """
     from scaling.errors import ScalingError
     from scaling.report.columns import to_rows
@@ -38,6 +51,11 @@ def export(
     if format_ not in FORMATS:
         raise ScalingError(f"no format {format_!r}; allowed: {', '.join(FORMATS)}")
     folder = ResultsFolder(directory)
+    if archive or unarchive:
+        if (archive and unarchive) or cell is not None:
+            raise ScalingError("--archive and --unarchive stand alone, for a whole folder")
+        typer.echo(_archive(folder, unfinished=unfinished) if archive else _unarchive(folder), err=True)
+        return
     study = read_study(folder)
     cells = study.cells
     if cell is not None:
@@ -50,3 +68,15 @@ def export(
         sys.stdout.flush()
     except BrokenPipeError:  # `| head`: nobody reads on
         sys.stderr.close()
+
+
+def _archive(folder: ResultsFolder, *, unfinished: bool) -> str:
+    folder.archive(unfinished=unfinished)
+    states = Counter(run.state for run in folder.runs())
+    counts = ", ".join(f"{number} {state}" for state, number in sorted(states.items()))
+    return f"{folder.path} is archived: runs {counts}; samples.csv.gz and runs.jsonl hold what was in runs/"
+
+
+def _unarchive(folder: ResultsFolder) -> str:
+    folder.unarchive()
+    return f"{folder.path}: every run has its own files in runs/ again"

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -185,3 +186,35 @@ def test_long_titles_of_tables_are_wrapped():
     for one in render_tables(table):
         console.print(one)
     assert max(map(len, console.export_text().splitlines())) <= 80
+
+
+def test_archived_folder_gives_every_verb_the_same(call, tmp_path):
+    study = tmp_path / SMALL.name
+    shutil.copytree(SMALL, study, ignore=shutil.ignore_patterns("figures", "report.html"))
+    if (study / "runs.jsonl").exists():
+        assert call("export", study, "--unarchive")[0] == 0
+    reading = [
+        ("status", study, "--json"),
+        ("explain", study, "--json"),
+        ("recommend", study, "--json"),
+        ("compare", study, SMALL, "--json"),
+        ("export", study),
+        ("export", study, "slow_rank@4", "--format", "chrome"),
+    ]
+    before = [call(*arguments) for arguments in reading]
+    code, out, err = call("export", study, "--archive")
+    assert (code, out) == (0, "")
+    assert "is archived: runs 11 done; samples.csv.gz and runs.jsonl hold what was in runs/" in " ".join(
+        err.split()
+    )
+    assert not (study / "runs").exists()
+    assert [call(*arguments) for arguments in reading] == before
+    assert call("export", study, "--unarchive")[0] == 0
+    assert len(list(study.glob("runs/*/*/run.json"))) == 11
+
+
+def test_archiving_is_for_a_whole_folder(call):
+    for arguments in ((SMALL, "slow_rank@4", "--archive"), (SMALL, "--archive", "--unarchive")):
+        code, _, err = call("export", *arguments)
+        assert code == 2
+        assert "for a whole folder" in err

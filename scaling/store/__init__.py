@@ -11,8 +11,11 @@
       predictions.json                                   simulated before a launch that measures it
 
 Every file is replaced in one piece (written beside, synced, renamed) or appended to by one process. Raw
-samples are never edited; those of a run that was cut off move to `runs/<cell>/<repeat>/attempt-<n>/`. The
-samples of a study that is kept may be compressed (`gzip runs/*/*/rank*.jsonl`): they are read as well.
+samples are never edited; those of a run that was cut off move to `runs/<cell>/<repeat>/attempt-<n>/`.
+
+A study that is over may be archived (`scaling export DIR --archive`): `samples.csv.gz` and `runs.jsonl` then
+stand for runs/ (archive.py says how), and no run is written before `--unarchive`. Samples that were
+compressed where they are (`rank<r>.jsonl.gz`) are read as well.
 """
 
 from scaling.store.checkpoints import CheckpointFiles

@@ -10,7 +10,7 @@ import os
 import tempfile
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -153,13 +153,23 @@ def json_lines(path: Path, *, unfinished: bool = False) -> Iterator[dict[str, An
         # A byte that is no UTF-8 becomes \xff, which is no JSON either.
         opened = gzip.open if path.suffix == ".gz" else open
         with opened(path, "rt", encoding="utf-8", errors="backslashreplace") as file:
-            for number, line in enumerate(file, 1):
-                try:
-                    yield json.loads(line)
-                except ValueError as error:
-                    if unfinished and next(file, None) is None:
-                        return
-                    raise StoreError(f"{path}, line {number} is damaged: {error}") from error
+            yield from parsed_lines(file, str(path), unfinished=unfinished)
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error
         raise StoreError(f"{path}: cannot be read: {reason}") from error
+
+
+def parsed_lines(lines: Iterable[str], where: str, *, unfinished: bool) -> Iterator[dict[str, Any]]:
+    """What the lines of the file `where` say; see `json_lines`.
+
+    Raises:
+        StoreError: a line is damaged.
+    """
+    left = iter(lines)
+    for number, line in enumerate(left, 1):
+        try:
+            yield json.loads(line)
+        except ValueError as error:
+            if unfinished and next(left, None) is None:
+                return
+            raise StoreError(f"{where}, line {number} is damaged: {error}") from error

@@ -14,6 +14,14 @@ from typing import Any
 import yaml
 
 from scaling.errors import StoreError
+from scaling.store.archive import RUNS, Archive, is_archived, opened
+from scaling.store.archiving import (
+    require_finished,
+    require_one_form,
+    require_plain,
+    write_archive,
+    write_plain,
+)
 from scaling.store.checkpoints import CheckpointFiles
 from scaling.store.files import (
     finite,
@@ -26,7 +34,7 @@ from scaling.store.files import (
     write_whole,
     writing,
 )
-from scaling.store.records import MAX_DEATHS, SCHEMA_VERSION, RunRecord, now, read_run
+from scaling.store.records import MAX_DEATHS, SCHEMA_VERSION, RunRecord, now, read_run, record_from
 
 
 class ResultsFolder:
@@ -38,6 +46,7 @@ class ResultsFolder:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
+        self._opened: Archive | None = None
 
     # -- the study, the environment, the topology ------------------------------------------------------------
 
@@ -106,12 +115,12 @@ class ResultsFolder:
 
     def plan_run(self, cell_id: str, repeat: int, cell: Mapping[str, Any]) -> None:
         """Records a run as planned, unless it is known already."""
-        if not self._run_file(cell_id, repeat).exists():
+        if not self._has_run(cell_id, repeat):
             self.write_run(RunRecord(cell_id, repeat, dict(cell)))
 
     def write_run(self, record: RunRecord) -> None:
         """Replaces a run's record."""
-        path = self._run_file(record.cell_id, record.repeat)
+        path = self._run_file_to_write(record.cell_id, record.repeat)
         self._write(str(path.relative_to(self.path)), json.dumps(finite(asdict(record)), indent=1) + "\n")
 
     def run(self, cell_id: str, repeat: int) -> RunRecord:
@@ -120,17 +129,30 @@ class ResultsFolder:
         Raises:
             StoreError: it does not exist or is damaged.
         """
-        return read_run(self._run_file(cell_id, repeat))
+        archive = self._archive()
+        if archive is None:
+            return read_run(self._run_file(cell_id, repeat))
+        if not self._has_run(cell_id, repeat):
+            raise StoreError(f"{self.path / RUNS} has no run {repeat} of cell {cell_id}")
+        return record_from(archive.records[cell_id, repeat], self.path / RUNS)
 
     def runs(self) -> list[RunRecord]:
-        """All runs, by cell and repeat."""
+        """All runs, by cell and repeat.
+
+        Raises:
+            StoreError: a record is damaged, or the folder has both an archive and files of runs.
+        """
+        archive = self._archive()
+        if archive is not None:
+            require_one_form(self.path)
+            return [record_from(values, self.path / RUNS) for values in archive.records.values()]
         files = [path for path in self.path.glob("runs/*/*/run.json") if path.parts[-2].isdecimal()]
         files.sort(key=lambda path: (path.parts[-3], int(path.parts[-2])))
         return [read_run(path) for path in files]
 
     def start_run(self, record: RunRecord, launch: Mapping[str, Any]) -> None:
         """Marks a run as running; samples of an earlier attempt that was cut off are moved aside."""
-        folder = self._run_file(record.cell_id, record.repeat).parent
+        folder = self._run_file_to_write(record.cell_id, record.repeat).parent
         left_over = _sample_files(folder)
         if left_over:
             attempt = next(path for n in count(1) if not (path := folder / f"attempt-{n}").exists())
@@ -170,7 +192,7 @@ class ResultsFolder:
         self, cell_id: str, repeat: int, rank: int
     ) -> Callable[[Iterable[Mapping[str, Any]]], None]:
         """A function that appends one rank's samples as JSON lines; NaN and infinity become null."""
-        path = self._run_file(cell_id, repeat).parent / f"rank{rank}.jsonl"
+        path = self._run_file_to_write(cell_id, repeat).parent / f"rank{rank}.jsonl"
 
         def append(rows: Iterable[Mapping[str, Any]]) -> None:
             with writing(path):
@@ -192,11 +214,47 @@ class ResultsFolder:
             StoreError: a file is missing or damaged.
         """
         folder = self._run_file(cell_id, repeat).parent
-        files = _sample_files(folder)
-        ranks = [rank_of(path) for path in files]
+        archive, files = self._archive(), _sample_files(folder)
+        archived = archive.ranks(cell_id, repeat) if archive else []
+        ranks = [file.rank for file in archived] if archive else [rank_of(path) for path in files]
         if ranks != list(range(len(ranks))):
             raise StoreError(f"{folder}: samples of ranks {ranks} are there; some are missing")
+        if archive:
+            return [archive.samples(file, unfinished=unfinished) for file in archived]
         return [list(json_lines(path, unfinished=unfinished)) for path in files]
+
+    # -- the archived form -----------------------------------------------------------------------------------
+
+    def archive(self, *, unfinished: bool = False) -> None:
+        """Puts all runs into the archived form; nothing is removed before the archive was read and compared.
+
+        Args:
+            unfinished: also where runs are planned or were cut off.
+
+        Raises:
+            StoreError: somebody works in the folder, it is not finished, or a file cannot be read or written.
+        """
+        with self.require().lock():
+            if not (unfinished or is_archived(self.path)):
+                require_finished(self.path, (run.state for run in self.runs()))
+            write_archive(self.path)
+
+    def unarchive(self) -> None:
+        """Gives every run its own files again, as they were before `archive`; then the archive is removed.
+
+        Raises:
+            StoreError: somebody works in the folder, it is not archived, or a file cannot be read or written.
+        """
+        with self.require().lock():
+            write_plain(self.path)
+
+    def refuse_archived(self) -> None:
+        """Raises a StoreError where the folder is archived: for callers that are about to write runs."""
+        require_plain(self.path)
+
+    def _archive(self) -> Archive | None:
+        self._opened = opened(self.path, self._opened)
+        return self._opened
 
     # -- checkpoints -----------------------------------------------------------------------------------------
 
@@ -329,6 +387,14 @@ class ResultsFolder:
 
     def _run_file(self, cell_id: str, repeat: int) -> Path:
         return self.path / "runs" / cell_id / str(repeat) / "run.json"
+
+    def _run_file_to_write(self, cell_id: str, repeat: int) -> Path:
+        self.refuse_archived()
+        return self._run_file(cell_id, repeat)
+
+    def _has_run(self, cell_id: str, repeat: int) -> bool:
+        archive = self._archive()
+        return (cell_id, repeat) in archive.records if archive else self._run_file(cell_id, repeat).exists()
 
     def _read_mapping(self, name: str, parse: Any) -> dict[str, Any]:
         return read_mapping(self.path / name, parse)

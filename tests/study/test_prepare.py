@@ -60,6 +60,37 @@ def contents(folder: ResultsFolder) -> dict[str, str]:
     return {str(path.relative_to(folder.path)): path.read_text() for path in files}
 
 
+def contents_in_bytes(folder: ResultsFolder) -> dict[str, bytes]:
+    files = (path for path in folder.path.rglob("*") if path.is_file() and not path.name.startswith(".lock"))
+    return {str(path.relative_to(folder.path)): path.read_bytes() for path in files}
+
+
+class TestArchivedFolder:
+    def test_a_study_that_is_over_stays_as_it_is(self, folder):
+        for record in prepared(folder).runs():
+            folder.finish_run(record, {})
+        folder.archive()
+        before = contents_in_bytes(folder)
+        assert contents_in_bytes(prepared(folder)) == before
+
+    @pytest.mark.parametrize("changes", [{"repeats": 3}, {"aggregators": ["ring", "tree", "all_reduce"]}])
+    def test_new_runs_are_refused_before_anything_is_written(self, folder, changes):
+        for record in prepared(folder).runs():
+            folder.finish_run(record, {})
+        folder.archive()
+        before = contents_in_bytes(folder)
+        with pytest.raises(StoreError, match=r"is archived: no run can be added.*export .* --unarchive"):
+            prepared(folder, **changes)
+        assert contents_in_bytes(folder) == before
+        folder.unarchive()
+        assert len(prepared(folder, **changes).runs()) > 11
+
+    def test_planned_runs_are_refused_before_workers_start(self, folder):
+        prepared(folder).archive(unfinished=True)
+        with pytest.raises(StoreError, match="is archived: no run can be added or changed"):
+            prepared(folder)
+
+
 class TestNewFolder:
     def test_study_environment_and_topology_are_written_and_every_run_is_planned(self, folder):
         prepared(folder)

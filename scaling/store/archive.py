@@ -1,0 +1,228 @@
+"""The archived form of a folder's runs: one compressed table of samples, one file of records.
+
+    samples.csv.gz   cell_id, repeat, attempt, rank, keys, line; then a column for each key of a sample
+    runs.jsonl       the content of every run.json, one a line
+
+A row of the table is a line of `runs/<cell_id>/<repeat>/rank<rank>.jsonl`, in the same order. A value is its
+JSON text, so that numbers, texts, null and lists come back as they were; it is empty where a sample has no
+such key. Samples of an attempt that was cut off have its number as `attempt`. `keys` lists the keys of a
+sample that has them in another order than the columns. A line that is no sample as the store writes it (cut
+off, damaged) is kept whole, as a JSON string, in `line`. A row without any of these says that the file has no
+lines.
+
+A folder is archived as soon as it has a runs.jsonl, which is written last and removed first.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import zlib
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from scaling.errors import StoreError
+from scaling.store.files import parsed_lines
+from scaling.store.records import record_from
+
+SAMPLES, RUNS = "samples.csv.gz", "runs.jsonl"
+OWN_COLUMNS = ("cell_id", "repeat", "attempt", "rank", "keys", "line")
+NUM_IDS = 4
+"""Columns that say which file a row belongs to."""
+
+
+@dataclass(frozen=True, order=True)
+class RankFile:
+    """One rank's samples.
+
+    Attributes:
+        cell_id: of the run.
+        repeat: of the run.
+        attempt: number of an attempt that was cut off; 0 for the run itself.
+        rank: of the worker.
+    """
+
+    cell_id: str
+    repeat: int
+    attempt: int
+    rank: int
+
+    @property
+    def name(self) -> str:
+        """Where it is while the folder is not archived, relative to the folder."""
+        attempt = f"attempt-{self.attempt}/" if self.attempt else ""
+        return f"runs/{self.cell_id}/{self.repeat}/{attempt}rank{self.rank}.jsonl"
+
+    @property
+    def ids(self) -> list[str]:
+        """Its rows' first columns."""
+        return [self.cell_id, str(self.repeat), str(self.attempt or ""), str(self.rank)]
+
+
+def is_archived(folder: Path) -> bool:
+    """Whether its runs are in the archived form."""
+    return (folder / RUNS).is_file()
+
+
+def opened(folder: Path, before: Archive | None) -> Archive | None:
+    """The archive of a folder, which is `before` where it is still the same; None where it has none."""
+    try:
+        status = (folder / RUNS).stat()
+    except OSError:
+        return None
+    state = (status.st_mtime_ns, status.st_size)
+    return before if before and before.state == state else Archive(folder / SAMPLES, folder / RUNS, state)
+
+
+class Archive:
+    """The archived runs of a folder, read when they are asked for.
+
+    Args:
+        samples: path of the table.
+        runs: path of the records.
+        state: what tells this one from one that is written later.
+    """
+
+    def __init__(self, samples: Path, runs: Path, state: tuple[int, int] = (0, 0)) -> None:
+        self.path = samples
+        self.state = state
+        self._runs = runs
+
+    @cached_property
+    def records(self) -> dict[tuple[str, int], dict[str, Any]]:
+        """Cell id and repeat -> what run.json held, in this order.
+
+        Raises:
+            StoreError: the file is damaged.
+        """
+        records = {}
+        try:
+            for line in self._runs.read_text(encoding="utf-8").splitlines():
+                values = json.loads(line)
+                record = record_from(values, f"{self._runs}, line {len(records) + 1}")
+                records[record.cell_id, record.repeat] = values
+        except OSError as error:
+            raise StoreError(f"{self._runs}: cannot be read: {error.strerror}") from error
+        except ValueError as error:
+            if isinstance(error, StoreError):
+                raise
+            raise StoreError(f"{self._runs} is damaged: line {len(records) + 1}: {error}") from error
+        return dict(sorted(records.items()))
+
+    def ranks(self, cell_id: str, repeat: int) -> list[RankFile]:
+        """Those with samples of a run, by rank."""
+        return self._ranks.get((cell_id, repeat), [])
+
+    @cached_property
+    def _ranks(self) -> dict[tuple[str, int], list[RankFile]]:
+        found: dict[tuple[str, int], list[RankFile]] = {}
+        for file in sorted(self.files):
+            if not file.attempt:
+                found.setdefault((file.cell_id, file.repeat), []).append(file)
+        return found
+
+    @property
+    def files(self) -> dict[RankFile, tuple[int, int]]:
+        """Every rank's samples -> where in the table."""
+        return self._table[2]
+
+    def lines(self, file: RankFile) -> list[str]:
+        """The lines of a rank's file, as they were.
+
+        Raises:
+            StoreError: the table is damaged.
+        """
+        return self._lines(file)[0]
+
+    def samples(self, file: RankFile, *, unfinished: bool = False) -> list[dict[str, Any]]:
+        """The samples of a rank: [line]; `unfinished` as in `ResultsFolder.samples`.
+
+        Raises:
+            StoreError: the table, or a line that was archived, is damaged.
+        """
+        lines, are_samples = self._lines(file)
+        where = f"{self.path}, {file.name}"
+        if not are_samples:
+            # A byte that is no UTF-8 becomes \xff, which is no JSON either.
+            texts = (one.encode(errors="surrogateescape").decode(errors="backslashreplace") for one in lines)
+            return list(parsed_lines(texts, where, unfinished=unfinished))
+        try:
+            found: list[dict[str, Any]] = json.loads(f"[{','.join(lines)}]")  # faster than one by one
+        except ValueError as error:
+            raise StoreError(f"{where} is damaged: {error}") from error
+        return found
+
+    def _lines(self, file: RankFile) -> tuple[list[str], bool]:
+        """With whether each is a sample as the store writes it."""
+        content, columns, places = self._table
+        first, last = places[file]
+        starts = [f"{json.dumps(name)}: " for name in columns]
+        lines, are_samples = [], True
+        try:
+            for row in csv.reader(content[first:last].decode().split("\n")[:-1], strict=True):
+                _, _, _, _, keys, line, *cells = row
+                if line:
+                    lines.append(json.loads(line))
+                    are_samples = False
+                    continue
+                if keys:
+                    values = dict(zip(columns, cells, strict=True))
+                    parts = [f"{json.dumps(name)}: {values[name]}" for name in json.loads(keys)]
+                else:
+                    parts = [start + cell for start, cell in zip(starts, cells, strict=True) if cell]
+                if parts:
+                    lines.append(f"{{{', '.join(parts)}}}\n")
+        except (ValueError, KeyError, csv.Error) as error:
+            raise StoreError(f"{self.path} is damaged: {file.name}: {error}") from error
+        return lines, are_samples
+
+    @cached_property
+    def _table(self) -> tuple[bytes, list[str], dict[RankFile, tuple[int, int]]]:
+        """The table's text, the keys of its samples, and where each file's rows begin and end."""
+        _allow_long_values()
+        try:
+            content = gzip.decompress(self.path.read_bytes())
+            stream = io.BytesIO(content)
+            header = next(csv.reader([stream.readline().decode()], strict=True))
+            if tuple(header[: len(OWN_COLUMNS)]) != OWN_COLUMNS:
+                raise ValueError(f"its columns should begin with {', '.join(OWN_COLUMNS)}")
+            places = _places(stream)
+            foreign = [file.name for file in places if (file.cell_id, file.repeat) not in self.records]
+            if foreign:  # cell ids name files: those of records were checked
+                raise ValueError(f"{foreign[0]} is of no run in {self._runs}")
+            return content, header[len(OWN_COLUMNS) :], places
+        except StoreError:
+            raise
+        except (OSError, EOFError, ValueError, StopIteration, csv.Error, zlib.error) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise StoreError(f"{self.path} is damaged, or cannot be read: {reason}") from error
+
+
+def _places(rows: io.BytesIO) -> dict[RankFile, tuple[int, int]]:
+    """Each file's rows stand together: they are found by their beginning, without reading the values."""
+    places: dict[RankFile, tuple[int, int]] = {}
+    beginning, file, start = b"\n", None, rows.tell()
+    position = start
+    for row in rows:
+        if not row.startswith(beginning):
+            if file:
+                places[file] = (start, position)
+            ids = row.split(b",", NUM_IDS)[:NUM_IDS]
+            cell_id, repeat, attempt, rank = (value.decode() for value in ids)
+            file = RankFile(cell_id, int(repeat), int(attempt or 0), int(rank))
+            if file in places:
+                raise ValueError(f"the rows of {file.name} do not stand together")
+            beginning, start = b",".join([*ids, b""]), position
+        position += len(row)
+    if file:
+        places[file] = (start, position)
+    return places
+
+
+def _allow_long_values() -> None:
+    """The losses of an epoch's steps are longer than what the csv module reads by default."""
+    csv.field_size_limit(2**31 - 1)

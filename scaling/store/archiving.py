@@ -1,0 +1,245 @@
+"""Turns a folder's runs from one form into the other; nothing is removed before both were compared."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from scaling.errors import StoreError
+from scaling.store.archive import OWN_COLUMNS, RUNS, SAMPLES, Archive, RankFile, is_archived
+from scaling.store.files import rank_of, write_whole, writing
+
+
+def plain_files(folder: Path) -> Iterator[Path]:
+    """Records and samples, compressed or not; a run's record is its last file."""
+    for record in sorted(folder.glob("runs/*/*/run.json")):
+        if record.parent.name.isdecimal():
+            for run in (record.parent, *sorted(record.parent.glob("attempt-[0-9]*"))):
+                yield from sorted([*run.glob("rank*.jsonl"), *run.glob("rank*.jsonl.gz")], key=rank_of)
+            yield record
+
+
+def content_of(path: Path) -> bytes:
+    """A record's or a rank's content; of samples that are compressed, what they are.
+
+    Raises:
+        StoreError: it cannot be read.
+    """
+    try:
+        content = path.read_bytes()
+        if path.name == "run.json":
+            return record_text(json.loads(content)).encode()
+        return gzip.decompress(content) if path.suffix == ".gz" else content
+    except (OSError, EOFError, ValueError, zlib.error) as error:
+        raise StoreError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
+
+
+def record_text(record: Any) -> str:
+    """The content of a run.json."""
+    return json.dumps(record, indent=1) + "\n"
+
+
+def _rank_file(path: Path, folder: Path) -> RankFile:
+    _, cell_id, repeat, *attempt, _ = path.relative_to(folder).parts
+    number = int(attempt[0].removeprefix("attempt-")) if attempt else 0
+    return RankFile(cell_id, int(repeat), number, rank_of(path))
+
+
+def _archived_files(archive: Archive) -> Iterator[tuple[str, bytes]]:
+    """What an archive holds: names, relative to the folder, and contents."""
+    for (cell_id, repeat), record in archive.records.items():
+        yield f"runs/{cell_id}/{repeat}/run.json", record_text(record).encode()
+    for file in archive.files:
+        yield file.name, "".join(archive.lines(file)).encode(errors="surrogateescape")
+
+
+# -- from one form to the other ------------------------------------------------------------------------------
+
+
+def require_finished(folder: Path, states: Iterable[str]) -> None:
+    """For an archive of a study that is over.
+
+    Raises:
+        StoreError: a run is planned or running.
+    """
+    left = Counter(state for state in states if state in ("planned", "running"))
+    if left:
+        counts = ", ".join(f"{number} {state}" for state, number in left.items())
+        raise StoreError(
+            f"{folder} is not finished: runs are {counts}; finish it with `scaling run`, or archive it as it "
+            "is with --unfinished (failed runs are archived in any case)"
+        )
+
+
+def require_plain(folder: Path) -> None:
+    """Of a folder in which a run is to be written.
+
+    Raises:
+        StoreError: it is archived.
+    """
+    if is_archived(folder):
+        raise StoreError(
+            f"{folder} is archived: no run can be added or changed; `scaling export {folder} --unarchive` gives "
+            "its runs their own files again"
+        )
+
+
+def require_one_form(folder: Path) -> None:
+    """Of a folder that is archived: no run has files of its own.
+
+    Raises:
+        StoreError: one has.
+    """
+    if next(plain_files(folder), None) is not None:
+        raise StoreError(
+            f"{folder} has files of runs and an archive of them; `scaling export {folder} --archive` removes "
+            "the files that the archive holds too"
+        )
+
+
+def write_archive(folder: Path) -> None:
+    """Writes both files and reads them back; only when they hold everything are the runs' own files removed.
+
+    Where a folder is archived already, its own files that are still there are compared and removed.
+
+    Raises:
+        StoreError: a file cannot be read or written, or the archive does not hold what it holds.
+    """
+    files = list(plain_files(folder))
+    if not is_archived(folder):
+        _write_checked(folder, files)
+    require_held(folder, files, Archive(folder / SAMPLES, folder / RUNS))
+    remove(files)
+
+
+def _write_checked(folder: Path, files: Sequence[Path]) -> None:
+    records = [path for path in files if path.name == "run.json"]
+    samples = {_rank_file(path, folder): path for path in files if path.name != "run.json"}
+    unchecked = folder / f".{RUNS}"
+    try:
+        write_whole(folder / SAMPLES, table(samples))
+        lines = (json.dumps(json.loads(content_of(path))) + "\n" for path in records)
+        write_whole(unchecked, "".join(lines).encode())
+        require_held(folder, files, Archive(folder / SAMPLES, unchecked))
+        write_whole(folder / RUNS, unchecked.read_bytes())
+    except BaseException:
+        (folder / SAMPLES).unlink(missing_ok=True)
+        raise
+    finally:
+        unchecked.unlink(missing_ok=True)
+
+
+def write_plain(folder: Path) -> None:
+    """Writes the runs' own files; only when they hold everything is the archive removed.
+
+    Raises:
+        StoreError: the folder is not archived, a file cannot be read or written, or one is there already with
+            other content.
+    """
+    if not is_archived(folder):
+        raise StoreError(f"{folder} is not archived: it has no {RUNS}")
+    archive = Archive(folder / SAMPLES, folder / RUNS)
+    require_held(folder, list(plain_files(folder)), archive)
+    held = list(_archived_files(archive))
+    for name, content in held:
+        write_whole(folder / name, content)
+    files = list(plain_files(folder))
+    require_held(folder, files, archive)
+    if len(files) != len(held):
+        raise StoreError(f"{folder}: {len(files)} files were written of the archive's {len(held)}")
+    for path in (folder / RUNS, folder / SAMPLES):
+        with writing(path):
+            path.unlink()
+
+
+def require_held(folder: Path, files: Iterable[Path], archive: Archive) -> None:
+    """Compares the runs' own files with an archive, in the exact texts of their values.
+
+    Raises:
+        StoreError: the archive does not hold one of them, or holds another content of it.
+    """
+    held = dict(_archived_files(archive))
+    for path in files:
+        if held.pop(path.relative_to(folder).as_posix().removesuffix(".gz"), None) != content_of(path):
+            raise StoreError(f"{path} is not what {archive.path} holds; move one of the two elsewhere")
+
+
+def remove(files: Iterable[Path]) -> None:
+    """Removes them, and the folders that are empty then; anything else in a run's folder stays."""
+    for path in files:
+        with writing(path):
+            path.unlink()
+        for parent in path.parents[:4]:
+            if any(parent.iterdir()):
+                break
+            with writing(parent):
+                parent.rmdir()
+
+
+def table(files: dict[RankFile, Path]) -> bytes:
+    """The compressed table of these samples; the same bytes whenever it is made of the same files."""
+    columns = columns_of(keys for path in files.values() for keys in _keys(path))
+    packed = io.BytesIO()
+    with (
+        gzip.GzipFile(fileobj=packed, mode="wb", filename="", mtime=0) as compressed,
+        io.TextIOWrapper(compressed, encoding="utf-8", newline="") as text,
+    ):
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow([*OWN_COLUMNS, *columns])
+        for file, path in files.items():
+            lines = _lines(path)
+            writer.writerows([*file.ids, *_row(line, columns)] for line in lines)
+            if not lines:
+                writer.writerow([*file.ids, *[""] * (len(columns) + 2)])
+    return packed.getvalue()
+
+
+def columns_of(orders: Iterable[tuple[str, ...]]) -> list[str]:
+    """All keys, each behind the one that it follows where it is first seen."""
+    columns: list[str] = []
+    for keys in dict.fromkeys(orders):
+        position = 0
+        for key in keys:
+            if key in columns:
+                position = columns.index(key)
+            else:
+                columns.insert(position, key)
+            position += 1
+    return columns
+
+
+def _keys(path: Path) -> Iterator[tuple[str, ...]]:
+    return (tuple(sample) for line in _lines(path) if (sample := _sample(line)))
+
+
+def _lines(path: Path) -> list[str]:
+    """With their ends; bytes that are no text are kept as surrogates."""
+    return list(io.StringIO(content_of(path).decode(errors="surrogateescape"), newline="\n"))
+
+
+def _sample(line: str) -> dict[str, Any] | None:
+    """What a line says; None where its text does not follow from that, or a key is a column's own."""
+    try:
+        sample = json.loads(line)
+    except ValueError:
+        return None
+    if not isinstance(sample, dict) or not sample or json.dumps(sample) + "\n" != line:
+        return None
+    return sample if all(key.isprintable() and key not in OWN_COLUMNS for key in sample) else None
+
+
+def _row(line: str, columns: Sequence[str]) -> list[str]:
+    """The columns behind the ids."""
+    sample = _sample(line)
+    if sample is None:
+        return ["", json.dumps(line), *[""] * len(columns)]
+    cells = [json.dumps(sample[name]) if name in sample else "" for name in columns]
+    in_order = [name for name in columns if name in sample] == list(sample)
+    return ["" if in_order else json.dumps(list(sample)), "", *cells]
