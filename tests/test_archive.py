@@ -221,6 +221,15 @@ class TestWhatIsRefused:
         assert contents(folder) == before
         assert not any(folder.path.parent.rglob("*abc*"))
 
+    def test_a_link_that_leads_out_of_the_folder(self, folder, tmp_path):
+        folder.archive()
+        elsewhere = tmp_path / "elsewhere"
+        elsewhere.mkdir()
+        (folder.path / "runs").symlink_to(elsewhere)
+        with pytest.raises(StoreError, match="outside of the results folder"):
+            folder.unarchive()
+        assert list(elsewhere.iterdir()) == []
+
 
 class TestNothingIsLost:
     def test_files_stay_where_the_archive_would_not_hold_them(self, folder, monkeypatch):

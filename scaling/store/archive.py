@@ -99,7 +99,7 @@ class Archive:
         Raises:
             StoreError: the file is damaged.
         """
-        records = {}
+        records: dict[tuple[str, int], dict[str, Any]] = {}
         try:
             for line in self._runs.read_text(encoding="utf-8").splitlines():
                 values = json.loads(line)

@@ -14,7 +14,7 @@ from typing import Any
 
 from scaling.errors import StoreError
 from scaling.store.archive import OWN_COLUMNS, RUNS, SAMPLES, Archive, RankFile, is_archived
-from scaling.store.files import rank_of, write_whole, writing
+from scaling.store.files import inside, rank_of, write_whole, writing
 
 
 def plain_files(folder: Path) -> Iterator[Path]:
@@ -86,8 +86,8 @@ def require_plain(folder: Path) -> None:
     """
     if is_archived(folder):
         raise StoreError(
-            f"{folder} is archived: no run can be added or changed; `scaling export {folder} --unarchive` gives "
-            "its runs their own files again"
+            f"{folder} is archived: no run can be added or changed; `scaling export {folder} --unarchive` "
+            "gives its runs their own files again"
         )
 
 
@@ -149,7 +149,7 @@ def write_plain(folder: Path) -> None:
     require_held(folder, list(plain_files(folder)), archive)
     held = list(_archived_files(archive))
     for name, content in held:
-        write_whole(folder / name, content)
+        write_whole(inside(folder, name), content)
     files = list(plain_files(folder))
     require_held(folder, files, archive)
     if len(files) != len(held):

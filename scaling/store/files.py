@@ -46,6 +46,21 @@ def write_whole(path: Path, content: bytes) -> Path:
     return path
 
 
+def inside(folder: Path, name: str) -> Path:
+    """The path of what is made from results, which are another's where a folder was received.
+
+    Raises:
+        StoreError: a link in the folder, or a name in the results, leads out of it.
+    """
+    path = folder / name
+    if not path.parent.resolve().is_relative_to(folder.resolve()):
+        raise StoreError(
+            f"{path} is outside of the results folder: a link in the folder or a name in its results "
+            "leads there, and nothing is written; remove the link or correct the name"
+        )
+    return path
+
+
 def read_mapping(path: Path, parse: Callable[[str], Any]) -> dict[str, Any]:
     """The mapping that `parse` makes of a file's text.
 

@@ -25,6 +25,7 @@ from scaling.store.archiving import (
 from scaling.store.checkpoints import CheckpointFiles
 from scaling.store.files import (
     finite,
+    inside,
     is_held,
     json_lines,
     locked,
@@ -274,25 +275,11 @@ class ResultsFolder:
 
     def write_text(self, name: str, text: str) -> Path:
         """Writes summary.csv, report.html and the like; returns the path."""
-        return write_whole(self._inside(name), text.encode())
+        return write_whole(inside(self.path, name), text.encode())
 
     def write_figure(self, name: str, content: bytes) -> Path:
         """Writes a picture; returns the path."""
-        return write_whole(self._inside(f"figures/{name}"), content)
-
-    def _inside(self, name: str) -> Path:
-        """The path of what is made from results, which are another's where a folder was received.
-
-        Raises:
-            StoreError: a link in the folder, or a name in the results, leads out of it.
-        """
-        path = self.path / name
-        if not path.parent.resolve().is_relative_to(self.path.resolve()):
-            raise StoreError(
-                f"{path} is outside of the results folder: a link in the folder or a name in its results "
-                "leads there, and nothing is written; remove the link or correct the name"
-            )
-        return path
+        return write_whole(inside(self.path, f"figures/{name}"), content)
 
     def next_log_path(self) -> Path:
         """A new file for what the workers of a launch print."""
