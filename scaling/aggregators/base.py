@@ -234,12 +234,16 @@ class Aggregator(ABC, Generic[S]):
         raise NotImplementedError(f"{self.name} takes the step on every replica: nothing to distribute")
 
     def wire_bytes(self, layout: BucketLayout, world_size: int, rank: int, itemsize: int) -> int | None:
-        """Bytes that a rank hands to others in one step, as its group meters them; None: it cannot say.
+        """Bytes that a rank moves in one step, as its group meters them; None: it cannot say.
+
+        Counted is what it sends to other ranks, and both directions of every copy between it and host memory:
+        what goes there, and what comes back. `distribute` belongs to it where there is one, and so do the
+        parameters that come back from an update in host memory.
 
         Args:
             layout: of the bucket.
             world_size: ranks.
-            rank: whose bytes; `distribute` is counted where there is one.
+            rank: of the group; the bytes are its own.
             itemsize: bytes of an element.
         """
         return None

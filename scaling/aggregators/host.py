@@ -15,8 +15,8 @@ phases then say what a rank waits for.
 2. every rank, its own threads: mean over its 1/n of the elements (`reduce`);
 3. every rank: the whole mean back (`h2d_result`).
 
-Bytes moved per rank: S to the host and S back; metered is the S that goes to the host. Error: one order of
-summation, so the ranks agree bit for bit.
+Bytes copied per rank: S to the host and S back. Error: one order of summation, so the ranks agree bit for
+bit.
 
 References: M. Abadi et al., "TensorFlow: Large-Scale Machine Learning on Heterogeneous Distributed Systems",
 arXiv 1603.04467 (2016); S. Shi, Q. Wang, P. Xu, X. Chu, "Benchmarking State-of-the-Art Deep Learning Software
@@ -102,8 +102,8 @@ class HostSerial(Aggregator[HostState]):
         return HostState(group, layout, execution, None, [])
 
     def wire_bytes(self, layout: BucketLayout, world_size: int, rank: int, itemsize: int) -> int:
-        """What goes to the host."""
-        return layout.num_elements * itemsize
+        """What goes to the host, and as much back."""
+        return 2 * layout.num_elements * itemsize
 
     def aggregate(self, state: HostState, gradient: Tensor, phase: PhaseMarker = unmarked) -> Tensor | None:
         """Returns the mean in host memory on rank 0, None elsewhere."""
@@ -146,8 +146,8 @@ class HostParallel(Aggregator[HostState]):
         return HostState(group, layout, execution, result, [])
 
     def wire_bytes(self, layout: BucketLayout, world_size: int, rank: int, itemsize: int) -> int:
-        """What goes to the host."""
-        return layout.num_elements * itemsize
+        """What goes to the host, and as much back."""
+        return 2 * layout.num_elements * itemsize
 
     def aggregate(self, state: HostState, gradient: Tensor, phase: PhaseMarker = unmarked) -> Tensor:
         """Returns the mean on the gradient's device on every rank."""

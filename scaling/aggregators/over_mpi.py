@@ -91,10 +91,11 @@ class Mpi(Aggregator[MpiState]):
             with phase("h2d_result"):
                 # The buffer is written again only when the next gradient is there, behind this copy.
                 gradient.copy_(state.on_host, non_blocking=True)
+            state.group.meter.count(2 * gradient.nbytes, 2)
         return gradient
 
     def wire_bytes(self, layout: BucketLayout, world_size: int, rank: int, itemsize: int) -> int:
-        """A ring's traffic, which is what a group meters."""
+        """A ring's traffic, which is what a group meters; without the copies down and up, which GPUs need."""
         return all_reduce_bytes([layout.num_elements * itemsize], world_size)
 
     def stages(self, layout: BucketLayout, world_size: int) -> list[Stage]:
@@ -175,6 +176,8 @@ class MpiOneBit(StripedOneBit):
             for host, words in up:
                 # Received into again only after a later `_down`, which waits for this copy too.
                 words.copy_(host, non_blocking=True)
+        copied = [words.nbytes for words, _ in down] + [words.nbytes for _, words in up]
+        state.group.meter.count(sum(copied), len(copied))
 
 
 def _through_host(stage: Stage) -> list[Stage]:

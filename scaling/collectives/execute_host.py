@@ -124,7 +124,8 @@ class HostExecution:
         """
         run = _Run(gradient, result, self._tickets + 1)
         self._tickets += len(self._chunks)
-        self._group.meter.count(gradient.nbytes, len(self._chunks))
+        num_directions = 1 if result is None else 2
+        self._group.meter.count(num_directions * gradient.nbytes, num_directions * len(self._chunks))
         for stream in (self._up, self._back):
             if stream is not None:
                 stream.wait_stream(torch.cuda.current_stream())

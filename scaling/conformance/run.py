@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from scaling.aggregators.base import Aggregator, AggregatorState, Span
+from scaling.aggregators.base import HOST_SITES, Aggregator, AggregatorState, Span
 from scaling.bucket import BucketLayout
 from scaling.process_group import Group, run_in_process
 
@@ -41,7 +41,7 @@ class Outcome:
         result: a copy of what `aggregate` returned, of use in the owned elements.
         gradient: the gradient as it was then.
         parameters: what `distribute` made of them; None where the update site needs none.
-        bytes_sent: metered, `distribute` included.
+        bytes_sent: metered, with `distribute` and the copy of parameters from an update in host memory.
         left_over: the residual after the step, None without error feedback.
     """
 
@@ -105,6 +105,8 @@ def _step(aggregator: Aggregator[Any], state: AggregatorState, values: Tensor, i
         parameters = _placed(parameters, state.parameter_buffer if index else None)
         aggregator.distribute(state, parameters)
         parameters = parameters.clone()
+    if aggregator.site(layout) in HOST_SITES:
+        group.meter.count(values.nbytes)  # the update there brings the parameters back to every rank
     left_over = state.left_over()
     outcome = Outcome(owned, copied, seen, parameters, group.meter.bytes_sent, left_over)
     group.barrier()  # as the next step's gradient, which no rank has before all have taken this one

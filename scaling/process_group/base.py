@@ -31,7 +31,11 @@ class Message(NamedTuple):
 
 @dataclass
 class Meter:
-    """Bytes and messages that this rank has handed to others since the last reset; for several threads."""
+    """What this rank has moved since the last reset; for several threads.
+
+    Counted are bytes and messages that it sends to other ranks, and those that an aggregator or an update
+    copies to host memory and from there to the rank. What a library, or a group, does underneath is not.
+    """
 
     bytes_sent: int = 0
     messages_sent: int = 0

@@ -64,10 +64,11 @@ PATHS = (
         "the largest difference of two medians over their mean",
     ),
     EvidencePath(
-        "bytes sent",
+        "bytes moved",
         "summary.csv: wire_bytes_per_rank",
         "summary.wire_bytes_per_rank of run.json",
-        "the largest over ranks and repeats; metered by the group of processes, no sample",
+        "the largest over ranks and repeats; metered by the group of processes, no sample: what is sent to "
+        "others, and what is copied to host memory and back",
     ),
     EvidencePath(
         "loss and accuracy",

@@ -101,8 +101,13 @@ class Look:
 
     @property
     def bytes_per_s(self) -> float | None:
-        """What a rank hands to others, over the time that its exchange takes, hidden or not."""
+        """What a rank moves, over the time that its exchange takes, hidden or not.
+
+        None where copies to host memory and back, which are bytes too, have phases of their own.
+        """
         sent, seconds = self.row["wire_bytes_per_rank"], self.seconds("exposed_comm_s", "comm_hidden_s")
+        if self.row["d2h_s"] is not None or self.row["h2d_result_s"] is not None:
+            return None
         return sent / seconds if sent and seconds > 0 else None
 
     @property

@@ -20,7 +20,7 @@ from scaling.report.samples import CellResult
 REFERENCE = "all_reduce"
 """The exact aggregator that others are set beside; where it is missing, the fastest exact one."""
 
-_BYTES = ("lossy", "beside", "workers", "MB sent a rank", "exact one's, MB", "of it")
+_BYTES = ("lossy", "beside", "workers", "MB moved a rank", "exact one's, MB", "of it")
 HEADINGS = {
     "iteration": (*_BYTES, "encode + decode, ms", "ms an iteration", "exact one's, ms", "of it"),
     "convergence": (*_BYTES, "test accuracy", "exact one's", "difference, points"),

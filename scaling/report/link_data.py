@@ -176,9 +176,14 @@ def _exchanged(row: Row, cell: CellResult) -> tuple[Schedule, int]:
 
 
 def _sent(schedule: Schedule, num_elements: int, rank: int) -> int:
-    """Elements that a rank sends."""
-    bounds = schedule.bounds(num_elements)
-    return sum(bounds[t.stop] - bounds[t.start] for step in schedule.steps for t in step if t.source == rank)
+    """Elements that a rank sends, and copies from host memory."""
+    bounds, hosts = schedule.bounds(num_elements), range(schedule.world_size, schedule.num_nodes)
+    return sum(
+        bounds[t.stop] - bounds[t.start]
+        for step in schedule.steps
+        for t in step
+        if t.source == rank or (t.target == rank and t.source in hosts)
+    )
 
 
 def _local(resource: str) -> str:

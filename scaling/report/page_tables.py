@@ -38,7 +38,7 @@ _ITERATION_HEADINGS = (
         "samples/s",
         "speedup",
     ),
-    *("efficiency", "exposed, ms", "MB sent a rank", "repeats", "iterations", "state"),
+    *("efficiency", "exposed, ms", "MB moved a rank", "repeats", "iterations", "state"),
 )
 _CONVERGENCE_HEADINGS = (
     *("aggregator", "workers", "batch a worker", "test accuracy", "training accuracy", "training loss"),

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from scaling.errors import StoreError
+from scaling.store.upgrades import upgraded
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2  # 1: bytes of copies to host memory, without those back (`scaling.store.upgrades`)
 
 State = Literal["planned", "running", "done", "failed"]
 MAX_DEATHS = 2
@@ -98,10 +99,10 @@ def record_from(values: Any, where: object) -> RunRecord:
     if not isinstance(values, dict):
         raise StoreError(f"{where} is damaged: it should be a mapping; delete it to run its cell again")
     version = values.get("schema_version")
-    if version != SCHEMA_VERSION:
+    if version not in (1, SCHEMA_VERSION):
         raise StoreError(f"{where}: schema version {version}; this program reads {SCHEMA_VERSION}")
     try:
-        record = RunRecord(**values)
+        record = RunRecord(**(upgraded(values) if version == 1 else values))
         for name, kinds in TYPES.items():
             if type(value := getattr(record, name)) not in kinds:
                 raise TypeError(f"{name} is {value!r:.40}; allowed: {' or '.join(k.__name__ for k in kinds)}")
@@ -109,7 +110,7 @@ def record_from(values: Any, where: object) -> RunRecord:
             raise TypeError(f"cell_id {record.cell_id!r:.40}, repeat {record.repeat} name no run")
         if record.state not in get_args(State):
             raise TypeError(f"state is {record.state!r:.40}; allowed: {', '.join(get_args(State))}")
-    except TypeError as error:
+    except (TypeError, AttributeError) as error:
         raise StoreError(
             f"{where} is damaged ({error}); delete what is stored of this run to run its cell again"
         ) from error

@@ -164,6 +164,7 @@ class HostUpdate(Update):
             # The owners write these again only with the next mean, for which each rank's next gradient is
             # waited for: that is behind this copy in the rank's stream.
             self._bucket.parameters.copy_(self._parameters, non_blocking=True)
+        self._group.meter.count(self._parameters.nbytes)
 
 
 class _Owned:

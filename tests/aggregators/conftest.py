@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from scaling.aggregators.base import Aggregator
+from scaling.aggregators.base import HOST_SITES, Aggregator
 from scaling.bucket import BucketLayout
 from scaling.process_group import InProcessGroup, run_in_process
 
@@ -75,6 +75,8 @@ def one_step(aggregator: Aggregator[Any], world_size: int, layout: BucketLayout)
             for start, stop in owned:
                 parameters[start:stop] = mean[start:stop]
             aggregator.distribute(state, parameters)
+        if aggregator.site(layout) in HOST_SITES:
+            group.meter.count(4 * layout.num_elements)  # the update brings the parameters back
         return RankOutcome(mean, owned, parameters, aggregated, traffic())
 
     return run_in_process(world_size, work)

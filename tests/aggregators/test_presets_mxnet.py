@@ -130,7 +130,7 @@ class TestLocal:
     def test_what_goes_to_the_host_is_a_message_a_tensor(self, world_size, network, step):
         for outcome in step(MxnetLocal(), world_size, network):
             assert outcome.aggregate_traffic == (4 * network.num_elements, 6)
-            assert outcome.distribute_traffic == (0, 0)
+            assert outcome.distribute_traffic == (4 * network.num_elements, 1)  # the parameters come back
 
     @pytest.mark.parametrize(("size", "site"), [(16 << 20, "host_serial"), ((16 << 20) + 1, "replica")])
     def test_step_is_on_the_gpus_if_a_tensor_has_more_than_16_mi_elements(self, size, site):
@@ -146,7 +146,7 @@ class TestLocal:
             assert torch.equal(outcome.mean, outcomes[0].mean)
             assert torch.allclose(outcome.mean.double(), mean_of(world_size, network), rtol=0, atol=2e-6)
             assert outcome.owned == [(0, network.num_elements)]
-            assert outcome.aggregate_traffic == (4 * network.num_elements, 6)
+            assert outcome.aggregate_traffic == (2 * 4 * network.num_elements, 7)  # the mean comes back whole
 
     def test_only_tensors_of_a_million_elements_are_summed_by_several_threads(
         self, monkeypatch, network, step

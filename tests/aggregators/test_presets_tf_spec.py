@@ -30,12 +30,12 @@ class TestTraffic:
     def test_small_tensors_go_to_the_host_and_the_large_one_round_the_ring(self, world_size, network, step):
         outcomes = step(TfSpec(), world_size, network)
         ringed = 257 * 263
-        host = 4 * (network.num_elements - ringed)
+        host = 2 * 4 * (network.num_elements - ringed)  # there and back
         assert total_bytes(outcomes) == world_size * host + 2 * (world_size - 1) * 4 * ringed
         for outcome in outcomes:
             share = 2 * (world_size - 1) / world_size * 4 * ringed
             assert outcome.num_bytes - host == pytest.approx(share, abs=4 * 64 * 2 * world_size)
-            assert outcome.aggregate_traffic[1] == 2 + 2 * (world_size - 1)  # two tiers of pscpu, one ring
+            assert outcome.aggregate_traffic[1] == 4 + 2 * (world_size - 1)  # two tiers of pscpu, one ring
 
     @pytest.mark.parametrize("spec", ["xring", "xring#2", "rechd"])
     @pytest.mark.parametrize("world_size", [2, 4])
@@ -60,9 +60,9 @@ class TestTraffic:
             assert outcome.num_bytes == sum(sizes) - owned[rank] + (world_size - 1) * owned[rank]
 
     @pytest.mark.parametrize("spec", ["pscpu", "pscpu#4", "pscpu/pscpu"])
-    def test_host_tier_is_one_message(self, spec, network, step):
+    def test_host_tier_is_one_message_each_way(self, spec, network, step):
         for outcome in step(TfSpec(spec), 3, network):
-            assert outcome.aggregate_traffic == (4 * network.num_elements, 1)
+            assert outcome.aggregate_traffic == (2 * 4 * network.num_elements, 2)
 
 
 class TestLimits:
@@ -82,7 +82,7 @@ class TestLimits:
 
     def test_tier_that_no_tensor_is_of_does_not_matter(self, step):
         layout = BucketLayout.of([("bias", (10,))])
-        assert step(TfSpec("pscpu:1k:rechd"), 3, layout)[0].num_bytes == 40
+        assert step(TfSpec("pscpu:1k:rechd"), 3, layout)[0].num_bytes == 2 * 40
 
     def test_bad_spec_is_refused_where_the_study_is_read(self):
         with pytest.raises(StudyError, match=r"aggregator 'tf_spec': parameter spec: .*algorithm 'xrings'"):

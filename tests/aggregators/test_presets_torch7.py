@@ -32,7 +32,7 @@ class TestCpu:
     def test_what_goes_to_the_host_is_the_gradient(self, world_size, network, step):
         for outcome in step(TorchCpu(), world_size, network):
             assert outcome.aggregate_traffic == (4 * network.num_elements, 1)
-            assert outcome.distribute_traffic == (0, 0)
+            assert outcome.distribute_traffic == (4 * network.num_elements, 1)  # the parameters come back
 
     def test_every_rank_owns_its_share_of_the_elements(self, world_size, network, step):
         bounds = chunk_bounds(network.num_elements, world_size)

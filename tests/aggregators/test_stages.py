@@ -31,12 +31,14 @@ def big_network():
 
 
 def sent_bytes(stages, rank):
-    """What a rank sends in the exchanges; copies between a GPU and host memory are not sent."""
+    """What a rank sends, or copies from host memory, in the exchanges of a machine without GPUs."""
     total = 0.0
     for stage in stages:
         if isinstance(stage, Exchange) and not stage.for_gpus:
             bounds = stage.schedule.bounds(stage.num_elements)
-            moved = [t for step in stage.schedule.steps for t in step if t.source == rank]
+            hosts = range(stage.schedule.world_size, stage.schedule.num_nodes)
+            transfers = [t for step in stage.schedule.steps for t in step]
+            moved = [t for t in transfers if t.source == rank or (t.target == rank and t.source in hosts)]
             total += stage.bytes_per_element * sum(bounds[t.stop] - bounds[t.start] for t in moved)
     return total
 

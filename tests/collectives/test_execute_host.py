@@ -79,7 +79,7 @@ class TestChunks:
     def test_number_of_summing_ranks_changes_nothing(self, plan_of, num_summing):
         assert_reference(plan_of(5, num_chunks=3), 100, num_summing=num_summing)
 
-    def test_metered_are_the_bytes_that_go_up_and_a_message_a_chunk_that_is_not_empty(self, plan_of):
+    def test_metered_are_the_bytes_of_both_directions_and_a_message_a_chunk_that_is_not_empty(self, plan_of):
         def work(group):
             metered = []
             for num_chunks in (1, 3, 40):
@@ -90,7 +90,16 @@ class TestChunks:
                 metered.append((group.meter.bytes_sent, group.meter.messages_sent))
             return metered
 
-        assert run_in_process(2, work) == [[(28, 1), (28, 3), (28, 7)]] * 2
+        assert run_in_process(2, work) == [[(56, 2), (56, 6), (56, 14)]] * 2
+
+    def test_sums_that_stay_on_the_host_are_metered_on_their_way_up_alone(self, plan_of):
+        def work(group):
+            execution = HostExecution(plan_of(2), group, 7, torch.float32, CPU, num_summing=1, keep_sums=True)
+            group.meter.reset()
+            execution.run(torch.ones(7), None)
+            return group.meter.bytes_sent, group.meter.messages_sent
+
+        assert run_in_process(2, work) == [(28, 1)] * 2
 
     def test_gradient_is_left_as_it_is(self, plan_of):
         inputs = values_of(3, 20)

@@ -161,7 +161,7 @@ def test_noise_floor_is_the_distance_of_an_a_a_pair(report):
 def test_bytes_sent_are_those_that_the_run_recorded(report):
     row = iterations(report, "ring", 2)
     record = json.loads((report.path / "runs" / row["cell"] / "0" / "run.json").read_text())
-    assert float(row["MB sent a rank"]) == max(record["summary"]["wire_bytes_per_rank"]) / 1e6
+    assert float(row["MB moved a rank"]) == max(record["summary"]["wire_bytes_per_rank"]) / 1e6
 
 
 def test_loss_and_accuracy_are_those_of_the_last_epochs_line(report):

@@ -88,6 +88,19 @@ def test_exposed_communication_on_the_host_link_with_its_bandwidth(make_study):
     assert found.next_experiment == "try peer_access=[true,false]"
 
 
+def test_copies_to_the_host_have_phases_of_their_own_and_no_rate_is_told(make_study):
+    study = make_study()
+    cell = study.add(
+        steps(10),
+        spans=spans(("forward", 1), ("d2h", 1), ("communicate", 7), ("h2d_result", 1)),
+        device="cuda", aggregator="mpi", world_size=2,
+        summary={"wire_bytes_per_rank": [300_000_000] * 2},
+    )  # fmt: skip
+    found = findings(study, cell)["exposed_communication"]
+    assert found.sentence == "exposed communication 70% of the step between the GPUs"
+    assert "bytes_per_s" not in found.values
+
+
 def test_peer_access_that_was_measured_is_named_with_its_time(make_study):
     study = make_study()
     work = spans(("forward", 1), ("backward", 1), ("communicate", 8))

@@ -50,6 +50,13 @@ def test_a_ring_puts_what_its_ranks_sent_on_each_ranks_link_in_both_directions(o
         assert use.utilisation == pytest.approx(6000 / use.bandwidth_bytes_per_s / 0.001)
 
 
+@pytest.mark.parametrize(("counted", "is_told"), [(8000, True), (4000, False)], ids=["both", "one"])
+def test_sums_in_host_memory_go_there_and_come_back(on_gpus, counted, is_told):
+    add(on_gpus, [counted] * 4, aggregator="host_parallel")
+    told, left_out = links(on_gpus)
+    assert (len(told), len(left_out)) == ((1, 0) if is_told else (0, 1))
+
+
 def test_the_root_of_a_star_is_the_busiest(on_gpus):
     add(on_gpus, [12000, 4000, 4000, 4000], aggregator="torch_dpt")
     (cell,), _ = links(on_gpus)

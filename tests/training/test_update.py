@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from scaling.aggregators.base import Aggregator
+from scaling.aggregators.base import HOST_SITES, Aggregator
 from scaling.aggregators.host import HostSerial
 from scaling.aggregators.presets.torch7 import TorchCpu
 from scaling.aggregators.scheduled import Ring, Scheduled
@@ -154,6 +154,22 @@ def test_two_ranks_gradients_have_one_sum_and_so_the_same_bits_at_every_site(agg
     on_replicas = parameters_after(REPLICAS[0], SETTINGS[-1], 2)
     for rank, taken in enumerate(parameters_after(aggregator, SETTINGS[-1], 2)):
         assert all(torch.equal(a, b) for a, b in zip(taken, on_replicas[rank], strict=True))
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+@pytest.mark.parametrize("aggregator", [*REPLICAS, *ELSEWHERE], ids=lambda one: one.label())
+def test_a_step_meters_what_the_aggregator_states(aggregator, world_size):
+    def work(group: InProcessGroup) -> int:
+        training = Training(aggregator, SETTINGS[0], group)
+        group.meter.reset()
+        training.step(gradients(world_size)[0, group.rank])
+        return group.meter.bytes_sent
+
+    layout, ranks = small_replica().layout, range(world_size)
+    stated = [aggregator.wire_bytes(layout, world_size, rank, 4) for rank in ranks]
+    assert run_in_process(world_size, work) == stated
+    if aggregator.site(layout) in HOST_SITES:
+        assert stated == [2 * 4 * NUM_PARAMETERS] * world_size  # there and back
 
 
 def momentum_elements(update: Update) -> int:

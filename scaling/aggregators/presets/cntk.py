@@ -136,8 +136,10 @@ class Cntk32Bit(Aggregator[MessagesState]):
         return gradient
 
     def wire_bytes(self, layout: BucketLayout, world_size: int, rank: int, itemsize: int) -> int:
-        """That of each message's all-reduce."""
-        return all_reduce_bytes([itemsize * size for size in _messages(layout, itemsize)], world_size)
+        """That of each message's all-reduce, and its copies down and up."""
+        sizes = [itemsize * size for size in _messages(layout, itemsize)]
+        copied = 2 * sum(sizes) if self.transport == "host" and world_size > 1 else 0
+        return copied + all_reduce_bytes(sizes, world_size)
 
     def stages(self, layout: BucketLayout, world_size: int) -> list[Stage]:
         """Down, all-reduced by a core a rank, and up; or a ring a message. Then the update by every rank."""
@@ -197,6 +199,7 @@ def _reduce_on_host(state: MessagesState, messages: list[Tensor], phase: PhaseMa
             state.group.all_reduce_host(host)
         with phase("h2d_result"), torch.cuda.stream(up):
             message.copy_(host, non_blocking=True)
+        state.group.meter.count(2 * host.nbytes, 2)
     if up is not None:
         with phase("h2d_result"):
             torch.cuda.current_stream().wait_stream(up)

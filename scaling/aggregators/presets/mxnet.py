@@ -19,7 +19,7 @@ Steps: 2 ceil(log2 n). Bytes sent: 2(n-1) S by all ranks together.
    million elements or more, with one any smaller (`reduce`).
 3. The step is taken on the CPU, by one thread, and the parameters are copied to all GPUs. But if a tensor has
    more than 16 Mi elements (2^24), the sums are copied to all GPUs, and each takes the step.
-Bytes moved per rank: S to the host and S back; metered is the S that goes to the host, one message a tensor.
+Bytes copied per rank: S to the host, one message a tensor, and S back.
 
 All three deliver the sum, and the optimizer divides by the batch; ours deliver the mean. Error: one order of
 summation, so the ranks agree bit for bit.
@@ -165,11 +165,12 @@ class MxnetLocal(Aggregator[LocalState]):
             return host.result if state.group.rank == 0 else None
         with phase("h2d_result"):
             state.mean.copy_(host.result, non_blocking=True)
+        state.group.meter.count(state.mean.nbytes)
         return state.mean
 
     def wire_bytes(self, layout: BucketLayout, world_size: int, rank: int, itemsize: int) -> int:
-        """What goes to the host."""
-        return layout.num_elements * itemsize
+        """What goes to the host, and as much back."""
+        return 2 * layout.num_elements * itemsize
 
     def stages(self, layout: BucketLayout, world_size: int) -> list[Stage]:
         """Up, summed by one thread and by several, then stepped on the host or on every rank."""

@@ -6,8 +6,7 @@
    its first axis (n S read) (`reduce`).
 3. One momentum update, on the CPU, by one thread.
 4. Every tower copies the parameters back.
-Bytes moved per rank: S to the host and S back; metered is the S that goes to the host, one message a tensor.
-It delivers the mean.
+Bytes copied per rank: S to the host, one message a tensor, and S back. It delivers the mean.
 
 `tf_replicated` (variable_update=replicated of tf_cnn_benchmarks), for tensor i of the model:
 1. All GPUs copy it to GPU i mod n, which sums (shuffle.py with one owner).
@@ -85,8 +84,8 @@ class TensorFlow(Aggregator[TowersState]):
         return state.host.result if state.group.rank == 0 else None
 
     def wire_bytes(self, layout: BucketLayout, world_size: int, rank: int, itemsize: int) -> int:
-        """What goes to the host."""
-        return layout.num_elements * itemsize
+        """What goes to the host, and as much back."""
+        return 2 * layout.num_elements * itemsize
 
     def stages(self, layout: BucketLayout, world_size: int) -> list[Stage]:
         """Up, concatenated, averaged and stepped by one thread, and back."""

@@ -165,7 +165,7 @@ class TfSpec(Aggregator[TfSpecState]):
         return gradient
 
     def wire_bytes(self, layout: BucketLayout, world_size: int, rank: int, itemsize: int) -> int:
-        """Those between ranks, those of the library's all-reduces, and what goes to the host."""
+        """Those between ranks, those of the library's all-reduces, and what goes to the host and back."""
         if world_size == 1:
             return 0
         tiers = tensors_of_tiers(parse_spec(self.spec), layout)
@@ -176,7 +176,7 @@ class TfSpec(Aggregator[TfSpecState]):
             if one.tier.inside in NATIVE:
                 total += all_reduce_bytes(sizes, world_size)
             elif one.tier.inside == IN_HOST_MEMORY:
-                total += sum(sizes)
+                total += 2 * sum(sizes)
         return total
 
     def stages(self, layout: BucketLayout, world_size: int) -> list[plan.Stage]:

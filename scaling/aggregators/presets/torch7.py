@@ -12,7 +12,7 @@ the whole batch, so Torch's sum of the gradients is theirs.
 2. The sum is split by elements: each rank sums its 1/n of them, in rank order (`reduce`).
 3. The step is taken in host memory, each rank on the same 1/n.
 4. Every GPU copies the parameters back.
-Bytes moved per rank: S to the host and S back; metered is the S that goes to the host. It delivers the mean.
+Bytes copied per rank: S to the host and S back. It delivers the mean.
 
 Error: one order of summation, that of the ranks, so the ranks agree bit for bit.
 
@@ -101,8 +101,8 @@ class TorchCpu(Aggregator[TorchCpuState]):
         return state.execution.sums if state.spans else None
 
     def wire_bytes(self, layout: BucketLayout, world_size: int, rank: int, itemsize: int) -> int:
-        """What goes to the host."""
-        return layout.num_elements * itemsize
+        """What goes to the host, and as much back."""
+        return 2 * layout.num_elements * itemsize
 
     def stages(self, layout: BucketLayout, world_size: int) -> list[Stage]:
         """Up, summed and stepped by a thread a rank, and back."""

@@ -1,0 +1,80 @@
+"""Records of older versions, read as those of today.
+
+Version 1 counted one direction of a copy: of what is summed in host memory `wire_bytes_per_rank` had the
+gradient that goes there, and not what comes back. Since version 2 it has both. What an old count lacks
+follows from the aggregator where that moved its whole gradient; else the bytes are dropped, so that no table
+mixes the two counts. `messages_per_rank` likewise, which is dropped with any such copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+_BYTES, _MESSAGES = "wire_bytes_per_rank", "messages_per_rank"
+_VALUE_BYTES = 4
+"""Of version 1 gradients were float32."""
+
+_Count = Callable[[int, int], int]
+"""(bytes as counted then, bytes of the gradient) -> bytes as counted today, on several ranks."""
+
+
+def _twice(counted: int, _: int) -> int:
+    return 2 * counted
+
+
+def _both_copies_more(counted: int, gradient_bytes: int) -> int:
+    return counted + 2 * gradient_bytes
+
+
+def _messages_copied_twice(counted: int, _: int) -> int:
+    return 3 * counted  # each rank receives as many bytes as it sends
+
+
+_BACK_FROM_HOST: dict[str, _Count] = {
+    **dict.fromkeys(("host_serial", "host_parallel", "torch_cpu", "tensorflow", "mxnet_local"), _twice),
+    "cntk_32bit": _both_copies_more,
+}
+_BACK_FROM_HOST_TO_GPU: dict[str, _Count] = {"mpi": _both_copies_more, "mpi_one_bit": _messages_copied_twice}
+
+_BETWEEN_RANKS = (
+    *(
+        "none",
+        "no_op",
+        "all_reduce",
+        "ring",
+        "tree",
+        "schedule",
+        "one_bit",
+        "one_bit_flat",
+        "one_bit_momentum",
+    ),
+    *("two_bit", "sign", "ef_sign", "qsgd", "top_k", "power_sgd", "fp16", "bf16", "mpi", "mpi_one_bit"),
+    *("horovod", "horovod_optimizer", "caffe", "caffe_nccl", "cntk", "mxnet_device", "mxnet_tree"),
+    *("tf_replicated", "torch_dpt"),
+)
+"""The aggregators of version 1 that copy nothing to host memory; the two of MPI where there is no GPU."""
+
+
+def upgraded(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a run's record of version 1, as one of version 2."""
+    summary = values.get("summary")
+    upgraded_values = {**values, "schema_version": 2}
+    if isinstance(summary, dict) and summary.get(_BYTES):
+        upgraded_values["summary"] = _both_directions(values.get("cell") or {}, summary)
+    return upgraded_values
+
+
+def _both_directions(cell: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, Any]:
+    name, counted = str(cell.get("aggregator")), summary[_BYTES]
+    count = _BACK_FROM_HOST.get(name)
+    if cell.get("device") == "cuda":
+        count = _BACK_FROM_HOST_TO_GPU.get(name, count)
+    on_device = (cell.get("aggregator_parameters") or {}).get("transport") == "device"
+    if not any(counted) or (count is None and name in _BETWEEN_RANKS) or (name == "cntk_32bit" and on_device):
+        return dict(summary)
+    today = {key: value for key, value in summary.items() if key not in (_BYTES, _MESSAGES)}
+    parameters = summary.get("num_parameters")
+    if count is not None and parameters is not None:
+        today[_BYTES] = [count(one, _VALUE_BYTES * parameters) for one in counted]
+    return today

@@ -1,0 +1,73 @@
+"""Records of version 1: copies back from host memory are added, or the bytes are dropped."""
+
+import json
+
+import pytest
+
+from scaling.aggregators.registry import create
+from scaling.bucket import BucketLayout
+from scaling.store import ResultsFolder, RunRecord
+from scaling.store.upgrades import _BACK_FROM_HOST
+
+PARAMETERS = 100
+LAYOUT = BucketLayout.of([("weight", (PARAMETERS,))])
+
+
+def read_back(tmp_path, version, aggregator, counted, device="cuda", num_parameters=PARAMETERS, **parameters):
+    """The summary of a run that was recorded in that version."""
+    folder = ResultsFolder(tmp_path)
+    summary = {"num_parameters": num_parameters, "wire_bytes_per_rank": counted, "messages_per_rank": [1, 1]}
+    cell = {"aggregator": aggregator, "aggregator_parameters": parameters, "device": device, "world_size": 2}
+    folder.write_run(RunRecord("abc", 0, cell, "done", summary=summary))
+    path = tmp_path / "runs" / "abc" / "0" / "run.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "schema_version": version}))
+    record = folder.run("abc", 0)
+    assert record.schema_version == 2
+    assert folder.runs() == [record]
+    return record.summary
+
+
+@pytest.mark.parametrize("name", sorted(_BACK_FROM_HOST))
+def test_old_count_becomes_what_the_aggregator_states_today(tmp_path, name):
+    # Then the gradient's bytes were counted: to the host, or between two ranks by a ring.
+    today = [create(name).wire_bytes(LAYOUT, 2, rank, 4) for rank in range(2)]
+    summary = read_back(tmp_path, 1, name, [4 * PARAMETERS] * 2, device="cpu")
+    assert summary["wire_bytes_per_rank"] == today
+    assert "messages_per_rank" not in summary
+
+
+@pytest.mark.parametrize(
+    ("name", "counted", "today"), [("mpi", 400, 1200), ("mpi_one_bit", 36, 108), ("ring", 400, 400)]
+)
+def test_copies_that_gpus_need_are_added_on_gpus_alone(tmp_path, name, counted, today):
+    assert read_back(tmp_path, 1, name, [counted] * 2)["wire_bytes_per_rank"] == [today] * 2
+    on_cpus = read_back(tmp_path, 1, name, [counted] * 2, device="cpu")
+    assert on_cpus["wire_bytes_per_rank"] == [counted] * 2
+    assert on_cpus["messages_per_rank"] == [1, 1]
+
+
+@pytest.mark.parametrize("name", ["tf_spec", "my_module:Mine", "a_plugin"])
+def test_what_cannot_be_known_is_dropped_and_not_mixed(tmp_path, name):
+    summary = read_back(tmp_path, 1, name, [500, 400])
+    assert "wire_bytes_per_rank" not in summary
+    assert summary["num_parameters"] == PARAMETERS
+
+
+def test_without_the_number_of_parameters_there_is_nothing_to_go_by(tmp_path):
+    assert "wire_bytes_per_rank" not in read_back(tmp_path, 1, "mpi", [400] * 2, num_parameters=None)
+
+
+def test_messages_that_were_reduced_on_the_device_came_from_no_host(tmp_path):
+    summary = read_back(tmp_path, 1, "cntk_32bit", [400] * 2, transport="device")
+    assert summary["wire_bytes_per_rank"] == [400] * 2
+
+
+def test_nothing_sent_stays_nothing(tmp_path):
+    assert read_back(tmp_path, 1, "tf_spec", [0])["wire_bytes_per_rank"] == [0]
+
+
+@pytest.mark.parametrize("name", ["host_parallel", "tf_spec", "my_module:Mine", "mpi"])
+def test_records_of_today_are_left_alone(tmp_path, name):
+    summary = read_back(tmp_path, 2, name, [500, 400])
+    assert summary["wire_bytes_per_rank"] == [500, 400]
+    assert summary["messages_per_rank"] == [1, 1]
