@@ -2,7 +2,8 @@
 
 The table is milliseconds an iteration on four GPUs, with and without peer access, from the raw samples of
 results/reference/fcn-r-4xh200: median and half of the 95% interval's width, ordered by the host-only column.
-The figures are those of the reports of the same folder and of steps-4xh200.
+The figures are those of the reports of the folders in OF_THE_FIGURES. What was measured before the code
+changed how long it takes is named so, in the table as in the figures.
 
     python benchmarks/readme_figures.py            # writes README.md and the reports
     python benchmarks/readme_figures.py --check    # exit code 1 if README.md has other numbers
@@ -16,14 +17,14 @@ import sys
 from pathlib import Path
 
 from scaling.report import summary_table, write_report
-from scaling.report.columns import Row, to_rows
+from scaling.report.columns import OLDER_CODE, Row, is_of_older_code, to_rows
 from scaling.store import ResultsFolder
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 REFERENCE = ROOT / "results" / "reference"
 OF_THE_TABLE = REFERENCE / "fcn-r-4xh200"
-OF_THE_FIGURES = (OF_THE_TABLE, REFERENCE / "steps-4xh200", REFERENCE / "device-small-networks-h200")
+OF_THE_FIGURES = (OF_THE_TABLE, REFERENCE / "one-bit-step-4xh200", REFERENCE / "device-small-networks-h200")
 
 HEAD = "| aggregator | NVLink | host-only |\n|---|---|---|\n"
 REMARKS = {
@@ -50,6 +51,8 @@ def table(rows: list[Row]) -> str:
     lines = []
     for name in names:
         remark = f" {REMARKS[name]}" if name in REMARKS else ""
+        if any(is_of_older_code(column[name]) for column in columns):
+            remark += f" ({OLDER_CODE})"
         shown = " | ".join(measured(column[name]) for column in columns)
         lines.append(f"| `{name}`{remark} | {shown} |\n")
     return HEAD + "".join(lines)

@@ -9,7 +9,7 @@ import pytest
 import typer
 
 from scaling.cli import app
-from scaling.report.columns import to_rows
+from scaling.report.columns import is_of_older_code, to_rows
 from scaling.report.tables import summary_table
 from scaling.store import ResultsFolder
 
@@ -80,6 +80,22 @@ def test_readme_is_what_make_figures_gives(readme_figures):
     changed = readme.replace("| `tree` (ours) | 2.89", "| `tree` (ours) | 2.79")
     assert changed != readme
     assert readme_figures.updated(changed, rows) == readme
+
+
+def test_budget_that_the_readme_shows_is_of_code_that_has_not_changed_since(readme_figures):
+    images = readme_figures.figures((ROOT / "README.md").read_text())
+    budgets = [ROOT / image for image in images if "/budget-" in image]
+    assert budgets
+    for image in budgets:
+        rows = to_rows(summary_table(ResultsFolder(image.parents[1])))
+        assert not [row["cell_id"] for row in rows if is_of_older_code(row)], image
+
+
+def test_readme_names_what_was_measured_with_older_code(readme_figures):
+    rows = to_rows(summary_table(ResultsFolder(readme_figures.OF_THE_TABLE)))
+    older = {row["aggregator"] for row in rows if is_of_older_code(row)}
+    named = {line.split("`")[1] for line in readme_figures.table(rows).splitlines() if "(older code)" in line}
+    assert older == named == {"cntk"}
 
 
 def test_every_image_of_the_readme_is_of_a_folder_that_make_figures_draws(readme_figures):

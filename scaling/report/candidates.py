@@ -17,10 +17,12 @@ import numpy as np
 from scaling.measure.statistics import estimate_median
 from scaling.report.accuracy import why_not
 from scaling.report.columns import (
+    OLDER_CODE,
     Row,
     aggregator_order,
     fixed_batch,
     is_control_arm,
+    is_of_older_code,
     is_twin,
     shares_gpus,
 )
@@ -289,7 +291,7 @@ def _name(row: Row, family: Sequence[Row]) -> str:
         if len({other[axis] for other in family if other[axis] is not None}) > 1:
             value = ("off", "on")[row[axis]] if isinstance(row[axis], bool) else row[axis]
             parts.append(text.format(value))
-    return ", ".join(parts)
+    return ", ".join([*parts, OLDER_CODE] if is_of_older_code(row) else parts)
 
 
 def relative_half_width(candidate: Candidate) -> float:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
 from scaling.measure.stopping import relative_half_width
-from scaling.report.columns import SEPARATOR, Row, shares_gpus
+from scaling.report.columns import OLDER_CODE, SEPARATOR, Row, shares_gpus
 from scaling.report.formats import listed, number, on_gpus, percent, workers
 from scaling.report.groups import Group
 from scaling.report.samples import CellResult
-from scaling.store import RunRecord
+from scaling.store import CodeChange, RunRecord, changes_since
 
 LARGEST_UNEXPLAINED = 0.05
 """A budget that leaves more of the split step open is not closed."""
@@ -35,6 +36,7 @@ def cautions(cell: CellResult, row: Row) -> list[str]:
         row: its row of the summary, with the budget.
     """
     return [
+        *_code_cautions(cell),
         *_sharing_cautions(row),
         *_host_memory_cautions(cell, row),
         *_budget_cautions(row),
@@ -63,6 +65,17 @@ def _listed(details: Mapping[str, Sequence[str]], most: int | None) -> str:
     told = [f"{detail} ({', '.join(names)})" for detail, names in details.items()]
     rest = [] if most is None or len(told) <= most + 1 else [f"{len(told) - most} more in summary.csv"]
     return "; ".join([*(told[:most] if rest else told), *rest])
+
+
+def _code_cautions(cell: CellResult) -> list[str]:
+    """Of cells that were measured, wholly or in part, before the code changed how long they take."""
+    found: dict[CodeChange, int] = Counter(one for record in cell.done for one in changes_since(record))
+    told = []
+    for change, count in found.items():
+        launches = "measured" if count == len(cell.done) else f"{count} of {len(cell.done)} repeats measured"
+        made_at = change.made_at[:16].replace("T", " ")
+        told.append(f"{OLDER_CODE}: {launches} before {made_at} UTC; since then {change.what}")
+    return told
 
 
 def _sharing_cautions(row: Row) -> list[str]:

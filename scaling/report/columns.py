@@ -138,6 +138,9 @@ CONTROL_ARMS = ("none", "no_op")
 SEPARATOR = " | "
 """Between several notes or reasons in one field: prose holds commas and semicolons itself."""
 
+OLDER_CODE = "older code"
+"""What cells are called, and so the kind of their warning, that were measured before the code changed."""
+
 
 def precision_and_format(cell: Mapping[str, Any]) -> dict[str, str]:
     """`precision` and `memory_format` as summary.csv has them; a cell has `tf32`, and None for contiguous."""
@@ -171,6 +174,12 @@ def has_no_model(row: Mapping[str, Any]) -> bool:
 def shares_gpus(row: Mapping[str, Any]) -> bool:
     """Whether workers of this cell, or of a row of it, shared a GPU: its seconds and joules tell nothing."""
     return (row.get("workers_per_gpu") or 1) > 1
+
+
+def is_of_older_code(row: Mapping[str, Any]) -> bool:
+    """Whether this cell was measured before a change after which it takes another time."""
+    warnings = (row.get("warnings") or "").split(SEPARATOR)
+    return any(warning.startswith(OLDER_CODE) for warning in warnings)
 
 
 def is_twin(row: Row) -> bool:

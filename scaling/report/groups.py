@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from scaling.report.columns import Row, fixed_batch, has_no_model, is_twin
+from scaling.report.columns import OLDER_CODE, Row, fixed_batch, has_no_model, is_of_older_code, is_twin
 
 _IN_EVERY_TITLE = ("kind", "model", "dataset", "scaling", "device")
 _WHERE_THEY_DIFFER = {
@@ -73,6 +73,8 @@ class Group:
             parts.append(f"{row['bucket_mb']:g} MiB")
         if self.differs("input_placement") or self.differs("loader_workers"):
             parts.append(placement_name(row, several_workers=self.differs("loader_workers")))
+        if is_of_older_code(row):
+            parts.append(OLDER_CODE)
         return ", ".join(parts)
 
 

@@ -19,7 +19,19 @@ compressed where they are (`rank<r>.jsonl.gz`) are read as well.
 """
 
 from scaling.store.checkpoints import CheckpointFiles
+from scaling.store.code_changes import CODE_CHANGES, CodeChange, changes_since
 from scaling.store.folder import ResultsFolder
 from scaling.store.records import MAX_DEATHS, SCHEMA_VERSION, RunRecord, State, now
 
-__all__ = ["MAX_DEATHS", "SCHEMA_VERSION", "CheckpointFiles", "ResultsFolder", "RunRecord", "State", "now"]
+__all__ = [
+    "CODE_CHANGES",
+    "MAX_DEATHS",
+    "SCHEMA_VERSION",
+    "CheckpointFiles",
+    "CodeChange",
+    "ResultsFolder",
+    "RunRecord",
+    "State",
+    "changes_since",
+    "now",
+]

@@ -23,6 +23,7 @@ from scaling.store.archiving import (
     write_plain,
 )
 from scaling.store.checkpoints import CheckpointFiles
+from scaling.store.code_changes import CODE_CHANGES
 from scaling.store.files import (
     finite,
     inside,
@@ -162,7 +163,7 @@ class ResultsFolder:
                 for path in left_over:
                     path.rename(attempt / path.name)
         record.state, record.reason, record.notes, record.summary = "running", None, [], {}
-        record.launch = {**launch, "started_at": now()}
+        record.launch = {**launch, "started_at": now(), "code_changes": len(CODE_CHANGES)}
         self.write_run(record)
 
     def finish_run(self, record: RunRecord, summary: Mapping[str, Any], notes: Iterable[str] = ()) -> None:

@@ -1,0 +1,69 @@
+"""Changes of this program after which some cells take another time: what was measured before is not today's.
+
+A run records how many of CODE_CHANGES the program had that measured it (`code_changes` of its launch). Older
+runs do not, and are before a change if they ended before it was made. Whoever makes an aggregator, a step or
+an update site faster or slower adds a change at the end; reports then call the results that it concerns
+"older code", until they are measured again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from scaling.store.records import RunRecord
+
+
+@dataclass(frozen=True)
+class CodeChange:
+    """One of them.
+
+    Attributes:
+        made_at: UTC, ISO 8601 to the second.
+        what: today's code has, as a clause: "one-bit gradients have kernels of their own".
+        aggregators: names of those whose cells it concerns.
+        devices: on which.
+    """
+
+    made_at: str
+    what: str
+    aggregators: tuple[str, ...]
+    devices: tuple[str, ...] = ("cpu", "cuda")
+
+
+CODE_CHANGES = (
+    CodeChange(
+        "2026-11-21T06:46:00+00:00",
+        "sums in host memory are pipelined",
+        ("host_serial", "host_parallel"),
+    ),
+    CodeChange(
+        "2026-11-21T06:46:00+00:00", "rings and trees run over peer memory", ("ring", "tree"), ("cuda",)
+    ),
+    CodeChange(
+        "2026-11-22T00:30:00+00:00",
+        "1-bit gradients by columns have fused kernels",
+        ("one_bit", "cntk", "mpi_one_bit"),
+        ("cuda",),
+    ),
+    CodeChange("2026-11-22T03:40:00+00:00", "power_sgd launches half as many operations", ("power_sgd",)),
+    CodeChange(
+        "2026-11-22T03:44:00+00:00",
+        "codecs by chunks have fused kernels",
+        ("one_bit_flat", "one_bit_momentum", "two_bit", "sign", "ef_sign", "qsgd"),
+        ("cuda",),
+    ),
+)
+
+
+def changes_since(record: RunRecord) -> Iterator[CodeChange]:
+    """Those that concern a run's cell, and that the program did not have that measured it."""
+    known, ended = record.launch.get("code_changes"), record.launch.get("finished_at")
+    for number, change in enumerate(CODE_CHANGES, 1):
+        if isinstance(known, int):
+            is_older = known < number
+        else:
+            is_older = isinstance(ended, str) and ended < change.made_at
+        concerns = record.cell.get("aggregator") in change.aggregators
+        if is_older and concerns and record.cell.get("device") in change.devices:
+            yield change
