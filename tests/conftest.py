@@ -6,11 +6,13 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,6 +46,14 @@ class _EveryName(set[str]):
 def named_by_a_study(monkeypatch: pytest.MonkeyPatch) -> None:
     """Code of any `module:attribute` may be imported, as if a study file of the user's own named it."""
     monkeypatch.setattr("scaling.registry._OWN_CODE", _EveryName())
+
+
+def still_there(find: Callable[[], list[Any]], limit_s: float = 60) -> list[Any]:
+    """What `find` still finds when that time is over: processes that were killed take a moment to end."""
+    until = time.monotonic() + limit_s
+    while (found := find()) and time.monotonic() < until:
+        time.sleep(0.05)
+    return found
 
 
 def need(what: object, reason: str) -> None:

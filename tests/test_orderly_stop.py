@@ -47,7 +47,7 @@ def test_signal_ends_the_worker_and_rank_0_puts_its_launchs_run_back(folder, num
     try:
         assert process.stdout.readline() == "ready\n"
         process.send_signal(number)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=240)
     finally:
         process.kill()
         process.wait()

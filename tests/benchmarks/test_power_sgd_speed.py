@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-LIMIT_S = 180
+LIMIT_S = 300
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from scaling.store import ResultsFolder
+from tests.conftest import still_there
 
 SECONDS = 240  # no wait in these tests is longer
 
@@ -112,8 +113,7 @@ def scaling(tmp_path):
     """A Scaling in a folder of its own; fails if it leaves a process behind."""
     command = Scaling(tmp_path)
     yield command
-    time.sleep(0.2)
-    left = command.processes()
+    left = still_there(command.processes)
     for pid in left:
         os.kill(pid, signal.SIGKILL)
     assert not left, f"processes {left} were left behind"

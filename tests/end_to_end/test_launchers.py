@@ -11,6 +11,7 @@ from scaling.store import ResultsFolder
 from scaling.study.cells import Machine, resolve
 from scaling.study.launches import remaining_launches
 from scaling.study.schema import parse_study
+from tests.conftest import still_there
 
 pytestmark = pytest.mark.processes
 
@@ -166,7 +167,7 @@ def test_ctrl_c_ends_what_the_launcher_has_started(scaling, openmpi, horovodrun,
     process = scaling.start("--launcher", launcher)
     scaling.wait_for_worker()
     process.send_signal(signal.SIGINT)
-    _, stderr = process.communicate(timeout=60)
+    _, stderr = process.communicate(timeout=240)
     assert process.returncode == 130, stderr
-    assert not scaling.processes()
+    assert not still_there(scaling.processes)
     assert set(scaling.states().values()) == {"planned"}

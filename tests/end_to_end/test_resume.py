@@ -28,7 +28,7 @@ STUDY = {
     "epochs": EPOCHS,
     "schedule": "cosine",
 }
-LIMIT_S = 120
+LIMIT_S = 240
 
 
 def start(study, out, *overrides) -> subprocess.Popen:

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from scaling.aggregators.registry import BUILT_IN, create
+from tests.conftest import still_there
 from topologies.detect_host import boot_id
 
 pytestmark = pytest.mark.processes
@@ -160,7 +161,7 @@ def test_everything_killed_is_finished_by_the_same_command(scaling):
     process = scaling.start()
     scaling.wait_for_worker()
     process.kill()
-    process.wait(60)
+    process.wait(240)
     scaling.wait(lambda: not scaling.processes())  # the workers do not outlive the command
     before = {key: text for key, text in scaling.samples().items() if "attempt" not in key}
     outcome = scaling.run()
@@ -176,11 +177,11 @@ def test_ctrl_c_keeps_what_is_finished_and_the_same_command_goes_on(scaling):
     process = scaling.start()
     scaling.wait_for_worker()
     process.send_signal(signal.SIGINT)
-    _, stderr = process.communicate(timeout=60)
+    _, stderr = process.communicate(timeout=240)
     assert process.returncode == 130
     assert "the same command goes on" in stderr
     assert "Traceback" not in stderr
-    assert not scaling.processes()
+    assert not still_there(scaling.processes)
     assert "running" not in scaling.states().values()
     kept = scaling.samples()
     outcome = scaling.run()

@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from launchers.processes import run_to_end
+from tests.conftest import still_there
 
 ROOT = Path(__file__).parents[2]
+LIMIT_S = 240.0  # no wait is longer
 # Starts a child of its own, writes both pids to the file it is given, and waits for ever.
 TREE = (
     "import os, subprocess, sys, time\n"
@@ -31,7 +33,7 @@ def is_running(pid):
 
 
 def pids_in(path):
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + LIMIT_S
     while not path.exists():
         assert time.monotonic() < deadline, "the launch did not start"
         time.sleep(0.02)
@@ -39,13 +41,10 @@ def pids_in(path):
 
 
 def ended(pids):
-    deadline = time.monotonic() + 60
-    while any(map(is_running, pids)) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return not any(map(is_running, pids))
+    return not still_there(lambda: [pid for pid in pids if is_running(pid)])
 
 
-def run(program, *arguments, limit_s=60.0):
+def run(program, *arguments, limit_s=LIMIT_S):
     with tempfile.TemporaryFile() as output:
         code = run_to_end([sys.executable, "-c", program, *arguments], os.environ, output, limit_s)
         output.seek(0)
@@ -77,7 +76,7 @@ def test_launch_ends_when_the_process_that_started_it_is_killed(tmp_path):
     process = subprocess.Popen([sys.executable, "-c", starter], cwd=ROOT)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + LIMIT_S
         while not (pids := [int(pid) for pid in children.read_text().split()]):
             assert time.monotonic() < deadline
             time.sleep(0.02)

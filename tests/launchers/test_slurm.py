@@ -115,7 +115,7 @@ def run_end(tmp_path, launcher, signals=0, restarts="0", state="RUNNING"):
         while "ready" not in (line := process.stdout.readline()):
             assert line
         process.send_signal(signal.SIGUSR1)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=240)
     return process.returncode, out, err
 
 

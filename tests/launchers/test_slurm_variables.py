@@ -29,7 +29,7 @@ def test_first_host_is_the_one_that_scontrol_names(text, tmp_path, need):
     (tmp_path / "slurm.conf").write_text("ClusterName=none\nSlurmctldHost=localhost\n")
     environment = {"SLURM_CONF": str(tmp_path / "slurm.conf")}
     command = [shutil.which("scontrol"), "show", "hostnames", text]
-    shown = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
+    shown = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=240)
     assert shown.stdout.splitlines()[0] == LISTS[text]
 
 

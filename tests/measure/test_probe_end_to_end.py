@@ -5,13 +5,13 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from scaling.collectives.ring import ring
 from scaling.collectives.simulate import simulate
+from tests.conftest import still_there
 from topologies.drawing import draw
 from topologies.schema import load
 
@@ -61,8 +61,7 @@ def test_probe_of_two_processes_gives_a_machine_that_loads_draws_and_simulates(t
         rows = list(csv.DictReader(file))
     assert {"host_copy", "host_sum", "send", "shift", "all_reduce"} <= {row["operation"] for row in rows}
     assert all(float(row["seconds"]) > 0 for row in rows)
-    time.sleep(0.2)
-    assert processes_of(tmp_path) == []
+    assert still_there(lambda: processes_of(tmp_path)) == []
     files = sorted(path.name for path in tmp_path.iterdir())
     assert files == ["box.environment.json", "box.samples.csv", "box.yaml"]
     assert json.loads((tmp_path / files[0]).read_text())["versions"]["torch"]
@@ -82,8 +81,7 @@ def test_probe_that_mpirun_starts_has_mpis_all_reduce_too(tmp_path, openmpi):
     text = (tmp_path / "box.yaml").read_text()
     assert "mpi_all_reduce ranks 0,1" in text
     assert "Open MPI v" in load(tmp_path / "box.yaml").sources["message_latency_s.host"]
-    time.sleep(0.2)
-    assert processes_of(tmp_path) == []
+    assert still_there(lambda: processes_of(tmp_path)) == []
 
 
 @pytest.mark.processes

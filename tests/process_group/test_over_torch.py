@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 WORLD_SIZE = 3
-SECONDS = 120
+SECONDS = 300
 ROOT = Path(__file__).parents[2]
 
 pytestmark = pytest.mark.processes

@@ -18,7 +18,7 @@ import torch
 from scaling.process_group.through_host import HostRoom
 
 WORLD_SIZE = 3
-SECONDS = 180
+SECONDS = 300
 ROOT = Path(__file__).parents[2]
 
 

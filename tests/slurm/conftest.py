@@ -127,7 +127,7 @@ class Cluster:
     def ask(self, *command, text=None):
         """The output of one of Slurm's commands; empty where it fails."""
         done = subprocess.run(
-            command, env=self.environment, input=text, capture_output=True, text=True, timeout=60
+            command, env=self.environment, input=text, capture_output=True, text=True, timeout=SECONDS
         )
         return done.stdout.strip() if done.returncode == 0 else ""
 

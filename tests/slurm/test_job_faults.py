@@ -12,7 +12,7 @@ import pytest
 
 pytestmark = [pytest.mark.processes, pytest.mark.slurm]
 
-SOON_S = 60
+SOON_S = 120
 WAITS = "waiting_aggregators:Waits"
 NOT_ALL_THERE = {
     "torchrun": "not all nodes came within 20 s",

@@ -18,7 +18,7 @@ def test_script_could_be_run_as_it_stands(cluster, path):
         env=cluster.environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
     )
     assert done.returncode == 0, done.stderr
     assert "to start at" in done.stderr

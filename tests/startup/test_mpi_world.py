@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import still_there
+
 pytestmark = pytest.mark.processes
 
 ROOT = Path(__file__).parents[2]
 ENDING = str(Path(__file__).with_name("ending_worker.py"))
-SOON_S = 60
+SOON_S = 240  # ranks that nobody ends would wait for 600 s
 
 SHARED_MEMORY = Path("/dev/shm")
 MADE_BY_MPI = ("mpich_shm_", "sm_segment.")
@@ -66,10 +68,7 @@ def test_workers_do_not_outlive_an_mpirun_that_is_killed_by_force(mpirun):
     finally:
         process.kill()
         process.communicate(timeout=SOON_S)
-    deadline = time.monotonic() + SOON_S
-    while any(map(is_running, pids)) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    left = [pid for pid in pids if is_running(pid)]
+    left = still_there(lambda: [pid for pid in pids if is_running(pid)])
     for pid in left:
         os.kill(pid, signal.SIGKILL)
     assert not left

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 HERE = Path(__file__).parent
-SECONDS = 120  # no worker takes longer, unless it says so
+SECONDS = 300  # no worker takes longer, unless it says so
 
 
 def free_port() -> int:

@@ -10,7 +10,7 @@ NETWORKS = ("fcn-r", "convolutional, sync")
 WORKER = "agreement_cuda_worker.py"
 REFERENCE = "eager, all_reduce"
 NUM_STEPS = 100
-SECONDS = 120
+SECONDS = 300
 
 pytestmark = [pytest.mark.gpu(2), pytest.mark.processes]
 
