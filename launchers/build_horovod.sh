@@ -37,10 +37,12 @@ if [ -n "${HOROVOD_GPU_OPERATIONS:-}" ]; then
 fi
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/scaling-study/horovod/$name
 
-# Compiler and build tools, where they are missing and may be installed.
+# Compiler, build tools and Python's headers, where they are missing and may be installed.
 require_tools() {
-  local missing=()
+  local missing=() headers
   for tool in g++ make cmake; do command -v "$tool" >/dev/null || missing+=("$tool"); done
+  headers=$("$python" -c 'import sysconfig; print(sysconfig.get_path("include"))')
+  [ -e "$headers/Python.h" ] || missing+=("$(basename "$headers")-dev")  # Debian's package of /usr/include/python3.11
   [ ${#missing[@]} -gt 0 ] || return 0
   if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then die "${missing[*]} missing; install them"; fi
   say "installing ${missing[*]}"
