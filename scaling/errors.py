@@ -37,5 +37,9 @@ class PredictionError(ScalingError):
     """A cell cannot be predicted from what is known."""
 
 
+class ExchangeError(ScalingError):
+    """An aggregator's result or an update is not what it must be, or replicas have drifted apart."""
+
+
 class NotFiniteError(ScalingError):
     """A gradient is NaN or infinite, or was after it had been encoded."""

@@ -316,6 +316,7 @@ def _record(
         "checksums": ranks[0].checksums,
         "seconds": ranks[0].seconds,
         "memory_peak_bytes": [rank.memory_peak_bytes for rank in ranks],
+        "checks": ranks[0].checks,
     }
     if cell.kind == "iteration":
         summary |= {

@@ -89,6 +89,11 @@ class AggregatorState:
         """
         return None
 
+    def withheld(self) -> Tensor | None:
+        """The same where the aggregator applies a momentum of its own: then the law holds with what it brings
+        to the exchange (`Aggregator.contribution`) for the gradient."""
+        return self.left_over()
+
     def kept(self) -> dict[str, Tensor]:
         """Views of the tensors that a checkpoint needs: `kind/parameter`, or a name, of the bucket as a whole
         (`scaling.aggregators.saved_state`)."""
@@ -264,6 +269,30 @@ class Aggregator(ABC, Generic[S]):
         """The momentum that it applies itself, before gradients are brought together; the optimizer's must
         then be 0."""
         return 0.0
+
+    def contribution(self, state: S, gradient: Tensor) -> Tensor:
+        """What this rank brings to the exchange, before any residual: the gradient, unless the aggregator
+        applies a momentum of its own. Changes nothing.
+
+        Args:
+            state: as it is before `aggregate`.
+            gradient: that `aggregate` is about to get.
+        """
+        return gradient
+
+    def error_bound(self, gradient: Tensor, world_size: int) -> Tensor | None:
+        """How far this rank's gradient may put each element of the mean off at most; None: not known.
+
+        Runs of lossy aggregators without residuals check the mean against the sum of the ranks' bounds.
+
+        Args:
+            gradient: [num_elements] this rank's.
+            world_size: ranks.
+
+        Returns:
+            [num_elements], float32 or wider.
+        """
+        return None
 
     def start_up(self) -> dict[str, str]:
         """Environment variables that its library reads when it starts, so that cells which differ in them are

@@ -82,9 +82,11 @@ class GatheredState(AggregatorState):
 
     def left_over(self) -> Tensor | None:
         """The own residual; None without one, and with velocity, whose law is another."""
-        if not self.residual.numel() or self.velocity.numel():
-            return None
-        return self.residual[: self.layout.num_elements].clone()
+        return None if self.velocity.numel() else self.withheld()
+
+    def withheld(self) -> Tensor | None:
+        """The same with velocity, too; None without any residual."""
+        return self.residual[: self.layout.num_elements].clone() if self.residual.numel() else None
 
 
 @dataclass(frozen=True)
@@ -181,6 +183,12 @@ class Gathered(Aggregator[GatheredState]):
         with phase("decode"):
             self.decode(state)
         return state.result
+
+    @final
+    def contribution(self, state: GatheredState, gradient: Tensor) -> Tensor:
+        """The gradient, or the velocity that it adds to."""
+        velocity = state.velocity[: gradient.numel()]
+        return gradient + self.own_momentum() * velocity if velocity.numel() else gradient
 
     @final
     def wire_bytes(self, layout: BucketLayout, world_size: int, rank: int, itemsize: int) -> int:

@@ -35,6 +35,7 @@ from torch import Tensor
 from scaling.aggregators.base import Aggregator, AggregatorState, DdpPath, PhaseMarker, unmarked
 from scaling.aggregators.prediction import all_reduce_bytes, native_all_reduce
 from scaling.bucket import BucketLayout
+from scaling.codecs.sixteen_bit import SixteenBitCodec
 from scaling.collectives.plan import Stage, Update
 from scaling.process_group import Group, HorovodGroup
 from scaling.process_group.over_horovod import CARRIED, Compression
@@ -91,6 +92,11 @@ class _ByHorovod(Aggregator[S], Generic[S]):
         if self.timeline:
             settings["HOROVOD_TIMELINE"] = "{launches}/horovod-{world_size}-{repeat}.json"
         return settings
+
+    @final
+    def error_bound(self, gradient: Tensor, world_size: int) -> Tensor | None:
+        """That of sums in 16 bits."""
+        return SixteenBitCodec("fp16").error_bound(gradient) if self.compression == "fp16" else None
 
     def _message_bytes(self, layout: BucketLayout, itemsize: int) -> list[int]:
         raise NotImplementedError

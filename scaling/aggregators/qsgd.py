@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import final
 
 import torch
+from torch import Tensor
 
 from scaling.aggregators.gathered import GatheredChunks
-from scaling.codecs.base import ChunkCodec
 from scaling.codecs.noise import Noise
 from scaling.codecs.qsgd import LevelBits, Norm, QsgdCodec
 
@@ -37,13 +37,17 @@ class Qsgd(GatheredChunks):
     norm: Norm = "two"
     seed: int = 0
 
-    def codec(self) -> ChunkCodec:
+    def codec(self) -> QsgdCodec:
         """Of what goes to all."""
         return QsgdCodec(self.chunk_elements, self.bits, self.norm)
 
     def feeds_back(self) -> bool:
         """Nothing is kept."""
         return False
+
+    def error_bound(self, gradient: Tensor, world_size: int) -> Tensor:
+        """One level of each chunk's norm, by which rounding may miss, as a part of the mean."""
+        return self.codec().level(gradient).div_(world_size)
 
     def noise(self, num_elements: int, rank: int, device: torch.device) -> Noise | None:
         """Other numbers on every rank."""

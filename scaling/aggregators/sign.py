@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import final
 
+from torch import Tensor
+
 from scaling.aggregators.striped import Striped
 from scaling.codecs.base import ChunkCodec
 from scaling.codecs.sign import VoteCodec
@@ -34,6 +36,10 @@ class Sign(Striped):
     def feeds_back(self) -> tuple[bool, bool]:
         """Nothing is kept."""
         return False, False
+
+    def error_bound(self, gradient: Tensor, world_size: int) -> Tensor:
+        """The result is between -1 and 1, and the mean no larger than the mean magnitude."""
+        return gradient.abs().add_(1.0).div_(world_size)
 
     def divisor(self, world_size: int) -> int:
         """A sign is a sign."""

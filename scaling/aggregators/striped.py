@@ -221,6 +221,12 @@ class Striped(Aggregator[StripesState]):
             self._decode_result(state)
         return state.result
 
+    @final
+    def contribution(self, state: StripesState, gradient: Tensor) -> Tensor:
+        """The gradient, or the momentum of the last result with it."""
+        last = state.momentum[: gradient.numel()]
+        return gradient + self.own_momentum() * last if last.numel() else gradient
+
     def _encode_gradient(self, state: StripesState, gradient: Tensor) -> None:
         """Fills `outgoing`, and `residual` where there is one."""
         state.coder.encode(gradient, state.residual, state.outgoing, self._momentum(state))

@@ -87,6 +87,11 @@ class SixteenBits(Aggregator[SixteenBitState]):
         return gradient
 
     @final
+    def error_bound(self, gradient: Tensor, world_size: int) -> Tensor:
+        """That of the codec; a rank alone casts nothing."""
+        return self.codec().error_bound(gradient)
+
+    @final
     def wire_bytes(self, layout: BucketLayout, world_size: int, rank: int, itemsize: int) -> int:
         """That of the all-reduce."""
         return all_reduce_bytes([self.codec().bucket_bytes(layout)], world_size)

@@ -51,6 +51,10 @@ class TopK(Gathered):
         """As `error_feedback` says."""
         return self.error_feedback
 
+    def error_bound(self, gradient: Tensor, world_size: int) -> Tensor | None:
+        """Each value, which may not be sent, as a part of the mean; not known with momentum."""
+        return None if self.momentum_correction else gradient.abs().div_(world_size)
+
     def wire_shape(self, num_elements: int) -> tuple[int, ...]:
         """Values and places."""
         return 2, self.codec().num_sent(num_elements)

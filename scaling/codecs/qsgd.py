@@ -56,12 +56,26 @@ class QsgdCodec(ChunkCodec):
         """s, those beside zero."""
         return int(2 ** (self.level_bits - 1) - 1)
 
+    def level(self, values: Tensor) -> Tensor:
+        """[n] float64: the distance between two levels, for each of the values [n]."""
+        chunks = self.chunks(values.numel())
+        padded = torch.zeros(chunks.padded, dtype=torch.float64, device=values.device)
+        padded[: values.numel()] = values
+        rows = chunks.matrix(padded)
+        norms = torch.linalg.vector_norm(rows, self._order, dim=1, keepdim=True) if len(rows) else rows
+        return (norms / self.num_levels).expand(rows.shape).reshape(-1)[: values.numel()]
+
+    @property
+    def _order(self) -> float:
+        return 2.0 if self.norm == "two" else float("inf")
+
     def quantise(self, values: Tensor, valid: Tensor, noise: Tensor | None) -> tuple[Tensor, Tensor]:
         """The norm; levels with their signs."""
         assert noise is not None, "levels are rounded at random"
-        order = 2.0 if self.norm == "two" else float("inf")
         norms = (
-            torch.linalg.vector_norm(values, order, dim=1, keepdim=True) if values.shape[0] else values[:, :1]
+            torch.linalg.vector_norm(values, self._order, dim=1, keepdim=True)
+            if values.shape[0]
+            else values[:, :1]
         )
         factor = torch.where(norms > 0, self.num_levels / norms, 0.0)
         levels = (values.abs() * factor).add_(noise).floor_()

@@ -50,6 +50,12 @@ class SixteenBitCodec(Codec):
         """Two an element."""
         return 2 * layout.num_elements
 
+    def error_bound(self, values: Tensor) -> Tensor:
+        """What one rank's values [n] add at most to the error of the mean, float64: twice a rounding of them,
+        for every rank's cast, division and additions, and the smallest number where they are below it."""
+        info = torch.finfo(self.dtype)
+        return values.double().abs().mul_(info.eps).add_(2 * info.smallest_normal * info.eps)
+
     def encode(self, values: Tensor, world_size: int, wire: Tensor) -> None:
         """Writes values [n] / world_size to `wire` [n]."""
         wire.copy_(values)

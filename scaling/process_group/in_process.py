@@ -91,6 +91,14 @@ class InProcessGroup(Group):
     def _broadcast(self, tensor: Tensor, source: int) -> None:
         tensor.copy_(self._gathered(tensor.clone())[source])
 
+    def largest_of(self, values: Sequence[float]) -> list[float]:
+        """The largest value that any rank gave, one by one."""
+        return [max(given) for given in zip(*self._gathered(list(values)), strict=True)]
+
+    def share(self, value: T, source: int = 0) -> T:
+        """The source's `value` on every rank."""
+        return self._gathered(value)[source]
+
     def barrier(self) -> None:
         with self._others_turn():
             self._world.barrier.wait(self._world.timeout_s)

@@ -31,6 +31,7 @@ from scaling.training.memory_format import with_channels_last
 from scaling.training.overlapped import OverlappedStep
 from scaling.training.replica import FlatReplica, Replica
 from scaling.training.step import EagerStep, Step
+from scaling.training.step_check import FIRST_STEPS, LATER_STEPS, StepCheck
 from scaling.training.timing import Extent, Measurement
 from scaling.training.update import SgdSettings
 from scaling.workloads.augmentation import epoch_variations
@@ -72,6 +73,7 @@ class RankSummary:
         gpu: see `scaling.measure.power`.
         hosts_before: where a training was before it was cut off, beside the host of the run.
         tensor_shapes: of the trainable parameters (`BucketLayout.shapes_text`), for predictions.
+        checks: what the checks of its exchanges found (`scaling.training.step_check`).
     """
 
     num_parameters: int | None
@@ -89,6 +91,7 @@ class RankSummary:
     gpu: dict[str, Any] | None = None
     hosts_before: list[str] = field(default_factory=list)
     tensor_shapes: str = ""
+    checks: dict[str, Any] = field(default_factory=dict)
 
 
 def notes_of(ranks: Sequence[RankSummary]) -> list[str]:
@@ -117,6 +120,7 @@ class CellRunner:
         self._loaded: dict[str, DataSplits] = {}
         self._initial: dict[str, tuple[nn.Module, Tensor]] = {}
         self._started = 0.0
+        self._peak_bytes: int | None = None  # before the last checks
         self.seconds: dict[str, float] = {}
 
     def run(
@@ -135,7 +139,7 @@ class CellRunner:
             saved: where a training's checkpoints are; None: it has none.
         """
         configure_torch(cell, self._device)
-        self._started, self.seconds = time.perf_counter(), {}
+        self._started, self.seconds, self._peak_bytes = time.perf_counter(), {}, None
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._device)
         try:
@@ -202,7 +206,7 @@ class CellRunner:
         if cell.memory_format == "channels_last":
             module = with_channels_last(module)
         aggregator = create_aggregator(cell.aggregator, cell.aggregator_parameters)
-        settings = SgdSettings(cell.learning_rate, cell.momentum, cell.weight_decay, cell.nesterov)
+        settings = settings_of(cell)
         loss = create_model(cell.model, cell.model_parameters).loss
         train = self._data(cell).train
         inputs, targets = (
@@ -260,6 +264,8 @@ class CellRunner:
         recorder = PhaseRecorder(clock_for(self._device))
         offset_s, offset_uncertainty_s = group.host_clock_offset()
         measurement = Measurement(iterate, recorder, extent_of(cell), group, offset_s, seconds=self.seconds)
+        check = self._check(cell, group, step)
+        self._check_steps(check, cell, group, splits.train, FIRST_STEPS)
         self.seconds["setup"] = group.largest(time.perf_counter() - self._started)
         measurement.warm_up()
         gpu = power.open_device(self._device)
@@ -272,9 +278,12 @@ class CellRunner:
             measurement.split(settle_each=step.settle_split)
         step.check()
         write(measurement.rows)
+        check.replicas()
+        self._check_steps(check, cell, group, splits.train, LATER_STEPS)
         num_samples = cell.local_batch * sum(not (row["warmup"] or row["split"]) for row in measurement.rows)
         return replace(
             self._summary(step, splits, group.meter.bytes_sent, group.meter.messages_sent),
+            checks=check.findings.as_dict(),
             memory_peak_bytes=memory_peak_bytes,
             warmup_iterations=sum(row["warmup"] and not row["split"] for row in measurement.rows),
             warmup_end=measurement.warmup_end,
@@ -294,12 +303,43 @@ class CellRunner:
         saved: SavedCheckpoints | None,
     ) -> RankSummary:
         self._throw_away_step(cell, group, splits.train)
-        trained = train_cell(cell, group, step, splits, self._device, write, saved)
+        check = self._check(cell, group, step)
+        self._check_steps(check, cell, group, splits.train, FIRST_STEPS)
+
+        def check_again() -> None:
+            check.replicas()
+            self._check_steps(check, cell, group, splits.train, LATER_STEPS)
+
+        trained = train_cell(cell, group, step, splits, self._device, write, saved, check_again)
         summary = self._summary(step, splits, trained.bytes_per_step, None)
         notes = [*summary.notes, *trained.notes]
         if cell.batch_norm == "sync" and not has_batch_norm(step.replica.module):
             notes.append("batch_norm: sync changes nothing: the model has no batch normalisation")
-        return replace(summary, diverged=trained.diverged, notes=notes, hosts_before=trained.hosts_before)
+        return replace(
+            summary,
+            checks=check.findings.as_dict(),
+            diverged=trained.diverged,
+            notes=notes,
+            hosts_before=trained.hosts_before,
+        )
+
+    def _check(self, cell: Cell, group: TorchGroup, step: Step) -> StepCheck:
+        aggregator = create_aggregator(cell.aggregator, cell.aggregator_parameters)
+        return StepCheck(step, aggregator, settings_of(cell), group)
+
+    def _check_steps(
+        self, check: StepCheck, cell: Cell, group: TorchGroup, split: Split, max_steps: int
+    ) -> None:
+        """Checks some steps on the first batches; the memory that this takes is no part of the peak."""
+        self._peak_bytes = self._memory_peak_bytes()
+        batches = epoch_batches(len(split), cell.global_batch, cell.seed, 1)[:TIMING_BATCHES]
+        own = shard(batches, group.rank, group.world_size).to(split.inputs.device)
+        check.steps(
+            [(split.inputs[one].to(self._device), split.targets[one].to(self._device)) for one in own],
+            max_steps,
+        )
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._device)
 
     def _throw_away_step(self, cell: Cell, group: TorchGroup, split: Split) -> None:
         """One step on a replica of its own.
@@ -325,8 +365,14 @@ class CellRunner:
         )
 
     def _memory_peak_bytes(self) -> int | None:
-        on_gpu = self._device.type == "cuda"
-        return torch.cuda.max_memory_allocated(self._device) if on_gpu else None
+        if self._device.type != "cuda":
+            return None
+        return max(self._peak_bytes or 0, torch.cuda.max_memory_allocated(self._device))
+
+
+def settings_of(cell: Cell) -> SgdSettings:
+    """The optimizer's."""
+    return SgdSettings(cell.learning_rate, cell.momentum, cell.weight_decay, cell.nesterov)
 
 
 def extent_of(cell: Cell) -> Extent:

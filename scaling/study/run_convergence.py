@@ -72,6 +72,7 @@ def train_cell(
     device: torch.device,
     write: Callable[[list[dict[str, Any]]], None],
     saved: SavedCheckpoints | None = None,
+    check: Callable[[], None] = lambda: None,
 ) -> Trained:
     """Trains `cell`. Collective.
 
@@ -83,6 +84,8 @@ def train_cell(
         device: this rank's.
         write: takes this rank's samples, in order.
         saved: where checkpoints are; None: there are none, and none are made.
+        check: raises where this rank's replica has gone wrong; called before each checkpoint and at the end.
+            Collective.
     """
     begun = _last_common(saved, group) if saved else None
     rows: list[dict[str, Any]] = []
@@ -101,8 +104,10 @@ def train_cell(
         rows.append(row if group.rank == 0 else {key: row[key] for key in OF_EVERY_RANK})
         write(rows[-1:])
         if saver is not None and row["epoch"] != cell.epochs and saver.is_due():
+            check()
             progress = Progress(row["epoch"], row["train_s"], row["train_j"])
             saver.save(Checkpoint.of(step, progress, rows, device, [*before, here]))
+    check()
     return Trained(
         rows[-1]["bytes_sent"] // (len(splits.train) // cell.global_batch),
         not all(math.isfinite(row.get("train_loss", 0.0)) for row in rows),

@@ -49,6 +49,16 @@ def has_batch_norm(module: nn.Module) -> bool:
     return any(isinstance(layer, _BatchNorm) for layer in module.modules())
 
 
+def synchronized_statistics(module: nn.Module) -> set[str]:
+    """Names of the buffers that every rank has from the global batch."""
+    return {
+        f"{name}.{buffer}" if name else buffer
+        for name, layer in module.named_modules()
+        if isinstance(layer, nn.SyncBatchNorm | _SynchronizedBatchNorm)
+        for buffer, _ in layer.named_buffers(recurse=False)
+    }
+
+
 class _SynchronizedBatchNorm(_BatchNorm):
     """Takes the place of another layer: its parameters, buffers and settings."""
 

@@ -24,6 +24,7 @@ from scaling.errors import LaunchError
 from scaling.measure.clock import GraphClock, graphs_can_be_marked
 from scaling.measure.phases import UNMARKED, Lane, Marks, PhaseRecorder
 from scaling.process_group import Group
+from scaling.training.exchanges import Record
 from scaling.training.layered import LayeredStep
 from scaling.training.replica import Replica
 from scaling.training.step import EagerStep
@@ -51,6 +52,7 @@ class CapturedStep:
         if not inputs.is_cuda:
             raise LaunchError(f"step: captured needs CUDA, the ranks compute on {inputs.device.type}")
         self._step, self._group = step, group
+        self.record: Record | None = None  # not of a graph's exchanges: `uncaptured` records
         self._inputs, self._targets = inputs.clone(), targets.clone()
         meter = group.meter
         state = step.state_dict()
@@ -79,6 +81,11 @@ class CapturedStep:
         torch.cuda.synchronize()
         self._group.barrier()
         return graph, loss
+
+    @property
+    def uncaptured(self) -> EagerStep | LayeredStep:
+        """The step that was captured, which works on the same tensors."""
+        return self._step
 
     @property
     def replica(self) -> Replica:

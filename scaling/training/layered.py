@@ -33,6 +33,7 @@ from scaling.bucket import BucketLayout
 from scaling.measure.phases import UNMARKED, Marks, PhaseRecorder
 from scaling.process_group import Group
 from scaling.training.dtypes import require_dtypes
+from scaling.training.exchanges import Record, aggregate
 from scaling.training.replica import FlatBucket, FlatReplica
 from scaling.training.step import by_bucket, of_buckets
 from scaling.training.update import SgdSettings, SpansUpdate
@@ -93,6 +94,7 @@ class LayeredStep:
     ) -> None:
         require_dtypes(replica.module, aggregator)
         self.replica, self._aggregator = replica, aggregator
+        self.record: Record | None = None
         self._marks: Marks = UNMARKED
         self._buckets = [
             _started(number, flat, tensors, aggregator, settings, group, capturable=capturable)
@@ -189,7 +191,8 @@ class LayeredStep:
     def _bring_together(self, bucket: _Bucket) -> None:
         """The mean of a bucket's gradients, and its update."""
         phase = self._marks.beside("comm")
-        mean = self._aggregator.aggregate(bucket.state, self._flat_gradient(bucket), phase)
+        gradient = self._flat_gradient(bucket)
+        mean = aggregate(self._aggregator, bucket.state, gradient, phase, self.record)
         assert mean is not None, "every replica takes the step"
         with phase("update"):
             bucket.update.step(mean)

@@ -40,11 +40,15 @@ from scaling.collectives.side_stream import side_stream
 from scaling.measure.phases import UNMARKED, Marks, PhaseRecorder
 from scaling.process_group import TorchGroup
 from scaling.training.dtypes import require_dtypes
+from scaling.training.exchanges import Record, aggregate, recomputed_exchanges
 from scaling.training.replica import Replica
 from scaling.training.update import SgdSettings, set_learning_rate
 
 if TYPE_CHECKING:  # torch.distributed has it too, hidden from type checkers
     from torch._C._distributed_c10d import GradBucket
+
+SAME = 1e-4
+"""Between two computations of a gradient, as a ratio to its largest element: what rounding may do."""
 
 PASSES_UNTIL_BUCKETS_STAY = 2
 """DDP rebuilds its buckets once, after the first backward pass, in the order in which gradients came."""
@@ -88,6 +92,7 @@ class OverlappedStep:
         self._device = replica.trainable[0].device
         self._example = (inputs, targets)
         self._marks: Marks = UNMARKED
+        self._record: Record | None = None
         self._forward: torch.nn.Module = replica.module
         self._path = aggregator.ddp_path()
         if self._path == "own" and group.through_host:  # else Gloo would stage the buckets, not the group
@@ -121,6 +126,15 @@ class OverlappedStep:
         unused = ", ".join(self._unused)
         shown = f"DDP searches every step for parameters that the loss does not depend on: {unused:.200}"
         return [*self.replica.notes, *([shown] if unused else []), *self._buckets.notes]
+
+    @property
+    def record(self) -> Record | None:
+        """See `Step`."""
+        return self._record
+
+    @record.setter
+    def record(self, record: Record | None) -> None:
+        self._record = self._buckets.record = record
 
     def set_learning_rate(self, rate: float) -> None:
         """See `Step`."""
@@ -157,6 +171,8 @@ class OverlappedStep:
     def __call__(self, inputs: Tensor, targets: Tensor, marks: Marks = UNMARKED) -> Tensor:
         """Forward, backward with the exchange under it, update; see `Step`."""
         self._marks = marks
+        hidden = self._record is not None and not self._hooked and self._path in ("own", "optimizer")
+        gradients = self._local_gradients(inputs, targets) if hidden else None
         with marks.phase("forward"):
             loss = self.replica.loss(self._forward(inputs), targets)
         with marks.phase("backward"):
@@ -165,11 +181,29 @@ class OverlappedStep:
         if self._path == "optimizer":
             with marks.phase("communicate"):
                 self._optimizer.synchronize()
+        if self._record is not None and gradients is not None:
+            means = [_filled(one.grad, one) for one in self.replica.trainable]
+            self._record += recomputed_exchanges(self.replica.layout.names, gradients, means)
         with marks.phase("update"), self._stepping():
             self._optimizer.step()
         if not self._hooked:
             self._meter_own_path()
         return loss.detach()
+
+    def _local_gradients(self, inputs: Tensor, targets: Tensor) -> list[Tensor] | None:
+        """This rank's gradients, computed without DDP; None where a second time gives others. Collective."""
+        replica, computed = self.replica, []
+        for _ in range(2):
+            with torch.random.fork_rng([self._device] if self._device.type == "cuda" else []):
+                loss = replica.forward(inputs, targets)
+            found = torch.autograd.grad(loss, replica.trainable, allow_unused=True)
+            computed.append([_filled(*pair) for pair in zip(found, replica.trainable, strict=True)])
+        largest = max(float(one.abs().max()) for one in computed[0] if one.numel())
+        same = all(
+            torch.allclose(one, other, rtol=0.0, atol=SAME * largest)
+            for one, other in zip(*computed, strict=True)
+        )
+        return computed[0] if self._group.largest(float(not same)) == 0 else None
 
     def _stepping(self) -> AbstractContextManager[None]:
         """What an optimizer that has waited for its gradients wants around its step."""
@@ -231,6 +265,11 @@ class OverlappedStep:
             return self._buckets.launch(bucket, marks)
 
 
+def _filled(gradient: Tensor | None, parameter: Tensor) -> Tensor:
+    """A copy; zeros where the loss does not depend on the parameter."""
+    return torch.zeros_like(parameter) if gradient is None else gradient.detach().clone()
+
+
 class _Buckets:
     """The buckets that a hook has seen, each with its aggregator's state.
 
@@ -258,6 +297,7 @@ class _Buckets:
         self._states: list[AggregatorState] = []
         self._unseen: set[int] = set()  # buckets that no step has had yet
         self.started = False
+        self.record: Record | None = None
         self._beside = _Beside(device)
 
     @property
@@ -317,7 +357,7 @@ class _Buckets:
     @torch.no_grad()
     def _mean(self, state: AggregatorState, gradient: Tensor, phase: PhaseMarker) -> Tensor:
         """The mean of a bucket's gradients."""
-        mean = self._aggregator.aggregate(state, gradient, phase)
+        mean = aggregate(self._aggregator, state, gradient, phase, self.record)
         assert mean is not None, "every replica takes the step"
         return mean
 

@@ -17,12 +17,20 @@ from scaling.errors import CheckpointError
 from scaling.measure.phases import UNMARKED, Marks, PhaseRecorder
 from scaling.process_group import Group
 from scaling.training.dtypes import require_dtypes
+from scaling.training.exchanges import Record, aggregate
 from scaling.training.replica import FlatBucket, FlatReplica, Replica
 from scaling.training.update import SgdSettings, Update, update_at
 
 
 class Step(Protocol):
-    """One way to take a training step on one rank."""
+    """One way to take a training step on one rank.
+
+    Attributes:
+        record: takes what goes into every exchange and comes out; None, as in every measured step: nothing is
+            recorded.
+    """
+
+    record: Record | None
 
     @property
     def replica(self) -> Replica:
@@ -106,6 +114,7 @@ class EagerStep:
     ) -> None:
         require_dtypes(replica.module, aggregator)
         self.replica, self._aggregator = replica, aggregator
+        self.record: Record | None = None
         self._parts = [
             _started(bucket, aggregator, settings, group, capturable=capturable) for bucket in replica.buckets
         ]
@@ -161,7 +170,7 @@ class EagerStep:
     @torch.no_grad()
     def _bring_together(self, one: _Part, phase: PhaseMarker) -> None:
         """The mean of a bucket's gradients, and its update."""
-        mean = self._aggregator.aggregate(one.state, one.bucket.gradient, phase)
+        mean = aggregate(self._aggregator, one.state, one.bucket.gradient, phase, self.record)
         one.update.apply(mean, phase)
 
 

@@ -1,0 +1,200 @@
+"""Compares what an aggregator delivered with what the ranks' own gradients say that it must deliver.
+
+Three laws, of which the first that applies is checked, element by element, in float64:
+
+- "exact mean": the mean of the contributions, within the rounding of its additions; of aggregators that are
+  not lossy.
+- "residuals": n times the mean + the new residuals = the contributions + the old residuals, summed over the
+  ranks, within rounding; of lossy ones with error feedback (S. P. Karimireddy et al., "Error Feedback Fixes
+  SignSGD and other Gradient Compression Schemes", ICML 2019).
+- "error bound": the mean is off by no more than the aggregator itself states (`Aggregator.error_bound`).
+
+Contributions travel by broadcasts of chunks from each rank in turn, which no aggregator uses for gradients:
+n times the bucket's bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from scaling.aggregators.base import Aggregator
+from scaling.bucket import BucketLayout
+from scaling.process_group import Meter
+from scaling.training.exchanges import Exchange
+
+T = TypeVar("T")
+
+Law = Literal["exact mean", "residuals", "error bound"]
+
+CHUNK_ELEMENTS = 2**22
+ROUNDING = {torch.float64: 4.0, torch.float32: 2.0, torch.float16: 8.0, torch.bfloat16: 8.0}
+"""Of a sum of gradients, in epsilons of the sum of their magnitudes, as the contract suite has it."""
+RESIDUAL_ROUNDING = 16.0
+"""Of the law of residuals, in epsilons of its largest terms."""
+BOUND_ROUNDING = 1e-5
+"""Of bounds, which travel as float32, as a ratio to them."""
+RECOMPUTED_ROUNDING = 1e-3
+"""Of gradients computed a second time, as a ratio to the largest: kernels may add in another order."""
+
+
+class Ranks(Protocol):
+    """The part of a group that comparisons need."""
+
+    rank: int
+    world_size: int
+    meter: Meter
+
+    def broadcast(self, tensor: Tensor, source: int = 0) -> None:
+        """Copies the source's `tensor` into every rank's. Collective."""
+
+    def largest_of(self, values: Sequence[float]) -> list[float]:
+        """The largest value that any rank gave, one by one. Collective."""
+
+    def share(self, value: T, source: int = 0) -> T:
+        """The source's `value` on every rank. Collective."""
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """The element of an exchange that is furthest off on this rank.
+
+    Attributes:
+        ratio: of its error to what the law allows; above 1 the law is broken.
+        element: its place in the bucket.
+        given, expected: the value of the mean there, and what the law asks for.
+    """
+
+    ratio: float
+    element: int = 0
+    given: float = 0.0
+    expected: float = 0.0
+
+
+def law_of(aggregator: Aggregator[Any], exchange: Exchange, world_size: int) -> Law | None:
+    """The law that applies; None where the aggregator offers nothing to check it by."""
+    if not aggregator.lossy:
+        return "exact mean"
+    if exchange.old_residual is not None and exchange.new_residual is not None:
+        return "residuals"
+    bounded = aggregator.error_bound(exchange.contribution[:0], world_size) is not None
+    return "error bound" if bounded else None
+
+
+def deviation(aggregator: Aggregator[Any], exchange: Exchange, law: Law, ranks: Ranks) -> Deviation | None:
+    """The worst element of this rank's mean; None where a contribution is not finite. Collective."""
+    terms = _Terms.of(aggregator, exchange, law, ranks.world_size)
+    finite = all(bool(one.isfinite().all()) for one in terms.own)
+    slack = 0.0
+    if exchange.recomputed and exchange.contribution.numel():
+        slack = RECOMPUTED_ROUNDING * float(exchange.contribution.abs().max())
+    unfinite, slack = ranks.largest_of([float(not finite), slack if finite else 0.0])
+    if unfinite:
+        return None
+    worst = Deviation(0.0)
+    for start in range(0, exchange.layout.num_elements, CHUNK_ELEMENTS):
+        stop = min(start + CHUNK_ELEMENTS, exchange.layout.num_elements)
+        expected, allowed = terms.expected(start, stop, ranks)
+        found = _worst(exchange, start, stop, expected, allowed + slack)
+        worst = found if found.ratio > worst.ratio else worst
+    return worst
+
+
+def exact_mean(contribution: Tensor, ranks: Ranks) -> Tensor:
+    """[num_elements] the float64 mean of all ranks' contributions, rounded to their type. Collective."""
+    mean = torch.empty_like(contribution)
+    for start in range(0, contribution.numel(), CHUNK_ELEMENTS):
+        chunk = contribution[start : start + CHUNK_ELEMENTS]
+        mean[start : start + CHUNK_ELEMENTS] = _totals(chunk, ranks)[0] / ranks.world_size
+    return mean
+
+
+def place(layout: BucketLayout, element: int) -> str:
+    """Where an element of a bucket is: `element 3 of fc1.weight`."""
+    for name, shape, offset in zip(layout.names, layout.shapes, layout.offsets, strict=True):
+        if offset <= element < offset + math.prod(shape):
+            return f"element {element - offset} of {name}"
+    raise ValueError(f"no tensor has element {element}")
+
+
+@dataclass(frozen=True)
+class _Terms:
+    """What each rank adds to both sides of the law.
+
+    Attributes:
+        own: this rank's tensors that travel.
+        law: whose.
+        dtype: of the gradient.
+    """
+
+    own: list[Tensor]
+    law: Law
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, aggregator: Aggregator[Any], exchange: Exchange, law: Law, world_size: int) -> _Terms:
+        own = [exchange.contribution]
+        if law == "residuals":
+            assert exchange.old_residual is not None
+            assert exchange.new_residual is not None
+            own += [exchange.old_residual, exchange.new_residual]
+        if law == "error bound":
+            bound = aggregator.error_bound(exchange.contribution, world_size)
+            assert bound is not None, "the law was chosen for it"
+            own.append(bound.float() * (1 + BOUND_ROUNDING))
+        return cls(own, law, exchange.contribution.dtype)
+
+    def expected(self, start: int, stop: int, ranks: Ranks) -> tuple[Tensor, Tensor]:
+        """The mean that the law asks for in these elements, and how far off it may be: float64."""
+        n, info = ranks.world_size, torch.finfo(self.dtype)
+        totals = [_totals(one[start:stop], ranks) for one in self.own]
+        sums, magnitudes = [total for total, _ in totals], [magnitude for _, magnitude in totals]
+        if self.law == "residuals":
+            terms = magnitudes[0] + magnitudes[1] + magnitudes[2]
+            allowed = RESIDUAL_ROUNDING * _epsilon(self.own[0]) * terms.max() / n
+            return (sums[0] + sums[1] - sums[2]) / n, allowed.expand_as(terms)
+        # Below the smallest normal number of 32 bits devices may round to zero; those of 16 bits do not.
+        smallest = info.smallest_normal * (info.eps if info.bits == 16 else 1.0)
+        rounding = ROUNDING[self.dtype] * info.eps * magnitudes[0] + n * smallest
+        return sums[0] / n, rounding + sums[1] if self.law == "error bound" else rounding
+
+
+def _epsilon(values: Tensor) -> float:
+    """Of products of such values, and of float32 residuals; TF32 keeps 10 bits."""
+    tf32 = values.is_cuda and torch.backends.cuda.matmul.allow_tf32
+    return max(torch.finfo(values.dtype).eps, 2.0**-10 if tf32 else torch.finfo(torch.float32).eps)
+
+
+def _totals(chunk: Tensor, ranks: Ranks) -> tuple[Tensor, Tensor]:
+    """The sums over the ranks of a chunk's values and of their magnitudes, float64. Collective."""
+    total = torch.zeros(chunk.numel(), dtype=torch.float64, device=chunk.device)
+    magnitude = torch.zeros_like(total)
+    for rank in range(ranks.world_size):
+        values = chunk.clone() if rank == ranks.rank else torch.empty_like(chunk)
+        ranks.broadcast(values, rank)
+        total += values
+        magnitude += values.double().abs_()
+    return total, magnitude
+
+
+def _worst(exchange: Exchange, start: int, stop: int, expected: Tensor, allowed: Tensor) -> Deviation:
+    """Among the elements from `start` that this rank owns."""
+    worst = Deviation(0.0)
+    for first, last in exchange.owned:
+        low, high = max(first, start), min(last, stop)
+        if low >= high or exchange.mean is None:
+            continue
+        own = slice(low - start, high - start)
+        given = exchange.mean[low:high].double()
+        ratios = (given - expected[own]).abs() / allowed[own]
+        ratios.masked_fill_(given == expected[own], 0.0)  # where nothing is allowed, and nothing is off
+        ratios.nan_to_num_(math.inf, math.inf)
+        at = int(ratios.argmax())
+        if float(ratios[at]) > worst.ratio:
+            worst = Deviation(float(ratios[at]), low + at, float(given[at]), float(expected[own][at]))
+    return worst

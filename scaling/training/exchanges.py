@@ -1,0 +1,83 @@
+"""Records of single exchanges: what went into an aggregator, and what came out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from scaling.aggregators.base import Aggregator, AggregatorState, PhaseMarker, Span
+from scaling.bucket import BucketLayout
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One exchange of one bucket on this rank; all tensors are copies, flat and in the bucket's layout.
+
+    Attributes:
+        layout: of the bucket.
+        contribution: [num_elements] what this rank brought, of the gradient's type: the gradient, or what an
+            aggregator with a momentum of its own makes of it.
+        mean: [num_elements] what came back, of use in the owned elements; None where the rank owns none.
+        owned: the elements whose mean this rank has.
+        old_residual, new_residual: [num_elements] before and after; None without residuals.
+        recomputed: the gradient was computed a second time, since the exchange does not show it.
+    """
+
+    layout: BucketLayout
+    contribution: Tensor
+    mean: Tensor | None
+    owned: list[Span]
+    old_residual: Tensor | None = None
+    new_residual: Tensor | None = None
+    recomputed: bool = False
+
+
+Record = list[Exchange]
+
+
+def aggregate(
+    aggregator: Aggregator[Any],
+    state: AggregatorState,
+    gradient: Tensor,
+    phase: PhaseMarker,
+    record: Record | None,
+) -> Tensor | None:
+    """`aggregator.aggregate`; with a record, what went in and came out is added to it."""
+    if record is None:
+        return aggregator.aggregate(state, gradient, phase)
+    contribution = aggregator.contribution(state, gradient).clone()
+    old = _copied(state.withheld())
+    mean = aggregator.aggregate(state, gradient, phase)
+    owned = aggregator.owned(state)
+    new = _copied(state.withheld())
+    record.append(Exchange(state.layout, contribution, _copied(mean), owned, old, new))
+    return mean
+
+
+def recomputed_exchanges(
+    names: Sequence[str], gradients: Sequence[Tensor], means: Sequence[Tensor]
+) -> list[Exchange]:
+    """Exchanges that a library made out of sight, one a dtype.
+
+    Args:
+        names: of the parameters.
+        gradients: their local gradients, computed once more.
+        means: what the library made of the first ones.
+    """
+    exchanges = []
+    for dtype in dict.fromkeys(gradient.dtype for gradient in gradients):
+        chosen = [number for number, gradient in enumerate(gradients) if gradient.dtype == dtype]
+        layout = BucketLayout.of([(names[number], tuple(gradients[number].shape)) for number in chosen])
+        flat = torch.cat([gradients[number].reshape(-1) for number in chosen])
+        mean = torch.cat([means[number].reshape(-1) for number in chosen])
+        owned = [(0, flat.numel())] if flat.numel() else []
+        exchanges.append(Exchange(layout, flat, mean, owned, recomputed=True))
+    return exchanges
+
+
+def _copied(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.detach().clone()

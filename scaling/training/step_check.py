@@ -1,0 +1,350 @@
+"""Checks a run's own steps: what its aggregator delivers, what the update makes of it, and the replicas.
+
+1. The state of the step is saved. Momentum begins at zero.
+2. Some steps are taken whose exchanges are recorded. Each exchange is compared with the gradients that went
+   into it (`scaling.training.exchange_check`), each update with SGD in float64 of what was delivered; after
+   the last step the replicas are compared (`scaling.training.replica_digest`).
+3. Of a captured step it is the step that was captured, run without its graph; then the graph's parameters are
+   compared with those of such a step.
+4. The state is put back, and the random state too: the run goes on as if nothing had been.
+
+All of it lies outside what is measured. Control arms, which exchange nothing, are exempt.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from scaling.aggregators.base import Aggregator
+from scaling.errors import ExchangeError
+from scaling.training.captured import CapturedStep
+from scaling.training.exchange_check import (
+    ROUNDING,
+    Law,
+    Ranks,
+    deviation,
+    exact_mean,
+    law_of,
+    place,
+)
+from scaling.training.exchanges import Exchange, Record
+from scaling.training.replica_digest import require_equal, shared_tensors
+from scaling.training.step import Step
+from scaling.training.update import SgdSettings
+
+FIRST_STEPS = 10
+LATER_STEPS = 2
+MAX_SECONDS = 2.0
+"""No further step is checked once so many are over; one always is."""
+
+UPDATE_ROUNDING = 32.0
+"""Of an update, in epsilons of its terms."""
+CHUNK_ELEMENTS = 2**22
+GRAPH_TOLERANCE = 1e-2
+"""Between the updates of a step with its graph and without, as a ratio to the update's norm."""
+COPIES = 8
+"""Of the parameters, that a check keeps at most."""
+
+Batch = tuple[Tensor, Tensor]
+
+HINTS: dict[Law, str] = {
+    "exact mean": "if it is meant to be lossy, set `lossy = True` in its class",
+    "residuals": "mend the codec or the aggregator's `left_over`, which is None without error feedback",
+    "error bound": "mend the codec or the aggregator's `error_bound`",
+}
+ASKED: dict[Law, str] = {
+    "exact mean": "the exact mean is",
+    "residuals": "with its residuals the gradients ask for",
+    "error bound": "the exact mean, which its error bound does not reach, is",
+}
+
+
+@dataclass
+class Findings:
+    """What the checks of one run found, for its record.
+
+    Attributes:
+        laws: of the exchanges that were checked.
+        unchecked: why some were not.
+        num_steps, num_exchanges: that were checked.
+        largest_error_ratio: error to what is allowed, of the worst element.
+    """
+
+    laws: set[Law] = field(default_factory=set)
+    unchecked: set[str] = field(default_factory=set)
+    num_steps: int = 0
+    num_exchanges: int = 0
+    largest_error_ratio: float = 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """For run.json."""
+        not_checked = [f"not checked: {why}" for why in sorted(self.unchecked)]
+        return {
+            "exchange": "; ".join([*sorted(self.laws), *not_checked]),
+            "steps": self.num_steps,
+            "exchanges": self.num_exchanges,
+            "largest_error_ratio": self.largest_error_ratio,
+        }
+
+
+class StepCheck:
+    """The checks of one run, on one rank.
+
+    Args:
+        step: of the run.
+        aggregator: its.
+        settings: of its optimizer.
+        ranks: that train together.
+
+    Attributes:
+        findings: so far.
+    """
+
+    def __init__(self, step: Step, aggregator: Aggregator[Any], settings: SgdSettings, ranks: Ranks) -> None:
+        self._step, self._aggregator, self._settings, self._ranks = step, aggregator, settings, ranks
+        self._inner: Step = step.uncaptured if isinstance(step, CapturedStep) else step
+        module = step.replica.module
+        self._initial = {name: one.detach().clone() for name, one in module.named_buffers()}
+        self.findings = Findings()
+        if not aggregator.exchanges:
+            self.findings.unchecked.add("a control arm exchanges nothing")
+
+    def replicas(self) -> None:
+        """Compares the ranks' parameters, and the buffers that must be the same. Collective.
+
+        Raises:
+            ExchangeError: some differ.
+        """
+        if self._aggregator.exchanges:
+            with self._ranks.meter.standing_still():
+                require_equal(shared_tensors(self._step.replica.module, self._initial), self._ranks)
+
+    def steps(self, batches: Sequence[Batch], max_steps: int) -> None:
+        """Takes and checks some steps, and puts everything back. Collective.
+
+        Args:
+            batches: of this rank, taken in turn.
+            max_steps: to check.
+
+        Raises:
+            ExchangeError: an exchange or an update is not what it must be, or the replicas differ.
+        """
+        if not self._aggregator.exchanges:
+            return
+        finite = all(bool(one.isfinite().all()) for one in self._step.replica.trainable)
+        if self._ranks.largest_of([float(not finite)])[0]:
+            self.findings.unchecked.add("the parameters are not finite")
+            return
+        with self._ranks.meter.standing_still(), self._restored() as begin:
+            if not self._fits():
+                self.findings.unchecked.add("not enough memory on the device for its copies")
+                return
+            began = time.monotonic()
+            velocities: dict[str, Tensor] = {}
+            for number in range(max_steps):
+                self._check_one(batches[number % len(batches)], velocities)
+                if self._ranks.largest_of([time.monotonic() - began])[0] > MAX_SECONDS:
+                    break
+            self.replicas()
+            if self._inner is not self._step:
+                self._check_graph(batches[0], begin)
+
+    @contextmanager
+    def _restored(self) -> Iterator[dict[str, Any]]:
+        """Puts the state of the step back afterwards; inside, momentum is zero. Gives that state.
+
+        After a failure nothing is put back: other ranks may wait elsewhere, and the run is over.
+        """
+        module, saved = self._step.replica.module, self._step.state_dict()
+        buffers = {name: one.detach().clone() for name, one in module.named_buffers()}
+        begin = {**saved, "update": _zeros(saved["update"])}
+        devices = {one.device for one in self._step.replica.trainable if one.is_cuda}
+        python, numpy = random.getstate(), np.random.get_state()  # what a user's model may draw from
+        self._step.set_learning_rate(self._settings.learning_rate)
+        self._step.load_state_dict(begin)
+        with torch.random.fork_rng(list(devices)):
+            yield begin
+        random.setstate(python)
+        np.random.set_state(numpy)
+        self._step.load_state_dict(saved)
+        for name, buffer in module.named_buffers():
+            if name in buffers:
+                buffer.copy_(buffers[name])
+
+    def _fits(self) -> bool:
+        """Whether half of the device's free memory holds the copies; the other half is left to the step."""
+        parameters = self._step.replica.trainable
+        device = parameters[0].device
+        missing = 0.0
+        if device.type == "cuda":
+            free, _ = torch.cuda.mem_get_info(device)
+            free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+            missing = COPIES * sum(one.nbytes for one in parameters) - free / 2
+        return self._ranks.largest_of([missing])[0] <= 0
+
+    def _check_one(self, batch: Batch, velocities: dict[str, Tensor]) -> None:
+        """One step: its exchanges and its update."""
+        before = {name: one.detach().clone() for name, one in self._named().items()}
+        record: Record = []
+        self._inner.record = record
+        try:
+            self._inner(*batch)
+        finally:
+            self._inner.record = None
+        self._inner.check()
+        if not record:
+            self.findings.unchecked.add("the library hides its exchange, and gradients vary")
+        delivered: dict[str, Tensor] = {}
+        for exchange in record:
+            delivered |= self._check_exchange(exchange)
+        if not all(bool(one.isfinite().all()) for one in delivered.values()):
+            delivered = {}
+        self._raise_of_any(self._update_problem(before, delivered, velocities))
+        self.findings.num_steps += 1
+
+    def _named(self) -> dict[str, torch.nn.Parameter]:
+        replica = self._step.replica
+        return dict(zip(replica.layout.names, replica.trainable, strict=True))
+
+    def _check_exchange(self, exchange: Exchange) -> dict[str, Tensor]:
+        """Compares one exchange; gives what it delivered by parameter, where that is known."""
+        law = law_of(self._aggregator, exchange, self._ranks.world_size)
+        if law is None:
+            self.findings.unchecked.add("lossy, without residuals or an error bound")
+        else:
+            found = deviation(self._aggregator, exchange, law, self._ranks)
+            if found is None:
+                self.findings.unchecked.add("a gradient is not finite")
+                return {}
+            problem = None
+            if found.ratio > 1:
+                times = f", {found.given / found.expected:.4g} times it" if found.expected else ""
+                problem = (
+                    f"{place(exchange.layout, found.element)} is {found.given:.6g}{times}, where "
+                    f"{ASKED[law]} {found.expected:.6g}"
+                )
+            self._raise_of_any(problem and f"what it delivers breaks its law: {problem}; {HINTS[law]}")
+            self.findings.laws.add(law)
+            self.findings.num_exchanges += 1
+            worst = self._ranks.largest_of([found.ratio])[0]
+            self.findings.largest_error_ratio = max(self.findings.largest_error_ratio, worst)
+        return self._delivered(exchange)
+
+    def _delivered(self, exchange: Exchange) -> dict[str, Tensor]:
+        """The mean by parameter: this rank's own, and elsewhere the exact one."""
+        mean = exchange.mean
+        if self._aggregator.site(exchange.layout) != "replica":
+            if self._aggregator.lossy:
+                return {}
+            own, mean = mean, exact_mean(exchange.contribution, self._ranks)
+            for start, stop in exchange.owned:
+                assert own is not None, "a rank that owns elements has their mean"
+                mean[start:stop] = own[start:stop]
+        assert mean is not None, "every replica takes the step"
+        named = self._named()
+        views = zip(exchange.layout.names, exchange.layout.views(mean), strict=True)
+        return {name: view if exchange.recomputed else _as_stored(view, named[name]) for name, view in views}
+
+    def _update_problem(
+        self, before: dict[str, Tensor], delivered: dict[str, Tensor], velocities: dict[str, Tensor]
+    ) -> str | None:
+        """The first parameter that is not what SGD makes of the mean; `velocities` go on."""
+        problem = None
+        for name, parameter in self._named().items():
+            if name not in delivered:
+                continue
+            mean, old = delivered[name], before[name]
+            if self._settings.momentum and name not in velocities:
+                velocities[name] = torch.zeros_like(old, dtype=torch.float64)
+            velocity = velocities.get(name)
+            worst = _worst_update(self._settings, parameter.detach(), old, mean, velocity)
+            if worst is not None and problem is None:
+                problem = (
+                    f"the update is not SGD's: element {worst[0]} of {name} is {worst[1]:.9g} after the "
+                    f"step, SGD with the delivered mean gives {worst[2]:.9g}"
+                )
+        return problem
+
+    def _check_graph(self, batch: Batch, begin: dict[str, Any]) -> None:
+        """Compares the update of a replay with that of the step as it was captured."""
+        results, state = [], torch.cuda.get_rng_state()
+        for step in (self._inner, self._step):
+            self._step.load_state_dict(begin)
+            torch.cuda.set_rng_state(state)
+            step(*batch)
+            results.append([one.detach().clone() for one in self._step.replica.trainable])
+        self._step.load_state_dict(begin)
+        problem = None
+        for name, start, plain, replayed in zip(
+            self._step.replica.layout.names, self._step.replica.trainable, *results, strict=True
+        ):
+            update = (plain.double() - start.detach().double()).norm()
+            allowed = GRAPH_TOLERANCE * update + torch.finfo(plain.dtype).eps * plain.double().norm()
+            if problem is None and not bool((plain.double() - replayed.double()).norm() <= allowed):
+                problem = f"the captured graph's update of {name} is another than that of the step without it"
+        self._raise_of_any(problem)
+
+    def _raise_of_any(self, problem: str | None) -> None:
+        """Raises on every rank what one of them has found; that of the last one that has. Collective."""
+        rank = int(self._ranks.largest_of([-1.0 if problem is None else float(self._ranks.rank)])[0])
+        if rank < 0:
+            return
+        cls = type(self._aggregator)
+        raise ExchangeError(
+            f"aggregator {self._aggregator.label()} ({cls.__module__}:{cls.__qualname__}), checked step "
+            f"{self.findings.num_steps + 1}, rank {rank}: {self._ranks.share(problem, rank)}"
+        )
+
+
+def _as_stored(values: Tensor, parameter: Tensor) -> Tensor:
+    """A part of a bucket in the parameter's order in memory, which DDP's buckets keep."""
+    return values if parameter.is_contiguous() else values.as_strided(parameter.shape, parameter.stride())
+
+
+def _zeros(saved: Any) -> Any:
+    """The same names with tensors of zeros."""
+    if isinstance(saved, Tensor):
+        return torch.zeros_like(saved)
+    return {name: _zeros(one) for name, one in saved.items()}
+
+
+def _worst_update(
+    settings: SgdSettings, new: Tensor, old: Tensor, mean: Tensor, velocity: Tensor | None
+) -> tuple[int, float, float] | None:
+    """The element that is furthest from SGD's, with its value and SGD's; None where all are near enough.
+
+    v = momentum v + d with d = mean + weight decay * p; then p - rate * (d + momentum v) with Nesterov's
+    momentum, p - rate * v without; torch.optim.SGD's documentation has the same. `velocity` goes on in place.
+    """
+    worst = None
+    flat = [one.reshape(-1) for one in (new, old, mean)]
+    moving = None if velocity is None else velocity.view(-1)
+    largest = 1.0
+    for start in range(0, new.numel(), CHUNK_ELEMENTS):
+        chunk = slice(start, start + CHUNK_ELEMENTS)
+        given, p, m = (one[chunk].double() for one in flat)
+        d = m + settings.weight_decay * p
+        size = m.abs() + settings.weight_decay * p.abs()
+        step = d
+        if moving is not None:
+            size = size + 2 * moving[chunk].abs()
+            moving[chunk] = settings.momentum * moving[chunk] + d
+            step = d + settings.momentum * moving[chunk] if settings.nesterov else moving[chunk]
+        expected = p - settings.learning_rate * step
+        rounding = max(UPDATE_ROUNDING, ROUNDING[new.dtype]) * torch.finfo(new.dtype).eps
+        allowed = rounding * (p.abs() + abs(settings.learning_rate) * size) + torch.finfo(new.dtype).tiny
+        ratios = ((given - expected).abs() / allowed).nan_to_num_(float("inf"))
+        at = int(ratios.argmax())
+        if float(ratios[at]) > largest:
+            largest = float(ratios[at])
+            worst = (start + at, float(given[at]), float(expected[at]))
+    return worst
