@@ -22,23 +22,27 @@ DIGEST_BYTES = 6
 NUM_NAMED = 3
 
 
-def shared_tensors(module: nn.Module, initial: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors that must be the same on every rank.
+def shared_tensors(module: nn.Module, initial: Mapping[str, Tensor], ranks: Ranks) -> dict[str, Tensor]:
+    """The tensors that must be the same on every rank. Collective.
 
     Args:
         module: the model.
         initial: its buffers as they were at the start.
+        ranks: that train together.
 
     Returns:
         Name -> tensor: parameters, statistics of synchronized batch normalisation, and buffers that training
-        does not change. Other statistics are each rank's own.
+        changes on no rank. Other statistics are each rank's own.
     """
     tensors: dict[str, Tensor] = {name: one.detach() for name, one in module.named_parameters()}
+    buffers = {name: one.detach() for name, one in module.named_buffers() if name in initial}
     synchronized = synchronized_statistics(module)
-    for name, buffer in module.named_buffers():
-        unchanged = name in initial and torch.equal(initial[name], buffer)
-        if name in synchronized or unchanged:
-            tensors[name] = buffer.detach()
+    has_changed = [float(not torch.equal(initial[name], one)) for name, one in buffers.items()]
+    if has_changed:
+        has_changed = ranks.largest_of(has_changed)
+    for (name, buffer), changed in zip(buffers.items(), has_changed, strict=True):
+        if name in synchronized or not changed:
+            tensors[name] = buffer
     return tensors
 
 

@@ -43,7 +43,7 @@ from scaling.training.update import SgdSettings
 
 FIRST_STEPS = 10
 LATER_STEPS = 2
-MAX_SECONDS = 2.0
+MAX_SECONDS = 5.0
 """No further step is checked once so many are over; one always is."""
 
 UPDATE_ROUNDING = 32.0
@@ -126,7 +126,8 @@ class StepCheck:
         """
         if self._aggregator.exchanges:
             with self._ranks.meter.standing_still():
-                require_equal(shared_tensors(self._step.replica.module, self._initial), self._ranks)
+                module = self._step.replica.module
+                require_equal(shared_tensors(module, self._initial, self._ranks), self._ranks)
 
     def steps(self, batches: Sequence[Batch], max_steps: int) -> None:
         """Takes and checks some steps, and puts everything back. Collective.

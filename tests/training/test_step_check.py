@@ -1,0 +1,324 @@
+"""A run checks its own exchanges, updates and replicas: planted faults fail, right ones leave no trace."""
+
+import dataclasses
+import random
+
+import pytest
+import torch
+from torch import nn
+
+from scaling.aggregators.compressed import OneBit
+from scaling.aggregators.ef_sign import EfSign
+from scaling.aggregators.host import HostParallel, HostSerial
+from scaling.aggregators.native import AllReduce
+from scaling.aggregators.qsgd import Qsgd
+from scaling.aggregators.registry import BUILT_IN, create
+from scaling.aggregators.scheduled import Ring, Tree
+from scaling.aggregators.sign import Sign
+from scaling.aggregators.summed import Bf16, Fp16
+from scaling.aggregators.top_k import TopK
+from scaling.codecs.ef_sign import MeanSignCodec
+from scaling.codecs.one_bit_flat import OneBitFlatCodec
+from scaling.errors import ExchangeError
+from scaling.process_group import run_in_process
+from scaling.training import step_check, update
+from scaling.training.layered import LayeredStep
+from scaling.training.replica import FlatReplica
+from scaling.training.replica_digest import require_equal, shared_tensors
+from scaling.training.step import EagerStep
+from scaling.training.step_check import FIRST_STEPS, LATER_STEPS, StepCheck
+from scaling.training.update import SgdSettings
+
+SETTINGS = SgdSettings(0.05, momentum=0.9, weight_decay=1e-3, nesterov=True)
+PLAIN = SgdSettings(0.05)
+IN_THREADS = [name for name in BUILT_IN if create(name).library is None]
+
+
+@pytest.fixture(autouse=True)
+def no_limit(monkeypatch):
+    """A busy machine checks as many steps as a quiet one."""
+    monkeypatch.setattr(step_check, "MAX_SECONDS", float("inf"))
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    layers = [nn.Linear(12, 40), nn.BatchNorm1d(40), nn.Dropout(0.2), nn.ReLU(), nn.Linear(40, 6)]
+    return nn.Sequential(*layers)
+
+
+def batches(rank: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(rank)
+    return [
+        (torch.randn((10, 12), generator=generator), torch.randint(6, (10,), generator=generator))
+        for _ in range(3)
+    ]
+
+
+def make(aggregator, group, settings=PLAIN, *, layered=False):
+    replica = FlatReplica(network())
+    if layered:
+        return LayeredStep(replica, aggregator, settings, group, bucket_mb=1e-3)
+    return EagerStep(replica, aggregator, settings, group)
+
+
+def check(aggregator, world_size=2, settings=PLAIN, *, layered=False, steps_before=0):
+    """The findings of every rank."""
+
+    def work(group):
+        step = make(aggregator, group, settings, layered=layered)
+        own = batches(group.rank)
+        checked = StepCheck(step, aggregator, settings, group)
+        for number in range(steps_before):
+            step(*own[number % len(own)])
+        checked.replicas()
+        checked.steps(own, LATER_STEPS if steps_before else FIRST_STEPS)
+        return checked.findings.as_dict()
+
+    return run_in_process(world_size, work)
+
+
+def settings_for(aggregator) -> SgdSettings:
+    return PLAIN if aggregator.own_momentum() else SETTINGS
+
+
+class TestRightOnes:
+    @pytest.mark.parametrize("world_size", [1, 3])
+    @pytest.mark.parametrize("name", IN_THREADS)
+    def test_every_built_in_passes_in_the_eager_step(self, name, world_size):
+        aggregator = create(name)
+        for found in check(aggregator, world_size, settings_for(aggregator)):
+            if aggregator.exchanges:
+                assert found["steps"] == FIRST_STEPS
+                assert "not checked" not in found["exchange"]
+                assert found["largest_error_ratio"] <= 1
+            else:
+                assert found["exchange"].startswith("not checked: a control arm")
+
+    @pytest.mark.parametrize("name", ["all_reduce", "one_bit", "power_sgd", "fp16", "one_bit_momentum"])
+    def test_bucket_by_bucket(self, name):
+        aggregator = create(name)
+        for found in check(aggregator, 2, settings_for(aggregator), layered=True):
+            assert found["exchanges"] > found["steps"] == FIRST_STEPS
+
+    @pytest.mark.parametrize("name", ["ring", "host_parallel", "one_bit", "top_k"])
+    def test_late_in_a_training(self, name):
+        for found in check(create(name), 2, SETTINGS, steps_before=5):
+            assert found["steps"] == LATER_STEPS
+
+    def test_without_residuals_and_bound_it_says_that_nothing_was_checked(self):
+        for found in check(create("power_sgd", {"error_feedback": False, "minimum_compression": 1.0})):
+            assert "not checked: lossy, without residuals or an error bound" in found["exchange"]
+
+    @pytest.mark.parametrize("name", ["ring", "host_serial", "tensorflow", "one_bit", "qsgd"])
+    def test_the_training_goes_on_bit_for_bit_as_without_a_check(self, name):
+        aggregator = create(name)
+
+        def train(checked):
+            def work(group):
+                torch.manual_seed(group.rank)
+                step = make(aggregator, group, SETTINGS)
+                losses = []
+                for number in range(6):
+                    if checked and number in (0, 4):
+                        StepCheck(step, aggregator, SETTINGS, group).steps(batches(group.rank), 3)
+                    losses.append(step(*batches(group.rank)[number % 3]))
+                return torch.stack(losses), [one.clone() for one in step.replica.module.state_dict().values()]
+
+            return run_in_process(1, work)  # threads would share the random state of dropout
+
+        for (losses, state), (wanted_losses, wanted_state) in zip(train(True), train(False), strict=True):
+            assert torch.equal(losses, wanted_losses)
+            assert all(torch.equal(one, other) for one, other in zip(state, wanted_state, strict=True))
+
+    def test_gradients_that_are_not_finite_are_not_judged(self):
+        def work(group):
+            step = make(AllReduce(), group)
+            checked = StepCheck(step, AllReduce(), PLAIN, group)
+            inputs, targets = batches(group.rank)[0]
+            checked.steps([(inputs * float("inf"), targets)], 2)
+            return checked.findings.as_dict()
+
+        for found in run_in_process(2, work):
+            assert found["exchange"] == "not checked: a gradient is not finite"
+
+
+def faulty(base, *, scale=1.0, dtype=None, ranks=(0, 1, 2), at_call=None, every=None, element=None):
+    """A subclass of an aggregator whose result is wrong: on some ranks, in some calls, at some elements."""
+    calls: dict[int, int] = {}
+
+    @dataclasses.dataclass(frozen=True)
+    class Faulty(base):
+        name = "faulty"
+
+        def aggregate(self, state, gradient, *phase):
+            mean = super().aggregate(state, gradient, *phase)
+            rank = state.group.rank
+            calls[rank] = calls.get(rank, 0) + 1
+            now = calls[rank] == at_call if at_call else calls[rank] % (every or 1) == 0
+            if mean is None or rank not in ranks or not now:
+                return mean
+            mean = mean.clone()
+            part = mean if element is None else mean[element : element + 1]
+            part.copy_(part.to(dtype).to(part.dtype) if dtype else part * scale)
+            return mean
+
+    return Faulty()
+
+
+class TestPlantedFaults:
+    @pytest.mark.parametrize("seed", range(8))
+    @pytest.mark.parametrize("base", [AllReduce, Ring, Tree, HostSerial, HostParallel, OneBit, EfSign, Fp16])
+    def test_a_wrong_mean_fails_the_run(self, base, seed):
+        drawn = random.Random(f"{base.__name__} {seed}")
+        fault = {
+            "scale": drawn.choice([0.0, -1.0, 0.5, 1.5, 7.0]),
+            "ranks": drawn.choice([(0, 1, 2), (0,) if base is HostSerial else (drawn.randrange(3),)]),
+            "at_call": drawn.randint(1, FIRST_STEPS),
+        }
+        with pytest.raises(ExchangeError):
+            check(faulty(base, **fault), 3)
+
+    @pytest.mark.parametrize("base", [AllReduce, Ring, HostParallel])
+    def test_a_mean_rounded_to_another_type_fails(self, base):
+        with pytest.raises(ExchangeError, match="lossy = True"):
+            check(faulty(base, dtype=torch.bfloat16), 2)
+
+    def test_every_seventh_call(self):
+        with pytest.raises(ExchangeError, match="checked step 7"):
+            check(faulty(AllReduce, scale=2.0, every=7), 2)
+
+    @pytest.mark.parametrize("element", [0, 17, 480, 843])
+    def test_a_single_element_is_named(self, element):
+        names = {0: "element 0 of 0.weight", 17: "17 of 0.weight", 480: "0 of 0.bias", 843: "3 of 4.bias"}
+        with pytest.raises(ExchangeError, match=names[element]) as raised:
+            check(faulty(AllReduce, scale=7.0, element=element), 2)
+        assert "7 times it" in str(raised.value)
+
+    @pytest.mark.parametrize(
+        ("base", "hint"),
+        [(EfSign, "left_over"), (Fp16, "error_bound"), (Bf16, "error_bound"), (Sign, "error_bound")],
+    )
+    def test_lossy_ones_are_told_what_to_mend(self, base, hint):
+        with pytest.raises(ExchangeError, match=hint):
+            check(faulty(base, scale=7.0), 2)
+
+    @pytest.mark.parametrize("made", [Qsgd(), TopK(error_feedback=False), TopK(momentum_correction=0.9)])
+    def test_other_lossy_ones(self, made):
+        @dataclasses.dataclass(frozen=True)
+        class SevenTimes(type(made)):
+            def aggregate(self, state, gradient, *phase):
+                return super().aggregate(state, gradient, *phase) * 7
+
+        with pytest.raises(ExchangeError, match="breaks its law"):
+            check(SevenTimes(**dataclasses.asdict(made)), 2)
+
+    def test_what_begins_late_is_seen_by_the_later_check(self):
+        with pytest.raises(ExchangeError):
+            check(faulty(AllReduce, scale=2.0, at_call=21), 2, steps_before=20)
+
+    @pytest.mark.parametrize("seed", range(6))
+    @pytest.mark.parametrize(
+        ("name", "codec"), [("one_bit_flat", OneBitFlatCodec), ("ef_sign", MeanSignCodec)]
+    )
+    def test_a_codec_that_restores_wrongly_once(self, monkeypatch, name, codec, seed):
+        drawn = random.Random(f"{name} {seed}")
+        scale, at_call, calls = drawn.choice([0.5, 0.99, 1.01, 2.0]), drawn.randint(1, 40), []
+        original = codec.restore
+
+        def restore(self, heads, codes):
+            calls.append(None)
+            values = original(self, heads, codes)
+            return values * scale if len(calls) == at_call else values
+
+        monkeypatch.setattr(codec, "restore", restore)
+        with pytest.raises(ExchangeError):
+            check(create(name, {"kernels": "torch"}), 2)
+        assert len(calls) >= at_call
+
+    @pytest.mark.parametrize("seed", range(4))
+    @pytest.mark.parametrize("name", ["all_reduce", "host_serial", "host_parallel", "tensorflow", "tf_spec"])
+    def test_an_update_site_that_steps_wrongly(self, monkeypatch, name, seed):
+        drawn = random.Random(f"{name} {seed}")
+        scale, at_call, calls = drawn.choice([0.0, 0.9, 1.1, -1.0]), drawn.randint(1, 8), []
+        original = update._Owned.step_parts
+
+        def step_parts(self, parts):
+            calls.append(None)
+            wrong = [part * scale for part in parts] if len(calls) == at_call else parts
+            original(self, wrong)
+
+        monkeypatch.setattr(update._Owned, "step_parts", step_parts)
+        with pytest.raises(ExchangeError, match=r"update is not SGD's|drifted apart"):
+            check(create(name), 2, SETTINGS)
+
+    @pytest.mark.parametrize("lost", ["momentum", "weight_decay", "nesterov"])
+    def test_an_update_without_a_part_of_the_rule(self, monkeypatch, lost):
+        original = SgdSettings.optimizer
+        without = {"momentum": {"momentum": 0.0, "nesterov": False}, "weight_decay": {"weight_decay": 0.0}}
+        changed = dataclasses.replace(SETTINGS, **without.get(lost, {"nesterov": False}))
+        monkeypatch.setattr(
+            SgdSettings, "optimizer", lambda self, *args, **named: original(changed, *args, **named)
+        )
+        with pytest.raises(ExchangeError, match="update is not SGD's"):
+            check(create("ring"), 2, SETTINGS)
+
+
+class TestReplicas:
+    def test_drift_names_tensor_ranks_and_distance(self):
+        def work(group):
+            module = network()
+            if group.rank == 2:
+                module[4].bias.data[3] += 0.25
+            require_equal(shared_tensors(module, {}, group), group)
+
+        with pytest.raises(ExchangeError, match=r"in 4\.bias rank 2 differs from rank 0 by up to 0\.25"):
+            run_in_process(3, work)
+
+    def test_what_a_rank_alone_changes_in_a_training_is_found(self):
+        def work(group):
+            step = make(AllReduce(), group)
+            checked = StepCheck(step, AllReduce(), PLAIN, group)
+            for number, batch in enumerate(batches(group.rank)):
+                step(*batch)
+                if (group.rank, number) == (1, 1):
+                    step.replica.trainable[0].data[0, 0] += 1e-3
+            checked.replicas()
+
+        with pytest.raises(ExchangeError, match=r"0\.weight rank 1 differs"):
+            run_in_process(2, work)
+
+    def test_statistics_of_each_rank_may_differ_but_constants_may_not(self):
+        def work(group):
+            module = network()
+            module.register_buffer("table", torch.arange(3.0))
+            initial = {name: one.clone() for name, one in module.named_buffers()}
+            module[1].running_mean += group.rank
+            require_equal(shared_tensors(module, initial, group), group)
+            return True
+
+        assert run_in_process(2, work) == [True, True]
+
+        def other_tables(group):
+            module = network()
+            module.register_buffer("table", torch.full((3,), float(group.rank)))
+            require_equal(shared_tensors(module, dict(module.named_buffers()), group), group)
+
+        with pytest.raises(ExchangeError, match="table"):
+            run_in_process(2, other_tables)
+
+    def test_signs_of_zeros_and_bits_of_nan_are_no_difference(self):
+        def work(group):
+            values = torch.tensor([0.0 if group.rank else -0.0, float("nan")])
+            require_equal({"values": values}, group)
+            return True
+
+        assert run_in_process(2, work) == [True, True]
+
+    def test_a_control_arm_is_exempt(self):
+        def work(group):
+            step = make(create("none"), group)
+            step(*batches(group.rank)[0])
+            StepCheck(step, create("none"), PLAIN, group).replicas()
+            return True
+
+        assert run_in_process(2, work) == [True, True]
