@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from scaling.aggregators.base import Aggregator
+from scaling.errors import StudyError
 from scaling.registry import Registry
 
 BUILT_IN = {
@@ -53,7 +54,17 @@ def create(name: str, parameters: Mapping[str, Any] | None = None) -> Aggregator
     """The aggregator of that name with those parameters, checked against its fields' types.
 
     Raises:
-        StudyError: the name is unknown, or a parameter is unknown or of the wrong type or value.
+        StudyError: the name is unknown, a parameter is unknown or of the wrong type or value, or the class
+            has no `name`, or that of another aggregator.
     """
     instance: Aggregator[Any] = REGISTRY.create(name, Aggregator, parameters)
+    own = getattr(instance, "name", None)
+    if not isinstance(own, str) or not own:
+        raise StudyError(f"aggregator {name!r}: its class needs a `name`, a text that is its label in tables")
+    cls = type(instance)
+    if BUILT_IN.get(own, f"{cls.__module__}:{cls.__qualname__}") != f"{cls.__module__}:{cls.__qualname__}":
+        raise StudyError(
+            f"aggregator {name!r} has the name {own!r} of another one, {BUILT_IN[own]}: give its class a "
+            "`name` of its own, under which its results are shown"
+        )
     return instance

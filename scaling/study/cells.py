@@ -215,9 +215,11 @@ def resolve(study: Study, machine: Machine) -> ResolvedStudy:
     repeats: dict[str, int] = {}
     part_of: dict[str, int] = {}
     notes: list[str] = []
+    labelled: dict[str, Cell] = {}
     for index, part in enumerate(study.parts):
         where = f"{study.name}: " + (f"parts.{index}: " if len(study.parts) > 1 else "")
         for cell in _part_of(part, machine, where, notes):
+            _require_own_label(cell, labelled)
             cells[cell.id] = cell
             part_of[cell.id] = index
             repeats[cell.id] = max(part.repeats, repeats.get(cell.id, 0))
@@ -225,6 +227,20 @@ def resolve(study: Study, machine: Machine) -> ResolvedStudy:
         # A part that is dropped as a whole says so in its note.
         raise StudyError(f"{study.name}: nothing is left to measure here: {'; '.join(dict.fromkeys(notes))}")
     return ResolvedStudy(study.name, repeats, cells, list(dict.fromkeys(notes)), part_of)
+
+
+def _require_own_label(cell: AnyCell, labelled: dict[str, Cell]) -> None:
+    """Raises StudyError where another aggregator has the same label: their results would be in one row."""
+    if not isinstance(cell, Cell):
+        return
+    first = labelled.setdefault(cell.aggregator_label, cell)
+    same = (first.aggregator, first.aggregator_parameters) == (cell.aggregator, cell.aggregator_parameters)
+    if not same:
+        raise StudyError(
+            f"aggregators {_label(first.aggregator, first.aggregator_parameters)} and "
+            f"{_label(cell.aggregator, cell.aggregator_parameters)} have the same label "
+            f"{cell.aggregator_label!r}: give each class a `name` of its own, and name each class in one way"
+        )
 
 
 def _part_of(part: AnyPart, machine: Machine, where: str, notes: list[str]) -> Sequence[AnyCell]:

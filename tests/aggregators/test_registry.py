@@ -182,3 +182,34 @@ class TestOtherPackages:
     def test_module_and_class_can_be_named_all_the_same(self, offer):
         offer(ring=own("Halved"))
         assert create("scaling.aggregators.scheduled:Ring") == Ring()
+
+
+@dataclass(frozen=True)
+class OtherRing(NoExchange):
+    """Bears the name of a built-in."""
+
+    name = "ring"
+
+
+@dataclass(frozen=True)
+class Nameless(Aggregator):
+    """Has no name."""
+
+    def start(self, layout, group, dtype, device):
+        raise NotImplementedError
+
+    def aggregate(self, state, gradient, phase=None):
+        raise NotImplementedError
+
+
+class TestNames:
+    def test_that_of_a_built_in_is_refused(self):
+        with pytest.raises(StudyError, match=r"has the name 'ring' of another one, .*scheduled:Ring"):
+            create(own("OtherRing"))
+
+    def test_a_built_in_may_be_named_by_its_module(self):
+        assert create("scaling.aggregators.scheduled:Ring") == Ring()
+
+    def test_a_class_without_one_is_refused(self):
+        with pytest.raises(StudyError, match="needs a `name`"):
+            create(own("Nameless"))

@@ -1,11 +1,12 @@
 """A study on a machine: its cells, their identity, and the combinations that cannot be."""
 
 import re
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import pytest
 
+from scaling.aggregators.controls import NoExchange
 from scaling.errors import StudyError
 from scaling.study.cells import Cell, Machine, ResolvedStudy, resolve
 from scaling.study.schema import parse_study
@@ -257,3 +258,35 @@ def test_description_is_one_line_with_what_differs():
     (cell,) = cells(world_sizes=2)
     assert cell.describe() == "iteration mlp on digits, ring, 2 x 32 on cpu, eager"
     assert cell.to_dict()["aggregator_label"] == "ring"
+
+
+@dataclass(frozen=True)
+class First(NoExchange):
+    """Has the name of Second."""
+
+    name = "shared"
+
+
+@dataclass(frozen=True)
+class Second(NoExchange):
+    """Has the name of First."""
+
+    name = "shared"
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        [f"{__name__}:First", f"{__name__}:Second"],
+        ["ring", "scaling.aggregators.scheduled:Ring"],
+    ],
+)
+def test_two_aggregators_with_one_label_are_refused(names):
+    assert "have the same label" in problem(aggregators=names)
+
+
+def test_two_aggregators_with_one_label_are_refused_across_parts():
+    part = {key: value for key, value in BASE.items() if key != "name"}
+    parts = [{**part, "aggregators": [f"{__name__}:{one}"]} for one in ("First", "Second")]
+    with pytest.raises(StudyError, match="have the same label 'shared'"):
+        resolve(parse_study({"name": "two", "parts": parts}, "my.yaml"), CPU)
