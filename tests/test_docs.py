@@ -54,7 +54,7 @@ def test_readme_study_is_valid():
 
 
 @pytest.fixture
-def examples(tmp_path, monkeypatch):
+def examples(tmp_path, monkeypatch, named_by_a_study):
     """The modules of docs/extending.md, importable."""
     for block in code_blocks("docs/extending.md", "python"):
         name = re.match(r"# (\w+\.py)\n", block)
@@ -67,16 +67,16 @@ def examples(tmp_path, monkeypatch):
 
 
 def test_example_aggregator_keeps_the_contract(examples):
-    from my_aggregators import ScaledAllReduce
+    from my_aggregators import ScaledSigns
 
     for world_size in (1, 2, 4):
-        conformance.check(ScaledAllReduce(), world_size, 1000, torch.float32)
-        conformance.check_state(ScaledAllReduce(), world_size)
+        conformance.check(ScaledSigns(), world_size, 1000, torch.float32)
+        conformance.check_state(ScaledSigns(), world_size)
 
 
 def test_everything_that_extending_says_to_verify_holds(examples):
     names = re.findall(r"scaling verify (my_\w+:\w+)", (ROOT / "docs/extending.md").read_text())
-    assert names == ["my_aggregators:ScaledAllReduce", "my_schedules:chain", "my_schedules:Chain"]
+    assert names == ["my_aggregators:ScaledSigns", "my_schedules:chain", "my_schedules:Chain"]
     for name in names:
         (subject,) = verification.subjects_of(name)
         finding = verification.examine(subject, [1, 2, 3, 8])

@@ -202,6 +202,7 @@ class Nameless(Aggregator):
         raise NotImplementedError
 
 
+@pytest.mark.usefixtures("named_by_a_study")
 class TestNames:
     def test_that_of_a_built_in_is_refused(self):
         with pytest.raises(StudyError, match=r"has the name 'ring' of another one, .*scheduled:Ring"):

@@ -274,6 +274,7 @@ class Second(NoExchange):
     name = "shared"
 
 
+@pytest.mark.usefixtures("named_by_a_study")
 @pytest.mark.parametrize(
     "names",
     [
@@ -285,6 +286,7 @@ def test_two_aggregators_with_one_label_are_refused(names):
     assert "have the same label" in problem(aggregators=names)
 
 
+@pytest.mark.usefixtures("named_by_a_study")
 def test_two_aggregators_with_one_label_are_refused_across_parts():
     part = {key: value for key, value in BASE.items() if key != "name"}
     parts = [{**part, "aggregators": [f"{__name__}:{one}"]} for one in ("First", "Second")]
