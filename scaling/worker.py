@@ -25,6 +25,7 @@ from launchers.processes import die_with_parent
 from launchers.rank_info import LAUNCHER_VARIABLE, RankError, RankInfo
 from scaling.errors import LaunchError, ScalingError
 from scaling.orderly_stop import RECORDING, close_runs, closing_on_signals
+from scaling.registry import trust
 from scaling.startup import Beside
 from scaling.startup.address import own_address
 from scaling.store import ResultsFolder, RunRecord
@@ -32,7 +33,7 @@ from scaling.study.cells import AnyCell, Cell, resolve
 from scaling.study.launch_times import LaunchTimes
 from scaling.study.launches import Launch, remaining_launches
 from scaling.study.libraries import carried, libraries_of
-from scaling.study.overrides import load_study
+from scaling.study.overrides import load_study, texts
 from scaling.study.prepare import prepare, this_machine
 from scaling.study.run_cell import CellRunner, RankSummary, notes_of
 from scaling.study.sharing import gpu_of, sharing_note
@@ -91,6 +92,8 @@ def _lead(options: argparse.Namespace, workers: Workers, locks: ExitStack, besid
         _say(info, f"every cell of world size {info.world_size} that this launch can run is done or failed")
         return 0
     assert path is not None
+    # Rank 0 has read the user's own study; the others take its word.
+    trust(name for cell in launch.cells for name in texts(asdict(cell)))
     results = ResultsFolder(path)
     if _led_by_scaling_run():
         return _work(workers, results, launch, beside)

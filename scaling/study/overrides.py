@@ -36,17 +36,17 @@ def load_study(name: str, overrides: Sequence[str] = ()) -> Study:
     for override in overrides:
         _apply(raw, override)
     study = parse_study(raw, name)
-    trust(_texts(raw))
+    trust(texts(raw))
     return study
 
 
-def _texts(raw: Any) -> Iterator[str]:
-    """Every text value of a study, at any depth: names may stand in parameters too."""
+def texts(raw: Any) -> Iterator[str]:
+    """Every text value of a study or a cell, at any depth: names may stand in parameters too."""
     if isinstance(raw, str):
         yield raw
     elif isinstance(raw, dict | list):
         for value in raw.values() if isinstance(raw, dict) else raw:
-            yield from _texts(value)
+            yield from texts(value)
 
 
 def _text(name: str) -> str:
