@@ -108,3 +108,38 @@ class RaisesOverHorovod(AllReduce):
             raise RuntimeError("planted failure")
         HorovodGroup.of(state.group).all_reduce(gradient)
         return gradient
+
+
+@dataclass(frozen=True)
+class SevenTimes(AllReduce):
+    """Seven times the mean, and says that it is exact."""
+
+    name = "seven_times"
+
+    def aggregate(self, state, gradient, phase=unmarked):
+        return super().aggregate(state, gradient, phase).mul_(7)
+
+
+@dataclass(frozen=True)
+class StopsExchanging(AllReduce):
+    """Every rank keeps its own gradient from the thirtieth call on."""
+
+    name = "stops_exchanging"
+    num_calls = [0]
+
+    def aggregate(self, state, gradient, phase=unmarked):
+        self.num_calls[0] += 1
+        return gradient if self.num_calls[0] >= 30 else super().aggregate(state, gradient, phase)
+
+
+@dataclass(frozen=True)
+class RoundsOnRank1(AllReduce):
+    """The last rank rounds what it got, once, in the twentieth call."""
+
+    name = "rounds_on_rank_1"
+    num_calls = [0]
+
+    def aggregate(self, state, gradient, phase=unmarked):
+        self.num_calls[0] += 1
+        mean = super().aggregate(state, gradient, phase)
+        return mean.bfloat16().float() if _last(state) and self.num_calls[0] == 20 else mean

@@ -118,6 +118,28 @@ def test_failing_cells_are_recorded_and_the_others_finish_in_the_same_launch(sca
     assert len(list((scaling.out / "launches").glob("*.log"))) == 2
 
 
+@pytest.mark.parametrize("kind", ["iteration", "convergence"])
+def test_wrong_means_and_replicas_that_drift_apart_fail_and_say_where(scaling, kind):
+    faulty = [f"faulty_aggregators:{name}" for name in ("SevenTimes", "StopsExchanging", "RoundsOnRank1")]
+    digits = {"model": "mlp", "dataset": "digits", "global_batch": 100, "learning_rate": 0.05}
+    few = {**FEW, "iterations": 30} if kind == "iteration" else {"workloads": [digits], "epochs": 4}
+    write_study(scaling, [*faulty, "ring", "sign"], kind=kind, **few)
+    if kind == "convergence":
+        study = yaml.safe_load(scaling.study.read_text())
+        scaling.study.write_text(yaml.safe_dump({k: v for k, v in study.items() if k not in FEW}))
+    assert scaling.run().returncode == 1
+    records = {record.cell["aggregator_label"]: record for record in scaling.results().runs()}
+    reasons = {label: record.reason or "" for label, record in records.items()}
+    assert "7 times it" in reasons["seven_times"]
+    assert "lossy = True" in reasons["seven_times"]
+    for label in ("stops_exchanging", "rounds_on_rank_1"):
+        assert "the replicas have drifted apart: in " in reasons[label]
+        assert "rank 1 differs from rank 0 by up to" in reasons[label]
+    assert records["ring"].summary["checks"]["exchange"] == "exact mean"
+    assert records["ring"].summary["checks"]["steps"] >= 12
+    assert records["sign"].summary["checks"]["exchange"] == "error bound"
+
+
 def test_rank_that_does_not_leave_a_failed_cell_costs_the_launch_not_the_study(scaling):
     write_study(scaling, ["faulty_aggregators:Hangs", "all_reduce", "ring", "tree"])
     outcome = scaling.run(SCALING_CELL_EXIT_LIMIT_S="2")
