@@ -60,6 +60,21 @@ def test_json_is_an_array_with_one_simulated_object_a_cell(call, study, results)
     assert any("extrapolated" in note for note in ring[4]["notes"])
 
 
+def test_overlapped_cells_of_one_worker_have_nothing_to_hide(call, study, tmp_path):
+    changes = ("step=overlapped", "aggregators=[none, all_reduce, ring]")
+    folder = StudyFolder(tmp_path / "overlapped")
+    for cell in resolve(load_study(str(study), changes), Machine(4, 16)).trained:
+        if cell.world_size == 1 and cell.aggregator == "none":
+            folder.add_steps([[0.010, 0.0101, 0.0099]], **cell.to_dict())
+    words = ("--topology", "hgx-h200-4", "--world-sizes", "1,4")
+    rows = predicted(call, study, *changes, *words, "--from", folder.folder.path)
+    alone = [row for row in rows if row["world_size"] == 1 and row["aggregator"] in ("all_reduce", "ring")]
+    assert [row["exposed_comm_s"] for row in alone] == [0, 0]
+    assert [row["iteration_s"] for row in alone] == pytest.approx([0.010, 0.010], rel=0.02)
+    together = [row for row in rows if row["world_size"] == 4 and row["aggregator"] != "none"]
+    assert [row["exchange_s"] > 0 for row in together] == [True, True]
+
+
 def test_without_results_there_is_communication_alone(call, study):
     rows = predicted(call, study, "--topology", "hgx-h200-4", "--world-sizes", "4")
     assert all(row["iteration_s"] is None and row["compute_s"] is None for row in rows)

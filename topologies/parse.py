@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Hashable, Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import BaseModel, ValidationError
 
 from topologies.errors import TopologyError
 from topologies.file_format import NESTED, DerivedFile, MachineFile
+
+AnyFile = TypeVar("AnyFile", bound=BaseModel)
 
 
 class _Loader(yaml.SafeLoader):
@@ -42,7 +44,19 @@ def parse(text: str, source: str) -> MachineFile | DerivedFile:
         raise TopologyError(f"{source}: no valid YAML: {error}") from error
     if not isinstance(raw, Mapping):
         raise TopologyError(f"{source}: a machine file is a mapping of keys, as in `name: my-machine`")
-    cls: type[MachineFile] | type[DerivedFile] = DerivedFile if "machine" in raw else MachineFile
+    return _validated(DerivedFile, raw, source) if "machine" in raw else machine_file(raw, source)
+
+
+def machine_file(raw: Mapping[str, Any], source: str) -> MachineFile:
+    """A machine file from its content.
+
+    Raises:
+        TopologyError: naming every key that is wrong.
+    """
+    return _validated(MachineFile, raw, source)
+
+
+def _validated(cls: type[AnyFile], raw: Mapping[str, Any], source: str) -> AnyFile:
     try:
         return cls.model_validate(raw)
     except ValidationError as error:

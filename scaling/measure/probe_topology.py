@@ -18,8 +18,8 @@ from scaling.measure.probe_figures import Findings
 from scaling.measure.probe_series import Observed, OneSeries, Series, size_text, together
 from topologies.build import build
 from topologies.detected_file import FOUND, peer_access
-from topologies.file_format import MachineFile
 from topologies.model import Path, Topology
+from topologies.parse import machine_file
 from topologies.texts import gigabytes_per_s
 
 DIFFERS_RATIO = 0.25
@@ -65,7 +65,7 @@ def measured_file(measurement: Measurement) -> tuple[dict[str, Any], list[str]]:
 
 
 def _topology(file: Mapping[str, Any]) -> Topology:
-    return build(MachineFile.model_validate(file), str(file["name"]))
+    return build(machine_file(file, str(file["name"])), str(file["name"]))
 
 
 def _latencies(

@@ -1,0 +1,387 @@
+"""Nothing that a results folder holds is imported, called or evaluated, and nothing is written outside of it.
+
+A folder as a stranger may hand it over: every text in it is something that does harm where it is executed.
+"""
+
+import json
+import shlex
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from scaling.bucket import BucketLayout
+from scaling.errors import StoreError
+from scaling.report.exports import FORMATS
+from scaling.store import ResultsFolder, RunRecord
+from scaling.study import predicting
+from scaling.study.cells import Machine, resolve
+from scaling.study.overrides import load_study
+from tests.report.conftest import StudyFolder
+
+REFERENCE = Path(__file__).parents[1] / "results" / "reference"
+TAKEN = {
+    "libraries-2xh200": ("iteration", 6),
+    "transfer-2xh200": ("transfer", 1),
+    "device-surface-regression-cpu": ("device", 3),
+    "converge-fcn-2xh200": ("convergence", 2),
+}
+"""Committed folder -> kind of its cells, and how many of them are taken."""
+
+OF_THE_FORM = {
+    *(
+        "cell_id",
+        "kind",
+        "state",
+        "step",
+        "device",
+        "scaling",
+        "input_placement",
+        "batch_norm",
+        "augmentation",
+    ),
+    *(
+        "memory_format",
+        "operation",
+        "phase",
+        "fact",
+        "launch",
+        "memory",
+        "spans",
+        "started_at",
+        "finished_at",
+    ),
+    *("schedule", "learning_rate_rule", "warmup_end", "stop_reason"),
+}
+"""Keys that have one of a few words: with another one a verb refuses before it comes to the rest."""
+
+SHEET = {
+    **{"world_size": 4, "num_steps": 50, "trained_on": "digits", "measured_on": "a CPU"},
+    **{"first_error_ratio": 0.5, "sum_error_ratio": 0.01, "replicas_agree": True, "replicas_off_by": 0.0},
+    **{"metered_bytes": 1000, "exact_bytes": 32_000, "encode_bytes_per_s": 2e9, "decode_bytes_per_s": None},
+    "break_even_bytes_per_s": 0.25e9,
+}
+
+KINDS = {"model": "model", "dataset": "data set", "aggregator": "aggregator"}
+
+STUDY = """
+name: own
+device: cuda
+workloads:
+  - {model: fcn-r, dataset: synthetic, global_batch: 4096}
+aggregators: [none, all_reduce, ring]
+world_sizes: [1, 2]
+scaling: strong
+step: overlapped
+noise_pair: false
+max_seconds: 5
+"""
+
+
+@pytest.fixture(scope="module")
+def committed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A few cells of each kind, of committed results."""
+    made = ResultsFolder(tmp_path_factory.mktemp("committed") / "received")
+    first = ResultsFolder(REFERENCE / next(iter(TAKEN)))
+    made.write_study(first.study())
+    made.write_environment(first.environment())
+    made.write_topology(yaml.safe_load(first.topology_text() or ""))
+    made.write_launch_times(first.launch_times()[0])
+    for name, (kind, count) in TAKEN.items():
+        source = ResultsFolder(REFERENCE / name)
+        records = [one for one in source.runs() if one.cell["kind"] == kind and one.state == "done"]
+        for record in sorted(records, key=lambda one: (one.cell["world_size"], one.repeat))[:count]:
+            made.write_run(record)
+            for rank, rows in enumerate(source.samples(record.cell_id, record.repeat)):
+                made.sample_writer(record.cell_id, record.repeat, rank)(rows[:60])
+    taken = [record for record in made.runs() if record.cell["kind"] == "iteration"]
+    interval = {"iteration_s": 0.01, "iteration_s_low": 0.008, "iteration_s_high": 0.012}
+    more = {
+        "compute_s": 0.005,
+        "exposed_comm_s": 0.005,
+        "notes": ["compute"],
+        "way": "sends",
+        "topology": "x",
+    }
+    names = {"model": "mlp", "aggregator": "ring", "step": "eager", "world_size": 2}
+    made.write_predictions([{"cell_id": record.cell_id, **names, **interval, **more} for record in taken])
+    made.write_sheet("sign", SHEET)
+    failed = RunRecord("0123456789ab", 0, dict(taken[0].cell))
+    made.write_run(failed)
+    made.start_run(failed, {"launcher": "local", "host": "here"})
+    made.fail_run(failed, "out of memory")
+    return made.path
+
+
+@pytest.fixture
+def folder(committed: Path, tmp_path: Path) -> ResultsFolder:
+    """The same, to be changed, in a folder of its own."""
+    shutil.copytree(committed, tmp_path / "stranger" / "received")
+    return ResultsFolder(tmp_path / "stranger" / "received")
+
+
+def planted(value: Any, text: str, key: str = "") -> Any:
+    """`value` with every text replaced, but for those that are of the form."""
+    if key == "facts":
+        return value
+    if isinstance(value, dict):
+        return {name: planted(item, text, name) for name, item in value.items()}
+    if isinstance(value, list):
+        return value if key in ("spans", "facts") else [planted(item, text, key) for item in value]
+    return text if isinstance(value, str) and key not in OF_THE_FORM else value
+
+
+def plant(folder: ResultsFolder, text: str) -> None:
+    """Puts the text into every file of the folder."""
+    for path in sorted(folder.path.rglob("*")):
+        if path.suffix == ".json":
+            path.write_text(json.dumps(planted(json.loads(path.read_text()), text)))
+        elif path.suffix == ".jsonl":
+            lines = [json.dumps(planted(json.loads(line), text)) for line in path.read_text().splitlines()]
+            path.write_text("".join(f"{line}\n" for line in lines))
+        elif path.suffix == ".yaml":
+            path.write_text(yaml.safe_dump(planted(yaml.safe_load(path.read_text()), text)))
+
+
+def change_records(folder: ResultsFolder, change: Callable[[dict[str, Any]], None]) -> None:
+    """Lets `change` change what every run.json holds."""
+    for path in sorted(folder.path.glob("runs/*/*/run.json")):
+        content = json.loads(path.read_text())
+        change(content)
+        path.write_text(json.dumps(content))
+
+
+def verbs(folder: Path, study: Path) -> Iterator[tuple[object, ...]]:
+    """Every verb that reads a results folder."""
+    yield ("status", folder)
+    yield ("watch", folder, "--once")
+    yield ("recommend", folder)
+    yield ("explain", folder)
+    yield ("compare", folder, folder)
+    for name in FORMATS:
+        yield ("export", folder, "--format", name)
+    yield ("predict", study, "--topology", "hgx-h200-4", "--from", folder)
+    yield ("plan", study, "--skip-dominated", "--from", folder, "--topology", "hgx-h200-4")
+    yield ("report", folder)
+    yield ("report", folder, "--markdown")
+
+
+@pytest.fixture
+def mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The file that whatever is executed makes; `planted_marker` makes it when it is imported or called."""
+    path, modules = tmp_path / "executed", tmp_path / "modules"
+    modules.mkdir()
+    (modules / "planted_marker.py").write_text(
+        f"import pathlib\n\ndef touch(*_, **__):\n    pathlib.Path({str(path)!r}).touch()\n\ntouch()\n"
+    )
+    monkeypatch.syspath_prepend(str(modules))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    yield path
+    sys.modules.pop("planted_marker", None)
+
+
+@pytest.fixture
+def own_study(tmp_path: Path) -> Path:
+    path = tmp_path / "own.yaml"
+    path.write_text(STUDY)
+    return path
+
+
+def files_outside(folder: Path) -> dict[Path, bytes]:
+    everything = (path for path in folder.parents[1].rglob("*") if path.is_file())
+    return {path: path.read_bytes() for path in everything if not path.is_relative_to(folder)}
+
+
+def read_by_every_verb(
+    call: Callable[..., tuple[int, str, str]], folder: Path, study: Path
+) -> dict[str, int]:
+    """Verb -> exit code; that nothing is written outside of the folder is checked."""
+    before, codes = files_outside(folder), {}
+    for words in verbs(folder, study):
+        code, _, err = call(*words)
+        codes[" ".join(map(str, words))] = code
+        assert "Traceback" not in err
+        assert files_outside(folder) == before, words
+    return codes
+
+
+TEXTS = {
+    "module": "planted_marker:touch",
+    "text": "$(touch {mark}) `touch {mark}`; touch {mark} | __import__('os').system('touch {mark}') {{0}} "
+    "{{{{ cycler.__init__.__globals__.os.system('touch {mark}') }}}} {{% raw %}} $\\input{{{mark}}} \\frac$ "
+    "<script>alert(1)</script> [link=file:///]",
+    "path": "../../executed",
+}
+
+
+def text_of(kind: str, mark: Path) -> str:
+    return TEXTS[kind].format(mark=shlex.quote(str(mark))) if kind == "text" else TEXTS[kind]
+
+
+@pytest.mark.parametrize("kind", TEXTS)
+def test_no_text_of_a_folder_is_executed_by_any_verb_that_reads(call, folder, mark, own_study, kind):
+    plant(folder, text_of(kind, mark))
+    codes = read_by_every_verb(call, folder.path, own_study)
+    assert not mark.exists()
+    assert "planted_marker" not in sys.modules
+    read = [words for words, code in codes.items() if code == 0]
+    assert {words.split()[0] for words in read} >= {"status", "report", "export", "predict", "explain"}
+
+
+@pytest.mark.parametrize("key", ["model", "dataset", "aggregator"])
+def test_no_function_that_is_named_as_a_component_is_called(call, folder, mark, own_study, key):
+    def name_it(content: dict[str, Any]) -> None:
+        content["cell"][key] = "os:system"
+        content["cell"][f"{key}_parameters"] = {"command": f"touch {shlex.quote(str(mark))}"}
+
+    change_records(folder, name_it)
+    for words in verbs(folder.path, own_study):
+        if words[0] in ("predict", "plan"):
+            code, _, err = call(*words)
+            assert code == 0
+            assert f"{KINDS[key]} 'os:system' is code" in err
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize("key", ["kind", "state", "step", "device", "scaling"])
+def test_no_text_in_place_of_a_word_of_the_form_is_executed(call, folder, mark, own_study, key):
+    change_records(
+        folder,
+        lambda content: (content if key == "state" else content["cell"]).update({key: TEXTS["module"]}),
+    )
+    for words in verbs(folder.path, own_study):
+        if words[0] in ("status", "predict", "recommend"):
+            call(*words)
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize("name", ["study.yaml", "topology.yaml", "probed.yaml"])
+def test_tags_of_yaml_are_not_followed(call, folder, mark, own_study, name):
+    path = folder.path / name
+    kept = path.read_text() if path.exists() else ""
+    for tag in ("object/apply:os.system", "object/new:os.system", "name:planted_marker.touch"):
+        path.write_text(f"{kept}\nextra: !!python/{tag} ['touch {mark}']\n")
+        for words in verbs(folder.path, own_study):
+            if words[0] in ("plan", "predict") or name == "study.yaml":
+                call(*words)
+    assert not mark.exists()
+
+
+class TestPlaces:
+    """Names of files that results give."""
+
+    @pytest.mark.parametrize("cell_id", ["../../secret", "/etc", "..", "a/b", ""])
+    def test_id_of_a_run_that_is_a_path_is_refused(self, folder, cell_id):
+        path = next(folder.path.glob("runs/*/0/run.json"))
+        path.write_text(json.dumps({**json.loads(path.read_text()), "cell_id": cell_id}))
+        with pytest.raises(StoreError, match=r"run\.json is damaged \(cell_id"):
+            folder.runs()
+
+    def test_record_of_another_run_is_refused(self, folder):
+        first, second, *_ = sorted(folder.path.glob("runs/*/0/run.json"))
+        first.write_text(second.read_text())
+        with pytest.raises(StoreError, match=f"is of run {second.parts[-3]}/0"):
+            folder.runs()
+
+    @pytest.mark.parametrize("experiment", ["/../../../outside/x", "results"])
+    def test_experiment_names_no_file_and_no_module(self, call, folder, experiment):
+        change_records(folder, lambda content: content["cell"].update({"experiment": experiment}))
+        before = files_outside(folder.path)
+        assert call("report", folder.path)[0] in (0, 2)
+        assert files_outside(folder.path) == before
+
+    def test_figures_are_not_written_through_a_link(self, call, folder, tmp_path):
+        (tmp_path / "own").mkdir()
+        (folder.path / "figures").symlink_to(tmp_path / "own")
+        code, _, err = call("report", folder.path)
+        assert (code, list((tmp_path / "own").iterdir())) == (2, [])
+        assert "outside of the results folder" in err
+
+    def test_a_file_that_is_a_link_is_replaced_and_not_followed(self, call, folder, tmp_path):
+        precious = tmp_path / "precious"
+        precious.write_text("mine")
+        assert call("report", folder.path)[0] == 0
+        for made in [*folder.path.glob("figures/*"), *folder.path.glob("*.csv"), folder.path / "report.html"]:
+            made.unlink()
+            made.symlink_to(precious)
+        assert call("report", folder.path)[0] == 0
+        assert precious.read_text() == "mine"
+
+
+OWN = """
+from scaling.aggregators.scheduled import Ring
+from torch import nn
+
+
+class Own(Ring):
+    name = "own"
+
+
+def net(width: int = 8) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.Linear(width, 10))
+"""
+
+
+class TestOwnCode:
+    """An aggregator and a model of a user's own, in the study and in the results that predict it."""
+
+    @pytest.fixture
+    def own(self, tmp_path, monkeypatch):
+        """Cells of `own_parts:net` by `own_parts:Own` on one rank and two; the study that they are of."""
+        (tmp_path / "own_parts.py").write_text(OWN)
+        monkeypatch.syspath_prepend(str(tmp_path))
+        path = tmp_path / "own.yaml"
+        changed = {"aggregators": ["none", "own_parts:Own"], "step": "eager"}
+        workload = {"model": "own_parts:net", "dataset": "digits", "global_batch": 64}
+        path.write_text(yaml.safe_dump({**yaml.safe_load(STUDY), **changed, "workloads": [workload]}))
+        folder = StudyFolder(tmp_path / "measured")
+        for cell in resolve(load_study(str(path)), Machine(4, 16)).trained:
+            folder.add_steps([[0.010, 0.0101, 0.0099]], **cell.to_dict())
+        predicting._layout.cache_clear()
+        monkeypatch.setattr("scaling.registry._OWN_CODE", set())
+        monkeypatch.delitem(sys.modules, "own_parts", raising=False)
+        return folder.folder, path
+
+    def predicted(self, call, study, folder):
+        code, out, err = call("predict", study, "--topology", "hgx-h200-4", "--from", folder.path, "--json")
+        assert code == 0
+        return json.loads(out), err
+
+    def test_study_that_names_it_is_predicted_and_calibrated(self, call, own):
+        folder, path = own
+        rows, err = self.predicted(call, path, folder)
+        assert all(row["iteration_s"] for row in rows)
+        assert "is not used" not in err
+
+    def test_another_study_does_not_import_it_and_says_what_is_left_out(self, call, own, own_study):
+        folder, _ = own
+        rows, err = self.predicted(call, own_study, folder)
+        assert "own_parts" not in sys.modules
+        assert "the exchange of 4 measured cells is not used: model 'own_parts:net' is code" in err
+        assert "name it in your own study" in err
+        assert not any("Traceback" in str(row) for row in rows)
+
+    def test_recorded_shapes_stand_for_the_model(self, call, own, own_study):
+        folder, _ = own
+        change_records(folder, lambda content: content["summary"].update(tensor_shapes="8x64 8 10x8 10"))
+        _, err = self.predicted(call, own_study, folder)
+        assert "own_parts" not in sys.modules
+        assert "the exchange of 2 measured cells is not used: aggregator 'own_parts:Own' is code" in err
+        assert "model 'own_parts" not in err
+
+    def test_damaged_shapes_are_told(self, call, own, own_study):
+        folder, _ = own
+        change_records(folder, lambda content: content["summary"].update(tensor_shapes="8x-64 os:system"))
+        _, err = self.predicted(call, own_study, folder)
+        assert "tensor_shapes of its run are damaged: '8x-64' is no shape" in err
+
+
+def test_shapes_are_read_as_they_were_written():
+    layout = BucketLayout.of([("a", (784, 2048)), ("b", (2048,)), ("c", ()), ("d", (0, 3))])
+    assert layout.shapes_text() == "784x2048 2048 scalar 0x3"
+    assert BucketLayout.of_shapes_text(layout.shapes_text()).shapes == layout.shapes
+    assert BucketLayout.of_shapes_text(layout.shapes_text()).offsets == layout.offsets
