@@ -222,14 +222,21 @@ def text_of(kind: str, mark: Path) -> str:
     return TEXTS[kind].format(mark=shlex.quote(str(mark))) if kind == "text" else TEXTS[kind]
 
 
-@pytest.mark.parametrize("kind", TEXTS)
-def test_no_text_of_a_folder_is_executed_by_any_verb_that_reads(call, folder, mark, own_study, kind):
+@pytest.mark.parametrize(("kind", "archived"), [*((kind, False) for kind in TEXTS), ("text", True)])
+def test_no_text_of_a_folder_is_executed_by_any_verb_that_reads(
+    call, folder, mark, own_study, kind, archived
+):
     plant(folder, text_of(kind, mark))
+    if archived:
+        assert call("export", folder.path, "--archive")[0] == 0
     codes = read_by_every_verb(call, folder.path, own_study)
     assert not mark.exists()
     assert "planted_marker" not in sys.modules
     read = [words for words, code in codes.items() if code == 0]
     assert {words.split()[0] for words in read} >= {"status", "report", "export", "predict", "explain"}
+    if archived:
+        assert call("export", folder.path, "--unarchive")[0] == 0
+        assert not mark.exists()
 
 
 @pytest.mark.parametrize("key", ["model", "dataset", "aggregator"])
