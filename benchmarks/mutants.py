@@ -1,0 +1,342 @@
+"""Which small faults in the core do the tests find?
+
+    python benchmarks/mutants.py --out benchmarks/results/mutants/mutants.csv
+    python benchmarks/mutants.py --only 17,nesterov --tests tests/training
+
+draws mutants by a seed (`mutation_sites`), adds those of NAMED, puts one after the other into a checkout of
+HEAD, and runs the tests that can see it, until the first that fails:
+1. `own`: the test files named after the module;
+2. `near`: those that import it;
+3. `far`: those of the package's folder of tests, and those that import it through other modules, the fewest
+   modules first.
+Tests that start processes, and those of Slurm and GPUs, are left out, and each stage has a limit of processor
+time: what survives says in `scope` whether every such test was run ("all") or the time was over ("limit"). A
+test that takes more than TEST_LIMIT_S counts as one that never ends. In the end the tests that failed are run
+without a mutant; what they say counts only if they pass then.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import csv
+import importlib.util
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+
+from mutation_sites import Mutant, draw
+
+REPOSITORY = Path(__file__).parents[1]
+STAGES = {"own": 60.0, "near": 30.0, "far": 30.0}
+"""Processor time in seconds after which no further test is begun, times `--patience`."""
+
+TEST_LIMIT_S, CALL_LIMIT_S = 120.0, 900.0
+IN_PROCESS = "not processes and not slurm and not gpu"
+
+NAMED: dict[str, tuple[str, str, str]] = {
+    "nesterov": ("scaling/training/update.py", "nesterov=self.nesterov", "nesterov=False"),
+}
+"""Faults put in by hand that no test found once: file, text, what replaces it."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """A row of the table.
+
+    Attributes:
+        id: number in the draw, or name.
+        kind, file, line, was, now: the mutant.
+        outcome: killed, timed out or survived.
+        killed_by: the first test that failed, or that did not end.
+        scope: own, near, far, all or limit: which tests were run.
+        tests: that were run.
+        seconds: that they took.
+        commit: the last one that changed the core.
+    """
+
+    id: str
+    kind: str
+    file: str
+    line: int
+    was: str
+    now: str
+    outcome: str
+    killed_by: str
+    scope: str
+    tests: int
+    seconds: float
+    commit: str
+
+
+def named_mutants(root: Path) -> dict[str, Mutant]:
+    """Those of NAMED; each text is in its file once."""
+    found = {}
+    for name, (file, was, now) in NAMED.items():
+        source = (root / file).read_text(encoding="utf-8")
+        if source.count(was) != 1:
+            raise SystemExit(f"{name}: {file} has {source.count(was)} times {was!r}; once is needed")
+        start = len(source[: source.index(was)].encode())
+        line = source[: source.index(was)].count("\n") + 1
+        found[name] = Mutant("by hand", file, start, start + len(was.encode()), line, was, now)
+    return found
+
+
+class Tests:
+    """The test files of a checkout, by how many imports they are away from a module."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        files = [
+            path
+            for top in ("scaling", "launchers", "topologies", "tests")
+            for path in (root / top).rglob("*.py")
+        ]
+        self._imports = {
+            str(path.relative_to(root)): _imported(path.read_text(encoding="utf-8")) for path in files
+        }
+
+    def of(self, file: str) -> dict[str, list[str]]:
+        """Stage -> those that can see a module of the core."""
+        distances = self._distances(file)
+        parts = Path(file).with_suffix("").parts
+        package = parts[1] if parts[0] == "scaling" else parts[0]
+        mirrors = (f"tests/{package}/", f"tests/test_{package}.py")
+        tests = [name for name in self._imports if re.search(r"(^|/)test_\w+\.py$", name)]
+        own = {name for name in tests if Path(name).stem == f"test_{parts[-1]}" and name.startswith(mirrors)}
+        near = {name for name in tests if distances.get(name) == 1} - own
+        far = {name for name in tests if name in distances or name.startswith(mirrors)} - own - near
+
+        def order(name: str) -> tuple[int, bool, str]:
+            return distances.get(name, 2), not name.startswith(mirrors), name
+
+        return {stage: sorted(told, key=order) for stage, told in zip(STAGES, (own, near, far), strict=True)}
+
+    def _distances(self, file: str) -> dict[str, int]:
+        """File -> the number of imports that lead from it to `file`, if any do."""
+        distances, newest = {file: 0}, [file]
+        while newest:
+            wanted = {_module(name) for name in newest}
+            step = distances[newest[0]] + 1
+            newest = [name for name, told in self._imports.items() if name not in distances and told & wanted]
+            distances |= dict.fromkeys(newest, step)
+        return distances
+
+
+def _module(file: str) -> str:
+    return ".".join(Path(file).with_suffix("").parts).removesuffix(".__init__")
+
+
+def _imported(source: str) -> set[str]:
+    """Names of modules (and of what is imported from them) in a source, wherever they are."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {one.name for one in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module, *(f"{node.module}.{one.name}" for one in node.names)}
+    return found
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Of one call of pytest: killed, timed out or survived; by which test; whether all were run; how many."""
+
+    outcome: str
+    killed_by: str
+    complete: bool
+    tests: int
+
+
+def run_tests(root: Path, tests: Sequence[str], limit_s: float) -> Outcome:
+    """Runs tests of a checkout until one fails or the time is over."""
+    if not tests:
+        return Outcome("survived", "", True, 0)
+    with tempfile.TemporaryDirectory() as folder:
+        record = Path(folder) / "record"
+        record.touch()
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(root), str(Path(__file__).parent)]),
+            "MUTANT_RECORD": str(record),
+            "MUTANT_LIMIT_S": str(limit_s),
+            "MUTANT_TEST_LIMIT_S": str(TEST_LIMIT_S),
+        }
+        words = [
+            "-x",
+            "-q",
+            "-p",
+            "mutant_record",
+            "-p",
+            "no:cacheprovider",
+            "-m",
+            IN_PROCESS,
+            f"--basetemp={folder}/tests",
+        ]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "pytest", *words, *tests],
+            cwd=root,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        try:
+            process.wait(CALL_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            pass
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        return outcome_of(record.read_text(encoding="utf-8").splitlines())
+
+
+def outcome_of(record: Sequence[str]) -> Outcome:
+    """What the lines of `mutant_record` say."""
+    begun = [line.removeprefix("begun ") for line in record if line.startswith("begun ")]
+    failed = [line.removeprefix("failed ") for line in record if line.startswith("failed ")]
+    ended = sum(line.startswith("ended ") for line in record)
+    if failed:
+        return Outcome("killed", failed[0], False, len(begun))
+    if len(begun) > ended:
+        return Outcome("timed out", begun[-1], False, len(begun))
+    return Outcome("survived", "", "limit " not in record, len(begun))
+
+
+def try_mutant(
+    root: Path,
+    name: str,
+    mutant: Mutant,
+    stages: Mapping[str, Sequence[str]],
+    commit: str,
+    patience: float = 1.0,
+) -> Result:
+    """Puts the mutant into the checkout, runs the stages' tests, and takes it out again."""
+    path = root / mutant.file
+    source, began, tests = path.read_bytes(), time.monotonic(), 0
+    found, scope = Outcome("survived", "", True, 0), "all"
+    try:
+        _write(path, mutant.apply(source))
+        for stage, files in stages.items():
+            found = run_tests(root, files, patience * STAGES[stage])
+            tests += found.tests
+            if found.outcome != "survived":
+                scope = stage
+                break
+            scope = scope if found.complete else "limit"
+    finally:
+        _write(path, source)
+    seconds = round(time.monotonic() - began, 1)
+    told = (mutant.kind, mutant.file, mutant.line, " ".join(mutant.was.split()), " ".join(mutant.now.split()))
+    return Result(name, *told, found.outcome, found.killed_by, scope, tests, seconds, commit)
+
+
+def _write(path: Path, source: bytes) -> None:
+    """The file, without what was compiled of it: another text may be as long and as old to the second."""
+    path.write_bytes(source)
+    Path(importlib.util.cache_from_source(str(path))).unlink(missing_ok=True)
+
+
+def believed(root: Path, results: Sequence[Result]) -> list[Result]:
+    """The results, of which kills by tests that fail without a mutant too are doubtful."""
+    killers = {one.killed_by for one in results if one.outcome == "killed"}
+    broken: set[str] = set()
+    while (found := run_tests(root, sorted(killers - broken), 600.0)).outcome != "survived":
+        broken.add(found.killed_by)
+    return [replace(one, outcome="doubtful") if one.killed_by in broken else one for one in results]
+
+
+@contextmanager
+def checkout(repository: Path) -> Iterator[Path]:
+    """HEAD, in a folder of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder) / "tree"
+        git = ["git", "-C", str(repository), "worktree"]
+        subprocess.run([*git, "add", "--quiet", "--detach", str(root)], check=True)
+        try:
+            yield root
+        finally:
+            subprocess.run([*git, "remove", "--force", str(root)], check=True)
+
+
+def read_results(path: Path | None) -> dict[str, Result]:
+    """Id -> row of a table that was written before."""
+    if path is None or not path.exists():
+        return {}
+    with path.open(encoding="utf-8", newline="") as file:
+        return {row["id"]: Result(**row) for row in csv.DictReader(file)}  # type: ignore[arg-type]
+
+
+def write_results(path: Path | None, results: Mapping[str, Result]) -> None:
+    """The table, in the order of the draw, those by hand last."""
+    if path is None:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows = sorted(
+        results.values(),
+        key=lambda one: (not one.id.isdecimal(), int(one.id) if one.id.isdecimal() else 0, one.id),
+    )
+    with path.open("w", encoding="utf-8", newline="") as file:
+        table = csv.DictWriter(file, [field.name for field in fields(Result)], lineterminator="\n")
+        table.writeheader()
+        table.writerows(asdict(one) for one in rows)
+
+
+def main() -> None:
+    """Runs the mutants; exit code 1 if one survived."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--count", type=int, default=100)
+    parser.add_argument("--only", default="", help="ids, separated by commas: numbers of the draw, names")
+    parser.add_argument(
+        "--tests", nargs="*", help="these test files or folders in place of those that see it"
+    )
+    parser.add_argument("--out", type=Path, help="the table; rows that are there already stay, with --only")
+    parser.add_argument("--patience", type=float, default=1.0, help="what the time limits are multiplied by")
+    parser.add_argument("--list", action="store_true", help="prints the mutants and runs nothing")
+    asked = parser.parse_args()
+    with checkout(REPOSITORY) as root:
+        drawn = draw(root, asked.seed, asked.count)
+        mutants = {str(number): one for number, one in enumerate(drawn, 1)} | named_mutants(root)
+        chosen = asked.only.split(",") if asked.only else list(mutants)
+        if unknown := [name for name in chosen if name not in mutants]:
+            parser.error(f"no mutant {', '.join(unknown)}; 1 to {asked.count}, {', '.join(NAMED)}")
+        if asked.list:
+            for name in chosen:
+                one = mutants[name]
+                print(f"{name}\t{one.kind}\t{one.file}:{one.line}\t{one.was!r} -> {one.now!r}")
+            return
+        words = ["git", "-C", str(root), "log", "-1", "--format=%h", "--", "scaling", "launchers"]
+        commit = subprocess.run(words, check=True, capture_output=True, text=True).stdout.strip()
+        tests, results = Tests(root), read_results(asked.out) if asked.only else {}
+        for name in chosen:
+            stages = {"own": asked.tests} if asked.tests else tests.of(mutants[name].file)
+            one = results[name] = try_mutant(root, name, mutants[name], stages, commit, asked.patience)
+            told = (
+                name,
+                one.outcome,
+                f"{one.file}:{one.line}",
+                one.killed_by or one.scope,
+                f"{one.seconds:g} s",
+            )
+            print("\t".join(told), flush=True)
+            write_results(asked.out, results)
+        results |= {one.id: one for one in believed(root, [results[name] for name in chosen])}
+        write_results(asked.out, results)
+    survived = [name for name in chosen if results[name].outcome in ("survived", "doubtful")]
+    print(f"{len(chosen) - len(survived)} of {len(chosen)} killed; survived: {', '.join(survived) or 'none'}")
+    sys.exit(bool(survived))
+
+
+if __name__ == "__main__":
+    main()
