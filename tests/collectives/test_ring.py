@@ -1,9 +1,12 @@
 """The ring and its sub-rings."""
 
+from collections import Counter
 from fractions import Fraction
 
 import pytest
 
+from scaling.aggregators.registry import create
+from scaling.bucket import BucketLayout
 from scaling.collectives.ring import ring
 from scaling.collectives.schedule import Transfer
 from scaling.collectives.verify import verify
@@ -48,6 +51,38 @@ def test_subrings_start_n_over_k_ranks_apart():
     # TensorFlow rotates the order of the GPUs by int(n / k) from one sub-ring to the next.
     first_chunks = [t.start for t in ring(8, subrings=2).steps[0] if t.start % 2 == 1]
     assert first_chunks == [(r - 4) % 8 * 2 + 1 for r in range(8)]
+
+
+@pytest.mark.parametrize("n", [3, 4, 7])
+def test_two_directions_give_each_link_half_of_the_bytes_each_way(n):
+    schedule = ring(n, directions=2)
+    sent = Counter()
+    for step in schedule.steps:
+        assert {(t.target - t.source) % n for t in step} == {1, n - 1}, "both ways in every step"
+        for transfer in step:
+            sent[transfer.source, transfer.target] += transfer.stop - transfer.start
+    one_way = 2 * (n - 1) * Fraction(schedule.num_chunks, n) / 2
+    neighbours = [(rank, (rank + way) % n) for rank in range(n) for way in (1, -1)]
+    assert sent == dict.fromkeys(neighbours, one_way)
+
+
+def test_two_directions_deliver_the_sum_and_are_the_ring_on_one_or_two_ranks():
+    for n in (1, 2, 3, 5, 8):
+        verification = verify(ring(n, directions=2))
+        assert verification.sent_ratio_per_rank == [Fraction(2 * (n - 1), n)] * n
+
+
+@pytest.mark.parametrize("directions", [0, 3])
+def test_number_of_directions_is_checked(directions):
+    with pytest.raises(ScheduleError, match=f"{directions} directions; allowed are 1 and 2"):
+        ring(4, directions=directions)
+
+
+@pytest.mark.parametrize("directions", [1, 2])
+def test_aggregator_goes_round_in_as_many_directions_as_it_is_told(directions):
+    layout = BucketLayout(("weight",), ((8,),), (0,))
+    schedule = create("ring", {"directions": directions}).schedule(4, layout)
+    assert len({(t.target - t.source) % 4 for step in schedule.steps for t in step}) == directions
 
 
 @pytest.mark.parametrize("k", [0, 5])

@@ -1,11 +1,12 @@
 """The schedule's own small parts."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
 from scaling.collectives.ring import ring
-from scaling.collectives.schedule import LazySteps, Schedule, Transfer
+from scaling.collectives.schedule import LazySteps, Schedule, Transfer, chunk_bounds
 from scaling.errors import ScheduleError
 
 
@@ -40,6 +41,23 @@ class TestLazySteps:
 class TestBounds:
     def test_equal_chunks_differ_by_one_element_at_most(self):
         assert Schedule("s", 1, 3, ()).bounds(10) == [0, 3, 6, 10]
+
+    @pytest.mark.parametrize("num_chunks", [1, 2, 3, 7, 64])
+    @pytest.mark.parametrize("more", [0, 1, 63, 100_003])
+    def test_chunks_of_large_buffers_begin_at_64_elements_and_differ_by_a_hundredth(self, num_chunks, more):
+        num_elements = 6400 * num_chunks + more
+        bounds = chunk_bounds(num_elements, num_chunks)
+        assert (bounds[0], bounds[-1], len(bounds)) == (0, num_elements, num_chunks + 1)
+        assert all(bound % 64 == 0 for bound in bounds[:-1])
+        sizes = [stop - start for start, stop in pairwise(bounds)]
+        assert all(abs(size - num_elements / num_chunks) <= num_elements / num_chunks / 100 for size in sizes)
+
+    @pytest.mark.parametrize("num_chunks", [2, 3, 7, 64])
+    def test_chunks_of_smaller_buffers_differ_by_one_element_at_most(self, num_chunks):
+        for num_elements in (6400 * num_chunks - 1, 6399, num_chunks + 1, 1, 0):
+            sizes = [stop - start for start, stop in pairwise(chunk_bounds(num_elements, num_chunks))]
+            assert sum(sizes) == num_elements
+            assert max(sizes) - min(sizes) <= 1
 
     def test_explicit_chunks_keep_their_sizes(self):
         assert Schedule("s", 1, 3, (), chunk_elements=(5, 0, 2)).bounds(7) == [0, 5, 5, 7]

@@ -160,6 +160,35 @@ class TestMessages:
 
         assert run_in_process(2, work) == [9.0, 1.0]
 
+    def test_sent_slice_may_be_changed_before_it_is_received(self):
+        """Many messages out of one buffer, as a schedule sends its chunks."""
+
+        def work(group: InProcessGroup) -> list[float]:
+            buffer = torch.arange(6.0) + 10 * group.rank
+            received = torch.empty(6)
+            if group.rank == 0:
+                group.exchange([Message(1, buffer[i : i + 2]) for i in (0, 2, 4)], [])
+                buffer.fill_(-1)
+            group.barrier()
+            if group.rank == 1:
+                group.exchange([], [Message(0, received[i : i + 2]) for i in (4, 2, 0)])
+            return received.tolist()
+
+        assert run_in_process(2, work)[1] == [4.0, 5.0, 2.0, 3.0, 0.0, 1.0]
+
+    @pytest.mark.parametrize("source", range(3))
+    def test_source_may_change_what_it_has_broadcast(self, source):
+        def work(group: InProcessGroup) -> list[float]:
+            buffer = torch.full((4,), float(group.rank))
+            group.broadcast(buffer[1:3], source)
+            received = buffer.tolist()
+            buffer.fill_(-1)
+            return received
+
+        for _ in range(5):  # which rank comes first is not the same each time
+            for rank, received in enumerate(run_in_process(3, work)):
+                assert received == [rank, source, source, rank]
+
     @pytest.mark.parametrize("expected", [torch.empty(3), torch.empty(2, dtype=torch.float64)])
     def test_message_of_another_shape_or_type_is_an_error(self, expected):
         def work(group: InProcessGroup) -> None:

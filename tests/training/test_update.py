@@ -127,14 +127,19 @@ def parameters_after(aggregator, settings: SgdSettings, world_size: int) -> list
 
 
 def sgd_on_the_mean(settings: SgdSettings, world_size: int) -> list[torch.Tensor]:
-    """[step] parameters by torch's SGD in double precision on one flat tensor."""
-    flat = nn.Parameter(small_replica().parameters.detach().double())
-    optimizer = settings.optimizer([flat])
-    taken = []
+    """[step] parameters in double precision, by the formulas in the documentation of torch.optim.SGD.
+
+    They are written out here, so that a setting that gets lost on its way to the optimizer is missed.
+    """
+    flat = small_replica().parameters.detach().double()
+    buffer, taken = None, []
     for mean in gradients(world_size).double().mean(dim=1):
-        flat.grad = mean
-        optimizer.step()
-        taken.append(flat.detach().clone())
+        direction = mean + settings.weight_decay * flat
+        if settings.momentum:
+            buffer = direction if buffer is None else settings.momentum * buffer + direction
+            direction = direction + settings.momentum * buffer if settings.nesterov else buffer
+        flat = flat - settings.learning_rate * direction
+        taken.append(flat)
     return taken
 
 
