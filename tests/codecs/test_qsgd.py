@@ -44,3 +44,17 @@ class TestPromise:
         s = codec.num_levels
         bound = min(SIZE / s**2, math.sqrt(SIZE) / s) * values.square().sum(1)
         assert bool(((drawn - values).square().sum(2).mean(0) < 1.05 * bound).all())
+
+
+@pytest.mark.parametrize("norm", ["two", "max"])
+@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize("value", [1.0, -1.0, 3e-5, -7e8])
+def test_value_that_is_all_of_its_norm_stays_itself_whatever_is_drawn(bits, norm, value):
+    """The largest level plus the largest number below 1 is rounded up in float32: no level is above it."""
+    codec = QsgdCodec(SIZE, bits, norm)
+    largest = 1 - 2**-24
+    values, valid = torch.zeros(3, SIZE), torch.full((3, 1), float(SIZE))
+    values[:, 5] = value
+    noise = torch.tensor([0.0, 0.5, largest]).view(3, 1).expand(3, SIZE)
+    heads, codes = codec.quantise(values, valid, noise)
+    torch.testing.assert_close(codec.restore(heads, codes), values, rtol=1e-6, atol=0.0)
