@@ -105,6 +105,71 @@ def test_difference_of_three_percent_in_one_launch_stays_undecided(make_study):
     assert (cell.verdict, cell.ratio.ratio) == ("undecided", pytest.approx(1.03))
 
 
+def steady(middle_s, num_launches):
+    """Launches that differ by a millionth."""
+    middles = [middle_s * (1 + 1e-6 * number) for number in range(num_launches)]
+    return [[one * (1 + 1e-7 * sample) for sample in range(12)] for one in middles]
+
+
+def with_floor(make_study, floor, num_launches, tree_s=0.01):
+    """A study whose A/A pair differs by `floor` of its mean, and a cell of tree."""
+    study = make_study()
+    for twin, middle_s in enumerate((0.01 * (1 - floor / 2), 0.01 * (1 + floor / 2))):
+        study.add(steady(middle_s, num_launches), aggregator="ring", world_size=4, twin=twin)
+    study.add(steady(tree_s, num_launches), aggregator="tree", world_size=4)
+    return study
+
+
+@pytest.mark.parametrize("num_launches", [1, 3])
+@pytest.mark.parametrize("factor", [1.1, 1 / 1.1])
+@pytest.mark.parametrize("floors", [(0.02, 0.12), (0.12, 0.02), (0.02, 0.08)])
+def test_difference_has_to_be_above_the_larger_noise_floor_of_both_studies(
+    make_study, num_launches, factor, floors
+):
+    a = with_floor(make_study, floors[0], num_launches)
+    b = with_floor(make_study, floors[1], num_launches, 0.01 * factor)
+    tree = next(cell for cell in compared(a, b).cells if cell.match.a["aggregator"] == "tree")
+    assert tree.noise_floor == pytest.approx(max(floors), rel=1e-4)
+    if max(floors) > 0.1:
+        assert (tree.verdict, tree.reason) == ("indistinguishable", "below the noise floor")
+    else:
+        assert (tree.verdict, tree.reason) == ("slower" if factor > 1 else "faster", None)
+
+
+def test_one_launch_needs_five_percent_however_low_the_noise_floor_is(make_study):
+    for factor, verdict in ((1.049, "undecided"), (1.051, "slower"), (1 / 1.049, "undecided")):
+        a, b = with_floor(make_study, 0.001, 1), with_floor(make_study, 0.001, 1, 0.01 * factor)
+        tree = next(cell for cell in compared(a, b).cells if cell.match.a["aggregator"] == "tree")
+        assert tree.verdict == verdict
+
+
+@pytest.mark.parametrize("num_others", [0, 3, 9])
+def test_detectable_ratio_is_the_smallest_that_is_found_among_all_pairs(make_study, num_others):
+    generator = np.random.default_rng(num_others)
+    scatter = {size: np.exp(generator.normal(0, 0.01, 4)) for size in range(1, num_others + 2)}
+
+    def study(factor):
+        made = make_study()
+        for size, middles in scatter.items():
+            times = middles * (factor if size == 1 else 1.0)
+            made.add([[0.01 * one] * 9 for one in times], aggregator="ring", world_size=size, batch=5040)
+        made.add([[0.01] * 9], aggregator="tree", world_size=2, batch=5040)  # of one launch: no test
+        return made
+
+    before = compared(study(1.0), study(1.0))
+    assert before.num_tests == num_others + 1
+    planted = next(cell for cell in before.cells if cell.match.a["world_size"] == 1)
+    smallest = before.detectable(planted)
+    assert smallest > 1
+    for factor, verdict in ((smallest**1.01, "slower"), (smallest**0.99, "indistinguishable")):
+        found = compared(study(1.0), study(factor))
+        cell = next(one for one in found.cells if one.match.a["world_size"] == 1)
+        assert cell.verdict == verdict
+        assert found.detectable(cell) == pytest.approx(smallest)
+        one_launch = next(one for one in found.cells if one.match.a["aggregator"] == "tree")
+        assert found.detectable(one_launch) is None
+
+
 def test_twins_stand_aside_and_cells_without_partner_are_named(make_study):
     generator = np.random.default_rng(0)
     a, b = noisy(make_study, generator, twin=True), noisy(make_study, generator)

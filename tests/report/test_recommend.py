@@ -306,3 +306,59 @@ def test_floor_of_a_busy_machine_is_no_reason_to_take_either(make_study):
     assert (found.state, found.more_repeats) == ("undecided", None)
     assert "either will do" not in found.sentence
     assert "a quieter machine" in found.sentence
+
+
+def pair_and_another(study, floor, other_s, *, own_step="eager", step="eager", other_floor=None):
+    """An A/A pair of 10 ms that differs by `floor` of its mean, and another candidate."""
+
+    def add(middle_s, **cell):
+        middles = [middle_s * (1 + 1e-6 * number) for number in range(4)]
+        study.add([[one] * 12 for one in middles], world_size=4, **cell)
+
+    for name, middle_s, own, difference in (
+        ("ring", 0.010, own_step, floor), ("tree", other_s, step, other_floor)
+    ):  # fmt: skip
+        add(middle_s, aggregator=name, step=own)
+        if difference is not None:
+            further_s = middle_s * (2 + difference) / (2 - difference)  # their difference over their mean
+            add(further_s, aggregator=name, step=own, twin=1)
+
+
+@pytest.mark.parametrize("floor", [0.02, 0.4])
+@pytest.mark.parametrize(("part", "state"), [(0.98, "undecided"), (1.02, "decided")])
+def test_candidates_are_distinguished_from_the_noise_floor_on(make_study, floor, part, state):
+    study, difference = make_study(), part * floor
+    pair_and_another(study, floor, 0.010 * (2 + difference) / (2 - difference))
+    found = only(study)
+    assert (found.state, found.choice.row["aggregator"]) == (state, "ring")
+
+
+@pytest.mark.parametrize("floors", [(0.02, 0.2), (0.2, 0.02)])
+def test_larger_of_two_noise_floors_holds_for_candidates_of_different_steps(make_study, floors):
+    study = make_study()
+    pair_and_another(study, floors[0], 0.0115, step="overlapped", other_floor=floors[1])
+    found = only(study)
+    assert (found.state, found.choice.row["aggregator"]) == ("undecided", "ring")
+    assert found.choice.row["noise_floor"] == pytest.approx(floors[0], rel=1e-3)
+    assert found.rivals[0].row["noise_floor"] == pytest.approx(floors[1], rel=1e-3)
+    assert "as the noise floor, 20%." in found.if_wrong
+
+
+@pytest.mark.parametrize(("factor", "state"), [(1.04, "undecided"), (1.06, "decided")])
+def test_one_launch_needs_five_percent_without_a_noise_floor(make_study, factor, state):
+    study = make_study()
+    for name, middle_s in (("ring", 0.010), ("tree", 0.010 * factor)):
+        study.add([[middle_s * (1 + 1e-6 * n) for n in range(20)]], aggregator=name, world_size=4)
+    assert only(study).state == state
+
+
+@pytest.mark.parametrize("spreads", [[0.5], [0.3, 0.2], [1.0, 2.0]])
+def test_launches_needed_are_the_fewest_by_students_quantiles(spreads):
+    from scipy import stats
+
+    number = launches_needed(1.0, spreads)
+
+    def half_widths(launches):
+        return stats.t.ppf(0.975, launches - 1) * sum(spreads) / np.sqrt(launches)
+
+    assert half_widths(number) < 1.0 <= half_widths(number - 1)
