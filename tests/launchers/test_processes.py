@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from launchers.processes import run_to_end
+from launchers import processes
+from launchers.processes import end, run_to_end, start
 from tests.conftest import still_there
 
 ROOT = Path(__file__).parents[2]
@@ -62,6 +63,48 @@ def test_launch_past_its_limit_is_ended_with_its_children(tmp_path):
     assert code is None
     pids = tmp_path / "pids"  # on a busy machine the limit may come before the children
     assert ended(pids_in(pids) if pids.exists() else [])
+
+
+def started(program, *arguments):
+    """The launch, in which the program has written its pids, and those pids."""
+    output = tempfile.TemporaryFile()
+    process = start([sys.executable, "-c", program, *map(str, arguments)], os.environ, output)
+    return process, pids_in(arguments[0]), output
+
+
+def test_launch_is_asked_to_end_before_it_is_forced(tmp_path, monkeypatch):
+    monkeypatch.setattr(processes, "GRACE_S", 60.0)
+    in_order = "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))\n"
+    process, pids, output = started(in_order + TREE, tmp_path / "pids")
+    end(process)
+    output.close()
+    assert process.returncode == 7
+    assert ended(pids)
+
+
+DEAF = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
+
+
+@pytest.mark.parametrize(
+    ("program", "code"),
+    [
+        (f"import signal; {DEAF}\n{TREE}", -signal.SIGKILL),  # its children ignore the signal too
+        (f"import signal\n{TREE}".replace("600)'])", f"600)'], preexec_fn=lambda: {DEAF})"), -signal.SIGTERM),
+    ],
+    ids=["launch", "child alone"],
+)
+def test_what_ignores_the_request_to_end_is_killed(tmp_path, monkeypatch, program, code):
+    monkeypatch.setattr(processes, "GRACE_S", 0.2 if code == -signal.SIGKILL else 60.0)
+    process, pids, output = started(program, tmp_path / "pids")
+    try:
+        end(process)
+        assert process.returncode == code
+        assert ended(pids)
+    finally:
+        output.close()
+        for pid in filter(is_running, pids):
+            os.kill(pid, signal.SIGKILL)
+        process.wait()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's help is Linux's")

@@ -58,6 +58,14 @@ def test_every_option_is_a_line_of_the_script(change, line):
     assert line in lines
 
 
+@pytest.mark.parametrize("change", [{}, {"style": "torchrun"}, {"array": True}, {"nodes": 2}], ids=str)
+def test_job_that_puts_itself_back_is_one_that_slurm_may_requeue_and_goes_on_in_its_log(change):
+    """A cluster with JobRequeue=0 refuses `scontrol requeue` of any other; its log would begin anew."""
+    directives, _, rest = script(replace(OPTIONS, **change)).partition("set -euo pipefail")
+    assert 'scontrol requeue "$SLURM_JOB_ID"' in rest
+    assert {"#SBATCH --requeue", "#SBATCH --open-mode=append"} <= set(directives.splitlines())
+
+
 def test_job_without_gpus_asks_for_none():
     assert "gpus" not in script(replace(OPTIONS, gpus_per_node=0))
 

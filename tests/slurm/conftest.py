@@ -54,6 +54,7 @@ SelectTypeParameters=CR_Core
 SlurmdParameters=config_overrides
 MailProg=/bin/true
 ReturnToService=2
+JobRequeue=0
 KillWait=5
 SchedulerParameters=sched_interval=1,bf_interval=1,batch_sched_delay=0,sched_min_interval=0
 GresTypes=gpu
