@@ -67,17 +67,16 @@ def test_launch_past_its_limit_is_ended_with_its_children(tmp_path):
 
 def started(program, *arguments):
     """The launch, in which the program has written its pids, and those pids."""
-    output = tempfile.TemporaryFile()
-    process = start([sys.executable, "-c", program, *map(str, arguments)], os.environ, output)
-    return process, pids_in(arguments[0]), output
+    with tempfile.TemporaryFile() as output:
+        process = start([sys.executable, "-c", program, *map(str, arguments)], os.environ, output)
+    return process, pids_in(arguments[0])
 
 
 def test_launch_is_asked_to_end_before_it_is_forced(tmp_path, monkeypatch):
     monkeypatch.setattr(processes, "GRACE_S", 60.0)
     in_order = "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))\n"
-    process, pids, output = started(in_order + TREE, tmp_path / "pids")
+    process, pids = started(in_order + TREE, tmp_path / "pids")
     end(process)
-    output.close()
     assert process.returncode == 7
     assert ended(pids)
 
@@ -95,13 +94,12 @@ DEAF = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
 )
 def test_what_ignores_the_request_to_end_is_killed(tmp_path, monkeypatch, program, code):
     monkeypatch.setattr(processes, "GRACE_S", 0.2 if code == -signal.SIGKILL else 60.0)
-    process, pids, output = started(program, tmp_path / "pids")
+    process, pids = started(program, tmp_path / "pids")
     try:
         end(process)
         assert process.returncode == code
         assert ended(pids)
     finally:
-        output.close()
         for pid in filter(is_running, pids):
             os.kill(pid, signal.SIGKILL)
         process.wait()

@@ -2,8 +2,9 @@ import math
 
 import numpy as np
 import pytest
+from scipy import optimize, special
 
-from scaling.prediction.calibration import Calibration, Observation, calibrate
+from scaling.prediction.calibration import PRIOR_SD, Calibration, Observation, calibrate
 from scaling.prediction.compute import ComputeModel
 from scaling.prediction.fitting import fitted, observations_of_transfers
 from scaling.prediction.measured import MeasuredTransfer
@@ -146,3 +147,96 @@ def test_measurements_of_more_ranks_than_the_machine_has_calibrate_nothing():
     known = [(one, strategy(dict(one.cell))) for one in seen]
     assert fitted(Machinery(machine(2)), known, probed).num_observations == 0
     assert fitted(Machinery(machine(4)), known, probed).num_observations == 3
+
+
+KEYS = ("net", "ring", "peer access")
+
+
+def exact_transfers(kind="sends"):
+    """Enough of them that the factors are 1, whatever strategies say."""
+    return [observation(kind, 0.0, flow_s, flow_s) for flow_s in np.geomspace(1e-3, 1.0, 400)]
+
+
+class TestRobustLoss:
+    def factor(self, ratios):
+        found = calibrate(observation("sends", 0.0, 1e-2, 1e-2 * ratio) for ratio in ratios)
+        return found.factor("sends", 1)
+
+    @pytest.mark.parametrize("ratios", [[1.3], [0.9, 1.0, 1.2], [1.1] * 5 + [8.0], [2.0, 2.1, 1.9, 0.01]])
+    def test_factor_is_the_minimum_of_the_pseudo_huber_loss_and_the_prior(self, ratios):
+        clock = 10e-6 / (1e-2 * np.array(ratios))
+        sd = np.sqrt(0.01**2 + 0.08**2 + clock**2)  # the measurement's own, the model's, the clock's
+        prior_sd = PRIOR_SD["sends"][1]
+
+        def loss(log):
+            errors = (log - np.log(ratios)) / sd
+            return 2 * special.pseudo_huber(2.0, errors).sum() + (log / prior_sd) ** 2
+
+        best = optimize.minimize_scalar(loss, bounds=(-5, 5), method="bounded", options={"xatol": 1e-9}).x
+        assert math.log(self.factor(ratios)) == pytest.approx(best, abs=1e-4)
+
+    def test_one_measurement_pulls_no_further_however_far_it_is_off(self):
+        alone, far, further = (self.factor([1.2] * 8 + off) for off in ([], [12.0], [1200.0]))
+        assert far == pytest.approx(alone, rel=0.05)
+        assert further == pytest.approx(far, rel=0.005)
+
+
+def test_prediction_is_as_uncertain_as_the_fit_is_off():
+    draws = np.random.default_rng(3).normal(0, 1, 200)
+
+    def relative_sd(scatter):
+        logs = scatter * draws
+        found = calibrate(observation("sends", 0.0, 1e-2, 1e-2 * math.exp(log)) for log in logs)
+        return found.seconds(Term("sends", "a", 0.0, 1e-2)).relative_sd
+
+    stated = relative_sd(0.08)
+    assert relative_sd(0.01) == pytest.approx(stated, rel=0.2)  # never below what was stated
+    assert relative_sd(0.32) == pytest.approx(4 * stated, rel=0.3)
+
+
+class TestShrinkage:
+    """A strategy's left-over is a draw from all strategies', seen with the measurement's noise."""
+
+    def left_over(self, found, key=KEYS, world_size=2):
+        """Its logarithm, and its deviation."""
+        term = found.seconds(Term("sends", "a", 0.0, 1e-2))
+        own, known = found.with_left_over(key, term, world_size)
+        assert known
+        return math.log(own.value / term.value), own.changes[f"left-over of {' '.join(key)}"] / own.value
+
+    @pytest.mark.parametrize("noise", [0.01, 0.15, 0.6])
+    def test_single_strategys_left_over_is_the_mean_of_its_posterior(self, noise):
+        strategy = Observation(KEYS, [Term("sends", "sends", 0.0, 1e-2)], 1.3e-2, noise, 2)
+        log, sd = self.left_over(calibrate([*exact_transfers(), strategy]))
+        logs = np.linspace(-4, 4, 80_001)
+        density = np.exp(-((logs / 0.15) ** 2) / 2 - ((logs - math.log(1.3)) / noise) ** 2 / 2)
+        mean = np.average(logs, weights=density)
+        assert log == pytest.approx(mean, abs=0.01)
+        assert sd == pytest.approx(math.sqrt(np.average((logs - mean) ** 2, weights=density)), rel=0.02)
+
+    @pytest.mark.parametrize(("scatter", "noise"), [(0.3, 0.3), (0.5, 0.1)])
+    def test_left_overs_of_many_strategies_are_nearer_to_the_truth_than_what_was_measured(
+        self, scatter, noise
+    ):
+        generator = np.random.default_rng(8)
+        truth = generator.normal(0, scatter, 150)
+        seen = truth + generator.normal(0, noise, 150)
+        strategies = [
+            Observation(
+                ("net", str(n), "sends"), [Term("sends", "sends", 0.0, 1e-2)], 1e-2 * math.exp(one), noise, 2
+            )
+            for n, one in enumerate(seen)
+        ]
+        found = calibrate([*exact_transfers(), *strategies])
+        told = np.array([self.left_over(found, ("net", str(n), "sends")) for n in range(150)])
+        best = 1 / (1 + noise**2 / scatter**2)  # of the measured variance that is the strategies' own
+        assert np.mean((told[:, 0] - truth) ** 2) == pytest.approx(best * noise**2, rel=0.2)
+        assert np.std((told[:, 0] - truth) / told[:, 1]) == pytest.approx(1, abs=0.15)
+
+    def test_left_over_is_that_of_the_largest_measured_world_size(self):
+        strategies = [
+            Observation(KEYS, [Term("sends", "sends", 0.0, 1e-2)], ratio * 1e-2, 0.001, size)
+            for size, ratio in ((2, 1.0), (4, 1.3), (3, 0.8))
+        ]
+        log, _ = self.left_over(calibrate([*exact_transfers(), *strategies]), world_size=4)
+        assert log == pytest.approx(math.log(1.3), abs=0.02)
