@@ -8,11 +8,12 @@ HEAD, and runs the tests that can see it, until the first that fails:
 1. `own`: the test files named after the module;
 2. `near`: those that import it;
 3. `far`: those of the package's folder of tests, and those that import it through other modules, the fewest
-   modules first.
-Tests that start processes, and those of Slurm and GPUs, are left out, and each stage has a limit of processor
-time: what survives says in `scope` whether every such test was run ("all") or the time was over ("limit"). A
-test that takes more than TEST_LIMIT_S counts as one that never ends. In the end the tests that failed are run
-without a mutant; what they say counts only if they pass then.
+   modules first;
+4. `processes`: those of the first two, and of the package's folder, that start worker processes.
+Tests of Slurm and of GPUs are left out, and each stage has a limit of processor time: what survives says in
+`scope` whether every such test was run ("all") or the time was over ("limit"). A test that takes more than
+TEST_LIMIT_S counts as one that never ends. In the end the tests that failed are run without a mutant; what
+they say counts only if they pass then.
 """
 
 from __future__ import annotations
@@ -36,15 +37,55 @@ from pathlib import Path
 from mutation_sites import Mutant, draw
 
 REPOSITORY = Path(__file__).parents[1]
-STAGES = {"own": 60.0, "near": 30.0, "far": 30.0}
+IN_PROCESS, IN_PROCESSES = "not processes and not slurm and not gpu", "processes and not slurm and not gpu"
+STAGES = {"own": 60.0, "near": 30.0, "far": 30.0, "processes": 30.0}
 """Processor time in seconds after which no further test is begun, times `--patience`."""
 
 TEST_LIMIT_S, CALL_LIMIT_S = 120.0, 900.0
-IN_PROCESS = "not processes and not slurm and not gpu"
 
 NAMED: dict[str, tuple[str, str, str]] = {
     "nesterov": ("scaling/training/update.py", "nesterov=self.nesterov", "nesterov=False"),
-}
+    "weight-decay": ("scaling/training/update.py", "weight_decay=self.weight_decay", "weight_decay=0.0"),
+    "sent-slice": ("scaling/process_group/in_process.py", "put(tensor.clone())", "put(tensor)"),
+    "broadcast-slice": (
+        "scaling/process_group/in_process.py",
+        "self._gathered(tensor.clone())[source]",
+        "self._gathered(tensor)[source]",
+    ),
+    "one-way-ring": (
+        "scaling/collectives/ring.py",
+        "source=n - 1 - move.source,\n                target=n - 1 - move.target,",
+        "source=move.source,\n                target=move.target,",
+    ),
+    "unaligned-chunks": (
+        "scaling/collectives/schedule.py", "unit = 1 if fine else ALIGNMENT_ELEMENTS", "unit = 1",
+    ),
+    "qsgd-clamp": ("scaling/codecs/qsgd.py", "levels.clamp_(max=self.num_levels)", "levels"),
+    "compare-floor": (
+        "scaling/report/compare.py", "if _within_floor(pair):\n        reason", "if False:\n        reason",
+    ),
+    "compare-floor-one-launch": (
+        "scaling/report/compare.py", "if _within_floor(pair):\n        return", "if False:\n        return",
+    ),
+    "compare-smaller-floor": (
+        "scaling/report/compare.py", "max(floors, default=None)", "min(floors, default=None)",
+    ),
+    "detectable-alone": ("scaling/report/compare.py", "self.level / max(1, self.num_tests)", "self.level"),
+    "recommend-smaller-floor": (
+        "scaling/report/recommend.py", "allowed = max(floors", "allowed = min(floors",
+    ),
+    "recommend-floor-base": (
+        "scaling/report/recommend.py", "(choice.value + other.value) / 2", "choice.value",
+    ),
+    "no-shrinkage": ("scaling/prediction/calibration.py", "(kept * log, math.sqrt", "(log, math.sqrt"),
+    "plain-loss": ("scaling/prediction/calibration.py", "_soft(off / sds)", "off / sds"),
+    "no-requeue": ("launchers/slurm.py", '        "--requeue",\n', ""),
+    "no-kill": (
+        "launchers/processes.py",
+        "for number in (signal.SIGTERM, signal.SIGKILL):",
+        "for number in (signal.SIGTERM,):",
+    ),
+}  # fmt: skip
 """Faults put in by hand that no test found once: file, text, what replaces it."""
 
 
@@ -57,7 +98,7 @@ class Result:
         kind, file, line, was, now: the mutant.
         outcome: killed, timed out or survived.
         killed_by: the first test that failed, or that did not end.
-        scope: own, near, far, all or limit: which tests were run.
+        scope: own, near, far, processes, all or limit: which tests were run.
         tests: that were run.
         seconds: that they took.
         commit: the last one that changed the core.
@@ -118,7 +159,9 @@ class Tests:
         def order(name: str) -> tuple[int, bool, str]:
             return distances.get(name, 2), not name.startswith(mirrors), name
 
-        return {stage: sorted(told, key=order) for stage, told in zip(STAGES, (own, near, far), strict=True)}
+        folder = {name for name in tests if name.startswith(mirrors)}
+        stages = zip(STAGES, (own, near, far, own | near | folder), strict=True)
+        return {stage: sorted(told, key=order) for stage, told in stages}
 
     def _distances(self, file: str) -> dict[str, int]:
         """File -> the number of imports that lead from it to `file`, if any do."""
@@ -156,7 +199,7 @@ class Outcome:
     tests: int
 
 
-def run_tests(root: Path, tests: Sequence[str], limit_s: float) -> Outcome:
+def run_tests(root: Path, tests: Sequence[str], limit_s: float, chosen: str = IN_PROCESS) -> Outcome:
     """Runs tests of a checkout until one fails or the time is over."""
     if not tests:
         return Outcome("survived", "", True, 0)
@@ -178,7 +221,7 @@ def run_tests(root: Path, tests: Sequence[str], limit_s: float) -> Outcome:
             "-p",
             "no:cacheprovider",
             "-m",
-            IN_PROCESS,
+            chosen,
             f"--basetemp={folder}/tests",
         ]
         process = subprocess.Popen(
@@ -228,7 +271,8 @@ def try_mutant(
     try:
         _write(path, mutant.apply(source))
         for stage, files in stages.items():
-            found = run_tests(root, files, patience * STAGES[stage])
+            chosen = IN_PROCESSES if stage == "processes" else IN_PROCESS
+            found = run_tests(root, files, patience * STAGES[stage], chosen)
             tests += found.tests
             if found.outcome != "survived":
                 scope = stage
@@ -251,7 +295,9 @@ def believed(root: Path, results: Sequence[Result]) -> list[Result]:
     """The results, of which kills by tests that fail without a mutant too are doubtful."""
     killers = {one.killed_by for one in results if one.outcome == "killed"}
     broken: set[str] = set()
-    while (found := run_tests(root, sorted(killers - broken), 600.0)).outcome != "survived":
+    while (
+        found := run_tests(root, sorted(killers - broken), 600.0, f"({IN_PROCESS}) or ({IN_PROCESSES})")
+    ).outcome != "survived":
         broken.add(found.killed_by)
     return [replace(one, outcome="doubtful") if one.killed_by in broken else one for one in results]
 
