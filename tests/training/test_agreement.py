@@ -101,7 +101,7 @@ class TestOneBit:
         assert relative_difference(once("one_bit", 2).losses[:20], once("all_reduce", 2).losses[:20]) > 1e-3
 
     def test_loss_falls_all_the_same(self):
-        # With momentum seeds differ: a sixth to a quarter, 78 to 91%. How well it learns: test_error_feedback.
+        # With momentum seeds differ: a sixth to a quarter, 78 to 91%. How well: test_error_feedback.
         rows = once("one_bit", 2).rows
         assert rows[-1]["train_loss"] < rows[0]["train_loss"] / 2
         assert rows[-1]["test_accuracy"] > 0.6
