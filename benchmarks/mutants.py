@@ -11,7 +11,7 @@ HEAD, and runs the tests that can see it, until the first that fails:
    modules first;
 4. `processes`: those of the first two, and of the package's folder, that start worker processes.
 Tests of Slurm and of GPUs are left out, and each stage has a limit of processor time: what survives says in
-`scope` whether every such test was run ("all") or the time was over ("limit"). A test that takes more than
+`scope` whether every such test was run ("all") or some were not ("limit"). A test that takes more than
 TEST_LIMIT_S counts as one that never ends. In the end the tests that failed are run without a mutant; what
 they say counts only if they pass then.
 """
@@ -241,7 +241,10 @@ def run_tests(root: Path, tests: Sequence[str], limit_s: float, chosen: str = IN
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-        return outcome_of(record.read_text(encoding="utf-8").splitlines())
+        lines = record.read_text(encoding="utf-8").splitlines()
+    if not lines and process.returncode not in (0, 5):  # 5: it found no test that is chosen
+        raise SystemExit(f"pytest {' '.join(tests)} ends with {process.returncode} before a test")
+    return outcome_of(lines)
 
 
 def outcome_of(record: Sequence[str]) -> Outcome:
@@ -267,7 +270,7 @@ def try_mutant(
     """Puts the mutant into the checkout, runs the stages' tests, and takes it out again."""
     path = root / mutant.file
     source, began, tests = path.read_bytes(), time.monotonic(), 0
-    found, scope = Outcome("survived", "", True, 0), "all"
+    found, scope = Outcome("survived", "", True, 0), "all" if set(stages) == set(STAGES) else "limit"
     try:
         _write(path, mutant.apply(source))
         for stage, files in stages.items():
@@ -348,9 +351,11 @@ def main() -> None:
         "--tests", nargs="*", help="these test files or folders in place of those that see it"
     )
     parser.add_argument("--out", type=Path, help="the table; rows that are there already stay, with --only")
+    parser.add_argument("--stages", default=",".join(STAGES), help="which of them, separated by commas")
     parser.add_argument("--patience", type=float, default=1.0, help="what the time limits are multiplied by")
     parser.add_argument("--list", action="store_true", help="prints the mutants and runs nothing")
     asked = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # the checkout is taken away
     with checkout(REPOSITORY) as root:
         drawn = draw(root, asked.seed, asked.count)
         mutants = {str(number): one for number, one in enumerate(drawn, 1)} | named_mutants(root)
@@ -367,6 +372,7 @@ def main() -> None:
         tests, results = Tests(root), read_results(asked.out) if asked.only else {}
         for name in chosen:
             stages = {"own": asked.tests} if asked.tests else tests.of(mutants[name].file)
+            stages = {stage: files for stage, files in stages.items() if stage in asked.stages.split(",")}
             one = results[name] = try_mutant(root, name, mutants[name], stages, commit, asked.patience)
             told = (
                 name,
