@@ -38,7 +38,7 @@ class TestWhatHolds:
         code, out, _ = verified("mine:Correct")
         assert code == 0
         assert out == (
-            "mine:Correct  aggregator  ok  contract at 1-4, 7 ranks x 5 sizes x 3 types; saved state\n"
+            "mine:Correct  aggregator  ok  contract at 1-4, 7 ranks x 5 sizes x 4 types; saved state\n"
         )
 
     def test_scheduled_one_gets_its_schedule_too(self, verified):

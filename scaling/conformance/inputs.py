@@ -11,7 +11,8 @@ from scaling.bucket import BucketLayout
 
 WORLD_SIZES = (1, 2, 3, 4, 7)
 SIZES = (0, 1, 10, 1000, 1027)
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+"""An aggregator is checked on those that it takes."""
 
 
 def layout_of(num_elements: int) -> BucketLayout:
