@@ -15,8 +15,8 @@ from scaling.conformance.run import Outcome, RunRanks, parameters_of, run_steps
 from scaling.process_group import run_in_process
 
 ULPS = {torch.float32: 2, torch.float64: 2, torch.float16: 8, torch.bfloat16: 8}
-"""Allowed distance to the float64 mean, in units in the last place of the largest term: float32 and float64 as
-exact sums allow; the 16-bit types round after each of up to six additions."""
+"""Allowed distance to the float64 mean, in units in the last place of the largest term: float32 and float64
+as exact sums allow; the 16-bit types round after each of up to six additions."""
 
 ON_RANK_0 = ("root", "host_serial")
 
