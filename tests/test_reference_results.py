@@ -1,7 +1,5 @@
 """What docs/convergence.md says is what the committed trainings have."""
 
-import gzip
-import json
 import math
 from pathlib import Path
 
@@ -9,6 +7,11 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy import stats
+
+from scaling.report.columns import to_rows
+from scaling.report.predictions import read_predictions
+from scaling.report.tables import summary_table
+from scaling.store import ResultsFolder
 
 ROOT = Path(__file__).parents[1]
 REFERENCE = ROOT / "results" / "reference"
@@ -29,14 +32,12 @@ def trainings(folder: str) -> pd.DataFrame:
 
 def first_losses(folder: str) -> dict[tuple[str, int], np.ndarray]:
     """(aggregator, workers) -> losses of the first 100 steps at seed 0."""
-    found = {}
-    for run in (REFERENCE / folder / "runs").glob("*/0"):
-        record = json.loads((run / "run.json").read_text())
-        cell = record["cell"]
-        if cell["kind"] != "convergence" or record["state"] != "done" or cell["seed"] != 0:
+    found, results = {}, ResultsFolder(REFERENCE / folder)
+    for run in results.runs():
+        cell = run.cell
+        if cell["kind"] != "convergence" or run.state != "done" or cell["seed"] != 0 or run.repeat:
             continue
-        with gzip.open(run / "rank0.jsonl.gz", "rt") as file:
-            losses = [loss for line in file for loss in json.loads(line).get("step_losses", [])]
+        losses = [loss for line in results.samples(run.cell_id, 0)[0] for loss in line.get("step_losses", [])]
         found[cell["aggregator_label"], cell["world_size"]] = np.array(losses[:100])
     return found
 
@@ -111,9 +112,10 @@ def test_accuracies_of_resnet_56_are_those_of_the_folder():
 
 
 def test_the_original_recipe_reaches_its_accuracy():
-    (run,) = (REFERENCE / "resnet-56-original-4xh200" / "runs").glob("*/0")
-    with gzip.open(run / "rank0.jsonl.gz", "rt") as file:
-        accuracy = {row["epoch"]: 100 * row["test_accuracy"] for row in map(json.loads, file)}
+    results = ResultsFolder(REFERENCE / "resnet-56-original-4xh200")
+    (run,) = results.runs()
+    first_rank = results.samples(run.cell_id, run.repeat)[0]
+    accuracy = {row["epoch"]: 100 * row["test_accuracy"] for row in first_rank}
     assert list(accuracy) == list(range(1, 165))
     assert min(accuracy[epoch] for epoch in range(83, 165)) > 92.5 > max(accuracy[e] for e in range(1, 83))
     (row,) = rows_of("`resnet-56-original`")
@@ -165,13 +167,19 @@ def test_six_seeds_of_fcn_r_bound_all_others():
 
 
 def test_steps_predicted_from_one_local_batch_are_as_short_as_said():
-    folders = ("converge-alexnet-4xh200", "converge-resnet-4xh200")
-    table = pd.concat(pd.read_csv(REFERENCE / folder / "predicted.csv") for folder in folders)
-    short = (-100 * table.error_ratio).round().astype(int)
-    two, four = short[table.world_size == 2], short[table.world_size == 4]
+    folders = [REFERENCE / f"converge-{model}-4xh200" for model in ("alexnet", "resnet")]
+    predicted = [
+        one
+        for folder in map(ResultsFolder, folders)
+        for one in read_predictions(folder, to_rows(summary_table(folder)))
+    ]
+    errors = pd.Series([one.error_ratio for one in predicted])
+    world_sizes = pd.Series([one.predicted["world_size"] for one in predicted])
+    short = (-100 * errors).round().astype(int)
+    two, four = short[world_sizes == 2], short[world_sizes == 4]
     text = " ".join((ROOT / "docs" / "prediction.md").read_text(encoding="utf-8").split())
-    assert f"The {len(table)} cells of converge-alexnet-4xh200 and converge-resnet-4xh200" in text
+    assert f"The {len(predicted)} cells of converge-alexnet-4xh200 and converge-resnet-4xh200" in text
     assert (
         f"{two.min()} to {two.max()}% too short on two and {four.min()} to {four.max()}% on four; "
-        f"{table.is_inside.sum()} lie in their intervals"
+        f"{sum(one.is_inside for one in predicted)} lie in their intervals"
     ) in text

@@ -1,6 +1,5 @@
 """`memory_format`: an axis of networks that convolve images; cells without it are those of before."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +7,7 @@ import pytest
 import torch
 
 from scaling.errors import StudyError
+from scaling.store import ResultsFolder
 from scaling.study.cells import Cell, Machine, resolve
 from scaling.study.pruning import Verdict, study_of
 from scaling.study.schema import Study, parse_study
@@ -92,10 +92,10 @@ class TestRefused:
 
 @pytest.mark.parametrize("name", ["steps-4xh200", "converge-alexnet-2xh200", "compression-2xh200"])
 def test_cells_of_committed_results_keep_their_ids(name):
-    records = [json.loads(path.read_text()) for path in sorted((REFERENCE / name).glob("runs/*/0/run.json"))]
+    records = ResultsFolder(REFERENCE / name).runs()
     assert records
     for record in records:
-        assert Cell(**record["cell"]).id == record["cell_id"]
+        assert Cell(**record.cell).id == record.cell_id
 
 
 @pytest.mark.parametrize("step", ["eager", "overlapped"])

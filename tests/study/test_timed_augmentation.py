@@ -1,6 +1,5 @@
 """`augmentation` of timed cells: what a study says of it, whose cells it makes, and what their steps see."""
 
-import json
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -10,6 +9,7 @@ import yaml
 from torch import nn
 
 from scaling.errors import StudyError
+from scaling.store import ResultsFolder
 from scaling.study.cells import Cell, Machine, resolve
 from scaling.study.overrides import load_study
 from scaling.study.pruning import Verdict, judge, study_of
@@ -138,7 +138,7 @@ def test_plain_steps_do_not_dominate_augmented_ones():
 @pytest.mark.parametrize("name", ["converge-fcn-4xh200", "converge-alexnet-4xh200", "budget-4xh200"])
 def test_a_study_that_was_recorded_has_the_cells_that_it_had(name):
     folder = REFERENCE / name
-    recorded = {json.loads(path.read_text())["cell_id"] for path in folder.glob("runs/*/*/run.json")}
+    recorded = {record.cell_id for record in ResultsFolder(folder).runs()}
     own = parse_study(yaml.safe_load((folder / "study.yaml").read_text()), "study.yaml")
     found = resolve(own, Machine(4, 64))
     assert set(found.cells) == recorded
