@@ -1,6 +1,8 @@
 """What docs/convergence.md says is what the committed trainings have."""
 
 import math
+import re
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -183,3 +185,37 @@ def test_steps_predicted_from_one_local_batch_are_as_short_as_said():
         f"{two.min()} to {two.max()}% too short on two and {four.min()} to {four.max()}% on four; "
         f"{sum(one.is_inside for one in predicted)} lie in their intervals"
     ) in text
+
+
+def committed() -> list[Path]:
+    """Files below results/reference as git has them."""
+    listing = subprocess.run(["git", "ls-files", "-z", REFERENCE], cwd=ROOT, capture_output=True, text=True)
+    if listing.returncode:
+        pytest.skip("this is no git repository")
+    return [ROOT / name for name in listing.stdout.split("\0") if name and (ROOT / name).exists()]
+
+
+def test_committed_results_are_small():
+    files = committed()
+    assert 100 < len(files) < 500
+    assert sum(path.stat().st_size for path in files) < 30e6
+
+
+def test_committed_results_are_archived_and_hold_what_no_command_makes_again():
+    folders = [path for path in REFERENCE.iterdir() if (path / "study.yaml").exists()]
+    names = {path.relative_to(REFERENCE).as_posix() for path in committed()}
+    kept = ("study.yaml", "environment.json", "topology.yaml", "summary.csv", "samples.csv.gz", "runs.jsonl")
+    assert {f"{folder.name}/{name}" for folder in folders for name in kept} <= names
+    assert not [name for name in names if "/runs/" in name or name.endswith(".html")]
+    assert {name.rpartition("/")[2] for name in names if name.endswith(".csv")} == {"summary.csv"}
+
+
+def test_committed_pictures_are_those_that_a_document_shows():
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *REFERENCE.rglob("*.md")]
+    shown = {
+        (page.parent / name).resolve()
+        for page in pages
+        for name in re.findall(r"!\[[^\]]*\]\(([^)]+)\)", page.read_text(encoding="utf-8"))
+    }
+    pictures = {path for path in committed() if path.suffix in (".png", ".svg")}
+    assert pictures == {path for path in shown if path.is_relative_to(REFERENCE)}

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from scaling.store import ResultsFolder
-from scaling.store.archive import is_archived
 
 ROOT = Path(__file__).parents[2]
 STUDY = ROOT / "results" / "reference" / "planted-faults-4xh200"
@@ -73,8 +72,6 @@ def test_a_change_of_one_sample_is_found_and_a_change_of_form_is_none(tmp_path):
     studies = [repository / "results" / "reference" / name for name in ("as-it-was", "changed")]
     for study in studies:
         shutil.copytree(STUDY, study, ignore=shutil.ignore_patterns("figures", "*.html"))
-        if not is_archived(study):
-            ResultsFolder(study).archive()
         ResultsFolder(study).unarchive()
 
     def git(*words):
