@@ -14,12 +14,25 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 # Ranks are threads here: one OpenMP thread each, or they wait for one another's pools.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # The figures are drawn to files.
 os.environ.setdefault("MPLBACKEND", "Agg")
+
+# The same cases every time, and no folder of hypothesis's own; a machine under load is no failure.
+hypothesis.settings.register_profile(
+    "fixed",
+    derandomize=True,
+    database=None,
+    deadline=None,
+    suppress_health_check=list(hypothesis.HealthCheck),
+    max_examples=50,
+)
+hypothesis.settings.load_profile("fixed")
+os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", os.devnull)
 
 # A shell without job control starts background work with Ctrl-C ignored, and so do its children.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

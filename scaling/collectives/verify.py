@@ -10,6 +10,7 @@ A place (one chunk at one node) holds a set of contributions, kept as a bit mask
    contribution twice, each is there exactly once.
 
 What is refused is a `ScheduleError` that names the schedule, the step (from 0), the nodes and the chunk.
+What a schedule is made of is checked first (`scaling.collectives.well_formed`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scaling.collectives.schedule import Schedule, Step, Transfer
+from scaling.collectives.well_formed import OPERATIONS, check_shape, check_types
 from scaling.errors import ScheduleError
 
 MAX_LISTED = 8  # contributions named in a message
@@ -57,7 +59,7 @@ def verify(schedule: Schedule) -> Verification:
     Raises:
         ScheduleError: it does not, or a step breaks a rule; the message says which, where and when.
     """
-    _check_shape(schedule)
+    check_shape(schedule)
     interpreter = _Interpreter(schedule)
     num_steps = 0
     for index, step in enumerate(schedule.steps):
@@ -70,18 +72,6 @@ def verify(schedule: Schedule) -> Verification:
     return Verification(
         num_steps, messages[:num_ranks], ratios[:num_ranks], messages[num_ranks:], ratios[num_ranks:]
     )
-
-
-def _check_shape(schedule: Schedule) -> None:
-    if schedule.world_size < 1 or schedule.num_chunks < 1 or schedule.num_hosts < 0:
-        raise ScheduleError(
-            f"{schedule.name}: {schedule.world_size} ranks, {schedule.num_chunks} chunks, "
-            f"{schedule.num_hosts} hosts; there must be at least one rank and one chunk"
-        )
-    if schedule.chunk_elements is not None and len(schedule.chunk_elements) != schedule.num_chunks:
-        raise ScheduleError(
-            f"{schedule.name}: {len(schedule.chunk_elements)} chunk sizes for {schedule.num_chunks} chunks"
-        )
 
 
 @dataclass
@@ -113,6 +103,7 @@ class _Interpreter:
 
     def run(self, index: int, step: Step) -> None:
         """One step: all reads, then all writes in the order listed."""
+        check_types(self.schedule.name, index, step)
         if not step:
             return
         moves = self._read(index, step)
@@ -128,9 +119,10 @@ class _Interpreter:
         *columns, operations = zip(*step, strict=True)
         sources, targets, starts, stops = map(np.array, columns)
         self._check_ranges(index, step, sources, targets, starts, stops)
-        if not {"add", "copy"}.issuperset(operations):
-            wrong = next(t for t in step if t.operation not in ("add", "copy"))
-            raise ScheduleError(f"{self._where(index, wrong)}: unknown operation; allowed: add, copy")
+        if not set(OPERATIONS).issuperset(operations):
+            wrong = next(t for t in step if t.operation not in OPERATIONS)
+            allowed = ", ".join(OPERATIONS)
+            raise ScheduleError(f"{self._where(index, wrong)}: unknown operation; allowed: {allowed}")
         np.add.at(self.elements_sent, sources, self.elements_before[stops] - self.elements_before[starts])
         pairs = np.sort(sources * self.schedule.num_nodes + targets)
         pairs = pairs[np.append(True, pairs[1:] != pairs[:-1])]  # np.unique takes many times as long

@@ -89,10 +89,6 @@ class TestMalformed:
         with pytest.raises(ScheduleError, match="step 0: add from rank 1 to rank 1: a node sends to itself"):
             verify(made_of((Transfer(1, 1, 0, 1, "add"),)))
 
-    def test_no_ranks(self):
-        with pytest.raises(ScheduleError, match="at least one rank"):
-            verify(made_of(world_size=0))
-
     def test_chunk_sizes_of_another_number_of_chunks(self):
         with pytest.raises(ScheduleError, match="2 chunk sizes for 1 chunks"):
             verify(made_of(SWAP, chunk_elements=(1, 2)))
