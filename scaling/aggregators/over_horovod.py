@@ -193,7 +193,7 @@ class HorovodOptimizer(_ByHorovod[OptimizerState]):
         """Wraps an optimizer of parameters that take no memory; refuses types that Horovod cannot average."""
         over_horovod = HorovodGroup.of(group)
         over_horovod.require_carried(dtype, device)
-        element = torch.zeros(1, dtype=dtype, device=device)
+        element = torch.zeros((), dtype=dtype, device=device)  # of any shape, the empty one too
         parameters = [torch.nn.Parameter(element.expand(shape)) for shape in layout.shapes]
         bucket = over_horovod.new_name()
         named = [
