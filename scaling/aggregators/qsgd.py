@@ -47,7 +47,7 @@ class Qsgd(GatheredChunks):
 
     def error_bound(self, gradient: Tensor, world_size: int) -> Tensor:
         """One level of each chunk's norm, by which rounding may miss, as a part of the mean."""
-        return self.codec().level(gradient).div_(world_size)
+        return self.codec().level(gradient).div(world_size)
 
     def noise(self, num_elements: int, rank: int, device: torch.device) -> Noise | None:
         """Other numbers on every rank."""
