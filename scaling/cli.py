@@ -328,16 +328,25 @@ def verify_(
     everything: Annotated[
         bool,
         typer.Option(
-            "--all", help="Every collective and every registered aggregator; takes some two minutes."
+            "--all", help="Every collective and every registered aggregator; takes some ten minutes."
         ),
     ] = False,
     world_sizes: Annotated[
         str,
         typer.Option(
             metavar="SIZES",
-            help="Of schedules, as in 1-8,16; aggregators run with 1, 2, 3, 4 and 7 ranks, those named here.",
+            help="Of schedules, as in 1-8,16; aggregators run with 1 to 8 ranks, those named here.",
         ),
     ] = "1-64",
+    examples: Annotated[
+        int,
+        typer.Option(
+            min=1, metavar="N", help="Cases to draw for an aggregator and each number of ranks: 25, or more."
+        ),
+    ] = 25,
+    seed: Annotated[
+        int, typer.Option(min=0, metavar="SEED", help="Of the drawing: another seed gives other cases.")
+    ] = 0,
     into: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Put the sheet into this results folder, for its report."),
@@ -366,7 +375,9 @@ def verify_(
     for index, subject in enumerate(subjects, 1):
         with Console(stderr=True).status("") as status:
             done = f"{index}/{len(subjects)} " if everything else ""
-            findings.append(examine(subject, sizes, lambda text, done=done: status.update(done + text)))  # type: ignore[misc]
+            findings.append(
+                examine(subject, sizes, lambda text, done=done: status.update(done + text), examples, seed)  # type: ignore[misc]
+            )
         wanted = not everything and subject.kind == "aggregator" and findings[-1].failure is None
         sheets.append(sheet_of(subject.name) if wanted else None)
         if not as_json:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import re
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,7 +27,7 @@ from scaling.registry import Registry, trust
 from topologies.texts import folded
 
 SAMPLE_WORLD_SIZE = 8
-SAMPLE_LAYOUT = conformance.layout_of(max(conformance.SIZES))
+SAMPLE_LAYOUT = conformance.layout_of(((3, 171), (513,), ()))
 OWN = Registry("aggregator or schedule", "", {})  # module:attribute only
 ALLOWED = "a subclass of scaling.aggregators.Aggregator, or a function from a world size to a Schedule"
 _OF_HOROVOD = "with compression: fp16 it rounds as fp16 does, so its sheet is that one: scaling verify fp16"
@@ -102,13 +101,19 @@ class Examination:
     Attributes:
         world_sizes: ascending.
         say: told of what is being checked.
+        num_examples: cases of the contract to draw for each world size.
+        seed: of the drawing.
         where: the case being checked, for messages.
+        again: the command that shows a failure there again; empty where it is the same as was given.
     """
 
     name: str
     world_sizes: Sequence[int]
     say: Say
+    num_examples: int = conformance.NUM_EXAMPLES
+    seed: int = 0
     where: str = ""
+    again: str = ""
     checked: list[str] = field(default_factory=list)
     sample: Sample | None = None
 
@@ -157,8 +162,8 @@ def all_subjects(world_sizes: Sequence[int]) -> list[Subject]:
         StudyError: no aggregator can be checked at these world sizes.
     """
     if not set(world_sizes) & set(conformance.WORLD_SIZES):
-        allowed = ", ".join(map(str, conformance.WORLD_SIZES))
-        raise StudyError(f"--all: aggregators are checked at {allowed} ranks; name one in --world-sizes")
+        allowed = _spelled(conformance.WORLD_SIZES)
+        raise StudyError(f"--all: aggregators are checked at {allowed}; name one in --world-sizes")
     return [*map(_collective, CATALOGUE), *map(_registered, REGISTRY.targets())]
 
 
@@ -174,7 +179,13 @@ def _registered(name: str) -> Subject:
     return Subject(name, "aggregator", check)
 
 
-def examine(subject: Subject, world_sizes: Sequence[int], say: Say = lambda _: None) -> Finding:
+def examine(
+    subject: Subject,
+    world_sizes: Sequence[int],
+    say: Say = lambda _: None,
+    num_examples: int = conformance.NUM_EXAMPLES,
+    seed: int = 0,
+) -> Finding:
     """Checks one subject, up to what fails first.
 
     Args:
@@ -182,11 +193,13 @@ def examine(subject: Subject, world_sizes: Sequence[int], say: Say = lambda _: N
         world_sizes: of schedules, ascending; the contract is checked at those of them that are among
             `conformance.WORLD_SIZES`.
         say: told of what is being checked.
+        num_examples: cases of the contract to draw for each world size.
+        seed: of the drawing.
 
     Raises:
         StudyError: there is nothing to check at these world sizes, or the subject is not what it should be.
     """
-    examination = Examination(subject.name, world_sizes, say)
+    examination = Examination(subject.name, world_sizes, say, num_examples, seed)
     failure = None
     try:
         with threads(1):  # ranks are threads already
@@ -194,16 +207,9 @@ def examine(subject: Subject, world_sizes: Sequence[int], say: Say = lambda _: N
     except StudyError:
         raise
     except Exception as error:
-        failure = f"{examination.where}: {_text(error)}" if examination.where else _text(error)
+        texts = [examination.where, conformance.failure_text(error), examination.again]
+        failure = ": ".join(filter(None, texts[:2])) + (f"; again: {texts[2]}" if texts[2] else "")
     return Finding(subject.name, subject.kind, examination.checked, failure, examination.sample)
-
-
-def _text(error: Exception) -> str:
-    if isinstance(error, ScheduleError | AssertionError) and str(error):
-        return str(error)
-    if isinstance(error, threading.BrokenBarrierError):
-        return "a rank waits for the others in vain: not all of them take part in the same exchanges"
-    return f"{type(error).__name__}: {error}"
 
 
 def parse_world_sizes(text: str) -> list[int]:
@@ -277,7 +283,7 @@ def _aggregator(aggregator: Aggregator[Any], examination: Examination) -> None:
     if sizes:
         _contract(aggregator, sizes, examination)
         return
-    unchecked = f"the contract, which is checked at {', '.join(map(str, allowed))} ranks"
+    unchecked = f"the contract, which is checked at {_spelled(allowed)}"
     if not examination.checked:
         raise StudyError(f"{examination.name}: nothing but {unchecked}; name one of these in --world-sizes")
     examination.checked.append(f"not {unchecked}")
@@ -288,23 +294,21 @@ def _needs_processes(library: str) -> str:
 
 
 def _contract(aggregator: Aggregator[Any], sizes: Sequence[int], examination: Examination) -> None:
+    num_examples, seed = examination.num_examples, examination.seed
     has_residuals = False
-    dtypes = [one for one in conformance.DTYPES if one in aggregator.dtypes]
-    for variant, way in _variants(aggregator):
+    for variant, path in _variants(aggregator):
         for size in sizes:
-            ranks = f"at {_spelled([size])}{way}"
-            for num_elements in conformance.SIZES:
-                for dtype in dtypes:
-                    examination.at(f"{ranks}, {num_elements} elements, {dtype}")
-                    conformance.check(variant, size, num_elements, dtype)
-            examination.at(f"{ranks}, state")
-            conformance.check_state(variant, size)
-            examination.at(f"{ranks}, residuals")
-            has_residuals |= conformance.check_residuals(variant, size)
+            examination.at(f"at {_spelled([size])}{path}")
+            drawn = f"--world-sizes {size} --examples {num_examples} --seed {seed}"
+            examination.again = f"scaling verify {examination.name} {drawn}"
+            has_residuals |= conformance.check_drawn(variant, size, num_examples, seed).has_residuals
+    examination.again = ""
     examination.checked.append(
-        f"contract at {_spelled(sizes)} x {len(conformance.SIZES)} sizes x {len(dtypes)} types"
+        f"contract at {_spelled(sizes)} x {num_examples} drawn cases and the fixed ones (seed {seed})"
     )
     examination.checked += ["saved state", *(["residuals"] if has_residuals else [])]
+    left_out = [str(dtype) for dtype in conformance.DTYPES if dtype not in aggregator.dtypes]
+    examination.checked += [f"not {', '.join(left_out)}, which it does not take"] if left_out else []
 
 
 def _variants(aggregator: Aggregator[Any]) -> Iterator[tuple[Aggregator[Any], str]]:

@@ -70,8 +70,7 @@ def test_example_aggregator_keeps_the_contract(examples):
     from my_aggregators import ScaledSigns
 
     for world_size in (1, 2, 4):
-        conformance.check(ScaledSigns(), world_size, 1000, torch.float32)
-        conformance.check_state(ScaledSigns(), world_size)
+        conformance.check_drawn(ScaledSigns(), world_size)
 
 
 def test_everything_that_extending_says_to_verify_holds(examples):

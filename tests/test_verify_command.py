@@ -35,17 +35,18 @@ def verified(call, monkeypatch, tmp_path):
 
 class TestWhatHolds:
     def test_users_aggregator_in_the_current_folder_gets_the_whole_suite(self, verified):
-        code, out, _ = verified("mine:Correct")
+        code, out, _ = verified("mine:Correct", "--examples", "2")
         assert code == 0
         assert out == (
-            "mine:Correct  aggregator  ok  contract at 1-4, 7 ranks x 5 sizes x 4 types; saved state\n"
+            "mine:Correct  aggregator  ok  contract at 1-8 ranks x 2 drawn cases and the fixed ones (seed 0)"
+            "; saved state\n"
         )
 
     def test_scheduled_one_gets_its_schedule_too(self, verified):
-        code, out, _ = verified("mine:CorrectRoot", "--world-sizes", "1-9")
+        code, out, _ = verified("mine:CorrectRoot", "--world-sizes", "1-9", "--examples", "1")
         assert code == 0
         assert "ok  schedule at 1-9 ranks (at 8: 14 steps, 7 messages and 7 S by the rank" in out
-        assert "contract at 1-4, 7 ranks" in out
+        assert "contract at 1-8 ranks" in out
 
     def test_users_schedule_is_proved(self, verified):
         code, out, _ = verified("mine:correct", "--world-sizes", "2,4-6")
@@ -53,14 +54,28 @@ class TestWhatHolds:
         assert out.startswith("mine:correct  schedule    ok  schedule at 2, 4-6 ranks (at 6: 10 steps, ")
 
     def test_name_of_a_collective_and_an_aggregator_checks_both(self, verified):
-        code, out, _ = verified("ring", "--world-sizes", "1-3")
+        code, out, _ = verified("ring", "--world-sizes", "1-3", "--examples", "1")
         assert code == 0
         assert [line.split()[:3] for line in out.splitlines()] == [
             ["ring", "collective", "ok"], ["ring", "aggregator", "ok"]
         ]  # fmt: skip
 
     def test_error_feedback_is_checked_where_there_is_some(self, verified):
-        assert "; residuals\n" in verified("one_bit", "--world-sizes", "2")[1]
+        assert "; residuals\n" in verified("one_bit", "--world-sizes", "2", "--examples", "1")[1]
+
+    def test_type_that_it_does_not_take_is_said_and_no_failure(self, verified):
+        code, out, _ = verified("mine:NoDoubles", "--world-sizes", "2", "--examples", "1")
+        assert code == 0
+        assert out.endswith("; not torch.float64, which it does not take\n")
+
+    def test_more_cases_and_other_ones_are_drawn_on_request(self, verified):
+        out = verified("mine:Correct", "--world-sizes", "2", "--examples", "40", "--seed", "7")[1]
+        assert "contract at 2 ranks x 40 drawn cases and the fixed ones (seed 7)" in out
+
+    def test_nothing_is_stored_where_the_user_is(self, verified, tmp_path):
+        before = set(tmp_path.iterdir())
+        verified("mine:Correct", "--world-sizes", "1", "--examples", "40")
+        assert {path.name for path in set(tmp_path.iterdir()) - before} <= {"__pycache__"}
 
     def test_what_another_library_carries_is_said_not_to_be_checked_here(self, verified):
         code, out, _ = verified("mpi", "--world-sizes", "1-2")
@@ -96,7 +111,7 @@ class TestWhatHolds:
         code, out, _ = verified("tree", "--world-sizes", "100")
         assert code == 0
         assert "schedule at 100 ranks" in out
-        assert "not the contract, which is checked at 1, 2, 3, 4, 7 ranks" in out
+        assert "not the contract, which is checked at 1-8 ranks" in out
 
 
 class TestAll:
@@ -105,7 +120,7 @@ class TestAll:
             verification.REGISTRY, "_built_in", {"none": "scaling.aggregators.controls:NoExchange"}
         )
         monkeypatch.setattr(verification.REGISTRY, "_group", "nobody")
-        code, out, _ = verified("--all", "--world-sizes", "1-2")
+        code, out, _ = verified("--all", "--world-sizes", "1-2", "--examples", "1")
         assert code == 0
         assert [tuple(line.split()[:3]) for line in out.splitlines()] == [
             *((name, "collective", "ok") for name in CATALOGUE), ("none", "aggregator", "ok")
@@ -116,7 +131,7 @@ class TestAll:
         monkeypatch.setattr(verification.REGISTRY, "_built_in", targets)
         monkeypatch.setattr(verification.REGISTRY, "_group", "nobody")
         monkeypatch.setattr(verification, "CATALOGUE", {"ring": CATALOGUE["ring"]})
-        code, out, _ = verified("--all", "--world-sizes", "2", "--json")
+        code, out, _ = verified("--all", "--world-sizes", "2", "--examples", "1", "--json")
         found = {one["name"]: one["ok"] for one in json.loads(out)}
         assert (code, found) == (1, {"ring": True, "bad": False, "missing": False, "good": True})
 
@@ -124,22 +139,26 @@ class TestAll:
 @pytest.mark.parametrize(
     ("name", "failure"),
     [
-        ("Sum", "at 2 ranks, 1 elements, torch.float32: integers are not averaged exactly: off by "),
-        ("Own", "at 2 ranks, 1 elements, torch.float32: rank 1 differs from rank 0"),
-        ("ChangedInput", "1 elements, torch.float32: the gradient was changed, but modifies_input is False"),
-        ("WrongLength", "at 2 ranks, 1 elements, torch.float32: rank 0: shape (0,)"),
-        ("WrongType", "at 2 ranks, 1 elements, torch.float32: rank 0: type torch.float64"),
-        ("Missing", "at 2 ranks, 1 elements, torch.float32: rank 1: a mean is missing"),
-        ("NotFinite", "at 2 ranks, 1 elements, torch.float32: rank 0: not finite"),
-        ("WrongBytes", "1 elements, torch.float32: rank 0: 5 bytes are metered, wire_bytes states 4"),
-        ("Raises", "at 2 ranks, 0 elements, torch.float32: KeyError: 'planted'"),
-        ("Stale", "at 2 ranks, 1 elements, torch.float32: off the float64 mean by "),
-        ("LostState", "at 2 ranks, state: rank 0: a saved and loaded state gives another result"),
-        ("KeepsLess", "residuals: step 0: n mean + new residuals is off gradients + old residuals by "),
-        ("TwoOwners", "1 elements, torch.float32: the ranks of site 'owner' own elements 0 to 0 twice"),
+        ("Sum", "element 0 (in tensor 0): got "),
+        ("Own", "1 element in 1 tensor (1,): step 1: rank 0, element 0 (in tensor 0): got "),
+        ("LossyOwn", "1 element in 1 tensor (1,): step 1: rank 1, element 0 (in tensor 0): got "),
+        ("BeyondItsBound", "1 element in 1 tensor (1,): step 1: rank 0, element 0 (in tensor 0): got "),
+        ("ChangedInput", "(1,): step 1: rank 0, element 0 (in tensor 0): the gradient was changed from "),
+        ("WrongLength", "; 1 element in 1 tensor (1,): step 1: rank 0: shape (0,)"),
+        ("WrongType", "; 1 element in 1 tensor (1,): step 1: rank 0: type torch.float64"),
+        ("Missing", "; 1 element in 1 tensor (1,): step 1: rank 1: a mean is missing"),
+        ("NotFinite", "(1,): step 1: rank 0, element 0 (in tensor 0): not finite, got "),
+        ("WrongBytes", "in 1 tensor (1,): step 1: rank 0: 5 bytes are metered, wire_bytes states 4"),
+        ("Raises", "0 elements in 1 tensor (0,): KeyError: 'planted'"),
+        ("NoFloat32", "dtypes is (torch.float64,); allowed is what has torch.float32"),
+        ("UntoldRefusal", "1 step of torch.bfloat16, values: integers; 0 elements in 1 tensor (0,): Study"),
+        ("Stale", "2 steps of torch.float32"),
+        ("LostState", "step 2: rank 0: a saved and loaded state gives another result"),
+        ("KeepsLess", "n mean + new residuals is "),
+        ("TwoOwners", "(1,): step 1: the ranks of site 'owner' own elements 0 to 0 twice"),
         ("NoOwner", "the ranks of site 'owner' own nothing from element 0 to 0"),
         ("RootElsewhere", "site 'root': rank 1 owns [(0, 1)], not rank 0 alone"),
-        ("NotDistributed", "distribute leaves 1 parameters of rank 1 not the owner's"),
+        ("NotDistributed", "rank 1, element 0 (in tensor 0): distribute leaves the parameter 77, "),
         ("EndsElsewhere", "ring: the sum of chunk 0 ends at rank 1; site 'root' takes the step at rank 0"),
         ("EndsEverywhere", "recursive_doubling: after the last add the sum of chunk 0 is complete at "),
         ("OfOtherTensors", "at 2 ranks: other_tensors: "),
@@ -151,6 +170,9 @@ def test_broken_aggregator_is_caught_with_the_law_and_the_case(verified, name, f
     assert out.startswith(f"mine:{name}  aggregator  FAILED  at ")
     assert failure in out
     assert out.count("\n") == 1
+    contract = name not in ("EndsElsewhere", "EndsEverywhere", "OfOtherTensors")
+    again = rf"; again: scaling verify mine:{name} --world-sizes [23] --examples 25 --seed 0\n"
+    assert bool(re.search(again, out)) == contract
 
 
 @pytest.mark.parametrize(
@@ -163,6 +185,10 @@ def test_broken_aggregator_is_caught_with_the_law_and_the_case(verified, name, f
         ("no_such_chunk", "mine: step 0: add from rank 0 to rank 1: chunk 7 is out of range"),
         ("for_others", "ring: made for 4 ranks, asked for 3"),
         ("fails", "ZeroDivisionError: "),
+        ("float_rank", "mine: step 1: transfer 0, from 0.0 to 1: source is 0.0 (float); allowed is a "),
+        ("negative_rank", "mine: step 0: add from node -1 to rank 1: node -1 is out of range"),
+        ("negative_chunk", "mine: chunk 1 has -2 (int) elements; allowed are whole numbers from 0"),
+        ("float_world", "mine: world_size is 3.0 (float); allowed are whole numbers from 1"),
     ],
 )  # fmt: skip
 def test_broken_schedule_is_caught_with_step_nodes_and_chunk(verified, name, failure):
@@ -177,7 +203,7 @@ def test_json_of_a_failure_says_what_held_before(verified):
     (finding,) = json.loads(out)
     assert code == 1
     assert finding["ok"] is False
-    assert finding["failure"].startswith("at 2 ranks, state: ")
+    assert finding["failure"].startswith("at 2 ranks: 2 steps, resumed after step 1 of torch.")
 
 
 @pytest.mark.parametrize(
@@ -194,8 +220,10 @@ def test_json_of_a_failure_says_what_held_before(verified):
         (("mine:AggregatorState",), "allowed are a subclass of scaling.aggregators.Aggregator"),
         (("mine:Scheduled",), "Can't instantiate abstract class Scheduled"),
         (("mine:no_schedule",), "mine:no_schedule(1) gives list [1]; allowed are a subclass of "),
-        (("one_bit", "--world-sizes", "8"), "one_bit: nothing but the contract, which is checked at 1, 2"),
-        (("--all", "--world-sizes", "8,9"), "--all: aggregators are checked at 1, 2, 3, 4, 7 ranks"),
+        (("one_bit", "--world-sizes", "9"), "one_bit: nothing but the contract, which is checked at 1-8"),
+        (("--all", "--world-sizes", "9,10"), "--all: aggregators are checked at 1-8 ranks"),
+        (("ring", "--examples", "0"), "greater than or equal to 1"),
+        (("ring", "--seed", "-1"), "greater than or equal to 0"),
     ],
 )  # fmt: skip
 def test_bad_input_is_one_message_and_exit_code_2(verified, arguments, message):

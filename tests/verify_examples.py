@@ -11,6 +11,7 @@ from scaling.collectives.recursive_doubling import recursive_doubling
 from scaling.collectives.ring import ring
 from scaling.collectives.schedule import Schedule, Transfer
 from scaling.collectives.star import star
+from scaling.errors import StudyError
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,45 @@ class Own(Correct):
 
     def aggregate(self, state, gradient, phase=unmarked):
         return gradient
+
+
+class LossyOwn(Own):
+    lossy = True
+
+
+class BeyondItsBound(Correct):
+    """Lossy, and further off than it says."""
+
+    lossy = True
+
+    def aggregate(self, state, gradient, phase=unmarked):
+        return super().aggregate(state, gradient).mul_(1.25)
+
+    def error_bound(self, gradient, world_size):
+        return gradient.abs() / (8 * world_size)
+
+
+class NoDoubles(Correct):
+    name = "no_doubles"
+    dtypes = (torch.float32, torch.float16, torch.bfloat16)
+
+    def start(self, layout, group, dtype, device):
+        assert dtype in self.dtypes, "it is not asked for others"
+        return super().start(layout, group, dtype, device)
+
+
+class NoFloat32(Correct):
+    name = "no_float32"
+    dtypes = (torch.float64,)
+
+
+class UntoldRefusal(Correct):
+    """Takes less than it says."""
+
+    def start(self, layout, group, dtype, device):
+        if dtype == torch.bfloat16:
+            raise StudyError("no bfloat16")
+        return super().start(layout, group, dtype, device)
 
 
 class ChangedInput(Correct):
@@ -217,6 +257,28 @@ def wrong_chunk(world_size):
 
 def no_such_chunk(world_size):
     return changed(world_size, lambda steps: steps[0].append(Transfer(0, 1, 7, 8, "add")) if steps else None)
+
+
+def float_rank(world_size):
+    def change(steps):
+        if steps:
+            steps[1][0] = steps[1][0]._replace(source=0.0)
+
+    return changed(world_size, change)
+
+
+def negative_rank(world_size):
+    return changed(world_size, lambda steps: steps[0].append(Transfer(-1, 1, 0, 1, "add")) if steps else None)
+
+
+def negative_chunk(world_size):
+    return Schedule(
+        "mine", world_size, world_size, ring(world_size).steps, 0, (1, -2, *[4] * (world_size - 2))
+    )
+
+
+def float_world(world_size):
+    return Schedule("mine", float(world_size), world_size, ring(world_size).steps)
 
 
 def for_others(world_size):

@@ -3,25 +3,27 @@
 Ranks are threads. What does not hold is an AssertionError, or for a schedule a ScheduleError, that says which
 law is broken, and where.
 
-- `check`: what `aggregate` and `distribute` leave on each rank, once for a world size, bucket size and type;
-- `check_state`: a saved and loaded state continues bit for bit;
-- `check_residuals`: error feedback loses nothing;
+- `check_drawn`: the whole contract on cases that are drawn: steps, tensors, types and values;
+- `check`: the same on one case;
 - `check_schedule`: the schedule of a `Scheduled` delivers the sum, and leaves it where the step is taken.
 """
 
-from scaling.conformance.contract import ULPS, check
-from scaling.conformance.inputs import DTYPES, SIZES, WORLD_SIZES, gradients_of, layout_of
-from scaling.conformance.laws import check_residuals, check_schedule, check_state
+from scaling.aggregators.base import DTYPES
+from scaling.conformance.cases import WORLD_SIZES, Case, fixed_cases, layout_of
+from scaling.conformance.contract import check
+from scaling.conformance.drawn import NUM_EXAMPLES, Drawn, check_drawn, failure_text
+from scaling.conformance.laws import check_schedule
 
 __all__ = [
     "DTYPES",
-    "SIZES",
-    "ULPS",
+    "NUM_EXAMPLES",
     "WORLD_SIZES",
+    "Case",
+    "Drawn",
     "check",
-    "check_residuals",
+    "check_drawn",
     "check_schedule",
-    "check_state",
-    "gradients_of",
+    "failure_text",
+    "fixed_cases",
     "layout_of",
 ]

@@ -1,7 +1,8 @@
-"""The contract of `aggregate` and `distribute`, for every update site."""
+"""The contract of `aggregate` and `distribute`, for every update site, at every step of a case."""
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,58 +11,84 @@ from torch import Tensor
 
 from scaling.aggregators.base import Aggregator, Span
 from scaling.bucket import BucketLayout
-from scaling.conformance.inputs import gradients_of, layout_of
+from scaling.conformance.cases import Case, smallest
+from scaling.conformance.laws import ON_RANK_0, Residuals, check_resumed
 from scaling.conformance.run import Outcome, RunRanks, parameters_of, run_steps
 from scaling.process_group import run_in_process
 
-ULPS = {torch.float32: 2, torch.float64: 2, torch.float16: 8, torch.bfloat16: 8}
-"""Allowed distance to the float64 mean, in units in the last place of the largest term: float32 and float64
-as exact sums allow; the 16-bit types round after each of up to six additions."""
 
-ON_RANK_0 = ("root", "host_serial")
-
-
-def check(
-    aggregator: Aggregator[Any],
-    world_size: int,
-    num_elements: int,
-    dtype: torch.dtype,
-    run: RunRanks = run_in_process,
-) -> None:
-    """Checks the contract for one world size, bucket size and type, on ranks that `run` makes.
+def check(aggregator: Aggregator[Any], case: Case, run: RunRanks = run_in_process) -> bool:
+    """Checks the contract at every step of a case, on ranks that `run` makes.
 
     - The input is left as it is, unless `modifies_input` says so.
     - `owned` covers the bucket: on every rank for the replica site, once over all ranks for the others.
     - A rank that owns elements gets a finite tensor of the bucket's length and type; one that owns none None.
-    - Exact aggregators deliver the float64 mean there: exactly on integers at world sizes 1, 2 and 4, within
-      `ULPS` else; on the replica site all ranks have the same bits. It may be overwritten by the caller.
+      Zeros give zeros.
+    - Exact aggregators deliver the float64 mean there: exactly on integers at world sizes that are powers of
+      two, else to the rounding of a sum; on the replica site all ranks have the same bits. It may be
+      overwritten by the caller.
+    - With error feedback, n mean + new residuals = gradients + old residuals; where the aggregator has a
+      momentum of its own, that stands for the gradient. Lossy ones without feedback are off the mean by no
+      more than their `error_bound`, if they state one.
     - `distribute` brings what the owners have to all ranks, bit for bit.
     - What is metered is what `wire_bytes` states.
-    - Two steps in a row keep all that, and the mean of zeros is zero.
+    - A state that is saved and loaded goes on bit for bit.
+
+    Returns:
+        Whether there are residuals.
 
     Raises:
-        AssertionError: naming the law that does not hold.
+        AssertionError: naming the step, from 1, and the law that does not hold.
     """
-    layout = layout_of(num_elements)
-    steps = [gradients_of(world_size, num_elements, dtype, integers=integers) for integers in (True, False)]
-    for index, outcomes in enumerate(run_steps(aggregator, layout, steps, run)):
-        _check_input(aggregator, steps[index], outcomes)
-        _check_owned(aggregator, layout, outcomes)
-        _check_results(layout, outcomes, dtype)
-        if aggregator.exchanges:
-            _check_mean(aggregator, layout, outcomes, steps[index], integers=index == 0)
-        _check_distribution(layout, outcomes, dtype, index)
-        _check_metered(aggregator, layout, outcomes, dtype)
-    zeros = [torch.zeros(num_elements, dtype=dtype) for _ in range(world_size)]
-    for outcome in run_steps(aggregator, layout, [zeros], run)[0]:
-        values = [outcome.result[a:b] for a, b in outcome.owned] if outcome.result is not None else []
-        assert all(bool((value == 0).all()) for value in values), "the mean of zeros is not zero"
+    layout, steps = case.layout, [case.gradients(step) for step in range(case.num_steps)]
+    residuals, only_zeros = Residuals(layout, case.world_size), True
+    ran = run_steps(aggregator, layout, steps, run)
+    for index, (gradients, outcomes) in enumerate(zip(steps, ran, strict=True)):
+        only_zeros = only_zeros and case.values[index] == "zeros"
+        try:
+            _check_input(aggregator, layout, gradients, outcomes)
+            _check_owned(aggregator, layout, outcomes)
+            _check_results(layout, outcomes, case.dtype)
+            if aggregator.exchanges:
+                _check_mean(
+                    aggregator, layout, outcomes, gradients, integers=case.values[index] == "integers"
+                )
+                residuals.check(outcomes, case.dtype, is_replica=aggregator.site(layout) == "replica")
+            if only_zeros:
+                _check_zeros(layout, outcomes)
+            _check_distribution(layout, outcomes, case.dtype, index)
+            _check_metered(aggregator, layout, outcomes, case.dtype)
+        except AssertionError as error:
+            raise AssertionError(f"step {index + 1}: {error}") from None
+    if case.resume_after is not None:
+        resumed = run_steps(aggregator, layout, steps, run, case.resume_after)
+        check_resumed(aggregator, ran, resumed)
+    return residuals.exist
 
 
-def _check_input(aggregator: Aggregator[Any], before: Sequence[Tensor], outcomes: Sequence[Outcome]) -> None:
-    if not aggregator.modifies_input:
-        untouched = all(torch.equal(b, o.gradient) for b, o in zip(before, outcomes, strict=True))
-        assert untouched, "the gradient was changed, but modifies_input is False"
+def _at(layout: BucketLayout, rank: int, element: int) -> str:
+    """`rank 1, element 7 (in tensor 2)`."""
+    # Of tensors that begin at the same place, the last one has elements.
+    tensor = layout.names[bisect.bisect_right(layout.offsets, element) - 1]
+    return f"rank {rank}, element {element} (in {tensor})"
+
+
+def _first(differs: Tensor) -> int:
+    return int(differs.to(torch.uint8).argmax())
+
+
+def _check_input(
+    aggregator: Aggregator[Any], layout: BucketLayout, before: Sequence[Tensor], outcomes: Sequence[Outcome]
+) -> None:
+    if aggregator.modifies_input:
+        return
+    for rank, (values, outcome) in enumerate(zip(before, outcomes, strict=True)):
+        if not torch.equal(values, outcome.gradient):
+            place = _first(values != outcome.gradient)
+            raise AssertionError(
+                f"{_at(layout, rank, place)}: the gradient was changed from {values[place]:.6g} to "
+                f"{outcome.gradient[place]:.6g}, but modifies_input is False"
+            )
 
 
 def _check_owned(aggregator: Aggregator[Any], layout: BucketLayout, outcomes: Sequence[Outcome]) -> None:
@@ -97,8 +124,21 @@ def _check_results(layout: BucketLayout, outcomes: Sequence[Outcome], dtype: tor
             continue
         assert tuple(result.shape) == (layout.num_elements,), f"rank {rank}: shape {tuple(result.shape)}"
         assert result.dtype == dtype, f"rank {rank}: type {result.dtype}"
-        finite = all(bool(result[start:stop].isfinite().all()) for start, stop in outcome.owned)
-        assert finite, f"rank {rank}: not finite"
+        for start, stop in outcome.owned:
+            finite = result[start:stop].isfinite()
+            if not finite.all():
+                place = start + _first(~finite)
+                raise AssertionError(f"{_at(layout, rank, place)}: not finite, got {result[place]}")
+
+
+def _check_zeros(layout: BucketLayout, outcomes: Sequence[Outcome]) -> None:
+    for rank, outcome in enumerate(outcomes):
+        for start, stop in outcome.owned:
+            assert outcome.result is not None
+            wrong = outcome.result[start:stop] != 0
+            if wrong.any():
+                where = _at(layout, rank, start + _first(wrong))
+                raise AssertionError(f"{where}: the mean of zeros is not zero")
 
 
 def _check_mean(
@@ -109,35 +149,71 @@ def _check_mean(
     *,
     integers: bool,
 ) -> None:
-    if not layout.num_elements:
-        return
-    results = [outcome.result for outcome in outcomes]
-    if aggregator.site(layout) == "replica":
-        same = [r is not None and results[0] is not None and torch.equal(r, results[0]) for r in results]
-        assert all(same), f"rank {same.index(False)} differs from rank 0"
-    if aggregator.lossy:
-        return
-    delivered = torch.empty_like(gradients[0])
-    for outcome in outcomes:
+    is_replica, first = aggregator.site(layout) == "replica", outcomes[0].result
+    values = [outcome.contribution for outcome in outcomes] if aggregator.own_momentum() else gradients
+    stated = [aggregator.error_bound(one, len(values)) for one in values] if aggregator.lossy else []
+    bounds = [one for one in stated if one is not None]
+    feeds_back = any(outcome.withheld is not None for outcome in outcomes)
+    if not aggregator.lossy or (bounds and not feeds_back):
+        bound = _Bound(values, bounds, gradients[0].dtype, integers=integers)
+        for rank, outcome in enumerate(outcomes):
+            if not (is_replica and rank and _same(outcome.result, first)):
+                bound.check(layout, rank, outcome)
+    if is_replica and layout.num_elements:
+        assert first is not None
+        for rank, outcome in enumerate(outcomes):
+            if not _same(outcome.result, first):
+                assert outcome.result is not None
+                place = _first(outcome.result != first)
+                got, of_first = outcome.result[place], first[place]
+                raise AssertionError(f"{_at(layout, rank, place)}: got {got:.9g}, rank 0 has {of_first:.9g}")
+
+
+def _same(one: Tensor | None, other: Tensor | None) -> bool:
+    return one is not None and other is not None and torch.equal(one, other)
+
+
+class _Bound:
+    """The float64 mean, and how far off it rounding and what the aggregator states may bring an element.
+
+    A sum of n terms and its division round n times, by half a unit in the last place of what the sum of
+    magnitudes bounds; so do terms that are divided before they are summed. The mean of float64 values rounds
+    as often. Below the normal numbers a unit is the smallest number.
+
+    Args:
+        values: of each rank.
+        bounds: of lossy aggregators, each rank's `error_bound`.
+        dtype: of the mean.
+        integers: what the values are.
+    """
+
+    def __init__(
+        self, values: Sequence[Tensor], bounds: Sequence[Tensor], dtype: torch.dtype, *, integers: bool
+    ) -> None:
+        world_size, terms = len(values), torch.stack(list(values)).double()
+        self.mean = terms.mean(0)
+        stated = torch.stack([torch.zeros_like(self.mean), *bounds]).sum(0)
+        unit, floor = torch.finfo(dtype).eps, smallest(dtype)
+        if bounds:  # codes are of float32, of float64 too; their scales lose digits below its normal numbers
+            codes = torch.finfo(torch.float32)
+            unit, floor = max(unit, codes.eps), max(floor, codes.smallest_normal)
+        self.allowed = stated + (terms.abs().sum(0) + stated) * unit + world_size * floor
+        is_power_of_two = world_size & (world_size - 1) == 0
+        if integers and is_power_of_two and not bounds:
+            self.allowed.zero_()
+
+    def check(self, layout: BucketLayout, rank: int, outcome: Outcome) -> None:
+        """Raises an AssertionError where an element that the rank owns is further off."""
         for start, stop in outcome.owned:
             assert outcome.result is not None
-            delivered[start:stop] = outcome.result[start:stop]
-    _check_exact(delivered, gradients, integers=integers)
-
-
-def _check_exact(delivered: Tensor, gradients: Sequence[Tensor], *, integers: bool) -> None:
-    world_size, dtype = len(gradients), delivered.dtype
-    mean = torch.stack([gradient.double() for gradient in gradients]).mean(0)
-    error = (delivered.double() - mean).abs()
-    if integers and world_size in (1, 2, 4):
-        assert bool((error == 0).all()), f"integers are not averaged exactly: off by {error.max():.3g}"
-        return
-    # Sums of n terms round in units of the partial sums, which the sum of magnitudes bounds; so do terms that
-    # are divided before they are summed, whose sum may well be zero.
-    scale = torch.stack([gradient.double().abs() for gradient in gradients]).sum(0)
-    allowed = ULPS[dtype] * torch.finfo(dtype).eps * scale.clamp(min=1e-30)
-    worst = (error / allowed).max()
-    assert bool(worst <= 1), f"off the float64 mean by {worst:.2f} times {ULPS[dtype]} ulp"
+            error = (outcome.result[start:stop].double() - self.mean[start:stop]).abs()
+            wrong = error > self.allowed[start:stop]
+            if wrong.any():
+                place = start + _first(wrong)
+                raise AssertionError(
+                    f"{_at(layout, rank, place)}: got {outcome.result[place]:.9g}, the mean is "
+                    f"{self.mean[place]:.9g}; allowed is {self.allowed[place]:.3g} off"
+                )
 
 
 def _check_distribution(
@@ -145,9 +221,13 @@ def _check_distribution(
 ) -> None:
     new = parameters_of(layout, dtype, index)
     for rank, outcome in enumerate(outcomes):
-        if outcome.parameters is not None:
-            num_wrong = int((outcome.parameters != new).sum())
-            assert not num_wrong, f"distribute leaves {num_wrong} parameters of rank {rank} not the owner's"
+        if outcome.parameters is not None and not torch.equal(outcome.parameters, new):
+            place = _first(outcome.parameters != new)
+            got, right = outcome.parameters[place], new[place]
+            raise AssertionError(
+                f"{_at(layout, rank, place)}: distribute leaves the parameter {got:.9g}, "
+                f"the owner has {right:.9g}"
+            )
 
 
 def _check_metered(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,55 +13,97 @@ from scaling.aggregators.scheduled import Scheduled
 from scaling.bucket import BucketLayout
 from scaling.collectives.halves import halves
 from scaling.collectives.verify import Verification, verify
-from scaling.conformance.contract import ON_RANK_0
-from scaling.conformance.inputs import gradients_of, layout_of
-from scaling.conformance.run import CPU, RunRanks, run_steps
+from scaling.conformance.cases import smallest
+from scaling.conformance.run import Outcome
 from scaling.errors import ScheduleError
-from scaling.process_group import Group, run_in_process
 
-NUM_STEPS = 3
+ON_RANK_0 = ("root", "host_serial")
 RESIDUAL_ULPS = 16
-"""Allowed for the law of residuals, in float32's units in the last place of its largest terms: each is the
-result of some ten additions."""
+"""Allowed for the law of residuals, in float32's units in the last place of its terms: each is the result of
+some ten additions."""
 
 
-def check_state(
+class Residuals:
+    """The law of error feedback, step by step: n mean + new residuals = contributions + old residuals.
+
+    Contributions are gradients, unless the aggregator applies a momentum of its own. Residuals are float32,
+    whatever the gradients are. What rounding allows goes by the largest terms so far: residuals of several
+    ranks, and of a gradient and a sum, may cancel for some steps.
+
+    Attributes:
+        exist: whether the aggregator has any.
+    """
+
+    def __init__(self, layout: BucketLayout, world_size: int) -> None:
+        self._layout, self._world_size, self.exist = layout, world_size, False
+        self._old = torch.zeros(1, layout.num_elements, dtype=torch.float64)
+        self._terms = torch.zeros(layout.num_elements, dtype=torch.float64)
+
+    def check(self, outcomes: Sequence[Outcome], dtype: torch.dtype, *, is_replica: bool) -> None:
+        """One step.
+
+        Raises:
+            AssertionError: naming the element.
+        """
+        residuals = [outcome.withheld for outcome in outcomes if outcome.withheld is not None]
+        if not residuals:
+            assert not self.exist, "no rank has a residual, and before there was one"
+            return
+        self.exist = True
+        assert len(residuals) == len(outcomes), "some ranks have a residual, and some have none"
+        n = self._layout.num_elements
+        for rank, residual in enumerate(residuals):
+            assert residual.shape == (n,), f"rank {rank}: the residual has shape {tuple(residual.shape)}"
+        if not n:
+            return
+        new, given = torch.stack(residuals).double(), _stacked(outcomes)
+        delivered = torch.zeros(n, dtype=torch.float64)
+        for outcome in outcomes[: 1 if is_replica else None]:
+            for start, stop in outcome.owned:
+                assert outcome.result is not None, "a rank that owns elements has their mean"
+                delivered[start:stop] = self._world_size * outcome.result[start:stop].double()
+        terms = given.abs().sum(0) + new.abs().sum(0) + self._old.abs().sum(0) + delivered.abs()
+        self._terms = torch.maximum(self._terms, terms)
+        allowed = RESIDUAL_ULPS * torch.finfo(torch.float32).eps * self._terms
+        allowed += torch.finfo(dtype).eps * delivered.abs()
+        allowed += RESIDUAL_ULPS * self._world_size * max(smallest(dtype), smallest(torch.float32))
+        left, right = delivered + new.sum(0), given.sum(0) + self._old.sum(0)
+        wrong = ((left - right).abs() <= allowed).logical_not_()
+        if wrong.any():
+            place = int(wrong.to(torch.uint8).argmax())
+            raise AssertionError(
+                f"element {place}: n mean + new residuals is {left[place]:.9g}, contributions + old "
+                f"residuals are {right[place]:.9g}; rounding allows {allowed[place]:.3g}"
+            )
+        self._old = new
+
+
+def _stacked(outcomes: Sequence[Outcome]) -> Tensor:
+    """[rank, num_elements] float64 contributions."""
+    return torch.stack([outcome.contribution for outcome in outcomes]).double()
+
+
+def check_resumed(
     aggregator: Aggregator[Any],
-    world_size: int,
-    num_elements: int = 1000,
-    run: RunRanks = run_in_process,
+    through: Sequence[Sequence[Outcome]],
+    resumed: Sequence[Sequence[Outcome]],
 ) -> None:
-    """Checks that a state saved and loaded continues bit for bit: three steps, or two and one.
+    """Checks that [step][rank] outcomes of a state that was saved and loaded are those of one that was not.
 
     Raises:
-        AssertionError: the results differ.
+        AssertionError: naming the first step and rank that differ.
     """
-    layout = layout_of(num_elements)
-    steps = [_gradients(world_size, num_elements, seed) for seed in range(NUM_STEPS)]
-
-    def work(group: Group) -> list[tuple[Tensor, Tensor]]:
-        def last_of(break_after: int | None) -> list[Tensor]:
-            state = aggregator.start(layout, group, torch.float32, CPU)
-            means: list[Tensor] = []
-            for index, gradients in enumerate(steps):
-                mean = aggregator.aggregate(state, gradients[group.rank].clone())
-                means = (
-                    [mean[start:stop].clone() for start, stop in aggregator.owned(state)]
-                    if mean is not None
-                    else []
-                )
-                group.barrier()
-                if index == break_after:
-                    saved = state.state_dict()
-                    state = aggregator.start(layout, group, torch.float32, CPU)
-                    state.load_state_dict(saved)
-            return means
-
-        return list(zip(last_of(None), last_of(NUM_STEPS - 2), strict=True))
-
-    for rank, pairs in enumerate(run(world_size, work)):
-        same = all(_are_equal(aggregator, through, resumed) for through, resumed in pairs)
-        assert same, f"rank {rank}: a saved and loaded state gives another result"
+    for index, (ones, others) in enumerate(zip(through, resumed, strict=True)):
+        for rank, (one, other) in enumerate(zip(ones, others, strict=True)):
+            pairs = [
+                (one.result[start:stop], other.result[start:stop])
+                for start, stop in one.owned
+                if one.result is not None and other.result is not None
+            ]
+            if one.withheld is not None and other.withheld is not None:
+                pairs.append((one.withheld, other.withheld))
+            same = all(_are_equal(aggregator, first, second) for first, second in pairs)
+            assert same, f"step {index + 1}: rank {rank}: a saved and loaded state gives another result"
 
 
 def _are_equal(aggregator: Aggregator[Any], one: Tensor, other: Tensor) -> bool:
@@ -70,48 +113,6 @@ def _are_equal(aggregator: Aggregator[Any], one: Tensor, other: Tensor) -> bool:
         if aggregator.order_varies
         else torch.equal(one, other)
     )
-
-
-def _gradients(world_size: int, num_elements: int, seed: int) -> list[Tensor]:
-    return gradients_of(world_size, num_elements, torch.float32, integers=False, seed=seed)
-
-
-def check_residuals(
-    aggregator: Aggregator[Any],
-    world_size: int,
-    num_elements: int = 1000,
-    run: RunRanks = run_in_process,
-) -> bool:
-    """Checks n mean + new residuals = gradients + old residuals over three steps, in float32.
-
-    Returns:
-        Whether there was something to check: False for aggregators without error feedback.
-
-    Raises:
-        AssertionError: the law does not hold.
-    """
-    layout = layout_of(num_elements)
-    steps = [_gradients(world_size, num_elements, seed) for seed in range(NUM_STEPS)]
-    old = torch.zeros(num_elements, dtype=torch.float64)
-    for index, outcomes in enumerate(run_steps(aggregator, layout, steps, run)):
-        kept = [outcome.left_over.double() for outcome in outcomes if outcome.left_over is not None]
-        if not kept:
-            return False
-        assert len(kept) == world_size, "some ranks have a left_over, and some have none"
-        delivered = torch.zeros_like(old)
-        for outcome in outcomes[: 1 if aggregator.site(layout) == "replica" else None]:
-            for start, stop in outcome.owned:
-                assert outcome.result is not None, "a rank that owns elements has their mean"
-                delivered[start:stop] = world_size * outcome.result[start:stop].double()
-        gradients, new = torch.stack(steps[index]).double(), torch.stack(kept).sum(0)
-        scale = gradients.abs().sum(0) + torch.stack(kept).abs().sum(0) + old.abs() + delivered.abs()
-        allowed = RESIDUAL_ULPS * torch.finfo(torch.float32).eps * scale.max()
-        error = (delivered + new - gradients.sum(0) - old).abs().max()
-        assert bool(error <= allowed), (
-            f"step {index}: n mean + new residuals is off gradients + old residuals by {error:.3g}"
-        )
-        old = new
-    return True
 
 
 def check_schedule(aggregator: Scheduled, world_size: int, layout: BucketLayout) -> Verification:

@@ -42,7 +42,8 @@ class Outcome:
         gradient: the gradient as it was then.
         parameters: what `distribute` made of them; None where the update site needs none.
         bytes_sent: metered, with `distribute` and the copy of parameters from an update in host memory.
-        left_over: the residual after the step, None without error feedback.
+        contribution: what the rank brought to the exchange: the gradient, or its own momentum.
+        withheld: the residual after the step, None without error feedback.
     """
 
     owned: list[Span]
@@ -50,7 +51,8 @@ class Outcome:
     gradient: Tensor
     parameters: Tensor | None
     bytes_sent: int
-    left_over: Tensor | None
+    contribution: Tensor
+    withheld: Tensor | None
 
 
 def parameters_of(layout: BucketLayout, dtype: torch.dtype, step: int) -> Tensor:
@@ -64,23 +66,32 @@ def run_steps(
     layout: BucketLayout,
     steps: Sequence[Sequence[Tensor]],
     run: RunRanks = run_in_process,
+    resume_after: int | None = None,
 ) -> list[list[Outcome]]:
     """[step][rank] outcomes of a state that goes through all the steps.
 
-    From the second step on, gradients and parameters lie in the state's own buffers, if it has any.
+    From the second step on, gradients and parameters are in the state's own buffers, if it has any.
 
     Args:
         aggregator: to be run.
         layout: of the bucket.
         steps: [step][rank] gradients, all of one type.
         run: what the ranks are.
+        resume_after: save the state after so many steps, and go on with a new one that has loaded it.
     """
 
     def work(group: Group) -> list[Outcome]:
-        state = aggregator.start(layout, group, steps[0][0].dtype, CPU)
-        return [
-            _step(aggregator, state, gradients[group.rank], index) for index, gradients in enumerate(steps)
-        ]
+        def start() -> AggregatorState:
+            state: AggregatorState = aggregator.start(layout, group, steps[0][0].dtype, CPU)
+            return state
+
+        outcomes, state = [], start()
+        for index, gradients in enumerate(steps):
+            if index == resume_after:
+                saved, state = state.state_dict(), start()
+                state.load_state_dict(saved)
+            outcomes.append(_step(aggregator, state, gradients[group.rank], index))
+        return outcomes
 
     ranks = run(len(steps[0]), work)
     return [[outcomes[index] for outcomes in ranks] for index in range(len(steps))]
@@ -90,6 +101,7 @@ def _step(aggregator: Aggregator[Any], state: AggregatorState, values: Tensor, i
     group, layout = state.group, state.layout
     gradient = _placed(values, state.gradient_buffer if index else None)
     group.meter.reset()
+    contribution = aggregator.contribution(state, gradient).clone()
     result = aggregator.aggregate(state, gradient)
     owned = aggregator.owned(state)
     copied = None if result is None else result.clone()
@@ -107,8 +119,8 @@ def _step(aggregator: Aggregator[Any], state: AggregatorState, values: Tensor, i
         parameters = parameters.clone()
     if aggregator.site(layout) in HOST_SITES:
         group.meter.count(values.nbytes)  # the update there brings the parameters back to every rank
-    left_over = state.left_over()
-    outcome = Outcome(owned, copied, seen, parameters, group.meter.bytes_sent, left_over)
+    sent = group.meter.bytes_sent
+    outcome = Outcome(owned, copied, seen, parameters, sent, contribution, state.withheld())
     group.barrier()  # as the next step's gradient, which no rank has before all have taken this one
     return outcome
 

@@ -1,4 +1,4 @@
-"""The contract suite over every built-in aggregator, and every way of the bytes."""
+"""The contract suite over every built-in aggregator, and every path of the bytes."""
 
 from dataclasses import replace
 
@@ -8,6 +8,8 @@ from scaling import conformance
 from scaling.aggregators.registry import BUILT_IN, create
 from scaling.aggregators.scheduled import Scheduled
 
+NUM_EXAMPLES = 3
+
 
 def variants(aggregator):
     """In a process, ranks can both send and reach each other's memory."""
@@ -16,8 +18,7 @@ def variants(aggregator):
     return [replace(aggregator, transport=transport) for transport in ("sends", "peer_memory")]
 
 
-# One_bit_momentum withholds of its momentum, not of the gradient (test_striped.py); the others keep nothing.
-WITHOUT_FEEDBACK = ("one_bit_momentum", "sign", "qsgd", "fp16", "bf16")
+WITHOUT_FEEDBACK = ("sign", "qsgd", "fp16", "bf16")
 BY_NAME = [
     *(create(name) for name in BUILT_IN),
     create("one_bit", {"threshold": "mean"}),
@@ -36,36 +37,27 @@ def label(aggregator):
     return aggregator.label()
 
 
-@pytest.mark.parametrize("world_size", conformance.WORLD_SIZES)
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("aggregator", AGGREGATORS, ids=label)
-class TestContract:
-    @pytest.mark.parametrize("dtype", conformance.DTYPES, ids=str)
-    @pytest.mark.parametrize("num_elements", conformance.SIZES)
-    def test_mean_is_where_the_step_is_taken_and_parameters_reach_all(
-        self, aggregator, world_size, num_elements, dtype
-    ):
-        conformance.check(aggregator, world_size, num_elements, dtype)
-
-    def test_saved_state_continues_bit_for_bit(self, aggregator, world_size):
-        conformance.check_state(aggregator, world_size)
-
-    def test_lossy_ones_withhold_what_they_do_not_deliver(self, aggregator, world_size):
-        keeps = aggregator.lossy and aggregator.name not in WITHOUT_FEEDBACK
-        keeps &= not aggregator.own_momentum() and getattr(aggregator, "error_feedback", True)
-        assert conformance.check_residuals(aggregator, world_size) == keeps
+def test_contract_holds_on_fixed_and_drawn_cases(aggregator, world_size):
+    """A few cases of a fixed seed; `scaling verify --all --examples 500 --seed 7` draws others."""
+    found = conformance.check_drawn(aggregator, world_size, num_examples=NUM_EXAMPLES)
+    keeps = aggregator.lossy and aggregator.name not in WITHOUT_FEEDBACK
+    keeps &= getattr(aggregator, "error_feedback", True)
+    assert found.has_residuals == keeps
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 5, 8, 12])
 @pytest.mark.parametrize("aggregator", SCHEDULED, ids=label)
 def test_schedules_deliver_the_sum_where_the_step_is_taken(aggregator, world_size):
-    for num_elements in (1, 1027):
-        conformance.check_schedule(aggregator, world_size, conformance.layout_of(num_elements))
+    for shapes in (((1,),), ((3, 171), (513,), ())):
+        conformance.check_schedule(aggregator, world_size, conformance.layout_of(shapes))
 
 
 @pytest.mark.parametrize(
     "name", ["none", "all_reduce", "ring", "tree", "host_serial", "host_parallel", "one_bit"]
 )
 def test_wire_bytes_are_stated_and_so_checked(name):
-    layout = conformance.layout_of(1000)
+    layout = conformance.layout_of(((1000,),))
     stated = [create(name).wire_bytes(layout, 4, rank, 4) for rank in range(4)]
     assert all(isinstance(num_bytes, int) for num_bytes in stated)

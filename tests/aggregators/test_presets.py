@@ -24,6 +24,9 @@ def by_label(name, parameters):
     return pytest.param(create(name, parameters), id=create(name, parameters).label())
 
 
+OTHERS = [by_label(*variant) for variant in VARIANTS]
+
+
 def test_all_systems_are_there():
     assert PRESETS == [
         "caffe", "caffe_nccl", "cntk", "cntk_32bit", "mxnet_device", "mxnet_local", "mxnet_tree",
@@ -45,45 +48,13 @@ class TestDocuments:
 
 
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
-@pytest.mark.parametrize("name", PRESETS)
-class TestStep:
-    def test_owners_hold_the_mean_and_together_the_bucket(self, name, world_size, network, step, mean_of):
-        aggregator = create(name)
-        outcomes = step(aggregator, world_size, network)
-        expected = mean_of(world_size, network)
-        covered = torch.zeros(network.num_elements, dtype=torch.int64)
-        for outcome in outcomes:
-            for start, stop in outcome.owned:
-                covered[start:stop] += 1
-                if not aggregator.lossy:
-                    mean = outcome.mean[start:stop].double()
-                    assert torch.allclose(mean, expected[start:stop], rtol=0, atol=2e-6)
-        times = world_size if aggregator.site(network) == "replica" else 1
-        assert covered.eq(times).all()
-
-    def test_parameters_of_the_owners_arrive_everywhere(self, name, world_size, network, step, mean_of):
-        outcomes = step(create(name), world_size, network)
-        if outcomes[0].parameters is None:
-            return
-        for outcome in outcomes:
-            assert torch.equal(outcome.parameters, outcomes[0].parameters)
-            expected = mean_of(world_size, network)
-            assert torch.allclose(outcome.parameters.double(), expected, rtol=0, atol=2e-6)
+@pytest.mark.parametrize("aggregator", [by_label(name, {}) for name in PRESETS] + OTHERS)
+def test_contract_holds_on_tensors_of_a_network(aggregator, world_size, network):
+    """Tensors of every tier; the aggregators of the contract's own suite see smaller ones."""
+    conformance.check(aggregator, conformance.Case(world_size, torch.float32, network.shapes, ("normal",)))
 
 
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
-@pytest.mark.parametrize("aggregator", [by_label(*variant) for variant in VARIANTS])
-def test_mean_arrives_with_other_parameters(aggregator, world_size, network, step, mean_of):
-    outcomes = step(aggregator, world_size, network)
-    for outcome in outcomes:
-        for start, stop in outcome.owned:
-            mean, expected = outcome.mean[start:stop], mean_of(world_size, network)[start:stop]
-            assert aggregator.lossy or torch.allclose(mean.double(), expected, rtol=0, atol=2e-6)
-
-
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
-@pytest.mark.parametrize("dtype", conformance.DTYPES, ids=str)
-@pytest.mark.parametrize("aggregator", [by_label(*variant) for variant in VARIANTS])
-def test_other_parameters_keep_the_contract(aggregator, dtype, world_size):
-    for size in (0, 10, 1027):
-        conformance.check(aggregator, world_size, size, dtype)
+@pytest.mark.parametrize("world_size", [2, 5])
+@pytest.mark.parametrize("aggregator", OTHERS)
+def test_other_parameters_keep_the_contract(aggregator, world_size):
+    conformance.check_drawn(aggregator, world_size, num_examples=2)

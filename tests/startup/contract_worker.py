@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -21,13 +22,19 @@ REFUSED = (torch.bfloat16, torch.float16)
 FP16 = {"compression": "fp16"}
 
 
-def failure(check, *arguments):
-    """What does not hold, or None."""
+def checked(aggregator, case, run):
+    """What does not hold, or None; and whether there are residuals."""
     try:
-        check(*arguments)
+        return None, conformance.check(aggregator, case, run)
     except AssertionError as error:
-        return str(error) or "an assertion"
-    return None
+        return str(error) or "an assertion", False
+
+
+def cases(world_size):
+    """Those of float32 that are fixed, one that is resumed, and buckets of few elements."""
+    whole, *others = [case for case in conformance.fixed_cases(world_size) if case.dtype == torch.float32]
+    small = [replace(whole.until(2), shapes=(shape,)) for shape in ((1,), (10,))]
+    return [replace(whole, resume_after=5), *others, *small]
 
 
 def refusals(aggregator, group):
@@ -45,9 +52,9 @@ def refusals(aggregator, group):
 
 def cast_mean(aggregator, group):
     """The largest error of a mean that is cast on the way, and whether the ranks' bits are the same."""
-    layout = conformance.layout_of(1000)
-    gradients = conformance.gradients_of(group.world_size, 1000, torch.float32, integers=False)
-    state = aggregator.start(layout, group, torch.float32, CPU)
+    case = conformance.Case(group.world_size, torch.float32, ((1000,),), ("normal",))
+    gradients = case.gradients(0)
+    state = aggregator.start(case.layout, group, torch.float32, CPU)
     mean = aggregator.aggregate(state, gradients[group.rank].clone())
     exact = torch.stack(gradients).double().mean(0)
     return float((mean - exact).abs().max()), mean.tolist()
@@ -67,15 +74,10 @@ def main(out, names):
     seen = {"launcher": info.launcher, "size": info.world_size, "beside": beside.record(), "aggregators": {}}
     for name in names:
         aggregator = create(name)
-        failures = [
-            failure(conformance.check, aggregator, info.world_size, size, torch.float32, run)
-            for size in conformance.SIZES
-        ]
-        failures.append(failure(conformance.check_state, aggregator, info.world_size, 1000, run))
-        has_residuals = conformance.check_residuals(aggregator, info.world_size, 1000, run)
+        results = [checked(aggregator, case, run) for case in cases(info.world_size)]
         seen["aggregators"][name] = {
-            "failures": [one for one in failures if one],
-            "has_residuals": has_residuals,
+            "failures": [failure for failure, _ in results if failure],
+            "has_residuals": any(has_residuals for _, has_residuals in results),
             "refusals": refusals(aggregator, group),
         }
         if "horovod" in name:

@@ -1,0 +1,239 @@
+"""Cases drawn by hypothesis: world sizes, steps, tensors, types and values; what fails is shrunk.
+
+The cases of `fixed_cases` come first. Every case is run once: shrinking asks for some of them again.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from scaling.aggregators.base import DTYPES, Aggregator
+from scaling.conformance.cases import KINDS, Case, Shape, fixed_cases, layout_of
+from scaling.conformance.contract import check
+from scaling.conformance.run import RunRanks
+from scaling.errors import ScheduleError
+from scaling.process_group import run_in_process
+
+if TYPE_CHECKING:
+    from hypothesis.strategies import DrawFn, SearchStrategy
+
+NUM_EXAMPLES = 25
+MAX_SHRINKING_S = 10.0
+MAX_STEPS = 24
+MAX_TENSORS = 40
+MAX_ELEMENTS = 300_000
+MAX_VALUES = 1_500_000
+"""Of all ranks and steps of a case together: long buckets are aggregated a few times, short ones often."""
+BORDERS = (32, 64, 128, 256, 512, 1024, 2048, 4096, 6400, 8192, 16384, 65536, 131072, 262144)
+"""In elements, where executors, codecs and kernels change: alignments, chunks and blocks, the first size with
+aligned chunks (6400 a chunk), the first that is cut into bit planes, blocks of a mebibyte."""
+MULTIPLES = 8
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What was checked.
+
+    Attributes:
+        num_cases: cases that hold.
+        has_residuals: whether it has error feedback.
+    """
+
+    num_cases: int
+    has_residuals: bool
+
+
+def check_drawn(
+    aggregator: Aggregator[Any],
+    world_size: int,
+    num_examples: int = NUM_EXAMPLES,
+    seed: int = 0,
+    run: RunRanks = run_in_process,
+) -> Drawn:
+    """Checks the contract on the fixed cases and on drawn ones.
+
+    Args:
+        aggregator: to be checked, in all its `dtypes`.
+        world_size: ranks.
+        num_examples: cases to draw.
+        seed: of the drawing: the same seed gives the same cases.
+        run: what the ranks are.
+
+    Raises:
+        AssertionError: it fails; with the smallest case that was found, and what does not hold.
+    """
+    dtypes = [dtype for dtype in DTYPES if dtype in aggregator.dtypes]
+    if torch.float32 not in dtypes:
+        raise AssertionError(f"dtypes is {aggregator.dtypes}; allowed is what has torch.float32")
+    search = _Search(aggregator, run)
+    for case in fixed_cases(world_size):
+        if case.dtype in dtypes and search.failure_of(case):
+            # A smaller case of that type, if one is drawn; else this one, up to the step that fails.
+            smaller = search.drawn(world_size, [case.dtype], max(num_examples, NUM_EXAMPLES), seed)
+            raise AssertionError(search.described(smaller or search.cut(case)))
+    failing = search.drawn(world_size, dtypes, num_examples, seed)
+    if failing is not None:
+        raise AssertionError(search.described(failing))
+    return Drawn(len(search.seen), search.has_residuals)
+
+
+def failure_text(error: Exception) -> str:
+    """What is wrong, for a message."""
+    if isinstance(error, ScheduleError | AssertionError) and str(error):
+        return str(error)
+    if isinstance(error, threading.BrokenBarrierError):
+        return "a rank waits for the others in vain: not all of them take part in the same exchanges"
+    return f"{type(error).__name__}: {error}"
+
+
+class _Search:
+    """Runs each case once, and remembers what it gave.
+
+    Attributes:
+        seen: what does not hold of a case; None where all does.
+        has_residuals: of any case.
+    """
+
+    def __init__(self, aggregator: Aggregator[Any], run: RunRanks) -> None:
+        self._aggregator, self._run = aggregator, run
+        self._shrinking_since_s: float | None = None
+        self.seen: dict[Case, str | None] = {}
+        self.has_residuals = False
+
+    def failure_of(self, case: Case) -> str | None:
+        """What does not hold of the case."""
+        if case not in self.seen:
+            try:
+                self.has_residuals |= check(self._aggregator, case, self._run)
+                self.seen[case] = None
+            except Exception as error:
+                self.seen[case] = failure_text(error)
+        return self.seen[case]
+
+    def described(self, case: Case) -> str:
+        """The case with what does not hold."""
+        return f"{case}: {self.seen[case]}"
+
+    def cut(self, case: Case) -> Case:
+        """A failing case with as few steps as fail."""
+        fewer = (case.until(num_steps) for num_steps in range(1, case.num_steps))
+        return next((one for one in fewer if self.failure_of(one)), case)
+
+    def drawn(self, world_size: int, dtypes: list[torch.dtype], num_examples: int, seed: int) -> Case | None:
+        """The smallest case that fails, of those drawn."""
+        import hypothesis  # late: no other command needs it
+
+        failed: list[Case] = []
+
+        @hypothesis.seed(len(BORDERS) * seed + world_size)
+        @hypothesis.settings(
+            max_examples=num_examples,
+            phases=(hypothesis.Phase.generate, hypothesis.Phase.shrink),
+            deadline=None,
+            database=None,
+            derandomize=False,
+            report_multiple_bugs=False,
+            suppress_health_check=list(hypothesis.HealthCheck),
+            verbosity=hypothesis.Verbosity.quiet,
+        )
+        @hypothesis.given(cases(world_size, dtypes))
+        def examine(case: Case) -> None:
+            if self._is_over_time() and case not in self.seen:
+                return
+            if self.failure_of(case):
+                self._shrinking_since_s = self._shrinking_since_s or time.monotonic()
+                failed.append(case)
+                raise AssertionError
+
+        try:
+            with _nothing_stored():
+                examine()
+        except AssertionError:
+            return failed[-1]  # hypothesis ends with the smallest one
+        return None
+
+    def _is_over_time(self) -> bool:
+        began_s = self._shrinking_since_s
+        return began_s is not None and time.monotonic() - began_s > MAX_SHRINKING_S
+
+
+@contextmanager
+def _nothing_stored() -> Iterator[None]:
+    """Keeps hypothesis from making a folder where the user is."""
+    from hypothesis import configuration
+
+    configuration.set_hypothesis_home_dir(os.devnull)
+    try:
+        yield
+    finally:
+        configuration.set_hypothesis_home_dir(None)  # what HYPOTHESIS_STORAGE_DIRECTORY says, or the default
+
+
+def cases(world_size: int, dtypes: list[torch.dtype]) -> SearchStrategy[Case]:
+    """Cases for that many ranks, of those types."""
+    from hypothesis import strategies as st
+
+    near_borders = st.builds(
+        lambda border, times, off: min(max(border * times + off, 0), MAX_ELEMENTS),
+        st.sampled_from(BORDERS),
+        st.one_of(st.just(1), st.just(world_size), st.integers(1, MULTIPLES)),
+        st.integers(-2, 2),
+    )
+    lengths = st.one_of(
+        st.integers(0, 40), near_borders, st.integers(0, 10_000), st.integers(0, MAX_ELEMENTS)
+    )
+
+    @st.composite
+    def case(draw: DrawFn) -> Case:
+        num_elements = draw(lengths)
+        most_steps = MAX_VALUES // (world_size * max(num_elements, 1))
+        num_steps = draw(st.integers(1, min(max(most_steps, 2), MAX_STEPS)))
+        kinds = draw(st.lists(st.sampled_from(KINDS), min_size=1, max_size=3))
+        return Case(
+            world_size,
+            draw(st.sampled_from(dtypes)),
+            draw(shapes(num_elements)),
+            tuple(kinds[step % len(kinds)] for step in range(num_steps)),
+            draw(st.integers(0, 1000)),
+            draw(st.none() | st.integers(1, num_steps - 1)) if num_steps > 1 else None,
+        )
+
+    return case()
+
+
+def shapes(num_elements: int) -> SearchStrategy[tuple[Shape, ...]]:
+    """Tensors of so many elements together: one or many, of all forms, and some without elements."""
+    from hypothesis import strategies as st
+
+    @st.composite
+    def drawn(draw: DrawFn) -> tuple[Shape, ...]:
+        cuts = draw(
+            st.lists(st.integers(0, num_elements), max_size=draw(st.sampled_from((0, 3, MAX_TENSORS))))
+        )
+        made: list[Shape] = []
+        for start, stop in pairwise([0, *sorted(cuts), num_elements]):
+            made += _formed(stop - start, draw(st.sampled_from(((), (3,), (64,), (4, 3, 3)))))
+        empty = st.tuples(st.integers(0, len(made)), st.sampled_from(((0,), (0, 7), (5, 0, 2))))
+        for place, shape in draw(st.lists(empty, max_size=2)):
+            made.insert(place, shape)
+        return tuple(made)
+
+    return drawn()
+
+
+def _formed(num_elements: int, trailing: Shape) -> list[Shape]:
+    """One tensor with those trailing axes, and a vector or a scalar of the elements that are left."""
+    row = layout_of((trailing,)).num_elements
+    rows, rest = divmod(num_elements, row)
+    if not trailing or not rows:
+        return [(num_elements,)]
+    return [(rows, *trailing), *([() if rest == 1 else (rest,)] if rest else [])]

@@ -1,0 +1,77 @@
+"""`scaling verify` finds means that are wrong at one step, element, rank, type, layout or world size only."""
+
+import json
+import random
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+MODULE = Path(__file__).with_name("planted_faults.py")
+FAULTS = re.findall(r"^class (\w+)\((?:Right|OnOneRankAtOneStep)\)", MODULE.read_text(), re.MULTILINE)
+SEED = 20
+FAILURE = re.compile(
+    r"FAILED at (?P<world_size>\d) ranks?: \d+ steps?[^;]*; \d+ elements? in \d+ tensors? .*: "
+    r"step (?P<step>\d+): rank (?P<rank>\d)"
+)
+
+
+def place_of(name):
+    """Where the fault of that name is: other places for each, the same ones in every run."""
+    draw = random.Random(f"{SEED} {name}")
+    return {
+        "step": draw.randint(4, 20),
+        "every": draw.randint(3, 12),
+        "element": draw.randint(2001, 7000),
+        "rank": draw.randint(0, 2),
+        "dtype": draw.choice(["torch.float32", "torch.float16", "torch.bfloat16", "torch.float64"]),
+        "world_size": draw.choice([2, 3, 5, 6]),
+        "scale": draw.choice([-1, 0, 0.5, 1.1, 2, 7]),
+    }
+
+
+@pytest.fixture
+def verified(call, monkeypatch, tmp_path):
+    """verified(class name, place, *words): the exit code, and what is said, in one line."""
+    (tmp_path / "planted_faults.py").write_text(MODULE.read_text())
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+    def run(name, place, *words):
+        monkeypatch.setenv("PLANTED", json.dumps(place))
+        code, out, err = call("verify", f"planted_faults:{name}", *words)
+        assert "Traceback" not in out + err
+        return code, " ".join(out.split())
+
+    yield run
+    sys.modules.pop("planted_faults", None)
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_fault_is_found_and_named_with_its_case_and_command(verified, name):
+    place = place_of(name)
+    code, out = verified(name, place, "--world-sizes", f"3,{place['world_size']}")
+    assert code == 1
+    found = FAILURE.search(out)
+    assert found, out
+    if name in ("AtOneStep", "FromAStepOn", "OnOneRankAtOneStep", "OnLossyRankAtOneStep"):
+        assert int(found["step"]) == place["step"]
+    if name == "EverySoManyCalls":
+        assert int(found["step"]) % place["every"] == 0
+    if name == "OnOneRankAtOneStep":
+        assert int(found["rank"]) == place["rank"]
+    if name == "AtOneElement":
+        assert f"element {place['element']} " in out
+    if name == "AtOneWorldSize":
+        assert int(found["world_size"]) == place["world_size"]
+    if name == "InOneType":
+        assert place["dtype"] in out
+    _, again = verified(name, place, *out.partition("; again: ")[2].split()[3:])
+    assert again == out
+
+
+def test_what_is_right_holds(verified):
+    code, out = verified("Right", place_of("Right"), "--world-sizes", "2,3")
+    assert code == 0
+    assert "ok contract at 2, 3 ranks x 25 drawn cases" in out
