@@ -19,7 +19,7 @@ class Exchange:
 
     Attributes:
         layout: of the bucket.
-        contribution: [num_elements] what this rank brought, of the gradient's type: the gradient, or what an
+        contribution: [num_elements] what this rank brought, of the gradient's type and device: the gradient, or what an
             aggregator with a momentum of its own makes of it.
         mean: [num_elements] what came back, of use in the owned elements; None where the rank owns none.
         owned: the elements whose mean this rank has.
@@ -54,7 +54,9 @@ def aggregate(
     mean = aggregator.aggregate(state, gradient, phase)
     owned = aggregator.owned(state)
     new = _copied(state.withheld())
-    record.append(Exchange(state.layout, contribution, _copied(mean), owned, old, new))
+    # Strategies in host memory leave it there.
+    here = None if mean is None else mean.detach().to(gradient.device, copy=True)
+    record.append(Exchange(state.layout, contribution, here, owned, old, new))
     return mean
 
 
