@@ -19,7 +19,7 @@ class Exchange:
 
     Attributes:
         layout: of the bucket.
-        contribution: [num_elements] what this rank brought, of the gradient's type and device: the gradient, or what an
+        contribution: [num_elements] what this rank brought, of the gradient's type: the gradient, or what an
             aggregator with a momentum of its own makes of it.
         mean: [num_elements] what came back, of use in the owned elements; None where the rank owns none.
         owned: the elements whose mean this rank has.

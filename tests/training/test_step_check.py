@@ -232,7 +232,7 @@ class TestPlantedFaults:
 
         monkeypatch.setattr(codec, "restore", restore)
         with pytest.raises(ExchangeError):
-            check(create(name, {"kernels": "torch"}), 2)
+            check(create(name, {"kernels": "torch", "chunk_elements": 64}), 2)
         assert len(calls) >= at_call
 
     @pytest.mark.parametrize("seed", range(4))
