@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SCALAR = "scalar"
+
+ITEMSIZES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2}
+"""Dtype of trainable parameters -> bytes of an element."""
 
 
 @dataclass(frozen=True)
@@ -74,3 +77,33 @@ class BucketLayout:
                 raise ValueError(f"{word!r:.40} is no shape; a shape is as in 784x2048, or {SCALAR}")
             shapes.append([] if word == SCALAR else [int(size) for size in word.split("x")])
         return cls.of([(str(number), shape) for number, shape in enumerate(shapes)])
+
+
+def shapes_by_dtype_text(layouts: Mapping[str, BucketLayout]) -> str:
+    """The shapes of each dtype as results keep them: `784x2048 2048; bfloat16: 2048x10 10`.
+
+    Args:
+        layouts: dtype -> tensors; float32 is not named.
+    """
+    return "; ".join(
+        f"{'' if dtype == 'float32' else f'{dtype}: '}{layout.shapes_text()}"
+        for dtype, layout in layouts.items()
+    )
+
+
+def layouts_of_text(text: str) -> dict[str, BucketLayout]:
+    """The layouts of what `shapes_by_dtype_text` wrote, by dtype.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    layouts = {}
+    for part in text.split(";"):
+        dtype, _, shapes = part.rpartition(": ")
+        name = dtype.strip() or "float32"
+        if name not in ITEMSIZES or name in layouts:
+            raise ValueError(
+                f"{name!r:.40} is no dtype, or is there twice; dtypes are {', '.join(ITEMSIZES)}"
+            )
+        layouts[name] = BucketLayout.of_shapes_text(shapes)
+    return layouts

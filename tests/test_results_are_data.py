@@ -348,7 +348,7 @@ class TestOwnCode:
         folder = StudyFolder(tmp_path / "measured")
         for cell in resolve(load_study(str(path)), Machine(4, 16)).trained:
             folder.add_steps([[0.010, 0.0101, 0.0099]], **cell.to_dict())
-        predicting._layout.cache_clear()
+        predicting._layouts.cache_clear()
         monkeypatch.setattr("scaling.registry._OWN_CODE", set())
         monkeypatch.delitem(sys.modules, "own_parts", raising=False)
         return folder.folder, path

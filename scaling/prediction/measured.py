@@ -28,7 +28,7 @@ class MeasuredCell:
         relative_sd: of that.
         phases: parts of the budget in seconds, where they were measured.
         source: the results folder.
-        tensor_shapes: of the model, as its runs recorded them (`BucketLayout.shapes_text`); "" where they
+        tensor_shapes: of the model, as its runs recorded them (`scaling.bucket`); "" where they
             were measured before runs did.
     """
 

@@ -24,14 +24,14 @@ from scaling.prediction.estimate import NOTHING, Estimate
 FIRST_BUCKET_BYTES = 1 << 20
 
 
-def ddp_buckets(layout: BucketLayout, bucket_mb: float) -> list[BucketLayout]:
-    """DDP's buckets of float32 gradients, in the order in which they become ready."""
+def ddp_buckets(layout: BucketLayout, bucket_mb: float, itemsize: int = 4) -> list[BucketLayout]:
+    """DDP's buckets of gradients of one dtype, in the order in which they become ready."""
     limits = [min(FIRST_BUCKET_BYTES, bucket_mb * 2**20), bucket_mb * 2**20]
     buckets: list[list[tuple[str, tuple[int, ...]]]] = [[]]
     filled = 0.0
     for name, shape in reversed(list(zip(layout.names, layout.shapes, strict=True))):
         buckets[-1].append((name, shape))
-        filled += 4 * math.prod(shape)
+        filled += itemsize * math.prod(shape)
         if filled >= limits[min(len(buckets) - 1, 1)]:
             buckets.append([])
             filled = 0.0

@@ -75,7 +75,7 @@ class Strategy:
             where every replica takes it.
         bucket_elements, bucket_tensors: of each bucket.
         updates: the update, where it is not every replica's.
-        num_elements: of the whole gradient.
+        num_elements: of the whole gradient, as many as its bytes are in float32.
         codes_by_tensor: its codec starts kernels for each tensor.
     """
 
@@ -95,12 +95,12 @@ class Strategy:
     @property
     def gpu_update_share(self) -> float:
         """Of the parameters, those that the busiest rank's own device updates, where replicas do not all."""
-        share = 0.0
+        share, total = 0.0, sum(update.num_elements for update in self.updates)
         for update in self.updates:
-            if update.site == "root":
-                share += 1.0
-            elif update.site == "owner" and update.num_elements:
-                share += max(update.owner_elements) / update.num_elements
+            if update.site == "root" and total:
+                share += update.num_elements / total
+            elif update.site == "owner" and total:
+                share += max(update.owner_elements) / total
         return share
 
 

@@ -13,7 +13,7 @@ import torch
 
 from scaling.aggregators.base import Aggregator
 from scaling.aggregators.registry import create as create_aggregator
-from scaling.bucket import BucketLayout
+from scaling.bucket import ITEMSIZES, BucketLayout, layouts_of_text
 from scaling.collectives.plan import Codec, Stage, Update
 from scaling.errors import ScalingError, ScheduleError, StudyError
 from scaling.prediction.overlapped import ddp_buckets
@@ -21,9 +21,12 @@ from scaling.prediction.predict import Prediction, Predictor
 from scaling.prediction.terms import Strategy
 from scaling.study.cells import Cell, Machine, resolve
 from scaling.study.schema import DevicePart, Study, TransferPart
+from scaling.training.replica import Replica
 from scaling.workloads.registry import build_module, create_dataset, create_model, resolve_shape
 from topologies.errors import TopologyError
 from topologies.model import Topology
+
+FLOAT32_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -46,32 +49,26 @@ def strategy_of(cell: Mapping[str, Any], tensor_shapes: str = "") -> Strategy:
             user's own names.
     """
     world_size = int(cell["world_size"])
-    if tensor_shapes:
-        layout = _recorded_layout(tensor_shapes)
-    else:
-        layout = _layout(
-            cell["model"],
-            json.dumps(cell["model_parameters"]),
-            cell["dataset"],
-            json.dumps(cell["dataset_parameters"]),
-        )
+    layouts = _recorded_layouts(tensor_shapes) if tensor_shapes else _layouts_of_model(cell)
     parameters = _parameters(cell)
     aggregator = create_aggregator(cell["aggregator"], parameters)
-    layouts = [layout]
-    if cell["step"] == "overlapped" and cell.get("bucket_mb") is not None:
-        layouts = ddp_buckets(layout, float(cell["bucket_mb"]))
-    buckets, updates = [], []
-    for one in layouts:
-        stages = _stages(aggregator, one, world_size)
-        buckets.append(tuple(_threaded(s, cell) for s in stages if not isinstance(s, Update)))
-        updates += [s for s in stages if isinstance(s, Update) and s.site != "replica"]
+    buckets, updates, sizes = [], [], []
+    for dtype, layout in layouts.items():
+        itemsize, parts = ITEMSIZES[dtype], [layout]
+        if cell["step"] == "overlapped" and cell.get("bucket_mb") is not None:
+            parts = ddp_buckets(layout, float(cell["bucket_mb"]), itemsize)
+        for one in parts:
+            stages = [_in_dtype(s, itemsize, aggregator) for s in _stages(aggregator, one, world_size)]
+            buckets.append(tuple(_threaded(s, cell) for s in stages if not isinstance(s, Update)))
+            updates += [s for s in stages if isinstance(s, Update) and s.site != "replica"]
+            sizes.append(one)
     return Strategy(
         cell,
         tuple(buckets),
-        tuple(one.num_elements for one in layouts),
-        tuple(len(one.shapes) for one in layouts),
+        tuple(one.num_elements for one in sizes),
+        tuple(len(one.shapes) for one in sizes),
         tuple(updates),
-        layout.num_elements,
+        sum(one.num_elements * ITEMSIZES[dtype] for dtype, one in layouts.items()) // FLOAT32_BYTES,
         parameters.get("kernels") == "torch",
     )
 
@@ -97,6 +94,16 @@ def _stages(aggregator: Aggregator[Any], layout: BucketLayout, world_size: int) 
         return aggregator.stages(layout, world_size)
 
 
+def _in_dtype(stage: Stage, itemsize: int, aggregator: Aggregator[Any]) -> Stage:
+    """A stage told for float32, for gradients of so many bytes an element; codes stay as they are."""
+    factor = itemsize / FLOAT32_BYTES
+    if factor == 1 or (aggregator.lossy and not isinstance(stage, Update)):
+        return stage
+    if isinstance(stage, Codec):
+        return replace(stage, num_bytes=stage.num_bytes * factor)
+    return replace(stage, bytes_per_element=stage.bytes_per_element * factor)
+
+
 @contextmanager
 def _own_errors(what: str) -> Iterator[None]:
     """Turns whatever a user's own code raises into an error that says what raised it."""
@@ -108,22 +115,32 @@ def _own_errors(what: str) -> Iterator[None]:
         raise StudyError(f"{what} raises {type(error).__name__}: {error}") from error
 
 
-def _recorded_layout(tensor_shapes: str) -> BucketLayout:
+def _recorded_layouts(tensor_shapes: str) -> dict[str, BucketLayout]:
     try:
-        return BucketLayout.of_shapes_text(tensor_shapes)
+        return layouts_of_text(tensor_shapes)
     except ValueError as error:
         raise StudyError(f"tensor_shapes of its run are damaged: {error}; measure it again") from error
 
 
+def _layouts_of_model(cell: Mapping[str, Any]) -> dict[str, BucketLayout]:
+    """Of each dtype, by its name."""
+    return _layouts(
+        cell["model"],
+        json.dumps(cell["model_parameters"]),
+        cell["dataset"],
+        json.dumps(cell["dataset_parameters"]),
+    )
+
+
 @cache
-def _layout(model: str, model_parameters: str, dataset: str, dataset_parameters: str) -> BucketLayout:
+def _layouts(
+    model: str, model_parameters: str, dataset: str, dataset_parameters: str
+) -> dict[str, BucketLayout]:
     network = create_model(model, json.loads(model_parameters))
     shape = resolve_shape(network, create_dataset(dataset, json.loads(dataset_parameters)))
     with _own_errors(f"model {model!r}"), torch.device("meta"):
         module = build_module(network, shape)
-    return BucketLayout.of(
-        [(name, tuple(p.shape)) for name, p in module.named_parameters() if p.requires_grad]
-    )
+    return Replica(module).layouts
 
 
 def cells_on(

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from scaling.aggregators.registry import create as create_aggregator
+from scaling.bucket import shapes_by_dtype_text
 from scaling.measure import power
 from scaling.measure.clock import clock_for
 from scaling.measure.phases import Marks, PhaseRecorder
@@ -72,7 +73,7 @@ class RankSummary:
         clock_uncertainty_s: how far `start_s` of the samples may be off.
         gpu: see `scaling.measure.power`.
         hosts_before: where a training was before it was cut off, beside the host of the run.
-        tensor_shapes: of the trainable parameters (`BucketLayout.shapes_text`), for predictions.
+        tensor_shapes: of the trainable parameters (`scaling.bucket.shapes_by_dtype_text`), for predictions.
         checks: what the checks of its exchanges found (`scaling.training.step_check`).
     """
 
@@ -361,7 +362,7 @@ class CellRunner:
             notes=[*step.notes, *splits.notes],
             memory_peak_bytes=self._memory_peak_bytes(),
             seconds=self.seconds,
-            tensor_shapes=step.replica.layout.shapes_text(),
+            tensor_shapes=shapes_by_dtype_text(step.replica.layouts),
         )
 
     def _memory_peak_bytes(self) -> int | None:

@@ -49,11 +49,16 @@ class Replica:
         return BucketLayout.of([(name, shape) for name, shape, one in named if one.dtype == dtype])
 
     @property
+    def layouts(self) -> dict[str, BucketLayout]:
+        """`layout_of` each dtype, by its name."""
+        return {dtype_name(dtype): self.layout_of(dtype) for dtype in self.dtypes}
+
+    @property
     def notes(self) -> list[str]:
         """How many elements have which dtype, where there are several."""
         if len(self.dtypes) < 2:
             return []
-        sizes = [f"{dtype_name(one)} ({self.layout_of(one).num_elements} elements)" for one in self.dtypes]
+        sizes = [f"{name} ({layout.num_elements} elements)" for name, layout in self.layouts.items()]
         return [f"parameters of {len(sizes)} dtypes, exchanged in buckets of their own: {', '.join(sizes)}"]
 
     def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:

@@ -2,7 +2,9 @@
 
 import pytest
 
-from scaling.collectives.plan import Codec
+from scaling.bucket import layouts_of_text, shapes_by_dtype_text
+from scaling.collectives.plan import Codec, Exchange
+from scaling.errors import StudyError
 from scaling.study.cells import Machine, resolve
 from scaling.study.predicting import strategy_of
 from scaling.study.schema import parse_study
@@ -30,3 +32,48 @@ def test_kernels_are_those_that_the_device_takes(name):
     by_torch = bytes_moved({"name": name, "kernels": "torch"}, "cuda")
     assert bytes_moved(name, "cpu") == by_torch
     assert bytes_moved(name, "cuda") < by_torch / 1.5
+
+
+class TestDtypes:
+    SHAPES = "64x32 32; bfloat16: 32x10 10; float64: scalar"
+
+    def strategy(self, shapes, **changes):
+        aggregator = changes.pop("aggregator", "ring")
+        study = parse_study({**STUDY, "aggregators": [aggregator], "device": "cuda", **changes}, "s.yaml")
+        return strategy_of(next(iter(resolve(study, MACHINE).cells.values())).to_dict(), shapes)
+
+    def exchanged_bytes(self, strategy):
+        stages = [stage for bucket in strategy.buckets for stage in bucket if isinstance(stage, Exchange)]
+        return [stage.num_elements * stage.bytes_per_element for stage in stages]
+
+    def test_each_has_buckets_of_its_own_with_its_own_bytes(self):
+        strategy = self.strategy(self.SHAPES)
+        assert self.exchanged_bytes(strategy) == [4 * 2080, 2 * 330, 8]
+        assert strategy.bucket_elements == (2080, 330, 1)
+        assert strategy.num_elements == (4 * 2080 + 2 * 330 + 8) // 4
+
+    def test_buckets_of_an_overlapped_step_are_filled_by_their_bytes(self):
+        changes = {"step": "overlapped", "bucket_mb": 4 * 2080 / 2**20}
+        assert self.strategy("64x32 32 64x32 32", **changes).bucket_elements == (2080, 2080)
+        assert self.strategy("bfloat16: 64x32 32 64x32 32", **changes).bucket_elements == (4160,)
+
+    def test_codes_are_as_long_whatever_is_encoded(self):
+        one, other = (self.strategy(f"{dtype}64x32", aggregator="one_bit") for dtype in ("", "float16: "))
+        assert self.exchanged_bytes(one) == self.exchanged_bytes(other)
+
+    def test_owners_of_each_bucket_update_their_share_of_all(self):
+        whole = self.strategy("64x32 64x32", aggregator="mxnet_device").gpu_update_share
+        parts = self.strategy("64x32; float64: 64x32", aggregator="mxnet_device").gpu_update_share
+        assert whole == 0.5
+        assert parts == pytest.approx(1.0)  # either bucket begins with rank 0, which owns one tensor of each
+
+    @pytest.mark.parametrize("text", ["complex64: 3x3", "3x3; float32: 4", "float16: 3x", "3x3; ; 4"])
+    def test_other_texts_are_damaged(self, text):
+        with pytest.raises(StudyError, match="tensor_shapes of its run are damaged"):
+            self.strategy(text)
+
+    def test_shapes_are_read_as_they_were_written(self):
+        layouts = layouts_of_text(self.SHAPES)
+        assert shapes_by_dtype_text(layouts) == self.SHAPES
+        assert list(layouts) == ["float32", "bfloat16", "float64"]
+        assert shapes_by_dtype_text({"float32": layouts["float32"]}) == "64x32 32"
