@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from scaling.process_group import TorchGroup
+from scaling.registry import trust
 from scaling.study.cells import Cell
 from scaling.study.run_cell import IN_HOST_MEMORY, MAX_LOADED, CellRunner, RankSummary, extent_of
 from scaling.training.timing import SPLIT_SETTLING
@@ -125,6 +126,7 @@ class TestInitialWeights:
         assert losses(runner, group) == before
 
     def test_random_numbers_of_the_training_go_on_from_them(self, runner, group):
+        trust([f"{__name__}:noting"])
         first = []
         for seed in (1, 2):
             torch.manual_seed(seed)
