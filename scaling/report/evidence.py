@@ -1,8 +1,8 @@
 """From what the report says to the raw samples that it is made of.
 
 Every row of a table, every bar and every point belongs to cells, whose ids stand in the row; the samples of a
-cell are runs/<cell>/<repeat>/rank<r>.jsonl. `PATHS` says, for each kind of claim, which lines of these files
-are taken and what is done with them. A test follows each of them by itself.
+cell are runs/<cell>/<repeat>/rank<r>.jsonl, or rows of samples.csv.gz. `PATHS` says, for each kind of claim,
+which lines of these files are taken and what is done with them. A test follows each of them by itself.
 """
 
 from __future__ import annotations
