@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -96,6 +96,30 @@ class Findings:
         }
 
 
+class _Velocity(NamedTuple):
+    """The momentum of one parameter since it was zero, flat and in float64.
+
+    Attributes:
+        value: its value, in SGD's sign.
+        magnitude: the same of absolute values, which bounds what rounding has added up to.
+    """
+
+    value: Tensor
+    magnitude: Tensor
+
+
+class _Delivered(NamedTuple):
+    """The mean of one parameter's gradients.
+
+    Attributes:
+        mean: of the parameter's shape.
+        rounding: how far that which the update had may be off.
+    """
+
+    mean: Tensor
+    rounding: float
+
+
 class StepCheck:
     """The checks of one run, on one rank.
 
@@ -150,7 +174,7 @@ class StepCheck:
                 self.findings.unchecked.add("not enough memory on the device for its copies")
                 return
             began = time.monotonic()
-            velocities: dict[str, Tensor] = {}
+            velocities: dict[str, _Velocity] = {}
             for number in range(max_steps):
                 self._check_one(batches[number % len(batches)], velocities)
                 if self._ranks.largest_of([time.monotonic() - began])[0] > MAX_SECONDS:
@@ -192,7 +216,7 @@ class StepCheck:
             missing = COPIES * sum(one.nbytes for one in parameters) - free / 2
         return self._ranks.largest_of([missing])[0] <= 0
 
-    def _check_one(self, batch: Batch, velocities: dict[str, Tensor]) -> None:
+    def _check_one(self, batch: Batch, velocities: dict[str, _Velocity]) -> None:
         """One step: its exchanges and its update."""
         before = {name: one.detach().clone() for name, one in self._named().items()}
         record: Record = []
@@ -204,10 +228,10 @@ class StepCheck:
         self._inner.check()
         if not record:
             self.findings.unchecked.add("the library hides its exchange, and gradients vary")
-        delivered: dict[str, Tensor] = {}
+        delivered: dict[str, _Delivered] = {}
         for exchange in record:
             delivered |= self._check_exchange(exchange)
-        if not all(bool(one.isfinite().all()) for one in delivered.values()):
+        if not all(bool(one.mean.isfinite().all()) for one in delivered.values()):
             delivered = {}
         self._raise_of_any(self._update_problem(before, delivered, velocities))
         self.findings.num_steps += 1
@@ -216,7 +240,7 @@ class StepCheck:
         replica = self._step.replica
         return dict(zip(replica.layout.names, replica.trainable, strict=True))
 
-    def _check_exchange(self, exchange: Exchange) -> dict[str, Tensor]:
+    def _check_exchange(self, exchange: Exchange) -> dict[str, _Delivered]:
         """Compares one exchange; gives what it delivered by parameter, where that is known."""
         law = law_of(self._aggregator, exchange, self._ranks.world_size)
         if law is None:
@@ -240,9 +264,9 @@ class StepCheck:
             self.findings.largest_error_ratio = max(self.findings.largest_error_ratio, worst)
         return self._delivered(exchange)
 
-    def _delivered(self, exchange: Exchange) -> dict[str, Tensor]:
-        """The mean by parameter: this rank's own, and elsewhere the exact one."""
-        mean = exchange.mean
+    def _delivered(self, exchange: Exchange) -> dict[str, _Delivered]:
+        """The mean by parameter: this rank's own, and elsewhere the exact one, which owners have rounded."""
+        mean, rounding = exchange.mean, 0.0
         if self._aggregator.site(exchange.layout) != "replica":
             if self._aggregator.lossy:
                 return {}
@@ -250,13 +274,21 @@ class StepCheck:
             for start, stop in exchange.owned:
                 assert own is not None, "a rank that owns elements has their mean"
                 mean[start:stop] = own[start:stop]
+            values = exchange.contribution
+            largest = self._ranks.largest_of([float(values.abs().max()) if values.numel() else 0.0])[0]
+            rounding = (
+                ROUNDING[values.dtype] * torch.finfo(values.dtype).eps * largest * self._ranks.world_size
+            )
         assert mean is not None, "every replica takes the step"
         named = self._named()
         views = zip(exchange.layout.names, exchange.layout.views(mean), strict=True)
-        return {name: view if exchange.recomputed else _as_stored(view, named[name]) for name, view in views}
+        return {
+            name: _Delivered(view if exchange.recomputed else _as_stored(view, named[name]), rounding)
+            for name, view in views
+        }
 
     def _update_problem(
-        self, before: dict[str, Tensor], delivered: dict[str, Tensor], velocities: dict[str, Tensor]
+        self, before: dict[str, Tensor], delivered: dict[str, _Delivered], velocities: dict[str, _Velocity]
     ) -> str | None:
         """The first parameter that is not what SGD makes of the mean; `velocities` go on."""
         problem = None
@@ -265,7 +297,9 @@ class StepCheck:
                 continue
             mean, old = delivered[name], before[name]
             if self._settings.momentum and name not in velocities:
-                velocities[name] = torch.zeros_like(old, dtype=torch.float64)
+                velocities[name] = _Velocity(
+                    *torch.zeros(2, old.numel(), dtype=torch.float64, device=old.device)
+                )
             velocity = velocities.get(name)
             worst = _worst_update(self._settings, parameter.detach(), old, mean, velocity)
             if worst is not None and problem is None:
@@ -319,33 +353,31 @@ def _zeros(saved: Any) -> Any:
 
 
 def _worst_update(
-    settings: SgdSettings, new: Tensor, old: Tensor, mean: Tensor, velocity: Tensor | None
+    settings: SgdSettings, new: Tensor, old: Tensor, delivered: _Delivered, velocity: _Velocity | None
 ) -> tuple[int, float, float] | None:
     """The element that is furthest from SGD's, with its value and SGD's; None where all are near enough.
 
     v = momentum v + d with d = mean + weight decay * p; then p - rate * (d + momentum v) with Nesterov's
     momentum, p - rate * v without; torch.optim.SGD's documentation has the same. `velocity` goes on in place.
     """
-    worst = None
-    flat = [one.reshape(-1) for one in (new, old, mean)]
-    moving = None if velocity is None else velocity.view(-1)
-    largest = 1.0
+    worst, largest = None, 1.0
+    flat = [one.reshape(-1) for one in (new, old, delivered.mean)]
+    rate, info = abs(settings.learning_rate), torch.finfo(new.dtype)
+    slack = 2 * rate * delivered.rounding / max(1 - settings.momentum, 1e-3) + info.tiny
     for start in range(0, new.numel(), CHUNK_ELEMENTS):
         chunk = slice(start, start + CHUNK_ELEMENTS)
-        given, p, m = (one[chunk].double() for one in flat)
-        d = m + settings.weight_decay * p
-        size = m.abs() + settings.weight_decay * p.abs()
-        step = d
-        if moving is not None:
-            size = size + 2 * moving[chunk].abs()
-            moving[chunk] = settings.momentum * moving[chunk] + d
-            step = d + settings.momentum * moving[chunk] if settings.nesterov else moving[chunk]
+        given, p, mean = (one[chunk].double() for one in flat)
+        step = mean + settings.weight_decay * p
+        size = mean.abs() + settings.weight_decay * p.abs()
+        if velocity is not None:
+            value, magnitude = velocity.value[chunk], velocity.magnitude[chunk]
+            value.mul_(settings.momentum).add_(step)
+            size = magnitude.mul_(settings.momentum).add_(size)
+            step = step + settings.momentum * value if settings.nesterov else value
         expected = p - settings.learning_rate * step
-        rounding = max(UPDATE_ROUNDING, ROUNDING[new.dtype]) * torch.finfo(new.dtype).eps
-        allowed = rounding * (p.abs() + abs(settings.learning_rate) * size) + torch.finfo(new.dtype).tiny
+        allowed = UPDATE_ROUNDING * info.eps * (p.abs() + rate * size) + slack
         ratios = ((given - expected).abs() / allowed).nan_to_num_(float("inf"))
         at = int(ratios.argmax())
         if float(ratios[at]) > largest:
-            largest = float(ratios[at])
-            worst = (start + at, float(given[at]), float(expected[at]))
+            largest, worst = float(ratios[at]), (start + at, float(given[at]), float(expected[at]))
     return worst
