@@ -55,7 +55,7 @@ SlurmdParameters=config_overrides
 MailProg=/bin/true
 ReturnToService=2
 JobRequeue=0
-KillWait=5
+KillWait=60
 SchedulerParameters=sched_interval=1,bf_interval=1,batch_sched_delay=0,sched_min_interval=0
 GresTypes=gpu
 NodeName={first} NodeHostname=localhost NodeAddr=127.0.0.1 Port={first_port} CPUs=64 Gres=gpu:4
