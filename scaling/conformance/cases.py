@@ -142,7 +142,7 @@ def smallest(dtype: torch.dtype) -> float:
 
 
 _OF_A_NETWORK: tuple[Shape, ...] = ((64, 37), (0, 7), (), (9, 3, 5, 5), (0,), (4097,))
-_ONE_MATRIX_AND_ONE_MORE: tuple[Shape, ...] = ((512, 512), (1,))
+_ONE_MATRIX_AND_ONE_MORE: tuple[Shape, ...] = ((256, 512), (1,))
 NUM_STEPS, NUM_STEPS_OF_OTHER_TYPES = 24, 8
 
 

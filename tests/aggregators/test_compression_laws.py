@@ -28,11 +28,7 @@ VARIANTS = {
     "fp16": {},
     "bf16": {},
 }
-# What is delivered and what is withheld add up to the gradients.
-WITH_LAW = [
-    "one_bit", "one_bit_flat", "one_bit_flat small chunks", "two_bit", "ef_sign", "top_k", "power_sgd",
-    "power_sgd from cold",
-]  # fmt: skip
+WITHOUT_FEEDBACK = ("sign", "qsgd", "fp16", "bf16")
 LAYOUTS = {
     "of a network": [("conv", (6, 3, 5, 5)), ("bias", (6,)), ("a", (40, 37)), ("b", (40, 37)), ("one", ())],
     "of one row": [("row", (1, 77))],
@@ -69,37 +65,27 @@ def run(label, world_size, layout_name="of a network", num_steps=NUM_STEPS, scal
     return run_in_process(world_size, work)
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
 @pytest.mark.parametrize("label", VARIANTS)
-def test_replicas_have_the_same_bits_for_fifty_steps(label, world_size):
-    first, *others = run(label, world_size)
+def test_replicas_have_the_same_bits_for_fifty_steps(label):
+    first, *others = run(label, 3)
     for other in others:
         assert all(torch.equal(a, b) for (a, _), (b, _) in zip(first, other, strict=True))
 
 
-@pytest.mark.parametrize("world_size", [2, 3, 7])
+@pytest.mark.parametrize("world_size", [2, 7])
 @pytest.mark.parametrize("layout_name", LAYOUTS)
-@pytest.mark.parametrize("label", WITH_LAW)
-def test_mean_and_new_residuals_are_gradients_and_old_residuals(label, layout_name, world_size):
-    """More ranks than columns, rows and elements too; summed over the steps, so that nothing gets lost."""
-    num_steps = 8
-    ranks = run(label, world_size, layout_name, num_steps)
-    num_elements = len(ranks[0][0][0])
-    owed = torch.zeros(num_elements, dtype=torch.float64)
-    for step in range(num_steps):
-        owed += sum(gradients_of(rank, step, num_elements).double() for rank in range(world_size))
-        owed -= world_size * ranks[0][step][0].double()
-        withheld = sum(seen[step][1].double() for seen in ranks)
-        assert torch.allclose(withheld, owed, rtol=0, atol=2e-4)
+@pytest.mark.parametrize("label", VARIANTS)
+def test_contract_holds_on_awkward_tensors(label, layout_name, world_size):
+    """Residuals, bytes and zeros among it; more ranks than columns, rows and elements too."""
+    shapes = tuple(shape for _, shape in LAYOUTS[layout_name])
+    values = ("zeros", "normal", "wide range", "normal", "zeros", "normal")
+    case = conformance.Case(world_size, torch.float32, shapes, values)
+    assert conformance.check(made(label), case) == (label not in WITHOUT_FEEDBACK)
 
 
 @pytest.mark.parametrize("label", VARIANTS)
 @pytest.mark.parametrize("layout_name", LAYOUTS)
 class TestAwkwardTensors:
-    def test_zeros_give_zeros_and_stay_finite(self, label, layout_name):
-        for seen in run(label, 3, layout_name, 3, 0.0):
-            assert all(bool((result == 0).all()) for result, _ in seen)
-
     def test_tiny_and_large_values_stay_finite(self, label, layout_name):
         for scale in (1e-30, 1e3):
             for seen in run(label, 3, layout_name, 3, scale):
@@ -108,22 +94,6 @@ class TestAwkwardTensors:
     def test_alone_the_result_is_the_gradient_itself(self, label, layout_name):
         (seen,) = run(label, 1, layout_name, 1)
         assert torch.equal(seen[0][0], gradients_of(0, 0, len(seen[0][0])))
-
-
-@pytest.mark.parametrize("label", VARIANTS)
-def test_what_is_metered_is_what_the_formula_says_for_every_shape(label):
-    aggregator = made(label)
-    for layout in map(BucketLayout.of, LAYOUTS.values()):
-
-        def work(group, layout=layout):
-            state = aggregator.start(layout, group, torch.float32, CPU)
-            group.meter.reset()
-            aggregator.aggregate(state, gradients_of(group.rank, 0, layout.num_elements))
-            return group.meter.bytes_sent
-
-        for world_size in (1, 2, 5):
-            sent = run_in_process(world_size, work)
-            assert sent == [aggregator.wire_bytes(layout, world_size, rank, 4) for rank in range(world_size)]
 
 
 @pytest.mark.parametrize("label", VARIANTS)

@@ -37,10 +37,10 @@ def label(aggregator):
     return aggregator.label()
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("world_size", [1, 3, 4])
 @pytest.mark.parametrize("aggregator", AGGREGATORS, ids=label)
 def test_contract_holds_on_fixed_and_drawn_cases(aggregator, world_size):
-    """A few cases of a fixed seed; `scaling verify --all --examples 500 --seed 7` draws others."""
+    """A few cases of a fixed seed; `scaling verify --all --examples 500 --seed 7` draws more, and others."""
     found = conformance.check_drawn(aggregator, world_size, num_examples=NUM_EXAMPLES)
     keeps = aggregator.lossy and aggregator.name not in WITHOUT_FEEDBACK
     keeps &= getattr(aggregator, "error_feedback", True)

@@ -54,7 +54,6 @@ def test_contract_holds_on_tensors_of_a_network(aggregator, world_size, network)
     conformance.check(aggregator, conformance.Case(world_size, torch.float32, network.shapes, ("normal",)))
 
 
-@pytest.mark.parametrize("world_size", [2, 5])
-@pytest.mark.parametrize("aggregator", OTHERS)
-def test_other_parameters_keep_the_contract(aggregator, world_size):
-    conformance.check_drawn(aggregator, world_size, num_examples=2)
+@pytest.mark.parametrize("aggregator", [other for other in OTHERS if not other.values[0].lossy])
+def test_other_parameters_keep_the_contract(aggregator):
+    conformance.check_drawn(aggregator, world_size=3, num_examples=3)

@@ -67,8 +67,14 @@ def test_fault_is_found_and_named_with_its_case_and_command(verified, name):
         assert int(found["world_size"]) == place["world_size"]
     if name == "InOneType":
         assert place["dtype"] in out
-    _, again = verified(name, place, *out.partition("; again: ")[2].split()[3:])
-    assert again == out
+
+
+def test_command_of_the_message_shows_the_same_failure_again(verified):
+    place = place_of("FromAStepOn")
+    _, out = verified("FromAStepOn", place, "--world-sizes", "2-8", "--seed", "3")
+    words = out.partition("; again: scaling verify planted_faults:FromAStepOn ")[2].split()
+    assert words == ["--world-sizes", "2", "--examples", "25", "--seed", "3"]
+    assert verified("FromAStepOn", place, *words)[1] == out
 
 
 def test_what_is_right_holds(verified):
