@@ -301,7 +301,9 @@ class StepCheck:
                     *torch.zeros(2, old.numel(), dtype=torch.float64, device=old.device)
                 )
             velocity = velocities.get(name)
-            worst = _worst_update(self._settings, parameter.detach(), old, mean, velocity)
+            # A captured step reads its learning rate from a tensor of 32 bits.
+            rate_eps = torch.finfo(torch.float32).eps if isinstance(self._step, CapturedStep) else 0.0
+            worst = _worst_update(self._settings, parameter.detach(), old, mean, velocity, rate_eps)
             if worst is not None and problem is None:
                 problem = (
                     f"the update is not SGD's: element {worst[0]} of {name} is {worst[1]:.9g} after the "
@@ -353,7 +355,12 @@ def _zeros(saved: Any) -> Any:
 
 
 def _worst_update(
-    settings: SgdSettings, new: Tensor, old: Tensor, delivered: _Delivered, velocity: _Velocity | None
+    settings: SgdSettings,
+    new: Tensor,
+    old: Tensor,
+    delivered: _Delivered,
+    velocity: _Velocity | None,
+    rate_eps: float,
 ) -> tuple[int, float, float] | None:
     """The element that is furthest from SGD's, with its value and SGD's; None where all are near enough.
 
@@ -375,7 +382,7 @@ def _worst_update(
             size = magnitude.mul_(settings.momentum).add_(size)
             step = step + settings.momentum * value if settings.nesterov else value
         expected = p - settings.learning_rate * step
-        allowed = UPDATE_ROUNDING * info.eps * (p.abs() + rate * size) + slack
+        allowed = UPDATE_ROUNDING * info.eps * (p.abs() + rate * size) + rate_eps * rate * size + slack
         ratios = ((given - expected).abs() / allowed).nan_to_num_(float("inf"))
         at = int(ratios.argmax())
         if float(ratios[at]) > largest:
