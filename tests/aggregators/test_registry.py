@@ -214,3 +214,9 @@ class TestNames:
     def test_a_class_without_one_is_refused(self):
         with pytest.raises(StudyError, match="needs a `name`"):
             create(own("Nameless"))
+
+    @pytest.mark.parametrize("name", ["", 7, None])
+    def test_one_that_is_no_text_or_an_empty_one_is_refused(self, monkeypatch, name):
+        monkeypatch.setattr(Halved, "name", name)
+        with pytest.raises(StudyError, match="needs a `name`"):
+            create(own("Halved"))
