@@ -170,6 +170,13 @@ class TestContributions:
         with pytest.raises(ScheduleError, match="rank 0 lacks the contribution of ranks 1-9 in chunk 0"):
             verify(made_of(world_size=10))
 
+    @pytest.mark.parametrize(("world_size", "end"), [(17, ""), (19, ", ...")])
+    def test_the_first_eight_runs_of_lost_ones_are_listed(self, world_size, end):
+        arriving = tuple(Transfer(rank, 0, 0, 1, "add") for rank in range(1, world_size, 2))
+        listed = r"2, 4, 6, 8, 10, 12, 14, 16" + end
+        with pytest.raises(ScheduleError, match=rf"lacks the contribution of ranks {listed} in chunk 0"):
+            verify(made_of(arriving, world_size=world_size))
+
 
 class TestBrokenRing:
     """Every single-transfer damage to a correct schedule is caught."""

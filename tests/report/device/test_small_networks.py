@@ -5,6 +5,7 @@ import pytest
 from scaling.report.device import device_sentences, device_tables, write_figures
 from scaling.report.device.common import arms_of
 from scaling.report.device.small_networks_data import grid_ratios, thread_crossing, width_crossings
+from scaling.report.device.small_networks_figures import draw_widths
 from tests.report.device.conftest import sentences_of
 
 WIDTHS = (10, 100, 1000, 10000)
@@ -170,6 +171,14 @@ def test_figures_are_drawn_with_a_gpu_and_without(with_gpu, without_gpu):
     assert names == ["device-small-networks-break-even", "device-small-networks-widths"]
     names = [figure.name for figure in write_figures(without_gpu.folder, [without_gpu.results()])]
     assert names[-1] == "device-small-networks-widths"
+
+
+def test_every_batch_has_a_panel_and_what_is_left_over_is_empty(small):
+    made = small(has_gpu=False)
+    add_grid(made, gpu=False, batches=(1, 8, 64))
+    panels = draw_widths(made.results(), "three batches").axes
+    assert [axes.get_title(loc="left") for axes in panels] == ["batch 1", "batch 8", "batch 64", ""]
+    assert [axes.axison for axes in panels] == [True, True, True, False]
 
 
 def test_nothing_measured_yet_draws_nothing(small):
