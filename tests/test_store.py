@@ -40,6 +40,22 @@ def start(folder: ResultsFolder, rows: list[dict] | None = None) -> RunRecord:
     return record
 
 
+@pytest.mark.parametrize(
+    ("names", "is_foreign"),
+    [
+        ([], False),
+        (["environment.json", "topology.yaml", ".lock"], False),
+        (["thesis.tex"], True),
+        (["environment.json", ".lock", "thesis.tex"], True),
+    ],
+)
+def test_one_file_that_no_study_writes_makes_a_folder_foreign(tmp_path, names, is_foreign):
+    for name in names:
+        (tmp_path / name).touch()
+    assert ResultsFolder(tmp_path).holds_foreign_files() == is_foreign
+    assert not ResultsFolder(tmp_path / "absent").holds_foreign_files()
+
+
 class TestWriting:
     def test_files_are_replaced_without_a_temporary_one_left(self, folder):
         for number in range(3):

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from launchers.two_hosts import HOSTS, NAMES_FOLDER, Link, set_up_commands, why_not
+from launchers.two_hosts import HOSTS, NAMES_FOLDER, Link, _wait, set_up_commands, why_not
 
 
 @pytest.fixture
@@ -34,6 +34,30 @@ def start(need):
 def namespaces():
     told = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True)
     return told.stdout.split()
+
+
+class Told:
+    """A process that ends with a code after so many questions whether it has."""
+
+    def __init__(self, code, questions):
+        self._code, self.left, self.returncode = code, questions, None
+
+    def poll(self):
+        self.left -= 1
+        self.returncode = self._code if self.left < 0 else None
+        return self.returncode
+
+
+@pytest.mark.parametrize("questions", [(0, 3), (3, 0), (2, 2)])
+def test_both_hosts_are_waited_for_where_neither_fails(questions):
+    started = [Told(0, number) for number in questions]
+    assert _wait(started) == 0
+    assert [one.returncode for one in started] == [0, 0]
+
+
+@pytest.mark.parametrize("codes", [(3, 0), (0, 3)])
+def test_code_of_the_host_that_fails_is_the_launchs(codes):
+    assert _wait([Told(code, 1) for code in codes]) == 3
 
 
 def test_hosts_have_an_address_each_and_a_link_between_them():

@@ -77,6 +77,15 @@ class TestCases:
         assert not {"send", "swap", "shift", "all_reduce"} & set(found)
         assert found["host_sum"] == 2  # with all cores, and with one
 
+    @pytest.mark.parametrize("on_gpus", [False, True])
+    @pytest.mark.parametrize("world_size", [1, 2, 4])
+    def test_ranks_of_a_case_are_different_ones_of_the_world(self, world_size, on_gpus):
+        for case in cases(world_size, on_gpus=on_gpus, peer_copies=on_gpus):
+            assert len(set(case.ranks)) == len(case.ranks)
+            assert set(case.ranks) <= set(range(world_size))
+            if case.operation in ("send", "swap", "peer_copy"):
+                assert len(case.ranks) == 2
+
     def test_no_case_is_there_twice(self):
         found = cases(3, on_gpus=True, peer_copies=True)
         assert len(set(found)) == len(found)

@@ -181,6 +181,15 @@ class TestRobustLoss:
         assert further == pytest.approx(far, rel=0.005)
 
 
+@pytest.mark.parametrize("own_sd", [0.05, 0.5])
+@pytest.mark.parametrize("kind", ["sends", "native", "host_work"])
+def test_one_measurement_adds_its_precision_to_that_of_the_prior(kind, own_sd):
+    found = calibrate([Observation(None, [Term(kind, kind, 0.0, 1.0)], 1.0, own_sd, 2)])
+    precision = 1 / (own_sd**2 + 0.08**2) + 1 / PRIOR_SD[kind][1] ** 2
+    relative_sd = found.seconds(Term(kind, "a", 0.0, 1.0)).relative_sd
+    assert relative_sd == pytest.approx(precision**-0.5, rel=1e-3)
+
+
 def test_prediction_is_as_uncertain_as_the_fit_is_off():
     draws = np.random.default_rng(3).normal(0, 1, 200)
 
