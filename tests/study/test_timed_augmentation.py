@@ -9,12 +9,14 @@ import yaml
 from torch import nn
 
 from scaling.errors import StudyError
+from scaling.registry import trust
 from scaling.store import ResultsFolder
 from scaling.study.cells import Cell, Machine, resolve
 from scaling.study.overrides import load_study
 from scaling.study.pruning import Verdict, judge, study_of
 from scaling.study.run_cell import TIMING_BATCHES
 from scaling.study.schema import Study, parse_study
+from scaling.training.step_check import StepCheck
 from scaling.workloads.augmentation import crop_and_flip, epoch_variations
 from scaling.workloads.base import DataShape, Model, Split
 from scaling.workloads.registry import create_dataset
@@ -173,6 +175,7 @@ seeing = Model("seeing", Seeing, None, "digits", "these tests", {})
 def seen(runner, group, **changes: Any) -> tuple[list[torch.Tensor], list[dict[str, Any]]]:  # noqa: F811
     """The inputs of a timed cell's steps, in turn, and its samples."""
     Seeing.seen.clear()
+    trust([f"{__name__}:seeing"])
     values = {**TIMED.to_dict(), "model": f"{__name__}:seeing", "model_parameters": {}, **changes}
     rows, _ = run(runner, group, Cell(**values))
     return list(Seeing.seen), rows
@@ -183,6 +186,11 @@ def digits() -> Split:
 
 
 class TestSteps:
+    @pytest.fixture(autouse=True)
+    def timed_ones_alone(self, monkeypatch):
+        """Those that are checked before and after see plain images, and count nowhere."""
+        monkeypatch.setattr(StepCheck, "steps", lambda *_: None)
+
     @pytest.mark.parametrize("placement", ["device", "loader"])
     def test_steps_see_the_images_of_a_training_cropped_and_mirrored(self, runner, group, placement):  # noqa: F811
         more = {"input_placement": placement, "loader_workers": 1 if placement == "loader" else None}

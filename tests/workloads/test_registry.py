@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from scaling.errors import StudyError
+from scaling.registry import trust
 from scaling.workloads.base import Dataset, DataShape, Model
 from scaling.workloads.digits import Digits
 from scaling.workloads.networks import build_mlp, fcn_r, mlp
@@ -34,7 +35,10 @@ own_model = Model("own", build_untyped, DataShape((3,), 2), "synthetic", "this f
 
 
 def own(attribute):
-    return f"{__name__}:{attribute}"
+    """Its name, as a study file of one's own would have it."""
+    name = f"{__name__}:{attribute}"
+    trust([name])
+    return name
 
 
 def test_built_ins_are_the_entry_points_of_setup_cfg():
