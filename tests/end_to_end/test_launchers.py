@@ -89,6 +89,7 @@ def test_same_cells_and_same_bits_under_every_launcher(scaling, openmpi, mpich, 
     assert len({tuple(losses) for _, losses in local.values()}) == 1
 
 
+@pytest.mark.usefixtures("named_by_a_study")
 def test_rank_that_raises_while_others_wait_in_mpi_ends_all_and_the_rest_is_resumed(scaling, openmpi):
     write_study_that_begins_with(scaling, "faulty_aggregators:RaisesOverMpi", "mpi")
     first = worker(scaling, openmpi, SCALING_CELL_EXIT_LIMIT_S="2")
@@ -102,6 +103,7 @@ def test_rank_that_raises_while_others_wait_in_mpi_ends_all_and_the_rest_is_resu
     assert scaling.states()[("mpi", 2, 0)] == "done"
 
 
+@pytest.mark.usefixtures("named_by_a_study")
 def test_rank_that_raises_while_others_wait_in_horovod_ends_the_cell_and_horovod_starts_anew(
     scaling, horovodrun
 ):
