@@ -61,7 +61,7 @@ CELL_TIMES = {
     ("lstm-fused", "cuda"): CellTime(num_timed=3.0, own_s=1.2),
     ("lstm-fused", "cpu"): CellTime(num_timed=3.0, own_s=1.2, core_s=8.0),
     ("surface-regression", "cuda"): CellTime(own_s=1.2),
-    ("surface-regression", "cpu"): CellTime(own_s=6.0, core_s=8.0),
+    ("surface-regression", "cpu"): CellTime(own_s=4.5, core_s=8.0),
     ("kernel-choices", "cuda"): CellTime(num_timed=1.7, own_s=1.9),
     ("kernel-choices", "cpu"): CellTime(own_s=0.4, core_s=1.2),
 }
