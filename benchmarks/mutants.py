@@ -9,7 +9,8 @@ HEAD, and runs the tests that can see it, until the first that fails:
 2. `near`: those that import it;
 3. `far`: those of the package's folder of tests, and those that import it through other modules, the fewest
    modules first;
-4. `processes`: those of the first two, and of the package's folder, that start worker processes.
+4. `interpreted`: of a kernel, those of the kernels in Triton's interpreter;
+5. `processes`: those of the first two, and of the package's folder, that start worker processes.
 Tests of Slurm and of GPUs are left out, and each stage has a limit of processor time: what survives says in
 `scope` whether every such test was run ("all") or some were not ("limit"). A test that takes more than
 TEST_LIMIT_S counts as one that never ends. In the end the tests that failed are run without a mutant; what
@@ -19,30 +20,22 @@ they say counts only if they pass then.
 from __future__ import annotations
 
 import argparse
-import ast
 import csv
 import importlib.util
-import os
-import re
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
+from mutant_tests import NO_TEST, STAGES, Outcome, Tests, run_tests
 from mutation_sites import Mutant, draw
 
 REPOSITORY = Path(__file__).parents[1]
-IN_PROCESS, IN_PROCESSES = "not processes and not slurm and not gpu", "processes and not slurm and not gpu"
-STAGES = {"own": 60.0, "near": 30.0, "far": 30.0, "processes": 30.0}
-"""Processor time in seconds after which no further test is begun, times `--patience`."""
-
-TEST_LIMIT_S, CALL_LIMIT_S = 120.0, 900.0
-
 NAMED: dict[str, tuple[str, str, str]] = {
     "nesterov": ("scaling/training/update.py", "nesterov=self.nesterov", "nesterov=False"),
     "weight-decay": ("scaling/training/update.py", "weight_decay=self.weight_decay", "weight_decay=0.0"),
@@ -98,7 +91,7 @@ class Result:
         kind, file, line, was, now: the mutant.
         outcome: killed, timed out or survived.
         killed_by: the first test that failed, or that did not end.
-        scope: own, near, far, processes, all or limit: which tests were run.
+        scope: the stage that found it; else all or limit: whether all tests were run.
         tests: that were run.
         seconds: that they took.
         commit: the last one that changed the core.
@@ -131,134 +124,6 @@ def named_mutants(root: Path) -> dict[str, Mutant]:
     return found
 
 
-class Tests:
-    """The test files of a checkout, by how many imports they are away from a module."""
-
-    def __init__(self, root: Path) -> None:
-        self._root = root
-        files = [
-            path
-            for top in ("scaling", "launchers", "topologies", "tests")
-            for path in (root / top).rglob("*.py")
-        ]
-        self._imports = {
-            str(path.relative_to(root)): _imported(path.read_text(encoding="utf-8")) for path in files
-        }
-
-    def of(self, file: str) -> dict[str, list[str]]:
-        """Stage -> those that can see a module of the core."""
-        distances = self._distances(file)
-        parts = Path(file).with_suffix("").parts
-        package = parts[1] if parts[0] == "scaling" else parts[0]
-        mirrors = (f"tests/{package}/", f"tests/test_{package}.py")
-        tests = [name for name in self._imports if re.search(r"(^|/)test_\w+\.py$", name)]
-        own = {name for name in tests if Path(name).stem == f"test_{parts[-1]}" and name.startswith(mirrors)}
-        near = {name for name in tests if distances.get(name) == 1} - own
-        far = {name for name in tests if name in distances or name.startswith(mirrors)} - own - near
-
-        def order(name: str) -> tuple[int, bool, str]:
-            return distances.get(name, 2), not name.startswith(mirrors), name
-
-        folder = {name for name in tests if name.startswith(mirrors)}
-        stages = zip(STAGES, (own, near, far, own | near | folder), strict=True)
-        return {stage: sorted(told, key=order) for stage, told in stages}
-
-    def _distances(self, file: str) -> dict[str, int]:
-        """File -> the number of imports that lead from it to `file`, if any do."""
-        distances, newest = {file: 0}, [file]
-        while newest:
-            wanted = {_module(name) for name in newest}
-            step = distances[newest[0]] + 1
-            newest = [name for name, told in self._imports.items() if name not in distances and told & wanted]
-            distances |= dict.fromkeys(newest, step)
-        return distances
-
-
-def _module(file: str) -> str:
-    return ".".join(Path(file).with_suffix("").parts).removesuffix(".__init__")
-
-
-def _imported(source: str) -> set[str]:
-    """Names of modules (and of what is imported from them) in a source, wherever they are."""
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            found |= {one.name for one in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= {node.module, *(f"{node.module}.{one.name}" for one in node.names)}
-    return found
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """Of one call of pytest: killed, timed out or survived; by which test; whether all were run; how many."""
-
-    outcome: str
-    killed_by: str
-    complete: bool
-    tests: int
-
-
-def run_tests(root: Path, tests: Sequence[str], limit_s: float, chosen: str = IN_PROCESS) -> Outcome:
-    """Runs tests of a checkout until one fails or the time is over."""
-    if not tests:
-        return Outcome("survived", "", True, 0)
-    with tempfile.TemporaryDirectory() as folder:
-        record = Path(folder) / "record"
-        record.touch()
-        environment = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(root), str(Path(__file__).parent)]),
-            "MUTANT_RECORD": str(record),
-            "MUTANT_LIMIT_S": str(limit_s),
-            "MUTANT_TEST_LIMIT_S": str(TEST_LIMIT_S),
-        }
-        words = [
-            "-x",
-            "-q",
-            "-p",
-            "mutant_record",
-            "-p",
-            "no:cacheprovider",
-            "-m",
-            chosen,
-            f"--basetemp={folder}/tests",
-        ]
-        process = subprocess.Popen(
-            [sys.executable, "-m", "pytest", *words, *tests],
-            cwd=root,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        try:
-            process.wait(CALL_LIMIT_S)
-        except subprocess.TimeoutExpired:
-            pass
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        lines = record.read_text(encoding="utf-8").splitlines()
-    if not lines and process.returncode not in (0, 5):  # 5: it found no test that is chosen
-        raise SystemExit(f"pytest {' '.join(tests)} ends with {process.returncode} before a test")
-    return outcome_of(lines)
-
-
-def outcome_of(record: Sequence[str]) -> Outcome:
-    """What the lines of `mutant_record` say."""
-    begun = [line.removeprefix("begun ") for line in record if line.startswith("begun ")]
-    failed = [line.removeprefix("failed ") for line in record if line.startswith("failed ")]
-    ended = sum(line.startswith("ended ") for line in record)
-    if failed:
-        return Outcome("killed", failed[0], False, len(begun))
-    if len(begun) > ended:
-        return Outcome("timed out", begun[-1], False, len(begun))
-    return Outcome("survived", "", "limit " not in record, len(begun))
-
-
 def try_mutant(
     root: Path,
     name: str,
@@ -274,8 +139,7 @@ def try_mutant(
     try:
         _write(path, mutant.apply(source))
         for stage, files in stages.items():
-            chosen = IN_PROCESSES if stage == "processes" else IN_PROCESS
-            found = run_tests(root, files, patience * STAGES[stage], chosen)
+            found = run_tests(root, files, STAGES[stage], patience)
             tests += found.tests
             if found.outcome != "survived":
                 scope = stage
@@ -295,13 +159,12 @@ def _write(path: Path, source: bytes) -> None:
 
 
 def believed(root: Path, results: Sequence[Result]) -> list[Result]:
-    """The results, of which kills by tests that fail without a mutant too are doubtful."""
-    killers = {one.killed_by for one in results if one.outcome == "killed"}
+    """The results, of which those by tests that fail without a mutant too are doubtful."""
     broken: set[str] = set()
-    while (
-        found := run_tests(root, sorted(killers - broken), 600.0, f"({IN_PROCESS}) or ({IN_PROCESSES})")
-    ).outcome != "survived":
-        broken.add(found.killed_by)
+    for name, stage in STAGES.items():
+        killers = {one.killed_by for one in results if one.scope == name} - {NO_TEST}
+        while found := run_tests(root, sorted(killers - broken), stage, patience=20.0).killed_by:
+            broken.add(found)
     return [replace(one, outcome="doubtful") if one.killed_by in broken else one for one in results]
 
 
@@ -355,6 +218,8 @@ def main() -> None:
     parser.add_argument("--patience", type=float, default=1.0, help="what the time limits are multiplied by")
     parser.add_argument("--list", action="store_true", help="prints the mutants and runs nothing")
     asked = parser.parse_args()
+    if absent := [name for name in asked.tests or () if not (REPOSITORY / name).exists()]:
+        parser.error(f"no test file or folder {', '.join(absent)}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # the checkout is taken away
     with checkout(REPOSITORY) as root:
         drawn = draw(root, asked.seed, asked.count)

@@ -31,11 +31,12 @@ def example(values: list[int], width: int) -> Literal[3]:
 def modules():
     sys.path.insert(0, str(ROOT / "benchmarks"))
     try:
+        import mutant_tests
         import mutants
         import mutation_sites
     finally:
         sys.path.remove(str(ROOT / "benchmarks"))
-    return mutants, mutation_sites
+    return mutants, mutation_sites, mutant_tests
 
 
 @pytest.fixture
@@ -92,12 +93,12 @@ def test_every_mutant_by_hand_is_in_the_sources_and_is_python(modules):
     ],
 )
 def test_record_of_the_tests_says_what_became_of_a_mutant(modules, record, outcome, killed_by, complete):
-    found = modules[0].outcome_of(record)
+    found = modules[2].outcome_of(record)
     assert (found.outcome, found.killed_by, found.complete) == (outcome, killed_by, complete)
 
 
 def test_tests_that_can_see_a_module_come_by_their_distance(modules):
-    stages = modules[0].Tests(ROOT).of("scaling/collectives/ring.py")
+    stages = modules[2].Tests(ROOT).of("scaling/collectives/ring.py")
     assert stages["own"] == ["tests/collectives/test_ring.py"]
     assert "tests/training/test_update.py" in stages["near"]
     assert "tests/aggregators/test_contract.py" in stages["far"]
