@@ -34,7 +34,7 @@ Law = Literal["exact mean", "residuals", "error bound"]
 
 CHUNK_ELEMENTS = 2**22
 ROUNDING = {torch.float64: 4.0, torch.float32: 2.0, torch.float16: 8.0, torch.bfloat16: 8.0}
-"""Of a sum of gradients, in epsilons of the sum of their magnitudes, as the contract suite has it."""
+"""Of a sum of gradients, in epsilons of the sum of their magnitudes: enough for any order of adding."""
 RESIDUAL_ROUNDING = 16.0
 """Of the law of residuals, in epsilons of its largest terms."""
 BOUND_ROUNDING = 1e-5

@@ -190,8 +190,12 @@ def test_keyboard_reads_the_values_of_a_figure_and_escape_ends_it(open_page):
     for _ in range(3):
         page.keyboard.press("ArrowRight")
         seen.append(page.locator("#tip").inner_text())
+    page.mouse.wheel(0, 40)
+    page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    assert page.locator("#tip").inner_text() == seen[2]
     page.keyboard.press("ArrowLeft")
     assert page.locator("#tip").inner_text() == seen[1]
+    assert all(seen)
     assert len(set(seen)) >= 2
     assert page.locator("#tip").get_attribute("role") == "status"
     page.keyboard.press("Escape")
