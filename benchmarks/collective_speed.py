@@ -32,7 +32,7 @@ from scaling.collectives.ring import ring
 from scaling.collectives.stripes import stripes
 from scaling.measure.environment import collect
 from scaling.process_group import TorchGroup
-from scaling.workers import Workers
+from scaling.runtime.workers import Workers
 from topologies.detect import num_usable_cores
 
 Contender = Callable[[], object]

@@ -55,20 +55,20 @@ NAMED: dict[str, tuple[str, str, str]] = {
     ),
     "qsgd-clamp": ("scaling/codecs/qsgd.py", "levels.clamp_(max=self.num_levels)", "levels"),
     "compare-floor": (
-        "scaling/report/compare.py", "if _within_floor(pair):\n        reason", "if False:\n        reason",
+        "scaling/analysis/compare.py", "if _within_floor(pair):\n        reason", "if False:\n        reason",
     ),
     "compare-floor-one-launch": (
-        "scaling/report/compare.py", "if _within_floor(pair):\n        return", "if False:\n        return",
+        "scaling/analysis/compare.py", "if _within_floor(pair):\n        return", "if False:\n        return",
     ),
     "compare-smaller-floor": (
-        "scaling/report/compare.py", "max(floors, default=None)", "min(floors, default=None)",
+        "scaling/analysis/compare.py", "max(floors, default=None)", "min(floors, default=None)",
     ),
-    "detectable-alone": ("scaling/report/compare.py", "self.level / max(1, self.num_tests)", "self.level"),
+    "detectable-alone": ("scaling/analysis/compare.py", "self.level / max(1, self.num_tests)", "self.level"),
     "recommend-smaller-floor": (
-        "scaling/report/recommend.py", "allowed = max(floors", "allowed = min(floors",
+        "scaling/analysis/recommend.py", "allowed = max(floors", "allowed = min(floors",
     ),
     "recommend-floor-base": (
-        "scaling/report/recommend.py", "(choice.value + other.value) / 2", "choice.value",
+        "scaling/analysis/recommend.py", "(choice.value + other.value) / 2", "choice.value",
     ),
     "no-shrinkage": ("scaling/prediction/calibration.py", "(kept * log, math.sqrt", "(log, math.sqrt"),
     "plain-loss": ("scaling/prediction/calibration.py", "_soft(off / sds)", "off / sds"),

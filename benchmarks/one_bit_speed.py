@@ -40,7 +40,7 @@ from scaling.codecs.one_bit_stripes import StripeBuffers, StripeCodec, TorchStri
 from scaling.codecs.stripes import StripeLayout
 from scaling.measure.environment import collect
 from scaling.process_group import Message, TorchGroup
-from scaling.workers import Workers
+from scaling.runtime.workers import Workers
 from scaling.workloads.registry import build_module, create_model
 
 Call = Callable[[], object]

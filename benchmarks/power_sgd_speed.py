@@ -40,7 +40,7 @@ from torch import Tensor
 from launchers.rank_info import RankInfo
 from scaling.measure.environment import collect
 from scaling.process_group import TorchGroup
-from scaling.workers import Workers
+from scaling.runtime.workers import Workers
 from scaling.workloads.registry import build_module, create_dataset, create_model, resolve_shape
 from scaling.workloads.sampling import epoch_batches, shard
 

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from scaling.errors import ScalingError
-from scaling.measured_folders import cells_of, differences_between, transfers_of
+from scaling.prediction.calibration_data import cells_of, differences_between, transfers_of
 from scaling.prediction.measured import MeasuredCell
 from scaling.prediction.predict import Prediction, Predictor
 from scaling.prediction.sources import Sources

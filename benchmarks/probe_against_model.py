@@ -18,8 +18,8 @@ from pathlib import Path
 from scaling.collectives.ring import ring
 from scaling.collectives.schedule import Schedule, Transfer
 from scaling.collectives.simulate import simulate
-from scaling.measure.probe import MIB, Sample, from_csv
-from scaling.measure.probe_series import OneSeries, Series, size_text
+from scaling.measure.probe.cases import MIB, Sample, from_csv
+from scaling.measure.probe.series import OneSeries, Series, size_text
 from topologies.model import Topology
 from topologies.schema import load
 

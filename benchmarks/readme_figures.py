@@ -16,8 +16,9 @@ import re
 import sys
 from pathlib import Path
 
-from scaling.report import summary_table, write_report
-from scaling.report.columns import OLDER_CODE, Row, is_of_older_code, to_rows
+from scaling.analysis import summary_table
+from scaling.analysis.columns import OLDER_CODE, Row, is_of_older_code, to_rows
+from scaling.report import write_report
 from scaling.store import ResultsFolder
 
 ROOT = Path(__file__).parents[1]

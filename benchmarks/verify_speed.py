@@ -4,7 +4,7 @@ import resource
 import sys
 import time
 
-from scaling.collectives.catalogue import schedule
+from scaling.collectives.listing import schedule
 from scaling.collectives.verify import verify
 
 COLLECTIVES = (

@@ -24,10 +24,11 @@ from launchers.mpi import started_by_mpi
 from launchers.processes import die_with_parent
 from launchers.rank_info import LAUNCHER_VARIABLE, RankError, RankInfo
 from scaling.errors import LaunchError, ScalingError
-from scaling.orderly_stop import RECORDING, close_runs, closing_on_signals
 from scaling.registry import trust
-from scaling.startup import Beside
-from scaling.startup.address import own_address
+from scaling.runtime import Beside
+from scaling.runtime.address import own_address
+from scaling.runtime.graceful_shutdown import RECORDING, close_runs, closing_on_signals
+from scaling.runtime.workers import CellOutcome, Workers
 from scaling.store import ResultsFolder, RunRecord
 from scaling.study.cells import AnyCell, Cell, resolve
 from scaling.study.launch_times import LaunchTimes
@@ -37,7 +38,6 @@ from scaling.study.overrides import load_study, texts
 from scaling.study.prepare import prepare, this_machine
 from scaling.study.run_cell import CellRunner, RankSummary, notes_of
 from scaling.study.sharing import gpu_of, sharing_note
-from scaling.workers import CellOutcome, Workers
 from topologies.detect import num_usable_cores
 from topologies.detect_host import boot_id
 

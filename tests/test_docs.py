@@ -10,8 +10,9 @@ import pytest
 import torch
 import yaml
 
-from scaling import conformance, verification
+from scaling import conformance
 from scaling.aggregators.registry import create
+from scaling.conformance import verify as verification
 from scaling.process_group import run_in_process
 from scaling.study.schema import parse_study
 from scaling.training.replica import FlatReplica

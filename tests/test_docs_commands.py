@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import typer
 
+from scaling.analysis.columns import is_of_older_code, to_rows
+from scaling.analysis.summary import summary_table
 from scaling.cli import app
-from scaling.report.columns import is_of_older_code, to_rows
-from scaling.report.tables import summary_table
 from scaling.store import ResultsFolder
 
 ROOT = Path(__file__).parents[1]

@@ -21,11 +21,10 @@ PARTS = AGGREGATION | {
     "scaling.workloads",
     "scaling.measure",
     "scaling.store",
-    "scaling.startup",
-    "scaling.workers",
+    "scaling.runtime",
 }
-READING = VERSION_AND_ERRORS | {"scaling.report", "scaling.store"}
-VERBS = PARTS | {"scaling.report", "scaling.study"}
+READING = VERSION_AND_ERRORS | {"scaling.cli.options", "scaling.analysis", "scaling.report", "scaling.store"}
+STUDYING = PARTS | {"scaling.cli.options", "scaling.study"}
 
 MAY_IMPORT: dict[str, frozenset[str]] = {
     "scaling": frozenset(),
@@ -39,55 +38,54 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "scaling.codecs": GROUND,
     "scaling.aggregators": ALGORITHMS,
     "scaling.conformance": ALGORITHMS | {"scaling.aggregators"},
+    "scaling.conformance.fidelity": AGGREGATION | {"scaling.measure", "scaling.workloads"},
     "scaling.store": VERSION_AND_ERRORS,
     "scaling.workloads": GROUND,
     "scaling.measure": AGGREGATION,
-    "scaling.measure.probe_run": AGGREGATION | {"scaling.measure", "launchers"},
-    "scaling.measure.probe_worker": AGGREGATION
-    | {"scaling.measure", "scaling.startup", "scaling.workers", "launchers"},
+    "scaling.measure.probe.run": AGGREGATION | {"scaling.measure", "launchers"},
+    "scaling.measure.probe.worker": AGGREGATION | {"scaling.measure", "scaling.runtime", "launchers"},
     "scaling.training": AGGREGATION | {"scaling.measure", "scaling.workloads"},
     "scaling.experiments": AGGREGATION | {"scaling.measure", "scaling.workloads"},
-    "scaling.workers": VERSION_AND_ERRORS | {"scaling.process_group", "launchers"},
-    "scaling.startup": VERSION_AND_ERRORS | {"scaling.process_group", "scaling.workers", "launchers"},
+    "scaling.runtime": VERSION_AND_ERRORS | {"scaling.process_group", "scaling.store", "launchers"},
+    "scaling.analysis": VERSION_AND_ERRORS | {"scaling.store", "scaling.measure", "topologies"},
     "scaling.report": VERSION_AND_ERRORS
-    | {"scaling.store", "scaling.measure", "scaling.collectives", "topologies"},
+    | {"scaling.analysis", "scaling.store", "scaling.measure", "scaling.collectives", "topologies"},
     "scaling.prediction": VERSION_AND_ERRORS | {"scaling.collectives", "scaling.bucket", "topologies"},
-    "scaling.study": PARTS | {"scaling.experiments", "scaling.prediction"},
-    "scaling.measured_folders": VERBS | {"scaling.prediction"},
-    "scaling.predict_ahead": VERBS | {"scaling.prediction", "scaling.measured_folders"},
+    "scaling.prediction.calibration_data": VERSION_AND_ERRORS
+    | {"scaling.analysis", "scaling.measure", "scaling.prediction", "scaling.store", "topologies"},
+    "scaling.study": PARTS
+    | {"scaling.experiments", "scaling.prediction", "scaling.prediction.calibration_data"},
     "scaling.interchange": VERSION_AND_ERRORS | {"scaling.collectives"},
-    "scaling.cli_schedule": ALGORITHMS | {"scaling.measure", "scaling.interchange"},
-    "scaling.cli_predict": VERBS | {"scaling.prediction", "scaling.measured_folders", "scaling.cli_schedule"},
-    "scaling.catalogue": VERBS | {"scaling.experiments"},
-    "scaling.verification": AGGREGATION,
-    "scaling.honesty": AGGREGATION | {"scaling.measure", "scaling.workloads"},
     "scaling.doctor": PARTS,
-    "scaling.worker": VERBS | {"scaling.orderly_stop"},
-    "scaling.orderly_stop": VERSION_AND_ERRORS | {"scaling.store"},
-    "scaling.cli": VERBS
+    "scaling.worker": STUDYING,
+    "scaling.cli.options": VERSION_AND_ERRORS | {"scaling.study"},
+    "scaling.cli.schedule": ALGORITHMS | {"scaling.measure", "scaling.interchange"},
+    "scaling.cli.predict": STUDYING
+    | {"scaling.prediction", "scaling.prediction.calibration_data", "scaling.cli.schedule"},
+    "scaling.cli.listing": STUDYING | {"scaling.experiments"},
+    "scaling.cli.plan": STUDYING | {"scaling.cli.predict"},
+    "scaling.cli.report": READING,
+    "scaling.cli.run": STUDYING | READING | {"scaling.cli.report"},
+    "scaling.cli.topology": STUDYING | {"scaling.measure.probe.run"},
+    "scaling.cli.verify": AGGREGATION
+    | {"scaling.cli.options", "scaling.store", "scaling.conformance.fidelity"},
+    "scaling.cli.doctor": frozenset({"scaling.cli.options", "scaling.doctor"}),
+    "scaling.cli.submit": STUDYING,
+    "scaling.cli.compare": READING,
+    "scaling.cli.explain": READING,
+    "scaling.cli.export": READING,
+    "scaling.cli.recommend": READING,
+    "scaling.cli.status": READING,
+    "scaling.cli.watch": READING,
+    "scaling.cli": VERSION_AND_ERRORS
+    | {"topologies", "scaling.cli.options"}
     | {
-        "scaling.catalogue",
-        "scaling.verification",
-        "scaling.honesty",
-        "scaling.cli_topology",
-        "scaling.cli_compare",
-        "scaling.cli_explain",
-        "scaling.cli_export",
-        "scaling.cli_recommend",
-        "scaling.cli_watch",
-        "scaling.cli_predict",
-        "scaling.cli_submit",
-        "scaling.cli_schedule",
-        "scaling.predict_ahead",
-        "scaling.doctor",
+        f"scaling.cli.{verb}"
+        for verb in (
+            *("compare", "doctor", "explain", "export", "listing", "plan", "predict", "recommend", "report"),
+            *("run", "schedule", "status", "submit", "topology", "verify", "watch"),
+        )
     },
-    "scaling.cli_submit": VERBS,
-    "scaling.cli_compare": READING,
-    "scaling.cli_explain": READING,
-    "scaling.cli_export": READING,
-    "scaling.cli_recommend": READING,
-    "scaling.cli_watch": READING,
-    "scaling.cli_topology": VERBS | {"scaling.measure.probe_run"},
     "scaling.__main__": frozenset({"scaling.cli"}),
 }
 
@@ -103,7 +101,7 @@ TORCH_DISTRIBUTED = frozenset(
         "scaling.process_group.symmetric_memory",
         "scaling.process_group.through_host",
         "scaling.training.overlapped",  # the DDP hook
-        "scaling.workers",
+        "scaling.runtime.workers",
     }
 )
 CUDA_EVENTS = frozenset({"scaling.measure.clock", "scaling.collectives.execute_host"})
@@ -115,9 +113,9 @@ WRITERS: dict[str, frozenset[str]] = {
     "scaling.workloads.downloads": frozenset({"open", "replace"}),  # to the user's cache
     "scaling.report.figures": frozenset({"savefig"}),  # to the store's figure_path
     "launchers.two_hosts": frozenset({"write_text"}),  # the hosts' names, for as long as they last
-    "scaling.cli_schedule": frozenset({"write_bytes"}),  # schedules and imported files, where the user says
-    "scaling.cli_topology": frozenset({"write_text"}),  # machines and their pictures, where the user says
-    "scaling.measure.probe_worker": frozenset({"open"}),  # samples, for the process that started it
+    "scaling.cli.schedule": frozenset({"write_bytes"}),  # schedules and imported files, where the user says
+    "scaling.cli.topology": frozenset({"write_text"}),  # machines and their pictures, where the user says
+    "scaling.measure.probe.worker": frozenset({"open"}),  # samples, for the process that started it
     "scaling.training.checkpoint": frozenset({"torch.save"}),  # into memory, for the store
     "scaling.study.run": frozenset({"open"}),  # the launches' logs, at the store's next_log_path
 }
@@ -343,6 +341,11 @@ class TestTheProject:
         assert reached_by_unit("scaling.report", frozenset({"torch"}), project) == []
         assert reached_by_unit("scaling.prediction", frozenset({"torch"}), project) == []
 
+    def test_analysis_draws_nothing_and_needs_no_torch(self, project):
+        assert (
+            reached_by_unit("scaling.analysis", frozenset({"torch", "matplotlib", "jinja2"}), project) == []
+        )
+
     def test_store_never_reaches_torch(self, project):
         assert reached_by_unit("scaling.store", frozenset({"torch"}), project) == []
 
@@ -456,7 +459,7 @@ class TestTheChecker:
     )
     def test_torch_distributed_elsewhere_is_found(self, source):
         assert uses_of(planted(scaling__training__step=source), "torch.distributed", TORCH_DISTRIBUTED)
-        assert not uses_of(planted(scaling__workers=source), "torch.distributed", TORCH_DISTRIBUTED)
+        assert not uses_of(planted(scaling__runtime__workers=source), "torch.distributed", TORCH_DISTRIBUTED)
 
     @pytest.mark.parametrize("source", ["torch.cuda.Event()", "start.elapsed_time(stop)"])
     def test_cuda_events_elsewhere_are_found(self, source):

@@ -10,9 +10,9 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from scaling.report.columns import to_rows
+from scaling.analysis.columns import to_rows
+from scaling.analysis.summary import summary_table
 from scaling.report.predictions import read_predictions
-from scaling.report.tables import summary_table
 from scaling.store import ResultsFolder
 
 ROOT = Path(__file__).parents[1]

@@ -5,11 +5,11 @@ from dataclasses import asdict
 import pytest
 
 from launchers.rank_info import RankInfo
+from scaling.runtime.workers import CellOutcome
 from scaling.store import ResultsFolder, RunRecord
 from scaling.study.cells import Cell
 from scaling.study.run_cell import IN_HOST_MEMORY, RankSummary
 from scaling.worker import _record
-from scaling.workers import CellOutcome
 
 TRAINED = Cell(
     kind="convergence",

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Literal
 
-from scaling.collectives.halves import halves
 from scaling.collectives.plan import Codec, Exchange, Stage, Update
 from scaling.collectives.ring import ring
 from scaling.collectives.schedule import Schedule, Transfer
+from scaling.collectives.split_at_reduction import halves
 
 
 def native_all_reduce(

@@ -3,7 +3,7 @@
 Steps, messages and bytes are the schedule's (`scaling.collectives`). The sums of a step are part of its phase
 `communicate`: they cannot start before the message is there, and the next message cannot leave before they
 end. Where the optimizer step is taken by the root or by owners, the schedule is cut where the sums are
-complete (`scaling.collectives.halves`), and its second half carries parameters.
+complete (`scaling.collectives.split_at_reduction`), and its second half carries parameters.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from scaling.aggregators.base import Aggregator, AggregatorState, PhaseMarker, S
 from scaling.aggregators.prediction import sent_elements, stepped_by_owners
 from scaling.bucket import BucketLayout
 from scaling.collectives import plan
-from scaling.collectives.catalogue import schedule
 from scaling.collectives.exchange import Exchange, Transport
-from scaling.collectives.halves import halves
+from scaling.collectives.listing import schedule
 from scaling.collectives.ring import ring
 from scaling.collectives.schedule import Schedule
 from scaling.collectives.sharded_owners import sharded_owners
+from scaling.collectives.split_at_reduction import halves
 from scaling.collectives.tree import tree
 from scaling.errors import ScheduleError
 from scaling.process_group import Group

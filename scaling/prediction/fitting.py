@@ -13,7 +13,7 @@ from scaling.prediction.mpi import mpi_native
 from scaling.prediction.native import gloo_all_reduce, nccl_all_reduce
 from scaling.prediction.predict import strategy_key
 from scaling.prediction.terms import Machinery, Strategy, Term, divide_term, terms_of, update_terms
-from scaling.prediction.ways import measured_host_sends, moves
+from scaling.prediction.transports import measured_host_sends, moves
 from topologies.errors import TopologyError
 from topologies.model import Topology
 

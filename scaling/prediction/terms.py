@@ -4,7 +4,7 @@ A term is of a kind (a way of the bytes, or a place of work) and has a part that
 `latency_s`, and one that does, `flow_s`, both as the machine file and the schedules have them. Calibration
 multiplies each part by a factor of its kind. Terms follow one another.
 
-- exchanges between ranks: peer_memory, sends, sends_host, as `scaling.prediction.ways` tells them apart;
+- exchanges between ranks: peer_memory, sends, sends_host, by `scaling.prediction.transports`;
 - a library's own: native, native_host (`scaling.prediction.native`), mpi (`scaling.prediction.mpi`);
 - exchanges with host memory: `host`, and the processor's sums in them `host_work`;
 - encoding and decoding by a rank: `codec`, where it starts torch's kernels tensor by tensor, `CODEC_LAUNCH_S`
@@ -25,7 +25,7 @@ from scaling.collectives.schedule import Schedule
 from scaling.collectives.simulate import simulate
 from scaling.prediction.mpi import mpi_exchange
 from scaling.prediction.native import gloo_all_reduce, nccl_all_reduce
-from scaling.prediction.ways import HostSends, for_host_sends, without_latency
+from scaling.prediction.transports import HostSends, for_host_sends, without_latency
 from topologies.model import Topology
 
 CODEC_LAUNCH_S = 100e-6

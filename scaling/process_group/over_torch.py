@@ -24,7 +24,7 @@ POLL_S = 50e-6
 ASK_AFTER_S = 0.5
 CLOCK_ROUND_TRIPS = 10
 WAIT_LIMIT_S = 1800.0
-"""As long as a collective may take (`scaling.workers`)."""
+"""As long as a collective may take (`scaling.runtime.workers`)."""
 
 
 class TorchGroup(Group):

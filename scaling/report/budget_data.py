@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from scaling.report.columns import PART_COLUMNS, Row
+from scaling.analysis.columns import PART_COLUMNS, Row
+from scaling.analysis.groups import Group, placement_name
+from scaling.analysis.samples import CellResult, Floats, IterationLaunch
 from scaling.report.figure_data import main_variant
-from scaling.report.groups import Group, placement_name
-from scaling.report.samples import CellResult, Floats, IterationLaunch
 
 MOST_STEPS = 100
 """More of a launch's split steps are not drawn."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from scaling.report.columns import BUDGET_COLUMNS, Row
-from scaling.report.formats import MISSING, like, workers
-from scaling.report.groups import Group
+from scaling.analysis.columns import BUDGET_COLUMNS, Row
+from scaling.analysis.formats import MISSING, like, workers
+from scaling.analysis.groups import Group
 
 HIDDEN = ("comm_hidden_s", "h2d_hidden_s")
 """Under the computation, so no part of the sum."""

@@ -10,10 +10,10 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from scaling.report.columns import Row
-from scaling.report.compare import CellComparison, Comparison
-from scaling.report.explain_doubts import LARGE_FLOOR
-from scaling.report.formats import MISSING, like, listed, number, percent, workers
+from scaling.analysis.columns import Row
+from scaling.analysis.compare import CellComparison, Comparison
+from scaling.analysis.explain_doubts import LARGE_FLOOR
+from scaling.analysis.formats import MISSING, like, listed, number, percent, workers
 from scaling.report.terminal import wrapped
 
 NAME_WIDTH = 19

@@ -8,16 +8,16 @@ from typing import Any
 
 import pandas as pd
 
-from scaling.report.columns import SEPARATOR, Row, to_rows
+from scaling.analysis.columns import SEPARATOR, Row, to_rows
+from scaling.analysis.formats import MISSING
+from scaling.analysis.groups import group_rows
+from scaling.analysis.recommend import Choice, Recommendation
+from scaling.analysis.wall_time import WallTime
 from scaling.report.evidence import cells_of_finding
 from scaling.report.figures import SavedFigure
-from scaling.report.formats import MISSING
-from scaling.report.groups import group_rows
 from scaling.report.page_tables import PageTable, page_tables
-from scaling.report.recommend import Choice, Recommendation
 from scaling.report.sections import Section, arrange
 from scaling.report.sentence import findings
-from scaling.report.wall_time import WallTime
 
 
 @dataclass(frozen=True)

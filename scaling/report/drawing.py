@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
+from scaling.analysis.formats import percent, workers
 from scaling.report.drawing_parts import (
     WIDTH,
     Looks,
@@ -22,7 +23,6 @@ from scaling.report.drawing_parts import (
 )
 from scaling.report.figure_data import SpeedupLine, TrainingLine
 from scaling.report.figure_style import Look, line_styles
-from scaling.report.formats import percent, workers
 
 Against = Literal["epochs", "seconds", "joules"]
 

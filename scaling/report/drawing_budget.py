@@ -10,12 +10,12 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from scaling.analysis.formats import percent, workers
 from scaling.measure.budget import PARTS
 from scaling.report.budget_data import BudgetBar
 from scaling.report.budget_table import part_label
 from scaling.report.drawing_parts import WIDTH, add_tip, broken, legend_below, set_title
 from scaling.report.figure_style import HIDDEN_LOOK, part_look
-from scaling.report.formats import percent, workers
 from scaling.report.svg import with_tip
 
 BAR_HEIGHT = 0.66

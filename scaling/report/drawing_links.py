@@ -9,9 +9,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
+from scaling.analysis.formats import megabytes, percent
 from scaling.report.drawing_parts import WIDTH, broken, set_title
 from scaling.report.figure_style import LATE_COLOURS
-from scaling.report.formats import megabytes, percent
 from scaling.report.link_data import TAKEN_FOR_A_RING, CellLinks, LinkUse, all_links
 from scaling.report.svg import with_tip
 

@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 from matplotlib.textpath import text_to_path
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from scaling.report.columns import aggregator_name
+from scaling.analysis.columns import aggregator_name
 from scaling.report.figure_style import Look
 from scaling.report.svg import with_tip
 

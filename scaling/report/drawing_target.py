@@ -9,9 +9,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from scaling.analysis.formats import percent
 from scaling.report.drawing_parts import WIDTH, add_tip, legend_below, set_title
 from scaling.report.figure_style import SKY_BLUE, VERMILLION
-from scaling.report.formats import percent
 from scaling.report.svg import with_tip
 from scaling.report.target_data import TargetBar
 

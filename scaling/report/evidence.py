@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scaling.report.columns import Row
-from scaling.report.groups import Group
+from scaling.analysis.columns import Row
+from scaling.analysis.groups import Group
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 
+from scaling.analysis.columns import Row, is_control_arm
+from scaling.analysis.explain import EXPLAINED_KINDS, Finding
+from scaling.analysis.formats import milliseconds, percent, workers
+from scaling.analysis.groups import Group, group_rows
 from scaling.errors import ScalingError
-from scaling.report.columns import Row, is_control_arm
-from scaling.report.explain import EXPLAINED_KINDS, Finding
-from scaling.report.formats import milliseconds, percent, workers
-from scaling.report.groups import Group, group_rows
 from scaling.report.terminal import WIDTH
 
 MOST_SHOWN = 2

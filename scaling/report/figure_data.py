@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from scaling.report.columns import Row
-from scaling.report.formats import percent, workers
-from scaling.report.groups import Group
-from scaling.report.learning import family_key
-from scaling.report.samples import CellResult, Training
+from scaling.analysis.columns import Row
+from scaling.analysis.formats import percent, workers
+from scaling.analysis.groups import Group
+from scaling.analysis.learning import family_key
+from scaling.analysis.samples import CellResult, Training
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,12 @@ import matplotlib
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from scaling.analysis.columns import Row, has_no_model
+from scaling.analysis.formats import workers
+from scaling.analysis.groups import Group, group_rows
+from scaling.analysis.recipes import recipe_text
+from scaling.analysis.samples import CellResult
 from scaling.report.budget_data import arrivals, bucket_responses, budget_bars, placed
-from scaling.report.columns import Row, has_no_model
 from scaling.report.drawing import Against, draw_speedup, draw_training, placed_lines
 from scaling.report.drawing_arrivals import draw_arrivals
 from scaling.report.drawing_budget import draw_budget
@@ -22,11 +26,7 @@ from scaling.report.drawing_response import draw_buckets, draw_placements
 from scaling.report.drawing_target import draw_target
 from scaling.report.figure_data import speedup_lines, training_lines
 from scaling.report.figure_style import SETTINGS, aggregator_looks
-from scaling.report.formats import workers
-from scaling.report.groups import Group, group_rows
 from scaling.report.link_data import CellLinks
-from scaling.report.recipes import recipe_text
-from scaling.report.samples import CellResult
 from scaling.report.svg import compact
 from scaling.report.target_data import target_bars
 from scaling.store import ResultsFolder

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from scaling.report.columns import Row, shares_gpus
-from scaling.report.formats import listed, number, on_gpus, percent, workers
-from scaling.report.groups import Group
-from scaling.report.learning import over_seeds
-from scaling.report.samples import CellResult, Training
+from scaling.analysis.columns import Row, shares_gpus
+from scaling.analysis.formats import listed, number, on_gpus, percent, workers
+from scaling.analysis.groups import Group
+from scaling.analysis.learning import over_seeds
+from scaling.analysis.samples import CellResult, Training
 
 
 def convergence_findings(group: Group) -> Iterator[str]:

@@ -15,18 +15,18 @@ from typing import Any
 
 import pandas as pd
 
-from scaling.collectives.catalogue import schedule as catalogued
+from scaling.analysis.columns import Row, is_control_arm
+from scaling.analysis.groups import Group
+from scaling.analysis.samples import CellResult
 from scaling.collectives.host_staging import host_parallel, host_serial
+from scaling.collectives.listing import schedule as catalogued
 from scaling.collectives.ring import ring
 from scaling.collectives.schedule import Schedule
 from scaling.collectives.simulate import simulate
 from scaling.collectives.star import star
 from scaling.collectives.tree import caffe_pairs, tree
 from scaling.errors import ScheduleError
-from scaling.report.columns import Row, is_control_arm
 from scaling.report.figure_data import main_variant
-from scaling.report.groups import Group
-from scaling.report.samples import CellResult
 from topologies.errors import TopologyError
 from topologies.model import Topology
 

@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from scaling.report.budget_table import READING, BudgetTable, budget_table
-from scaling.report.cautions import cautions_of
-from scaling.report.columns import Row, shares_gpus
-from scaling.report.formats import (
+from scaling.analysis.cautions import cautions_of
+from scaling.analysis.columns import Row, shares_gpus
+from scaling.analysis.formats import (
     MISSING,
     interval,
     listed,
@@ -22,11 +21,12 @@ from scaling.report.formats import (
     ratio,
     workers,
 )
-from scaling.report.groups import Group
-from scaling.report.learning import family_key, over_seeds
+from scaling.analysis.groups import Group
+from scaling.analysis.learning import family_key, over_seeds
+from scaling.analysis.noise import noise_line
+from scaling.analysis.recipes import recipe_text
+from scaling.report.budget_table import READING, BudgetTable, budget_table
 from scaling.report.learning_sentences import without_augmentation
-from scaling.report.noise import noise_line
-from scaling.report.recipes import recipe_text
 
 _ITERATION_HEADINGS = (
     *(

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Sequence
 import matplotlib
 import pandas as pd
 
-from scaling.report.columns import Row, has_no_model, precision_and_format
+from scaling.analysis.columns import Row, has_no_model, precision_and_format
+from scaling.analysis.summary import table_csv
 from scaling.report.drawing_predictions import PredictedPoint, draw_predictions
 from scaling.report.figure_style import SETTINGS, aggregator_looks
 from scaling.report.figures import Drawn, SavedFigure, save
 from scaling.report.predictions import PredictedCell
-from scaling.report.tables import table_csv
 from scaling.store import ResultsFolder
 
 SOURCE = "predicted.csv"

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from scaling.report.budgets import EXPOSED
-from scaling.report.columns import Row
-from scaling.report.formats import MISSING, interval, milliseconds, percent
+from scaling.analysis.budgets import EXPOSED
+from scaling.analysis.columns import Row
+from scaling.analysis.formats import MISSING, interval, milliseconds, percent
 from scaling.report.page_tables import PageTable
 from scaling.store import ResultsFolder
 

@@ -18,13 +18,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from scaling.analysis.columns import Row
+from scaling.analysis.formats import MISSING, listed, percent, workers
+from scaling.analysis.groups import Group, group_key
+from scaling.analysis.learning import family_key, over_seeds
+from scaling.analysis.samples import CellResult
 from scaling.measure.statistics import CONFIDENCE
-from scaling.report.columns import Row
-from scaling.report.formats import MISSING, listed, percent, workers
-from scaling.report.groups import Group, group_key
-from scaling.report.learning import family_key, over_seeds
 from scaling.report.page_tables import PageTable
-from scaling.report.samples import CellResult
 
 STATISTIC = (
     "The reference is the combination with the most seeds. Difference: from its mean. Noise: what a further "

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from scaling.report.columns import SEPARATOR, Row, aggregator_name, is_control_arm, to_rows
-from scaling.report.formats import interval, listed, milliseconds, percent, ratio, workers
-from scaling.report.groups import Group, group_rows
+from scaling.analysis.columns import SEPARATOR, Row, aggregator_name, is_control_arm, to_rows
+from scaling.analysis.formats import interval, listed, milliseconds, percent, ratio, workers
+from scaling.analysis.groups import Group, group_rows
 from scaling.report.learning_sentences import convergence_findings
 
 FEW = 3

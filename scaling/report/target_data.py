@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from scaling.report.columns import Row, shares_gpus
-from scaling.report.formats import workers
-from scaling.report.groups import Group
-from scaling.report.learning import over_seeds
+from scaling.analysis.columns import Row, shares_gpus
+from scaling.analysis.formats import workers
+from scaling.analysis.groups import Group
+from scaling.analysis.learning import over_seeds
 
 
 @dataclass(frozen=True)

@@ -11,15 +11,15 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from scaling.analysis.cautions import cautions_of
+from scaling.analysis.columns import Row, shares_gpus, to_rows
+from scaling.analysis.formats import MISSING, half_width, milliseconds, number, percent, ratio, workers
+from scaling.analysis.groups import Group, group_rows
+from scaling.analysis.learning import REACHED, over_seeds
+from scaling.analysis.noise import noise_line
+from scaling.analysis.recipes import recipe_text
 from scaling.report.budget_table import CHECK, SUM, BudgetColumn, BudgetTable, budget_table
-from scaling.report.cautions import cautions_of
-from scaling.report.columns import Row, shares_gpus, to_rows
 from scaling.report.figure_data import main_variant
-from scaling.report.formats import MISSING, half_width, milliseconds, number, percent, ratio, workers
-from scaling.report.groups import Group, group_rows
-from scaling.report.learning import REACHED, over_seeds
-from scaling.report.noise import noise_line
-from scaling.report.recipes import recipe_text
 
 WIDTH = 80
 ITERATION_COLUMNS = ("workers", "ms/iteration", "+-", "speedup", "efficiency")

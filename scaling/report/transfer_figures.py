@@ -10,7 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
-from scaling.measure.probe_series import size_text
+from scaling.analysis.transfer_lines import Line, TransferGroup, lines_of, transfer_groups
+from scaling.analysis.transfers import MESSAGES, TransferResult, machine_text, transfers_csv
+from scaling.measure.probe.series import size_text
 from scaling.report.drawing_parts import WIDTH, add_tip, legend_below, set_title
 from scaling.report.figure_style import (
     BLACK,
@@ -24,8 +26,6 @@ from scaling.report.figure_style import (
     LineStyle,
 )
 from scaling.report.figures import Drawn, SavedFigure, save
-from scaling.report.transfer_lines import Line, TransferGroup, lines_of, transfer_groups
-from scaling.report.transfers import MESSAGES, TransferResult, machine_text, transfers_csv
 from scaling.store import ResultsFolder
 
 CAPTION = (

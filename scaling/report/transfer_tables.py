@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from rich.table import Table
 from rich.text import Text
 
-from scaling.measure.probe_series import size_text
-from scaling.report.formats import MISSING, milliseconds, number
+from scaling.analysis.formats import MISSING, milliseconds, number
+from scaling.analysis.transfer_lines import Line, TransferGroup, largest_of, lines_of, transfer_groups
+from scaling.analysis.transfers import TransferResult
+from scaling.measure.probe.series import size_text
 from scaling.report.page_tables import PageTable
-from scaling.report.transfer_lines import Line, TransferGroup, largest_of, lines_of, transfer_groups
-from scaling.report.transfers import TransferResult
 from topologies.texts import gigabytes
 
 HEADINGS = ("what", "who", "size", "ms", "low", "high", "algbw", "busbw")

@@ -9,8 +9,15 @@ from typing import Any
 
 import pandas as pd
 
-from scaling.report.budgets import step_table
-from scaling.report.columns import Row, to_rows
+from scaling.analysis.budgets import step_table
+from scaling.analysis.columns import Row, to_rows
+from scaling.analysis.groups import group_rows
+from scaling.analysis.learning import epoch_table
+from scaling.analysis.recommend import recommend
+from scaling.analysis.samples import CellResult, read_cells
+from scaling.analysis.summary import build_table, study_name, table_csv
+from scaling.analysis.transfers import TransferResult, read_transfers, transfer_rows
+from scaling.analysis.wall_time import WallTime, wall_time
 from scaling.report.content import Content, Extras, content_of, num_cores
 from scaling.report.device import (
     Results,
@@ -20,24 +27,17 @@ from scaling.report.device import (
     with_devices,
     write_figures,
 )
+from scaling.report.fidelity import honesty_tables, sheet_tables
 from scaling.report.figures import draw_figures
-from scaling.report.groups import group_rows
-from scaling.report.honesty import honesty_tables, sheet_tables
 from scaling.report.html import render_page
-from scaling.report.learning import epoch_table
 from scaling.report.learning_sentences import begun_sentences
 from scaling.report.link_data import CellLinks, link_remarks, link_table, links_of
 from scaling.report.markdown import render_markdown
 from scaling.report.prediction_figure import write_predictions
 from scaling.report.predictions import prediction_sentences, prediction_tables, read_predictions
-from scaling.report.recommend import recommend
-from scaling.report.samples import CellResult, read_cells
 from scaling.report.seed_noise import seed_noise, seed_noise_sentences, seed_noise_tables
-from scaling.report.tables import build_table, study_name, table_csv
 from scaling.report.transfer_figures import write_transfers
 from scaling.report.transfer_tables import page_tables, transfer_sentences
-from scaling.report.transfers import TransferResult, read_transfers, transfer_rows
-from scaling.report.wall_time import WallTime, wall_time
 from scaling.store import ResultsFolder
 from topologies.errors import TopologyError
 from topologies.file_text import validated

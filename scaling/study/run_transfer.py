@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from scaling.measure.probe_file import with_detected
-from scaling.measure.probe_ranks import Prober
+from scaling.measure.probe.machine_file import with_detected
+from scaling.measure.probe.ranks import Prober
 from scaling.process_group import TorchGroup
 from scaling.study.transfer import TransferCell
 from topologies.detect import read_facts

@@ -1,7 +1,7 @@
 """Cells of `kind: transfer`: copies, messages and collectives of one world size, measured without a model.
 
-Such a cell is what `scaling topology probe` measures in one launch (`scaling.measure.probe`): with access
-between GPUs or without, in a study's own launch, beside its other cells.
+Such a cell is what `scaling topology probe` measures in one launch (`scaling.measure.probe.cases`): with
+access between GPUs or without, in a study's own launch, beside its other cells.
 """
 
 from __future__ import annotations

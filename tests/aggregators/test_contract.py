@@ -27,7 +27,7 @@ BY_NAME = [
     create("top_k", {"momentum_correction": 0.9}),
     create("ef_sign", {"error_feedback": False}),
 ]
-# What is carried by another library takes processes: tests/startup.
+# What is carried by another library takes processes: tests/runtime.
 BY_NAME = [aggregator for aggregator in BY_NAME if aggregator.library is None]
 AGGREGATORS = [variant for aggregator in BY_NAME for variant in variants(aggregator)]
 SCHEDULED = [aggregator for aggregator in BY_NAME if isinstance(aggregator, Scheduled)]

@@ -1,4 +1,4 @@
-"""What Horovod's aggregators say of themselves; what they do is tested in processes (tests/startup)."""
+"""What Horovod's aggregators say of themselves; what they do is tested in processes (tests/runtime)."""
 
 import pytest
 import torch

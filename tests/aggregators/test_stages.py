@@ -78,7 +78,7 @@ class TestEveryAggregator:
     @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 7])
     def test_meters_what_it_says_it_sends(self, aggregator, world_size, network, step):
         if aggregator.library is not None:
-            return  # takes processes: tests/startup
+            return  # takes processes: tests/runtime
         for rank, outcome in enumerate(step(aggregator, world_size, network)):
             assert outcome.num_bytes == aggregator.wire_bytes(network, world_size, rank, itemsize=4)
 

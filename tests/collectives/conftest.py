@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from scaling.collectives.catalogue import schedule
+from scaling.collectives.listing import schedule
 from scaling.collectives.verify import Verification, verify
 from scaling.errors import ScheduleError
 from scaling.process_group import InProcessGroup

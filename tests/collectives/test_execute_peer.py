@@ -5,9 +5,9 @@ from itertools import pairwise
 import pytest
 import torch
 
-from scaling.collectives.catalogue import schedule
 from scaling.collectives.execute_peer import PeerExecution
 from scaling.collectives.in_process import run_on_tensors
+from scaling.collectives.listing import schedule
 from scaling.collectives.schedule import Schedule, Transfer
 from scaling.collectives.sharded_owners import sharded_owners
 from scaling.errors import ScheduleError

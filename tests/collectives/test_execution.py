@@ -5,11 +5,11 @@ from itertools import product
 import pytest
 import torch
 
-from scaling.collectives.catalogue import CATALOGUE, schedule
 from scaling.collectives.execute import Execution
 from scaling.collectives.execute_host import HostExecution
 from scaling.collectives.execute_peer import PeerExecution
 from scaling.collectives.in_process import run_on_tensors
+from scaling.collectives.listing import CATALOGUE, schedule
 from scaling.collectives.ring import ring
 from scaling.collectives.schedule import ALIGNMENT_ELEMENTS, Schedule
 from scaling.collectives.sharded_owners import sharded_owners

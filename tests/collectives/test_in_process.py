@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from scaling.collectives.catalogue import CATALOGUE, schedule
 from scaling.collectives.in_process import run_on_tensors
+from scaling.collectives.listing import CATALOGUE, schedule
 from scaling.collectives.schedule import Schedule, Transfer
 from scaling.collectives.sharded_owners import sharded_owners
 from scaling.errors import ScheduleError

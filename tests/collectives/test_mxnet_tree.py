@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import pytest
 
-from scaling.collectives.catalogue import schedule
+from scaling.collectives.listing import schedule
 from scaling.collectives.mxnet_tree import mxnet_tree
 from scaling.collectives.verify import verify
 from scaling.errors import ScheduleError

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from scaling.collectives.halves import halves
 from scaling.collectives.halving_doubling import halving_doubling
 from scaling.collectives.in_process import run_on_tensors
 from scaling.collectives.parts import Part, of_parts
 from scaling.collectives.ring import ring
 from scaling.collectives.shuffle import shuffle
+from scaling.collectives.split_at_reduction import halves
 from scaling.collectives.star import star
 from scaling.collectives.stripes import stripes
 from scaling.collectives.tree import tree

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from scaling.collectives.catalogue import CATALOGUE, schedule
+from scaling.collectives.listing import CATALOGUE, schedule
 from scaling.collectives.ring import ring
 from scaling.collectives.simulate import simulate
 from scaling.collectives.star import star

@@ -6,9 +6,9 @@ from itertools import pairwise
 
 import pytest
 
-from scaling.collectives.catalogue import CATALOGUE, schedule
 from scaling.collectives.composition import mirrored, placed, side_by_side
 from scaling.collectives.hierarchical import hierarchical
+from scaling.collectives.listing import CATALOGUE, schedule
 from scaling.collectives.ring import ring
 from scaling.collectives.schedule import LazySteps
 from scaling.collectives.sharded_owners import sharded_owners

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from scaling.collectives.catalogue import CATALOGUE
+from scaling.collectives.listing import CATALOGUE
 from scaling.collectives.schedule import LazySteps, Schedule, Transfer, chunk_bounds
 from scaling.collectives.verify import verify
 from scaling.errors import ScheduleError

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from scaling.report import summary_table
+from scaling.analysis import summary_table
 from scaling.store import ResultsFolder
 from scaling.study.cells import Machine, resolve
 from scaling.study.launches import remaining_launches

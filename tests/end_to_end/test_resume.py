@@ -11,8 +11,8 @@ import pytest
 import torch
 import yaml
 
-from scaling.report.columns import to_rows
-from scaling.report.tables import summary_table
+from scaling.analysis.columns import to_rows
+from scaling.analysis.summary import summary_table
 from scaling.store import ResultsFolder
 from topologies.detect_host import this_start
 

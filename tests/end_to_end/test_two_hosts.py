@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from launchers.two_hosts import Link, why_not
-from scaling.report import summary_table
+from scaling.analysis import summary_table
 
 pytestmark = pytest.mark.processes
 

@@ -1,6 +1,6 @@
 import pytest
 
-from scaling.collectives.catalogue import schedule
+from scaling.collectives.listing import schedule
 from scaling.errors import ScheduleError
 from scaling.interchange.chakra import COMM_RECV_NODE, COMM_SEND_NODE, all_reduce_traces, traces
 from scaling.interchange.protobuf import fields, read_varint, varint

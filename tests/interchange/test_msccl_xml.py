@@ -5,7 +5,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from scaling.collectives.catalogue import schedule
+from scaling.collectives.listing import schedule
 from scaling.errors import ScheduleError
 from scaling.interchange.msccl_xml import to_xml
 

@@ -1,4 +1,4 @@
-"""Batch scripts are text made of typed options; the whole texts are compared in tests/test_cli_submit.py."""
+"""Batch scripts are text made of typed options; the whole texts are compared in tests/cli/test_submit.py."""
 
 import signal
 import subprocess

@@ -1,7 +1,7 @@
 import pytest
 
 from scaling.prediction.native import nccl_all_reduce
-from scaling.prediction.ways import without_latency
+from scaling.prediction.transports import without_latency
 from tests.prediction.conftest import machine
 
 

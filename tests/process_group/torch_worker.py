@@ -19,7 +19,7 @@ from scaling.collectives.exchange import Exchange
 from scaling.collectives.ring import ring
 from scaling.errors import LaunchError
 from scaling.process_group import HostCounters, TorchGroup, over_torch
-from scaling.workers import Workers
+from scaling.runtime.workers import Workers
 
 CPU = torch.device("cpu")
 NUM_ROUNDS = 200

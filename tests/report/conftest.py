@@ -12,9 +12,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from scaling.analysis.samples import CellResult, IterationLaunch, SplitStep, Training
+from scaling.analysis.summary import build_table
 from scaling.measure.budget import RankStep, Span
-from scaling.report.samples import CellResult, IterationLaunch, SplitStep, Training
-from scaling.report.tables import build_table
 from scaling.store import ResultsFolder, RunRecord
 
 Line = Mapping[str, Any]

@@ -5,12 +5,12 @@ import io
 import pytest
 from rich.console import Console
 
+from scaling.analysis.columns import to_rows
+from scaling.analysis.groups import group_rows
+from scaling.analysis.summary import summary_table
 from scaling.report import write_report
 from scaling.report.budget_table import budget_table
-from scaling.report.columns import to_rows
-from scaling.report.groups import group_rows
 from scaling.report.page_tables import page_tables
-from scaling.report.tables import summary_table
 from scaling.report.terminal import render_tables
 
 

@@ -7,10 +7,10 @@ import random
 import numpy as np
 import pytest
 
-from scaling.report.budgets import EXPOSED, STEP_COLUMNS, cell_budget, middle_half, step_table
-from scaling.report.columns import BUDGET_COLUMNS, to_rows
-from scaling.report.samples import read_cells
-from scaling.report.tables import summary_table, table_csv
+from scaling.analysis.budgets import EXPOSED, STEP_COLUMNS, cell_budget, middle_half, step_table
+from scaling.analysis.columns import BUDGET_COLUMNS, to_rows
+from scaling.analysis.samples import read_cells
+from scaling.analysis.summary import summary_table, table_csv
 
 
 def row_of(study):

@@ -2,11 +2,11 @@
 
 import pytest
 
-from scaling.report.cautions import cautions_of
-from scaling.report.columns import to_rows
-from scaling.report.groups import group_rows
+from scaling.analysis.cautions import cautions_of
+from scaling.analysis.columns import to_rows
+from scaling.analysis.groups import group_rows
+from scaling.analysis.summary import summary_table
 from scaling.report.page_tables import page_tables
-from scaling.report.tables import summary_table
 from scaling.study.run_cell import IN_HOST_MEMORY as HOST_MEMORY_NOTE
 from scaling.study.run_cell import RankSummary, notes_of
 

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from scaling.analysis.compare import compare, compare_tables
+from scaling.analysis.gates import described, parse_gate
+from scaling.analysis.matching import match_cells
 from scaling.errors import ScalingError
-from scaling.report.compare import compare, compare_tables
 from scaling.report.compare_text import render_comparison
-from scaling.report.gates import described, parse_gate
-from scaling.report.matching import match_cells
 
 AGGREGATORS = ("none", "all_reduce", "ring", "tree", "host_serial")
 WORLD_SIZES = (1, 2, 4)

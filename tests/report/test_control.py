@@ -2,9 +2,9 @@
 
 import pytest
 
-from scaling.report.columns import COLUMNS, to_rows
-from scaling.report.control import control_labels, exposed_check
-from scaling.report.tables import summary_table
+from scaling.analysis.columns import COLUMNS, to_rows
+from scaling.analysis.control import control_labels, exposed_check
+from scaling.analysis.summary import summary_table
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from scaling.report.columns import COLUMNS
-from scaling.report.explain import explain, limit_of
-from scaling.report.explain_rules import LIMITS, RULES, rules_as_markdown
+from scaling.analysis.columns import COLUMNS
+from scaling.analysis.explain import explain, limit_of
+from scaling.analysis.explain_rules import LIMITS, RULES, rules_as_markdown
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "reading-the-report.md"
 MS = 0.001

@@ -7,9 +7,9 @@ import re
 
 import pytest
 
+from scaling.analysis.samples import read_cells
 from scaling.errors import ScalingError
 from scaling.report.exports import FORMATS
-from scaling.report.samples import read_cells
 
 
 def text(study, name, end="\n"):

@@ -7,17 +7,17 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from scaling.analysis.columns import to_rows
+from scaling.analysis.groups import group_rows
+from scaling.analysis.samples import read_cells
+from scaling.analysis.summary import build_table, summary_table
 from scaling.measure.budget import PARTS
 from scaling.measure.phase_names import PHASES
 from scaling.report.budget_data import arrivals, bucket_responses, budget_bars, placed
-from scaling.report.columns import to_rows
 from scaling.report.drawing_parts import set_title
 from scaling.report.figure_data import main_variant, speedup_lines, training_lines
 from scaling.report.figure_style import aggregator_looks
 from scaling.report.figures import draw_figures
-from scaling.report.groups import group_rows
-from scaling.report.samples import read_cells
-from scaling.report.tables import build_table, summary_table
 
 
 def groups_of(study):

@@ -8,21 +8,21 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
+from scaling.analysis.columns import to_rows
+from scaling.analysis.groups import group_rows
+from scaling.analysis.learning import epoch_table, over_seeds
+from scaling.analysis.recipes import recipe_text
+from scaling.analysis.samples import read_cells
+from scaling.analysis.summary import summary_table, table_csv
 from scaling.report import write_report
-from scaling.report.columns import to_rows
 from scaling.report.drawing import draw_training
 from scaling.report.exports import FORMATS
 from scaling.report.figure_data import training_lines
 from scaling.report.figure_style import aggregator_looks
 from scaling.report.figures import TARGET
-from scaling.report.groups import group_rows
-from scaling.report.learning import epoch_table, over_seeds
 from scaling.report.learning_sentences import begun_sentences
 from scaling.report.page_tables import CONVERGENCE_STATISTIC, page_tables
-from scaling.report.recipes import recipe_text
-from scaling.report.samples import read_cells
 from scaling.report.sentence import findings
-from scaling.report.tables import summary_table, table_csv
 from scaling.report.target_data import target_bars
 
 STEPS = 10

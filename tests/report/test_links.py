@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from scaling.analysis.columns import to_rows
+from scaling.analysis.groups import group_rows
+from scaling.analysis.samples import read_cells
+from scaling.analysis.summary import build_table
 from scaling.report import write_report
-from scaling.report.columns import to_rows
 from scaling.report.drawing_links import busiest_links, draw_links, link_name
-from scaling.report.groups import group_rows
 from scaling.report.link_data import CellLinks, LinkUse, link_remarks, link_table, links_of
-from scaling.report.samples import read_cells
-from scaling.report.tables import build_table
 from scaling.report.write import read_topology
 
 REFERENCE = Path(__file__).parents[2] / "results" / "reference" / "budget-4xh200"

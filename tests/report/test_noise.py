@@ -2,11 +2,11 @@
 
 import pytest
 
-from scaling.report.columns import to_rows
-from scaling.report.groups import group_rows
-from scaling.report.noise import noise_line
+from scaling.analysis.columns import to_rows
+from scaling.analysis.groups import group_rows
+from scaling.analysis.noise import noise_line
+from scaling.analysis.summary import summary_table
 from scaling.report.sentence import findings
-from scaling.report.tables import summary_table
 
 
 def add_pair(study, first, second, **cell):

@@ -5,14 +5,14 @@ import json
 
 import pytest
 
+from scaling.analysis.columns import COLUMNS, to_rows
+from scaling.analysis.formats import MISSING
+from scaling.analysis.summary import summary_table
 from scaling.report import write_report
-from scaling.report.columns import COLUMNS, to_rows
 from scaling.report.drawing_predictions import PredictedPoint, draw_predictions
 from scaling.report.figure_style import aggregator_looks
-from scaling.report.formats import MISSING
 from scaling.report.prediction_figure import predicted_points
 from scaling.report.predictions import prediction_sentences, prediction_tables, read_predictions
-from scaling.report.tables import summary_table
 
 PREDICTED_S = 0.0123456
 

@@ -5,8 +5,8 @@ from datetime import datetime, timezone
 
 import pytest
 
-from scaling.report.progress import progress
-from scaling.report.status import describe_status, status_table
+from scaling.analysis.progress import progress
+from scaling.analysis.status import describe_status, status_table
 from scaling.store import ResultsFolder, RunRecord
 
 

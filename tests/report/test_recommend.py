@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from scipy import special
 
+from scaling.analysis.objectives import parse_objective
+from scaling.analysis.recommend import recommend
+from scaling.analysis.repeats import FEWEST, launches_needed
 from scaling.errors import ScalingError
-from scaling.report.objectives import parse_objective
-from scaling.report.recommend import recommend
-from scaling.report.repeats import FEWEST, launches_needed
 
 GENERATOR_SEED = 4
 

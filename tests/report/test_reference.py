@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from scaling.report.columns import BUDGET_COLUMNS, to_rows
-from scaling.report.tables import summary_table
+from scaling.analysis.columns import BUDGET_COLUMNS, to_rows
+from scaling.analysis.summary import summary_table
 from scaling.store import ResultsFolder
 
 REFERENCE = Path(__file__).parents[2] / "results" / "reference" / "mnist-4xh200"

@@ -2,8 +2,8 @@
 
 import pytest
 
+from scaling.analysis.samples import read_cells
 from scaling.errors import StoreError
-from scaling.report.samples import read_cells
 
 
 def launch_of(study):

@@ -4,12 +4,12 @@ import math
 
 import pytest
 
+from scaling.analysis.columns import to_rows
+from scaling.analysis.groups import group_rows
+from scaling.analysis.samples import read_cells
+from scaling.analysis.summary import build_table
 from scaling.report import write_report
-from scaling.report.columns import to_rows
-from scaling.report.groups import group_rows
-from scaling.report.samples import read_cells
 from scaling.report.seed_noise import noise_bound, seed_noise, seed_noise_sentences, seed_noise_tables
-from scaling.report.tables import build_table
 
 T_OF_TWO_DEGREES = 4.302653
 SEEDS = (0.90, 0.92, 0.94)

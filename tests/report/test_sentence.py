@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from scaling.analysis.summary import summary_table
 from scaling.report.sentence import findings
-from scaling.report.tables import summary_table
 
 
 def said(study, num_cores=None):

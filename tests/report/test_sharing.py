@@ -5,20 +5,20 @@ import math
 
 import pytest
 
+from scaling.analysis.cautions import cautions_of
+from scaling.analysis.columns import shares_gpus, to_rows
+from scaling.analysis.compare import compare_tables
+from scaling.analysis.groups import group_rows
+from scaling.analysis.learning import epoch_table
+from scaling.analysis.recommend import recommend
+from scaling.analysis.samples import read_cells
+from scaling.analysis.summary import summary_table
 from scaling.errors import ScalingError
 from scaling.report import write_report
-from scaling.report.cautions import cautions_of
-from scaling.report.columns import shares_gpus, to_rows
-from scaling.report.compare import compare_tables
 from scaling.report.exports.mllog import mllog
 from scaling.report.exports.tidy_csv import tidy_csv
-from scaling.report.groups import group_rows
-from scaling.report.learning import epoch_table
 from scaling.report.page_tables import page_tables
-from scaling.report.recommend import recommend
-from scaling.report.samples import read_cells
 from scaling.report.sentence import findings
-from scaling.report.tables import summary_table
 from scaling.report.target_data import target_bars
 
 TRAIN_S = 1234.5

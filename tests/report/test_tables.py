@@ -7,11 +7,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from scaling.analysis.columns import BUDGET_COLUMNS, COLUMNS, to_rows
+from scaling.analysis.groups import group_rows
+from scaling.analysis.samples import read_cells
+from scaling.analysis.summary import summary_table, table_csv
 from scaling.errors import StoreError
-from scaling.report.columns import BUDGET_COLUMNS, COLUMNS, to_rows
-from scaling.report.groups import group_rows
-from scaling.report.samples import read_cells
-from scaling.report.tables import summary_table, table_csv
 
 
 def rows_of(study):

@@ -9,16 +9,17 @@ from dataclasses import asdict
 import pytest
 from rich.console import Console
 
+from scaling.analysis import status_table, summary_table
+from scaling.analysis.columns import to_rows
+from scaling.analysis.transfer_lines import largest_of, lines_of, transfer_groups
+from scaling.analysis.transfers import read_transfers, transfer_rows
 from scaling.errors import StoreError
-from scaling.measure.probe import MIB, Sample, cases
-from scaling.measure.probe_file import with_detected
-from scaling.report import status_table, summary_table, write_report
-from scaling.report.columns import to_rows
+from scaling.measure.probe.cases import MIB, Sample, cases
+from scaling.measure.probe.machine_file import with_detected
+from scaling.report import write_report
 from scaling.report.terminal import render_tables
 from scaling.report.transfer_figures import bandwidth_lines
-from scaling.report.transfer_lines import largest_of, lines_of, transfer_groups
 from scaling.report.transfer_tables import render_transfers, transfer_sentences
-from scaling.report.transfers import read_transfers, transfer_rows
 from scaling.store import RunRecord
 from topologies.facts import Facts, Gpu, Host, NumaNode, PcieLink
 from topologies.schema import load

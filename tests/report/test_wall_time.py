@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from scaling.cli import _show
+from scaling.analysis.wall_time import wall_time
+from scaling.cli.run import _show
 from scaling.errors import StoreError
 from scaling.report import write_report
-from scaling.report.wall_time import wall_time
 
 
 def launch(**changes):

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from launchers.two_hosts import why_not
-from scaling.report import summary_table
+from scaling.analysis import summary_table
 
 pytestmark = [pytest.mark.processes, pytest.mark.slurm]
 

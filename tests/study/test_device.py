@@ -176,7 +176,7 @@ def test_shipped_studies_resolve_on_any_machine(name, machine):
 
 
 def test_shipped_studies_are_listed_with_their_question():
-    from scaling.catalogue import studies
+    from scaling.cli.listing import studies
 
     listed = {entry["name"]: entry["description"] for entry in studies()}
     for name in ("small-networks", "cpu-threads", "batch-sizes"):

@@ -13,11 +13,11 @@ import torch
 from launchers.rank_info import RankInfo
 from scaling.process_group import TorchGroup
 from scaling.registry import trust
+from scaling.runtime.workers import Workers
 from scaling.store import CheckpointFiles, ResultsFolder
 from scaling.study import run_convergence
 from scaling.study.cells import Cell
 from scaling.study.run_cell import CellRunner
-from scaling.workers import Workers
 
 CPU = torch.device("cpu")
 EPOCHS, CUT_AFTER = 4, 2

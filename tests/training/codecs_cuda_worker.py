@@ -18,6 +18,7 @@ from scaling.aggregators.registry import create
 from scaling.bucket import BucketLayout
 from scaling.errors import NotFiniteError
 from scaling.process_group import Group, TorchGroup, run_in_process
+from scaling.runtime.workers import Workers
 from scaling.training.captured import CapturedStep
 from scaling.training.checkpoint import Checkpoint
 from scaling.training.convergence import Progress
@@ -25,7 +26,6 @@ from scaling.training.layered import LayeredStep
 from scaling.training.replica import FlatReplica
 from scaling.training.step import EagerStep
 from scaling.training.update import SgdSettings
-from scaling.workers import Workers
 
 CPU = torch.device("cpu")
 NAMES = (

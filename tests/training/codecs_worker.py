@@ -15,11 +15,11 @@ from scaling.aggregators.registry import create
 from scaling.bucket import BucketLayout
 from scaling.errors import NotFiniteError
 from scaling.process_group import TorchGroup
+from scaling.runtime.workers import Workers
 from scaling.training.overlapped import OverlappedStep
 from scaling.training.replica import FlatReplica, Replica
 from scaling.training.step import EagerStep
 from scaling.training.update import SgdSettings
-from scaling.workers import Workers
 
 CPU = torch.device("cpu")
 # Two shapes that occur twice, one that is not worth compressing, vectors; not sorted by shape.

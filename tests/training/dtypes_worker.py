@@ -16,10 +16,10 @@ from scaling.errors import StudyError
 from scaling.measure.clock import MonotonicClock
 from scaling.measure.phases import PhaseRecorder
 from scaling.process_group import TorchGroup
+from scaling.runtime.workers import Workers
 from scaling.training.overlapped import OverlappedStep
 from scaling.training.replica import FlatReplica, Replica
 from scaling.training.step import EagerStep, Step
-from scaling.workers import Workers
 
 CPU = torch.device("cpu")
 EXACT = ("all_reduce", "ring", "tree")

@@ -13,9 +13,9 @@ from planted_faults import EXCHANGE_S, LATE_S, hooks_that_block
 
 from launchers.rank_info import RankInfo
 from scaling.registry import trust
+from scaling.runtime.workers import Workers
 from scaling.study.cells import Cell
 from scaling.study.run_cell import CellRunner
-from scaling.workers import Workers
 
 CPU = torch.device("cpu")
 LATE = Cell(

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import matplotlib
 import pandas as pd
 
-from scaling.report.columns import COLUMNS
+from scaling.analysis.columns import COLUMNS
 from scaling.report.device import (
     batch_sizes,
     cpu_threads,

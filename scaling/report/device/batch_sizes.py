@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from matplotlib.figure import Figure
 
+from scaling.analysis.formats import listed, number
 from scaling.report.device.common import (
     Arm,
     Line,
@@ -29,7 +30,6 @@ from scaling.report.device.remarks import missing_remark, remarks
 from scaling.report.device.results import DeviceResult, Results, fastest
 from scaling.report.drawing_parts import WIDTH, legend_below, set_title
 from scaling.report.figures import Drawn
-from scaling.report.formats import listed, number
 from scaling.report.page_tables import PageTable
 
 ENOUGH = 0.9

@@ -10,12 +10,12 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
+from scaling.analysis.formats import MISSING, interval, milliseconds, number
 from scaling.measure.statistics import Estimate
 from scaling.report.device.crossover import overlap
 from scaling.report.device.results import DeviceResult, Results
 from scaling.report.drawing_parts import add_tip
 from scaling.report.figure_style import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY_BLUE, VERMILLION
-from scaling.report.formats import MISSING, interval, milliseconds, number
 from scaling.report.page_tables import PageTable
 
 DEVICES = {"cpu": "CPU", "cuda": "GPU"}

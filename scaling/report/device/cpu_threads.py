@@ -9,6 +9,7 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from scaling.analysis.formats import MISSING, listed, ratio
 from scaling.measure.statistics import Estimate
 from scaling.report.device.common import (
     OTHER_COLOURS,
@@ -28,7 +29,6 @@ from scaling.report.device.remarks import remarks
 from scaling.report.device.results import DeviceResult, Results
 from scaling.report.drawing_parts import WIDTH, legend_below, plain_ticks, set_title
 from scaling.report.figures import Drawn
-from scaling.report.formats import MISSING, listed, ratio
 from scaling.report.page_tables import PageTable
 
 ALMOST = 1.05

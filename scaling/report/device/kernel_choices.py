@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from scaling.analysis.formats import MISSING, listed, megabytes, milliseconds, number
 from scaling.report.device.common import (
     DEVICES,
     interval_cell,
@@ -31,7 +32,6 @@ from scaling.report.device.kernel_figures import figures
 from scaling.report.device.kernel_workspace import capped, faster_by_older, interfaces, limit_costs
 from scaling.report.device.remarks import NO_ROWS, missing_remark, remarks
 from scaling.report.device.results import DeviceResult, Results
-from scaling.report.formats import MISSING, listed, megabytes, milliseconds, number
 from scaling.report.page_tables import PageTable
 
 __all__ = ["figures", "sentences", "tables"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from scaling.analysis.formats import listed, percent
 from scaling.measure.statistics import Estimate
 from scaling.report.device.common import DEVICES, one_launch, range_of, times_of
 from scaling.report.device.lstm_data import (
@@ -19,7 +20,6 @@ from scaling.report.device.lstm_figures import figures
 from scaling.report.device.lstm_tables import score_text, tables
 from scaling.report.device.remarks import missing_remark
 from scaling.report.device.results import Results, fastest
-from scaling.report.formats import listed, percent
 
 __all__ = ["figures", "sentences", "tables"]
 

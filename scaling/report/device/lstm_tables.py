@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from scaling.analysis.formats import MISSING, number, percent
 from scaling.report.device.common import DEVICES, left_out_table, statistic, time_and_interval_cell
 from scaling.report.device.lstm_data import PHASES, Accuracy, Comparison, comparisons, ordered, rate
 from scaling.report.device.remarks import remarks
 from scaling.report.device.results import DeviceResult, Results
-from scaling.report.formats import MISSING, number, percent
 from scaling.report.page_tables import PageTable
 
 VARIABLES = ("task", "width", "batch", "precision", "implementation")

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from scaling.analysis.columns import DEVICE
 from scaling.errors import StoreError
 from scaling.measure.statistics import Estimate, estimate_median
-from scaling.report.columns import DEVICE
 from scaling.store import ResultsFolder, RunRecord
 
 LEFT_OUT = "left_out"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from scaling.analysis.formats import MISSING, listed, number
 from scaling.report.device.common import (
     Arm,
     arms_of,
@@ -31,7 +32,6 @@ from scaling.report.device.small_networks_data import (
     width_crossings,
 )
 from scaling.report.device.small_networks_figures import figures
-from scaling.report.formats import MISSING, listed, number
 from scaling.report.page_tables import PageTable
 
 __all__ = ["figures", "sentences", "tables"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
+from scaling.analysis.formats import MISSING, listed, milliseconds, number
 from scaling.measure.statistics import Estimate
 from scaling.report.device.common import (
     interval_cell,
@@ -28,7 +29,6 @@ from scaling.report.device.surface_data import (
     ways_of,
 )
 from scaling.report.device.surface_figures import figures
-from scaling.report.formats import MISSING, listed, milliseconds, number
 from scaling.report.page_tables import PageTable
 
 __all__ = ["figures", "sentences", "tables"]

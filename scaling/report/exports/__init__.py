@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+from scaling.analysis.samples import CellResult
 from scaling.report.exports.chrome import chrome_trace
 from scaling.report.exports.extra_p import extra_p
 from scaling.report.exports.mllog import mllog
 from scaling.report.exports.tidy_csv import tidy_csv
-from scaling.report.samples import CellResult
 from scaling.store import ResultsFolder
 
 __all__ = ["FORMATS", "chrome_trace", "extra_p", "mllog", "tidy_csv"]

@@ -14,9 +14,9 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from scaling.analysis.sample_lines import rank_step, seconds
+from scaling.analysis.samples import CellResult
 from scaling.errors import ScalingError
-from scaling.report.sample_lines import rank_step, seconds
-from scaling.report.samples import CellResult
 from scaling.store import ResultsFolder
 
 STREAMS = {"step": 0, "main": 1, "comm": 2, "copy": 3, "hook": 4}

@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from scaling.analysis.columns import INDEPENDENT, augmentation_of, precision_and_format
+from scaling.analysis.matching import WHERE_RUN
+from scaling.analysis.samples import CellResult
 from scaling.errors import ScalingError
-from scaling.report.columns import INDEPENDENT, augmentation_of, precision_and_format
-from scaling.report.matching import WHERE_RUN
-from scaling.report.samples import CellResult
 from scaling.store import ResultsFolder
 
 NOT_OF_A_REGION = ("world_size", "local_batch", "global_batch", *WHERE_RUN)

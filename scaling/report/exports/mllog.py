@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from scaling.report.columns import shares_gpus
-from scaling.report.learning import index_of_target
-from scaling.report.samples import CellResult, Training
+from scaling.analysis.columns import shares_gpus
+from scaling.analysis.learning import index_of_target
+from scaling.analysis.samples import CellResult, Training
 from scaling.store import ResultsFolder, RunRecord
 
 START, END, POINT = "INTERVAL_START", "INTERVAL_END", "POINT_IN_TIME"

@@ -21,11 +21,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from scaling.report.budgets import step_table
-from scaling.report.columns import DEVICE
-from scaling.report.learning import epoch_table
-from scaling.report.samples import CellResult
-from scaling.report.tables import study_name
+from scaling.analysis.budgets import step_table
+from scaling.analysis.columns import DEVICE
+from scaling.analysis.learning import epoch_table
+from scaling.analysis.samples import CellResult
+from scaling.analysis.summary import study_name
 from scaling.store import ResultsFolder
 
 OF_THE_CELL = ("kind", "model", "dataset", "aggregator", "step", "device", "scaling")

@@ -2,10 +2,10 @@
 
 import pytest
 
+from scaling.analysis.columns import to_rows
+from scaling.analysis.summary import summary_table
 from scaling.errors import StoreError
-from scaling.report.columns import to_rows
 from scaling.report.device import device_tables, with_devices
-from scaling.report.tables import summary_table
 
 STEPS = [0.010, 0.011, 0.012, 0.010, 0.013, 0.011]
 

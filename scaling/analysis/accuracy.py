@@ -1,0 +1,101 @@
+"""Whether a lossy aggregator's accuracy was measured, and held: without that it is no choice.
+
+A gradient that is brought together with loss may train to another accuracy, and the times do not show it. An
+aggregator is lossy where its cell says so; cells of folders that do not say so are judged by the name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from scaling.analysis.columns import Row, aggregator_name
+from scaling.analysis.formats import percent
+from scaling.analysis.learning import REACHED
+from scaling.analysis.samples import CellResult
+
+KNOWN_LOSSY = ("one_bit", "mpi_one_bit", "cntk")
+"""For folders that are older than the cells' own word."""
+
+DEVIATIONS = 2
+LARGEST_LOSS = 0.01
+"""What a lossy training may end below exact ones: DEVIATIONS standard deviations over the seeds of an exact
+one, or, where there are not several seeds, so much accuracy."""
+
+
+SAME_UPDATE = ("global_batch", "momentum", "nesterov")
+"""What the timed cell and the training share beside model, data set, aggregator and world size.
+
+What was left out of a gradient comes late, and momentum repeats it: an accuracy may fall with momentum alone.
+"""
+
+
+def is_lossy(cell: CellResult) -> bool:
+    """Whether the exchange changes the gradient."""
+    known = cell.cell.get("lossy")
+    return aggregator_name(cell.label("aggregator")) in KNOWN_LOSSY if known is None else bool(known)
+
+
+def lossy_ids(cells: Sequence[CellResult]) -> frozenset[str]:
+    """Ids of the trained cells that are: others bring no gradients together."""
+    return frozenset(cell.cell_id for cell in cells if cell.is_trained and is_lossy(cell))
+
+
+def why_not(row: Row, cell: CellResult, rows: Sequence[Row], cells: Sequence[CellResult]) -> str | None:
+    """Why a lossy cell may not be recommended; None where it may, or is not lossy.
+
+    What counts is a training of the same model, data set, aggregator (with its parameters), world size,
+    global batch and momentum that reached its target in every repeat, or, without a target, ended no further
+    below exact ones than allowed.
+
+    Args:
+        row: the cell's.
+        cell: the same cell's samples.
+        rows: the study's.
+        cells: the study's.
+    """
+    if not is_lossy(cell) or row["world_size"] == 1:
+        return None
+    lossy = lossy_ids(cells)
+    same = ("model", "dataset", "world_size")
+    trained = [
+        other
+        for other in rows
+        if other["kind"] == "convergence" and other["repeats"] and all(other[n] == row[n] for n in same)
+    ]
+    own = [other for other in trained if other["aggregator"] == row["aggregator"]]
+    if not own:
+        return "lossy, and its accuracy was not measured on this model, data set and number of workers"
+    alike = [other for other in trained if all(other[name] == row[name] for name in SAME_UPDATE)]
+    own_alike = [other for other in alike if other["aggregator"] == row["aggregator"]]
+    if not own_alike:
+        return f"lossy, and its accuracy was measured with {_measured_with(row, own)}"
+    exact = [other for other in alike if other["cell_id"] not in lossy]
+    for other in own_alike:
+        if other["target_state"] == REACHED:
+            continue
+        if other["target_state"] is not None:
+            return f"lossy, and its target accuracy was {other['target_state']}"
+        if (loss := _lost(other, exact)) is not None:
+            return loss
+    return None
+
+
+def _measured_with(row: Row, own: Sequence[Row]) -> str:
+    """How trainings that are not alike differ from the row: `momentum 0.0 alone, not with momentum 0.9`."""
+    names = [name for name in SAME_UPDATE if any(other[name] != row[name] for other in own)]
+    *others, here = (" and ".join(f"{name} {one[name]}" for name in names) for one in (*own, row))
+    return f"{' or '.join(dict.fromkeys(others))} alone, not with {here}"
+
+
+def _lost(own: Row, exact: Sequence[Row]) -> str | None:
+    scored = [row for row in exact if row["final_test_accuracy"] is not None]
+    if own["final_test_accuracy"] is None or not scored:
+        return "lossy, and no exact training by that momentum and batch stands beside its own"
+    reference = max(scored, key=lambda row: (row["num_seeds"] or 1, row["final_test_accuracy"]))
+    mean = reference["seed_mean_accuracy"] or reference["final_test_accuracy"]
+    spread = reference["seed_sd_accuracy"]
+    allowed = LARGEST_LOSS if spread is None else DEVIATIONS * spread
+    lost = mean - own["final_test_accuracy"]
+    if lost <= allowed:
+        return None
+    return f"lossy, and it ends {percent(lost, 2)} below the accuracy of {reference['aggregator']}"

@@ -1,0 +1,157 @@
+"""The budget of a cell: where the time of its steps goes, over its split steps.
+
+A column is the mean over the middle half of the split steps of all repeats, ordered by how long they took on
+the slowest rank, of the rank that the others wait for. Means of the same steps add up: the parts sum to
+`split_iteration_s`. Medians would not, and a mean over all steps is that of the few that were disturbed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from scaling.analysis.columns import BUDGET_COLUMNS, PART_COLUMNS, Row
+from scaling.analysis.samples import CellResult, Floats, IterationLaunch
+from scaling.measure.budget import EXCHANGE, PART_OF, StepBudget
+
+EXPOSED = ("exposed_comm_s", "wait_s", "encode_s", "decode_s", "d2h_s", "reduce_s", "h2d_result_s")
+"""What a step without exchange does not have."""
+
+STEP_COLUMNS: dict[str, str] = {
+    "cell_id": "string",
+    "repeat": "Int64",
+    "rank": "Int64",
+    "iteration": "Int64",
+    "step_s": "float64",
+    **dict.fromkeys(BUDGET_COLUMNS, "float64"),
+    "arrived_after_first_s": "float64",
+}
+"""The columns of budget.csv, with their types."""
+
+
+@dataclass(frozen=True)
+class CellBudget:
+    """A cell's budget, in seconds.
+
+    Attributes:
+        columns_s: those of BUDGET_COLUMNS that the cell has; `unexplained_s` always.
+        split_iteration_s: the steps' length, to which they sum but for what is hidden.
+        looking_s: how much longer that is than the same mean of unsplit steps; negative where it is shorter;
+            None where the same steps are both, as in old folders.
+        skew_s: median over the split steps of how long after the first rank the last one arrived at the
+            first exchange; None where that cannot be said.
+    """
+
+    columns_s: dict[str, float]
+    split_iteration_s: float
+    looking_s: float | None
+    skew_s: float | None
+
+    @property
+    def exposed_s(self) -> float | None:
+        """All that the exchange adds to the step; None where the cell has none of it."""
+        own = [self.columns_s[name] for name in EXPOSED if name in self.columns_s]
+        return sum(own) if own else None
+
+    def values(self) -> Row:
+        """Its columns in the summary."""
+        return {
+            **self.columns_s,
+            "split_iteration_s": self.split_iteration_s,
+            "looking_s": self.looking_s,
+            "exposed_s": self.exposed_s,
+            "skew_s": self.skew_s,
+        }
+
+
+def cell_budget(launches: Sequence[IterationLaunch]) -> CellBudget | None:
+    """The budget over a cell's launches; None where no step was split."""
+    slowest_s = [max(rank.step_s for rank in step.ranks) for one in launches for step in one.split_steps]
+    if not slowest_s:
+        return None
+    told = [ranks[launch.waited_for] for launch in launches for ranks in launch.budgets]
+    middle = [told[index] for index in middle_half(np.array(slowest_s))]
+    values = [_by_column(step) for step in middle]
+    split_s = float(np.mean([step.step_s for step in middle]))
+    return CellBudget(
+        {name: float(np.mean([own[name] for own in values])) for name in _existing(launches)},
+        split_s,
+        _looking_s(launches, split_s),
+        _skew_s(launches),
+    )
+
+
+def middle_half(order_by: Floats) -> NDArray[np.intp]:
+    """The indices that are left when a quarter of the values is dropped at each end, rounded down."""
+    dropped = len(order_by) // 4
+    return np.argsort(order_by, kind="stable")[dropped : len(order_by) - dropped]
+
+
+def _looking_s(launches: Sequence[IterationLaunch], split_s: float) -> float | None:
+    """`split_s` less the mean over the middle half of the unsplit steps, of the same ranks."""
+    if any(step.iteration in launch.iterations for launch in launches for step in launch.split_steps[:1]):
+        return None
+    slowest_s = np.concatenate([launch.step_s for launch in launches])
+    own_s = np.concatenate([launch.rank_steps_s[launch.waited_for] for launch in launches])
+    return split_s - float(own_s[middle_half(slowest_s)].mean())
+
+
+def _existing(launches: Sequence[IterationLaunch]) -> list[str]:
+    """The columns of phases that any rank marked, and of waiting in exchanges whose arrivals are known."""
+    steps = [step for launch in launches for step in launch.split_steps]
+    phases = {span.phase for step in steps for rank in step.ranks for span in rank.spans}
+    names = {"unexplained_s", *(PART_COLUMNS[PART_OF[phase]] for phase in phases)}
+    if EXCHANGE in phases:
+        names.add("comm_hidden_s")
+    if "h2d" in phases:
+        names.add("h2d_hidden_s")
+    if any(_lateness_s(launches)):
+        names.add("wait_s")
+    return [name for name in BUDGET_COLUMNS if name in names]
+
+
+def _lateness_s(launches: Sequence[IterationLaunch]) -> Iterator[list[float]]:
+    """Of every split step whose arrivals are known: how much later than the first each rank arrived."""
+    for launch in launches:
+        for ranks in launch.budgets:
+            late_s = [rank.arrived_after_first_s for rank in ranks]
+            if None not in late_s:
+                yield [one for one in late_s if one is not None]
+
+
+def _skew_s(launches: Sequence[IterationLaunch]) -> float | None:
+    skews_s = [max(late_s) for late_s in _lateness_s(launches)]
+    return float(np.median(skews_s)) if skews_s else None
+
+
+def step_table(cells: Sequence[CellResult]) -> pd.DataFrame:
+    """budget.csv: a row a cell, repeat, rank and split step; columns as the summary's, of that step alone."""
+    rows = [row for cell in cells for row in _step_rows(cell)]
+    return pd.DataFrame(rows, columns=list(STEP_COLUMNS), dtype=object).astype(STEP_COLUMNS)
+
+
+def _step_rows(cell: CellResult) -> Iterator[dict[str, Any]]:
+    existing = _existing(cell.launches)
+    for launch in cell.launches:
+        for step, ranks in zip(launch.split_steps, launch.budgets, strict=True):
+            for rank, budget in enumerate(ranks):
+                values = _by_column(budget)
+                yield {
+                    "cell_id": cell.cell_id,
+                    "repeat": launch.repeat,
+                    "rank": rank,
+                    "iteration": step.iteration,
+                    "step_s": budget.step_s,
+                    **{name: values[name] for name in existing},
+                    "arrived_after_first_s": budget.arrived_after_first_s,
+                }
+
+
+def _by_column(budget: StepBudget) -> dict[str, float]:
+    parts = {PART_COLUMNS[part]: seconds for part, seconds in budget.parts_s.items()}
+    return {**parts, "comm_hidden_s": budget.comm_hidden_s, "h2d_hidden_s": budget.h2d_hidden_s}

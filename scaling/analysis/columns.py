@@ -1,0 +1,232 @@
+"""The columns of summary.csv: their names, order and types, and the order of the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import pandas as pd
+
+from scaling.analysis.recipes import RECIPE
+from scaling.measure.budget import PARTS
+
+Row = dict[str, Any]
+"""One cell: a value for every column, None where it does not exist."""
+
+INDEPENDENT = {
+    "study": "string",
+    "kind": "string",
+    "model": "string",
+    "dataset": "string",
+    "aggregator": "string",
+    "step": "string",
+    "launcher": "string",
+    "device": "string",
+    "scaling": "string",
+    "world_size": "Int64",
+    "local_batch": "Int64",
+    "global_batch": "Int64",
+    "bucket_mb": "Float64",
+    "input_placement": "string",
+    "loader_workers": "Int64",
+    "threads": "Int64",
+    "peer_access": "boolean",
+    "num_nodes": "Int64",
+    "workers_per_gpu": "Int64",
+    "precision": "string",
+    "memory_format": "string",
+    "learning_rate": "float64",
+    "momentum": "float64",
+    "weight_decay": "float64",
+    "nesterov": "boolean",
+    **RECIPE,
+    "batch_norm": "string",
+    "seed": "Int64",
+    "twin": "Int64",
+}
+"""What was chosen, with its type."""
+
+ABSENT = {"input_placement": "device", "twin": 0, "batch_norm": "replica"}
+"""What a variable was in folders that do not have it yet."""
+
+PART_COLUMNS = {name: f"{name}_s" for name in PARTS}
+"""Part of a step (`scaling.measure.budget`) -> its column."""
+
+BUDGET_COLUMNS = (
+    *("input_s", "h2d_s", "forward_s", "backward_s", "encode_s", "decode_s", "d2h_s", "reduce_s"),
+    *("h2d_result_s", "comm_hidden_s", "exposed_comm_s", "update_s", "wait_s", "unexplained_s"),
+    "h2d_hidden_s",
+)
+"""A step's budget: the parts, which sum to its time, and what is hidden under them."""
+
+# What people look for first, and the copies over the host's links.
+_LISTED_FIRST = ("exposed_comm_s", "h2d_s", "d2h_s")
+_FURTHER = tuple(name for name in BUDGET_COLUMNS if name not in _LISTED_FIRST)
+
+MEASURED = {
+    "state": "string",
+    "repeats": "Int64",
+    "iterations": "Int64",
+    "iteration_s": "float64",
+    "iteration_s_low": "float64",
+    "iteration_s_high": "float64",
+    "interval_method": "string",
+    "samples_per_s": "float64",
+    "speedup": "float64",
+    "parallel_efficiency": "float64",
+    "exposed_comm_s": "float64",
+    "wire_bytes_per_rank": "Int64",
+    "h2d_s": "float64",
+    "d2h_s": "float64",
+    **dict.fromkeys(_FURTHER, "float64"),
+    "split_iteration_s": "float64",
+    "looking_s": "float64",
+    "exposed_s": "float64",
+    "exposed_by_difference_s": "float64",
+    "exposed_check": "string",
+    "skew_s": "float64",
+    "noise_floor": "float64",
+    "joules_per_sample": "float64",
+    "memory_peak_bytes": "Int64",
+    "epochs": "Int64",
+    "train_loss": "float64",
+    "train_accuracy": "float64",
+    "test_loss": "float64",
+    "final_test_accuracy": "float64",
+    "num_seeds": "Int64",
+    "seed_mean_accuracy": "float64",
+    "seed_sd_accuracy": "float64",
+    "seconds_to_target": "float64",
+    "predicted_s_to_target": "float64",
+    "predicted_s_to_target_low": "float64",
+    "predicted_s_to_target_high": "float64",
+    "prediction_lacks": "string",
+    "epochs_to_target": "float64",
+    "samples_to_target": "float64",
+    "joules_to_target": "float64",
+    "target_accuracy": "float64",
+    "target_state": "string",
+    "train_s": "float64",
+    "hosts": "string",
+    "reason": "string",
+    "notes": "string",
+    "warnings": "string",
+    "cell_id": "string",
+}
+"""What came out, with its type."""
+
+COLUMNS: dict[str, str] = {**INDEPENDENT, **MEASURED}
+
+TRANSFER = "transfer"
+"""The kind of cells that are copies, messages and collectives alone."""
+
+DEVICE = "device"
+"""The kind of cells that are points of an experiment (`scaling.report.device`)."""
+
+WITHOUT_MODEL = (TRANSFER, DEVICE)
+"""Kinds of cells that are no training step of a network with an aggregator."""
+
+KINDS = ("iteration", "convergence", TRANSFER, DEVICE)
+PLACEMENTS = ("device", "pinned", "pageable", "loader")
+AGGREGATORS = ("none", "no_op", "all_reduce", "ring", "tree", "host_serial", "host_parallel")
+"""The orders in which they are shown; others follow, by label."""
+
+CONTROL_ARMS = ("none", "no_op")
+"""Aggregators that exchange nothing: a bound for the others, never a candidate."""
+
+
+SEPARATOR = " | "
+"""Between several notes or reasons in one field: prose holds commas and semicolons itself."""
+
+OLDER_CODE = "older code"
+"""What cells are called, and so the kind of their warning, that were measured before the code changed."""
+
+
+def precision_and_format(cell: Mapping[str, Any]) -> dict[str, str]:
+    """`precision` and `memory_format` as summary.csv has them; a cell has `tf32`, and None for contiguous."""
+    return {
+        "precision": "tf32" if cell.get("tf32") else "float32",
+        "memory_format": cell.get("memory_format") or "contiguous",
+    }
+
+
+def augmentation_of(cell: Mapping[str, Any]) -> str | None:
+    """What a cell's steps do to its images; None: nothing, for which a training also says `none`."""
+    augmentation: str | None = cell.get("augmentation")
+    return None if augmentation == "none" else augmentation
+
+
+def aggregator_name(label: str) -> str:
+    """`one_bit(threshold=mean)` -> `one_bit`."""
+    return label.partition("(")[0]
+
+
+def is_control_arm(row: Row) -> bool:
+    """Whether nothing is exchanged in this cell, by its aggregator's name."""
+    return aggregator_name(row["aggregator"]) in CONTROL_ARMS
+
+
+def has_no_model(row: Mapping[str, Any]) -> bool:
+    """Whether this cell, or a row of it, has no model."""
+    return row["kind"] in WITHOUT_MODEL
+
+
+def shares_gpus(row: Mapping[str, Any]) -> bool:
+    """Whether workers of this cell, or of a row of it, shared a GPU: its seconds and joules tell nothing."""
+    return (row.get("workers_per_gpu") or 1) > 1
+
+
+def is_of_older_code(row: Mapping[str, Any]) -> bool:
+    """Whether this cell was measured before a change after which it takes another time."""
+    warnings = (row.get("warnings") or "").split(SEPARATOR)
+    return any(warning.startswith(OLDER_CODE) for warning in warnings)
+
+
+def is_twin(row: Row) -> bool:
+    """Whether this is the second of an A/A pair: measured for the noise floor alone."""
+    return bool(row["twin"])
+
+
+def aggregator_order(label: str) -> tuple[int, str]:
+    """A sort key: the known ones in AGGREGATORS' order, then the others by label."""
+    name = aggregator_name(label)
+    return (AGGREGATORS.index(name) if name in AGGREGATORS else len(AGGREGATORS), label)
+
+
+def fixed_batch(row: Mapping[str, Any]) -> int:
+    """The batch that the world size does not change: the worker's under weak scaling, else the global one."""
+    return int(row["local_batch"] if row["scaling"] == "weak" else row["global_batch"])
+
+
+def row_order(row: Row) -> tuple[Any, ...]:
+    """A sort key: kind, model, dataset, batch, aggregator, world size, then the other axes."""
+    kind = KINDS.index(row["kind"]) if row["kind"] in KINDS else len(KINDS)
+    workload: tuple[Any, ...] = (kind, row["kind"])
+    if not has_no_model(row):
+        workload += (row["model"], row["dataset"], row["scaling"], fixed_batch(row))
+        workload += aggregator_order(row["aggregator"])
+    rest = [_sortable(row[name]) for name in INDEPENDENT if name not in ("world_size", "aggregator")]
+    return (*workload, row["world_size"], *rest, row["cell_id"])
+
+
+def _sortable(value: Any) -> tuple[int, float, str]:
+    """Missing values first, then numbers by size, then texts."""
+    if value is None:
+        return (0, 0.0, "")
+    if value in PLACEMENTS:
+        return (1, float(PLACEMENTS.index(value)), "")
+    return (1, float(value), "") if isinstance(value, (int, float)) else (2, 0.0, str(value))
+
+
+def to_table(rows: Iterable[Row]) -> pd.DataFrame:
+    """Rows -> a table of COLUMNS, with their types; None becomes a missing value."""
+    table = pd.DataFrame(list(rows), columns=list(COLUMNS), dtype=object)
+    return table.astype(COLUMNS)
+
+
+def to_rows(table: pd.DataFrame) -> list[Row]:
+    """A table -> one dict a row, a missing value being None."""
+    return [
+        {str(name): None if pd.isna(value) else value for name, value in record.items()}
+        for record in table.to_dict("records")
+    ]

@@ -1,0 +1,171 @@
+"""Exposed time a second time: the difference to a control arm, which takes the same step without exchange.
+
+By intervals, exposed time is what the exchange's spans show outside of computation. By difference, it is the
+cell's iteration less that of its control arm; it may be negative, and is not clipped. The two must agree, or
+one of them misses something: an exchange that slows the computation beside it, or marks that cost time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from scaling.analysis.columns import ABSENT, CONTROL_ARMS, Row, aggregator_name
+from scaling.analysis.formats import listed, milliseconds
+from scaling.analysis.samples import CellResult
+
+AGREEMENT = 0.10
+"""Two exposed times that differ by no more than this part of the larger one agree."""
+
+SAME_AS_CONTROL = (
+    *("kind", "model", "model_parameters", "dataset", "dataset_parameters", "step", "device", "scaling"),
+    *("world_size", "local_batch", "global_batch", "input_placement", "loader_workers", "threads"),
+    *("peer_access", "tf32", "seed", "learning_rate", "momentum", "weight_decay", "nesterov"),
+    *("batch_norm", "memory_format", "augmentation"),
+)
+"""What a cell shares with its control arm: all but the aggregator, the extent and the twin's number."""
+
+COMPUTATION = ("input", "forward", "backward", "update")
+"""Phases that both arms have."""
+
+SLOWED_BY_EXCHANGE = ("input", "forward", "backward")
+"""Those that are the same work in both arms; the update may be at another place."""
+
+
+def equal_in(names: Iterable[str], first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
+    """Whether two cells have the same variables of those names, also if a folder is older than a variable."""
+    return all(first.get(name, ABSENT.get(name)) == second.get(name, ABSENT.get(name)) for name in names)
+
+
+def control_labels(cell: Mapping[str, Any]) -> list[str]:
+    """The aggregators that may be a cell's control arm, by label, the best first; none for a control arm.
+
+    In the step overlapped, all-reduce takes the path of DistributedDataParallel itself, and every other
+    aggregator is a hook written in Python: the control arm takes the same path.
+    """
+    label = cell.get("aggregator_label") or cell["aggregator"]
+    if aggregator_name(label) in CONTROL_ARMS:
+        return []
+    if cell["step"] != "overlapped":
+        return ["none"]
+    own_path = aggregator_name(label) == "all_reduce" and "path=hook" not in label
+    return ["no_op" if own_path else "no_op(path=hook)", "none"]
+
+
+def control_arm(cell: CellResult, cells: Sequence[CellResult]) -> CellResult | None:
+    """The measured cell that is the same in all but the aggregator; None where there is none."""
+    for label in control_labels(cell.cell):
+        fitting = [other for other in cells if other.launches and _controls(other, cell, label)]
+        if fitting:
+            return min(fitting, key=lambda other: (-_num_iterations(other), other.cell_id))
+    return None
+
+
+def _controls(other: CellResult, cell: CellResult, label: str) -> bool:
+    # Without a wrapper there are no buckets: their size makes no difference to `none`.
+    names = SAME_AS_CONTROL if label == "none" else (*SAME_AS_CONTROL, "bucket_mb")
+    return (
+        other.label("aggregator") == label
+        and not other.cell.get("twin")
+        and equal_in(names, other.cell, cell.cell)
+    )
+
+
+def _num_iterations(cell: CellResult) -> int:
+    return sum(len(launch.iterations) for launch in cell.launches)
+
+
+def exposed_check(arm: Row, control: Row) -> str | None:
+    """Whether the two exposed times of a cell agree.
+
+    Args:
+        arm: the cell's row of the summary, with `exposed_by_difference_s` and `noise_floor`.
+        control: that of its control arm.
+
+    Returns:
+        "agree" with the bound that it rests on, or both times and what the difference comes from; None where
+        one of the times does not exist.
+    """
+    by_intervals, by_difference = arm["exposed_s"], arm["exposed_by_difference_s"]
+    if by_intervals is None or by_difference is None:
+        return None
+    bound = _agreement(by_intervals, by_difference, arm, control)
+    if bound is not None:
+        return f"agree ({bound})"
+    return (
+        f"by intervals {milliseconds(by_intervals)} ms, by difference {milliseconds(by_difference)} ms: "
+        f"{_explanation(by_difference - by_intervals, arm, control)}"
+    )
+
+
+def _agreement(by_intervals: float, by_difference: float, arm: Row, control: Row) -> str | None:
+    """The bound within which they agree, the first that holds; None where none does."""
+    apart = abs(by_intervals - by_difference)
+    if apart <= AGREEMENT * max(abs(by_intervals), abs(by_difference)):
+        return f"within {AGREEMENT:.0%}"
+    if arm["noise_floor"] is not None and apart <= arm["noise_floor"] * arm["iteration_s"]:
+        return "within the noise floor"
+    low, high = arm["iteration_s_low"], arm["iteration_s_high"]
+    control_low, control_high = control["iteration_s_low"], control["iteration_s_high"]
+    if None in (low, high, control_low, control_high):
+        return None
+    return "within the 95% intervals" if low - control_high <= by_intervals <= high - control_low else None
+
+
+def _explanation(gap_s: float, arm: Row, control: Row) -> str:
+    """Where a difference of `gap_s` that the intervals do not show comes from, if half of it can be told.
+
+    The difference is that of unsplit steps: what computation adds beside the exchange is in it, and what
+    looking adds to the split steps is not.
+    """
+    enough_s, than = abs(gap_s) / 2, f"than in {control['aggregator']}"
+    # A hook that exchanges nothing takes time too: by intervals it is exposed, by difference it cancels.
+    shared_s = control["exposed_s"] or 0.0
+    if gap_s < 0 and shared_s >= enough_s:
+        return f"{milliseconds(shared_s)} ms of it are the path's own, which {control['aggregator']} has too"
+    phases = _slowest_first(gap_s, arm, control)
+    total_s = 0.0
+    for count, (_, seconds) in enumerate(phases, 1):
+        total_s += seconds
+        if total_s >= enough_s:
+            names = [name for name, _ in phases[:count]]
+            return f"{_takes(names, total_s, gap_s)} {than}{_cause(names, gap_s)}"
+    unexplained_s = _difference(arm, control, "unexplained_s")
+    if unexplained_s * gap_s > 0 and abs(unexplained_s) >= enough_s:
+        return f"{milliseconds(abs(unexplained_s))} ms {_more(unexplained_s)} {than} are in no phase"
+    looking_s = _difference(arm, control, "looking_s")
+    if looking_s * gap_s < 0 and abs(looking_s) >= enough_s:
+        return f"looking costs {milliseconds(abs(looking_s))} ms {_more(looking_s)} {than}"
+    if not phases:
+        return "not explained"
+    phase, seconds = phases[0]
+    return f"not explained (what differs most: {_takes([phase], seconds, gap_s)} {than})"
+
+
+def _slowest_first(gap_s: float, arm: Row, control: Row) -> list[tuple[str, float]]:
+    """The phases of the computation that differ the way the gap does, and by how much, the most first."""
+    way = 1 if gap_s > 0 else -1
+    longer_s = [(phase, way * _difference(arm, control, f"{phase}_s")) for phase in COMPUTATION]
+    return sorted((one for one in longer_s if one[1] > 0), key=lambda one: -one[1])
+
+
+def _takes(phases: list[str], seconds: float, gap_s: float) -> str:
+    verb = "takes" if len(phases) == 1 else "together take"
+    return f"{listed(phases)} {verb} {milliseconds(seconds)} ms {'longer' if gap_s > 0 else 'shorter'}"
+
+
+def _cause(phases: list[str], gap_s: float) -> str:
+    if gap_s > 0 and set(phases) <= set(SLOWED_BY_EXCHANGE):
+        return ": the exchange slows the computation"
+    return ""
+
+
+def _difference(arm: Row, control: Row, column: str) -> float:
+    """How much more the arm has; 0 where one of them does not have it."""
+    if arm[column] is None or control[column] is None:
+        return 0.0
+    return float(arm[column] - control[column])
+
+
+def _more(seconds: float) -> str:
+    return "more" if seconds > 0 else "less"

@@ -1,0 +1,85 @@
+"""How two environments differ, field by field: what a comparison of two folders begins with."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from scaling.analysis.formats import MISSING
+from scaling.store import ResultsFolder
+
+IDENTITY = ("cpu", "gpus", "memory_bytes", "versions", "settings", "cpu_governors")
+"""What decides how fast things run. A folder never holds measurements that differ in these, but for the
+memory's size; `scaling.measure.environment` writes them."""
+
+FOR_PEOPLE = ("hostname", "git")
+"""Recorded beside it: differs between any two days, and decides nothing by itself."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A field that two environments do not share; None where one of them lacks it.
+
+    Attributes:
+        field: its name, dotted.
+        a, b: its values.
+        decides: whether it belongs to what decides how fast things run.
+    """
+
+    field: str
+    a: Any
+    b: Any
+    decides: bool
+
+    def line(self) -> str:
+        """`versions.torch: 2.11.0 against 2.13.0`."""
+        return f"{self.field}: {_shown(self.a)} against {_shown(self.b)}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {"field": self.field, "a": self.a, "b": self.b, "decides": self.decides}
+
+
+def environment_differences(a: ResultsFolder, b: ResultsFolder) -> list[Difference]:
+    """All fields in which the environments of two folders differ, those that decide the times first.
+
+    Raises:
+        StoreError: an environment.json is damaged. One that does not exist is a difference.
+    """
+    environments = [_read(folder) for folder in (a, b)]
+    first, second = environments
+    if not first or not second:
+        known = ["recorded" if environment else None for environment in environments]
+        return [] if first == second else [Difference("environment.json", known[0], known[1], True)]
+    return [
+        Difference(field, here, there, decides)
+        for names, decides in ((IDENTITY, True), (FOR_PEOPLE, False))
+        for name in names
+        for field, here, there in _differences(name, _value(first, name), _value(second, name))
+    ]
+
+
+def _read(folder: ResultsFolder) -> dict[str, Any]:
+    return folder.environment() if (folder.path / "environment.json").exists() else {}
+
+
+def _value(environment: Mapping[str, Any], name: str) -> Any:
+    value = environment.get(name)
+    if name == "gpus":  # equal ones are counted: `4 x NVIDIA H200`
+        counts = Counter(str(gpu.get("name")) for gpu in value or [])
+        return ", ".join(f"{number} x {gpu}" for gpu, number in counts.items()) or "none"
+    return value
+
+
+def _differences(name: str, a: Any, b: Any) -> Iterator[tuple[str, Any, Any]]:
+    if isinstance(a, Mapping) and isinstance(b, Mapping):
+        for key in dict.fromkeys([*a, *b]):
+            yield from _differences(f"{name}.{key}", a.get(key), b.get(key))
+    elif a != b:
+        yield name, a, b
+
+
+def _shown(value: Any) -> str:
+    return MISSING if value is None else str(value)

@@ -1,0 +1,116 @@
+"""What a rule of `explain` sees of a cell: its row, its samples, and the cells that differ in one choice."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+from scaling.analysis.columns import INDEPENDENT, Row, aggregator_name, is_control_arm, is_twin
+from scaling.analysis.matching import WHERE_RUN
+from scaling.analysis.samples import CellResult
+
+
+def _is_plain(row: Row) -> bool:
+    return not is_control_arm(row) and row["encode_s"] is None
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a rule found in a cell.
+
+    Attributes:
+        sentence: for people, without a full stop.
+        next_experiment: what would tell more or mend it; None where there is nothing to try.
+        share: part of the step that it is about, 0 to 1.
+        values: the numbers behind it, SI units, by column of summary.csv or by name.
+    """
+
+    sentence: str
+    next_experiment: str | None
+    share: float
+    values: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Look:
+    """A cell among the others of its study.
+
+    Attributes:
+        row: its row of the summary.
+        cell: its samples; None where the caller has none.
+        rows: the study's.
+        num_cores: CPU cores of a node; None where they are unknown.
+        lossy: ids of the study's cells whose exchange changes the gradient.
+        fired: rules that found something in this cell before.
+    """
+
+    row: Row
+    cell: CellResult | None
+    rows: Sequence[Row]
+    num_cores: int | None = None
+    lossy: Collection[str] = ()
+    fired: set[str] = field(default_factory=set)
+
+    @property
+    def step_s(self) -> float | None:
+        """Length of the split step, to which the budget sums."""
+        return self.row["split_iteration_s"] or None
+
+    def seconds(self, *columns: str) -> float:
+        """The sum of columns; one that the cell never had counts as 0."""
+        return sum(self.row[name] or 0.0 for name in columns)
+
+    def share(self, *columns: str) -> float:
+        """The same as part of the split step; 0 without a budget."""
+        return self.seconds(*columns) / self.step_s if self.step_s else 0.0
+
+    @property
+    def exchanges(self) -> bool:
+        """Whether several workers bring their gradients together here."""
+        return self.row["world_size"] > 1 and not is_control_arm(self.row)
+
+    @property
+    def compute_s(self) -> float | None:
+        """Forward and backward; None where they were not marked."""
+        if self.row["forward_s"] is None or self.row["backward_s"] is None:
+            return None
+        return float(self.row["forward_s"] + self.row["backward_s"])
+
+    def others(self, free: Collection[str]) -> list[Row]:
+        """Measured cells that share all variables but those of these names, without itself and twins."""
+        names = [name for name in INDEPENDENT if name not in (*WHERE_RUN, *free)]
+        return [
+            row
+            for row in self.rows
+            if row["cell_id"] != self.row["cell_id"]
+            and row["iteration_s"] is not None
+            and not is_twin(row)
+            and all(row[name] == self.row[name] for name in names)
+        ]
+
+    def fastest_with(self, free: Collection[str], **wanted: object) -> Row | None:
+        """Of `others`, the fastest that has the wanted values: no control arm and nothing with a codec, which
+        may be lossy, unless it is the aggregator at hand."""
+        fitting = [
+            row
+            for row in self.others(free)
+            if all(row[name] == value for name, value in wanted.items())
+            and (row["aggregator"] == self.row["aggregator"] or _is_plain(row))
+        ]
+        return min(fitting, key=lambda row: float(row["iteration_s"]), default=None)
+
+    @property
+    def bytes_per_s(self) -> float | None:
+        """What a rank moves, over the time that its exchange takes, hidden or not.
+
+        None where copies to host memory and back, which are bytes too, have phases of their own.
+        """
+        sent, seconds = self.row["wire_bytes_per_rank"], self.seconds("exposed_comm_s", "comm_hidden_s")
+        if self.row["d2h_s"] is not None or self.row["h2d_result_s"] is not None:
+            return None
+        return sent / seconds if sent and seconds > 0 else None
+
+    @property
+    def aggregator(self) -> str:
+        """Its name, without parameters."""
+        return aggregator_name(self.row["aggregator"])

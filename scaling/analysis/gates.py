@@ -1,0 +1,66 @@
+"""Conditions on a comparison under which a build fails: `slower > 5%`."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from scaling.analysis.compare import CellComparison, Comparison
+from scaling.analysis.formats import workers
+from scaling.errors import ScalingError
+
+_GATE = re.compile(r"\s*(slower|faster)\s*(?:>\s*(\d+(?:\.\d+)?)\s*%)?\s*")
+
+
+@dataclass(frozen=True)
+class Gate:
+    """Which cells fail it: those of that verdict whose times differ by more than the ratio.
+
+    Attributes:
+        verdict: slower or faster.
+        more_than: 0.05 for 5%.
+    """
+
+    verdict: str
+    more_than: float
+
+    def failing(self, comparison: Comparison) -> list[CellComparison]:
+        """The cells that fail, those within one launch among them."""
+        return [one for one in comparison.cells if one.verdict == self.verdict and self._is_beyond(one)]
+
+    def blind(self, comparison: Comparison) -> list[CellComparison]:
+        """The cells that pass although so small a difference could not have been found in them."""
+        failing = self.failing(comparison)
+        return [one for one in comparison.cells if one not in failing and self._is_blind(comparison, one)]
+
+    def _is_beyond(self, cell: CellComparison) -> bool:
+        times = cell.ratio.ratio if self.verdict == "slower" else 1 / cell.ratio.ratio
+        return times > 1 + self.more_than
+
+    def _is_blind(self, comparison: Comparison, cell: CellComparison) -> bool:
+        smallest = comparison.detectable(cell)
+        return cell.verdict == "undecided" or (smallest is not None and smallest > 1 + self.more_than)
+
+
+def parse_gate(text: str) -> Gate:
+    """`slower > 5%` -> a gate; `slower` is one for any difference.
+
+    Raises:
+        ScalingError: it is neither.
+    """
+    found = _GATE.fullmatch(text)
+    if found is None:
+        raise ScalingError(
+            f"--fail-if is {text!r}; allowed: 'slower > P%' and 'faster > P%' with a number P, or without it"
+        )
+    return Gate(found[1], float(found[2] or 0) / 100)
+
+
+def described(cell: CellComparison) -> str:
+    """`an iteration of ring on 4 workers takes 1.12 times as long`."""
+    size = workers(cell.match.a["world_size"])
+    within = ", within one launch" if cell.within_one_launch else ""
+    what = "a training" if cell.kind == "convergence" else "an iteration"
+    return (
+        f"{what} of {cell.name} on {size} takes {cell.ratio.ratio:.2f} times as long{within} ({cell.group})"
+    )

@@ -1,0 +1,156 @@
+"""Which cells are compared with each other: those that differ in the aggregator, the world size, the bucket
+size and where the input comes from. Twins of A/A pairs stand aside: they tell the noise, and nothing else.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from scaling.analysis.columns import OLDER_CODE, Row, fixed_batch, has_no_model, is_of_older_code, is_twin
+
+_IN_EVERY_TITLE = ("kind", "model", "dataset", "scaling", "device")
+_WHERE_THEY_DIFFER = {
+    "step": "{} step",
+    "threads": "{} threads a worker",
+    "peer_access": "peer access {}",
+    "precision": "{}",
+    "memory_format": "{}",
+    "learning_rate": "learning rate {:g}",
+    "momentum": "momentum {:g}",
+    "weight_decay": "weight decay {:g}",
+    "nesterov": "nesterov {}",
+    "learning_rate_rule": "{} rule",
+    "base_batch": "base batch {:g}",
+    "warmup_epochs": "warm-up {:g}",
+    "schedule": "{} schedule",
+    "milestones": "milestones {}",
+    "gamma": "gamma {:g}",
+    "augmentation": "augmentation {}",
+    "batch_norm": "batch norm {}",
+    "seed": "seed {}",
+}
+
+MAX_SLUG_LENGTH = 120
+"""Longer ones are cut: a model's label may hold any parameters, and file systems allow 255 bytes."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Comparable cells.
+
+    Attributes:
+        kind: iteration or convergence.
+        title: what they have in common, for people.
+        slug: the same for file names; unique among the groups of a kind.
+        rows: in the table's order, without twins.
+        twins: the second cells of its A/A pairs.
+    """
+
+    kind: str
+    title: str
+    slug: str
+    rows: list[Row]
+    twins: list[Row]
+
+    @property
+    def world_sizes(self) -> list[int]:
+        """Those of its rows, ascending."""
+        return sorted({row["world_size"] for row in self.rows})
+
+    def differs(self, axis: str) -> bool:
+        """Whether its rows have several values of a variable."""
+        return len({row[axis] for row in self.rows if row[axis] is not None}) > 1
+
+    def name(self, row: Row) -> str:
+        """The aggregator of one of its rows, with what else sets it apart from others of that label."""
+        parts = [row["aggregator"]]
+        if row["bucket_mb"] is not None and row["step"] == "captured":  # without buckets it is another step
+            parts.append(f"layer by layer, {row['bucket_mb']:g} MiB")
+        elif row["bucket_mb"] is not None and self.differs("bucket_mb"):
+            parts.append(f"{row['bucket_mb']:g} MiB")
+        if self.differs("input_placement") or self.differs("loader_workers"):
+            parts.append(placement_name(row, several_workers=self.differs("loader_workers")))
+        if is_of_older_code(row):
+            parts.append(OLDER_CODE)
+        return ", ".join(parts)
+
+
+def placement_name(row: Row, *, several_workers: bool) -> str:
+    """Where the input comes from; of a loader with its workers, if their number differs."""
+    if several_workers and row["loader_workers"] is not None:
+        return f"{row['input_placement']} x {row['loader_workers']}"
+    return str(row["input_placement"])
+
+
+def group_rows(rows: Sequence[Row]) -> list[Group]:
+    """All groups of a table, in its order; cells without a model are in none."""
+    members: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        if has_no_model(row):
+            continue
+        members.setdefault(group_key(row), []).append(row)
+    groups: list[Group] = []
+    for everyone in members.values():
+        own = [row for row in everyone if not is_twin(row)]
+        if not own:
+            continue
+        extras = _extras(own[0], rows)
+        base = slug = _slug(own[0], extras)
+        taken = {group.slug for group in groups if group.kind == own[0]["kind"]}
+        number = 2
+        while slug in taken:
+            slug, number = f"{base}-{number}", number + 1
+        twins = [row for row in everyone if is_twin(row)]
+        groups.append(Group(own[0]["kind"], _title(own, extras), slug, own, twins))
+    return groups
+
+
+def group_key(row: Row) -> tuple[Any, ...]:
+    """Equal for the rows of one group."""
+    names = [*_IN_EVERY_TITLE, *_axes(row)]
+    return (*(row[name] for name in names), fixed_batch(row))
+
+
+def _axes(row: Row) -> list[str]:
+    """Axes on which groups of this row's kind differ: of trainings, all seeds are compared in one."""
+    return [name for name in _WHERE_THEY_DIFFER if row["kind"] != "convergence" or name != "seed"]
+
+
+def _extras(row: Row, rows: Sequence[Row]) -> list[str]:
+    """The further axes on which groups of this kind, model and dataset differ."""
+    alike = [
+        other for other in rows if all(other[name] == row[name] for name in ("kind", "model", "dataset"))
+    ]
+    differing = [name for name in _axes(row) if len({other[name] for other in alike}) > 1]
+    own = {**row, "augmentation": row["augmentation"] or "none"}
+    return [_WHERE_THEY_DIFFER[name].format(_shown(own[name])) for name in differing if own[name] is not None]
+
+
+def _shown(value: Any) -> Any:
+    return ("off", "on")[value] if isinstance(value, bool) else value
+
+
+def _title(rows: Sequence[Row], extras: Sequence[str]) -> str:
+    row = rows[0]
+    batch = (
+        f"{fixed_batch(row)} a worker" if row["scaling"] == "weak" else f"global batch {row['global_batch']}"
+    )
+    parts = [
+        f"{row['model']} on {row['dataset']}",
+        f"{row['scaling']} scaling",
+        batch,
+        row["device"],
+        *extras,
+    ]
+    placements = {own["input_placement"] for own in rows}
+    if len(placements) == 1 and placements != {"device"}:
+        parts.append(f"input {row['input_placement']}")
+    return ", ".join(parts)
+
+
+def _slug(row: Row, extras: Sequence[str]) -> str:
+    words = [row["model"], row["dataset"], row["scaling"], str(fixed_batch(row)), row["device"], *extras]
+    return re.sub(r"[^a-z0-9.]+", "-", "-".join(words).lower()).strip("-.")[:MAX_SLUG_LENGTH]

@@ -1,0 +1,284 @@
+"""What trainings gave: the columns of a convergence cell, the spread over seeds, and the predicted time.
+
+The time to a target is also predicted: time per iteration, of the timed cell that takes the same step, x
+iterations to the target. Where an augmented training's step was timed without augmentation alone, that time
+is taken, and `prediction_lacks` says so; an augmented step predicts no training without.
+
+Its relative uncertainty is the root of a sum of squares: of half the 95% interval of the iteration time; of
+its noise floor, where it is of one launch; and of half the interval of the iterations to the target over
+seeds and repeats (Student's t), where there are two or more. Evaluation, and what a training does besides
+its steps, is in neither.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from scaling.analysis.columns import INDEPENDENT, Row, augmentation_of
+from scaling.analysis.samples import CellResult, Floats, Training
+from scaling.measure.statistics import estimate_median
+
+REACHED = "reached"
+
+SAME_STEP = (
+    *("model", "model_parameters", "dataset", "dataset_parameters", "aggregator", "aggregator_parameters"),
+    *("step", "device", "scaling", "world_size", "local_batch", "global_batch", "threads", "peer_access"),
+    *("tf32", "bucket_mb", "nesterov", "workers_per_gpu", "memory_format"),
+)
+"""What a training and the timed cell that predicts it share, besides batch normalisation and augmentation.
+Rate, momentum and seed change no time."""
+
+EPOCH_COLUMNS = {
+    "cell_id": "string",
+    "model": "string",
+    "dataset": "string",
+    "aggregator": "string",
+    "world_size": "Int64",
+    "global_batch": "Int64",
+    "seed": "Int64",
+    "repeat": "Int64",
+    "epoch": "Int64",
+    "samples": "Int64",
+    "train_s": "float64",
+    "train_j": "float64",
+    "learning_rate": "float64",
+    "train_loss": "float64",
+    "train_accuracy": "float64",
+    "test_loss": "float64",
+    "test_accuracy": "float64",
+    "state": "string",
+}
+"""Of convergence.csv: one row an epoch; of a run whose state is not `done`, its epochs so far."""
+
+_EPOCH_VALUES = (
+    "train_s",
+    "train_j",
+    "learning_rate",
+    "train_loss",
+    "train_accuracy",
+    "test_loss",
+    "test_accuracy",
+)
+"""Those of its columns that `Training` has an array of."""
+
+
+def convergence_values(cell: CellResult) -> Row:
+    """The columns that a convergence cell adds to its row."""
+    trainings, target = cell.trainings, cell.cell.get("target_accuracy")
+    reached = [index_of_target(training, target) for training in trainings]
+    samples = [training.samples(cell.cell["global_batch"]) for training in trainings]
+    energies = [training.train_j for training in trainings]
+    energy_per_sample = [one[-1] / count[-1] for one, count in zip(energies, samples, strict=True)]
+    return {
+        "epochs": min(len(training.epochs) for training in trainings),
+        "train_loss": _median(training.train_loss[-1] for training in trainings),
+        "train_accuracy": _median(training.train_accuracy[-1] for training in trainings),
+        "test_loss": _median(training.test_loss[-1] for training in trainings),
+        "final_test_accuracy": _median(training.test_accuracy[-1] for training in trainings),
+        "seconds_to_target": _median(_at(reached, [training.train_s for training in trainings])),
+        "epochs_to_target": _median(_at(reached, [training.epochs for training in trainings])),
+        "samples_to_target": _median(_at(reached, samples)),
+        "joules_to_target": _median(_at(reached, energies)),
+        "target_accuracy": target,
+        "target_state": None if target is None else _target_state(trainings, reached),
+        "train_s": _median(training.train_s[-1] for training in trainings),
+        "joules_per_sample": _median(energy_per_sample),
+    }
+
+
+def index_of_target(training: Training, target: float | None) -> int | None:
+    """Index of the first epoch that reaches the target; None if none does."""
+    found = np.flatnonzero(training.test_accuracy >= (math.inf if target is None else target))
+    return int(found[0]) if len(found) else None
+
+
+def _at(reached: Sequence[int | None], values: Sequence[Any]) -> list[float]:
+    pairs = zip(reached, values, strict=True)
+    return [math.nan if index is None else float(own[index]) for index, own in pairs]
+
+
+def _target_state(trainings: Sequence[Training], reached: Sequence[int | None]) -> str:
+    missed = [one for one, index in zip(trainings, reached, strict=True) if index is None]
+    if not missed:
+        return REACHED
+    best = max((float(np.nanmax(one.test_accuracy)) for one in missed if _any_number(one)), default=math.nan)
+    epochs = max(len(training.epochs) for training in missed)
+    who = f" by {len(missed)} of {len(trainings)} repeats" if len(trainings) > 1 else ""
+    at_best = "" if math.isnan(best) else f", at best {100 * best:.2f}%"
+    return f"not reached{who} in {epochs} epoch{'s' if epochs > 1 else ''}{at_best}"
+
+
+def _any_number(training: Training) -> bool:
+    return bool(np.isfinite(training.test_accuracy).any())
+
+
+def add_seeds_and_predictions(cells: Sequence[CellResult], rows: Mapping[str, Row]) -> None:
+    """Adds to the rows of trainings the columns that other cells decide.
+
+    Args:
+        cells: all that have a model.
+        rows: by cell id; those of convergence cells get `num_seeds`, `seed_mean_accuracy`,
+            `seed_sd_accuracy`, `predicted_s_to_target`, its bounds and `prediction_lacks`.
+    """
+    for family in seed_families([cell for cell in cells if cell.trainings], rows):
+        accuracies = [rows[cell.cell_id]["final_test_accuracy"] for cell in family]
+        known = [accuracy for accuracy in accuracies if accuracy is not None]
+        shared: Row = {"num_seeds": len(family)}
+        if len(known) == len(family):
+            shared["seed_mean_accuracy"] = float(np.mean(known))
+            shared["seed_sd_accuracy"] = float(np.std(known, ddof=1)) if len(known) > 1 else None
+        shared.update(_prediction(family, cells, rows))
+        for cell in family:
+            rows[cell.cell_id].update(shared)
+
+
+def seed_families(cells: Iterable[CellResult], rows: Mapping[str, Row]) -> list[list[CellResult]]:
+    """Cells that differ in the seed alone, in their order."""
+    families: dict[tuple[Any, ...], list[CellResult]] = {}
+    for cell in cells:
+        families.setdefault(family_key(rows[cell.cell_id]), []).append(cell)
+    return list(families.values())
+
+
+def family_key(row: Row) -> tuple[Any, ...]:
+    """Equal for rows that differ in the seed alone, and in where they were run."""
+    target = (row["target_accuracy"],)
+    return (*(row[name] for name in INDEPENDENT if name not in ("seed", "launcher", "num_nodes")), *target)
+
+
+def _prediction(family: Sequence[CellResult], cells: Sequence[CellResult], rows: Mapping[str, Row]) -> Row:
+    timed = _timed(family[0], cells)
+    iterations = [
+        math.nan if index is None else float(training.steps[: index + 1].sum())
+        for cell in family
+        for training in cell.trainings
+        for index in [index_of_target(training, cell.cell.get("target_accuracy"))]
+    ]
+    count = _median(iterations)
+    if not timed or count is None:
+        return {}
+    row = max(
+        (rows[cell.cell_id] for cell in timed), key=lambda row: (row["iterations"] or 0, row["cell_id"])
+    )
+    predicted_s = row["iteration_s"] * count
+    relative = _relative_half_width(row, iterations)
+    bounds = (
+        {}
+        if relative is None
+        else {"low": predicted_s * (1 - relative), "high": predicted_s * (1 + relative)}
+    )
+    named = {f"predicted_s_to_target_{end}": max(0.0, value) for end, value in bounds.items()}
+    whole = augmentation_of(timed[0].cell) == augmentation_of(family[0].cell)
+    lacks = None if whole else "augmentation"
+    return {"predicted_s_to_target": predicted_s, **named, "prediction_lacks": lacks}
+
+
+def _timed(trained: CellResult, cells: Iterable[CellResult]) -> list[CellResult]:
+    """The timed cells of a training's step: those that augment as it does, or else those that do not."""
+    alike = [cell for cell in cells if cell.launches and _same_step(cell, trained)]
+    wanted = augmentation_of(trained.cell)
+    own = [cell for cell in alike if augmentation_of(cell.cell) == wanted]
+    return own or [cell for cell in alike if augmentation_of(cell.cell) is None]
+
+
+def _relative_half_width(row: Row, iterations: Sequence[float]) -> float | None:
+    """Of the product; None where the iteration time has no interval."""
+    if row["iteration_s_low"] is None or row["iteration_s_high"] is None:
+        return None
+    of_time = (row["iteration_s_high"] - row["iteration_s_low"]) / 2 / row["iteration_s"]
+    of_count = 0.0
+    if len(iterations) > 1:
+        spread = estimate_median([[count] for count in iterations])
+        if spread.low is not None and spread.high is not None:
+            of_count = (spread.high - spread.low) / 2 / spread.median
+    # The interval of one launch is that within it; of several it holds how far they are apart.
+    floor = row["noise_floor"] if row["repeats"] == 1 else None
+    return math.hypot(of_time, floor or 0.0, of_count)
+
+
+def _same_step(timed: CellResult, trained: CellResult) -> bool:
+    first, second = timed.cell, trained.cell
+    same_norm = first.get("batch_norm", "replica") == second.get("batch_norm", "replica")
+    on_device = first.get("input_placement", "device") == "device" and not first.get("twin")
+    return same_norm and on_device and all(first.get(name) == second.get(name) for name in SAME_STEP)
+
+
+def over_seeds(rows: Sequence[Row]) -> list[Row]:
+    """One row for all seeds of a combination: means of accuracies, medians of the rest; else the row itself.
+
+    A value that one seed lacks is missing; the state is that of the seed that is furthest from done, and
+    repeats and those done are summed.
+    """
+    families: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        families.setdefault(family_key(row), []).append(row)
+    return [own[0] if len(own) == 1 else _merged(own) for own in families.values()]
+
+
+def _merged(rows: Sequence[Row]) -> Row:
+    medians = (
+        *("train_loss", "train_accuracy", "test_loss", "train_s", "joules_per_sample"),
+        *(f"{what}_to_target" for what in ("seconds", "epochs", "samples", "joules")),
+    )
+    states = [row["state"] for row in rows]
+    merged = {**rows[0], **{name: _median_of(row[name] for row in rows) for name in medians}}
+    epochs = [row["epochs"] for row in rows if row["epochs"] is not None]
+    missed = sum(row["target_state"] not in (None, REACHED) for row in rows)
+    merged.update(
+        seed=None,
+        final_test_accuracy=next((row["seed_mean_accuracy"] for row in rows if row["repeats"]), None),
+        num_seeds=sum(bool(row["repeats"]) for row in rows) or None,
+        repeats=sum(row["repeats"] or 0 for row in rows),
+        epochs=min(epochs, default=None),
+        state=next((state for state in ("failed", "running", "planned") if state in states), "done"),
+    )
+    bounds = [f"predicted_s_to_target{end}" for end in ("", "_low", "_high")]
+    for name in ("seed_sd_accuracy", *bounds, "prediction_lacks"):
+        merged[name] = next((row[name] for row in rows if row["repeats"]), None)
+    if missed:
+        merged["target_state"] = f"not reached by {missed} of {len(rows)} seeds"
+    return merged
+
+
+def epoch_table(cells: Sequence[CellResult]) -> pd.DataFrame:
+    """One row an epoch of every training, with EPOCH_COLUMNS; what does not exist is missing."""
+    rows = [
+        row
+        for cell in cells
+        for training in (*cell.trainings, *cell.begun)
+        for row in _epoch_rows(cell, training)
+    ]
+    table = pd.DataFrame(rows, columns=list(EPOCH_COLUMNS), dtype=object)
+    return table.astype(EPOCH_COLUMNS)
+
+
+def _epoch_rows(cell: CellResult, training: Training) -> Iterable[Row]:
+    fixed = {name: cell.cell[name] for name in ("world_size", "global_batch", "seed")}
+    fixed |= {name: cell.label(name) for name in ("model", "dataset", "aggregator")}
+    samples = training.samples(cell.cell["global_batch"])
+    (state,) = [record.state for record in cell.records if record.repeat == training.repeat]
+    fixed |= {"repeat": training.repeat, "state": state}
+    for index, epoch in enumerate(training.epochs):
+        own: dict[str, Floats] = {name: getattr(training, name) for name in _EPOCH_VALUES}
+        values = {name: _known(array[index]) for name, array in own.items()}
+        values["samples"] = _known(samples[index])
+        yield {"cell_id": cell.cell_id, **fixed, "epoch": int(epoch), **values}
+
+
+def _known(value: float) -> float | None:
+    return None if math.isnan(value) else float(value)
+
+
+def _median(values: Iterable[float]) -> float | None:
+    """None where one of them does not exist: a median of the others would flatter."""
+    median = float(np.median(list(values)))
+    return None if math.isnan(median) else median
+
+
+def _median_of(values: Iterable[float | None]) -> float | None:
+    return _median(math.nan if value is None else value for value in values)

@@ -1,0 +1,100 @@
+"""Which cells of two folders are the same measurement: by identity first, then by their variables.
+
+A cell's identity is a hash of all that decides its result; it changes with the versions of this program that
+know more variables, and some variables are the machine's (threads of a GPU's worker). Hence three rounds, the
+strictest first; in each, cells are paired only where exactly one on either side fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from scaling.analysis.columns import INDEPENDENT, Row, has_no_model, is_twin, shares_gpus
+
+WHERE_RUN = ("study", "launcher", "num_nodes")
+"""Variables that are no part of what a cell is."""
+
+WITHOUT_EFFECT_ON_TIME = ("learning_rate", "momentum", "weight_decay", "nesterov", "seed")
+"""Of iteration cells: they may differ, and are named where they do."""
+
+COMPARED_KINDS = ("iteration", "convergence")
+
+
+@dataclass(frozen=True)
+class Match:
+    """Two rows of the same measurement, with the variables in which they differ all the same."""
+
+    a: Row
+    b: Row
+    differing: dict[str, tuple[Any, Any]]
+
+
+def match_cells(a: Sequence[Row], b: Sequence[Row]) -> tuple[list[Match], list[Row], list[Row]]:
+    """Pairs the cells of two summaries; the second cells of A/A pairs stand aside.
+
+    Returns:
+        The pairs in a's order, the rows of a without a partner, those of b.
+    """
+    left, right = ([row for row in rows if _is_compared(row)] for rows in (a, b))
+    partner: dict[str, Row] = {}
+    taken: set[str] = set()
+    for key in (_identity, _variables, _loose_variables):
+        ours = _unique([row for row in left if row["cell_id"] not in partner], key)
+        theirs = _unique([row for row in right if row["cell_id"] not in taken], key)
+        for name, row in ours.items():
+            if name in theirs:
+                partner[row["cell_id"]] = theirs[name]
+                taken.add(theirs[name]["cell_id"])
+    matches = [
+        Match(row, other, _differing(row, other)) for row in left if (other := partner.get(row["cell_id"]))
+    ]
+    alone = [row for row in left if row["cell_id"] not in partner]
+    return matches, alone, [row for row in right if row["cell_id"] not in taken]
+
+
+def nearest_differences(a: Sequence[Row], b: Sequence[Row]) -> list[str]:
+    """The variables in which the two most alike cells differ, for folders without a common one."""
+    pairs = [_differing(row, other) for row in a for other in b if _is_compared(row) and _is_compared(other)]
+    counted = [(len(pair), index) for index, pair in enumerate(pairs)]
+    return list(pairs[min(counted)[1]]) if pairs else []
+
+
+def _is_compared(row: Row) -> bool:
+    """Whether its time is one that may be compared."""
+    return has_time(row) and not is_twin(row)
+
+
+def has_time(row: Row) -> bool:
+    """Whether it is a timing or a training; one whose workers shared GPUs has no time."""
+    return row["kind"] in COMPARED_KINDS and not has_no_model(row) and not shares_gpus(row)
+
+
+def _identity(row: Row) -> Hashable:
+    return str(row["cell_id"])
+
+
+def _variables(row: Row) -> Hashable:
+    return tuple(row[name] for name in INDEPENDENT if name not in WHERE_RUN)
+
+
+def _loose_variables(row: Row) -> Hashable:
+    loose = set(WHERE_RUN)
+    if row["kind"] == "iteration":
+        loose |= set(WITHOUT_EFFECT_ON_TIME)
+    if row["device"] != "cpu":
+        loose.add("threads")  # the machine's share of cores, unless the study says otherwise
+    return tuple(row[name] for name in INDEPENDENT if name not in loose)
+
+
+def _unique(rows: Sequence[Row], key: Callable[[Row], Hashable]) -> dict[Hashable, Row]:
+    found: dict[Hashable, list[Row]] = {}
+    for row in rows:
+        found.setdefault(key(row), []).append(row)
+    return {name: own[0] for name, own in found.items() if len(own) == 1}
+
+
+def _differing(a: Row, b: Row) -> dict[str, tuple[Any, Any]]:
+    names = [name for name in INDEPENDENT if name != "study"]
+    return {name: (a[name], b[name]) for name in names if a[name] != b[name]}

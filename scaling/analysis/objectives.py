@@ -1,0 +1,46 @@
+"""What `recommend` can be asked for: the objectives, as a user writes them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from scaling.analysis.candidates import ACCURACY, EFFICIENCY, ENERGY, HOURS, TIME
+from scaling.errors import ScalingError
+
+OBJECTIVES = (TIME, ACCURACY, f"{EFFICIENCY} >= 0.8", HOURS, ENERGY)
+"""One of each, as an example."""
+
+_EFFICIENCY = re.compile(rf"\s*{EFFICIENCY}\s*(?:>=|>|≥)\s*(\d+(?:\.\d+)?)\s*(%?)\s*")
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What is made smallest, and under which condition.
+
+    Attributes:
+        name: TIME, ACCURACY, EFFICIENCY, HOURS or ENERGY.
+        text: as it was asked for.
+        smallest_efficiency: a candidate's parallel efficiency is at least this; None: any.
+    """
+
+    name: str
+    text: str
+    smallest_efficiency: float | None = None
+
+
+def parse_objective(text: str) -> Objective:
+    """Reads an objective.
+
+    Raises:
+        ScalingError: there is no such one.
+    """
+    if text in (TIME, ACCURACY, HOURS, ENERGY):
+        return Objective(text, text)
+    if found := _EFFICIENCY.fullmatch(text):
+        bound = float(found[1]) / (100 if found[2] else 1)
+        if not 0 < bound <= 2:
+            raise ScalingError(f"the efficiency is {bound:g}; it is a ratio such as 0.8")
+        return Objective(EFFICIENCY, text, bound)
+    allowed = ", ".join(f"'{one}'" for one in OBJECTIVES)
+    raise ScalingError(f"no objective {text!r}; allowed: {allowed}")

@@ -1,0 +1,205 @@
+"""How fast a study goes on and when it will be over, from its records alone: no server, no samples.
+
+Runs carry the times at which they started and ended, to the second; launches write how long they took to
+start. What is left is estimated by world size: the mean length of its ended runs (of all, where none has
+ended) for each run, and the median start-up for each launch that is still to come.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from statistics import mean, median
+from typing import Any
+
+from scaling.analysis.formats import duration, workers
+from scaling.analysis.killed import KILLED, seen_state
+from scaling.analysis.status import without_model
+from scaling.store import ResultsFolder, RunRecord
+from topologies.texts import folded
+
+OVER = ("done", "failed")
+PAUSE_S = 600
+"""Between two runs of one go at a study there is less; a longer gap is a night in between."""
+
+LONGEST_START_S = 120
+"""What a launch may take until its first run."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a study is.
+
+    Attributes:
+        counts: state -> runs; beside the records' states `killed`, where there are any.
+        running: what runs now, and for how many seconds.
+        killed: what was killed on this host while it ran, and the seconds since it began.
+        runs_per_hour: ended runs over the wall time of this go; None before the first has ended.
+        left_s: estimated seconds to the end; 0 when it is over, None before the first has ended.
+        idle_s: seconds since the last run ended, where something is left and nothing runs; else None.
+        last_error: what failed last and why; None if nothing did.
+    """
+
+    counts: dict[str, int]
+    running: list[tuple[str, float]]
+    runs_per_hour: float | None
+    left_s: float | None
+    idle_s: float | None
+    last_error: tuple[str, str] | None
+    killed: list[tuple[str, float]] = field(default_factory=list)
+
+    @property
+    def num_runs(self) -> int:
+        """In all."""
+        return sum(self.counts.values())
+
+    @property
+    def num_over(self) -> int:
+        """Done or failed."""
+        return sum(self.counts.get(state, 0) for state in OVER)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is left."""
+        return self.num_over == self.num_runs
+
+    def lines(self) -> list[str]:
+        """For people, each as wide as a terminal: states, what runs, rate and rest, the last error."""
+        states = ", ".join(f"{count} {state}" for state, count in self.counts.items() if count)
+        lines = [f"{self.num_over}/{self.num_runs} runs over: {states}"]
+        lines += [f"now: {name}, for {duration(seconds)}" for name, seconds in self.running]
+        lines += [
+            f"killed while it ran: {name}, begun {duration(seconds)} ago" for name, seconds in self.killed
+        ]
+        if self.idle_s is not None:
+            perhaps = " (a launch may be starting)" if self.idle_s < LONGEST_START_S else ""
+            lines.append(f"nothing runs now{perhaps}; the last run ended {duration(self.idle_s)} ago")
+        if not self.is_over and self.runs_per_hour is not None and self.left_s is not None:
+            lines.append(f"{self.runs_per_hour:.0f} runs an hour, about {duration(self.left_s)} left")
+        if self.last_error is not None:
+            lines.append(f"last error: {self.last_error[0]}: {self.last_error[1]}")
+        return [folded("", line, indent=2) for line in lines]
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "counts": self.counts,
+            "num_runs": self.num_runs,
+            "num_over": self.num_over,
+            "is_over": self.is_over,
+            "running": [{"cell": name, "seconds": seconds} for name, seconds in self.running],
+            "killed": [{"cell": name, "seconds": seconds} for name, seconds in self.killed],
+            "runs_per_hour": self.runs_per_hour,
+            "left_s": self.left_s,
+            "idle_s": self.idle_s,
+            "last_error": None
+            if self.last_error is None
+            else {"cell": self.last_error[0], "reason": self.last_error[1]},
+        }
+
+
+def progress(folder: ResultsFolder, now: datetime) -> Progress:
+    """Reads where a study is.
+
+    Args:
+        folder: its results.
+        now: the time, with its zone.
+
+    Raises:
+        StoreError: the folder is none, or a record is damaged.
+    """
+    records = folder.require().runs()
+    counts = dict.fromkeys(("done", "failed", "running", "planned"), 0)
+    states = [seen_state(record, folder) for record in records]
+    counts |= Counter(states)
+    ended = sorted(
+        (one for one in records if one.state in OVER and None not in _times(one)),
+        key=lambda one: str(one.launch["finished_at"]),
+    )
+    begun = [
+        (state, (run_name(one), max(0.0, (now - start).total_seconds())))
+        for one, state in zip(records, states, strict=True)
+        if one.state == "running" and (start := _times(one)[0]) is not None
+    ]
+    running = [told for state, told in begun if state != KILLED]
+    left = [one for one in records if one.state not in OVER]
+    failed = [one for one in ended if one.state == "failed"]
+    last_end = _times(ended[-1])[1] if ended else None
+    return Progress(
+        counts=counts,
+        running=running,
+        runs_per_hour=_runs_per_hour(ended),
+        left_s=_left_s(left, ended, dict(running), _start_up_s(folder.launch_times())),
+        idle_s=None if running or not left or last_end is None else (now - last_end).total_seconds(),
+        last_error=(run_name(failed[-1]), str(failed[-1].reason)) if failed else None,
+        killed=[told for state, told in begun if state == KILLED],
+    )
+
+
+def run_name(record: RunRecord) -> str:
+    """`ring on 4 workers, repeat 2`; of cells without an aggregator, their kind or experiment."""
+    cell = record.cell
+    what = cell.get("aggregator_label") or cell.get("aggregator") or without_model(cell)
+    twin = " (A/A twin)" if cell.get("twin") else ""
+    model = f", {cell['model_label']}" if cell.get("model_label") else ""
+    return f"{what}{twin} on {workers(cell['world_size'])}{model}, repeat {record.repeat}"
+
+
+def _times(record: RunRecord) -> tuple[datetime | None, datetime | None]:
+    """When it started and ended; None where that is not recorded."""
+    return _time(record.launch.get("started_at")), _time(record.launch.get("finished_at"))
+
+
+def _time(text: str | None) -> datetime | None:
+    return None if text is None else datetime.fromisoformat(text)
+
+
+def _length_s(record: RunRecord) -> float:
+    start, end = _times(record)
+    return 0.0 if start is None or end is None else (end - start).total_seconds()
+
+
+def _runs_per_hour(ended: Sequence[RunRecord]) -> float | None:
+    """Over the wall time from the first start to the last end of this go."""
+    this_go: list[RunRecord] = []
+    for record in reversed(ended):
+        if this_go:
+            later, end = _times(this_go[-1])[0], _times(record)[1]
+            if later is not None and end is not None and (later - end).total_seconds() > PAUSE_S:
+                break
+        this_go.append(record)
+    starts = [start for record in this_go if (start := _times(record)[0]) is not None]
+    ends = [end for record in this_go if (end := _times(record)[1]) is not None]
+    if not starts or not ends:
+        return None
+    seconds = (max(ends) - min(starts)).total_seconds()
+    return 3600 * len(this_go) / seconds if seconds > 0 else None
+
+
+def _left_s(
+    left: Sequence[RunRecord], ended: Sequence[RunRecord], running: Mapping[str, float], start_up_s: float
+) -> float | None:
+    if not left:
+        return 0.0
+    if not ended:
+        return None
+    by_size: dict[int, list[float]] = {}
+    for record in ended:
+        by_size.setdefault(record.cell["world_size"], []).append(_length_s(record))
+    overall = mean(map(_length_s, ended))
+    seconds = 0.0
+    for record in left:
+        lengths = by_size.get(record.cell["world_size"])
+        expected = mean(lengths) if lengths else overall
+        seconds += max(0.0, expected - running.get(run_name(record), 0.0))
+    launches = {(one.repeat, one.cell["world_size"]) for one in left if one.state == "planned"}
+    under_way = {(one.repeat, one.cell["world_size"]) for one in left if one.state == "running"}
+    return seconds + start_up_s * len(launches - under_way)
+
+
+def _start_up_s(launches: Iterable[Mapping[str, Any]]) -> float:
+    """The median over the launches that wrote it down; 0 where none did."""
+    known = [float(one["start_up_s"]) for one in launches if one.get("start_up_s")]
+    return median(known) if known else 0.0

@@ -1,0 +1,302 @@
+"""From raw samples to arrays and budgets: what every number and curve of the report is made of.
+
+Ranks are aligned by the iteration's (or epoch's) number. How long an iteration takes is told by unsplit
+steps, in which nothing was marked, and is that of the slowest rank; where its time goes is told by the split
+ones. Warm-up iterations are left out here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scaling.analysis.columns import DEVICE, TRANSFER, has_no_model, shares_gpus
+from scaling.analysis.sample_lines import (
+    Integers,
+    Line,
+    aligned,
+    by_number,
+    field,
+    is_split,
+    is_unsplit,
+    loss,
+    rank_step,
+    seconds,
+)
+from scaling.errors import StoreError
+from scaling.measure.budget import RankStep, StepBudget, step_budgets
+from scaling.store import ResultsFolder, RunRecord
+
+Floats = NDArray[np.float64]
+
+WAITING = ("communicate", "wait")
+"""Phases in which a rank may stand still for another."""
+
+REQUIRED_FIELDS = (
+    *("kind", "model", "dataset", "aggregator", "step", "device", "scaling", "world_size"),
+    *("local_batch", "global_batch", "threads", "learning_rate", "momentum", "seed"),
+)
+REQUIRED_OF = {
+    TRANSFER: ("kind", "device", "world_size", "threads", "peer_access"),
+    DEVICE: ("kind", "device", "world_size", "threads", "experiment", "parameters", "point"),
+}
+"""Of cells of these kinds."""
+
+
+@dataclass(frozen=True)
+class SplitStep:
+    """A step whose phases were marked: its number, and what each rank recorded."""
+
+    iteration: int
+    ranks: list[RankStep]
+
+
+@dataclass(frozen=True)
+class IterationLaunch:
+    """The measured iterations of one run, in their order.
+
+    Attributes:
+        repeat: which of the cell's repeats.
+        iterations: numbers of the unsplit steps, as recorded.
+        rank_steps_s: their lengths in seconds, [rank, iteration].
+        split_steps: those whose phases were marked; none where the step cannot be marked.
+    """
+
+    repeat: int
+    iterations: Integers
+    rank_steps_s: Floats
+    split_steps: list[SplitStep]
+
+    @property
+    def step_s(self) -> Floats:
+        """The slowest rank's unsplit steps, in seconds: one value an iteration."""
+        slowest: Floats = self.rank_steps_s.max(axis=0)
+        return slowest
+
+    @cached_property
+    def budgets(self) -> list[list[StepBudget]]:
+        """Where the time of the split steps went: [step][rank]."""
+        return [step_budgets(step.ranks) for step in self.split_steps]
+
+    @cached_property
+    def waited_for(self) -> int:
+        """The rank that the others wait for: the one that itself waits least, in messages and at barriers.
+
+        Ranks of a synchronous step take equally long, so which one is slowest is a matter of microseconds;
+        what holds the step up is told by the rank that does it. The first such rank; without any waiting, the
+        slowest.
+        """
+        waits = [float(np.median(own)) for own in zip(*map(_waits_s, self.split_steps), strict=True)]
+        if any(waits):
+            return int(np.argmin(waits))
+        return int(np.argmax(np.median(self.rank_steps_s, axis=1)))
+
+
+def _waits_s(step: SplitStep) -> list[float]:
+    """Of each rank, in seconds."""
+    return [
+        sum(span.stop_s - span.start_s for span in rank.spans if span.phase in WAITING) for rank in step.ranks
+    ]
+
+
+@dataclass(frozen=True)
+class Training:
+    """The epochs of one convergence run, in their order; every array has one value an epoch.
+
+    Attributes:
+        repeat: which of the cell's repeats.
+        epochs: their numbers, as recorded.
+        train_s: seconds of training so far, of the slowest rank; NaN where workers shared GPUs, since they
+            are not those of as many GPUs.
+        train_loss: mean over the epoch's steps; NaN where it was not finite.
+        test_accuracy: 0 to 1; NaN where there is none.
+        train_j: joules of training so far, of all ranks' GPUs; NaN likewise, and where they are not known.
+        steps: updates in the epoch; NaN likewise, as for all that follow.
+        learning_rate: of the epoch's last step.
+        train_accuracy, test_loss: after the epoch.
+    """
+
+    repeat: int
+    epochs: Integers
+    train_s: Floats
+    train_loss: Floats
+    test_accuracy: Floats
+    train_j: Floats
+    steps: Floats
+    learning_rate: Floats
+    train_accuracy: Floats
+    test_loss: Floats
+
+    def samples(self, global_batch: int) -> Floats:
+        """Samples that were trained on up to the end of each epoch."""
+        counted: Floats = np.cumsum(self.steps) * global_batch
+        return counted
+
+
+@dataclass(frozen=True)
+class CellResult:
+    """All that a folder holds of one cell.
+
+    Attributes:
+        cell_id: the cell's hash.
+        cell: its independent variables (`Cell.to_dict()`).
+        records: one a repeat, in their order.
+        launches: the samples of its done runs, where it is an iteration cell.
+        trainings: likewise, where it is a convergence cell.
+        begun: the epochs so far of its trainings that run, or were cut off and will go on.
+    """
+
+    cell_id: str
+    cell: dict[str, Any]
+    records: list[RunRecord]
+    launches: list[IterationLaunch]
+    trainings: list[Training]
+    begun: tuple[Training, ...] = ()
+
+    @property
+    def done(self) -> list[RunRecord]:
+        """The repeats that have results."""
+        return [record for record in self.records if record.state == "done"]
+
+    @property
+    def state(self) -> str:
+        """Over all repeats: failed if any failed, else running or planned if any is, else done."""
+        states = {record.state for record in self.records}
+        return next((state for state in ("failed", "running", "planned") if state in states), "done")
+
+    def label(self, field: str) -> str:
+        """How the model, dataset or aggregator is shown: its label, or its name where it has none."""
+        return str(self.cell.get(f"{field}_label") or self.cell[field])
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether it has a model."""
+        return not has_no_model(self.cell)
+
+
+def read_records(folder: ResultsFolder) -> dict[str, list[RunRecord]]:
+    """Cell id -> the records of its repeats, in their order.
+
+    Raises:
+        StoreError: a record is damaged or lacks one of the cell's variables.
+    """
+    cells: dict[str, list[RunRecord]] = {}
+    for record in folder.runs():
+        required = REQUIRED_OF.get(str(record.cell.get("kind")), REQUIRED_FIELDS)
+        missing = [field for field in required if field not in record.cell]
+        if missing:
+            raise StoreError(f"{_where(folder, record)}/run.json: its cell lacks {', '.join(missing)}")
+        cells.setdefault(record.cell_id, []).append(record)
+    return cells
+
+
+def read_cells(folder: ResultsFolder) -> list[CellResult]:
+    """All cells of a folder, with the samples of their done runs, and those so far of trainings that are not.
+
+    Raises:
+        StoreError: a record or a sample of a done run is missing or damaged.
+    """
+    cells = []
+    for cell_id, records in read_records(folder).items():
+        done = [record for record in records if record.state == "done"]
+        cell = records[0].cell
+        launches = [_read_launch(folder, record) for record in done if cell["kind"] == "iteration"]
+        trainings = [_read_training(folder, record) for record in done if cell["kind"] == "convergence"]
+        begun = filter(None, (_read_begun(folder, record) for record in records))
+        cells.append(CellResult(cell_id, cell, records, launches, trainings, tuple(begun)))
+    return cells
+
+
+def _read_launch(folder: ResultsFolder, record: RunRecord) -> IterationLaunch:
+    where = _where(folder, record)
+    # The warm-up's flag is required: a line without it might be either, and would be counted silently.
+    measured = [
+        [line for line in lines if not field(line, "warmup", where)] for lines in _lines(folder, record)
+    ]
+    unsplit = [[line for line in lines if is_unsplit(line)] for lines in measured]
+    captured = record.cell["step"] == "captured"
+    split = [[line for line in lines if is_split(line, captured=captured)] for lines in measured]
+    numbers = aligned(unsplit, "iteration", where)
+    steps_s = [
+        [seconds(line, "step_s", where) for line in by_number(lines, "iteration")] for lines in unsplit
+    ]
+    rank_steps_s = np.array(steps_s, dtype=np.float64)
+    return IterationLaunch(record.repeat, numbers, rank_steps_s, _split_steps(split, where))
+
+
+def _split_steps(ranks: Sequence[Sequence[Line]], where: str) -> list[SplitStep]:
+    numbers = aligned(ranks, "iteration", where, required=False)
+    recorded = [[rank_step(line, where) for line in by_number(own, "iteration")] for own in ranks]
+    return [SplitStep(int(one), list(step)) for one, *step in zip(numbers, *recorded, strict=True)]
+
+
+def _read_training(folder: ResultsFolder, record: RunRecord) -> Training:
+    return _training(record, _lines(folder, record), _where(folder, record))
+
+
+def _read_begun(folder: ResultsFolder, record: RunRecord) -> Training | None:
+    """The epochs that every rank has recorded; None where there are none, or they cannot be read yet."""
+    if record.cell["kind"] != "convergence" or record.state not in ("running", "planned"):
+        return None
+    try:
+        ranks = _lines(folder, record, unfinished=True)
+        num_epochs = min(map(len, ranks))
+        own = [lines[:num_epochs] for lines in ranks]
+        return _training(record, own, _where(folder, record)) if num_epochs else None
+    except StoreError:
+        return None
+
+
+def _training(record: RunRecord, ranks: Sequence[Sequence[Line]], where: str) -> Training:
+    numbers = aligned(ranks, "epoch", where)
+    ordered = [by_number(lines, "epoch") for lines in ranks]
+    train_s = [[seconds(line, "train_s", where) for line in lines] for lines in ordered]
+
+    def of_rank_0(name: str, *, required: bool = True) -> Floats:
+        return _floats(
+            loss(line, name, where) if required or name in line else math.nan for line in ordered[0]
+        )
+
+    joules = [[_joules(line) for line in lines] for lines in ordered]
+    counted = math.nan if shares_gpus(record.cell) else 1.0
+    return Training(
+        record.repeat,
+        numbers,
+        counted * np.max(np.array(train_s, dtype=np.float64), axis=0),
+        of_rank_0("train_loss"),
+        of_rank_0("test_accuracy"),
+        counted * np.sum(np.array(joules, dtype=np.float64), axis=0),
+        _floats(len(line["step_losses"]) if "step_losses" in line else math.nan for line in ordered[0]),
+        *(of_rank_0(name, required=False) for name in ("learning_rate", "train_accuracy", "test_loss")),
+    )
+
+
+def _joules(line: Line) -> float:
+    """NaN in lines without: those of a CPU, or of a window too short for the GPU's counter."""
+    value = line.get("train_j")
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else math.nan
+
+
+def _lines(folder: ResultsFolder, record: RunRecord, *, unfinished: bool = False) -> list[list[Line]]:
+    ranks = folder.samples(record.cell_id, record.repeat, unfinished=unfinished)
+    where, expected = _where(folder, record), record.cell["world_size"]
+    if len(ranks) != expected:
+        raise StoreError(f"{where}: samples of {len(ranks)} ranks are there, its world size is {expected}")
+    for rank, lines in enumerate(ranks):
+        if not all(isinstance(line, dict) for line in lines):
+            raise StoreError(f"{where}/rank{rank}.jsonl is damaged: every line should be an object")
+    return ranks
+
+
+def _floats(values: Iterable[float]) -> Floats:
+    return np.array(list(values), dtype=np.float64)
+
+
+def _where(folder: ResultsFolder, record: RunRecord) -> str:
+    return str(folder.path / "runs" / record.cell_id / str(record.repeat))

@@ -1,0 +1,175 @@
+"""How far a study is: the states of its cells. Reads the records alone, no samples."""
+
+from __future__ import annotations
+
+import textwrap
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import zip_longest
+from typing import Any
+
+from scaling.analysis.candidates import CHOSEN
+from scaling.analysis.columns import TRANSFER, Row, is_twin, to_rows
+from scaling.analysis.killed import KILLED, seen_state
+from scaling.analysis.samples import CellResult, read_records
+from scaling.analysis.summary import build_table, study_name
+from scaling.store import ResultsFolder, RunRecord
+from topologies.texts import WIDTH, folded
+
+MOST_OF_STATES = 20
+"""Characters of a cell's states side by side; what is longer is counted or folded."""
+
+
+def status_table(folder: ResultsFolder) -> list[dict[str, Any]]:
+    """The state of every cell, in the summary's order.
+
+    Returns:
+        One dict a cell: cell_id, kind, model, dataset, aggregator (labels), step, world_size, global_batch,
+        twin (1 for the second cell of an A/A pair), state (of the cell), states (one a repeat, in their
+        order; of a run that was killed by force `killed`), reason (why it failed, or what the last launch
+        lacked that left it planned; else None), num_waiting (runs left planned so), name (what sets it apart
+        from the others of its model).
+
+    Raises:
+        StoreError: the folder is none, or a record is damaged.
+    """
+    folder.require()
+    records = read_records(folder)
+    cells = [CellResult(cell_id, own[0].cell, own, [], []) for cell_id, own in records.items()]
+    kept = (
+        "cell_id",
+        "kind",
+        "model",
+        "dataset",
+        "aggregator",
+        "step",
+        "world_size",
+        "global_batch",
+        "twin",
+        "state",
+        "reason",
+    )
+    rows = to_rows(build_table(study_name(folder), cells))
+    states = {cell: [seen_state(record, folder) for record in own] for cell, own in records.items()}
+    return [
+        {
+            **{name: row[name] for name in kept},
+            "state": _state(row, states[row["cell_id"]]),
+            "reason": row["reason"] or next((one.reason for one in _waiting(records[row["cell_id"]])), None),
+            "num_waiting": len(_waiting(records[row["cell_id"]])),
+            "states": states[row["cell_id"]],
+            "name": _name(row, rows) if row["model"] else without_model(records[row["cell_id"]][0].cell),
+        }
+        for row in rows
+    ]
+
+
+def _state(row: Row, states: Sequence[str]) -> Any:
+    return KILLED if row["state"] == "running" and KILLED in states else row["state"]
+
+
+def _waiting(records: Iterable[RunRecord]) -> list[RunRecord]:
+    """Those that a launch has left planned, since it lacked what they need."""
+    return [record for record in records if record.state == "planned" and record.reason is not None]
+
+
+def without_model(cell: Mapping[str, Any]) -> str:
+    """`kernel-choices, AlexNet 5x5, float32`: what a cell of an experiment or of transfers is called."""
+    point = [str(value) for value in (cell.get("point") or {}).values()]
+    access = {True: "peer access on", False: "peer access off"}.get(cell.get("peer_access") or False)
+    parts = [str(cell.get("experiment") or cell["kind"]), *point]
+    if cell["kind"] == TRANSFER and access:
+        parts.append(access)
+    return ", ".join([*parts, str(cell.get("device") or "")]).rstrip(", ")
+
+
+_SHORTER = {"step": "{}", "bucket_mb": "{:g} MiB", "input_placement": "{}", "loader_workers": "{} loaders"}
+_GIVEN = {"augmentation": "augmentation {}"}
+"""No choice, and yet what sets cells of one model apart."""
+
+
+def _name(row: Row, rows: list[Row]) -> str:
+    """The aggregator, what else was chosen where its model's cells differ in it, and whether it is a twin."""
+    alike = [other for other in rows if all(other[one] == row[one] for one in ("kind", "model"))]
+    parts = [str(row["aggregator"] or "")]
+    for axis, text in {**CHOSEN, **_SHORTER, **_GIVEN}.items():
+        values = {other[axis] for other in alike}
+        if axis == "num_nodes":  # known only of what has run
+            values.discard(None)
+        if row[axis] is not None and len(values) > 1:
+            parts.append(text.format(("off", "on")[row[axis]] if isinstance(row[axis], bool) else row[axis]))
+    return ", ".join(filter(None, parts)) + (" (A/A twin)" if is_twin(row) else "")
+
+
+def describe_status(rows: list[dict[str, Any]]) -> str:
+    """The same as text of a terminal's width: the cells of each model, then what is left."""
+    lines: list[str] = []
+    models = list(dict.fromkeys(row.get("model") for row in rows))
+    for model in models:
+        own = [row for row in rows if row.get("model") == model]
+        if len(models) > 1:
+            lines.append(f"{model or 'without a model'}:")
+        room = min(MOST_OF_STATES, max(len(_states(row)) for row in own))
+        widest = WIDTH - len(_start(own[0])) - 1 - room
+        width = min(widest, max(len(_shown(row)) for row in own))
+        lines += [line for row in own for line in _lines(row, width)]
+    return "\n".join([*lines, folded("", what_is_left(rows), indent=2)])
+
+
+def _lines(row: dict[str, Any], width: int) -> Iterator[str]:
+    """The cell's name and its states side by side, both folded where they must be; then why it failed."""
+    start = _start(row)
+    names = textwrap.wrap(_shown(row), width, break_on_hyphens=False)
+    states = textwrap.wrap(_states(row), WIDTH - len(start) - width - 1)
+    line = ""
+    for at, (name, state) in enumerate(zip_longest(names, states, fillvalue="")):
+        if at:
+            yield line
+        line = f"{start if not at else '':{len(start)}}{name:{width}} {state}".rstrip()
+    reason = f"  {row['reason'] or ''}".rstrip()
+    if len(line) + len(reason) <= WIDTH:
+        yield line + reason
+    else:
+        yield line
+        yield folded("    ", reason.strip())
+
+
+def _start(row: dict[str, Any]) -> str:
+    return f"{row['kind']:11} {row['world_size']:3} x "
+
+
+def _states(row: dict[str, Any]) -> str:
+    """One a repeat, or how many of each."""
+    every = ", ".join(row["states"])
+    if len(every) <= MOST_OF_STATES:
+        return every
+    return ", ".join(f"{number} {state}" for state, number in Counter(row["states"]).items())
+
+
+def _shown(row: dict[str, Any]) -> str:
+    return row.get("name", row["aggregator"]) or ""
+
+
+def what_is_left(rows: list[dict[str, Any]]) -> str:
+    """One sentence: the runs that are neither done nor failed, by world size.
+
+    Args:
+        rows: of `status_table`.
+    """
+    num_runs = sum(len(row["states"]) for row in rows)
+    num_failed = sum(row["states"].count("failed") for row in rows)
+    failed = f"; {num_failed} failed, `--retry-failed` runs them again" if num_failed else ""
+    left: dict[int, int] = {}
+    for row in rows:
+        num_left = sum(state not in ("done", "failed") for state in row["states"])
+        left[row["world_size"]] = left.get(row["world_size"], 0) + num_left
+    parts = [
+        f"{number} with {size} worker{'s' * (size > 1)}" for size, number in sorted(left.items()) if number
+    ]
+    if not parts:
+        return f"nothing is left of {num_runs} runs{failed}"
+    how_many = f"{sum(left.values())} of {num_runs} runs are left: {', '.join(parts)}"
+    num_waiting = sum(row["num_waiting"] for row in rows)
+    others = f"; {num_waiting} of them need another launch, as said above" if num_waiting else ""
+    goes_on = "; the same `run` or `submit` goes on" if sum(left.values()) > num_waiting else ""
+    return f"{how_many}{goes_on}{others}{failed}"

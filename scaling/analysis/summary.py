@@ -1,0 +1,203 @@
+"""The summary: one row a cell, made from the raw samples alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from scaling.analysis.budgets import cell_budget
+from scaling.analysis.cautions import cautions, joules_per_sample, memory_peak_bytes
+from scaling.analysis.columns import (
+    ABSENT,
+    COLUMNS,
+    INDEPENDENT,
+    SEPARATOR,
+    Row,
+    aggregator_name,
+    fixed_batch,
+    precision_and_format,
+    row_order,
+    to_table,
+)
+from scaling.analysis.control import control_arm, equal_in, exposed_check
+from scaling.analysis.learning import add_seeds_and_predictions, convergence_values
+from scaling.analysis.noise import noise_floors
+from scaling.analysis.recipes import milestones_text
+from scaling.analysis.samples import CellResult, read_cells
+from scaling.measure.statistics import estimate_median
+from scaling.store import ResultsFolder, RunRecord
+from topologies.detect_host import start_named
+
+SAME_AS_BASELINE = (
+    *("kind", "model", "model_parameters", "dataset", "dataset_parameters", "step", "device", "scaling"),
+    *(
+        "input_placement",
+        "batch_norm",
+        "memory_format",
+        "augmentation",
+        "loader_workers",
+        "tf32",
+        "threads",
+        "seed",
+        "learning_rate",
+        "momentum",
+        "weight_decay",
+        "nesterov",
+    ),
+)
+"""What a cell shares with its one-worker baseline, beside the batch. One worker has no peers to access."""
+
+
+def summary_table(folder: ResultsFolder) -> pd.DataFrame:
+    """The summary of a results folder.
+
+    Returns:
+        One row a cell and the columns `scaling.analysis.columns.COLUMNS`. Times in seconds, sizes in bytes,
+        accuracy and efficiency as ratios. A value that does not exist is missing, never 0.
+
+    Raises:
+        StoreError: the folder is none, or samples of a done run are missing or damaged.
+    """
+    folder.require()
+    return build_table(study_name(folder), read_cells(folder))
+
+
+def build_table(study: str, cells: Sequence[CellResult]) -> pd.DataFrame:
+    """The summary of cells that were read already; see `summary_table`."""
+    rows = {cell.cell_id: _row(study, cell) for cell in cells}
+    trained = [cell for cell in cells if cell.is_trained]
+    own_rows = {cell.cell_id: rows[cell.cell_id] for cell in trained}
+    for cell_id, floor in noise_floors(trained, own_rows).items():
+        rows[cell_id]["noise_floor"] = floor
+    add_seeds_and_predictions(trained, rows)
+    for cell in trained:
+        row = rows[cell.cell_id]
+        row.update(_speedup(cell, trained, rows))
+        row.update(_exposed_by_difference(cell, trained, rows))
+        row["warnings"] = _joined(cautions(cell, row))
+    return to_table(sorted(rows.values(), key=row_order))
+
+
+def table_csv(table: pd.DataFrame, *, digits: int | None = None) -> str:
+    """The table as RFC 4180 text: a header, CRLF at every line's end, missing values empty.
+
+    Args:
+        table: any.
+        digits: significant ones of numbers that are not whole; None: as many as tell them apart.
+    """
+    number_format = None if digits is None else f"%.{digits}g"
+    return table.to_csv(index=False, lineterminator="\r\n", float_format=number_format)
+
+
+def study_name(folder: ResultsFolder) -> str:
+    """The study's name, as it was written."""
+    return str(folder.study().get("name", folder.path.name))
+
+
+def _row(study: str, cell: CellResult) -> Row:
+    row: Row = dict.fromkeys(COLUMNS)
+    row.update({name: cell.cell.get(name) for name in INDEPENDENT})
+    if cell.is_trained:
+        row.update({name: value for name, value in ABSENT.items() if name not in cell.cell})
+        row.update({name: cell.label(name) for name in ("model", "dataset", "aggregator")})
+        row["milestones"] = milestones_text(cell.cell.get("milestones"))
+        row.update(precision_and_format(cell.cell))
+    row.update(
+        study=study,
+        launcher=_joined(record.launch.get("launcher") for record in cell.records),
+        hosts=_joined(host for record in cell.done for host in _hosts(record)),
+        num_nodes=_only(record.launch.get("num_nodes") for record in cell.done),
+        state=cell.state,
+        repeats=len(cell.done),
+        wire_bytes_per_rank=_largest(record.summary.get("wire_bytes_per_rank") for record in cell.done),
+        reason=_joined(record.reason for record in cell.records if record.state == "failed"),
+        notes=_joined([*(note for record in cell.records for note in record.notes), *_divergence(cell)]),
+        memory_peak_bytes=memory_peak_bytes(cell),
+        cell_id=cell.cell_id,
+    )
+    if cell.launches:
+        row.update(_iteration_values(cell))
+    if cell.trainings:
+        row.update(convergence_values(cell))
+    return row
+
+
+def _hosts(record: RunRecord) -> list[str]:
+    """The first nodes of a run's launches: their names, and what their kernels drew when they started."""
+    last = start_named(record.launch.get("host"), record.launch.get("boot"))
+    return [*record.summary.get("hosts_before", []), last]
+
+
+def _iteration_values(cell: CellResult) -> Row:
+    estimate = estimate_median([launch.step_s.tolist() for launch in cell.launches])
+    budget = cell_budget(cell.launches)
+    return {
+        "iterations": estimate.num_samples,
+        "iteration_s": estimate.median,
+        "iteration_s_low": estimate.low,
+        "iteration_s_high": estimate.high,
+        "interval_method": estimate.method,
+        "samples_per_s": cell.cell["global_batch"] / estimate.median if estimate.median > 0 else None,
+        **(budget.values() if budget else {}),
+        "joules_per_sample": joules_per_sample(cell),
+    }
+
+
+def _divergence(cell: CellResult) -> list[str]:
+    diverged = sum(not np.isfinite(training.train_loss).all() for training in cell.trainings)
+    if not diverged:
+        return []
+    return [f"diverged: the training loss was not finite in {diverged} of {len(cell.trainings)} repeats"]
+
+
+def _speedup(cell: CellResult, cells: Iterable[CellResult], rows: dict[str, Row]) -> Row:
+    own = rows[cell.cell_id]["samples_per_s"]
+    baselines = [other for other in cells if other.launches and _is_baseline_of(other, cell)]
+    if own is None or not baselines:
+        return {}
+
+    def preference(other: CellResult) -> tuple[bool, int, str]:
+        same_access = other.cell.get("peer_access") == cell.cell.get("peer_access")
+        return (not same_access, -(rows[other.cell_id]["iterations"] or 0), other.cell_id)
+
+    reference = rows[min(baselines, key=preference).cell_id]["samples_per_s"]
+    if reference is None:
+        return {}
+    ratio = own / reference
+    return {"speedup": ratio, "parallel_efficiency": ratio / cell.cell["world_size"]}
+
+
+def _is_baseline_of(other: CellResult, cell: CellResult) -> bool:
+    return (
+        other.cell["world_size"] == 1
+        and aggregator_name(other.cell["aggregator_label"]) == "none"
+        and not other.cell.get("twin")
+        and equal_in(SAME_AS_BASELINE, other.cell, cell.cell)
+        and fixed_batch(other.cell) == fixed_batch(cell.cell)
+    )
+
+
+def _exposed_by_difference(cell: CellResult, cells: Sequence[CellResult], rows: dict[str, Row]) -> Row:
+    row, control = rows[cell.cell_id], control_arm(cell, cells)
+    if control is None or row["iteration_s"] is None:
+        return {}
+    other = rows[control.cell_id]
+    by_difference = {"exposed_by_difference_s": row["iteration_s"] - other["iteration_s"]}
+    return {**by_difference, "exposed_check": exposed_check({**row, **by_difference}, other)}
+
+
+def _joined(values: Iterable[Any]) -> str | None:
+    return SEPARATOR.join(dict.fromkeys(str(value) for value in values if value)) or None
+
+
+def _only(values: Iterable[Any]) -> Any:
+    """The one value that all agree on; None where they do not, or where there is none."""
+    different = {value for value in values if value is not None}
+    return different.pop() if len(different) == 1 else None
+
+
+def _largest(per_run: Iterable[Sequence[int] | None]) -> int | None:
+    return max((count for counts in per_run for count in counts or ()), default=None)

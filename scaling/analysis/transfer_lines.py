@@ -1,0 +1,152 @@
+"""Transfers as people compare them: ranks that did the same alone, or in pairs, share a line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from scaling.analysis.formats import workers
+from scaling.analysis.transfers import Transfer, TransferResult
+
+NAMES = {
+    "h2d_d2h": "h2d and d2h at once",
+    "peer_copy": "copy to a peer",
+    "peer_shift": "copies to the next",
+    "send": "message",
+    "swap": "messages both ways",
+    "shift": "messages to the next",
+    "all_reduce": "all-reduce",
+    "mpi_all_reduce": "MPI all-reduce",
+    "host_copy": "host memory, copy",
+    "host_sum": "host memory, sum",
+    "device_copy": "GPU memory, copy",
+    "device_sum": "GPU memory, sum",
+}
+"""Operation -> what the report calls it; others keep their names."""
+
+
+@dataclass(frozen=True)
+class TransferGroup:
+    """Cells that are shown together: of one world size, with access between GPUs and without.
+
+    Attributes:
+        device, world_size, threads: of its cells.
+        results: one or two.
+    """
+
+    device: str
+    world_size: int
+    threads: int
+    results: list[TransferResult]
+
+    @property
+    def title(self) -> str:
+        """For people."""
+        gpus = f"{self.world_size} GPU{'s' if self.world_size > 1 else ''}"
+        who = gpus if self.device == "cuda" else f"{workers(self.world_size)} on the CPU"
+        return f"Transfers: {who}, {self.threads} thread{'s' if self.threads > 1 else ''} each"
+
+    @property
+    def slug(self) -> str:
+        """The same for file names."""
+        return f"{self.device}-{self.world_size}x{self.threads}"
+
+
+@dataclass(frozen=True)
+class Line:
+    """An operation of a size, by all ranks or pairs alike together.
+
+    Attributes:
+        what: the operation, `pinned`, `captured`, ...
+        host_only: without access between GPUs.
+        who: `alone`, `pair` or `at once`.
+        members: of which there are several alone or in pairs.
+    """
+
+    what: str
+    host_only: bool
+    who: str
+    members: list[Transfer]
+
+    @property
+    def num_bytes(self) -> int:
+        """The size."""
+        return self.members[0].num_bytes
+
+    @property
+    def who_text(self) -> str:
+        """`4 alone`, `12 pairs`, `4 at once`."""
+        if self.who == "at once":
+            return f"{len(self.members[0].example.ranks)} at once"
+        count = len(self.members)
+        return f"{count} pair{'s' if count > 1 else ''}" if self.who == "pair" else f"{count} alone"
+
+    @property
+    def seconds(self) -> float:
+        """The median of the members' medians."""
+        return float(np.median([one.estimate.median for one in self.members]))
+
+    @property
+    def low_s(self) -> float | None:
+        """The lowest end of their intervals; None where one has none."""
+        ends = [one.estimate.low for one in self.members]
+        return None if None in ends else min(end for end in ends if end is not None)
+
+    @property
+    def high_s(self) -> float | None:
+        """Likewise the highest."""
+        ends = [one.estimate.high for one in self.members]
+        return None if None in ends else max(end for end in ends if end is not None)
+
+    @property
+    def algbw_bytes_per_s(self) -> float:
+        """Of the median."""
+        return self.num_bytes / self.seconds
+
+    @property
+    def busbw_bytes_per_s(self) -> float:
+        """Of the median."""
+        one = self.members[0]
+        return self.algbw_bytes_per_s * one.busbw_bytes_per_s / one.algbw_bytes_per_s
+
+
+def transfer_groups(results: Sequence[TransferResult]) -> list[TransferGroup]:
+    """All cells, those that are shown together together."""
+    found: dict[tuple[str, int, int], list[TransferResult]] = {}
+    for result in results:
+        cell = result.cell
+        found.setdefault((cell["device"], cell["world_size"], cell["threads"]), []).append(result)
+    return [TransferGroup(device, size, threads, own) for (device, size, threads), own in found.items()]
+
+
+def lines_of(group: TransferGroup) -> list[Line]:
+    """Every operation with its sizes, those without access between GPUs last."""
+    found: dict[tuple[Any, ...], Line] = {}
+    for result in group.results:
+        host_only = result.cell["peer_access"] is False
+        for one in result.transfers:
+            key = (what(one), host_only, one.who)
+            line = found.setdefault((*key, one.num_bytes), Line(*key, []))
+            line.members.append(one)
+    order = {(line.what, line.host_only, line.who): at for at, line in reversed([*enumerate(found.values())])}
+    return sorted(
+        found.values(), key=lambda line: (order[line.what, line.host_only, line.who], line.num_bytes)
+    )
+
+
+def largest_of(lines: Sequence[Line]) -> list[Line]:
+    """Of each operation the largest size."""
+    return list({(line.what, line.host_only, line.who): line for line in lines}.values())
+
+
+def what(transfer: Transfer) -> str:
+    """`h2d pinned`, `all-reduce, captured`."""
+    example = transfer.example
+    name = NAMES.get(example.operation, example.operation)
+    threads = "1 thread" if example.num_threads == 1 else ""
+    captured = "captured" if example.captured else ""
+    named = " ".join(filter(None, [name, example.memory]))
+    return ", ".join(filter(None, [named, threads, captured]))

@@ -1,0 +1,268 @@
+"""The samples of transfer cells: one estimate an operation, size and set of ranks, and the machine file.
+
+A sample is already that of the slowest rank (`scaling.measure.probe.ranks`); rank 0 holds all of them. What
+ranks did alone or in pairs is told for each of them in transfers.csv, and of all alike together in tables.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from scaling.errors import StoreError
+from scaling.measure.probe.cases import Sample, bus_factor
+from scaling.measure.probe.machine_file import result_of
+from scaling.measure.probe.series import OneSeries, Series
+from scaling.measure.statistics import Estimate, estimate_median
+from scaling.store import ResultsFolder, RunRecord
+
+KIND = "transfer"
+PAIRWISE = ("peer_copy", "send", "swap")
+MESSAGES = ("send", "swap", "shift", "all_reduce", "mpi_all_reduce")
+COMMAND = "scaling run"
+
+
+@dataclass(frozen=True)
+class TransferResult:
+    """All that a folder holds of one transfer cell.
+
+    Attributes:
+        cell_id: the cell's hash.
+        cell: its variables (`TransferCell.to_dict()`).
+        facts: of its first done run (`scaling.measure.probe.machine_file.with_detected`).
+        launches: the samples of each done run.
+        notes: what was left out.
+        num_nodes: of its launches; None where they differ or were not recorded.
+    """
+
+    cell_id: str
+    cell: Mapping[str, Any]
+    facts: Mapping[str, Any]
+    launches: list[list[Sample]]
+    notes: list[str]
+    num_nodes: int | None
+
+    @cached_property
+    def transfers(self) -> list[Transfer]:
+        """In the order in which they were measured."""
+        pooled = Series(sample for launch in self.launches for sample in launch)
+        by_launch = [
+            {one.example.series: one for one in Series(launch).all()} for launch in self.launches if launch
+        ]
+        return [
+            Transfer(
+                self,
+                series,
+                num_bytes,
+                [
+                    own[series.example.series].seconds.get(num_bytes, [])
+                    for own in by_launch
+                    if series.example.series in own
+                ],
+            )
+            for series in pooled.all()
+            for num_bytes in sorted(series.seconds)
+        ]
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """One operation of a size, by one set of ranks.
+
+    Attributes:
+        result: the cell that it is of.
+        series: its samples of all sizes and launches.
+        num_bytes: the size.
+        seconds: of each launch, one operation.
+    """
+
+    result: TransferResult
+    series: OneSeries
+    num_bytes: int
+    seconds: list[list[float]]
+
+    @cached_property
+    def estimate(self) -> Estimate:
+        """Median and 95% interval of the time."""
+        return estimate_median(self.seconds)
+
+    @property
+    def algbw_bytes_per_s(self) -> float:
+        """The size over the median time."""
+        return self.num_bytes / self.estimate.median
+
+    @property
+    def busbw_bytes_per_s(self) -> float:
+        """That of nccl-tests."""
+        return self.algbw_bytes_per_s * bus_factor(self.example.operation, len(self.example.ranks))
+
+    @property
+    def example(self) -> Sample:
+        """What was done, and by whom."""
+        return self.series.example
+
+    @property
+    def who(self) -> str:
+        """`alone`, `pair` or `at once`."""
+        if len(self.example.ranks) == 1:
+            return "alone"
+        return "pair" if self.example.operation in PAIRWISE else "at once"
+
+
+def read_transfers(folder: ResultsFolder) -> list[TransferResult]:
+    """The transfer cells of a folder that have a done run, by device, world size and access between GPUs.
+
+    Raises:
+        StoreError: a record or a sample of a done run is missing or damaged.
+    """
+    done: dict[str, list[RunRecord]] = {}
+    for record in folder.runs():
+        if record.cell.get("kind") == KIND and record.state == "done":
+            done.setdefault(record.cell_id, []).append(record)
+    found = [_read(folder, records) for records in done.values()]
+    return sorted(
+        found,
+        key=lambda one: (
+            one.cell["device"],
+            one.cell["world_size"],
+            one.cell["threads"],
+            one.cell["peer_access"] is False,
+            one.cell_id,
+        ),
+    )
+
+
+def _read(folder: ResultsFolder, records: Sequence[RunRecord]) -> TransferResult:
+    launches, facts, notes = [], [], []
+    for record in records:
+        where = folder.path / "runs" / record.cell_id / str(record.repeat)
+        (rows, *_) = folder.samples(record.cell_id, record.repeat) or [[]]
+        try:
+            launches.append([Sample.from_row(row["sample"]) for row in rows if "sample" in row])
+            facts += [row["facts"] for row in rows if "facts" in row]
+        except (TypeError, KeyError) as error:
+            raise StoreError(f"{where}/rank0.jsonl is damaged: a sample is none ({error})") from error
+        if not launches[-1] or not facts:
+            raise StoreError(f"{where}: the run is done, but nothing that it measured was recorded")
+        notes += record.notes
+    nodes = {record.launch.get("num_nodes") for record in records}
+    return TransferResult(
+        cell_id=records[0].cell_id,
+        cell=records[0].cell,
+        facts=facts[0],
+        launches=launches,
+        notes=list(dict.fromkeys(notes)),
+        num_nodes=nodes.pop() if len(nodes) == 1 else None,
+    )
+
+
+COLUMNS = (
+    *("study", "device", "world_size", "threads", "peer_access", "operation", "memory", "captured"),
+    *("num_threads", "who", "ranks", "num_bytes", "n", "launches", "seconds", "seconds_q1", "seconds_q3"),
+    *("seconds_low", "seconds_high", "interval_method", "algbw_bytes_per_s", "busbw_bytes_per_s"),
+    *("latency_s", "latency_s_low", "latency_s_high", "bandwidth_bytes_per_s", "bandwidth_bytes_per_s_low"),
+    *("bandwidth_bytes_per_s_high", "line_worst_error", "line_worst_error_bytes", "cell_id"),
+)
+"""Of transfers.csv: what was done, the time, the bandwidths of this size, and the line through all sizes."""
+
+
+def transfers_csv(study: str, results: Iterable[TransferResult]) -> str:
+    """One row an operation, size and set of ranks, as RFC 4180 text; what does not exist is empty."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\r\n")
+    writer.writerow(COLUMNS)
+    for row in transfer_rows(results):
+        named = {"study": study, **row}
+        writer.writerow([_field(named[name]) for name in COLUMNS])
+    return text.getvalue()
+
+
+def transfer_rows(results: Iterable[TransferResult]) -> list[dict[str, Any]]:
+    """The same as values; None where one does not exist."""
+    return [_row(transfer) for result in results for transfer in result.transfers]
+
+
+def _row(transfer: Transfer) -> dict[str, Any]:
+    example, estimate = transfer.example, transfer.estimate
+    pooled = [value for launch in transfer.seconds for value in launch]
+    first, third = (float(value) for value in np.percentile(pooled, [25, 75]))
+    cell = transfer.result.cell
+    return {
+        **{name: cell[name] for name in ("device", "world_size", "threads", "peer_access")},
+        "operation": example.operation,
+        "memory": example.memory or None,
+        "captured": example.captured,
+        "num_threads": example.num_threads,
+        "who": transfer.who,
+        "ranks": " ".join(map(str, example.ranks)),
+        "num_bytes": transfer.num_bytes,
+        "n": estimate.num_samples,
+        "launches": estimate.num_launches,
+        "seconds": estimate.median,
+        "seconds_q1": first,
+        "seconds_q3": third,
+        "seconds_low": estimate.low,
+        "seconds_high": estimate.high,
+        "interval_method": estimate.method,
+        "algbw_bytes_per_s": transfer.algbw_bytes_per_s,
+        "busbw_bytes_per_s": transfer.busbw_bytes_per_s,
+        **_line(transfer.series),
+        "cell_id": transfer.result.cell_id,
+    }
+
+
+def _line(series: OneSeries) -> dict[str, Any]:
+    """Latency and bandwidth through all sizes; nothing where there is one size."""
+    fit, latency, bandwidth = series.fit, series.latency, series.bandwidth
+    if fit is None or latency is None:
+        return dict.fromkeys(name for name in COLUMNS if name.startswith(("latency", "bandwidth", "line")))
+    return {
+        "latency_s": latency.value,
+        "latency_s_low": latency.low,
+        "latency_s_high": latency.high,
+        "bandwidth_bytes_per_s": bandwidth.value,
+        "bandwidth_bytes_per_s_low": bandwidth.low,
+        "bandwidth_bytes_per_s_high": bandwidth.high,
+        "line_worst_error": fit.worst_error_ratio,
+        "line_worst_error_bytes": fit.worst_error_bytes,
+    }
+
+
+def _field(value: Any) -> Any:
+    if value is None:
+        return ""
+    return f"{value:.7g}" if isinstance(value, float) else value
+
+
+def machine_text(results: Sequence[TransferResult]) -> str | None:
+    """The machine file that the samples give; None where no cell ran on one node alone.
+
+    Made of the cells on GPUs, where there are some, of the largest world size: copies from the launches with
+    access between GPUs, messages from those without it as well.
+    """
+    own = [one for one in results if one.num_nodes in (1, None)]
+    if not own:
+        return None
+
+    def order(one: TransferResult) -> tuple[bool, int, int]:
+        return (one.cell["device"] == "cuda", one.cell["world_size"], one.cell["threads"])
+
+    chosen = [one for one in own if order(one) == max(map(order, own))]
+    first = chosen[0]  # the one with access between GPUs comes first
+    samples = [sample for launch in first.launches for sample in launch]
+    for other in chosen[1:]:
+        is_second = other.cell["peer_access"] is not first.cell["peer_access"]
+        samples += [
+            sample
+            for launch in other.launches
+            for sample in launch
+            if not is_second or sample.operation in MESSAGES
+        ]
+    notes = list(dict.fromkeys(note for one in chosen for note in one.notes))
+    return result_of(first.facts, samples, notes, COMMAND).machine

@@ -1,0 +1,91 @@
+"""How the wall time of a study divided: what share of it was measuring."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from scaling.analysis.formats import duration, percent
+
+
+@dataclass(frozen=True)
+class WallTime:
+    """The wall time of a study's launches, in seconds.
+
+    Attributes:
+        num_launches: that wrote theirs down.
+        total_s: from the launchers' start to the end of the last cell.
+        start_up_s: until the first cell: processes, imports, connections.
+        setup_s: of cells: data, replicas, captures.
+        warmup_s: iterations that are discarded.
+        measuring_s: unsplit and split iterations.
+    """
+
+    num_launches: int
+    total_s: float
+    start_up_s: float
+    setup_s: float
+    warmup_s: float
+    measuring_s: float
+
+    @property
+    def other_s(self) -> float:
+        """What is left: writing, agreeing, convergence runs, failed cells."""
+        known_s = self.start_up_s + self.setup_s + self.warmup_s + self.measuring_s
+        return max(0.0, self.total_s - known_s)
+
+    def parts_s(self) -> dict[str, float]:
+        """Part -> seconds, by the names that people read; they sum to `total_s`."""
+        return {
+            "start-up": self.start_up_s,
+            "set-up": self.setup_s,
+            "warm-up": self.warmup_s,
+            "measuring": self.measuring_s,
+            "other": self.other_s,
+        }
+
+    def line(self) -> str:
+        """`wall time 3:52 in 3 launches: start-up 22%, ...`."""
+        shares = (f"{name} {percent(seconds / self.total_s, 0)}" for name, seconds in self.parts_s().items())
+        launches = f"{self.num_launches} launch{'' if self.num_launches == 1 else 'es'}"
+        return f"wall time {duration(self.total_s)} in {launches}: {', '.join(shares)}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "num_launches": self.num_launches,
+            "total_s": self.total_s,
+            "start_up_s": self.start_up_s,
+            "setup_s": self.setup_s,
+            "warmup_s": self.warmup_s,
+            "measuring_s": self.measuring_s,
+            "other_s": self.other_s,
+        }
+
+
+def wall_time(launches: Sequence[Mapping[str, Any]]) -> WallTime | None:
+    """The sum over launches.
+
+    Args:
+        launches: what `ResultsFolder.launch_times` gave.
+
+    Returns:
+        None where no launch wrote down its time, as in old folders.
+    """
+    cells = [cell for launch in launches for cell in launch.get("cells") or []]
+    total_s = _sum(launches, "total_s")
+    if total_s <= 0:
+        return None
+    return WallTime(
+        num_launches=len(launches),
+        total_s=total_s,
+        start_up_s=_sum(launches, "start_up_s"),
+        setup_s=_sum(cells, "setup_s"),
+        warmup_s=_sum(cells, "warmup_s"),
+        measuring_s=_sum(cells, "unsplit_s") + _sum(cells, "split_s"),
+    )
+
+
+def _sum(mappings: Iterable[Mapping[str, Any]], key: str) -> float:
+    return sum(float(one.get(key) or 0.0) for one in mappings)

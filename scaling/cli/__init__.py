@@ -1,0 +1,89 @@
+"""The command line, one file a verb. stdout is data, stderr is chatter; what is heavy is imported late.
+
+Exit codes: 0 ok, 1 failed cells or laws or cells left to another launch, 2 bad usage or input, 3 undecided or
+regression, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+
+from scaling import __version__
+from scaling.cli.compare import compare
+from scaling.cli.doctor import doctor
+from scaling.cli.explain import explain
+from scaling.cli.export import export
+from scaling.cli.listing import list_
+from scaling.cli.options import note
+from scaling.cli.plan import plan
+from scaling.cli.predict import predict
+from scaling.cli.recommend import recommend
+from scaling.cli.report import report
+from scaling.cli.run import run
+from scaling.cli.schedule import import_, schedule
+from scaling.cli.status import status
+from scaling.cli.submit import submit
+from scaling.cli.topology import topology
+from scaling.cli.verify import verify
+from scaling.cli.watch import watch
+from scaling.errors import ScalingError
+from topologies.errors import TopologyError
+
+app = typer.Typer(
+    name="scaling",
+    help="How does synchronous data-parallel SGD scale here, and which gradient aggregation is best?",
+    epilog="Example: scaling run quickstart",
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+)
+
+VERBS: list[tuple[Callable[..., None], str]] = [
+    (predict, "scaling predict mnist --topology hgx-h200-4 --world-sizes 1,2,4 --from results/mnist"),
+    (submit, "scaling submit mnist --partition gpu --gpus-per-node 4 --dry-run"),
+    (doctor, "torchrun --nproc-per-node=2 -m scaling doctor"),
+    (list_, "scaling list aggregators --json"),
+    (plan, "scaling plan mnist world_sizes=[1,2]"),
+    (run, "scaling run mnist --out results/mnist-today repeats=5"),
+    (report, "scaling report results/mnist"),
+    (status, "scaling status results/mnist --json"),
+    (verify, "scaling verify my_aggregators:ScaledAllReduce"),
+    (watch, "scaling watch results/mnist --once"),
+    (recommend, "scaling recommend results/mnist --objective 'efficiency >= 0.8'"),
+    (explain, "scaling explain results/budget all_reduce@4"),
+    (compare, "scaling compare results/before results/after --fail-if 'slower > 5%'"),
+    (export, "scaling export results/budget all_reduce@4 --format chrome > trace.json"),
+]
+"""Each verb with the example that its help ends with."""
+
+topology.command("import", epilog="Example: scaling topology import system.xml --out my-box.yaml")(import_)
+app.add_typer(topology)
+app.add_typer(schedule)
+for verb, example in VERBS:
+    app.command(verb.__name__.rstrip("_"), epilog=f"Example: {example}")(verb)
+
+
+@app.callback(invoke_without_command=True)
+def _top(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    if version:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+def main() -> None:
+    """The entry point: errors of the user's are one message and exit code 2, never a traceback."""
+    try:
+        app()
+    except (ScalingError, TopologyError) as error:
+        note(f"error: {error}")
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""`scaling explain`: what limits a cell, and the next experiment."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def explain(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A results folder.")],
+    cell: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[CELL]",
+            help="One cell, with all that was found: its id, or aggregator@workers (ring@4).",
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Say what limits the cells of a study, each with the experiment that would tell more or mend it.
+
+    The rules and their thresholds stand in docs/reading-the-report.md; --json gives the numbers behind each
+    sentence and the columns of summary.csv that it rests on.
+    """
+    from scaling.analysis.columns import to_rows
+    from scaling.analysis.explain import explain as find
+    from scaling.analysis.reading import read_study
+    from scaling.errors import ScalingError
+    from scaling.report.explain_text import choose, details, overview
+    from scaling.store import ResultsFolder
+
+    study = read_study(ResultsFolder(directory))
+    rows = to_rows(study.table)
+    findings = find(study.table, study.cells, study.num_cores)
+    if not findings:
+        raise ScalingError(
+            f"{directory} has no timing and no training to explain; `scaling report {directory}` shows it"
+        )
+    chosen = rows if cell is None else choose(rows, cell)
+    if as_json:
+        entries = [
+            {
+                "cell_id": row["cell_id"],
+                "aggregator": row["aggregator"],
+                "world_size": row["world_size"],
+                "findings": [one.as_dict() for one in findings[row["cell_id"]]],
+            }
+            for row in chosen
+            if row["cell_id"] in findings
+        ]
+        typer.echo(json.dumps(entries, indent=1))
+        return
+    lines = overview(rows, findings) if cell is None else details(rows, findings, chosen)
+    typer.echo("\n".join(lines).rstrip())
+    if cell is None:
+        typer.echo(f"all of a cell: `scaling explain {directory} AGGREGATOR@WORKERS`", err=True)

@@ -1,0 +1,82 @@
+"""`scaling export`: results in the formats of other tools, to stdout."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from scaling.store import ResultsFolder
+
+
+def export(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A results folder.")],
+    cell: Annotated[
+        str | None,
+        typer.Argument(metavar="[CELL]", help="One cell: its id, or aggregator@workers (ring@4)."),
+    ] = None,
+    format_: Annotated[
+        str,
+        typer.Option(
+            "--format",
+            help="chrome (trace of all ranks on one clock), mllog (MLPerf's log lines), csv (all samples, "
+            "one value a row) or extra-p.",
+        ),
+    ] = "csv",
+    archive: Annotated[
+        bool, typer.Option("--archive", help="Put all runs into samples.csv.gz and runs.jsonl.")
+    ] = False,
+    unarchive: Annotated[bool, typer.Option("--unarchive", help="The reverse of --archive.")] = False,
+    unfinished: Annotated[
+        bool, typer.Option("--unfinished", help="With --archive: also where runs are left.")
+    ] = False,
+) -> None:
+    """Print raw samples in another tool's format, or archive the folder.
+
+    chrome: open the file in chrome://tracing or ui.perfetto.dev. Phases stand in split iterations alone.
+    --archive puts the runs of a finished study into two files, samples.csv.gz and runs.jsonl, which every
+    command reads as well; --unarchive gives them their own files again.
+    """
+    from scaling.analysis.columns import to_rows
+    from scaling.analysis.reading import read_study
+    from scaling.errors import ScalingError
+    from scaling.report.explain_text import choose
+    from scaling.report.exports import FORMATS
+    from scaling.store import ResultsFolder
+
+    if format_ not in FORMATS:
+        raise ScalingError(f"no format {format_!r}; allowed: {', '.join(FORMATS)}")
+    folder = ResultsFolder(directory)
+    if archive or unarchive:
+        if (archive and unarchive) or cell is not None:
+            raise ScalingError("--archive and --unarchive stand alone, for a whole folder")
+        typer.echo(_archive(folder, unfinished=unfinished) if archive else _unarchive(folder), err=True)
+        return
+    study = read_study(folder)
+    cells = study.cells
+    if cell is not None:
+        wanted = {row["cell_id"] for row in choose(to_rows(study.table), cell)}
+        cells = [one for one in cells if one.cell_id in wanted]
+    end = "\r\n" if format_ == "csv" else "\n"
+    try:
+        for line in FORMATS[format_](folder, cells):
+            sys.stdout.write(line + end)
+        sys.stdout.flush()
+    except BrokenPipeError:  # `| head`: nobody reads on
+        sys.stderr.close()
+
+
+def _archive(folder: ResultsFolder, *, unfinished: bool) -> str:
+    folder.archive(unfinished=unfinished)
+    states = Counter(run.state for run in folder.runs())
+    counts = ", ".join(f"{number} {state}" for state, number in sorted(states.items()))
+    return f"{folder.path} is archived: runs {counts}; samples.csv.gz and runs.jsonl hold what was in runs/"
+
+
+def _unarchive(folder: ResultsFolder) -> str:
+    folder.unarchive()
+    return f"{folder.path}: every run has its own files in runs/ again"

@@ -1,0 +1,162 @@
+"""`scaling list`: what can be named in a study or on the command line."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from scaling.cli.options import AsJson
+from scaling.errors import StudyError
+from topologies.texts import folded
+
+
+def studies() -> list[dict[str, Any]]:
+    """The shipped studies; the description is the comment that each begins with."""
+    from scaling.study.overrides import shipped_studies
+
+    return [{"name": name, "description": _comment(text)} for name, text in shipped_studies().items()]
+
+
+def aggregators() -> list[dict[str, Any]]:
+    """All aggregators, with capabilities and parameters."""
+    import dataclasses
+
+    from scaling.aggregators.registry import REGISTRY
+
+    entries = []
+    for name in REGISTRY.targets():
+        cls = REGISTRY.load(name)
+        entries.append(
+            {
+                "name": name,
+                "description": _first_line(cls.__doc__),
+                "lossy": cls.lossy,
+                "exchanges": cls.exchanges,
+                "update_site": cls.update_site,
+                "min_world_size": cls.min_world_size,
+                "library": cls.library,
+                "parameters": {field.name: field.default for field in dataclasses.fields(cls)},
+            }
+        )
+    return entries
+
+
+def models() -> list[dict[str, Any]]:
+    """All models, with the number of trainable parameters (for their own data set where they adapt to it)."""
+    import torch
+
+    from scaling.workloads.registry import MODELS, build_module, create_dataset, create_model, resolve_shape
+
+    entries = []
+    for name in MODELS.targets():
+        model = create_model(name)
+        with torch.device("meta"):
+            module = build_module(model, resolve_shape(model, create_dataset(model.dataset)))
+        count = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
+        entries.append(
+            {
+                "name": name,
+                "description": f"{count:,} parameters, for {model.dataset}; {model.source}",
+                "num_parameters": count,
+                "dataset": model.dataset,
+                "source": model.source,
+                "parameters": model.parameters,
+            }
+        )
+    return entries
+
+
+def datasets() -> list[dict[str, Any]]:
+    """All data sets."""
+    from scaling.workloads.registry import DATASETS
+
+    return [
+        {
+            "name": name,
+            "description": f"{_first_line(cls.__doc__)} {cls.source}",
+            "real": cls.real,
+            "source": cls.source,
+        }
+        for name, cls in ((name, DATASETS.load(name)) for name in DATASETS.targets())
+    ]
+
+
+def topologies() -> list[dict[str, Any]]:
+    """All machines and clusters that are shipped."""
+    from topologies.schema import load, shipped
+
+    return [
+        {
+            "name": name,
+            "description": topology.description,
+            "num_nodes": topology.num_nodes,
+            "num_gpus": topology.num_gpus,
+        }
+        for name, topology in ((name, load(name)) for name in shipped())
+    ]
+
+
+def experiments() -> list[dict[str, Any]]:
+    """All experiments of `kind: device`, with their parameters."""
+    import importlib
+
+    from scaling.experiments.registry import EXPERIMENTS, create, parameters_of
+
+    entries = []
+    for name in EXPERIMENTS.targets():
+        experiment = create(name)
+        module = importlib.import_module(type(experiment).__module__)
+        entries.append(
+            {
+                "name": name,
+                "description": _first_line(module.__doc__),
+                "parameters": parameters_of(experiment),
+            }
+        )
+    return entries
+
+
+LISTS = {
+    "studies": studies,
+    "experiments": experiments,
+    "aggregators": aggregators,
+    "models": models,
+    "datasets": datasets,
+    "topologies": topologies,
+}
+
+
+def _first_line(docstring: str | None) -> str:
+    return (docstring or "").strip().partition("\n")[0]
+
+
+def _comment(text: str) -> str:
+    lines = []
+    for line in text.splitlines():
+        if not line.startswith("#"):
+            break
+        lines.append(line.lstrip("# "))
+    return " ".join(lines)
+
+
+def list_(
+    kind: Annotated[
+        str,
+        typer.Argument(
+            metavar="KIND", help="studies, experiments, aggregators, models, datasets or topologies."
+        ),
+    ],
+    as_json: AsJson = False,
+) -> None:
+    """List what is known by name."""
+    if kind not in LISTS:
+        raise StudyError(f"cannot list {kind!r}; allowed: {', '.join(LISTS)}")
+    entries = LISTS[kind]()
+    if as_json:
+        typer.echo(json.dumps(entries, indent=1))
+        return
+    width = max(len(entry["name"]) for entry in entries)
+    for entry in entries:
+        typer.echo(folded(f"{entry['name']:{width}}  ", entry["description"]))

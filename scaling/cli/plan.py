@@ -1,0 +1,56 @@
+"""`scaling plan`: what a study would run, without running it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from scaling.cli.options import AsJson, Out, Overrides, StudyArgument, resolved_study
+
+
+def plan(
+    study: StudyArgument,
+    overrides: Overrides = None,
+    out: Out = None,
+    skip_dominated: Annotated[
+        bool, typer.Option("--skip-dominated", help="Say which cells can still win, by predictions.")
+    ] = False,
+    budget: Annotated[
+        str | None, typer.Option("--budget", metavar="TIME", help="And which of them fit into 10m, 90s, 2h.")
+    ] = None,
+    results: Annotated[
+        list[Path] | None, typer.Option("--from", metavar="DIR", help="Results to predict from.")
+    ] = None,
+    topology_name: Annotated[
+        str | None, typer.Option("--topology", metavar="NAME", help="The machine (default: this one).")
+    ] = None,
+    write: Annotated[
+        Path | None, typer.Option("--write", metavar="FILE", help="Write a study of the cells to measure.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print a study's cells, its launches and a rough estimate of the time, without running anything."""
+    from scaling.study.planning import describe_plan, plan_as_dict
+
+    if skip_dominated or budget:
+        from scaling.cli.predict import plan_by_predictions
+
+        plan_by_predictions(
+            study,
+            overrides,
+            results or ([out] if out else []),
+            topology_name,
+            budget,
+            write,
+            skip_dominated=skip_dominated,
+            as_json=as_json,
+        )
+        return
+    resolved = resolved_study(study, overrides)
+    folder = out or Path("results") / resolved.name
+    typer.echo(
+        json.dumps(plan_as_dict(resolved, folder), indent=1) if as_json else describe_plan(resolved, folder)
+    )

@@ -1,0 +1,186 @@
+"""`scaling predict`: what a study would take on a machine that need not be there."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from scaling.errors import StudyError
+
+if TYPE_CHECKING:
+    from scaling.study.cells import Cell
+    from topologies.model import Topology
+
+
+def predict(
+    study: Annotated[str, typer.Argument(help="A study file, or the name of a shipped study.")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="Replace keys of the study, as in `run`."),
+    ] = None,
+    topology: Annotated[
+        str, typer.Option("--topology", metavar="NAME", help="A shipped machine, or a machine file.")
+    ] = "",
+    world_sizes: Annotated[
+        str | None,
+        typer.Option("--world-sizes", metavar="SIZES", help="As in 1,2,4,8,64,1024 (default: the study's)."),
+    ] = None,
+    results: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--from",
+            metavar="DIR",
+            help="Results of world size 1 at least, for the computation; more calibrate the exchange. "
+            "Several times for several folders. Without: communication alone.",
+        ),
+    ] = None,
+    samples: Annotated[
+        list[Path] | None,
+        typer.Option("--samples", metavar="FILE", help="Samples of `topology probe`, which calibrate too."),
+    ] = None,
+    measured_on: Annotated[
+        str | None,
+        typer.Option(
+            "--measured-on", metavar="NAME", help="The machine of --from and --samples, if another."
+        ),
+    ] = None,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--what-if",
+            metavar="KEY=VALUE",
+            help="nvlink.bandwidth=2x, network.latency=5e-6, peer_access=off, gpus=2x, nodes=16, ...",
+        ),
+    ] = None,
+    best_order: Annotated[
+        bool,
+        typer.Option("--best-order", help="Also search which GPUs and which order of ranks would be best."),
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Predict time, speedup and exposed communication of every cell; nothing is measured."""
+    from scaling.prediction.calibration_data import sources_of
+    from scaling.prediction.rows import text_table
+    from scaling.prediction.what_if import what_if
+    from scaling.study.overrides import load_study
+    from scaling.study.predicting import cells_on
+    from topologies.schema import load
+
+    if not topology:
+        raise StudyError("name a machine: --topology NAME (see `scaling list topologies`), or a machine file")
+    machine = what_if(load(topology), changes or [])
+    sizes = parse_sizes(world_sizes) if world_sizes else None
+    loaded = load_study(study, overrides or [])
+    sources, notes = sources_of(results or [], samples or [], load(topology), measured_on)
+    for note in notes:
+        typer.echo(note, err=True)
+    cells, left_out = cells_on(loaded, machine, sizes)
+    rows = predicted_rows(cells, machine, sources, known=bool(results))
+    rows += [
+        {"simulated": True, **one.cell, "topology": machine.name, "reason": one.reason} for one in left_out
+    ]
+    orders = _orders(cells, machine) if best_order else []
+    if as_json:
+        typer.echo(json.dumps([*rows, *orders], indent=1))
+        return
+    typer.echo(
+        f"simulated on {machine.name}, {machine.num_gpus or 'no'} GPUs: nothing here is measured; [95%]"
+    )
+    typer.echo(text_table(rows))
+    for order in orders:
+        typer.echo(order["text"])
+
+
+def parse_sizes(text: str) -> list[int]:
+    """`1,2,4` as numbers.
+
+    Raises:
+        StudyError: it is something else.
+    """
+    if not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", text):
+        raise StudyError(f"--world-sizes {text!r}: give numbers, as in 1,2,4,8,64")
+    return list(dict.fromkeys(int(part) for part in text.split(",")))
+
+
+def predicted_rows(
+    cells: list[Cell], machine: Topology, sources: Any, *, known: bool
+) -> list[dict[str, Any]]:
+    """Each cell as a row: predicted, or with the reason why not."""
+    from scaling.prediction.rows import reason_row, row_of
+    from scaling.study.predicting import predict_cells, strategy_of
+
+    predictor, compute = sources.predictor(machine, strategy_of, lambda note: typer.echo(note, err=True))
+    predicted, failed = predict_cells(cells, predictor if known else predictor.exchange_only())
+    ids = {json.dumps(cell.to_dict(), sort_keys=True): cell.id for cell in cells}
+
+    def identity(cell: Any) -> str | None:
+        return ids.get(json.dumps(dict(cell), sort_keys=True))
+
+    rows = [row_of(one, compute if known else None, identity(one.cell)) for one in predicted]
+    return [
+        *rows,
+        *(reason_row(one.cell, machine.name, one.reason, identity(one.cell)) for one in failed),
+    ]
+
+
+def plan_by_predictions(
+    study: str,
+    overrides: list[str] | None,
+    results: list[Path],
+    topology: str | None,
+    budget: str | None,
+    write: Path | None,
+    *,
+    skip_dominated: bool,
+    as_json: bool,
+) -> None:
+    """`scaling plan --skip-dominated --budget`: which cells to measure, and which not, and why."""
+    from scaling.prediction.calibration_data import sources_of
+    from scaling.study.overrides import load_study
+    from scaling.study.pruning import describe, judge, parse_budget, study_of
+    from topologies.schema import load
+
+    limit = parse_budget(budget) if budget else None
+    if not results:
+        raise StudyError("name results to predict from: --from DIR, with world size 1 measured at least")
+    if topology is None:
+        found = [path / name for path in results for name in ("probed.yaml", "topology.yaml")]
+        topology = next((str(path) for path in found if path.is_file()), None)
+    if topology is None:
+        raise StudyError("the results have no machine file; name the machine: --topology NAME")
+    machine = load(topology)
+    loaded = load_study(study, overrides or [])
+    cells = resolve_for(loaded, machine)
+    trained = [cell for cell in cells.trained if cell.kind == "iteration" and not cell.twin]
+    sources, notes = sources_of(results, [], machine, None)
+    for note in notes:
+        typer.echo(note, err=True)
+    rows = predicted_rows(trained, machine, sources, known=True)
+    verdicts = judge(trained, rows, cells.repeats, limit, skip_dominated=skip_dominated)
+    if write is not None:
+        from scaling.cli.schedule import write_file
+
+        write_file(write, study_of(loaded, verdicts, cells).encode())
+    if as_json:
+        typer.echo(json.dumps([verdict.as_dict() for verdict in verdicts], indent=1))
+    else:
+        typer.echo(describe(verdicts))
+
+
+def resolve_for(study: Any, machine: Topology) -> Any:
+    """The study's cells on a machine that is a file."""
+    from scaling.study.cells import Machine, resolve
+
+    cores = sum(device.cores or 0 for device in machine.machine.of_kind("cpu")) or 1
+    return resolve(study, Machine(len(machine.machine.of_kind("gpu")), cores, machine.num_nodes))
+
+
+def _orders(cells: list[Cell], machine: Topology) -> list[dict[str, Any]]:
+    from scaling.prediction.best_order import search
+    from scaling.study.predicting import strategy_of
+
+    return [found for cell in cells if (found := search(strategy_of(cell.to_dict()), machine)) is not None]

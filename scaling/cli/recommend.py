@@ -1,0 +1,55 @@
+"""`scaling recommend`: which setting to use."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def recommend(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A results folder.")],
+    objective: Annotated[
+        str,
+        typer.Option(
+            help="time, time-to-accuracy, 'efficiency >= 0.8' (the shortest time that keeps it), gpu-hours "
+            "or energy."
+        ),
+    ] = "time",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Name the setting to use for each workload, or say what would decide; exit code 3 if undecided.
+
+    Never a lossy aggregator whose accuracy was not measured, never the control arm.
+    """
+    from scaling.analysis.reading import read_study
+    from scaling.analysis.recommend import recommend as find
+    from scaling.errors import ScalingError
+    from scaling.store import ResultsFolder
+
+    study = read_study(ResultsFolder(directory))
+    found = find(study.table, study.cells, objective, study.num_cores)
+    if not found:
+        raise ScalingError(
+            f"{directory} has no cell that tells of {objective}: time, efficiency, gpu-hours and energy need "
+            "a part of kind iteration, time-to-accuracy one of kind convergence with target_accuracy; "
+            f"`scaling report {directory}` shows what it has"
+        )
+    if as_json:
+        typer.echo(json.dumps([one.as_dict() for one in found], indent=1))
+    else:
+        for one in found:
+            typer.echo(textwrap.fill(one.sentence, 80, subsequent_indent="  "))
+            for reason in dict.fromkeys(reason for _, reason in one.excluded):
+                all_names = [name for name, own in one.excluded if own == reason]
+                if "efficiency" not in reason and "the target was" not in reason:
+                    all_names = [name.partition(" on ")[0] for name in all_names]
+                names = dict.fromkeys(all_names)
+                told = f"  left out: {', '.join(names)} ({reason})"
+                typer.echo(textwrap.fill(told, 80, subsequent_indent="    "))
+            typer.echo("")
+    if any(one.state == "undecided" for one in found):
+        raise typer.Exit(3)

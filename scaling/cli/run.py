@@ -1,0 +1,118 @@
+"""`scaling run`: a study from its start, or from where it was, to its report."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from scaling.cli.options import Out, Overrides, StudyArgument, note
+from scaling.cli.report import written_report
+from topologies.texts import folded
+
+if TYPE_CHECKING:
+    from scaling.report.write import Report
+    from scaling.store import RunRecord
+
+
+def run(
+    study: StudyArgument,
+    overrides: Overrides = None,
+    out: Out = None,
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Run failed cells again.")] = False,
+    launcher: Annotated[
+        str,
+        typer.Option(
+            help="What starts workers: local (torchrun), mpirun or horovodrun on this host; inside a Slurm "
+            "job slurm-torchrun or slurm-srun."
+        ),
+    ] = "local",
+    workers_per_node: Annotated[
+        int | None, typer.Option(min=1, help="In a Slurm job: at most so many a node (default: its GPUs).")
+    ] = None,
+    world_size: Annotated[
+        int | None,
+        typer.Option(min=1, help="Run this size alone, beside others that run the rest; no report."),
+    ] = None,
+) -> None:
+    """Run a study, or go on with one: finished cells are skipped. Ends with the report."""
+    from scaling.store import ResultsFolder
+    from scaling.study.cells import resolve
+    from scaling.study.libraries import carried
+    from scaling.study.overrides import load_study
+    from scaling.study.pre_launch_prediction import predicting
+    from scaling.study.prepare import prepare, this_machine
+    from scaling.study.progress import progress_for
+    from scaling.study.run import RunCommand, run_study
+    from scaling.study.run import retry_failed as reset_failed
+    from scaling.study.scope import scope_for
+
+    loaded = load_study(study, overrides or [])
+    scope = scope_for(launcher, workers_per_node, world_size, os.environ)
+    resolved = resolve(loaded, this_machine(scope.num_nodes))
+    scope.require_cells(resolved)
+    here = carried(resolved, by_mpi=launcher == "mpirun", world_size=world_size)
+    folder = ResultsFolder(out or Path("results") / loaded.name)
+    for text in resolved.notes:
+        note(text)
+    with scope.lock(folder):
+        prepare(folder, loaded, resolved)
+        for line in here.leave_rest(folder):
+            note(line)
+        if retry_failed:
+            note(f"{reset_failed(folder, scope)} failed runs are tried again")
+        try:
+            with progress_for(sys.stderr) as progress:
+                command = RunCommand(study, overrides or [], folder.path)
+                ahead = predicting(folder, progress.say)
+                run_study(folder, here.study, command, progress, scope, ahead)
+        except KeyboardInterrupt:
+            note(f"stopped; the same command goes on from here, `scaling status {folder.path}` shows where")
+            raise typer.Exit(130) from None
+        made = written_report(folder.path) if world_size is None else None
+    if made is None:
+        note(f"world size {world_size} is over; `scaling report {folder.path}` when the others are")
+    else:
+        _show(made)
+        note(f"report: {made.page}")
+    failed = [record for record in scope.records(folder) if record.state == "failed"]
+    _name_rest(failed, here.leave_rest(folder))
+
+
+def _name_rest(failed: list[RunRecord], left: list[str]) -> None:
+    """Says what has failed and what is left to other launches, and ends with exit code 1 if anything is."""
+    from scaling.study.transfer import short_label
+
+    for record in failed:
+        cell = record.cell
+        note(
+            f"failed: {short_label(cell)}, {cell['world_size']} workers, "
+            f"repeat {record.repeat}: {record.reason}"
+        )
+    if failed:
+        note("`--retry-failed` runs them again")
+    for line in left:
+        note(line)
+    if failed or left:
+        raise typer.Exit(1)
+
+
+def _show(made: Report) -> None:
+    """Prints the summary's tables and how the wall time divided."""
+    from rich.console import Console
+
+    from scaling.report.device import device_sentences
+    from scaling.report.terminal import render_tables
+    from scaling.report.transfer_tables import render_transfers
+
+    console = Console(soft_wrap=True)
+    for table in [*render_tables(made.table), *render_transfers(made.transfers)]:
+        console.print(table)
+        console.print()
+    for sentence in device_sentences(made.experiments):
+        typer.echo(folded("", sentence, indent=2))
+    if made.times is not None:
+        typer.echo(folded("", made.times.line(), indent=2))

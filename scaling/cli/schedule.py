@@ -1,0 +1,159 @@
+"""`scaling schedule export` and `scaling topology import`: our formats and those of other tools."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from scaling.errors import ScheduleError
+from topologies.errors import TopologyError
+
+schedule = typer.Typer(
+    name="schedule",
+    help="Collectives as data, in the formats of other engines.",
+    epilog="Example: scaling schedule export ring --world-size 8 --out ring.xml",
+    no_args_is_help=True,
+)
+
+FORMATS = ("msccl-xml", "chakra")
+
+
+@schedule.callback()
+def _top() -> None:
+    """Collectives as data, in the formats of other engines."""
+
+
+@schedule.command(
+    epilog="Example: scaling schedule export ring --world-size 8 --format msccl-xml --out ring.xml"
+)
+def export(
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="A collective that `scaling verify` knows, or all_reduce.")
+    ],
+    world_size: Annotated[int, typer.Option("--world-size", min=1, help="Ranks.")],
+    out: Annotated[
+        Path,
+        typer.Option("--out", metavar="FILE", help="Of chakra traces the prefix: FILE.0.et, FILE.1.et, ..."),
+    ],
+    format_: Annotated[
+        str, typer.Option("--format", help="msccl-xml, or chakra for ASTRA-sim.")
+    ] = "msccl-xml",
+    num_bytes: Annotated[
+        int, typer.Option("--bytes", min=4, help="Of the float32 buffer; MSCCL's takes any.")
+    ] = 64 << 20,
+    compute_s: Annotated[
+        float, typer.Option("--compute-seconds", min=0.0, help="Of a computation before it (chakra).")
+    ] = 0.0,
+) -> None:
+    """Write a collective for MSCCL, or as Chakra traces; all_reduce leaves the algorithm to the engine."""
+    from scaling.collectives.listing import schedule as made
+    from scaling.interchange.chakra import all_reduce_traces, traces
+    from scaling.interchange.msccl_xml import to_xml
+
+    if format_ not in FORMATS:
+        raise ScheduleError(f"--format {format_!r}; allowed: {', '.join(FORMATS)}")
+    if format_ == "msccl-xml":
+        write_file(out, to_xml(made(name, world_size)).encode())
+        return
+    if name == "all_reduce":
+        files = all_reduce_traces(world_size, num_bytes, compute_s)
+    else:
+        files = traces(made(name, world_size), num_bytes // 4, compute_s)
+    for rank, content in enumerate(files):
+        write_file(out.with_name(f"{out.name}.{rank}.et"), content)
+
+
+def import_(
+    file: Annotated[
+        Path,
+        typer.Argument(metavar="FILE", help="NCCL's topology XML, or JSON of nccl-tests or nvbandwidth."),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            metavar="FILE",
+            help="A machine file (of XML, or with --machine), or samples as CSV (default: to stdout).",
+        ),
+    ] = None,
+    machine: Annotated[
+        str | None,
+        typer.Option(
+            "--machine",
+            metavar="NAME",
+            help="Of nvbandwidth: a shipped machine, or a file; its links get the measured bandwidths.",
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Take over what other tools found: NCCL's topology XML, or measurements for `predict --samples`."""
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
+        raise TopologyError(f"{file}: cannot be read: {reason}") from error
+    is_xml = text.lstrip().startswith("<")
+    if machine is not None:
+        content, data = _measured_machine(text, file, machine, is_xml=is_xml)
+    else:
+        content, data = _machine(text, file) if is_xml else _samples(text, str(file))
+    if out is not None:
+        write_file(out, content.encode())
+    if as_json:
+        typer.echo(json.dumps(data, indent=1))
+    elif out is None:
+        typer.echo(content, nl=False)
+
+
+def _machine(text: str, path: Path) -> tuple[str, object]:
+    from topologies.detected_file import machine_file
+    from topologies.file_text import as_yaml, validated
+    from topologies.nccl_xml import facts_of
+
+    facts = facts_of(text, path.stem, str(path))
+    file = machine_file(facts)
+    notes = [f"not known: {what}" for what in facts.missing]
+    content = as_yaml(file, ["From NCCL's topology XML; nothing is measured.", *notes])
+    validated(content, "the imported machine")
+    return content, file
+
+
+def _measured_machine(text: str, path: Path, machine: str, *, is_xml: bool) -> tuple[str, object]:
+    from scaling.measure.probe.imported_machine import with_measured
+    from scaling.measure.probe.other_tools import nvbandwidth_version, samples_of
+    from topologies.schema import text_of
+
+    samples = [] if is_xml else samples_of(text, str(path))
+    version = None if is_xml else nvbandwidth_version(text)
+    if version is None:
+        raise TopologyError(
+            f"{path}: --machine takes nvbandwidth's JSON, which measures links; NCCL's topology XML is a "
+            "machine by itself, and samples of nccl-tests calibrate by `predict --samples`"
+        )
+    return with_measured(text_of(machine), machine, samples, f"{version} ({path.name})")
+
+
+def _samples(text: str, source: str) -> tuple[str, object]:
+    from dataclasses import asdict
+
+    from scaling.measure.probe.cases import as_csv
+    from scaling.measure.probe.other_tools import samples_of
+
+    samples = samples_of(text, source)
+    return as_csv(samples), [asdict(one) for one in samples]
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Writes where the user says.
+
+    Raises:
+        TopologyError: it cannot be written.
+    """
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        raise TopologyError(f"{path}: cannot be written: {error.strerror}") from error
+    typer.echo(f"written: {path}", err=True)

@@ -1,0 +1,96 @@
+"""`scaling verify`: proofs of schedules, and the contract of aggregators."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from scaling.cli.options import AsJson, note
+from scaling.errors import StudyError
+from topologies.texts import folded
+
+
+def verify(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="NAME",
+            help="A collective, an aggregator, or module:attribute: a class of aggregators, or a function "
+            "from a world size to a schedule. The current folder is searched too.",
+        ),
+    ] = None,
+    everything: Annotated[
+        bool,
+        typer.Option(
+            "--all", help="Every collective and every registered aggregator; takes some ten minutes."
+        ),
+    ] = False,
+    world_sizes: Annotated[
+        str,
+        typer.Option(
+            metavar="SIZES",
+            help="Of schedules, as in 1-8,16; aggregators run with 1 to 8 ranks, those named here.",
+        ),
+    ] = "1-64",
+    examples: Annotated[
+        int,
+        typer.Option(
+            min=1, metavar="N", help="Cases to draw for an aggregator and each number of ranks: 25, or more."
+        ),
+    ] = 25,
+    seed: Annotated[
+        int, typer.Option(min=0, metavar="SEED", help="Of the drawing: another seed gives other cases.")
+    ] = 0,
+    into: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Put the sheet into this results folder, for its report."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Prove that schedules deliver the sum; check aggregators against the contract. Starts no processes.
+
+    Of a schedule it says what the rank sends that sends most; S is the size of the buffer. A lossy aggregator
+    that is named gets a sheet: its error, bytes and speed, and the link speed below which it pays.
+    """
+    from rich.console import Console
+
+    from scaling.conformance.fidelity import sheet_of
+    from scaling.conformance.verify import all_subjects, examine, parse_world_sizes, subjects_of
+    from scaling.store import ResultsFolder
+
+    if (name is None) != everything:
+        raise StudyError("name a collective or an aggregator, or give --all")
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.insert(0, os.getcwd())  # as `python -m` does
+    folder = ResultsFolder(into).require() if into else None
+    sizes = parse_world_sizes(world_sizes)
+    subjects = all_subjects(sizes) if name is None else subjects_of(name)
+    width, findings, sheets = max(len(subject.name) for subject in subjects), [], []
+    for index, subject in enumerate(subjects, 1):
+        with Console(stderr=True).status("") as status:
+            done = f"{index}/{len(subjects)} " if everything else ""
+            findings.append(
+                examine(subject, sizes, lambda text, done=done: status.update(done + text), examples, seed)  # type: ignore[misc]
+            )
+        wanted = not everything and subject.kind == "aggregator" and findings[-1].failure is None
+        sheets.append(sheet_of(subject.name) if wanted else None)
+        if not as_json:
+            typer.echo(findings[-1].line(width))
+            for line in sheets[-1].lines() if sheets[-1] else []:
+                typer.echo(folded("  ", line, indent=13))
+    if folder is not None:
+        if name is None or sheets[0] is None:
+            raise StudyError("--into needs the name of a lossy aggregator: others have no sheet")
+        folder.write_sheet(name, sheets[0].as_dict())
+        note(f"the sheet is in {folder.path}; `scaling report {folder.path}` shows it")
+    if as_json:
+        both = zip(findings, sheets, strict=True)
+        values = [{**finding.as_dict(), "sheet": sheet and sheet.as_dict()} for finding, sheet in both]
+        typer.echo(json.dumps(values, indent=1))
+    if any(finding.failure is not None for finding in findings):
+        raise typer.Exit(1)

@@ -1,0 +1,79 @@
+"""`scaling watch`: follows a study from another terminal or a login node; it only reads the folder."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from scaling.analysis.progress import Progress
+
+EVERY_S = 2.0
+
+
+def watch(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A results folder.")],
+    every: Annotated[
+        float, typer.Option(min=0.1, metavar="SECONDS", help="How often the folder is read.")
+    ] = EVERY_S,
+    once: Annotated[bool, typer.Option("--once", help="Say where it is, and end.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON at each change.")] = False,
+) -> None:
+    """Follow a study until it is over: states, rate, what is left, the last error.
+
+    Works from any machine that sees the folder; no server is asked. On a terminal one block is kept up to
+    date, elsewhere each change is a block. Ends with exit code 1 if a run failed.
+    """
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    looks = _looks(directory, every, once=once)
+    console = Console(soft_wrap=True)
+    last = None
+    try:
+        if console.is_terminal and not as_json:
+            with Live(console=console, auto_refresh=False) as live:
+                for last in looks:
+                    live.update(Text("\n".join(last.lines())), refresh=True)
+        else:
+            for last in _changes(looks):
+                typer.echo(json.dumps(last.as_dict()) if as_json else "\n".join(last.lines()))
+                sys.stdout.flush()
+    except KeyboardInterrupt:
+        typer.echo("no longer watching; the study goes on by itself", err=True)
+        raise typer.Exit(130) from None
+    if last is not None and last.counts["failed"]:
+        typer.echo("`scaling run STUDY --retry-failed` runs failed ones again", err=True)
+        raise typer.Exit(1)
+
+
+def _looks(directory: Path, every_s: float, *, once: bool) -> Iterator[Progress]:
+    """What the folder says, until the study is over."""
+    from scaling.analysis.progress import progress
+    from scaling.store import ResultsFolder
+
+    folder = ResultsFolder(directory)
+    while True:
+        found = progress(folder, datetime.now(timezone.utc))
+        yield found
+        if found.is_over or once:
+            return
+        time.sleep(every_s)
+
+
+def _changes(looks: Iterator[Progress]) -> Iterator[Progress]:
+    """Those in which a state differs from the one before."""
+    before = None
+    for found in looks:
+        state = (found.counts, [name for name, _ in found.running], found.last_error)
+        if state != before:
+            yield found
+        before = state

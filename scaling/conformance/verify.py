@@ -1,0 +1,351 @@
+"""`scaling verify`: proves that schedules deliver the sum, and checks aggregators against the contract.
+
+A name stands for a collective of the catalogue, whose schedule is proved at every world size asked for; for
+an aggregator, which gets the whole of `scaling.conformance`; or for both, and then both are checked. Ranks
+are threads of this process.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from scaling import conformance
+from scaling.aggregators.base import Aggregator
+from scaling.aggregators.host import threads
+from scaling.aggregators.registry import REGISTRY, create
+from scaling.aggregators.scheduled import Scheduled
+from scaling.collectives.listing import CATALOGUE
+from scaling.collectives.schedule import Schedule
+from scaling.collectives.verify import Verification, verify
+from scaling.errors import ScheduleError, StudyError
+from scaling.registry import Registry, trust
+from topologies.texts import folded
+
+SAMPLE_WORLD_SIZE = 8
+SAMPLE_LAYOUT = conformance.layout_of(((3, 171), (513,), ()))
+OWN = Registry("aggregator or schedule", "", {})  # module:attribute only
+ALLOWED = "a subclass of scaling.aggregators.Aggregator, or a function from a world size to a Schedule"
+_OF_HOROVOD = "with compression: fp16 it rounds as fp16 does, so its sheet is that one: scaling verify fp16"
+SHEET_OF_CODEC = {
+    "mpi_one_bit": "its codec is that of one_bit, so its sheet is that one: scaling verify one_bit",
+    "horovod": _OF_HOROVOD,
+    "horovod_optimizer": _OF_HOROVOD,
+}
+"""Where to find the honesty sheet of a lossy aggregator that takes processes."""
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What a schedule sends at one world size.
+
+    Attributes:
+        world_size: ranks.
+        num_steps: steps.
+        max_messages_per_rank: of the rank that sends most messages.
+        max_sent_ratio_per_rank: bytes of the rank that sends most, as a ratio to the buffer's.
+    """
+
+    world_size: int
+    num_steps: int
+    max_messages_per_rank: int
+    max_sent_ratio_per_rank: float
+
+    def __str__(self) -> str:
+        return (
+            f"at {self.world_size}: {self.num_steps} steps, {self.max_messages_per_rank} messages and "
+            f"{self.max_sent_ratio_per_rank:.4g} S by the rank that sends most"
+        )
+
+
+@dataclass(frozen=True)
+class Finding:
+    """How one subject did.
+
+    Attributes:
+        name: as it was asked for.
+        kind: "collective", "aggregator" or "schedule", the last a user's own.
+        checked: what holds.
+        failure: what does not hold first; None if all does.
+        sample: what the schedule sends; None where there is none.
+    """
+
+    name: str
+    kind: str
+    checked: list[str]
+    failure: str | None
+    sample: Sample | None
+
+    def line(self, width: int) -> str:
+        """As text of a terminal's width, the name filled up to `width`."""
+        start = f"{self.name:{width}}  {self.kind:10}  "
+        if self.failure is not None:
+            return folded(f"{start}FAILED  ", self.failure)
+        return folded(f"{start}ok  ", "; ".join(self.checked))
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {**dataclasses.asdict(self), "ok": self.failure is None}
+
+
+@dataclass
+class Examination:
+    """What is asked for, and how far it has come.
+
+    Attributes:
+        world_sizes: ascending.
+        say: told of what is being checked.
+        num_examples: cases of the contract to draw for each world size.
+        seed: of the drawing.
+        where: the case being checked, for messages.
+        again: the command that shows a failure there again; empty where it is the same as was given.
+    """
+
+    name: str
+    world_sizes: Sequence[int]
+    say: Say
+    num_examples: int = conformance.NUM_EXAMPLES
+    seed: int = 0
+    where: str = ""
+    again: str = ""
+    checked: list[str] = field(default_factory=list)
+    sample: Sample | None = None
+
+    def at(self, where: str) -> None:
+        """Tells which case comes next."""
+        self.where = where
+        self.say(f"{self.name}: {where}")
+
+
+@dataclass(frozen=True)
+class Subject:
+    """Something that can be verified."""
+
+    name: str
+    kind: str
+    check: Callable[[Examination], None]
+
+
+def subjects_of(name: str) -> list[Subject]:
+    """The collective and the aggregator of that name, or what `module:attribute` is.
+
+    Raises:
+        StudyError: there is none, or it is neither an aggregator nor a function that makes schedules.
+    """
+    if ":" in name:
+        return [_own(name)]
+    subjects = [_collective(name)] if name in CATALOGUE else []
+    if name in REGISTRY.targets():
+        aggregator = create(name)
+        subjects.append(Subject(name, "aggregator", lambda examination: _aggregator(aggregator, examination)))
+    if not subjects:
+        known = sorted({*CATALOGUE, *REGISTRY.targets()})
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        raise StudyError(
+            f"nothing to verify is called {name!r}{hint}; known: {', '.join(known)}; "
+            f"or, as module:attribute, {ALLOWED}"
+        )
+    return subjects
+
+
+def all_subjects(world_sizes: Sequence[int]) -> list[Subject]:
+    """Every collective of the catalogue, then every registered aggregator.
+
+    Raises:
+        StudyError: no aggregator can be checked at these world sizes.
+    """
+    if not set(world_sizes) & set(conformance.WORLD_SIZES):
+        allowed = _spelled(conformance.WORLD_SIZES)
+        raise StudyError(f"--all: aggregators are checked at {allowed}; name one in --world-sizes")
+    return [*map(_collective, CATALOGUE), *map(_registered, REGISTRY.targets())]
+
+
+def _registered(name: str) -> Subject:
+    """An aggregator that is loaded when its turn comes: what another package offers may be broken."""
+
+    def check(examination: Examination) -> None:
+        try:
+            _aggregator(create(name), examination)
+        except StudyError as error:
+            raise AssertionError(str(error)) from error
+
+    return Subject(name, "aggregator", check)
+
+
+def examine(
+    subject: Subject,
+    world_sizes: Sequence[int],
+    say: Say = lambda _: None,
+    num_examples: int = conformance.NUM_EXAMPLES,
+    seed: int = 0,
+) -> Finding:
+    """Checks one subject, up to what fails first.
+
+    Args:
+        subject: what to check.
+        world_sizes: of schedules, ascending; the contract is checked at those of them that are among
+            `conformance.WORLD_SIZES`.
+        say: told of what is being checked.
+        num_examples: cases of the contract to draw for each world size.
+        seed: of the drawing.
+
+    Raises:
+        StudyError: there is nothing to check at these world sizes, or the subject is not what it should be.
+    """
+    examination = Examination(subject.name, world_sizes, say, num_examples, seed)
+    failure = None
+    try:
+        with threads(1):  # ranks are threads already
+            subject.check(examination)
+    except StudyError:
+        raise
+    except Exception as error:
+        texts = [examination.where, conformance.failure_text(error), examination.again]
+        failure = ": ".join(filter(None, texts[:2])) + (f"; again: {texts[2]}" if texts[2] else "")
+    return Finding(subject.name, subject.kind, examination.checked, failure, examination.sample)
+
+
+def parse_world_sizes(text: str) -> list[int]:
+    """Numbers and ranges, `1-8,16`, as an ascending list.
+
+    Raises:
+        StudyError: it is something else, or has a number below 1.
+    """
+    sizes: set[int] = set()
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+        if not 1 <= first <= last:
+            raise StudyError(f"--world-sizes {text!r}: allowed are numbers from 1 and ranges, as in 1-8,16")
+        sizes.update(range(first, last + 1))
+    return sorted(sizes)
+
+
+def _spelled(sizes: Sequence[int]) -> str:
+    """`1-8, 16 ranks`."""
+    runs: list[list[int]] = []
+    for size in sizes:
+        if runs and runs[-1][-1] == size - 1:
+            runs[-1].append(size)
+        else:
+            runs.append([size])
+    texts = [", ".join(map(str, run)) if len(run) < 3 else f"{run[0]}-{run[-1]}" for run in runs]
+    return f"{', '.join(texts)} rank{'s' if list(sizes) != [1] else ''}"
+
+
+def _collective(name: str) -> Subject:
+    make = CATALOGUE[name].schedule
+    return Subject(name, "collective", lambda examination: _schedules(lambda n: verify(make(n)), examination))
+
+
+def _schedules(
+    proved: Callable[[int], Verification], examination: Examination, min_world_size: int = 1
+) -> None:
+    sizes = [size for size in examination.world_sizes if size >= min_world_size]
+    if not sizes:
+        return
+    sample_size = SAMPLE_WORLD_SIZE if SAMPLE_WORLD_SIZE in sizes else sizes[-1]
+    for size in sizes:
+        examination.at(f"at {_spelled([size])}")
+        verification = proved(size)
+        if size == sample_size:
+            examination.sample = Sample(
+                size,
+                verification.num_steps,
+                max(verification.messages_per_rank),
+                float(max(verification.sent_ratio_per_rank)),
+            )
+    examination.checked.append(f"schedule at {_spelled(sizes)} ({examination.sample})")
+
+
+def _aggregator(aggregator: Aggregator[Any], examination: Examination) -> None:
+    if isinstance(aggregator, Scheduled):
+        scheduled = aggregator
+        _schedules(
+            lambda n: conformance.check_schedule(scheduled, n, SAMPLE_LAYOUT),
+            examination,
+            aggregator.min_world_size,
+        )
+    if aggregator.library is not None:
+        examination.checked.append(f"not the contract: {_needs_processes(aggregator.library)}")
+        if aggregator.name in SHEET_OF_CODEC:
+            examination.checked.append(SHEET_OF_CODEC[aggregator.name])
+        return
+    allowed = [size for size in conformance.WORLD_SIZES if size >= aggregator.min_world_size]
+    sizes = [size for size in allowed if size in examination.world_sizes]
+    if sizes:
+        _contract(aggregator, sizes, examination)
+        return
+    unchecked = f"the contract, which is checked at {_spelled(allowed)}"
+    if not examination.checked:
+        raise StudyError(f"{examination.name}: nothing but {unchecked}; name one of these in --world-sizes")
+    examination.checked.append(f"not {unchecked}")
+
+
+def _needs_processes(library: str) -> str:
+    return f"its messages are carried by {library}, which takes processes, and ranks are threads here"
+
+
+def _contract(aggregator: Aggregator[Any], sizes: Sequence[int], examination: Examination) -> None:
+    num_examples, seed = examination.num_examples, examination.seed
+    has_residuals = False
+    for variant, path in _variants(aggregator):
+        for size in sizes:
+            examination.at(f"at {_spelled([size])}{path}")
+            drawn = f"--world-sizes {size} --examples {num_examples} --seed {seed}"
+            examination.again = f"scaling verify {examination.name} {drawn}"
+            has_residuals |= conformance.check_drawn(variant, size, num_examples, seed).has_residuals
+    examination.again = ""
+    examination.checked.append(
+        f"contract at {_spelled(sizes)} x {num_examples} drawn cases and the fixed ones (seed {seed})"
+    )
+    examination.checked += ["saved state", *(["residuals"] if has_residuals else [])]
+    left_out = [str(dtype) for dtype in conformance.DTYPES if dtype not in aggregator.dtypes]
+    examination.checked += [f"not {', '.join(left_out)}, which it does not take"] if left_out else []
+
+
+def _variants(aggregator: Aggregator[Any]) -> Iterator[tuple[Aggregator[Any], str]]:
+    """The aggregator over every way of the bytes that threads have, with what to say of it."""
+    if not isinstance(aggregator, Scheduled):
+        yield aggregator, ""
+        return
+    yield dataclasses.replace(aggregator, transport="sends"), " by sends"
+    yield dataclasses.replace(aggregator, transport="peer_memory"), " by peer memory"
+
+
+def _own(name: str) -> Subject:
+    """What a user's module offers."""
+    try:
+        trust([name])  # a person has named it, on the command line
+        value = OWN.load(name)
+        aggregator = create(name) if isinstance(value, type) and issubclass(value, Aggregator) else None
+    except StudyError:
+        raise
+    except Exception as error:  # whatever a user's module raises when it is imported
+        raise StudyError(f"{name}: {type(error).__name__}: {error}") from error
+    if aggregator is not None:
+        made = aggregator
+        return Subject(name, "aggregator", lambda examination: _aggregator(made, examination))
+    if isinstance(value, type) or not callable(value):
+        raise StudyError(f"{name} is {value!r}; allowed are {ALLOWED}")
+    return Subject(
+        name, "schedule", lambda examination: _schedules(lambda n: _proved(name, value, n), examination)
+    )
+
+
+def _proved(name: str, make: Callable[[int], object], world_size: int) -> Verification:
+    schedule = make(world_size)
+    if not isinstance(schedule, Schedule):
+        raise StudyError(
+            f"{name}({world_size}) gives {type(schedule).__name__} {schedule!r:.80}; allowed are {ALLOWED}"
+        )
+    if schedule.world_size != world_size:
+        raise ScheduleError(f"{schedule.name}: made for {schedule.world_size} ranks, asked for {world_size}")
+    return verify(schedule)

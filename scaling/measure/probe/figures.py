@@ -1,0 +1,175 @@
+"""What the probe's samples say of each device and link of a detected machine.
+
+1. PCIe: copies of pinned memory, one GPU at a time; a direction of the link is a direction of the copy. Of
+   GPUs that share a link the fastest counts.
+2. A GPU's memory and sums, and a core's sums: alone.
+3. NVLink: copies into a peer's memory, divided by the links of the pair.
+4. Host memory and its bus: where copies of all GPUs at once are slower than those of one, they have met the
+   memory's limit, and their sum is it. Elsewhere it is at least what all cores move, or all GPUs together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from scaling.measure.probe.cases import BYTES_MOVED
+from scaling.measure.probe.series import Observed, Series, together
+from topologies.model import Link, Topology
+
+SATURATED_RATIO = 0.9
+"""Copies at once are held up by one another where each gets less than this part of its speed alone."""
+
+Figures = dict[str, dict[str, Observed]]
+"""Id of a device or link -> figure of its type -> value."""
+
+THERE, BACK = "bandwidth_bytes_per_s", "back_bytes_per_s"
+
+
+@dataclass(frozen=True)
+class Findings:
+    """Reads the samples with a machine in hand.
+
+    Attributes:
+        topology: as detected.
+        gpu_ids: the device of each rank; empty where ranks are processes on the CPU.
+        series: the samples.
+    """
+
+    topology: Topology
+    gpu_ids: Sequence[str]
+    series: Series
+
+    def devices(self) -> Figures:
+        """Of the devices; a GPU without samples has no entry."""
+        return {**self._gpus(), **self._processors(), **self._memories()[0]}
+
+    def links(self) -> Figures:
+        """Of the links."""
+        return {**self._pcie(), **self._nvlinks(), **self._memories()[1]}
+
+    def _gpus(self) -> Figures:
+        figures: Figures = {}
+        for rank, id_ in enumerate(self.gpu_ids):
+            moved = self.series.first("device_copy", ranks=(rank,))
+            added = self.series.first("device_sum", ranks=(rank,))
+            if moved and added:
+                rate = moved.rate.times(BYTES_MOVED["device_copy"])
+                figures[id_] = {
+                    "bandwidth_bytes_per_s": rate.called("a copy inside a GPU, bytes read plus written"),
+                    "reduce_bytes_per_s": added.rate.called("one buffer added to another inside a GPU"),
+                }
+        return figures
+
+    def _processors(self) -> Figures:
+        one = self.series.first("host_sum", num_threads=1)
+        if one is None:
+            return {}
+        rate = one.rate.called("one thread adds a buffer to another")
+        return {cpu.id: {"reduce_bytes_per_s": rate} for cpu in self.topology.machine.of_kind("cpu")}
+
+    def _pcie(self) -> Figures:
+        machine = self.topology.machine
+        figures: Figures = {}
+        for rank, id_ in enumerate(self.gpu_ids):
+            down = self.series.first("h2d", ranks=(rank,), memory="pinned")
+            up = self.series.first("d2h", ranks=(rank,), memory="pinned")
+            if down and up:
+                to_gpu = down.bandwidth.called("pinned memory to one GPU at a time")
+                to_host = up.bandwidth.called("one GPU at a time to pinned memory")
+                for link, forward in machine.route(machine.nearest(id_, "host_memory"), id_):
+                    if link.kind == "pcie":
+                        own = _directions(to_gpu, to_host, forward=forward)
+                        # A link that several GPUs share gives at least what the fastest of them alone gets.
+                        known = figures.get(link.id, own)
+                        figures[link.id] = {
+                            name: max(known[name], one, key=lambda found: found.value)
+                            for name, one in own.items()
+                        }
+        return figures
+
+    def _nvlinks(self) -> Figures:
+        figures: Figures = {}
+        for link in self.topology.machine.links:
+            if link.kind == "nvlink" and self._is_probed(link):
+                there, back = self._copies(link.first, link.second), self._copies(link.second, link.first)
+                if there and back:
+                    share = 1 / link.count
+                    figures[link.id] = _directions(there.times(share), back.times(share), forward=True)
+        return figures
+
+    def _is_probed(self, link: Link) -> bool:
+        kinds = self.topology.machine.by_id
+        return all(end in self.gpu_ids or kinds[end].kind != "gpu" for end in (link.first, link.second))
+
+    def _copies(self, source: str, target: str) -> Observed | None:
+        """From GPU to GPU; from or to any, where one end is a switch."""
+        found = []
+        for one in self.series.where("peer_copy"):
+            ends = [self.gpu_ids[rank] for rank in one.example.ranks]
+            wanted = zip((source, target), ends, strict=True)
+            if all(want == end or want not in self.gpu_ids for want, end in wanted):
+                found.append(one)
+        observed = together(found, lambda one: one.bandwidth)
+        return observed and observed.called("copies into the memory of one other GPU at a time, of one link")
+
+    def _memories(self) -> tuple[Figures, Figures]:
+        """Of host memories, and of the links to them."""
+        machine = self.topology.machine
+        memories = [memory.id for memory in machine.of_kind("host_memory")]
+        devices: Figures = {}
+        links: Figures = {}
+        for memory in memories:
+            near = [id_ for id_ in self.gpu_ids if machine.nearest(id_, "host_memory") == memory]
+            both, of_cores = self._at_once("h2d_d2h", near), self._of_all_cores(len(memories))
+            whole = _limit(None if both is None else (both[0].times(2), both[1]), of_cores)
+            if whole is None:
+                continue
+            devices[memory] = {"bandwidth_bytes_per_s": whole}
+            link, forward = machine.route(machine.nearest(memory, "cpu"), memory)[0]
+            up, down = (_limit(self._at_once(name, near), whole) for name in ("d2h", "h2d"))
+            if up and down:
+                both_ways = _directions(up, down, forward=forward)
+                links[link.id] = {THERE: whole} if up.value == down.value else both_ways
+        return devices, links
+
+    def _of_all_cores(self, num_memories: int) -> Observed | None:
+        """Bytes that they read and write in one memory, copying or adding."""
+        found = []
+        for name, verb in (("host_copy", "copy"), ("host_sum", "add")):
+            for one in self.series.where(name, num_threads=None, ranks=self._everyone):
+                moved = one.rate.times(BYTES_MOVED[name] * len(self._everyone) / num_memories)
+                found.append(moved.called(f"all cores {verb} at once, bytes read plus written"))
+        return max(found, key=lambda one: one.value, default=None)
+
+    @property
+    def _everyone(self) -> tuple[int, ...]:
+        return max((one.example.ranks for one in self.series.all()), key=len, default=())
+
+    def _at_once(self, operation: str, gpus: Sequence[str]) -> tuple[Observed, bool] | None:
+        """What these GPUs copy together while all do; and whether they hold one another up."""
+        if not gpus or len(self.gpu_ids) < len(self.topology.machine.of_kind("gpu")):
+            return None  # GPUs that did not take part share the memory, too
+        found = self.series.where(operation, memory="pinned")
+        alone = together([one for one in found if len(one.example.ranks) == 1], lambda one: one.bandwidth)
+        at_once = next((one for one in found if one.example.ranks == self._everyone), None)
+        if alone is None or at_once is None:
+            return None
+        each = at_once.bandwidth
+        if each.num_bytes != alone.num_bytes:  # small copies stay in the processor's cache
+            return None
+        is_saturated = len(self._everyone) > 1 and each.value < SATURATED_RATIO * alone.value
+        together_ = "where they hold one another up" if is_saturated else "the most that was seen"
+        return each.times(len(gpus)).called(f"copies of all GPUs at once, {together_}"), is_saturated
+
+
+def _directions(there: Observed, back: Observed, *, forward: bool) -> dict[str, Observed]:
+    return {THERE: there, BACK: back} if forward else {THERE: back, BACK: there}
+
+
+def _limit(at_once: tuple[Observed, bool] | None, otherwise: Observed | None) -> Observed | None:
+    """The sum of copies that hold one another up; else the larger of it and another figure."""
+    if at_once is None:
+        return otherwise
+    total, is_saturated = at_once
+    return total if is_saturated or otherwise is None or total.value > otherwise.value else otherwise

@@ -1,0 +1,222 @@
+"""The probe on one rank of a group: every rank goes through the same cases (`probe.cases`) in the same order.
+
+For each size:
+
+1. One operation that does not count in the case's time: it sets up what the others use.
+2. One operation, then several in a row: they tell how many a sample takes.
+3. Samples: all ranks meet, those that take part do the operation so many times in a row, and the slowest of
+   them counts.
+
+Rank 0 says how often, and hands out a row for each thing measured at once, so that a launch that dies leaves
+what it has: `{"facts": ...}` first, then `{"sample": ...}` and `{"note": ...}`.
+"""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from scaling.errors import LaunchError
+from scaling.measure.clock import MonotonicClock, clock_for
+from scaling.measure.probe import cases as probe
+from scaling.measure.probe.cases import Case, Sample
+from scaling.measure.probe.operations import Operations, Run
+from scaling.process_group import TorchGroup
+from scaling.process_group.over_mpi import library_version
+from topologies.detect import memory_bytes
+
+MEMORY_SHARE = 8
+"""A buffer takes at most this part of the memory that is free: about as many of the largest are made."""
+
+SHORTEST_S = 1e-9  # no clock here is finer
+
+FALLBACK_BYTES = 4 << 30  # where the system does not tell
+
+Write = Callable[[dict[str, Any]], None]
+
+
+def facts(group: TorchGroup, device: torch.device, num_threads: int) -> dict[str, Any]:
+    """Versions, and what each rank says of itself. Collective."""
+    ranks = [group.share(_own_facts(device, group.world_size), rank) for rank in range(group.world_size)]
+    nccl: Any = torch.cuda.nccl
+    return {
+        "torch": torch.__version__,
+        "nccl": ".".join(map(str, nccl.version())) if device.type == "cuda" else None,
+        "device": device.type,
+        "host": platform.node(),
+        "num_threads": num_threads,
+        "ranks": ranks,
+    }
+
+
+def _own_facts(device: torch.device, world_size: int) -> dict[str, Any]:
+    if device.type != "cuda":
+        return {}
+    properties: Any = torch.cuda.get_device_properties(device)
+    here = min(world_size, torch.cuda.device_count())  # ranks of other nodes have no peers here
+    others = [peer for peer in range(here) if peer != device.index]
+    return {
+        "name": properties.name,
+        "uuid": str(getattr(properties, "uuid", "")),
+        "peers": [peer for peer in others if torch.cuda.can_device_access_peer(device, peer)],
+    }
+
+
+class Prober:
+    """Goes through the cases on this rank.
+
+    Args:
+        group, device: of the rank.
+        num_threads: its CPU threads where a case does not say.
+        write: takes what was measured; called on rank 0 alone.
+        host_only: no access between GPUs.
+    """
+
+    def __init__(
+        self, group: TorchGroup, device: torch.device, num_threads: int, write: Write, *, host_only: bool
+    ) -> None:
+        self._group, self._device = group, device
+        self._write = write if group.rank == 0 else _nowhere
+        self._num_threads = num_threads
+        self._launch = "host_only" if host_only else "default"
+        self._operations = Operations(group, device)
+        self._clock, self._host_clock = clock_for(device), MonotonicClock()
+
+    def run(self, seconds: float, *, only_messages: bool = False) -> None:
+        """Everything, in about that time. Collective."""
+        end_s = time.monotonic() + seconds
+        torch.set_num_threads(self._num_threads)
+        mpi, problem = self._mpi()
+        told = {"mpi": mpi} if mpi else {}
+        self._write({"facts": {**facts(self._group, self._device, self._num_threads), **told}})
+        if problem:
+            self._write({"note": f"no all-reduce by MPI: {problem}"})
+        on_gpus = self._device.type == "cuda"
+        peer_copies = self._group.world_size > 1 and self._group.can_access_peers(self._device)
+        todo = probe.cases(
+            self._group.world_size,
+            on_gpus=on_gpus,
+            peer_copies=peer_copies,
+            only_messages=only_messages,
+            with_mpi=mpi is not None,
+        )
+        limit_bytes = int(-self._group.largest(-float(self._free_bytes()))) // MEMORY_SHARE
+        self._wake(min(probe.WAKE_S, seconds / 10), limit_bytes)
+        for at, case in enumerate(todo):
+            share = case.weight / sum(other.weight for other in todo[at:])
+            budget_s = max(0.0, end_s - time.monotonic()) * share
+            sizes = [size for size in case.sizes_bytes if size <= limit_bytes]
+            if len(sizes) < len(case.sizes_bytes):
+                self._write({"note": f"{case.describe()}: no more than {limit_bytes / 1e6:.0f} MB a buffer"})
+            self._measure(case, sizes, budget_s)
+        if on_gpus and self._group.world_size > 1 and not peer_copies and self._launch == "default":
+            self._write({"note": "no copies between GPUs: not every rank can access every other's memory"})
+
+    def _mpi(self) -> tuple[str | None, str]:
+        """Name and version of the MPI that carries these ranks too, or None; and what is wrong with it."""
+        if self._group.world_size < 2 or not self._group.carries("mpi"):
+            return None, ""
+
+        def start() -> None:
+            self._group.over("mpi")
+
+        _, problem = self._agreed(start)
+        return (None, problem) if problem else (library_version(), "")
+
+    def _free_bytes(self) -> int:
+        """Of the memories that this rank makes its buffers in, the least."""
+        of_host = memory_bytes(what="MemAvailable") or FALLBACK_BYTES
+        own = of_host // self._group.world_size
+        return min(own, torch.cuda.mem_get_info(self._device)[0]) if self._device.type == "cuda" else own
+
+    def _wake(self, seconds: float, limit_bytes: int) -> None:
+        """Keeps the device, or a CPU process its cores, at work."""
+        values = torch.zeros(min(probe.MEMORY_SIZES_WITHOUT_GPU[0], limit_bytes) // 4, device=self._device)
+        end_s = time.monotonic() + seconds
+        while time.monotonic() < end_s:
+            values.add_(1.0)
+            self._clock.settle()
+
+    def _measure(self, case: Case, sizes: list[int], budget_s: float) -> None:
+        end_s, once_s = time.monotonic() + budget_s, 0.0
+        for position, size in enumerate(sizes):
+            left_s = end_s - time.monotonic()
+            if not self._group.share(probe.goes_on(position, sizes, left_s, once_s)):
+                return
+            begun_s = time.monotonic()
+            run, problem = self._prepared(case, size)
+            if problem:
+                self._write({"note": f"{case.describe()}, {size} bytes: {problem}"})
+                return
+            torch.set_num_threads(case.num_threads or self._num_threads)
+            self._sample(case, run, repeats=1)
+            end_s += time.monotonic() - begun_s
+            once_s = self._one_in_a_row(case, run)
+            repeats = probe.repeats_for(once_s)  # of what all ranks know, hence the same on all
+            left_s = end_s - time.monotonic()
+            count = probe.num_samples_for(left_s, len(sizes) - position, repeats * once_s)
+            for _ in range(self._group.share(count)):
+                self._record(case, size, repeats, self._sample(case, run, repeats))
+            torch.set_num_threads(self._num_threads)
+
+    def _one_in_a_row(self, case: Case, run: Run | None) -> float:
+        """About what one of several takes; a pause in one of the two samples does not spoil it."""
+        alone_s = self._sample(case, run, repeats=1)
+        return min(alone_s, self._sample(case, run, probe.repeats_for(alone_s)))
+
+    def _prepared(self, case: Case, size: int) -> tuple[Run | None, str]:
+        """The operation, or why not: from the first rank that has a problem, known to all."""
+        run, problem = self._agreed(lambda: self._operations.prepare(case, size))
+        if problem or not case.captured:
+            return run, problem
+        # Only now: a rank without its buffers would leave the others waiting for its first message.
+        return self._agreed(lambda: None if run is None else self._operations.captured(run))
+
+    def _agreed(self, make: Callable[[], Run | None]) -> tuple[Run | None, str]:
+        run, problem = None, ""
+        try:
+            run = make()
+        except (LaunchError, RuntimeError) as error:
+            problem = f"rank {self._group.rank}: {(str(error).splitlines() or [''])[0]}"
+        worst = self._group.largest(float(self._group.world_size - self._group.rank if problem else 0))
+        first = self._group.world_size - int(worst)
+        return run, self._group.share(problem, first) if worst else ""
+
+    def _sample(self, case: Case, run: Run | None, repeats: int) -> float:
+        """Seconds of one operation on the slowest rank that takes part."""
+        on_host = case.operation.startswith(("host", "mpi"))
+        clock = self._host_clock if on_host else self._clock
+        clock.settle()
+        seconds = 0.0
+        self._group.barrier()
+        if run is not None:
+            start = clock.mark()
+            for _ in range(repeats):
+                run()
+            stop = clock.mark()
+            clock.settle()
+            seconds = clock.seconds(start, stop) / repeats
+        return max(self._group.largest(seconds), SHORTEST_S)
+
+    def _record(self, case: Case, size: int, repeats: int, seconds: float) -> None:
+        sample = Sample(
+            self._launch,
+            case.operation,
+            case.ranks,
+            case.memory,
+            case.captured,
+            case.num_threads,
+            size,
+            repeats,
+            seconds,
+        )
+        self._write({"sample": asdict(sample)})
+
+
+def _nowhere(row: dict[str, Any]) -> None:
+    """Only rank 0 writes."""

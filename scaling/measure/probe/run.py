@@ -1,0 +1,250 @@
+"""Runs the probe: workers with access between GPUs and without; then makes the machine file."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import date
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+from launchers import local
+from launchers.mpirun import MpirunLauncher
+from launchers.processes import run_to_end
+from scaling.errors import LaunchError
+from scaling.measure.environment import collect
+from scaling.measure.probe.cases import Sample, as_csv
+from scaling.measure.probe.machine_file import ProbeResult, result_of, with_detected
+from topologies.detect import num_usable_cores
+from topologies.facts import Facts
+
+START_LIMIT_S = 180.0
+"""What importing, joining and making connections may take beyond the time for measuring."""
+
+SLACK_RATIO = 2.0
+"""A launch may measure so much longer than it was told: the least of each size is always measured."""
+
+HOST_ONLY_SHARE = 0.3  # of the time, for the second launch: it measures messages only
+CPU_RANKS = 4
+LAUNCHERS = ("local", "mpirun")
+LOG_LINES_SHOWN = 15
+
+
+@dataclass
+class Measured:
+    """What the launches left.
+
+    Attributes:
+        environment: where and with what they were run (`environment.collect`).
+        facts: what the first one's workers say of themselves and their versions.
+        samples: of all launches.
+        notes: what was left out, for people.
+        failures: why a launch ended before its end.
+    """
+
+    environment: dict[str, Any] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
+    samples: list[Sample] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+
+    def samples_text(self, *, as_json: bool) -> str:
+        """The raw samples as CSV, or as JSON with environment, facts and notes."""
+        if not as_json:
+            return as_csv(self.samples)
+        rows = [asdict(sample) for sample in self.samples]
+        told = {"environment": self.environment, "facts": self.facts, "notes": self.notes, "samples": rows}
+        return json.dumps(told, indent=1)
+
+    def environment_text(self) -> str:
+        """The environment as JSON, as results folders have it."""
+        return json.dumps(self.environment, indent=2) + "\n"
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One start of the workers.
+
+    Attributes:
+        host_only: without access between GPUs.
+        only_messages: no copies, no sums.
+        seconds: for measuring.
+    """
+
+    host_only: bool
+    only_messages: bool
+    seconds: float
+
+    def options(self) -> list[str]:
+        """For the worker's command line."""
+        flags = {"--host-only": self.host_only, "--only-messages": self.only_messages}
+        return ["--seconds", str(self.seconds), *(name for name, is_on in flags.items() if is_on)]
+
+
+@dataclass(frozen=True)
+class ProbeSpec:
+    """What is to be measured.
+
+    Attributes:
+        world_size: workers.
+        device: cuda or cpu.
+        seconds: for measuring, of all launches together; starting them comes on top.
+        threads: CPU threads of a worker.
+        host_only: only without access between GPUs.
+        launcher: "local" (torchrun) or "mpirun", which has MPI's all-reduce measured too.
+    """
+
+    world_size: int
+    device: str
+    seconds: float
+    threads: int
+    host_only: bool = False
+    launcher: str = "local"
+
+    def launches(self) -> list[Launch]:
+        """One with access between GPUs, and one without, where there are several GPUs."""
+        if self.host_only or self.device == "cpu" or self.world_size < 2:
+            return [Launch(self.host_only, only_messages=False, seconds=self.seconds)]
+        second_s = self.seconds * HOST_ONLY_SHARE
+        return [Launch(False, False, self.seconds - second_s), Launch(True, True, second_s)]
+
+
+def this_machine() -> tuple[int, int]:
+    """GPUs that CUDA sees, and usable cores."""
+    import torch
+
+    return torch.cuda.device_count(), num_usable_cores()
+
+
+def spec_for(
+    num_gpus: int,
+    num_cores: int,
+    world_size: int | None,
+    seconds: float,
+    host_only: bool,
+    launcher: str = "local",
+) -> ProbeSpec:
+    """One worker a GPU; without GPUs, up to four processes.
+
+    Raises:
+        LaunchError: there are fewer GPUs than workers, or a number makes no sense.
+    """
+    if seconds <= 0:
+        raise LaunchError(f"--seconds is {seconds:g}; it has to be positive")
+    if launcher not in LAUNCHERS:
+        raise LaunchError(f"--launcher is {launcher!r}; allowed: {', '.join(LAUNCHERS)}")
+    chosen = (num_gpus or min(CPU_RANKS, num_cores)) if world_size is None else world_size
+    if chosen < 1:
+        raise LaunchError(f"--world-size is {chosen}; at least one worker is needed")
+    if num_gpus and chosen > num_gpus:
+        raise LaunchError(
+            f"--world-size is {chosen}, but {num_gpus} GPUs are visible; use up to {num_gpus}, or hide the "
+            "GPUs (CUDA_VISIBLE_DEVICES=) to measure processes on the CPU"
+        )
+    if host_only and not num_gpus:
+        raise LaunchError("--host-only forbids access between GPUs; there is none here, leave it out")
+    threads = max(1, num_cores // chosen)
+    return ProbeSpec(chosen, "cuda" if num_gpus else "cpu", seconds, threads, host_only, launcher)
+
+
+def measure(spec: ProbeSpec, say: Callable[[str], None], environ: Mapping[str, str] = os.environ) -> Measured:
+    """Runs the launches one after the other.
+
+    A launch that fails is told in `failures`; what it measured before is kept.
+
+    Raises:
+        LaunchError: the environment contradicts what is asked for, there is no such launcher here, or nothing
+            at all was measured.
+    """
+    if environ.get("NCCL_P2P_DISABLE", "0") not in ("", "0") and not spec.host_only:
+        raise LaunchError("NCCL_P2P_DISABLE is set; unset it, or use --host-only")
+    starter = _starter(spec.launcher)
+    measured = Measured(environment=collect(environ))
+    for launch in spec.launches():
+        what = "without access between GPUs, " if launch.host_only else ""
+        say(f"{spec.world_size} workers ({spec.device}), {what}about {launch.seconds:.0f} s after the start")
+        _run(spec, launch, starter, measured, environ)
+        if not measured.samples:
+            raise LaunchError("\n".join(measured.failures) or "the workers measured nothing")
+    return measured
+
+
+class Starter(Protocol):
+    """What starts workers: `launchers.local`, or `launchers.mpirun.MpirunLauncher`."""
+
+    def command(self, spec: local.LaunchSpec) -> list[str]:
+        """The command line."""
+
+    def environment(self, spec: local.LaunchSpec) -> dict[str, str]:
+        """What it adds to the environment."""
+
+
+def _starter(launcher: str) -> Starter:
+    if launcher == "local":
+        return local
+    try:
+        return MpirunLauncher.find()
+    except ValueError as error:
+        raise LaunchError(str(error)) from error
+
+
+def _run(
+    spec: ProbeSpec, launch: Launch, starter: Starter, measured: Measured, environ: Mapping[str, str]
+) -> None:
+    with tempfile.TemporaryDirectory(prefix="scaling-probe-") as folder, tempfile.TemporaryFile() as log:
+        path = Path(folder) / "samples.jsonl"
+        arguments = ["--samples", str(path), "--device", spec.device, *launch.options()]
+        started = local.LaunchSpec(spec.world_size, spec.threads, "scaling.measure.probe.worker", arguments)
+        # torchrun leaves a folder behind; it may do so in ours.
+        environment = {**environ, **starter.environment(started), "TMPDIR": folder}
+        if launch.host_only:
+            environment["NCCL_P2P_DISABLE"] = "1"
+        limit_s = START_LIMIT_S + launch.seconds * SLACK_RATIO
+        code = run_to_end(starter.command(started), environment, log, limit_s)
+        is_done = read_lines(path, measured)
+        if code is None:
+            measured.failures.append(_failure(f"ran past {limit_s:.0f} s and was ended", log))
+        elif code != 0 or not is_done:
+            measured.failures.append(_failure(f"ended with exit code {code}", log))
+
+
+def _failure(how: str, log: IO[bytes]) -> str:
+    log.seek(0)
+    lines = log.read().decode(errors="replace").splitlines()[-LOG_LINES_SHOWN:]
+    return "\n".join([f"the workers' launch {how}; the last that they said:", *lines])
+
+
+def read_lines(path: Path, measured: Measured) -> bool:
+    """Adds what a launch wrote; returns whether it came to its end."""
+    is_done = False
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+        try:
+            row = json.loads(line)
+        except ValueError:  # cut off while it was written
+            break
+        if "sample" in row:
+            measured.samples.append(Sample.from_row(row["sample"]))
+        elif "note" in row:
+            measured.notes.append(row["note"])
+        elif "facts" in row:
+            measured.facts = measured.facts or row["facts"]
+        is_done = is_done or "done" in row
+    return is_done
+
+
+def machine_of(measured: Measured, found: Facts, today: date | None = None) -> ProbeResult:
+    """The machine file of what was found and measured.
+
+    Args:
+        measured: by the workers.
+        found: by detection.
+        today: None: by the clock.
+
+    Raises:
+        TopologyError: the file would not be valid.
+    """
+    facts = with_detected(measured.facts, found, (today or date.today()).isoformat())
+    return result_of(facts, measured.samples, measured.notes, "scaling topology probe")

@@ -1,0 +1,209 @@
+"""The probe's samples by what was measured: fits, rates, and a table for people."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from scaling.measure.probe.cases import Sample, bus_factor
+from scaling.measure.probe.link_fit import LinkFit, fit_link
+from topologies.texts import gigabytes_per_s, microseconds
+
+MOSTLY_LATENCY_RATIO = 0.5
+"""A largest size of which this part is latency tells no bandwidth beyond its own rate."""
+
+
+@dataclass(frozen=True)
+class Observed:
+    """A figure with its spread, in its own unit.
+
+    Attributes:
+        value: of the medians.
+        low, high: of a 95% interval, or of the quartiles where there is one size.
+        num_samples: of the size that has fewest.
+        what: was done, for people.
+        num_bytes: the size that it holds for; None where it is of all sizes.
+    """
+
+    value: float
+    low: float
+    high: float
+    num_samples: int
+    what: str = ""
+    num_bytes: int | None = None
+
+    def times(self, factor: float) -> Observed:
+        """The same in another unit, or of several alike together."""
+        return replace(self, value=self.value * factor, low=self.low * factor, high=self.high * factor)
+
+    def called(self, what: str) -> Observed:
+        """The same with those words."""
+        return replace(self, what=what)
+
+    @classmethod
+    def middle(cls, several: Sequence[Observed]) -> Observed:
+        """The median of several, with the spread of all."""
+        return cls(
+            value=float(np.median([one.value for one in several])),
+            low=min(one.low for one in several),
+            high=max(one.high for one in several),
+            num_samples=min(one.num_samples for one in several),
+            what=several[0].what,
+            num_bytes=several[0].num_bytes,
+        )
+
+
+@dataclass(frozen=True)
+class OneSeries:
+    """The samples of an operation in all its sizes.
+
+    Attributes:
+        example: one of the samples.
+        seconds: size in bytes -> times.
+    """
+
+    example: Sample
+    seconds: dict[int, list[float]]
+
+    @cached_property
+    def fit(self) -> LinkFit | None:
+        """None where there is one size."""
+        return fit_link(self.seconds) if len(self.seconds) > 1 else None
+
+    @cached_property
+    def rate(self) -> Observed:
+        """Bytes a second of the largest size."""
+        size = self.largest_bytes
+        rates = size / np.array(self.seconds[size])
+        low, middle, high = (float(value) for value in np.percentile(rates, [25, 50, 75]))
+        return Observed(middle, low, high, len(rates), num_bytes=size)
+
+    @property
+    def largest_bytes(self) -> int:
+        """The largest size."""
+        return max(self.seconds)
+
+    @property
+    def bandwidth(self) -> Observed:
+        """As fitted; the largest size's own rate where most of its time is latency."""
+        fit = self.fit
+        if fit is None or fit.latency_s > MOSTLY_LATENCY_RATIO * self.median_s(self.largest_bytes):
+            return self.rate
+        value = fit.bandwidth_bytes_per_s
+        low, high = fit.bandwidth_interval_bytes_per_s
+        return Observed(
+            value, low, high if math.isfinite(high) else value, fit.num_samples, num_bytes=self.largest_bytes
+        )
+
+    @property
+    def latency(self) -> Observed | None:
+        """Seconds; None where there is one size."""
+        if self.fit is None:
+            return None
+        return Observed(self.fit.latency_s, *self.fit.latency_interval_s, self.fit.num_samples)
+
+    def median_s(self, num_bytes: int) -> float:
+        """Of the times of a size."""
+        return float(np.median(self.seconds[num_bytes]))
+
+    def quartiles_s(self, num_bytes: int) -> tuple[float, float, float]:
+        """Of the times of a size: the first, the median and the third."""
+        low, median, high = np.percentile(self.seconds[num_bytes], [25, 50, 75])
+        return float(low), float(median), float(high)
+
+
+class Series:
+    """All samples of the probe.
+
+    Args:
+        samples: of all launches.
+    """
+
+    def __init__(self, samples: Iterable[Sample]) -> None:
+        self._found: dict[tuple[Any, ...], OneSeries] = {}
+        for sample in samples:
+            known = self._found.setdefault(sample.series, OneSeries(sample, {}))
+            known.seconds.setdefault(sample.num_bytes, []).append(sample.seconds)
+
+    def all(self) -> list[OneSeries]:
+        """In the order in which they were measured."""
+        return list(self._found.values())
+
+    def where(self, operation: str, **wanted: Any) -> list[OneSeries]:
+        """Those of an operation whose examples have these attributes: ranks, memory, launch, ..."""
+        return [
+            one
+            for one in self._found.values()
+            if one.example.operation == operation
+            and all(getattr(one.example, name) == value for name, value in wanted.items())
+        ]
+
+    def first(self, operation: str, **wanted: Any) -> OneSeries | None:
+        """The first of them, if there is one."""
+        return next(iter(self.where(operation, **wanted)), None)
+
+    def messages(self, launch: str) -> list[OneSeries]:
+        """Single messages of a launch: captured ones where there are any."""
+        return self.where("send", launch=launch, captured=True) or self.where("send", launch=launch)
+
+
+def together(series: Sequence[OneSeries], of: Callable[[OneSeries], Observed | None]) -> Observed | None:
+    """The median of a figure of several series; None where none has it.
+
+    A series that broke off before the largest size that another one reached does not count.
+    """
+    reached = max((one.largest_bytes for one in series), default=0)
+    found = [value for one in series if one.largest_bytes == reached and (value := of(one)) is not None]
+    return Observed.middle(found) if found else None
+
+
+HEADINGS = ("", "latency", "bandwidth", "line off by", "largest", "time", "algbw", "busbw")
+
+
+def table(series: Series) -> list[str]:
+    """A line for each operation: latency and bandwidth as fitted, and the largest size with its bandwidths.
+
+    The fitted line is off by so much at the size where it is worst.
+    """
+    rows = [HEADINGS, *(_row(one) for one in series.all())]
+    widths = [max(len(row[at]) for row in rows) for at in range(len(HEADINGS))]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    ]
+
+
+def _row(one: OneSeries) -> tuple[str, ...]:
+    fitted = ("", "", "")
+    if one.fit is not None:
+        off = f"{one.fit.worst_error_ratio:.0%} at {size_text(one.fit.worst_error_bytes)}"
+        fitted = (microseconds(one.fit.latency_s), gigabytes_per_s(one.bandwidth.value), off)
+    factor = bus_factor(one.example.operation, len(one.example.ranks))
+    return (
+        _label(one.example),
+        *fitted,
+        size_text(one.largest_bytes),
+        f"{one.median_s(one.largest_bytes) * 1e3:.4g} ms",
+        gigabytes_per_s(one.rate.value),
+        gigabytes_per_s(one.rate.value * factor),
+    )
+
+
+def _label(sample: Sample) -> str:
+    words = [sample.operation, sample.memory, "captured" if sample.captured else ""]
+    words += [f"ranks {','.join(map(str, sample.ranks))}"]
+    words += [f"{sample.num_threads} thread" if sample.num_threads else ""]
+    words += ["host-only" if sample.launch == "host_only" else ""]
+    return " ".join(filter(None, words))
+
+
+def size_text(num_bytes: int) -> str:
+    """`256 MiB`, `4 KiB`."""
+    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if num_bytes >= unit:
+            return f"{num_bytes / unit:g} {name}"
+    return f"{num_bytes} B"

@@ -1,0 +1,183 @@
+"""Reads what predictions are made from: results folders, and samples of `scaling topology probe`."""
+
+from __future__ import annotations
+
+import gzip
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from scaling.analysis.columns import to_rows
+from scaling.analysis.environments import environment_differences
+from scaling.analysis.summary import summary_table
+from scaling.analysis.transfers import read_transfers
+from scaling.errors import StoreError
+from scaling.measure.probe.cases import Sample, from_csv
+from scaling.prediction.measured import MeasuredCell, MeasuredTransfer, measured_cells
+from scaling.prediction.sources import Sources, gpu_names
+from scaling.store import ResultsFolder
+from topologies.errors import TopologyError
+from topologies.model import Topology
+from topologies.schema import load
+
+OPERATIONS = ("send", "swap", "shift", "all_reduce", "mpi_all_reduce")
+LEAST_RELATIVE_SD = 0.005
+
+
+def cells_of(folder: ResultsFolder) -> list[MeasuredCell]:
+    """The measured cells of a results folder, made from its raw samples."""
+    cells, shapes = {}, {}
+    for record in folder.require().runs():
+        cells[record.cell_id] = record.cell
+        if record.summary.get("tensor_shapes"):
+            shapes[record.cell_id] = str(record.summary["tensor_shapes"])
+    rows = [row for row in to_rows(summary_table(folder)) if row["cell_id"] in cells]
+    found = [(cells[id_], shapes.get(id_, ""), row) for row in rows if (id_ := row["cell_id"])]
+    return measured_cells(found, str(folder.path))
+
+
+def transfers_of(folder: ResultsFolder) -> list[MeasuredTransfer]:
+    """The messages and all-reduces of its transfer cells."""
+    samples = [
+        sample
+        for result in read_transfers(folder.require())
+        for launch in result.launches
+        for sample in launch
+    ]
+    return transfers_from(samples)
+
+
+def transfers_from(samples: Iterable[Sample]) -> list[MeasuredTransfer]:
+    """Medians of a probe's samples, captured ones where there are such."""
+    grouped: dict[tuple[str, tuple[int, ...], str, bool, int], list[float]] = defaultdict(list)
+    for one in samples:
+        if one.operation in OPERATIONS:
+            key = (one.operation, tuple(one.ranks), one.launch, one.captured, one.num_bytes)
+            grouped[key].append(one.seconds)
+    captured = {key[:3] for key in grouped if key[3]}
+    found = []
+    for (operation, ranks, launch, is_captured, num_bytes), seconds in grouped.items():
+        if is_captured == ((operation, ranks, launch) in captured):
+            median = statistics.median(seconds)
+            spread = statistics.stdev(seconds) / median / len(seconds) ** 0.5 if len(seconds) > 2 else 0.05
+            found.append(
+                MeasuredTransfer(
+                    operation,
+                    len(ranks),
+                    num_bytes,
+                    launch == "host_only",
+                    median,
+                    max(LEAST_RELATIVE_SD, spread),
+                )
+            )
+    return found
+
+
+def read_samples(path: Path) -> list[Sample]:
+    """A probe's samples, as CSV, compressed or not.
+
+    Raises:
+        TopologyError: the file cannot be read.
+    """
+    try:
+        content = path.read_bytes()
+        return from_csv((gzip.decompress(content) if path.suffix == ".gz" else content).decode())
+    except (OSError, ValueError, KeyError) as error:
+        raise TopologyError(
+            f"samples {path}: cannot be read: {error}; name what `topology probe` wrote"
+        ) from error
+
+
+def libraries_of(folders: Sequence[ResultsFolder]) -> tuple[dict[str, str], list[str]]:
+    """The MPI and the Horovod of the launches, with a note where there are several: the first one counts."""
+    seen: dict[str, dict[str, None]] = {"mpi": {}, "horovod": {}}
+    for folder in folders:
+        for record in folder.runs():
+            for name, words in seen.items():
+                if record.launch.get(name):
+                    words[str(record.launch[name])] = None
+    notes = [
+        f"measured with several libraries: {', '.join(words)}; predictions take the first"
+        for words in seen.values()
+        if len(words) > 1
+    ]
+    return {name: next(iter(words)) for name, words in seen.items() if words}, notes
+
+
+def sources_of(
+    folders: Sequence[Path], samples: Sequence[Path], topology: Topology, measured_on: str | None
+) -> tuple[Sources, list[str]]:
+    """All that was measured, the machine it was measured on, and what to tell about that.
+
+    The machine is, in this order: `measured_on`; a folder's probed.yaml, if it has as many GPUs as were
+    measured; `topology`, where the folders' GPUs are the same product; a folder's topology.yaml.
+
+    Raises:
+        StoreError: a folder is none.
+    """
+    opened = [ResultsFolder(path).require() for path in folders]
+    cells = [cell for folder in opened for cell in cells_of(folder)]
+    transfers = [one for folder in opened for one in transfers_of(folder)]
+    transfers += transfers_from(sample for path in samples for sample in read_samples(path))
+    largest = max((cell.world_size for cell in cells), default=1)
+    machine, note = _machine(opened, topology, measured_on, largest)
+    notes = [note] if note else []
+    if largest > max(machine.num_gpus, 1) and machine.num_gpus:
+        notes.append(f"{machine.name} has {machine.num_gpus} GPUs: measured cells of more calibrate nothing")
+    notes += differences_between(opened)
+    measured = {name for folder in opened for name in _gpus(folder)}
+    if cells and measured and gpu_names(topology) and not measured <= gpu_names(topology):
+        notes.append(
+            f"computation was measured on {', '.join(sorted(measured))} and is taken as it is; "
+            f"{topology.name} has {', '.join(sorted(gpu_names(topology)))}"
+        )
+    libraries, mixed = libraries_of(opened)
+    return Sources(cells, transfers, machine, libraries), notes + mixed
+
+
+def differences_between(folders: Sequence[ResultsFolder]) -> list[str]:
+    """In what the environments of folders taken together differ from the first one's; a line each."""
+    notes = []
+    for other in folders[1:]:
+        found = [one for one in environment_differences(folders[0], other) if one.decides]
+        if found:
+            notes.append(
+                f"taken together, though measured in different environments: {folders[0].path} against "
+                f"{other.path}: {'; '.join(one.line() for one in found)}"
+            )
+    return notes
+
+
+def _machine(
+    folders: Sequence[ResultsFolder], topology: Topology, measured_on: str | None, largest: int
+) -> tuple[Topology, str | None]:
+    if measured_on is not None:
+        return load(measured_on), None
+    probed = [folder.path / "probed.yaml" for folder in folders if (folder.path / "probed.yaml").is_file()]
+    names = {name for folder in folders for name in _gpus(folder)}
+    is_same = not folders or names == gpu_names(topology)
+    for path in probed:
+        if load(path).num_gpus >= largest or not is_same:
+            return load(path), f"calibrated on the machine of {path}"
+    if is_same:
+        return topology, None
+    for folder in folders:
+        path = folder.path / "topology.yaml"
+        if path.is_file():
+            try:
+                return load(path), f"calibrated on the machine of {path}, whose figures are nominal"
+            except TopologyError:
+                continue
+    return (
+        topology,
+        "calibrated as if it had been measured on this topology: the folders have no machine file",
+    )
+
+
+def _gpus(folder: ResultsFolder) -> set[str]:
+    try:
+        environment = folder.environment()
+    except StoreError:
+        return set()
+    return {str(gpu.get("name", "")).lower() for gpu in environment.get("gpus") or []}

@@ -1,5 +1,0 @@
-"""What a worker starts beside torch.distributed: MPI, Horovod, and how its ranks meet by them."""
-
-from scaling.startup.beside import Beside
-
-__all__ = ["Beside"]

@@ -1,0 +1,219 @@
+"""Every verb: help with an example in no time, JSON where it reads, exit codes, no colour, completion."""
+
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+from scaling.cli import app
+
+ROOT = Path(__file__).parents[2]
+REFERENCE = ROOT / "results" / "reference"
+SMALL = REFERENCE / "planted-faults-4xh200"
+TIMED = REFERENCE / "mnist-4xh200"
+MOVED = REFERENCE / "transfer-2xh200"
+
+
+def commands():
+    """(words, command) of every verb, those of groups too."""
+
+    def walk(words, command):
+        for name, own in sorted(getattr(command, "commands", {}).items()):
+            if hasattr(own, "commands"):
+                yield [*words, name], own
+                yield from walk([*words, name], own)
+            else:
+                yield [*words, name], own
+
+    return list(walk([], typer.main.get_command(app)))
+
+
+COMMANDS = commands()
+READING = ["compare", "recommend", "explain", "status", "watch", "report", "plan", "list", "doctor", "verify"]
+
+
+def ids(entry):
+    return " ".join(entry) if isinstance(entry, list) else None
+
+
+@pytest.mark.parametrize(("words", "command"), COMMANDS, ids=ids)
+def test_help_of_every_verb_has_an_example_of_it(words, command):
+    text = command.epilog or ""
+    assert "Example" in text, f"`scaling {' '.join(words)}` has no example"
+    assert f"scaling {' '.join(words)}" in text
+    assert command.help, "and says what it does"
+
+
+@pytest.mark.parametrize("verb", READING)
+def test_verbs_that_read_have_json(verb):
+    command = {" ".join(words): own for words, own in COMMANDS}[verb]
+    options = {option for parameter in command.params for option in parameter.opts}
+    assert "--json" in options
+
+
+def test_compare_of_a_folder_with_itself_finds_nothing_and_passes_a_gate(call):
+    code, out, err = call("compare", TIMED, TIMED, "--fail-if", "slower > 5%")
+    assert code == 0
+    assert "environments: the same" in out
+    assert "0 slower" not in out
+    assert not re.search(r"\bslower\*?$", out, re.MULTILINE)
+    assert "could not have been found" in err, "two launches of the host strategies are too unsteady for 5%"
+
+
+def test_compare_gate_ends_with_3_and_names_the_cells(call):
+    before, after = REFERENCE / "fcn-r-4xh200", TIMED
+    code, out, err = call("compare", before, after, "--fail-if", "slower > 5%", "--json")
+    comparison = json.loads(out)
+    slower = [cell for cell in comparison["cells"] if cell["verdict"] == "slower" and cell["ratio"] > 1.05]
+    assert code == 3
+    assert slower
+    assert all(cell["p_adjusted"] < comparison["family_wise_level"] for cell in slower)
+    assert sum(line.startswith("slower:") for line in err.splitlines()) == len(slower)
+    assert [one["field"] for one in comparison["environment"]][:1] == ["memory_bytes"]
+    assert call("compare", before, after, "--fail-if", "slower > 900%")[0] == 0
+
+
+def test_recommend_is_decided_with_0_and_undecided_with_3(call):
+    code, out, _ = call("recommend", TIMED, "--json")
+    (found,) = json.loads(out)
+    assert (code, found["state"], found["choice"]["aggregator"]) == (0, "decided", "all_reduce")
+    code, out, _ = call("recommend", TIMED, "--objective", "time-to-accuracy")
+    assert code == 3
+    assert "undecided" in out
+
+
+def test_explain_names_the_slow_rank_that_was_planted(call):
+    code, out, _ = call("explain", SMALL, "slow_rank@4", "--json")
+    (cell,) = json.loads(out)
+    first = cell["findings"][0]
+    assert code == 0
+    assert first["rule"] == "straggler"
+    assert "rank 1 comes last" in first["sentence"]
+
+
+def test_watch_of_a_finished_study_ends_by_itself(call):
+    code, out, _ = call("watch", SMALL, "--json")
+    assert code == 0
+    assert json.loads(out)["is_over"] is True
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("compare", SMALL, "nowhere"), "no results folder nowhere"),
+        (("compare", SMALL, TIMED), "no cell in common"),
+        (("compare", SMALL, MOVED), "the second folder has no cell that `compare` reads"),
+        (("recommend", MOVED), "`scaling report"),
+        (("compare", SMALL, SMALL, "--fail-if", "slow"), "allowed: 'slower > P%'"),
+        (("compare", SMALL, SMALL, "--level", "2"), "a probability between 0 and 1"),
+        (("recommend", SMALL, "--objective", "money"), "allowed: 'time', 'time-to-accuracy'"),
+        (("recommend", SMALL, "--objective", "time-to-accuracy"), "convergence with target_accuracy"),
+        (("explain", SMALL, "rign@4"), "slow_rank@4"),
+        (("export", SMALL, "--format", "xml"), "allowed: chrome, mllog, csv, extra-p"),
+        (("export", SMALL, "--format", "extra-p"), "two world sizes"),
+        (("watch", "nowhere"), "no results folder nowhere"),
+    ],
+)  # fmt: skip
+def test_errors_are_one_message_that_says_what_to_do(call, arguments, message):
+    code, out, err = call(*arguments)
+    assert code == 2
+    assert message in err
+    assert "Traceback" not in err
+    assert out == ""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("compare", TIMED, TIMED),
+        ("recommend", TIMED),
+        ("explain", TIMED),
+        ("explain", SMALL, "slow_rank@4"),
+        ("status", SMALL),
+        ("watch", SMALL),
+    ],
+    ids=lambda words: str(words[0]),
+)
+def test_text_fits_80_columns_without_colour(arguments):
+    environment = {**os.environ, "NO_COLOR": "1", "COLUMNS": "80", "FORCE_COLOR": "1", "TERM": "xterm"}
+    command = [sys.executable, "-m", "scaling", *map(str, arguments)]
+    text = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    shown = re.sub(r"\x1b\[[\d;]*m", "", text)
+    assert max(map(len, shown.splitlines())) <= 80
+    assert not re.search(r"\x1b\[(?:\d+;)*[349]\d", text), "bold perhaps, but no colour"
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_script_of_a_shell_calls_the_program(shell):
+    environment = {**os.environ, "_SCALING_COMPLETE": f"source_{shell}"}
+    program = "import sys; sys.argv = ['scaling']; from scaling.cli import app; app(prog_name='scaling')"
+    shown = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert shown.returncode == 0, shown.stderr
+    assert "_SCALING_COMPLETE" in shown.stdout
+    assert "scaling" in shown.stdout
+
+
+def test_reading_verbs_never_import_torch():
+    for arguments in (["compare", TIMED, TIMED], ["recommend", TIMED], ["explain", SMALL], ["export", SMALL]):
+        program = (
+            "import sys; sys.argv = ['scaling', *sys.argv[1:]]\n"
+            "from scaling.cli import main\n"
+            "try:\n    main()\nexcept SystemExit:\n    pass\n"
+            "assert 'torch' not in sys.modules and 'matplotlib' not in sys.modules\n"
+        )
+        subprocess.run(
+            [sys.executable, "-c", program, *map(str, arguments)], check=True, stdout=subprocess.DEVNULL
+        )
+
+
+def test_long_titles_of_tables_are_wrapped():
+    from rich.console import Console
+
+    from scaling.analysis.summary import summary_table
+    from scaling.report.terminal import render_tables
+    from scaling.store import ResultsFolder
+
+    table = summary_table(ResultsFolder(SMALL))
+    table["model"] = "mlp(hidden=[1024, 1024, 1024, 1024, 1024, 1024])"
+    console = Console(soft_wrap=True, width=80, record=True, file=io.StringIO())
+    for one in render_tables(table):
+        console.print(one)
+    assert max(map(len, console.export_text().splitlines())) <= 80
+
+
+def test_archived_folder_gives_every_verb_the_same(call, tmp_path):
+    study = tmp_path / SMALL.name
+    shutil.copytree(SMALL, study, ignore=shutil.ignore_patterns("figures", "report.html"))
+    assert call("export", study, "--unarchive")[0] == 0
+    reading = [
+        ("status", study, "--json"),
+        ("explain", study, "--json"),
+        ("recommend", study, "--json"),
+        ("compare", study, SMALL, "--json"),
+        ("export", study),
+        ("export", study, "slow_rank@4", "--format", "chrome"),
+    ]
+    before = [call(*arguments) for arguments in reading]
+    code, out, err = call("export", study, "--archive")
+    assert (code, out) == (0, "")
+    assert "is archived: runs 11 done; samples.csv.gz and runs.jsonl hold what was in runs/" in " ".join(
+        err.split()
+    )
+    assert not (study / "runs").exists()
+    assert [call(*arguments) for arguments in reading] == before
+    assert call("export", study, "--unarchive")[0] == 0
+    assert len(list(study.glob("runs/*/*/run.json"))) == 11
+
+
+def test_archiving_is_for_a_whole_folder(call):
+    for arguments in ((SMALL, "slow_rank@4", "--archive"), (SMALL, "--archive", "--unarchive")):
+        code, _, err = call("export", *arguments)
+        assert code == 2
+        assert "for a whole folder" in err

@@ -1,0 +1,247 @@
+"""`scaling verify`: what holds is said in a line, what does not is caught and named."""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from scaling.aggregators.registry import BUILT_IN, create
+from scaling.collectives.listing import CATALOGUE
+from scaling.conformance import verify as verification
+from scaling.conformance.fidelity import has_sheet
+from scaling.errors import StudyError
+
+EXAMPLES = Path(__file__).with_name("verify_examples.py")
+
+
+@pytest.fixture
+def verified(call, monkeypatch, tmp_path):
+    """Runs `scaling verify ...` in a folder with a user's module: (exit code, stdout unfolded, stderr)."""
+    (tmp_path / "mine.py").write_text(EXAMPLES.read_text())
+    (tmp_path / "broken_module.py").write_text("raise ArithmeticError('planted')")
+    (tmp_path / "no_python.py").write_text("def")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+    def run(*words):
+        code, out, err = call("verify", *words)
+        return code, out if "--json" in words else re.sub(r"\n {5,}", " ", out), err
+
+    yield run
+    for module in ("mine", "broken_module", "no_python"):
+        sys.modules.pop(module, None)
+
+
+class TestWhatHolds:
+    def test_users_aggregator_in_the_current_folder_gets_the_whole_suite(self, verified):
+        code, out, _ = verified("mine:Correct", "--world-sizes", "1-3", "--examples", "2")
+        assert code == 0
+        assert out == (
+            "mine:Correct  aggregator  ok  contract at 1-3 ranks x 2 drawn cases and the fixed ones (seed 0)"
+            "; saved state\n"
+        )
+
+    def test_scheduled_one_gets_its_schedule_too(self, verified):
+        code, out, _ = verified("mine:CorrectRoot", "--world-sizes", "3,8-10", "--examples", "1")
+        assert code == 0
+        assert "ok  schedule at 3, 8-10 ranks (at 8: 14 steps, 7 messages and 7 S by the rank" in out
+        assert "contract at 3, 8 ranks" in out
+
+    def test_users_schedule_is_proved(self, verified):
+        code, out, _ = verified("mine:correct", "--world-sizes", "2,4-6")
+        assert code == 0
+        assert out.startswith("mine:correct  schedule    ok  schedule at 2, 4-6 ranks (at 6: 10 steps, ")
+
+    def test_name_of_a_collective_and_an_aggregator_checks_both(self, verified):
+        code, out, _ = verified("ring", "--world-sizes", "1-3", "--examples", "1")
+        assert code == 0
+        assert [line.split()[:3] for line in out.splitlines()] == [
+            ["ring", "collective", "ok"], ["ring", "aggregator", "ok"]
+        ]  # fmt: skip
+
+    def test_error_feedback_is_checked_where_there_is_some(self, verified):
+        assert "; residuals\n" in verified("one_bit", "--world-sizes", "2", "--examples", "1")[1]
+
+    def test_type_that_it_does_not_take_is_said_and_no_failure(self, verified):
+        code, out, _ = verified("mine:NoDoubles", "--world-sizes", "2", "--examples", "1")
+        assert code == 0
+        assert out.endswith("; not torch.float64, which it does not take\n")
+
+    def test_more_cases_and_other_ones_are_drawn_on_request(self, verified):
+        out = verified("mine:Correct", "--world-sizes", "2", "--examples", "40", "--seed", "7")[1]
+        assert "contract at 2 ranks x 40 drawn cases and the fixed ones (seed 7)" in out
+
+    def test_nothing_is_stored_where_the_user_is(self, verified, tmp_path):
+        before = set(tmp_path.iterdir())
+        verified("mine:Correct", "--world-sizes", "1", "--examples", "40")
+        assert {path.name for path in set(tmp_path.iterdir()) - before} <= {"__pycache__"}
+
+    def test_what_another_library_carries_is_said_not_to_be_checked_here(self, verified):
+        code, out, _ = verified("mpi", "--world-sizes", "1-2")
+        assert code == 0
+        assert out.startswith("mpi  aggregator  ok  not the contract: its messages are carried by mpi")
+
+    @pytest.mark.parametrize(
+        ("name", "sheet"), [("mpi_one_bit", "one_bit"), ("horovod", "fp16"), ("horovod_optimizer", "fp16")]
+    )
+    def test_lossy_one_that_takes_processes_names_the_sheet_of_its_codec(self, verified, name, sheet):
+        code, out, _ = verified(name, "--world-sizes", "2")
+        assert code == 0
+        assert out.endswith(f"so its sheet is that one: scaling verify {sheet}\n")
+        assert has_sheet(create(sheet))
+
+    def test_all_lossy_ones_that_take_processes_name_a_sheet(self):
+        lossy = {name for name in BUILT_IN if create(name).library and create(name).lossy}
+        with_compression = {name for name in BUILT_IN if getattr(create(name), "compression", None)}
+        assert set(verification.SHEET_OF_CODEC) == lossy | with_compression
+
+    def test_json_has_all_of_it(self, verified):
+        code, out, _ = verified("stripes", "--world-sizes", "1-8", "--json")
+        (finding,) = json.loads(out)
+        assert code == 0
+        assert finding["sample"] == {
+            "world_size": 8, "num_steps": 2, "max_messages_per_rank": 14, "max_sent_ratio_per_rank": 1.75
+        }  # fmt: skip
+        assert (finding["name"], finding["kind"], finding["ok"]) == ("stripes", "collective", True)
+        assert finding["failure"] is None
+        assert finding["checked"][0].startswith("schedule at 1-8 ranks")
+
+    def test_schedules_of_larger_worlds_are_proved_without_the_contract(self, verified):
+        code, out, _ = verified("tree", "--world-sizes", "100")
+        assert code == 0
+        assert "schedule at 100 ranks" in out
+        assert "not the contract, which is checked at 1-8 ranks" in out
+
+
+class TestAll:
+    def test_every_collective_and_aggregator_is_a_line(self, verified, monkeypatch):
+        monkeypatch.setattr(
+            verification.REGISTRY, "_built_in", {"none": "scaling.aggregators.controls:NoExchange"}
+        )
+        monkeypatch.setattr(verification.REGISTRY, "_group", "nobody")
+        code, out, _ = verified("--all", "--world-sizes", "1-2", "--examples", "1")
+        assert code == 0
+        assert [tuple(line.split()[:3]) for line in out.splitlines()] == [
+            *((name, "collective", "ok") for name in CATALOGUE), ("none", "aggregator", "ok")
+        ]  # fmt: skip
+
+    def test_one_that_fails_does_not_keep_the_others_from_being_checked(self, verified, monkeypatch):
+        targets = {"bad": "mine:Sum", "missing": "mine:NoSuchClass", "good": "mine:Correct"}
+        monkeypatch.setattr(verification.REGISTRY, "_built_in", targets)
+        monkeypatch.setattr(verification.REGISTRY, "_group", "nobody")
+        monkeypatch.setattr(verification, "CATALOGUE", {"ring": CATALOGUE["ring"]})
+        code, out, _ = verified("--all", "--world-sizes", "2", "--examples", "1", "--json")
+        found = {one["name"]: one["ok"] for one in json.loads(out)}
+        assert (code, found) == (1, {"ring": True, "bad": False, "missing": False, "good": True})
+
+
+@pytest.mark.parametrize(
+    ("name", "failure"),
+    [
+        ("Sum", "element 0 (in tensor 0): got "),
+        ("Own", "1 element in 1 tensor (1,): step 1: rank 0, element 0 (in tensor 0): got "),
+        ("LossyOwn", "1 element in 1 tensor (1,): step 1: rank 1, element 0 (in tensor 0): got "),
+        ("BeyondItsBound", "1 element in 1 tensor (1,): step 1: rank 0, element 0 (in tensor 0): got "),
+        ("ChangedInput", "(1,): step 1: rank 0, element 0 (in tensor 0): the gradient was changed from "),
+        ("WrongLength", "; 1 element in 1 tensor (1,): step 1: rank 0: shape (0,)"),
+        ("WrongType", "; 1 element in 1 tensor (1,): step 1: rank 0: type torch.float64"),
+        ("Missing", "; 1 element in 1 tensor (1,): step 1: rank 1: a mean is missing"),
+        ("NotFinite", "(1,): step 1: rank 0, element 0 (in tensor 0): not finite, got "),
+        ("WrongBytes", "in 1 tensor (1,): step 1: rank 0: 5 bytes are metered, wire_bytes states 4"),
+        ("Raises", "0 elements in 1 tensor (0,): KeyError: 'planted'"),
+        ("NoFloat32", "dtypes is (torch.float64,); allowed is what has torch.float32"),
+        ("UntoldRefusal", "1 step of torch.bfloat16, values: integers; 0 elements in 1 tensor (0,): Study"),
+        ("Stale", "2 steps of torch.float32"),
+        ("LostState", "step 2: rank 0: a saved and loaded state gives another result"),
+        ("KeepsLess", "n mean + new residuals is "),
+        ("TwoOwners", "(1,): step 1: the ranks of site 'owner' own elements 0 to 0 twice"),
+        ("NoOwner", "the ranks of site 'owner' own nothing from element 0 to 0"),
+        ("RootElsewhere", "site 'root': rank 1 owns [(0, 1)], not rank 0 alone"),
+        ("NotDistributed", "rank 1, element 0 (in tensor 0): distribute leaves the parameter 77, "),
+        ("EndsElsewhere", "ring: the sum of chunk 0 ends at rank 1; site 'root' takes the step at rank 0"),
+        ("EndsEverywhere", "recursive_doubling: after the last add the sum of chunk 0 is complete at "),
+        ("OfOtherTensors", "at 2 ranks: other_tensors: "),
+    ],
+)  # fmt: skip
+def test_broken_aggregator_is_caught_with_the_law_and_the_case(verified, name, failure):
+    code, out, _ = verified(f"mine:{name}", "--world-sizes", "2,3")
+    assert code == 1
+    assert out.startswith(f"mine:{name}  aggregator  FAILED  at ")
+    assert failure in out
+    assert out.count("\n") == 1
+    contract = name not in ("EndsElsewhere", "EndsEverywhere", "OfOtherTensors")
+    again = rf"; again: scaling verify mine:{name} --world-sizes [23] --examples 25 --seed 0\n"
+    assert bool(re.search(again, out)) == contract
+
+
+@pytest.mark.parametrize(
+    ("name", "failure"),
+    [
+        ("dropped", "mine: after the last step rank 1 lacks the contribution of rank 2 in chunk 0"),
+        ("doubled", "step 1: add from rank 0 to rank 1: chunk 0 already holds the contribution of rank 0 at"),
+        ("two_copies", "mine: step 3: copy from rank 0 to rank 1: chunk 0 gets two copies in this step"),
+        ("wrong_chunk", "mine: after the last step rank 0 lacks the contribution of rank 0 in chunk 0"),
+        ("no_such_chunk", "mine: step 0: add from rank 0 to rank 1: chunk 7 is out of range"),
+        ("for_others", "ring: made for 4 ranks, asked for 3"),
+        ("fails", "ZeroDivisionError: "),
+        ("float_rank", "mine: step 1: transfer 0, from 0.0 to 1: source is 0.0 (float); allowed is a "),
+        ("negative_rank", "mine: step 0: add from node -1 to rank 1: node -1 is out of range"),
+        ("negative_chunk", "mine: chunk 1 has -2 (int) elements; allowed are whole numbers from 0"),
+        ("float_world", "mine: world_size is 3.0 (float); allowed are whole numbers from 1"),
+    ],
+)  # fmt: skip
+def test_broken_schedule_is_caught_with_step_nodes_and_chunk(verified, name, failure):
+    code, out, _ = verified(f"mine:{name}", "--world-sizes", "3")
+    assert code == 1
+    assert out.startswith(f"mine:{name}  schedule    FAILED  at 3 ranks: ")
+    assert failure in out
+
+
+def test_json_of_a_failure_says_what_held_before(verified):
+    code, out, _ = verified("mine:Own", "--world-sizes", "2", "--json")
+    (finding,) = json.loads(out)
+    assert code == 1
+    assert finding["ok"] is False
+    assert finding["failure"].startswith("at 2 ranks: 1 step of torch.float32, ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "name a collective or an aggregator, or give --all"),
+        (("ring", "--all"), "name a collective or an aggregator, or give --all"),
+        (("rinng",), "nothing to verify is called 'rinng' (did you mean 'ring'?); known: all_reduce, "),
+        (("mine:Nothing",), "cannot load mine:Nothing"),
+        (("no_such_module:a",), "No module named 'no_such_module'"),
+        (("broken_module:a",), "broken_module:a: ArithmeticError: planted"),
+        (("no_python:a",), "no_python:a: SyntaxError: "),
+        (("mine:NOT_ONE",), "mine:NOT_ONE is 3; allowed are a subclass of "),
+        (("mine:AggregatorState",), "allowed are a subclass of scaling.aggregators.Aggregator"),
+        (("mine:Scheduled",), "Can't instantiate abstract class Scheduled"),
+        (("mine:no_schedule",), "mine:no_schedule(1) gives list [1]; allowed are a subclass of "),
+        (("one_bit", "--world-sizes", "9"), "one_bit: nothing but the contract, which is checked at 1-8"),
+        (("--all", "--world-sizes", "9,10"), "--all: aggregators are checked at 1-8 ranks"),
+        (("ring", "--examples", "0"), "greater than or equal to 1"),
+        (("ring", "--seed", "-1"), "greater than or equal to 0"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_message_and_exit_code_2(verified, arguments, message):
+    code, out, err = verified(*arguments)
+    assert (code, out) == (2, "")
+    assert message in err
+    assert "Traceback" not in err
+
+
+class TestWorldSizes:
+    @pytest.mark.parametrize(
+        ("text", "sizes"),
+        [("4", [4]), ("1-3", [1, 2, 3]), ("8, 1-2,2", [1, 2, 8]), ("5-5", [5]), ("1 - 3", [1, 2, 3])],
+    )
+    def test_numbers_and_ranges_are_taken_together(self, text, sizes):
+        assert verification.parse_world_sizes(text) == sizes
+
+    @pytest.mark.parametrize("text", ["", "0", "0-3", "3-1", "1-", "-1", "two", "1,,2", "1.5"])
+    def test_anything_else_is_an_error_that_shows_what_is_allowed(self, text):
+        with pytest.raises(StudyError, match=r"--world-sizes .*: allowed are numbers from 1 and ranges"):
+            verification.parse_world_sizes(text)

@@ -1,0 +1,144 @@
+"""What is measured, how often, and the table of samples."""
+
+import csv
+import io
+import json
+from collections import Counter
+from dataclasses import asdict, replace
+
+import pytest
+
+from scaling.measure.probe.cases import (
+    MAX_REPEATS,
+    MAX_SAMPLES,
+    MESSAGE_SIZES,
+    MIN_SAMPLES,
+    Sample,
+    as_csv,
+    bus_factor,
+    cases,
+    from_csv,
+    goes_on,
+    num_samples_for,
+    repeats_for,
+)
+
+SAMPLE = Sample("default", "all_reduce", (0, 1, 2, 3), "", True, None, 4096, 7, 2e-6)
+
+
+def operations(found):
+    return Counter(case.operation for case in found)
+
+
+class TestCases:
+    def test_gpus_are_measured_alone_and_all_at_once(self):
+        found = cases(4, on_gpus=True, peer_copies=True)
+        for operation in ("h2d", "d2h", "h2d_d2h"):
+            pinned = [case.ranks for case in found if case.operation == operation and case.memory == "pinned"]
+            assert pinned == [(0,), (1,), (2,), (3,), (0, 1, 2, 3)]
+        assert operations(found)["peer_copy"] == 4 * 3
+        assert operations(found)["send"] == 6
+        assert {case.captured for case in found if case.operation == "all_reduce"} == {False, True}
+
+    def test_messages_go_from_4_kib_to_1_gib(self):
+        assert (MESSAGE_SIZES[0], MESSAGE_SIZES[-1]) == (4 << 10, 1 << 30)
+
+    def test_second_launch_measures_messages_only(self):
+        assert set(operations(cases(4, on_gpus=True, only_messages=True))) == {
+            "send",
+            "swap",
+            "shift",
+            "all_reduce",
+        }
+
+    def test_processes_copy_in_host_memory_and_capture_nothing(self):
+        found = cases(2, on_gpus=False)
+        assert set(operations(found)) == {"host_copy", "host_sum", "send", "swap", "shift", "all_reduce"}
+        assert not any(case.captured or case.memory for case in found)
+        assert [case.ranks for case in found if case.operation == "host_copy"] == [(0, 1), (0,), (1,)]
+
+    @pytest.mark.parametrize(("on_gpus", "memory"), [(False, ""), (True, "pinned")])
+    def test_mpi_is_one_more_all_reduce_in_host_memory(self, on_gpus, memory):
+        without, with_mpi = (set(cases(2, on_gpus=on_gpus, with_mpi=mpi)) for mpi in (False, True))
+        (added,) = with_mpi - without
+        assert without < with_mpi
+        assert (added.operation, added.memory, added.ranks) == ("mpi_all_reduce", memory, (0, 1))
+        assert added.sizes_bytes == MESSAGE_SIZES
+        assert not added.captured
+
+    def test_mpi_does_not_change_without_access_between_gpus_and_is_measured_once(self):
+        found = cases(2, on_gpus=True, only_messages=True, with_mpi=True)
+        assert "mpi_all_reduce" not in operations(found)
+        assert "mpi_all_reduce" not in operations(cases(1, on_gpus=True, with_mpi=True))
+
+    @pytest.mark.parametrize("on_gpus", [False, True])
+    def test_single_rank_has_no_one_to_talk_to(self, on_gpus):
+        found = operations(cases(1, on_gpus=on_gpus))
+        assert not {"send", "swap", "shift", "all_reduce"} & set(found)
+        assert found["host_sum"] == 2  # with all cores, and with one
+
+    @pytest.mark.parametrize("on_gpus", [False, True])
+    @pytest.mark.parametrize("world_size", [1, 2, 4])
+    def test_ranks_of_a_case_are_different_ones_of_the_world(self, world_size, on_gpus):
+        for case in cases(world_size, on_gpus=on_gpus, peer_copies=on_gpus):
+            assert len(set(case.ranks)) == len(case.ranks)
+            assert set(case.ranks) <= set(range(world_size))
+            if case.operation in ("send", "swap", "peer_copy"):
+                assert len(case.ranks) == 2
+
+    def test_no_case_is_there_twice(self):
+        found = cases(3, on_gpus=True, peer_copies=True)
+        assert len(set(found)) == len(found)
+        assert len({case.describe() for case in found}) == len(found)
+
+    def test_sizes_ascend(self):
+        for case in cases(2, on_gpus=True, peer_copies=True):
+            assert list(case.sizes_bytes) == sorted(set(case.sizes_bytes))
+            assert all(size % 4 == 0 for size in case.sizes_bytes)
+
+
+class TestHowOften:
+    def test_short_operations_are_repeated_in_a_sample_and_long_ones_not(self):
+        assert repeats_for(0.0) == repeats_for(1e-9) == MAX_REPEATS
+        assert repeats_for(1e-3) == 2
+        assert repeats_for(1.0) == 1
+
+    def test_number_of_samples_follows_the_time_within_bounds(self):
+        assert num_samples_for(left_s=1.0, sizes_left=5, sample_s=0.019) == 10
+        assert num_samples_for(left_s=-1.0, sizes_left=5, sample_s=0.02) == MIN_SAMPLES
+        assert num_samples_for(left_s=100.0, sizes_left=1, sample_s=0.0) == MAX_SAMPLES
+
+    def test_two_sizes_are_always_measured_and_others_if_there_is_time(self):
+        sizes = [1024, 4096, 16384]
+        assert goes_on(0, sizes, left_s=-1, once_s=0)
+        assert goes_on(1, sizes, left_s=-1, once_s=100)
+        assert goes_on(2, sizes, left_s=1.0, once_s=0.01)
+        assert not goes_on(2, sizes, left_s=1.0, once_s=0.1)
+
+
+class TestSamples:
+    def test_busbw_is_that_of_nccl_tests(self):
+        assert bus_factor("all_reduce", 4) == bus_factor("mpi_all_reduce", 4) == 1.5
+        assert bus_factor("shift", 4) == bus_factor("send", 2) == 1
+
+    def test_table_has_a_row_a_sample_with_both_bandwidths(self):
+        (row,) = csv.DictReader(io.StringIO(as_csv([SAMPLE])))
+        assert (row["operation"], row["ranks"], row["captured"], row["repeats"]) == (
+            "all_reduce",
+            "0 1 2 3",
+            "True",
+            "7",
+        )
+        assert float(row["algbw_bytes_per_s"]) == 4096 / 2e-6
+        assert float(row["busbw_bytes_per_s"]) == 1.5 * 4096 / 2e-6
+
+    def test_table_has_no_digits_that_no_clock_has(self):
+        odd = replace(SAMPLE, seconds=0.019331123000000616)
+        assert ",0.01933112," in as_csv([odd])
+
+    def test_table_is_read_back(self):
+        samples = [SAMPLE, replace(SAMPLE, ranks=(2,), memory="pinned", captured=False, num_threads=1)]
+        assert from_csv(as_csv(samples)) == samples
+
+    def test_sample_survives_json(self):
+        assert Sample.from_row(json.loads(json.dumps(asdict(SAMPLE)))) == SAMPLE

@@ -1,0 +1,130 @@
+"""`scaling topology detect` and `probe` as a user calls them; the probe with two processes on the CPU."""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from scaling.collectives.ring import ring
+from scaling.collectives.simulate import simulate
+from tests.conftest import still_there
+from topologies.drawing import draw
+from topologies.schema import load
+
+ROOT = Path(__file__).parents[3]
+SECONDS = 240
+
+
+def call(folder, *arguments):
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "CUDA_VISIBLE_DEVICES": "",
+        "TMPDIR": str(folder),  # so that the workers' command lines name this folder
+    }
+    command = [sys.executable, "-m", "scaling", "topology", *map(str, arguments)]
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=SECONDS
+    )
+
+
+def processes_of(folder):
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().decode(errors="replace")
+            alive = "Z" not in (path.parent / "stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            continue
+        if alive and str(folder) in words:
+            found.append(words.split("\0"))
+    return found
+
+
+@pytest.mark.processes
+def test_probe_of_two_processes_gives_a_machine_that_loads_draws_and_simulates(tmp_path):
+    done = call(tmp_path, "probe", "--world-size", 2, "--seconds", 3, "--out", "box.yaml")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == ""
+    topology = load(tmp_path / "box.yaml")
+    assert draw(topology).startswith("<svg")
+    assert simulate(ring(2), topology, 1 << 20).seconds > 0
+    stamp = "measured by scaling topology probe on 20"
+    for figure in ("memory.bandwidth_bytes_per_s", "cpu.reduce_bytes_per_s", "message_latency_s.host"):
+        assert topology.sources[figure].startswith(stamp), figure
+    assert "2 CPU processes, torch " in topology.sources["message_latency_s.host"]
+    with (tmp_path / "box.samples.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert {"host_copy", "host_sum", "send", "shift", "all_reduce"} <= {row["operation"] for row in rows}
+    assert all(float(row["seconds"]) > 0 for row in rows)
+    assert still_there(lambda: processes_of(tmp_path)) == []
+    files = sorted(path.name for path in tmp_path.iterdir())
+    assert files == ["box.environment.json", "box.samples.csv", "box.yaml"]
+    assert json.loads((tmp_path / files[0]).read_text())["versions"]["torch"]
+
+
+@pytest.mark.processes
+def test_probe_that_mpirun_starts_has_mpis_all_reduce_too(tmp_path, openmpi):
+    arguments = ("--launcher", "mpirun", "--world-size", 2, "--seconds", 2, "--out", "box.yaml")
+    done = call(tmp_path, "probe", *arguments)
+    assert done.returncode == 0, done.stderr
+    with (tmp_path / "box.samples.csv").open() as file:
+        seconds = [
+            float(row["seconds"]) for row in csv.DictReader(file) if row["operation"] == "mpi_all_reduce"
+        ]
+    assert len(seconds) >= 6, "three of each of two sizes"
+    assert min(seconds) > 0
+    text = (tmp_path / "box.yaml").read_text()
+    assert "mpi_all_reduce ranks 0,1" in text
+    assert "Open MPI v" in load(tmp_path / "box.yaml").sources["message_latency_s.host"]
+    assert still_there(lambda: processes_of(tmp_path)) == []
+
+
+@pytest.mark.processes
+def test_workers_that_fail_are_told_with_their_last_words(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os\nif 'RANK' in os.environ:\n    raise SystemExit('no luck')\n"
+    )
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    command = [sys.executable, "-m", "scaling", "topology", "probe", "--world-size", "2", "--seconds", "1"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=SECONDS
+    )
+    assert done.returncode == 2
+    assert "error: the workers' launch ended with exit code 1" in done.stderr
+    assert "Traceback" not in done.stderr.partition("the last that they said")[0]
+    assert done.stdout == ""
+
+
+class TestDetect:
+    def test_yaml_goes_to_stdout_and_is_a_machine(self, tmp_path):
+        done = call(tmp_path, "detect")
+        assert done.returncode == 0, done.stderr
+        (tmp_path / "box.yaml").write_text(done.stdout)
+        topology = load(tmp_path / "box.yaml")
+        assert topology.sources["memory.bandwidth_bytes_per_s"].startswith("assumption")
+
+    def test_file_is_written_and_json_printed(self, tmp_path):
+        done = call(tmp_path, "detect", "--out", "box.yaml", "--json")
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["devices"]
+        assert "machine file: box.yaml" in done.stderr
+        assert call(tmp_path, "show", "box.yaml").returncode == 0
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (["detect", "--out", "none/box.yaml"], "machine file none/box.yaml: cannot be written"),
+            (["probe", "--out", "none/box.yaml"], "none/box.yaml: there is no folder none; make it first"),
+            (["probe", "--seconds", "0"], "--seconds is 0; it has to be positive"),
+        ],
+    )
+    def test_bad_input_is_one_message_and_exit_code_2(self, tmp_path, arguments, message):
+        done = call(tmp_path, *arguments)
+        assert done.returncode == 2
+        assert message in done.stderr
+        assert "Traceback" not in done.stderr

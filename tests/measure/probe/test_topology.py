@@ -1,0 +1,275 @@
+"""Samples made of known figures give a machine file with these figures; the others stay nominal."""
+
+import math
+from dataclasses import replace
+from datetime import date
+
+import pytest
+
+from scaling.collectives.ring import ring
+from scaling.collectives.simulate import simulate
+from scaling.measure.probe.cases import Sample, cases
+from scaling.measure.probe.machine_file import gpu_ids
+from scaling.measure.probe.run import Measured, machine_of
+from topologies.facts import Facts, Gpu, Host, NumaNode, PcieLink, PciePlace
+from topologies.file_text import validated
+
+STAMP = "measured by scaling topology probe on 2025-03-01, 4 GPUs, torch 2.11.0, NCCL 2.28.9"
+ALONE = {"h2d": 55e9, "d2h": 50e9, "h2d_d2h": 45e9}
+AT_ONCE = {"h2d": 41e9, "d2h": 34e9, "h2d_d2h": 24e9}
+
+
+def seconds_of(case, num_bytes, launch):
+    """The machine that the samples are made of: four GPUs, NVLink, one socket."""
+    many = len(case.ranks) > 2
+    if case.operation in ALONE:
+        pageable = case.memory == "pageable"
+        return 6e-6 + num_bytes / (20e9 if pageable else (AT_ONCE if many else ALONE)[case.operation])
+    rates = {
+        "peer_copy": (3e-6, 370e9),
+        "peer_shift": (3e-6, 360e9),
+        "host_copy": (0.0, 25e9),
+        "host_sum": (0.0, 7e9 if case.num_threads else 18e9),
+        "device_copy": (0.0, 2e12),
+        "device_sum": (0.0, 1.3e12),
+    }
+    through_host = launch == "host_only"
+    latency_s, rate = rates.get(case.operation, (12e-6, 22e9) if through_host else (8e-6, 350e9))
+    return latency_s + num_bytes / rate
+
+
+def samples_of(change=lambda case, seconds: seconds, world_size=4):
+    found = []
+    for launch, todo in (
+        ("default", cases(world_size, on_gpus=True, peer_copies=True)),
+        ("host_only", cases(world_size, on_gpus=True, only_messages=True)),
+    ):
+        for case in todo:
+            for size in case.sizes_bytes:
+                seconds = change(case, seconds_of(case, size, launch))
+                one = Sample(
+                    launch,
+                    case.operation,
+                    case.ranks,
+                    case.memory,
+                    case.captured,
+                    case.num_threads,
+                    size,
+                    1,
+                    seconds,
+                )
+                found += [one] * 5
+    return found
+
+
+def facts_of_workers(uuids=("a0", "a1", "a2", "a3")):
+    everyone = range(len(uuids))
+    ranks = [
+        {"name": "NVIDIA H200", "uuid": uuid, "peers": [peer for peer in everyone if peer != rank]}
+        for rank, uuid in enumerate(uuids)
+    ]
+    return {"torch": "2.11.0", "nccl": "2.28.9", "device": "cuda", "ranks": ranks}
+
+
+def found_machine(number=4):
+    gpus = [
+        Gpu(i, "NVIDIA H200", f"GPU-a{i}", f"0000:{i}8:00.0", PcieLink(5, 16), switch_links=18)
+        for i in range(number)
+    ]
+    return Facts("box", Host("A CPU", (NumaNode(0, 0, 64, 2**40),)), tuple(gpus))
+
+
+def probed(samples=None, found=None, workers=None):
+    measured = Measured(facts=workers or facts_of_workers(), samples=samples or samples_of())
+    result = machine_of(measured, found or found_machine(), date(2025, 3, 1))
+    return validated(result.machine, "box.yaml"), result
+
+
+def link(topology, id_):
+    return next(one for one in topology.machine.links if one.id == id_)
+
+
+def close(value, wanted, rel_tol=0.01):
+    return math.isclose(value, wanted, rel_tol=rel_tol)
+
+
+@pytest.fixture(scope="module")
+def box():
+    return probed()
+
+
+class TestFourGpus:
+    def test_directions_of_pcie_are_those_of_the_copies_of_one_gpu(self, box):
+        one = link(box[0], "cpu0-gpu2")
+        assert close(one.bandwidth_bytes_per_s, 55e9)
+        assert close(one.back_bytes_per_s, 50e9)
+
+    def test_copies_that_hold_one_another_up_show_the_limits_of_memory_and_its_bus(self, box):
+        bus = link(box[0], "cpu0-host0")
+        assert close(bus.bandwidth_bytes_per_s, 4 * 34e9)
+        assert close(bus.back_bytes_per_s, 4 * 41e9)
+        assert close(box[0].machine.by_id["host0"].bandwidth_bytes_per_s, 2 * 4 * 24e9)
+
+    def test_nvlink_is_what_copies_reach_over_the_links_of_a_gpu(self, box):
+        one = link(box[0], "gpu1-nvswitch0")
+        assert one.count == 18
+        assert close(one.bandwidth_bytes_per_s, 370e9)
+        assert close(one.back_bytes_per_s, 370e9)
+
+    def test_memory_and_sums_of_gpus_and_sums_of_a_core(self, box):
+        gpu = box[0].machine.by_id["gpu3"]
+        assert close(gpu.bandwidth_bytes_per_s, 2 * 2e12)
+        assert close(gpu.reduce_bytes_per_s, 1.3e12)
+        assert close(box[0].machine.by_id["cpu0"].reduce_bytes_per_s, 7e9)
+
+    def test_software_has_the_latency_that_links_do_not_have(self, box):
+        latency = box[0].machine.message_latency_s
+        assert close(latency["peer"], 8e-6 - 0.6e-6)
+        assert close(latency["staged"], 12e-6 - 0.7e-6)
+        assert close(latency["host"], 6e-6 - 0.35e-6)
+
+    def test_sources_say_when_where_and_how_often(self, box):
+        sources = box[0].sources
+        assert sources["pcie5-x16.bandwidth_bytes_per_s"].startswith(
+            f"{STAMP}, 256 MiB, median of 5: pinned memory to one GPU at a time, 55.0 GB/s to"
+        )
+        assert sources["memory.bandwidth_bytes_per_s"].startswith(
+            f"{STAMP}, 256 MiB, median of 5: copies of all GPUs at once, where they"
+        )
+        assert sources["message_latency_s.peer"].startswith(f"{STAMP}, median of 5: messages between")
+        assert "captured in a CUDA graph" in sources["message_latency_s.peer"]
+        assert sources["pcie5-x16.latency_s"].startswith("assumption")
+
+    def test_misfits_of_the_model_are_told(self, box):
+        (note,) = box[1].notes
+        assert note.startswith(
+            "not in the model: messages, host-only: ranks 0 and 1 reach 22.0 GB/s at 128 MiB"
+        )
+        assert "0.44 of the 50.0 GB/s that the model gives them (6 of 6 pairs" in note
+        assert f"# {note[:60]}" in box[1].machine
+
+    def test_simulator_accepts_it(self, box):
+        for peer_access in (True, False):
+            simulation = simulate(ring(4), box[0], 64 << 20, peer_access=peer_access)
+            assert 0 < simulation.seconds < 1
+
+    def test_table_has_a_line_for_each_thing_measured(self, box):
+        assert len(box[1].table) == 1 + len({sample.series for sample in samples_of()})
+        assert any("all_reduce captured ranks 0,1,2,3 host-only" in line for line in box[1].table)
+
+
+def test_slow_gpu_gets_a_type_of_its_own():
+    def slow(case, seconds):
+        return seconds * 2 if case.operation in ("h2d", "d2h") and case.ranks == (2,) else seconds
+
+    topology, _ = probed(samples_of(slow))
+    assert close(link(topology, "cpu0-gpu2").bandwidth_bytes_per_s, 55e9 / 2)
+    assert close(link(topology, "cpu0-gpu1").bandwidth_bytes_per_s, 55e9)
+
+
+def test_copies_that_do_not_hold_one_another_up_are_no_limit():
+    def unhindered(case, seconds):
+        many = case.operation in ALONE and len(case.ranks) > 2 and case.memory == "pinned"
+        return seconds * AT_ONCE[case.operation] / ALONE[case.operation] if many else seconds
+
+    topology, _ = probed(samples_of(unhindered))
+    memory = topology.machine.by_id["host0"].bandwidth_bytes_per_s
+    assert close(memory, max(2 * 4 * 45e9, 3 * 4 * 18e9), rel_tol=0.05)
+    assert link(topology, "cpu0-host0").bandwidth_bytes_per_s >= memory
+
+
+def test_series_that_broke_off_before_its_largest_size_counts_nowhere():
+    samples = [
+        sample
+        for sample in samples_of()
+        if not (sample.operation == "peer_copy" and sample.ranks == (0, 1) and sample.num_bytes > 1 << 20)
+    ]
+    one = link(probed(samples)[0], "gpu0-nvswitch0")
+    assert close(one.bandwidth_bytes_per_s, 370e9)
+    source = probed(samples)[0].sources["nvlink-to-switch.bandwidth_bytes_per_s"]
+    assert "of one link, 20.6 GB/s to 20.6 GB/s" in source
+
+
+def test_small_copies_at_once_are_no_limit_of_memory():
+    samples = [
+        sample
+        for sample in samples_of()
+        if not (sample.operation in ALONE and len(sample.ranks) > 1 and sample.num_bytes > 1 << 20)
+    ]
+    topology, _ = probed(samples)
+    assert close(topology.machine.by_id["host0"].bandwidth_bytes_per_s, 3 * 4 * 18e9)  # of the cores
+
+
+def test_size_of_which_most_is_latency_tells_no_bandwidth():
+    def slow_start(case, seconds):
+        return seconds + 1e-3 if case.operation == "peer_copy" else seconds
+
+    samples = [s for s in samples_of(slow_start) if s.operation != "peer_copy" or s.num_bytes <= 1 << 20]
+    reached = (1 << 20) / (1e-3 + 3e-6 + (1 << 20) / 370e9)
+    assert close(link(probed(samples)[0], "gpu0-nvswitch0").bandwidth_bytes_per_s, reached)
+
+
+def test_ranks_are_found_by_uuid_whatever_their_order():
+    topology, _ = probed(workers=facts_of_workers(("a3", "a2", "a1", "a0")))
+    assert close(link(topology, "cpu0-gpu0").bandwidth_bytes_per_s, 55e9)
+    assert gpu_ids(found_machine().gpus, ["A3", "GPU-a1"]) == ["gpu3", "gpu1"]
+    assert gpu_ids(found_machine().gpus, ["", ""]) == ["gpu0", "gpu1"]
+
+
+def test_gpus_that_did_not_take_part_leave_memory_to_the_cores():
+    topology, _ = probed(samples_of(world_size=2), workers=facts_of_workers(("a0", "a1")))
+    assert len(topology.machine.of_kind("gpu")) == 4
+    assert close(topology.machine.by_id["host0"].bandwidth_bytes_per_s, 3 * 2 * 18e9)
+    assert close(link(topology, "cpu0-gpu3").bandwidth_bytes_per_s, 55e9)  # as others of its type
+
+
+def test_gpus_that_only_cuda_sees_are_taken_from_there():
+    topology, result = probed(found=replace(found_machine(), gpus=()))
+    assert [gpu.name for gpu in topology.machine.of_kind("gpu")] == ["NVIDIA H200"] * 4
+    assert close(link(topology, "cpu0-gpu0").bandwidth_bytes_per_s, 55e9)
+    assert any("neither NVML nor nvidia-smi" in note for note in result.notes)
+
+
+def test_peer_access_is_what_cuda_says():
+    workers = facts_of_workers()
+    workers["ranks"][3]["peers"] = []
+    topology, _ = probed(workers=workers)
+    assert topology.machine.peer_access("gpu0", "gpu2")
+    assert not topology.machine.peer_access("gpu0", "gpu3")
+
+
+def test_two_sockets_have_what_their_own_gpus_reach():
+    places = {f"0000:{i}8:00.0": PciePlace(i // 2) for i in range(4)}
+    host = Host("A CPU", (NumaNode(0, 0, 32, 2**39), NumaNode(1, 1, 32, 2**39)))
+    topology, _ = probed(found=replace(found_machine(), host=host, places=places))
+    for number in (0, 1):
+        assert close(link(topology, f"cpu{number}-host{number}").back_bytes_per_s, 2 * 41e9)
+
+
+def test_only_copies_of_one_gpu_are_enough():
+    samples = [sample for sample in samples_of(world_size=1) if sample.launch == "default"]
+    topology, _ = probed(samples, found_machine(1), facts_of_workers(("a0",)))
+    assert close(link(topology, "cpu0-gpu0").back_bytes_per_s, 50e9)
+    assert topology.sources["message_latency_s.peer"].startswith("NCCL")
+
+
+def test_a_launch_that_was_cut_off_still_gives_a_file():
+    samples = samples_of()
+    for end in range(0, len(samples), 211):
+        validated(probed(samples[: end + 1])[1].machine, "box.yaml")
+
+
+def test_processes_on_a_cpu_have_memory_sums_and_latency():
+    samples = [
+        Sample("default", case.operation, case.ranks, "", False, case.num_threads, size, 1,
+               (100e-6 if case.operation == "send" else 0) + size / 5e9)
+        for case in cases(2, on_gpus=False) for size in case.sizes_bytes for _ in range(5)
+    ]  # fmt: skip
+    workers = {"torch": "2.11.0", "nccl": None, "device": "cpu", "ranks": [{}, {}]}
+    topology, result = probed(samples, found_machine(0), workers)
+    assert close(topology.machine.by_id["host0"].bandwidth_bytes_per_s, 2 * 3 * 5e9)
+    assert close(topology.machine.message_latency_s["host"], 100e-6)
+    source = topology.sources["memory.bandwidth_bytes_per_s"]
+    assert "2 CPU processes, torch 2.11.0, 64 MiB, median of 5" in source
+    assert simulate(ring(2), topology, 1 << 20).seconds > 0
+    assert result.table

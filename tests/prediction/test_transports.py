@@ -1,0 +1,43 @@
+import pytest
+
+from scaling.collectives.simulate import simulate
+from scaling.prediction.measured import MeasuredTransfer
+from scaling.prediction.transports import (
+    HostSends,
+    for_host_sends,
+    measured_host_sends,
+    moves,
+    without_latency,
+)
+from tests.prediction.conftest import machine
+
+SIZE = 100_000_000
+
+
+def seconds(topology, operation, ranks):
+    bare = without_latency(topology)
+    return simulate(moves(operation, ranks), bare, SIZE, peer_access=False).seconds
+
+
+def test_rates_that_a_probe_would_measure_are_found_again():
+    truth = HostSends(one_way=0.7, both_ways=0.45)
+    slower = for_host_sends(machine(2), truth)
+    probed = [
+        MeasuredTransfer(operation, 2, SIZE, True, seconds(slower, operation, 2), 0.01)
+        for operation in ("send", "swap", "shift")
+    ]
+    found = measured_host_sends(machine(2), probed)
+    assert found is not None
+    assert found.one_way == pytest.approx(0.7)
+    assert found.both_ways == pytest.approx(0.45)
+
+
+def test_one_way_and_both_ways_have_their_own_rates():
+    slower = for_host_sends(machine(4), HostSends(one_way=0.7, both_ways=0.45))
+    assert seconds(slower, "send", 4) == pytest.approx(SIZE / (0.7 * 25e9))
+    assert seconds(slower, "shift", 4) == pytest.approx(SIZE / (0.45 * 25e9))
+
+
+def test_without_a_probe_the_machine_stays_as_it_is():
+    assert measured_host_sends(machine(2), []) is None
+    assert for_host_sends(machine(2), None) == machine(2)

@@ -1,0 +1,112 @@
+"""Lossy aggregators beside exact ones, from the cells of one folder."""
+
+import pytest
+
+from scaling.analysis.columns import to_rows
+from scaling.analysis.groups import group_rows
+from scaling.analysis.samples import read_cells
+from scaling.analysis.summary import build_table
+from scaling.report.fidelity import honesty_tables, sheet_tables
+from scaling.report.target_data import target_bars
+
+
+def tables(study):
+    cells = read_cells(study.folder)
+    groups = group_rows(to_rows(build_table("by-hand", cells)))
+    return honesty_tables(groups, {cell.cell_id: cell for cell in cells})
+
+
+def add(study, aggregator, step_s, sent, *, lossy=False, size=2, **phases):
+    lines = [{"iteration": i, "warmup": False, "step_s": step_s, **phases} for i in range(8)]
+    summary = {"wire_bytes_per_rank": [sent] * size}
+    return study.add(
+        [[lines] * size], summary=summary, aggregator=aggregator, world_size=size, is_lossy=lossy
+    )
+
+
+@pytest.fixture(autouse=True)
+def lossy_cells(monkeypatch):
+    """Cells made by hand say that they are exact: these are lossy by their name."""
+    import scaling.report.fidelity as honesty
+
+    monkeypatch.setattr(honesty, "_is_lossy", lambda row, _: row["aggregator"].startswith("one_bit"))
+
+
+def test_bytes_coding_and_time_stand_beside_those_of_the_exact_aggregator(study):
+    exact = add(study, "all_reduce", 0.010, 32_000_000)
+    add(study, "ring", 0.009, 32_000_000)
+    own = add(study, "one_bit", 0.020, 1_000_000, encode_s=0.003, decode_s=0.002)
+    (table,) = tables(study)
+    assert table.rows == [
+        ["one_bit", "all_reduce", "2", "1.00", "32.0", "3.1%", "5.00", "20.0", "10.0", "200.0%"]
+    ]
+    assert table.cells == [[own, exact]]
+    assert "was not measured in this study" in table.remarks[0]
+
+
+def test_without_all_reduce_the_fastest_exact_one_of_that_size_is_taken_and_never_the_control_arm(study):
+    add(study, "none", 0.001, 0)
+    add(study, "tree", 0.012, 32_000_000)
+    add(study, "ring", 0.011, 32_000_000)
+    add(study, "ring", 0.001, 32_000_000, size=4)
+    add(study, "one_bit", 0.020, 1_000_000)
+    (table,) = tables(study)
+    assert table.rows[0][:3] == ["one_bit", "ring", "2"]
+
+
+def test_nothing_to_compare_with_is_a_dash(study):
+    add(study, "one_bit", 0.020, 1_000_000)
+    (table,) = tables(study)
+    assert table.rows[0][1] == "–"  # noqa: RUF001
+
+
+def test_accuracy_is_set_beside_that_of_the_exact_training(study, epoch_line):
+    for aggregator, accuracy in (("all_reduce", 0.980), ("one_bit", 0.975)):
+        lines = [epoch_line(1, 1.0, 0.5, accuracy)]
+        study.add([[lines, lines]], kind="convergence", aggregator=aggregator, world_size=2)
+    (table,) = tables(study)
+    assert table.rows[0][-3:] == ["97.50%", "98.00%", "-0.50"]
+    assert list(table.remarks) == []
+
+
+def test_studies_without_a_lossy_aggregator_have_no_sheet(study):
+    add(study, "ring", 0.01, 1)
+    assert tables(study) == []
+
+
+def test_target_bars_tell_what_was_reached_and_what_was_not(study, epoch_line):
+    for aggregator, accuracy in (("ring", 0.96), ("tree", 0.90)):
+        study.add(
+            [[[epoch_line(1, 1.5, 0.5, accuracy)]]],
+            kind="convergence", aggregator=aggregator, target_accuracy=0.95,
+        )  # fmt: skip
+    (group,) = group_rows(to_rows(build_table("by-hand", read_cells(study.folder))))
+    ring, tree = target_bars(group)
+    assert (ring.name, ring.seconds, ring.state) == ("ring, 1 worker", 1.5, "reached")
+    assert tree.seconds is None
+    assert tree.state.startswith("not reached")
+
+
+SHEET = {
+    **{"world_size": 4, "num_steps": 50, "trained_on": "digits", "measured_on": "a CPU"},
+    **{"first_error_ratio": 0.5, "sum_error_ratio": 0.0125, "replicas_agree": True, "replicas_off_by": 0.0},
+    **{"metered_bytes": 1000, "exact_bytes": 32_000, "encode_bytes_per_s": 2e9, "decode_bytes_per_s": None},
+    "break_even_bytes_per_s": 0.25e9,
+}
+
+
+def test_sheets_of_the_folder_are_a_table_of_the_lossy_section(study):
+    study.folder.write_sheet("one_bit", SHEET)
+    study.folder.write_sheet("sign", {**SHEET, "replicas_agree": False, "replicas_off_by": 0.25})
+    (table,) = sheet_tables(study.folder.sheets())
+    common = ["1,000", "32,000", "2", "–", "0.25", "a CPU"]  # noqa: RUF001
+    assert table.rows == [
+        ["one_bit", "0.5", "0.0125", "the same bits", *common],
+        ["sign", "0.5", "0.0125", "off by 0.25", *common],
+    ]
+    assert table.section == "lossy"
+    assert all(len(row) == len(table.headings) for row in table.rows)
+
+
+def test_folder_without_sheets_has_no_such_table(study):
+    assert sheet_tables(study.folder.sheets()) == []
