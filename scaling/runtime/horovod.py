@@ -46,6 +46,7 @@ class Horovod:
     ) -> None:
         self._workers, self._by_mpi, self._environ = workers, by_mpi, environ
         self._hvd: Any = None
+        self._was_stopped = False
         self._end_rendezvous: Callable[[], None] = _nothing
 
     def group(self, outer: Group) -> Group:
@@ -70,6 +71,7 @@ class Horovod:
         if self._hvd is not None:
             hvd, self._hvd = self._hvd, None
             hvd.shutdown()
+            self._was_stopped = True
             self._end_rendezvous()
             self._end_rendezvous = _nothing
 
@@ -101,7 +103,9 @@ class Horovod:
     def _set_variables(self, hvd: Any) -> None:
         """What Horovod reads when it starts. Collective."""
         info = self._workers.info
-        if info.table == "horovodrun":
+        # Not that of horovodrun a second time: it may still hold addresses of the first start, since its server
+        # (horovod/runner/http/http_server.py, do_DELETE) forgets who has left as soon as one scope is empty.
+        if info.table == "horovodrun" and not self._was_stopped:
             return
         kind = self._controller(hvd).lower()
         self._environ.update(HOROVOD_CONTROLLER=kind, HOROVOD_CPU_OPERATIONS=kind)
