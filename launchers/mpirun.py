@@ -6,11 +6,12 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from launchers.local import LaunchSpec
+from launchers.base import Launcher, LaunchSpec, refuse_workers_per_node
 from launchers.rank_info import LAUNCHER_VARIABLE
 
 Family = Literal["openmpi", "mpich"]
@@ -28,7 +29,7 @@ OPTIONS: dict[Family, list[str]] = {
 
 
 @dataclass(frozen=True)
-class MpirunLauncher:
+class MpirunLauncher(Launcher):
     """One mpirun of this machine.
 
     Attributes:
@@ -37,21 +38,32 @@ class MpirunLauncher:
         as_root: this is root, to whom Open MPI refuses itself without being told.
     """
 
+    name = "mpirun"
+    is_mpi = True
+
     program: str
     family: Family
     as_root: bool
 
     @classmethod
+    def from_environment(
+        cls, environ: Mapping[str, str], workers_per_node: int | None = None
+    ) -> MpirunLauncher:
+        """The one that `find` finds; like all launchers of this host, without `workers_per_node`."""
+        refuse_workers_per_node(cls.name, workers_per_node)
+        return cls.find()
+
+    @classmethod
     def find(cls, python: str = sys.executable) -> MpirunLauncher:
-        """The one beside this Python, as the `openmpi` and `mpich` packages bring it, else that of the PATH.
+        """The one next to this Python, as the `openmpi` and `mpich` packages bring it, else that of the PATH.
 
         Raises:
             ValueError: there is none, or it is neither Open MPI's nor MPICH's.
         """
-        beside = Path(python).with_name("mpirun")
-        program = str(beside) if beside.exists() else shutil.which("mpirun")
+        installed = Path(python).with_name("mpirun")
+        program = str(installed) if installed.exists() else shutil.which("mpirun")
         if program is None:
-            raise ValueError("no mpirun beside this Python or on the PATH; pip install 'scaling-study[mpi]'")
+            raise ValueError("no mpirun next to this Python or on the PATH; pip install 'scaling-study[mpi]'")
         answer = subprocess.run(
             [program, "--version"], capture_output=True, text=True, timeout=ANSWER_LIMIT_S
         )
@@ -70,15 +82,7 @@ class MpirunLauncher:
         """The variables that the launch adds to the environment, which mpirun passes on to this host's."""
         root = {f"OMPI_ALLOW_RUN_AS_ROOT{end}": "1" for end in ("", "_CONFIRM")}
         return {
+            **super().environment(spec),
             LAUNCHER_VARIABLE: self.family,
-            "OMP_NUM_THREADS": str(spec.threads),
-            **({"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}),
             **(root if self.family == "openmpi" and self.as_root else {}),
         }
-
-    def before_start(self) -> None:
-        """Nothing is to be waited for: each launch takes a free port."""
-
-    def why_not_started(self, log: str) -> str | None:
-        """None: a launch on this host that began nothing is tried once more."""
-        return None

@@ -51,6 +51,10 @@ LAUNCHER_VARIABLE = "SCALING_LAUNCHER"
 """Set by a launcher of ours that builds on one of the tables, so that runs record its name."""
 
 
+RANK_VARIABLES = "SCALING_RANK_VARIABLES"
+"""Set by a launcher that none of the tables fits: the variables of FIELDS, in their order, with commas."""
+
+
 class RankError(ValueError):
     """The environment does not say which rank this process is."""
 
@@ -67,7 +71,7 @@ class RankInfo:
         launcher: who started it, for the record.
         job_id: the launcher's own number for the job, if it has one.
         variables: field -> the variable that gave the value.
-        table: which of TABLES that is; `launcher` may be a name of ours.
+        table: which of TABLES that is, or the launcher's name where it says RANK_VARIABLES.
     """
 
     rank: int
@@ -87,14 +91,15 @@ class RankInfo:
             RankError: there is none, or a value is no number or out of range. Never a world of one by
                 default.
         """
-        for launcher, table in TABLES.items():
+        tables = {**_table_of_launcher(environ), **TABLES}
+        for launcher, table in tables.items():
             present = [variable for variable in table.values() if variable in environ]
             if not present or SIGNS.get(launcher, present[0]) not in environ:
                 continue
             missing = [variable for variable in table.values() if variable not in environ]
             if missing:
                 raise RankError(f"{launcher} set {', '.join(present)}, but {', '.join(missing)} is missing")
-            values = _values(launcher, environ)
+            values = _values(launcher, table, environ)
             if not (
                 values["rank"] < values["world_size"] and values["local_rank"] < values["local_world_size"]
             ):
@@ -102,26 +107,28 @@ class RankInfo:
             name = environ.get(LAUNCHER_VARIABLE, launcher)
             job_id = environ.get("SLURM_JOB_ID") or None
             return cls(**values, launcher=name, job_id=job_id, variables=table, table=launcher)
-        looked_at = "; ".join(f"{name}: {', '.join(table.values())}" for name, table in TABLES.items())
+        variables = "; ".join(f"{name}: {', '.join(table.values())}" for name, table in tables.items())
         raise RankError(
-            f"no launcher's variables are set (looked for {looked_at}); start workers with "
+            f"no launcher's variables are set (looked for {variables}); start workers with "
             "`torchrun --nproc-per-node=N -m scaling.worker STUDY`, or use `scaling run STUDY`"
         )
 
     def meeting_variables(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """The variables by which torch.distributed's ranks meet, where the launcher sets none: srun.
+        """The variables by which torch.distributed's ranks meet, where the launcher sets none.
+
+        srun sets none of them; a launcher with a table of its own sets where they meet.
 
         Raises:
             RankError: they cannot be told from Slurm's.
         """
+        place = {"RANK": str(self.rank), "WORLD_SIZE": str(self.world_size)}
         if self.table != "srun":
-            return {}
+            return {} if self.table in TABLES else place
         try:
             host, port = rendezvous(environ)
         except ValueError as error:
             raise RankError(f"where do the workers meet? {error}; set MASTER_ADDR and MASTER_PORT") from None
-        own = {"RANK": str(self.rank), "WORLD_SIZE": str(self.world_size)}
-        return {**own, "MASTER_ADDR": host, "MASTER_PORT": str(port)}
+        return {**place, "MASTER_ADDR": host, "MASTER_PORT": str(port)}
 
     def describe(self) -> str:
         """`rank 1 of 4 (RANK, WORLD_SIZE; local rank 1 of 4), started by torchrun`."""
@@ -133,8 +140,19 @@ class RankInfo:
         )
 
 
-def _values(launcher: str, environ: Mapping[str, str]) -> dict[str, int]:
-    table = TABLES[launcher]
+def _table_of_launcher(environ: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """The table that the environment brings, under its launcher's name."""
+    variables = environ.get(RANK_VARIABLES, "")
+    if not variables:
+        return {}
+    if len(names := variables.split(",")) != len(FIELDS):
+        raise RankError(
+            f"{RANK_VARIABLES} is {variables!r}; it must name the variables of {', '.join(FIELDS)}"
+        )
+    return {environ.get(LAUNCHER_VARIABLE, RANK_VARIABLES): dict(zip(FIELDS, names, strict=True))}
+
+
+def _values(launcher: str, table: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, int]:
     if launcher != "srun":
         return {name: _number(environ, variable) for name, variable in table.items()}
     plain = {name: _number(environ, table[name]) for name in FIELDS if name != "local_world_size"}

@@ -18,10 +18,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from launchers.base import LaunchSpec
 from launchers.joining import JOIN_TIMEOUT_S, JOIN_TIMEOUT_VARIABLE
-from launchers.local import LaunchSpec
-from launchers.slurm_steps import SlurmLauncher, Style, nodes_for, parse_style
+from launchers.slurm_srun import SlurmSrun
+from launchers.slurm_steps import SlurmLauncher, nodes_for
+from launchers.slurm_torchrun import SlurmTorchrun
 from launchers.slurm_variables import FIRST_PORT, NUM_PORTS
+
+STYLES: dict[str, type[SlurmLauncher]] = {"torchrun": SlurmTorchrun, "srun": SlurmSrun}
+"""How srun starts workers: through torchrun, or directly."""
 
 SIGNAL_S = 120
 """Seconds before the time limit at which Slurm signals the batch shell; Slurm may be up to a minute early."""
@@ -69,7 +74,7 @@ class JobOptions:
     gpus_per_node: int = 0
     nodes: int = 1
     cpus_per_task: int = 1
-    style: Style = "torchrun"
+    style: str = "torchrun"
     array: bool = False
     time: str = "01:00:00"
     partition: str | None = None
@@ -82,7 +87,8 @@ class JobOptions:
     join_timeout_s: int = int(JOIN_TIMEOUT_S)
 
     def __post_init__(self) -> None:
-        parse_style(self.style)
+        if self.style not in STYLES:
+            raise ValueError(f"no style {self.style!r}; allowed: {', '.join(STYLES)}")
         for name in ("partition", "account", "job_name"):
             value = getattr(self, name)
             if value is not None and not re.fullmatch(r"[^\s#\"'`$\\]+", value):
@@ -152,12 +158,9 @@ def _head(options: JobOptions) -> str:
 
 
 def _directives(options: JobOptions) -> list[str]:
-    whose = [
-        f"--{name}={getattr(options, name)}" for name in ("partition", "account") if getattr(options, name)
-    ]
     return [
         f"--job-name={options.job_name}",
-        *whose,
+        *_queue(options),
         f"--nodes={options.nodes}",
         f"--ntasks-per-node={options.tasks_per_node}",
         f"--cpus-per-task={options.cpus_per_task}",
@@ -171,11 +174,17 @@ def _directives(options: JobOptions) -> list[str]:
     ]
 
 
+def _queue(options: JobOptions) -> list[str]:
+    """The options that say where the job waits and who pays."""
+    given = {"partition": options.partition, "account": options.account}
+    return [f"--{name}={value}" for name, value in given.items() if value]
+
+
 def _setup(options: JobOptions) -> str:
     # What sites offer to be sourced often reads variables that are not set.
-    own = ["set +u", *options.setup, "set -u", ""] if options.setup else []
+    setup = ["set +u", *options.setup, "set -u", ""] if options.setup else []
     lines = [
-        *own,
+        *setup,
         "# Workers meet on the job's first host, at a port that no other job on it has.",
         'hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")',
         "export MASTER_ADDR=\"${hosts%%$'\\n'*}\"",
@@ -188,10 +197,7 @@ def _setup(options: JobOptions) -> str:
 
 
 def _report_after_all(options: JobOptions) -> str:
-    whose = [
-        f"--{name}={getattr(options, name)}" for name in ("partition", "account") if getattr(options, name)
-    ]
-    words = [f"--job-name={options.job_name}-report", *whose, "--ntasks=1", f"--time={REPORT_TIME}"]
+    words = [f"--job-name={options.job_name}-report", *_queue(options), "--ntasks=1", f"--time={REPORT_TIME}"]
     report = shlex.join([options.python, "-m", "scaling", "report", options.out])
     return "\n".join(
         [
@@ -233,9 +239,8 @@ def _start(options: JobOptions) -> str:
 
 def _launch(options: JobOptions, world_size: int) -> str:
     """The command line of a launch, for the reader of the script."""
-    job = SlurmLauncher(
-        options.style, options.workers_per_node, options.nodes, "$MASTER_ADDR", 0, options.join_timeout_s
-    )
+    launcher = STYLES[options.style]
+    job = launcher(options.workers_per_node, options.nodes, "$MASTER_ADDR", 0, options.join_timeout_s)
     arguments = [options.study, *options.overrides, "--out", options.out, f"--world-size={world_size}"]
     command = job.command(LaunchSpec(world_size, 1, "scaling.worker", arguments), options.python)
     quoted = "'--rdzv-endpoint=$MASTER_ADDR:0'"

@@ -1,7 +1,7 @@
-"""Starts workers inside a Slurm job, on one node or several, by srun: directly, or through torchrun.
+"""What starting workers by srun inside a Slurm job, on one node or several, has in common.
 
-    style torchrun    one task a node: torchrun, which starts the node's workers
-    style srun        one task a worker
+    launchers.slurm_torchrun    one task a node: torchrun, which starts the node's workers
+    launchers.slurm_srun        one task a worker
 
 A launch takes as few of the job's nodes as hold its workers, the first ones, and has all CPUs and GPUs of
 each, whatever its world size: cells of different sizes differ in nothing else.
@@ -9,58 +9,48 @@ each, whatever its world size: cells of different sizes differ in nothing else.
 
 from __future__ import annotations
 
-import math
 import re
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
 
+from launchers.base import Launcher, LaunchSpec
 from launchers.joining import join_timeout_s
-from launchers.local import LaunchSpec
 from launchers.rank_info import LAUNCHER_VARIABLE
 from launchers.slurm_variables import rendezvous
-
-Style = Literal["torchrun", "srun"]
-STYLES: tuple[Style, ...] = get_args(Style)
-
-STORE_TIMEOUT_S = 60
-"""What torchrun gives a connection to the store of its rendezvous, by default."""
 
 PORT_WAIT_S = 5.0
 """The launch before may take this long to give the port back."""
 
 
 @dataclass(frozen=True)
-class SlurmLauncher:
+class SlurmLauncher(Launcher):
     """One job's way of starting launches.
 
     Attributes:
-        style: how workers are started.
         workers_per_node: at most; the job's GPUs a node.
-        num_nodes: of the job.
+        nodes: of the job.
         host: the job's first host, where workers meet.
         port: at which they meet.
         join_timeout_s: how long they wait for each other.
     """
 
-    style: Style
     workers_per_node: int
-    num_nodes: int
+    nodes: int
     host: str
     port: int
     join_timeout_s: float
 
     @classmethod
-    def from_env(
-        cls, style: Style, environ: Mapping[str, str], workers_per_node: int | None = None
+    def from_environment(
+        cls, environ: Mapping[str, str], workers_per_node: int | None = None
     ) -> SlurmLauncher:
         """What the variables of the job say.
 
         Args:
-            style: how workers are started.
             environ: of a process on the job's first node, as its batch script is.
             workers_per_node: at most; None: as many as the job has GPUs there.
 
@@ -70,24 +60,35 @@ class SlurmLauncher:
         nodes, gpus = environ.get("SLURM_JOB_NUM_NODES", ""), environ.get("SLURM_GPUS_ON_NODE", "")
         if not nodes.isdecimal():
             raise ValueError(
-                f"slurm-{style} starts workers inside a Slurm job, and SLURM_JOB_NUM_NODES is not set; "
+                f"{cls.name} starts workers inside a Slurm job, and SLURM_JOB_NUM_NODES is not set; "
                 "`scaling submit` makes the job"
             )
         if environ.get("SLURM_NODEID") != "0":
             raise ValueError(
-                f"slurm-{style} starts workers from the job's first node, as its batch script does "
+                f"{cls.name} starts workers from the job's first node, as its batch script does "
                 "(SLURM_NODEID is not 0): this machine may have other devices and cores"
             )
         if workers_per_node is None and not gpus.isdecimal():
             raise ValueError("the job has no GPUs (SLURM_GPUS_ON_NODE is not set); give --workers-per-node")
         host, port = rendezvous(environ)
         workers = int(gpus) if workers_per_node is None else workers_per_node
-        return cls(style, workers, int(nodes), host, port, join_timeout_s(environ))
+        return cls(workers, int(nodes), host, port, join_timeout_s(environ))
 
     @property
-    def name(self) -> str:
-        """What runs record."""
-        return f"slurm-{self.style}"
+    def num_nodes(self) -> int:
+        """Nodes of the job."""
+        return self.nodes
+
+    @abstractmethod
+    def step(self, nodes: int, workers_per_node: int, python: str, worker: Sequence[str]) -> list[str]:
+        """The command line of srun that starts the workers.
+
+        Args:
+            nodes: that the launch takes.
+            workers_per_node: on each of them.
+            python: the program that runs them.
+            worker: its arguments.
+        """
 
     def command(self, spec: LaunchSpec, python: str = sys.executable) -> list[str]:
         """The command line that starts the workers.
@@ -96,29 +97,12 @@ class SlurmLauncher:
             ValueError: the job's nodes do not hold that many workers, or not equally many each.
         """
         nodes = nodes_for(spec.world_size, self.workers_per_node)
-        if nodes > self.num_nodes:
+        if nodes > self.nodes:
             raise ValueError(
                 f"{spec.world_size} workers need {nodes} nodes of {self.workers_per_node}; "
-                f"the job has {self.num_nodes}"
+                f"the job has {self.nodes}"
             )
-        per_node = spec.world_size // nodes
-        worker = ["-m", spec.module, *spec.arguments]
-        if self.style == "srun":
-            return [*_srun(nodes, per_node), python, *worker]
-        return [*_srun(nodes, 1), python, *self._torchrun(nodes, per_node), *worker]
-
-    def _torchrun(self, nodes: int, per_node: int) -> list[str]:
-        join = math.ceil(self.join_timeout_s)
-        return [
-            "-m",
-            "torch.distributed.run",
-            f"--nnodes={nodes}",
-            f"--nproc-per-node={per_node}",
-            "--max-restarts=0",
-            "--rdzv-backend=c10d",
-            f"--rdzv-endpoint={self.host}:{self.port}",
-            f"--rdzv-conf=join_timeout={join},read_timeout={min(join, STORE_TIMEOUT_S)}",
-        ]
+        return self.step(nodes, spec.world_size // nodes, python, ["-m", spec.module, *spec.arguments])
 
     def environment(self, spec: LaunchSpec) -> dict[str, str]:
         """The variables that the launch adds to the environment, which srun passes through whole."""
@@ -146,9 +130,9 @@ class SlurmLauncher:
 
     def why_not_started(self, log: str) -> str:
         """One sentence on why no worker began, from what the launch printed. Trying again would not help."""
-        own = re.search(r"^error: (.+)$", log, re.MULTILINE)
-        if own:
-            return own[1]
+        error = re.search(r"^error: (.+)$", log, re.MULTILINE)
+        if error:
+            return error[1]
         if "RendezvousTimeoutError" in log or "RendezvousConnectionError" in log:
             return (
                 f"not all nodes came within {self.join_timeout_s:g} s; see what is wrong with them, or give "
@@ -156,18 +140,6 @@ class SlurmLauncher:
             )
         step = re.search(r"^srun: (?:error|fatal): (.+)$", log, re.MULTILINE)
         return f"srun: {step[1]}" if step else "the launch ended before a worker began"
-
-
-def parse_style(text: str) -> Style:
-    """A style by its name.
-
-    Raises:
-        ValueError: there is no such style.
-    """
-    for style in STYLES:
-        if style == text:
-            return style
-    raise ValueError(f"no style {text!r}; allowed: {', '.join(STYLES)}")
 
 
 def nodes_for(world_size: int, workers_per_node: int) -> int:
@@ -196,7 +168,8 @@ def port_is_free(port: int) -> bool:
     return True
 
 
-def _srun(nodes: int, tasks_per_node: int) -> list[str]:
+def srun(nodes: int, tasks_per_node: int) -> list[str]:
+    """The words that start a step on the job's first nodes."""
     return [
         # With a number of CPUs a task, srun gives the step those of its tasks alone: fewer at smaller sizes.
         "env",

@@ -43,17 +43,14 @@ from topologies.detect_host import boot_id
 
 EXIT_GIVEN_UP = 75  # EX_TEMPFAIL of sysexits.h: try again
 
-STARTED_BY_TORCHRUN = ("local", "slurm-torchrun")
-"""Launchers of `scaling run` whose workers are torchrun's: killing it alone would leave them behind."""
-
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs this process's part of a study; returns the exit code."""
     options = _parse(arguments)
-    if os.environ.get(LAUNCHER_VARIABLE) in STARTED_BY_TORCHRUN:
-        die_with_parent(EXIT_GIVEN_UP)
     try:
         info = RankInfo.from_env(os.environ)
+        if info.table == "torchrun" and _led_by_scaling_run():
+            die_with_parent(EXIT_GIVEN_UP)  # killing torchrun alone would leave its workers behind
         _require_world_size(info, options.world_size)
         os.environ.update(info.meeting_variables(os.environ))
         beside = Beside(info)

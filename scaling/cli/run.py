@@ -27,7 +27,7 @@ def run(
         str,
         typer.Option(
             help="What starts workers: local (torchrun), mpirun or horovodrun on this host; inside a Slurm "
-            "job slurm-torchrun or slurm-srun."
+            "job slurm-torchrun or slurm-srun; or module:Class of your own."
         ),
     ] = "local",
     workers_per_node: Annotated[
@@ -35,7 +35,7 @@ def run(
     ] = None,
     world_size: Annotated[
         int | None,
-        typer.Option(min=1, help="Run this size alone, beside others that run the rest; no report."),
+        typer.Option(min=1, help="Run this size alone, while others run the rest; no report."),
     ] = None,
 ) -> None:
     """Run a study, or go on with one: finished cells are skipped. Ends with the report."""
@@ -52,9 +52,9 @@ def run(
 
     loaded = load_study(study, overrides or [])
     scope = scope_for(launcher, workers_per_node, world_size, os.environ)
-    resolved = resolve(loaded, this_machine(scope.num_nodes))
+    resolved = resolve(loaded, this_machine(scope.launcher.num_nodes))
     scope.require_cells(resolved)
-    here = carried(resolved, by_mpi=launcher == "mpirun", world_size=world_size)
+    here = carried(resolved, by_mpi=scope.launcher.is_mpi, world_size=world_size)
     folder = ResultsFolder(out or Path("results") / loaded.name)
     for text in resolved.notes:
         note(text)

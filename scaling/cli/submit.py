@@ -13,7 +13,6 @@ import typer
 from launchers.joining import JOIN_TIMEOUT_S
 from launchers.sbatch import submit as submit_script
 from launchers.slurm import SIGNAL_S, JobOptions, script
-from launchers.slurm_steps import Style, parse_style
 from scaling.errors import LaunchError
 
 if TYPE_CHECKING:
@@ -106,7 +105,7 @@ def submit(
             study=study,
             out=str(folder),
             overrides=overrides or [],
-            **_tasks(job_shape(loaded, nodes, gpus_per_node), cpus_per_task, parse_style(style)),
+            **_tasks(job_shape(loaded, nodes, gpus_per_node), cpus_per_task, style),
             array=array,
             time=time,
             partition=partition,
@@ -135,10 +134,10 @@ class _Tasks(TypedDict):
     gpus_per_node: int
     nodes: int
     cpus_per_task: int
-    style: Style
+    style: str
 
 
-def _tasks(shape: JobShape, cpus_per_task: int | None, style: Style) -> _Tasks:
+def _tasks(shape: JobShape, cpus_per_task: int | None, style: str) -> _Tasks:
     per_task = 1 if style == "srun" else shape.workers_per_node
     return {
         "world_sizes": shape.world_sizes,

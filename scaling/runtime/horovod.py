@@ -103,8 +103,8 @@ class Horovod:
     def _set_variables(self, hvd: Any) -> None:
         """What Horovod reads when it starts. Collective."""
         info = self._workers.info
-        # Not that of horovodrun a second time: it may still hold addresses of the first start, since its server
-        # (horovod/runner/http/http_server.py, do_DELETE) forgets who has left as soon as one scope is empty.
+        # Not that of horovodrun a second time: it may still hold addresses of the first start, since its
+        # server (horovod/runner/http/http_server.py, do_DELETE) forgets who has left once a scope is empty.
         if info.table == "horovodrun" and not self._was_stopped:
             return
         kind = self._controller(hvd).lower()

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from launchers import local, processes
+from launchers import processes
+from launchers.base import LaunchSpec
 from scaling.errors import LaunchError
 from scaling.store import ResultsFolder
 from scaling.study.cells import ResolvedStudy
@@ -125,7 +126,7 @@ def _start_and_watch(
     """Runs one launch to its end; returns the launcher's exit code."""
     size = launch.settings.world_size
     arguments = [*command.arguments(), f"--world-size={size}"]
-    spec = local.LaunchSpec(size, launch.settings.threads, "scaling.worker", arguments)
+    spec = LaunchSpec(size, launch.settings.threads, "scaling.worker", arguments)
     try:
         scope.launcher.before_start()
         words = scope.launcher.command(spec)

@@ -4,36 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
 
-from launchers import horovodrun, local
-from launchers.mpirun import MpirunLauncher
-from launchers.slurm_steps import STYLES, SlurmLauncher
+from launchers.base import Launcher
+from launchers.local import LocalLauncher
+from launchers.registry import launcher_class
 from scaling.errors import LaunchError
 from scaling.store import ResultsFolder, RunRecord
 from scaling.study.cells import ResolvedStudy
 from scaling.study.launches import Launch, remaining_launches
-
-SLURM = {f"slurm-{style}": style for style in STYLES}
-HERE = ("local", "mpirun", "horovodrun")
-LAUNCHERS = (*HERE, *SLURM)
-
-
-class Launcher(Protocol):
-    """How a launch's workers are started: `launchers.local`, or another with the same functions."""
-
-    def command(self, spec: local.LaunchSpec, /) -> list[str]:
-        """The command line that starts them; it ends when they have ended."""
-
-    def environment(self, spec: local.LaunchSpec, /) -> dict[str, str]:
-        """The variables that it adds."""
-
-    def before_start(self) -> None:
-        """To be called before each launch. Raises a ValueError where none can be started."""
-
-    def why_not_started(self, log: str, /) -> str | None:
-        """Why no worker began, from what a launch printed; None if it should be tried again."""
 
 
 @dataclass(frozen=True)
@@ -42,12 +21,10 @@ class Scope:
 
     Attributes:
         launcher: starts the workers.
-        num_nodes: that it can use.
-        world_size: the only one whose launches are run, beside others that run the rest; None: all of them.
+        world_size: the only one whose launches are run, while others run the rest; None: all of them.
     """
 
-    launcher: Launcher = local
-    num_nodes: int = 1
+    launcher: Launcher = field(default_factory=LocalLauncher)
     world_size: int | None = None
 
     def records(self, folder: ResultsFolder) -> list[RunRecord]:
@@ -97,7 +74,7 @@ def scope_for(
     """The scope of a command line.
 
     Args:
-        launcher: one of LAUNCHERS.
+        launcher: a name that `launchers.registry` knows, or module:Class.
         workers_per_node: at most, of a Slurm launcher; None: the job's GPUs.
         world_size: the only one to be run, or None.
         environ: the environment.
@@ -105,16 +82,8 @@ def scope_for(
     Raises:
         LaunchError: there is no such launcher, or this is not the place for it.
     """
-    if launcher not in LAUNCHERS:
-        raise LaunchError(f"no launcher {launcher!r}; allowed: {', '.join(LAUNCHERS)}")
-    if launcher in HERE and workers_per_node is not None:
-        raise LaunchError(f"--workers-per-node is for the launchers of Slurm; {launcher} has one node")
     try:
-        if launcher == "mpirun":
-            return Scope(MpirunLauncher.find(), world_size=world_size)
-        if launcher in HERE:
-            return Scope(horovodrun if launcher == "horovodrun" else local, world_size=world_size)
-        slurm = SlurmLauncher.from_env(SLURM[launcher], environ, workers_per_node)
+        found = launcher_class(launcher).from_environment(environ, workers_per_node)
     except ValueError as error:
         raise LaunchError(str(error)) from error
-    return Scope(slurm, slurm.num_nodes, world_size)
+    return Scope(found, world_size)

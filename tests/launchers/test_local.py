@@ -4,14 +4,15 @@ import sys
 
 import pytest
 
-from launchers.local import LaunchSpec, command, environment
+from launchers.base import LaunchSpec
+from launchers.local import LocalLauncher
 from launchers.rank_info import RankInfo
 
 SPEC = LaunchSpec(4, 2, "scaling.worker", ["mnist", "repeats=5", "--out", "results/my study"])
 
 
 def test_command_is_torchrun_with_a_rendezvous_on_loopback():
-    assert command(SPEC, python="python3") == [
+    assert LocalLauncher().command(SPEC, python="python3") == [
         "python3",
         "-m",
         "torch.distributed.run",
@@ -31,25 +32,29 @@ def test_command_is_torchrun_with_a_rendezvous_on_loopback():
 
 
 def test_python_is_this_one_unless_another_is_named():
-    assert command(SPEC)[0] == sys.executable
+    assert LocalLauncher().command(SPEC)[0] == sys.executable
 
 
 def test_command_is_pure():
-    assert command(SPEC) == command(SPEC)
+    assert LocalLauncher().command(SPEC) == LocalLauncher().command(SPEC)
     assert SPEC.arguments == ["mnist", "repeats=5", "--out", "results/my study"]
 
 
 @pytest.mark.parametrize("argument", ["a b", "", "--flag", "ü", "key=[1, 2]", "x;y", "$HOME", "'"])
 def test_awkward_arguments_are_one_word_each(argument):
-    assert command(LaunchSpec(1, 1, "m", [argument, "last"]))[-3:] == ["m", argument, "last"]
+    assert LocalLauncher().command(LaunchSpec(1, 1, "m", [argument, "last"]))[-3:] == ["m", argument, "last"]
 
 
 @pytest.mark.parametrize(("platform", "interface"), [("linux", {"GLOO_SOCKET_IFNAME": "lo"}), ("darwin", {})])
 def test_environment_is_what_the_launch_adds(monkeypatch, platform, interface):
     monkeypatch.setattr(sys, "platform", platform)
-    assert environment(SPEC) == {"SCALING_LAUNCHER": "local", "OMP_NUM_THREADS": "2", **interface}
+    assert LocalLauncher().environment(SPEC) == {
+        "SCALING_LAUNCHER": "local",
+        "OMP_NUM_THREADS": "2",
+        **interface,
+    }
 
 
 def test_worker_reads_back_who_started_it():
     torchrun = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4"}
-    assert RankInfo.from_env({**torchrun, **environment(SPEC)}).launcher == "local"
+    assert RankInfo.from_env({**torchrun, **LocalLauncher().environment(SPEC)}).launcher == "local"

@@ -2,8 +2,8 @@
 
 import pytest
 
-from launchers import horovodrun
-from launchers.local import LaunchSpec
+from launchers.base import LaunchSpec
+from launchers.horovodrun import HorovodrunLauncher
 from launchers.mpirun import MpirunLauncher
 from launchers.rank_info import RankInfo
 
@@ -40,7 +40,7 @@ def test_worker_reads_back_who_started_it():
 
 @pytest.fixture
 def mpirun(tmp_path):
-    """mpirun(what it says of its version): the Python that it lies beside."""
+    """mpirun(what it says of its version): the Python next to it."""
 
     def make(text):
         program = tmp_path / "mpirun"
@@ -54,7 +54,7 @@ def mpirun(tmp_path):
 @pytest.mark.parametrize(
     ("text", "family"), [("mpirun (Open MPI) 5.0.11", "openmpi"), ("HYDRA build details:", "mpich")]
 )
-def test_mpirun_beside_this_python_is_taken_and_asked_whose_it_is(mpirun, tmp_path, text, family):
+def test_mpirun_next_to_this_python_is_taken_and_asked_whose_it_is(mpirun, tmp_path, text, family):
     found = MpirunLauncher.find(mpirun(text))
     assert (found.program, found.family) == (str(tmp_path / "mpirun"), family)
 
@@ -66,15 +66,15 @@ def test_mpirun_of_others_is_named(mpirun):
 
 def test_missing_mpirun_is_said(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ValueError, match="no mpirun beside this Python or on the PATH; pip install"):
+    with pytest.raises(ValueError, match="no mpirun next to this Python or on the PATH; pip install"):
         MpirunLauncher.find(str(tmp_path / "python3"))
 
 
 def test_horovodrun_goes_over_gloo(monkeypatch):
     monkeypatch.setattr("sys.platform", "linux")
     expected = ["python3", "-m", "horovod.runner.launch", "-np", "4", "--gloo", *WORKER]
-    assert horovodrun.command(SPEC, "python3") == expected
-    assert horovodrun.environment(SPEC) == {
+    assert HorovodrunLauncher().command(SPEC, "python3") == expected
+    assert HorovodrunLauncher().environment(SPEC) == {
         "SCALING_LAUNCHER": "horovodrun",
         "OMP_NUM_THREADS": "2",
         "GLOO_SOCKET_IFNAME": "lo",

@@ -5,9 +5,11 @@ import socket
 import pytest
 
 from launchers import slurm_steps
-from launchers.local import LaunchSpec
+from launchers.base import LaunchSpec
 from launchers.rank_info import RankInfo
-from launchers.slurm_steps import SlurmLauncher, nodes_for, parse_style, port_is_free
+from launchers.slurm_srun import SlurmSrun
+from launchers.slurm_steps import nodes_for, port_is_free
+from launchers.slurm_torchrun import SlurmTorchrun
 
 JOB = {
     "SLURM_JOB_ID": "17",
@@ -28,7 +30,7 @@ def srun(tasks, per_node):
 
 
 def test_torchrun_is_one_task_a_node_with_a_rendezvous_on_the_first_host():
-    launcher = SlurmLauncher.from_env("torchrun", JOB)
+    launcher = SlurmTorchrun.from_environment(JOB)
     assert launcher.command(SPEC, "python3") == [
         *srun(2, 1),
         "python3",
@@ -49,24 +51,24 @@ def test_torchrun_is_one_task_a_node_with_a_rendezvous_on_the_first_host():
 
 
 def test_srun_is_one_task_a_worker():
-    launcher = SlurmLauncher.from_env("srun", JOB)
+    launcher = SlurmSrun.from_environment(JOB)
     worker = ["python3", "-m", "scaling.worker", "mnist", "--out", "my results"]
     assert launcher.command(SPEC, "python3") == [*srun(8, 4), *worker]
 
 
 def test_launch_takes_as_few_nodes_as_hold_it():
-    launcher = SlurmLauncher.from_env("torchrun", JOB)
+    launcher = SlurmTorchrun.from_environment(JOB)
     words = launcher.command(LaunchSpec(4, 1, "m", []))
     assert {"--nodes=1", "--ntasks=1", "--nnodes=1", "--nproc-per-node=4"} <= set(words)
 
 
 def test_join_timeout_is_the_setting():
-    words = SlurmLauncher.from_env("torchrun", {**JOB, "SCALING_JOIN_TIMEOUT_S": "20"}).command(SPEC)
+    words = SlurmTorchrun.from_environment({**JOB, "SCALING_JOIN_TIMEOUT_S": "20"}).command(SPEC)
     assert "--rdzv-conf=join_timeout=20,read_timeout=20" in words
 
 
 def test_environment_says_who_started_the_workers_and_where_they_meet():
-    assert SlurmLauncher.from_env("srun", JOB).environment(SPEC) == {
+    assert SlurmSrun.from_environment(JOB).environment(SPEC) == {
         "SCALING_LAUNCHER": "slurm-srun",
         "OMP_NUM_THREADS": "3",
         "MASTER_ADDR": "n1",
@@ -81,33 +83,33 @@ def test_worker_reads_back_who_started_it():
         "SLURM_NTASKS": "8",
         "SLURM_STEP_TASKS_PER_NODE": "4(x2)",
     }
-    launcher = SlurmLauncher.from_env("srun", JOB)
+    launcher = SlurmSrun.from_environment(JOB)
     info = RankInfo.from_env({**JOB, **task, **launcher.environment(SPEC)})
     assert (info.launcher, info.rank, info.world_size, info.local_world_size) == ("slurm-srun", 5, 8, 4)
 
 
 def test_number_of_workers_a_node_may_be_said():
-    assert SlurmLauncher.from_env("srun", JOB, 1).workers_per_node == 1
+    assert SlurmSrun.from_environment(JOB, 1).workers_per_node == 1
     without_gpus = {name: value for name, value in JOB.items() if "GPUS" not in name}
     with pytest.raises(ValueError, match=r"the job has no GPUs .*; give --workers-per-node"):
-        SlurmLauncher.from_env("srun", without_gpus)
+        SlurmSrun.from_environment(without_gpus)
 
 
 def test_outside_a_job_the_message_says_how_to_get_into_one():
     with pytest.raises(
         ValueError, match="inside a Slurm job, and SLURM_JOB_NUM_NODES is not set; `scaling submit`"
     ):
-        SlurmLauncher.from_env("torchrun", {"SLURM_JOB_ID": "17"})
+        SlurmTorchrun.from_environment({"SLURM_JOB_ID": "17"})
 
 
 def test_on_the_machine_from_which_an_allocation_was_asked_for_it_is_refused():
     elsewhere = {name: value for name, value in JOB.items() if name != "SLURM_NODEID"}
     with pytest.raises(ValueError, match="from the job's first node, as its batch script does"):
-        SlurmLauncher.from_env("torchrun", elsewhere)
+        SlurmTorchrun.from_environment(elsewhere)
 
 
 def test_launch_that_the_job_cannot_hold_is_refused():
-    launcher = SlurmLauncher.from_env("srun", JOB)
+    launcher = SlurmSrun.from_environment(JOB)
     with pytest.raises(ValueError, match="12 workers need 3 nodes of 4; the job has 2"):
         launcher.command(LaunchSpec(12, 1, "m", []))
 
@@ -122,19 +124,13 @@ def test_workers_that_cannot_be_spread_evenly_are_refused():
         nodes_for(5, 4)
 
 
-def test_style_is_known_by_its_name():
-    assert parse_style("srun") == "srun"
-    with pytest.raises(ValueError, match="no style 'mpirun'; allowed: torchrun, srun"):
-        parse_style("mpirun")
-
-
 def test_port_that_another_program_holds_is_named_with_a_way_out(monkeypatch):
     monkeypatch.setattr(slurm_steps, "PORT_WAIT_S", 0.2)
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         server.listen()
         port = server.getsockname()[1]
-        launcher = SlurmLauncher.from_env("srun", {**JOB, "MASTER_PORT": str(port)})
+        launcher = SlurmSrun.from_environment({**JOB, "MASTER_PORT": str(port)})
         with pytest.raises(
             ValueError, match=f"port {port} of n1, .* is occupied by another program; set MASTER_PORT"
         ):
@@ -156,4 +152,4 @@ def test_port_that_another_program_holds_is_named_with_a_way_out(monkeypatch):
     ],
 )
 def test_reason_of_a_launch_that_began_nothing_is_read_from_what_it_printed(log, reason):
-    assert SlurmLauncher.from_env("torchrun", JOB).why_not_started(log).startswith(reason)
+    assert SlurmTorchrun.from_environment(JOB).why_not_started(log).startswith(reason)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from launchers import local
-from launchers.slurm_steps import SlurmLauncher
+from launchers.local import LocalLauncher
+from launchers.slurm_srun import SlurmSrun
 from scaling.errors import LaunchError, StoreError
 from scaling.store import ResultsFolder, RunRecord
 from scaling.study.cells import Machine, resolve
@@ -71,10 +71,10 @@ def test_sizes_work_beside_each_other_and_all_of_them_alone(folder):
 
 
 def test_launcher_is_chosen_by_name():
-    assert scope_for("local", None, None, {}) == Scope(local, 1, None)
+    assert scope_for("local", None, None, {}) == Scope(LocalLauncher(), None)
     scope = scope_for("slurm-srun", 2, 4, JOB)
-    assert (scope.num_nodes, scope.world_size) == (2, 4)
-    assert scope.launcher == SlurmLauncher("srun", 2, 2, "n1", 20_017, 300.0)
+    assert (scope.launcher.num_nodes, scope.world_size) == (2, 4)
+    assert scope.launcher == SlurmSrun(2, 2, "n1", 20_017, 300.0)
 
 
 @pytest.mark.parametrize(

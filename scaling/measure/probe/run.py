@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import date
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
-from launchers import local
-from launchers.mpirun import MpirunLauncher
+from launchers.base import Launcher, LaunchSpec
 from launchers.processes import run_to_end
+from launchers.registry import launcher_class
 from scaling.errors import LaunchError
 from scaling.measure.environment import collect
 from scaling.measure.probe.cases import Sample, as_csv
@@ -161,7 +161,7 @@ def measure(spec: ProbeSpec, say: Callable[[str], None], environ: Mapping[str, s
     """
     if environ.get("NCCL_P2P_DISABLE", "0") not in ("", "0") and not spec.host_only:
         raise LaunchError("NCCL_P2P_DISABLE is set; unset it, or use --host-only")
-    starter = _starter(spec.launcher)
+    starter = _starter(spec.launcher, environ)
     measured = Measured(environment=collect(environ))
     for launch in spec.launches():
         what = "without access between GPUs, " if launch.host_only else ""
@@ -172,32 +172,20 @@ def measure(spec: ProbeSpec, say: Callable[[str], None], environ: Mapping[str, s
     return measured
 
 
-class Starter(Protocol):
-    """What starts workers: `launchers.local`, or `launchers.mpirun.MpirunLauncher`."""
-
-    def command(self, spec: local.LaunchSpec) -> list[str]:
-        """The command line."""
-
-    def environment(self, spec: local.LaunchSpec) -> dict[str, str]:
-        """What it adds to the environment."""
-
-
-def _starter(launcher: str) -> Starter:
-    if launcher == "local":
-        return local
+def _starter(name: str, environ: Mapping[str, str]) -> Launcher:
     try:
-        return MpirunLauncher.find()
+        return launcher_class(name).from_environment(environ)
     except ValueError as error:
         raise LaunchError(str(error)) from error
 
 
 def _run(
-    spec: ProbeSpec, launch: Launch, starter: Starter, measured: Measured, environ: Mapping[str, str]
+    spec: ProbeSpec, launch: Launch, starter: Launcher, measured: Measured, environ: Mapping[str, str]
 ) -> None:
     with tempfile.TemporaryDirectory(prefix="scaling-probe-") as folder, tempfile.TemporaryFile() as log:
         path = Path(folder) / "samples.jsonl"
         arguments = ["--samples", str(path), "--device", spec.device, *launch.options()]
-        started = local.LaunchSpec(spec.world_size, spec.threads, "scaling.measure.probe.worker", arguments)
+        started = LaunchSpec(spec.world_size, spec.threads, "scaling.measure.probe.worker", arguments)
         # torchrun leaves a folder behind; it may do so in ours.
         environment = {**environ, **starter.environment(started), "TMPDIR": folder}
         if launch.host_only:

@@ -100,7 +100,7 @@ class TestMeasure:
 
     def test_mpirun_starts_the_same_worker(self, started, monkeypatch):
         mpirun = MpirunLauncher("/opt/bin/mpirun", "openmpi", as_root=False)
-        monkeypatch.setattr(module.MpirunLauncher, "find", lambda: mpirun)
+        monkeypatch.setattr(MpirunLauncher, "find", lambda: mpirun)
         calls = started(([*LINES, DONE], 0))
         measure(spec_for(0, 8, 2, 10.0, False, "mpirun"), print, {})
         ((command, environment),) = calls
@@ -114,7 +114,7 @@ class TestMeasure:
             raise ValueError("no mpirun beside this Python")
 
         calls = started()
-        monkeypatch.setattr(module.MpirunLauncher, "find", none_here)
+        monkeypatch.setattr(MpirunLauncher, "find", none_here)
         with pytest.raises(LaunchError, match="no mpirun beside this Python"):
             measure(spec_for(0, 8, 2, 10.0, False, "mpirun"), print, {})
         assert not calls

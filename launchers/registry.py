@@ -1,0 +1,48 @@
+"""Launchers by name: the built-in ones, those of other packages, and a user's own as `module:Class`.
+
+A name comes from a command line, which is a person's own word, and never from a results folder.
+"""
+
+from __future__ import annotations
+
+import importlib
+from importlib.metadata import entry_points
+
+from launchers.base import Launcher
+
+GROUP = "scaling.launchers"
+"""The entry points by which other packages offer launchers."""
+
+BUILT_IN = {
+    "local": "launchers.local:LocalLauncher",
+    "mpirun": "launchers.mpirun:MpirunLauncher",
+    "horovodrun": "launchers.horovodrun:HorovodrunLauncher",
+    "slurm-torchrun": "launchers.slurm_torchrun:SlurmTorchrun",
+    "slurm-srun": "launchers.slurm_srun:SlurmSrun",
+}
+
+
+def targets() -> dict[str, str]:
+    """Every known name with its `module:Class`, the built-in ones first; no other package replaces these."""
+    others = {entry.name: entry.value for entry in entry_points(group=GROUP)}
+    return {**BUILT_IN, **{name: target for name, target in others.items() if name not in BUILT_IN}}
+
+
+def launcher_class(name: str) -> type[Launcher]:
+    """The launcher of that name, or the class that `module:Class` names.
+
+    Raises:
+        ValueError: there is none; the message lists those that there are.
+    """
+    known = targets()
+    target = known.get(name, name)
+    module, colon, attribute = target.partition(":")
+    if not colon:
+        raise ValueError(f"no launcher {name!r}; allowed: {', '.join(known)}, or module:Class of your own")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"launcher {name!r}: cannot load {target}: {error}") from error
+    if not (isinstance(found, type) and issubclass(found, Launcher)):
+        raise ValueError(f"launcher {name!r} is {found!r}; it must be a subclass of launchers.base.Launcher")
+    return found
