@@ -6,13 +6,20 @@ BIN := $(VENV)/bin
 # Processes that share the tests out, file by file; 0: pytest alone, as where there are GPUs, which tests would share.
 TEST_PROCESSES ?= $(if $(shell nvidia-smi --list-gpus 2>/dev/null | grep '^GPU '),0,2)
 
-.PHONY: study test lint install horovod docs figures clean
+REST := processes or programs or slurm or gpu
+
+.PHONY: study test test-all lint install horovod docs figures clean
 
 study: $(VENV)/.installed
 	$(BIN)/scaling run quickstart
 
-test: $(VENV)/.installed-test $(VENV)/.installed-launchers system-packages
-	$(BIN)/python -m pytest -n $(TEST_PROCESSES)
+# What runs in the test's own process: no workers, Slurm, MPI, Horovod, browser or GPU.
+test: $(VENV)/.installed-test
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) -m "not ($(REST))"
+
+# That, and the rest. `make test test-all` runs each test once.
+test-all: test $(VENV)/.installed-launchers system-packages
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) -m "$(REST)"
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .

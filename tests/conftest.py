@@ -44,6 +44,20 @@ SKIP_NOTHING_VARIABLE = "SCALING_TEST_EVERYTHING"
 NUM_GPUS_VARIABLE = "SCALING_TEST_GPUS"
 """Set to a number where a test that needs no more GPUs than that fails when it would be left out."""
 
+NEED_PROGRAMS = {"need", "mpirun", "openmpi", "system_openmpi", "mpich", "horovodrun"}
+"""Fixtures of tests that need what `make test` does not install."""
+
+WORKER_PROGRAMS = {
+    "torch.distributed.run",
+    "torchrun",
+    "scaling.worker",
+    "mpirun",
+    "mpiexec",
+    "horovodrun",
+    "srun",
+}
+"""What starts worker processes, and a worker itself, as words of a command."""
+
 SLURM = "tests/slurm"
 """Its tests share a cluster: jobs meet at ports that follow from their numbers, so that two would collide."""
 
@@ -157,8 +171,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
     return ByFile(config, log)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Among several test processes the longest files come first, so that none is waited for at the end."""
+    """Marks what needs other programs. Among several test processes the longest files come first, so that none
+    is waited for at the end."""
+    for item in items:
+        if NEED_PROGRAMS & set(getattr(item, "fixturenames", ())):
+            item.add_marker("programs")
     if not hasattr(config, "workerinput"):
         return
 
@@ -167,6 +186,28 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     slurm, processes = files_with("slurm"), files_with("processes")
     items.sort(key=lambda item: (item.path not in slurm, item.path not in processes))
+
+
+def _refuse_workers(event: str, arguments: tuple[Any, ...]) -> None:
+    """An audit hook: a test that `make test` runs starts no workers, and no program that pip does not bring."""
+    if event == "subprocess.Popen" and _is_of_make_test:
+        program, words = arguments[0], arguments[1]
+        named = {Path(os.fsdecode(word)).name for word in (program, *words) if word is not None}
+        if wrong := named & WORKER_PROGRAMS:
+            raise RuntimeError(f"starts {', '.join(wrong)}: mark this test `processes`")
+
+
+_is_of_make_test = False
+sys.addaudithook(_refuse_workers)
+
+
+@pytest.fixture(autouse=True)
+def _starts_no_workers_unless_marked(request: pytest.FixtureRequest) -> Generator[None]:
+    global _is_of_make_test
+    marks = {mark.name for mark in request.node.iter_markers()}
+    _is_of_make_test = not marks & {"processes", "programs", "slurm", "gpu"}
+    yield
+    _is_of_make_test = False
 
 
 @dataclass(frozen=True)
@@ -229,7 +270,7 @@ def _system_openmpi() -> str | None:
 
 
 def _mpich() -> str | None:
-    own = Path(sys.prefix) / "mpich" / "bin" / "mpiexec"  # `make test` puts it there
+    own = Path(sys.prefix) / "mpich" / "bin" / "mpiexec"  # `make test-all` puts it there
     return str(own) if own.exists() else shutil.which("mpiexec.hydra")
 
 
@@ -243,13 +284,13 @@ def _hand_launcher(name: str) -> HandLauncher:
         return HandLauncher(name, program, ("--gloo",))
     need(importlib.util.find_spec("mpi4py"), "mpi4py is not installed; pip install 'scaling-study[mpi]'")
     program = MPI_PROGRAMS[name]()
-    need(program, f"{name} is not installed; `make test` installs it where it can")
+    need(program, f"{name} is not installed; `make test-all` installs it where it can")
     if name == "mpich":
         return HandLauncher(name, program)
     return HandLauncher("openmpi", program, ("--oversubscribe",), AS_ROOT)
 
 
-@pytest.fixture(name="need")
+@pytest.fixture(name="need", scope="session")
 def _need() -> Callable[[object, str], None]:
     """need(what, reason): leaves the test out, or fails it, where `what` is not there."""
     return need

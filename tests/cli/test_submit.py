@@ -65,10 +65,8 @@ def test_dry_run_prints_the_stored_script_and_nothing_else(path, monkeypatch, tm
 
 
 @pytest.mark.parametrize("path", OPTIONS, ids=NAMES)
-def test_stored_script_is_clean_to_shellcheck(path):
-    if shutil.which("shellcheck") is None:
-        leave_out = pytest.fail if os.environ.get("SCALING_TEST_EVERYTHING") else pytest.skip
-        leave_out("shellcheck is not installed")
+def test_stored_script_is_clean_to_shellcheck(path, need):
+    need(shutil.which("shellcheck"), "shellcheck is not installed (Debian: apt-get install shellcheck)")
     done = subprocess.run(["shellcheck", "--severity=style", str(path)], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "")
 

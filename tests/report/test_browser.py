@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from scaling.report import write_report
-from tests.conftest import need
 from tests.report.conftest import StudyFolder, epoch, split
 
 CHROMIUM = next(
@@ -49,7 +48,7 @@ def fill(study: StudyFolder) -> None:
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[object]:
+def browser(need) -> Iterator[object]:
     """Chromium without a window."""
     need(CHROMIUM, "no Chromium is installed (Debian: apt-get install chromium)")
     api = pytest.importorskip("playwright.sync_api")
