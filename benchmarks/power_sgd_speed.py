@@ -109,7 +109,7 @@ class Bench:
         contender, reason = None, ""
         try:
             contender = maker()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 (of a contender: named, and the others go on)
             reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
             print(f"rank {self.group.rank}: {name}: {reason}", file=sys.stderr, flush=True)
         if self.group.largest(float(contender is None)):

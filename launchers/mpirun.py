@@ -65,7 +65,7 @@ class MpirunLauncher(Launcher):
         if program is None:
             raise ValueError("no mpirun next to this Python or on the PATH; pip install 'scaling-study[mpi]'")
         answer = subprocess.run(
-            [program, "--version"], capture_output=True, text=True, timeout=ANSWER_LIMIT_S
+            [program, "--version"], check=False, capture_output=True, text=True, timeout=ANSWER_LIMIT_S
         )
         for sign, family in SIGNS.items():
             if sign in answer.stdout:

@@ -35,7 +35,7 @@ def start(
         stdout=output,
         stderr=subprocess.STDOUT,
         start_new_session=True,  # Ctrl-C reaches this process alone, which then ends the launch in order
-        preexec_fn=_end_with_parent,
+        preexec_fn=_end_with_parent,  # noqa: PLW1509 (one system call)
     )
 
 

@@ -261,9 +261,10 @@ def _set_variables(launch: Launch, folder: ResultsFolder) -> None:
     """What libraries read when they start, which none of these has yet."""
     size, repeat = launch.settings.world_size, launch.repeat
     for name, value in launch.settings.variables:
-        if "{launches}" in value:
-            value = value.format(launches=folder.launches(), world_size=size, repeat=repeat)
-        os.environ[name] = value
+        has_places = "{launches}" in value
+        os.environ[name] = (
+            value.format(launches=folder.launches(), world_size=size, repeat=repeat) if has_places else value
+        )
 
 
 def _attempt(
@@ -281,7 +282,7 @@ def _attempt(
         write = folder.sample_writer(cell.id, launch.repeat, workers.info.rank)
         saved = folder.checkpoints(cell.id, launch.repeat, workers.info.rank)
         return None, runner.run(cell, group, write, saved)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 (of the cell, which fails by it)
         traceback.print_exc()
         memory = isinstance(error, torch.OutOfMemoryError | MemoryError)
         kind = "out of memory" if memory else type(error).__name__

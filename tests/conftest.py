@@ -173,8 +173,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Marks what needs other programs. Among several test processes the longest files come first, so that none
-    is waited for at the end."""
+    """Marks what needs other programs, and puts the longest files first: none is waited for at the end."""
     for item in items:
         if NEED_PROGRAMS & set(getattr(item, "fixturenames", ())):
             item.add_marker("programs")
@@ -189,25 +188,26 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _refuse_workers(event: str, arguments: tuple[Any, ...]) -> None:
-    """An audit hook: a test that `make test` runs starts no workers, and no program that pip does not bring."""
-    if event == "subprocess.Popen" and _is_of_make_test:
+    """An audit hook: a test that `make test` runs starts no workers."""
+    if event == "subprocess.Popen" and _own_process_only:
         program, words = arguments[0], arguments[1]
         named = {Path(os.fsdecode(word)).name for word in (program, *words) if word is not None}
         if wrong := named & WORKER_PROGRAMS:
             raise RuntimeError(f"starts {', '.join(wrong)}: mark this test `processes`")
 
 
-_is_of_make_test = False
+_own_process_only: list[str] = []
+"""The test that runs, where it is one that starts no workers."""
 sys.addaudithook(_refuse_workers)
 
 
 @pytest.fixture(autouse=True)
 def _starts_no_workers_unless_marked(request: pytest.FixtureRequest) -> Generator[None]:
-    global _is_of_make_test
     marks = {mark.name for mark in request.node.iter_markers()}
-    _is_of_make_test = not marks & {"processes", "programs", "slurm", "gpu"}
+    if not marks & {"processes", "programs", "slurm", "gpu"}:
+        _own_process_only.append(request.node.nodeid)
     yield
-    _is_of_make_test = False
+    _own_process_only.clear()
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ def parse(text: str, source: str) -> MachineFile | DerivedFile:
         TopologyError: naming every key that is wrong.
     """
     try:
-        raw = yaml.load(text, _Loader)  # a SafeLoader
+        raw = yaml.load(text, _Loader)  # noqa: S506 (a SafeLoader)
     except yaml.YAMLError as error:
         raise TopologyError(f"{source}: no valid YAML: {error}") from error
     if not isinstance(raw, Mapping):

@@ -115,7 +115,7 @@ class _Search:
             try:
                 self.has_residuals |= check(self._aggregator, case, self._run)
                 self.seen[case] = None
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 (of the aggregator's code)
                 self.seen[case] = failure_text(error)
         return self.seen[case]
 

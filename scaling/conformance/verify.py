@@ -206,7 +206,7 @@ def examine(
             subject.check(examination)
     except StudyError:
         raise
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 (of the user's code)
         texts = [examination.where, conformance.failure_text(error), examination.again]
         failure = ": ".join(filter(None, texts[:2])) + (f"; again: {texts[2]}" if texts[2] else "")
     return Finding(subject.name, subject.kind, examination.checked, failure, examination.sample)

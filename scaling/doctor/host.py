@@ -54,7 +54,7 @@ def _taken_port(environ: Mapping[str, str]) -> str | None:
     return None
 
 
-def shared_memory(folder: Path = Path("/dev/shm")) -> Line:
+def shared_memory(folder: Path = Path("/dev/shm")) -> Line:  # noqa: S108 (it is looked at)
     """Where ranks of a host share memory."""
     if not folder.is_dir():
         return Line("shared memory", "warning", f"no {folder}: temporary files are used, which may be slow")

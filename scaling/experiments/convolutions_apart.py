@@ -88,6 +88,7 @@ def _measure_all(request: Request) -> dict[str, Rows]:
         done = subprocess.run(
             [sys.executable, "-m", __name__, json.dumps(asdict(request))],
             env=request.environment(),
+            check=False,
             capture_output=True,
             text=True,
             timeout=TIMEOUT_S,

@@ -135,7 +135,7 @@ def _ring_flow_s(
         across = num_nics * bare.bandwidth_bytes_per_s(path)
         if across < slowest:
             slowest = across
-            busiest = min(path.resources, key=lambda name: bare.capacity_bytes_per_s(name))
+            busiest = min(path.resources, key=bare.capacity_bytes_per_s)
     return sent / slowest, busiest
 
 

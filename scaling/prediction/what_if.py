@@ -142,7 +142,8 @@ def _gpus(topology: Topology, value: str) -> Topology:
             _relinked(link, like.id, new) for link in machine.links if like.id in (link.first, link.second)
         ]
         for group in groups:
-            group |= {new} if like.id in group else set()
+            if like.id in group:
+                group.add(new)
     own = replace(
         machine,
         devices=tuple(devices),

@@ -159,7 +159,7 @@ def run_in_process(world_size: int, work: Callable[[InProcessGroup], T], timeout
         with world.turn:
             try:
                 results[rank] = work(InProcessGroup(rank, world_size, world))
-            except BaseException as error:
+            except BaseException as error:  # noqa: BLE001 (raised by the caller's thread)
                 failures.append(error)
                 world.abort()
 

@@ -251,7 +251,7 @@ def _cuda_runtime() -> Any:
 
 def _create_shared_file(num_bytes: int) -> str:
     """A new file of that size in shared memory; reserved, since writing to a full tmpfs kills the process."""
-    folder = "/dev/shm" if os.path.isdir("/dev/shm") else None
+    folder = "/dev/shm" if os.path.isdir("/dev/shm") else None  # noqa: S108 (mkstemp makes the file)
     descriptor, path = tempfile.mkstemp(prefix="scaling-", dir=folder)
     try:
         if hasattr(os, "posix_fallocate"):

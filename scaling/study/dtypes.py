@@ -36,7 +36,7 @@ def check_dtypes(workload: Workload, aggregators: Sequence[Aggregator[Any]], whe
     try:
         with torch.device("meta"):
             module = build_module(model, shape)
-    except Exception:  # of the user's code, which may want values
+    except Exception:  # noqa: BLE001 (of the user's code, which may want values)
         return
     for aggregator in aggregators:
         try:

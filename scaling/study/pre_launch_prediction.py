@@ -26,7 +26,7 @@ def predicting(folder: ResultsFolder, say: Callable[[str], None]) -> Callable[[L
     def before(launch: Launch) -> None:
         try:
             predict_launch(folder, launch)
-        except Exception as error:  # whatever it is, the study is worth more
+        except Exception as error:  # noqa: BLE001 (whatever it is, the study is worth more)
             say(f"the cells of {launch.settings.world_size} workers are not predicted: {error}")
 
     return before

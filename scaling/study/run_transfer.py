@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from datetime import date
+from datetime import datetime
 from typing import Any
 
 import torch
@@ -34,6 +34,6 @@ def measure_transfers(
     prober.run(cell.seconds)
     if group.rank == 0:
         # Recorded with the samples: the report makes a machine file of both, on whatever machine it runs.
-        facts = with_detected(rows[0]["facts"], read_facts(), date.today().isoformat())
+        facts = with_detected(rows[0]["facts"], read_facts(), datetime.now().astimezone().date().isoformat())
         write([{"facts": facts}, *rows[1:]])
     return [row["note"] for row in rows if "note" in row]

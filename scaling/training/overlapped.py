@@ -400,7 +400,7 @@ class _Beside:
         if self._failure is None:
             try:
                 return work()
-            except BaseException as failure:
+            except BaseException as failure:  # noqa: BLE001 (raised by raise_failure)
                 self._failure = failure
         return instead
 

@@ -93,9 +93,9 @@ def _receive(url: str, start: int) -> Generator[tuple[int, bytes], None, None]:
 
     Errors of the network are raised as _TransferError, so that an OSError of the caller is one of storing.
     """
-    request = urllib.request.Request(url, headers={"Range": f"bytes={start}-"} if start else {})
+    request = urllib.request.Request(url, headers={"Range": f"bytes={start}-"} if start else {})  # noqa: S310 (of our own tables)
     try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:  # noqa: S310
             if response.status == http.HTTPStatus.PARTIAL_CONTENT:
                 if not response.headers.get("Content-Range", "").startswith(f"bytes {start}-"):
                     raise _WrongContentError(f"sent range {response.headers.get('Content-Range')!r}")

@@ -6,7 +6,6 @@ Four of the texts are those of slurm/, which users edit. After a change of the s
 
 import contextlib
 import io
-import os
 import shutil
 import subprocess
 import sys

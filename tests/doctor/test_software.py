@@ -8,7 +8,7 @@ from scaling.doctor import software
 
 
 def versions_of(**packages):
-    return lambda name: packages.get(name)
+    return packages.get
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,7 @@ class Cluster:
         key.chmod(0o600)
         own = [f"--{name}-file={self.folder}/munge.{name}" for name in ("key", "pid", "seed", "log")]
         self._start("munged", "--foreground", f"--socket={self.folder}/munge.sock", *own)
-        self.wait(lambda: (self.folder / "munge.sock").exists(), "munged")
+        self.wait((self.folder / "munge.sock").exists, "munged")
         self._start("slurmctld", "-D", "-c")
         for node in NODES:
             self._start("slurmd", "-D", "-c", "-N", node)

@@ -26,7 +26,7 @@ BASE = {"name": "by-hand", "device": "cuda", "workloads": [RESNET], "aggregators
         ({"augmentation": "none"}, {"augmentation": "standard"}),
         ({"step": "overlapped", "bucket_mb": 1}, {"step": "overlapped", "bucket_mb": 25}),
     ],
-    ids=lambda part: " ".join(part),
+    ids=" ".join,
 )
 def test_parts_that_differ_in_one_key_keep_their_cells_and_their_iterations(one, other):
     parts = [{**one, "iterations": 50}, {**other, "iterations": 200}]

@@ -7,7 +7,7 @@ import os
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from datetime import date
+from datetime import date, datetime
 from pathlib import Path
 from typing import IO, Any
 
@@ -234,5 +234,5 @@ def machine_of(measured: Measured, found: Facts, today: date | None = None) -> P
     Raises:
         TopologyError: the file would not be valid.
     """
-    facts = with_detected(measured.facts, found, (today or date.today()).isoformat())
+    facts = with_detected(measured.facts, found, (today or datetime.now().astimezone().date()).isoformat())
     return result_of(facts, measured.samples, measured.notes, "scaling topology probe")
