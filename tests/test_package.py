@@ -44,7 +44,7 @@ def test_installed_package_brings_its_studies_templates_and_batch_scripts(tmp_pa
         "-c", "import scaling, launchers, topologies.detect as t; print(scaling.__file__, t.__file__)"
     )
     assert all(path.startswith(str(target)) for path in where.split())
-    assert (target / "scaling" / "report" / "report.html.j2").exists()
+    assert (target / "scaling" / "report" / "templates" / "report.html.j2").exists()
     assert (target / "scaling" / "py.typed").exists()
     scripts = Path(run("-c", "from launchers.slurm import BATCH_SCRIPTS; print(BATCH_SCRIPTS)").strip())
     assert scripts.is_relative_to(target)

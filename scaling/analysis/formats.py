@@ -54,6 +54,12 @@ def percent(ratio: float | None, decimals: int = 1) -> str:
     return MISSING if ratio is None else f"{100 * ratio:.{decimals}f}%"
 
 
+def points(difference: float) -> str:
+    """`+0.25`: a difference of two ratios in percentage points, without its unit."""
+    text = f"{100 * difference:+.2f}"
+    return "0.00" if text in ("+0.00", "-0.00") else text
+
+
 def ratio(value: float | None) -> str:
     """Two decimals, for what is compared with 1."""
     return MISSING if value is None else f"{value:.2f}"

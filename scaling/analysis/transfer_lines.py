@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from scaling.analysis.findings import Finding
 from scaling.analysis.formats import workers
 from scaling.analysis.transfers import Transfer, TransferResult
 
@@ -150,3 +151,37 @@ def what(transfer: Transfer) -> str:
     captured = "captured" if example.captured else ""
     named = " ".join(filter(None, [name, example.memory]))
     return ", ".join(filter(None, [named, threads, captured]))
+
+
+_Lines = Mapping[tuple[str, bool, str], Line]
+
+
+def transfer_findings(results: Sequence[TransferResult]) -> Iterator[Finding]:
+    """What the largest world size of each device reached."""
+    groups = {group.device: group for group in transfer_groups(results)}  # sizes ascend: the last one stays
+    for device, group in groups.items():
+        lines = {(line.what, line.host_only, line.who): line for line in largest_of(lines_of(group))}
+        copies = [_copies(lines, who) for who in ("alone", "at once")]
+        sums = [_all_reduce(lines, host_only) for host_only in (False, True)]
+        if any(copies) or any(sums):
+            values = {"device": device, "world_size": group.world_size, "alone": copies[0]}
+            cells = tuple(result.cell_id for result in group.results)
+            reduced = {"all_reduce": sums[0], "all_reduce_host_only": sums[1]}
+            yield Finding("transfer_rates", cells, {**values, "at_once": copies[1], **reduced})
+
+
+def _copies(lines: _Lines, who: str) -> dict[str, float] | None:
+    """Bytes per second from pinned memory and to it; None where one of them was not measured."""
+    rates = {
+        name: line.algbw_bytes_per_s
+        for name in ("h2d", "d2h")
+        for line in [lines.get((f"{name} pinned", False, who)) or lines.get((f"{name} pinned", True, who))]
+        if line
+    }
+    return rates if len(rates) == 2 else None
+
+
+def _all_reduce(lines: _Lines, host_only: bool) -> dict[str, float] | None:
+    line = lines.get(("all-reduce, captured", host_only, "at once"))
+    line = line or lines.get(("all-reduce", host_only, "at once"))
+    return line and {"busbw_bytes_per_s": line.busbw_bytes_per_s, "num_bytes": line.num_bytes}

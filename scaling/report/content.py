@@ -12,20 +12,12 @@ from scaling.analysis.columns import SEPARATOR, Row, to_rows
 from scaling.analysis.formats import MISSING
 from scaling.analysis.groups import group_rows
 from scaling.analysis.recommend import Choice, Recommendation
+from scaling.analysis.summary_findings import summary_findings
 from scaling.analysis.wall_time import WallTime
-from scaling.report.evidence import cells_of_finding
 from scaling.report.figures import SavedFigure
 from scaling.report.page_tables import PageTable, page_tables
 from scaling.report.sections import Section, arrange
-from scaling.report.sentence import findings
-
-
-@dataclass(frozen=True)
-class Finding:
-    """A sentence, and the ids of the cells that it is about."""
-
-    text: str
-    cells: list[str]
+from scaling.report.text import Sentence, sentences_of
 
 
 @dataclass(frozen=True)
@@ -48,7 +40,7 @@ class Content:
 
     name: str
     folder: str
-    findings: list[Finding]
+    findings: list[Sentence]
     recommendations: Sequence[Recommendation]
     sections: list[Section]
     wall_time: str | None
@@ -71,7 +63,7 @@ class Extras:
     """
 
     tables: list[PageTable] = field(default_factory=list)
-    findings: list[str] = field(default_factory=list)
+    findings: list[Sentence] = field(default_factory=list)
     remarks: list[tuple[str, str]] = field(default_factory=list)
     recommendations: Sequence[Recommendation] = ()
 
@@ -98,14 +90,12 @@ def content_of(
     """
     rows, extras = to_rows(table), extras or Extras()
     groups = group_rows(rows)
-    sentences = [*findings(table, num_cores(environment)), *extras.findings]
+    summary = sentences_of(summary_findings(table, num_cores(environment)))
     tables = [table for group in groups for table in page_tables(group, groups)]
     return Content(
         name=str(study.get("name", "study")),
         folder=folder,
-        findings=[
-            Finding(text, [row["cell_id"] for row in cells_of_finding(text, groups)]) for text in sentences
-        ],
+        findings=[*summary, *extras.findings],
         recommendations=extras.recommendations,
         sections=arrange(figures, [*tables, *extras.tables], extras.remarks),
         wall_time=times.line() if times else None,

@@ -7,11 +7,7 @@ which lines of these files are taken and what is done with them. A test follows 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-
-from scaling.analysis.columns import Row
-from scaling.analysis.groups import Group
 
 
 @dataclass(frozen=True)
@@ -115,17 +111,3 @@ PATHS = (
         "scaling recommend: the lowest, if it is apart from all others",
     ),
 )
-
-
-def cells_of_finding(finding: str, groups: Sequence[Group]) -> list[Row]:
-    """The rows that a finding speaks of: of the group whose title it begins with; [] for one about all."""
-    found = [group for group in groups if finding.startswith(f"{group.title}: ")]
-    if not found:
-        return []
-    kind = (
-        "convergence" if any(f" {word} " in finding for word in ("accuracy", "target", "reached")) else None
-    )
-    for group in found:
-        if kind is None or group.kind == kind:
-            return group.rows
-    return found[0].rows

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import jinja2
-
 from scaling.report.content import Content, choice_text, verdict
 from scaling.report.evidence import PATHS
 from scaling.report.figures import SavedFigure
 from scaling.report.svg import for_page, page_styles
+from scaling.report.text import TEMPLATES, environment
 
 TEMPLATE = "report.html.j2"
 
@@ -20,10 +17,7 @@ def render_page(content: Content) -> str:
     Args:
         content: what it says; the SVG files of its figures are read.
     """
-    loader = jinja2.FileSystemLoader(Path(__file__).parent)
-    templates = jinja2.Environment(
-        loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
+    templates = environment(TEMPLATES, autoescape=True)
     templates.filters |= {"choice": choice_text, "verdict": verdict}
     figures = [figure for section in content.sections for figure in section.figures]
     texts = {figure.name: figure.svg.read_text(encoding="utf-8") for figure in figures}

@@ -25,8 +25,8 @@ from scaling.analysis.groups import Group
 from scaling.analysis.learning import family_key, over_seeds
 from scaling.analysis.noise import noise_line
 from scaling.analysis.recipes import recipe_text
+from scaling.analysis.training_findings import without_augmentation
 from scaling.report.budget_table import READING, BudgetTable, budget_table
-from scaling.report.learning_sentences import without_augmentation
 
 _ITERATION_HEADINGS = (
     *(

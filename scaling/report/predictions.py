@@ -14,8 +14,10 @@ import numpy as np
 
 from scaling.analysis.budgets import EXPOSED
 from scaling.analysis.columns import Row
-from scaling.analysis.formats import MISSING, interval, milliseconds, percent
+from scaling.analysis.findings import Finding
+from scaling.analysis.formats import MISSING, interval, milliseconds
 from scaling.report.page_tables import PageTable
+from scaling.report.text import sentences_of, text_of
 from scaling.store import ResultsFolder
 
 SOURCE = "predictions.json"
@@ -52,34 +54,33 @@ class PredictedCell:
             return None
         return bool(self.predicted["iteration_s_low"] <= measured_s <= self.predicted["iteration_s_high"])
 
-    def failed_assumption(self) -> str:
+    def largest_error(self) -> dict[str, Any]:
         """The part of the step that explains most of the error, and what was assumed of it."""
         assert self.measured is not None
         compute_s = sum(self.measured.get(name) or 0.0 for name in COMPUTE)
         if not compute_s:
-            return "its phases were not measured, so that it is not known which part failed"
+            return {"part": "unknown"}
         off_s = self.predicted["iteration_s"] - self.measured["iteration_s"]
         exchange_s = sum(self.measured.get(name) or 0.0 for name in EXPOSED)
         off_compute_s = self.predicted["compute_s"] - compute_s
         off_exchange_s = self.predicted["exposed_comm_s"] - exchange_s
         rest_s = off_s - off_compute_s - off_exchange_s
         if abs(rest_s) > max(abs(off_compute_s), abs(off_exchange_s)):
-            marked = milliseconds(compute_s + exchange_s)
-            return (
-                f"the steps whose phases were measured took {marked} ms, not as long as the others, so that "
-                "it is not known which part failed"
-            )
-        if abs(off_compute_s) >= abs(off_exchange_s):
-            what, off, assumed = "the computation", off_compute_s, "as at the measured local batches"
-        else:
-            way = self.predicted.get("way") or "this exchange"
-            what, off = "the exchange", off_exchange_s
-            assumed = f"{way} as the machine file and smaller world sizes have it"
+            return {"part": "other_steps", "marked_s": compute_s + exchange_s}
+        part, off_s = max(
+            ("computation", off_compute_s), ("exchange", off_exchange_s), key=lambda one: abs(one[1])
+        )
         # What the prediction says of the computation begins with that word (`scaling.prediction.compute`).
-        is_compute = what == "the computation"
-        notes = [n for n in self.predicted.get("notes") or [] if n.startswith("compute") == is_compute]
-        too = "long" if off > 0 else "short"
-        return f"{what} was taken {milliseconds(abs(off))} ms too {too} ({'; '.join(notes) or assumed})"
+        notes = [
+            note
+            for note in self.predicted.get("notes") or []
+            if note.startswith("compute") == (part == "computation")
+        ]
+        return {"part": part, "off_s": off_s, "notes": notes, "transport": self.predicted.get("way")}
+
+    def failed_assumption(self) -> str:
+        """The same in words."""
+        return text_of(Finding("failed_assumption", (self.cell_id,), self.largest_error()))
 
 
 def read_predictions(folder: ResultsFolder, rows: Iterable[Row]) -> list[PredictedCell]:
@@ -109,7 +110,7 @@ def prediction_tables(predicted: Sequence[PredictedCell]) -> list[PageTable]:
             "then; 95% interval of the inputs' uncertainty. Error: predicted over measured, less one.",
             ("cell", "predicted (simulated), ms", "95% interval, ms", "measured, ms", "error", "inside"),
             [_row(one) for one in predicted],
-            prediction_sentences(predicted),
+            [one.text for one in sentences_of(prediction_findings(predicted))],
             cells=[[one.cell_id] for one in predicted],
             section="prediction",
             source=SOURCE,
@@ -117,19 +118,22 @@ def prediction_tables(predicted: Sequence[PredictedCell]) -> list[PageTable]:
     ]
 
 
-def prediction_sentences(predicted: Sequence[PredictedCell]) -> list[str]:
+def prediction_findings(predicted: Sequence[PredictedCell]) -> list[Finding]:
     """Median and 95th percentile of the errors, and the worst cell with the assumption that failed."""
     compared = [(abs(one.error_ratio), one) for one in predicted if one.error_ratio is not None]
     if not compared:
         return []
     errors = [error for error, _ in compared]
     worst_error, worst = max(compared, key=lambda pair: pair[0])
-    number = f"{len(errors)} cell{'s' if len(errors) > 1 else ''}"
-    return [
-        f"Predicted before they were measured: {number}, off by {percent(float(np.median(errors)))} "
-        f"(median), {percent(float(np.percentile(errors, 95)))} (95th percentile). Worst: {worst.name}, "
-        f"{percent(worst_error)}: {worst.failed_assumption()}."
-    ]
+    values = {
+        "num_cells": len(errors),
+        "median_error_ratio": float(np.median(errors)),
+        "error_ratio_95": float(np.percentile(errors, 95)),
+        "worst": worst.name,
+        "worst_error_ratio": worst_error,
+        **worst.largest_error(),
+    }
+    return [Finding("prediction_errors", tuple(one.cell_id for _, one in compared), values)]
 
 
 def _row(one: PredictedCell) -> list[str]:

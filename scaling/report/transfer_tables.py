@@ -1,18 +1,17 @@
-"""Transfers in a terminal of 80 columns, as tables of the page, and in a sentence."""
+"""Transfers in a terminal of 80 columns, and as tables of the page."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from rich.table import Table
 from rich.text import Text
 
-from scaling.analysis.formats import MISSING, milliseconds, number
+from scaling.analysis.formats import milliseconds, number
 from scaling.analysis.transfer_lines import Line, TransferGroup, largest_of, lines_of, transfer_groups
 from scaling.analysis.transfers import TransferResult
 from scaling.measure.probe.series import size_text
 from scaling.report.page_tables import PageTable
-from topologies.texts import gigabytes
 
 HEADINGS = ("what", "who", "size", "ms", "low", "high", "algbw", "busbw")
 WHAT_WIDTH = 24
@@ -78,46 +77,3 @@ def _values(line: Line) -> list[str]:
         number(line.algbw_bytes_per_s / 1e9),
         number(line.busbw_bytes_per_s / 1e9),
     ]
-
-
-def transfer_sentences(results: Sequence[TransferResult]) -> Iterator[str]:
-    """What the largest world size of each device reached."""
-    groups = {group.device: group for group in transfer_groups(results)}  # sizes ascend: the last one stays
-    for device, group in groups.items():
-        lines = {(line.what, line.host_only, line.who): line for line in largest_of(lines_of(group))}
-        one, many = ("one GPU", "GPUs") if device == "cuda" else ("one process", "processes")
-        told = [
-            _copies(lines, "alone", f"{one} alone copies"),
-            _copies(lines, "at once", f"of all {group.world_size} at once each copies"),
-            *(_all_reduce(lines, host_only, f"{group.world_size} {many}") for host_only in (False, True)),
-        ]
-        clauses = [clause for clause in told if clause]
-        if clauses:
-            text = "; ".join(clauses)
-            yield f"{text[0].upper()}{text[1:]}."
-
-
-Lines = dict[tuple[str, bool, str], Line]
-
-
-def _copies(lines: Lines, who: str, title: str) -> str:
-    rates = [
-        gigabytes(line.algbw_bytes_per_s) if line else MISSING
-        for name in ("h2d pinned", "d2h pinned")
-        for line in [lines.get((name, False, who)) or lines.get((name, True, who))]
-    ]
-    if MISSING in rates:
-        return ""
-    return f"{title} {rates[0]} GB/s from pinned memory and {rates[1]} GB/s to it"
-
-
-def _all_reduce(lines: Lines, host_only: bool, title: str) -> str:
-    line = lines.get(("all-reduce, captured", host_only, "at once"))
-    line = line or lines.get(("all-reduce", host_only, "at once"))
-    if line is None:
-        return ""
-    access = " without access between them" if host_only else ""
-    return (
-        f"{title}{access} reach a bus bandwidth of {gigabytes(line.busbw_bytes_per_s)} GB/s in an all-reduce "
-        f"of {size_text(line.num_bytes)}"
-    )

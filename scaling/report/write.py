@@ -15,7 +15,10 @@ from scaling.analysis.groups import group_rows
 from scaling.analysis.learning import epoch_table
 from scaling.analysis.recommend import recommend
 from scaling.analysis.samples import CellResult, read_cells
+from scaling.analysis.seed_noise import seed_noise, seed_noise_finding
 from scaling.analysis.summary import build_table, study_name, table_csv
+from scaling.analysis.training_findings import unfinished_trainings
+from scaling.analysis.transfer_lines import transfer_findings
 from scaling.analysis.transfers import TransferResult, read_transfers, transfer_rows
 from scaling.analysis.wall_time import WallTime, wall_time
 from scaling.report.content import Content, Extras, content_of, num_cores
@@ -30,14 +33,14 @@ from scaling.report.device import (
 from scaling.report.fidelity import honesty_tables, sheet_tables
 from scaling.report.figures import draw_figures
 from scaling.report.html import render_page
-from scaling.report.learning_sentences import begun_sentences
 from scaling.report.link_data import CellLinks, link_remarks, link_table, links_of
 from scaling.report.markdown import render_markdown
 from scaling.report.prediction_figure import write_predictions
-from scaling.report.predictions import prediction_sentences, prediction_tables, read_predictions
-from scaling.report.seed_noise import seed_noise, seed_noise_sentences, seed_noise_tables
+from scaling.report.predictions import prediction_findings, prediction_tables, read_predictions
+from scaling.report.seed_noise_table import seed_noise_tables
+from scaling.report.text import Sentence, sentences_of
 from scaling.report.transfer_figures import write_transfers
-from scaling.report.transfer_tables import page_tables, transfer_sentences
+from scaling.report.transfer_tables import page_tables
 from scaling.store import ResultsFolder
 from topologies.errors import TopologyError
 from topologies.file_text import validated
@@ -113,11 +116,11 @@ def write_all(folder: ResultsFolder) -> Report:
             *sheet_tables(folder.sheets()),
         ],
         findings=[
-            *begun_sentences(groups, by_id),
-            *seed_noise_sentences(noise),
-            *transfer_sentences(transfers),
-            *device_sentences(experiments),
-            *prediction_sentences(predicted),
+            *sentences_of(unfinished_trainings(groups, by_id)),
+            *sentences_of(seed_noise_finding(one) for one in noise),
+            *sentences_of(transfer_findings(transfers)),
+            *map(Sentence, device_sentences(experiments)),
+            *sentences_of(prediction_findings(predicted)),
         ],
         remarks=remarks,
         recommendations=recommend(table, cells, num_cores=num_cores(environment)),

@@ -14,7 +14,9 @@ import pytest
 
 from scaling.analysis.samples import CellResult, IterationLaunch, SplitStep, Training
 from scaling.analysis.summary import build_table
+from scaling.analysis.summary_findings import summary_findings
 from scaling.measure.budget import RankStep, Span
+from scaling.report.text import sentences_of
 from scaling.store import ResultsFolder, RunRecord
 
 Line = Mapping[str, Any]
@@ -231,3 +233,13 @@ class Synthetic:
 def make_study() -> Callable[[], Synthetic]:
     """Makes studies that are in memory alone."""
     return Synthetic
+
+
+def texts_of(found):
+    """Findings in words."""
+    return [sentence.text for sentence in sentences_of(found)]
+
+
+def findings(table, num_cores=None):
+    """What the summary shows, in words."""
+    return texts_of(summary_findings(table, num_cores))

@@ -14,16 +14,16 @@ from scaling.analysis.learning import epoch_table, over_seeds
 from scaling.analysis.recipes import recipe_text
 from scaling.analysis.samples import read_cells
 from scaling.analysis.summary import summary_table, table_csv
+from scaling.analysis.training_findings import unfinished_trainings
 from scaling.report import write_report
 from scaling.report.drawing import draw_training
 from scaling.report.exports import FORMATS
 from scaling.report.figure_data import training_lines
 from scaling.report.figure_style import aggregator_looks
 from scaling.report.figures import TARGET
-from scaling.report.learning_sentences import begun_sentences
 from scaling.report.page_tables import CONVERGENCE_STATISTIC, page_tables
-from scaling.report.sentence import findings
 from scaling.report.target_data import target_bars
+from tests.report.conftest import findings, texts_of
 
 STEPS = 10
 BATCH = 64
@@ -411,7 +411,9 @@ class TestTrainingsThatAreNotOver:
 
     def told(self, study):
         groups = group_rows(to_rows(summary_table(study.folder)))
-        return list(begun_sentences(groups, {cell.cell_id: cell for cell in read_cells(study.folder)}))
+        return texts_of(
+            unfinished_trainings(groups, {cell.cell_id: cell for cell in read_cells(study.folder)})
+        )
 
     def test_sentences_tell_seeds_and_repeats_apart(self, study, epoch_line):
         cell = {"kind": "convergence", "aggregator": "ring", "epochs": 9}

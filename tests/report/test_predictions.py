@@ -12,7 +12,8 @@ from scaling.report import write_report
 from scaling.report.drawing_predictions import PredictedPoint, draw_predictions
 from scaling.report.figure_style import aggregator_looks
 from scaling.report.prediction_figure import predicted_points
-from scaling.report.predictions import prediction_sentences, prediction_tables, read_predictions
+from scaling.report.predictions import prediction_findings, prediction_tables, read_predictions
+from tests.report.conftest import texts_of
 
 PREDICTED_S = 0.0123456
 
@@ -69,7 +70,7 @@ def test_the_sentence_names_the_worst_cell_and_the_part_that_failed(study):
     cell = study.add([lines], aggregator="ring", world_size=2)
     study.folder.write_predictions([predicted(cell, 0.020, compute_s=0.019)])
     found = read_predictions(study.folder, to_rows(summary_table(study.folder)))
-    (sentence,) = prediction_sentences(found)
+    (sentence,) = texts_of(prediction_findings(found))
     assert "off by 100.0%" in sentence
     assert "the computation was taken" in sentence
     assert "too long (compute extrapolated)" in sentence
@@ -78,7 +79,7 @@ def test_the_sentence_names_the_worst_cell_and_the_part_that_failed(study):
 def test_folders_without_predictions_say_nothing(study):
     assert study.folder.predictions() == []
     assert prediction_tables([]) == []
-    assert prediction_sentences([]) == []
+    assert prediction_findings([]) == []
 
 
 def test_predictions_are_marked_in_the_file(folder):
@@ -132,7 +133,7 @@ def test_names_tell_memory_formats_precisions_and_augmentation_apart(variants):
     marks = ["", ", tf32", ", channels_last", ", host-only, channels_last, tf32", ", augmented"]
     names = [f"mlp, ring, eager, 2 workers{mark}" for mark in marks]
     assert [one.name for one in found] == names
-    assert f"Worst: {names[3]}, 30.0%" in prediction_sentences(found)[0]
+    assert f"Worst: {names[3]}, 30.0%" in texts_of(prediction_findings(found))[0]
     (table,) = prediction_tables(found)
     assert [row[0] for row in table.rows] == names
     assert [point.text.partition(":")[0] for point in predicted_points(found)] == names
@@ -217,6 +218,8 @@ def test_the_sentence_has_median_percentile_and_worst_of_the_file(study):
     errors = sorted(abs(float(row["error_ratio"])) for row in rows)
     assert errors == pytest.approx([0.01, 0.03, 0.04, 0.10, 0.25])
     at_95 = 0.10 + 0.8 * (0.25 - 0.10)  # between the last two, 0.95 x 4 = 3.8
-    (sentence,) = prediction_sentences(read_predictions(study.folder, to_rows(summary_table(study.folder))))
+    (sentence,) = texts_of(
+        prediction_findings(read_predictions(study.folder, to_rows(summary_table(study.folder))))
+    )
     assert f"off by 4.0% (median), {100 * at_95:.1f}% (95th percentile)" in sentence
     assert "25.0%" in sentence

@@ -7,9 +7,11 @@ import pytest
 from scaling.analysis.columns import to_rows
 from scaling.analysis.groups import group_rows
 from scaling.analysis.samples import read_cells
+from scaling.analysis.seed_noise import noise_bound, seed_noise, seed_noise_finding
 from scaling.analysis.summary import build_table
 from scaling.report import write_report
-from scaling.report.seed_noise import noise_bound, seed_noise, seed_noise_sentences, seed_noise_tables
+from scaling.report.seed_noise_table import seed_noise_tables
+from tests.report.conftest import texts_of
 
 T_OF_TWO_DEGREES = 4.302653
 SEEDS = (0.90, 0.92, 0.94)
@@ -61,7 +63,7 @@ def test_other_is_within_the_noise_or_beyond(study, train, seeded, accuracy, is_
     (one,) = found(study)
     assert one.noise == pytest.approx(NOISE)
     (other,) = one.others
-    assert (other.name, other.is_within, other.is_lossy) == ("ring on 2 workers", is_within, False)
+    assert (other.row["aggregator"], other.is_within, other.is_lossy) == ("ring", is_within, False)
 
 
 def test_same_seed_is_compared_with_the_references_own(study, train, seeded):
@@ -86,7 +88,7 @@ def test_weak_scaling_compares_equal_global_batches_alone(study, train):
     train(0.92, scaling="weak", world_size=2, aggregator="tree")
     train(0.50, scaling="weak", world_size=4, aggregator="tree")
     (one,) = found(study)
-    assert [other.name for other in one.others] == ["tree on 2 workers"]
+    assert [other.row["world_size"] for other in one.others] == [2]
 
 
 def test_without_a_spread_nothing_is_said(study, train):
@@ -100,7 +102,7 @@ def test_without_a_spread_nothing_is_said(study, train):
 def test_sentence_tells_exact_from_lossy(study, train, seeded):
     train(0.93, aggregator="ring", seed=0)
     train(0.70, aggregator="one_bit", world_size=2)
-    (told,) = seed_noise_sentences(found(study, lossy=("one_bit",)))
+    (told,) = texts_of(map(seed_noise_finding, found(study, lossy=("one_bit",))))
     assert "none on 1 worker reaches 92.00% (standard deviation over 3 seeds 2.00%)" in told
     assert "another seed would lie within 9.94 points of it in 95% of cases" in told
     assert "The exact ring on 1 worker is within that noise (+1.00 points)." in told
@@ -114,7 +116,7 @@ def test_of_equal_numbers_of_seeds_an_exact_one_is_the_reference(study, train, s
         train(accuracy, seed=seed, aggregator="one_bit", world_size=2)
     (one,) = found(study, lossy=("one_bit",))
     assert (one.reference["aggregator"], one.is_lossy) == ("none", False)
-    assert one.others[0].name == "one_bit on 2 workers"
+    assert one.others[0].row["aggregator"] == "one_bit"
     assert not one.others[0].is_within
 
 
@@ -123,7 +125,7 @@ def test_beside_a_lossy_reference_the_lossy_ones_are_the_others(study, train):
         train(accuracy, seed=seed, aggregator="one_bit", world_size=2)
     for name in ("ring", "tree", "top_k", "qsgd"):
         train(0.92, aggregator=name, world_size=2)
-    (told,) = seed_noise_sentences(found(study, lossy=("one_bit", "top_k", "qsgd")))
+    (told,) = texts_of(map(seed_noise_finding, found(study, lossy=("one_bit", "top_k", "qsgd"))))
     assert "All 2 exact combinations are within that noise" in told
     assert "All 2 other lossy combinations are within that noise" in told
 

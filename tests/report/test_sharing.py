@@ -18,8 +18,8 @@ from scaling.report import write_report
 from scaling.report.exports.mllog import mllog
 from scaling.report.exports.tidy_csv import tidy_csv
 from scaling.report.page_tables import page_tables
-from scaling.report.sentence import findings
 from scaling.report.target_data import target_bars
+from tests.report.conftest import findings
 
 TRAIN_S = 1234.5
 """Of an epoch, in the raw samples: found nowhere in a report."""

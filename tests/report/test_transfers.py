@@ -11,7 +11,7 @@ from rich.console import Console
 
 from scaling.analysis import status_table, summary_table
 from scaling.analysis.columns import to_rows
-from scaling.analysis.transfer_lines import largest_of, lines_of, transfer_groups
+from scaling.analysis.transfer_lines import largest_of, lines_of, transfer_findings, transfer_groups
 from scaling.analysis.transfers import read_transfers, transfer_rows
 from scaling.errors import StoreError
 from scaling.measure.probe.cases import MIB, Sample, cases
@@ -19,8 +19,9 @@ from scaling.measure.probe.machine_file import with_detected
 from scaling.report import write_report
 from scaling.report.terminal import render_tables
 from scaling.report.transfer_figures import bandwidth_lines
-from scaling.report.transfer_tables import render_transfers, transfer_sentences
+from scaling.report.transfer_tables import render_transfers
 from scaling.store import RunRecord
+from tests.report.conftest import texts_of
 from topologies.facts import Facts, Gpu, Host, NumaNode, PcieLink
 from topologies.schema import load
 
@@ -212,7 +213,7 @@ class TestPeople:
         assert "64 KiB" not in shown
 
     def test_sentence_names_copies_and_all_reduce(self, links):
-        (sentence,) = transfer_sentences(read_transfers(links.folder))
+        (sentence,) = texts_of(transfer_findings(read_transfers(links.folder)))
         assert sentence.startswith("One GPU alone copies 52.")
         assert "of all 2 at once each copies 26." in sentence
         assert (

@@ -17,25 +17,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from scaling.analysis.columns import Row
-from scaling.analysis.formats import MISSING, listed, percent, workers
+from scaling.analysis.findings import Finding
 from scaling.analysis.groups import Group, group_key
 from scaling.analysis.learning import family_key, over_seeds
 from scaling.analysis.samples import CellResult
+from scaling.analysis.training_findings import setting
 from scaling.measure.statistics import CONFIDENCE
-from scaling.report.page_tables import PageTable
-
-STATISTIC = (
-    "The reference is the combination with the most seeds. Difference: from its mean. Noise: what a further "
-    "training of the reference would differ from that mean by in 95% of cases (Student's t from the spread "
-    "of its seeds, of each comparison alone). Same seed: the mean difference from the reference's training "
-    "of the same seed, which starts from the same weights and sees the same batches."
-)
-HEADINGS = (
-    *("aggregator", "workers", "step", "exchange", "seeds", "test accuracy", "difference, points"),
-    *("noise, points", "verdict", "same seed, points"),
-)
 
 
 @dataclass(frozen=True)
@@ -64,9 +54,9 @@ class Compared:
         return abs(self.difference) <= self.noise
 
     @property
-    def name(self) -> str:
-        """`ring on 2 workers`."""
-        return named(self.row)
+    def exchange(self) -> str:
+        """exact, lossy or, of one worker, none."""
+        return "none" if self.row["world_size"] == 1 else _exactness(self.is_lossy)
 
 
 @dataclass(frozen=True)
@@ -88,11 +78,6 @@ class SeedNoise:
     is_lossy: bool
     noise: float
     others: list[Compared]
-
-
-def named(row: Row) -> str:
-    """`ring on 2 workers`."""
-    return f"{row['aggregator']} on {workers(row['world_size'])}"
 
 
 def noise_bound(spread: float, num_seeds: int, num_others: int = 1) -> float:
@@ -192,86 +177,32 @@ def _ids(rows: Sequence[Row]) -> list[str]:
     return [str(row["cell_id"]) for row in rows]
 
 
-def seed_noise_tables(found: Sequence[SeedNoise]) -> list[PageTable]:
-    """One a recipe: the reference, then all others."""
-    return [
-        PageTable(
-            f"Accuracy beside the noise of seeds: {one.title}",
-            STATISTIC,
-            list(HEADINGS),
-            [_reference_row(one), *(_row(other) for other in one.others)],
-            cells=[one.cells, *(other.cells for other in one.others)],
-            section="training",
-        )
-        for one in found
-    ]
+def seed_noise_finding(noise: SeedNoise) -> Finding:
+    """The noise, and which combinations are within it."""
+    row, others = noise.reference, noise.others
+    names = ("final_test_accuracy", "seed_sd_accuracy", "num_seeds")
+    reference = {**setting(row), **{name: row[name] for name in names}}
+    paired = [abs(one.at_equal_seed) for one in others if not one.is_lossy and one.at_equal_seed is not None]
+    values = {
+        "title": noise.title,
+        "reference": {**reference, "exchange": _exactness(noise.is_lossy)},
+        "noise_ratio": noise.noise,
+        "others": [_values(one) for one in others],
+        "largest_at_equal_seed": max(paired, default=None),
+    }
+    cells = (*noise.cells, *(cell for other in others for cell in other.cells))
+    return Finding("seed_noise", cells, values)
 
 
-def _reference_row(one: SeedNoise) -> list[str]:
-    row = one.reference
-    accuracy = f"{percent(row['final_test_accuracy'], 2)} ± {100 * row['seed_sd_accuracy']:.2f}"
-    first = [row["aggregator"], str(row["world_size"]), row["step"], "reference", str(row["num_seeds"])]
-    return [*first, accuracy, MISSING, f"{100 * one.noise:.2f}", MISSING, MISSING]
+def _values(one: Compared) -> dict[str, Any]:
+    return {
+        **setting(one.row),
+        "exchange": _exactness(one.is_lossy),
+        "difference": one.difference,
+        "distance": abs(one.difference),
+        "is_within": one.is_within,
+    }
 
 
-def _row(one: Compared) -> list[str]:
-    row = one.row
-    return [
-        *(row["aggregator"], str(row["world_size"]), row["step"], _exchange(one)),
-        *(str(row["num_seeds"] or 1), percent(row["final_test_accuracy"], 2)),
-        *(_points(one.difference), f"{100 * one.noise:.2f}", "within" if one.is_within else "beyond"),
-        MISSING if one.at_equal_seed is None else _points(one.at_equal_seed),
-    ]
-
-
-def _exchange(one: Compared) -> str:
-    if one.row["world_size"] == 1:
-        return "none"
-    return "lossy" if one.is_lossy else "exact"
-
-
-def _points(ratio: float) -> str:
-    text = f"{100 * ratio:+.2f}"
-    return "0.00" if text in ("+0.00", "-0.00") else text
-
-
-def seed_noise_sentences(found: Sequence[SeedNoise]) -> list[str]:
-    """One a recipe: the noise, the exact aggregators beside it, then the lossy ones."""
-    return [_sentence(one) for one in found]
-
-
-def _sentence(one: SeedNoise) -> str:
-    row = one.reference
-    exact = [other for other in one.others if not other.is_lossy]
-    lossy = [other for other in one.others if other.is_lossy]
-    kinds = ((exact, "exact", not one.is_lossy), (lossy, "lossy", one.is_lossy))
-    told = [_verdict(own, kind, has_reference=has) for own, kind, has in kinds if own]
-    paired = [abs(other.at_equal_seed) for other in exact if other.at_equal_seed is not None]
-    same_seed = ""
-    if paired:
-        same_seed = (
-            f" Beside the reference's training of the same seed, exact ones differ in accuracy by "
-            f"{100 * max(paired):.2f} points at most."
-        )
-    return (
-        f"{one.title}: is the accuracy the same? {named(row)} reaches "
-        f"{percent(row['final_test_accuracy'], 2)} (standard deviation over {row['num_seeds']} seeds "
-        f"{percent(row['seed_sd_accuracy'], 2)}), so that another seed would lie within "
-        f"{100 * one.noise:.2f} points of it in 95% of cases. {' '.join(told)}{same_seed}"
-    )
-
-
-def _verdict(own: Sequence[Compared], kind: str, *, has_reference: bool) -> str:
-    """`All 7 other exact combinations are within that noise: the furthest is ring on 1 worker (+0.08).`"""
-    furthest = max(own, key=lambda one: abs(one.difference))
-    beyond = [one for one in own if not one.is_within]
-    if not beyond:
-        if len(own) == 1:
-            return f"The {kind} {own[0].name} is within that noise ({_points(own[0].difference)} points)."
-        return (
-            f"All {len(own)} {'other ' * has_reference}{kind} combinations are within that noise: the "
-            f"furthest is {furthest.name} ({_points(furthest.difference)} points)."
-        )
-    each = listed([f"{one.name} ({_points(one.difference)} points)" for one in beyond])
-    rest = f", the other {len(own) - len(beyond)} within it" if len(beyond) < len(own) else ""
-    return f"Of the {kind} ones {each} lie{'s' * (len(beyond) == 1)} beyond that noise{rest}."
+def _exactness(is_lossy: bool) -> str:
+    return "lossy" if is_lossy else "exact"

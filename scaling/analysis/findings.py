@@ -1,0 +1,22 @@
+"""What an analysis found, as data: `scaling.report.text` makes text of it, and no other module."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was found.
+
+    Attributes:
+        kind: a short stable name; the template of that name says it in words.
+        cells: ids of the cells that it speaks of; () for one about the whole study.
+        values: what is said, by name: numbers in SI units, strings, and lists and mappings of these.
+    """
+
+    kind: str
+    cells: tuple[str, ...] = ()
+    values: Mapping[str, Any] = field(default_factory=dict)

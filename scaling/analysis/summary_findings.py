@@ -1,0 +1,199 @@
+"""What the summary shows: which setting is fastest if any is, and whether more workers helped.
+
+Two cells differ where their 95% intervals do not overlap and their medians are further apart than the noise
+floor; that errs on the side of no difference. Control arms are left out: they exchange nothing, so they bound
+the others without being a choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from scaling.analysis.columns import SEPARATOR, Row, aggregator_name, is_control_arm, to_rows
+from scaling.analysis.findings import Finding
+from scaling.analysis.groups import Group, group_rows
+from scaling.analysis.intervals import overlap, within_noise
+from scaling.analysis.training_findings import training_findings
+from scaling.measure.ratios import ONE_LAUNCH
+
+FEW = 3
+"""So many cells of a host are named."""
+
+MOST_HOSTS = 4
+
+
+@dataclass(frozen=True)
+class _Throughput:
+    """One row as seconds a sample, which strong and weak scaling both can be compared by."""
+
+    row: Row
+    name: str
+    median: float
+    low: float | None
+    high: float | None
+
+    @property
+    def is_one_launch(self) -> bool:
+        return bool(self.row["interval_method"] == ONE_LAUNCH)
+
+    def values(self) -> dict[str, Any]:
+        columns = ("world_size", "iteration_s", "iteration_s_low", "iteration_s_high", "speedup")
+        return {
+            "name": self.name,
+            **{column: self.row[column] for column in columns},
+            "one_launch": self.is_one_launch,
+        }
+
+    def is_near(self, other: _Throughput) -> bool:
+        """Whether they differ by no more than the noise floor."""
+        return within_noise(self.median, other.median, self.row["noise_floor"], other.row["noise_floor"])
+
+    def overlaps(self, other: _Throughput) -> bool | None:
+        return overlap(self.low, self.high, other.low, other.high)
+
+
+def summary_findings(table: pd.DataFrame, num_cores: int | None = None) -> list[Finding]:
+    """What a summary shows, the most important first.
+
+    Args:
+        table: what `summary_table` made.
+        num_cores: CPU cores of a node; None where they are unknown.
+    """
+    rows = to_rows(table)
+    if not any(row["repeats"] for row in rows):
+        return [Finding("nothing_done"), *_unfinished(rows)]
+    found: list[Finding] = []
+    for group in group_rows(rows):
+        if group.kind == "iteration":
+            found += _throughput(group)
+        elif group.kind == "convergence":
+            found += training_findings(group)
+    return [*found, *_oversubscribed(rows, num_cores), *_several_hosts(rows), *_unfinished(rows)]
+
+
+def _throughput(group: Group) -> Iterator[Finding]:
+    done = [_throughput_of(group, row) for row in group.rows if row["iteration_s"] is not None]
+    several = sorted(
+        (one for one in done if one.row["world_size"] > 1 and not is_control_arm(one.row)),
+        key=lambda one: one.median,
+    )
+    singles = [one for one in done if one.row["world_size"] == 1]
+    # The cell without exchange; where it was not measured, the fastest other one.
+    plain = [one for one in singles if aggregator_name(one.row["aggregator"]) == "none"]
+    single = min(plain or singles, key=lambda one: one.median, default=None)
+    cells = tuple(row["cell_id"] for row in group.rows)
+    if several:
+        best, *others = several
+        values = {
+            "title": group.title,
+            "best": best.values(),
+            "is_weak": best.row["scaling"] == "weak",
+            **_compared(best, others),
+            "gain": _gain(best, single),
+            "single": None if single is None else single.values(),
+        }
+        yield Finding("highest_throughput", cells, values)
+    elif single:
+        yield Finding("one_worker_alone", cells, {"title": group.title, "single": single.values()})
+
+
+def _throughput_of(group: Group, row: Row) -> _Throughput:
+    low, high, batch = row["iteration_s_low"], row["iteration_s_high"], row["global_batch"]
+    return _Throughput(
+        row,
+        group.name(row),
+        row["iteration_s"] / batch,
+        None if low is None else low / batch,
+        None if high is None else high / batch,
+    )
+
+
+def _compared(best: _Throughput, others: Sequence[_Throughput]) -> dict[str, Any]:
+    """Which others do not differ from the best one, and why."""
+    apart = [other for other in others if not best.is_near(other)]
+    return {
+        "num_others": len(others),
+        "within_noise": [_setting(other) for other in others if best.is_near(other)],
+        "overlapping": [_setting(other) for other in apart if best.overlaps(other)],
+        "unknown": [_setting(other) for other in apart if best.overlaps(other) is None],
+        "noise_floor": best.row["noise_floor"],
+    }
+
+
+def _setting(one: _Throughput) -> dict[str, Any]:
+    return {"name": one.name, "world_size": one.row["world_size"]}
+
+
+def _gain(best: _Throughput, single: _Throughput | None) -> str:
+    """What the workers brought over one, where that was measured."""
+    if single is None:
+        return "not_measured"
+    if best.is_near(single):
+        return "within_noise"
+    overlaps = best.overlaps(single)
+    if overlaps is None:
+        return "unknown"
+    if best.is_one_launch or single.is_one_launch:
+        return "one_launch"
+    if overlaps:
+        return "overlapping"
+    return "slower" if single.median < best.median else "faster"
+
+
+def _oversubscribed(rows: Sequence[Row], num_cores: int | None) -> Iterator[Finding]:
+    if num_cores is None:
+        return
+    crowded = [
+        row
+        for row in rows
+        if row["device"] == "cpu"
+        and row["world_size"] // (row["num_nodes"] or 1) * row["threads"] > num_cores
+    ]
+    if crowded:
+        sizes = sorted({(row["world_size"], row["threads"]) for row in crowded})
+        values = {
+            "num_cores": num_cores,
+            "settings": [{"world_size": size, "threads": threads} for size, threads in sizes],
+        }
+        yield Finding("more_threads_than_cores", tuple(row["cell_id"] for row in crowded), values)
+
+
+def _several_hosts(rows: Sequence[Row]) -> Iterator[Finding]:
+    """Machines of one type are not equally fast, nor is one after a restart.
+
+    Where a run recorded which start of its host it belongs to, that tells machines apart: the names of
+    containers change on one machine, and several machines may have one name.
+    """
+    by_start: dict[str, list[tuple[str, Row]]] = {}
+    for row in rows:
+        for host in row["hosts"].split(SEPARATOR) if row["hosts"] else []:
+            by_start.setdefault(host.rpartition("/")[2], []).append((host, row))
+    if len(by_start) < 2:
+        return
+    hosts = [
+        {"host": cells[0][0], "num_cells": len(cells), "settings": _few_settings([row for _, row in cells])}
+        for cells in by_start.values()
+    ]
+    values = {"hosts": hosts[:MOST_HOSTS], "num_more": max(0, len(hosts) - MOST_HOSTS)}
+    yield Finding("several_hosts", (), values)
+
+
+def _few_settings(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Aggregators and world sizes of the rows, each once; none where the rows are many."""
+    if len(rows) > FEW:
+        return []
+    settings = dict.fromkeys((row["aggregator"], row["world_size"]) for row in rows if row["aggregator"])
+    return [{"name": name, "world_size": size} for name, size in settings]
+
+
+def _unfinished(rows: Sequence[Row]) -> Iterator[Finding]:
+    for state in ("failed", "running", "planned"):
+        cells = tuple(row["cell_id"] for row in rows if row["state"] == state)
+        if cells:
+            yield Finding(
+                "unfinished", cells, {"num_cells": len(rows), "state": state, "num_unfinished": len(cells)}
+            )

@@ -1,0 +1,106 @@
+"""What trainings showed: the accuracies they end with, who reached the target, and what runs still."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from scaling.analysis.columns import Row, shares_gpus
+from scaling.analysis.findings import Finding
+from scaling.analysis.groups import Group
+from scaling.analysis.learning import over_seeds
+from scaling.analysis.samples import CellResult
+
+
+def training_findings(group: Group) -> Iterator[Finding]:
+    """What a group of trainings shows.
+
+    Args:
+        group: of kind convergence.
+    """
+    cells = tuple(row["cell_id"] for row in group.rows)
+    for kind, values in _found(group):
+        yield Finding(kind, cells, {"title": group.title, **values})
+
+
+def _found(group: Group) -> Iterator[tuple[str, dict[str, Any]]]:
+    done = [row for row in over_seeds(group.rows) if row["repeats"]]
+    scored = sorted(
+        (row for row in done if row["final_test_accuracy"] is not None),
+        key=lambda row: float(row["final_test_accuracy"]),
+    )
+    if scored:
+        num_once = sum(row["repeats"] == 1 for row in scored)
+        ends = {"worst": _scored(scored[0]), "best": _scored(scored[-1])}
+        yield "final_accuracy", {"num_settings": len(scored), "num_once": num_once, **ends}
+    if diverged := [row for row in done if row["train_loss"] is None]:
+        yield "loss_not_finite", {"settings": settings(diverged)}
+    yield from _targets([row for row in done if row["target_accuracy"] is not None])
+    if predicted := [row for row in done if row["predicted_s_to_target"] is not None]:
+        columns = ("predicted_s_to_target", "predicted_s_to_target_low", "predicted_s_to_target_high")
+        names = (*columns, "seconds_to_target", "prediction_lacks")
+        yield (
+            "predicted_seconds_to_target",
+            {
+                "settings": [{**setting(row), **{name: row[name] for name in names}} for row in predicted],
+                "num_lacking": len(without_augmentation(predicted)),
+            },
+        )
+    if shared := [row for row in done if shares_gpus(row)]:
+        columns = ("world_size", "workers_per_gpu")
+        yield "gpus_shared", {"settings": [{name: row[name] for name in columns} for row in shared]}
+
+
+def _targets(aimed: Sequence[Row]) -> Iterator[tuple[str, dict[str, Any]]]:
+    for target in sorted({row["target_accuracy"] for row in aimed}):
+        rows = [row for row in aimed if row["target_accuracy"] == target]
+        missed = settings(row for row in rows if row["epochs_to_target"] is None)
+        yield "target_reached", {"target_accuracy": target, "num_settings": len(rows), "missed": missed}
+
+
+def unfinished_trainings(groups: Sequence[Group], cells: Mapping[str, CellResult]) -> Iterator[Finding]:
+    """How far each training is that runs, or was cut off and will go on.
+
+    Args:
+        groups: of the report.
+        cells: the samples, by cell id.
+    """
+    for group in groups:
+        for row in group.rows if group.kind == "convergence" else ():
+            cell = cells[row["cell_id"]]
+            for training in cell.begun:
+                loss, accuracy = float(training.train_loss[-1]), float(training.test_accuracy[-1])
+                values = {
+                    "title": group.title,
+                    **setting(row),
+                    "seed": row["seed"] if group.differs("seed") else None,
+                    "repeat": training.repeat,
+                    "epoch": int(training.epochs[-1]),
+                    "epochs": cell.cell["epochs"],
+                    "is_finite": math.isfinite(loss) and math.isfinite(accuracy),
+                    "train_loss": loss,
+                    "test_accuracy": accuracy,
+                }
+                yield Finding("unfinished_training", (cell.cell_id,), values)
+
+
+def without_augmentation(rows: Iterable[Row]) -> list[Row]:
+    """Those with a time to target that was predicted from a timed step without augmentation, though the
+    training has it."""
+    return [row for row in rows if row["prediction_lacks"] is not None]
+
+
+def setting(row: Row) -> dict[str, Any]:
+    """A row's aggregator and world size, as findings name it."""
+    return {"name": row["aggregator"], "world_size": row["world_size"]}
+
+
+def settings(rows: Iterable[Row]) -> list[dict[str, Any]]:
+    """The same of several."""
+    return [setting(row) for row in rows]
+
+
+def _scored(row: Row) -> dict[str, Any]:
+    names = ("final_test_accuracy", "seed_sd_accuracy", "num_seeds", "epochs")
+    return {**setting(row), **{name: row[name] for name in names}}

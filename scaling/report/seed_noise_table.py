@@ -1,0 +1,52 @@
+"""The table of accuracies beside the noise of seeds (`scaling.analysis.seed_noise`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from scaling.analysis.formats import MISSING, percent, points
+from scaling.analysis.seed_noise import Compared, SeedNoise
+from scaling.report.page_tables import PageTable
+
+STATISTIC = (
+    "The reference is the combination with the most seeds. Difference: from its mean. Noise: what a further "
+    "training of the reference would differ from that mean by in 95% of cases (Student's t from the spread "
+    "of its seeds, of each comparison alone). Same seed: the mean difference from the reference's training "
+    "of the same seed, which starts from the same weights and sees the same batches."
+)
+HEADINGS = (
+    *("aggregator", "workers", "step", "exchange", "seeds", "test accuracy", "difference, points"),
+    *("noise, points", "verdict", "same seed, points"),
+)
+
+
+def seed_noise_tables(found: Sequence[SeedNoise]) -> list[PageTable]:
+    """One a recipe: the reference, then all others."""
+    return [
+        PageTable(
+            f"Accuracy beside the noise of seeds: {one.title}",
+            STATISTIC,
+            list(HEADINGS),
+            [_reference_row(one), *(_row(other) for other in one.others)],
+            cells=[one.cells, *(other.cells for other in one.others)],
+            section="training",
+        )
+        for one in found
+    ]
+
+
+def _reference_row(one: SeedNoise) -> list[str]:
+    row = one.reference
+    accuracy = f"{percent(row['final_test_accuracy'], 2)} ± {100 * row['seed_sd_accuracy']:.2f}"
+    first = [row["aggregator"], str(row["world_size"]), row["step"], "reference", str(row["num_seeds"])]
+    return [*first, accuracy, MISSING, f"{100 * one.noise:.2f}", MISSING, MISSING]
+
+
+def _row(one: Compared) -> list[str]:
+    row = one.row
+    return [
+        *(row["aggregator"], str(row["world_size"]), row["step"], one.exchange),
+        *(str(row["num_seeds"] or 1), percent(row["final_test_accuracy"], 2)),
+        *(points(one.difference), f"{100 * one.noise:.2f}", "within" if one.is_within else "beyond"),
+        MISSING if one.at_equal_seed is None else points(one.at_equal_seed),
+    ]

@@ -1,0 +1,92 @@
+"""Findings in words: the one place where text is made of them, for terminal, page and Markdown.
+
+A template in templates/findings/ is a macro of the finding's kind; its argument holds the finding's values.
+Line breaks and indents of a template are no part of the text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from scaling.analysis import formats
+from scaling.analysis.findings import Finding
+from scaling.measure.probe.series import size_text
+from topologies.texts import gigabytes
+
+TEMPLATES = Path(__file__).parent / "templates"
+FINDINGS = TEMPLATES / "findings"
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """What is said, and the ids of the cells that it is about."""
+
+    text: str
+    cells: tuple[str, ...] = ()
+
+
+def sentences_of(findings: Iterable[Finding]) -> list[Sentence]:
+    """Findings in words."""
+    return [Sentence(text_of(finding), finding.cells) for finding in findings]
+
+
+def text_of(finding: Finding, part: str = "") -> str:
+    """A finding in plain text.
+
+    Args:
+        finding: of any kind that has a template.
+        part: the name of another text of the same kind, such as the next experiment; "" for its main one.
+    """
+    macro = _macros()[f"{finding.kind}_{part}" if part else finding.kind]
+    return " ".join(macro(finding.values).split())
+
+
+def has_text(kind: str) -> bool:
+    """Whether there is a template for this kind."""
+    return kind in _macros()
+
+
+def environment(folder: Path, *, autoescape: bool) -> jinja2.Environment:
+    """Templates of a folder, with the filters that show numbers; a name without a value is an error."""
+    templates = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(folder),
+        autoescape=autoescape,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    shown = ("duration", "interval", "like", "megabytes", "milliseconds", "number", "on_gpus", "percent")
+    templates.filters |= {name: getattr(formats, name) for name in (*shown, "ratio", "workers")}
+    templates.filters |= {"listed": _listed, "setting": _setting, "points": formats.points}
+    templates.filters |= {"gigabytes": gigabytes, "size": size_text}
+    return templates
+
+
+@cache
+def _macros() -> Mapping[str, Any]:
+    """Kind -> its macro; names with an underscore in front are parts of others."""
+    templates = environment(FINDINGS, autoescape=False)
+    macros: dict[str, Any] = {}
+    for name in sorted(templates.list_templates()):
+        exported = templates.get_template(name).module.__dict__
+        for kind, macro in exported.items():
+            if kind.startswith("_") or not callable(macro):
+                continue
+            assert kind not in macros, f"two templates of findings are called {kind}"
+            macros[kind] = macro
+    return macros
+
+
+def _listed(words: Iterable[Any]) -> str:
+    return formats.listed([str(word) for word in words])
+
+
+def _setting(setting: Mapping[str, Any]) -> str:
+    """`ring on 4 workers`."""
+    return f"{setting['name']} on {formats.workers(setting['world_size'])}"
