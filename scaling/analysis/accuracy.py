@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from scaling.analysis.columns import Row, aggregator_name
-from scaling.analysis.formats import percent
+from scaling.analysis.findings import Finding
 from scaling.analysis.learning import REACHED
 from scaling.analysis.samples import CellResult
 
@@ -40,7 +40,7 @@ def lossy_ids(cells: Sequence[CellResult]) -> frozenset[str]:
     return frozenset(cell.cell_id for cell in cells if cell.is_trained and is_lossy(cell))
 
 
-def why_not(row: Row, cell: CellResult, rows: Sequence[Row], cells: Sequence[CellResult]) -> str | None:
+def why_not(row: Row, cell: CellResult, rows: Sequence[Row], cells: Sequence[CellResult]) -> Finding | None:
     """Why a lossy cell may not be recommended; None where it may, or is not lossy.
 
     What counts is a training of the same model, data set, aggregator (with its parameters), world size,
@@ -64,38 +64,42 @@ def why_not(row: Row, cell: CellResult, rows: Sequence[Row], cells: Sequence[Cel
     ]
     own = [other for other in trained if other["aggregator"] == row["aggregator"]]
     if not own:
-        return "lossy, and its accuracy was not measured on this model, data set and number of workers"
+        return Finding("lossy_not_trained")
     alike = [other for other in trained if all(other[name] == row[name] for name in SAME_UPDATE)]
     own_alike = [other for other in alike if other["aggregator"] == row["aggregator"]]
     if not own_alike:
-        return f"lossy, and its accuracy was measured with {_measured_with(row, own)}"
+        return _trained_otherwise(row, own)
     exact = [other for other in alike if other["cell_id"] not in lossy]
     for other in own_alike:
         if other["target_state"] == REACHED:
             continue
         if other["target_state"] is not None:
-            return f"lossy, and its target accuracy was {other['target_state']}"
+            return Finding(
+                "lossy_missed_target", (other["cell_id"],), {"target_state": other["target_state"]}
+            )
         if (loss := _lost(other, exact)) is not None:
             return loss
     return None
 
 
-def _measured_with(row: Row, own: Sequence[Row]) -> str:
-    """How trainings that are not alike differ from the row: `momentum 0.0 alone, not with momentum 0.9`."""
-    names = [name for name in SAME_UPDATE if any(other[name] != row[name] for other in own)]
-    *others, here = (" and ".join(f"{name} {one[name]}" for name in names) for one in (*own, row))
-    return f"{' or '.join(dict.fromkeys(others))} alone, not with {here}"
+def _trained_otherwise(row: Row, trained: Sequence[Row]) -> Finding:
+    """In which variables the trainings differ from the row, and their values."""
+    names = [name for name in SAME_UPDATE if any(other[name] != row[name] for other in trained)]
+    here, *others = ({name: one[name] for name in names} for one in (row, *trained))
+    different = [other for number, other in enumerate(others) if other not in others[:number]]
+    cells = tuple(other["cell_id"] for other in trained)
+    return Finding("lossy_trained_otherwise", cells, {"trained_with": different, "wanted": here})
 
 
-def _lost(own: Row, exact: Sequence[Row]) -> str | None:
+def _lost(lossy: Row, exact: Sequence[Row]) -> Finding | None:
     scored = [row for row in exact if row["final_test_accuracy"] is not None]
-    if own["final_test_accuracy"] is None or not scored:
-        return "lossy, and no exact training by that momentum and batch stands beside its own"
+    if lossy["final_test_accuracy"] is None or not scored:
+        return Finding("lossy_without_exact", (lossy["cell_id"],))
     reference = max(scored, key=lambda row: (row["num_seeds"] or 1, row["final_test_accuracy"]))
     mean = reference["seed_mean_accuracy"] or reference["final_test_accuracy"]
     spread = reference["seed_sd_accuracy"]
-    allowed = LARGEST_LOSS if spread is None else DEVIATIONS * spread
-    lost = mean - own["final_test_accuracy"]
-    if lost <= allowed:
+    lost = mean - lossy["final_test_accuracy"]
+    if lost <= (LARGEST_LOSS if spread is None else DEVIATIONS * spread):
         return None
-    return f"lossy, and it ends {percent(lost, 2)} below the accuracy of {reference['aggregator']}"
+    values = {"lost_accuracy": lost, "reference": reference["aggregator"]}
+    return Finding("lossy_below", (lossy["cell_id"], reference["cell_id"]), values)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -25,10 +26,12 @@ from scaling.analysis.columns import (
     is_twin,
     shares_gpus,
 )
-from scaling.analysis.formats import on_gpus, percent, workers
+from scaling.analysis.findings import Finding
+from scaling.analysis.formats import percent, workers
 from scaling.analysis.launch_values import energies_per_sample, seconds_to_target
 from scaling.analysis.learning import REACHED, family_key
 from scaling.analysis.samples import CellResult
+from scaling.measure.ratios import ONE_LAUNCH
 from scaling.measure.statistics import estimate_median
 
 TIME, ACCURACY, EFFICIENCY, HOURS, ENERGY = "time", "time-to-accuracy", "efficiency", "gpu-hours", "energy"
@@ -61,7 +64,7 @@ class Candidate:
 
     Attributes:
         row: its row of the summary.
-        name: `all_reduce on 4 workers, captured step`.
+        parts: aggregator and world size, then the further choices by which the workload's cells differ.
         value: what the objective makes smallest, in `unit`.
         low, high: its 95% interval; None where there is none.
         unit: for people.
@@ -70,7 +73,7 @@ class Candidate:
     """
 
     row: Row
-    name: str
+    parts: tuple[str, ...]
     value: float
     low: float | None
     high: float | None
@@ -79,9 +82,41 @@ class Candidate:
     launches: list[float]
 
     @property
+    def name(self) -> str:
+        """`all_reduce on 4 workers, captured step`."""
+        return ", ".join(self.parts)
+
+    def values(self) -> dict[str, Any]:
+        """What a finding says of it."""
+        return {
+            "name": self.name,
+            "value": self.value,
+            "low": self.low,
+            "high": self.high,
+            "unit": self.unit,
+            "is_one_launch": self.method == ONE_LAUNCH,
+            "num_launches": len(self.launches),
+        }
+
+    @property
     def spread(self) -> float | None:
         """Standard deviation over launches; None with fewer than two."""
         return float(np.std(self.launches, ddof=1)) if len(self.launches) > 1 else None
+
+
+@dataclass(frozen=True)
+class Excluded:
+    """A cell that may not be recommended.
+
+    Attributes:
+        name: of the whole setting.
+        aggregator: its label; of one worker, where there is nothing to exchange, the same as the name.
+        reason: why.
+    """
+
+    name: str
+    aggregator: str
+    reason: Finding
 
 
 @dataclass(frozen=True)
@@ -91,12 +126,12 @@ class Workload:
     Attributes:
         title: for people.
         candidates: by value, the smallest first.
-        excluded: (name, reason) of cells that may not be chosen.
+        excluded: cells that may not be chosen.
     """
 
     title: str
     candidates: list[Candidate]
-    excluded: list[tuple[str, str]]
+    excluded: list[Excluded]
 
 
 def workloads(objective: str, rows: Sequence[Row], cells: Sequence[CellResult]) -> list[Workload]:
@@ -142,22 +177,27 @@ def _timed(
     singles = _one_of_each_single(family)
     candidates, excluded = [], []
     for row in family:
-        name, cell = _name(row, family), cells[row["cell_id"]]
+        parts, cell = _parts(row, family), cells[row["cell_id"]]
+        candidate = None
         if is_control_arm(row) and not _is_single(row):
-            excluded.append((name, "a control arm: it exchanges nothing"))
+            reason: Finding | None = Finding("control_arm", (row["cell_id"],))
         elif _is_single(row) and row["cell_id"] not in singles:
             continue
         elif row["state"] == "failed":
-            excluded.append((name, f"failed: {row['reason']}"))
-        elif (reason := why_not(row, cell, rows, list(cells.values()))) is not None:
-            excluded.append((name, reason))
-        elif row["iteration_s"] is not None:
-            candidate = _MEASURES[objective](row, cell, name)
-            if candidate is None:
-                excluded.append((name, "its energy was not measured: windows shorter than half a second"))
-            else:
-                candidates.append(candidate)
+            reason = Finding("not_done", (row["cell_id"],), {"reason": row["reason"]})
+        elif (reason := why_not(row, cell, rows, list(cells.values()))) is None:
+            if row["iteration_s"] is None:
+                continue
+            candidate = _MEASURES[objective](row, cell, parts)
+            reason = None if candidate else Finding("energy_not_measured", (row["cell_id"],))
+        candidates += [candidate] if candidate else []
+        excluded += [_excluded(row, parts, reason)] if reason else []
     return Workload(title, sorted(candidates, key=lambda one: one.value), excluded)
+
+
+def _excluded(row: Row, parts: tuple[str, ...], reason: Finding) -> Excluded:
+    name = ", ".join(parts)
+    return Excluded(name, name if _is_single(row) else row["aggregator"], reason)
 
 
 def _one_of_each_single(family: Sequence[Row]) -> set[str]:
@@ -176,23 +216,23 @@ def _is_single(row: Row) -> bool:
     return bool(row["world_size"] == 1)
 
 
-def _by_time(row: Row, cell: CellResult, name: str) -> Candidate:
+def _by_time(row: Row, cell: CellResult, parts: tuple[str, ...]) -> Candidate:
     if row["scaling"] == "weak":
-        return _scaled(row, cell, name, 1e6 / row["global_batch"], "us a sample")
-    return _scaled(row, cell, name, 1e3, "ms an iteration")
+        return _scaled(row, cell, parts, 1e6 / row["global_batch"], "us a sample")
+    return _scaled(row, cell, parts, 1e3, "ms an iteration")
 
 
-def _by_hours(row: Row, cell: CellResult, name: str) -> Candidate:
+def _by_hours(row: Row, cell: CellResult, parts: tuple[str, ...]) -> Candidate:
     factor = row["world_size"] / row["global_batch"] / 3600 * 1e9
     unit = f"{'GPU' if row['device'] == 'cuda' else 'worker'} hours a billion samples"
-    return _scaled(row, cell, name, factor, unit)
+    return _scaled(row, cell, parts, factor, unit)
 
 
-def _scaled(row: Row, cell: CellResult, name: str, factor: float, unit: str) -> Candidate:
+def _scaled(row: Row, cell: CellResult, parts: tuple[str, ...], factor: float, unit: str) -> Candidate:
     low, high = row["iteration_s_low"], row["iteration_s_high"]
     return Candidate(
         row,
-        name,
+        parts,
         factor * row["iteration_s"],
         None if low is None else factor * low,
         None if high is None else factor * high,
@@ -202,7 +242,7 @@ def _scaled(row: Row, cell: CellResult, name: str, factor: float, unit: str) -> 
     )
 
 
-def _by_energy(row: Row, cell: CellResult, name: str) -> Candidate | None:
+def _by_energy(row: Row, cell: CellResult, parts: tuple[str, ...]) -> Candidate | None:
     """Joules a sample: the interval is widened by what the counter's steps leave open in a window."""
     energies = energies_per_sample(cell)
     if not energies:
@@ -214,7 +254,7 @@ def _by_energy(row: Row, cell: CellResult, name: str) -> Candidate | None:
         low = high = estimate.median
     return Candidate(
         row,
-        name,
+        parts,
         estimate.median,
         None if low is None else low * (1 - open_part),
         None if high is None else high * (1 + open_part),
@@ -224,7 +264,7 @@ def _by_energy(row: Row, cell: CellResult, name: str) -> Candidate | None:
     )
 
 
-_MEASURES: dict[str, Callable[[Row, CellResult, str], Candidate | None]] = {
+_MEASURES: dict[str, Callable[[Row, CellResult, tuple[str, ...]], Candidate | None]] = {
     TIME: _by_time,
     EFFICIENCY: _by_time,
     HOURS: _by_hours,
@@ -239,30 +279,33 @@ def _trained(
     candidates, excluded = [], []
     singles = _one_of_each_single(family)
     for own in _over_seeds(family):
-        row = own[0]
+        row, ids = own[0], tuple(one["cell_id"] for one in own)
         if _is_single(row) and row["cell_id"] not in singles:
             continue
-        name = f"{_name(row, family)}{_recipe(row, family)}"
+        parts = (*_parts(row, family), *_recipe(row, family))
         missed = next((one["target_state"] for one in own if one["target_state"] != REACHED), REACHED)
         if is_control_arm(row) and not _is_single(row):
-            excluded.append((name, "a control arm: its replicas drift apart"))
+            reason = Finding("control_arm_training", ids)
         elif any(one["state"] == "failed" for one in own):
-            excluded.append((name, f"failed: {next(one['reason'] for one in own if one['reason'])}"))
+            reason = Finding("not_done", ids, {"reason": next(one["reason"] for one in own if one["reason"])})
         elif not any(one["repeats"] for one in own):
             continue
         elif missed != REACHED:
-            excluded.append((name, f"the target was {missed or 'not measured'}"))
+            reason = Finding("target_missed", ids, {"target_state": missed})
         elif shares_gpus(row):
-            excluded.append((name, f"{on_gpus(row)}: its seconds are not those of as many GPUs"))
+            names = ("world_size", "workers_per_gpu")
+            reason = Finding("seconds_on_shared_gpus", ids, {name: row[name] for name in names})
         else:
             seconds = [s for one in own for s in seconds_to_target(cells[one["cell_id"]])]
             estimate = estimate_median([[one] for one in seconds])
             candidates.append(
                 Candidate(
-                    row, name, estimate.median, estimate.low, estimate.high, f"s to {target}",
+                    row, parts, estimate.median, estimate.low, estimate.high, f"s to {target}",
                     estimate.method, seconds,
                 )
             )  # fmt: skip
+            continue
+        excluded.append(_excluded(row, parts, reason))
     title = f"{first['model']} on {first['dataset']} to an accuracy of {target}, {first['device']}"
     return Workload(title, sorted(candidates, key=lambda one: one.value), excluded)
 
@@ -274,24 +317,23 @@ def _over_seeds(family: Sequence[Row]) -> Iterator[list[Row]]:
     yield from groups.values()
 
 
-def _recipe(row: Row, family: Sequence[Row]) -> str:
+def _recipe(row: Row, family: Sequence[Row]) -> list[str]:
     """What of a training's recipe differs within the family."""
     differing = [name for name in _RECIPE if len({other[name] for other in family}) > 1]
-    told = [f"{name} {row[name]}" for name in differing if row[name] is not None]
-    return "".join(f", {text}" for text in told)
+    return [f"{name} {row[name]}" for name in differing if row[name] is not None]
 
 
-def _name(row: Row, family: Sequence[Row]) -> str:
+def _parts(row: Row, family: Sequence[Row]) -> tuple[str, ...]:
     parts = [f"{row['aggregator']} on {workers(row['world_size'])}"]
     if _is_single(row):
-        parts = ["1 worker, nothing to exchange"]
+        parts = ["1 worker", "nothing to exchange"]
     for axis, text in CHOSEN.items():
         if row[axis] is None or (axis in ("peer_access", "num_nodes") and _is_single(row)):
             continue
         if len({other[axis] for other in family if other[axis] is not None}) > 1:
             value = ("off", "on")[row[axis]] if isinstance(row[axis], bool) else row[axis]
             parts.append(text.format(value))
-    return ", ".join([*parts, OLDER_CODE] if is_of_older_code(row) else parts)
+    return (*parts, OLDER_CODE) if is_of_older_code(row) else tuple(parts)
 
 
 def relative_half_width(candidate: Candidate) -> float:

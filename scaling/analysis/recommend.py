@@ -25,6 +25,7 @@ from scaling.analysis.candidates import (
     HOURS,
     TIME,
     Candidate,
+    Excluded,
     Workload,
     relative_half_width,
     workloads,
@@ -32,8 +33,10 @@ from scaling.analysis.candidates import (
 from scaling.analysis.columns import Row, aggregator_name, to_rows
 from scaling.analysis.compare import ONE_LAUNCH_MARGIN
 from scaling.analysis.explain import explain_cell, limit_of
+from scaling.analysis.explain_doubts import LARGE_FLOOR
+from scaling.analysis.findings import Finding
+from scaling.analysis.intervals import within_noise
 from scaling.analysis.objectives import OBJECTIVES, Objective, parse_objective
-from scaling.analysis.recommend_text import cost_of_error, sentence_of
 from scaling.analysis.repeats import FEWEST, launches_needed
 from scaling.analysis.samples import CellResult
 from scaling.measure.ratios import ONE_LAUNCH
@@ -44,8 +47,8 @@ Choice = Candidate
 """A candidate that was chosen, or could have been."""
 
 
-Limit = Callable[[Row], "str | None"]
-"""What takes most of a cell's time, as a sentence."""
+Limit = Callable[[Row], "Finding | None"]
+"""What takes most of a cell's time."""
 
 
 @dataclass(frozen=True)
@@ -75,10 +78,9 @@ class Recommendation:
         runner_up: the next one.
         rivals: those that cannot be told apart from the choice; none if decided.
         more_repeats: that would tell; None if decided, or if no number would.
-        limit: what takes most of the choice's time, with what to try.
-        if_wrong: what it costs to be wrong.
-        excluded: (name, reason) of cells that may not be chosen.
-        sentence: all of it, for people.
+        limit: what takes most of the choice's time.
+        cost: what it costs to be wrong; None without a choice.
+        excluded: cells that may not be chosen.
     """
 
     objective: str
@@ -86,28 +88,41 @@ class Recommendation:
     state: str
     choice: Choice | None
     runner_up: Choice | None
-    rivals: list[Choice]
+    rivals: list[Rival]
     more_repeats: int | None
-    limit: str | None
-    if_wrong: str
-    excluded: list[tuple[str, str]]
-    sentence: str
+    limit: Finding | None
+    cost: Finding | None
+    excluded: list[Excluded]
 
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return {
-            "objective": self.objective,
-            "workload": self.workload,
-            "state": self.state,
-            "choice": _as_dict(self.choice),
-            "runner_up": _as_dict(self.runner_up),
-            "rivals": [_as_dict(one) for one in self.rivals],
+    @property
+    def finding(self) -> Finding:
+        """All of it."""
+        values: dict[str, Any] = {"title": self.workload, "state": self.state}
+        if self.choice is None:
+            return Finding("recommendation", (), {**values, "has_cells": bool(self.excluded)})
+        shared = self.choice.parts
+        rivals = [
+            {
+                "why": rival.why,
+                "is_choice": rival.candidate is self.choice,
+                "name": rival.candidate.parts[0],
+                "differs_in": [part for part in rival.candidate.parts[1:] if part not in shared],
+            }
+            for rival in self.rivals
+        ]
+        floor = _largest_floor(self.choice, self.rivals)
+        values |= {
+            "choice": self.choice.values(),
+            "rivals": rivals,
             "more_repeats": self.more_repeats,
+            "fewest_launches": FEWEST,
+            "noise_floor": floor,
+            "is_noisy": floor > LARGE_FLOOR,
+            "cost": self.cost,
             "limit": self.limit,
-            "if_wrong": self.if_wrong,
-            "excluded": [{"name": name, "reason": reason} for name, reason in self.excluded],
-            "sentence": self.sentence,
         }
+        named = [self.choice, *(rival.candidate for rival in self.rivals)]
+        return Finding("recommendation", tuple(one.row["cell_id"] for one in named), values)
 
 
 def recommend(
@@ -127,14 +142,10 @@ def recommend(
     wanted, rows = parse_objective(objective), to_rows(table)
     by_id, lossy = {cell.cell_id: cell for cell in cells}, lossy_ids(cells)
 
-    def limit(row: Row) -> str | None:
-        found = limit_of(explain_cell(row, by_id[row["cell_id"]], rows, num_cores, lossy))
-        return found.line() if found else None
+    def limit(row: Row) -> Finding | None:
+        return limit_of(explain_cell(row, by_id[row["cell_id"]], rows, num_cores, lossy))
 
-    found = []
-    for workload in workloads(wanted.name, rows, cells):
-        found.append(_recommend(wanted, workload, rows, limit))
-    return found
+    return [_recommend(wanted, workload, rows, limit) for workload in workloads(wanted.name, rows, cells)]
 
 
 def _recommend(wanted: Objective, workload: Workload, rows: Sequence[Row], limit: Limit) -> Recommendation:
@@ -144,49 +155,66 @@ def _recommend(wanted: Objective, workload: Workload, rows: Sequence[Row], limit
         candidates, unsure, too_low = _efficient(candidates, rows, wanted.smallest_efficiency)
         excluded += too_low
     if not candidates:
-        reason = "no cell is measured yet" if not excluded else "no candidate is left"
-        return _nothing(wanted, workload.title, excluded, reason)
+        return Recommendation(wanted.text, workload.title, "none", None, None, [], None, None, None, excluded)
     choice, others = candidates[0], candidates[1:]
     rivals = [rival for other in others if (rival := _rival(wanted, choice, other)) is not None]
     rivals += [rival for rival in unsure if rival.candidate.value <= choice.value]
     excluded += [
-        (one.candidate.name, "efficiency perhaps below the bound, and slower")
+        Excluded(one.candidate.name, one.candidate.name, Finding("efficiency_perhaps_below"))
         for one in unsure
         if one.candidate not in candidates and one.candidate.value > choice.value
     ]
-    runner_up = min((one for one in others), key=lambda one: one.value, default=None)
-    return _made(wanted, workload.title, choice, runner_up, rivals, excluded, limit(choice.row))
-
-
-def _made(
-    wanted: Objective,
-    title: str,
-    choice: Candidate,
-    runner_up: Candidate | None,
-    rivals: Sequence[Rival],
-    excluded: list[tuple[str, str]],
-    limit: str | None,
-) -> Recommendation:
-    more = _more_repeats(choice, rivals)
-    if_wrong = cost_of_error(choice, runner_up, [(one.candidate, one.why) for one in rivals])
+    runner_up = min(others, key=lambda one: one.value, default=None)
     return Recommendation(
         wanted.text,
-        title,
+        workload.title,
         "undecided" if rivals else "decided",
         choice,
         runner_up,
-        [one.candidate for one in rivals],
-        more,
-        limit,
-        if_wrong,
+        rivals,
+        _more_repeats(choice, rivals),
+        limit(choice.row),
+        _cost_of_error(choice, runner_up, rivals),
         excluded,
-        sentence_of(title, choice, [(one.candidate, one.why) for one in rivals], more, if_wrong, limit),
     )
 
 
-def _nothing(wanted: Objective, title: str, excluded: list[tuple[str, str]], reason: str) -> Recommendation:
-    sentence = f"{title}: nothing to recommend, {reason}."
-    return Recommendation(wanted.text, title, "none", None, None, [], None, None, "", excluded, sentence)
+def _cost_of_error(choice: Candidate, runner_up: Candidate | None, rivals: Sequence[Rival]) -> Finding:
+    """What is lost at most if another is the best in truth; if none can be, what the runner-up costs.
+
+    Where the noise floor is what keeps them from being told apart, no bound below it is stated: two
+    measurements of the very same were as far apart, which the intervals of one launch do not show.
+    """
+    if rivals:
+        case, cost = _cost_of_rivals(choice, rivals)
+        return Finding("cost_of_error", (), {"case": case, "cost_ratio": cost})
+    if runner_up is None:
+        return Finding("cost_of_error", (), {"case": "alone"})
+    values = {"runner_up": runner_up.name, "cost_ratio": runner_up.value / choice.value - 1}
+    if choice.low and choice.high and runner_up.low is not None and runner_up.high is not None:
+        values["low_ratio"] = runner_up.low / choice.high - 1
+        values["high_ratio"] = runner_up.high / choice.low - 1
+    return Finding("cost_of_error", (runner_up.row["cell_id"],), {"case": "runner_up", **values})
+
+
+def _cost_of_rivals(choice: Candidate, rivals: Sequence[Rival]) -> tuple[str, float | None]:
+    """What the bound on the cost rests on, and the bound as a ratio."""
+    lows = [rival.candidate.low for rival in rivals if rival.candidate.low is not None]
+    if choice.high is None or len(lows) < len(rivals):
+        return "no_interval", None
+    if min(lows) <= 0:
+        return "down_to_zero", None
+    worst, floor = choice.high / min(lows) - 1, _largest_floor(choice, rivals)
+    if any(rival.why == "noise" for rival in rivals) and worst < floor:
+        return "noise_floor", floor
+    if choice.method == ONE_LAUNCH:
+        return ("one_launch_best", None) if worst <= 0 else ("one_launch", worst)
+    return "intervals", max(0.0, worst)
+
+
+def _largest_floor(choice: Candidate, rivals: Sequence[Rival]) -> float:
+    """The largest noise floor of them; 0 where none was measured."""
+    return max(one.row["noise_floor"] or 0.0 for one in (choice, *(rival.candidate for rival in rivals)))
 
 
 def _rival(wanted: Objective, choice: Candidate, other: Candidate) -> Rival | None:
@@ -194,7 +222,7 @@ def _rival(wanted: Objective, choice: Candidate, other: Candidate) -> Rival | No
     difference = other.value - choice.value
     if None in (choice.low, choice.high, other.low, other.high):
         return Rival(other, "unknown", max(FEWEST, _needed(difference, choice, other) or FEWEST))
-    if wanted.name in (TIME, HOURS, EFFICIENCY) and _within_noise(choice, other):
+    if wanted.name in (TIME, HOURS, EFFICIENCY) and _is_within_noise(choice, other):
         return Rival(other, "noise", None)
     assert choice.high is not None
     assert other.low is not None
@@ -206,11 +234,8 @@ def _rival(wanted: Objective, choice: Candidate, other: Candidate) -> Rival | No
     return None
 
 
-def _within_noise(choice: Candidate, other: Candidate) -> bool:
-    """Whether they differ by no more than two measurements of the very same do."""
-    floors = [one.row["noise_floor"] for one in (choice, other) if one.row["noise_floor"] is not None]
-    allowed = max(floors, default=0.0) * (choice.value + other.value) / 2
-    return bool(floors) and other.value - choice.value <= allowed
+def _is_within_noise(choice: Candidate, other: Candidate) -> bool:
+    return within_noise(choice.value, other.value, choice.row["noise_floor"], other.row["noise_floor"])
 
 
 def _needed(difference: float, choice: Candidate, other: Candidate) -> int | None:
@@ -231,7 +256,7 @@ def _more_repeats(choice: Candidate, rivals: Sequence[Rival]) -> int | None:
 
 def _efficient(
     candidates: Sequence[Candidate], rows: Sequence[Row], smallest: float
-) -> tuple[list[Candidate], list[Rival], list[tuple[str, str]]]:
+) -> tuple[list[Candidate], list[Rival], list[Excluded]]:
     """Those that keep the efficiency, those of which that is not sure, and those that do not.
 
     One that keeps it, but not surely, is in both of the first lists.
@@ -240,7 +265,7 @@ def _efficient(
     for one in candidates:
         efficiency = one.row["parallel_efficiency"]
         if efficiency is None:
-            excluded.append((one.name, "no efficiency: one worker without exchange was not measured"))
+            excluded.append(Excluded(one.name, one.name, Finding("no_efficiency")))
             continue
         gap = abs(efficiency - smallest) / efficiency
         half = 0.0 if one.row["world_size"] == 1 else _efficiency_half_width(one, rows)
@@ -251,7 +276,9 @@ def _efficient(
             launches = FEWEST if spread is None else launches_needed(gap, [spread])
             unsure.append(Rival(one, "efficiency", launches))
         elif efficiency < smallest:
-            excluded.append((f"{one.name}: {efficiency:.2f}", f"efficiency below {smallest:g}"))
+            reason = Finding("efficiency_below", (one.row["cell_id"],), {"smallest_ratio": smallest})
+            name = f"{one.name}: {efficiency:.2f}"
+            excluded.append(Excluded(name, name, reason))
     return kept, unsure, excluded
 
 
@@ -274,20 +301,3 @@ def _efficiency_half_width(candidate: Candidate, rows: Sequence[Row]) -> float:
         (one["iteration_s_high"] - one["iteration_s_low"]) / 2 / one["iteration_s"] for one in singles
     ]
     return math.hypot(relative_half_width(candidate), max(of_single, default=math.inf))
-
-
-def _as_dict(choice: Choice | None) -> dict[str, Any] | None:
-    if choice is None:
-        return None
-    return {
-        "name": choice.name,
-        "cell_id": choice.row["cell_id"],
-        "aggregator": choice.row["aggregator"],
-        "world_size": choice.row["world_size"],
-        "value": choice.value,
-        "low": choice.low,
-        "high": choice.high,
-        "unit": choice.unit,
-        "method": choice.method,
-        "launches": len(choice.launches),
-    }

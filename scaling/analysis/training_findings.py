@@ -38,8 +38,8 @@ def _found(group: Group) -> Iterator[tuple[str, dict[str, Any]]]:
         yield "loss_not_finite", {"settings": settings(diverged)}
     yield from _targets([row for row in done if row["target_accuracy"] is not None])
     if predicted := [row for row in done if row["predicted_s_to_target"] is not None]:
-        columns = ("predicted_s_to_target", "predicted_s_to_target_low", "predicted_s_to_target_high")
-        names = (*columns, "seconds_to_target", "prediction_lacks")
+        bounds = (f"predicted_s_to_target{end}" for end in ("", "_low", "_high"))
+        names = (*bounds, "seconds_to_target", "prediction_lacks")
         yield (
             "predicted_seconds_to_target",
             {

@@ -184,4 +184,6 @@ def _copies(lines: _Lines, who: str) -> dict[str, float] | None:
 def _all_reduce(lines: _Lines, host_only: bool) -> dict[str, float] | None:
     line = lines.get(("all-reduce, captured", host_only, "at once"))
     line = line or lines.get(("all-reduce", host_only, "at once"))
-    return line and {"busbw_bytes_per_s": line.busbw_bytes_per_s, "num_bytes": line.num_bytes}
+    return (
+        None if line is None else {"busbw_bytes_per_s": line.busbw_bytes_per_s, "num_bytes": line.num_bytes}
+    )

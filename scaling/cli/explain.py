@@ -29,7 +29,7 @@ def explain(
     from scaling.analysis.explain import explain as find
     from scaling.analysis.reading import read_study
     from scaling.errors import ScalingError
-    from scaling.report.explain_text import choose, details, overview
+    from scaling.report.explain_text import as_dict, choose, details, overview
     from scaling.store import ResultsFolder
 
     study = read_study(ResultsFolder(directory))
@@ -46,7 +46,7 @@ def explain(
                 "cell_id": row["cell_id"],
                 "aggregator": row["aggregator"],
                 "world_size": row["world_size"],
-                "findings": [one.as_dict() for one in findings[row["cell_id"]]],
+                "findings": [as_dict(one) for one in findings[row["cell_id"]]],
             }
             for row in chosen
             if row["cell_id"] in findings

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import textwrap
 from pathlib import Path
 from typing import Annotated
 
@@ -28,6 +27,7 @@ def recommend(
     from scaling.analysis.reading import read_study
     from scaling.analysis.recommend import recommend as find
     from scaling.errors import ScalingError
+    from scaling.report.recommend_text import as_dict, lines_of
     from scaling.store import ResultsFolder
 
     study = read_study(ResultsFolder(directory))
@@ -39,17 +39,9 @@ def recommend(
             f"`scaling report {directory}` shows what it has"
         )
     if as_json:
-        typer.echo(json.dumps([one.as_dict() for one in found], indent=1))
+        typer.echo(json.dumps([as_dict(one) for one in found], indent=1))
     else:
         for one in found:
-            typer.echo(textwrap.fill(one.sentence, 80, subsequent_indent="  "))
-            for reason in dict.fromkeys(reason for _, reason in one.excluded):
-                all_names = [name for name, own in one.excluded if own == reason]
-                if "efficiency" not in reason and "the target was" not in reason:
-                    all_names = [name.partition(" on ")[0] for name in all_names]
-                names = dict.fromkeys(all_names)
-                told = f"  left out: {', '.join(names)} ({reason})"
-                typer.echo(textwrap.fill(told, 80, subsequent_indent="    "))
-            typer.echo("")
+            typer.echo("\n".join(lines_of(one)))
     if any(one.state == "undecided" for one in found):
         raise typer.Exit(3)

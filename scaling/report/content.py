@@ -11,7 +11,7 @@ import pandas as pd
 from scaling.analysis.columns import SEPARATOR, Row, to_rows
 from scaling.analysis.formats import MISSING
 from scaling.analysis.groups import group_rows
-from scaling.analysis.recommend import Choice, Recommendation
+from scaling.analysis.recommend import Recommendation
 from scaling.analysis.summary_findings import summary_findings
 from scaling.analysis.wall_time import WallTime
 from scaling.report.figures import SavedFigure
@@ -108,19 +108,6 @@ def content_of(
         num_cells=len(rows),
         environment=None if environment is None else flatten(environment),
     )
-
-
-def choice_text(choice: Choice) -> str:
-    """A setting with what it reaches: `ring on 4 workers: 1.2 ms/iteration (95% interval 1.1 to 1.3)`."""
-    bounds = ""
-    if choice.low is not None and choice.high is not None:
-        bounds = f" (95% interval {choice.low:.4g} to {choice.high:.4g})"
-    return f"{choice.name}: {choice.value:.4g} {choice.unit}{bounds}"
-
-
-def verdict(one: Recommendation) -> str:
-    """What kind of recommendation it is, in a word or two."""
-    return {"decided": "Recommended", "undecided": "Undecided"}.get(one.state, "No recommendation")
 
 
 def num_cores(environment: Mapping[str, Any] | None) -> int | None:

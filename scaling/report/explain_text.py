@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from scaling.analysis.columns import Row, is_control_arm
-from scaling.analysis.explain import EXPLAINED_KINDS, Finding
+from scaling.analysis.explain import EXPLAINED_KINDS, is_limit
+from scaling.analysis.explain_rules import RULES
+from scaling.analysis.findings import Finding
 from scaling.analysis.formats import milliseconds, percent, workers
 from scaling.analysis.groups import Group, group_rows
 from scaling.errors import ScalingError
 from scaling.report.terminal import WIDTH
+from scaling.report.text import line_of, next_experiment, text_of
 
 MOST_SHOWN = 2
 """Findings a cell in the overview."""
@@ -30,7 +34,7 @@ def overview(rows: Sequence[Row], findings: Findings) -> Iterator[str]:
         for row in sorted(shown or told[-1:], key=lambda row: row["iteration_s"] or 0.0):
             yield _wrapped(f"{group.name(row)}{_time(row)}", indent=2)
             for finding in _foremost(findings[row["cell_id"]]):
-                yield _wrapped(finding.line(), indent=4)
+                yield _wrapped(line_of(finding), indent=4)
         yield ""
 
 
@@ -39,7 +43,8 @@ def _foremost(findings: Sequence[Finding]) -> Sequence[Finding]:
     return [
         finding
         for finding in findings[:MOST_SHOWN]
-        if finding is findings[0] or (finding.is_limit and finding.share >= findings[0].share / 2)
+        if finding is findings[0]
+        or (is_limit(finding) and finding.values["share"] >= findings[0].values["share"] / 2)
     ]
 
 
@@ -50,16 +55,34 @@ def details(rows: Sequence[Row], findings: Findings, chosen: Sequence[Row]) -> I
         group = next(one for one in groups if row in one.rows)
         yield f"{group.name(row)} on {workers(row['world_size'])}{_time(row)}, cell {row['cell_id']}"
         yield _wrapped(group.title, indent=2)
-        own = findings[row["cell_id"]]
-        for finding in own:
-            share = f"{percent(finding.share, 0)} of the step"
-            told = finding.share <= 0 or not finding.is_limit or share in finding.sentence
-            yield _wrapped(f"- {finding.sentence}{'' if told else f' [{share}]'}", indent=2)
-            if finding.next_experiment:
-                yield _wrapped(f"next: {finding.next_experiment}", indent=4)
-        if not own:
+        for finding in findings[row["cell_id"]]:
+            yield from _detail(finding)
+        if not findings[row["cell_id"]]:
             yield "  no rule holds"
         yield ""
+
+
+def _detail(finding: Finding) -> Iterator[str]:
+    sentence, share = text_of(finding), finding.values["share"]
+    part = f"{percent(share, 0)} of the step"
+    is_said = share <= 0 or not is_limit(finding) or part in sentence
+    yield _wrapped(f"- {sentence}{'' if is_said else f' [{part}]'}", indent=2)
+    if then := next_experiment(finding):
+        yield _wrapped(f"next: {then}", indent=4)
+
+
+def as_dict(finding: Finding) -> dict[str, Any]:
+    """A finding for JSON, with its sentences and the columns of summary.csv that it rests on."""
+    (columns,) = [rule.columns for rule in RULES if rule.name == finding.kind]
+    return {
+        "rule": finding.kind,
+        "is_limit": is_limit(finding),
+        "sentence": text_of(finding),
+        "next_experiment": next_experiment(finding),
+        "share": finding.values["share"],
+        "values": {name: value for name, value in finding.values.items() if name != "share"},
+        "columns": list(columns),
+    }
 
 
 def choose(rows: Sequence[Row], wanted: str) -> list[Row]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from scaling.report.content import Content, choice_text, verdict
+from scaling.report.content import Content
 from scaling.report.evidence import PATHS
 from scaling.report.figures import SavedFigure
+from scaling.report.recommend_text import choice_text, verdict
 from scaling.report.svg import for_page, page_styles
-from scaling.report.text import TEMPLATES, environment
+from scaling.report.text import TEMPLATES, environment, text_of
 
 TEMPLATE = "report.html.j2"
 
@@ -18,7 +19,7 @@ def render_page(content: Content) -> str:
         content: what it says; the SVG files of its figures are read.
     """
     templates = environment(TEMPLATES, autoescape=True)
-    templates.filters |= {"choice": choice_text, "verdict": verdict}
+    templates.filters |= {"choice": choice_text, "verdict": verdict, "text": text_of}
     figures = [figure for section in content.sections for figure in section.figures]
     texts = {figure.name: figure.svg.read_text(encoding="utf-8") for figure in figures}
     return templates.get_template(TEMPLATE).render(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from scaling.report.content import Content, verdict
+from scaling.report.content import Content
 from scaling.report.page_tables import PageTable
+from scaling.report.recommend_text import verdict
 from scaling.report.sections import Section
+from scaling.report.text import text_of
 
 OPEN_SECTIONS = ("speedup", "training", "devices")
 """Their tables stand open; others unfold."""
@@ -24,7 +26,7 @@ def _lines(content: Content) -> Iterator[str]:
     yield _escaped(first.text)
     yield ""
     for one in content.recommendations:
-        yield f"> **{verdict(one)}.** {_escaped(one.sentence)}"
+        yield f"> **{verdict(one)}.** {_escaped(text_of(one.finding))}"
         yield ""
     yield from (f"- {_escaped(finding.text)}" for finding in rest)
     yield ""

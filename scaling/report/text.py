@@ -47,9 +47,14 @@ def text_of(finding: Finding, part: str = "") -> str:
     return " ".join(macro(finding.values).split())
 
 
-def has_text(kind: str) -> bool:
-    """Whether there is a template for this kind."""
-    return kind in _macros()
+def next_experiment(finding: Finding) -> str | None:
+    """What would tell more of a finding of `explain`, or mend it; None where there is nothing to try."""
+    return text_of(finding, "next") or None
+
+
+def line_of(finding: Finding) -> str:
+    """What limits a cell, with what to do next: `...; try step=captured`."""
+    return "; ".join(filter(None, [text_of(finding), next_experiment(finding)]))
 
 
 def environment(folder: Path, *, autoescape: bool) -> jinja2.Environment:
@@ -72,6 +77,7 @@ def environment(folder: Path, *, autoescape: bool) -> jinja2.Environment:
 def _macros() -> Mapping[str, Any]:
     """Kind -> its macro; names with an underscore in front are parts of others."""
     templates = environment(FINDINGS, autoescape=False)
+    templates.filters |= {"text": text_of, "line": line_of, "cost": _cost}
     macros: dict[str, Any] = {}
     for name in sorted(templates.list_templates()):
         exported = templates.get_template(name).module.__dict__
@@ -90,3 +96,8 @@ def _listed(words: Iterable[Any]) -> str:
 def _setting(setting: Mapping[str, Any]) -> str:
     """`ring on 4 workers`."""
     return f"{setting['name']} on {formats.workers(setting['world_size'])}"
+
+
+def _cost(ratio: float) -> str:
+    """`3.1%`, `24%`."""
+    return formats.percent(ratio, 1 if abs(ratio) < 0.1 else 0)

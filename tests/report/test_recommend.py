@@ -8,6 +8,7 @@ from scaling.analysis.objectives import parse_objective
 from scaling.analysis.recommend import recommend
 from scaling.analysis.repeats import FEWEST, launches_needed
 from scaling.errors import ScalingError
+from scaling.report.text import text_of
 
 GENERATOR_SEED = 4
 
@@ -34,7 +35,7 @@ def test_clearly_fastest_setting_is_recommended_with_interval_and_runner_up(make
     assert found.runner_up.row["aggregator"] == "tree"
     assert found.rivals == []
     assert found.more_repeats is None
-    assert "costs 3" in found.if_wrong, "a third more: 8 ms against 6 ms"
+    assert "costs 3" in text_of(found.cost), "a third more: 8 ms against 6 ms"
 
 
 def test_control_arm_is_never_recommended_though_it_is_the_fastest(make_study):
@@ -44,7 +45,7 @@ def test_control_arm_is_never_recommended_though_it_is_the_fastest(make_study):
     best = study.add(launches(0.006), aggregator="ring", world_size=4)
     found = only(study)
     assert found.choice.row["cell_id"] == best
-    assert sum("control arm" in reason for _, reason in found.excluded) == 2
+    assert sum("control arm" in text_of(one.reason) for one in found.excluded) == 2
 
 
 def test_augmented_steps_are_a_workload_of_their_own(make_study):
@@ -78,7 +79,7 @@ def test_lossy_aggregator_without_measured_accuracy_is_left_out(make_study):
     exact = study.add(launches(0.006), aggregator="ring", world_size=4)
     found = only(study)
     assert found.choice.row["cell_id"] == exact
-    assert any("accuracy was not measured" in reason for _, reason in found.excluded)
+    assert any("accuracy was not measured" in text_of(one.reason) for one in found.excluded)
 
 
 @pytest.mark.parametrize(("accuracy", "is_chosen"), [(0.98, True), (0.5, False)])
@@ -104,7 +105,7 @@ def test_lossy_aggregator_is_no_choice_where_only_another_update_held_the_accura
     study.add_training([3.0], aggregator="one_bit", world_size=4, lossy=True, **recipe)
     found = only(study)
     assert found.choice.row["cell_id"] == exact
-    assert any(said in reason for _, reason in found.excluded)
+    assert any(said in text_of(one.reason) for one in found.excluded)
 
 
 @pytest.mark.parametrize("recipe", [{"momentum": 0.0}, {"batch": 32}])
@@ -116,7 +117,9 @@ def test_lossy_accuracy_is_not_held_against_an_exact_one_of_another_update(make_
     study.add_training([5.0], accuracy=0.8, target=None, aggregator="ring", world_size=4, **recipe)
     found = only(study)
     assert found.choice.row["cell_id"] == exact
-    assert any("no exact training by that momentum and batch" in reason for _, reason in found.excluded)
+    assert any(
+        "no exact training by that momentum and batch" in text_of(one.reason) for one in found.excluded
+    )
 
 
 @pytest.mark.parametrize(("accuracy", "is_chosen"), [(0.975, True), (0.95, False)])
@@ -138,13 +141,13 @@ def test_overlapping_intervals_are_undecided_with_the_repeats_that_would_tell(ma
     study.add([one * 12 for one in b], aggregator="tree", world_size=4)
     found = only(study)
     assert found.state == "undecided"
-    assert [one.row["aggregator"] for one in found.rivals] == ["tree"]
+    assert [one.candidate.row["aggregator"] for one in found.rivals] == ["tree"]
     needed = next(
         n for n in range(3, 200) if special.stdtrit(n - 1, 0.975) * 0.2 / np.sqrt(n) < 0.1 * (1 - 1e-9)
     )
     assert found.more_repeats == needed - 3
-    assert f"about {needed - 3} more repeats would tell" in found.sentence
-    assert "at most" in found.if_wrong
+    assert f"about {needed - 3} more repeats would tell" in text_of(found.finding)
+    assert "at most" in text_of(found.cost)
 
 
 def test_twice_as_many_repeats_as_asked_for_do_tell(make_study):
@@ -162,9 +165,9 @@ def test_difference_below_the_noise_floor_is_undecided_and_no_repeats_would_tell
     study.add(launches(0.0102, spread=0.0001), aggregator="tree", world_size=4)
     found = only(study)
     assert (found.state, found.more_repeats) == ("undecided", None)
-    assert "noise floor" in found.sentence
-    assert "either will do" in found.sentence
-    assert found.if_wrong.startswith("Choosing it wrongly may cost as much as the noise floor, ")
+    assert "noise floor" in text_of(found.finding)
+    assert "either will do" in text_of(found.finding)
+    assert text_of(found.cost).startswith("Choosing it wrongly may cost as much as the noise floor, ")
 
 
 @pytest.mark.parametrize(("factor", "state"), [(1.03, "undecided"), (1.3, "decided")])
@@ -174,7 +177,7 @@ def test_one_launch_decides_large_differences_only_and_says_so(make_study, facto
     study.add(launches(0.010 * factor, count=1), aggregator="tree", world_size=4)
     found = only(study)
     assert found.state == state
-    assert "one launch" in found.sentence
+    assert "one launch" in text_of(found.finding)
     assert found.more_repeats == (FEWEST - 1 if state == "undecided" else None)
 
 
@@ -185,7 +188,7 @@ def test_efficiency_is_the_shortest_time_that_keeps_it(make_study):
     study.add(launches(0.0080), aggregator="ring", world_size=4)
     found = only(study, "efficiency >= 0.8")
     assert (found.state, found.choice.row["cell_id"]) == ("decided", kept)
-    assert any("efficiency below 0.8" in reason for _, reason in found.excluded)
+    assert any("efficiency below 0.8" in text_of(one.reason) for one in found.excluded)
 
 
 def test_efficiency_of_augmented_steps_leaves_the_noise_of_plain_ones_out(make_study):
@@ -204,7 +207,7 @@ def test_efficiency_on_the_bound_is_undecided(make_study):
     study.add(launches(0.010, spread=0.02), aggregator="ring", world_size=2)
     found = only(study, "efficiency >= 0.8")
     assert found.state == "undecided"
-    assert "may lie on either side" in found.sentence
+    assert "may lie on either side" in text_of(found.finding)
 
 
 def test_gpu_hours_count_the_workers(make_study):
@@ -242,7 +245,7 @@ def test_time_to_accuracy_needs_the_target_and_several_trainings(make_study):
     found = only(study, "time-to-accuracy")
     assert (found.state, found.choice.row["cell_id"]) == ("decided", fast)
     assert found.choice.value == pytest.approx(5.1)
-    assert any("not reached" in reason for _, reason in found.excluded)
+    assert any("not reached" in text_of(one.reason) for one in found.excluded)
     once = make_study()
     once.add_training([5.0], aggregator="ring", world_size=4)
     once.add_training([9.0], aggregator="tree", world_size=4)
@@ -260,9 +263,9 @@ def test_single_workers_of_different_recipes_are_two_choices_which_the_name_tell
     reached = study.add_training([5.0, 5.1, 5.2], aggregator="all_reduce", world_size=1)
     found = only(study, "time-to-accuracy")
     assert found.choice.row["cell_id"] == reached
-    ((missed, reason),) = found.excluded
-    assert f"{name} {value}" in missed
-    assert "not reached" in reason
+    (left_out,) = found.excluded
+    assert f"{name} {value}" in left_out.name
+    assert left_out.reason.kind == "target_missed"
 
 
 def test_failed_cells_are_left_out_with_their_reason_and_nothing_measured_is_said(make_study):
@@ -270,7 +273,7 @@ def test_failed_cells_are_left_out_with_their_reason_and_nothing_measured_is_sai
     study.add([], aggregator="ring", world_size=4, state="failed")
     found = only(study)
     assert found.state == "none"
-    assert any(reason.startswith("failed") for _, reason in found.excluded)
+    assert any(text_of(one.reason).startswith("failed") for one in found.excluded)
     assert recommend(make_study().table, [], "time") == []
 
 
@@ -304,8 +307,8 @@ def test_floor_of_a_busy_machine_is_no_reason_to_take_either(make_study):
     study.add(launches(0.014), aggregator="tree", world_size=4)
     found = only(study)
     assert (found.state, found.more_repeats) == ("undecided", None)
-    assert "either will do" not in found.sentence
-    assert "a quieter machine" in found.sentence
+    assert "either will do" not in text_of(found.finding)
+    assert "a quieter machine" in text_of(found.finding)
 
 
 def pair_and_another(study, floor, other_s, *, own_step="eager", step="eager", other_floor=None):
@@ -340,8 +343,8 @@ def test_larger_of_two_noise_floors_holds_for_candidates_of_different_steps(make
     found = only(study)
     assert (found.state, found.choice.row["aggregator"]) == ("undecided", "ring")
     assert found.choice.row["noise_floor"] == pytest.approx(floors[0], rel=1e-3)
-    assert found.rivals[0].row["noise_floor"] == pytest.approx(floors[1], rel=1e-3)
-    assert "as the noise floor, 20%." in found.if_wrong
+    assert found.rivals[0].candidate.row["noise_floor"] == pytest.approx(floors[1], rel=1e-3)
+    assert "as the noise floor, 20%." in text_of(found.cost)
 
 
 @pytest.mark.parametrize(("factor", "state"), [(1.04, "undecided"), (1.06, "decided")])

@@ -19,6 +19,7 @@ from scaling.report.exports.mllog import mllog
 from scaling.report.exports.tidy_csv import tidy_csv
 from scaling.report.page_tables import page_tables
 from scaling.report.target_data import target_bars
+from scaling.report.text import text_of
 from tests.report.conftest import findings
 
 TRAIN_S = 1234.5
@@ -123,7 +124,7 @@ class TestChoice:
         (found,) = recommend(table, cells, "time-to-accuracy")
         assert found.choice is not None
         assert found.choice.row["world_size"] == 2
-        reasons = dict(found.excluded)
+        reasons = {one.name: text_of(one.reason) for one in found.excluded}
         assert reasons["ring on 8 workers"].startswith("8 workers on 2 GPUs: its seconds are not those")
         assert reasons["ring on 4 workers"].startswith("4 workers on 2 GPUs")
 

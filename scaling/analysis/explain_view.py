@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from scaling.analysis.columns import INDEPENDENT, Row, aggregator_name, is_control_arm, is_twin
 from scaling.analysis.matching import WHERE_RUN
 from scaling.analysis.samples import CellResult
+
+Values = dict[str, Any]
+"""Of a rule's finding, with the part of the step that it is about as `share`, 0 to 1."""
 
 
 def _is_plain(row: Row) -> bool:
@@ -15,24 +19,7 @@ def _is_plain(row: Row) -> bool:
 
 
 @dataclass(frozen=True)
-class Told:
-    """What a rule found in a cell.
-
-    Attributes:
-        sentence: for people, without a full stop.
-        next_experiment: what would tell more or mend it; None where there is nothing to try.
-        share: part of the step that it is about, 0 to 1.
-        values: the numbers behind it, SI units, by column of summary.csv or by name.
-    """
-
-    sentence: str
-    next_experiment: str | None
-    share: float
-    values: dict[str, float]
-
-
-@dataclass(frozen=True)
-class Look:
+class View:
     """A cell among the others of its study.
 
     Attributes:

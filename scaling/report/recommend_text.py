@@ -1,0 +1,75 @@
+"""What `recommend` found, in a terminal of 80 columns and for JSON."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+from typing import Any
+
+from scaling.analysis.candidates import Candidate
+from scaling.analysis.recommend import Recommendation
+from scaling.report.terminal import WIDTH
+from scaling.report.text import line_of, text_of
+
+BY_SETTING = ("target_missed", "no_efficiency", "efficiency_below", "efficiency_perhaps_below")
+"""Reasons that hold for one setting of an aggregator, and not for another: the whole setting is named."""
+
+
+def lines_of(recommendation: Recommendation) -> Iterator[str]:
+    """The recommendation, and of each reason the cells that were left out for it."""
+    yield textwrap.fill(text_of(recommendation.finding), WIDTH, subsequent_indent="  ")
+    names: dict[str, dict[str, None]] = {}
+    for one in recommendation.excluded:
+        name = one.name if one.reason.kind in BY_SETTING else one.aggregator
+        names.setdefault(text_of(one.reason), {})[name] = None
+    for reason, those in names.items():
+        yield textwrap.fill(f"  left out: {', '.join(those)} ({reason})", WIDTH, subsequent_indent="    ")
+    yield ""
+
+
+def as_dict(recommendation: Recommendation) -> dict[str, Any]:
+    """A recommendation for JSON."""
+    return {
+        "objective": recommendation.objective,
+        "workload": recommendation.workload,
+        "state": recommendation.state,
+        "choice": _choice(recommendation.choice),
+        "runner_up": _choice(recommendation.runner_up),
+        "rivals": [_choice(rival.candidate) for rival in recommendation.rivals],
+        "more_repeats": recommendation.more_repeats,
+        "limit": line_of(recommendation.limit) if recommendation.limit else None,
+        "if_wrong": text_of(recommendation.cost) if recommendation.cost else "",
+        "excluded": [{"name": one.name, "reason": text_of(one.reason)} for one in recommendation.excluded],
+        "sentence": text_of(recommendation.finding),
+    }
+
+
+def choice_text(choice: Candidate) -> str:
+    """A setting with what it reaches: `ring on 4 workers: 1.2 ms/iteration (95% interval 1.1 to 1.3)`."""
+    bounds = ""
+    if choice.low is not None and choice.high is not None:
+        bounds = f" (95% interval {choice.low:.4g} to {choice.high:.4g})"
+    return f"{choice.name}: {choice.value:.4g} {choice.unit}{bounds}"
+
+
+def verdict(recommendation: Recommendation) -> str:
+    """What kind of recommendation it is, in a word or two."""
+    words = {"decided": "Recommended", "undecided": "Undecided"}
+    return words.get(recommendation.state, "No recommendation")
+
+
+def _choice(choice: Candidate | None) -> dict[str, Any] | None:
+    if choice is None:
+        return None
+    return {
+        "name": choice.name,
+        "cell_id": choice.row["cell_id"],
+        "aggregator": choice.row["aggregator"],
+        "world_size": choice.row["world_size"],
+        "value": choice.value,
+        "low": choice.low,
+        "high": choice.high,
+        "unit": choice.unit,
+        "method": choice.method,
+        "launches": len(choice.launches),
+    }
