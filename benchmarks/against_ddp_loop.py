@@ -111,7 +111,7 @@ def first_losses(step: Contender, batches: list[Any], group: TorchGroup) -> list
     """The global batch's loss before each of the first updates."""
     losses = torch.stack([step(*batches[index % len(batches)]) for index in range(LOSS_STEPS)])
     group.all_reduce(losses)
-    return (losses / group.world_size).tolist()  # type: ignore[no-any-return]
+    return (losses / group.world_size).tolist()
 
 
 def compare(name: str, group: TorchGroup, device: torch.device, rounds: int) -> tuple[list[Any], list[Any]]:

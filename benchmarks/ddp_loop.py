@@ -52,6 +52,6 @@ class DdpLoop:
         """One iteration; the loss is not waited for."""
         self.optimizer.zero_grad()
         loss = nn.functional.cross_entropy(self.model(inputs), targets)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
         return loss.detach()

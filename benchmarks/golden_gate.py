@@ -58,7 +58,8 @@ def main() -> int:
                 parser.error(f"{', '.join(unknown)}: not in results/reference; there are {', '.join(names)}")
             names = [name for name in names if name in arguments.only]
         failures = make_reports(sides, names, suffixes)
-        lines = [*failures, *differences(*sides, names, suffixes)]
+        before, after = sides
+        lines = [*failures, *differences(before, after, names, suffixes)]
     for line in lines:
         print(line)
     print(f"{len(names)} folders, {len(lines)} differences" if lines else f"{len(names)} folders: the same")

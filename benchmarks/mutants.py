@@ -229,8 +229,9 @@ def main() -> None:
             parser.error(f"no mutant {', '.join(unknown)}; 1 to {asked.count}, {', '.join(NAMED)}")
         if asked.list:
             for name in chosen:
-                one = mutants[name]
-                print(f"{name}\t{one.kind}\t{one.file}:{one.line}\t{one.was!r} -> {one.now!r}")
+                mutant = mutants[name]
+                place = f"{mutant.file}:{mutant.line}"
+                print(f"{name}\t{mutant.kind}\t{place}\t{mutant.was!r} -> {mutant.now!r}")
             return
         words = ["git", "-C", str(root), "log", "-1", "--format=%h", "--", "scaling", "launchers"]
         commit = subprocess.run(words, check=True, capture_output=True, text=True).stdout.strip()
@@ -238,15 +239,10 @@ def main() -> None:
         for name in chosen:
             stages = {"own": asked.tests} if asked.tests else tests.of(mutants[name].file)
             stages = {stage: files for stage, files in stages.items() if stage in asked.stages.split(",")}
-            one = results[name] = try_mutant(root, name, mutants[name], stages, commit, asked.patience)
-            told = (
-                name,
-                one.outcome,
-                f"{one.file}:{one.line}",
-                one.killed_by or one.scope,
-                f"{one.seconds:g} s",
-            )
-            print("\t".join(told), flush=True)
+            result = results[name] = try_mutant(root, name, mutants[name], stages, commit, asked.patience)
+            killed_by = result.killed_by or result.scope
+            words = [name, result.outcome, f"{result.file}:{result.line}", killed_by, f"{result.seconds:g} s"]
+            print("\t".join(words), flush=True)
             write_results(asked.out, results)
         results |= {one.id: one for one in believed(root, [results[name] for name in chosen])}
         write_results(asked.out, results)

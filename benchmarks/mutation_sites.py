@@ -13,6 +13,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 CORE = (
     *(
@@ -80,8 +81,9 @@ class _Sites:
         yield from self._below(ast.parse(self._source), "")
 
     def _span(self, node: ast.AST) -> tuple[int, int]:
-        at, end = self._starts[node.lineno - 1] + node.col_offset, self._starts[node.end_lineno - 1]
-        return at, end + node.end_col_offset
+        place: Any = node  # of those that are mutated: all have a place
+        at = self._starts[place.lineno - 1] + place.col_offset
+        return at, self._starts[place.end_lineno - 1] + place.end_col_offset
 
     def _text(self, node: ast.AST) -> str:
         start, stop = self._span(node)
@@ -125,9 +127,9 @@ class _Sites:
             was, now = ARITHMETIC[type(node.op)]
             yield from self._between("arithmetic", node.target, node.value, f"{was}=", f"{now}=")
             yield self._whole("removal", node, "pass")
-        elif isinstance(node, ast.Constant) and type(node.value) in (bool, int, float):
-            now = not node.value if isinstance(node.value, bool) else node.value + 1
-            yield self._whole("constant", node, repr(now))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, bool | int | float):
+            changed = not node.value if isinstance(node.value, bool) else node.value + 1
+            yield self._whole("constant", node, repr(changed))
         elif isinstance(node, ast.BoolOp):
             was, now = ("and", "or") if isinstance(node.op, ast.And) else ("or", "and")
             for left, right in zip(node.values, node.values[1:], strict=False):

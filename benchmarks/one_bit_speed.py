@@ -49,6 +49,7 @@ Call = Callable[[], object]
 def layout_of(name: str) -> BucketLayout:
     """All of a model's parameters as one bucket."""
     model = create_model(name)
+    assert model.shape is not None, f"{name} adapts to its data set"
     with torch.device("meta"):
         module = build_module(model, model.shape)
     return BucketLayout.of([(key, tuple(value.shape)) for key, value in module.named_parameters()])
@@ -56,7 +57,7 @@ def layout_of(name: str) -> BucketLayout:
 
 def seconds_of(call: Call) -> float:
     """Device time of one call."""
-    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     start.record()
     call()
     stop.record()
@@ -251,10 +252,15 @@ class Exchanges:
             "sends back": self.sends_down,
             "all-to-all": self.all_to_all,
             "all-gather": self.all_gather,
-            "sends + sends back": lambda: (self.sends_up(), self.sends_down()),
-            "sends + all-gather": lambda: (self.sends_up(), self.all_gather()),
-            "all-to-all + all-gather": lambda: (self.all_to_all(), self.all_gather()),
+            "sends + sends back": in_turn(self.sends_up, self.sends_down),
+            "sends + all-gather": in_turn(self.sends_up, self.all_gather),
+            "all-to-all + all-gather": in_turn(self.all_to_all, self.all_gather),
         }
+
+
+def in_turn(*calls: Call) -> Call:
+    """One call that makes these."""
+    return lambda: [call() for call in calls]
 
 
 def timed_both_ways(
