@@ -128,8 +128,9 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     report = yield
     is_left_out = report.skipped and not hasattr(report, "wasxfail")
     if is_left_out and 0 < _num_gpus_needed(item) <= _num_gpus_promised():
+        reason: Any = report.longrepr  # file, line, why
         report.outcome = "failed"
-        report.longrepr = f"{NUM_GPUS_VARIABLE}={_num_gpus_promised()}, and this was {report.longrepr[2]}"
+        report.longrepr = f"{NUM_GPUS_VARIABLE}={_num_gpus_promised()}, and this was {reason[2]}"
     return report
 
 
@@ -227,7 +228,7 @@ class HandLauncher:
     environment: tuple[tuple[str, str], ...] = ()
 
     def run(
-        self, world_size: int, *words: str, limit_s: float = 240, **keywords: object
+        self, world_size: int, *words: str, limit_s: float = 240, **keywords: Any
     ) -> subprocess.CompletedProcess[str]:
         """Starts that many processes of `python *words`, and waits for them."""
         process = self.start(world_size, *words, **keywords)
@@ -239,12 +240,12 @@ class HandLauncher:
             raise
         return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
 
-    def start(self, world_size: int, *words: str, **keywords: object) -> "subprocess.Popen[str]":
+    def start(self, world_size: int, *words: str, **keywords: Any) -> "subprocess.Popen[str]":
         """The same, in the background."""
         environment = {**os.environ, **dict(self.environment), **keywords.pop("env", {})}
         command = [self.program, *self.options, "-np", str(world_size), sys.executable, *words]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        return subprocess.Popen(command, env=environment, **pipes, **keywords)
+        keywords = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **keywords}
+        return subprocess.Popen(command, env=environment, text=True, **keywords)
 
 
 AS_ROOT = tuple((f"OMPI_ALLOW_RUN_AS_ROOT{end}", "1") for end in ("", "_CONFIRM"))
@@ -283,7 +284,7 @@ def _hand_launcher(name: str) -> HandLauncher:
         program = str(Path(sys.executable).with_name("horovodrun"))
         return HandLauncher(name, program, ("--gloo",))
     need(importlib.util.find_spec("mpi4py"), "mpi4py is not installed; pip install 'scaling-study[mpi]'")
-    program = MPI_PROGRAMS[name]()
+    program = MPI_PROGRAMS[name]() or ""
     need(program, f"{name} is not installed; `make test-all` installs it where it can")
     if name == "mpich":
         return HandLauncher(name, program)
@@ -311,7 +312,7 @@ def call(
             main()
             raise SystemExit(0)
         captured = capsys.readouterr()
-        return ended.value.code or 0, captured.out, captured.err
+        return int(ended.value.code or 0), captured.out, captured.err
 
     return run
 

@@ -138,7 +138,7 @@ class Stale(Correct):
     """Gives the first mean for ever."""
 
     def start(self, layout, group, dtype, device):
-        return Counted(group, layout, None)
+        return Counted(group, layout, None)  # type: ignore[arg-type]
 
     def aggregate(self, state, gradient, phase=unmarked):
         if state.calls is None:
@@ -187,7 +187,7 @@ class NoOwner(TwoOwners):
 
 
 class RootElsewhere(TwoOwners):
-    update_site = "root"
+    update_site = "root"  # type: ignore[assignment]
 
     def owned(self, state):
         last = state.group.rank == state.group.world_size - 1
@@ -278,7 +278,7 @@ def negative_chunk(world_size):
 
 
 def float_world(world_size):
-    return Schedule("mine", float(world_size), world_size, ring(world_size).steps)
+    return Schedule("mine", float(world_size), world_size, ring(world_size).steps)  # type: ignore[arg-type]
 
 
 def for_others(world_size):

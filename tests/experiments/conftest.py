@@ -38,8 +38,21 @@ def clock(monkeypatch) -> FakeClock:
     """What `Budget` reads the time from."""
     fake = FakeClock()
     monkeypatch.setattr(base, "clock_for", lambda _: fake)
-    monkeypatch.setattr(base.time, "perf_counter", fake.perf_counter)
+    monkeypatch.setattr("scaling.experiments.base.time.perf_counter", fake.perf_counter)
     return fake
+
+
+class Step:
+    """Takes so many seconds of the made-up clock; the first call, where that is given, another time."""
+
+    def __init__(self, clock: FakeClock, seconds: float, first: float | None) -> None:
+        self._clock, self._seconds, self._first = clock, seconds, first
+        self.calls = 0
+
+    def __call__(self) -> None:
+        is_first = self._first is not None and not self.calls
+        self._clock.now += self._first if is_first and self._first is not None else self._seconds
+        self.calls += 1
 
 
 @pytest.fixture
@@ -47,11 +60,6 @@ def takes(clock):
     """A step that takes so many seconds of the made-up clock, and counts its calls."""
 
     def make(seconds: float, first: float | None = None):
-        def step() -> None:
-            clock.now += first if first is not None and not step.calls else seconds
-            step.calls += 1
-
-        step.calls = 0
-        return step
+        return Step(clock, seconds, first)
 
     return make

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -27,9 +28,14 @@ NUM_ROUNDS = 200
 
 def shared_buffers(group: TorchGroup) -> dict[str, Any]:
     """A buffer is zeroed, the same memory on all ranks, and its name is gone."""
-    paths = []
+    paths: list[str] = []
     create = over_torch._create_shared_file
-    over_torch._create_shared_file = lambda size: paths.append(create(size)) or paths[-1]
+
+    def create_and_note(num_bytes: int) -> str:
+        paths.append(create(num_bytes))
+        return paths[-1]
+
+    over_torch._create_shared_file = create_and_note
     try:
         buffer = group.shared_host_buffer(24, register=False)
         empty = group.shared_host_buffer(0, register=False)
@@ -133,11 +139,8 @@ def host_clock(group: TorchGroup) -> dict[str, Any]:
     """On one host; and as if each rank had one of its own, with a clock `rank` thousand seconds ahead."""
     apart = TorchGroup(group.data, group._control, ranks_on_this_host=1)
     ahead = SimpleNamespace(perf_counter=lambda: time.perf_counter() + 1000 * group.rank)
-    over_torch.time, kept = ahead, over_torch.time
-    try:
+    with patch.object(over_torch, "time", ahead):
         offset_s, uncertainty_s = apart.host_clock_offset()
-    finally:
-        over_torch.time = kept
     return {
         "same_host": group.host_clock_offset(),
         "error_s": abs(offset_s + 1000 * group.rank),

@@ -171,7 +171,7 @@ class Synthetic:
         spans: Sequence[Sequence[Any]] = (),
         split_s: float | None = None,
         summary: Mapping[str, Any] | None = None,
-        state: str = "done",
+        state: Any = "done",
         **cell: Any,
     ) -> str:
         """Adds an iteration cell; each launch is its unsplit steps in seconds, which all ranks share.

@@ -5,6 +5,7 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -71,7 +72,12 @@ def main(out, names):
         assert world_size == info.world_size
         return workers.gather(work(group))
 
-    seen = {"launcher": info.launcher, "size": info.world_size, "beside": beside.record(), "aggregators": {}}
+    seen: dict[str, Any] = {
+        "launcher": info.launcher,
+        "size": info.world_size,
+        "beside": beside.record(),
+        "aggregators": {},
+    }
     for name in names:
         aggregator = create(name)
         results = [checked(aggregator, case, run) for case in cases(info.world_size)]

@@ -64,13 +64,19 @@ def waiting_is_an_error() -> Iterator[None]:
         torch.cuda.set_sync_debug_mode("default")
 
 
+def copy_of(mean: Tensor | None) -> Tensor:
+    """Of what every rank gets: replicas' means, which are never None."""
+    assert mean is not None
+    return mean.clone()
+
+
 def on_cpu(aggregator: Aggregator[Any], world_size: int) -> list[Tensor]:
     """The results of the steps between threads."""
 
     def work(group: Group) -> list[Tensor]:
         state = aggregator.start(LAYOUT, group, torch.float32, CPU)
         steps = range(NUM_STEPS)
-        return [aggregator.aggregate(state, gradient_of(group.rank, step)).clone() for step in steps]
+        return [copy_of(aggregator.aggregate(state, gradient_of(group.rank, step))) for step in steps]
 
     return run_in_process(world_size, work)[0]
 
@@ -80,11 +86,11 @@ def aggregated(aggregator: Aggregator[Any], group: TorchGroup, device: torch.dev
     expected = on_cpu(aggregator, group.world_size)
     state = aggregator.start(LAYOUT, group, torch.float32, device)
     gradients = [gradient_of(group.rank, step).to(device) for step in range(NUM_STEPS)]
-    results = [aggregator.aggregate(state, gradients[0].clone()).clone()]
+    results = [copy_of(aggregator.aggregate(state, gradients[0].clone()))]
     waits = ""
     try:
         with waiting_is_an_error():
-            results += [aggregator.aggregate(state, one.clone()).clone() for one in gradients[1:]]
+            results += [copy_of(aggregator.aggregate(state, one.clone())) for one in gradients[1:]]
     except RuntimeError as error:
         waits = str(error)
     state.check()
@@ -181,16 +187,16 @@ def resumed(
     """
 
     def captured() -> CapturedStep:
-        step = made(aggregator, group, device, layered=layered)
+        step: Any = made(aggregator, group, device, layered=layered)
         return CapturedStep(step, *batch(group.rank, 99, device), group)
 
     later = range(NUM_TRAINED, 2 * NUM_TRAINED)
-    uncut = captured()
+    uncut: Any = captured()
     fresh = uncut.state_dict()["aggregator"]
     take_steps(uncut, group, device, range(NUM_TRAINED))
     content = Checkpoint.of(uncut, Progress(1, 1.0), [], device).to_bytes()
     seen: dict[str, Any] = {"uncut": take_steps(uncut, group, device, later)}
-    other = captured()
+    other: Any = captured()
     saved = Checkpoint.from_bytes(content)
     assert saved is not None
     saved.restore(other, device)

@@ -26,7 +26,7 @@ CPU = torch.device("cpu")
 SHAPES = {"a": (40, 30), "bias": (40,), "conv": (12, 5, 3, 3), "b": (40, 30), "small": (3, 2), "c": (30, 40)}
 LAYOUT = BucketLayout.of(list(SHAPES.items()))
 NUM_STEPS = 5
-POWER_SGD = {
+POWER_SGD: dict[str, dict[str, Any]] = {
     "power_sgd rank 1": {"approximation_size": 1},
     "power_sgd rank 2": {"approximation_size": 2},
     "power_sgd rank 4": {"approximation_size": 4},
@@ -63,7 +63,8 @@ def bucket_of(flat: torch.Tensor) -> Any:
 def of_ours(name: str, parameters: dict[str, Any], group: TorchGroup) -> list[torch.Tensor]:
     aggregator = create(name, parameters)
     state = aggregator.start(LAYOUT, group, torch.float32, CPU)
-    return [aggregator.aggregate(state, gradient_of(group.rank, s)).clone() for s in range(NUM_STEPS)]
+    means = (aggregator.aggregate(state, gradient_of(group.rank, step)) for step in range(NUM_STEPS))
+    return [mean.clone() for mean in means if mean is not None]
 
 
 def of_torchs(hook: Any, state: Any, group: TorchGroup) -> list[torch.Tensor]:

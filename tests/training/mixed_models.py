@@ -82,7 +82,7 @@ class NotContiguous(Network):
 
     def __init__(self) -> None:
         super().__init__(head=torch.bfloat16)
-        self.filters = nn.Conv2d(3, 12, 2).to(memory_format=torch.channels_last)
+        self.filters = nn.Conv2d(3, 12, 2).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.mixing = nn.Parameter(torch.randn(12, 12).t())
 
     def forward(self, inputs: Tensor) -> Tensor:

@@ -149,7 +149,7 @@ def forgotten(group: TorchGroup) -> dict[str, Any]:
             if is_split:
                 step.prepare_split(PhaseRecorder(MonotonicClock()))
             step(*batch(group.rank, 0))
-            watched = [weakref.ref(step), weakref.ref(step.replica.module)]
+            watched: list[weakref.ref[Any]] = [weakref.ref(step), weakref.ref(step.replica.module)]
             del step
             gc.collect()
             seen[f"{label} {is_split}"] = [one() is None for one in watched]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from planted_faults import EXCHANGE_S, LATE_S, hooks_that_block
+from slow_parts import EXCHANGE_S, LATE_S, hooks_that_block
 
 from launchers.rank_info import RankInfo
 from scaling.registry import trust
@@ -22,7 +22,7 @@ LATE = Cell(
     kind="iteration",
     model="mlp",
     dataset="digits",
-    aggregator="planted_faults:LateOnRank1",
+    aggregator="slow_parts:LateOnRank1",
     step="eager",
     device="cpu",
     scaling="strong",
@@ -45,9 +45,9 @@ LATE = Cell(
 )
 SLOW = replace(
     LATE,
-    model="planted_faults:slow_network",
+    model="slow_parts:slow_network",
     model_parameters={},
-    aggregator="planted_faults:SlowExchange",
+    aggregator="slow_parts:SlowExchange",
     step="overlapped",
     bucket_mb=0.001,
 )

@@ -83,7 +83,7 @@ class Watch:
             self.passes[-1].append([names[id(p)] for p in bucket.parameters()])
             return self._hook(step, bucket)
 
-        OverlappedStep._hook = seen
+        OverlappedStep._hook = seen  # type: ignore[assignment]
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -114,7 +114,7 @@ class Ledger:
 
 def withheld(step: OverlappedStep) -> dict[str, Tensor]:
     """By parameter; nothing where nothing ever is."""
-    kept = {}
+    kept: dict[str, Tensor] = {}
     for state in step._buckets._states:
         flat = state.withheld() if hasattr(state, "withheld") else state.left_over()
         if flat is not None:
@@ -125,9 +125,10 @@ def withheld(step: OverlappedStep) -> dict[str, Tensor]:
 def across_buckets(name: str, group: TorchGroup) -> dict[str, Any]:
     """A training whose buckets change every few steps, and what it owes and withholds at the end of each."""
     ledger = Ledger(create(name, PARAMETERS[name]).own_momentum())
-    step, number, seen = None, 0, []
+    step: OverlappedStep | None = None
+    number, seen = 0, []
     for bucket_mb in BUCKETS_MB:
-        saved = step.state_dict() if step is not None else None
+        saved: Any = step.state_dict() if step is not None else None
         with Watch() as watch:
             step = hooked(name, group, bucket_mb)
             if saved is not None:
@@ -143,6 +144,7 @@ def across_buckets(name: str, group: TorchGroup) -> dict[str, Any]:
                 "withheld": listed(withheld(step)),
             }
         )
+    assert step is not None
     parameters = torch.cat([one.flatten() for one in step.replica.trainable])
     return {"stretches": seen, "parameters": parameters.tolist()}
 
