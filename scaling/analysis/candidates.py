@@ -17,7 +17,6 @@ import numpy as np
 
 from scaling.analysis.accuracy import why_not
 from scaling.analysis.columns import (
-    OLDER_CODE,
     Row,
     aggregator_order,
     fixed_batch,
@@ -333,7 +332,7 @@ def _parts(row: Row, family: Sequence[Row]) -> tuple[str, ...]:
         if len({other[axis] for other in family if other[axis] is not None}) > 1:
             value = ("off", "on")[row[axis]] if isinstance(row[axis], bool) else row[axis]
             parts.append(text.format(value))
-    return (*parts, OLDER_CODE) if is_of_older_code(row) else tuple(parts)
+    return (*parts, "older code") if is_of_older_code(row) else tuple(parts)
 
 
 def relative_half_width(candidate: Candidate) -> float:

@@ -1,16 +1,15 @@
-"""The column `warnings`: what a reader should know before believing a cell's numbers."""
+"""The column `warnings`: what a reader should know before believing a cell's numbers, as findings."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from statistics import median
 from typing import Any
 
-from scaling.analysis.columns import OLDER_CODE, SEPARATOR, Row, shares_gpus
-from scaling.analysis.formats import listed, number, on_gpus, percent, workers
-from scaling.analysis.groups import Group
+from scaling.analysis.columns import OLDER_CODE, Row, shares_gpus
+from scaling.analysis.findings import Finding
 from scaling.analysis.samples import CellResult
 from scaling.measure.stopping import relative_half_width
 from scaling.store import CodeChange, RunRecord, changes_since
@@ -28,89 +27,58 @@ IN_HOST_MEMORY = "the data set does not fit on the device"
 """So begins the note of a run whose data set stayed in host memory, on any rank."""
 
 
-def cautions(cell: CellResult, row: Row) -> list[str]:
-    """The warnings of a cell, each as `kind: detail`.
+def cautions(cell: CellResult, row: Row) -> tuple[Finding, ...]:
+    """The warnings of a cell.
 
     Args:
         cell: with its samples.
         row: its row of the summary, with the budget.
     """
-    return [
-        *_code_cautions(cell),
-        *_sharing_cautions(row),
-        *_host_memory_cautions(cell, row),
-        *_budget_cautions(row),
-        *_gpu_cautions(cell),
-        *_precision_cautions(cell),
-    ]
+    found = (_of_code, _of_sharing, _of_host_memory, _of_budget, _of_gpus, _of_precision)
+    return tuple(
+        Finding(kind, (cell.cell_id,), values) for caution in found for kind, values in caution(cell, row)
+    )
 
 
-def cautions_of(group: Group, most: int | None = None) -> list[str]:
-    """The warnings of a group's cells: one text a kind, with the cells that it is about.
-
-    Args:
-        group: comparable cells.
-        most: a kind tells so many of its warnings, and the number of the rest; None: all.
-    """
-    kinds: dict[str, dict[str, list[str]]] = {}
-    for row in group.rows:
-        for caution in filter(None, (row["warnings"] or "").split(SEPARATOR)):
-            kind, _, detail = caution.partition(": ")
-            name = f"{group.name(row)} on {workers(row['world_size'])}"
-            kinds.setdefault(kind, {}).setdefault(detail, []).append(name)
-    return [f"{kind}: {_listed(details, most)}" for kind, details in kinds.items()]
+_Cautions = Iterator[tuple[str, dict[str, Any]]]
+"""Kind and values of each."""
 
 
-def _listed(details: Mapping[str, Sequence[str]], most: int | None) -> str:
-    told = [f"{detail} ({', '.join(names)})" for detail, names in details.items()]
-    rest = [] if most is None or len(told) <= most + 1 else [f"{len(told) - most} more in summary.csv"]
-    return "; ".join([*(told[:most] if rest else told), *rest])
-
-
-def _code_cautions(cell: CellResult) -> list[str]:
+def _of_code(cell: CellResult, _: Row) -> _Cautions:
     """Of cells that were measured, wholly or in part, before the code changed how long they take."""
-    found: dict[CodeChange, int] = Counter(one for record in cell.done for one in changes_since(record))
-    told = []
-    for change, count in found.items():
-        launches = "measured" if count == len(cell.done) else f"{count} of {len(cell.done)} repeats measured"
-        made_at = change.made_at[:16].replace("T", " ")
-        told.append(f"{OLDER_CODE}: {launches} before {made_at} UTC; since then {change.what}")
-    return told
+    changes: dict[CodeChange, int] = Counter(
+        change for record in cell.done for change in changes_since(record)
+    )
+    for change, count in changes.items():
+        values = {"made_at": change.made_at, "change": change.what}
+        yield OLDER_CODE, {"num_repeats": count, "num_done": len(cell.done), **values}
 
 
-def _sharing_cautions(row: Row) -> list[str]:
-    if not shares_gpus(row):
-        return []
-    size = row["world_size"]
-    left_out = f"seconds and joules are left out, since they are not those of {size} GPUs"
-    return [f"shared GPUs: {on_gpus(row)}: the accuracy is that of {size} workers; {left_out}"]
+def _of_sharing(_: CellResult, row: Row) -> _Cautions:
+    if shares_gpus(row):
+        yield "workers_share_gpus", {name: row[name] for name in ("world_size", "workers_per_gpu")}
 
 
-def _host_memory_cautions(cell: CellResult, row: Row) -> list[str]:
+def _of_host_memory(cell: CellResult, row: Row) -> _Cautions:
     """Of trainings that have seconds: those of workers that share GPUs are left out as it is."""
     if row["kind"] != "convergence" or shares_gpus(row):
-        return []
-    if not any(note.startswith(IN_HOST_MEMORY) for record in cell.done for note in record.notes):
-        return []
-    return ["host memory: the data set was copied batch by batch; the seconds hold that"]
+        return
+    if any(note.startswith(IN_HOST_MEMORY) for record in cell.done for note in record.notes):
+        yield "data_in_host_memory", {}
 
 
-def _budget_cautions(row: Row) -> list[str]:
-    split_s, found = row["split_iteration_s"], []
+def _of_budget(_: CellResult, row: Row) -> _Cautions:
+    split_s = row["split_iteration_s"]
     if not split_s:
-        return []
+        return
     if row["unexplained_s"] > LARGEST_UNEXPLAINED * split_s:
-        share = percent(row["unexplained_s"] / split_s)
-        found.append(f"unexplained: {share} of the step is in no phase")
-    looking_s = row["looking_s"] or 0.0
-    if abs(looking_s) > LARGEST_LOOKING * split_s:
-        than = "longer" if looking_s > 0 else "shorter"
-        share = percent(abs(looking_s) / split_s)
-        found.append(f"looking: makes the step {share} {than}")
-    return found
+        yield "unattributed_time", {"share": row["unexplained_s"] / split_s}
+    overhead_s = row["looking_s"] or 0.0
+    if abs(overhead_s) > LARGEST_LOOKING * split_s:
+        yield "profiling_overhead", {"overhead_ratio": overhead_s / split_s}
 
 
-def _gpu_cautions(cell: CellResult) -> list[str]:
+def _of_gpus(cell: CellResult, _: Row) -> _Cautions:
     throttled: dict[str, set[int]] = {}
     crowded: set[int] = set()
     for record in cell.done:
@@ -119,8 +87,10 @@ def _gpu_cautions(cell: CellResult) -> list[str]:
                 throttled.setdefault(reason, set()).add(rank)
             if gpu.get("other_processes"):
                 crowded.add(rank)
-    found = [f"throttled: {reason}, GPU of {_ranks(ranks)}" for reason, ranks in throttled.items()]
-    return [*found, f"other processes: on the GPU of {_ranks(crowded)}"] if crowded else found
+    for reason, ranks in throttled.items():
+        yield "throttled", {"reason": reason, "ranks": sorted(ranks)}
+    if crowded:
+        yield "other_processes", {"ranks": sorted(crowded)}
 
 
 def _gpus(record: RunRecord) -> list[Mapping[str, Any]]:
@@ -134,32 +104,27 @@ def _throttle_reasons(gpu: Mapping[str, Any]) -> list[str]:
     return list(dict.fromkeys([*(gpu.get("throttle_reasons") or []), *held_down]))
 
 
-def _ranks(ranks: set[int]) -> str:
-    return f"rank{'' if len(ranks) == 1 else 's'} {listed([str(rank) for rank in sorted(ranks)])}"
-
-
-def _precision_cautions(cell: CellResult) -> list[str]:
+def _of_precision(cell: CellResult, _: Row) -> _Cautions:
     """Of the launch that missed its goal by most, if any stopped before it was reached."""
     goal = cell.cell.get("precision_goal")
-    if goal is None:
-        return []
     launches = {launch.repeat: launch for launch in cell.launches}
     missed = [
         (relative_half_width(launches[record.repeat].step_s.tolist()), record)
         for record in cell.done
         if record.repeat in launches and record.summary.get("stop_reason") not in (None, "precision")
     ]
-    if not missed:
-        return []
-    half, record = max(missed, key=lambda one: one[0])
-    seconds = (record.summary.get("seconds") or {}).get("unsplit")
-    after = f"{len(launches[record.repeat].iterations)} iterations"
-    if seconds is not None:
-        after = f"{number(seconds, digits=2)} s"
-    goal_text = f"goal {percent(goal, decimals=0 if goal >= 0.01 else 1)}"
-    if math.isinf(half):
-        return [f"precision: no 95% interval after {after}, {goal_text}"]
-    return [f"precision: 95% interval is +-{percent(half)} after {after}, {goal_text}"]
+    if goal is None or not missed:
+        return
+    half, record = max(missed, key=lambda pair: pair[0])
+    yield (
+        "missed_precision",
+        {
+            "goal_ratio": goal,
+            "half_width_ratio": None if math.isinf(half) else half,
+            "seconds": (record.summary.get("seconds") or {}).get("unsplit"),
+            "iterations": len(launches[record.repeat].iterations),
+        },
+    )
 
 
 def joules_per_sample(cell: CellResult) -> float | None:
@@ -167,14 +132,14 @@ def joules_per_sample(cell: CellResult) -> float | None:
 
     A rank trains on its share of the samples, so that of all is the mean over the ranks.
     """
-    found = []
+    means = []
     for record in cell.done:
-        own = [gpu.get("energy_per_sample_j") for gpu in _gpus(record)]
-        known = [energy for energy in own if energy is not None]
-        if not own or len(known) < len(own):
+        energies = [gpu.get("energy_per_sample_j") for gpu in _gpus(record)]
+        known = [energy for energy in energies if energy is not None]
+        if not energies or len(known) < len(energies):
             return None
-        found.append(sum(known) / len(known))
-    return median(found) if found else None
+        means.append(sum(known) / len(known))
+    return median(means) if means else None
 
 
 def memory_peak_bytes(cell: CellResult) -> int | None:

@@ -83,7 +83,7 @@ MEASURED = {
     "looking_s": "float64",
     "exposed_s": "float64",
     "exposed_by_difference_s": "float64",
-    "exposed_check": "string",
+    "exposed_check": "object",
     "skew_s": "float64",
     "noise_floor": "float64",
     "joules_per_sample": "float64",
@@ -110,10 +110,10 @@ MEASURED = {
     "hosts": "string",
     "reason": "string",
     "notes": "string",
-    "warnings": "string",
+    "warnings": "object",
     "cell_id": "string",
 }
-"""What came out, with its type."""
+"""What came out, with its type; objects are findings, or tuples of them."""
 
 COLUMNS: dict[str, str] = {**INDEPENDENT, **MEASURED}
 
@@ -138,8 +138,8 @@ CONTROL_ARMS = ("none", "no_op")
 SEPARATOR = " | "
 """Between several notes or reasons in one field: prose holds commas and semicolons itself."""
 
-OLDER_CODE = "older code"
-"""What cells are called, and so the kind of their warning, that were measured before the code changed."""
+OLDER_CODE = "older_code"
+"""The kind of the warning of cells that were measured before the code changed."""
 
 
 def precision_and_format(cell: Mapping[str, Any]) -> dict[str, str]:
@@ -178,8 +178,7 @@ def shares_gpus(row: Mapping[str, Any]) -> bool:
 
 def is_of_older_code(row: Mapping[str, Any]) -> bool:
     """Whether this cell was measured before a change after which it takes another time."""
-    warnings = (row.get("warnings") or "").split(SEPARATOR)
-    return any(warning.startswith(OLDER_CODE) for warning in warnings)
+    return any(warning.kind == OLDER_CODE for warning in row.get("warnings") or ())
 
 
 def is_twin(row: Row) -> bool:

@@ -7,11 +7,12 @@ one of them misses something: an exchange that slows the computation beside it, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from scaling.analysis.columns import ABSENT, CONTROL_ARMS, Row, aggregator_name
-from scaling.analysis.formats import listed, milliseconds
+from scaling.analysis.findings import Finding
 from scaling.analysis.samples import CellResult
 
 AGREEMENT = 0.10
@@ -75,7 +76,7 @@ def _num_iterations(cell: CellResult) -> int:
     return sum(len(launch.iterations) for launch in cell.launches)
 
 
-def exposed_check(arm: Row, control: Row) -> str | None:
+def exposed_check(arm: Row, control: Row) -> Finding | None:
     """Whether the two exposed times of a cell agree.
 
     Args:
@@ -83,81 +84,76 @@ def exposed_check(arm: Row, control: Row) -> str | None:
         control: that of its control arm.
 
     Returns:
-        "agree" with the bound that it rests on, or both times and what the difference comes from; None where
-        one of the times does not exist.
+        `exposed_times_agree` with the bound that it rests on, or `exposed_times_differ` with both times and
+        what the difference comes from; None where one of the times does not exist.
     """
     by_intervals, by_difference = arm["exposed_s"], arm["exposed_by_difference_s"]
     if by_intervals is None or by_difference is None:
         return None
+    cells = (arm["cell_id"], control["cell_id"])
     bound = _agreement(by_intervals, by_difference, arm, control)
     if bound is not None:
-        return f"agree ({bound})"
-    return (
-        f"by intervals {milliseconds(by_intervals)} ms, by difference {milliseconds(by_difference)} ms: "
-        f"{_explanation(by_difference - by_intervals, arm, control)}"
-    )
+        return Finding("exposed_times_agree", cells, {"bound": bound, "agreement_ratio": AGREEMENT})
+    values = {"exposed_s": by_intervals, "exposed_by_difference_s": by_difference}
+    values |= {"control": control["aggregator"], **_explanation(by_difference - by_intervals, arm, control)}
+    return Finding("exposed_times_differ", cells, values)
 
 
 def _agreement(by_intervals: float, by_difference: float, arm: Row, control: Row) -> str | None:
     """The bound within which they agree, the first that holds; None where none does."""
     apart = abs(by_intervals - by_difference)
     if apart <= AGREEMENT * max(abs(by_intervals), abs(by_difference)):
-        return f"within {AGREEMENT:.0%}"
+        return "ratio"
     if arm["noise_floor"] is not None and apart <= arm["noise_floor"] * arm["iteration_s"]:
-        return "within the noise floor"
+        return "noise_floor"
     low, high = arm["iteration_s_low"], arm["iteration_s_high"]
     control_low, control_high = control["iteration_s_low"], control["iteration_s_high"]
     if None in (low, high, control_low, control_high):
         return None
-    return "within the 95% intervals" if low - control_high <= by_intervals <= high - control_low else None
+    return "intervals" if low - control_high <= by_intervals <= high - control_low else None
 
 
-def _explanation(gap_s: float, arm: Row, control: Row) -> str:
+def _explanation(gap_s: float, arm: Row, control: Row) -> dict[str, Any]:
     """Where a difference of `gap_s` that the intervals do not show comes from, if half of it can be told.
 
     The difference is that of unsplit steps: what computation adds beside the exchange is in it, and what
     looking adds to the split steps is not.
+
+    Returns:
+        `cause`: path, phases, no_phase, looking or unknown; `seconds` of it, more or less than in the control
+        arm; `phases` by name. Of an unknown cause the phase that differs most, if any does.
     """
-    enough_s, than = abs(gap_s) / 2, f"than in {control['aggregator']}"
+    enough_s = abs(gap_s) / 2
     # A hook that exchanges nothing takes time too: by intervals it is exposed, by difference it cancels.
     shared_s = control["exposed_s"] or 0.0
     if gap_s < 0 and shared_s >= enough_s:
-        return f"{milliseconds(shared_s)} ms of it are the path's own, which {control['aggregator']} has too"
+        return {"cause": "path", "seconds": shared_s}
     phases = _slowest_first(gap_s, arm, control)
     total_s = 0.0
     for count, (_, seconds) in enumerate(phases, 1):
         total_s += seconds
         if total_s >= enough_s:
-            names = [name for name, _ in phases[:count]]
-            return f"{_takes(names, total_s, gap_s)} {than}{_cause(names, gap_s)}"
+            return {"cause": "phases", **_differing(phases[:count], total_s, gap_s)}
     unexplained_s = _difference(arm, control, "unexplained_s")
     if unexplained_s * gap_s > 0 and abs(unexplained_s) >= enough_s:
-        return f"{milliseconds(abs(unexplained_s))} ms {_more(unexplained_s)} {than} are in no phase"
+        return {"cause": "no_phase", "seconds": unexplained_s}
     looking_s = _difference(arm, control, "looking_s")
     if looking_s * gap_s < 0 and abs(looking_s) >= enough_s:
-        return f"looking costs {milliseconds(abs(looking_s))} ms {_more(looking_s)} {than}"
-    if not phases:
-        return "not explained"
-    phase, seconds = phases[0]
-    return f"not explained (what differs most: {_takes([phase], seconds, gap_s)} {than})"
+        return {"cause": "looking", "seconds": looking_s}
+    return {"cause": "unknown", **(_differing(phases[:1], phases[0][1], gap_s) if phases else {"phases": []})}
+
+
+def _differing(phases: Sequence[tuple[str, float]], total_s: float, gap_s: float) -> dict[str, Any]:
+    names = [name for name, _ in phases]
+    slows = gap_s > 0 and set(names) <= set(SLOWED_BY_EXCHANGE)
+    return {"phases": names, "seconds": math.copysign(total_s, gap_s), "exchange_slows": slows}
 
 
 def _slowest_first(gap_s: float, arm: Row, control: Row) -> list[tuple[str, float]]:
-    """The phases of the computation that differ the way the gap does, and by how much, the most first."""
-    way = 1 if gap_s > 0 else -1
-    longer_s = [(phase, way * _difference(arm, control, f"{phase}_s")) for phase in COMPUTATION]
-    return sorted((one for one in longer_s if one[1] > 0), key=lambda one: -one[1])
-
-
-def _takes(phases: list[str], seconds: float, gap_s: float) -> str:
-    verb = "takes" if len(phases) == 1 else "together take"
-    return f"{listed(phases)} {verb} {milliseconds(seconds)} ms {'longer' if gap_s > 0 else 'shorter'}"
-
-
-def _cause(phases: list[str], gap_s: float) -> str:
-    if gap_s > 0 and set(phases) <= set(SLOWED_BY_EXCHANGE):
-        return ": the exchange slows the computation"
-    return ""
+    """The phases of the computation that differ in the gap's direction, and by how much, the most first."""
+    sign = 1 if gap_s > 0 else -1
+    longer_s = [(phase, sign * _difference(arm, control, f"{phase}_s")) for phase in COMPUTATION]
+    return sorted((pair for pair in longer_s if pair[1] > 0), key=lambda pair: -pair[1])
 
 
 def _difference(arm: Row, control: Row, column: str) -> float:
@@ -165,7 +161,3 @@ def _difference(arm: Row, control: Row, column: str) -> float:
     if arm[column] is None or control[column] is None:
         return 0.0
     return float(arm[column] - control[column])
-
-
-def _more(seconds: float) -> str:
-    return "more" if seconds > 0 else "less"

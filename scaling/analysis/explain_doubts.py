@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from scaling.analysis.cautions import LARGEST_LOOKING
-from scaling.analysis.columns import SEPARATOR
 from scaling.analysis.explain_view import Values, View
 from scaling.analysis.learning import REACHED
 
@@ -31,8 +30,8 @@ def target(view: View) -> Values | None:
 
 def disturbed_gpu(view: View) -> Values | None:
     """Clocks held down, or others on the GPU."""
-    warnings = (view.row["warnings"] or "").split(SEPARATOR)
-    disturbed = [text for text in warnings if text.startswith(("throttled", "other processes"))]
+    warnings = view.row["warnings"] or ()
+    disturbed = [one for one in warnings if one.kind in ("throttled", "other_processes")]
     return {"share": 1.0, "warnings": disturbed} if disturbed else None
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from scaling.analysis.columns import OLDER_CODE, Row, fixed_batch, has_no_model, is_of_older_code, is_twin
+from scaling.analysis.columns import Row, fixed_batch, has_no_model, is_of_older_code, is_twin
 
 _IN_EVERY_TITLE = ("kind", "model", "dataset", "scaling", "device")
 _WHERE_THEY_DIFFER = {
@@ -74,7 +74,7 @@ class Group:
         if self.differs("input_placement") or self.differs("loader_workers"):
             parts.append(placement_name(row, several_workers=self.differs("loader_workers")))
         if is_of_older_code(row):
-            parts.append(OLDER_CODE)
+            parts.append("older code")
         return ", ".join(parts)
 
 

@@ -77,7 +77,7 @@ def build_table(study: str, cells: Sequence[CellResult]) -> pd.DataFrame:
         row = rows[cell.cell_id]
         row.update(_speedup(cell, trained, rows))
         row.update(_exposed_by_difference(cell, trained, rows))
-        row["warnings"] = _joined(cautions(cell, row))
+        row["warnings"] = cautions(cell, row) or None
     return to_table(sorted(rows.values(), key=row_order))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -51,7 +52,7 @@ def explain(
             for row in chosen
             if row["cell_id"] in findings
         ]
-        typer.echo(json.dumps(entries, indent=1))
+        typer.echo(json.dumps(entries, indent=1, default=asdict))
         return
     lines = overview(rows, findings) if cell is None else details(rows, findings, chosen)
     typer.echo("\n".join(lines).rstrip())

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from scaling.analysis.columns import BUDGET_COLUMNS, Row
 from scaling.analysis.formats import MISSING, like, workers
 from scaling.analysis.groups import Group
+from scaling.report.text import text_of
 
 HIDDEN = ("comm_hidden_s", "h2d_hidden_s")
 """Under the computation, so no part of the sum."""
@@ -62,8 +63,9 @@ def budget_table(group: Group) -> BudgetTable | None:
     columns = []
     for row in rows:
         values = [like(row[name], row["split_iteration_s"]) for name in shown]
-        agrees = (row["exposed_check"] or "").startswith("agree")
-        remark = None if agrees or row["exposed_check"] is None else _remark(group, row)
+        check = row["exposed_check"]
+        agrees = check is not None and check.kind == "exposed_times_agree"
+        remark = None if agrees or check is None else _remark(group, row)
         if checked:
             values.append("agree" if agrees else MISSING if remark is None else "no")
         columns.append(BudgetColumn(group.name(row), row["world_size"], values, remark, row["cell_id"]))
@@ -77,4 +79,4 @@ def part_label(column: str) -> str:
 
 
 def _remark(group: Group, row: Row) -> str:
-    return f"{group.name(row)} on {workers(row['world_size'])}: {row['exposed_check']}"
+    return f"{group.name(row)} on {workers(row['world_size'])}: {text_of(row['exposed_check'])}"

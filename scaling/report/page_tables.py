@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from scaling.analysis.cautions import cautions_of
 from scaling.analysis.columns import Row, shares_gpus
 from scaling.analysis.formats import (
     MISSING,
@@ -27,6 +26,7 @@ from scaling.analysis.noise import noise_line
 from scaling.analysis.recipes import recipe_text
 from scaling.analysis.training_findings import without_augmentation
 from scaling.report.budget_table import READING, BudgetTable, budget_table
+from scaling.report.warnings_text import warnings_of
 
 _ITERATION_HEADINGS = (
     *(
@@ -96,7 +96,7 @@ def page_tables(group: Group, groups: Sequence[Group]) -> list[PageTable]:
         _ITERATION_HEADINGS,
         [_iteration_row(group, row) for row in group.rows],
         [line] if line else [],
-        cautions_of(group),
+        warnings_of(group),
         [[row["cell_id"]] for row in group.rows],
     )
     budgets = budget_table(group)
@@ -114,7 +114,7 @@ def _convergence_table(group: Group) -> PageTable:
         _CONVERGENCE_HEADINGS,
         [_convergence_row(group, row) for row in merged],
         [*_unpredicted(group, merged), *_unaugmented(group, merged), *_other_seeds(group, merged)],
-        cautions_of(group),
+        warnings_of(group),
         list(members.values()),
         section="training",
     )

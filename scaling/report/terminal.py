@@ -11,7 +11,6 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from scaling.analysis.cautions import cautions_of
 from scaling.analysis.columns import Row, shares_gpus, to_rows
 from scaling.analysis.formats import MISSING, half_width, milliseconds, number, percent, ratio, workers
 from scaling.analysis.groups import Group, group_rows
@@ -20,6 +19,7 @@ from scaling.analysis.noise import noise_line
 from scaling.analysis.recipes import recipe_text
 from scaling.report.budget_table import CHECK, SUM, BudgetColumn, BudgetTable, budget_table
 from scaling.report.figure_data import main_variant
+from scaling.report.warnings_text import warnings_of
 
 WIDTH = 80
 ITERATION_COLUMNS = ("workers", "ms/iteration", "+-", "speedup", "efficiency")
@@ -57,7 +57,7 @@ def _render(group: Group, groups: Sequence[Group]) -> Iterator[RenderableType]:
         yield wrapped(recipe_text(group.rows[0]))
     if line := noise_line(group, groups):
         yield wrapped(line)
-    for warning in cautions_of(group, MOST_WARNINGS):
+    for warning in warnings_of(group, MOST_WARNINGS):
         yield wrapped(f"{WARNED} {warning}")
     budgets = budget_table(group)
     if budgets is not None:

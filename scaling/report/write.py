@@ -41,6 +41,7 @@ from scaling.report.seed_noise_table import seed_noise_tables
 from scaling.report.text import Sentence, sentences_of
 from scaling.report.transfer_figures import write_transfers
 from scaling.report.transfer_tables import page_tables
+from scaling.report.warnings_text import with_texts
 from scaling.store import ResultsFolder
 from topologies.errors import TopologyError
 from topologies.file_text import validated
@@ -80,7 +81,7 @@ class Report:
         return {
             "report": str(self.page),
             "wall_time": times,
-            "cells": to_rows(self.table),
+            "cells": to_rows(with_texts(self.table)),
             "transfers": transfer_rows(self.transfers),
         }
 
@@ -91,7 +92,7 @@ def write_all(folder: ResultsFolder) -> Report:
     cells = read_cells(folder)
     experiments, times = read_devices(folder), wall_time(folder.launch_times())
     table = with_devices(build_table(study_name(folder), cells), experiments)
-    folder.write_text("summary.csv", table_csv(table))
+    folder.write_text("summary.csv", table_csv(with_texts(table)))
     folder.write_text("budget.csv", table_csv(step_table(cells), digits=STEP_DIGITS))
     if any(cell.trainings or cell.begun for cell in cells):
         folder.write_text("convergence.csv", table_csv(epoch_table(cells), digits=STEP_DIGITS))

@@ -2,11 +2,11 @@
 
 import pytest
 
-from scaling.analysis.cautions import cautions_of
 from scaling.analysis.columns import to_rows
 from scaling.analysis.groups import group_rows
 from scaling.analysis.summary import summary_table
 from scaling.report.page_tables import page_tables
+from scaling.report.warnings_text import warning_text, warnings_of
 from scaling.study.run_cell import IN_HOST_MEMORY as HOST_MEMORY_NOTE
 from scaling.study.run_cell import RankSummary, notes_of
 
@@ -17,8 +17,7 @@ def row_of(study):
 
 
 def warnings(study):
-    text = row_of(study)["warnings"]
-    return [] if text is None else text.split(" | ")
+    return [warning_text(warning) for warning in row_of(study)["warnings"] or ()]
 
 
 def test_budget_that_closes_within_five_percent_is_not_warned_of(study, split_line):
@@ -170,10 +169,10 @@ def test_warnings_of_a_group_are_a_text_a_kind_and_many_are_counted(study, split
         lines = [[split_line(1, 1.0, ("forward", "main", 0.0, share))]]
         study.add_split([[1.0]], lines, aggregator=f"a{index}")
     (group,) = group_rows(to_rows(summary_table(study.folder)))
-    (text,) = cautions_of(group, most=2)
+    (text,) = warnings_of(group, most=2)
     assert text == (
         "unexplained: 10.0% of the step is in no phase (a0 on 1 worker); 11.0% of the step is in no phase "
         "(a1 on 1 worker); 4 more in summary.csv"
     )
-    (everything,) = cautions_of(group)
+    (everything,) = warnings_of(group)
     assert everything.count("in no phase") == 6

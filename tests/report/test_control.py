@@ -5,6 +5,7 @@ import pytest
 from scaling.analysis.columns import COLUMNS, to_rows
 from scaling.analysis.control import control_labels, exposed_check
 from scaling.analysis.summary import summary_table
+from scaling.report.text import text_of
 
 
 @pytest.mark.parametrize(
@@ -100,70 +101,75 @@ def arm(exposed_s, by_difference_s, **values):
     return row(exposed_s=exposed_s, exposed_by_difference_s=by_difference_s, **values)
 
 
+def checked(cell, control):
+    """The check in words."""
+    return text_of(exposed_check(cell, control))
+
+
 class TestCheck:
     def test_times_that_differ_by_a_tenth_agree(self):
-        assert exposed_check(arm(0.901e-3, 1.0e-3), row()) == "agree (within 10%)"
-        assert not exposed_check(arm(0.899e-3, 1.0e-3), row()).startswith("agree")
+        assert checked(arm(0.901e-3, 1.0e-3), row()) == "agree (within 10%)"
+        assert not checked(arm(0.899e-3, 1.0e-3), row()).startswith("agree")
 
     def test_times_within_the_noise_of_the_iteration_agree(self):
         noisy = arm(0.1e-3, 0.3e-3, noise_floor=0.03)
-        assert exposed_check(noisy, row()) == "agree (within the noise floor)"
+        assert checked(noisy, row()) == "agree (within the noise floor)"
 
     def test_times_within_what_the_intervals_allow_agree(self):
         wide = arm(0.5e-3, 1.0e-3, iteration_s_low=0.00969, iteration_s_high=0.0103)
         control = row(iteration_s_low=0.0088, iteration_s_high=0.0092)
-        assert exposed_check(wide, control) == "agree (within the 95% intervals)"
-        assert not exposed_check({**wide, "exposed_s": 0.4e-3}, control).startswith("agree")
+        assert checked(wide, control) == "agree (within the 95% intervals)"
+        assert not checked({**wide, "exposed_s": 0.4e-3}, control).startswith("agree")
 
     def test_time_that_does_not_exist_is_not_checked(self):
         assert exposed_check(arm(None, 1e-3), row()) is None
         assert exposed_check(arm(1e-3, None), row()) is None
 
     def test_negative_difference_does_not_agree_with_a_positive_time(self):
-        text = exposed_check(arm(1.0e-3, -0.5e-3), row())
+        text = checked(arm(1.0e-3, -0.5e-3), row())
         assert text == "by intervals 1.00 ms, by difference -0.500 ms: not explained"
 
     def test_computation_that_the_exchange_slows_is_named(self):
         slowed = arm(1.0e-3, 1.4e-3, backward_s=5.31e-3, forward_s=2.05e-3, update_s=0.1e-3)
         control = row(backward_s=5.0e-3, forward_s=2.0e-3, update_s=0.1e-3)
-        assert exposed_check(slowed, control) == (
+        assert checked(slowed, control) == (
             "by intervals 1.00 ms, by difference 1.40 ms: backward takes 0.310 ms longer than in none: "
             "the exchange slows the computation"
         )
 
     def test_phases_that_explain_it_together_are_named_together(self):
         slowed = arm(1.0e-3, 1.5e-3, backward_s=5.2e-3, forward_s=2.15e-3)
-        text = exposed_check(slowed, row(backward_s=5.0e-3, forward_s=2.0e-3))
+        text = checked(slowed, row(backward_s=5.0e-3, forward_s=2.0e-3))
         assert "backward and forward together take 0.350 ms longer than in none: the exchange" in text
 
     def test_update_at_another_place_is_no_slowed_computation(self):
-        text = exposed_check(arm(1.0e-3, 2.0e-3, update_s=1.1e-3), row(update_s=0.1e-3))
+        text = checked(arm(1.0e-3, 2.0e-3, update_s=1.1e-3), row(update_s=0.1e-3))
         assert text.endswith("update takes 1.00 ms longer than in none")
 
     def test_computation_that_is_shorter_explains_a_smaller_difference(self):
-        text = exposed_check(arm(1.0e-3, 0.5e-3, backward_s=4.6e-3), row(backward_s=5.0e-3))
+        text = checked(arm(1.0e-3, 0.5e-3, backward_s=4.6e-3), row(backward_s=5.0e-3))
         assert text.endswith("backward takes 0.400 ms shorter than in none")
 
     def test_phase_that_differs_the_other_way_explains_nothing(self):
-        text = exposed_check(arm(1.0e-3, 0.5e-3, backward_s=5.4e-3), row(backward_s=5.0e-3))
+        text = checked(arm(1.0e-3, 0.5e-3, backward_s=5.4e-3), row(backward_s=5.0e-3))
         assert text.endswith("not explained")
 
     def test_time_in_no_phase_explains_it(self):
-        text = exposed_check(arm(1.0e-3, 1.5e-3, unexplained_s=0.6e-3), row(unexplained_s=0.1e-3))
+        text = checked(arm(1.0e-3, 1.5e-3, unexplained_s=0.6e-3), row(unexplained_s=0.1e-3))
         assert text.endswith("0.500 ms more than in none are in no phase")
 
     def test_time_of_the_path_that_the_control_arm_has_too_explains_it(self):
         hook = row(aggregator="no_op(path=hook)", exposed_s=0.3e-3)
-        text = exposed_check(arm(1.0e-3, 0.7e-3, aggregator="ring"), hook)
+        text = checked(arm(1.0e-3, 0.7e-3, aggregator="ring"), hook)
         assert text.endswith("0.300 ms of it are the path's own, which no_op(path=hook) has too")
-        assert exposed_check(arm(0.7e-3, 1.0e-3), hook).endswith("not explained")
+        assert checked(arm(0.7e-3, 1.0e-3), hook).endswith("not explained")
 
     def test_looking_that_costs_the_arm_more_explains_it(self):
-        text = exposed_check(arm(1.5e-3, 1.0e-3, looking_s=0.6e-3), row(looking_s=0.1e-3))
+        text = checked(arm(1.5e-3, 1.0e-3, looking_s=0.6e-3), row(looking_s=0.1e-3))
         assert text.endswith("looking costs 0.500 ms more than in none")
-        text = exposed_check(arm(1.0e-3, 1.5e-3, looking_s=0.6e-3), row(looking_s=0.1e-3))
+        text = checked(arm(1.0e-3, 1.5e-3, looking_s=0.6e-3), row(looking_s=0.1e-3))
         assert text.endswith("not explained")
 
     def test_what_explains_less_than_half_is_said_not_to(self):
-        text = exposed_check(arm(1.0e-3, 2.0e-3, backward_s=5.3e-3), row(backward_s=5.0e-3))
+        text = checked(arm(1.0e-3, 2.0e-3, backward_s=5.3e-3), row(backward_s=5.0e-3))
         assert text.endswith("not explained (what differs most: backward takes 0.300 ms longer than in none)")

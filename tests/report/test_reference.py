@@ -33,4 +33,4 @@ def test_nothing_is_hidden_and_neither_looking_nor_skew_is_known(rows):
     for row in exchanging:
         assert row["comm_hidden_s"] == 0.0
         assert (row["looking_s"], row["skew_s"], row["noise_floor"]) == (None, None, None)
-        assert row["exposed_check"].startswith("agree")
+        assert row["exposed_check"].kind == "exposed_times_agree"

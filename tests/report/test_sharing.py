@@ -5,7 +5,6 @@ import math
 
 import pytest
 
-from scaling.analysis.cautions import cautions_of
 from scaling.analysis.columns import shares_gpus, to_rows
 from scaling.analysis.compare import compare_tables
 from scaling.analysis.groups import group_rows
@@ -20,6 +19,7 @@ from scaling.report.exports.tidy_csv import tidy_csv
 from scaling.report.page_tables import page_tables
 from scaling.report.target_data import target_bars
 from scaling.report.text import text_of
+from scaling.report.warnings_text import warnings_of
 from tests.report.conftest import findings
 
 TRAIN_S = 1234.5
@@ -76,7 +76,7 @@ class TestRow:
 
     def test_warning_says_how_many_shared_what(self, shared):
         (group,) = group_rows(list(rows_of(shared).values()))
-        (warning,) = cautions_of(group)
+        (warning,) = warnings_of(group)
         assert warning.startswith("shared GPUs: 4 workers on 2 GPUs: the accuracy is that of 4 workers")
         assert "not those of 4 GPUs" in warning
         assert "ring on 4 workers" in warning

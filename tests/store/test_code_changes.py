@@ -10,6 +10,7 @@ from scaling.analysis.columns import is_of_older_code, to_rows
 from scaling.analysis.groups import group_rows
 from scaling.analysis.samples import read_cells
 from scaling.analysis.summary import build_table
+from scaling.report.warnings_text import warning_text
 from scaling.store import CODE_CHANGES, ResultsFolder, RunRecord, changes_since
 from scaling.store import code_changes as module
 from scaling.store.code_changes import CodeChange
@@ -100,7 +101,8 @@ def test_older_code_is_named_wherever_the_cell_is(measured):
     (group,) = group_rows(rows)
     assert [group.name(row) for row in rows] == ["all_reduce", "ring, older code"]
     assert [is_of_older_code(row) for row in rows] == [False, True]
-    assert rows[1]["warnings"] == (
+    (warning,) = rows[1]["warnings"]
+    assert warning_text(warning) == (
         "older code: measured before 2026-02-10 00:00 UTC; since then trees are taller"
     )
     (workload,) = workloads(TIME, rows, cells)
@@ -112,7 +114,8 @@ def test_older_code_is_named_wherever_the_cell_is(measured):
 
 def test_repeats_from_before_and_after_a_change_are_counted(measured):
     rows, _ = measured({"code_changes": 1}, {"code_changes": 2}, {"code_changes": 2})
-    assert "older code: 1 of 3 repeats measured before" in rows[1]["warnings"]
+    (warning,) = rows[1]["warnings"]
+    assert "older code: 1 of 3 repeats measured before" in warning_text(warning)
 
 
 def test_today_s_results_have_no_such_warning(measured):

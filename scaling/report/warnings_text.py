@@ -1,0 +1,51 @@
+"""Warnings in words: of a cell, and of a group of cells together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from scaling.analysis.columns import SEPARATOR
+from scaling.analysis.findings import Finding
+from scaling.analysis.formats import workers
+from scaling.analysis.groups import Group
+from scaling.report.text import text_of
+
+
+def warning_text(warning: Finding) -> str:
+    """`title: detail`."""
+    return f"{text_of(warning, 'title')}: {text_of(warning)}"
+
+
+def with_texts(table: pd.DataFrame) -> pd.DataFrame:
+    """A summary with its findings in words, as summary.csv has them."""
+    shown: dict[str, Callable[[Any], str]] = {
+        "warnings": lambda warnings: SEPARATOR.join(map(warning_text, warnings)),
+        "exposed_check": text_of,
+    }
+    texts = {name: table[name].map(show, na_action="ignore") for name, show in shown.items()}
+    return table.assign(**{name: column.astype("string") for name, column in texts.items()})
+
+
+def warnings_of(group: Group, most: int | None = None) -> list[str]:
+    """The warnings of a group's cells: one text a kind, with the cells that it is about.
+
+    Args:
+        group: comparable cells.
+        most: of a kind so many warnings are told, and the number of the rest; None: all.
+    """
+    kinds: dict[str, dict[str, list[str]]] = {}
+    for row in group.rows:
+        for warning in row["warnings"] or ():
+            names = kinds.setdefault(text_of(warning, "title"), {}).setdefault(text_of(warning), [])
+            names.append(f"{group.name(row)} on {workers(row['world_size'])}")
+    return [f"{title}: {_joined(details, most)}" for title, details in kinds.items()]
+
+
+def _joined(details: Mapping[str, Sequence[str]], most: int | None) -> str:
+    texts = [f"{detail} ({', '.join(names)})" for detail, names in details.items()]
+    if most is not None and len(texts) > most + 1:
+        texts[most:] = [f"{len(texts) - most} more in summary.csv"]
+    return "; ".join(texts)
