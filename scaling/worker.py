@@ -31,12 +31,14 @@ from scaling.runtime.graceful_shutdown import RECORDING, close_runs, closing_on_
 from scaling.runtime.workers import CellOutcome, Workers
 from scaling.store import ResultsFolder, RunRecord
 from scaling.study.cells import AnyCell, Cell, resolve
+from scaling.study.kinds import KINDS
 from scaling.study.launch_times import LaunchTimes
 from scaling.study.launches import Launch, remaining_launches
 from scaling.study.libraries import carried, libraries_of
 from scaling.study.overrides import load_study, texts
 from scaling.study.prepare import prepare, this_machine
-from scaling.study.run_cell import CellRunner, RankSummary, notes_of
+from scaling.study.rank_summary import RankSummary, notes_of
+from scaling.study.run_cell import CellRunner
 from scaling.study.sharing import gpu_of, sharing_note
 from topologies.detect import num_usable_cores
 from topologies.detect_host import boot_id
@@ -90,7 +92,7 @@ def _lead(options: argparse.Namespace, workers: Workers, locks: ExitStack, besid
         return 0
     assert path is not None
     # Rank 0 has read the user's own study; the others take its word.
-    trust(name for cell in launch.cells for name in texts(asdict(cell)))
+    trust(name for cell in launch.cells for name in texts(cell.to_dict()))
     results = ResultsFolder(path)
     if _led_by_scaling_run():
         return _work(workers, results, launch, beside)
@@ -301,35 +303,11 @@ def _record(
     num_cores = num_usable_cores()
     if cell.device == "cpu" and info.local_world_size * cell.threads > num_cores:
         notes.append(f"{info.local_world_size} workers x {cell.threads} threads share {num_cores} cores")
-    if isinstance(cell, Cell) and cell.workers_per_gpu is not None:
+    if cell.workers_per_gpu is not None:
         notes.append(sharing_note(cell.to_dict()))
     if ranks[0].diverged:
         notes.append("training diverged: the loss is not finite")
-    if not isinstance(cell, Cell):
-        peak = {} if cell.kind == "transfer" else {"memory_peak_bytes": [ranks[0].memory_peak_bytes]}
-        folder.finish_run(record, {"seconds": ranks[0].seconds, **peak}, notes)
-        return
-    summary: dict[str, Any] = {
-        "num_parameters": ranks[0].num_parameters,
-        "tensor_shapes": ranks[0].tensor_shapes,
-        "wire_bytes_per_rank": [rank.bytes_sent for rank in ranks],
-        "messages_per_rank": [rank.messages_sent for rank in ranks],
-        "checksums": ranks[0].checksums,
-        "seconds": ranks[0].seconds,
-        "memory_peak_bytes": [rank.memory_peak_bytes for rank in ranks],
-        "checks": ranks[0].checks,
-    }
-    if cell.kind == "iteration":
-        summary |= {
-            "warmup_iterations": ranks[0].warmup_iterations,
-            "warmup_end": ranks[0].warmup_end,
-            "stop_reason": ranks[0].stop_reason,
-            "clock_uncertainty_s": [rank.clock_uncertainty_s for rank in ranks],
-            "gpu": [rank.gpu for rank in ranks],
-        }
-    if ranks[0].hosts_before:
-        summary["hosts_before"] = ranks[0].hosts_before
-    folder.finish_run(record, summary, notes)
+    folder.finish_run(record, KINDS[cell.kind].summary(ranks), notes)
     if not (isinstance(cell, Cell) and cell.keep_checkpoints):
         folder.remove_checkpoints(record.cell_id, record.repeat)
 

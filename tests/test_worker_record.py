@@ -8,7 +8,7 @@ from launchers.rank_info import RankInfo
 from scaling.runtime.workers import CellOutcome
 from scaling.store import ResultsFolder, RunRecord
 from scaling.study.cells import Cell
-from scaling.study.run_cell import IN_HOST_MEMORY, RankSummary
+from scaling.study.rank_summary import IN_HOST_MEMORY, RankSummary
 from scaling.worker import _record
 
 TRAINED = Cell(

@@ -84,13 +84,12 @@ def run(
 
 def _name_rest(failed: list[RunRecord], left: list[str]) -> None:
     """Says what has failed and what is left to other launches, and ends with exit code 1 if anything is."""
-    from scaling.study.transfer import short_label
+    from scaling.study.kinds import label_of
 
     for record in failed:
         cell = record.cell
         note(
-            f"failed: {short_label(cell)}, {cell['world_size']} workers, "
-            f"repeat {record.repeat}: {record.reason}"
+            f"failed: {label_of(cell)}, {cell['world_size']} workers, repeat {record.repeat}: {record.reason}"
         )
     if failed:
         note("`--retry-failed` runs them again")

@@ -5,22 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
 from scaling.aggregators.base import Aggregator
 from scaling.errors import StudyError
-from scaling.study.schema import Workload
+from scaling.study.workloads import ChosenWorkload
 from scaling.training.dtypes import require_dtypes
-from scaling.workloads.registry import (
-    BUILT_IN_MODELS,
-    build_module,
-    create_dataset,
-    create_model,
-    resolve_shape,
-)
+from scaling.workloads.registry import BUILT_IN_MODELS
 
 
-def check_dtypes(workload: Workload, aggregators: Sequence[Aggregator[Any]], where: str) -> None:
+def check_dtypes(workload: ChosenWorkload, aggregators: Sequence[Aggregator[Any]], where: str) -> None:
     """Builds a model of the user's own without its values, and checks its parameters' dtypes.
 
     A model that cannot be built so is left to the workers, which check it before their first step.
@@ -28,14 +20,11 @@ def check_dtypes(workload: Workload, aggregators: Sequence[Aggregator[Any]], whe
     Raises:
         StudyError: naming the model, the parameter and what is allowed.
     """
-    name = workload.model.name
+    name = workload.keys.model.name
     if name in BUILT_IN_MODELS:
         return  # float32 throughout
-    model = create_model(name, workload.model.parameters)
-    shape = resolve_shape(model, create_dataset(workload.dataset.name, workload.dataset.parameters))
     try:
-        with torch.device("meta"):
-            module = build_module(model, shape)
+        module = workload.module
     except Exception:  # noqa: BLE001 (of the user's code, which may want values)
         return
     for aggregator in aggregators:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from scaling.errors import StudyError
-from scaling.study.schema import AnyPart, Study
+from scaling.study.parts import AnyPart
+from scaling.study.schema import Study
 
 
 @dataclass(frozen=True)

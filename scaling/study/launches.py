@@ -10,26 +10,8 @@ from functools import cache
 from scaling.aggregators.registry import create as create_aggregator
 from scaling.store import ResultsFolder
 from scaling.study.cells import AnyCell, Cell, ResolvedStudy
-from scaling.study.device import DeviceCell
-from scaling.study.device_times import cells_seconds, device_seconds
-from scaling.study.run_cell import TIMING_BATCHES
-from scaling.study.transfer import TransferCell
-from scaling.workloads.registry import create_dataset
-
-OPERATIONS_PER_S = {"cpu": 8e10, "cuda": 3e13}
-"""Floating-point operations a second that the estimate assumes of a CPU core and of a GPU, in float32."""
-
-THROUGH_HOST_BYTES_PER_S = 5e8
-"""Of a gradient in float32 that Gloo brings together between workers that share a GPU."""
-
-USUAL_ITERATIONS = 100
-"""What reaching a precision goal is assumed to take."""
-
-TRANSFER_SLACK_RATIO = 1.2
-"""Of a transfer cell's time: what its operations set up comes on top."""
-
-START_UP_S = {"cpu": 8.0, "cuda": 20.0}
-"""What a launch is assumed to take before its first cell."""
+from scaling.study.kinds import KINDS
+from scaling.study.kinds.base import START_UP_S
 
 
 @dataclass(frozen=True)
@@ -52,8 +34,8 @@ class Settings:
     def of(cls, cell: AnyCell) -> Settings:
         """The settings that `cell` needs."""
         # Experiments vary the threads within a launch, so that they are compared under the same conditions.
-        threads = cell.launch_threads if isinstance(cell, DeviceCell) else cell.threads
-        workers = cell.workers_per_gpu if isinstance(cell, Cell) else None
+        threads = int(getattr(cell, "launch_threads", cell.threads))
+        workers = cell.workers_per_gpu
         return cls(cell.world_size, cell.device, threads, cell.peer_access, _variables(cell), workers)
 
 
@@ -103,48 +85,15 @@ def remaining_launches(folder: ResultsFolder, study: ResolvedStudy) -> list[Laun
 
 
 def estimate_seconds(launch: Launch, num_parameters: dict[str, int], num_cores: int) -> float:
-    """A rough time for a launch: start-up, and each cell's floating-point operations at an assumed rate.
+    """A rough time for a launch: its start-up, and its cells.
 
     Args:
         launch: what is to run.
         num_parameters: cell id -> trainable parameters of its model, where it has one.
         num_cores: cores of the machine, which the workers share.
     """
-    of_devices = [cell for cell in launch.cells if isinstance(cell, DeviceCell)]
-    if len(of_devices) == len(launch.cells):
-        return device_seconds(of_devices, num_cores)
-    total = START_UP_S[launch.settings.device] + cells_seconds(of_devices, num_cores)
-    for cell in launch.cells:
-        if isinstance(cell, DeviceCell):
-            continue
-        if isinstance(cell, TransferCell):
-            total += cell.seconds * TRANSFER_SLACK_RATIO
-            continue
-        if cell.device == "cpu":
-            rate = OPERATIONS_PER_S["cpu"] * min(num_cores, cell.world_size * cell.threads)
-        else:
-            rate = OPERATIONS_PER_S["cuda"] * cell.world_size / (cell.workers_per_gpu or 1)
-        # 2 operations a parameter and sample forward, 4 backward; dense layers, which is what there is.
-        step_s = 6.0 * num_parameters[cell.id] * cell.global_batch / rate + 1e-3 * cell.world_size
-        if cell.workers_per_gpu is not None and cell.exchanges:
-            step_s += 4.0 * num_parameters[cell.id] / THROUGH_HOST_BYTES_PER_S
-        if cell.kind == "iteration":
-            assert cell.iterations is not None
-            assert cell.warmup is not None
-            seconds = (cell.iterations + cell.warmup) * step_s
-            if cell.precision_goal is not None:
-                seconds = min(seconds, (USUAL_ITERATIONS + cell.warmup) * step_s + (cell.min_seconds or 0.0))
-            seconds += (cell.split_iterations or 0) * step_s
-            if cell.max_seconds is not None:
-                seconds = min(seconds, max(1.5 * cell.max_seconds, 7 * step_s))
-        else:
-            assert cell.epochs is not None
-            seconds = cell.epochs * _steps_per_epoch(cell) * step_s
-        total += seconds + 0.5
-    return total
-
-
-def _steps_per_epoch(cell: Cell) -> int:
-    dataset = create_dataset(cell.dataset, cell.dataset_parameters)
-    samples = dataset.num_train or TIMING_BATCHES * cell.global_batch
-    return max(1, samples // cell.global_batch)
+    device, kinds = launch.settings.device, {cell.kind for cell in launch.cells}
+    start_up_s = KINDS[kinds.pop()].start_up_s(device) if len(kinds) == 1 else START_UP_S[device]
+    return start_up_s + sum(
+        KINDS[cell.kind].seconds(cell, num_cores, num_parameters.get(cell.id)) for cell in launch.cells
+    )

@@ -9,7 +9,8 @@ import torch
 
 from scaling.store import ResultsFolder
 from scaling.study.cells import Cell, ResolvedStudy
-from scaling.study.device import DeviceCell
+from scaling.study.kinds import KINDS
+from scaling.study.kinds.base import Kind
 from scaling.study.launches import Launch, estimate_seconds, remaining_launches
 from scaling.workloads.registry import build_module, create_dataset, create_model, resolve_shape
 from topologies.detect import num_usable_cores
@@ -53,9 +54,8 @@ def describe_plan(study: ResolvedStudy, path: Path) -> str:
             f"{launch['device']}, {launch['num_cells']} cells, about {launch['estimated_seconds']} s"
         )
     minutes = plan["estimated_seconds"] / 60
-    how = "operations at an assumed rate"
-    if all(isinstance(cell, DeviceCell) for cell in study.cells.values()):
-        how = "from such cells elsewhere"
+    sources = {KINDS[cell.kind].estimated_from for cell in study.cells.values()}
+    how = sources.pop() if len(sources) == 1 else Kind.estimated_from
     lines += ["", f"estimate: {minutes:.1f} minutes (rough: {how}, not measured here)"]
     return "\n".join(lines)
 

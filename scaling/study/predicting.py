@@ -20,7 +20,8 @@ from scaling.prediction.overlapped import ddp_buckets
 from scaling.prediction.predict import Prediction, Predictor
 from scaling.prediction.terms import Strategy
 from scaling.study.cells import Cell, Machine, resolve
-from scaling.study.schema import DevicePart, Study, TransferPart
+from scaling.study.parts import TrainingPart
+from scaling.study.schema import Study
 from scaling.training.replica import Replica
 from scaling.workloads.registry import build_module, create_dataset, create_model, resolve_shape
 from topologies.errors import TopologyError
@@ -159,7 +160,7 @@ def cells_on(
     cells: dict[str, Cell] = {}
     left_out: list[NotPredicted] = []
     for part in study.parts:
-        if isinstance(part, TransferPart | DevicePart):
+        if not isinstance(part, TrainingPart):
             continue
         for workload in part.workloads:
             for size in world_sizes or part.world_sizes:

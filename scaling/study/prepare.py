@@ -13,7 +13,6 @@ from scaling.measure.environment import collect, require_same
 from scaling.store import ResultsFolder
 from scaling.study.cells import Machine, ResolvedStudy
 from scaling.study.schema import Study
-from scaling.study.transfer import TransferCell
 from scaling.workloads.registry import create_dataset
 from topologies.detect import detect, num_usable_cores
 
@@ -94,8 +93,7 @@ def _check_settings(resolved: ResolvedStudy, environ: Mapping[str, str]) -> None
             "unset it, or use peer_access=false"
         )
     for name in ("NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"):
-        cells = [cell for cell in resolved.cells.values() if not isinstance(cell, TransferCell)]
-        if is_set(name) and any(cell.tf32 is False for cell in cells):
+        if is_set(name) and any(cell.tf32 is False for cell in resolved.cells.values()):
             raise StudyError(
                 f"{name} is set, but the study has cells with tf32: false; unset it, or use tf32=true"
             )

@@ -20,8 +20,11 @@ import yaml
 
 from scaling.errors import StudyError
 from scaling.study.cells import Cell, ResolvedStudy
-from scaling.study.launches import START_UP_S, USUAL_ITERATIONS, Settings
-from scaling.study.schema import IterationPart, Study, Training, Workload
+from scaling.study.kinds.base import START_UP_S
+from scaling.study.kinds.iteration import USUAL_ITERATIONS, IterationPart
+from scaling.study.launches import Settings
+from scaling.study.parts import Training, Workload
+from scaling.study.schema import Study
 from topologies.texts import folded
 
 SAME = (

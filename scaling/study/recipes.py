@@ -8,10 +8,11 @@ from __future__ import annotations
 from typing import Any
 
 from scaling.errors import StudyError
-from scaling.study.schema import ConvergencePart, IterationPart, Recipe, Workload
+from scaling.study.kinds.convergence import ConvergencePart
+from scaling.study.kinds.iteration import IterationPart
+from scaling.study.parts import Recipe, Workload
+from scaling.study.workloads import ChosenWorkload
 from scaling.training.learning_rate import DEFAULT_GAMMA
-from scaling.workloads.base import DataShape
-from scaling.workloads.registry import create_dataset, create_model, resolve_shape
 
 DEFAULTS = {
     "learning_rate_rule": "fixed",
@@ -21,7 +22,7 @@ DEFAULTS = {
 }
 
 
-def recipe_of(workload: Workload, part: ConvergencePart) -> dict[str, Any]:
+def recipe_of(chosen: ChosenWorkload, part: ConvergencePart) -> dict[str, Any]:
     """The fields of `Cell` that say how long it is trained, with which rates and augmentation.
 
     A key that its rule or schedule does not have is None, where a workload has chosen another than its part.
@@ -29,6 +30,7 @@ def recipe_of(workload: Workload, part: ConvergencePart) -> dict[str, Any]:
     Raises:
         StudyError: keys contradict each other, or the data cannot be augmented.
     """
+    workload = chosen.keys
     values = {key: _chosen(key, workload, part) for key in Recipe.model_fields}
     where = _named(workload)
     _check_base_batch(values, workload, part, where)
@@ -39,19 +41,19 @@ def recipe_of(workload: Workload, part: ConvergencePart) -> dict[str, Any]:
             f"{values['epochs']}: else the learning rate never reaches its peak"
         )
     if values["augmentation"] == "standard":
-        _check_images(workload, where)
+        _check_images(chosen, where)
     return values
 
 
-def timed_augmentation(workload: Workload, part: IterationPart) -> str | None:
+def timed_augmentation(workload: ChosenWorkload, part: IterationPart) -> str | None:
     """What a timed step does to its batch: None is nothing, so that ids stay those of before.
 
     Raises:
         StudyError: the data cannot be augmented.
     """
-    if _chosen("augmentation", workload, part) != "standard":
+    if _chosen("augmentation", workload.keys, part) != "standard":
         return None
-    _check_images(workload, _named(workload))
+    _check_images(workload, _named(workload.keys))
     return "standard"
 
 
@@ -102,10 +104,8 @@ def _is_own(key: str, chooser: str, workload: Workload, part: ConvergencePart) -
     return getattr(workload, key) is not None or getattr(workload, chooser) is None
 
 
-def _check_images(workload: Workload, where: str) -> None:
-    model = create_model(workload.model.name, workload.model.parameters)
-    dataset = create_dataset(workload.dataset.name, workload.dataset.parameters)
-    shape: DataShape = resolve_shape(model, dataset)
+def _check_images(workload: ChosenWorkload, where: str) -> None:
+    shape = workload.shape
     if shape.tokens or len(shape.input_shape) != 3:
         raise StudyError(
             f"{where}: augmentation: standard crops and mirrors images [channels, height, width]; the data "

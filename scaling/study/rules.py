@@ -7,11 +7,11 @@ from typing import Any
 
 from scaling.aggregators.base import Aggregator
 from scaling.errors import StudyError
-from scaling.study.schema import ConvergencePart, IterationPart, TrainedPart
+from scaling.study.parts import TrainingPart
 
 
 def check_part(
-    part: TrainedPart, aggregators: Sequence[Aggregator[Any]], sizes: Sequence[int], device: str, where: str
+    part: TrainingPart, aggregators: Sequence[Aggregator[Any]], sizes: Sequence[int], device: str, where: str
 ) -> None:
     """Checks what the parts of a combination demand of each other.
 
@@ -30,43 +30,24 @@ def check_part(
             f"{where}bucket_mb is the size of the buckets that are exchanged under the backward pass, which "
             "only step: overlapped and captured do; leave it out"
         )
-    if isinstance(part, IterationPart):
-        _check_input(part, device, where)
     for aggregator in aggregators:
-        _check_worlds(aggregator, part, sizes, where)
+        _check_worlds(aggregator, sizes, where)
         _check_momentum(aggregator, part, where)
         for step in part.step:
             _check_step(aggregator, step, device, where)
 
 
-def _check_input(part: IterationPart, device: str, where: str) -> None:
-    copied = [name for name in part.input_placement if name in ("pinned", "pageable")]
-    if copied and device != "cuda":
-        raise StudyError(
-            f"{where}input_placement: {copied[0]} is a copy from host memory to a GPU; on {device} use "
-            "device or loader"
-        )
-    if part.loader_workers is not None and "loader" not in part.input_placement:
-        raise StudyError(f"{where}loader_workers belongs to input_placement: loader; leave it out")
-
-
-def _check_worlds(aggregator: Aggregator[Any], part: TrainedPart, sizes: Sequence[int], where: str) -> None:
-    label = aggregator.label()
-    if isinstance(part, ConvergencePart) and not aggregator.exchanges and max(sizes) > 1:
-        raise StudyError(
-            f"{where}aggregator {label!r} exchanges nothing: replicas drift apart, so it is never a "
-            "convergence result at world sizes above 1; leave it out of this part"
-        )
+def _check_worlds(aggregator: Aggregator[Any], sizes: Sequence[int], where: str) -> None:
     if min(sizes) < aggregator.min_world_size:
         raise StudyError(
-            f"{where}aggregator {label!r} needs a world size of {aggregator.min_world_size} at least, "
-            f"world_sizes has {min(sizes)}"
+            f"{where}aggregator {aggregator.label()!r} needs a world size of {aggregator.min_world_size} at "
+            f"least, world_sizes has {min(sizes)}"
         )
 
 
-def _check_momentum(aggregator: Aggregator[Any], part: TrainedPart, where: str) -> None:
-    own = [one for choice in part.workloads for one in getattr(choice, "first_available", [choice])]
-    momenta = [part.momentum if one.momentum is None else one.momentum for one in own]
+def _check_momentum(aggregator: Aggregator[Any], part: TrainingPart, where: str) -> None:
+    workloads = [keys for choice in part.workloads for keys in getattr(choice, "first_available", [choice])]
+    momenta = [part.momentum if keys.momentum is None else keys.momentum for keys in workloads]
     if aggregator.own_momentum() and any(momenta):
         raise StudyError(
             f"{where}aggregator {aggregator.label()!r} applies a momentum of {aggregator.own_momentum()} "

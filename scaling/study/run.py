@@ -22,10 +22,10 @@ from launchers.base import LaunchSpec
 from scaling.errors import LaunchError
 from scaling.store import ResultsFolder
 from scaling.study.cells import ResolvedStudy
+from scaling.study.kinds import label_of
 from scaling.study.launch_times import STARTED_VARIABLE
 from scaling.study.launches import Launch
 from scaling.study.scope import EVERYTHING_HERE, Scope
-from scaling.study.transfer import short_label
 
 POLL_S = 0.25
 TELL_EVERY_S = 3.0
@@ -160,7 +160,7 @@ def _tell(folder: ResultsFolder, launch: Launch, progress: Progress) -> None:
     size = launch.settings.world_size
     current = f"{size} worker{'s' if size > 1 else ''}"
     if running:
-        current += f": {short_label(running[0].cell)}"
+        current += f": {label_of(running[0].cell)}"
     progress.update(sum(record.state in ("done", "failed") for record in records), len(records), current)
 
 

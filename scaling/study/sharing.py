@@ -13,12 +13,17 @@ from typing import Any
 
 from scaling.aggregators.base import Aggregator
 from scaling.errors import StudyError
-from scaling.study.schema import AnyPart, ConvergencePart
+from scaling.study.parts import AnyPart, TrainingPart
 
 
 def most_workers_a_gpu(part: AnyPart, num_nodes: int) -> int:
     """How many workers may share a GPU: one, but for trainings on one node."""
-    return part.workers_per_gpu if isinstance(part, ConvergencePart) and num_nodes == 1 else 1
+    return _most_allowed(part) or 1 if num_nodes == 1 else 1
+
+
+def _most_allowed(part: AnyPart) -> int | None:
+    """What the study says; None for the kinds whose workers never share."""
+    return getattr(part, "workers_per_gpu", None)
 
 
 def workers_a_gpu(world_size: int, device: str, num_gpus: int) -> int | None:
@@ -72,14 +77,18 @@ def notes_on_sharing(part: AnyPart, shares: Mapping[int, int | None], device: st
 
 def way_out(part: AnyPart, world_size: int, num_gpus: int, num_nodes: int) -> str:
     """What to say where so many workers find no place; empty where sharing would not help."""
-    if not isinstance(part, ConvergencePart) or not num_gpus or num_nodes > 1:
+    if _most_allowed(part) is None or not num_gpus or num_nodes > 1:
         return ""
     share = f"workers_per_gpu={-(-world_size // num_gpus)}"
     return f"{share} (workers share GPUs: the accuracy holds, seconds do not) or "
 
 
 def check_sharing(
-    part: AnyPart, aggregators: Sequence[Aggregator[Any]], sizes: Sequence[int], num_gpus: int, where: str
+    part: TrainingPart,
+    aggregators: Sequence[Aggregator[Any]],
+    sizes: Sequence[int],
+    num_gpus: int,
+    where: str,
 ) -> None:
     """Refuses what workers that share a GPU cannot do.
 
@@ -93,7 +102,7 @@ def check_sharing(
     Raises:
         StudyError: naming the combination, the rule and a way out.
     """
-    if not sizes or not isinstance(part, ConvergencePart):
+    if not sizes:
         return
     which = f"world size {min(sizes)} on {_gpus(num_gpus)}"
     if "captured" in part.step:

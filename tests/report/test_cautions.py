@@ -7,8 +7,8 @@ from scaling.analysis.groups import group_rows
 from scaling.analysis.summary import summary_table
 from scaling.report.page_tables import page_tables
 from scaling.report.warnings_text import warning_text, warnings_of
-from scaling.study.run_cell import IN_HOST_MEMORY as HOST_MEMORY_NOTE
-from scaling.study.run_cell import RankSummary, notes_of
+from scaling.study.rank_summary import IN_HOST_MEMORY as HOST_MEMORY_NOTE
+from scaling.study.rank_summary import RankSummary, notes_of
 
 
 def row_of(study):

@@ -9,15 +9,14 @@ import yaml
 from scaling.errors import StudyError
 from scaling.store import ResultsFolder
 from scaling.study.cells import Machine, resolve
-from scaling.study.device import DeviceCell
 from scaling.study.job_shape import job_shape
+from scaling.study.kinds import label_of
+from scaling.study.kinds.device import DeviceCell, measure_device
 from scaling.study.launches import remaining_launches
 from scaling.study.overrides import load_study
 from scaling.study.planning import describe_plan
 from scaling.study.prepare import prepare
-from scaling.study.run_device import measure_device
 from scaling.study.schema import parse_study
-from scaling.study.transfer import short_label
 
 ONE_GPU = Machine(num_gpus=1, num_cores=16)
 NO_GPU = Machine(num_gpus=0, num_cores=2)
@@ -164,7 +163,7 @@ def test_plan_names_experiment_device_and_point(tmp_path):
 
 def test_label_names_the_experiment():
     cell = next(one for one in cells() if isinstance(one, DeviceCell))
-    assert short_label(cell.to_dict()) == f"device small-networks on {cell.device}"
+    assert label_of(cell.to_dict()) == f"device small-networks on {cell.device}"
 
 
 @pytest.mark.parametrize("name", ["small-networks", "cpu-threads", "batch-sizes"])

@@ -8,14 +8,16 @@ import pytest
 from scaling.experiments.registry import BUILT_IN, create
 from scaling.store import ResultsFolder
 from scaling.study.cells import Machine, resolve
-from scaling.study.device import DeviceCell
-from scaling.study.device_times import CELL_TIMES, cells_seconds, device_seconds
+from scaling.study.kinds import KINDS
+from scaling.study.kinds.device import DeviceCell
+from scaling.study.kinds.device_times import CELL_TIMES
 from scaling.study.launches import estimate_seconds, remaining_launches
 from scaling.study.overrides import load_study
 
 REFERENCE = Path(__file__).parents[2] / "results" / "reference"
 FACTOR = 1.5
 FEWEST_CELLS = 10
+DEVICE = KINDS["device"]
 
 
 def cell(**changes):
@@ -30,6 +32,10 @@ def cell(**changes):
         "launch_threads": 2,
     }
     return DeviceCell(**{**values, **changes})
+
+
+def seconds(one, num_cores=2):
+    return DEVICE.seconds(one, num_cores, None)
 
 
 def measured():
@@ -50,7 +56,10 @@ def test_estimate_is_near_what_reference_launches_took():
     launches = list(measured())
     if not launches:
         pytest.skip("results/reference is not here")
-    ratios = {name: device_seconds(cells, cores) / total_s for name, cells, cores, total_s in launches}
+    ratios = {
+        name: (DEVICE.start_up_s("cpu") + sum(seconds(one, cores) for one in cells)) / total_s
+        for name, cells, cores, total_s in launches
+    }
     assert {name: ratio for name, ratio in ratios.items() if not 1 / FACTOR < ratio < FACTOR} == {}
 
 
@@ -75,15 +84,15 @@ def test_shipped_studies_take_on_two_cores_about_what_they_took(name, least_s, m
 
 
 def test_longer_measurements_and_higher_limits_take_longer():
-    first = cells_seconds([cell()], 2)
-    assert cells_seconds([cell(seconds=1.25)], 2) == pytest.approx(first + 1.1)
-    assert cells_seconds([cell(limit_s=8.0)], 2) > first
-    assert cells_seconds([cell(), cell(point={"width": 8})], 2) == pytest.approx(2 * first)
+    first = seconds(cell())
+    assert seconds(cell(seconds=1.25)) == pytest.approx(first + 1.1)
+    assert seconds(cell(limit_s=8.0)) > first
+    assert seconds(cell(point={"width": 8})) == first
 
 
 def test_cores_share_what_is_work_and_the_limit_bounds_it():
     def of(num_cores, limit_s):
-        return cells_seconds([cell(experiment="cpu-threads", limit_s=limit_s)], num_cores)
+        return seconds(cell(experiment="cpu-threads", limit_s=limit_s), num_cores)
 
     assert of(2, 20.0) > of(16, 20.0)
     assert of(1, 20.0) - of(1, 5.0) == pytest.approx(7.0)  # 12 core-seconds, of which 5 fit
@@ -91,4 +100,4 @@ def test_cores_share_what_is_work_and_the_limit_bounds_it():
 
 def test_experiments_of_others_have_an_estimate():
     for device in ("cpu", "cuda"):
-        assert cells_seconds([cell(experiment="mine:Own", device=device)], 2) > 0.25
+        assert seconds(cell(experiment="mine:Own", device=device)) > 0.25

@@ -6,7 +6,7 @@ import pytest
 
 from scaling.errors import StudyError
 from scaling.study.cells import Cell, Machine, resolve
-from scaling.study.run_convergence import plan_of
+from scaling.study.kinds.run_convergence import plan_of
 from scaling.study.schema import parse_study
 
 BODY = {

@@ -12,7 +12,10 @@ from torch import nn
 from scaling.process_group import TorchGroup
 from scaling.registry import trust
 from scaling.study.cells import Cell
-from scaling.study.run_cell import IN_HOST_MEMORY, MAX_LOADED, CellRunner, RankSummary, extent_of
+from scaling.study.kinds.run_iteration import extent_of
+from scaling.study.loaded import MAX_LOADED, Loaded
+from scaling.study.rank_summary import IN_HOST_MEMORY, RankSummary
+from scaling.study.run_cell import CellRunner
 from scaling.training.timing import SPLIT_SETTLING
 from scaling.workloads.base import DataShape, Model
 
@@ -145,15 +148,15 @@ class TestDataThatDoesNotFit:
 
         def plant(count):
             moved = []
-            move = CellRunner._on_device
+            move = Loaded._on_device
 
             def on_device(self, split):
-                moved.append(len(self._loaded))
+                moved.append(len(self._data))
                 if len(moved) <= count:
                     raise torch.OutOfMemoryError("planted")
                 return move(self, split)
 
-            monkeypatch.setattr(CellRunner, "_on_device", on_device)
+            monkeypatch.setattr(Loaded, "_on_device", on_device)
             return moved
 
         return plant

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from scaling.experiments.base import Experiment, LeftOutError
-from scaling.study.device import DeviceCell
-from scaling.study.run_device import measure_device
+from scaling.study.kinds.device import DeviceCell, measure_device
 
 CPU = torch.device("cpu")
 
@@ -47,7 +46,7 @@ class Faulty(Experiment):
 def rows_of(fault):
     cell = DeviceCell("faulty", {}, {"fault": fault}, "cpu", 1, 0.1, 1.0, 1)
     rows = []
-    with mock.patch("scaling.study.run_device.create", return_value=Faulty()):
+    with mock.patch("scaling.experiments.registry.create", return_value=Faulty()):
         measure_device(cell, CPU, rows.extend)
     return rows
 

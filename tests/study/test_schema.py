@@ -6,7 +6,10 @@ from typing import Any
 import pytest
 
 from scaling.errors import StudyError
-from scaling.study.schema import Alternatives, ConvergencePart, IterationPart, Study, parse_study
+from scaling.study.kinds.convergence import ConvergencePart
+from scaling.study.kinds.iteration import IterationPart
+from scaling.study.parts import Alternatives
+from scaling.study.schema import Study, parse_study
 
 WORKLOAD = {"model": "mlp", "dataset": "digits", "global_batch": 64}
 BASE = {

@@ -6,7 +6,8 @@ import pytest
 
 from scaling.errors import StudyError
 from scaling.study.cells import Cell, Machine, resolve
-from scaling.study.schema import IterationPart, parse_study
+from scaling.study.kinds.iteration import IterationPart
+from scaling.study.schema import parse_study
 
 CPU = Machine(num_gpus=0, num_cores=8)
 GPUS = Machine(num_gpus=4, num_cores=64)

@@ -9,10 +9,11 @@ import yaml
 from scaling.errors import StudyError
 from scaling.store import ResultsFolder
 from scaling.study.cells import Machine, resolve
+from scaling.study.kinds import label_of
+from scaling.study.kinds.transfer import TransferCell
 from scaling.study.launches import remaining_launches
 from scaling.study.planning import describe_plan, plan_as_dict
 from scaling.study.schema import parse_study
-from scaling.study.transfer import TransferCell, short_label
 
 FOUR_GPUS = Machine(num_gpus=4, num_cores=64)
 STUDY = {"name": "links", "kind": "transfer", "world_sizes": [1, 2, 4], "peer_access": [True, False]}
@@ -100,7 +101,7 @@ class TestCells:
         (launch,) = remaining_launches(ResultsFolder(tmp_path), resolved)
         assert sum(isinstance(cell, TransferCell) for cell in launch.cells) == 1
         assert len(launch.cells) == len(resolved.trained) + 1
-        assert {short_label(cell.to_dict()) for cell in launch.cells} == {
+        assert {label_of(cell.to_dict()) for cell in launch.cells} == {
             "transfer",
             "iteration fcn-r, none",
             "iteration fcn-r, ring",

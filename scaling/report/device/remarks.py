@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from scaling.report.device.results import Results
 
 LOAD = "load_average"
-"""The fact with the host's load before a cell (`scaling.study.run_device`)."""
+"""The fact with the host's load before a cell (`scaling.study.kinds.device`)."""
 
 BUSY = 1.3
 """A load of so many processes a core is more than the study's own."""

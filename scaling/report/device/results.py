@@ -16,7 +16,7 @@ LEFT_OUT = "left_out"
 SAMPLES = "samples"
 STEP = "step"
 NO_GPU = "devices: no GPU"
-"""How a study's note begins that says so (`scaling.study.device`)."""
+"""How a study's note begins that says so (`scaling.study.kinds.device`)."""
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -20,11 +20,14 @@ from scaling.measure import power
 from scaling.measure.clock import clock_for
 from scaling.process_group import TorchGroup
 from scaling.study.cells import Cell
+from scaling.study.prepared_step import PreparedStep, build_step
+from scaling.study.rank_summary import RankSummary
+from scaling.study.run_context import RunContext, SavedCheckpoints
+from scaling.training.batch_norm import has_batch_norm
 from scaling.training.checkpoint import Checkpoint
 from scaling.training.convergence import Progress, TrainingPlan, train
 from scaling.training.learning_rate import DEFAULT_GAMMA, LearningRate, scaled_rate
-from scaling.training.step import Step
-from scaling.workloads.base import DataSplits
+from scaling.workloads.base import Split
 from topologies.detect_host import this_start
 
 LARGEST_WRITING_SHARE = 0.1
@@ -34,67 +37,54 @@ OF_EVERY_RANK = ("epoch", "train_s", "train_j", "bytes_sent")
 """What each rank records; the rest is the same on all of them, and one copy is enough."""
 
 
-class SavedCheckpoints(Protocol):
-    """Where this rank's checkpoints of one run lie (`scaling.store.CheckpointFiles`)."""
-
-    def read(self) -> list[bytes]:
-        """Those that there are, at most two."""
-
-    def write(self, content: bytes) -> None:
-        """A new one; of those before, the last is kept."""
-
-    def clear(self) -> None:
-        """Removes them."""
-
-
-@dataclass(frozen=True)
-class Trained:
-    """What became of a training, beside its samples.
-
-    Attributes:
-        bytes_per_step: that this rank sent.
-        diverged: a loss was not finite.
-        notes: for the record of the run.
-        hosts_before: on which it was trained before it was cut off, beside this one.
-    """
-
-    bytes_per_step: int
-    diverged: bool
-    notes: list[str]
-    hosts_before: list[str]
-
-
-def train_cell(
-    cell: Cell,
-    group: TorchGroup,
-    step: Step,
-    splits: DataSplits,
-    device: torch.device,
-    write: Callable[[list[dict[str, Any]]], None],
-    saved: SavedCheckpoints | None = None,
-    check: Callable[[], None] = lambda: None,
-) -> Trained:
-    """Trains `cell`. Collective.
+def converge(cell: Cell, context: RunContext) -> RankSummary:
+    """Trains `cell` and hands out its samples. Collective.
 
     Args:
         cell: of kind convergence.
-        group: the ranks that train together.
-        step: this rank's, as it is at the start.
-        splits: on the step's device, or in host memory, from where each batch is copied.
-        device: this rank's.
-        write: takes this rank's samples, in order.
-        saved: where checkpoints are; None: there are none, and none are made.
-        check: raises where this rank's replica has gone wrong; called before each checkpoint and at the end.
-            Collective.
+        context: of the rank; where it has a place for checkpoints, some are made.
     """
-    begun = _last_common(saved, group) if saved else None
+    prepared = PreparedStep(cell, context)
+    _throw_away_step(cell, prepared.splits.train, context)
+    prepared.check_first_steps()
+    begun = _last_common(context.saved, context.group) if context.saved else None
+    rows, before = _train(cell, prepared, context, begun)
+    notes = [_went_on(begun.progress.epoch, before)] if begun else []
+    if cell.batch_norm == "sync" and not has_batch_norm(prepared.step.replica.module):
+        notes.append("batch_norm: sync changes nothing: the model has no batch normalisation")
+    summary = prepared.summary(
+        rows[-1]["bytes_sent"] // (len(prepared.splits.train) // cell.global_batch), None
+    )
+    return replace(
+        summary,
+        notes=[*summary.notes, *notes],
+        diverged=not all(math.isfinite(row.get("train_loss", 0.0)) for row in rows),
+        hosts_before=before,
+    )
+
+
+def _throw_away_step(cell: Cell, split: Split, context: RunContext) -> None:
+    """One step on a replica of its own.
+
+    Libraries and connections are set up on first use, and which cell of a launch comes first is chance.
+    """
+    inputs, targets = (values[: cell.local_batch] for values in (split.inputs, split.targets))
+    build_step(cell, context)(inputs.to(context.device), targets.to(context.device))
+    clock_for(context.device).settle()
+
+
+def _train(
+    cell: Cell, prepared: PreparedStep, context: RunContext, begun: Checkpoint | None
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """All epochs, or those after a checkpoint; returns their rows, and the other hosts that trained some."""
+    group, device, step, splits = context.group, context.device, prepared.step, prepared.splits
     rows: list[dict[str, Any]] = []
     if begun is not None:
         begun.restore(step, device)
         rows = begun.rows
-        write(rows)
+        context.write(rows)
     after = begun.progress if begun else Progress()
-    saver = _Saver(saved, group) if saved else None
+    saver = _Saver(context.saved, group) if context.saved else None
     here = this_start()
     before = [host for host in begun.hosts if host != here] if begun else []
     parts = (step, splits.train, splits.test, plan_of(cell), group, clock_for(device), group.largest)
@@ -102,23 +92,18 @@ def train_cell(
     energy_meter = _energy_meter(device) if cell.workers_per_gpu is None else None
     for row in train(*parts, after=after, energy_meter=energy_meter):
         rows.append(row if group.rank == 0 else {key: row[key] for key in OF_EVERY_RANK})
-        write(rows[-1:])
+        context.write(rows[-1:])
         if saver is not None and row["epoch"] != cell.epochs and saver.is_due():
-            check()
+            prepared.check_later_steps()
             progress = Progress(row["epoch"], row["train_s"], row["train_j"])
             saver.save(Checkpoint.of(step, progress, rows, device, [*before, here]))
-    check()
-    return Trained(
-        rows[-1]["bytes_sent"] // (len(splits.train) // cell.global_batch),
-        not all(math.isfinite(row.get("train_loss", 0.0)) for row in rows),
-        [_went_on(after.epoch, before, here)] if begun else [],
-        before,
-    )
+    prepared.check_later_steps()
+    return rows, before
 
 
-def _went_on(epoch: int, before: list[str], here: str) -> str:
-    """The note of a training that was cut off after that epoch."""
-    hosts = " and ".join([*before, here])
+def _went_on(epoch: int, before: list[str]) -> str:
+    """The note of a training that was cut off after that epoch, on those other hosts, if any."""
+    hosts = " and ".join([*before, this_start()])
     elsewhere = f"; seconds and joules are of {hosts} together" if before else ""
     return f"cut off after epoch {epoch}, and went on from there{elsewhere}"
 
@@ -161,13 +146,13 @@ def _last_common(saved: SavedCheckpoints, group: TorchGroup) -> Checkpoint | Non
 
     Where there is no such epoch the training begins anew, and what was left of another is removed.
     """
-    found = [checkpoint for content in saved.read() if (checkpoint := Checkpoint.from_bytes(content))]
-    own = {checkpoint.progress.epoch: checkpoint for checkpoint in found}
-    common = int(-group.largest(-float(max(own, default=0))))
-    if group.largest(float(common not in own)):
+    read = [checkpoint for content in saved.read() if (checkpoint := Checkpoint.from_bytes(content))]
+    by_epoch = {checkpoint.progress.epoch: checkpoint for checkpoint in read}
+    common = int(-group.largest(-float(max(by_epoch, default=0))))
+    if group.largest(float(common not in by_epoch)):
         saved.clear()
         return None
-    return own[common]
+    return by_epoch[common]
 
 
 def _energy_meter(device: torch.device) -> Callable[[], Callable[[], float | None]] | None:

@@ -12,10 +12,7 @@ smaller `seconds` than the shipped studies, and the shipped studies on 2 slower 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-
-from scaling.study.device import DeviceCell
 
 START_UP_S = 8.0
 """Of a launch, until its first cell begins."""
@@ -43,11 +40,6 @@ class CellTime:
     core_s: float = 0.0
     limit_ratio: float = 0.0
 
-    def seconds(self, cell: DeviceCell, num_cores: int) -> float:
-        """Of one cell, on a machine of so many cores."""
-        slow_s = min(self.core_s / num_cores, cell.limit_s) + self.limit_ratio * cell.limit_s
-        return self.num_timed * WARM_UP_RATIO * cell.seconds + self.own_s + slow_s
-
 
 OF_OTHERS = {"cuda": CellTime(own_s=1.0), "cpu": CellTime(own_s=1.0, core_s=6.0)}
 """Experiments that are not among the built-in ones."""
@@ -67,15 +59,16 @@ CELL_TIMES = {
 }
 
 
-def device_seconds(cells: Sequence[DeviceCell], num_cores: int) -> float:
-    """Of a launch of device cells alone, from its start to its end, on a machine of so many cores."""
-    return START_UP_S + FIRST_CELL_S + cells_seconds(cells, num_cores)
+def cell_seconds(experiment: str, device: str, seconds: float, limit_s: float, num_cores: int) -> float:
+    """Of one cell.
 
-
-def cells_seconds(cells: Iterable[DeviceCell], num_cores: int) -> float:
-    """Of the cells alone."""
-    return sum(_time_of(cell).seconds(cell, num_cores) for cell in cells)
-
-
-def _time_of(cell: DeviceCell) -> CellTime:
-    return CELL_TIMES.get((cell.experiment, cell.device), OF_OTHERS[cell.device])
+    Args:
+        experiment: its name.
+        device: "cpu" or "cuda".
+        seconds: for each measurement, as the study says.
+        limit_s: above which the study leaves a point out.
+        num_cores: of the machine.
+    """
+    time = CELL_TIMES.get((experiment, device), OF_OTHERS[device])
+    slow_s = min(time.core_s / num_cores, limit_s) + time.limit_ratio * limit_s
+    return time.num_timed * WARM_UP_RATIO * seconds + time.own_s + slow_s

@@ -1,0 +1,259 @@
+"""`kind: device`: an experiment, CPU against GPU in one process. A cell is a point on one device."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from scaling.errors import StudyError
+from scaling.study.kinds.base import CellWithoutModel, Kind, Machine
+from scaling.study.kinds.device_times import FIRST_CELL_S, START_UP_S, cell_seconds
+from scaling.study.parts import AnyPart, Axis, Component, Device, Number, PositiveInt
+
+if TYPE_CHECKING:
+    import torch
+
+    from scaling.experiments.base import Point
+    from scaling.study.rank_summary import RankSummary
+    from scaling.study.run_context import RunContext
+
+ALL_THREADS = "all"
+NOT_VARIABLES = ("only_device", "threads")
+"""Keys of a point that say where it is measured."""
+
+LEFT_OUT = "left_out"
+"""The fact that says why a point was not measured."""
+
+LOAD = "load_average"
+"""The fact with the host's processes that ran or waited to, in the minute before."""
+
+WRITE_EVERY = 500
+"""Rows that are kept in memory."""
+
+OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
+"""What allocators say that raise nothing more special than a RuntimeError."""
+
+
+class DevicePart(AnyPart):
+    """An experiment (`scaling.experiments`): CPU against GPU, in one process."""
+
+    kind: Literal["device"] = "device"
+    experiment: Component
+    devices: Annotated[list[Literal["cpu", "cuda"]], Axis] = ["cpu", "cuda"]
+    seconds: Number = Field(1.0, gt=0)
+    limit_seconds: Number = Field(10.0, gt=0)
+    repeats: PositiveInt = 1
+
+    @property
+    def world_sizes(self) -> list[int]:
+        """One process."""
+        return [1]
+
+    @property
+    def device(self) -> Device:
+        """A GPU is used where there is one and the part wants it."""
+        return "auto" if "cuda" in self.devices else "cpu"
+
+    @property
+    def missing_devices(self) -> Literal["error", "drop"]:
+        """A GPU that is not there is left out."""
+        return "drop"
+
+
+@dataclass(frozen=True)
+class DeviceCell(CellWithoutModel):
+    """One point of an experiment on one device.
+
+    Attributes:
+        experiment: its name.
+        parameters: of the experiment, all of them.
+        point: its independent variables, but for device and threads.
+        device, threads: as in other cells.
+        seconds: for measuring; warm-up comes on top.
+        limit_s: a point whose fewest samples would take longer is left out.
+        launch_threads: what the process is started with; no part of the identity.
+    """
+
+    kind: ClassVar[str] = "device"
+    world_size: ClassVar[int] = 1
+    peer_access: ClassVar[bool | None] = None
+    tf32: ClassVar[bool | None] = False
+    not_in_identity: ClassVar[tuple[str, ...]] = ("launch_threads",)
+
+    experiment: str
+    parameters: dict[str, Any]
+    point: Point
+    device: str
+    threads: int
+    seconds: float
+    limit_s: float
+    launch_threads: int = field(compare=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields, as JSON has them."""
+        return {**super().to_dict(), "world_size": self.world_size, "peer_access": self.peer_access}
+
+    def describe(self) -> str:
+        """One line for people."""
+        threads = f", {self.threads} thread{'s' * (self.threads > 1)}" if self.device == "cpu" else ""
+        return f"{self.kind} {self.experiment} on {self.device}{threads}: {point_text(self.point)}"
+
+
+def point_text(point: Point) -> str:
+    """`width 128, batch 64`."""
+    return ", ".join(f"{key} {value}" for key, value in point.items())
+
+
+class DeviceKind(Kind[DevicePart, DeviceCell]):
+    """A cell for each point and device."""
+
+    part = DevicePart
+    why_other_keys_are_wrong = "kind: device runs an experiment, whose parameters stand with its name"
+    estimated_from = "from such cells elsewhere"
+
+    def cells(self, part: DevicePart, machine: Machine, where: str, notes: list[str]) -> Iterator[DeviceCell]:
+        """One GPU is used; a cell on the CPU takes all cores where its point says nothing else."""
+        from scaling.experiments.registry import create, parameters_of
+        from scaling.study.places import default_threads
+
+        num_cores, gpu_threads = machine.num_cores, default_threads("cuda", machine)
+        experiment = create(part.experiment.name, part.experiment.parameters)
+        points = list(experiment.points())
+        devices = _devices(part, points, machine.num_gpus, where, notes)
+        dropped: set[int] = set()
+        for point in points:
+            for device in devices:
+                if point.get("only_device", device) != device:
+                    continue
+                threads = _threads(point, device, num_cores, gpu_threads)
+                if device == "cpu" and threads > num_cores:
+                    dropped.add(threads)
+                    continue
+                yield DeviceCell(
+                    experiment=part.experiment.name,
+                    parameters=parameters_of(experiment),
+                    point={key: value for key, value in point.items() if key not in NOT_VARIABLES},
+                    device=device,
+                    threads=threads,
+                    seconds=part.seconds,
+                    limit_s=part.limit_seconds,
+                    launch_threads=num_cores if device == "cpu" else gpu_threads,
+                )
+        if dropped:
+            sizes = ", ".join(map(str, sorted(dropped)))
+            notes.append(f"threads: {sizes} dropped: {num_cores} cores can be used here")
+
+    def run(self, cell: DeviceCell, context: RunContext) -> RankSummary:
+        """Measures the point on this process's device."""
+        from scaling.study.rank_summary import RankSummary
+
+        measure_device(cell, context.device, context.write)
+        context.seconds["unsplit"] = context.elapsed_s()
+        peak = context.memory_peak_bytes()
+        return RankSummary(None, None, None, {}, [], memory_peak_bytes=peak, seconds=context.seconds)
+
+    def seconds(self, cell: DeviceCell, num_cores: int, num_parameters: int | None) -> float:
+        """As such cells took elsewhere."""
+        return cell_seconds(cell.experiment, cell.device, cell.seconds, cell.limit_s, num_cores)
+
+    def start_up_s(self, device: str) -> float:
+        """With what the first cell of a launch takes longer."""
+        return START_UP_S + FIRST_CELL_S
+
+    def label(self, cell: Mapping[str, Any]) -> str:
+        """`device batch-sizes on cuda`."""
+        return f"{cell['kind']} {cell['experiment']} on {cell['device']}"
+
+
+def _devices(
+    part: DevicePart, points: Sequence[Point], num_gpus: int, where: str, notes: list[str]
+) -> list[str]:
+    """Those that the part wants, that the points are for and that are here.
+
+    Raises:
+        StudyError: there are none.
+    """
+    wanted = [
+        device
+        for device in part.devices
+        if any(point.get("only_device", device) == device for point in points)
+    ]
+    devices = [device for device in wanted if device != "cuda" or num_gpus]
+    if not devices:
+        raise StudyError(
+            f"{where}experiment {part.experiment.name!r} has nothing to measure on {', '.join(part.devices)}"
+            + ("" if num_gpus or "cuda" not in part.devices else ": there is no GPU that torch can use")
+        )
+    if devices != wanted:
+        notes.append("devices: no GPU that torch can use here, so nothing is measured on cuda")
+    return list(devices)
+
+
+def _threads(point: Point, device: str, num_cores: int, gpu_threads: int) -> int:
+    if device != "cpu":
+        return gpu_threads
+    threads = point.get("threads", ALL_THREADS)
+    return num_cores if threads == ALL_THREADS else int(threads)
+
+
+def measure_device(
+    cell: DeviceCell, device: torch.device, write: Callable[[Iterable[Mapping[str, Any]]], None]
+) -> None:
+    """Measures one point and hands out its samples and facts.
+
+    A point that is left out, or does not fit into memory, is a result: the fact `left_out` says why.
+
+    Args:
+        cell: whose experiment and point.
+        device: of this process.
+        write: takes rows, in order.
+
+    Raises:
+        RuntimeError: the experiment has failed; what it raises passes.
+    """
+    import torch
+
+    from scaling.experiments.base import Budget, LeftOutError
+    from scaling.experiments.registry import create
+
+    experiment = create(cell.experiment, cell.parameters)
+    budget = Budget(cell.seconds, limit_s=cell.limit_s)
+    torch.manual_seed(0)
+    rows: list[Mapping[str, Any]] = [{"fact": LOAD, "value": os.getloadavg()[0]}]
+    try:
+        for row in experiment.measure(cell.point, device, budget):
+            rows.append(row)
+            if len(rows) >= WRITE_EVERY:
+                write(rows)
+                rows = []
+    except LeftOutError as error:
+        rows.append({"fact": LEFT_OUT, "value": str(error)})
+    except (MemoryError, RuntimeError) as error:
+        reason = _memory_error(error)
+        if reason is None:
+            raise
+        rows.append({"fact": LEFT_OUT, "value": f"out of memory: {reason}"})
+    write(rows)
+
+
+def _memory_error(error: BaseException) -> str | None:
+    """What it says where it, or what led to it, is memory that ran out: capturing a graph hides the cause."""
+    import torch
+
+    for cause in _chain(error):
+        text = (str(cause).splitlines() or [""])[0]
+        if isinstance(cause, torch.OutOfMemoryError | MemoryError) or any(
+            word in text for word in OUT_OF_MEMORY
+        ):
+            return text.partition(". GPU 0 has")[0].rstrip(".")
+    return None
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__

@@ -1,0 +1,138 @@
+"""`kind: iteration`: time per iteration, by phase."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field
+
+from scaling.errors import StudyError
+from scaling.study.kinds.base import Machine
+from scaling.study.kinds.training import TrainingKind
+from scaling.study.parts import Augmentation, Axis, Number, PositiveInt, TrainingPart
+
+if TYPE_CHECKING:
+    from scaling.aggregators.base import Aggregator
+    from scaling.study.cells import Cell
+    from scaling.study.rank_summary import RankSummary
+    from scaling.study.run_context import RunContext
+    from scaling.study.workloads import ChosenWorkload
+
+USUAL_ITERATIONS = 100
+"""What reaching a precision goal is assumed to take."""
+
+DEFAULT_LOADER_WORKERS = 2
+MIN_SECONDS_ON_GPU = 0.5
+"""Unsplit iterations last so long, unless the study says otherwise: a GPU's counter of energy moves ten times
+a second."""
+
+
+class IterationPart(TrainingPart):
+    """Time per iteration, by phase."""
+
+    kind: Literal["iteration"] = "iteration"
+    warmup: PositiveInt = 10
+    iterations: PositiveInt = 1000
+    precision_goal: Number | None = Field(0.01, gt=0, lt=1)
+    min_seconds: Number | None = Field(None, ge=0)
+    max_seconds: Number | None = Field(20.0, gt=0)
+    split_iterations: PositiveInt = 20
+    input_placement: Annotated[list[Literal["device", "pinned", "pageable", "loader"]], Axis] = ["device"]
+    loader_workers: PositiveInt | None = None
+    augmentation: Augmentation | None = None
+    noise_pair: bool = True
+
+
+class IterationKind(TrainingKind[IterationPart]):
+    """Timed iterations."""
+
+    part = IterationPart
+
+    def cells(self, part: IterationPart, machine: Machine, where: str, notes: list[str]) -> list[Cell]:
+        """All combinations, with the second cells of the A/A pairs."""
+        cells = list(super().cells(part, machine, where, notes))
+        return [*cells, *(_replicates(cells) if part.noise_pair else ())]
+
+    def check(
+        self,
+        part: IterationPart,
+        aggregators: Sequence[Aggregator[Any]],
+        sizes: Sequence[int],
+        device: str,
+        where: str,
+    ) -> None:
+        """Refuses copies to a GPU that is none, and a loader that nobody asks."""
+        copied = [name for name in part.input_placement if name in ("pinned", "pageable")]
+        if copied and device != "cuda":
+            raise StudyError(
+                f"{where}input_placement: {copied[0]} is a copy from host memory to a GPU; on {device} use "
+                "device or loader"
+            )
+        if part.loader_workers is not None and "loader" not in part.input_placement:
+            raise StudyError(f"{where}loader_workers belongs to input_placement: loader; leave it out")
+
+    def input_placements(self, part: IterationPart) -> Sequence[str]:
+        """Those of the study."""
+        return part.input_placement
+
+    def extent(
+        self, workload: ChosenWorkload, part: IterationPart, device: str, placement: str
+    ) -> dict[str, Any]:
+        """How many iterations are measured, and what loads their batches."""
+        from scaling.study.recipes import timed_augmentation
+
+        names = ("warmup", "iterations", "precision_goal", "max_seconds", "split_iterations")
+        min_seconds = part.min_seconds
+        if min_seconds is None:
+            min_seconds = MIN_SECONDS_ON_GPU if device == "cuda" else 0.0
+        loader_workers = part.loader_workers or DEFAULT_LOADER_WORKERS
+        return {
+            **{name: getattr(part, name) for name in names},
+            "min_seconds": min_seconds,
+            "loader_workers": loader_workers if placement == "loader" else None,
+            "augmentation": timed_augmentation(workload, part),
+        }
+
+    def run(self, cell: Cell, context: RunContext) -> RankSummary:
+        """Measures it."""
+        from scaling.study.kinds.run_iteration import time_cell
+
+        return time_cell(cell, context)
+
+    def steps_s(self, cell: Cell, step_s: float) -> float:
+        """With warm-up and profiled iterations, as far as the study's seconds go."""
+        assert cell.iterations is not None
+        assert cell.warmup is not None
+        seconds = (cell.iterations + cell.warmup) * step_s
+        if cell.precision_goal is not None:
+            seconds = min(seconds, (USUAL_ITERATIONS + cell.warmup) * step_s + (cell.min_seconds or 0.0))
+        seconds += (cell.split_iterations or 0) * step_s
+        if cell.max_seconds is not None:
+            seconds = min(seconds, max(1.5 * cell.max_seconds, 7 * step_s))
+        return seconds
+
+    def summary(self, ranks: Sequence[RankSummary]) -> dict[str, Any]:
+        """Also how the measurement went."""
+        return {
+            **super().summary(ranks),
+            "warmup_iterations": ranks[0].warmup_iterations,
+            "warmup_end": ranks[0].warmup_end,
+            "stop_reason": ranks[0].stop_reason,
+            "clock_uncertainty_s": [rank.clock_uncertainty_s for rank in ranks],
+            "gpu": [rank.gpu for rank in ranks],
+        }
+
+
+def _replicates(cells: Iterable[Cell]) -> Iterator[Cell]:
+    """The second cells of the A/A pairs: one for each workload, step and peer access, at the largest world
+    size, of the first aggregator that exchanges (of the first one, where none does)."""
+    grouped: dict[tuple[object, ...], list[Cell]] = {}
+    for cell in cells:
+        key = (cell.model_label, cell.dataset_label, cell.step, cell.device, cell.peer_access)
+        grouped.setdefault(key, []).append(cell)
+    for group in grouped.values():
+        size = max(cell.world_size for cell in group)
+        largest = [cell for cell in group if cell.world_size == size]
+        yield replace(next((cell for cell in largest if cell.exchanges), largest[0]), twin=1)

@@ -1,0 +1,85 @@
+"""Times the iterations of a cell on one rank."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import cast
+
+from scaling.measure import power
+from scaling.measure.clock import clock_for
+from scaling.measure.phases import Marks, PhaseRecorder
+from scaling.study.cells import Cell
+from scaling.study.prepared_step import PreparedStep
+from scaling.study.rank_summary import RankSummary
+from scaling.study.run_context import RunContext
+from scaling.training.feeding import AugmentedFeeder, Feeder, InputPlacement, feeder_for
+from scaling.training.timing import Extent, Measurement
+from scaling.workloads.augmentation import epoch_variations
+
+
+def time_cell(cell: Cell, context: RunContext) -> RankSummary:
+    """Measures `cell` and hands out its samples. Collective.
+
+    Args:
+        cell: of kind iteration.
+        context: of the rank.
+    """
+    group, device, seconds = context.group, context.device, context.seconds
+    prepared = PreparedStep(cell, context)
+    step, feeder = prepared.step, _feeder(cell, prepared, context)
+
+    def iterate(marks: Marks) -> None:
+        group.meter.reset()
+        step(*feeder.next(marks), marks)
+
+    recorder = PhaseRecorder(clock_for(device))
+    offset_s, offset_uncertainty_s = group.host_clock_offset()
+    measurement = Measurement(iterate, recorder, extent_of(cell), group, offset_s, seconds=seconds)
+    prepared.check_first_steps()
+    seconds["setup"] = group.largest(context.elapsed_s())
+    measurement.warm_up()
+    gpu = power.open_device(device)
+    before = gpu.reading() if gpu else None
+    measurement.measure()
+    after = gpu.reading() if gpu else None
+    memory_peak_bytes = context.memory_peak_bytes()  # what marking takes besides is not the step's
+    step.check()
+    if step.prepare_split(recorder):
+        measurement.split(settle_each=step.settle_split)
+    step.check()
+    context.write(measurement.rows)
+    prepared.check_later_steps()
+    num_samples = cell.local_batch * sum(not (row["warmup"] or row["split"]) for row in measurement.rows)
+    return replace(
+        prepared.summary(group.meter.bytes_sent, group.meter.messages_sent),
+        memory_peak_bytes=memory_peak_bytes,
+        warmup_iterations=sum(row["warmup"] and not row["split"] for row in measurement.rows),
+        warmup_end=measurement.warmup_end,
+        stop_reason=measurement.stop_reason,
+        clock_uncertainty_s=recorder.uncertainty_s + offset_uncertainty_s,
+        gpu=power.summary(before, after, num_samples) if before and after else None,
+    )
+
+
+def _feeder(cell: Cell, prepared: PreparedStep, context: RunContext) -> Feeder:
+    """Hands out this rank's batches, from where the cell has them."""
+    split, batches = prepared.splits.train, prepared.own_batches()
+    placement = cast(InputPlacement, cell.input_placement)
+    feeder = feeder_for(placement, split, batches, context.device, cell.loader_workers or 0)
+    if cell.augmentation == "standard":
+        feeder = AugmentedFeeder(feeder, batches, epoch_variations(len(split), cell.seed, 1), context.device)
+    return feeder
+
+
+def extent_of(cell: Cell) -> Extent:
+    """How long a timed cell is measured."""
+    assert cell.warmup is not None
+    assert cell.iterations is not None
+    return Extent(
+        cell.warmup,
+        cell.iterations,
+        cell.precision_goal,
+        cell.min_seconds or 0.0,
+        cell.max_seconds,
+        cell.split_iterations or 0,
+    )

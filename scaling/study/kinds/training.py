@@ -1,0 +1,110 @@
+"""What the kinds that train a network have in common."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from scaling.study.kinds.base import Kind, Machine
+from scaling.study.parts import TrainingPart
+
+if TYPE_CHECKING:
+    from scaling.aggregators.base import Aggregator
+    from scaling.study.cells import Cell
+    from scaling.study.rank_summary import RankSummary
+    from scaling.study.workloads import ChosenWorkload
+
+TIMING_BATCHES = 4
+"""Different global batches that timed iterations take in turn."""
+
+OPERATIONS_PER_S = {"cpu": 8e10, "cuda": 3e13}
+"""Floating-point operations a second that the estimate assumes of a CPU core and of a GPU, in float32."""
+
+THROUGH_HOST_BYTES_PER_S = 5e8
+"""Of a gradient in float32 that Gloo brings together between workers that share a GPU."""
+
+CELL_SET_UP_S = 0.5
+
+TrainingPartT = TypeVar("TrainingPartT", bound=TrainingPart)
+
+
+class TrainingKind(Kind[TrainingPartT, "Cell"]):
+    """A cell for each combination of workload, aggregator, world size and the other variables."""
+
+    def cells(self, part: TrainingPartT, machine: Machine, where: str, notes: list[str]) -> Iterable[Cell]:
+        """All combinations, in the order of the study file."""
+        from scaling.study.training_cells import training_cells
+
+        return training_cells(self, part, machine, where, notes)
+
+    def check(
+        self,
+        part: TrainingPartT,
+        aggregators: Sequence[Aggregator[Any]],
+        sizes: Sequence[int],
+        device: str,
+        where: str,
+    ) -> None:
+        """Refuses combinations that cannot be in this kind.
+
+        Args:
+            part: of the study.
+            aggregators: its aggregators.
+            sizes: its world sizes on this machine.
+            device: "cpu" or "cuda".
+            where: the part, for messages.
+
+        Raises:
+            StudyError: naming the combination, the rule and a way out.
+        """
+
+    def input_placements(self, part: TrainingPartT) -> Sequence[str]:
+        """Where batches come from."""
+        return ["device"]
+
+    @abstractmethod
+    def extent(
+        self, workload: ChosenWorkload, part: TrainingPartT, device: str, placement: str
+    ) -> dict[str, Any]:
+        """The fields of `Cell` that this kind alone has: how long it runs, and on which data.
+
+        Args:
+            workload: of the part.
+            part: of the study.
+            device: "cpu" or "cuda".
+            placement: where batches come from.
+        """
+
+    @abstractmethod
+    def steps_s(self, cell: Cell, step_s: float) -> float:
+        """What all steps of the cell take, if each takes `step_s`."""
+
+    def seconds(self, cell: Cell, num_cores: int, num_parameters: int | None) -> float:
+        """Of its floating-point operations at an assumed rate."""
+        assert num_parameters is not None
+        if cell.device == "cpu":
+            rate = OPERATIONS_PER_S["cpu"] * min(num_cores, cell.world_size * cell.threads)
+        else:
+            rate = OPERATIONS_PER_S["cuda"] * cell.world_size / (cell.workers_per_gpu or 1)
+        # 2 operations a parameter and sample forward, 4 backward; dense layers, which is what there is.
+        step_s = 6.0 * num_parameters * cell.global_batch / rate + 1e-3 * cell.world_size
+        if cell.workers_per_gpu is not None and cell.exchanges:
+            step_s += 4.0 * num_parameters / THROUGH_HOST_BYTES_PER_S
+        return self.steps_s(cell, step_s) + CELL_SET_UP_S
+
+    def summary(self, ranks: Sequence[RankSummary]) -> dict[str, Any]:
+        """What `run.json` says of the network, the exchange and the data."""
+        return {
+            "num_parameters": ranks[0].num_parameters,
+            "tensor_shapes": ranks[0].tensor_shapes,
+            "wire_bytes_per_rank": [rank.bytes_sent for rank in ranks],
+            "messages_per_rank": [rank.messages_sent for rank in ranks],
+            "checksums": ranks[0].checksums,
+            **super().summary(ranks),
+            "checks": ranks[0].checks,
+        }
+
+    def label(self, cell: Mapping[str, Any]) -> str:
+        """`iteration fcn-r, ring`."""
+        return f"{cell['kind']} {cell['model_label']}, {cell['aggregator_label']}"

@@ -1,0 +1,102 @@
+"""`kind: transfer`: copies, messages and collectives of one world size, measured without a model.
+
+Such a cell is what `scaling topology probe` measures in one launch (`scaling.measure.probe.cases`): with
+access between GPUs or without, in a study's own launch, among its other cells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from scaling.study.kinds.base import CellWithoutModel, Kind, Machine
+from scaling.study.parts import Number, Part
+
+if TYPE_CHECKING:
+    from scaling.study.rank_summary import RankSummary
+    from scaling.study.run_context import RunContext
+
+SLACK_RATIO = 1.2
+"""Of a cell's time: what its operations set up comes on top."""
+
+
+class TransferPart(Part):
+    """Copies, messages and collectives alone: what the machine's links and memories give, without a model."""
+
+    kind: Literal["transfer"] = "transfer"
+    seconds: Number = Field(20.0, gt=0)
+
+
+@dataclass(frozen=True)
+class TransferCell(CellWithoutModel):
+    """One combination of a transfer part.
+
+    Attributes:
+        world_size, device, threads, peer_access: as in other cells.
+        seconds: for measuring; the first operation of each size comes on top.
+    """
+
+    kind: ClassVar[str] = "transfer"
+
+    world_size: int
+    device: str
+    threads: int
+    peer_access: bool | None
+    seconds: float
+
+    def describe(self) -> str:
+        """One line for people."""
+        host_only = ", without access between GPUs" if self.peer_access is False else ""
+        return f"{self.kind}, {self.world_size} on {self.device}{host_only}, {self.seconds:g} s"
+
+
+class TransferKind(Kind[TransferPart, TransferCell]):
+    """A cell for each world size, with access between GPUs and without, as the part says."""
+
+    part = TransferPart
+    why_other_keys_are_wrong = "kind: transfer has no model and takes no step"
+
+    def cells(
+        self, part: TransferPart, machine: Machine, where: str, notes: list[str]
+    ) -> Iterator[TransferCell]:
+        """One GPU has no other to access: it is measured once."""
+        from scaling.study.places import default_threads, device_of, world_sizes_on
+
+        device = device_of(part, machine, notes)
+        threads = part.threads or default_threads(device, machine)
+        for size in world_sizes_on(part, device, machine, where, notes):
+            choices = part.peer_access if size > 1 else part.peer_access[:1]
+            for peer_access in choices if device == "cuda" else [None]:
+                yield TransferCell(size, device, threads, peer_access, part.seconds)
+
+    def run(self, cell: TransferCell, context: RunContext) -> RankSummary:
+        """Measures the probe's cases; rank 0 writes the rows, whose times are those of the slowest rank."""
+        from scaling.measure.probe.machine_file import with_detected
+        from scaling.measure.probe.ranks import Prober
+        from scaling.study.rank_summary import RankSummary
+        from topologies.detect import read_facts
+
+        rows: list[dict[str, Any]] = []
+        host_only = cell.peer_access is False
+        prober = Prober(context.group, context.device, cell.threads, rows.append, host_only=host_only)
+        prober.run(cell.seconds)
+        if context.group.rank == 0:
+            # Recorded with the samples: the report makes a machine file of both, on whatever machine it runs.
+            today = datetime.now().astimezone().date().isoformat()
+            facts = with_detected(rows[0]["facts"], read_facts(), today)
+            context.write([{"facts": facts}, *rows[1:]])
+        notes = [row["note"] for row in rows if "note" in row]
+        context.seconds["unsplit"] = context.group.largest(context.elapsed_s())
+        return RankSummary(None, None, None, {}, notes, seconds=context.seconds)
+
+    def summary(self, ranks: Sequence[RankSummary]) -> dict[str, Any]:
+        """What `run.json` says: the seconds; memory is no question here."""
+        return {"seconds": ranks[0].seconds}
+
+    def seconds(self, cell: TransferCell, num_cores: int, num_parameters: int | None) -> float:
+        """The seconds that the study gives it, and a little."""
+        return cell.seconds * SLACK_RATIO

@@ -1,0 +1,83 @@
+"""The data sets and initial models that a rank keeps from one cell to the next."""
+
+from __future__ import annotations
+
+import copy
+import gc
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from scaling.study.cells import Cell
+from scaling.study.kinds.training import TIMING_BATCHES
+from scaling.study.rank_summary import IN_HOST_MEMORY
+from scaling.workloads.base import DataSplits, Split
+from scaling.workloads.registry import build_module, create_dataset, create_model, resolve_shape
+
+MAX_LOADED = 4
+"""Data sets that stay on the device, and initial models that stay on the host, between cells, which come in
+random order; memory is finite."""
+
+
+class Loaded:
+    """What cells have in common, which come in random order.
+
+    Args:
+        device: this rank's.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._data: dict[str, DataSplits] = {}
+        self._initial: dict[str, tuple[nn.Module, Tensor]] = {}
+
+    def data(self, cell: Cell) -> DataSplits:
+        """The cell's data set, on the device if it fits there."""
+        dataset = create_dataset(cell.dataset, cell.dataset_parameters)
+        shape = resolve_shape(create_model(cell.model, cell.model_parameters), dataset)
+        needed = TIMING_BATCHES * cell.global_batch
+        key = f"{dataset} {shape} {(needed, cell.seed) if not dataset.real else ''}"
+        if key not in self._data:
+            if len(self._data) >= MAX_LOADED:
+                self._data.clear()
+            loaded = dataset.load(shape, needed, cell.seed)
+            self._data[key] = self._placed(loaded)
+        return self._data[key]
+
+    def _placed(self, loaded: DataSplits) -> DataSplits:
+        """The data set on the device, or in host memory where it does not fit there.
+
+        It is tried next to this worker's other data sets, then without them. What other workers keep on a GPU
+        that they share stays: each clears its own alone.
+        """
+        for _ in range(2):
+            try:
+                train, test = self._on_device(loaded.train), self._on_device(loaded.test)
+                return DataSplits(train, test, loaded.checksums)
+            except torch.OutOfMemoryError:
+                self._data.clear()
+            gc.collect()  # what the failure kept
+            torch.cuda.empty_cache()
+        return replace(loaded, notes=(IN_HOST_MEMORY,))
+
+    def _on_device(self, split: Split) -> Split:
+        return Split(split.inputs.to(self._device), split.targets.to(self._device))
+
+    def module(self, cell: Cell) -> nn.Module:
+        """The model with its initial weights, the same on every rank, in host memory; a copy for the caller.
+
+        Drawing the weights of a large model takes seconds, so those of the last models are kept.
+        """
+        model = create_model(cell.model, cell.model_parameters)
+        shape = resolve_shape(model, create_dataset(cell.dataset, cell.dataset_parameters))
+        key = f"{cell.model} {cell.model_parameters} {shape} {cell.seed}"
+        torch.manual_seed(cell.seed)  # of GPUs too, whose numbers no weight is made of
+        if key not in self._initial:
+            if len(self._initial) >= MAX_LOADED:
+                self._initial.pop(next(iter(self._initial)))
+            module = build_module(model, shape)
+            self._initial[key] = (module, torch.get_rng_state())
+        module, random_state = self._initial[key]
+        torch.set_rng_state(random_state)
+        return copy.deepcopy(module)

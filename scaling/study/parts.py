@@ -1,0 +1,185 @@
+"""What the parts of a study file are made of: the types that kinds of study build theirs from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    PlainSerializer,
+    SerializerFunctionWrapHandler,
+    Tag,
+    model_serializer,
+)
+
+Device = Literal["auto", "cpu", "cuda"]
+
+
+def _as_list(value: Any) -> Any:
+    """Axes may be given as one value or as a list of values."""
+    if value == []:
+        raise ValueError("a list needs one value at least")
+    return value if isinstance(value, list) else [value]
+
+
+def _component(value: Any) -> Any:
+    """`ring` and `{name: one_bit, threshold: mean}` become a name with parameters."""
+    if isinstance(value, str):
+        return {"name": value}
+    if isinstance(value, Mapping) and isinstance(value.get("name"), str):
+        return {"name": value["name"], "parameters": {k: v for k, v in value.items() if k != "name"}}
+    raise ValueError("a component is a name, or a mapping with 'name' and its parameters")
+
+
+def _no_boolean(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError("a number is wanted, not true or false")
+    return value
+
+
+Number = Annotated[float, BeforeValidator(_no_boolean), Field(allow_inf_nan=False)]
+"""A finite number; `1e-3`, which YAML takes for a text, is one too."""
+
+PositiveInt = Annotated[int, Field(gt=0, strict=True)]
+Axis = BeforeValidator(_as_list)
+
+
+class Strict(BaseModel):
+    """A mapping that takes no other keys than its fields.
+
+    Keys that have no value are not written, unless that is what the study says against a default.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @model_serializer(mode="wrap")
+    def _written(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields = type(self).model_fields
+        return {k: v for k, v in write(self).items() if v is not None or fields[k].default is not None}
+
+
+class NamedComponent(Strict):
+    """A name, with the parameters that the study sets."""
+
+    name: str
+    parameters: dict[str, Any] = {}
+
+
+def _as_written(component: NamedComponent) -> dict[str, Any]:
+    """What `_component` reads, so that a study that was written can be run again."""
+    return {"name": component.name, **component.parameters}
+
+
+Component = Annotated[NamedComponent, BeforeValidator(_component), PlainSerializer(_as_written)]
+
+
+class Training(Strict):
+    """How the optimizer is set: SGD with momentum."""
+
+    learning_rate: Number | None = Field(None, gt=0)
+    momentum: Number | None = Field(None, ge=0, lt=1)
+    weight_decay: Number | None = Field(None, ge=0)
+    nesterov: bool | None = None
+
+
+Augmentation = Literal["none", "standard"]
+
+
+class Recipe(Strict):
+    """How a training goes on over its epochs (`scaling.training.learning_rate`)."""
+
+    learning_rate_rule: Literal["fixed", "linear", "sqrt"] | None = None
+    base_batch: PositiveInt | None = None
+    warmup_epochs: Number | None = Field(None, ge=0)
+    schedule: Literal["constant", "step", "cosine"] | None = None
+    milestones: list[Annotated[Number, Field(gt=0)]] | None = Field(None, min_length=1)
+    gamma: Number | None = Field(None, gt=0, lt=1)
+    augmentation: Augmentation | None = None
+    epochs: PositiveInt | None = None
+    target_accuracy: Number | None = Field(None, gt=0, le=1)
+
+
+class Workload(Training, Recipe):
+    """What is trained: a model on a data set, at a batch size; may set its own training parameters."""
+
+    model: Component
+    dataset: Component
+    global_batch: Annotated[list[PositiveInt], Axis] | None = None
+    local_batch: Annotated[list[PositiveInt], Axis] | None = None
+
+
+class Alternatives(Strict):
+    """The first of several workloads whose data is on this machine."""
+
+    first_available: list[Workload] = Field(min_length=1)
+
+
+def _workload_tag(value: Any) -> str:
+    is_choice = isinstance(value, Alternatives) or (isinstance(value, Mapping) and "first_available" in value)
+    return "choice" if is_choice else "workload"
+
+
+AnyWorkload = Annotated[
+    Annotated[Workload, Tag("workload")] | Annotated[Alternatives, Tag("choice")],
+    Discriminator(_workload_tag),
+]
+
+
+class AnyPart(Strict):
+    """A part of any kind: its keys are fields, but for those of these that the kind fixes."""
+
+    if TYPE_CHECKING:
+
+        @property
+        def kind(self) -> str:
+            """A name of `scaling.study.kinds.KINDS`."""
+
+        @property
+        def world_sizes(self) -> list[int]:
+            """Numbers of workers."""
+
+        @property
+        def repeats(self) -> int:
+            """How often each cell is run."""
+
+        @property
+        def device(self) -> Device:
+            """Where it runs."""
+
+        @property
+        def missing_devices(self) -> Literal["error", "drop"]:
+            """What becomes of world sizes for which there are too few GPUs."""
+
+
+class Part(AnyPart):
+    """What the parts of kinds with world sizes have in common."""
+
+    world_sizes: Annotated[list[PositiveInt], Axis, Field(min_length=1)]
+    repeats: PositiveInt = 1
+    device: Device = "auto"
+    missing_devices: Literal["error", "drop"] = "error"
+    threads: PositiveInt | None = None
+    peer_access: Annotated[list[bool], Axis] = [True]
+
+
+class TrainingPart(Part, Training):
+    """What the parts of every kind that trains have in common."""
+
+    workloads: list[AnyWorkload] = Field(min_length=1)
+    aggregators: Annotated[list[Component], Field(min_length=1)]
+    scaling: Literal["strong", "weak"]
+    step: Annotated[list[Literal["eager", "overlapped", "captured"]], Axis] = ["eager"]
+    bucket_mb: Annotated[list[Annotated[Number, Field(gt=0)]], Axis] | None = None
+    tf32: Annotated[list[bool], Axis] = [False]
+    seed: Annotated[list[Annotated[int, Field(ge=0, strict=True)]], Axis] = [0]
+    learning_rate: Number = Field(0.01, gt=0)
+    momentum: Number = Field(0.9, ge=0, lt=1)
+    weight_decay: Number = Field(0.0, ge=0)
+    nesterov: bool = False
+    batch_norm: Annotated[list[Literal["replica", "sync"]], Axis] = ["replica"]
+    memory_format: Annotated[list[Literal["contiguous", "channels_last"]], Axis] = ["contiguous"]

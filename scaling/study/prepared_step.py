@@ -1,0 +1,118 @@
+"""A cell's training step on one rank: built, checked, and described for the record of the run."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from scaling.aggregators.registry import create as create_aggregator
+from scaling.bucket import shapes_by_dtype_text
+from scaling.study.cells import Cell
+from scaling.study.kinds.training import TIMING_BATCHES
+from scaling.study.rank_summary import RankSummary
+from scaling.study.run_context import RunContext
+from scaling.training.batch_norm import synchronized
+from scaling.training.captured import CapturedStep
+from scaling.training.layered import LayeredStep
+from scaling.training.memory_format import with_channels_last
+from scaling.training.overlapped import OverlappedStep
+from scaling.training.replica import FlatReplica, Replica
+from scaling.training.step import EagerStep, Step
+from scaling.training.step_check import FIRST_STEPS, LATER_STEPS, StepCheck
+from scaling.training.update import SgdSettings
+from scaling.workloads.registry import create_model
+from scaling.workloads.sampling import epoch_batches, shard
+
+UNUSED_BUCKET_MB = 25.0  # of a step without DDP
+
+
+class PreparedStep:
+    """The step of one cell, with the checks of its exchanges. Collective.
+
+    Args:
+        cell: that trains a network.
+        context: of the rank.
+
+    Attributes:
+        step: to be taken.
+        splits: its data.
+        check: has seen the first steps, which were checked.
+    """
+
+    def __init__(self, cell: Cell, context: RunContext) -> None:
+        self._cell, self._context = cell, context
+        self.splits = context.loaded.data(cell)
+        self.step = build_step(cell, context)
+        aggregator = create_aggregator(cell.aggregator, cell.aggregator_parameters)
+        self.check = StepCheck(self.step, aggregator, settings_of(cell), context.group)
+
+    def check_first_steps(self) -> None:
+        """Before anything is measured."""
+        self._check_steps(FIRST_STEPS)
+
+    def check_later_steps(self) -> None:
+        """After the samples were taken, or before a checkpoint is: the replicas too."""
+        self.check.replicas()
+        self._check_steps(LATER_STEPS)
+
+    def own_batches(self) -> Tensor:
+        """Indices of this rank's samples: [TIMING_BATCHES at most, local batch] int64."""
+        cell, group = self._cell, self._context.group
+        batches = epoch_batches(len(self.splits.train), cell.global_batch, cell.seed, 1)[:TIMING_BATCHES]
+        return shard(batches, group.rank, group.world_size)
+
+    def _check_steps(self, max_steps: int) -> None:
+        """Checks some steps on the first batches; the memory that this takes is no part of the peak."""
+        split, device = self.splits.train, self._context.device
+        with self._context.memory_peak_kept():
+            batches = self.own_batches().to(split.inputs.device)
+            self.check.steps(
+                [(split.inputs[batch].to(device), split.targets[batch].to(device)) for batch in batches],
+                max_steps,
+            )
+
+    def summary(self, bytes_sent: int, messages_sent: int | None) -> RankSummary:
+        """What this rank says of the network, the exchange and the data."""
+        return RankSummary(
+            num_parameters=self.step.replica.layout.num_elements,
+            bytes_sent=bytes_sent,
+            messages_sent=messages_sent,
+            checksums=self.splits.checksums,
+            notes=[*self.step.notes, *self.splits.notes],
+            memory_peak_bytes=self._context.memory_peak_bytes(),
+            seconds=self._context.seconds,
+            tensor_shapes=shapes_by_dtype_text(self.step.replica.layouts),
+            checks=self.check.findings.as_dict(),
+        )
+
+
+def build_step(cell: Cell, context: RunContext) -> Step:
+    """The step of a cell on this rank, from the initial weights. Collective."""
+    group, device = context.group, context.device
+    module = context.loaded.module(cell).to(device)
+    if cell.batch_norm == "sync":
+        module = synchronized(module, group)
+    if cell.memory_format == "channels_last":
+        module = with_channels_last(module)
+    aggregator = create_aggregator(cell.aggregator, cell.aggregator_parameters)
+    settings = settings_of(cell)
+    loss = create_model(cell.model, cell.model_parameters).loss
+    train = context.loaded.data(cell).train
+    inputs, targets = (values[: cell.local_batch].to(device) for values in (train.inputs, train.targets))
+    if cell.step == "overlapped":
+        bucket_mb = cell.bucket_mb or UNUSED_BUCKET_MB
+        replica = Replica(module, loss)
+        return OverlappedStep(
+            replica, aggregator, settings, group, bucket_mb=bucket_mb, inputs=inputs, targets=targets
+        )
+    captured = cell.step == "captured"
+    if captured and cell.bucket_mb is not None:
+        flat = FlatReplica(module, loss)
+        layered = LayeredStep(flat, aggregator, settings, group, bucket_mb=cell.bucket_mb, capturable=True)
+        return CapturedStep(layered, inputs, targets, group)
+    eager = EagerStep(FlatReplica(module, loss), aggregator, settings, group, capturable=captured)
+    return CapturedStep(eager, inputs, targets, group) if captured else eager
+
+
+def settings_of(cell: Cell) -> SgdSettings:
+    """The optimizer's."""
+    return SgdSettings(cell.learning_rate, cell.momentum, cell.weight_decay, cell.nesterov)

@@ -1,0 +1,61 @@
+"""What the ranks of a finished cell say of it, besides its samples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+IN_HOST_MEMORY = (
+    "the data set does not fit on the device and lies in host memory: a training copies each batch from "
+    "there, in its measured time; timed iterations have theirs where input_placement says"
+)
+
+
+@dataclass(frozen=True)
+class RankSummary:
+    """What one rank says of a finished cell, besides its samples.
+
+    Attributes:
+        num_parameters: trainable ones; None where there is no model.
+        bytes_sent, messages_sent: by this rank in a step, as metered; None where it cannot be counted.
+        checksums: of the data.
+        notes: what was decided at the start.
+        diverged: a loss was not finite.
+        memory_peak_bytes: the most that tensors took on this rank's GPU, with the data sets that lie there.
+        seconds: part of the run (`setup`, `warmup`, `unsplit`, `split`) -> wall time of the slowest rank.
+        warmup_iterations, warmup_end, stop_reason: see `scaling.training.timing`.
+        clock_uncertainty_s: how far `start_s` of the samples may be off.
+        gpu: see `scaling.measure.power`.
+        hosts_before: where a training was before it was cut off, without the host of the run.
+        tensor_shapes: of the trainable parameters (`scaling.bucket.shapes_by_dtype_text`), for predictions.
+        checks: what the checks of its exchanges found (`scaling.training.step_check`).
+    """
+
+    num_parameters: int | None
+    bytes_sent: int | None
+    messages_sent: int | None
+    checksums: dict[str, str]
+    notes: list[str]
+    diverged: bool = False
+    memory_peak_bytes: int | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
+    warmup_iterations: int | None = None
+    warmup_end: str | None = None
+    stop_reason: str | None = None
+    clock_uncertainty_s: float | None = None
+    gpu: dict[str, Any] | None = None
+    hosts_before: list[str] = field(default_factory=list)
+    tensor_shapes: str = ""
+    checks: dict[str, Any] = field(default_factory=dict)
+
+
+def notes_of(ranks: Sequence[RankSummary]) -> list[str]:
+    """What the record of a run says: rank 0's notes, and on how many ranks the data were in host memory.
+
+    Each rank finds out for itself whether the data fit, since other processes may fill one GPU alone.
+    """
+    notes = [note for note in ranks[0].notes if note != IN_HOST_MEMORY]
+    if count := sum(IN_HOST_MEMORY in rank.notes for rank in ranks):
+        notes.append(f"{IN_HOST_MEMORY} (on {count} of {len(ranks)} rank{'s' if len(ranks) > 1 else ''})")
+    return notes

@@ -1,0 +1,70 @@
+"""What one rank runs one cell with."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from scaling.process_group import TorchGroup
+from scaling.study.loaded import Loaded
+
+WriteSamples = Callable[[Iterable[Mapping[str, Any]]], None]
+
+
+class SavedCheckpoints(Protocol):
+    """Where this rank's checkpoints of one run are stored (`scaling.store.CheckpointFiles`)."""
+
+    def read(self) -> list[bytes]:
+        """Those that there are, at most two."""
+
+    def write(self, content: bytes) -> None:
+        """A new one; of those before, the last is kept."""
+
+    def clear(self) -> None:
+        """Removes them."""
+
+
+@dataclass
+class RunContext:
+    """What one rank runs one cell with.
+
+    Attributes:
+        group: the ranks of the cell.
+        device: this rank's.
+        write: takes this rank's samples, in order.
+        saved: where a training's checkpoints are; None: it has none.
+        loaded: data sets and initial models, kept from cell to cell.
+        seconds: part of the run (`setup`, `warmup`, `unsplit`, `split`) -> wall time, as far as it came.
+    """
+
+    group: TorchGroup
+    device: torch.device
+    write: WriteSamples
+    saved: SavedCheckpoints | None
+    loaded: Loaded
+    seconds: dict[str, float]
+    _started: float = field(default_factory=time.perf_counter)
+    _peak_bytes: int = 0
+
+    def elapsed_s(self) -> float:
+        """Wall time since the cell began."""
+        return time.perf_counter() - self._started
+
+    def memory_peak_bytes(self) -> int | None:
+        """The most that tensors took on this rank's GPU so far; None on the CPU."""
+        if self.device.type != "cuda":
+            return None
+        return max(self._peak_bytes, torch.cuda.max_memory_allocated(self.device))
+
+    @contextmanager
+    def memory_peak_kept(self) -> Iterator[None]:
+        """What is done within is no part of the peak."""
+        self._peak_bytes = self.memory_peak_bytes() or 0
+        yield
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
