@@ -21,7 +21,7 @@ from scaling.store import ResultsFolder, RunRecord
 from scaling.study import predicting
 from scaling.study.cells import Machine, resolve
 from scaling.study.overrides import load_study
-from tests.report.conftest import StudyFolder
+from tests.made_studies import StudyFolder
 
 REFERENCE = Path(__file__).parents[1] / "results" / "reference"
 TAKEN = {

@@ -9,7 +9,7 @@ from scaling.analysis.summary import summary_table
 from scaling.store import ResultsFolder
 from scaling.study.cells import Machine, resolve
 from scaling.study.overrides import load_study
-from tests.report.conftest import StudyFolder
+from tests.made_studies import StudyFolder
 
 STUDY = """
 name: small

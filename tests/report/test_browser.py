@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from scaling.report import write_report
-from tests.report.conftest import StudyFolder, epoch, split
+from tests.made_studies import StudyFolder, epoch, split
 
 CHROMIUM = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None

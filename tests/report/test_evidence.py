@@ -13,7 +13,7 @@ from markupsafe import escape
 from scaling.report import write_report
 from scaling.report.evidence import PATHS
 from scaling.store import ResultsFolder
-from tests.report.conftest import epoch, iteration, split
+from tests.made_studies import epoch, iteration, split
 
 STEP_S = {("none", 1): 0.4, ("ring", 1): 0.41, ("none", 2): 0.2, ("ring", 2): 0.25}
 

@@ -13,7 +13,7 @@ from scaling.report.drawing_predictions import PredictedPoint, draw_predictions
 from scaling.report.figure_style import aggregator_looks
 from scaling.report.prediction_figure import predicted_points
 from scaling.report.predictions import prediction_findings, prediction_tables, read_predictions
-from tests.report.conftest import texts_of
+from tests.made_studies import texts_of
 
 PREDICTED_S = 0.0123456
 

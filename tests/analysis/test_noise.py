@@ -6,7 +6,7 @@ from scaling.analysis.columns import to_rows
 from scaling.analysis.groups import group_rows
 from scaling.analysis.noise import noise_line
 from scaling.analysis.summary import summary_table
-from tests.report.conftest import findings
+from tests.made_studies import findings
 
 
 def add_pair(study, first, second, **cell):

@@ -11,7 +11,7 @@ from scaling.analysis.seed_noise import noise_bound, seed_noise, seed_noise_find
 from scaling.analysis.summary import build_table
 from scaling.report import write_report
 from scaling.report.seed_noise_table import seed_noise_tables
-from tests.report.conftest import texts_of
+from tests.made_studies import texts_of
 
 T_OF_TWO_DEGREES = 4.302653
 SEEDS = (0.90, 0.92, 0.94)

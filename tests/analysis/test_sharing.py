@@ -20,7 +20,7 @@ from scaling.report.page_tables import page_tables
 from scaling.report.target_data import target_bars
 from scaling.report.text import text_of
 from scaling.report.warnings_text import warnings_of
-from tests.report.conftest import findings
+from tests.made_studies import findings
 
 TRAIN_S = 1234.5
 """Of an epoch, in the raw samples: found nowhere in a report."""

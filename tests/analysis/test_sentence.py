@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from scaling.analysis.summary import summary_table
-from tests.report.conftest import findings
+from tests.made_studies import findings
 
 
 def said(study, num_cores=None):

@@ -23,7 +23,7 @@ from scaling.report.figure_style import aggregator_looks
 from scaling.report.figures import TARGET
 from scaling.report.page_tables import CONVERGENCE_STATISTIC, page_tables
 from scaling.report.target_data import target_bars
-from tests.report.conftest import findings, texts_of
+from tests.made_studies import findings, texts_of
 
 STEPS = 10
 BATCH = 64

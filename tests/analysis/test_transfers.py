@@ -21,7 +21,7 @@ from scaling.report.terminal import render_tables
 from scaling.report.transfer_figures import bandwidth_lines
 from scaling.report.transfer_tables import render_transfers
 from scaling.store import RunRecord
-from tests.report.conftest import texts_of
+from tests.made_studies import texts_of
 from topologies.facts import Facts, Gpu, Host, NumaNode, PcieLink
 from topologies.schema import load
 
