@@ -6,7 +6,7 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -15,8 +15,9 @@ from scaling.process_group import TorchGroup
 from scaling.registry import trust
 from scaling.runtime.workers import Workers
 from scaling.store import CheckpointFiles, ResultsFolder
-from scaling.study import run_convergence
 from scaling.study.cells import Cell
+from scaling.study.kinds import run_convergence
+from scaling.study.prepared_step import PreparedStep
 from scaling.study.run_cell import CellRunner
 
 CPU = torch.device("cpu")
@@ -76,15 +77,17 @@ class Recorder:
             raise CutError
 
 
-class KeepsStep(CellRunner):
+class KeptStep(PreparedStep):
     """Shows the step that was trained."""
 
-    def _converge(self, cell, group, step, *rest):
-        self.step = step
-        return super()._converge(cell, group, step, *rest)
+    last: ClassVar[PreparedStep]
+
+    def __init__(self, *arguments) -> None:
+        super().__init__(*arguments)
+        KeptStep.last = self
 
 
-def fingerprint(runner: KeepsStep) -> str:
+def fingerprint() -> str:
     """Of parameters, buffers, momenta and residuals."""
     digest = hashlib.sha256()
 
@@ -96,17 +99,17 @@ def fingerprint(runner: KeepsStep) -> str:
         else:
             digest.update(value.detach().contiguous().numpy().tobytes())
 
-    add(runner.step.state_dict())
+    add(KeptStep.last.step.state_dict())
     return digest.hexdigest()
 
 
 def trained(cell: Cell, group: TorchGroup, files: CheckpointFiles, cut_after: int | None = None) -> dict:
-    runner, recorder = KeepsStep(CPU), Recorder(cut_after)
+    runner, recorder = CellRunner(CPU), Recorder(cut_after)
     try:
         summary = runner.run(cell, group, recorder, files)
     except CutError:
         return {"rows": recorder.rows}
-    return {"rows": recorder.rows, "notes": summary.notes, "state": fingerprint(runner)}
+    return {"rows": recorder.rows, "notes": summary.notes, "state": fingerprint()}
 
 
 def main(out: Path) -> None:
@@ -114,6 +117,7 @@ def main(out: Path) -> None:
     workers = Workers(RankInfo(rank, rank, world_size, world_size, "test"))
     folder = ResultsFolder(out.parent / "results")
     trust([BASE.model])
+    vars(run_convergence)["PreparedStep"] = KeptStep
     run_convergence.LARGEST_WRITING_SHARE = float("inf")  # after every epoch
     seen: dict[str, Any] = {}
     for name, cell in CELLS.items():
