@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[1]
 
 # Units of the project, from the ground up; each may import those named here and its own modules.
 VERSION_AND_ERRORS = frozenset({"scaling", "scaling.errors"})
+AND_AXES = VERSION_AND_ERRORS | {"scaling.axes"}
 GROUND = VERSION_AND_ERRORS | {"scaling.process_group", "scaling.bucket", "scaling.registry", "topologies"}
 ALGORITHMS = GROUND | {"scaling.collectives", "scaling.codecs"}
 AGGREGATION = ALGORITHMS | {"scaling.aggregators", "scaling.conformance"}
@@ -29,6 +30,7 @@ STUDYING = PARTS | {"scaling.cli.options", "scaling.study"}
 MAY_IMPORT: dict[str, frozenset[str]] = {
     "scaling": frozenset(),
     "scaling.errors": frozenset(),
+    "scaling.axes": frozenset(),
     "launchers": frozenset(),
     "topologies": frozenset(),
     "scaling.bucket": VERSION_AND_ERRORS,
@@ -47,14 +49,14 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "scaling.training": AGGREGATION | {"scaling.measure", "scaling.workloads"},
     "scaling.experiments": AGGREGATION | {"scaling.measure", "scaling.workloads"},
     "scaling.runtime": VERSION_AND_ERRORS | {"scaling.process_group", "scaling.store", "launchers"},
-    "scaling.analysis": VERSION_AND_ERRORS | {"scaling.store", "scaling.measure", "topologies"},
-    "scaling.report": VERSION_AND_ERRORS
+    "scaling.analysis": AND_AXES | {"scaling.store", "scaling.measure", "topologies"},
+    "scaling.report": AND_AXES
     | {"scaling.analysis", "scaling.store", "scaling.measure", "scaling.collectives", "topologies"},
-    "scaling.prediction": VERSION_AND_ERRORS | {"scaling.collectives", "scaling.bucket", "topologies"},
+    "scaling.prediction": AND_AXES | {"scaling.collectives", "scaling.bucket", "topologies"},
     "scaling.prediction.calibration_data": VERSION_AND_ERRORS
     | {"scaling.analysis", "scaling.measure", "scaling.prediction", "scaling.store", "topologies"},
     "scaling.study": PARTS
-    | {"scaling.experiments", "scaling.prediction", "scaling.prediction.calibration_data"},
+    | {"scaling.axes", "scaling.experiments", "scaling.prediction", "scaling.prediction.calibration_data"},
     "scaling.interchange": VERSION_AND_ERRORS | {"scaling.collectives"},
     "scaling.doctor": PARTS,
     "scaling.worker": STUDYING,

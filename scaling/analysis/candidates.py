@@ -19,7 +19,6 @@ from scaling.analysis.accuracy import why_not
 from scaling.analysis.columns import (
     Row,
     aggregator_order,
-    fixed_batch,
     is_control_arm,
     is_of_older_code,
     is_twin,
@@ -30,6 +29,7 @@ from scaling.analysis.formats import percent, workers
 from scaling.analysis.launch_values import energies_per_sample, seconds_to_target
 from scaling.analysis.learning import REACHED, family_key
 from scaling.analysis.samples import CellResult
+from scaling.axes import Role, Shared, columns, fixed_batch, with_columns
 from scaling.measure.ratios import ONE_LAUNCH
 from scaling.measure.statistics import estimate_median
 
@@ -37,24 +37,6 @@ TIME, ACCURACY, EFFICIENCY, HOURS, ENERGY = "time", "time-to-accuracy", "efficie
 
 ENERGY_STEP_S = 0.1
 """The counter of energy moves in such steps, by which a window is uncertain (`scaling.measure.power`)."""
-
-_RECIPE = (
-    *("global_batch", "learning_rate", "learning_rate_rule", "schedule", "milestones", "gamma"),
-    *("warmup_epochs", "momentum", "weight_decay", "nesterov", "batch_norm", "augmentation"),
-)
-"""How a training is done: named where a workload's trainings differ in it."""
-
-CHOSEN = {
-    "step": "{} step",
-    "bucket_mb": "buckets of {:g} MiB",
-    "input_placement": "input {}",
-    "memory_format": "{}",
-    "loader_workers": "{} loader workers",
-    "threads": "{} threads",
-    "peer_access": "peer access {}",
-    "num_nodes": "on {} nodes",
-}
-"""Choices beside aggregator and world size: named where a workload's cells differ in them."""
 
 
 @dataclass(frozen=True)
@@ -155,8 +137,15 @@ def workloads(objective: str, rows: Sequence[Row], cells: Sequence[CellResult]) 
 def _given(row: Row, *, trained: bool) -> Hashable:
     if trained:  # batch and rate are chosen too: the target says what they are good for
         return tuple(row[name] for name in ("model", "dataset", "device", "target_accuracy"))
-    names = ("model", "dataset", "scaling", "device", "precision", "batch_norm", "augmentation")
-    return (*(row[name] for name in names), fixed_batch(row))
+    return (*(row[name] for name in columns(Shared.WORKLOAD)), fixed_batch(row))
+
+
+def _unusual(row: Row) -> Iterator[str]:
+    """What is given besides model, data set, scaling, batch and device, where it is not the default."""
+    for given in with_columns(Shared.WORKLOAD):
+        value = row[given.key]
+        if not given.role & Role.GIVEN and value not in (None, given.default_shown):
+            yield given.text(value)
 
 
 def _timed(
@@ -169,10 +158,7 @@ def _timed(
         else f"global batch {fixed_batch(first)}"
     )
     title = f"{first['model']} on {first['dataset']}, {first['scaling']} scaling, {batch}, {first['device']}"
-    if first["precision"] != "float32":
-        title += f", {first['precision']}"
-    if first["augmentation"] is not None:
-        title += f", augmentation {first['augmentation']}"
+    title += "".join(f", {text}" for text in _unusual(first))
     singles = _one_of_each_single(family)
     candidates, excluded = [], []
     for row in family:
@@ -207,7 +193,8 @@ def _one_of_each_single(family: Sequence[Row]) -> set[str]:
     kept: dict[Hashable, Row] = {}
     for row in sorted(family, key=lambda row: aggregator_order(row["aggregator"])):
         if _is_single(row) and row["state"] != "failed":
-            kept.setdefault(tuple(row[name] for name in (*_RECIPE, "seed", *CHOSEN)), row)
+            names = ("global_batch", *columns(role=Role.CHOSEN | Role.RECIPE | Role.REPETITION))
+            kept.setdefault(tuple(row[name] for name in names), row)
     return {row["cell_id"] for row in kept.values()}
 
 
@@ -318,7 +305,8 @@ def _over_seeds(family: Sequence[Row]) -> Iterator[list[Row]]:
 
 def _recipe(row: Row, family: Sequence[Row]) -> list[str]:
     """What of a training's recipe differs within the family."""
-    differing = [name for name in _RECIPE if len({other[name] for other in family}) > 1]
+    names = ("global_batch", *columns(role=Role.RECIPE))
+    differing = [name for name in names if len({other[name] for other in family}) > 1]
     return [f"{name} {row[name]}" for name in differing if row[name] is not None]
 
 
@@ -326,12 +314,12 @@ def _parts(row: Row, family: Sequence[Row]) -> tuple[str, ...]:
     parts = [f"{row['aggregator']} on {workers(row['world_size'])}"]
     if _is_single(row):
         parts = ["1 worker", "nothing to exchange"]
-    for axis, text in CHOSEN.items():
-        if row[axis] is None or (axis in ("peer_access", "num_nodes") and _is_single(row)):
+    for choice in with_columns(role=Role.CHOSEN):
+        value = row[choice.key]
+        if value is None or (choice.key in ("peer_access", "num_nodes") and _is_single(row)):
             continue
-        if len({other[axis] for other in family if other[axis] is not None}) > 1:
-            value = ("off", "on")[row[axis]] if isinstance(row[axis], bool) else row[axis]
-            parts.append(text.format(value))
+        if len({other[choice.key] for other in family if other[choice.key] is not None}) > 1:
+            parts.append(choice.text(value))
     return (*parts, "older code") if is_of_older_code(row) else tuple(parts)
 
 

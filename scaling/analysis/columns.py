@@ -7,47 +7,11 @@ from typing import Any
 
 import pandas as pd
 
-from scaling.analysis.recipes import RECIPE
+from scaling.axes import TRAINED, column_types, fixed_batch
 from scaling.measure.budget import PARTS
 
 Row = dict[str, Any]
 """One cell: a value for every column, None where it does not exist."""
-
-INDEPENDENT = {
-    "study": "string",
-    "kind": "string",
-    "model": "string",
-    "dataset": "string",
-    "aggregator": "string",
-    "step": "string",
-    "launcher": "string",
-    "device": "string",
-    "scaling": "string",
-    "world_size": "Int64",
-    "local_batch": "Int64",
-    "global_batch": "Int64",
-    "bucket_mb": "Float64",
-    "input_placement": "string",
-    "loader_workers": "Int64",
-    "threads": "Int64",
-    "peer_access": "boolean",
-    "num_nodes": "Int64",
-    "workers_per_gpu": "Int64",
-    "precision": "string",
-    "memory_format": "string",
-    "learning_rate": "float64",
-    "momentum": "float64",
-    "weight_decay": "float64",
-    "nesterov": "boolean",
-    **RECIPE,
-    "batch_norm": "string",
-    "seed": "Int64",
-    "twin": "Int64",
-}
-"""What was chosen, with its type."""
-
-ABSENT = {"input_placement": "device", "twin": 0, "batch_norm": "replica"}
-"""What a variable was in folders that do not have it yet."""
 
 PART_COLUMNS = {name: f"{name}_s" for name in PARTS}
 """Part of a step (`scaling.measure.budget`) -> its column."""
@@ -115,18 +79,13 @@ MEASURED = {
 }
 """What came out, with its type; objects are findings, or tuples of them."""
 
-COLUMNS: dict[str, str] = {**INDEPENDENT, **MEASURED}
-
 TRANSFER = "transfer"
 """The kind of cells that are copies, messages and collectives alone."""
 
 DEVICE = "device"
 """The kind of cells that are points of an experiment (`scaling.report.device`)."""
 
-WITHOUT_MODEL = (TRANSFER, DEVICE)
-"""Kinds of cells that are no training step of a network with an aggregator."""
-
-KINDS = ("iteration", "convergence", TRANSFER, DEVICE)
+KINDS = (*TRAINED, TRANSFER, DEVICE)
 PLACEMENTS = ("device", "pinned", "pageable", "loader")
 AGGREGATORS = ("none", "no_op", "all_reduce", "ring", "tree", "host_serial", "host_parallel")
 """The orders in which they are shown; others follow, by label."""
@@ -142,18 +101,9 @@ OLDER_CODE = "older_code"
 """The kind of the warning of cells that were measured before the code changed."""
 
 
-def precision_and_format(cell: Mapping[str, Any]) -> dict[str, str]:
-    """`precision` and `memory_format` as summary.csv has them; a cell has `tf32`, and None for contiguous."""
-    return {
-        "precision": "tf32" if cell.get("tf32") else "float32",
-        "memory_format": cell.get("memory_format") or "contiguous",
-    }
-
-
-def augmentation_of(cell: Mapping[str, Any]) -> str | None:
-    """What a cell's steps do to its images; None: nothing, for which a training also says `none`."""
-    augmentation: str | None = cell.get("augmentation")
-    return None if augmentation == "none" else augmentation
+def columns() -> dict[str, str]:
+    """The columns of summary.csv, in their order, with their types: what was chosen, then what came out."""
+    return {**column_types(), **MEASURED}
 
 
 def aggregator_name(label: str) -> str:
@@ -168,7 +118,7 @@ def is_control_arm(row: Row) -> bool:
 
 def has_no_model(row: Mapping[str, Any]) -> bool:
     """Whether this cell, or a row of it, has no model."""
-    return row["kind"] in WITHOUT_MODEL
+    return row["kind"] not in TRAINED
 
 
 def shares_gpus(row: Mapping[str, Any]) -> bool:
@@ -192,11 +142,6 @@ def aggregator_order(label: str) -> tuple[int, str]:
     return (AGGREGATORS.index(name) if name in AGGREGATORS else len(AGGREGATORS), label)
 
 
-def fixed_batch(row: Mapping[str, Any]) -> int:
-    """The batch that the world size does not change: the worker's under weak scaling, else the global one."""
-    return int(row["local_batch"] if row["scaling"] == "weak" else row["global_batch"])
-
-
 def row_order(row: Row) -> tuple[Any, ...]:
     """A sort key: kind, model, dataset, batch, aggregator, world size, then the other axes."""
     kind = KINDS.index(row["kind"]) if row["kind"] in KINDS else len(KINDS)
@@ -204,7 +149,7 @@ def row_order(row: Row) -> tuple[Any, ...]:
     if not has_no_model(row):
         workload += (row["model"], row["dataset"], row["scaling"], fixed_batch(row))
         workload += aggregator_order(row["aggregator"])
-    rest = [_sortable(row[name]) for name in INDEPENDENT if name not in ("world_size", "aggregator")]
+    rest = [_sortable(row[name]) for name in column_types() if name not in ("world_size", "aggregator")]
     return (*workload, row["world_size"], *rest, row["cell_id"])
 
 
@@ -218,9 +163,9 @@ def _sortable(value: Any) -> tuple[int, float, str]:
 
 
 def to_table(rows: Iterable[Row]) -> pd.DataFrame:
-    """Rows -> a table of COLUMNS, with their types; None becomes a missing value."""
-    table = pd.DataFrame(list(rows), columns=list(COLUMNS), dtype=object)
-    return table.astype(COLUMNS)
+    """Rows -> a table of `columns`, with their types; None becomes a missing value."""
+    table = pd.DataFrame(list(rows), columns=list(columns()), dtype=object)
+    return table.astype(columns())
 
 
 def to_rows(table: pd.DataFrame) -> list[Row]:

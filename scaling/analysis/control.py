@@ -8,23 +8,16 @@ one of them misses something: an exchange that slows the computation beside it, 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from scaling.analysis.columns import ABSENT, CONTROL_ARMS, Row, aggregator_name
+from scaling.analysis.columns import CONTROL_ARMS, Row, aggregator_name
 from scaling.analysis.findings import Finding
 from scaling.analysis.samples import CellResult
+from scaling.axes import Shared, agree, fixed_batch
 
 AGREEMENT = 0.10
 """Two exposed times that differ by no more than this part of the larger one agree."""
-
-SAME_AS_CONTROL = (
-    *("kind", "model", "model_parameters", "dataset", "dataset_parameters", "step", "device", "scaling"),
-    *("world_size", "local_batch", "global_batch", "input_placement", "loader_workers", "threads"),
-    *("peer_access", "tf32", "seed", "learning_rate", "momentum", "weight_decay", "nesterov"),
-    *("batch_norm", "memory_format", "augmentation"),
-)
-"""What a cell shares with its control arm: all but the aggregator, the extent and the twin's number."""
 
 COMPUTATION = ("input", "forward", "backward", "update")
 """Phases that both arms have."""
@@ -33,9 +26,15 @@ SLOWED_BY_EXCHANGE = ("input", "forward", "backward")
 """Those that are the same work in both arms; the update may be at another place."""
 
 
-def equal_in(names: Iterable[str], first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
-    """Whether two cells have the same variables of those names, also if a folder is older than a variable."""
-    return all(first.get(name, ABSENT.get(name)) == second.get(name, ABSENT.get(name)) for name in names)
+def is_baseline_of(other: Mapping[str, Any], cell: Mapping[str, Any]) -> bool:
+    """Whether `other` is one worker without exchange to which the cell's speedup refers."""
+    return (
+        other["world_size"] == 1
+        and aggregator_name(other.get("aggregator_label") or other["aggregator"]) == "none"
+        and not other.get("twin")
+        and agree(Shared.BASELINE, other, cell)
+        and fixed_batch(other) == fixed_batch(cell)
+    )
 
 
 def control_labels(cell: Mapping[str, Any]) -> list[str]:
@@ -64,11 +63,12 @@ def control_arm(cell: CellResult, cells: Sequence[CellResult]) -> CellResult | N
 
 def _controls(other: CellResult, cell: CellResult, label: str) -> bool:
     # Without a wrapper there are no buckets: their size makes no difference to `none`.
-    names = SAME_AS_CONTROL if label == "none" else (*SAME_AS_CONTROL, "bucket_mb")
+    same_buckets = label == "none" or other.cell.get("bucket_mb") == cell.cell.get("bucket_mb")
     return (
         other.label("aggregator") == label
         and not other.cell.get("twin")
-        and equal_in(names, other.cell, cell.cell)
+        and same_buckets
+        and agree(Shared.CONTROL, other.cell, cell.cell)
     )
 
 

@@ -6,9 +6,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from scaling.analysis.columns import INDEPENDENT, Row, aggregator_name, is_control_arm, is_twin
-from scaling.analysis.matching import WHERE_RUN
+from scaling.analysis.columns import Row, aggregator_name, is_control_arm, is_twin
 from scaling.analysis.samples import CellResult
+from scaling.axes import Role, columns_without
 
 Values = dict[str, Any]
 """Of a rule's finding, with the part of the step that it is about as `share`, 0 to 1."""
@@ -65,7 +65,7 @@ class View:
 
     def others(self, free: Collection[str]) -> list[Row]:
         """Measured cells that share all variables but those of these names, without itself and twins."""
-        names = [name for name in INDEPENDENT if name not in (*WHERE_RUN, *free)]
+        names = [name for name in columns_without(Role.RECORDED) if name not in free]
         return [
             row
             for row in self.rows

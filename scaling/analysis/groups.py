@@ -9,29 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from scaling.analysis.columns import Row, fixed_batch, has_no_model, is_of_older_code, is_twin
-
-_IN_EVERY_TITLE = ("kind", "model", "dataset", "scaling", "device")
-_WHERE_THEY_DIFFER = {
-    "step": "{} step",
-    "threads": "{} threads a worker",
-    "peer_access": "peer access {}",
-    "precision": "{}",
-    "memory_format": "{}",
-    "learning_rate": "learning rate {:g}",
-    "momentum": "momentum {:g}",
-    "weight_decay": "weight decay {:g}",
-    "nesterov": "nesterov {}",
-    "learning_rate_rule": "{} rule",
-    "base_batch": "base batch {:g}",
-    "warmup_epochs": "warm-up {:g}",
-    "schedule": "{} schedule",
-    "milestones": "milestones {}",
-    "gamma": "gamma {:g}",
-    "augmentation": "augmentation {}",
-    "batch_norm": "batch norm {}",
-    "seed": "seed {}",
-}
+from scaling.analysis.columns import Row, has_no_model, is_of_older_code, is_twin
+from scaling.axes import Axis, Role, Shared, fixed_batch, with_columns
 
 MAX_SLUG_LENGTH = 120
 """Longer ones are cut: a model's label may hold any parameters, and file systems allow 255 bytes."""
@@ -110,13 +89,13 @@ def group_rows(rows: Sequence[Row]) -> list[Group]:
 
 def group_key(row: Row) -> tuple[Any, ...]:
     """Equal for the rows of one group."""
-    names = [*_IN_EVERY_TITLE, *_axes(row)]
-    return (*(row[name] for name in names), fixed_batch(row))
+    return (*(row[axis.key] for axis in _axes(row)), fixed_batch(row))
 
 
-def _axes(row: Row) -> list[str]:
-    """Axes on which groups of this row's kind differ: of trainings, all seeds are compared in one."""
-    return [name for name in _WHERE_THEY_DIFFER if row["kind"] != "convergence" or name != "seed"]
+def _axes(row: Row) -> list[Axis]:
+    """What the rows of a group share: of trainings, all seeds are compared in one."""
+    trained = row["kind"] == "convergence"
+    return [axis for axis in with_columns(Shared.GROUP) if not (trained and axis.role & Role.REPETITION)]
 
 
 def _extras(row: Row, rows: Sequence[Row]) -> list[str]:
@@ -124,13 +103,13 @@ def _extras(row: Row, rows: Sequence[Row]) -> list[str]:
     alike = [
         other for other in rows if all(other[name] == row[name] for name in ("kind", "model", "dataset"))
     ]
-    differing = [name for name in _axes(row) if len({other[name] for other in alike}) > 1]
-    own = {**row, "augmentation": row["augmentation"] or "none"}
-    return [_WHERE_THEY_DIFFER[name].format(_shown(own[name])) for name in differing if own[name] is not None]
-
-
-def _shown(value: Any) -> Any:
-    return ("off", "on")[value] if isinstance(value, bool) else value
+    texts = []
+    for axis in _axes(row):
+        differs = len({other[axis.key] for other in alike}) > 1
+        value = axis.default_shown if row[axis.key] is None else row[axis.key]
+        if differs and value is not None and not axis.role & Role.GIVEN:
+            texts.append(axis.text(value))
+    return texts
 
 
 def _title(rows: Sequence[Row], extras: Sequence[str]) -> str:

@@ -19,19 +19,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from scaling.analysis.columns import INDEPENDENT, Row, augmentation_of
+from scaling.analysis.columns import Row
 from scaling.analysis.samples import CellResult, Floats, Training
+from scaling.axes import Role, Shared, agree, axis, columns_without
 from scaling.measure.statistics import estimate_median
 
 REACHED = "reached"
-
-SAME_STEP = (
-    *("model", "model_parameters", "dataset", "dataset_parameters", "aggregator", "aggregator_parameters"),
-    *("step", "device", "scaling", "world_size", "local_batch", "global_batch", "threads", "peer_access"),
-    *("tf32", "bucket_mb", "nesterov", "workers_per_gpu", "memory_format"),
-)
-"""What a training and the timed cell that predicts it share, besides batch normalisation and augmentation.
-Rate, momentum and seed change no time."""
 
 EPOCH_COLUMNS = {
     "cell_id": "string",
@@ -147,8 +140,7 @@ def seed_families(cells: Iterable[CellResult], rows: Mapping[str, Row]) -> list[
 
 def family_key(row: Row) -> tuple[Any, ...]:
     """Equal for rows that differ in the seed alone, and in where they were run."""
-    target = (row["target_accuracy"],)
-    return (*(row[name] for name in INDEPENDENT if name not in ("seed", "launcher", "num_nodes")), *target)
+    return (*(row[name] for name in columns_without(Role.RECORDED | Role.REPETITION)), row["target_accuracy"])
 
 
 def _prediction(family: Sequence[CellResult], cells: Sequence[CellResult], rows: Mapping[str, Row]) -> Row:
@@ -173,17 +165,19 @@ def _prediction(family: Sequence[CellResult], cells: Sequence[CellResult], rows:
         else {"low": predicted_s * (1 - relative), "high": predicted_s * (1 + relative)}
     )
     named = {f"predicted_s_to_target_{end}": max(0.0, value) for end, value in bounds.items()}
-    whole = augmentation_of(timed[0].cell) == augmentation_of(family[0].cell)
-    lacks = None if whole else "augmentation"
+    lacks = None if _augmentation(timed[0]) == _augmentation(family[0]) else "augmentation"
     return {"predicted_s_to_target": predicted_s, **named, "prediction_lacks": lacks}
 
 
 def _timed(trained: CellResult, cells: Iterable[CellResult]) -> list[CellResult]:
     """The timed cells of a training's step: those that augment as it does, or else those that do not."""
     alike = [cell for cell in cells if cell.launches and _same_step(cell, trained)]
-    wanted = augmentation_of(trained.cell)
-    own = [cell for cell in alike if augmentation_of(cell.cell) == wanted]
-    return own or [cell for cell in alike if augmentation_of(cell.cell) is None]
+    own = [cell for cell in alike if _augmentation(cell) == _augmentation(trained)]
+    return own or [cell for cell in alike if _augmentation(cell) == "none"]
+
+
+def _augmentation(cell: CellResult) -> Any:
+    return axis("augmentation").value(cell.cell)
 
 
 def _relative_half_width(row: Row, iterations: Sequence[float]) -> float | None:
@@ -202,10 +196,8 @@ def _relative_half_width(row: Row, iterations: Sequence[float]) -> float | None:
 
 
 def _same_step(timed: CellResult, trained: CellResult) -> bool:
-    first, second = timed.cell, trained.cell
-    same_norm = first.get("batch_norm", "replica") == second.get("batch_norm", "replica")
-    on_device = first.get("input_placement", "device") == "device" and not first.get("twin")
-    return same_norm and on_device and all(first.get(name) == second.get(name) for name in SAME_STEP)
+    on_device = axis("input_placement").value(timed.cell) == "device"
+    return on_device and not timed.cell.get("twin") and agree(Shared.TIMED, timed.cell, trained.cell)
 
 
 def over_seeds(rows: Sequence[Row]) -> list[Row]:

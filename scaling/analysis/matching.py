@@ -11,13 +11,8 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from scaling.analysis.columns import INDEPENDENT, Row, has_no_model, is_twin, shares_gpus
-
-WHERE_RUN = ("study", "launcher", "num_nodes")
-"""Variables that are no part of what a cell is."""
-
-WITHOUT_EFFECT_ON_TIME = ("learning_rate", "momentum", "weight_decay", "nesterov", "seed")
-"""Of iteration cells: they may differ, and are named where they do."""
+from scaling.analysis.columns import Row, has_no_model, is_twin, shares_gpus
+from scaling.axes import Role, Shared, column_types, columns, columns_without
 
 COMPARED_KINDS = ("iteration", "convergence")
 
@@ -76,16 +71,14 @@ def _identity(row: Row) -> Hashable:
 
 
 def _variables(row: Row) -> Hashable:
-    return tuple(row[name] for name in INDEPENDENT if name not in WHERE_RUN)
+    return tuple(row[name] for name in columns_without(Role.RECORDED))
 
 
 def _loose_variables(row: Row) -> Hashable:
-    loose = set(WHERE_RUN)
-    if row["kind"] == "iteration":
-        loose |= set(WITHOUT_EFFECT_ON_TIME)
+    names = columns(Shared.FOLDERS) if row["kind"] == "iteration" else columns_without(Role.RECORDED)
     if row["device"] != "cpu":
-        loose.add("threads")  # the machine's share of cores, unless the study says otherwise
-    return tuple(row[name] for name in INDEPENDENT if name not in loose)
+        names.remove("threads")  # the machine's share of cores, unless the study says otherwise
+    return tuple(row[name] for name in names)
 
 
 def _unique(rows: Sequence[Row], key: Callable[[Row], Hashable]) -> dict[Hashable, Row]:
@@ -96,5 +89,5 @@ def _unique(rows: Sequence[Row], key: Callable[[Row], Hashable]) -> dict[Hashabl
 
 
 def _differing(a: Row, b: Row) -> dict[str, tuple[Any, Any]]:
-    names = [name for name in INDEPENDENT if name != "study"]
+    names = [name for name in column_types() if name != "study"]
     return {name: (a[name], b[name]) for name in names if a[name] != b[name]}

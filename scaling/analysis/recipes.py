@@ -2,26 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from scaling.analysis.formats import listed
-
-RECIPE = {
-    "learning_rate_rule": "string",
-    "base_batch": "Int64",
-    "warmup_epochs": "float64",
-    "schedule": "string",
-    "milestones": "string",
-    "gamma": "float64",
-    "augmentation": "string",
-}
-"""Columns of the recipe, with their types; of timed cells those that augment have `augmentation` alone."""
-
-
-def milestones_text(milestones: Sequence[float] | None) -> str | None:
-    """`91 136`: as one field of a table."""
-    return " ".join(f"{epoch:g}" for epoch in milestones) if milestones else None
 
 
 def recipe_text(row: Mapping[str, Any]) -> str:

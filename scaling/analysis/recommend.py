@@ -13,7 +13,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,8 +30,9 @@ from scaling.analysis.candidates import (
     relative_half_width,
     workloads,
 )
-from scaling.analysis.columns import Row, aggregator_name, to_rows
+from scaling.analysis.columns import Row, to_rows
 from scaling.analysis.compare import ONE_LAUNCH_MARGIN
+from scaling.analysis.control import is_baseline_of
 from scaling.analysis.explain import explain_cell, limit_of
 from scaling.analysis.explain_doubts import LARGE_FLOOR
 from scaling.analysis.findings import Finding
@@ -49,6 +50,9 @@ Choice = Candidate
 
 Limit = Callable[[Row], "Finding | None"]
 """What takes most of a cell's time."""
+
+Cells = Mapping[str, CellResult]
+"""The study's, by id."""
 
 
 @dataclass(frozen=True)
@@ -145,14 +149,17 @@ def recommend(
     def limit(row: Row) -> Finding | None:
         return limit_of(explain_cell(row, by_id[row["cell_id"]], rows, num_cores, lossy))
 
-    return [_recommend(wanted, workload, rows, limit) for workload in workloads(wanted.name, rows, cells)]
+    asked = workloads(wanted.name, rows, cells)
+    return [_recommend(wanted, workload, rows, by_id, limit) for workload in asked]
 
 
-def _recommend(wanted: Objective, workload: Workload, rows: Sequence[Row], limit: Limit) -> Recommendation:
+def _recommend(
+    wanted: Objective, workload: Workload, rows: Sequence[Row], cells: Cells, limit: Limit
+) -> Recommendation:
     candidates, excluded = workload.candidates, list(workload.excluded)
     unsure: list[Rival] = []
     if wanted.smallest_efficiency is not None:
-        candidates, unsure, too_low = _efficient(candidates, rows, wanted.smallest_efficiency)
+        candidates, unsure, too_low = _efficient(candidates, rows, cells, wanted.smallest_efficiency)
         excluded += too_low
     if not candidates:
         return Recommendation(wanted.text, workload.title, "none", None, None, [], None, None, None, excluded)
@@ -255,7 +262,7 @@ def _more_repeats(choice: Candidate, rivals: Sequence[Rival]) -> int | None:
 
 
 def _efficient(
-    candidates: Sequence[Candidate], rows: Sequence[Row], smallest: float
+    candidates: Sequence[Candidate], rows: Sequence[Row], cells: Cells, smallest: float
 ) -> tuple[list[Candidate], list[Rival], list[Excluded]]:
     """Those that keep the efficiency, those of which that is not sure, and those that do not.
 
@@ -268,7 +275,7 @@ def _efficient(
             excluded.append(Excluded(one.name, one.name, Finding("no_efficiency")))
             continue
         gap = abs(efficiency - smallest) / efficiency
-        half = 0.0 if one.row["world_size"] == 1 else _efficiency_half_width(one, rows)
+        half = 0.0 if one.row["world_size"] == 1 else _efficiency_half_width(one, rows, cells)
         if efficiency >= smallest:
             kept.append(one)
         if gap <= half:
@@ -282,20 +289,13 @@ def _efficient(
     return kept, unsure, excluded
 
 
-def _efficiency_half_width(candidate: Candidate, rows: Sequence[Row]) -> float:
+def _efficiency_half_width(candidate: Candidate, rows: Sequence[Row], cells: Cells) -> float:
     """Relative: of its own time and of one worker's, which are independent."""
-    row = candidate.row
-    same = (
-        *("kind", "model", "dataset", "step", "device", "precision", "threads"),
-        *("input_placement", "memory_format", "augmentation"),
-    )
+    cell = cells[candidate.row["cell_id"]].cell
     singles = [
         other
         for other in rows
-        if other["world_size"] == 1
-        and aggregator_name(other["aggregator"]) == "none"
-        and other["iteration_s_low"] is not None
-        and all(other[name] == row[name] for name in same)
+        if other["iteration_s_low"] is not None and is_baseline_of(cells[other["cell_id"]].cell, cell)
     ]
     of_single = [
         (one["iteration_s_high"] - one["iteration_s_low"]) / 2 / one["iteration_s"] for one in singles

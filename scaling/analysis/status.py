@@ -8,11 +8,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
-from scaling.analysis.candidates import CHOSEN
 from scaling.analysis.columns import TRANSFER, Row, is_twin, to_rows
 from scaling.analysis.killed import KILLED, seen_state
 from scaling.analysis.samples import CellResult, read_records
 from scaling.analysis.summary import build_table, study_name
+from scaling.axes import Role, with_columns
 from scaling.store import ResultsFolder, RunRecord
 from topologies.texts import WIDTH, folded
 
@@ -83,21 +83,16 @@ def without_model(cell: Mapping[str, Any]) -> str:
     return ", ".join([*parts, str(cell.get("device") or "")]).rstrip(", ")
 
 
-_SHORTER = {"step": "{}", "bucket_mb": "{:g} MiB", "input_placement": "{}", "loader_workers": "{} loaders"}
-_GIVEN = {"augmentation": "augmentation {}"}
-"""No choice, and yet what sets cells of one model apart."""
-
-
 def _name(row: Row, rows: list[Row]) -> str:
     """The aggregator, what else was chosen where its model's cells differ in it, and whether it is a twin."""
     alike = [other for other in rows if all(other[one] == row[one] for one in ("kind", "model"))]
     parts = [str(row["aggregator"] or "")]
-    for axis, text in {**CHOSEN, **_SHORTER, **_GIVEN}.items():
-        values = {other[axis] for other in alike}
-        if axis == "num_nodes":  # known only of what has run
+    for axis in with_columns(role=Role.CHOSEN | Role.RECIPE | Role.REPETITION):
+        values = {other[axis.key] for other in alike}
+        if axis.role & Role.RECORDED:  # known only of what has run
             values.discard(None)
-        if row[axis] is not None and len(values) > 1:
-            parts.append(text.format(("off", "on")[row[axis]] if isinstance(row[axis], bool) else row[axis]))
+        if row[axis.key] is not None and len(values) > 1:
+            parts.append(axis.text(row[axis.key], short=True))
     return ", ".join(filter(None, parts)) + (" (A/A twin)" if is_twin(row) else "")
 
 

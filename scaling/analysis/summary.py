@@ -11,52 +11,28 @@ import pandas as pd
 from scaling.analysis.budgets import cell_budget
 from scaling.analysis.cautions import cautions, joules_per_sample, memory_peak_bytes
 from scaling.analysis.columns import (
-    ABSENT,
-    COLUMNS,
-    INDEPENDENT,
     SEPARATOR,
     Row,
-    aggregator_name,
-    fixed_batch,
-    precision_and_format,
+    columns,
     row_order,
     to_table,
 )
-from scaling.analysis.control import control_arm, equal_in, exposed_check
+from scaling.analysis.control import control_arm, exposed_check, is_baseline_of
 from scaling.analysis.learning import add_seeds_and_predictions, convergence_values
 from scaling.analysis.noise import noise_floors
-from scaling.analysis.recipes import milestones_text
 from scaling.analysis.samples import CellResult, read_cells
+from scaling.axes import AXES
 from scaling.measure.statistics import estimate_median
 from scaling.store import ResultsFolder, RunRecord
 from topologies.detect_host import start_named
-
-SAME_AS_BASELINE = (
-    *("kind", "model", "model_parameters", "dataset", "dataset_parameters", "step", "device", "scaling"),
-    *(
-        "input_placement",
-        "batch_norm",
-        "memory_format",
-        "augmentation",
-        "loader_workers",
-        "tf32",
-        "threads",
-        "seed",
-        "learning_rate",
-        "momentum",
-        "weight_decay",
-        "nesterov",
-    ),
-)
-"""What a cell shares with its one-worker baseline, beside the batch. One worker has no peers to access."""
 
 
 def summary_table(folder: ResultsFolder) -> pd.DataFrame:
     """The summary of a results folder.
 
     Returns:
-        One row a cell and the columns `scaling.analysis.columns.COLUMNS`. Times in seconds, sizes in bytes,
-        accuracy and efficiency as ratios. A value that does not exist is missing, never 0.
+        One row a cell and the columns of `scaling.analysis.columns.columns`. Times in seconds, sizes
+        in bytes, accuracy and efficiency as ratios. A value that does not exist is missing, never 0.
 
     Raises:
         StoreError: the folder is none, or samples of a done run are missing or damaged.
@@ -98,13 +74,8 @@ def study_name(folder: ResultsFolder) -> str:
 
 
 def _row(study: str, cell: CellResult) -> Row:
-    row: Row = dict.fromkeys(COLUMNS)
-    row.update({name: cell.cell.get(name) for name in INDEPENDENT})
-    if cell.is_trained:
-        row.update({name: value for name, value in ABSENT.items() if name not in cell.cell})
-        row.update({name: cell.label(name) for name in ("model", "dataset", "aggregator")})
-        row["milestones"] = milestones_text(cell.cell.get("milestones"))
-        row.update(precision_and_format(cell.cell))
+    row: Row = dict.fromkeys(columns())
+    row.update({axis.key: axis.shown(cell.cell) for axis in AXES if axis.key})
     row.update(
         study=study,
         launcher=_joined(record.launch.get("launcher") for record in cell.records),
@@ -155,7 +126,7 @@ def _divergence(cell: CellResult) -> list[str]:
 
 def _speedup(cell: CellResult, cells: Iterable[CellResult], rows: dict[str, Row]) -> Row:
     own = rows[cell.cell_id]["samples_per_s"]
-    baselines = [other for other in cells if other.launches and _is_baseline_of(other, cell)]
+    baselines = [other for other in cells if other.launches and is_baseline_of(other.cell, cell.cell)]
     if own is None or not baselines:
         return {}
 
@@ -168,16 +139,6 @@ def _speedup(cell: CellResult, cells: Iterable[CellResult], rows: dict[str, Row]
         return {}
     ratio = own / reference
     return {"speedup": ratio, "parallel_efficiency": ratio / cell.cell["world_size"]}
-
-
-def _is_baseline_of(other: CellResult, cell: CellResult) -> bool:
-    return (
-        other.cell["world_size"] == 1
-        and aggregator_name(other.cell["aggregator_label"]) == "none"
-        and not other.cell.get("twin")
-        and equal_in(SAME_AS_BASELINE, other.cell, cell.cell)
-        and fixed_batch(other.cell) == fixed_batch(cell.cell)
-    )
 
 
 def _exposed_by_difference(cell: CellResult, cells: Sequence[CellResult], rows: dict[str, Row]) -> Row:

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from statistics import fmean, stdev
 from typing import Any
 
+from scaling.axes import Shared, key_of, with_columns
 from scaling.errors import PredictionError
 from scaling.prediction.estimate import NORMAL_95, Estimate
 from scaling.prediction.measured import MeasuredCell
@@ -40,17 +41,6 @@ SLOWEST_SD = 0.01
 
 BACKWARD_SHARE = 2 / 3
 """Of forward and backward together, where the backward pass was not measured: it has twice the products."""
-
-SAME: dict[str, Any] = {
-    "model_label": None,
-    "step": None,
-    "tf32": None,
-    "input_placement": "device",
-    "device": None,
-    "batch_norm": "replica",
-    "memory_format": None,
-}
-"""What cells of one curve share, with what those of older folders had."""
 
 
 @dataclass(frozen=True)
@@ -153,16 +143,10 @@ class ComputeModel:
 def _key(cell: Mapping[str, Any], *, exchanges: bool | None = None) -> tuple[Any, ...]:
     wrapped = cell.get("aggregator") != "none" if exchanges is None else exchanges
     return (
-        *(cell.get(name, default) for name, default in SAME.items()),
-        _is_augmented(cell),
+        *key_of(with_columns(Shared.CURVE), cell),
         cell["step"] == "overlapped" and wrapped,
         _is_layered(cell),
     )
-
-
-def _is_augmented(cell: Mapping[str, Any]) -> bool:
-    """Whether its steps change the images; those that do not have no augmentation, or `none` (trainings)."""
-    return (cell.get("augmentation") or "none") != "none"
 
 
 def _is_layered(cell: Mapping[str, Any]) -> bool:

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Sequence
 import matplotlib
 import pandas as pd
 
-from scaling.analysis.columns import Row, has_no_model, precision_and_format
+from scaling.analysis.columns import Row, has_no_model
 from scaling.analysis.summary import table_csv
+from scaling.axes import axis
 from scaling.report.drawing_predictions import PredictedPoint, draw_predictions
 from scaling.report.figure_style import SETTINGS, aggregator_looks
 from scaling.report.figures import Drawn, SavedFigure, save
@@ -88,7 +89,7 @@ def _point(one: PredictedCell, measured: Row) -> PredictedPoint:
 def _row(one: PredictedCell) -> Row:
     row: Row = {name: one.predicted.get(name) for name in COLUMNS}
     row |= {
-        **precision_and_format(one.predicted),
+        **{own.key: own.show(one.predicted.get(own.name)) for own in map(axis, ("tf32", "memory_format"))},
         "simulated_s": one.predicted["iteration_s"],
         "simulated_s_low": one.predicted["iteration_s_low"],
         "simulated_s_high": one.predicted["iteration_s_high"],

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from scaling.axes import AXES
 from scaling.errors import StudyError
 from scaling.study.kinds import KINDS
 from scaling.study.kinds.base import AnyCell, Machine, digest
@@ -21,20 +22,6 @@ __all__ = ["AnyCell", "Cell", "Machine", "ResolvedStudy", "resolve"]
 NO_PART_OF_THE_IDENTITY = frozenset(
     {"model_label", "dataset_label", "aggregator_label", "exchanges", "lossy", "keep_checkpoints"}
 )
-ADDED_LATER = {
-    "learning_rate_rule": "fixed",
-    "base_batch": None,
-    "warmup_epochs": 0.0,
-    "schedule": "constant",
-    "milestones": None,
-    "gamma": None,
-    "augmentation": "none",
-    "batch_norm": "replica",
-    "workers_per_gpu": None,
-    "memory_format": None,
-}
-"""Fields with what every cell had before they were there: with that value, or none, a cell is the same as
-before."""
 
 
 @dataclass(frozen=True)
@@ -100,11 +87,11 @@ class Cell:
     @property
     def id(self) -> str:
         """Twelve hexadecimal digits of the identity's SHA-256."""
+        added = {axis.name: axis.default for axis in AXES if axis.since > 1}
         identity = {
             key: value
             for key, value in asdict(self).items()
-            if key not in NO_PART_OF_THE_IDENTITY
-            and not (key in ADDED_LATER and value in (None, ADDED_LATER[key]))
+            if key not in NO_PART_OF_THE_IDENTITY and not (key in added and value in (None, added[key]))
         }
         return digest(identity)
 

@@ -18,24 +18,15 @@ from typing import Any
 
 import yaml
 
+from scaling.axes import AXES, Axis, Role, Shared, fixed_batch, key_of, with_columns
 from scaling.errors import StudyError
 from scaling.study.cells import Cell, ResolvedStudy
 from scaling.study.kinds.base import START_UP_S
 from scaling.study.kinds.iteration import USUAL_ITERATIONS, IterationPart
 from scaling.study.launches import Settings
-from scaling.study.parts import Training, Workload
+from scaling.study.parts import Training
 from scaling.study.schema import Study
 from topologies.texts import folded
-
-SAME = (
-    *("model_label", "dataset_label", "scaling", "device", "tf32", "batch_norm", "memory_format"),
-    "augmentation",
-)
-OF_A_PART = (
-    *("model_label", "dataset_label", "global_batch", "world_size", "step", "peer_access", "tf32", "seed"),
-    *("input_placement", "batch_norm", "bucket_mb", "memory_format", "augmentation", *Training.model_fields),
-)
-"""What all cells of a written part share: they differ in their aggregator alone."""
 
 UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
 JUDGES = "others are judged by it"
@@ -164,8 +155,11 @@ def _within(
 
 
 def _alike(a: Cell, b: Cell) -> bool:
-    batch = "global_batch" if a.scaling == "strong" else "local_batch"
-    return all(getattr(a, name) == getattr(b, name) for name in (*SAME, batch))
+    return _rivals_key(a) == _rivals_key(b)
+
+
+def _rivals_key(cell: Cell) -> tuple[Any, ...]:
+    return (*key_of(with_columns(Shared.RIVALS), vars(cell)), fixed_batch(vars(cell)))
 
 
 def _sample_s(row: Mapping[str, Any], cell: Cell, end: str) -> float:
@@ -220,9 +214,14 @@ def study_of(study: Study, verdicts: Sequence[Verdict], resolved: ResolvedStudy)
 def _parts_of(part: IterationPart, cells: Sequence[Cell], repeats: Mapping[str, int]) -> list[IterationPart]:
     grouped: dict[tuple[Any, ...], list[Cell]] = {}
     for cell in cells:
-        key = (*(getattr(cell, name) for name in OF_A_PART), repeats[cell.id])
+        key = (*key_of(_of_a_part(), vars(cell)), repeats[cell.id])
         grouped.setdefault(key, []).append(cell)
     return [_part_of(part, alike, repeats[alike[0].id]) for alike in grouped.values()]
+
+
+def _of_a_part() -> list[Axis]:
+    """What all cells of a written part share: they differ in their aggregator alone."""
+    return [axis for axis in AXES if axis.key and axis.name not in ("aggregator", "twin")]
 
 
 def _part_of(part: IterationPart, alike: Sequence[Cell], repeats: int) -> IterationPart:
@@ -231,36 +230,24 @@ def _part_of(part: IterationPart, alike: Sequence[Cell], repeats: int) -> Iterat
     model = {"name": cell.model, **cell.model_parameters}
     dataset = {"name": cell.dataset, **cell.dataset_parameters}
     training = {name: getattr(cell, name) for name in Training.model_fields}
-    workload = Workload.model_validate(
-        {"model": model, "dataset": dataset, batch: [getattr(cell, batch)], **training}
-    )
+    workload = {"model": model, "dataset": dataset, batch: getattr(cell, batch), **training}
     named = {(spec.name, json.dumps(spec.parameters, sort_keys=True)): spec for spec in part.aggregators}
     specs = [
         spec
         for (name, _), spec in named.items()
         if any(one.aggregator == name and _has(one, spec.parameters) for one in alike)
     ]
-    changed: dict[str, Any] = {
+    keys = type(part).model_fields.keys() - Training.model_fields.keys()
+    values = {axis.name: axis.value(vars(cell)) for axis in _of_a_part() if not axis.role & Role.GIVEN}
+    changed = {
+        **{name: value for name, value in values.items() if name in keys and value is not None},
         "workloads": [workload],
-        "aggregators": specs,
-        "world_sizes": [cell.world_size],
-        "step": [cell.step],
-        "seed": [cell.seed],
-        "input_placement": [cell.input_placement],
-        "batch_norm": [cell.batch_norm],
-        "memory_format": [cell.memory_format or "contiguous"],
-        "augmentation": cell.augmentation,
+        "aggregators": [{"name": spec.name, **spec.parameters} for spec in specs],
+        "world_sizes": cell.world_size,
         "noise_pair": False,
-        "threads": cell.threads,
         "repeats": repeats,
     }
-    if cell.peer_access is not None:
-        changed["peer_access"] = [cell.peer_access]
-    if cell.tf32 is not None:
-        changed["tf32"] = [cell.tf32]
-    if cell.bucket_mb is not None:
-        changed["bucket_mb"] = [cell.bucket_mb]
-    return part.model_copy(update=changed)
+    return part.model_validate({**part.model_dump(), **changed})
 
 
 def _has(cell: Cell, parameters: Mapping[str, Any]) -> bool:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from scaling.analysis.columns import COLUMNS, to_rows
+from scaling.analysis.columns import columns, to_rows
 from scaling.analysis.control import control_labels, exposed_check
 from scaling.analysis.summary import summary_table
 from scaling.report.text import text_of
@@ -94,7 +94,7 @@ def test_control_arms_and_planned_ones_have_no_difference(study):
 
 def row(**values):
     """A row of the summary: nothing but these values and an iteration of 10 ms."""
-    return {**dict.fromkeys(COLUMNS), "aggregator": "none", "iteration_s": 0.010, **values}
+    return {**dict.fromkeys(columns()), "aggregator": "none", "iteration_s": 0.010, **values}
 
 
 def arm(exposed_s, by_difference_s, **values):

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import matplotlib
 import pandas as pd
 
-from scaling.analysis.columns import COLUMNS
+from scaling.analysis.columns import columns
 from scaling.report.device import (
     batch_sizes,
     cpu_threads,
@@ -124,7 +124,7 @@ def with_devices(table: pd.DataFrame, experiments: Sequence[Results]) -> pd.Data
             rows[cell.cell_id].update(values)
             names += [name for name in values if name not in names]
     wide = pd.DataFrame([{name: row.get(name) for name in names} for row in rows.values()], columns=names)
-    types = {name: kind for name, kind in COLUMNS.items() if name in wide}
+    types = {name: kind for name, kind in columns().items() if name in wide}
     return wide.astype(types).convert_dtypes()
 
 

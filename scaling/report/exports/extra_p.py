@@ -16,18 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from scaling.analysis.columns import INDEPENDENT, augmentation_of, precision_and_format
-from scaling.analysis.matching import WHERE_RUN
 from scaling.analysis.samples import CellResult
+from scaling.axes import AXES, Axis, Role, Shared, axis, fixed_batch, with_columns
 from scaling.errors import ScalingError
 from scaling.store import ResultsFolder
 
-NOT_OF_A_REGION = ("world_size", "local_batch", "global_batch", *WHERE_RUN)
-LABELLED = ("model", "dataset", "aggregator")
-SHORT = ("model", "dataset", "scaling", "step", "aggregator")
-"""In a region's name."""
-WHERE_DIFFERENT = ("precision", "memory_format", "augmentation", "peer_access")
-"""In it as well, where the file's regions differ in them."""
+NOT_OF_A_REGION = ("world_size", "local_batch", "global_batch", "peer_access")
+IN_EVERY_NAME = ("model", "dataset", "scaling", "step", "aggregator")
 
 Region = dict[int, CellResult]
 
@@ -64,8 +59,10 @@ def _regions(cells: Sequence[CellResult]) -> dict[str, Region]:
         found.setdefault((*_variables(cell), _access(cell)), {})[cell.cell["world_size"]] = cell
     _share_single_workers(found)
     firsts = [own[max(own)] for own in found.values()]
-    shown = [name for name in WHERE_DIFFERENT if len({_value(cell, name) for cell in firsts}) > 1]
-    names = [_name(cell, (*SHORT, *shown)) for cell in firsts]
+    always = [axis(name) for name in IN_EVERY_NAME]
+    others = [one for one in with_columns(Shared.GROUP) if one not in always]
+    differing = [one for one in others if len({_text(cell, one) for cell in firsts}) > 1]
+    names = [_name(cell, (*always, *differing)) for cell in firsts]
     seen: Counter[str] = Counter()
     named = {}
     for name, own in zip(names, found.values(), strict=True):
@@ -91,9 +88,10 @@ def _share_single_workers(found: dict[tuple[Any, ...], Region]) -> None:
 
 def _variables(cell: CellResult) -> tuple[Any, ...]:
     """Those of a region, but the access to peers."""
-    batch = cell.cell["local_batch" if cell.cell["scaling"] == "weak" else "global_batch"]
-    names = [name for name in INDEPENDENT if name not in NOT_OF_A_REGION and name != "peer_access"]
-    return (batch, *(_value(cell, name) for name in names))
+    own = [
+        one for one in AXES if one.key and not one.role & Role.RECORDED and one.name not in NOT_OF_A_REGION
+    ]
+    return (fixed_batch(cell.cell), *(one.shown(cell.cell) for one in own))
 
 
 def _access(cell: CellResult) -> bool:
@@ -101,19 +99,17 @@ def _access(cell: CellResult) -> bool:
     return cell.cell.get("peer_access") is not False
 
 
-def _value(cell: CellResult, name: str) -> str:
-    """A variable of the cell, as summary.csv has it."""
-    if name in LABELLED:
-        return cell.label(name)
-    if name == "peer_access":
+def _text(cell: CellResult, one: Axis) -> str:
+    if one.name in IN_EVERY_NAME:
+        return str(one.shown(cell.cell))
+    if one.name == "peer_access":
         return "peer access" if _access(cell) else "host-only"
-    if name == "augmentation":  # of which "none" alone would be an aggregator's name
-        return f"augmentation {augmentation_of(cell.cell) or 'none'}"
-    return str({**cell.cell, **precision_and_format(cell.cell)}.get(name))
+    value = one.shown(cell.cell)
+    return one.text(one.default_shown if value is None else value)
 
 
-def _name(cell: CellResult, names: Sequence[str]) -> str:
-    return "->".join(re.sub(r"\s|->", "_", _value(cell, name)) for name in names)
+def _name(cell: CellResult, parts: Sequence[Axis]) -> str:
+    return "->".join(re.sub(r"\s|->", "_", _text(cell, one)) for one in parts)
 
 
 def _common_sizes(regions: Mapping[str, Region]) -> list[int]:

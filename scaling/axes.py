@@ -1,0 +1,232 @@
+"""The variables of a study, one row each: what a cell is measured with, and which other cells must share it.
+
+Columns and their order, baselines, control arms, groups and their titles, the comparison of folders,
+recommendations, exports, predictions and pruning read this table. A new variable is one row here, the key of
+a study file (`scaling.study.schema`), the field of a cell (`scaling.study.cells`), and what it does.
+
+A cell (of run.json, or `vars` of one that is planned) has a value by the name of its axis; a row of the
+summary has it by the axis's column, as text where the value is none for a table. Of models, data sets and
+aggregators a row has the label, which holds their parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import Flag, auto
+from typing import Any
+
+TRAINED = ("iteration", "convergence")
+"""The kinds of cells that have a model."""
+
+EVERY_KIND = (*TRAINED, "transfer", "device")
+
+
+class Shared(Flag):
+    """With which cells a cell shares the value, besides the batch that the world size does not change."""
+
+    NONE = 0
+    BASELINE = auto()
+    """One worker without exchange, to which speedup and efficiency refer."""
+    CONTROL = auto()
+    """Its control arm: the same step without exchange."""
+    TIMED = auto()
+    """The timed cell that predicts how long a training takes."""
+    CURVE = auto()
+    """Those that say what a rank computes in a step, by its local batch."""
+    GROUP = auto()
+    """Those of the same table and figure."""
+    FOLDERS = auto()
+    """The same timing in another folder; trainings share all that is not recorded only."""
+    WORKLOAD = auto()
+    """Those of which one is recommended."""
+    RIVALS = auto()
+    """Those that need not be measured where this one is certain to be faster."""
+    ALL = BASELINE | CONTROL | TIMED | CURVE | GROUP | FOLDERS | WORKLOAD | RIVALS
+
+
+class Role(Flag):
+    """What the variable is to the person who reads a table."""
+
+    NONE = 0
+    GIVEN = auto()
+    """In every title."""
+    CHOSEN = auto()
+    """A setting: named where cells of a workload differ in it."""
+    RECIPE = auto()
+    """How is trained: named where trainings differ in it."""
+    REPETITION = auto()
+    """The same once more; trainings of all its values are one result."""
+    RECORDED = auto()
+    """Where it ran: recorded with a run, no part of what the cell is."""
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A variable.
+
+    Attributes:
+        name: its key in a cell.
+        dtype: pandas' type of its column.
+        default: what it was in folders that lack it, and what None stands for.
+        since: the schema version (`scaling.store.records`) that brought it. After the first one it is no part
+            of a cell's identity while it has its default: cells that were measured before stay the same.
+        kinds: of cells that always have it; in others it may be missing.
+        shared: with which cells.
+        role: to the reader.
+        label: a format of its value, for titles and names; empty: its name and the value.
+        short: the same where there is little room; empty: as `label`.
+        column: of summary.csv; None: the name; empty: it has none.
+        labelled: whether tables have the label that the cell has as `<name>_label`.
+        show: from the value of a cell that has it to that of the column.
+    """
+
+    name: str
+    dtype: str = "string"
+    default: Any = None
+    since: int = 1
+    kinds: tuple[str, ...] = TRAINED
+    shared: Shared = Shared.ALL
+    role: Role = Role.RECIPE
+    label: str = ""
+    short: str = ""
+    column: str | None = None
+    labelled: bool = False
+    show: Callable[[Any], Any] = _as_it_is
+
+    @property
+    def key(self) -> str:
+        """Its column in rows; empty where it has none."""
+        return self.name if self.column is None else self.column
+
+    def value(self, cell: Mapping[str, Any]) -> Any:
+        """What the cell has, with the default for None and where the cell is older than the axis."""
+        value = cell.get(self.name)
+        return self.default if value is None else value
+
+    def shown(self, cell: Mapping[str, Any]) -> Any:
+        """The same as in the cell's row."""
+        if cell["kind"] not in self.kinds:
+            return cell.get(self.name)
+        if self.labelled:
+            return str(cell.get(f"{self.name}_label") or cell[self.name])
+        return self.show(cell.get(self.name, self.default))
+
+    @property
+    def default_shown(self) -> Any:
+        """The default as it is in a row."""
+        return self.show(self.default)
+
+    def text(self, value: Any, *, short: bool = False) -> str:
+        """A value of its column, in words."""
+        label = (short and self.short) or self.label or f"{self.name.replace('_', ' ')} {{}}"
+        return label.format(("off", "on")[value] if isinstance(value, bool) else value)
+
+
+def _milestones(epochs: Any) -> str | None:
+    """`91 136`: as one field of a table."""
+    return " ".join(f"{epoch:g}" for epoch in epochs) if epochs else None
+
+
+_ALL, _NONE = Shared.ALL, Shared.NONE
+_EXTENT = Shared.CONTROL | Shared.TIMED | Shared.FOLDERS
+_RATE = Shared.BASELINE | Shared.CONTROL | Shared.GROUP
+_INPUT = Shared.BASELINE | Shared.CONTROL | Shared.FOLDERS
+_TRAINING = ("convergence",)
+
+# A row a line: the order is that of the columns.
+# fmt: off
+AXES: list[Axis] = [
+    Axis("study", kinds=EVERY_KIND, shared=_NONE, role=Role.RECORDED),
+    Axis("kind", kinds=EVERY_KIND, shared=_ALL & ~(Shared.TIMED | Shared.CURVE), role=Role.GIVEN),
+    Axis("model", role=Role.GIVEN, labelled=True),
+    Axis("model_parameters", role=Role.GIVEN, column=""),
+    Axis("dataset", shared=_ALL & ~Shared.CURVE, role=Role.GIVEN, labelled=True),
+    Axis("dataset_parameters", shared=_ALL & ~Shared.CURVE, role=Role.GIVEN, column=""),
+    Axis("aggregator", shared=Shared.TIMED | Shared.FOLDERS, role=Role.NONE, labelled=True),
+    Axis("aggregator_parameters", shared=Shared.TIMED | Shared.FOLDERS, role=Role.NONE, column=""),
+    Axis("step", shared=_ALL & ~(Shared.WORKLOAD | Shared.RIVALS), role=Role.CHOSEN,
+         label="{} step", short="{}"),
+    Axis("launcher", kinds=EVERY_KIND, shared=_NONE, role=Role.RECORDED),
+    Axis("device", kinds=EVERY_KIND, role=Role.GIVEN),
+    Axis("scaling", shared=_ALL & ~Shared.CURVE, role=Role.GIVEN),
+    Axis("world_size", "Int64", kinds=EVERY_KIND, shared=_EXTENT, role=Role.NONE),
+    Axis("local_batch", "Int64", shared=_EXTENT, role=Role.NONE),
+    Axis("global_batch", "Int64", shared=_EXTENT, role=Role.NONE),
+    Axis("bucket_mb", "Float64", shared=Shared.TIMED | Shared.FOLDERS, role=Role.CHOSEN,
+         label="buckets of {:g} MiB", short="{:g} MiB"),
+    Axis("input_placement", default="device", shared=_INPUT | Shared.CURVE, role=Role.CHOSEN,
+         label="input {}", short="{}"),
+    Axis("loader_workers", "Int64", shared=_INPUT, role=Role.CHOSEN,
+         label="{} loader workers", short="{} loaders"),
+    Axis("threads", "Int64", kinds=EVERY_KIND, shared=_INPUT | Shared.TIMED | Shared.GROUP, role=Role.CHOSEN,
+         label="{} threads a worker"),
+    Axis("peer_access", "boolean", kinds=EVERY_KIND, shared=_EXTENT | Shared.GROUP, role=Role.CHOSEN),
+    Axis("num_nodes", "Int64", kinds=EVERY_KIND, shared=_NONE, role=Role.RECORDED | Role.CHOSEN,
+         label="on {} nodes"),
+    Axis("workers_per_gpu", "Int64", since=2, shared=Shared.TIMED | Shared.FOLDERS, role=Role.NONE),
+    Axis("tf32", default=False, column="precision", label="{}",
+         show=lambda tf32: "tf32" if tf32 else "float32"),
+    Axis("memory_format", default="contiguous", since=2, shared=_ALL & ~Shared.WORKLOAD, role=Role.CHOSEN,
+         show=lambda name: name or "contiguous", label="{}"),
+    Axis("learning_rate", "float64", shared=_RATE, label="learning rate {:g}"),
+    Axis("momentum", "float64", shared=_RATE, label="momentum {:g}"),
+    Axis("weight_decay", "float64", shared=_RATE, label="weight decay {:g}"),
+    Axis("nesterov", "boolean", shared=_RATE | Shared.TIMED),
+    Axis("learning_rate_rule", default="fixed", since=2, kinds=_TRAINING, shared=_RATE, label="{} rule"),
+    Axis("base_batch", "Int64", since=2, kinds=_TRAINING, shared=_RATE, label="base batch {:g}"),
+    Axis("warmup_epochs", "float64", default=0.0, since=2, kinds=_TRAINING, shared=_RATE,
+         label="warm-up {:g}"),
+    Axis("schedule", default="constant", since=2, kinds=_TRAINING, shared=_RATE, label="{} schedule"),
+    Axis("milestones", since=2, kinds=_TRAINING, shared=_RATE, show=_milestones),
+    Axis("gamma", "float64", since=2, kinds=_TRAINING, shared=_RATE, label="gamma {:g}"),
+    Axis("augmentation", default="none", since=2, kinds=_TRAINING, shared=_ALL & ~Shared.TIMED),
+    Axis("batch_norm", default="replica", since=2),
+    Axis("seed", "Int64", shared=_RATE, role=Role.REPETITION),
+    Axis("twin", "Int64", default=0, shared=Shared.FOLDERS, role=Role.NONE),
+]
+# fmt: on
+
+
+def axis(name: str) -> Axis:
+    """The axis of that name."""
+    return next(row for row in AXES if row.name == name)
+
+
+def column_types() -> dict[str, str]:
+    """The columns of what was chosen, in their order, with their types."""
+    return {row.key: row.dtype for row in AXES if row.key}
+
+
+def columns(shared: Shared = Shared.NONE, role: Role = Role.NONE) -> list[str]:
+    """The columns of the axes that are shared so, or have one of those roles."""
+    return [row.key for row in with_columns(shared, role)]
+
+
+def with_columns(shared: Shared = Shared.NONE, role: Role = Role.NONE) -> Iterator[Axis]:
+    """Those axes."""
+    yield from (row for row in AXES if row.key and (row.shared & shared or row.role & role))
+
+
+def columns_without(role: Role) -> list[str]:
+    """The columns of the axes that have none of those roles; without RECORDED: all that a cell is."""
+    return [row.key for row in AXES if row.key and not row.role & role]
+
+
+def agree(shared: Shared, first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
+    """Whether two cells have the same values of all that cells which stand so to each other share."""
+    return all(row.value(first) == row.value(second) for row in AXES if row.shared & shared)
+
+
+def key_of(axes: Iterable[Axis], cell: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Equal for cells that have the same values of those axes; labels where there are any."""
+    return tuple(row.shown(cell) if row.labelled else row.value(cell) for row in axes)
+
+
+def fixed_batch(cell: Mapping[str, Any]) -> int:
+    """The batch that the world size does not change: the worker's under weak scaling, else the global one."""
+    return int(cell["local_batch"] if cell["scaling"] == "weak" else cell["global_batch"])
