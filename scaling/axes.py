@@ -123,7 +123,10 @@ class Axis:
 
     def text(self, value: Any, *, short: bool = False) -> str:
         """A value of its column, in words."""
-        label = (short and self.short) or self.label or f"{self.name.replace('_', ' ')} {{}}"
+        words = self.name.replace("_", " ")
+        if value is None:
+            return f"no {words}"
+        label = (short and self.short) or self.label or f"{words} {{}}"
         return label.format(("off", "on")[value] if isinstance(value, bool) else value)
 
 

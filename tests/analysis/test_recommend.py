@@ -191,14 +191,23 @@ def test_efficiency_is_the_shortest_time_that_keeps_it(make_study):
     assert any("efficiency below 0.8" in text_of(one.reason) for one in found.excluded)
 
 
-def test_efficiency_of_augmented_steps_leaves_the_noise_of_plain_ones_out(make_study):
+@pytest.mark.parametrize(
+    ("changes", "title"),
+    [
+        ({"augmentation": "standard"}, "augmentation standard"),
+        ({"batch_norm": "sync"}, "batch norm sync"),
+        ({"batch": 128}, "global batch 128"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_efficiency_rests_on_the_noise_of_its_own_baseline_alone(make_study, changes, title):
     study = make_study()
     study.add(launches(0.016, spread=0.5))
-    study.add(launches(0.016), augmentation="standard")
-    kept = study.add(launches(0.0089), aggregator="ring", world_size=2, augmentation="standard")
+    study.add(launches(0.016), **changes)
+    kept = study.add(launches(0.0089), aggregator="ring", world_size=2, **changes)
     found = recommend(study.table, study.cells, "efficiency >= 0.8")
-    (augmented,) = [one for one in found if "augmentation standard" in one.workload]
-    assert (augmented.state, augmented.choice.row["cell_id"]) == ("decided", kept)
+    (changed,) = [one for one in found if title in one.workload]
+    assert (changed.state, changed.choice.row["cell_id"]) == ("decided", kept)
 
 
 def test_efficiency_on_the_bound_is_undecided(make_study):

@@ -1,0 +1,146 @@
+"""A variable that is one row of the table: all that reads the table respects it, without a change there."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from scaling import axes
+from scaling.analysis.columns import to_rows
+from scaling.analysis.groups import group_rows
+from scaling.analysis.matching import match_cells
+from scaling.analysis.recommend import recommend
+from scaling.analysis.samples import read_cells
+from scaling.analysis.status import status_table
+from scaling.prediction.compute import ComputeModel
+from scaling.prediction.measured import MeasuredCell
+from scaling.report.exports import FORMATS
+from scaling.study.cells import Cell, Machine, resolve
+from scaling.study.pruning import judge
+from scaling.study.schema import parse_study
+
+PLAIN = [[0.010, 0.011, 0.012]]
+DROPPING = [[0.020, 0.021, 0.022]]
+
+
+@pytest.fixture(autouse=True)
+def dropout():
+    """The row; studies that were measured before have no dropout."""
+    row = axes.Axis("dropout", "float64", default=0.0, since=3, label="dropout {:g}")
+    axes.AXES.append(row)
+    yield row
+    axes.AXES.remove(row)
+
+
+def fill(study, **both):
+    for size in (1, 2):
+        aggregator = "none" if size == 1 else "ring"
+        study.add(PLAIN, aggregator=aggregator, world_size=size, **both)
+        study.add(DROPPING, aggregator=aggregator, world_size=size, dropout=0.5, **both)
+    return study
+
+
+@pytest.fixture
+def made(make_study):
+    return fill(make_study())
+
+
+def rows_of(study):
+    return to_rows(study.table)
+
+
+def test_summary_has_its_column_and_the_default_where_cells_lack_it(made):
+    assert str(made.table["dropout"].dtype) == "float64"
+    assert sorted(made.table["dropout"]) == [0.0, 0.0, 0.5, 0.5]
+
+
+def test_groups_differ_in_it_and_their_titles_say_so(made):
+    groups = group_rows(rows_of(made))
+    assert [[row["dropout"] for row in group.rows] for group in groups] == [[0.0] * 2, [0.5] * 2]
+    assert [group.title.rpartition(", ")[2] for group in groups] == ["dropout 0", "dropout 0.5"]
+
+
+def test_baseline_shares_it(made):
+    speedups = {(row["world_size"], row["dropout"]): row["speedup"] for row in rows_of(made)}
+    assert speedups == {(1, 0.0): 1, (1, 0.5): 1, (2, 0.0): 1, (2, 0.5): 1}
+
+
+def test_control_arm_shares_it(make_study):
+    study = make_study()
+    study.add([[0.010] * 3], aggregator="none", world_size=2)
+    study.add([[0.030] * 3], aggregator="ring", world_size=2)
+    study.add([[0.030] * 3], aggregator="ring", world_size=2, dropout=0.5)
+    differences = {row["dropout"]: row["exposed_by_difference_s"] for row in rows_of(study)[1:]}
+    assert differences == {0.0: pytest.approx(0.020), 0.5: None}
+
+
+def test_cells_of_two_folders_match_by_it(made, make_study):
+    other = fill(make_study(), seed=1)  # so that no identity is the same
+    matches, *_ = match_cells(rows_of(made), rows_of(other))
+    assert len(matches) == 4
+    assert all(match.a["dropout"] == match.b["dropout"] for match in matches)
+
+
+def test_it_makes_a_workload_of_its_own_to_recommend_for(made):
+    found = {one.workload.rpartition(", ")[2]: one.choice.row for one in recommend(made.table, made.cells)}
+    assert {title: row["dropout"] for title, row in found.items()} == {"cpu": 0.0, "dropout 0.5": 0.5}
+
+
+def test_status_names_it_where_cells_differ_in_it(study, line):
+    for dropout in (0.0, 0.5):
+        study.add(["planned"], dropout=dropout)
+    assert [row["name"] for row in status_table(study.folder)] == ["none, dropout 0", "none, dropout 0.5"]
+
+
+def test_extra_p_has_a_region_for_each_of_its_values(study):
+    for size in (1, 2):
+        for dropout in (0.0, 0.5):
+            study.add_steps(PLAIN, aggregator="ring", world_size=size, dropout=dropout)
+    lines = list(FORMATS["extra-p"](study.folder, read_cells(study.folder)))
+    regions = [line.rpartition("->")[2] for line in lines if line.startswith("REGION")]
+    assert regions == ["dropout_0", "dropout_0.5"]
+
+
+def test_computation_is_predicted_from_cells_that_share_it(made):
+    cells = [cell.cell for cell in made.cells if cell.cell["world_size"] == 1]
+    model = ComputeModel(MeasuredCell(cell, 0.01 + cell.get("dropout", 0.0), 0.01) for cell in cells)
+    predicted = {cell.get("dropout", 0.0): model.step(cell, 64).step_s.value for cell in cells}
+    assert predicted == {0.0: pytest.approx(0.01), 0.5: pytest.approx(0.51)}
+
+
+@dataclass(frozen=True)
+class DroppingCell(Cell):
+    dropout: float = 0.0
+
+
+def dropping(**changes):
+    whole = parse_study(
+        {
+            "name": "by-hand",
+            "device": "cpu",
+            "workloads": [{"model": "resnet-56", "dataset": "synthetic", "global_batch": 8}],
+            "aggregators": ["ring", "tree"],
+            "world_sizes": [2],
+            "scaling": "strong",
+            "noise_pair": False,
+        },
+        "my.yaml",
+    )
+    cells = resolve(whole, Machine(num_gpus=0, num_cores=2)).trained
+    return [DroppingCell(**{**vars(cell), **changes}) for cell in cells]
+
+
+def test_pruning_compares_cells_that_share_it():
+    (ring, tree), (ring_dropping, _) = dropping(), dropping(dropout=0.5)
+    rows = [
+        {"cell_id": cell.id, "iteration_s": s, "iteration_s_low": s, "iteration_s_high": s}
+        for cell, s in ((ring, 0.001), (tree, 0.010), (ring_dropping, 0.010))
+    ]
+    cells = [ring, tree, ring_dropping]
+    verdicts = judge(cells, rows, {cell.id: 1 for cell in cells})
+    assert [verdict.keep for verdict in verdicts] == [True, False, True]
+
+
+def test_cells_at_its_default_keep_the_identity_that_they_had_without_it():
+    plain, other = dropping()[0], dropping(dropout=0.5)[0]
+    assert plain.id == Cell(**{key: value for key, value in vars(plain).items() if key != "dropout"}).id
+    assert other.id != plain.id
