@@ -38,6 +38,7 @@ from scaling.study.libraries import carried, libraries_of
 from scaling.study.overrides import load_study, texts
 from scaling.study.prepare import prepare, this_machine
 from scaling.study.rank_summary import RankSummary, notes_of
+from scaling.study.recorded_plan import plan_record
 from scaling.study.run_cell import CellRunner
 from scaling.study.sharing import gpu_of, sharing_note
 from topologies.detect import num_usable_cores
@@ -307,7 +308,10 @@ def _record(
         notes.append(sharing_note(cell.to_dict()))
     if ranks[0].diverged:
         notes.append("training diverged: the loss is not finite")
-    folder.finish_run(record, KINDS[cell.kind].summary(ranks), notes)
+    summary = KINDS[cell.kind].summary(ranks)
+    if isinstance(cell, Cell):
+        summary |= plan_record(cell, ranks[0].tensor_shapes)
+    folder.finish_run(record, summary, notes)
     if not (isinstance(cell, Cell) and cell.keep_checkpoints):
         folder.remove_checkpoints(record.cell_id, record.repeat)
 

@@ -1,6 +1,6 @@
 """What rank 0 writes of a run that every rank has finished."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -9,6 +9,7 @@ from scaling.runtime.workers import CellOutcome
 from scaling.store import ResultsFolder, RunRecord
 from scaling.study.cells import Cell
 from scaling.study.rank_summary import IN_HOST_MEMORY, RankSummary
+from scaling.study.recorded_plan import plan_record
 from scaling.worker import _record
 
 TRAINED = Cell(
@@ -58,3 +59,16 @@ def test_data_in_host_memory_are_noted_from_any_rank_with_the_number_of_ranks(tm
 
 def test_other_notes_are_those_of_rank_0(tmp_path):
     assert recorded(tmp_path, ["buckets: 2"], ["buckets: 2"]) == ["buckets: 2"]
+
+
+def test_the_plan_of_the_exchange_is_recorded_from_the_aggregators_own_stages(tmp_path):
+    recorded(tmp_path, [], [])
+    (exchange,) = ResultsFolder(tmp_path).run(TRAINED.id, 0).summary["plan"]
+    assert (exchange["schedule"], exchange["native"]) == ("ring", True)
+    (num_bytes,) = exchange["bytes"]
+    assert exchange["bytes"][num_bytes] == "0>1 1>0"
+
+
+def test_an_aggregator_without_stages_is_recorded_with_the_reason(tmp_path):
+    cell = replace(TRAINED, aggregator="nowhere:Mine")
+    assert "nowhere" in plan_record(cell, "1000")["plan_unknown"]

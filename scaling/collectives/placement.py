@@ -146,6 +146,12 @@ class Placement:
                 parts.append(Uses.of(of_key, number + node, weight))
         return latency_s, Uses.joined(*parts)
 
+    def resources_of_message(self, source: int, target: int) -> dict[str, float]:
+        """What a byte from one node to another passes: the resource's name and how often."""
+        _, uses = self.messages(np.array([source]), np.array([target]))
+        names = [self.resources.name(number) for number in uses.resource.tolist()]
+        return dict(zip(names, uses.weight.tolist(), strict=True))
+
     def _route(self, key: int) -> _Route:
         if key not in self._routes:
             source, target = (self._devices[i] for i in divmod(key // 2, len(self._devices)))

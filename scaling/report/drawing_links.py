@@ -12,7 +12,7 @@ from matplotlib.patches import Rectangle
 from scaling.analysis.formats import megabytes, percent
 from scaling.report.drawing_parts import WIDTH, broken, set_title
 from scaling.report.figure_style import LATE_COLOURS
-from scaling.report.link_data import TAKEN_FOR_A_RING, CellLinks, LinkUse, all_links
+from scaling.report.link_data import CellLinks, LinkUse, all_links
 from scaling.report.svg import with_tip
 
 MOST_LINKS = 32
@@ -75,7 +75,7 @@ def _write_use(axes: Axes, place: tuple[float, float], use: LinkUse, on_dark: bo
 
 
 def _column(cell: CellLinks) -> str:
-    return f"{broken(cell.name)}{' *' if cell.aggregator in TAKEN_FOR_A_RING else ''}"
+    return f"{broken(cell.name)}{' *' if cell.stands_for else ''}"
 
 
 def busiest_links(cells: Sequence[CellLinks]) -> list[str]:

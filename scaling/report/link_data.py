@@ -1,15 +1,16 @@
 """The bytes that an exchange puts on each link of the machine, and how busy that keeps them.
 
-Processes meter what they send, not which links it takes. That follows from the aggregator's schedule on the
-topology of the folder (topology.yaml), so it is simulated, and says so wherever it is shown. A cell is told
-only if its schedule sends, rank by rank, what was metered; of others the report says why they are left out.
+Processes meter what they send, not which links it takes. That follows from the plan of the exchange,
+which the run has recorded (`scaling.collectives.plan_record`), on the topology of the folder (topology.yaml),
+so it is simulated, and says so wherever it is shown. A cell is shown only if its plan sends, rank by rank,
+what was metered; of others the report says why they are left out.
 The utilisation is the time that the bytes take at a link's full bandwidth over the measured iteration: its
 numerator is simulated, its denominator measured.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,47 +19,18 @@ import pandas as pd
 from scaling.analysis.columns import Row, is_control_arm
 from scaling.analysis.groups import Group
 from scaling.analysis.samples import CellResult
-from scaling.collectives.host_staging import host_parallel, host_serial
-from scaling.collectives.listing import schedule as catalogued
-from scaling.collectives.ring import ring
-from scaling.collectives.schedule import Schedule
-from scaling.collectives.simulate import simulate
-from scaling.collectives.star import star
-from scaling.collectives.tree import caffe_pairs, tree
+from scaling.collectives.plan_record import ExchangePlan, read_plan
+from scaling.collectives.plans_before_records import plan_before_records
 from scaling.errors import ScheduleError
 from scaling.report.figure_data import main_variant
 from topologies.errors import TopologyError
 from topologies.model import Topology
 
-BYTES_PER_VALUE = 4
-"""Gradients are float32."""
-
 LARGEST_DISAGREEMENT = 0.01
-"""A schedule that sends other bytes than were metered by more than this is not what was run."""
+"""A plan that sends other bytes than were metered by more than this is not what was run."""
 
 SIMULATED = "simulated"
 
-
-def _caffe(world_size: int, gpus_per_board: int) -> Schedule:
-    boards = [rank // gpus_per_board for rank in range(world_size)]
-    return tree(world_size, caffe_pairs(boards, [[False] * world_size] * world_size))
-
-
-_Maker = Callable[[int, Mapping[str, Any]], Schedule]
-
-SCHEDULES: dict[str, _Maker] = {
-    "ring": lambda n, values: ring(n, directions=values.get("directions", 1)),
-    "tree": lambda n, _: tree(n),
-    "schedule": lambda n, values: catalogued(str(values.get("collective")), n),
-    "torch_dpt": lambda n, _: star(n),
-    "caffe": lambda n, values: _caffe(n, int(values.get("gpus_per_board", 1))),
-    "host_serial": lambda n, _: host_serial(n),
-    "host_parallel": lambda n, _: host_parallel(n),
-    "all_reduce": lambda n, _: ring(n),
-}
-"""Aggregator -> the collective of its whole buffer; the library's all-reduce is taken for a ring."""
-
-TAKEN_FOR_A_RING = ("all_reduce",)
 
 LINK_COLUMNS = {
     "cell_id": "string",
@@ -93,13 +65,17 @@ class LinkUse:
 
 @dataclass(frozen=True)
 class CellLinks:
-    """A cell's links, in the topology's order."""
+    """A cell's links, in the order in which its exchange uses them.
+
+    `stands_for`: the schedule that a library's own exchange is taken for; empty where nothing is assumed.
+    """
 
     cell_id: str
     aggregator: str
     name: str
     world_size: int
     uses: list[LinkUse]
+    stands_for: str = ""
 
 
 def links_of(
@@ -138,52 +114,48 @@ def _links(group: Group, row: Row, cell: CellResult, topology: Topology | None) 
         raise _CannotTellError("workers on a CPU exchange through its memory, not over links")
     if (row["num_nodes"] or 1) > topology.num_nodes:
         raise _CannotTellError("topology.yaml is of one node, the cell ran on several")
-    schedule, num_bytes = _exchanged(row, cell)
+    plan = _plan(row, cell)
     try:
-        simulation = simulate(schedule, topology, num_bytes, peer_access=row["peer_access"] is not False)
+        passed = plan.bytes_per_resource(topology, peer_access=row["peer_access"] is not False)
     except (TopologyError, ScheduleError) as error:
         raise _CannotTellError(f"its schedule does not fit topology.yaml: {error}") from None
     uses = []
-    for resource, passed in simulation.bytes_per_resource.items():
-        # Sums, cores and memories are priced, too, but are no links.
-        if resource.endswith(("/sums", "/cores")) or _local(resource) in topology.machine.by_id:
+    for resource, num_bytes in passed.items():
+        if _local(resource) in topology.machine.by_id:  # a memory, which is no link
             continue
         bandwidth = topology.capacity_bytes_per_s(resource)
-        uses.append(LinkUse(_local(resource), passed, bandwidth, passed / bandwidth / row["iteration_s"]))
-    return CellLinks(row["cell_id"], row["aggregator"], group.name(row), row["world_size"], uses)
+        utilisation = num_bytes / bandwidth / row["iteration_s"]
+        uses.append(LinkUse(_local(resource), num_bytes, bandwidth, utilisation))
+    stands_for = ", ".join(plan.native_schedules)
+    return CellLinks(row["cell_id"], row["aggregator"], group.name(row), row["world_size"], uses, stands_for)
 
 
-def _exchanged(row: Row, cell: CellResult) -> tuple[Schedule, int]:
-    """The schedule of a cell's gradient and its bytes, if they are what was metered."""
-    name, summary = str(cell.cell["aggregator"]), cell.done[0].summary if cell.done else {}
+def _plan(row: Row, cell: CellResult) -> ExchangePlan:
+    """The plan of a cell's exchange, if it sends what was metered."""
+    summary = cell.done[0].summary if cell.done else {}
     parameters, metered = summary.get("num_parameters"), summary.get("wire_bytes_per_rank")
     if row["iteration_s"] is None or not parameters or not metered:
         raise _CannotTellError("its parameters or the bytes that its ranks sent were not recorded")
-    if name not in SCHEDULES:
-        raise _CannotTellError("which schedule its bytes follow is not known to the report")
-    num_bytes = BYTES_PER_VALUE * int(parameters)
     try:
-        schedule = SCHEDULES[name](row["world_size"], cell.cell.get("aggregator_parameters") or {})
+        plan = _recorded(row, cell, summary, int(parameters))
     except ScheduleError as error:
-        raise _CannotTellError(f"its schedule cannot be made: {error}") from None
+        raise _CannotTellError(str(error)) from None
     for rank, count in enumerate(metered):
-        expected = _sent(schedule, int(parameters), rank) * BYTES_PER_VALUE
+        expected = plan.sent_bytes(rank)
         if abs(expected - count) > LARGEST_DISAGREEMENT * max(expected, count):
             raise _CannotTellError(
                 f"rank {rank} sent {count / 1e6:.4g} MB, its schedule would send {expected / 1e6:.4g} MB"
             )
-    return schedule, num_bytes
+    return plan
 
 
-def _sent(schedule: Schedule, num_elements: int, rank: int) -> int:
-    """Elements that a rank sends, and copies from host memory."""
-    bounds, hosts = schedule.bounds(num_elements), range(schedule.world_size, schedule.num_nodes)
-    return sum(
-        bounds[t.stop] - bounds[t.start]
-        for step in schedule.steps
-        for t in step
-        if t.source == rank or (t.target == rank and t.source in hosts)
-    )
+def _recorded(row: Row, cell: CellResult, summary: Mapping[str, Any], num_parameters: int) -> ExchangePlan:
+    if "plan" in summary:
+        return read_plan(summary["plan"], row["world_size"])
+    if "plan_unknown" in summary:
+        raise ScheduleError(str(summary["plan_unknown"]))
+    parameters = cell.cell.get("aggregator_parameters") or {}
+    return plan_before_records(str(cell.cell["aggregator"]), parameters, row["world_size"], num_parameters)
 
 
 def _local(resource: str) -> str:
@@ -225,7 +197,7 @@ def link_table(cells: Iterable[CellLinks]) -> pd.DataFrame:
             "aggregator": cell.aggregator,
             "world_size": cell.world_size,
             "link": use.link,
-            "kind": "taken for a ring" if cell.aggregator in TAKEN_FOR_A_RING else "schedule",
+            "kind": f"taken for a {cell.stands_for}" if cell.stands_for else "schedule",
             "bytes": use.bytes,
             "bandwidth_bytes_per_s": use.bandwidth_bytes_per_s,
             "utilisation": use.utilisation,

@@ -91,7 +91,7 @@ def _threaded(stage: Stage, cell: Mapping[str, Any]) -> Stage:
 
 
 def _stages(aggregator: Aggregator[Any], layout: BucketLayout, world_size: int) -> list[Stage]:
-    with _own_errors(f"aggregator {aggregator.name!r} cannot be predicted: its `stages`"):
+    with own_errors(f"aggregator {aggregator.name!r} cannot be predicted: its `stages`"):
         return aggregator.stages(layout, world_size)
 
 
@@ -106,7 +106,7 @@ def _in_dtype(stage: Stage, itemsize: int, aggregator: Aggregator[Any]) -> Stage
 
 
 @contextmanager
-def _own_errors(what: str) -> Iterator[None]:
+def own_errors(what: str) -> Iterator[None]:
     """Turns whatever a user's own code raises into an error that says what raised it."""
     try:
         yield
@@ -139,7 +139,7 @@ def _layouts(
 ) -> dict[str, BucketLayout]:
     network = create_model(model, json.loads(model_parameters))
     shape = resolve_shape(network, create_dataset(dataset, json.loads(dataset_parameters)))
-    with _own_errors(f"model {model!r}"), torch.device("meta"):
+    with own_errors(f"model {model!r}"), torch.device("meta"):
         module = build_module(network, shape)
     return Replica(module).layouts
 

@@ -2,6 +2,7 @@
 
 import csv
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,13 +11,36 @@ from scaling.analysis.columns import to_rows
 from scaling.analysis.groups import group_rows
 from scaling.analysis.samples import read_cells
 from scaling.analysis.summary import build_table
+from scaling.registry import trust
 from scaling.report import write_report
 from scaling.report.drawing_links import busiest_links, draw_links, link_name
 from scaling.report.link_data import CellLinks, LinkUse, link_remarks, link_table, links_of
 from scaling.report.write import read_topology
+from scaling.study.cells import Cell
+from scaling.study.recorded_plan import plan_record
 
 REFERENCE = Path(__file__).parents[2] / "results" / "reference" / "budget-4xh200"
 PARAMETERS = 1000
+CELL = Cell(
+    kind="iteration",
+    model="mlp",
+    dataset="digits",
+    aggregator="ring",
+    step="eager",
+    device="cuda",
+    scaling="strong",
+    world_size=2,
+    local_batch=32,
+    global_batch=64,
+    threads=1,
+    peer_access=None,
+    tf32=None,
+    seed=0,
+    learning_rate=0.05,
+    momentum=0.9,
+    weight_decay=0.0,
+    nesterov=False,
+)
 
 
 @pytest.fixture
@@ -26,8 +50,10 @@ def on_gpus(study):
     return study
 
 
-def add(study, sent, size=4, **cell):
+def add(study, sent, size=4, plan=None, plan_unknown=None, **cell):
     summary = {"wire_bytes_per_rank": sent, "num_parameters": PARAMETERS}
+    summary |= {} if plan is None else {"plan": plan}
+    summary |= {} if plan_unknown is None else {"plan_unknown": plan_unknown}
     study.add_steps([[0.5]], world_size=1)
     lines = [[{"iteration": 0, "warmup": False, "step_s": 0.001}]] * size
     return study.add([lines], summary=summary, world_size=size, device="cuda", **cell)
@@ -79,7 +105,10 @@ def test_without_access_between_gpus_the_host_links_carry_it(on_gpus):
             {"aggregator": "ring", "sent": [5000] * 4},
             "rank 0 sent 0.005 MB, its schedule would send 0.006 MB",
         ),
-        ({"aggregator": "mine"}, "not known to the report"),
+        ({"aggregator": "mine"}, "its run did not record the plan"),
+        ({"aggregator": "mine", "plan_unknown": "no `stages`"}, "no `stages`"),
+        ({"aggregator": "mine", "plan": [{"bytes": {"6000": "0>x"}}]}, "`plan` of its run.json is damaged"),
+        ({"aggregator": "mine", "plan": 7}, "`plan` of its run.json is damaged"),
         ({"aggregator": "schedule", "aggregator_parameters": {"collective": "none"}}, "cannot be made"),
         ({"aggregator": "ring", "size": 8, "sent": [7000] * 8}, "does not fit topology.yaml"),
     ],
@@ -110,6 +139,44 @@ def test_every_value_of_links_csv_says_that_it_is_simulated(on_gpus):
     assert "Simulated, not measured" in page
     summary = (on_gpus.folder.path / "summary.csv").read_text().splitlines()[0]
     assert "utilisation" not in summary
+
+
+MINE = """
+from dataclasses import dataclass
+
+from scaling.aggregators.scheduled import Scheduled
+from scaling.collectives.schedule import Schedule, Transfer
+
+
+@dataclass(frozen=True)
+class Chain(Scheduled):
+    name = "chain"
+
+    def schedule(self, world_size, layout):
+        ranks = range(world_size - 1, 0, -1)
+        up = [(Transfer(rank, rank - 1, 0, 1, "add"),) for rank in ranks]
+        down = [(Transfer(rank - 1, rank, 0, 1, "copy"),) for rank in reversed(ranks)]
+        return Schedule("chain", world_size, num_chunks=1, steps=(*up, *down))
+"""
+
+
+def test_an_aggregator_of_a_users_own_in_one_file_has_links_csv_and_the_figure(
+    on_gpus, tmp_path, monkeypatch
+):
+    (tmp_path / "my_chain.py").write_text(MINE)
+    monkeypatch.syspath_prepend(tmp_path)
+    trust(["my_chain:Chain"])
+    cell = replace(CELL, aggregator="my_chain:Chain", world_size=4, local_batch=16)
+    recorded = plan_record(cell, str(PARAMETERS))
+    assert set(recorded) == {"plan"}
+    add(on_gpus, [4000, 8000, 8000, 4000], aggregator="my_chain:Chain", **recorded)
+    write_report(on_gpus.folder)
+    rows = list(csv.DictReader((on_gpus.folder.path / "links.csv").open(newline="")))
+    passed = {row["link"]: float(row["bytes"]) for row in rows}
+    assert passed["gpu0-nvswitch0>"] == passed["gpu3-nvswitch0<"] == 4000
+    assert passed["gpu1-nvswitch0>"] == passed["gpu2-nvswitch0<"] == 8000
+    assert {row["kind"] for row in rows} == {"schedule"}
+    assert list((on_gpus.folder.path / "figures").glob("links-*.svg"))
 
 
 def test_more_than_full_use_is_called_impossible():

@@ -1,0 +1,207 @@
+"""The plan of an exchange as a run records it: which node sends how many bytes to which other in one step.
+
+It is summed over the steps of each exchange (`PlannedExchange`), so it has an entry for each pair of nodes
+that exchange anything: n for a ring of n ranks, n (n - 1) where all send to all. At most `MOST_PAIRS` are
+recorded, which is 128 ranks that all send to all and less than 300 kB of text; of larger plans the reason is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from scaling.collectives.by_processes import process_places
+from scaling.collectives.placement import Placement
+from scaling.collectives.plan import Exchange
+from scaling.collectives.schedule import Schedule
+from scaling.errors import ScheduleError
+from topologies.model import Topology
+
+MOST_PAIRS = 16_384
+
+Pair = tuple[int, int]
+"""Source and target: ranks, and from the world size on the host memory of each machine."""
+
+_PAIR = re.compile(r"(h?)(\d{1,7})>(h?)(\d{1,7})")
+
+
+@dataclass(frozen=True)
+class PlannedExchange:
+    """What one exchange sends in one training step.
+
+    Attributes:
+        schedule: the name of the schedule.
+        native: a library does it in its own way; the schedule stands for that.
+        library: "mpi" (between processes in host memory), "horovod" or "": as of `plan.Exchange`.
+        num_steps: of the schedule.
+        num_bytes: pair -> the bytes that its source sends to its target.
+    """
+
+    schedule: str
+    native: bool
+    library: str
+    num_steps: int
+    num_bytes: Mapping[Pair, float]
+
+
+@dataclass(frozen=True)
+class ExchangePlan:
+    """The exchanges of one training step on `world_size` ranks, one after the other."""
+
+    world_size: int
+    exchanges: tuple[PlannedExchange, ...]
+
+    @property
+    def native_schedules(self) -> list[str]:
+        """The schedules that stand for what a library does."""
+        return list(dict.fromkeys(each.schedule for each in self.exchanges if each.native))
+
+    def sent_bytes(self, rank: int) -> float:
+        """What a rank moves, as its group meters it: what it sends, and what it copies from host memory."""
+        return sum(
+            count
+            for exchange in self.exchanges
+            for (source, target), count in exchange.num_bytes.items()
+            if source == rank or (target == rank and source >= self.world_size)
+        )
+
+    def bytes_per_resource(self, topology: Topology, *, peer_access: bool = True) -> dict[str, float]:
+        """The bytes that pass each link (and memory) of the topology, by its name there.
+
+        Args:
+            topology: where it runs.
+            peer_access: False forbids direct access between GPUs.
+
+        Raises:
+            TopologyError: the topology has fewer ranks or nodes than the plan, or no route.
+        """
+        passed: dict[str, float] = {}
+        for exchange in self.exchanges:
+            ranks = topology.ranks(self.world_size)
+            if exchange.library == "mpi":
+                ranks = process_places(topology, self.world_size)
+            num_hosts = max((max(pair) + 1 for pair in exchange.num_bytes), default=0) - self.world_size
+            placement = Placement(topology, ranks, max(num_hosts, 0), peer_access=peer_access)
+            for pair, count in exchange.num_bytes.items():
+                for name, weight in placement.resources_of_message(*pair).items():
+                    passed[name] = passed.get(name, 0.0) + weight * count
+        return passed
+
+    def to_record(self) -> list[dict[str, Any]]:
+        """For run.json: pairs with as many bytes are listed together, `{"6000": "0>1 1>h0"}`; h0 is host 0.
+
+        Raises:
+            ScheduleError: there are more pairs than `MOST_PAIRS`.
+        """
+        num_pairs = sum(len(exchange.num_bytes) for exchange in self.exchanges)
+        if num_pairs > MOST_PAIRS:
+            raise ScheduleError(f"its plan has {num_pairs} pairs of nodes; at most {MOST_PAIRS} are recorded")
+        return [
+            {
+                "schedule": exchange.schedule,
+                "native": exchange.native,
+                "library": exchange.library,
+                "num_steps": exchange.num_steps,
+                "bytes": self._by_count(exchange),
+            }
+            for exchange in self.exchanges
+        ]
+
+    def _by_count(self, exchange: PlannedExchange) -> dict[str, str]:
+        pairs: dict[str, list[str]] = {}
+        for (source, target), count in exchange.num_bytes.items():
+            pairs.setdefault(str(round(count)), []).append(f"{self._node(source)}>{self._node(target)}")
+        return {count: " ".join(names) for count, names in pairs.items()}
+
+    def _node(self, node: int) -> str:
+        return str(node) if node < self.world_size else f"h{node - self.world_size}"
+
+
+def plan_of(exchanges: Iterable[Exchange], world_size: int) -> ExchangePlan:
+    """The plan of some exchanges; those of one schedule and size are summed up.
+
+    Args:
+        exchanges: of one training step, in their order.
+        world_size: their ranks.
+    """
+    planned: dict[tuple[str, bool, str], list[PlannedExchange]] = {}
+    for each in exchanges:
+        bounds = [each.bytes_per_element * bound for bound in each.schedule.bounds(each.num_elements)]
+        same = planned.setdefault((each.name or each.schedule.name, each.native, each.library), [])
+        same.append(
+            PlannedExchange(
+                each.schedule.name,
+                each.native,
+                each.library,
+                len(each.schedule.steps),
+                sent_by_pair(each.schedule, bounds),
+            )
+        )
+    return ExchangePlan(world_size, tuple(_summed(same) for same in planned.values()))
+
+
+def sent_by_pair(schedule: Schedule, bounds: Sequence[float]) -> dict[Pair, float]:
+    """The bytes of each pair of nodes over all steps of a schedule, by the step that uses the pair first.
+
+    Args:
+        schedule: any.
+        bounds: `num_chunks` + 1: chunk c is the bytes [bounds[c], bounds[c + 1]).
+    """
+    totals: dict[Pair, float] = {}
+    for step in schedule.steps:
+        for source, target, start, stop, _ in sorted(step):
+            if bounds[stop] > bounds[start]:
+                pair = (source, target)
+                totals[pair] = totals.get(pair, 0.0) + bounds[stop] - bounds[start]
+    return totals
+
+
+def _summed(exchanges: Sequence[PlannedExchange]) -> PlannedExchange:
+    """Those of several buckets or tensors as one."""
+    totals: dict[Pair, float] = {}
+    for exchange in exchanges:
+        for pair, count in exchange.num_bytes.items():
+            totals[pair] = totals.get(pair, 0.0) + count
+    first = exchanges[0]
+    num_steps = sum(exchange.num_steps for exchange in exchanges)
+    return PlannedExchange(first.schedule, first.native, first.library, num_steps, totals)
+
+
+def read_plan(record: object, world_size: int) -> ExchangePlan:
+    """What `to_record` wrote, checked: results are data.
+
+    Args:
+        record: from run.json.
+        world_size: of the run.
+
+    Raises:
+        ScheduleError: it is damaged.
+    """
+    try:
+        return ExchangePlan(world_size, tuple(_read_exchange(dict(each), world_size) for each in record))  # type: ignore[attr-defined]  # checked by reading it
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        raise ScheduleError(f"`plan` of its run.json is damaged ({error}); measure it again") from None
+
+
+def _read_exchange(record: Mapping[str, Any], world_size: int) -> PlannedExchange:
+    num_bytes: dict[Pair, float] = {}
+    for count, names in record["bytes"].items():
+        for name in names.split():
+            match = _PAIR.fullmatch(name)
+            if match is None:
+                raise ValueError(f"{name!r} is not a pair of nodes")
+            source_host, source, target_host, target = match.groups()
+            pair = tuple(
+                int(node) + (world_size if host else 0)
+                for host, node in ((source_host, source), (target_host, target))
+            )
+            num_bytes[pair[0], pair[1]] = float(int(count))
+    return PlannedExchange(
+        str(record["schedule"]),
+        bool(record["native"]),
+        str(record["library"]),
+        int(record["num_steps"]),
+        num_bytes,
+    )
