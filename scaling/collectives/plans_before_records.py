@@ -56,7 +56,7 @@ def plan_before_records(
         ScheduleError: it is not among them, or its schedule cannot be made.
     """
     if aggregator not in _SCHEDULES:
-        raise ScheduleError("its run did not record the plan of its exchange; measure it again")
+        raise ScheduleError("which schedule its bytes follow is not known to the report")
     try:
         schedule = _SCHEDULES[aggregator](world_size, parameters)
     except ScheduleError as error:

@@ -105,7 +105,7 @@ def test_without_access_between_gpus_the_host_links_carry_it(on_gpus):
             {"aggregator": "ring", "sent": [5000] * 4},
             "rank 0 sent 0.005 MB, its schedule would send 0.006 MB",
         ),
-        ({"aggregator": "mine"}, "its run did not record the plan"),
+        ({"aggregator": "mine"}, "not known to the report"),
         ({"aggregator": "mine", "plan_unknown": "no `stages`"}, "no `stages`"),
         ({"aggregator": "mine", "plan": [{"bytes": {"6000": "0>x"}}]}, "`plan` of its run.json is damaged"),
         ({"aggregator": "mine", "plan": 7}, "`plan` of its run.json is damaged"),
