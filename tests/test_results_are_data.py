@@ -296,6 +296,9 @@ class TestPlaces:
 
     @pytest.mark.parametrize("experiment", ["/../../../outside/x", "results"])
     def test_experiment_names_no_file_and_no_module(self, call, folder, experiment):
+        for path in folder.path.glob("runs/*/*/run.json"):
+            if json.loads(path.read_text())["cell"]["kind"] != "device":
+                shutil.rmtree(path.parent)
         change_records(folder, lambda content: content["cell"].update({"experiment": experiment}))
         before = files_outside(folder.path)
         assert call("report", folder.path)[0] in (0, 2)
@@ -308,10 +311,14 @@ class TestPlaces:
         assert (code, list((tmp_path / "own").iterdir())) == (2, [])
         assert "outside of the results folder" in err
 
-    def test_a_file_that_is_a_link_is_replaced_and_not_followed(self, call, folder, tmp_path):
-        precious = tmp_path / "precious"
+    def test_a_file_that_is_a_link_is_replaced_and_not_followed(self, call, tmp_path):
+        study = StudyFolder(tmp_path / "by-hand")
+        for size in (1, 2):
+            study.add_steps([[0.02 / size] * 4] * 2, world_size=size)
+        folder, precious = study.folder, tmp_path / "precious"
         precious.write_text("mine")
         assert call("report", folder.path)[0] == 0
+        assert list(folder.path.glob("figures/*"))
         for made in [*folder.path.glob("figures/*"), *folder.path.glob("*.csv"), folder.path / "report.html"]:
             made.unlink()
             made.symlink_to(precious)

@@ -13,14 +13,15 @@ from markupsafe import escape
 from scaling.report import write_report
 from scaling.report.evidence import PATHS
 from scaling.store import ResultsFolder
-from tests.made_studies import epoch, iteration, split
+from tests.made_studies import StudyFolder, epoch, iteration, split
 
 STEP_S = {("none", 1): 0.4, ("ring", 1): 0.41, ("none", 2): 0.2, ("ring", 2): 0.25}
 
 
-@pytest.fixture
-def report(study):
-    """A folder with claims of every kind, and its page."""
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    """A folder with claims of every kind, and its page; for reading alone."""
+    study = StudyFolder(tmp_path_factory.mktemp("claims") / "by-hand")
     for number, ((aggregator, size), step_s) in enumerate(STEP_S.items()):
         runs = []
         for repeat in range(3):

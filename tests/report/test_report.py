@@ -2,9 +2,11 @@
 
 import io
 import re
+import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -15,6 +17,7 @@ from scaling.report import write_report
 from scaling.report.content import num_cores
 from scaling.report.terminal import render_tables
 from scaling.store import ResultsFolder
+from tests.made_studies import StudyFolder, epoch, iteration
 
 
 class Page(HTMLParser):
@@ -38,28 +41,40 @@ class Page(HTMLParser):
         self.text += data
 
 
-@pytest.fixture
-def filled(study, line, epoch_line):
-    """Two kinds, several aggregators and world sizes, a failed and a planned cell."""
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """Two kinds, several aggregators and world sizes, a failed and a planned cell, with its report; for
+    reading alone."""
+    study = StudyFolder(tmp_path_factory.mktemp("filled") / "by-hand")
     label = "one_bit(threshold=mean)"
     for aggregator, shown in (("none", "none"), ("ring", "ring"), ("one_bit", label)):
         for size in (1, 2):
-            ranks = [
-                [
-                    line(i, 0.1 / size, warmup=i < 2, forward_s=0.06 / size, communicate_s=0.01)
-                    for i in range(10)
-                ]
-            ] * size
-            study.add(
-                [ranks] * 3, aggregator=aggregator, aggregator_label=shown, world_size=size, notes=["a, note"]
-            )
-    study.add([[[epoch_line(1, 1.0, 0.5, 0.9), epoch_line(2, 2.0, 0.02, 0.95)]]], kind="convergence")
+            phases = {"forward_s": 0.06 / size, "communicate_s": 0.01}
+            lines = [iteration(i, 0.1 / size, warmup=i < 2, **phases) for i in range(10)]
+            cell = {"aggregator": aggregator, "aggregator_label": shown, "world_size": size}
+            study.add([[lines] * size] * 3, notes=["a, note"], **cell)
+    study.add([[[epoch(1, 1.0, 0.5, 0.9), epoch(2, 2.0, 0.02, 0.95)]]], kind="convergence")
     study.add(["failed: killed by <signal> 9"], aggregator="tree", world_size=2)
     study.add(["planned"], aggregator="tree", world_size=4)
+    write_report(study.folder)
     return study.folder
 
 
+@pytest.fixture(scope="module")
+def page_text(written):
+    return (written.path / "report.html").read_text()
+
+
+@pytest.fixture
+def filled(written, tmp_path):
+    """The same, to be changed."""
+    return ResultsFolder(shutil.copytree(written.path, tmp_path / "by-hand"))
+
+
 def test_report_writes_table_figures_and_page(filled):
+    for made in ("figures", "report.html", "summary.csv", "budget.csv"):
+        remove = shutil.rmtree if made == "figures" else Path.unlink
+        remove(filled.path / made)
     path = write_report(filled).page
     assert path == filled.path / "report.html"
     figures = sorted(figure.name.partition("-mlp")[0] for figure in (filled.path / "figures").glob("*.svg"))
@@ -70,9 +85,8 @@ def test_report_writes_table_figures_and_page(filled):
     assert (filled.path / "budget.csv").read_bytes().count(b"\r\n") == 1 + 3 * (1 + 2) * 3 * 8
 
 
-def test_page_refers_to_nothing_outside_itself_and_forbids_it(filled):
-    text = write_report(filled).page.read_text()
-    page = Page(text)
+def test_page_refers_to_nothing_outside_itself_and_forbids_it(page_text):
+    text, page = page_text, Page(page_text)
     assert [one for one in page.addresses if not one.startswith("data:image/png;base64,")] == []
     assert not {"link", "img", "iframe", "object"} & set(page.tags)
     assert "://" not in text
@@ -80,31 +94,30 @@ def test_page_refers_to_nothing_outside_itself_and_forbids_it(filled):
     assert "default-src 'none'" in text
 
 
-def test_page_holds_one_script_and_its_text_is_all_there_without_it(filled):
-    page = Page(write_report(filled).page.read_text())
+def test_page_holds_one_script_and_its_text_is_all_there_without_it(page_text):
+    page = Page(page_text)
     assert page.tags.count("script") == 1
     for shown in ("ms an iteration", "one_bit(threshold=mean)", "95.00%"):
         assert shown in page.text
 
 
-def test_page_is_small(filled):
-    assert write_report(filled).page.stat().st_size < 250_000
+def test_page_is_small(page_text):
+    assert len(page_text.encode()) < 250_000
 
 
-def test_page_holds_every_figure_with_ids_of_its_own(filled):
-    page = Page(write_report(filled).page.read_text())
+def test_page_holds_every_figure_with_ids_of_its_own(page_text, written):
+    page = Page(page_text)
     assert page.tags.count("svg") == 4
     assert len(page.ids) == len(set(page.ids)) > 0
     assert set(page.references) <= set(page.ids)
-    for figure in (filled.path / "figures").glob("*.svg"):
+    for figure in (written.path / "figures").glob("*.svg"):
         assert f"figures/{figure.name}" in page.text
 
 
-def test_page_escapes_text_and_shows_notes_reasons_and_environment(filled):
-    text = write_report(filled).page.read_text()
-    assert "killed by &lt;signal&gt; 9" in text
-    assert "A &lt;b&gt;fast&lt;/b&gt; one" in text
-    page = Page(text)
+def test_page_escapes_text_and_shows_notes_reasons_and_environment(page_text):
+    assert "killed by &lt;signal&gt; 9" in page_text
+    assert "A &lt;b&gt;fast&lt;/b&gt; one" in page_text
+    page = Page(page_text)
     for shown in (
         "a, note (none x 1, none x 2,",
         "device: none found",
@@ -114,8 +127,8 @@ def test_page_escapes_text_and_shows_notes_reasons_and_environment(filled):
         assert shown in " ".join(page.text.split())
 
 
-def test_page_is_the_same_every_time(filled):
-    assert write_report(filled).page.read_bytes() == write_report(filled).page.read_bytes()
+def test_page_is_the_same_every_time(filled, page_text):
+    assert write_report(filled).page.read_text() == page_text
 
 
 @pytest.mark.parametrize("states", [[], ["planned"], ["running"], ["failed: no memory"]])
@@ -176,8 +189,8 @@ def test_status_lists_the_states_of_every_repeat_without_reading_samples(study, 
     assert (tree["world_size"], tree["states"], tree["reason"]) == (2, ["failed"], "no memory")
 
 
-def test_terminal_tables_fit_80_columns_one_a_group(filled):
-    tables = render_tables(summary_table(filled))
+def test_terminal_tables_fit_80_columns_one_a_group(written):
+    tables = render_tables(summary_table(written))
     console = Console(width=80, record=True, file=io.StringIO())
     for table in tables:
         console.print(table)
