@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 
 from scaling.analysis import summary_table
-from scaling.analysis.columns import OLDER_CODE, Row, is_of_older_code, to_rows
+from scaling.analysis.columns import Row, is_of_older_code, to_rows
 from scaling.report import write_report
 from scaling.store import ResultsFolder
 
@@ -53,7 +53,7 @@ def table(rows: list[Row]) -> str:
     for name in names:
         remark = f" {REMARKS[name]}" if name in REMARKS else ""
         if any(is_of_older_code(column[name]) for column in columns):
-            remark += f" ({OLDER_CODE})"
+            remark += " (older code)"
         shown = " | ".join(measured(column[name]) for column in columns)
         lines.append(f"| `{name}`{remark} | {shown} |\n")
     return HEAD + "".join(lines)

@@ -139,7 +139,7 @@ class TestNewFolder:
 
     def test_data_sets_are_fetched_once_each(self, folder, monkeypatch):
         fetched = []
-        monkeypatch.setattr(Digits, "fetch", fetched.append)
+        monkeypatch.setattr(Digits, "fetch", lambda digits: fetched.append(digits))  # noqa: PLW0108 (a method)
         prepared(folder)
         assert len(fetched) == 1
 
