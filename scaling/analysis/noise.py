@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from scaling.analysis.columns import Row
-from scaling.analysis.formats import percent, workers
+from scaling.analysis.findings import Finding
 from scaling.analysis.groups import Group, group_key
 from scaling.analysis.samples import CellResult
 
@@ -64,8 +64,8 @@ def pair_floor(first: CellResult, second: CellResult) -> float | None:
     return max(ratios, default=None)
 
 
-def noise_line(group: Group, groups: Sequence[Group]) -> str | None:
-    """What a table says of its noise floor; None where none was measured.
+def noise_finding(group: Group, groups: Sequence[Group]) -> Finding | None:
+    """The noise floor of a table and the A/A pairs that it comes from; None where none was measured.
 
     Args:
         group: the table's.
@@ -74,21 +74,19 @@ def noise_line(group: Group, groups: Sequence[Group]) -> str | None:
     floor = next((row["noise_floor"] for row in group.rows if row["noise_floor"] is not None), None)
     if floor is None:
         return None
-    if own := _measured(group.twins):
-        return f"noise floor {percent(floor)} ({_named(own)})"
-    family = _family(group.rows[0])
-    others = [twin for other in groups for twin in _measured(other.twins) if _family(twin) == family]
-    return f"noise floor {percent(floor)} ({_named(others)}, of another table)"
+    twins = _measured(group.twins)
+    is_of_another = not twins
+    if is_of_another:
+        family = _family(group.rows[0])
+        twins = [twin for other in groups for twin in _measured(other.twins) if _family(twin) == family]
+    names = ("aggregator", "world_size")
+    pairs = [{name: twin[name] for name in names} for twin in twins]
+    cells = tuple(twin["cell_id"] for twin in twins)
+    return Finding("noise_floor", cells, {"floor": floor, "pairs": pairs, "of_another": is_of_another})
 
 
 def _measured(twins: Sequence[Row]) -> list[Row]:
     return [twin for twin in twins if twin["iteration_s"] is not None]
-
-
-def _named(twins: Sequence[Row]) -> str:
-    if len(twins) > 1:
-        return f"the largest of {len(twins)} A/A pairs"
-    return f"A/A pair: {twins[0]['aggregator']} on {workers(twins[0]['world_size'])}"
 
 
 def _largest(pairs: Sequence[tuple[Row, float]], key: Key) -> dict[tuple[Any, ...], float]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from scaling.analysis.columns import BUDGET_COLUMNS, Row
 from scaling.analysis.formats import MISSING, like, workers
 from scaling.analysis.groups import Group
+from scaling.report.tables import Column, Table, table_of
 from scaling.report.text import text_of
 
 HIDDEN = ("comm_hidden_s", "h2d_hidden_s")
@@ -21,7 +22,7 @@ _AFTER_THE_SUM = {
     "exposed_by_difference_s": "by difference",
 }
 SUM = "= split step"
-CHECK = "check"
+CHECK, DIFFERS = "check", "no"
 
 READING = (
     "Mean over the middle half of the steps whose phases were marked, of the rank that the others wait for. "
@@ -32,51 +33,64 @@ READING = (
 """What the lines mean."""
 
 
-@dataclass(frozen=True)
-class BudgetColumn:
-    """One cell: who it is, a text for every line, and why its exposed times disagree, if they do."""
+def budget_table(group: Group, rows: Sequence[Row] | None = None) -> Table | None:
+    """The budgets of a group's cells; None where no step was split.
 
-    aggregator: str
-    world_size: int
-    values: list[str]
-    remark: str | None
-    cell_id: str
-
-
-@dataclass(frozen=True)
-class BudgetTable:
-    """A group's budgets: what each value is, and the cells in the table's order."""
-
-    lines: list[str]
-    columns: list[BudgetColumn]
-
-
-def budget_table(group: Group) -> BudgetTable | None:
-    """The budgets of a group's cells; None where no step was split."""
-    rows = [row for row in group.rows if row["split_iteration_s"] is not None]
-    if not rows:
+    Args:
+        group: comparable cells.
+        rows: those of its cells that are shown; None: all with a budget.
+    """
+    known = budget_rows(group)
+    if not known:
         return None
+    lines = _lines(known)
+    if any(row["exposed_check"] is not None for row in known):
+        lines.append(Column(CHECK, _check))
+    shown = known if rows is None else rows
+    columns = [
+        Column("aggregator", group.name),
+        Column("workers", lambda row: str(row["world_size"])),
+        *lines,
+    ]
+    differing = [row for row in shown if _check(row) == DIFFERS]
+    return table_of(
+        f"Where a step's time goes, ms: {group.title}",
+        READING,
+        columns,
+        shown,
+        remarks=[
+            f"{group.name(row)} on {workers(row['world_size'])}: {text_of(row['exposed_check'])}"
+            for row in differing
+        ],
+        cells=[[row["cell_id"]] for row in shown],
+        section="budget",
+    )
+
+
+def budget_rows(group: Group) -> list[Row]:
+    """The rows of a group that have a budget."""
+    return [row for row in group.rows if row["split_iteration_s"] is not None]
+
+
+def _lines(rows: Sequence[Row]) -> list[Column[Row]]:
+    """A column for each part that occurs in a row, for the sum, and for what is not in it."""
     parts = {name: part_label(name) for name in BUDGET_COLUMNS if name not in HIDDEN}
-    shown = {**parts, "split_iteration_s": SUM, **_AFTER_THE_SUM}
-    shown = {name: label for name, label in shown.items() if any(row[name] is not None for row in rows)}
-    checked = any(row["exposed_check"] is not None for row in rows)
-    columns = []
-    for row in rows:
-        values = [like(row[name], row["split_iteration_s"]) for name in shown]
-        check = row["exposed_check"]
-        agrees = check is not None and check.kind == "exposed_times_agree"
-        remark = None if agrees or check is None else _remark(group, row)
-        if checked:
-            values.append("agree" if agrees else MISSING if remark is None else "no")
-        columns.append(BudgetColumn(group.name(row), row["world_size"], values, remark, row["cell_id"]))
-    return BudgetTable([*shown.values(), *([CHECK] if checked else [])], columns)
+    labels = {**parts, "split_iteration_s": SUM, **_AFTER_THE_SUM}
+    return [
+        Column(label, lambda row, name=name: like(row[name], row["split_iteration_s"]))  # type: ignore[misc]
+        for name, label in labels.items()
+        if any(row[name] is not None for row in rows)
+    ]
+
+
+def _check(row: Row) -> str:
+    check = row["exposed_check"]
+    if check is None:
+        return MISSING
+    return "agree" if check.kind == "exposed_times_agree" else DIFFERS
 
 
 def part_label(column: str) -> str:
     """`h2d_result_s` -> `h2d result`."""
     words = {"exposed_comm_s": "exposed comm.", "comm_hidden_s": "hidden comm."}
     return words.get(column, column.removesuffix("_s").replace("_", " "))
-
-
-def _remark(group: Group, row: Row) -> str:
-    return f"{group.name(row)} on {workers(row['world_size'])}: {text_of(row['exposed_check'])}"

@@ -15,8 +15,9 @@ from scaling.analysis.recommend import Recommendation
 from scaling.analysis.summary_findings import summary_findings
 from scaling.analysis.wall_time import WallTime
 from scaling.report.figures import SavedFigure
-from scaling.report.page_tables import PageTable, page_tables
+from scaling.report.page_tables import page_tables
 from scaling.report.sections import Section, arrange
+from scaling.report.tables import Table
 from scaling.report.text import Sentence, sentences_of
 
 
@@ -62,7 +63,7 @@ class Extras:
         recommendations: the setting to take, one a workload.
     """
 
-    tables: list[PageTable] = field(default_factory=list)
+    tables: list[Table] = field(default_factory=list)
     findings: list[Sentence] = field(default_factory=list)
     remarks: list[tuple[str, str]] = field(default_factory=list)
     recommendations: Sequence[Recommendation] = ()

@@ -15,7 +15,7 @@ from scaling.analysis.formats import MISSING, megabytes, milliseconds, percent
 from scaling.analysis.groups import Group
 from scaling.analysis.learning import over_seeds
 from scaling.analysis.samples import CellResult
-from scaling.report.page_tables import PageTable
+from scaling.report.tables import Table
 
 REFERENCE = "all_reduce"
 """The exact aggregator that others are set beside; where it is missing, the fastest exact one."""
@@ -43,7 +43,7 @@ SHEET_STATISTIC = (
 )
 
 
-def sheet_tables(sheets: Mapping[str, Mapping[str, Any]]) -> list[PageTable]:
+def sheet_tables(sheets: Mapping[str, Mapping[str, Any]]) -> list[Table]:
     """The honesty sheets of a folder as one table; none where it has none.
 
     Args:
@@ -53,7 +53,7 @@ def sheet_tables(sheets: Mapping[str, Mapping[str, Any]]) -> list[PageTable]:
         return []
     some = next(iter(sheets.values()))
     return [
-        PageTable(
+        Table(
             f"Honesty sheets: {some['num_steps']} steps, {some['world_size']} ranks, {some['trained_on']}",
             SHEET_STATISTIC,
             list(SHEET_HEADINGS),
@@ -77,7 +77,7 @@ def _sheet_row(name: str, sheet: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def honesty_tables(groups: Sequence[Group], cells: Mapping[str, CellResult]) -> list[PageTable]:
+def honesty_tables(groups: Sequence[Group], cells: Mapping[str, CellResult]) -> list[Table]:
     """One table a group of cells that has a lossy aggregator on several workers.
 
     Args:
@@ -94,7 +94,7 @@ def honesty_tables(groups: Sequence[Group], cells: Mapping[str, CellResult]) -> 
         exact = [row for row in _rows(group) if not _is_lossy(row, cells) and not is_control_arm(row)]
         pairs = [(row, _beside(row, exact)) for row in lossy]
         tables.append(
-            PageTable(
+            Table(
                 f"{'Trainings' if group.kind == 'convergence' else 'Iterations'}: {group.title}",
                 STATISTIC,
                 list(HEADINGS[group.kind]),

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from scaling.report.content import Content
-from scaling.report.page_tables import PageTable
 from scaling.report.recommend_text import verdict
 from scaling.report.sections import Section
+from scaling.report.tables import Table
 from scaling.report.text import text_of
 
 OPEN_SECTIONS = ("speedup", "training", "devices")
@@ -53,7 +53,7 @@ def _section(section: Section) -> Iterator[str]:
         yield from _table(table, is_open=section.name in OPEN_SECTIONS)
 
 
-def _table(table: PageTable, *, is_open: bool) -> Iterator[str]:
+def _table(table: Table, *, is_open: bool) -> Iterator[str]:
     yield f"### {_escaped(table.title)}" if is_open else _summary(table.title)
     yield ""
     cells = [[", ".join(own)] for own in table.cells] or [[] for _ in table.rows]

@@ -1,16 +1,16 @@
-"""The tables of the page: a group of cells in human units, a row a cell.
+"""The tables of timed cells and of trainings: a group of cells in human units, a row a cell.
 
-Every row knows its cells, whose raw samples it is made of.
+Every row knows the cells that it is made of.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 
 from scaling.analysis.columns import Row, shares_gpus
 from scaling.analysis.formats import (
     MISSING,
+    half_width,
     interval,
     listed,
     megabytes,
@@ -21,29 +21,17 @@ from scaling.analysis.formats import (
     workers,
 )
 from scaling.analysis.groups import Group
-from scaling.analysis.learning import family_key, over_seeds
-from scaling.analysis.noise import noise_line
+from scaling.analysis.learning import REACHED, family_key, over_seeds
+from scaling.analysis.noise import noise_finding
 from scaling.analysis.recipes import recipe_text
 from scaling.analysis.training_findings import without_augmentation
-from scaling.report.budget_table import READING, BudgetTable, budget_table
+from scaling.report.budget_table import budget_table
+from scaling.report.tables import Column, Table, table_of
+from scaling.report.text import text_of
 from scaling.report.warnings_text import warnings_of
 
-_ITERATION_HEADINGS = (
-    *(
-        "aggregator",
-        "workers",
-        "batch a worker",
-        "ms an iteration",
-        "95% interval, ms",
-        "samples/s",
-        "speedup",
-    ),
-    *("efficiency", "exposed, ms", "MB moved a rank", "repeats", "iterations", "state"),
-)
-_CONVERGENCE_HEADINGS = (
-    *("aggregator", "workers", "batch a worker", "test accuracy", "training accuracy", "training loss"),
-    *("epochs", "training, s", "target", "s to target", "predicted, s", "seeds", "state"),
-)
+AGGREGATOR_WIDTH = 26
+"""Longer labels are folded in a terminal: with five columns of numbers, this is what 80 characters leave."""
 
 CONVERGENCE_STATISTIC = (
     "Medians over the repeats; accuracies of several seeds are the mean with its standard deviation. Loss "
@@ -54,31 +42,7 @@ CONVERGENCE_STATISTIC = (
 )
 
 
-@dataclass(frozen=True)
-class PageTable:
-    """A table as the page shows it.
-
-    Attributes:
-        title, statistic: what is in it, and what its values are.
-        headings, rows: text.
-        remarks, warnings: what stands below it.
-        cells: of each row, the ids of the cells that it is made of; [] where rows are not of cells.
-        section: where it stands (`scaling.report.sections`).
-        source: the file that has the same values in full.
-    """
-
-    title: str
-    statistic: str
-    headings: Sequence[str]
-    rows: list[list[str]]
-    remarks: Sequence[str] = ()
-    warnings: Sequence[str] = ()
-    cells: list[list[str]] = field(default_factory=list)
-    section: str = "speedup"
-    source: str = "summary.csv"
-
-
-def page_tables(group: Group, groups: Sequence[Group]) -> list[PageTable]:
+def page_tables(group: Group, groups: Sequence[Group]) -> list[Table]:
     """A group of cells in human units: its table and, where steps were split, its budget.
 
     Args:
@@ -89,33 +53,45 @@ def page_tables(group: Group, groups: Sequence[Group]) -> list[PageTable]:
         return [_convergence_table(group)]
     if group.kind != "iteration":
         return []
-    line = noise_line(group, groups)
-    table = PageTable(
+    noise = noise_finding(group, groups)
+    table = table_of(
         f"Time per iteration: {group.title}",
         _iteration_statistic(group),
-        _ITERATION_HEADINGS,
-        [_iteration_row(group, row) for row in group.rows],
-        [line] if line else [],
-        warnings_of(group),
-        [[row["cell_id"]] for row in group.rows],
+        columns_of(group),
+        group.rows,
+        remarks=[text_of(noise)] if noise else [],
+        warnings=warnings_of(group),
+        cells=[[row["cell_id"]] for row in group.rows],
     )
     budgets = budget_table(group)
-    return [table] if budgets is None else [table, _budget_page_table(group, budgets)]
+    return [table] if budgets is None else [table, budgets]
 
 
-def _convergence_table(group: Group) -> PageTable:
+def columns_of(group: Group) -> list[Column[Row]]:
+    """The columns of a group's table, on the page and in a terminal."""
+    return [
+        Column("aggregator", group.name),
+        Column(None, lambda row: _with_state(group, row), "aggregator", AGGREGATOR_WIDTH),
+        Column("workers", lambda row: str(row["world_size"]), "workers"),
+        Column("batch a worker", lambda row: str(row["local_batch"])),
+        *(CONVERGENCE_COLUMNS if group.kind == "convergence" else ITERATION_COLUMNS),
+        Column("state", lambda row: str(row["state"])),
+    ]
+
+
+def _convergence_table(group: Group) -> Table:
     merged = over_seeds(group.rows)
     members: dict[tuple[object, ...], list[str]] = {}
     for row in group.rows:
         members.setdefault(family_key(row), []).append(row["cell_id"])
-    return PageTable(
+    return table_of(
         f"Convergence: {group.title}",
         f"Recipe: {recipe_text(group.rows[0])}. {CONVERGENCE_STATISTIC}",
-        _CONVERGENCE_HEADINGS,
-        [_convergence_row(group, row) for row in merged],
-        [*_unpredicted(group, merged), *_unaugmented(group, merged), *_other_seeds(group, merged)],
-        warnings_of(group),
-        list(members.values()),
+        columns_of(group),
+        merged,
+        remarks=[*_unpredicted(group, merged), *_unaugmented(group, merged), *_other_seeds(group, merged)],
+        warnings=warnings_of(group),
+        cells=list(members.values()),
         section="training",
     )
 
@@ -171,19 +147,6 @@ def _other_seeds(group: Group, merged: Sequence[Row]) -> Iterator[str]:
             )
 
 
-def _budget_page_table(group: Group, budgets: BudgetTable) -> PageTable:
-    columns = budgets.columns
-    return PageTable(
-        f"Where a step's time goes, ms: {group.title}",
-        READING,
-        ["aggregator", "workers", *budgets.lines],
-        [[column.aggregator, str(column.world_size), *column.values] for column in columns],
-        [column.remark for column in columns if column.remark is not None],
-        cells=[[column.cell_id] for column in columns],
-        section="budget",
-    )
-
-
 def _iteration_statistic(group: Group) -> str:
     methods = dict.fromkeys(row["interval_method"] for row in group.rows if row["interval_method"])
     intervals = f"Interval: {'; '.join(methods)}. " if methods else ""
@@ -193,44 +156,25 @@ def _iteration_statistic(group: Group) -> str:
     )
 
 
-def _iteration_row(group: Group, row: Row) -> list[str]:
+def _with_state(group: Group, row: Row) -> str:
+    """The cell's name, with the state where not all repeats are in the numbers."""
+    partial = row["repeats"] and row["state"] != "done"
+    return f"{group.name(row)} ({row['state']})" if partial else group.name(row)
+
+
+def _time(row: Row) -> str:
     low, high = row["iteration_s_low"], row["iteration_s_high"]
     width = None if low is None or high is None else high - low
-    return [
-        *_first_columns(group, row),
-        milliseconds(row["iteration_s"], width) if row["repeats"] else row["state"],
-        interval(low, high),
-        number(row["samples_per_s"]),
-        ratio(row["speedup"]),
-        percent(row["parallel_efficiency"], decimals=0),
-        milliseconds(row["exposed_s"]),
-        megabytes(row["wire_bytes_per_rank"]),
-        str(row["repeats"]),
-        number(row["iterations"], digits=1),
-        row["state"],
-    ]
-
-
-def _convergence_row(group: Group, row: Row) -> list[str]:
-    return [
-        *_first_columns(group, row),
-        _accuracy(row) if row["repeats"] else row["state"],
-        percent(row["train_accuracy"], decimals=2),
-        number(row["train_loss"]),
-        number(row["epochs"], digits=1),
-        number(row["train_s"]),
-        percent(row["target_accuracy"]),
-        _to_target(row),
-        _predicted(row),
-        str(row["num_seeds"] or MISSING),
-        row["state"],
-    ]
+    return milliseconds(row["iteration_s"], width) if row["repeats"] else str(row["state"])
 
 
 def _accuracy(row: Row) -> str:
-    spread = row["seed_sd_accuracy"]
-    mean = percent(row["final_test_accuracy"], decimals=2)
-    return mean if spread is None else f"{mean} ± {100 * spread:.2f}"
+    return percent(row["final_test_accuracy"], decimals=2) if row["repeats"] else str(row["state"])
+
+
+def _accuracy_with_spread(row: Row) -> str:
+    spread = row["seed_sd_accuracy"] if row["repeats"] else None
+    return _accuracy(row) if spread is None else f"{_accuracy(row)} ± {100 * spread:.2f}"
 
 
 def _to_target(row: Row) -> str:
@@ -240,11 +184,41 @@ def _to_target(row: Row) -> str:
     return number(row["seconds_to_target"])
 
 
+def _to_target_in_short(row: Row) -> str:
+    if row["target_state"] not in (None, REACHED):
+        return "not reached"
+    is_shared = shares_gpus(row) and row["target_state"] == REACHED
+    return REACHED if is_shared else number(row["seconds_to_target"])
+
+
 def _predicted(row: Row) -> str:
     low, high = row["predicted_s_to_target_low"], row["predicted_s_to_target_high"]
     value = number(row["predicted_s_to_target"])
     return value if low is None else f"{value} ({number(low)} to {number(high)})"
 
 
-def _first_columns(group: Group, row: Row) -> list[str]:
-    return [group.name(row), str(row["world_size"]), str(row["local_batch"])]
+ITERATION_COLUMNS: tuple[Column[Row], ...] = (
+    Column("ms an iteration", _time, "ms/iteration"),
+    Column("95% interval, ms", lambda row: interval(row["iteration_s_low"], row["iteration_s_high"])),
+    Column(None, lambda row: half_width(row["iteration_s_low"], row["iteration_s_high"]), "+-"),
+    Column("samples/s", lambda row: number(row["samples_per_s"])),
+    Column("speedup", lambda row: ratio(row["speedup"]), "speedup"),
+    Column("efficiency", lambda row: percent(row["parallel_efficiency"], decimals=0), "efficiency"),
+    Column("exposed, ms", lambda row: milliseconds(row["exposed_s"])),
+    Column("MB moved a rank", lambda row: megabytes(row["wire_bytes_per_rank"])),
+    Column("repeats", lambda row: str(row["repeats"])),
+    Column("iterations", lambda row: number(row["iterations"], digits=1)),
+)
+CONVERGENCE_COLUMNS: tuple[Column[Row], ...] = (
+    Column("test accuracy", _accuracy_with_spread),
+    Column(None, _accuracy, "accuracy"),
+    Column("training accuracy", lambda row: percent(row["train_accuracy"], decimals=2)),
+    Column("training loss", lambda row: number(row["train_loss"])),
+    Column("epochs", lambda row: number(row["epochs"], digits=1), "epochs"),
+    Column("training, s", lambda row: number(row["train_s"]), "train s"),
+    Column("target", lambda row: percent(row["target_accuracy"])),
+    Column("s to target", _to_target),
+    Column(None, _to_target_in_short, "s to target"),
+    Column("predicted, s", _predicted),
+    Column("seeds", lambda row: str(row["num_seeds"] or MISSING)),
+)

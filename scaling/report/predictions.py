@@ -16,7 +16,7 @@ from scaling.analysis.budgets import EXPOSED
 from scaling.analysis.columns import Row
 from scaling.analysis.findings import Finding
 from scaling.analysis.formats import MISSING, interval, milliseconds
-from scaling.report.page_tables import PageTable
+from scaling.report.tables import Column, Table, table_of
 from scaling.report.text import sentences_of, text_of
 from scaling.store import ResultsFolder
 
@@ -83,6 +83,21 @@ class PredictedCell:
         return text_of(Finding("failed_assumption", (self.cell_id,), self.largest_error()))
 
 
+COLUMNS: tuple[Column[PredictedCell], ...] = (
+    Column("cell", lambda one: one.name),
+    Column("predicted (simulated), ms", lambda one: milliseconds(one.predicted["iteration_s"])),
+    Column(
+        "95% interval, ms",
+        lambda one: interval(one.predicted["iteration_s_low"], one.predicted["iteration_s_high"]),
+    ),
+    Column(
+        "measured, ms", lambda one: milliseconds(one.measured["iteration_s"]) if one.measured else MISSING
+    ),
+    Column("error", lambda one: MISSING if one.error_ratio is None else f"{one.error_ratio:+.1%}"),
+    Column("inside", lambda one: {None: MISSING, True: "yes", False: "no"}[one.is_inside]),
+)
+
+
 def read_predictions(folder: ResultsFolder, rows: Iterable[Row]) -> list[PredictedCell]:
     """The folder's predictions of whole iterations, with what was measured since.
 
@@ -98,19 +113,19 @@ def read_predictions(folder: ResultsFolder, rows: Iterable[Row]) -> list[Predict
     ]
 
 
-def prediction_tables(predicted: Sequence[PredictedCell]) -> list[PageTable]:
+def prediction_tables(predicted: Sequence[PredictedCell]) -> list[Table]:
     """Predicted beside measured, a row a cell; nothing where nothing was predicted."""
     if not predicted:
         return []
     topologies = ", ".join(dict.fromkeys(str(one.predicted["topology"]) for one in predicted))
     return [
-        PageTable(
+        table_of(
             "Predicted beside measured",
             f"Predicted: simulated on {topologies} before the cell was measured, from what was measured by "
             "then; 95% interval of the inputs' uncertainty. Error: predicted over measured, less one.",
-            ("cell", "predicted (simulated), ms", "95% interval, ms", "measured, ms", "error", "inside"),
-            [_row(one) for one in predicted],
-            [one.text for one in sentences_of(prediction_findings(predicted))],
+            COLUMNS,
+            predicted,
+            remarks=[one.text for one in sentences_of(prediction_findings(predicted))],
             cells=[[one.cell_id] for one in predicted],
             section="prediction",
             source=SOURCE,
@@ -134,19 +149,6 @@ def prediction_findings(predicted: Sequence[PredictedCell]) -> list[Finding]:
         **worst.largest_error(),
     }
     return [Finding("prediction_errors", tuple(one.cell_id for _, one in compared), values)]
-
-
-def _row(one: PredictedCell) -> list[str]:
-    error = one.error_ratio
-    inside = {None: MISSING, True: "yes", False: "no"}[one.is_inside]
-    return [
-        one.name,
-        milliseconds(one.predicted["iteration_s"]),
-        interval(one.predicted["iteration_s_low"], one.predicted["iteration_s_high"]),
-        milliseconds(one.measured["iteration_s"]) if one.measured else MISSING,
-        MISSING if error is None else f"{error:+.1%}",
-        inside,
-    ]
 
 
 def _name(one: Mapping[str, Any]) -> str:

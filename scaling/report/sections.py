@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from scaling.report.figures import SavedFigure
-from scaling.report.page_tables import PageTable
+from scaling.report.tables import Table
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Section:
     name: str
     title: str
     figures: list[SavedFigure] = field(default_factory=list)
-    tables: list[PageTable] = field(default_factory=list)
+    tables: list[Table] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
 
 
@@ -59,7 +59,7 @@ SECTION_OF_FIGURES = {
 
 def arrange(
     figures: Iterable[SavedFigure],
-    tables: Iterable[PageTable],
+    tables: Iterable[Table],
     remarks: Iterable[tuple[str, str]] = (),
 ) -> list[Section]:
     """The sections that hold something, in the page's order.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from scaling.analysis.formats import MISSING, percent, points
 from scaling.analysis.seed_noise import Compared, SeedNoise
-from scaling.report.page_tables import PageTable
+from scaling.report.tables import Table
 
 STATISTIC = (
     "The reference is the combination with the most seeds. Difference: from its mean. Noise: what a further "
@@ -14,24 +14,24 @@ STATISTIC = (
     "of its seeds, of each comparison alone). Same seed: the mean difference from the reference's training "
     "of the same seed, which starts from the same weights and sees the same batches."
 )
-HEADINGS = (
-    *("aggregator", "workers", "step", "exchange", "seeds", "test accuracy", "difference, points"),
-    *("noise, points", "verdict", "same seed, points"),
-)
 
 
-def seed_noise_tables(found: Sequence[SeedNoise]) -> list[PageTable]:
+def seed_noise_tables(found: Sequence[SeedNoise]) -> list[Table]:
     """One a recipe: the reference, then all others."""
+    headings = (
+        *("aggregator", "workers", "step", "exchange", "seeds", "test accuracy", "difference, points"),
+        *("noise, points", "verdict", "same seed, points"),
+    )
     return [
-        PageTable(
-            f"Accuracy beside the noise of seeds: {one.title}",
+        Table(
+            f"Accuracy beside the noise of seeds: {noise.title}",
             STATISTIC,
-            list(HEADINGS),
-            [_reference_row(one), *(_row(other) for other in one.others)],
-            cells=[one.cells, *(other.cells for other in one.others)],
+            headings,
+            [_reference_row(noise), *map(_row, noise.others)],
+            cells=[noise.cells, *(other.cells for other in noise.others)],
             section="training",
         )
-        for one in found
+        for noise in found
     ]
 
 

@@ -1,23 +1,20 @@
-"""Transfers in a terminal of 80 columns, and as tables of the page."""
+"""The tables of transfers: of every operation and size on the page, of the largest size in a terminal."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.table import Table
+import rich.table
 from rich.text import Text
 
 from scaling.analysis.formats import milliseconds, number
-from scaling.analysis.transfer_lines import Line, TransferGroup, largest_of, lines_of, transfer_groups
+from scaling.analysis.transfer_lines import Line, largest_of, lines_of, transfer_groups
 from scaling.analysis.transfers import TransferResult
 from scaling.measure.probe.series import size_text
-from scaling.report.page_tables import PageTable
+from scaling.report.tables import Column, Table, in_terminal, table_of
 
-HEADINGS = ("what", "who", "size", "ms", "low", "high", "algbw", "busbw")
 WHAT_WIDTH = 24
 """Longer names are folded: what 80 columns leave."""
-
-HOST_ONLY = "host-only"
 
 STATISTIC = (
     "Milliseconds of one operation: median of the samples of all repeats, each as long as on its slowest "
@@ -30,50 +27,47 @@ STATISTIC = (
 )
 
 
-def render_transfers(results: Sequence[TransferResult]) -> list[Table]:
+def _milliseconds(line: Line, seconds: float | None) -> str:
+    low, high = line.low_s, line.high_s
+    return milliseconds(seconds, None if low is None or high is None else high - low)
+
+
+COLUMNS: tuple[Column[Line], ...] = (
+    Column("what", lambda line: f"{line.what}{', host-only' if line.host_only else ''}", "what", WHAT_WIDTH),
+    Column("who", lambda line: line.who_text, "who"),
+    Column("size", lambda line: size_text(line.num_bytes), "size"),
+    Column("ms", lambda line: _milliseconds(line, line.seconds), "ms"),
+    Column("low", lambda line: _milliseconds(line, line.low_s), "low"),
+    Column("high", lambda line: _milliseconds(line, line.high_s), "high"),
+    Column("algbw", lambda line: number(line.algbw_bytes_per_s / 1e9), "algbw"),
+    Column("busbw", lambda line: number(line.busbw_bytes_per_s / 1e9), "busbw"),
+)
+
+
+def render_transfers(results: Sequence[TransferResult]) -> list[rich.table.Table]:
     """One table for each world size: the largest size of every operation."""
-    return [_render(group) for group in transfer_groups(results)]
-
-
-def _render(group: TransferGroup) -> Table:
-    title = Text(f"{group.title}; ms, GB/s (more sizes: transfers.csv)")
-    rendered = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    rendered.add_column(HEADINGS[0], overflow="fold", max_width=WHAT_WIDTH)
-    for name in HEADINGS[1:]:
-        rendered.add_column(name, justify="right", no_wrap=True)
-    for line in largest_of(lines_of(group)):
-        rendered.add_row(*(Text(value) for value in _values(line)))
-    return rendered
-
-
-def page_tables(results: Sequence[TransferResult]) -> list[PageTable]:
-    """One table for each world size: every operation and size."""
     return [
-        PageTable(
-            group.title,
-            "Read as the table above." if at else STATISTIC,
-            list(HEADINGS),
-            [_values(line) for line in lines_of(group)],
-            cells=[
-                list(dict.fromkeys(one.result.cell_id for one in line.members)) for line in lines_of(group)
-            ],
-            section="transfers",
-            source="transfers.csv",
+        in_terminal(
+            Text(f"{group.title}; ms, GB/s (more sizes: transfers.csv)"),
+            COLUMNS,
+            largest_of(lines_of(group)),
+            gap=1,
         )
-        for at, group in enumerate(transfer_groups(results))
+        for group in transfer_groups(results)
     ]
 
 
-def _values(line: Line) -> list[str]:
-    low, high = line.low_s, line.high_s
-    width = None if low is None or high is None else high - low
+def page_tables(results: Sequence[TransferResult]) -> list[Table]:
+    """One table for each world size: every operation and size."""
     return [
-        f"{line.what}, {HOST_ONLY}" if line.host_only else line.what,
-        line.who_text,
-        size_text(line.num_bytes),
-        milliseconds(line.seconds, width),
-        milliseconds(low, width),
-        milliseconds(high, width),
-        number(line.algbw_bytes_per_s / 1e9),
-        number(line.busbw_bytes_per_s / 1e9),
+        table_of(
+            group.title,
+            "Read as the table above." if place else STATISTIC,
+            COLUMNS,
+            lines_of(group),
+            cells=[[*dict.fromkeys(one.result.cell_id for one in line.members)] for line in lines_of(group)],
+            section="transfers",
+            source="transfers.csv",
+        )
+        for place, group in enumerate(transfer_groups(results))
     ]

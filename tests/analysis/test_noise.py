@@ -4,8 +4,9 @@ import pytest
 
 from scaling.analysis.columns import to_rows
 from scaling.analysis.groups import group_rows
-from scaling.analysis.noise import noise_line
+from scaling.analysis.noise import noise_finding
 from scaling.analysis.summary import summary_table
+from scaling.report.text import text_of
 from tests.made_studies import findings
 
 
@@ -24,7 +25,8 @@ def floors(study):
 
 def lines(study):
     groups = group_rows(to_rows(summary_table(study.folder)))
-    return [noise_line(group, groups) for group in groups]
+    found = [noise_finding(group, groups) for group in groups]
+    return [text_of(finding) if finding else None for finding in found]
 
 
 RING = {"aggregator": "ring", "world_size": 2}

@@ -28,7 +28,7 @@ from scaling.report.device.common import DEVICES
 from scaling.report.device.results import STEP, DeviceResult, Results, read_devices
 from scaling.report.figure_style import SETTINGS
 from scaling.report.figures import Drawn, SavedFigure, save
-from scaling.report.page_tables import PageTable
+from scaling.report.tables import Table
 from scaling.store import ResultsFolder
 
 __all__ = ["Results", "device_sentences", "device_tables", "read_devices", "with_devices", "write_figures"]
@@ -42,7 +42,7 @@ class ExperimentReport(Protocol):
     def figures(self, results: Results) -> Iterator[Drawn]:
         """Figures, under names that begin with `device-<slug>-`."""
 
-    def tables(self, results: Results) -> Iterator[PageTable]:
+    def tables(self, results: Results) -> Iterator[Table]:
         """Tables of the page."""
 
     def sentences(self, results: Results) -> Iterator[str]:
@@ -76,7 +76,7 @@ def write_figures(folder: ResultsFolder, experiments: Sequence[Results]) -> list
         ]
 
 
-def device_tables(experiments: Sequence[Results]) -> list[PageTable]:
+def device_tables(experiments: Sequence[Results]) -> list[Table]:
     """The page's tables of all experiments."""
     tables = [table for results in experiments for table in report_of(results).tables(results)]
     return [replace(table, section=SECTION) for table in tables]

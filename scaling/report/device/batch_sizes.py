@@ -30,7 +30,7 @@ from scaling.report.device.remarks import missing_remark, remarks
 from scaling.report.device.results import DeviceResult, Results, fastest
 from scaling.report.drawing_parts import WIDTH, legend_below, set_title
 from scaling.report.figures import Drawn
-from scaling.report.page_tables import PageTable
+from scaling.report.tables import Table
 
 ENOUGH = 0.9
 """Of the highest throughput: the smallest batch that reaches it is called enough."""
@@ -106,7 +106,7 @@ def _as_rates(line: Line) -> Line:
     )
 
 
-def tables(results: Results) -> Iterator[PageTable]:
+def tables(results: Results) -> Iterator[Table]:
     """A row for each network and batch."""
     arms = columns_of(results)
     rows, ids = [], []
@@ -123,7 +123,7 @@ def tables(results: Results) -> Iterator[PageTable]:
     headings = [
         f"{arm.name}: {what}" for arm in arms for what in ("ms a step", "95% interval, ms", "samples/s")
     ]
-    yield PageTable(
+    yield Table(
         f"{results.experiment}: a training step over mini-batch sizes",
         statistic(results),
         ["network", "batch", *headings],

@@ -16,7 +16,7 @@ from scaling.report.device.crossover import overlap
 from scaling.report.device.results import DeviceResult, Results
 from scaling.report.drawing_parts import add_tip
 from scaling.report.figure_style import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY_BLUE, VERMILLION
-from scaling.report.page_tables import PageTable
+from scaling.report.tables import Table
 
 DEVICES = {"cpu": "CPU", "cuda": "GPU"}
 
@@ -215,7 +215,7 @@ def columns_of(results: Results) -> list[Arm]:
     return [*arms_of(results), *(Arm("cuda", step, None, *look) for step, look in missing.items())]
 
 
-def left_out_table(results: Results, named: Sequence[str]) -> Iterator[PageTable]:
+def left_out_table(results: Results, named: Sequence[str]) -> Iterator[Table]:
     """Which points have no numbers, and why; nothing where all have.
 
     Args:
@@ -233,7 +233,7 @@ def left_out_table(results: Results, named: Sequence[str]) -> Iterator[PageTable
         rows.append(
             [*(_plain(cell.point.get(name, MISSING)) for name in named), arm, state, cell.reason or ""]
         )
-    yield PageTable(
+    yield Table(
         f"{results.experiment}: points without numbers, and why",
         "Left out: the fewest samples would pass the time limit of a cell (limit_s), it does not fit, or as "
         "the reason says.",

@@ -29,7 +29,7 @@ from scaling.report.device.remarks import remarks
 from scaling.report.device.results import DeviceResult, Results
 from scaling.report.drawing_parts import WIDTH, legend_below, plain_ticks, set_title
 from scaling.report.figures import Drawn
-from scaling.report.page_tables import PageTable
+from scaling.report.tables import Table
 
 ALMOST = 1.05
 """Threads are not worth it that bring less than this over fewer."""
@@ -107,7 +107,7 @@ def by_network(results: Results) -> dict[str, list[DeviceResult]]:
     }
 
 
-def tables(results: Results) -> Iterator[PageTable]:
+def tables(results: Results) -> Iterator[Table]:
     """A row for each network and number of threads."""
     rows, ids = [], []
     for model, cells in by_network(results).items():
@@ -118,7 +118,7 @@ def tables(results: Results) -> Iterator[PageTable]:
             times = [time_cell(estimate), interval_cell(estimate), rate_cell(cell), speedup]
             rows.append([model, str(cell.point["batch"]), str(cell.threads), *times])
             ids.append([cell.cell_id])
-    yield PageTable(
+    yield Table(
         f"{results.experiment}: a training step on the CPU, reduced batches",
         f"Speedup: over the fewest threads of the network. {statistic(results)}",
         ["network", "batch", "threads", "ms a step", "95% interval, ms", "samples/s", "speedup"],

@@ -32,7 +32,7 @@ from scaling.report.device.kernel_figures import figures
 from scaling.report.device.kernel_workspace import capped, faster_by_older, interfaces, limit_costs
 from scaling.report.device.remarks import NO_ROWS, missing_remark, remarks
 from scaling.report.device.results import DeviceResult, Results
-from scaling.report.page_tables import PageTable
+from scaling.report.tables import Table
 
 __all__ = ["figures", "sentences", "tables"]
 
@@ -40,7 +40,7 @@ READINGS = ("transposed", "transpose-first")
 """The two ways to read W that the answer weighs."""
 
 
-def tables(results: Results) -> Iterator[PageTable]:
+def tables(results: Results) -> Iterator[Table]:
     """Products, convolutions, and what was left out."""
     for operation, title in ((MATMUL, "matrix products x W^T"), (CONVOLUTION, "convolutions")):
         found = cases(results, operation)
@@ -49,7 +49,7 @@ def tables(results: Results) -> Iterator[PageTable]:
     yield from left_out_table(results, ("operation", "case", "batch", "choice", "precision"))
 
 
-def _table(results: Results, found: Sequence[Case], title: str, operation: str) -> PageTable:
+def _table(results: Results, found: Sequence[Case], title: str, operation: str) -> Table:
     second = "copy alone, ms" if operation == MATMUL else "forward, ms"
     phase = "transpose" if operation == MATMUL else "forward"
     what = "ms" if operation == MATMUL else "forward and backward, ms"
@@ -64,7 +64,7 @@ def _table(results: Results, found: Sequence[Case], title: str, operation: str) 
     headings = ["on", "choice", what, "95% interval, ms", second, "TFLOP/s", "relative error"]
     if operation == CONVOLUTION:
         headings.append("workspace, MB")
-    return PageTable(
+    return Table(
         title,
         f"{statistic(results)} Relative error: rms difference from float64 over the rms of the values. "
         "TFLOP/s of a forward pass, by the definition's number of operations.",

@@ -9,12 +9,12 @@ from scaling.report.device.common import DEVICES, left_out_table, statistic, tim
 from scaling.report.device.lstm_data import PHASES, Accuracy, Comparison, comparisons, ordered, rate
 from scaling.report.device.remarks import remarks
 from scaling.report.device.results import DeviceResult, Results
-from scaling.report.page_tables import PageTable
+from scaling.report.tables import Table
 
 VARIABLES = ("task", "width", "batch", "precision", "implementation")
 
 
-def tables(results: Results) -> Iterator[PageTable]:
+def tables(results: Results) -> Iterator[Table]:
     """Speeds, accuracies, and what was left out."""
     yield _speed_table(results)
     if compared := comparisons(results):
@@ -22,7 +22,7 @@ def tables(results: Results) -> Iterator[PageTable]:
     yield from left_out_table(results, VARIABLES)
 
 
-def _speed_table(results: Results) -> PageTable:
+def _speed_table(results: Results) -> Table:
     cells = ordered(results.cells)
     points = list(dict.fromkeys(tuple(cell.point[name] for name in VARIABLES) for cell in cells))
     devices = [name for name in DEVICES if results.all(name) or name in results.missing]
@@ -40,7 +40,7 @@ def _speed_table(results: Results) -> PageTable:
         for device in devices
         for what in ("ms a training step", *(f"{name}, samples/s" for name in PHASES.values()))
     ]
-    return PageTable(
+    return Table(
         f"{results.experiment}: speed of one LSTM layer",
         statistic(results),
         [*VARIABLES, *headings],
@@ -51,7 +51,7 @@ def _speed_table(results: Results) -> PageTable:
     )
 
 
-def _accuracy_table(results: Results, compared: Sequence[Comparison]) -> PageTable:
+def _accuracy_table(results: Results, compared: Sequence[Comparison]) -> Table:
     rows, ids, left_out = [], [], []
     for one in compared:
         for accuracy in one.accuracies:
@@ -59,7 +59,7 @@ def _accuracy_table(results: Results, compared: Sequence[Comparison]) -> PageTab
             ids.append([accuracy.cell.cell_id])
         left_out += [_left_out(cell) for cell in one.left_out]
     seeds = len(results.parameters["seeds"])
-    return PageTable(
+    return Table(
         f"{results.experiment}: accuracy on held-out samples after {results.parameters['steps']} steps",
         f"Mean over {seeds} seeds with its standard deviation; difference: mean over the seeds of what it is "
         "above that of the fused implementation in float32 on the same device. Logits: largest difference "

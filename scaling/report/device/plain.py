@@ -9,7 +9,7 @@ from scaling.report.device.common import interval_cell, left_out_table, rate_cel
 from scaling.report.device.remarks import NO_ROWS, remarks
 from scaling.report.device.results import DeviceResult, Results
 from scaling.report.figures import Drawn
-from scaling.report.page_tables import PageTable
+from scaling.report.tables import Table
 
 
 def figures(results: Results) -> Iterator[Drawn]:
@@ -17,7 +17,7 @@ def figures(results: Results) -> Iterator[Drawn]:
     yield from ()
 
 
-def tables(results: Results) -> Iterator[PageTable]:
+def tables(results: Results) -> Iterator[Table]:
     """A row for each point, device and phase."""
     variables = list(dict.fromkeys(name for cell in results.cells for name in cell.point))
     headings = [*variables, "device", "threads", "what", "ms", "95% interval, ms", "samples/s", "facts"]
@@ -26,7 +26,7 @@ def tables(results: Results) -> Iterator[PageTable]:
         for phase in cell.phases or [""]:
             rows.append([*_point(cell, variables), *_measured(cell, phase)])
             cells.append([cell.cell_id])
-    yield PageTable(
+    yield Table(
         results.experiment,
         statistic(results),
         headings,

@@ -32,7 +32,7 @@ from scaling.report.device.small_networks_data import (
     width_crossings,
 )
 from scaling.report.device.small_networks_figures import figures
-from scaling.report.page_tables import PageTable
+from scaling.report.tables import Table
 
 __all__ = ["figures", "sentences", "tables"]
 
@@ -40,7 +40,7 @@ VARIABLES = ("network", "batch", "depth", "inputs", "width")
 """That name a network."""
 
 
-def tables(results: Results) -> Iterator[PageTable]:
+def tables(results: Results) -> Iterator[Table]:
     """Break-even widths, and every point in a row."""
     arms = arms_of(results)
     gpus = [arm for arm in arms if arm.device == "cuda"]
@@ -59,13 +59,13 @@ def tables(results: Results) -> Iterator[PageTable]:
     yield from left_out_table(results, VARIABLES)
 
 
-def _crossing_table(results: Results, gpus: Sequence[Arm]) -> PageTable:
+def _crossing_table(results: Results, gpus: Sequence[Arm]) -> Table:
     found = [width_crossings(results, arm) for arm in gpus]
     rows = [
         [f"{batch:,}", *(crossing_text(own[batch], "width") for own in found)]
         for batch in batches_of(grid(results))
     ]
-    return PageTable(
+    return Table(
         f"{results.experiment}: from which width on the GPU is faster than the CPU",
         "Break-even width with its 95% interval, against the fastest number of CPU threads at each width, "
         "interpolated between measured widths. " + statistic(results),
@@ -75,9 +75,7 @@ def _crossing_table(results: Results, gpus: Sequence[Arm]) -> PageTable:
     )
 
 
-def _times_table(
-    results: Results, title: str, cells: Sequence[DeviceResult], arms: Sequence[Arm]
-) -> PageTable:
+def _times_table(results: Results, title: str, cells: Sequence[DeviceResult], arms: Sequence[Arm]) -> Table:
     points: dict[tuple[Any, ...], list[DeviceResult]] = {}
     for cell in cells:
         key = tuple(cell.point[name] for name in VARIABLES)
@@ -93,7 +91,7 @@ def _times_table(
     headings = ["network", "batch", "layers", "inputs", "width", "parameters", *(arm.name for arm in arms)]
     gpu_column = "CPU / GPU, fastest of each"
     ids = [[cell.cell_id for cell in own] for _, own in sorted(points.items())]
-    return PageTable(
+    return Table(
         title,
         statistic(results),
         [*headings, gpu_column],

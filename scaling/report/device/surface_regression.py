@@ -29,12 +29,12 @@ from scaling.report.device.surface_data import (
     ways_of,
 )
 from scaling.report.device.surface_figures import figures
-from scaling.report.page_tables import PageTable
+from scaling.report.tables import Table
 
 __all__ = ["figures", "sentences", "tables"]
 
 
-def tables(results: Results) -> Iterator[PageTable]:
+def tables(results: Results) -> Iterator[Table]:
     """Epochs, trainings, and what was left out."""
     yield _epoch_table(results)
     if found := trainings(results):
@@ -42,7 +42,7 @@ def tables(results: Results) -> Iterator[PageTable]:
     yield from left_out_table(results, ("points", "step", "data"))
 
 
-def _epoch_table(results: Results) -> PageTable:
+def _epoch_table(results: Results) -> Table:
     rows, ids = [], []
     for way in ways_of(results):
         for cell in way.cells(results):
@@ -51,7 +51,7 @@ def _epoch_table(results: Results) -> PageTable:
             measured = [time_cell(estimate), interval_cell(estimate), rate]
             rows.append([way.name, f"{cell.point['points']:,}", *measured])
             ids.append([cell.cell_id])
-    return PageTable(
+    return Table(
         f"{results.experiment}: an epoch over the number of points",
         statistic(results),
         ["on", "points", "ms an epoch", "95% interval, ms", "points/s"],
@@ -62,7 +62,7 @@ def _epoch_table(results: Results) -> PageTable:
     )
 
 
-def _training_table(results: Results, found: Sequence[Training]) -> PageTable:
+def _training_table(results: Results, found: Sequence[Training]) -> Table:
     height = next((value for one in found if (value := one.cell.fact("rms_height"))), None)
     rows = [
         [
@@ -77,7 +77,7 @@ def _training_table(results: Results, found: Sequence[Training]) -> PageTable:
         ]
         for one in found
     ]
-    return PageTable(
+    return Table(
         f"{results.experiment}: a complete training, {activation(results)}, Adam "
         f"{results.parameters['learning_rate']:g}",
         "Seconds of one training (median over launches). Residuals are the surface's heights less the "

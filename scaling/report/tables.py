@@ -1,0 +1,93 @@
+"""A table, once for terminal, page and Markdown: what its columns are, and a row's text in each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+import rich.table
+from rich.text import Text
+
+Item = TypeVar("Item")
+"""What a row is made of."""
+
+
+@dataclass(frozen=True)
+class Column(Generic[Item]):
+    """A column, before there are rows.
+
+    Attributes:
+        header: on the page and in Markdown, with the unit; None: the column is in terminals alone.
+        text: what a row has there.
+        terminal: the header in a terminal, where room is short; None: the column is not there.
+        width: of a column of words in a terminal, which are folded; None: numbers, right-aligned.
+    """
+
+    header: str | None
+    text: Callable[[Item], str]
+    terminal: str | None = None
+    width: int | None = None
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table as page and Markdown show it; its first column has words, the others numbers.
+
+    Attributes:
+        title, statistic: what is in it, and what its values are.
+        headings, rows: text.
+        remarks, warnings: what stands below it.
+        cells: of each row, the ids of the cells that it is made of; [] where rows are not of cells.
+        section: where it stands (`scaling.report.sections`).
+        source: the file that has the same values in full.
+    """
+
+    title: str
+    statistic: str
+    headings: Sequence[str]
+    rows: list[list[str]]
+    remarks: Sequence[str] = ()
+    warnings: Sequence[str] = ()
+    cells: list[list[str]] = field(default_factory=list)
+    section: str = "speedup"
+    source: str = "summary.csv"
+
+
+def table_of(
+    title: str, statistic: str, columns: Sequence[Column[Item]], items: Iterable[Item], **more: Any
+) -> Table:
+    """The table of some items, a row each.
+
+    Args:
+        title, statistic: see `Table`.
+        columns: those with a header are shown.
+        items: in the order of the rows.
+        more: further attributes of `Table`.
+    """
+    shown = [column for column in columns if column.header is not None]
+    rows = [[column.text(item) for column in shown] for item in items]
+    return Table(title, statistic, [str(column.header) for column in shown], rows, **more)
+
+
+def in_terminal(
+    title: Text, columns: Sequence[Column[Item]], items: Iterable[Item], gap: int = 2
+) -> rich.table.Table:
+    """The same in a terminal: the columns that have a header there, so many characters apart."""
+    shown = [column for column in columns if column.terminal is not None]
+    rendered = bare_table(title, gap)
+    for column in shown:
+        if column.width is None:
+            rendered.add_column(column.terminal or "", justify="right", no_wrap=True)
+        else:
+            rendered.add_column(column.terminal or "", overflow="fold", max_width=column.width)
+    for item in items:
+        rendered.add_row(*(Text(column.text(item)) for column in shown))
+    return rendered
+
+
+def bare_table(title: Text, gap: int = 2) -> rich.table.Table:
+    """A table in a terminal without lines, before it has columns."""
+    return rich.table.Table(
+        title=title, title_justify="left", box=None, pad_edge=False, padding=(0, gap, 0, 0)
+    )
