@@ -113,7 +113,7 @@ WRITERS: dict[str, frozenset[str]] = {
     "scaling.store.folder": frozenset({"open"}),  # samples are appended to
     "scaling.store.checkpoints": frozenset({"replace"}),
     "scaling.workloads.downloads": frozenset({"open", "replace"}),  # to the user's cache
-    "scaling.report.figures": frozenset({"savefig"}),  # to the store's figure_path
+    "scaling.report.figures.draw": frozenset({"savefig"}),  # to the store's figure_path
     "launchers.two_hosts": frozenset({"write_text"}),  # the hosts' names, for as long as they last
     "scaling.cli.schedule": frozenset({"write_bytes"}),  # schedules and imported files, where the user says
     "scaling.cli.topology": frozenset({"write_text"}),  # machines and their pictures, where the user says
@@ -515,5 +515,5 @@ class TestTheChecker:
         assert wrong_writers(planted(scaling__study__mine=source)) == []
 
     def test_exceptions_are_for_one_kind_of_writing_only(self):
-        assert wrong_writers(planted(scaling__report__figures="figure.savefig(path)")) == []
-        assert wrong_writers(planted(scaling__report__figures="open(path, 'w')"))
+        assert wrong_writers(planted(scaling__report__figures__draw="figure.savefig(path)")) == []
+        assert wrong_writers(planted(scaling__report__figures__draw="open(path, 'w')"))

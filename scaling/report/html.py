@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from scaling.report.content import Content
 from scaling.report.evidence import PATHS
-from scaling.report.figures import SavedFigure
+from scaling.report.figures.draw import SavedFigure
+from scaling.report.figures.svg import for_page, page_styles
 from scaling.report.recommend_text import choice_text, verdict
-from scaling.report.svg import for_page, page_styles
 from scaling.report.text import TEMPLATES, environment, text_of
 
 TEMPLATE = "report.html.j2"

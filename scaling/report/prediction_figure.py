@@ -10,9 +10,9 @@ import pandas as pd
 from scaling.analysis.columns import Row, has_no_model
 from scaling.analysis.summary import table_csv
 from scaling.axes import axis
-from scaling.report.drawing_predictions import PredictedPoint, draw_predictions
-from scaling.report.figure_style import SETTINGS, aggregator_looks
-from scaling.report.figures import Drawn, SavedFigure, save
+from scaling.report.figures.draw import Drawn, SavedFigure, save
+from scaling.report.figures.predictions import PredictedPoint, draw_predictions
+from scaling.report.figures.style import SETTINGS, aggregator_looks
 from scaling.report.predictions import PredictedCell
 from scaling.store import ResultsFolder
 

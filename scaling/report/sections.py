@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from scaling.report.figures import SavedFigure
+from scaling.report.figures.draw import SavedFigure
 from scaling.report.tables import Table
 
 

@@ -31,15 +31,15 @@ from scaling.report.device import (
     write_figures,
 )
 from scaling.report.fidelity import honesty_tables, sheet_tables
-from scaling.report.figures import draw_figures
+from scaling.report.figures.draw import draw_figures
+from scaling.report.figures.links import CellLinks, link_remarks, link_table, links_of
+from scaling.report.figures.transfers import write_transfers
 from scaling.report.html import render_page
-from scaling.report.link_data import CellLinks, link_remarks, link_table, links_of
 from scaling.report.markdown import render_markdown
 from scaling.report.prediction_figure import write_predictions
 from scaling.report.predictions import prediction_findings, prediction_tables, read_predictions
 from scaling.report.seed_noise_table import seed_noise_tables
 from scaling.report.text import Sentence, sentences_of
-from scaling.report.transfer_figures import write_transfers
 from scaling.report.transfer_tables import page_tables
 from scaling.report.warnings_text import with_texts
 from scaling.store import ResultsFolder

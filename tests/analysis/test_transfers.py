@@ -17,8 +17,8 @@ from scaling.errors import StoreError
 from scaling.measure.probe.cases import MIB, Sample, cases
 from scaling.measure.probe.machine_file import with_detected
 from scaling.report import write_report
+from scaling.report.figures.transfers import bandwidth_lines
 from scaling.report.terminal import render_tables
-from scaling.report.transfer_figures import bandwidth_lines
 from scaling.report.transfer_tables import render_transfers
 from scaling.store import RunRecord
 from tests.made_studies import texts_of

@@ -14,10 +14,10 @@ from scaling.analysis.summary import build_table, summary_table
 from scaling.measure.budget import PARTS
 from scaling.measure.phase_names import PHASES
 from scaling.report.budget_data import arrivals, bucket_responses, budget_bars, placed
-from scaling.report.drawing_parts import set_title
 from scaling.report.figure_data import main_variant, speedup_lines, training_lines
-from scaling.report.figure_style import aggregator_looks
-from scaling.report.figures import draw_figures
+from scaling.report.figures.draw import draw_figures
+from scaling.report.figures.parts import set_title
+from scaling.report.figures.style import aggregator_looks
 
 
 def groups_of(study):

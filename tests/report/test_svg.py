@@ -10,8 +10,8 @@ import pytest
 from matplotlib.figure import Figure
 
 from scaling.measure.budget import PARTS
-from scaling.report.figure_style import SETTINGS, part_look
-from scaling.report.svg import compact, for_page, page_styles, with_tip
+from scaling.report.figures.style import SETTINGS, part_look
+from scaling.report.figures.svg import compact, for_page, page_styles, with_tip
 
 
 def drawn():

@@ -26,8 +26,8 @@ from scaling.report.device import (
 )
 from scaling.report.device.common import DEVICES
 from scaling.report.device.results import STEP, DeviceResult, Results, read_devices
-from scaling.report.figure_style import SETTINGS
-from scaling.report.figures import Drawn, SavedFigure, save
+from scaling.report.figures.draw import Drawn, SavedFigure, save
+from scaling.report.figures.style import SETTINGS
 from scaling.report.tables import Table
 from scaling.store import ResultsFolder
 

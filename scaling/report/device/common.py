@@ -14,8 +14,8 @@ from scaling.analysis.formats import MISSING, interval, milliseconds, number
 from scaling.measure.statistics import Estimate
 from scaling.report.device.crossover import overlap
 from scaling.report.device.results import DeviceResult, Results
-from scaling.report.drawing_parts import add_tip
-from scaling.report.figure_style import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY_BLUE, VERMILLION
+from scaling.report.figures.parts import add_tip
+from scaling.report.figures.style import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY_BLUE, VERMILLION
 from scaling.report.tables import Table
 
 DEVICES = {"cpu": "CPU", "cuda": "GPU"}

@@ -12,8 +12,8 @@ from matplotlib.patches import Patch
 
 from scaling.report.device.common import Arm, log_axes, times
 from scaling.report.device.crossover import Crossing, bounds_text, rounded
-from scaling.report.drawing_parts import WIDTH, add_tip, legend_below, set_title
-from scaling.report.figure_style import BLUE, VERMILLION
+from scaling.report.figures.parts import WIDTH, add_tip, legend_below, set_title
+from scaling.report.figures.style import BLUE, VERMILLION
 
 Ratios = Mapping[tuple[int, int], float | None]
 Crossings = Mapping[int, Crossing | None]

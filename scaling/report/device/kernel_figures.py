@@ -25,9 +25,9 @@ from scaling.report.device.kernel_data import (
     name_of,
 )
 from scaling.report.device.results import DeviceResult, Results
-from scaling.report.drawing_parts import WIDTH, add_tip, legend_below, set_title
-from scaling.report.figure_style import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY_BLUE, VERMILLION
-from scaling.report.figures import Drawn
+from scaling.report.figures.draw import Drawn
+from scaling.report.figures.parts import WIDTH, add_tip, legend_below, set_title
+from scaling.report.figures.style import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY_BLUE, VERMILLION
 
 PRECISION_COLOURS = {"float32": BLUE, "tf32": SKY_BLUE, "bfloat16": ORANGE}
 CHOICE_LOOKS = {

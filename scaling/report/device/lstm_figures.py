@@ -24,9 +24,9 @@ from scaling.report.device.lstm_data import (
     timed,
 )
 from scaling.report.device.results import Results
-from scaling.report.drawing_parts import WIDTH, add_tip, legend_below, set_title
-from scaling.report.figure_style import BLACK, BLUE, GREY, ORANGE, LineStyle
-from scaling.report.figures import Drawn
+from scaling.report.figures.draw import Drawn
+from scaling.report.figures.parts import WIDTH, add_tip, legend_below, set_title
+from scaling.report.figures.style import BLACK, BLUE, GREY, ORANGE, LineStyle
 
 COLOURS = {"elementary": ORANGE, "cell": BLUE, "fused": BLACK}
 MARKERS = {"elementary": "^", "cell": "s", "fused": "o"}

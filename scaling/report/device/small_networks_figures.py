@@ -20,8 +20,8 @@ from scaling.report.device.small_networks_data import (
     sweep_values,
     width_crossings,
 )
-from scaling.report.drawing_parts import WIDTH, legend_below, set_title
-from scaling.report.figures import Drawn
+from scaling.report.figures.draw import Drawn
+from scaling.report.figures.parts import WIDTH, legend_below, set_title
 
 TIMES = (
     "Milliseconds of a training step over the width of the hidden layers, a panel for each batch (column "

@@ -12,7 +12,7 @@ from scaling.measure.statistics import Estimate
 from scaling.report.device.common import Line, estimate_line
 from scaling.report.device.crossover import Crossing, crossing, ratio_of
 from scaling.report.device.results import DeviceResult, Results
-from scaling.report.figure_style import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY_BLUE, VERMILLION
+from scaling.report.figures.style import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY_BLUE, VERMILLION
 
 Grid = NDArray[np.float64]
 

@@ -22,8 +22,8 @@ from scaling.report.device.surface_data import (
     trainings,
     ways_of,
 )
-from scaling.report.drawing_parts import WIDTH, legend_below, set_title
-from scaling.report.figures import Drawn
+from scaling.report.figures.draw import Drawn
+from scaling.report.figures.parts import WIDTH, legend_below, set_title
 
 EPOCHS = (
     "Milliseconds of an epoch, which is one update on all points, over the number of points (columns points "

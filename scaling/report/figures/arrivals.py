@@ -11,9 +11,9 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from scaling.report.budget_data import Arrivals
-from scaling.report.drawing_parts import WIDTH, set_title
-from scaling.report.figure_style import LATE_COLOURS
-from scaling.report.svg import with_tip
+from scaling.report.figures.parts import WIDTH, set_title
+from scaling.report.figures.style import LATE_COLOURS
+from scaling.report.figures.svg import with_tip
 
 BRIGHTEST_PERCENTILE = 99
 """The scale ends there: a single hiccup would leave all else pale."""

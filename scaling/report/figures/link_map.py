@@ -10,10 +10,10 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from scaling.analysis.formats import megabytes, percent
-from scaling.report.drawing_parts import WIDTH, broken, set_title
-from scaling.report.figure_style import LATE_COLOURS
-from scaling.report.link_data import CellLinks, LinkUse, all_links
-from scaling.report.svg import with_tip
+from scaling.report.figures.links import CellLinks, LinkUse, all_links
+from scaling.report.figures.parts import WIDTH, broken, set_title
+from scaling.report.figures.style import LATE_COLOURS
+from scaling.report.figures.svg import with_tip
 
 MOST_LINKS = 32
 """Of more, those that are busiest in any cell."""

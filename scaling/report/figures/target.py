@@ -10,9 +10,9 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from scaling.analysis.formats import percent
-from scaling.report.drawing_parts import WIDTH, add_tip, legend_below, set_title
-from scaling.report.figure_style import SKY_BLUE, VERMILLION
-from scaling.report.svg import with_tip
+from scaling.report.figures.parts import WIDTH, add_tip, legend_below, set_title
+from scaling.report.figures.style import SKY_BLUE, VERMILLION
+from scaling.report.figures.svg import with_tip
 from scaling.report.target_data import TargetBar
 
 _BAR: Any = {"facecolor": SKY_BLUE, "edgecolor": "#202020", "linewidth": 0.4}

@@ -13,8 +13,9 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocat
 from scaling.analysis.transfer_lines import Line, TransferGroup, lines_of, transfer_groups
 from scaling.analysis.transfers import MESSAGES, TransferResult, machine_text, transfers_csv
 from scaling.measure.probe.series import size_text
-from scaling.report.drawing_parts import WIDTH, add_tip, legend_below, set_title
-from scaling.report.figure_style import (
+from scaling.report.figures.draw import Drawn, SavedFigure, save
+from scaling.report.figures.parts import WIDTH, add_tip, legend_below, set_title
+from scaling.report.figures.style import (
     BLACK,
     BLUE,
     GREEN,
@@ -25,7 +26,6 @@ from scaling.report.figure_style import (
     VERMILLION,
     LineStyle,
 )
-from scaling.report.figures import Drawn, SavedFigure, save
 from scaling.store import ResultsFolder
 
 CAPTION = (

@@ -14,8 +14,8 @@ from matplotlib.textpath import text_to_path
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from scaling.analysis.columns import aggregator_name
-from scaling.report.figure_style import Look
-from scaling.report.svg import with_tip
+from scaling.report.figures.style import Look
+from scaling.report.figures.svg import with_tip
 
 Looks = dict[str, Look]
 

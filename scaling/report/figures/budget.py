@@ -14,9 +14,9 @@ from scaling.analysis.formats import percent, workers
 from scaling.measure.budget import PARTS
 from scaling.report.budget_data import BudgetBar
 from scaling.report.budget_table import part_label
-from scaling.report.drawing_parts import WIDTH, add_tip, broken, legend_below, set_title
-from scaling.report.figure_style import HIDDEN_LOOK, part_look
-from scaling.report.svg import with_tip
+from scaling.report.figures.parts import WIDTH, add_tip, broken, legend_below, set_title
+from scaling.report.figures.style import HIDDEN_LOOK, part_look
+from scaling.report.figures.svg import with_tip
 
 BAR_HEIGHT = 0.66
 HIDDEN_HEIGHT = 0.15

@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from scaling.report.drawing_parts import WIDTH, Looks, add_tip, aggregator_handle, legend_below, set_title
+from scaling.report.figures.parts import WIDTH, Looks, add_tip, aggregator_handle, legend_below, set_title
 
 BAND_RATIO = 0.10
 """Either side of the diagonal: predictions within it are within 10% of what was measured."""

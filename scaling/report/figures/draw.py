@@ -17,17 +17,17 @@ from scaling.analysis.groups import Group, group_rows
 from scaling.analysis.recipes import recipe_text
 from scaling.analysis.samples import CellResult
 from scaling.report.budget_data import arrivals, bucket_responses, budget_bars, placed
-from scaling.report.drawing import Against, draw_speedup, draw_training, placed_lines
-from scaling.report.drawing_arrivals import draw_arrivals
-from scaling.report.drawing_budget import draw_budget
-from scaling.report.drawing_links import draw_links
-from scaling.report.drawing_parts import Looks
-from scaling.report.drawing_response import draw_buckets, draw_placements
-from scaling.report.drawing_target import draw_target
 from scaling.report.figure_data import speedup_lines, training_lines
-from scaling.report.figure_style import SETTINGS, aggregator_looks
-from scaling.report.link_data import CellLinks
-from scaling.report.svg import compact
+from scaling.report.figures.arrivals import draw_arrivals
+from scaling.report.figures.buckets import draw_buckets, draw_placements
+from scaling.report.figures.budget import draw_budget
+from scaling.report.figures.link_map import draw_links
+from scaling.report.figures.links import CellLinks
+from scaling.report.figures.parts import Looks
+from scaling.report.figures.speedup import Against, draw_speedup, draw_training, placed_lines
+from scaling.report.figures.style import SETTINGS, aggregator_looks
+from scaling.report.figures.svg import compact
+from scaling.report.figures.target import draw_target
 from scaling.report.target_data import target_bars
 from scaling.store import ResultsFolder
 

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from scaling.report.budget_data import Placed, Response
-from scaling.report.drawing_parts import (
+from scaling.report.figures.parts import (
     WIDTH,
     Looks,
     add_tip,
@@ -19,8 +19,8 @@ from scaling.report.drawing_parts import (
     plain_ticks,
     set_title,
 )
-from scaling.report.figure_style import BLUE, GREY, ORANGE, SKY_BLUE, VERMILLION
-from scaling.report.svg import with_tip
+from scaling.report.figures.style import BLUE, GREY, ORANGE, SKY_BLUE, VERMILLION
+from scaling.report.figures.svg import with_tip
 
 _PLACEMENT_COLOURS = (SKY_BLUE, BLUE, ORANGE, VERMILLION, GREY)
 _EDGE: Any = {"edgecolor": "#202020", "linewidth": 0.4}

@@ -12,7 +12,8 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from scaling.analysis.formats import percent, workers
-from scaling.report.drawing_parts import (
+from scaling.report.figure_data import SpeedupLine, TrainingLine
+from scaling.report.figures.parts import (
     WIDTH,
     Looks,
     add_tip,
@@ -21,8 +22,7 @@ from scaling.report.drawing_parts import (
     plain_ticks,
     set_title,
 )
-from scaling.report.figure_data import SpeedupLine, TrainingLine
-from scaling.report.figure_style import Look, line_styles
+from scaling.report.figures.style import Look, line_styles
 
 Against = Literal["epochs", "seconds", "joules"]
 
