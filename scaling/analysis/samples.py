@@ -29,6 +29,7 @@ from scaling.analysis.sample_lines import (
     rank_step,
     seconds,
 )
+from scaling.axes import TRAINED
 from scaling.errors import StoreError
 from scaling.measure.budget import RankStep, StepBudget, step_budgets
 from scaling.store import ResultsFolder, RunRecord
@@ -47,6 +48,9 @@ REQUIRED_OF = {
     DEVICE: ("kind", "device", "world_size", "threads", "experiment", "parameters", "point"),
 }
 """Of cells of these kinds."""
+
+REQUIRED_OF_OTHERS = ("kind", "device", "world_size")
+"""Of cells of a user's own kind."""
 
 
 @dataclass(frozen=True)
@@ -188,12 +192,19 @@ def read_records(folder: ResultsFolder) -> dict[str, list[RunRecord]]:
     """
     cells: dict[str, list[RunRecord]] = {}
     for record in folder.runs():
-        required = REQUIRED_OF.get(str(record.cell.get("kind")), REQUIRED_FIELDS)
+        required = _required(record.cell.get("kind"))
         missing = [field for field in required if field not in record.cell]
         if missing:
             raise StoreError(f"{_where(folder, record)}/run.json: its cell lacks {', '.join(missing)}")
         cells.setdefault(record.cell_id, []).append(record)
     return cells
+
+
+def _required(kind: Any) -> Sequence[str]:
+    """The variables that a cell of that kind must have; of one without a kind those of all that train."""
+    if kind is None or kind in TRAINED:
+        return REQUIRED_FIELDS
+    return REQUIRED_OF.get(str(kind), REQUIRED_OF_OTHERS)
 
 
 def read_cells(folder: ResultsFolder) -> list[CellResult]:

@@ -32,11 +32,11 @@ class RankSummary:
         checks: what the checks of its exchanges found (`scaling.training.step_check`).
     """
 
-    num_parameters: int | None
-    bytes_sent: int | None
-    messages_sent: int | None
-    checksums: dict[str, str]
-    notes: list[str]
+    num_parameters: int | None = None
+    bytes_sent: int | None = None
+    messages_sent: int | None = None
+    checksums: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
     diverged: bool = False
     memory_peak_bytes: int | None = None
     seconds: dict[str, float] = field(default_factory=dict)

@@ -153,8 +153,7 @@ class DeviceKind(Kind[DevicePart, DeviceCell]):
 
         measure_device(cell, context.device, context.write)
         context.seconds["unsplit"] = context.elapsed_s()
-        peak = context.memory_peak_bytes()
-        return RankSummary(None, None, None, {}, [], memory_peak_bytes=peak, seconds=context.seconds)
+        return RankSummary(memory_peak_bytes=context.memory_peak_bytes(), seconds=context.seconds)
 
     def seconds(self, cell: DeviceCell, num_cores: int, num_parameters: int | None) -> float:
         """As such cells took elsewhere."""

@@ -91,7 +91,7 @@ class TransferKind(Kind[TransferPart, TransferCell]):
             context.write([{"facts": facts}, *rows[1:]])
         notes = [row["note"] for row in rows if "note" in row]
         context.seconds["unsplit"] = context.group.largest(context.elapsed_s())
-        return RankSummary(None, None, None, {}, notes, seconds=context.seconds)
+        return RankSummary(notes=notes, seconds=context.seconds)
 
     def summary(self, ranks: Sequence[RankSummary]) -> dict[str, Any]:
         """What `run.json` says: the seconds; memory is no question here."""
