@@ -40,6 +40,7 @@ def test_installed_package_brings_its_studies_templates_and_batch_scripts(tmp_pa
     assert {"mnist", "quickstart"} <= {
         line.split()[0] for line in run("-m", "scaling", "list", "studies").splitlines()
     }
+    assert {"ring", "power_sgd"} <= set(run("-m", "scaling", "list", "aggregators").split())
     where = run(
         "-c", "import scaling, launchers, topologies.detect as t; print(scaling.__file__, t.__file__)"
     )

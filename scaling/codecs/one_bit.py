@@ -80,11 +80,6 @@ def _is_filter(shape: Sequence[int], view: View) -> bool:
     return view == "cntk" and len(shape) == 4
 
 
-def wire_words(rows: int, columns: int, bits: int = 1) -> int:
-    """32-bit words that an encoded matrix takes: 2 + ceil(rows bits / 32) a column."""
-    return columns * (2 + math.ceil(rows * bits / BITS_PER_WORD))
-
-
 def encode(values: Tensor, threshold: Threshold, bits: int = 1) -> Encoded:
     """Quantises `values` [rows, columns], float32; `threshold` is for one bit an element only."""
     if bits > 1:

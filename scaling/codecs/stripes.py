@@ -34,11 +34,6 @@ class Matrix:
     num_words: int
 
     @property
-    def is_flat(self) -> bool:
-        """Whether it lies row by row, without gaps."""
-        return self.column_stride == 1 and self.row_stride == self.columns
-
-    @property
     def num_elements(self) -> int:
         """Rows times columns."""
         return self.rows * self.columns

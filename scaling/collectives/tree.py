@@ -26,7 +26,6 @@ from collections.abc import Callable, Sequence
 from scaling.collectives.composition import mirrored, pipelined
 from scaling.collectives.schedule import Schedule, Step, Transfer
 from scaling.errors import ScheduleError
-from topologies.model import Topology
 
 Pair = tuple[int, int]  # (parent, child)
 
@@ -103,22 +102,6 @@ def caffe_pairs(board_of: Sequence[int], peer_access: Sequence[Sequence[bool]]) 
         for _ in range((len(remaining) - 1).bit_length()):
             pairs += _round(remaining, may_join)
     return pairs
-
-
-def caffe_pairs_on(topology: Topology, world_size: int) -> list[Pair]:
-    """Caffe's pairs for ranks on the first `world_size` GPUs of a topology, by its boards and peer access.
-
-    Raises:
-        TopologyError: it has fewer GPUs.
-    """
-    places = topology.ranks(world_size)
-    devices = [topology.machine.by_id[device] for _, device in places]
-    boards = [
-        (node, device.board if device.board is not None else device.id)
-        for (node, _), device in zip(places, devices, strict=True)
-    ]
-    peers = [[a[0] == b[0] and topology.machine.peer_access(a[1], b[1]) for b in places] for a in places]
-    return caffe_pairs([boards.index(board) for board in boards], peers)
 
 
 def _round(remaining: list[int], may_join: Callable[[int, int], bool]) -> list[Pair]:

@@ -88,11 +88,6 @@ class Strategy:
     codes_by_tensor: bool = False
 
     @property
-    def replica_updates(self) -> bool:
-        """Whether every rank updates all parameters."""
-        return not self.updates
-
-    @property
     def gpu_update_share(self) -> float:
         """Of the parameters, those that the busiest rank's own device updates, where replicas do not all."""
         share, total = 0.0, sum(update.num_elements for update in self.updates)

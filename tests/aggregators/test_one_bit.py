@@ -15,6 +15,7 @@ from scaling.codecs.finite import NotFiniteError
 from scaling.errors import LaunchError
 from scaling.process_group import InProcessGroup, run_in_process
 from scaling.workloads.networks import build_fcn_r, fcn_r
+from tests.codecs.wire_words import wire_words
 
 THRESHOLDS = ("zero", "mean")
 WORLD_SIZES = (2, 3, 4, 7)
@@ -194,7 +195,7 @@ def test_fcn_r_is_compressed_30_8_times():
     num_elements = sum(rows * columns for rows, columns in matrices)
     wire_bytes = sum(columns * (8 + 4 * math.ceil(rows / 32)) for rows, columns in matrices)
     assert num_elements == 14_205_962
-    assert wire_bytes == 4 * sum(one_bit.wire_words(*matrix) for matrix in matrices) == 1_842_212
+    assert wire_bytes == 4 * sum(wire_words(*matrix) for matrix in matrices) == 1_842_212
     assert round(4 * num_elements / wire_bytes, 1) == 30.8
 
 

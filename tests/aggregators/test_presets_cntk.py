@@ -11,6 +11,7 @@ from scaling.bucket import BucketLayout
 from scaling.codecs import one_bit
 from scaling.process_group import run_in_process
 from scaling.workloads.registry import build_module, create_model
+from tests.codecs.wire_words import wire_words
 
 WORLD_SIZES = (1, 2, 3, 4, 7)
 FILTER = BucketLayout.of([("conv.weight", (6, 4, 5, 3)), ("conv.bias", (6,))])
@@ -28,7 +29,7 @@ def ratio(model, view):
     matrices = [one_bit.matrix_shape(shape, view) for shape in shapes_of(model)]
     plain = sum(4 * rows * columns for rows, columns in matrices)
     wire = sum(columns * (8 + 4 * math.ceil(rows / 32)) for rows, columns in matrices)
-    assert wire == 4 * sum(one_bit.wire_words(*matrix) for matrix in matrices)
+    assert wire == 4 * sum(wire_words(*matrix) for matrix in matrices)
     return plain / wire
 
 
@@ -53,7 +54,7 @@ class TestCompression:
         for shape in network.shapes:
             rows, columns = one_bit.matrix_shape(shape, "cntk")
             for owner, (start, stop) in enumerate(stripe_columns(columns, world_size)):
-                words[owner] += one_bit.wire_words(rows, stop - start)
+                words[owner] += wire_words(rows, stop - start)
         for rank, outcome in enumerate(step(Cntk(), world_size, network)):
             expected = 4 * (sum(words) - words[rank] + (world_size - 1) * words[rank])
             assert outcome.num_bytes == (expected if world_size > 1 else 0)

@@ -13,8 +13,8 @@ from scaling.codecs.one_bit import (
     matrix_shape,
     pack,
     unpack,
-    wire_words,
 )
+from tests.codecs.wire_words import wire_words
 
 THRESHOLDS = ("zero", "mean")
 ROWS = (1, 2, 31, 32, 33, 64, 100)

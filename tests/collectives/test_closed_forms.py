@@ -4,7 +4,18 @@ from dataclasses import replace
 
 import pytest
 
-from scaling.collectives.closed_forms import (
+from scaling.collectives.double_binary_tree import double_binary_tree
+from scaling.collectives.halving_doubling import halving_doubling
+from scaling.collectives.hierarchical import hierarchical
+from scaling.collectives.host_staging import host_parallel, host_serial
+from scaling.collectives.recursive_doubling import recursive_doubling
+from scaling.collectives.ring import ring
+from scaling.collectives.sharded_owners import assign_owners, sharded_owners
+from scaling.collectives.simulate import simulate
+from scaling.collectives.star import star
+from scaling.collectives.stripes import stripes
+from scaling.collectives.tree import tree
+from tests.collectives.closed_forms import (
     Costs,
     HostCosts,
     double_binary_tree_bounds_s,
@@ -19,17 +30,6 @@ from scaling.collectives.closed_forms import (
     stripes_s,
     tree_s,
 )
-from scaling.collectives.double_binary_tree import double_binary_tree
-from scaling.collectives.halving_doubling import halving_doubling
-from scaling.collectives.hierarchical import hierarchical
-from scaling.collectives.host_staging import host_parallel, host_serial
-from scaling.collectives.recursive_doubling import recursive_doubling
-from scaling.collectives.ring import ring
-from scaling.collectives.sharded_owners import assign_owners, sharded_owners
-from scaling.collectives.simulate import simulate
-from scaling.collectives.star import star
-from scaling.collectives.stripes import stripes
-from scaling.collectives.tree import tree
 from topologies.model import Device, Link, Machine, Network, Topology
 
 COSTS = Costs(latency_s=7e-6, send_s_per_byte=1 / 8e9, add_s_per_byte=1 / 90e9)

@@ -4,13 +4,13 @@ import pytest
 import torch
 
 from scaling.collectives.exchange import Exchange
-from scaling.collectives.in_process import run_on_tensors
 from scaling.collectives.listing import schedule
 from scaling.collectives.ring import ring
 from scaling.collectives.split_at_reduction import halves
 from scaling.collectives.star import star
 from scaling.errors import LaunchError, ScheduleError
 from scaling.process_group import run_in_process
+from tests.collectives.run_on_tensors import run_on_tensors
 
 CPU = torch.device("cpu")
 TRANSPORTS = ["sends", "peer_memory", "auto"]

@@ -6,11 +6,11 @@ import torch
 from scaling.collectives import execute_host
 from scaling.collectives.execute_host import NUM_SLOTS, HostExecution, sum_rows
 from scaling.collectives.host_staging import host_parallel, host_serial
-from scaling.collectives.in_process import run_on_tensors
 from scaling.collectives.ring import ring
 from scaling.collectives.schedule import Schedule, Transfer
 from scaling.errors import ScheduleError
 from scaling.process_group import run_in_process
+from tests.collectives.run_on_tensors import run_on_tensors
 
 CPU = torch.device("cpu")
 NUM_ROUNDS = 3

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from scaling.collectives.execute_peer import PeerExecution
-from scaling.collectives.in_process import run_on_tensors
 from scaling.collectives.listing import schedule
 from scaling.collectives.schedule import Schedule, Transfer
 from scaling.collectives.sharded_owners import sharded_owners
 from scaling.errors import ScheduleError
 from scaling.process_group import run_in_process
+from tests.collectives.run_on_tensors import run_on_tensors
 
 CPU = torch.device("cpu")
 # Ring: pulls, then pushes. The two of doubling: swaps, which are staged. The others: many ranks at one place.

@@ -8,12 +8,12 @@ import torch
 from scaling.collectives.execute import Execution
 from scaling.collectives.execute_host import HostExecution
 from scaling.collectives.execute_peer import PeerExecution
-from scaling.collectives.in_process import run_on_tensors
 from scaling.collectives.listing import CATALOGUE, schedule
 from scaling.collectives.ring import ring
 from scaling.collectives.schedule import ALIGNMENT_ELEMENTS, Schedule
 from scaling.collectives.sharded_owners import sharded_owners
 from scaling.process_group import run_in_process
+from tests.collectives.run_on_tensors import run_on_tensors
 
 WORLD_SIZES = [1, 2, 3, 4, 6, 7, 8]
 SIZES = [0, 1, 5, 37, 1027]

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from scaling.collectives.halving_doubling import halving_doubling
-from scaling.collectives.in_process import run_on_tensors
 from scaling.collectives.parts import Part, of_parts
 from scaling.collectives.ring import ring
 from scaling.collectives.shuffle import shuffle
@@ -13,6 +12,7 @@ from scaling.collectives.star import star
 from scaling.collectives.stripes import stripes
 from scaling.collectives.tree import tree
 from scaling.collectives.verify import verify
+from tests.collectives.run_on_tensors import run_on_tensors
 
 WORLD_SIZES = range(1, 9)
 SIZES = (13, 0, 1, 7, 64)

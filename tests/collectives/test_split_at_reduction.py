@@ -5,7 +5,6 @@ from itertools import pairwise
 import pytest
 import torch
 
-from scaling.collectives.in_process import run_on_tensors
 from scaling.collectives.listing import schedule
 from scaling.collectives.ring import ring
 from scaling.collectives.schedule import Schedule, Transfer
@@ -13,6 +12,7 @@ from scaling.collectives.sharded_owners import assign_owners, sharded_owners
 from scaling.collectives.split_at_reduction import halves
 from scaling.collectives.star import star
 from scaling.errors import ScheduleError
+from tests.collectives.run_on_tensors import run_on_tensors
 
 WORLD_SIZES = [1, 2, 3, 4, 5, 7, 8, 12]
 AT_ROOT = ["tree", "star", "caffe_tree"]

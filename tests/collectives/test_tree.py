@@ -3,7 +3,7 @@
 import pytest
 
 from scaling.collectives.schedule import Transfer
-from scaling.collectives.tree import caffe_pairs, caffe_pairs_on, tree
+from scaling.collectives.tree import caffe_pairs, tree
 from scaling.collectives.verify import verify
 from scaling.errors import ScheduleError
 from topologies.schema import load
@@ -136,6 +136,18 @@ class TestPairs:
     def test_what_is_no_tree_is_refused(self, pairs, message):
         with pytest.raises(ScheduleError, match=message):
             tree(3, pairs)
+
+
+def caffe_pairs_on(topology, world_size):
+    """Caffe's pairs for ranks on the first `world_size` GPUs of a topology, by its boards and peer access."""
+    places = topology.ranks(world_size)
+    devices = [topology.machine.by_id[device] for _, device in places]
+    boards = [
+        (node, device.board if device.board is not None else device.id)
+        for (node, _), device in zip(places, devices, strict=True)
+    ]
+    peers = [[a[0] == b[0] and topology.machine.peer_access(a[1], b[1]) for b in places] for a in places]
+    return caffe_pairs([boards.index(board) for board in boards], peers)
 
 
 class TestPairingFromATopology:

@@ -1,8 +1,6 @@
 """Workloads by name: what there is, which parameters are accepted, which pairs fit."""
 
-import configparser
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -39,18 +37,6 @@ def own(attribute):
     name = f"{__name__}:{attribute}"
     trust([name])
     return name
-
-
-def test_built_ins_are_the_entry_points_of_setup_cfg():
-    config = configparser.ConfigParser()
-    config.read(Path(__file__).parents[2] / "setup.cfg")
-    points = config["options.entry_points"]
-
-    def declared(group):
-        return dict(line.split(" = ") for line in points[group].strip().splitlines())
-
-    assert declared("scaling.models") == BUILT_IN_MODELS
-    assert declared("scaling.datasets") == BUILT_IN_DATASETS
 
 
 @pytest.mark.parametrize("name", BUILT_IN_MODELS)

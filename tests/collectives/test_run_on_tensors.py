@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from scaling.collectives.in_process import run_on_tensors
 from scaling.collectives.listing import CATALOGUE, schedule
 from scaling.collectives.schedule import Schedule, Transfer
 from scaling.collectives.sharded_owners import sharded_owners
 from scaling.errors import ScheduleError
+from tests.collectives.run_on_tensors import run_on_tensors
 
 
 def made_of(*steps, world_size=2, num_chunks=1, num_hosts=0, chunk_elements=None):
