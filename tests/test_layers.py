@@ -4,6 +4,7 @@ import ast
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import pytest
@@ -141,6 +142,7 @@ class Module:
     tree: ast.Module
     is_package: bool = False
 
+    @cached_property
     def imports(self) -> list[Import]:
         """What it imports at run time: not what only type checkers see."""
         return list(self._imports(self.tree, late=False))
@@ -215,7 +217,7 @@ def wrong_imports(modules: Modules) -> list[str]:
         if unit is None:
             found.append(f"{name} belongs to no layer: enter it in MAY_IMPORT")
             continue
-        for one in module.imports():
+        for one in module.imports:
             target = resolve(one.target, modules)
             problem = f"{name}:{one.line} imports {target}"
             if is_ours(target):
@@ -233,7 +235,7 @@ def reaches(start: str, forbidden: frozenset[str], modules: Modules, *, late: bo
     ways, seen, queue = [], {start}, [[start]]
     while queue:
         way = queue.pop(0)
-        for one in modules[way[-1]].imports():
+        for one in modules[way[-1]].imports:
             if one.late and not late:
                 continue
             target = resolve(one.target, modules)
@@ -258,7 +260,7 @@ def uses_of(modules: Modules, dotted: str, allowed: frozenset[str]) -> list[str]
     """Modules that import the package `dotted`, or name it as an attribute, and are not allowed to."""
     found = []
     for name, module in modules.items():
-        imported = any(f"{one.target}.".startswith(f"{dotted}.") for one in module.imports())
+        imported = any(f"{one.target}.".startswith(f"{dotted}.") for one in module.imports)
         named = any(isinstance(n, ast.Attribute) and ast.unparse(n) == dotted for n in ast.walk(module.tree))
         if (imported or named) and name not in allowed:
             found.append(f"{name} uses {dotted}")
