@@ -64,12 +64,8 @@ NAMED: dict[str, tuple[str, str, str]] = {
         "scaling/analysis/compare.py", "max(floors, default=None)", "min(floors, default=None)",
     ),
     "detectable-alone": ("scaling/analysis/compare.py", "self.level / max(1, self.num_tests)", "self.level"),
-    "recommend-smaller-floor": (
-        "scaling/analysis/recommend.py", "allowed = max(floors", "allowed = min(floors",
-    ),
-    "recommend-floor-base": (
-        "scaling/analysis/recommend.py", "(choice.value + other.value) / 2", "choice.value",
-    ),
+    "smaller-floor": ("scaling/analysis/intervals.py", "max(known)", "min(known)"),
+    "floor-base": ("scaling/analysis/intervals.py", "(first + second) / 2", "first"),
     "no-shrinkage": ("scaling/prediction/calibration.py", "(kept * log, math.sqrt", "(log, math.sqrt"),
     "plain-loss": ("scaling/prediction/calibration.py", "_soft(off / sds)", "off / sds"),
     "no-requeue": ("launchers/slurm.py", '        "--requeue",\n', ""),
