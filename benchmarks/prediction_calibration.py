@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from scaling.errors import ScalingError
-from scaling.prediction.calibration_data import cells_of, differences_between, transfers_of
+from scaling.prediction.calibration_data import MeasuredFolder, differences_between
 from scaling.prediction.measured import MeasuredCell
 from scaling.prediction.predict import Prediction, Predictor
 from scaling.prediction.sources import Sources
@@ -56,8 +56,8 @@ def folders(curves: Sequence[Path] = ()) -> list[ResultsFolder]:
 def sources(curves: Sequence[Path] = ()) -> Sources:
     """Everything that is measured, of whatever size."""
     transfer = ResultsFolder(REFERENCE / "transfer-2xh200")
-    cells = [cell for folder in folders(curves) for cell in cells_of(folder)]
-    return Sources(cells, transfers_of(transfer), load(transfer.path / "probed.yaml"))
+    cells = [cell for folder in folders(curves) for cell in MeasuredFolder(folder).cells()]
+    return Sources(cells, MeasuredFolder(transfer).transfers(), load(transfer.path / "probed.yaml"))
 
 
 def predictions(
@@ -70,7 +70,7 @@ def predictions(
         one for one in everything.cells if one.world_size == PREDICTED and not one.cell.get("twin", 0)
     ]
     if later:
-        for one in (cell for path in later for cell in cells_of(ResultsFolder(path))):
+        for one in (cell for path in later for cell in MeasuredFolder(ResultsFolder(path)).cells()):
             if one.world_size == PREDICTED:
                 yield one, one.cell, _predicted(predictor, one.cell)
         return

@@ -213,15 +213,17 @@ def read_cells(folder: ResultsFolder) -> list[CellResult]:
     Raises:
         StoreError: a record or a sample of a done run is missing or damaged.
     """
-    cells = []
-    for cell_id, records in read_records(folder).items():
-        done = [record for record in records if record.state == "done"]
-        cell = records[0].cell
-        launches = [_read_launch(folder, record) for record in done if cell["kind"] == "iteration"]
-        trainings = [_read_training(folder, record) for record in done if cell["kind"] == "convergence"]
-        begun = filter(None, (_read_begun(folder, record) for record in records))
-        cells.append(CellResult(cell_id, cell, records, launches, trainings, tuple(begun)))
-    return cells
+    return [read_cell(folder, records) for records in read_records(folder).values()]
+
+
+def read_cell(folder: ResultsFolder, records: list[RunRecord]) -> CellResult:
+    """The cell of these records, which are one a repeat, with its samples."""
+    done = [record for record in records if record.state == "done"]
+    cell = records[0].cell
+    launches = [_read_launch(folder, record) for record in done if cell["kind"] == "iteration"]
+    trainings = [_read_training(folder, record) for record in done if cell["kind"] == "convergence"]
+    begun = filter(None, (_read_begun(folder, record) for record in records))
+    return CellResult(records[0].cell_id, cell, records, launches, trainings, tuple(begun))
 
 
 def _read_launch(folder: ResultsFolder, record: RunRecord) -> IterationLaunch:

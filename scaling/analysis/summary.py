@@ -43,7 +43,7 @@ def summary_table(folder: ResultsFolder) -> pd.DataFrame:
 
 def build_table(study: str, cells: Sequence[CellResult]) -> pd.DataFrame:
     """The summary of cells that were read already; see `summary_table`."""
-    rows = {cell.cell_id: _row(study, cell) for cell in cells}
+    rows = {cell.cell_id: cell_row(study, cell) for cell in cells}
     trained = [cell for cell in cells if cell.is_trained]
     own_rows = {cell.cell_id: rows[cell.cell_id] for cell in trained}
     for cell_id, floor in noise_floors(trained, own_rows).items():
@@ -73,7 +73,8 @@ def study_name(folder: ResultsFolder) -> str:
     return str(folder.study().get("name", folder.path.name))
 
 
-def _row(study: str, cell: CellResult) -> Row:
+def cell_row(study: str, cell: CellResult) -> Row:
+    """What a cell's row says of the cell alone; the rest, which needs other cells, is None."""
     row: Row = dict.fromkeys(columns())
     row.update({axis.key: axis.shown(cell.cell) for axis in AXES if axis.key})
     row.update(

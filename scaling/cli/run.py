@@ -43,7 +43,7 @@ def run(
     from scaling.study.cells import resolve
     from scaling.study.libraries import carried
     from scaling.study.overrides import load_study
-    from scaling.study.pre_launch_prediction import predicting
+    from scaling.study.pre_launch_prediction import PreLaunchPrediction
     from scaling.study.prepare import prepare, this_machine
     from scaling.study.progress import progress_for
     from scaling.study.run import RunCommand, run_study
@@ -67,8 +67,8 @@ def run(
         try:
             with progress_for(sys.stderr) as progress:
                 command = RunCommand(study, overrides or [], folder.path)
-                ahead = predicting(folder, progress.say)
-                run_study(folder, here.study, command, progress, scope, ahead)
+                predict = PreLaunchPrediction(folder, progress.say)
+                run_study(folder, here.study, command, progress, scope, predict)
         except KeyboardInterrupt:
             note(f"stopped; the same command goes on from here, `scaling status {folder.path}` shows where")
             raise typer.Exit(130) from None

@@ -8,15 +8,17 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from scaling.analysis.columns import to_rows
+from scaling.analysis.columns import TRANSFER, Row, row_order
 from scaling.analysis.environments import environment_differences
-from scaling.analysis.summary import summary_table
+from scaling.analysis.noise import noise_floors
+from scaling.analysis.samples import CellResult, read_cell, read_records
+from scaling.analysis.summary import cell_row, study_name
 from scaling.analysis.transfers import read_transfers
 from scaling.errors import StoreError
 from scaling.measure.probe.cases import Sample, from_csv
 from scaling.prediction.measured import MeasuredCell, MeasuredTransfer, measured_cells
 from scaling.prediction.sources import Sources, gpu_names
-from scaling.store import ResultsFolder
+from scaling.store import ResultsFolder, RunRecord
 from topologies.errors import TopologyError
 from topologies.model import Topology
 from topologies.schema import load
@@ -25,27 +27,53 @@ OPERATIONS = ("send", "swap", "shift", "all_reduce", "mpi_all_reduce")
 LEAST_RELATIVE_SD = 0.005
 
 
-def cells_of(folder: ResultsFolder) -> list[MeasuredCell]:
-    """The measured cells of a results folder, made from its raw samples."""
-    cells, shapes = {}, {}
-    for record in folder.require().runs():
-        cells[record.cell_id] = record.cell
-        if record.summary.get("tensor_shapes"):
-            shapes[record.cell_id] = str(record.summary["tensor_shapes"])
-    rows = [row for row in to_rows(summary_table(folder)) if row["cell_id"] in cells]
-    found = [(cells[id_], shapes.get(id_, ""), row) for row in rows if (id_ := row["cell_id"])]
-    return measured_cells(found, str(folder.path))
+class MeasuredFolder:
+    """What a results folder has measured; asked again, it reads only the cells whose runs have changed.
+
+    Args:
+        folder: of a study, which may be under way.
+    """
+
+    def __init__(self, folder: ResultsFolder) -> None:
+        self._folder = folder
+        self._timed: dict[str, tuple[CellResult, Row]] = {}
+        self._transfer_records: list[RunRecord] = []
+        self._transfers: list[MeasuredTransfer] = []
+
+    def cells(self) -> list[MeasuredCell]:
+        """The timed cells, made from the raw samples, in the order of the summary.
+
+        Raises:
+            StoreError: a record or a sample of a done run is missing or damaged.
+        """
+        study = study_name(self._folder.require())
+        for cell_id, records in read_records(self._folder).items():
+            known = self._timed.get(cell_id)
+            if records[0].cell["kind"] == "iteration" and (known is None or known[0].records != records):
+                cell = read_cell(self._folder, records)
+                self._timed[cell_id] = cell, cell_row(study, cell)
+        rows = {cell_id: row for cell_id, (_, row) in self._timed.items()}
+        floors = noise_floors([cell for cell, _ in self._timed.values()], rows)
+        measured = [
+            (cell.cell, _tensor_shapes(cell), {**row, "noise_floor": floors.get(cell.cell_id)})
+            for cell, row in sorted(self._timed.values(), key=lambda pair: row_order(pair[1]))
+        ]
+        return measured_cells(measured, str(self._folder.path))
+
+    def transfers(self) -> list[MeasuredTransfer]:
+        """The messages and all-reduces of its transfer cells."""
+        records = [record for record in self._folder.require().runs() if record.cell.get("kind") == TRANSFER]
+        if records != self._transfer_records:
+            launches = [launch for result in read_transfers(self._folder) for launch in result.launches]
+            self._transfers = transfers_from(sample for launch in launches for sample in launch)
+            self._transfer_records = records
+        return self._transfers
 
 
-def transfers_of(folder: ResultsFolder) -> list[MeasuredTransfer]:
-    """The messages and all-reduces of its transfer cells."""
-    samples = [
-        sample
-        for result in read_transfers(folder.require())
-        for launch in result.launches
-        for sample in launch
-    ]
-    return transfers_from(samples)
+def _tensor_shapes(cell: CellResult) -> str:
+    """Of the cell's model, as its runs recorded them; "" where they did not."""
+    shapes = [str(found) for record in cell.records if (found := record.summary.get("tensor_shapes"))]
+    return shapes[-1] if shapes else ""
 
 
 def transfers_from(samples: Iterable[Sample]) -> list[MeasuredTransfer]:
@@ -117,8 +145,9 @@ def sources_of(
         StoreError: a folder is none.
     """
     opened = [ResultsFolder(path).require() for path in folders]
-    cells = [cell for folder in opened for cell in cells_of(folder)]
-    transfers = [one for folder in opened for one in transfers_of(folder)]
+    measured_folders = [MeasuredFolder(folder) for folder in opened]
+    cells = [cell for folder in measured_folders for cell in folder.cells()]
+    transfers = [transfer for folder in measured_folders for transfer in folder.transfers()]
     transfers += transfers_from(sample for path in samples for sample in read_samples(path))
     largest = max((cell.world_size for cell in cells), default=1)
     machine, note = _machine(opened, topology, measured_on, largest)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from scaling.prediction.calibration_data import cells_of, libraries_of, transfers_of
+from scaling.prediction.calibration_data import MeasuredFolder, libraries_of
 from scaling.prediction.rows import row_of
 from scaling.prediction.sources import Sources
 from scaling.store import ResultsFolder
@@ -15,49 +15,55 @@ from scaling.study.predicting import predict_cells, strategy_of
 from topologies.schema import load
 
 
-def predicting(folder: ResultsFolder, say: Callable[[str], None]) -> Callable[[Launch], None]:
+class PreLaunchPrediction:
     """What `run_study` calls before each launch.
 
     It predicts timed cells of two ranks and more that nobody has predicted yet, on the machine file of the
     folder (probed.yaml, else topology.yaml), if world size 1 was measured there. What goes wrong is said and
     stops no run: a prediction is no part of the measurement.
+
+    Args:
+        folder: of the study.
+        say: takes what a person should read.
     """
 
-    def before(launch: Launch) -> None:
+    def __init__(self, folder: ResultsFolder, say: Callable[[str], None]) -> None:
+        self._folder, self._say = folder, say
+        self._measured = MeasuredFolder(folder)
+
+    def __call__(self, launch: Launch) -> None:
+        """Predicts the cells of that launch."""
         try:
-            predict_launch(folder, launch)
+            self.predict(launch)
         except Exception as error:  # noqa: BLE001 (whatever it is, the study is worth more)
-            say(f"the cells of {launch.settings.world_size} workers are not predicted: {error}")
+            self._say(f"the cells of {launch.settings.world_size} workers are not predicted: {error}")
 
-    return before
-
-
-def predict_launch(folder: ResultsFolder, launch: Launch) -> int:
-    """Adds predictions of the launch's cells to predictions.json; returns how many."""
-    known = {row["cell_id"]: row for row in folder.predictions()}
-    done = {record.cell_id for record in folder.runs() if record.state == "done"}
-    cells = [
-        cell
-        for cell in launch.cells
-        if isinstance(cell, Cell) and cell.kind == "iteration" and not cell.twin
-        if cell.world_size > 1 and cell.id not in known and cell.id not in done
-    ]
-    if not cells or not any(
-        record.cell.get("world_size") == 1 for record in folder.runs() if record.cell_id in done
-    ):
-        return 0
-    path = next(
-        (p for p in (folder.path / "probed.yaml", folder.path / "topology.yaml") if p.is_file()), None
-    )
-    if path is None:
-        return 0
-    topology = load(path)
-    sources = Sources(cells_of(folder), transfers_of(folder), topology, libraries_of([folder])[0])
-    predictor, compute = sources.predictor(topology, strategy_of)
-    dictionaries: list[Mapping[str, Any]] = [cell.to_dict() for cell in cells]
-    by_cell = {id(values): cell.id for values, cell in zip(dictionaries, cells, strict=True)}
-    predicted, _ = predict_cells(dictionaries, predictor)
-    rows = [row_of(one, compute, by_cell[id(one.cell)]) for one in predicted if one.iteration is not None]
-    if rows:
-        folder.write_predictions([*known.values(), *rows])
-    return len(rows)
+    def predict(self, launch: Launch) -> int:
+        """Adds predictions of the launch's cells to predictions.json; returns how many."""
+        known = {row["cell_id"]: row for row in self._folder.predictions()}
+        done = {record.cell_id: record for record in self._folder.runs() if record.state == "done"}
+        cells = [
+            cell
+            for cell in launch.cells
+            if isinstance(cell, Cell) and cell.kind == "iteration" and not cell.twin
+            if cell.world_size > 1 and cell.id not in known and cell.id not in done
+        ]
+        if not cells or not any(record.cell.get("world_size") == 1 for record in done.values()):
+            return 0
+        paths = [self._folder.path / name for name in ("probed.yaml", "topology.yaml")]
+        path = next((path for path in paths if path.is_file()), None)
+        if path is None:
+            return 0
+        topology = load(path)
+        libraries, _ = libraries_of([self._folder])
+        sources = Sources(self._measured.cells(), self._measured.transfers(), topology, libraries)
+        predictor, compute = sources.predictor(topology, strategy_of)
+        variables: list[Mapping[str, Any]] = [cell.to_dict() for cell in cells]
+        ids = {id(values): cell.id for values, cell in zip(variables, cells, strict=True)}
+        predictions, _ = predict_cells(variables, predictor)
+        rows = [
+            row_of(made, compute, ids[id(made.cell)]) for made in predictions if made.iteration is not None
+        ]
+        if rows:
+            self._folder.write_predictions([*known.values(), *rows])
+        return len(rows)

@@ -181,7 +181,7 @@ def test_schedules_are_exported_and_measurements_imported(call, tmp_path):
 
 def test_a_launch_is_predicted_once_and_before_it_is_measured(results, study):
     from scaling.study.launches import Launch, Settings
-    from scaling.study.pre_launch_prediction import predict_launch, predicting
+    from scaling.study.pre_launch_prediction import PreLaunchPrediction
     from topologies.schema import shipped
 
     folder = ResultsFolder(results)
@@ -189,14 +189,14 @@ def test_a_launch_is_predicted_once_and_before_it_is_measured(results, study):
     cells = [one for one in resolve(load_study(str(study)), Machine(4, 16)).trained if one.world_size == 2]
     launch = Launch(Settings.of(cells[0]), 0, cells)
     before = summary_table(folder)
-    assert predict_launch(folder, launch) == 4
+    assert PreLaunchPrediction(folder, print).predict(launch) == 4
     assert {row["cell_id"] for row in folder.predictions()} == {cell.id for cell in cells}
-    assert predict_launch(folder, launch) == 0
+    assert PreLaunchPrediction(folder, print).predict(launch) == 0
     assert summary_table(folder).equals(before)
     (results / "topology.yaml").write_text("nonsense")
     (results / "predictions.json").unlink()
     said = []
-    predicting(folder, said.append)(launch)
+    PreLaunchPrediction(folder, said.append)(launch)
     assert "not predicted" in said[0]
 
 

@@ -1,0 +1,81 @@
+"""What a folder has measured is read again only where its runs have changed."""
+
+import pytest
+
+from scaling.analysis.columns import to_rows
+from scaling.analysis.summary import summary_table
+from scaling.prediction.calibration_data import MeasuredFolder
+from scaling.prediction.measured import measured_cells
+from scaling.store import ResultsFolder
+from tests.made_studies import StudyFolder
+
+
+@pytest.fixture
+def study(tmp_path):
+    """Two cells, of which one has its A/A replicate."""
+    study = StudyFolder(tmp_path)
+    study.add_steps([[0.10, 0.11, 0.12], [0.10, 0.12, 0.13]], aggregator="ring", world_size=2)
+    study.add_steps([[0.12, 0.12, 0.13], [0.11, 0.12, 0.14]], aggregator="ring", world_size=2, twin=1)
+    study.add_steps([[0.05, 0.06, 0.07]], aggregator="none", world_size=1)
+    return study
+
+
+@pytest.fixture
+def read(monkeypatch):
+    """The cells that were read, in order."""
+    ids: list[str] = []
+    samples = ResultsFolder.samples
+
+    def counted(self, cell_id, repeat, **options):
+        ids.append(cell_id)
+        return samples(self, cell_id, repeat, **options)
+
+    monkeypatch.setattr(ResultsFolder, "samples", counted)
+    return ids
+
+
+def from_summary(folder):
+    """The same cells, of the whole summary."""
+    cells = {record.cell_id: record.cell for record in folder.runs()}
+    rows = [(cells[row["cell_id"]], "", row) for row in to_rows(summary_table(folder))]
+    return measured_cells(rows, str(folder.path))
+
+
+def test_cells_are_those_of_the_summary_with_its_noise_floor(study):
+    cells = MeasuredFolder(study.folder).cells()
+    assert cells == from_summary(study.folder)
+    assert [cell.world_size for cell in cells] == [1, 2, 2]
+    assert max(cell.relative_sd for cell in cells) > 0.01, "of the A/A pair"
+
+
+def test_new_cell_alone_is_read_and_all_are_as_if_read_at_once(study, read):
+    measured = MeasuredFolder(study.folder)
+    measured.cells()
+    del read[:]
+    assert measured.cells() == measured.cells()
+    assert read == []
+    new = study.add_steps([[0.20, 0.21, 0.22]], aggregator="tree", world_size=2)
+    cells = measured.cells()
+    assert read == [new]
+    assert cells == from_summary(study.folder)
+
+
+def test_cell_of_which_another_repeat_is_done_is_read_anew(study, read):
+    (planned,) = [study.add(["planned"], aggregator="tree", world_size=2)]
+    measured = MeasuredFolder(study.folder)
+    assert len(measured.cells()) == 3
+    del read[:]
+    record = study.folder.run(planned, 0)
+    study.folder.start_run(record, {"launcher": "local", "host": "here"})
+    lines = [{"iteration": n, "warmup": False, "split": False, "step_s": 0.2} for n in range(3)]
+    for rank in range(2):
+        study.folder.sample_writer(planned, 0, rank)(lines)
+    study.folder.finish_run(record, {})
+    assert len(measured.cells()) == 4
+    assert read == [planned]
+
+
+def test_trainings_calibrate_nothing_and_are_not_read(study, read):
+    study.add([[[]]], kind="convergence", aggregator="ring", world_size=2)
+    assert len(MeasuredFolder(study.folder).cells()) == 3
+    assert len(set(read)) == 3
