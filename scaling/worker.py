@@ -30,6 +30,7 @@ from scaling.runtime.address import own_address
 from scaling.runtime.graceful_shutdown import RECORDING, close_runs, closing_on_signals
 from scaling.runtime.workers import CellOutcome, Workers
 from scaling.store import ResultsFolder, RunRecord
+from scaling.store.upgrades import DEVICE_LOST, OTHER_FAILURE, OUT_OF_MEMORY
 from scaling.study.cells import AnyCell, Cell, resolve
 from scaling.study.kinds import KINDS
 from scaling.study.launch_times import LaunchTimes
@@ -192,19 +193,17 @@ def _work(workers: Workers, folder: ResultsFolder, launch: Launch, beside: Besid
             folder.start_run(record, {**_started_by(info, launch, beside), "position": position})
         # No rank may write samples before rank 0 has moved aside what an earlier attempt left.
         record = workers.share(record)
-        failure, summary = _attempt(workers, runner, folder, launch, cell)
+        failure, kind, summary = _attempt(workers, runner, folder, launch, cell)
         key = f"{launch.repeat}/{cell.id}"
         failure_order = workers.first_failure(key) if failure else 0
         if failure:
             workers.leave_group()
-        # After an error of its own the driver keeps reporting it to whatever comes next.
-        device_lost = failure is not None and "CUDA error" in failure
         outcome = workers.outcome(
             key,
             failure,
             summary and asdict(summary),
             failure_order=failure_order,
-            device_lost=device_lost,
+            failure_kind=kind,
         )
         if outcome.reason and not failure:
             workers.leave_group()
@@ -272,8 +271,8 @@ def _set_variables(launch: Launch, folder: ResultsFolder) -> None:
 
 def _attempt(
     workers: Workers, runner: CellRunner, folder: ResultsFolder, launch: Launch, cell: AnyCell
-) -> tuple[str | None, RankSummary | None]:
-    """Runs the cell on this rank: (reason of failure, None) or (None, summary)."""
+) -> tuple[str | None, str | None, RankSummary | None]:
+    """Runs the cell on this rank: (reason of failure, its kind, None) or (None, None, summary)."""
     runner.seconds = {}  # not those of the cell before, if this one cannot even begin
     try:
         peer_access = launch.settings.peer_access is not False
@@ -284,20 +283,28 @@ def _attempt(
         )
         write = folder.sample_writer(cell.id, launch.repeat, workers.info.rank)
         saved = folder.checkpoints(cell.id, launch.repeat, workers.info.rank)
-        return None, runner.run(cell, group, write, saved)
+        return None, None, runner.run(cell, group, write, saved)
     except Exception as error:  # noqa: BLE001 (of the cell, which fails by it)
         traceback.print_exc()
-        memory = isinstance(error, torch.OutOfMemoryError | MemoryError)
-        kind = "out of memory" if memory else type(error).__name__
+        kind = _failure_kind(error)
+        name = "out of memory" if kind == OUT_OF_MEMORY else type(error).__name__
         first_line = (str(error).splitlines() or [""])[0]
-        return f"rank {workers.info.rank}: {kind}: {first_line}", None
+        return f"rank {workers.info.rank}: {name}: {first_line}", kind, None
+
+
+def _failure_kind(error: Exception) -> str:
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return OUT_OF_MEMORY
+    # torch has no class of its own for these before 2.8. After such an error the driver keeps reporting it to
+    # whatever comes next.
+    return DEVICE_LOST if "CUDA error" in str(error) else OTHER_FAILURE
 
 
 def _record(
     folder: ResultsFolder, record: RunRecord, cell: AnyCell, info: RankInfo, outcome: CellOutcome
 ) -> None:
     if outcome.reason:
-        folder.fail_run(record, outcome.reason)
+        folder.fail_run(record, outcome.reason, outcome.failure_kind)
         return
     ranks = [RankSummary(**summary) for summary in outcome.summaries]
     notes = notes_of(ranks)

@@ -3,6 +3,7 @@
 from dataclasses import asdict, replace
 
 import pytest
+import torch
 
 from launchers.rank_info import RankInfo
 from scaling.runtime.workers import CellOutcome
@@ -10,7 +11,7 @@ from scaling.store import ResultsFolder, RunRecord
 from scaling.study.cells import Cell
 from scaling.study.rank_summary import IN_HOST_MEMORY, RankSummary
 from scaling.study.recorded_plan import plan_record
-from scaling.worker import _record
+from scaling.worker import _failure_kind, _record
 
 TRAINED = Cell(
     kind="convergence",
@@ -72,3 +73,19 @@ def test_the_plan_of_the_exchange_is_recorded_from_the_aggregators_own_stages(tm
 def test_an_aggregator_without_stages_is_recorded_with_the_reason(tmp_path):
     cell = replace(TRAINED, aggregator="nowhere:Mine")
     assert "nowhere" in plan_record(cell, "1000")["plan_unknown"]
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (torch.OutOfMemoryError("2 GiB"), "out_of_memory"),
+        (MemoryError(), "out_of_memory"),
+        (RuntimeError("CUDA error: an illegal memory access"), "device_lost"),
+        (ValueError("no such algorithm"), "error"),
+    ],
+)
+def test_a_failure_is_recorded_with_its_kind(tmp_path, error, kind):
+    folder = ResultsFolder(tmp_path)
+    record = RunRecord("a" * 12, 0, {"kind": "iteration"})
+    folder.fail_run(record, str(error), _failure_kind(error))
+    assert folder.run("a" * 12, 0).summary == {"failure_kind": kind}

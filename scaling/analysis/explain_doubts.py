@@ -5,6 +5,7 @@ from __future__ import annotations
 from scaling.analysis.cautions import LARGEST_LOOKING
 from scaling.analysis.explain_view import Values, View
 from scaling.analysis.learning import REACHED
+from scaling.store.upgrades import OUT_OF_MEMORY, failure_kind
 
 WIDE_INTERVAL = 0.05
 LARGE_FLOOR = 0.05
@@ -15,8 +16,9 @@ def failed(view: View) -> Values | None:
     """Runs that ended with a reason."""
     if view.row["state"] != "failed":
         return None
-    reason = str(view.row["reason"])
-    return {"share": 1.0, "reason": reason, "is_out_of_memory": "memory" in reason.lower()}
+    runs = [record for record in (view.cell.records if view.cell else []) if record.state == "failed"]
+    kinds = {failure_kind(record.summary, record.reason) for record in runs}
+    return {"share": 1.0, "reason": str(view.row["reason"]), "is_out_of_memory": OUT_OF_MEMORY in kinds}
 
 
 def target(view: View) -> Values | None:

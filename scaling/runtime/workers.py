@@ -28,6 +28,7 @@ from launchers.joining import join_timeout_s
 from launchers.rank_info import RankInfo
 from scaling.errors import LaunchError
 from scaling.process_group import Group, ThroughHostGroup, TorchGroup
+from scaling.store.upgrades import DEVICE_LOST
 
 T = TypeVar("T")
 
@@ -49,11 +50,13 @@ class CellOutcome:
         reason: why it failed, from the rank that failed first; None if every rank finished.
         can_go_on: every rank has left the cell, and none has lost its device.
         summaries: what each finished rank has to say, by rank.
+        failure_kind: of the same failure (`scaling.store.upgrades`).
     """
 
     reason: str | None
     can_go_on: bool
     summaries: list[Any]
+    failure_kind: str | None = None
 
 
 class Workers:
@@ -192,7 +195,7 @@ class Workers:
         summary: Any,
         *,
         failure_order: int = 0,
-        device_lost: bool = False,
+        failure_kind: str | None = None,
     ) -> CellOutcome:
         """Tells the others how the cell ended here, and waits to hear the same of them.
 
@@ -201,13 +204,13 @@ class Workers:
             failure: why it failed on this rank, None if it did not.
             summary: JSON-able facts of this rank.
             failure_order: what `first_failure` gave; the smallest one's reason is the cell's.
-            device_lost: this rank's device can no longer be trusted.
+            failure_kind: of the failure; of DEVICE_LOST this rank's device can no longer be trusted.
         """
         status = {
             "failure": failure,
             "order": failure_order,
             "summary": summary,
-            "device_lost": device_lost,
+            "kind": failure_kind,
         }
         self._store.set(f"{cell_key}/{self.info.rank}", json.dumps(status))
         known: dict[int, dict[str, Any]] = {}
@@ -226,8 +229,10 @@ class Workers:
                 time.sleep(_POLL_S)
         failures = sorted((s for s in known.values() if s["failure"]), key=lambda s: int(s["order"]))
         summaries = [known[rank]["summary"] for rank in sorted(known)]
-        can_go_on = len(known) == self.info.world_size and not any(s["device_lost"] for s in known.values())
-        return CellOutcome(failures[0]["failure"] if failures else None, can_go_on, summaries)
+        device_lost = any(status["kind"] == DEVICE_LOST for status in known.values())
+        can_go_on = len(known) == self.info.world_size and not device_lost
+        first = failures[0] if failures else {"failure": None, "kind": None}
+        return CellOutcome(first["failure"], can_go_on, summaries, first["kind"])
 
     def close(self) -> None:
         """Leaves the other workers in order. Collective."""

@@ -37,6 +37,7 @@ from scaling.store.files import (
     writing,
 )
 from scaling.store.records import MAX_DEATHS, SCHEMA_VERSION, RunRecord, now, read_run, record_from
+from scaling.store.upgrades import FAILURE_KIND
 
 
 class ResultsFolder:
@@ -172,9 +173,10 @@ class ResultsFolder:
         record.launch["finished_at"] = now()
         self.write_run(record)
 
-    def fail_run(self, record: RunRecord, reason: str) -> None:
-        """Marks a run as failed, with its reason."""
+    def fail_run(self, record: RunRecord, reason: str, kind: str | None = None) -> None:
+        """Marks a run as failed, with its reason for people and, where it is known, its kind."""
         record.state, record.reason = "failed", reason
+        record.summary = {} if kind is None else {FAILURE_KIND: kind}
         record.launch["finished_at"] = now()
         self.write_run(record)
 

@@ -259,3 +259,16 @@ def test_document_has_every_rule_with_its_threshold_and_columns():
         if rule.threshold is not None:
             shown = {f"{rule.threshold:g}", f"{100 * rule.threshold:g}%"}
             assert any(text in when for text in shown), (rule.name, when)
+
+
+@pytest.mark.parametrize(
+    ("reason", "then"),
+    [("rank 0: out of memory: 2 GiB", "try a smaller batch per worker"), ("no tree", "mend it, then")],
+)
+def test_a_failed_cell_has_its_reason_and_what_its_kind_of_failure_asks_for(make_study, reason, then):
+    study = make_study()
+    cell = study.add([], aggregator="ring", world_size=2, state="failed")
+    for record in study.cells[-1].records:
+        record.reason = reason
+    found = findings(study, cell)["failed"]
+    assert next_experiment(found).startswith(then)

@@ -7,7 +7,7 @@ import pytest
 from scaling.aggregators.registry import create
 from scaling.bucket import BucketLayout
 from scaling.store import ResultsFolder, RunRecord
-from scaling.store.upgrades import _BACK_FROM_HOST
+from scaling.store.upgrades import _BACK_FROM_HOST, failure_kind
 
 PARAMETERS = 100
 LAYOUT = BucketLayout.of([("weight", (PARAMETERS,))])
@@ -71,3 +71,17 @@ def test_records_of_today_are_left_alone(tmp_path, name):
     summary = read_back(tmp_path, 2, name, [500, 400])
     assert summary["wire_bytes_per_rank"] == [500, 400]
     assert summary["messages_per_rank"] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("summary", "reason", "kind"),
+    [
+        ({"failure_kind": "error"}, "rank 0: ValueError: no memory of it", "error"),
+        ({}, "rank 1: out of memory: tried to allocate 2 GiB", "out_of_memory"),
+        ({}, "rank 0: RuntimeError: CUDA error: an illegal address", "device_lost"),
+        ({}, "rank 0: ValueError: no such algorithm", "error"),
+        ({}, None, "error"),
+    ],
+)
+def test_kind_of_a_failure_is_recorded_and_of_older_runs_follows_from_the_reason(summary, reason, kind):
+    assert failure_kind(summary, reason) == kind
