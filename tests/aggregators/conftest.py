@@ -71,9 +71,9 @@ def one_step(aggregator: Aggregator[Any], world_size: int, layout: BucketLayout)
         mean = None if mean is None else mean.clone()
         aggregated, parameters = traffic(), None
         if aggregator.site(layout) in ("root", "owner"):
-            assert mean is not None
             parameters = torch.full((layout.num_elements,), float("nan"))
             for start, stop in owned:
+                assert mean is not None, "who owns elements has their mean"
                 parameters[start:stop] = mean[start:stop]
             aggregator.distribute(state, parameters)
         if aggregator.site(layout) in HOST_SITES:
