@@ -22,6 +22,7 @@ import pandas as pd
 
 from scaling.analysis.columns import Row, to_rows
 from scaling.analysis.environments import Difference, environment_differences
+from scaling.analysis.findings import Finding
 from scaling.analysis.groups import group_rows
 from scaling.analysis.matching import COMPARED_KINDS, Match, has_time, match_cells, nearest_differences
 from scaling.analysis.samples import CellResult, read_cells
@@ -39,6 +40,8 @@ an A/A pair tells the noise within a launch, and with one launch nothing tells t
 
 Verdict = Literal["faster", "slower", "indistinguishable", "undecided"]
 
+Reason = Literal["below_noise_floor", "no_interval", "one_launch_no_pair", "one_launch_margin"]
+
 Samples = list[list[float]]
 
 
@@ -55,7 +58,8 @@ class CellComparison:
         p_adjusted: corrected for all pairs; None with one launch on a side.
         noise_floor: the larger one of both studies, as a ratio; None where none was measured.
         verdict: of b against a.
-        reason: why it is undecided, or indistinguishable although the test finds a difference; else None.
+        reason: why it is undecided, or indistinguishable although the test finds a difference: a short name;
+            else None.
     """
 
     group: str
@@ -66,7 +70,7 @@ class CellComparison:
     p_adjusted: float | None
     noise_floor: float | None
     verdict: Verdict
-    reason: str | None
+    reason: Reason | None
 
     @property
     def kind(self) -> str:
@@ -77,6 +81,14 @@ class CellComparison:
     def within_one_launch(self) -> bool:
         """Whether nothing is known of the scatter between launches."""
         return self.ratio.p_value is None
+
+    @property
+    def reason_finding(self) -> Finding | None:
+        """The reason, to be said in words."""
+        if self.reason is None:
+            return None
+        cells = (self.match.a["cell_id"], self.match.b["cell_id"])
+        return Finding(self.reason, cells, {"margin_ratio": ONE_LAUNCH_MARGIN})
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -248,23 +260,21 @@ def _judge(pair: CellComparison, p_adjusted: float, level: float) -> CellCompari
     if p_adjusted >= level or _holds_1(pair.ratio):
         return replace(pair, p_adjusted=p_adjusted, verdict="indistinguishable")
     if _within_floor(pair):
-        reason = "below the noise floor"
-        return replace(pair, p_adjusted=p_adjusted, verdict="indistinguishable", reason=reason)
+        return replace(pair, p_adjusted=p_adjusted, verdict="indistinguishable", reason="below_noise_floor")
     return replace(pair, p_adjusted=p_adjusted, verdict=_direction(pair.ratio))
 
 
 def _judge_within_launch(pair: CellComparison) -> CellComparison:
     if pair.ratio.low is None:
-        return replace(pair, verdict="undecided", reason="too few samples or launches for an interval")
+        return replace(pair, verdict="undecided", reason="no_interval")
     if _holds_1(pair.ratio):
         return replace(pair, verdict="indistinguishable")
     if pair.noise_floor is None:
-        return replace(pair, verdict="undecided", reason="one launch, and no A/A pair tells the noise")
+        return replace(pair, verdict="undecided", reason="one_launch_no_pair")
     if _within_floor(pair):
-        return replace(pair, verdict="indistinguishable", reason="below the noise floor")
+        return replace(pair, verdict="indistinguishable", reason="below_noise_floor")
     if abs(math.log(pair.ratio.ratio)) <= math.log1p(ONE_LAUNCH_MARGIN):
-        reason = f"one launch, in which less than {ONE_LAUNCH_MARGIN:.0%} may be the launch's own"
-        return replace(pair, verdict="undecided", reason=reason)
+        return replace(pair, verdict="undecided", reason="one_launch_margin")
     return replace(pair, verdict=_direction(pair.ratio))
 
 

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from scaling.analysis.compare import CellComparison, Comparison
-from scaling.analysis.formats import workers
+from scaling.analysis.findings import Finding
 from scaling.errors import ScalingError
 
 _GATE = re.compile(r"\s*(slower|faster)\s*(?:>\s*(\d+(?:\.\d+)?)\s*%)?\s*")
@@ -56,11 +56,9 @@ def parse_gate(text: str) -> Gate:
     return Gate(found[1], float(found[2] or 0) / 100)
 
 
-def described(cell: CellComparison) -> str:
-    """`an iteration of ring on 4 workers takes 1.12 times as long`."""
-    size = workers(cell.match.a["world_size"])
-    within = ", within one launch" if cell.within_one_launch else ""
-    what = "a training" if cell.kind == "convergence" else "an iteration"
-    return (
-        f"{what} of {cell.name} on {size} takes {cell.ratio.ratio:.2f} times as long{within} ({cell.group})"
-    )
+def changed_time(cell: CellComparison) -> Finding:
+    """How much longer a cell takes."""
+    a, b = cell.match.a, cell.match.b
+    values = {"kind": cell.kind, "name": cell.name, "world_size": a["world_size"], "group": cell.group}
+    values |= {"ratio": cell.ratio.ratio, "within_one_launch": cell.within_one_launch}
+    return Finding("changed_time", (a["cell_id"], b["cell_id"]), values)

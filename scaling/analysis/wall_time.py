@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from scaling.analysis.formats import duration, percent
+from scaling.analysis.findings import Finding
 
 
 @dataclass(frozen=True)
@@ -45,11 +45,11 @@ class WallTime:
             "other": self.other_s,
         }
 
-    def line(self) -> str:
-        """`wall time 3:52 in 3 launches: start-up 22%, ...`."""
-        shares = (f"{name} {percent(seconds / self.total_s, 0)}" for name, seconds in self.parts_s().items())
-        launches = f"{self.num_launches} launch{'' if self.num_launches == 1 else 'es'}"
-        return f"wall time {duration(self.total_s)} in {launches}: {', '.join(shares)}"
+    @property
+    def finding(self) -> Finding:
+        """The same, to be said in words."""
+        values = {"total_s": self.total_s, "num_launches": self.num_launches, "parts_s": self.parts_s()}
+        return Finding("wall_time", (), values)
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""

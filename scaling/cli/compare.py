@@ -32,17 +32,17 @@ def compare(
     `repeats: 3` or more on both sides is what that needs. With one launch a verdict speaks of it alone.
     """
     from scaling.analysis.compare import compare as compare_folders
-    from scaling.analysis.gates import described, parse_gate
+    from scaling.analysis.gates import changed_time, parse_gate
+    from scaling.report.compare_text import comparison_as_dict, render_comparison
+    from scaling.report.text import text_of
     from scaling.store import ResultsFolder
 
     gate = None if fail_if is None else parse_gate(fail_if)
     comparison = compare_folders(ResultsFolder(a), ResultsFolder(b), level)
     if as_json:
-        typer.echo(json.dumps(comparison.as_dict(), indent=1))
+        typer.echo(json.dumps(comparison_as_dict(comparison), indent=1))
     else:
         from rich.console import Console
-
-        from scaling.report.compare_text import render_comparison
 
         console = Console(soft_wrap=True, highlight=False)
         for part in render_comparison(comparison):
@@ -57,5 +57,5 @@ def compare(
         )
     if failing := gate.failing(comparison):
         for cell in failing:
-            typer.echo(f"{gate.verdict}: {described(cell)}", err=True)
+            typer.echo(f"{gate.verdict}: {text_of(changed_time(cell))}", err=True)
         raise typer.Exit(3)

@@ -105,6 +105,7 @@ def _show(made: Report) -> None:
 
     from scaling.report.device import device_sentences
     from scaling.report.terminal import render_tables
+    from scaling.report.text import text_of
     from scaling.report.transfer_tables import render_transfers
 
     console = Console(soft_wrap=True)
@@ -114,4 +115,4 @@ def _show(made: Report) -> None:
     for sentence in device_sentences(made.experiments):
         typer.echo(folded("", sentence, indent=2))
     if made.times is not None:
-        typer.echo(folded("", made.times.line(), indent=2))
+        typer.echo(folded("", text_of(made.times.finding), indent=2))

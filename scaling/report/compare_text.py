@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from statistics import median
+from typing import Any
 
 from rich.console import RenderableType
 from rich.table import Table
@@ -15,6 +16,7 @@ from scaling.analysis.compare import CellComparison, Comparison
 from scaling.analysis.explain_doubts import LARGE_FLOOR
 from scaling.analysis.formats import MISSING, like, listed, number, percent, workers
 from scaling.report.terminal import wrapped
+from scaling.report.text import text_of
 
 NAME_WIDTH = 19
 WITHIN = "*"
@@ -141,11 +143,12 @@ def _sensitivity(comparison: Comparison) -> Iterator[str]:
 
 
 def _reasons(comparison: Comparison) -> Iterator[str]:
-    reasons = Counter(f"{cell.verdict}: {cell.reason}" for cell in comparison.cells if cell.reason)
+    reasons = Counter((cell.verdict, cell.reason) for cell in comparison.cells if cell.reason)
+    texts = {cell.reason: text_of(found) for cell in comparison.cells if (found := cell.reason_finding)}
     floors = [cell.noise_floor or 0.0 for cell in comparison.cells]
-    for reason, count in reasons.items():
-        largest = f" (at most {_percent(max(floors))})" if "noise floor" in reason else ""
-        yield f"{count} {reason}{largest}."
+    for (verdict, reason), count in reasons.items():
+        largest = f" (at most {_percent(max(floors))})" if reason == "below_noise_floor" else ""
+        yield f"{count} {verdict}: {texts[reason]}{largest}."
     if max(floors) > LARGE_FLOOR:
         yield "A noise floor so large hides differences: a quieter machine, or longer measuring, shows them."
     differing = Counter(name for cell in comparison.cells for name in cell.match.differing)
@@ -178,3 +181,11 @@ def _named(row: Row) -> str:
     augmentation = [f"augmentation {row['augmentation']}"] if row["augmentation"] == "standard" else []
     told = ", ".join([row["model"], *formats, *augmentation, row["state"]])
     return f"{row['aggregator']} on {workers(row['world_size'])} ({told}{reason})"
+
+
+def comparison_as_dict(comparison: Comparison) -> dict[str, Any]:
+    """A comparison for JSON, with the reasons in words."""
+    values = comparison.as_dict()
+    for entry, cell in zip(values["cells"], comparison.cells, strict=True):
+        entry["reason"] = text_of(found) if (found := cell.reason_finding) else None
+    return values

@@ -18,7 +18,7 @@ from scaling.report.figures.draw import SavedFigure
 from scaling.report.page_tables import page_tables
 from scaling.report.sections import Section, arrange
 from scaling.report.tables import Table
-from scaling.report.text import Sentence, sentences_of
+from scaling.report.text import Sentence, sentences_of, text_of
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def content_of(
         findings=[*summary, *extras.findings],
         recommendations=extras.recommendations,
         sections=arrange(figures, [*tables, *extras.tables], extras.remarks),
-        wall_time=times.line() if times else None,
+        wall_time=text_of(times.finding) if times else None,
         notes=[str(note) for note in study.get("notes") or []],
         cell_notes=_notes(rows),
         failed=[row for row in rows if row["state"] == "failed"],

@@ -8,6 +8,7 @@ from scaling.analysis.wall_time import wall_time
 from scaling.cli.run import _show
 from scaling.errors import StoreError
 from scaling.report import write_report
+from scaling.report.text import text_of
 
 
 def launch(**changes):
@@ -36,10 +37,12 @@ def test_parts_sum_to_the_total_over_launches_and_cells():
 
 
 def test_line_tells_shares_and_number_of_launches():
-    assert wall_time([launch(total_s=232.0, cells=[])]).line() == (
+    assert text_of(wall_time([launch(total_s=232.0, cells=[])]).finding) == (
         "wall time 3:52 in 1 launch: start-up 6%, set-up 0%, warm-up 0%, measuring 0%, other 94%"
     )
-    assert wall_time([launch(), launch(total_s=3720.0)]).line().startswith("wall time 1:03:45 in 2 launches:")
+    assert text_of(wall_time([launch(), launch(total_s=3720.0)]).finding).startswith(
+        "wall time 1:03:45 in 2 launches:"
+    )
 
 
 @pytest.mark.parametrize("launches", [[], [{"world_size": 2}], [launch(total_s=None)]])
