@@ -1,0 +1,49 @@
+"""Findings in words: every kind has its template, and a value that is missing is an error."""
+
+import ast
+from pathlib import Path
+
+import jinja2
+import pytest
+
+from scaling.analysis.explain_rules import RULES
+from scaling.analysis.findings import Finding
+from scaling.report.text import _macros, next_experiment, text_of
+
+ROOT = Path(__file__).parents[2] / "scaling"
+
+
+def kinds_in_code():
+    """The kinds that are written out where a finding is made."""
+    for path in sorted(ROOT.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            is_finding = isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Finding"
+            if is_finding and node.args and isinstance(node.args[0], ast.Constant):
+                yield node.args[0].value
+
+
+def test_every_kind_of_finding_has_a_template():
+    kinds = set(kinds_in_code())
+    assert len(kinds) > 20
+    assert kinds - set(_macros()) == set()
+
+
+def test_every_rule_has_a_sentence_and_a_next_experiment():
+    for rule in RULES:
+        assert {rule.name, f"{rule.name}_next"} <= set(_macros())
+
+
+def test_a_value_that_is_missing_is_an_error():
+    with pytest.raises(jinja2.UndefinedError, match="reason"):
+        text_of(Finding("failed", ("a",), {"is_out_of_memory": False}))
+
+
+def test_line_breaks_of_a_template_are_no_part_of_the_text():
+    finding = Finding("no_speedup", ("a",), {"world_size": 2, "speedup": 0.8})
+    assert text_of(finding) == "2 workers get through fewer samples than one: speedup 0.80"
+    assert next_experiment(finding) == "fewer workers, or a larger batch per worker"
+
+
+def test_a_finding_without_a_next_experiment_has_none():
+    rates = {"break_even_bytes_per_s": 1e9, "bytes_per_s": 2e9}
+    assert next_experiment(Finding("compression", (), {"aggregator": "x", "pays": False, **rates})) is None
