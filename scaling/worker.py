@@ -25,7 +25,7 @@ from launchers.processes import die_with_parent
 from launchers.rank_info import LAUNCHER_VARIABLE, RankError, RankInfo
 from scaling.errors import LaunchError, ScalingError
 from scaling.registry import trust
-from scaling.runtime import Beside
+from scaling.runtime import LaunchLibraries
 from scaling.runtime.address import own_address
 from scaling.runtime.graceful_shutdown import RECORDING, close_runs, closing_on_signals
 from scaling.runtime.workers import CellOutcome, Workers
@@ -35,7 +35,7 @@ from scaling.study.cells import AnyCell, Cell, resolve
 from scaling.study.kinds import KINDS
 from scaling.study.launch_times import LaunchTimes
 from scaling.study.launches import Launch, remaining_launches
-from scaling.study.libraries import carried, libraries_of
+from scaling.study.libraries import libraries_of, runnable
 from scaling.study.overrides import load_study, texts
 from scaling.study.prepare import prepare, this_machine
 from scaling.study.rank_summary import RankSummary, notes_of
@@ -57,24 +57,24 @@ def main(arguments: list[str] | None = None) -> int:
             die_with_parent(EXIT_GIVEN_UP)  # killing torchrun alone would leave its workers behind
         _require_world_size(info, options.world_size)
         os.environ.update(info.meeting_variables(os.environ))
-        beside = Beside(info)
+        libraries = LaunchLibraries(info)
     except (RankError, LaunchError) as error:
         return _usage_error(str(error))
     try:
-        workers = Workers(info, beside.share(), own_address(info, os.environ))
+        workers = Workers(info, libraries.share(), own_address(info, os.environ))
     except LaunchError as error:
-        beside.end_all(2)
+        libraries.end_all(2)
         return _usage_error(str(error))
-    beside.offer(workers)
+    libraries.offer(workers)
     _say(info, info.describe())
     with ExitStack() as locks:
-        code = _lead(options, workers, locks, beside)
+        code = _lead(options, workers, locks, libraries)
     if not workers.closed:
-        beside.end_all(code)
+        libraries.end_all(code)
     return code
 
 
-def _lead(options: argparse.Namespace, workers: Workers, locks: ExitStack, beside: Beside) -> int:
+def _lead(options: argparse.Namespace, workers: Workers, locks: ExitStack, libraries: LaunchLibraries) -> int:
     """Rank 0 chooses the launch and locks the folder; all work through it."""
     info = workers.info
     folder, launch, problem = None, None, None
@@ -97,9 +97,9 @@ def _lead(options: argparse.Namespace, workers: Workers, locks: ExitStack, besid
     trust(name for cell in launch.cells for name in texts(cell.to_dict()))
     results = ResultsFolder(path)
     if _led_by_scaling_run():
-        return _work(workers, results, launch, beside)
+        return _work(workers, results, launch, libraries)
     with closing_on_signals(lambda: close_runs(results, info.rank, info.world_size)):
-        return _work(workers, results, launch, beside)
+        return _work(workers, results, launch, libraries)
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -138,7 +138,7 @@ def _choose_launch(
     sizes = sorted({cell.world_size for cell in resolved.cells.values()})
     if info.world_size not in sizes:
         raise LaunchError(f"study {study.name!r} has no cell of world size {info.world_size}; it has {sizes}")
-    here = carried(resolved, by_mpi=started_by_mpi(info, os.environ), world_size=info.world_size)
+    here = runnable(resolved, by_mpi=started_by_mpi(info, os.environ), world_size=info.world_size)
     folder = ResultsFolder(options.out or Path("results") / study.name)
     if not _led_by_scaling_run():  # else it holds the lock
         locks.enter_context(folder.lock(shared=True))
@@ -176,12 +176,12 @@ def _require_same_nodes(folder: ResultsFolder, launch: Launch, num_nodes: int) -
             )
 
 
-def _work(workers: Workers, folder: ResultsFolder, launch: Launch, beside: Beside) -> int:
+def _work(workers: Workers, folder: ResultsFolder, launch: Launch, libraries: LaunchLibraries) -> int:
     info = workers.info
     try:
         device = _device(launch, info)
         _set_variables(launch, folder)
-        beside.bring(libraries_of(launch.cells))
+        libraries.bring(libraries_of(launch.cells))
     except LaunchError as error:
         return _usage_error(str(error))
     runner, any_failed = CellRunner(device), False
@@ -190,7 +190,7 @@ def _work(workers: Workers, folder: ResultsFolder, launch: Launch, beside: Besid
         _say(info, f"[{position + 1}/{len(launch.cells)}] {cell.describe()}")
         record = folder.run(cell.id, launch.repeat)
         if info.rank == 0:
-            folder.start_run(record, {**_started_by(info, launch, beside), "position": position})
+            folder.start_run(record, {**_started_by(info, launch, libraries), "position": position})
         # No rank may write samples before rank 0 has moved aside what an earlier attempt left.
         record = workers.share(record)
         failure, kind, summary = _attempt(workers, runner, folder, launch, cell)
@@ -223,15 +223,15 @@ def _work(workers: Workers, folder: ResultsFolder, launch: Launch, beside: Besid
     return 1 if any_failed else 0
 
 
-def _started_by(info: RankInfo, launch: Launch, beside: Beside) -> dict[str, Any]:
-    """What is recorded of a run beside its cell: by what and where it was started."""
+def _started_by(info: RankInfo, launch: Launch, libraries: LaunchLibraries) -> dict[str, Any]:
+    """What is recorded of a run besides its cell: by what and where it was started."""
     workers_per_gpu = launch.settings.workers_per_gpu
     return {
         "launcher": info.launcher,
         "host": platform.node(),
         "boot": boot_id(),
         "job_id": info.job_id,
-        **beside.record(),
+        **libraries.record(),
         **({} if workers_per_gpu is None else {"workers_per_gpu": workers_per_gpu}),
         "num_nodes": _num_nodes(info),
     }

@@ -76,7 +76,7 @@ class OneBitState(AggregatorState):
     codec: StripeCodec = field(repr=False)
     result: Tensor  # [num_elements]: the mean
     previous: Tensor  # likewise, of the call before; empty without double buffering
-    beside: torch.cuda.Stream | None  # where the exchange runs with double buffering
+    side_stream: torch.cuda.Stream | None  # where the exchange runs with double buffering
     watch: FiniteWatch = field(repr=False)
 
     @property
@@ -117,11 +117,11 @@ class OneBitState(AggregatorState):
         self.watch.raise_if_marked()
 
     def wait(self) -> None:
-        """The current stream waits for an exchange that still runs beside it."""
-        if self.beside is not None and not torch.cuda.is_current_stream_capturing():
-            torch.cuda.current_stream().wait_stream(self.beside)
+        """The current stream waits for an exchange that still runs on the side stream."""
+        if self.side_stream is not None and not torch.cuda.is_current_stream_capturing():
+            torch.cuda.current_stream().wait_stream(self.side_stream)
 
-    def left_over(self) -> Tensor:
+    def total_residual(self) -> Tensor:
         """The own residual, that of the own stripes' sums, and of a mean yet to be given a rank's part."""
         self.wait()
         quantised = self.buffers.stripes
@@ -134,7 +134,7 @@ class OneBitState(AggregatorState):
             as_matrix(values, quantised.view)[:, slice(*bounds[self.group.rank])] += stripe
         return total.add_(self.result) if self.previous.numel() else total
 
-    def kept(self) -> dict[str, Tensor]:
+    def checkpoint_tensors(self) -> dict[str, Tensor]:
         """By parameter both residuals, and the mean that double buffering holds back.
 
         The stripes of a matrix are columns of its own, whatever bucket it lies in.
@@ -189,7 +189,7 @@ class StripedOneBit(Aggregator[OneBitState]):
             codec=stripe_codec(buffers, self.threshold, self.kernels),
             result=torch.zeros(n, dtype=dtype, device=device),
             previous=torch.zeros(n if is_delayed else 0, dtype=dtype, device=device),
-            beside=side_stream(device) if is_delayed else None,
+            side_stream=side_stream(device) if is_delayed else None,
             watch=watch,
         )
 
@@ -212,11 +212,11 @@ class StripedOneBit(Aggregator[OneBitState]):
         with phase("decode"):
             state.previous.copy_(state.result)
         self._begin(state, gradient, phase)
-        if state.beside is None or torch.cuda.is_current_stream_capturing():
+        if state.side_stream is None or torch.cuda.is_current_stream_capturing():
             self._bring_together(state, phase)
         else:
-            state.beside.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(state.beside):
+            state.side_stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(state.side_stream):
                 self._bring_together(state, unmarked)
         return state.previous
 
@@ -291,9 +291,9 @@ class StripedOneBit(Aggregator[OneBitState]):
         encode = TORCH_ENCODE_BYTES_MOVED if by_torch else ENCODE_BYTES_MOVED
         decode = TORCH_DECODE_BYTES_MOVED if by_torch else DECODE_BYTES_MOVED
         wire = WORD_BYTES * sum(self._stripes(layout, world_size).words)
-        return self.carried(encoded_stripes(n, wire, wire, world_size, encode=encode, decode=decode))
+        return self.delegated(encoded_stripes(n, wire, wire, world_size, encode=encode, decode=decode))
 
-    def carried(self, stages: list[Stage]) -> list[Stage]:
+    def delegated(self, stages: list[Stage]) -> list[Stage]:
         """The stages as `exchange` carries their messages; here between devices."""
         return stages
 

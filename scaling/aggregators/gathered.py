@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from scaling.aggregators.base import Aggregator, AggregatorState, PhaseMarker, unmarked
-from scaling.aggregators.own_momentum import alone
+from scaling.aggregators.own_momentum import single_rank_result
 from scaling.aggregators.prediction import gathered_by_all
 from scaling.aggregators.same_layout import require_same_layout
 from scaling.aggregators.saved_state import named
@@ -75,12 +75,12 @@ class GatheredState(AggregatorState):
         """See the base."""
         self.watch.raise_if_marked()
 
-    def kept(self) -> dict[str, Tensor]:
-        """See the base; what decides the random numbers is kept beside every parameter of the bucket."""
+    def checkpoint_tensors(self) -> dict[str, Tensor]:
+        """See the base; what decides the random numbers is stored with every parameter of the bucket."""
         drawn = [self.drawn] * len(self.layout.names) if self.drawn.numel() else []
-        return super().kept() | named("drawn", self.layout.names, drawn)
+        return super().checkpoint_tensors() | named("drawn", self.layout.names, drawn)
 
-    def left_over(self) -> Tensor | None:
+    def total_residual(self) -> Tensor | None:
         """The own residual; None without one, and with velocity, whose law is another."""
         return None if self.velocity.numel() else self.withheld()
 
@@ -171,7 +171,7 @@ class Gathered(Aggregator[GatheredState]):
         """Returns the mean of the encoded gradients, in the gradient's type."""
         group = state.group
         if group.world_size == 1 or not gradient.numel():
-            return alone(gradient, state.velocity, self.own_momentum(), state.result)
+            return single_rank_result(gradient, state.velocity, self.own_momentum(), state.result)
         with phase("encode"):
             self.encode(state, gradient, state.incoming[group.rank])
         peers = [rank for rank in range(group.world_size) if rank != group.rank]

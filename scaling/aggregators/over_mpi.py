@@ -150,7 +150,7 @@ class MpiOneBit(StripedOneBit):
             received=pinned(),
         )
 
-    def carried(self, stages: list[Stage]) -> list[Stage]:
+    def delegated(self, stages: list[Stage]) -> list[Stage]:
         """Messages by MPI; GPUs copy what they send down before, and what they receive up after."""
         return [part for stage in stages for part in _through_host(stage)]
 

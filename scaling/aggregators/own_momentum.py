@@ -14,20 +14,20 @@ def check_momentum(name: str, parameter: str, value: float, *, may_be_zero: bool
         raise StudyError(f"aggregator {name!r}: {parameter}: allowed is {least} to less than 1, got {value}")
 
 
-def alone(gradient: Tensor, kept: Tensor, momentum: float, result: Tensor) -> Tensor:
+def single_rank_result(gradient: Tensor, velocity: Tensor, momentum: float, result: Tensor) -> Tensor:
     """What a rank without others gives: nothing is encoded; momentum is applied as torch.optim.SGD does.
 
     Args:
         gradient: [num_elements].
-        kept: [num_elements or more] the momentum so far, which the gradient is added to; empty without.
+        velocity: [num_elements or more] the momentum so far, which the gradient is added to; empty without.
         momentum: its factor.
         result: [num_elements], to be written.
 
     Returns:
         `result`; the gradient itself without momentum.
     """
-    if not kept.numel():
+    if not velocity.numel():
         return gradient
-    own = kept[: gradient.numel()]
-    own.mul_(momentum).add_(gradient)
-    return result.copy_(own)
+    updated = velocity[: gradient.numel()]
+    updated.mul_(momentum).add_(gradient)
+    return result.copy_(updated)

@@ -86,8 +86,8 @@ class PowerSgdState(AggregatorState):
         """[num_elements] float32, zero where values are sent as they are; empty without feedback."""
         return self.values if self.feeds_back else self.values[:0]
 
-    def kept(self) -> dict[str, Tensor]:
-        """Residual and Q by parameter; what decides the random numbers is kept beside every parameter."""
+    def checkpoint_tensors(self) -> dict[str, Tensor]:
+        """Residual and Q by parameter; what decides the random numbers is stored with every parameter."""
         names, residuals = self.layout.names, self.layout.views(self.values) if self.feeds_back else []
         found: dict[str, Tensor] = {}
         for group, own in zip(self.groups, self.q.sent, strict=True):
@@ -101,7 +101,7 @@ class PowerSgdState(AggregatorState):
         """See the base."""
         self.watch.raise_if_marked()
 
-    def left_over(self) -> Tensor | None:
+    def total_residual(self) -> Tensor | None:
         """The own residual, in the layout's order; None without feedback."""
         if self.feeds_back:
             return self.values.clone()

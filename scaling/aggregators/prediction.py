@@ -9,7 +9,7 @@ from typing import Literal
 from scaling.collectives.plan import Codec, Exchange, Stage, Update
 from scaling.collectives.ring import ring
 from scaling.collectives.schedule import Schedule, Transfer
-from scaling.collectives.split_at_reduction import halves
+from scaling.collectives.split_at_reduction import split_at_reduction
 
 
 def native_all_reduce(
@@ -32,7 +32,7 @@ def sent_elements(schedule: Schedule, num_elements: int, rank: int) -> int:
 
 def stepped_by_owners(schedule: Schedule, num_elements: int, world_size: int) -> list[Stage]:
     """A schedule cut where its sums are complete, with the owners' step between the halves."""
-    reduction, distribution, owners = halves(schedule)
+    reduction, distribution, owners = split_at_reduction(schedule)
     bounds = schedule.bounds(num_elements)
     owned = [0] * world_size
     for chunk, owner in enumerate(owners):

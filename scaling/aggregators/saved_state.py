@@ -1,8 +1,8 @@
 """What aggregators save: tensors by parameter, which any bucket with that parameter takes over.
 
-A state's `kept` names its tensors. `kind/parameter`, such as `residual/conv.weight`, is a parameter's own: it
-is found again whatever bucket the parameter then lies in, and in whatever order. A name without "/" is of a
-bucket as a whole, and is found by the bucket's number alone, in a bucket of the same layout.
+A state's `checkpoint_tensors` names its tensors. `kind/parameter`, such as `residual/conv.weight`, belongs to
+a parameter: it is found again whatever bucket the parameter is in then, and in whatever order. A name without
+"/" belongs to a bucket as a whole, and is found by the bucket's number, in a bucket of the same layout.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ BUCKET = "bucket"
 
 def named(kind: str, parameters: Iterable[str], tensors: Iterable[Tensor]) -> dict[str, Tensor]:
     """Each parameter's tensor of that kind; parameters without one, the last, are left out."""
-    return {f"{kind}{SEPARATOR}{name}": one for name, one in zip(parameters, tensors, strict=False)}
+    return {f"{kind}{SEPARATOR}{name}": tensor for name, tensor in zip(parameters, tensors, strict=False)}
 
 
-def found(saved: Mapping[str, Tensor], name: str, shape: Sequence[int]) -> Tensor:
+def saved_tensor(saved: Mapping[str, Tensor], name: str, shape: Sequence[int]) -> Tensor:
     """The saved tensor of that name.
 
     Raises:
@@ -52,30 +52,30 @@ def found(saved: Mapping[str, Tensor], name: str, shape: Sequence[int]) -> Tenso
     return tensor
 
 
-def whose(layout: BucketLayout) -> dict[str, Tensor]:
-    """Of which bucket the tensors are that belong to one as a whole; to be saved beside them."""
+def layout_digest(layout: BucketLayout) -> dict[str, Tensor]:
+    """The digest of a layout by its name; saved with tensors that belong to a bucket as a whole."""
     return {BUCKET: torch.tensor(list(layout.digest()), dtype=torch.uint8)}
 
 
-def require_own(layout: BucketLayout, saved: Mapping[str, Tensor]) -> None:
+def require_same_layout(layout: BucketLayout, saved: Mapping[str, Tensor]) -> None:
     """Raises CheckpointError where what was saved of a bucket as a whole is not of this one."""
-    ours = whose(layout)[BUCKET]
-    if not torch.equal(found(saved, BUCKET, ours.shape).cpu(), ours):
+    ours = layout_digest(layout)[BUCKET]
+    if not torch.equal(saved_tensor(saved, BUCKET, ours.shape).cpu(), ours):
         raise CheckpointError(
             "the saved state of the aggregator belongs to a bucket of other parameters, or in another order, "
             f"than {', '.join(layout.names):.200}; continue with what it was saved with, or begin anew"
         )
 
 
-def take_over(kept: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
+def load_into(tensors: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
     """Copies what was saved into tensors of the same names, in place: all of it or nothing.
 
     Raises:
         CheckpointError: one is missing, or has another shape.
     """
-    tensors = [found(saved, name, own.shape) for name, own in kept.items()]
-    for own, tensor in zip(kept.values(), tensors, strict=True):
-        own.copy_(tensor)
+    sources = [saved_tensor(saved, name, tensor.shape) for name, tensor in tensors.items()]
+    for tensor, source in zip(tensors.values(), sources, strict=True):
+        tensor.copy_(source)
 
 
 def save_buckets(states: Sequence[AggregatorState]) -> dict[str, dict[str, Tensor]]:
@@ -90,7 +90,7 @@ def load_buckets(states: Sequence[AggregatorState], saved: Mapping[str, Mapping[
         CheckpointError: a bucket lacks something.
     """
     by_parameter = {
-        name: one for tensors in saved.values() for name, one in tensors.items() if SEPARATOR in name
+        name: tensor for tensors in saved.values() for name, tensor in tensors.items() if SEPARATOR in name
     }
     for number, state in enumerate(states):
         state.load_state_dict(by_parameter | dict(saved.get(str(number), {})))

@@ -25,7 +25,7 @@ from scaling.collectives.listing import schedule
 from scaling.collectives.ring import ring
 from scaling.collectives.schedule import Schedule
 from scaling.collectives.sharded_owners import sharded_owners
-from scaling.collectives.split_at_reduction import halves
+from scaling.collectives.split_at_reduction import split_at_reduction
 from scaling.collectives.tree import tree
 from scaling.errors import ScheduleError
 from scaling.process_group import Group
@@ -86,7 +86,7 @@ class Scheduled(Aggregator[ScheduledState]):
         schedule = self.schedule(group.world_size, layout)
         if self.update_site == "replica":
             return ScheduledState(group, layout, bound(schedule), None, [(0, n)] if n else [])
-        reduction, distribution, owners = halves(schedule)
+        reduction, distribution, owners = split_at_reduction(schedule)
         return ScheduledState(
             group, layout, bound(reduction), bound(distribution), _spans(schedule, owners, group.rank, n)
         )

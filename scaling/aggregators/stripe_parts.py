@@ -21,7 +21,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from scaling.aggregators.saved_state import found, named
+from scaling.aggregators.saved_state import named, saved_tensor
 from scaling.bucket import BucketLayout
 from scaling.errors import CheckpointError
 from scaling.process_group import Group
@@ -61,7 +61,7 @@ class StripeParts:
         return named(PART, self.layout.names, parts)
 
     def borders_by_name(self) -> dict[str, Tensor]:
-        """To be saved beside the parts."""
+        """To be saved with the parts."""
         return named(BORDERS, self.layout.names, [torch.tensor(one) for one in self.borders])
 
     def handed_over(
@@ -79,7 +79,7 @@ class StripeParts:
         """
         before = [self._found_borders(saved, number) for number in range(len(self.layout.names))]
         parts = [
-            found(saved, f"{PART}/{name}", [borders[group.rank + 1] - borders[group.rank]])
+            saved_tensor(saved, f"{PART}/{name}", [borders[group.rank + 1] - borders[group.rank]])
             for name, borders in zip(self.layout.names, before, strict=True)
         ]
         if before == self.borders:
@@ -99,7 +99,7 @@ class StripeParts:
     def _found_borders(self, saved: Mapping[str, Tensor], number: int) -> list[int]:
         """Where the parts of a parameter began."""
         name, ours = f"{BORDERS}/{self.layout.names[number]}", self.borders[number]
-        borders: list[int] = found(saved, name, [len(ours)]).tolist()
+        borders: list[int] = saved_tensor(saved, name, [len(ours)]).tolist()
         if borders[0] != 0 or borders[-1] != ours[-1] or any(a > b for a, b in pairwise(borders)):
             raise CheckpointError(
                 f"the saved state of the aggregator has {name!r} {borders}, for a parameter of {ours[-1]} "

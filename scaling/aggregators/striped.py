@@ -42,7 +42,7 @@ import torch
 from torch import Tensor
 
 from scaling.aggregators.base import Aggregator, AggregatorState, PhaseMarker, Span, unmarked
-from scaling.aggregators.own_momentum import alone
+from scaling.aggregators.own_momentum import single_rank_result
 from scaling.aggregators.prediction import encoded_stripes
 from scaling.aggregators.same_layout import require_same_layout
 from scaling.aggregators.stripe_parts import StripeParts
@@ -93,11 +93,11 @@ class StripesState(AggregatorState):
         """See the base."""
         self.watch.raise_if_marked()
 
-    def kept(self) -> dict[str, Tensor]:
+    def checkpoint_tensors(self) -> dict[str, Tensor]:
         """See the base; with the own part of each parameter's stripe residual, flat."""
         if self.parts is None:
-            return super().kept()
-        return super().kept() | self.parts.own(self.stripe_residual.view(-1), self.group.rank)
+            return super().checkpoint_tensors()
+        return super().checkpoint_tensors() | self.parts.own(self.stripe_residual.view(-1), self.group.rank)
 
     def state_dict(self) -> dict[str, Tensor]:
         """See the base; with the borders of all ranks' parts."""
@@ -108,7 +108,7 @@ class StripesState(AggregatorState):
         handed = self.parts.handed_over(tensors, self.group, self.result.device) if self.parts else {}
         super().load_state_dict(tensors | handed)
 
-    def left_over(self) -> Tensor | None:
+    def total_residual(self) -> Tensor | None:
         """The own residual, plus that of the own stripe's sum; None with momentum, whose law is another."""
         return None if self.momentum.numel() else self.withheld()
 
@@ -208,7 +208,7 @@ class Striped(Aggregator[StripesState]):
     def aggregate(self, state: StripesState, gradient: Tensor, phase: PhaseMarker = unmarked) -> Tensor:
         """Returns the mean of the twice encoded gradients, in the gradient's type."""
         if state.group.world_size == 1 or not gradient.numel():
-            return alone(gradient, state.momentum, self.own_momentum(), state.result)
+            return single_rank_result(gradient, state.momentum, self.own_momentum(), state.result)
         with phase("encode"):
             self._encode_gradient(state, gradient)
         with phase("communicate"):

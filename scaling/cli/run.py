@@ -41,7 +41,7 @@ def run(
     """Run a study, or go on with one: finished cells are skipped. Ends with the report."""
     from scaling.store import ResultsFolder
     from scaling.study.cells import resolve
-    from scaling.study.libraries import carried
+    from scaling.study.libraries import runnable
     from scaling.study.overrides import load_study
     from scaling.study.pre_launch_prediction import PreLaunchPrediction
     from scaling.study.prepare import prepare, this_machine
@@ -54,7 +54,7 @@ def run(
     scope = scope_for(launcher, workers_per_node, world_size, os.environ)
     resolved = resolve(loaded, this_machine(scope.launcher.num_nodes))
     scope.require_cells(resolved)
-    here = carried(resolved, by_mpi=scope.launcher.is_mpi, world_size=world_size)
+    here = runnable(resolved, by_mpi=scope.launcher.is_mpi, world_size=world_size)
     folder = ResultsFolder(out or Path("results") / loaded.name)
     for text in resolved.notes:
         note(text)

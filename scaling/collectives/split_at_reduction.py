@@ -14,7 +14,7 @@ from scaling.collectives.schedule import Schedule, Step
 from scaling.errors import ScheduleError
 
 
-class Halves(NamedTuple):
+class SplitSchedule(NamedTuple):
     """A schedule's two halves.
 
     Attributes:
@@ -28,7 +28,7 @@ class Halves(NamedTuple):
     owners: tuple[int, ...]
 
 
-def halves(schedule: Schedule) -> Halves:
+def split_at_reduction(schedule: Schedule) -> SplitSchedule:
     """Cuts after the last step that adds.
 
     Raises:
@@ -41,7 +41,7 @@ def halves(schedule: Schedule) -> Halves:
     for step in steps[:cut]:
         places.run(step)
     owners = tuple(_owner(schedule, places, chunk) for chunk in range(schedule.num_chunks))
-    return Halves(
+    return SplitSchedule(
         replace(schedule, steps=tuple(steps[:cut])), replace(schedule, steps=tuple(steps[cut:])), owners
     )
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from scaling.aggregators.base import Aggregator
 from scaling.aggregators.scheduled import Scheduled
 from scaling.bucket import BucketLayout
-from scaling.collectives.split_at_reduction import halves
+from scaling.collectives.split_at_reduction import split_at_reduction
 from scaling.collectives.verify import Verification, verify
 from scaling.conformance.cases import smallest
 from scaling.conformance.run import Outcome
@@ -131,7 +131,7 @@ def check_schedule(aggregator: Scheduled, world_size: int, layout: BucketLayout)
     schedule.bounds(layout.num_elements)
     site = aggregator.site(layout)
     if site != "replica":
-        owners = halves(schedule).owners
+        owners = split_at_reduction(schedule).owners
         if site in ON_RANK_0 and set(owners) != {0}:
             chunk = next(chunk for chunk, owner in enumerate(owners) if owner)
             raise ScheduleError(

@@ -30,7 +30,7 @@ class Marks(Protocol):
     def phase(self, name: str) -> AbstractContextManager[None]:
         """A phase on the lane `main`."""
 
-    def beside(self, lane: Lane) -> PhaseMarker:
+    def on_lane(self, lane: Lane) -> PhaseMarker:
         """Marks phases on another lane, also from another thread."""
 
     def paused(self, *, until_beside_ends: bool = False) -> AbstractContextManager[None]:
@@ -47,7 +47,7 @@ class _Unmarked:
     def phase(self, name: str) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def beside(self, lane: Lane) -> PhaseMarker:
+    def on_lane(self, lane: Lane) -> PhaseMarker:
         return unmarked
 
     def paused(self, *, until_beside_ends: bool = False) -> AbstractContextManager[None]:
@@ -130,7 +130,7 @@ class PhaseRecorder:
         """
         return _Span(self, name, "main")
 
-    def beside(self, lane: Lane) -> PhaseMarker:
+    def on_lane(self, lane: Lane) -> PhaseMarker:
         """Marks phases on `lane`, which follow none that was marked there before; raises as `phase` does."""
         self._last.pop(lane, None)
         return lambda name: _Span(self, name, lane)

@@ -17,7 +17,7 @@ from scaling.errors import LaunchError
 HOW_TO_BRING = {
     "mpi": "it needs mpi4py (pip install 'scaling-study[mpi]'), and workers started by MPI: "
     "`mpirun -np N python -m scaling.worker STUDY`",
-    "horovod": "it needs Horovod beside this torch: `make horovod` builds it",
+    "horovod": "it needs Horovod with this torch: `make horovod` builds it",
 }
 """Library -> what to do where a launch does not have it."""
 

@@ -10,14 +10,14 @@ from torch import Tensor
 
 from scaling.errors import LaunchError
 from scaling.process_group.base import Group
-from scaling.process_group.carried import CarriedGroup
+from scaling.process_group.delegated import DelegatedGroup
 
 Compression = Literal["none", "fp16"]
 
 CARRIED = (torch.float32, torch.float64, torch.float16)
 
 
-class HorovodGroup(CarriedGroup):
+class HorovodGroup(DelegatedGroup):
     """Means over the ranks by `hvd.allreduce`, and the optimizer that takes them by itself.
 
     Args:
@@ -42,9 +42,9 @@ class HorovodGroup(CarriedGroup):
         Raises:
             LaunchError: Horovod is not there, or cannot start.
         """
-        carried = group.over("horovod")
-        assert isinstance(carried, HorovodGroup), "the launch offers Horovod under this name"
-        return carried
+        delegated = group.over("horovod")
+        assert isinstance(delegated, HorovodGroup), "the launch offers Horovod under this name"
+        return delegated
 
     def require_carried(self, dtype: torch.dtype, device: torch.device) -> None:
         """Refuses what this Horovod cannot average.

@@ -10,14 +10,14 @@ from torch import Tensor
 
 from scaling.errors import LaunchError
 from scaling.process_group.base import Group, Message
-from scaling.process_group.carried import CarriedGroup
+from scaling.process_group.delegated import DelegatedGroup
 
 SUMMED = (torch.float32, torch.float64, torch.int32, torch.int64)
 """Types that MPI adds. It knows no 16-bit floating point: mpi4py refuses float16, and handed the memory of
 bfloat16 it would add the raw bits."""
 
 
-class MpiGroup(CarriedGroup):
+class MpiGroup(DelegatedGroup):
     """All-reduce, broadcast and messages of host tensors by mpi4py's buffer calls.
 
     Args:
@@ -36,9 +36,9 @@ class MpiGroup(CarriedGroup):
         Raises:
             LaunchError: the launch was not started by MPI.
         """
-        carried = group.over("mpi")
-        assert isinstance(carried, MpiGroup), "the launch offers MPI under this name"
-        return carried
+        delegated = group.over("mpi")
+        assert isinstance(delegated, MpiGroup), "the launch offers MPI under this name"
+        return delegated
 
     def require_summed(self, dtype: torch.dtype) -> None:
         """Refuses a type whose values MPI cannot add.

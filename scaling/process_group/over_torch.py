@@ -52,24 +52,24 @@ class TorchGroup(Group):
     ) -> None:
         super().__init__(dist.get_rank(data), dist.get_world_size(data))
         self.data = data
-        self._alone: dist.ProcessGroup | None = None
+        self._single_rank_group: dist.ProcessGroup | None = None
         self._control = control
         self._ranks_on_this_host = ranks_on_this_host
         self._peer_access = peer_access
         self._has_failed = has_failed
         self._libraries = libraries or {}
-        self._carried: dict[str, Group] = {}
+        self._delegated: dict[str, Group] = {}
         self._registered: list[Tensor] = []
         self._can_access: bool | None = None
         self._barriers: HostCounters | None = None
 
-    def alone(self) -> dist.ProcessGroup:
+    def single_rank_group(self) -> dist.ProcessGroup:
         """A process group of this rank only, of the same library. Collective at first use."""
-        if self._alone is None:
+        if self._single_rank_group is None:
             backend = dist.get_backend(self.data)
             groups = [dist.new_group([rank], backend=backend) for rank in range(self.world_size)]
-            self._alone = groups[self.rank]
-        return self._alone
+            self._single_rank_group = groups[self.rank]
+        return self._single_rank_group
 
     def _exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
         operations = [dist.P2POp(dist.isend, tensor, peer, self.data) for peer, tensor in sends]
@@ -89,9 +89,9 @@ class TorchGroup(Group):
     def over(self, library: str) -> Group:
         if library not in self._libraries:
             return super().over(library)
-        if library not in self._carried:
-            self._carried[library] = self._libraries[library](self)
-        return self._carried[library]
+        if library not in self._delegated:
+            self._delegated[library] = self._libraries[library](self)
+        return self._delegated[library]
 
     def barrier(self) -> None:
         if self.world_size == 1:

@@ -1,5 +1,5 @@
-"""What a worker starts beside torch.distributed: MPI, Horovod, and how its ranks meet by them."""
+"""What a worker starts in addition to torch.distributed: MPI, Horovod, and how its ranks meet by them."""
 
-from scaling.runtime.libraries import Beside
+from scaling.runtime.libraries import LaunchLibraries
 
-__all__ = ["Beside"]
+__all__ = ["LaunchLibraries"]

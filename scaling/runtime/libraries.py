@@ -1,4 +1,4 @@
-"""The libraries of a launch beside torch.distributed, from its start to its end."""
+"""The libraries of a launch in addition to torch.distributed, from its start to its end."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from scaling.runtime.mpi import Mpi
 from scaling.runtime.workers import JOIN_TIMEOUT, Workers
 
 
-class Beside:
-    """What this process has beside torch.distributed. Under mpirun MPI is started first of all.
+class LaunchLibraries:
+    """What this process has in addition to torch.distributed. Under mpirun MPI is started first of all.
 
     Args:
         info: what the launcher says of this process.

@@ -1,4 +1,4 @@
-"""Which of a study's cells a launch can run: those whose aggregators are carried by a library that it has."""
+"""Which of a study's cells a launch can run: those with aggregators that need no library which it lacks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from scaling.study.cells import AnyCell, Cell, ResolvedStudy
 
 
 def libraries_of(cells: Iterable[AnyCell]) -> set[str]:
-    """The libraries that the cells' aggregators are carried by."""
+    """The libraries that the cells' aggregators use."""
     return {library for cell in cells if (library := _library(cell)) is not None}
 
 
@@ -25,7 +25,7 @@ def _library(cell: AnyCell) -> str | None:
 
 
 @dataclass(frozen=True)
-class Carried:
+class RunnableStudy:
     """A study as one launch can run it.
 
     Attributes:
@@ -58,7 +58,7 @@ def _line(library: str, aggregators: list[str]) -> str:
     return f"{runs} planned, since this launch lacks {library}: {HOW_TO_BRING[library]}"
 
 
-def carried(study: ResolvedStudy, *, by_mpi: bool, world_size: int | None = None) -> Carried:
+def runnable(study: ResolvedStudy, *, by_mpi: bool, world_size: int | None = None) -> RunnableStudy:
     """Leaves out what would fail cell by cell.
 
     Args:
@@ -84,4 +84,4 @@ def carried(study: ResolvedStudy, *, by_mpi: bool, world_size: int | None = None
             f"{study.name}: aggregator {cell.aggregator_label!r} cannot run in this launch: "
             f"{HOW_TO_BRING[lacking[first]]}; or leave it out"
         )
-    return Carried(rest, {key: lacking[key] for key in own if key in lacking})
+    return RunnableStudy(rest, {key: lacking[key] for key in own if key in lacking})

@@ -155,7 +155,7 @@ class _GraphMarks:
     def phase(self, name: str) -> AbstractContextManager[None]:
         return self._span(name, "main")
 
-    def beside(self, lane: Lane) -> Any:
+    def on_lane(self, lane: Lane) -> Any:
         return lambda name: self._span(name, lane)
 
     @contextmanager

@@ -148,7 +148,7 @@ class _PinnedFeeder:
     def _copy(self, into: int, marks: Marks) -> None:
         """Begins when the step before, which read that buffer, is done."""
         self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream), marks.beside("copy")("h2d"):
+        with torch.cuda.stream(self._stream), marks.on_lane("copy")("h2d"):
             for target, source in zip(self._buffers[into], next(self._ready), strict=True):
                 target.copy_(source, non_blocking=True)
 

@@ -190,7 +190,7 @@ class LayeredStep:
     @torch.no_grad()
     def _bring_together(self, bucket: _Bucket) -> None:
         """The mean of a bucket's gradients, and its update."""
-        phase = self._marks.beside("comm")
+        phase = self._marks.on_lane("comm")
         gradient = self._flat_gradient(bucket)
         mean = aggregate(self._aggregator, bucket.state, gradient, phase, self.record)
         assert mean is not None, "every replica takes the step"

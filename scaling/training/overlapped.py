@@ -109,7 +109,7 @@ class OverlappedStep:
         alone = self._path == "own" and not aggregator.exchanges
         self._ddp = self._forward = DistributedDataParallel(
             replica.module,
-            process_group=group.alone() if alone else group.data,
+            process_group=group.single_rank_group() if alone else group.data,
             bucket_cap_mb=bucket_mb,
             # Without it DDP waits for their gradients, for ever; with it it walks the graph of every step.
             find_unused_parameters=group.largest(len(self._unused)) > 0,
@@ -298,7 +298,7 @@ class _Buckets:
         self._unseen: set[int] = set()  # buckets that no step has had yet
         self.started = False
         self.record: Record | None = None
-        self._beside = _Beside(device)
+        self._side = _SideStream(device)
 
     @property
     def notes(self) -> list[str]:
@@ -352,7 +352,7 @@ class _Buckets:
             assert names == state.layout.names, "DDP has rebuilt its buckets again: residuals are of others"
             self._unseen.discard(bucket.index())
 
-        return self._beside.run(lambda: self._mean(state, buffer, marks.beside("comm")), buffer)
+        return self._side.run(lambda: self._mean(state, buffer, marks.on_lane("comm")), buffer)
 
     @torch.no_grad()
     def _mean(self, state: AggregatorState, gradient: Tensor, phase: PhaseMarker) -> Tensor:
@@ -368,10 +368,10 @@ class _Buckets:
 
     def raise_failure(self) -> None:
         """Raises what an exchange of this step raised."""
-        self._beside.raise_failure()
+        self._side.raise_failure()
 
 
-class _Beside:
+class _SideStream:
     """Runs work one after the other beside the computation: on a stream, or in a thread of its own.
 
     DDP passes on no error of a future. So a failure is kept for the caller, and nothing is run after it: the

@@ -58,7 +58,7 @@ Batch = tuple[Tensor, Tensor]
 
 HINTS: dict[Law, str] = {
     "exact mean": "if it is meant to be lossy, set `lossy = True` in its class",
-    "residuals": "mend the codec or the aggregator's `left_over`, which is None without error feedback",
+    "residuals": "mend the codec or the aggregator's `total_residual`, which is None without error feedback",
     "error bound": "mend the codec or the aggregator's `error_bound`",
 }
 ASKED: dict[Law, str] = {

@@ -58,7 +58,7 @@ def run(label, world_size, layout_name="of a network", num_steps=NUM_STEPS, scal
         for step in range(num_steps):
             gradient = scale * gradients_of(group.rank, step, layout.num_elements)
             result = aggregator.aggregate(state, gradient).clone()
-            seen.append((result, state.left_over()))
+            seen.append((result, state.total_residual()))
         state.check()
         return seen
 

@@ -210,7 +210,7 @@ class TestBits:
                 total += aggregator.aggregate(state, gradient_of(group.rank, number)).double()
             sent = group.meter.bytes_sent
             assert sent == 3 * aggregator.wire_bytes(LAYOUT, world_size, group.rank, 4)
-            return total, state.left_over().double()
+            return total, state.total_residual().double()
 
         ranks = run_in_process(world_size, work)
         given = sum(gradient_of(rank, number).double() for rank in range(world_size) for number in range(3))
@@ -239,7 +239,7 @@ class TestBits:
                 group.meter.reset()
                 state = aggregator.start(LAYOUT, group, torch.float32, torch.device("cpu"))
                 mean = aggregator.aggregate(state, gradient_of(group.rank, 0).clone()).clone()
-                left = state.left_over()
+                left = state.total_residual()
                 assert left is None or not left.any()
                 results.append((mean, group.meter.bytes_sent))
             return results
@@ -264,7 +264,7 @@ class TestDoubleBuffering:
                 if number == stop_after:
                     saved, state = state.state_dict(), started()
                     state.load_state_dict(saved)
-            return means, state.left_over()
+            return means, state.total_residual()
 
         return run_in_process(2, work)
 

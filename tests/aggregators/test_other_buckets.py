@@ -109,7 +109,7 @@ class Trained:
 
     def withheld(self):
         has_own = self.aggregator.name == "one_bit_momentum"
-        return self.by_name([one.withheld() if has_own else one.left_over() for one in self.states])
+        return self.by_name([one.withheld() if has_own else one.total_residual() for one in self.states])
 
 
 def total(ranks):

@@ -115,7 +115,7 @@ def test_on_a_gpu_it_is_what_it_is_on_a_cpu(rank):
                 gradient = torch.randn(layout.num_elements, generator=generator).to(device)
                 seen.append(PowerSgd(rank).aggregate(state, gradient).cpu().clone())
             state.check()
-            return [*seen, state.left_over().cpu()]
+            return [*seen, state.total_residual().cpu()]
 
         return run_in_process(2, work)[0]
 

@@ -166,7 +166,7 @@ class KeepsLess(StripedOneBit):
 
     def start(self, layout, group, dtype, device):
         state = StripedOneBit.start(self, layout, group, dtype, device)
-        state.left_over = state.residual.clone
+        state.total_residual = state.residual.clone
         return state
 
 

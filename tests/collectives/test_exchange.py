@@ -6,7 +6,7 @@ import torch
 from scaling.collectives.exchange import Exchange
 from scaling.collectives.listing import schedule
 from scaling.collectives.ring import ring
-from scaling.collectives.split_at_reduction import halves
+from scaling.collectives.split_at_reduction import split_at_reduction
 from scaling.collectives.star import star
 from scaling.errors import LaunchError, ScheduleError
 from scaling.process_group import run_in_process
@@ -121,7 +121,7 @@ class TestRun:
     @pytest.mark.parametrize("transport", TRANSPORTS)
     def test_two_exchanges_of_a_group_keep_out_of_each_others_way(self, transport):
         """As a reduction of gradients and a distribution of parameters do."""
-        reduction, distribution, _ = halves(star(3))
+        reduction, distribution, _ = split_at_reduction(star(3))
         gradients, parameters = values_of(3, 10, 1), values_of(3, 10, 2)
 
         def work(group):

@@ -7,7 +7,7 @@ from scaling.collectives.halving_doubling import halving_doubling
 from scaling.collectives.parts import Part, of_parts
 from scaling.collectives.ring import ring
 from scaling.collectives.shuffle import shuffle
-from scaling.collectives.split_at_reduction import halves
+from scaling.collectives.split_at_reduction import split_at_reduction
 from scaling.collectives.star import star
 from scaling.collectives.stripes import stripes
 from scaling.collectives.tree import tree
@@ -64,7 +64,8 @@ class TestParts:
 
     def test_sums_with_one_owner_each_can_be_stepped_there(self, world_size):
         parts = [Part(5, shuffle(world_size, [i % world_size])) for i in range(4)]
-        assert halves(of_parts("owners", world_size, parts)).owners == tuple(i % world_size for i in range(4))
+        _, _, owners = split_at_reduction(of_parts("owners", world_size, parts))
+        assert owners == tuple(i % world_size for i in range(4))
 
 
 @pytest.mark.parametrize("world_size", WORLD_SIZES)

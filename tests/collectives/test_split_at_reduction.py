@@ -9,7 +9,7 @@ from scaling.collectives.listing import schedule
 from scaling.collectives.ring import ring
 from scaling.collectives.schedule import Schedule, Transfer
 from scaling.collectives.sharded_owners import assign_owners, sharded_owners
-from scaling.collectives.split_at_reduction import halves
+from scaling.collectives.split_at_reduction import split_at_reduction
 from scaling.collectives.star import star
 from scaling.errors import ScheduleError
 from tests.collectives.run_on_tensors import run_on_tensors
@@ -28,7 +28,7 @@ def integers(world_size, num_elements):
 class TestCut:
     def test_first_half_leaves_each_chunks_sum_at_its_owner(self, name, world_size):
         plan = schedule(name, world_size)
-        reduction, _, owners = halves(plan)
+        reduction, _, owners = split_at_reduction(plan)
         inputs = integers(world_size, 3 * plan.num_chunks)
         bounds, total = plan.bounds(3 * plan.num_chunks), torch.stack(inputs).sum(dim=0)
         results = run_on_tensors(reduction, inputs)
@@ -38,7 +38,7 @@ class TestCut:
 
     def test_second_half_brings_what_owners_hold_to_all_ranks(self, name, world_size):
         plan = schedule(name, world_size)
-        _, distribution, owners = halves(plan)
+        _, distribution, owners = split_at_reduction(plan)
         inputs = integers(world_size, 3 * plan.num_chunks)
         bounds = plan.bounds(3 * plan.num_chunks)
         spans = [slice(a, b) for a, b in pairwise(bounds)]
@@ -47,7 +47,7 @@ class TestCut:
 
     def test_halves_together_are_the_schedule(self, name, world_size):
         plan = schedule(name, world_size)
-        reduction, distribution, owners = halves(plan)
+        reduction, distribution, owners = split_at_reduction(plan)
         assert [*reduction.steps, *distribution.steps] == list(plan.steps)
         assert not [t for step in distribution.steps for t in step if t.operation == "add"]
         assert len(owners) == plan.num_chunks
@@ -58,23 +58,23 @@ class TestCut:
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
 @pytest.mark.parametrize("name", AT_ROOT)
 def test_trees_and_stars_end_at_rank_0(name, world_size):
-    assert set(halves(schedule(name, world_size)).owners) == {0}
+    assert set(split_at_reduction(schedule(name, world_size)).owners) == {0}
 
 
 def test_owners_are_those_of_the_tensors():
     sizes = (5, 1, 7, 0, 3)
     for world_size in WORLD_SIZES:
         plan = sharded_owners(world_size, sizes)
-        assert halves(plan).owners == tuple(assign_owners(sizes, world_size))
-        assert halves(plan).distribution.chunk_elements == sizes
+        assert split_at_reduction(plan).owners == tuple(assign_owners(sizes, world_size))
+        assert split_at_reduction(plan).distribution.chunk_elements == sizes
 
 
 def test_every_rank_of_a_ring_owns_a_chunk():
-    assert sorted(halves(ring(5)).owners) == [0, 1, 2, 3, 4]
+    assert sorted(split_at_reduction(ring(5)).owners) == [0, 1, 2, 3, 4]
 
 
 def test_host_memory_can_be_the_owner():
-    assert halves(schedule("host_serial", 3)).owners == (3,)
+    assert split_at_reduction(schedule("host_serial", 3)).owners == (3,)
 
 
 def test_copies_between_adds_stay_in_the_first_half():
@@ -84,7 +84,7 @@ def test_copies_between_adds_stay_in_the_first_half():
         (Transfer(2, 1, 0, 1, "add"),),
         (Transfer(1, 0, 0, 1, "copy"), Transfer(1, 2, 0, 1, "copy")),
     )
-    reduction, distribution, owners = halves(Schedule("made up", 3, 1, steps))
+    reduction, distribution, owners = split_at_reduction(Schedule("made up", 3, 1, steps))
     assert (len(reduction.steps), len(distribution.steps), owners) == (3, 1, (1,))
 
 
@@ -92,10 +92,10 @@ def test_copies_between_adds_stay_in_the_first_half():
 def test_sums_complete_in_several_places_are_refused_with_the_places(world_size):
     message = "recursive_doubling: after the last add the sum of chunk 0 is complete at rank 0, rank 1"
     with pytest.raises(ScheduleError, match=rf"{message}.*; .* it must be in one place"):
-        halves(schedule("recursive_doubling", world_size))
+        split_at_reduction(schedule("recursive_doubling", world_size))
 
 
 def test_sum_that_is_complete_nowhere_is_refused():
     cut_short = Schedule("made up", 3, 1, tuple(list(star(3).steps)[:1]))
     with pytest.raises(ScheduleError, match=r"made up: .* sum of chunk 0 is complete nowhere; "):
-        halves(cut_short)
+        split_at_reduction(cut_short)

@@ -98,7 +98,7 @@ class TestMarksAreUsedAgain:
     def step(self, clock, recorder) -> None:
         with recorder.step(split=True) as marks:
             for phase in ("forward", "backward"):
-                with marks.phase(phase), marks.beside("comm")("communicate"):
+                with marks.phase(phase), marks.on_lane("comm")("communicate"):
                     clock.now_s += 1
                     if phase == "backward":
                         with marks.paused():
@@ -170,7 +170,7 @@ class TestPhasesThatFollowEachOther:
         clock.chain_s = 1.0
         with recorder.step(split=True) as marks:
             for _ in range(2):
-                phase = marks.beside("comm")
+                phase = marks.on_lane("comm")
                 with phase("communicate"):
                     clock.now_s += 1
                 with phase("reduce"):

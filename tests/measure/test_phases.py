@@ -19,7 +19,7 @@ class TestUnsplitSteps:
     def test_they_have_a_length_and_no_spans(self, clock, recorder):
         with recorder.step(split=False) as marks:
             clock.now_s += 1
-            with marks.phase("forward"), marks.beside("comm")("communicate"), marks.paused():
+            with marks.phase("forward"), marks.on_lane("comm")("communicate"), marks.paused():
                 clock.now_s += 2
         (sample,) = recorder.take()
         assert (sample.step_s, sample.spans) == (3, None)
@@ -74,9 +74,9 @@ class TestMainLane:
 class TestLanesBeside:
     def test_they_run_under_main_and_under_each_other(self, clock, recorder):
         with recorder.step(split=True) as marks, marks.phase("backward"):
-            with marks.beside("comm")("communicate"):
+            with marks.on_lane("comm")("communicate"):
                 clock.now_s += 1
-                with marks.beside("copy")("h2d"):
+                with marks.on_lane("copy")("h2d"):
                     clock.now_s += 2
             clock.now_s += 4
         assert spans_of(recorder) == [
@@ -87,7 +87,7 @@ class TestLanesBeside:
 
     def test_another_thread_may_mark_them(self, clock, recorder):
         def exchange() -> None:
-            with recorder.beside("comm")("communicate"):
+            with recorder.on_lane("comm")("communicate"):
                 clock.now_s += 5
 
         with recorder.step(split=True) as marks, marks.phase("backward"):
@@ -100,8 +100,8 @@ class TestLanesBeside:
         with (
             pytest.raises(ValueError, match="phase 'reduce' inside phase 'communicate'"),
             recorder.step(split=True) as marks,
-            marks.beside("comm")("communicate"),
-            marks.beside("comm")("reduce"),
+            marks.on_lane("comm")("communicate"),
+            marks.on_lane("comm")("reduce"),
         ):
             pass
 
@@ -126,7 +126,7 @@ class TestPaused:
     )
     def test_rest_of_the_phase_begins_when_the_lane_comm_is_done(self, clock, recorder, exchanged_s, rest):
         with recorder.step(split=True) as marks:
-            backward, exchange = marks.phase("backward"), marks.beside("comm")("communicate")
+            backward, exchange = marks.phase("backward"), marks.on_lane("comm")("communicate")
             pause = marks.paused(until_beside_ends=True)
             begun = [(0, backward.__enter__), (1, pause.__enter__), (1, exchange.__enter__)]
             ended = [(2, pause), (10, backward), (exchanged_s, exchange)]
@@ -174,7 +174,7 @@ class TestErrors:
                 clock.now_s += 5
                 inside = {
                     "phase": lambda: marks.phase("backward"),
-                    "beside": lambda: marks.beside("comm")("communicate"),
+                    "beside": lambda: marks.on_lane("comm")("communicate"),
                     "paused": marks.paused,
                 }[where]
                 with inside():
@@ -198,6 +198,6 @@ class TestErrors:
 def test_every_phase_may_be_marked_on_every_lane(recorder):
     with recorder.step(split=True) as marks:
         for phase in PHASES:
-            with marks.phase(phase), marks.beside("comm")(phase), marks.beside("copy")(phase):
+            with marks.phase(phase), marks.on_lane("comm")(phase), marks.on_lane("copy")(phase):
                 pass
     assert len(spans_of(recorder)) == 3 * len(PHASES)

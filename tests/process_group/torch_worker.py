@@ -112,13 +112,13 @@ def several_hosts(group: TorchGroup) -> dict[str, Any]:
 
 def alone(group: TorchGroup) -> dict[str, Any]:
     """A process group of each rank, in which nobody else is heard."""
-    own = group.alone()
+    own = group.single_rank_group()
     tensor = torch.full((3,), float(group.rank))
     dist.all_reduce(tensor, group=own)
     return {
         "place": [dist.get_rank(own), dist.get_world_size(own)],
         "library": dist.get_backend(own) == dist.get_backend(group.data),
-        "made_once": group.alone() is own,
+        "made_once": group.single_rank_group() is own,
         "values": tensor.tolist(),
     }
 

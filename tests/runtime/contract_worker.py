@@ -14,7 +14,7 @@ from scaling import conformance
 from scaling.aggregators.registry import create
 from scaling.bucket import BucketLayout
 from scaling.errors import LaunchError
-from scaling.runtime import Beside
+from scaling.runtime import LaunchLibraries
 from scaling.runtime.address import own_address
 from scaling.runtime.workers import Workers
 
@@ -63,9 +63,9 @@ def cast_mean(aggregator, group):
 
 def main(out, names):
     info = RankInfo.from_env(os.environ)
-    beside = Beside(info)
-    workers = Workers(info, beside.share(), own_address(info, os.environ))
-    beside.offer(workers)
+    libraries = LaunchLibraries(info)
+    workers = Workers(info, libraries.share(), own_address(info, os.environ))
+    libraries.offer(workers)
     group = workers.group(CPU)
 
     def run(world_size, work):
@@ -75,7 +75,7 @@ def main(out, names):
     seen: dict[str, Any] = {
         "launcher": info.launcher,
         "size": info.world_size,
-        "beside": beside.record(),
+        "beside": libraries.record(),
         "aggregators": {},
     }
     for name in names:

@@ -5,19 +5,19 @@ import sys
 import time
 
 from launchers.rank_info import RankInfo
-from scaling.runtime import Beside
+from scaling.runtime import LaunchLibraries
 
 
 def main(how):
     info = RankInfo.from_env(os.environ)
-    beside = Beside(info)
+    libraries = LaunchLibraries(info)
     if how == "wait":
         os.write(1, f"{os.getpid()}\n".encode())  # at once: the ranks' lines are not mixed
         time.sleep(600)
     if info.rank == info.world_size - 1:
         if how == "raise":
             raise RuntimeError("planted failure")
-        beside.end_all(3)
+        libraries.end_all(3)
         sys.exit(3)
     from mpi4py import MPI
 

@@ -8,7 +8,7 @@ from scaling.analysis.status import describe_status, status_table
 from scaling.errors import LaunchError
 from scaling.store import ResultsFolder
 from scaling.study.cells import Machine, resolve
-from scaling.study.libraries import carried
+from scaling.study.libraries import runnable
 from scaling.study.schema import parse_study
 
 
@@ -52,40 +52,40 @@ def names(of):
 @pytest.mark.parametrize("name", ["mpi", "mpi_one_bit"])
 def test_mpi_needs_workers_that_mpi_has_started(name):
     both = study("all_reduce", name)
-    assert carried(both, by_mpi=True).study == both
-    assert names(carried(both, by_mpi=False).study) == ["all_reduce"]
+    assert runnable(both, by_mpi=True).study == both
+    assert names(runnable(both, by_mpi=False).study) == ["all_reduce"]
 
 
 @pytest.mark.parametrize("by_mpi", [False, True])
 def test_horovod_needs_to_be_there_whoever_starts_the_workers(without_horovod, by_mpi):
     with pytest.raises(LaunchError, match=r"aggregator 'horovod\(compression=fp16\)' .*`make horovod`"):
-        carried(study({"name": "horovod", "compression": "fp16"}), by_mpi=by_mpi)
-    assert names(carried(study("horovod", "ring"), by_mpi=by_mpi).study) == ["ring"]
+        runnable(study({"name": "horovod", "compression": "fp16"}), by_mpi=by_mpi)
+    assert names(runnable(study("horovod", "ring"), by_mpi=by_mpi).study) == ["ring"]
 
 
 def test_others_need_nothing(without_horovod):
     four = study("none", "ring", "host_serial", "cntk")
-    assert carried(four, by_mpi=False).study == four
+    assert runnable(four, by_mpi=False).study == four
 
 
 def test_study_of_which_nothing_can_run_is_refused():
     with pytest.raises(LaunchError, match=r"mine: aggregator 'mpi' cannot run in this launch: .*mpirun"):
-        carried(study("mpi", "mpi_one_bit"), by_mpi=False)
+        runnable(study("mpi", "mpi_one_bit"), by_mpi=False)
 
 
 def test_world_size_of_which_nothing_can_run_is_refused():
     both = study("mpi", world_sizes=[1, 2])
     mixed = type(both)(both.name, both.repeats, both.cells | study("ring").cells, both.notes)
-    carried(mixed, by_mpi=False)
-    carried(mixed, by_mpi=False, world_size=2)
+    runnable(mixed, by_mpi=False)
+    runnable(mixed, by_mpi=False, world_size=2)
     with pytest.raises(LaunchError, match="aggregator 'mpi' cannot run in this launch"):
-        carried(mixed, by_mpi=False, world_size=1)
+        runnable(mixed, by_mpi=False, world_size=1)
 
 
 def test_runs_that_stay_planned_are_named_in_a_line_with_what_to_start_instead(without_horovod, folder):
     some = study("ring", "mpi", "mpi_one_bit", "horovod")
     results = folder(some)
-    lines = carried(some, by_mpi=False).leave_rest(results)
+    lines = runnable(some, by_mpi=False).leave_rest(results)
     assert sorted(line.partition(" since")[0] for line in lines) == [
         "2 runs of horovod stay planned,",
         "4 runs of mpi, mpi_one_bit stay planned,",
@@ -99,7 +99,7 @@ def test_runs_that_stay_planned_are_named_in_a_line_with_what_to_start_instead(w
 def test_only_what_is_planned_and_of_this_launchs_size_is_named(folder):
     some = study("ring", "mpi", world_sizes=[1, 2])
     results = folder(some)
-    here = carried(some, by_mpi=False, world_size=2)
+    here = runnable(some, by_mpi=False, world_size=2)
     (line,) = here.leave_rest(results)
     assert line.startswith("2 runs of mpi stay planned")
     done, failed = (record for record in results.runs() if record.reason is not None)
@@ -116,7 +116,7 @@ def test_status_says_what_the_runs_that_are_left_wait_for(folder):
     for record in results.runs():
         if record.cell["aggregator"] == "ring":
             results.finish_run(record, {})
-    carried(some, by_mpi=False).leave_rest(results)
+    runnable(some, by_mpi=False).leave_rest(results)
     rows = {row["aggregator"]: row for row in status_table(results)}
     assert (rows["ring"]["num_waiting"], rows["mpi"]["num_waiting"]) == (0, 2)
     text = " ".join(describe_status(list(rows.values())).split())

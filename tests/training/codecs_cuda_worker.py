@@ -112,11 +112,11 @@ def moved(aggregator: Aggregator[Any], state: Any, group: TorchGroup, device: to
     """How much what all ranks withhold changes in a bucket of another order; None where nothing is."""
     after = aggregator.start(BACKWARDS, group, torch.float32, device)
     after.load_state_dict(state.state_dict())
-    if state.left_over() is None:
+    if state.total_residual() is None:
         return None
     totals = []
     for one in (state, after):
-        total = one.left_over().clone()
+        total = one.total_residual().clone()
         group.all_reduce(total)
         totals.append(dict(zip(one.layout.names, one.layout.views(total), strict=True)))
     before, then = totals

@@ -116,7 +116,7 @@ def withheld(step: OverlappedStep) -> dict[str, Tensor]:
     """By parameter; nothing where nothing ever is."""
     kept: dict[str, Tensor] = {}
     for state in step._buckets._states:
-        flat = state.withheld() if hasattr(state, "withheld") else state.left_over()
+        flat = state.withheld() if hasattr(state, "withheld") else state.total_residual()
         if flat is not None:
             kept |= dict(zip(state.layout.names, state.layout.views(flat), strict=True))
     return kept

@@ -72,15 +72,15 @@ slow_network = Model("slow_network", SlowNetwork, None, "digits", "these tests",
 @contextmanager
 def hooks_that_block() -> Iterator[None]:
     """DDP's hooks return only when their exchange is done."""
-    run = overlapped._Beside.run
+    run = overlapped._SideStream.run
 
     def blocking(self, *arguments):
         future = run(self, *arguments)
         future.wait()
         return future
 
-    overlapped._Beside.run = blocking
+    overlapped._SideStream.run = blocking
     try:
         yield
     finally:
-        overlapped._Beside.run = run
+        overlapped._SideStream.run = run

@@ -59,7 +59,7 @@ class Named:
     def phase(self, name: str):
         return self._note("main", name)
 
-    def beside(self, lane: str):
+    def on_lane(self, lane: str):
         return lambda name: self._note(lane, name)
 
     def _note(self, lane: str, name: str):

@@ -103,7 +103,7 @@ def test_residuals_of_stripes_follow_into_other_buckets(old, new):
         kept = {}
         for bucket in step._buckets:
             layout = bucket.state.layout
-            kept |= dict(zip(layout.names, layout.views(bucket.state.left_over()), strict=True))
+            kept |= dict(zip(layout.names, layout.views(bucket.state.total_residual()), strict=True))
         return torch.cat([kept[name].double().flatten() for name in sorted(kept)])
 
     def work(group):

@@ -196,7 +196,7 @@ class TestPlantedFaults:
 
     @pytest.mark.parametrize(
         ("base", "hint"),
-        [(EfSign, "left_over"), (Fp16, "error_bound"), (Bf16, "error_bound"), (Sign, "error_bound")],
+        [(EfSign, "total_residual"), (Fp16, "error_bound"), (Bf16, "error_bound"), (Sign, "error_bound")],
     )
     def test_lossy_ones_are_told_what_to_mend(self, base, hint):
         with pytest.raises(ExchangeError, match=hint):

@@ -18,7 +18,7 @@ from launchers.processes import die_with_parent
 from launchers.rank_info import LAUNCHER_VARIABLE, RankError, RankInfo
 from scaling.errors import LaunchError
 from scaling.measure.probe.ranks import Prober, Write
-from scaling.runtime import Beside
+from scaling.runtime import LaunchLibraries
 from scaling.runtime.address import own_address
 from scaling.runtime.workers import Workers
 from topologies.detect import num_usable_cores
@@ -33,12 +33,12 @@ def main(arguments: list[str] | None = None) -> int:
         info = RankInfo.from_env(os.environ)
         os.environ.update(info.meeting_variables(os.environ))
         device = _device(info, options.device)
-        beside = Beside(info)
-        workers = Workers(info, beside.share(), own_address(info, os.environ))
+        libraries = LaunchLibraries(info)
+        workers = Workers(info, libraries.share(), own_address(info, os.environ))
     except (RankError, LaunchError) as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return 2
-    beside.offer(workers)
+    libraries.offer(workers)
     write = _writer(options.samples)
     num_threads = max(1, num_usable_cores() // info.local_world_size)
     group = workers.group(device, peer_access=not options.host_only)

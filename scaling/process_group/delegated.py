@@ -1,4 +1,4 @@
-"""A group whose ranks are another's, and part of whose messages another library carries."""
+"""A group with the ranks of another group, and another library for part of the messages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from scaling.process_group.base import Group, Message, PeerMemory
 
 
-class CarriedGroup(Group):
+class DelegatedGroup(Group):
     """The same ranks as `outer`, and its meter; what a subclass does not carry itself goes by `outer`."""
 
     def __init__(self, outer: Group) -> None:
