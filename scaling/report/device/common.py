@@ -231,7 +231,7 @@ def left_out_table(results: Results, named: Sequence[str]) -> Iterator[Table]:
         arm = next((arm.name for arm in arms_of(results) if arm.holds(cell)), cell.device)
         state = "failed" if failed else "left out"
         rows.append(
-            [*(_plain(cell.point.get(name, MISSING)) for name in named), arm, state, cell.reason or ""]
+            [*(plain(cell.point.get(name, MISSING)) for name in named), arm, state, cell.reason or ""]
         )
     yield Table(
         f"{results.experiment}: points without numbers, and why",
@@ -244,7 +244,8 @@ def left_out_table(results: Results, named: Sequence[str]) -> Iterator[Table]:
     )
 
 
-def _plain(value: object) -> str:
+def plain(value: object) -> str:
+    """A table's text of a variable: numbers of four digits and more with commas."""
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 

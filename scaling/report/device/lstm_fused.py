@@ -2,29 +2,174 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from scaling.analysis.formats import listed, percent
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
+
+from scaling.analysis.formats import listed, number
 from scaling.measure.statistics import Estimate
-from scaling.report.device.common import DEVICES, one_launch, range_of, times_of
-from scaling.report.device.lstm_data import (
-    DIFFERING,
-    PHASES,
-    Accuracy,
-    Comparison,
-    comparisons,
-    timed,
+from scaling.report.device.common import (
+    DEVICES,
+    left_out_table,
+    one_launch,
+    plain,
+    range_of,
+    short,
+    statistic,
+    time_and_interval_cell,
+    times_of,
 )
-from scaling.report.device.lstm_figures import figures
-from scaling.report.device.lstm_tables import score_text, tables
-from scaling.report.device.remarks import missing_remark
-from scaling.report.device.results import Results, fastest
+from scaling.report.device.lstm_accuracy import (
+    COLOURS,
+    IMPLEMENTATIONS,
+    MARKERS,
+    PRECISIONS,
+    accuracy_answer,
+    accuracy_figures,
+    accuracy_tables,
+    ordered,
+)
+from scaling.report.device.remarks import missing_remark, remarks
+from scaling.report.device.results import DeviceResult, Results, fastest
+from scaling.report.figures.draw import Drawn
+from scaling.report.figures.parts import WIDTH, add_tip, legend_below, set_title
+from scaling.report.figures.style import BLACK
+from scaling.report.tables import Column, Table, table_of
 
-__all__ = ["figures", "sentences", "tables"]
+VARIABLES = ("task", "width", "batch", "precision", "implementation")
+PHASES = {"step": "training", "evaluate": "evaluation", "predict": "prediction"}
+NAMES = {"elementary": "elementary operations", "cell": "LSTMCell loop", "fused": "fused nn.LSTM"}
+OTHERS = {"cell": "a loop over LSTMCell", "elementary": "elementary operations"}
+DEVICE_LOOKS: dict[str, dict[str, Any]] = {
+    "cuda": {"linestyle": "-"},
+    "cpu": {"linestyle": (0, (4, 2)), "markerfacecolor": "white"},
+}
+SPEED = (
+    "Samples a second over the mini-batch, a column of panels for each precision (columns batch, precision; "
+    "batch over iteration_s, evaluate_seconds and predict_seconds). Both axes are logarithmic. Training: an "
+    "optimizer update on samples on the device. Evaluation: forward pass, loss and right answers there. "
+    "Prediction: from host memory to host memory. A line is broken where a batch has no number."
+)
 
-MOST_NAMED = 3
-"""Combinations without an accuracy, in a sentence."""
+
+def rate(cell: DeviceResult | None, phase: str) -> float | None:
+    """Samples a second of a phase; None where it was not measured."""
+    estimate = cell.estimate(phase) if cell else None
+    return cell.point["batch"] / estimate.median if cell and estimate and estimate.median > 0 else None
+
+
+def timed(results: Results) -> dict[str, Any]:
+    """Task and width of the cells whose speed is shown over the batches; {} where there are none."""
+    width = results.parameters["width"]
+    real = [cell.point["task"] for cell in results.all(width=width) if cell.point["task"].endswith("-rows")]
+    return {"task": real[0], "width": width} if real else {}
+
+
+def tables(results: Results) -> Iterator[Table]:
+    """Speeds, accuracies, and what was left out."""
+    points: dict[tuple[Any, ...], dict[str, DeviceResult]] = {}
+    for cell in ordered(results.cells):
+        key = tuple(cell.point[name] for name in VARIABLES)
+        points.setdefault(key, {}).setdefault(cell.device, cell)
+    columns: list[Column[Mapping[str, DeviceResult]]] = [
+        Column(name, lambda cells, name=name: plain(next(iter(cells.values())).point[name]))  # type: ignore[misc]
+        for name in VARIABLES
+    ]
+    for device in (name for name in DEVICES if results.all(name) or name in results.missing):
+        columns += _device_columns(device)
+    yield table_of(
+        f"{results.experiment}: speed of one LSTM layer",
+        statistic(results),
+        columns,
+        points.values(),
+        remarks=remarks(results),
+        cells=[[cells[device].cell_id for device in DEVICES if device in cells] for cells in points.values()],
+        section="devices",
+    )
+    yield from accuracy_tables(results)
+    yield from left_out_table(results, VARIABLES)
+
+
+def _device_columns(device: str) -> Iterator[Column[Mapping[str, DeviceResult]]]:
+    def text(phase: str) -> Any:
+        return lambda cells: number(rate(cells.get(device), phase))
+
+    def step(cells: Mapping[str, DeviceResult]) -> str:
+        return time_and_interval_cell(cells[device].estimate() if device in cells else None)
+
+    yield Column(f"{DEVICES[device]}: ms a training step", step)
+    for phase, name in PHASES.items():
+        yield Column(f"{DEVICES[device]}: {name}, samples/s", text(phase))
+
+
+def figures(results: Results) -> Iterator[Drawn]:
+    """Speeds, then accuracies."""
+    chosen = timed(results)
+    if chosen and any(cell.estimate() for cell in results.all(**chosen)):
+        title = f"{results.experiment}: speed on {chosen['task']}, width {chosen['width']}"
+        yield Drawn(f"device-{results.slug}-speed", title, SPEED, _draw_speeds(results, chosen, title))
+    yield from accuracy_figures(results)
+
+
+def _draw_speeds(results: Results, chosen: dict[str, Any], title: str) -> Figure:
+    precisions = [name for name in PRECISIONS if results.all(**chosen, precision=name)]
+    figure = Figure(figsize=(WIDTH, 6.2), layout="constrained")
+    set_title(figure, title)
+    panels = figure.subplots(len(PHASES), len(precisions), squeeze=False, sharex=True, sharey="row")
+    batches = sorted({cell.point["batch"] for cell in results.all(**chosen)})
+    for row, (phase, name) in enumerate(PHASES.items()):
+        for axes, precision in zip(panels[row], precisions, strict=True):
+            _speed_lines(axes, results, {**chosen, "precision": precision}, phase)
+            _speed_axes(axes, batches)
+        panels[row][0].set_ylabel(f"{name}, samples/s")
+    for axes, precision in zip(panels[0], precisions, strict=True):
+        axes.set_title(precision, loc="left")
+    for axes in panels[-1]:
+        axes.set_xlabel("batch")
+    ways = [
+        _handle(MARKERS[w], NAMES[w], color=COLOURS[w])
+        for w in IMPLEMENTATIONS
+        if results.all(implementation=w)
+    ]
+    devices = [
+        _handle("o", DEVICES[d], color=BLACK, **DEVICE_LOOKS[d]) for d in DEVICE_LOOKS if results.all(d)
+    ]
+    legend_below(figure, [*ways, *devices])
+    return figure
+
+
+def _handle(marker: str, label: str, **look: Any) -> Line2D:
+    return Line2D([], [], marker=marker, markersize=4, label=label, **look)
+
+
+def _speed_axes(axes: Axes, batches: Sequence[int]) -> None:
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.xaxis.set_major_locator(FixedLocator(list(batches)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_major_locator(LogLocator(numticks=6))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_minor_locator(NullLocator())
+
+
+def _speed_lines(axes: Axes, results: Results, chosen: dict[str, Any], phase: str) -> None:
+    for device, device_name in DEVICES.items():
+        for way in IMPLEMENTATIONS:
+            cells = ordered(results.all(device, **chosen, implementation=way))
+            rates = [(cell.point["batch"], rate(cell, phase) or math.nan) for cell in cells]
+            look = {"color": COLOURS[way], "marker": MARKERS[way], **DEVICE_LOOKS[device]}
+            axes.plot([b for b, _ in rates], [r for _, r in rates], markersize=4, linewidth=1.2, **look)
+            for batch, value in rates:
+                if not math.isnan(value):
+                    add_tip(
+                        axes, batch, value, f"{device_name}, {NAMES[way]}, {batch}: {value:,.0f} samples/s"
+                    )
 
 
 def sentences(results: Results) -> Iterator[str]:
@@ -35,188 +180,93 @@ def sentences(results: Results) -> Iterator[str]:
             yield from _precisions(results, chosen, device)
         yield from _devices(results, chosen)
     yield from missing_remark(results)
-    compared = comparisons(results)
-    if compared:
-        told = " ".join(_answer(one) for one in compared)
-        after = f"After {results.parameters['steps']} steps: {told}"
-        yield (
-            f"Does the accuracy change with the implementation or the precision? {_verdict(compared)}{after}"
-        )
+    yield from accuracy_answer(results)
+
+
+Pairs = dict[int, tuple[Estimate, Estimate]]
+"""Batch -> a phase's time of the other way and of fused in float32, where both were measured; ascending."""
 
 
 def _implementations(results: Results, chosen: dict[str, Any], device: str) -> Iterator[str]:
-    names = {"cell": "a loop over LSTMCell", "elementary": "elementary operations"}
-    found = {
-        (phase, way): pairs
+    pairs = {
+        (phase, way): own
         for phase in PHASES
-        for way in names
-        if (pairs := _pairs(results, chosen, device, phase, {"implementation": way}, precision="float32"))
+        for way in OTHERS
+        if (own := _pairs(results, chosen, device, phase, implementation=way))
     }
-    where, each = _at(results, chosen, found)
-    told = []
-    for phase, title in PHASES.items():
-        clauses = [
-            f"{range_of([*pairs.values()])} as fast as {names[way]}{each[own, way]}"
-            for (own, way), pairs in found.items()
-            if own == phase
-        ]
-        if clauses:
-            told.append(f"in {title} {listed(clauses)}")
-    if told:
+    where, batches = _at(results, chosen, pairs)
+    phases: dict[str, list[str]] = {}
+    for (phase, way), own in pairs.items():
+        ratio = range_of([*own.values()])
+        phases.setdefault(phase, []).append(f"{ratio} as fast as {OTHERS[way]}{batches[phase, way]}")
+    if phases:
+        clauses = [f"in {PHASES[phase]} {listed(ratios)}" for phase, ratios in phases.items()]
         yield (
             f"{_where(chosen, device)}, float32{where}: the fused LSTM is "
-            f"{'; '.join(told)}{one_launch(results)}."
+            f"{'; '.join(clauses)}{one_launch(results)}."
         )
 
 
 def _precisions(results: Results, chosen: dict[str, Any], device: str) -> Iterator[str]:
-    found = {
-        precision: pairs
+    pairs = {
+        precision: own
         for precision in ("float64", "float16")
-        if (
-            pairs := _pairs(results, chosen, device, "step", {"precision": precision}, implementation="fused")
-        )
+        if (own := _pairs(results, chosen, device, "step", precision=precision))
     }
-    where, each = _at(results, chosen, found)
-    told = []
-    for precision, pairs in found.items():
-        ratio = range_of([(own, other) for other, own in pairs.values()])
-        told.append(f"{ratio} as fast in {precision} as in float32{each[precision]}")
-    if told:
-        yield f"{_where(chosen, device)}{where}: the fused LSTM trains {listed(told)}{one_launch(results)}."
+    where, batches = _at(results, chosen, pairs)
+    clauses = []
+    for precision, own in pairs.items():
+        ratio = range_of([(fused, other) for other, fused in own.values()])
+        clauses.append(f"{ratio} as fast in {precision} as in float32{batches[precision]}")
+    if clauses:
+        trains = f"the fused LSTM trains {listed(clauses)}{one_launch(results)}."
+        yield f"{_where(chosen, device)}{where}: {trains}"
 
 
 def _where(chosen: dict[str, Any], device: str) -> str:
     return f"{chosen['task']}, width {chosen['width']}, on the {DEVICES[device]}"
 
 
-def _at(
-    results: Results, chosen: dict[str, Any], found: Mapping[Any, dict[int, Any]]
-) -> tuple[str, dict[Any, str]]:
+def _at(results: Results, chosen: dict[str, Any], pairs: Mapping[Any, Pairs]) -> tuple[str, dict[Any, str]]:
     """`, at batch 1,024`, if all comparisons are of these batches, and what each needs to be told.
 
     Nothing is told where these are all batches of the study.
     """
     every = {cell.point["batch"] for cell in results.all(**chosen)}
     each = {
-        key: "" if pairs.keys() == every else f" at batch {listed([f'{batch:,}' for batch in pairs])}"
-        for key, pairs in found.items()
+        key: "" if own.keys() == every else f" at batch {listed([f'{batch:,}' for batch in own])}"
+        for key, own in pairs.items()
     }
     if len(set(each.values())) == 1 and any(each.values()):
         return f",{next(iter(each.values()))}", dict.fromkeys(each, "")
     return "", each
 
 
-def _pairs(
-    results: Results,
-    chosen: dict[str, Any],
-    device: str,
-    phase: str,
-    other: dict[str, str],
-    **kept: str,
-) -> dict[int, tuple[Estimate, Estimate]]:
-    """Batch -> a phase's time of the other way and of the reference, where both were measured; ascending."""
-    reference: dict[str, Any] = {**chosen, "implementation": "fused", "precision": "float32", **kept}
-    found = {}
-    for cell in results.all(device, **reference):
-        batch = cell.point["batch"]
-        against = results.find(device, **{**reference, **other, "batch": batch})
-        own, others = cell.estimate(phase), against.estimate(phase) if against else None
-        if own and others:
-            found[batch] = (others, own)
-    return dict(sorted(found.items()))
+def _pairs(results: Results, chosen: dict[str, Any], device: str, phase: str, **other: str) -> Pairs:
+    reference = {**chosen, "implementation": "fused", "precision": "float32"}
+    fused, others = (
+        {
+            cell.point["batch"]: estimate
+            for cell in results.all(device, **point)
+            if (estimate := cell.estimate(phase))
+        }
+        for point in (reference, {**reference, **other})
+    )
+    return {batch: (others[batch], fused[batch]) for batch in sorted(fused.keys() & others.keys())}
 
 
 def _devices(results: Results, chosen: dict[str, Any]) -> Iterator[str]:
     """The GPU over the CPU, each with its fastest implementation in float32."""
-    told, is_whole = [], True
+    ratios, is_whole = [], True
     for batch in sorted({cell.point["batch"] for cell in results.all(**chosen)}):
-        own = results.all(**chosen, batch=batch, precision="float32")
-        cpu, gpu = (fastest([cell for cell in own if cell.device == device]) for device in ("cpu", "cuda"))
+        cells = results.all(**chosen, batch=batch, precision="float32")
+        cpu, gpu = (fastest([cell for cell in cells if cell.device == device]) for device in ("cpu", "cuda"))
         if cpu and gpu:
-            told.append(f"{times_of(cpu[1], gpu[1])} at batch {batch:,}")
-            is_whole = is_whole and all(cell.is_over for cell in own)
-    if told:
+            ratios.append(f"{times_of(cpu[1], gpu[1])} at batch {batch:,}")
+            is_whole = is_whole and all(cell.is_over for cell in cells)
+    if ratios:
         which = "" if is_whole else " of those measured so far"
         yield (
             f"{chosen['task']}, width {chosen['width']}, float32, the fastest implementation{which} on each: "
-            f"training on the GPU over the CPU, in samples a second, {listed(told)}{one_launch(results)}."
+            f"training on the GPU over the CPU, in samples a second, {listed(ratios)}{one_launch(results)}."
         )
-
-
-def _verdict(compared: Sequence[Comparison]) -> str:
-    """The answer in a few words, where all tasks and devices give one; "" otherwise."""
-    if not all(one.reference and one.noise is not None and len(one.accuracies) > 1 for one in compared):
-        return ""
-    if any(_beyond(one) for one in compared):
-        return "Yes, in part. "
-    return "Not beyond chance. "
-
-
-def _beyond(compared: Comparison) -> list[Accuracy]:
-    """Those that differ from the reference by more than chance; [] where that is not known."""
-    reference, noise = compared.reference, compared.noise
-    if reference is None or noise is None:
-        return []
-    return [
-        one
-        for one in compared.accuracies
-        if one is not reference and abs(one.difference(reference) or 0.0) > noise
-    ]
-
-
-def _answer(compared: Comparison) -> str:
-    """`mnist-rows on the GPU: No. ...`."""
-    reference, noise = compared.reference, compared.noise
-    where = f"{compared.task} on the {DEVICES[compared.device]}"
-    if reference is None:
-        return (
-            f"{where}: unknown, as the fused implementation in float32 has no accuracy{_spread(compared)}"
-            f"{_missing(compared)}."
-        )
-    known = {kind: compared.differences(kind) for kind in DIFFERING}
-    told = [_largest(kind, found) for kind, found in known.items() if found]
-    if not told:
-        return f"{where}: unknown, as nothing else was trained{_missing(compared)}."
-    if noise is None:
-        return f"{where}: with one seed it cannot be told from chance; {'; '.join(told)}."
-    beyond = _beyond(compared)
-    verdict = f"yes, for {listed([one.name for one in beyond])}" if beyond else "no change beyond chance"
-    unseen = "" if beyond else ", so that a smaller change would not be seen"
-    return (
-        f"{where}: {verdict}; fused in float32 reaches {score_text(reference)} over {len(reference.by_seed)} "
-        f"seeds, {'; '.join(told)}; two means of that many seeds differ by up to {100 * noise:.2f} points "
-        f"by chance{unseen}{_missing(compared)}."
-    )
-
-
-def _spread(compared: Comparison) -> str:
-    """What those that were trained reach, where there are several."""
-    means = sorted(one.mean for one in compared.accuracies)
-    if len(means) < 2:
-        return ""
-    low, high = percent(means[0], 2), percent(means[-1], 2)
-    return f"; the {len(means)} others that were trained reach {low} to {high}"
-
-
-def _largest(kind: str, found: Sequence[tuple[Accuracy, float]]) -> str:
-    one, difference = max(found, key=lambda pair: abs(pair[1]))
-    which = "both together" if kind == "combination" else f"another {kind}"
-    if difference == 0.0:
-        which = "both together" if kind == "combination" else f"other {kind}s"
-        return f"{which} reach the same number"
-    verb = "change" if kind == "combination" else "changes"
-    points = f"{100 * difference:+.2f}" if abs(difference) >= 0.00005 else "less than 0.01"
-    return f"{which} {verb} that by {points} points at most ({one.name})"
-
-
-def _missing(compared: Comparison) -> str:
-    told = []
-    for why, cells in (
-        ("not trained, as it would take too long", compared.left_out),
-        ("not measured yet", compared.unmeasured),
-    ):
-        names = [f"{cell.point['implementation']}, {cell.point['precision']}" for cell in cells]
-        short = "; ".join(names) if len(names) <= MOST_NAMED else f"{len(names)} other combinations"
-        told += [f"{why}: {short}"] if names else []
-    return f" ({'. '.join(told)})" if told else ""

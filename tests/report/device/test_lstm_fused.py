@@ -3,8 +3,8 @@
 import pytest
 
 from scaling.report.device import device_tables
-from scaling.report.device.lstm_data import comparisons, rate
-from scaling.report.device.lstm_fused import figures
+from scaling.report.device.lstm_accuracy import comparisons
+from scaling.report.device.lstm_fused import figures, rate
 from tests.report.device.conftest import sentences_of
 
 SECONDS = [[0.1] * 7]
@@ -61,7 +61,7 @@ class TestAccuracy:
         add("fused", "float32", REFERENCE)
         add("cell", "float32", {1: 0.91, 2: 0.93})
         (compared,) = comparisons(folder.results())
-        ((_, difference),) = compared.differences("implementation")
+        (difference,) = compared.differing("implementation").values()
         assert difference == pytest.approx(0.01)
 
     def test_spread_is_the_root_of_the_mean_variance(self, lstm):

@@ -1,0 +1,339 @@
+"""The accuracies of `lstm-fused`: every implementation and precision against fused in float32, by seed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
+
+from scaling.analysis.formats import MISSING, listed, percent
+from scaling.report.device.common import DEVICES
+from scaling.report.device.results import DeviceResult, Results
+from scaling.report.figures.draw import Drawn
+from scaling.report.figures.parts import WIDTH, add_tip, set_title
+from scaling.report.figures.style import BLACK, BLUE, GREY, ORANGE
+from scaling.report.tables import Column, Table, table_of
+
+IMPLEMENTATIONS = ("elementary", "cell", "fused")
+PRECISIONS = ("float64", "float32", "float16")
+COLOURS = {"elementary": ORANGE, "cell": BLUE, "fused": BLACK}
+MARKERS = {"elementary": "^", "cell": "s", "fused": "o"}
+
+Floats = npt.NDArray[np.float64]
+
+REFERENCE = "fused, float32"
+
+DIFFERING = {"implementation": (True, False), "precision": (False, True), "combination": (True, True)}
+"""What differs from the reference: whether the implementation does, and the precision."""
+
+NOISE = 3.0
+"""Accuracies that differ by no more standard errors of a difference of means are within the seeds' noise.
+
+Of the eight other combinations of a task one lies beyond by chance in about one study of twenty: Student's t
+with the 18 degrees of freedom of nine combinations of three seeds, at 5% shared by eight comparisons.
+"""
+
+NARROWEST = 1.0
+"""Of an axis of accuracies, in percentage points: where all seeds agree."""
+
+MOST_NAMED = 3
+"""Combinations without an accuracy, in a sentence."""
+
+CAPTION = (
+    "Accuracy on held-out samples after training (columns accuracy, accuracy_sd): a small marker for each "
+    "seed, a large one for their mean. The band is that of the fused implementation in float32: its mean and "
+    f"{NOISE:g} standard errors of a difference of two means, from the spread over seeds, to either side; "
+    "without that implementation's accuracy there is none."
+)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All accuracies of one task on one device.
+
+    Attributes:
+        task, device: as cells have them.
+        scores: accuracy, 0 to 1, by combination (`fused, float32`) and seed; NaN where a seed is missing.
+        cells: combination -> its cell, in the order of `scores`.
+        left_out: cells of the task's batch whose accuracy was not measured.
+        unmeasured: those that are still to be run.
+    """
+
+    task: str
+    device: str
+    scores: pd.DataFrame
+    cells: Mapping[str, DeviceResult]
+    left_out: list[DeviceResult]
+    unmeasured: list[DeviceResult]
+
+    def seeds(self, name: str) -> Floats:
+        """[num_seeds] accuracies of a combination."""
+        scores: Floats = self.scores.loc[[name]].to_numpy(dtype=np.float64)[0]
+        return np.asarray(scores[~np.isnan(scores)])
+
+    @property
+    def means(self) -> dict[str, float]:
+        """Combination -> mean over its seeds."""
+        return {str(name): float(mean) for name, mean in self.scores.mean(axis=1).items()}
+
+    @property
+    def seed_sd(self) -> float | None:
+        """The seeds' spread: the root of the mean variance over all combinations; None with one seed."""
+        variance = float(self.scores.var(axis=1).mean())
+        return None if math.isnan(variance) else math.sqrt(variance)
+
+    @property
+    def noise(self) -> float | None:
+        """What two means over the seeds differ by, had each its own seeds; a held-out sample at least."""
+        sd = self.seed_sd
+        if sd is None:
+            return None
+        samples = [float(count) for cell in self.cells.values() if (count := cell.fact("test_samples"))]
+        fewest = int(self.scores.count(axis=1).min())
+        return max(NOISE * sd * math.sqrt(2 / fewest), *(1 / count for count in samples), 0.0)
+
+    @property
+    def differences(self) -> dict[str, float]:
+        """Combination -> mean, over the seeds that both have, of its accuracy less the reference's.
+
+        Empty without the reference, which is not among them.
+        """
+        if REFERENCE not in self.cells:
+            return {}
+        less = self.scores.sub(self.scores.loc[REFERENCE]).drop(REFERENCE).mean(axis=1).dropna()
+        return {str(name): float(difference) for name, difference in less.items()}
+
+    def differing(self, kind: str) -> dict[str, float]:
+        """The differences of those that differ from the reference in that, and in nothing else.
+
+        Args:
+            kind: `implementation`, `precision`, or `combination` of both.
+        """
+        return {
+            name: difference
+            for name, difference in self.differences.items()
+            if tuple(a != b for a, b in zip(name.split(", "), REFERENCE.split(", "), strict=True))
+            == DIFFERING[kind]
+        }
+
+    @property
+    def beyond(self) -> list[str]:
+        """Those that differ from the reference by more than chance; [] where that is not known."""
+        noise = self.noise
+        return [name for name, less in self.differences.items() if noise is not None and abs(less) > noise]
+
+    def score_text(self, name: str) -> str:
+        """Of the seeds: their mean with its deviation."""
+        seeds = self.seeds(name)
+        mean = percent(float(seeds.mean()), 2)
+        return mean if len(seeds) < 2 else f"{mean} ± {100 * float(seeds.std(ddof=1)):.2f}"
+
+
+def comparisons(results: Results) -> list[Comparison]:
+    """One for each task and device with an accuracy, in the order of the tasks."""
+    compared = []
+    trained = {name: results.parameters[f"accuracy_{name}"] for name in ("width", "batch")}
+    for task in dict.fromkeys(cell.point["task"] for cell in ordered(results.cells)):
+        for device in DEVICES:
+            cells = ordered(results.all(device, task=task))
+            scored = {
+                name_of(cell): (cell, rows[0]) for cell in cells if (rows := cell.facts("accuracy_by_seed"))
+            }
+            scores = {name: pd.Series(row["y"], row["x"]) for name, (_, row) in scored.items()}
+            if scored:
+                compared.append(
+                    Comparison(
+                        task,
+                        device,
+                        pd.DataFrame(scores).T,
+                        {name: cell for name, (cell, _) in scored.items()},
+                        [cell for cell in cells if cell.fact("accuracy_left_out") is not None],
+                        [
+                            cell
+                            for cell in ordered(results.all(device, task=task, **trained))
+                            if not cell.is_over
+                        ],
+                    )
+                )
+    return compared
+
+
+def name_of(cell: DeviceResult) -> str:
+    """`fused, float32`."""
+    return f"{cell.point['implementation']}, {cell.point['precision']}"
+
+
+def ordered(cells: Sequence[DeviceResult]) -> list[DeviceResult]:
+    """By task, the synthetic one first, then width, batch, precision and implementation."""
+
+    def place(cell: DeviceResult) -> tuple[bool, int, int, int, int]:
+        point = cell.point
+        precision, implementation = point["precision"], point["implementation"]
+        sizes = int(point["width"]), int(point["batch"])
+        ranks = PRECISIONS.index(precision), IMPLEMENTATIONS.index(implementation)
+        return point["task"].endswith("-rows"), *sizes, *ranks
+
+    return sorted(cells, key=place)
+
+
+def accuracy_tables(results: Results) -> Iterator[Table]:
+    """A row a combination, with its difference from the reference."""
+    compared = comparisons(results)
+    if not compared:
+        return
+    columns: list[Column[tuple[Comparison, str, DeviceResult]]] = [
+        Column("task", lambda row: row[0].task),
+        Column("on", lambda row: DEVICES[row[0].device]),
+        Column("precision", lambda row: str(row[2].point["precision"])),
+        Column("implementation", lambda row: str(row[2].point["implementation"])),
+        Column("accuracy", lambda row: row[0].score_text(row[1])),
+        Column("difference, points", lambda row: _points(row[0], row[1])),
+        Column("logits", lambda row: _scientific(row[2].fact("logit_difference"))),
+    ]
+    items = [(one, name, cell) for one in compared for name, cell in one.cells.items()]
+    yield table_of(
+        f"{results.experiment}: accuracy on held-out samples after {results.parameters['steps']} steps",
+        f"Mean over {len(results.parameters['seeds'])} seeds with its standard deviation; difference: mean "
+        "over the seeds of what it is above that of the fused implementation in float32 on the same device. "
+        "Logits: largest difference from float64, untrained.",
+        columns,
+        items,
+        remarks=[_left_out(cell) for one in compared for cell in one.left_out],
+        cells=[[cell.cell_id] for _, _, cell in items],
+        section="devices",
+    )
+
+
+def _points(compared: Comparison, name: str) -> str:
+    difference = 0.0 if name == REFERENCE else compared.differences.get(name)
+    return MISSING if difference is None else f"{100 * difference:+.2f}"
+
+
+def _scientific(value: float | None) -> str:
+    return MISSING if value is None else f"{value:.1e}"
+
+
+def _left_out(cell: DeviceResult) -> str:
+    way = f"{cell.point['task']}, {DEVICES[cell.device]}, {name_of(cell)}"
+    return f"No accuracy of {way}: {cell.fact('accuracy_left_out')}."
+
+
+def accuracy_figures(results: Results) -> Iterator[Drawn]:
+    """A panel for each task and device, a line in it for each precision and implementation."""
+    compared = comparisons(results)
+    if not compared:
+        return
+    title = (
+        f"{results.experiment}: accuracy after {results.parameters['steps']} steps, width "
+        f"{results.parameters['accuracy_width']}, batch {results.parameters['accuracy_batch']}"
+    )
+    heights = [1.2 + len(one.cells) for one in compared]
+    figure = Figure(figsize=(WIDTH, 1.0 + 0.2 * sum(heights)), layout="constrained")
+    set_title(figure, title)
+    panels = figure.subplots(len(compared), 1, squeeze=False, height_ratios=heights)[:, 0]
+    for axes, one in zip(panels, compared, strict=True):
+        _draw(axes, one)
+        axes.set_title(f"{one.task}, {DEVICES[one.device]}", loc="left")
+    panels[-1].set_xlabel("accuracy on held-out samples, %")
+    yield Drawn(f"device-{results.slug}-accuracy", title, CAPTION, figure)
+
+
+def _draw(axes: Axes, compared: Comparison) -> None:
+    means, noise = compared.means, compared.noise
+    if REFERENCE in means and noise is not None:
+        middle = means[REFERENCE]
+        axes.axvspan(100 * (middle - noise), 100 * (middle + noise), color="#e6e6e6", linewidth=0)
+        axes.axvline(100 * middle, color=GREY, linewidth=0.8)
+    for place, (name, cell) in enumerate(compared.cells.items()):
+        way = cell.point["implementation"]
+        look: dict[str, Any] = {"color": COLOURS[way], "marker": MARKERS[way]}
+        seeds = 100 * compared.seeds(name)
+        small: dict[str, Any] = {"markersize": 3, "linestyle": "", "markerfacecolor": "none"}
+        axes.plot(seeds, [place] * len(seeds), **look, **small)
+        axes.plot([100 * means[name]], [place], **look, markersize=6)
+        add_tip(axes, 100 * means[name], place, f"{name}: {100 * means[name]:.2f}%")
+    axes.set_yticks(range(len(compared.cells)), list(compared.cells))
+    axes.set_ylim(len(compared.cells) - 0.5, -0.5)
+    low, high = axes.get_xlim()
+    missing = max(0.0, NARROWEST - (high - low)) / 2
+    axes.set_xlim(low - missing, high + missing)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+
+
+def accuracy_answer(results: Results) -> Iterator[str]:
+    """Whether the accuracy changes, of all tasks and devices."""
+    if compared := comparisons(results):
+        after = f"After {results.parameters['steps']} steps: {' '.join(_answer(one) for one in compared)}"
+        question = "Does the accuracy change with the implementation or the precision?"
+        yield f"{question} {_verdict(compared)}{after}"
+
+
+def _verdict(compared: Sequence[Comparison]) -> str:
+    """The answer in a few words, where all tasks and devices give one; "" otherwise."""
+    if not all(REFERENCE in one.cells and one.noise is not None and len(one.cells) > 1 for one in compared):
+        return ""
+    return "Yes, in part. " if any(one.beyond for one in compared) else "Not beyond chance. "
+
+
+def _answer(compared: Comparison) -> str:
+    """`mnist-rows on the GPU: no change beyond chance; ...`."""
+    where, noise = f"{compared.task} on the {DEVICES[compared.device]}", compared.noise
+    if REFERENCE not in compared.cells:
+        return (
+            f"{where}: unknown, as the fused implementation in float32 has no accuracy{_spread(compared)}"
+            f"{_missing(compared)}."
+        )
+    largest = [_largest(kind, differences) for kind in DIFFERING if (differences := compared.differing(kind))]
+    if not largest:
+        return f"{where}: unknown, as nothing else was trained{_missing(compared)}."
+    if noise is None:
+        return f"{where}: with one seed it cannot be told from chance; {'; '.join(largest)}."
+    beyond = compared.beyond
+    verdict = f"yes, for {listed(beyond)}" if beyond else "no change beyond chance"
+    unseen = "" if beyond else ", so that a smaller change would not be seen"
+    num_seeds = len(compared.seeds(REFERENCE))
+    return (
+        f"{where}: {verdict}; fused in float32 reaches {compared.score_text(REFERENCE)} over {num_seeds} "
+        f"seeds, {'; '.join(largest)}; two means of that many seeds differ by up to {100 * noise:.2f} points "
+        f"by chance{unseen}{_missing(compared)}."
+    )
+
+
+def _spread(compared: Comparison) -> str:
+    """What those that were trained reach, where there are several."""
+    means = sorted(compared.means.values())
+    if len(means) < 2:
+        return ""
+    low, high = percent(means[0], 2), percent(means[-1], 2)
+    return f"; the {len(means)} others that were trained reach {low} to {high}"
+
+
+def _largest(kind: str, differences: Mapping[str, float]) -> str:
+    name, difference = max(differences.items(), key=lambda pair: abs(pair[1]))
+    which = "both together" if kind == "combination" else f"another {kind}"
+    if difference == 0.0:
+        which = "both together" if kind == "combination" else f"other {kind}s"
+        return f"{which} reach the same number"
+    verb = "change" if kind == "combination" else "changes"
+    points = f"{100 * difference:+.2f}" if abs(difference) >= 0.00005 else "less than 0.01"
+    return f"{which} {verb} that by {points} points at most ({name})"
+
+
+def _missing(compared: Comparison) -> str:
+    reasons = []
+    for why, cells in (
+        ("not trained, as it would take too long", compared.left_out),
+        ("not measured yet", compared.unmeasured),
+    ):
+        names = [name_of(cell) for cell in cells]
+        short = "; ".join(names) if len(names) <= MOST_NAMED else f"{len(names)} other combinations"
+        reasons += [f"{why}: {short}"] if names else []
+    return f" ({'. '.join(reasons)})" if reasons else ""
