@@ -67,7 +67,7 @@ def predictions(
     machine = what_if(everything.machine, ["gpus=2x"])
     predictor, _ = everything.up_to(KNOWN_UP_TO).predictor(machine, strategy_of)
     measured = [
-        one for one in everything.cells if one.world_size == PREDICTED and not one.cell.get("twin", 0)
+        one for one in everything.cells if one.world_size == PREDICTED and not one.cell.get("aa_replicate", 0)
     ]
     if later:
         for one in (cell for path in later for cell in MeasuredFolder(ResultsFolder(path)).cells()):

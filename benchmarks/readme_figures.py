@@ -44,7 +44,7 @@ _SINGLE = re.compile(r"\(on 1 GPU: [\d.]+\)")
 
 def table(rows: list[Row]) -> str:
     """The README's table, of the rows of a summary."""
-    four = [row for row in rows if row["world_size"] == 4 and not row["twin"]]
+    four = [row for row in rows if row["world_size"] == 4 and not row["aa_replicate"]]
     columns = [
         {row["aggregator"]: row for row in four if row["peer_access"] is access} for access in (True, False)
     ]

@@ -75,6 +75,7 @@ class Axis:
         default: what it was in folders that lack it, and what None stands for.
         since: the schema version (`scaling.store.records`) that brought it. After the first one it is no part
             of a cell's identity while it has its default: cells that were measured before stay the same.
+        was: its key in the identity, where that was its name before.
         kinds: of cells that always have it; in others it may be missing.
         shared: with which cells.
         role: to the reader.
@@ -89,6 +90,7 @@ class Axis:
     dtype: str = "string"
     default: Any = None
     since: int = 1
+    was: str = ""
     kinds: tuple[str, ...] = TRAINED
     shared: Shared = Shared.ALL
     role: Role = Role.RECIPE
@@ -190,7 +192,7 @@ AXES: list[Axis] = [
     Axis("augmentation", default="none", since=2, kinds=_TRAINING, shared=_ALL & ~Shared.TIMED),
     Axis("batch_norm", default="replica", since=2),
     Axis("seed", "Int64", shared=_RATE, role=Role.REPETITION),
-    Axis("twin", "Int64", default=0, shared=Shared.FOLDERS, role=Role.NONE),
+    Axis("aa_replicate", "Int64", was="twin", default=0, shared=Shared.FOLDERS, role=Role.NONE),
 ]
 # fmt: on
 

@@ -2,7 +2,7 @@
 
 A column is the mean over the middle half of the split steps of all repeats, ordered by how long they took on
 the slowest rank, of the rank that the others wait for. Means of the same steps add up: the parts sum to
-`split_iteration_s`. Medians would not, and a mean over all steps is that of the few that were disturbed.
+`profiled_iteration_s`. Medians would not, and a mean over all steps is that of the few that were disturbed.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ class CellBudget:
     """A cell's budget, in seconds.
 
     Attributes:
-        columns_s: those of BUDGET_COLUMNS that the cell has; `unexplained_s` always.
-        split_iteration_s: the steps' length, to which they sum but for what is hidden.
-        looking_s: how much longer that is than the same mean of unsplit steps; negative where it is shorter;
-            None where the same steps are both, as in old folders.
+        columns_s: those of BUDGET_COLUMNS that the cell has; `unattributed_s` always.
+        profiled_iteration_s: the steps' length, to which they sum but for what is hidden.
+        profiling_overhead_s: how much longer that is than the same mean of unsplit steps; negative where
+            it is shorter; None where the same steps are both, as in old folders.
         skew_s: median over the split steps of how long after the first rank the last one arrived at the
             first exchange; None where that cannot be said.
     """
 
     columns_s: dict[str, float]
-    split_iteration_s: float
-    looking_s: float | None
+    profiled_iteration_s: float
+    profiling_overhead_s: float | None
     skew_s: float | None
 
     @property
-    def exposed_s(self) -> float | None:
+    def exchange_overhead_s(self) -> float | None:
         """All that the exchange adds to the step; None where the cell has none of it."""
         own = [self.columns_s[name] for name in EXPOSED if name in self.columns_s]
         return sum(own) if own else None
@@ -62,9 +62,9 @@ class CellBudget:
         """Its columns in the summary."""
         return {
             **self.columns_s,
-            "split_iteration_s": self.split_iteration_s,
-            "looking_s": self.looking_s,
-            "exposed_s": self.exposed_s,
+            "profiled_iteration_s": self.profiled_iteration_s,
+            "profiling_overhead_s": self.profiling_overhead_s,
+            "exchange_overhead_s": self.exchange_overhead_s,
             "skew_s": self.skew_s,
         }
 
@@ -81,7 +81,7 @@ def cell_budget(launches: Sequence[IterationLaunch]) -> CellBudget | None:
     return CellBudget(
         {name: float(np.mean([own[name] for own in values])) for name in _existing(launches)},
         split_s,
-        _looking_s(launches, split_s),
+        _profiling_overhead_s(launches, split_s),
         _skew_s(launches),
     )
 
@@ -92,7 +92,7 @@ def middle_half(order_by: Floats) -> NDArray[np.intp]:
     return np.argsort(order_by, kind="stable")[dropped : len(order_by) - dropped]
 
 
-def _looking_s(launches: Sequence[IterationLaunch], split_s: float) -> float | None:
+def _profiling_overhead_s(launches: Sequence[IterationLaunch], split_s: float) -> float | None:
     """`split_s` less the mean over the middle half of the unsplit steps, of the same ranks."""
     if any(step.iteration in launch.iterations for launch in launches for step in launch.split_steps[:1]):
         return None
@@ -105,11 +105,11 @@ def _existing(launches: Sequence[IterationLaunch]) -> list[str]:
     """The columns of phases that any rank marked, and of waiting in exchanges whose arrivals are known."""
     steps = [step for launch in launches for step in launch.split_steps]
     phases = {span.phase for step in steps for rank in step.ranks for span in rank.spans}
-    names = {"unexplained_s", *(PART_COLUMNS[PART_OF[phase]] for phase in phases)}
+    names = {"unattributed_s", *(PART_COLUMNS[PART_OF[phase]] for phase in phases)}
     if EXCHANGE in phases:
-        names.add("comm_hidden_s")
+        names.add("hidden_comm_s")
     if "h2d" in phases:
-        names.add("h2d_hidden_s")
+        names.add("hidden_h2d_s")
     if any(_lateness_s(launches)):
         names.add("wait_s")
     return [name for name in BUDGET_COLUMNS if name in names]
@@ -154,4 +154,4 @@ def _step_rows(cell: CellResult) -> Iterator[dict[str, Any]]:
 
 def _by_column(budget: StepBudget) -> dict[str, float]:
     parts = {PART_COLUMNS[part]: seconds for part, seconds in budget.parts_s.items()}
-    return {**parts, "comm_hidden_s": budget.comm_hidden_s, "h2d_hidden_s": budget.h2d_hidden_s}
+    return {**parts, "hidden_comm_s": budget.hidden_comm_s, "hidden_h2d_s": budget.hidden_h2d_s}

@@ -19,9 +19,9 @@ from scaling.analysis.accuracy import why_not
 from scaling.analysis.columns import (
     Row,
     aggregator_order,
+    is_aa_replicate,
     is_control_arm,
     is_of_older_code,
-    is_twin,
     shares_gpus,
 )
 from scaling.analysis.findings import Finding
@@ -128,7 +128,11 @@ def workloads(objective: str, rows: Sequence[Row], cells: Sequence[CellResult]) 
     by_id = {cell.cell_id: cell for cell in cells}
     families: dict[Hashable, list[Row]] = {}
     for row in rows:
-        if row["kind"] == kind and not is_twin(row) and (not trained or row["target_accuracy"] is not None):
+        if (
+            row["kind"] == kind
+            and not is_aa_replicate(row)
+            and (not trained or row["target_accuracy"] is not None)
+        ):
             families.setdefault(_given(row, trained=trained), []).append(row)
     make = _trained if trained else _timed
     return [make(objective, own, rows, by_id) for own in families.values()]

@@ -14,10 +14,10 @@ from scaling.analysis.samples import CellResult
 from scaling.measure.stopping import relative_half_width
 from scaling.store import CodeChange, RunRecord, changes_since
 
-LARGEST_UNEXPLAINED = 0.05
+LARGEST_UNATTRIBUTED = 0.05
 """A budget that leaves more of the split step open is not closed."""
 
-LARGEST_LOOKING = 0.05
+LARGEST_PROFILING_OVERHEAD = 0.05
 """Marks that cost more than this part of the split step disturb what they show."""
 
 LONGEST_THROTTLED = 0.01
@@ -68,13 +68,13 @@ def _of_host_memory(cell: CellResult, row: Row) -> _Cautions:
 
 
 def _of_budget(_: CellResult, row: Row) -> _Cautions:
-    split_s = row["split_iteration_s"]
+    split_s = row["profiled_iteration_s"]
     if not split_s:
         return
-    if row["unexplained_s"] > LARGEST_UNEXPLAINED * split_s:
-        yield "unattributed_time", {"share": row["unexplained_s"] / split_s}
-    overhead_s = row["looking_s"] or 0.0
-    if abs(overhead_s) > LARGEST_LOOKING * split_s:
+    if row["unattributed_s"] > LARGEST_UNATTRIBUTED * split_s:
+        yield "unattributed_time", {"share": row["unattributed_s"] / split_s}
+    overhead_s = row["profiling_overhead_s"] or 0.0
+    if abs(overhead_s) > LARGEST_PROFILING_OVERHEAD * split_s:
         yield "profiling_overhead", {"overhead_ratio": overhead_s / split_s}
 
 

@@ -18,8 +18,8 @@ PART_COLUMNS = {name: f"{name}_s" for name in PARTS}
 
 BUDGET_COLUMNS = (
     *("input_s", "h2d_s", "forward_s", "backward_s", "encode_s", "decode_s", "d2h_s", "reduce_s"),
-    *("h2d_result_s", "comm_hidden_s", "exposed_comm_s", "update_s", "wait_s", "unexplained_s"),
-    "h2d_hidden_s",
+    *("h2d_result_s", "hidden_comm_s", "exposed_comm_s", "update_s", "wait_s", "unattributed_s"),
+    "hidden_h2d_s",
 )
 """A step's budget: the parts, which sum to its time, and what is hidden under them."""
 
@@ -43,9 +43,9 @@ MEASURED = {
     "h2d_s": "float64",
     "d2h_s": "float64",
     **dict.fromkeys(_FURTHER, "float64"),
-    "split_iteration_s": "float64",
-    "looking_s": "float64",
-    "exposed_s": "float64",
+    "profiled_iteration_s": "float64",
+    "profiling_overhead_s": "float64",
+    "exchange_overhead_s": "float64",
     "exposed_by_difference_s": "float64",
     "exposed_check": "object",
     "skew_s": "float64",
@@ -131,9 +131,9 @@ def is_of_older_code(row: Mapping[str, Any]) -> bool:
     return any(warning.kind == OLDER_CODE for warning in row.get("warnings") or ())
 
 
-def is_twin(row: Row) -> bool:
+def is_aa_replicate(row: Row) -> bool:
     """Whether this is the second of an A/A pair: measured for the noise floor alone."""
-    return bool(row["twin"])
+    return bool(row["aa_replicate"])
 
 
 def aggregator_order(label: str) -> tuple[int, str]:

@@ -31,7 +31,7 @@ def is_baseline_of(other: Mapping[str, Any], cell: Mapping[str, Any]) -> bool:
     return (
         other["world_size"] == 1
         and aggregator_name(other.get("aggregator_label") or other["aggregator"]) == "none"
-        and not other.get("twin")
+        and not other.get("aa_replicate")
         and agree(Shared.BASELINE, other, cell)
         and fixed_batch(other) == fixed_batch(cell)
     )
@@ -66,7 +66,7 @@ def _controls(other: CellResult, cell: CellResult, label: str) -> bool:
     same_buckets = label == "none" or other.cell.get("bucket_mb") == cell.cell.get("bucket_mb")
     return (
         other.label("aggregator") == label
-        and not other.cell.get("twin")
+        and not other.cell.get("aa_replicate")
         and same_buckets
         and agree(Shared.CONTROL, other.cell, cell.cell)
     )
@@ -87,14 +87,14 @@ def exposed_check(arm: Row, control: Row) -> Finding | None:
         `exposed_times_agree` with the bound that it rests on, or `exposed_times_differ` with both times and
         what the difference comes from; None where one of the times does not exist.
     """
-    by_intervals, by_difference = arm["exposed_s"], arm["exposed_by_difference_s"]
+    by_intervals, by_difference = arm["exchange_overhead_s"], arm["exposed_by_difference_s"]
     if by_intervals is None or by_difference is None:
         return None
     cells = (arm["cell_id"], control["cell_id"])
     bound = _agreement(by_intervals, by_difference, arm, control)
     if bound is not None:
         return Finding("exposed_times_agree", cells, {"bound": bound, "agreement_ratio": AGREEMENT})
-    values = {"exposed_s": by_intervals, "exposed_by_difference_s": by_difference}
+    values = {"exchange_overhead_s": by_intervals, "exposed_by_difference_s": by_difference}
     values |= {"control": control["aggregator"], **_explanation(by_difference - by_intervals, arm, control)}
     return Finding("exposed_times_differ", cells, values)
 
@@ -117,15 +117,15 @@ def _explanation(gap_s: float, arm: Row, control: Row) -> dict[str, Any]:
     """Where a difference of `gap_s` that the intervals do not show comes from, if half of it can be told.
 
     The difference is that of unsplit steps: what computation adds beside the exchange is in it, and what
-    looking adds to the split steps is not.
+    profiling adds to the split steps is not.
 
     Returns:
-        `cause`: path, phases, no_phase, looking or unknown; `seconds` of it, more or less than in the control
-        arm; `phases` by name. Of an unknown cause the phase that differs most, if any does.
+        `cause`: path, phases, no_phase, profiling_overhead or unknown; `seconds` of it, more or less than
+        in the control arm; `phases` by name. Of an unknown cause the phase that differs most, if any does.
     """
     enough_s = abs(gap_s) / 2
     # A hook that exchanges nothing takes time too: by intervals it is exposed, by difference it cancels.
-    shared_s = control["exposed_s"] or 0.0
+    shared_s = control["exchange_overhead_s"] or 0.0
     if gap_s < 0 and shared_s >= enough_s:
         return {"cause": "path", "seconds": shared_s}
     phases = _slowest_first(gap_s, arm, control)
@@ -134,12 +134,12 @@ def _explanation(gap_s: float, arm: Row, control: Row) -> dict[str, Any]:
         total_s += seconds
         if total_s >= enough_s:
             return {"cause": "phases", **_differing(phases[:count], total_s, gap_s)}
-    unexplained_s = _difference(arm, control, "unexplained_s")
-    if unexplained_s * gap_s > 0 and abs(unexplained_s) >= enough_s:
-        return {"cause": "no_phase", "seconds": unexplained_s}
-    looking_s = _difference(arm, control, "looking_s")
-    if looking_s * gap_s < 0 and abs(looking_s) >= enough_s:
-        return {"cause": "looking", "seconds": looking_s}
+    unattributed_s = _difference(arm, control, "unattributed_s")
+    if unattributed_s * gap_s > 0 and abs(unattributed_s) >= enough_s:
+        return {"cause": "no_phase", "seconds": unattributed_s}
+    profiling_overhead_s = _difference(arm, control, "profiling_overhead_s")
+    if profiling_overhead_s * gap_s < 0 and abs(profiling_overhead_s) >= enough_s:
+        return {"cause": "profiling_overhead", "seconds": profiling_overhead_s}
     return {"cause": "unknown", **(_differing(phases[:1], phases[0][1], gap_s) if phases else {"phases": []})}
 
 

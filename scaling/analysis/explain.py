@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 import pandas as pd
 
 from scaling.analysis.accuracy import lossy_ids
-from scaling.analysis.columns import Row, is_twin, to_rows
+from scaling.analysis.columns import Row, is_aa_replicate, to_rows
 from scaling.analysis.explain_rules import DOUBTS, LIMITS, Rule
 from scaling.analysis.explain_view import View
 from scaling.analysis.findings import Finding
@@ -38,7 +38,7 @@ def explain(
 
     Returns:
         Cell id -> its findings, the most important first: the kind is the rule's name, and the value `share`
-        the part of the step that it is about. Twins of A/A pairs and cells without a model have no entry; one
+        the part of the step that it is about. A/A replicates and cells without a model have no entry; one
         without anything to say has an empty list.
     """
     rows, by_id = to_rows(table), {cell.cell_id: cell for cell in cells}
@@ -46,7 +46,7 @@ def explain(
     return {
         row["cell_id"]: explain_cell(row, by_id.get(row["cell_id"]), rows, num_cores, lossy)
         for row in rows
-        if row["kind"] in EXPLAINED_KINDS and not is_twin(row)
+        if row["kind"] in EXPLAINED_KINDS and not is_aa_replicate(row)
     }
 
 

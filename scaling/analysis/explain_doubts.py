@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scaling.analysis.cautions import LARGEST_LOOKING
+from scaling.analysis.cautions import LARGEST_PROFILING_OVERHEAD
 from scaling.analysis.explain_view import Values, View
 from scaling.analysis.learning import REACHED
 from scaling.store.upgrades import OUT_OF_MEMORY, failure_kind
@@ -65,13 +65,13 @@ def noise(view: View) -> Values | None:
     return {"share": min(1.0, floor), "noise_floor": floor}
 
 
-def looking(view: View) -> Values | None:
+def profiling_overhead(view: View) -> Values | None:
     """Marks that change what they show."""
-    overhead_s, step_s = view.row["looking_s"], view.step_s
-    if overhead_s is None or not step_s or abs(overhead_s) <= LARGEST_LOOKING * step_s:
+    overhead_s, step_s = view.row["profiling_overhead_s"], view.step_s
+    if overhead_s is None or not step_s or abs(overhead_s) <= LARGEST_PROFILING_OVERHEAD * step_s:
         return None
     ratio = abs(overhead_s) / step_s
-    return {"share": min(1.0, ratio), "looking_s": overhead_s, "looking_ratio": ratio}
+    return {"share": min(1.0, ratio), "profiling_overhead_s": overhead_s, "profiling_overhead_ratio": ratio}
 
 
 def one_launch(view: View) -> Values | None:

@@ -58,7 +58,7 @@ def _measured(other: Row) -> Values:
 
 def not_hidden(view: View) -> Values | None:
     """An overlapped step that hides none of its exchange."""
-    exposed, hidden = view.seconds("exposed_comm_s"), view.seconds("comm_hidden_s")
+    exposed, hidden = view.seconds("exposed_comm_s"), view.seconds("hidden_comm_s")
     total = exposed + hidden
     if view.row["step"] != "overlapped" or not view.exchanges or not total or not view.step_s:
         return None
@@ -68,7 +68,7 @@ def not_hidden(view: View) -> Values | None:
     better = {}
     if other and other["iteration_s"] < view.row["iteration_s"]:
         better = {"better_bucket_mb": other["bucket_mb"], "better_iteration_s": other["iteration_s"]}
-    times = {"exposed_comm_s": exposed, "comm_hidden_s": hidden}
+    times = {"exposed_comm_s": exposed, "hidden_comm_s": hidden}
     return {"share": exposed / view.step_s, "hidden_ratio": hidden / total, **times, **better}
 
 

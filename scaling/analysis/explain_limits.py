@@ -102,8 +102,8 @@ def update(view: View) -> Values | None:
 
 def open_time(view: View) -> Values | None:
     """Time in no phase."""
-    share = view.share("unexplained_s")
-    return None if share < OPEN_SHARE else {"share": share, "unexplained_s": view.seconds("unexplained_s")}
+    share = view.share("unattributed_s")
+    return None if share < OPEN_SHARE else {"share": share, "unattributed_s": view.seconds("unattributed_s")}
 
 
 def computation(view: View) -> Values | None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from scaling.analysis import explain_doubts as doubts
 from scaling.analysis import explain_exchange as exchange
 from scaling.analysis import explain_limits as limits
-from scaling.analysis.cautions import LARGEST_LOOKING
+from scaling.analysis.cautions import LARGEST_PROFILING_OVERHEAD
 from scaling.analysis.explain_view import Values, View
 
 
@@ -40,15 +40,15 @@ LIMITS = (
     Rule(limits.oversubscribed, ("world_size", "threads", "num_nodes")),
     Rule(limits.launches, ("step", "iteration_s"), limits.BUSY_ENOUGH),
     Rule(limits.small_batch, ("local_batch", "forward_s", "backward_s"), limits.BATCH_SPEED),
-    Rule(exchange.straggler, ("skew_s", "split_iteration_s"), exchange.SKEW_SHARE),
+    Rule(exchange.straggler, ("skew_s", "profiled_iteration_s"), exchange.SKEW_SHARE),
     Rule(
         exchange.exposed_communication,
-        ("exposed_comm_s", "comm_hidden_s", "wire_bytes_per_rank", "split_iteration_s"),
+        ("exposed_comm_s", "hidden_comm_s", "wire_bytes_per_rank", "profiled_iteration_s"),
         exchange.EXPOSED_SHARE,
     ),
     Rule(
         exchange.not_hidden,
-        ("exposed_comm_s", "comm_hidden_s", "split_iteration_s"),
+        ("exposed_comm_s", "hidden_comm_s", "profiled_iteration_s"),
         exchange.HIDDEN_SHARE,
     ),
     Rule(exchange.host_sums, ("d2h_s", "reduce_s", "h2d_result_s"), exchange.HOST_SHARE),
@@ -56,11 +56,11 @@ LIMITS = (
     Rule(limits.feeding, ("input_s", "h2d_s", "input_placement"), limits.INPUT_SHARE),
     Rule(exchange.waiting, ("wait_s",), exchange.WAIT_SHARE),
     Rule(limits.update, ("update_s",), limits.UPDATE_SHARE),
-    Rule(limits.open_time, ("unexplained_s",), limits.OPEN_SHARE),
+    Rule(limits.open_time, ("unattributed_s",), limits.OPEN_SHARE),
     Rule(limits.computation, ("forward_s", "backward_s"), limits.COMPUTE_SHARE),
     Rule(
         exchange.compression,
-        ("wire_bytes_per_rank", "exposed_comm_s", "comm_hidden_s", "encode_s", "decode_s"),
+        ("wire_bytes_per_rank", "exposed_comm_s", "hidden_comm_s", "encode_s", "decode_s"),
     ),
 )
 """What takes the time."""
@@ -72,7 +72,11 @@ DOUBTS = (
     Rule(doubts.no_speedup, ("speedup",), doubts.NO_SPEEDUP),
     Rule(doubts.scatter, ("iteration_s_low", "iteration_s_high"), doubts.WIDE_INTERVAL),
     Rule(doubts.noise, ("noise_floor",), doubts.LARGE_FLOOR),
-    Rule(doubts.looking, ("looking_s", "split_iteration_s"), LARGEST_LOOKING),
+    Rule(
+        doubts.profiling_overhead,
+        ("profiling_overhead_s", "profiled_iteration_s"),
+        LARGEST_PROFILING_OVERHEAD,
+    ),
     Rule(doubts.one_launch, ("repeats",)),
 )
 """What makes the numbers doubtful."""

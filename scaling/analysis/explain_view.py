@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from scaling.analysis.columns import Row, aggregator_name, is_control_arm, is_twin
+from scaling.analysis.columns import Row, aggregator_name, is_aa_replicate, is_control_arm
 from scaling.analysis.samples import CellResult
 from scaling.axes import Role, columns_without
 
@@ -41,7 +41,7 @@ class View:
     @property
     def step_s(self) -> float | None:
         """Length of the split step, to which the budget sums."""
-        return self.row["split_iteration_s"] or None
+        return self.row["profiled_iteration_s"] or None
 
     def seconds(self, *columns: str) -> float:
         """The sum of columns; one that the cell never had counts as 0."""
@@ -64,14 +64,14 @@ class View:
         return float(self.row["forward_s"] + self.row["backward_s"])
 
     def others(self, free: Collection[str]) -> list[Row]:
-        """Measured cells that share all variables but those of these names, without itself and twins."""
+        """Measured cells that share all variables but those of these names, but itself and A/A replicates."""
         names = [name for name in columns_without(Role.RECORDED) if name not in free]
         return [
             row
             for row in self.rows
             if row["cell_id"] != self.row["cell_id"]
             and row["iteration_s"] is not None
-            and not is_twin(row)
+            and not is_aa_replicate(row)
             and all(row[name] == self.row[name] for name in names)
         ]
 
@@ -92,7 +92,7 @@ class View:
 
         None where copies to host memory and back, which are bytes too, have phases of their own.
         """
-        sent, seconds = self.row["wire_bytes_per_rank"], self.seconds("exposed_comm_s", "comm_hidden_s")
+        sent, seconds = self.row["wire_bytes_per_rank"], self.seconds("exposed_comm_s", "hidden_comm_s")
         if self.row["d2h_s"] is not None or self.row["h2d_result_s"] is not None:
             return None
         return sent / seconds if sent and seconds > 0 else None

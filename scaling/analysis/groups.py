@@ -1,5 +1,5 @@
 """Which cells are compared with each other: those that differ in the aggregator, the world size, the bucket
-size and where the input comes from. Twins of A/A pairs stand aside: they tell the noise, and nothing else.
+size and where the input comes from. A/A replicates stand aside: they tell the noise, and nothing else.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from scaling.analysis.columns import Row, has_no_model, is_of_older_code, is_twin
+from scaling.analysis.columns import Row, has_no_model, is_aa_replicate, is_of_older_code
 from scaling.axes import Axis, Role, Shared, fixed_batch, with_columns
 
 MAX_SLUG_LENGTH = 120
@@ -24,15 +24,15 @@ class Group:
         kind: iteration or convergence.
         title: what they have in common, for people.
         slug: the same for file names; unique among the groups of a kind.
-        rows: in the table's order, without twins.
-        twins: the second cells of its A/A pairs.
+        rows: in the table's order, without A/A replicates.
+        replicates: the second cells of its A/A pairs.
     """
 
     kind: str
     title: str
     slug: str
     rows: list[Row]
-    twins: list[Row]
+    replicates: list[Row]
 
     @property
     def world_sizes(self) -> list[int]:
@@ -73,7 +73,7 @@ def group_rows(rows: Sequence[Row]) -> list[Group]:
         members.setdefault(group_key(row), []).append(row)
     groups: list[Group] = []
     for everyone in members.values():
-        own = [row for row in everyone if not is_twin(row)]
+        own = [row for row in everyone if not is_aa_replicate(row)]
         if not own:
             continue
         extras = _extras(own[0], rows)
@@ -82,8 +82,8 @@ def group_rows(rows: Sequence[Row]) -> list[Group]:
         number = 2
         while slug in taken:
             slug, number = f"{base}-{number}", number + 1
-        twins = [row for row in everyone if is_twin(row)]
-        groups.append(Group(own[0]["kind"], _title(own, extras), slug, own, twins))
+        replicates = [row for row in everyone if is_aa_replicate(row)]
+        groups.append(Group(own[0]["kind"], _title(own, extras), slug, own, replicates))
     return groups
 
 

@@ -197,7 +197,7 @@ def _relative_half_width(row: Row, iterations: Sequence[float]) -> float | None:
 
 def _same_step(timed: CellResult, trained: CellResult) -> bool:
     on_device = axis("input_placement").value(timed.cell) == "device"
-    return on_device and not timed.cell.get("twin") and agree(Shared.TIMED, timed.cell, trained.cell)
+    return on_device and not timed.cell.get("aa_replicate") and agree(Shared.TIMED, timed.cell, trained.cell)
 
 
 def over_seeds(rows: Sequence[Row]) -> list[Row]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from scaling.analysis.columns import Row, has_no_model, is_twin, shares_gpus
+from scaling.analysis.columns import Row, has_no_model, is_aa_replicate, shares_gpus
 from scaling.axes import Role, Shared, column_types, columns, columns_without
 
 COMPARED_KINDS = ("iteration", "convergence")
@@ -58,7 +58,7 @@ def nearest_differences(a: Sequence[Row], b: Sequence[Row]) -> list[str]:
 
 def _is_compared(row: Row) -> bool:
     """Whether its time is one that may be compared."""
-    return has_time(row) and not is_twin(row)
+    return has_time(row) and not is_aa_replicate(row)
 
 
 def has_time(row: Row) -> bool:

@@ -1,8 +1,9 @@
 """The noise floor: how much two measurements of the very same differ.
 
-An A/A pair is a cell that was measured twice under two identities (`twin` 0 and 1), in the same launches. In
-each launch the floor is the difference of the two medians over their mean; that of a group of comparable
-cells is the largest of its pairs and launches. Smaller differences between other cells say nothing.
+An A/A pair is a cell that was measured twice under two identities (`aa_replicate` 0 and 1), in the same
+launches. In each launch the floor is the difference of the two medians over their mean; that of a group of
+comparable cells is the largest of its pairs and launches. Smaller differences between other cells say
+nothing.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ def noise_floors(cells: Sequence[CellResult], rows: Mapping[str, Row]) -> dict[s
         rows: the summary's, by cell id.
     """
     pairs = [
-        (rows[twin.cell_id], floor)
-        for cell, twin in twin_pairs(cells)
-        if (floor := pair_floor(cell, twin)) is not None
+        (rows[replicate.cell_id], floor)
+        for cell, replicate in aa_pairs(cells)
+        if (floor := pair_floor(cell, replicate)) is not None
     ]
     in_group, in_family = _largest(pairs, group_key), _largest(pairs, _family)
     floors = {}
@@ -42,11 +43,11 @@ def noise_floors(cells: Sequence[CellResult], rows: Mapping[str, Row]) -> dict[s
     return floors
 
 
-def twin_pairs(cells: Sequence[CellResult]) -> list[tuple[CellResult, CellResult]]:
-    """All A/A pairs: cells that differ in their twin's number alone, the first before the second."""
-    firsts = {_without_twin(cell): cell for cell in cells if not cell.cell.get("twin")}
-    twins = [cell for cell in cells if cell.cell.get("twin")]
-    return [(firsts[_without_twin(twin)], twin) for twin in twins if _without_twin(twin) in firsts]
+def aa_pairs(cells: Sequence[CellResult]) -> list[tuple[CellResult, CellResult]]:
+    """All A/A pairs: cells that differ in the replicate's number alone, the first before the second."""
+    firsts = {_without_replicate(cell): cell for cell in cells if not cell.cell.get("aa_replicate")}
+    seconds = [(_without_replicate(cell), cell) for cell in cells if cell.cell.get("aa_replicate")]
+    return [(firsts[key], cell) for key, cell in seconds if key in firsts]
 
 
 def pair_floor(first: CellResult, second: CellResult) -> float | None:
@@ -74,19 +75,20 @@ def noise_finding(group: Group, groups: Sequence[Group]) -> Finding | None:
     floor = next((row["noise_floor"] for row in group.rows if row["noise_floor"] is not None), None)
     if floor is None:
         return None
-    twins = _measured(group.twins)
-    is_of_another = not twins
+    replicates = _measured(group.replicates)
+    is_of_another = not replicates
     if is_of_another:
         family = _family(group.rows[0])
-        twins = [twin for other in groups for twin in _measured(other.twins) if _family(twin) == family]
+        everyone = [row for other in groups for row in _measured(other.replicates)]
+        replicates = [row for row in everyone if _family(row) == family]
     names = ("aggregator", "world_size")
-    pairs = [{name: twin[name] for name in names} for twin in twins]
-    cells = tuple(twin["cell_id"] for twin in twins)
+    pairs = [{name: replicate[name] for name in names} for replicate in replicates]
+    cells = tuple(replicate["cell_id"] for replicate in replicates)
     return Finding("noise_floor", cells, {"floor": floor, "pairs": pairs, "of_another": is_of_another})
 
 
-def _measured(twins: Sequence[Row]) -> list[Row]:
-    return [twin for twin in twins if twin["iteration_s"] is not None]
+def _measured(replicates: Sequence[Row]) -> list[Row]:
+    return [replicate for replicate in replicates if replicate["iteration_s"] is not None]
 
 
 def _largest(pairs: Sequence[tuple[Row, float]], key: Key) -> dict[tuple[Any, ...], float]:
@@ -101,5 +103,7 @@ def _family(row: Row) -> tuple[Any, ...]:
     return tuple(row[name] for name in ("kind", "model", "step", "device"))
 
 
-def _without_twin(cell: CellResult) -> str:
-    return json.dumps({name: value for name, value in cell.cell.items() if name != "twin"}, sort_keys=True)
+def _without_replicate(cell: CellResult) -> str:
+    return json.dumps(
+        {name: value for name, value in cell.cell.items() if name != "aa_replicate"}, sort_keys=True
+    )

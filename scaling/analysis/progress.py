@@ -142,9 +142,9 @@ def run_name(record: RunRecord) -> str:
     """`ring on 4 workers, repeat 2`; of cells without an aggregator, their kind or experiment."""
     cell = record.cell
     what = cell.get("aggregator_label") or cell.get("aggregator") or without_model(cell)
-    twin = " (A/A twin)" if cell.get("twin") else ""
+    replicate = " (A/A replicate)" if cell.get("aa_replicate") else ""
     model = f", {cell['model_label']}" if cell.get("model_label") else ""
-    return f"{what}{twin} on {workers(cell['world_size'])}{model}, repeat {record.repeat}"
+    return f"{what}{replicate} on {workers(cell['world_size'])}{model}, repeat {record.repeat}"
 
 
 def _times(record: RunRecord) -> tuple[datetime | None, datetime | None]:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
-from scaling.analysis.columns import TRANSFER, Row, is_twin, to_rows
+from scaling.analysis.columns import TRANSFER, Row, is_aa_replicate, to_rows
 from scaling.analysis.killed import KILLED, seen_state
 from scaling.analysis.samples import CellResult, read_records
 from scaling.analysis.summary import build_table, study_name
@@ -25,10 +25,10 @@ def status_table(folder: ResultsFolder) -> list[dict[str, Any]]:
 
     Returns:
         One dict a cell: cell_id, kind, model, dataset, aggregator (labels), step, world_size, global_batch,
-        twin (1 for the second cell of an A/A pair), state (of the cell), states (one a repeat, in their
-        order; of a run that was killed by force `killed`), reason (why it failed, or what the last launch
-        lacked that left it planned; else None), num_waiting (runs left planned so), name (what sets it apart
-        from the others of its model).
+        aa_replicate (1 for the second cell of an A/A pair), state (of the cell), states (one a repeat, in
+        their order; of a run that was killed by force `killed`), reason (why it failed, or what the last
+        launch lacked that left it planned; else None), num_waiting (runs left planned so), name (what sets
+        it apart from the others of its model).
 
     Raises:
         StoreError: the folder is none, or a record is damaged.
@@ -45,7 +45,7 @@ def status_table(folder: ResultsFolder) -> list[dict[str, Any]]:
         "step",
         "world_size",
         "global_batch",
-        "twin",
+        "aa_replicate",
         "state",
         "reason",
     )
@@ -84,7 +84,7 @@ def without_model(cell: Mapping[str, Any]) -> str:
 
 
 def _name(row: Row, rows: list[Row]) -> str:
-    """The aggregator, what else was chosen where its model's cells differ in it, and whether it is a twin."""
+    """The aggregator, what else sets it apart from its model's cells, and whether it is an A/A replicate."""
     alike = [other for other in rows if all(other[one] == row[one] for one in ("kind", "model"))]
     parts = [str(row["aggregator"] or "")]
     for axis in with_columns(role=Role.CHOSEN | Role.RECIPE | Role.REPETITION):
@@ -93,7 +93,7 @@ def _name(row: Row, rows: list[Row]) -> str:
             values.discard(None)
         if row[axis.key] is not None and len(values) > 1:
             parts.append(axis.text(row[axis.key], short=True))
-    return ", ".join(filter(None, parts)) + (" (A/A twin)" if is_twin(row) else "")
+    return ", ".join(filter(None, parts)) + (" (A/A replicate)" if is_aa_replicate(row) else "")
 
 
 def describe_status(rows: list[dict[str, Any]]) -> str:

@@ -155,7 +155,7 @@ def plan_by_predictions(
     machine = load(topology)
     loaded = load_study(study, overrides or [])
     cells = resolve_for(loaded, machine)
-    trained = [cell for cell in cells.trained if cell.kind == "iteration" and not cell.twin]
+    trained = [cell for cell in cells.trained if cell.kind == "iteration" and not cell.aa_replicate]
     sources, notes = sources_of(results, [], machine, None)
     for note in notes:
         typer.echo(note, err=True)

@@ -9,7 +9,7 @@ The idea: the step's time is cut at every start and stop, and each piece is give
 3. A piece of `communicate` before the last rank has arrived at that exchange is waiting. A rank arrives at
    its k-th exchange when its k-th span of `communicate` starts; that can be compared only where all ranks
    have equally many of them, and their steps' starts are known on one clock.
-4. What no span covers is unexplained.
+4. What no span covers is unattributed.
 
 On the lane `hook` a span of `communicate` is no exchange, but the time in which the computation stood still
 while the host set one going: it is exposed where no exchange covers it, never hidden, and no arrival.
@@ -39,13 +39,13 @@ EXCHANGE = "communicate"
 
 PARTS = (
     *("input", "h2d", "forward", "backward", "encode", "decode", "d2h", "reduce", "h2d_result"),
-    *("exposed_comm", "update", "wait", "unexplained"),
+    *("exposed_comm", "update", "wait", "unattributed"),
 )
 """The parts of a step, in the order in which they are shown; they sum to its time."""
 
 PART_OF = {phase: "exposed_comm" if phase == EXCHANGE else phase for phase in PHASES}
 """Phase -> the part that its exposed time goes to."""
-assert {*PART_OF.values(), "unexplained"} == set(PARTS)
+assert {*PART_OF.values(), "unattributed"} == set(PARTS)
 
 _FIRST_TO_LAST = (EXCHANGE, *(phase for phase in PHASES if phase != EXCHANGE))
 
@@ -82,16 +82,16 @@ class StepBudget:
     Attributes:
         step_s: the step's length.
         parts_s: part -> its time, for all of PARTS; none is negative, and they sum to `step_s`.
-        comm_hidden_s: `communicate` on lanes beside, under spans of the lane `main`.
-        h2d_hidden_s: likewise `h2d`.
+        hidden_comm_s: `communicate` on lanes beside, under spans of the lane `main`.
+        hidden_h2d_s: likewise `h2d`.
         arrived_after_first_s: how much later than the first rank this one arrived at the first exchange; None
             where that cannot be said.
     """
 
     step_s: float
     parts_s: dict[str, float]
-    comm_hidden_s: float
-    h2d_hidden_s: float
+    hidden_comm_s: float
+    hidden_h2d_s: float
     arrived_after_first_s: float | None
 
 
@@ -175,7 +175,7 @@ def _rank_budget(step: RankStep, complete_s: Floats | None, after_first_s: float
     parts_s = dict.fromkeys(PARTS, 0.0)
     for phase, seconds in zip(PHASES, times, strict=True):
         parts_s[PART_OF[phase]] = float(seconds)
-    parts_s["unexplained"] = max(0.0, step.step_s - math.fsum(parts_s.values()))
+    parts_s["unattributed"] = max(0.0, step.step_s - math.fsum(parts_s.values()))
     return StepBudget(step.step_s, parts_s, hidden_s(EXCHANGE), hidden_s("h2d"), after_first_s)
 
 

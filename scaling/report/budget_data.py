@@ -72,7 +72,7 @@ class Placed:
 
 def budget_bars(group: Group) -> list[BudgetBar]:
     """One bar a cell that has split steps, in the table's order; parts that it never had have no entry."""
-    return [_bar(group, row) for row in group.rows if row["split_iteration_s"] is not None]
+    return [_bar(group, row) for row in group.rows if row["profiled_iteration_s"] is not None]
 
 
 def _bar(group: Group, row: Row) -> BudgetBar:
@@ -82,7 +82,7 @@ def _bar(group: Group, row: Row) -> BudgetBar:
         group.name(row),
         row["world_size"],
         {part: 1000 * seconds for part, seconds in parts.items() if seconds is not None},
-        1000 * (row["comm_hidden_s"] or 0.0),
+        1000 * (row["hidden_comm_s"] or 0.0),
         1000 * row["iteration_s"],
         _milliseconds(row["iteration_s_low"]),
         _milliseconds(row["iteration_s_high"]),

@@ -10,15 +10,15 @@ from scaling.analysis.groups import Group
 from scaling.report.tables import Column, Table, table_of
 from scaling.report.text import text_of
 
-HIDDEN = ("comm_hidden_s", "h2d_hidden_s")
+HIDDEN = ("hidden_comm_s", "hidden_h2d_s")
 """Under the computation, so no part of the sum."""
 
 _AFTER_THE_SUM = {
-    "comm_hidden_s": "hidden comm.",
-    "h2d_hidden_s": "hidden h2d",
-    "looking_s": "looking",
+    "hidden_comm_s": "hidden comm.",
+    "hidden_h2d_s": "hidden h2d",
+    "profiling_overhead_s": "profiling overhead",
     "skew_s": "skew",
-    "exposed_s": "exposed",
+    "exchange_overhead_s": "exposed",
     "exposed_by_difference_s": "by difference",
 }
 SUM = "= split step"
@@ -26,8 +26,8 @@ CHECK, DIFFERS = "check", "no"
 
 READING = (
     "Mean over the middle half of the steps whose phases were marked, of the rank that the others wait for. "
-    "Hidden: under the computation. Looking: what the marks cost. Skew: the last rank's arrival at the first "
-    "exchange after the first one's. Exposed: what the exchange adds, by its spans, and by difference to the "
+    "Hidden: under the computation. Profiling overhead: what the marks cost. Skew: the last rank's arrival "
+    "at the first exchange after the first one's. Exposed: what the exchange adds, by its spans, and by difference to the "
     "control arm."
 )
 """What the lines mean."""
@@ -69,15 +69,15 @@ def budget_table(group: Group, rows: Sequence[Row] | None = None) -> Table | Non
 
 def budget_rows(group: Group) -> list[Row]:
     """The rows of a group that have a budget."""
-    return [row for row in group.rows if row["split_iteration_s"] is not None]
+    return [row for row in group.rows if row["profiled_iteration_s"] is not None]
 
 
 def _lines(rows: Sequence[Row]) -> list[Column[Row]]:
     """A column for each part that occurs in a row, for the sum, and for what is not in it."""
     parts = {name: part_label(name) for name in BUDGET_COLUMNS if name not in HIDDEN}
-    labels = {**parts, "split_iteration_s": SUM, **_AFTER_THE_SUM}
+    labels = {**parts, "profiled_iteration_s": SUM, **_AFTER_THE_SUM}
     return [
-        Column(label, lambda row, name=name: like(row[name], row["split_iteration_s"]))  # type: ignore[misc]
+        Column(label, lambda row, name=name: like(row[name], row["profiled_iteration_s"]))  # type: ignore[misc]
         for name, label in labels.items()
         if any(row[name] is not None for row in rows)
     ]
@@ -92,5 +92,5 @@ def _check(row: Row) -> str:
 
 def part_label(column: str) -> str:
     """`h2d_result_s` -> `h2d result`."""
-    words = {"exposed_comm_s": "exposed comm.", "comm_hidden_s": "hidden comm."}
+    words = {"exposed_comm_s": "exposed comm.", "hidden_comm_s": "hidden comm."}
     return words.get(column, column.removesuffix("_s").replace("_", " "))

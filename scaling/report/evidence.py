@@ -43,7 +43,7 @@ PATHS = (
     ),
     EvidencePath(
         "where a step's time goes",
-        "summary.csv: <part>_s, split_iteration_s, looking_s; budget.csv: each step",
+        "summary.csv: <part>_s, profiled_iteration_s, profiling_overhead_s; budget.csv: each step",
         "spans of lines with split true (older folders: <phase>_s of every measured line)",
         "mean over the middle half of the split steps, of the rank that the others wait for",
     ),
@@ -56,7 +56,7 @@ PATHS = (
     EvidencePath(
         "noise floor",
         "summary.csv: noise_floor",
-        "as the time per iteration, launch by launch, of the cell and its twin (an A/A pair)",
+        "as the time per iteration, launch by launch, of the cell and its A/A replicate (an A/A pair)",
         "the largest difference of two medians over their mean",
     ),
     EvidencePath(

@@ -204,7 +204,7 @@ ITERATION_COLUMNS: tuple[Column[Row], ...] = (
     Column("samples/s", lambda row: number(row["samples_per_s"])),
     Column("speedup", lambda row: ratio(row["speedup"]), "speedup"),
     Column("efficiency", lambda row: percent(row["parallel_efficiency"], decimals=0), "efficiency"),
-    Column("exposed, ms", lambda row: milliseconds(row["exposed_s"])),
+    Column("exposed, ms", lambda row: milliseconds(row["exchange_overhead_s"])),
     Column("MB moved a rank", lambda row: megabytes(row["wire_bytes_per_rank"])),
     Column("repeats", lambda row: str(row["repeats"])),
     Column("iterations", lambda row: number(row["iterations"], digits=1)),

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 from scaling.errors import StoreError
 from scaling.store.upgrades import upgraded
 
-SCHEMA_VERSION = 2  # 1: bytes of copies to host memory, without those back (`scaling.store.upgrades`)
+SCHEMA_VERSION = 3  # what the ones before had: `scaling.store.upgrades`
 
 State = Literal["planned", "running", "done", "failed"]
 MAX_DEATHS = 2
@@ -99,10 +99,10 @@ def record_from(values: Any, where: object) -> RunRecord:
     if not isinstance(values, dict):
         raise StoreError(f"{where} is damaged: it should be a mapping; delete it to run its cell again")
     version = values.get("schema_version")
-    if version not in (1, SCHEMA_VERSION):
-        raise StoreError(f"{where}: schema version {version}; this program reads {SCHEMA_VERSION}")
+    if type(version) is not int or not 1 <= version <= SCHEMA_VERSION:
+        raise StoreError(f"{where}: schema version {version}; this program reads 1 to {SCHEMA_VERSION}")
     try:
-        record = RunRecord(**(upgraded(values) if version == 1 else values))
+        record = RunRecord(**upgraded(values, version))
         for name, kinds in TYPES.items():
             if type(value := getattr(record, name)) not in kinds:
                 raise TypeError(f"{name} is {value!r:.40}; allowed: {' or '.join(k.__name__ for k in kinds)}")

@@ -4,6 +4,8 @@ Version 1 counted one direction of a copy: of what is summed in host memory `wir
 gradient that goes there, and not what comes back. Since version 2 it has both. What an old count lacks
 follows from the aggregator where that moved its whole gradient; else the bytes are dropped, so that no table
 mixes the two counts. `messages_per_rank` likewise, which is dropped with any such copy.
+
+Until version 2 the second cell of an A/A pair was called `twin`; since version 3 it is `aa_replicate`.
 """
 
 from __future__ import annotations
@@ -56,12 +58,18 @@ _BETWEEN_RANKS = (
 """The aggregators of version 1 that copy nothing to host memory; the two of MPI where there is no GPU."""
 
 
-def upgraded(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of a run's record of version 1, as one of version 2."""
-    summary = values.get("summary")
-    upgraded_values = {**values, "schema_version": 2}
-    if isinstance(summary, dict) and summary.get(_BYTES):
-        upgraded_values["summary"] = _both_directions(values.get("cell") or {}, summary)
+_RENAMED_KEYS = {"twin": "aa_replicate"}
+"""Of a cell, since version 3."""
+
+
+def upgraded(values: Mapping[str, Any], version: int) -> dict[str, Any]:
+    """The values of a run's record of that version, as one of today's."""
+    cell, summary = values.get("cell"), values.get("summary")
+    upgraded_values = {**values, "schema_version": 3}
+    if version < 2 and isinstance(summary, dict) and summary.get(_BYTES):
+        upgraded_values["summary"] = _both_directions(cell or {}, summary)
+    if version < 3 and isinstance(cell, dict):
+        upgraded_values["cell"] = {_RENAMED_KEYS.get(key, key): value for key, value in cell.items()}
     return upgraded_values
 
 

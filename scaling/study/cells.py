@@ -28,7 +28,7 @@ NO_PART_OF_THE_IDENTITY = frozenset(
 class Cell:
     """One combination of a study. Times in seconds; labels are for people, and no part of the identity.
 
-    Of an A/A pair, which tells the noise, one cell is measured twice, under the identities `twin` 0 and 1.
+    Of an A/A pair, which tells the noise, one cell is measured twice: with `aa_replicate` 0 and 1.
     `workers_per_gpu` is how many workers share a GPU; None where none do (`scaling.study.sharing`).
     `memory_format` is `channels_last`, or None: contiguous (`scaling.training.memory_format`).
     `augmentation` is `standard`, or, where there is none, None in a timed cell and `none` in a training.
@@ -61,7 +61,7 @@ class Cell:
     split_iterations: int | None = None
     input_placement: str = "device"
     loader_workers: int | None = None
-    twin: int = 0
+    aa_replicate: int = 0
     epochs: int | None = None
     target_accuracy: float | None = None
     learning_rate_rule: Rule | None = None
@@ -88,8 +88,9 @@ class Cell:
     def id(self) -> str:
         """Twelve hexadecimal digits of the identity's SHA-256."""
         added = {axis.name: axis.default for axis in AXES if axis.since > 1}
+        names = {axis.name: axis.was for axis in AXES if axis.was}
         identity = {
-            key: value
+            names.get(key, key): value
             for key, value in asdict(self).items()
             if key not in NO_PART_OF_THE_IDENTITY and not (key in added and value in (None, added[key]))
         }
@@ -113,7 +114,7 @@ class Cell:
             self.memory_format or "",
             "augmented" if self.augmentation == "standard" else "",
             f"seed {self.seed}" if self.seed else "",
-            "A/A pair" if self.twin else "",
+            "A/A pair" if self.aa_replicate else "",
             f"{self.workers_per_gpu} workers a GPU" if self.workers_per_gpu is not None else "",
         ]
         return "".join(f", {part}" for part in parts if part)

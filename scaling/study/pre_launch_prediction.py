@@ -45,7 +45,7 @@ class PreLaunchPrediction:
         cells = [
             cell
             for cell in launch.cells
-            if isinstance(cell, Cell) and cell.kind == "iteration" and not cell.twin
+            if isinstance(cell, Cell) and cell.kind == "iteration" and not cell.aa_replicate
             if cell.world_size > 1 and cell.id not in known and cell.id not in done
         ]
         if not cells or not any(record.cell.get("world_size") == 1 for record in done.values()):

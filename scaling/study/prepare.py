@@ -51,9 +51,9 @@ def _prepare(folder: ResultsFolder, study: Study, resolved: ResolvedStudy) -> No
     }
     known: set[str] = set()
     # Which cell of a study has a second one, to make an A/A pair, changes when the study grows.
-    cells = {key for key, cell in resolved.cells.items() if not cell.to_dict().get("twin")}
+    cells = {key for key, cell in resolved.cells.items() if not cell.to_dict().get("aa_replicate")}
     if folder.exists():
-        known = {record.cell_id for record in folder.runs() if not record.cell.get("twin")}
+        known = {record.cell_id for record in folder.runs() if not record.cell.get("aa_replicate")}
         if not known <= cells and not cells <= known:
             raise StoreError(_other_study(folder, description))
         require_same(folder.environment(), environment, folder.path)

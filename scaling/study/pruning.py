@@ -221,7 +221,7 @@ def _parts_of(part: IterationPart, cells: Sequence[Cell], repeats: Mapping[str, 
 
 def _of_a_part() -> list[Axis]:
     """What all cells of a written part share: they differ in their aggregator alone."""
-    return [axis for axis in AXES if axis.key and axis.name not in ("aggregator", "twin")]
+    return [axis for axis in AXES if axis.key and axis.name not in ("aggregator", "aa_replicate")]
 
 
 def _part_of(part: IterationPart, alike: Sequence[Cell], repeats: int) -> IterationPart:

@@ -31,20 +31,20 @@ def test_budget_is_the_mean_over_the_middle_half_of_split_steps(study, split_lin
     lines = [split_line(i, s, ("forward", "main", 0.0, s / 2)) for i, s in enumerate((9.0, 2.0, 1.0, 4.0), 9)]
     study.add_split([[1.0, 2.0, 4.0, 100.0]], [lines])
     row = row_of(study)
-    assert (row["split_iteration_s"], row["forward_s"], row["unexplained_s"]) == (3.0, 1.5, 1.5)
-    # Of the unsplit ones the middle half is 2 and 4 as well: looking cost nothing.
-    assert row["looking_s"] == 0.0
+    assert (row["profiled_iteration_s"], row["forward_s"], row["unattributed_s"]) == (3.0, 1.5, 1.5)
+    # Of the unsplit ones the middle half is 2 and 4 as well: profiling cost nothing.
+    assert row["profiling_overhead_s"] == 0.0
     assert row["iteration_s"] == 3.0
 
 
-def test_cost_of_looking_is_signed(study, split_line):
+def test_profiling_overhead_is_signed(study, split_line):
     study.add_split([[2.0]], [[split_line(1, 1.5, ("forward", "main", 0.0, 1.0))]])
-    assert row_of(study)["looking_s"] == -0.5
+    assert row_of(study)["profiling_overhead_s"] == -0.5
 
 
-def test_cost_of_looking_is_unknown_where_every_step_was_marked(study, line):
+def test_profiling_overhead_is_unknown_where_every_step_was_marked(study, line):
     study.add([[[line(0, 1.0, forward_s=0.5)]]])
-    assert row_of(study)["looking_s"] is None
+    assert row_of(study)["profiling_overhead_s"] is None
 
 
 def busy_ranks(split_line, seed=0, world_size=4, steps=20):
@@ -68,12 +68,14 @@ def busy_ranks(split_line, seed=0, world_size=4, steps=20):
 def test_columns_sum_to_the_split_iteration(study, split_line):
     study.add_split([[2.0] * 5] * 3, busy_ranks(split_line), aggregator="ring", step="overlapped")
     row = row_of(study)
-    parts = [row[name] for name in BUDGET_COLUMNS if name not in ("comm_hidden_s", "h2d_hidden_s")]
+    parts = [row[name] for name in BUDGET_COLUMNS if name not in ("hidden_comm_s", "hidden_h2d_s")]
     assert sum(part for part in parts if part is not None) == pytest.approx(
-        row["split_iteration_s"], rel=1e-12
+        row["profiled_iteration_s"], rel=1e-12
     )
-    assert row["exposed_s"] == pytest.approx(sum(row[name] for name in EXPOSED if row[name] is not None))
-    assert row["comm_hidden_s"] == pytest.approx(0.2)
+    assert row["exchange_overhead_s"] == pytest.approx(
+        sum(row[name] for name in EXPOSED if row[name] is not None)
+    )
+    assert row["hidden_comm_s"] == pytest.approx(0.2)
     assert 0.0 < row["skew_s"] < 0.3
 
 
@@ -81,8 +83,8 @@ def test_parts_that_the_cell_never_had_do_not_exist(study, split_line):
     study.add_split([[1.0]], [[split_line(1, 1.0, ("forward", "main", 0.0, 0.5))]])
     row = row_of(study)
     existing = {name for name in BUDGET_COLUMNS if row[name] is not None}
-    assert existing == {"forward_s", "unexplained_s"}
-    assert (row["exposed_s"], row["skew_s"]) == (None, None)
+    assert existing == {"forward_s", "unattributed_s"}
+    assert (row["exchange_overhead_s"], row["skew_s"]) == (None, None)
 
 
 def test_phase_of_another_rank_is_zero_on_the_one_that_is_told(study, split_line):
@@ -140,7 +142,7 @@ def test_cell_without_split_steps_has_no_budget(study):
     study.add_steps([[1.0, 2.0]])
     (cell,) = read_cells(study.folder)
     assert cell_budget(cell.launches) is None
-    assert row_of(study)["unexplained_s"] is None
+    assert row_of(study)["unattributed_s"] is None
     assert len(step_table([cell])) == 0
 
 
@@ -156,7 +158,7 @@ def test_every_rank_and_split_step_has_a_line_that_closes(study, split_line):
     }
     assert [row["iteration"] for row in rows[:4]] == ["100", "100", "101", "101"]
     for row in rows:
-        parts = [row[name] for name in BUDGET_COLUMNS if name not in ("comm_hidden_s", "h2d_hidden_s")]
+        parts = [row[name] for name in BUDGET_COLUMNS if name not in ("hidden_comm_s", "hidden_h2d_s")]
         assert sum(float(part) for part in parts if part) == pytest.approx(float(row["step_s"]), rel=1e-8)
-        assert (row["encode_s"], row["h2d_hidden_s"]) == ("", "")
+        assert (row["encode_s"], row["hidden_h2d_s"]) == ("", "")
     assert any(float(row["arrived_after_first_s"]) > 0 for row in rows)

@@ -27,15 +27,15 @@ def test_budget_that_closes_within_five_percent_is_not_warned_of(study, split_li
 
 def test_step_with_more_than_five_percent_in_no_phase_is_warned_of(study, split_line):
     study.add_split([[1.0]], [[split_line(1, 1.0, ("forward", "main", 0.0, 0.928))]])
-    assert warnings(study) == ["unexplained: 7.2% of the step is in no phase"]
+    assert warnings(study) == ["unattributed: 7.2% of the step is in no phase"]
 
 
 @pytest.mark.parametrize(
     ("unsplit_s", "warned"),
     [
-        (0.94, ["looking: makes the step 6.0% longer"]),
+        (0.94, ["profiling overhead: makes the step 6.0% longer"]),
         (0.96, []),
-        (1.06, ["looking: makes the step 6.0% shorter"]),
+        (1.06, ["profiling overhead: makes the step 6.0% shorter"]),
     ],
 )
 def test_marks_that_change_the_step_by_more_than_five_percent_are_warned_of(
@@ -171,7 +171,7 @@ def test_warnings_of_a_group_are_a_text_a_kind_and_many_are_counted(study, split
     (group,) = group_rows(to_rows(summary_table(study.folder)))
     (text,) = warnings_of(group, most=2)
     assert text == (
-        "unexplained: 10.0% of the step is in no phase (a0 on 1 worker); 11.0% of the step is in no phase "
+        "unattributed: 10.0% of the step is in no phase (a0 on 1 worker); 11.0% of the step is in no phase "
         "(a1 on 1 worker); 4 more in summary.csv"
     )
     (everything,) = warnings_of(group)

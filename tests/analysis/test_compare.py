@@ -17,16 +17,16 @@ AGGREGATORS = ("none", "all_reduce", "ring", "tree", "host_serial")
 WORLD_SIZES = (1, 2, 4)
 
 
-def noisy(make_study, generator, *, num_launches=3, spread=0.02, slow=None, slow_factor=1.1, twin=False):
+def noisy(make_study, generator, *, num_launches=3, spread=0.02, slow=None, slow_factor=1.1, pairs=False):
     """A study of 15 cells whose launches scatter; `slow` = (aggregator, size) takes longer."""
     study = make_study()
     for aggregator in AGGREGATORS:
         for size in WORLD_SIZES:
             middle_s = 0.01 / size * (slow_factor if (aggregator, size) == slow else 1.0)
-            for number in range(1 + (twin and aggregator == "ring" and size == 4)):
+            for number in range(1 + (pairs and aggregator == "ring" and size == 4)):
                 middles = middle_s * np.exp(generator.normal(0, spread, num_launches))
                 runs = [(one * np.exp(generator.normal(0, 0.01, 12))).tolist() for one in middles]
-                study.add(runs, aggregator=aggregator, world_size=size, twin=number)
+                study.add(runs, aggregator=aggregator, world_size=size, aa_replicate=number)
     return study
 
 
@@ -89,8 +89,8 @@ def test_with_one_launch_a_verdict_is_within_it_and_needs_an_a_a_pair(make_study
     without = next(cell for cell in compared(before, after).cells if cell.verdict == "undecided")
     assert without.reason == "one_launch_no_pair"
     with_pair = compared(
-        noisy(make_study, generator, **options, twin=True),
-        noisy(make_study, generator, **options, twin=True, slow=("tree", 4), slow_factor=1.3),
+        noisy(make_study, generator, **options, pairs=True),
+        noisy(make_study, generator, **options, pairs=True, slow=("tree", 4), slow_factor=1.3),
     )
     assert verdicts(with_pair, "slower") == {("tree", 4)}
     assert all(cell.within_one_launch for cell in with_pair.cells)
@@ -100,8 +100,8 @@ def test_with_one_launch_a_verdict_is_within_it_and_needs_an_a_a_pair(make_study
 def test_difference_of_three_percent_in_one_launch_stays_undecided(make_study):
     a, b = make_study(), make_study()
     for study, factor in ((a, 1.0), (b, 1.03)):
-        for twin in (0, 1):
-            study.add([[0.01 * factor] * 20], aggregator="ring", world_size=2, twin=twin)
+        for replicate in (0, 1):
+            study.add([[0.01 * factor] * 20], aggregator="ring", world_size=2, aa_replicate=replicate)
     (cell,) = compared(a, b).cells
     assert (cell.verdict, cell.ratio.ratio) == ("undecided", pytest.approx(1.03))
 
@@ -115,8 +115,8 @@ def steady(middle_s, num_launches):
 def with_floor(make_study, floor, num_launches, tree_s=0.01):
     """A study whose A/A pair differs by `floor` of its mean, and a cell of tree."""
     study = make_study()
-    for twin, middle_s in enumerate((0.01 * (1 - floor / 2), 0.01 * (1 + floor / 2))):
-        study.add(steady(middle_s, num_launches), aggregator="ring", world_size=4, twin=twin)
+    for replicate, middle_s in enumerate((0.01 * (1 - floor / 2), 0.01 * (1 + floor / 2))):
+        study.add(steady(middle_s, num_launches), aggregator="ring", world_size=4, aa_replicate=replicate)
     study.add(steady(tree_s, num_launches), aggregator="tree", world_size=4)
     return study
 
@@ -171,9 +171,9 @@ def test_detectable_ratio_is_the_smallest_that_is_found_among_all_pairs(make_stu
         assert found.detectable(one_launch) is None
 
 
-def test_twins_stand_aside_and_cells_without_partner_are_named(make_study):
+def test_replicates_stand_aside_and_cells_without_partner_are_named(make_study):
     generator = np.random.default_rng(0)
-    a, b = noisy(make_study, generator, twin=True), noisy(make_study, generator)
+    a, b = noisy(make_study, generator, pairs=True), noisy(make_study, generator)
     extra = b.add([[0.1] * 12] * 3, aggregator="caffe", world_size=2)
     found = compared(a, b)
     assert len(found.cells) == len(AGGREGATORS) * len(WORLD_SIZES)

@@ -54,7 +54,7 @@ def test_negative_difference_is_not_clipped(study):
         {"memory_format": "channels_last"},
         {"augmentation": "standard"},
         {"batch": 32},
-        {"twin": 1},
+        {"aa_replicate": 1},
     ],
     ids=str,
 )
@@ -119,7 +119,7 @@ class TestCheck:
         wide = arm(0.5e-3, 1.0e-3, iteration_s_low=0.00969, iteration_s_high=0.0103)
         control = row(iteration_s_low=0.0088, iteration_s_high=0.0092)
         assert checked(wide, control) == "agree (within the 95% intervals)"
-        assert not checked({**wide, "exposed_s": 0.4e-3}, control).startswith("agree")
+        assert not checked({**wide, "exchange_overhead_s": 0.4e-3}, control).startswith("agree")
 
     def test_time_that_does_not_exist_is_not_checked(self):
         assert exposed_check(arm(None, 1e-3), row()) is None
@@ -155,19 +155,19 @@ class TestCheck:
         assert text.endswith("not explained")
 
     def test_time_in_no_phase_explains_it(self):
-        text = checked(arm(1.0e-3, 1.5e-3, unexplained_s=0.6e-3), row(unexplained_s=0.1e-3))
+        text = checked(arm(1.0e-3, 1.5e-3, unattributed_s=0.6e-3), row(unattributed_s=0.1e-3))
         assert text.endswith("0.500 ms more than in none are in no phase")
 
     def test_time_of_the_path_that_the_control_arm_has_too_explains_it(self):
-        hook = row(aggregator="no_op(path=hook)", exposed_s=0.3e-3)
+        hook = row(aggregator="no_op(path=hook)", exchange_overhead_s=0.3e-3)
         text = checked(arm(1.0e-3, 0.7e-3, aggregator="ring"), hook)
         assert text.endswith("0.300 ms of it are the path's own, which no_op(path=hook) has too")
         assert checked(arm(0.7e-3, 1.0e-3), hook).endswith("not explained")
 
-    def test_looking_that_costs_the_arm_more_explains_it(self):
-        text = checked(arm(1.5e-3, 1.0e-3, looking_s=0.6e-3), row(looking_s=0.1e-3))
-        assert text.endswith("looking costs 0.500 ms more than in none")
-        text = checked(arm(1.0e-3, 1.5e-3, looking_s=0.6e-3), row(looking_s=0.1e-3))
+    def test_profiling_that_costs_the_arm_more_explains_it(self):
+        text = checked(arm(1.5e-3, 1.0e-3, profiling_overhead_s=0.6e-3), row(profiling_overhead_s=0.1e-3))
+        assert text.endswith("profiling costs 0.500 ms more than in none")
+        text = checked(arm(1.0e-3, 1.5e-3, profiling_overhead_s=0.6e-3), row(profiling_overhead_s=0.1e-3))
         assert text.endswith("not explained")
 
     def test_what_explains_less_than_half_is_said_not_to(self):

@@ -234,13 +234,13 @@ def test_doubts_follow_the_limits(make_study):
     assert {"no_speedup", "scatter"} <= {one.kind for one in found}
 
 
-def test_training_that_misses_its_target_is_told_and_twins_are_not_explained(make_study):
+def test_training_that_misses_its_target_is_told_and_replicates_are_not_explained(make_study):
     study = make_study()
     missed = study.add_training([5.0], accuracy=0.9, aggregator="ring", world_size=2)
-    twin = study.add(steps(10), aggregator="ring", world_size=2, twin=1)
+    replicate = study.add(steps(10), aggregator="ring", world_size=2, aa_replicate=1)
     found = explain(study.table, study.cells)
     assert [one.kind for one in found[missed]] == ["target"]
-    assert twin not in found
+    assert replicate not in found
 
 
 def documented():

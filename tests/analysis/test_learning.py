@@ -181,7 +181,7 @@ class TestPrediction:
         steps = [[0.1] * 100] * num_launches
         study.add([[epochs([0.5, 0.95])]], kind="convergence", target_accuracy=0.9)
         study.add_steps(steps)
-        study.add_steps([[0.12] * 100] * num_launches, twin=1)
+        study.add_steps([[0.12] * 100] * num_launches, aa_replicate=1)
         (row,) = [row for row in rows_of(study) if row["kind"] == "convergence"]
         predicted = row["predicted_s_to_target"]
         floor = 0.02 / 0.11 if num_launches == 1 else 0.0

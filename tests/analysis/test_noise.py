@@ -13,12 +13,12 @@ from tests.made_studies import findings
 def add_pair(study, first, second, **cell):
     """An A/A pair from the launches' step times."""
     study.add_steps(first, **cell)
-    study.add_steps(second, twin=1, **cell)
+    study.add_steps(second, aa_replicate=1, **cell)
 
 
 def floors(study):
     return {
-        (row["aggregator"], row["model"], row["twin"]): row["noise_floor"]
+        (row["aggregator"], row["model"], row["aa_replicate"]): row["noise_floor"]
         for row in to_rows(summary_table(study.folder))
     }
 
@@ -66,23 +66,23 @@ def test_group_without_a_pair_takes_that_of_the_same_model_step_and_device(study
 
 def test_pair_needs_a_launch_that_both_have(study):
     study.add_steps([[1.0]], **RING)
-    study.add(["planned"], twin=1, **RING)
+    study.add(["planned"], aa_replicate=1, **RING)
     assert set(floors(study).values()) == {None}
 
 
-def test_twin_of_a_cell_that_differs_in_more_is_no_pair(study):
+def test_replicate_of_a_cell_that_differs_in_more_is_no_pair(study):
     study.add_steps([[1.0]], **RING)
-    study.add_steps([[1.1]], twin=1, **{**RING, "seed": 1})
+    study.add_steps([[1.1]], aa_replicate=1, **{**RING, "seed": 1})
     assert set(floors(study).values()) == {None}
 
 
-def test_twins_are_rows_of_the_summary_but_of_no_group(study):
+def test_replicates_are_rows_of_the_summary_but_of_no_group(study):
     add_pair(study, [[1.0]], [[1.1]], **RING)
     rows = to_rows(summary_table(study.folder))
-    assert [row["twin"] for row in rows] == [0, 1]
+    assert [row["aa_replicate"] for row in rows] == [0, 1]
     (group,) = group_rows(rows)
-    assert [row["twin"] for row in group.rows] == [0]
-    assert [row["twin"] for row in group.twins] == [1]
+    assert [row["aa_replicate"] for row in group.rows] == [0]
+    assert [row["aa_replicate"] for row in group.replicates] == [1]
 
 
 def around(step_s):
@@ -100,7 +100,7 @@ def test_cells_closer_than_the_floor_are_indistinguishable_though_their_interval
     assert "host_serial" not in text
 
 
-def test_twin_is_no_candidate(study):
+def test_replicate_is_no_candidate(study):
     add_pair(study, around(1.0), around(0.5), **RING)
     (text,) = findings(summary_table(study.folder))
     assert "ring on 2 workers takes 1000.0000 ms" in text

@@ -115,11 +115,11 @@ def test_before_the_first_run_nothing_is_estimated(folder):
     assert found.lines() == ["0/1 runs over: 1 planned"]
 
 
-def test_status_tells_twins_and_what_else_was_chosen_apart(study):
-    for twin in (0, 1):
-        study.add_steps([[0.1] * 3], aggregator="ring", world_size=2, twin=twin)
+def test_status_tells_replicates_and_what_else_was_chosen_apart(study):
+    for replicate in (0, 1):
+        study.add_steps([[0.1] * 3], aggregator="ring", world_size=2, aa_replicate=replicate)
     study.add_steps([[0.1] * 3], aggregator="ring", world_size=2, step="overlapped", bucket_mb=25)
     lines = describe_status(status_table(study.folder)).splitlines()
     assert len(set(lines)) == len(lines)
-    assert sum("(A/A twin)" in line for line in lines) == 1
+    assert sum("(A/A replicate)" in line for line in lines) == 1
     assert sum("overlapped, 25 MiB" in line or "overlapped" in line for line in lines) == 1

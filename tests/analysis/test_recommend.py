@@ -161,7 +161,7 @@ def test_twice_as_many_repeats_as_asked_for_do_tell(make_study):
 def test_difference_below_the_noise_floor_is_undecided_and_no_repeats_would_tell(make_study):
     study = make_study()
     study.add(launches(0.0100, spread=0.0001), aggregator="ring", world_size=4)
-    study.add(launches(0.0104, spread=0.0001), aggregator="ring", world_size=4, twin=1)
+    study.add(launches(0.0104, spread=0.0001), aggregator="ring", world_size=4, aa_replicate=1)
     study.add(launches(0.0102, spread=0.0001), aggregator="tree", world_size=4)
     found = only(study)
     assert (found.state, found.more_repeats) == ("undecided", None)
@@ -312,7 +312,7 @@ def test_launches_needed_grow_with_the_square_of_the_spread():
 def test_floor_of_a_busy_machine_is_no_reason_to_take_either(make_study):
     study = make_study()
     study.add(launches(0.010), aggregator="ring", world_size=4)
-    study.add(launches(0.020), aggregator="ring", world_size=4, twin=1)
+    study.add(launches(0.020), aggregator="ring", world_size=4, aa_replicate=1)
     study.add(launches(0.014), aggregator="tree", world_size=4)
     found = only(study)
     assert (found.state, found.more_repeats) == ("undecided", None)
@@ -333,7 +333,7 @@ def pair_and_another(study, floor, other_s, *, own_step="eager", step="eager", o
         add(middle_s, aggregator=name, step=own)
         if difference is not None:
             further_s = middle_s * (2 + difference) / (2 - difference)  # their difference over their mean
-            add(further_s, aggregator=name, step=own, twin=1)
+            add(further_s, aggregator=name, step=own, aa_replicate=1)
 
 
 @pytest.mark.parametrize("floor", [0.02, 0.4])

@@ -46,9 +46,9 @@ def test_old_line_is_both_unsplit_and_split_with_its_phases_one_after_the_other(
         "forward": 0.25,
         "backward": 0.5,
         "exposed_comm": 0.125,
-        "unexplained": 0.125,
+        "unattributed": 0.125,
     }
-    assert (budget.comm_hidden_s, budget.arrived_after_first_s) == (0.0, None)
+    assert (budget.hidden_comm_s, budget.arrived_after_first_s) == (0.0, None)
 
 
 @pytest.mark.parametrize("cell", [{"step": "captured"}, {}], ids=str)

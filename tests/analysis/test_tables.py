@@ -39,8 +39,8 @@ def test_budget_is_that_of_the_rank_that_the_others_wait_for(study, line):
     (row,) = rows_of(study)
     assert row["iteration_s"] == 2.0
     assert (row["reduce_s"], row["wait_s"]) == pytest.approx((1.2, 0.1))
-    assert row["split_iteration_s"] == pytest.approx(1.9)
-    assert row["exposed_s"] == pytest.approx(1.4)
+    assert row["profiled_iteration_s"] == pytest.approx(1.9)
+    assert row["exchange_overhead_s"] == pytest.approx(1.4)
     assert row["exposed_comm_s"] is None
 
 
@@ -49,7 +49,7 @@ def test_budget_is_that_of_the_slowest_rank_where_nobody_waits(study, line):
     rank_1 = [line(i, 2.0, forward_s=0.5) for i in range(3)]
     study.add([[rank_0, rank_1]], aggregator="none", world_size=2)
     (row,) = rows_of(study)
-    assert (row["forward_s"], row["unexplained_s"], row["exposed_s"]) == (0.5, 1.5, None)
+    assert (row["forward_s"], row["unattributed_s"], row["exchange_overhead_s"]) == (0.5, 1.5, None)
 
 
 def test_phase_absent_in_an_iteration_counts_as_zero_only_if_the_cell_has_it(study, line):
@@ -66,10 +66,10 @@ def test_values_that_do_not_exist_are_empty_in_the_file_and_never_zero(study, li
     empty = (
         "iteration_s_low",
         "exposed_comm_s",
-        "comm_hidden_s",
+        "hidden_comm_s",
         "bucket_mb",
         "loader_workers",
-        "looking_s",
+        "profiling_overhead_s",
         "skew_s",
         "exposed_by_difference_s",
         "exposed_check",
@@ -85,7 +85,7 @@ def test_values_that_do_not_exist_are_empty_in_the_file_and_never_zero(study, li
     empty += ("final_test_accuracy", "train_s", "wire_bytes_per_rank", "reason", "notes")
     assert {name: written[name] for name in empty} == dict.fromkeys(empty, "")
     assert written["forward_s"] == "0.96"
-    assert (written["input_placement"], written["twin"]) == ("device", "0")
+    assert (written["input_placement"], written["aa_replicate"]) == ("device", "0")
 
 
 def test_columns_come_in_their_order_with_phases_after_the_copies(study):
@@ -144,7 +144,7 @@ def test_speedup_is_the_ratio_of_throughput_to_one_worker_without_exchange(study
         {"aggregator": "ring"},
         {"world_size": 2},
         {"input_placement": "pinned"},
-        {"twin": 1},
+        {"aa_replicate": 1},
     ],
     ids=str,
 )

@@ -128,7 +128,9 @@ def test_plan_lists_cells_launches_and_an_estimate(call, study):
     plan = json.loads(out)
     assert code == 0
     assert len(plan["cells"]) == 5
-    assert [cell["world_size"] for cell in plan["cells"] if cell["twin"]] == [2], "the A/A pair's second cell"
+    assert [cell["world_size"] for cell in plan["cells"] if cell["aa_replicate"]] == [2], (
+        "the A/A pair's second cell"
+    )
     assert [(one["repeat"], one["world_size"], one["num_cells"]) for one in plan["launches"]] == [
         (repeat, size, 1 + size) for repeat in range(3) for size in (1, 2)
     ]

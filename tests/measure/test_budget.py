@@ -27,81 +27,81 @@ def one(*spans, step_s=10.0):
 class TestOneRank:
     def test_phases_on_main_keep_their_durations_and_the_rest_is_unexplained(self):
         budget = one(("input", "main", 0.0, 1.0), ("forward", "main", 1.5, 4.0), ("update", "main", 4.0, 9.0))
-        assert parts(budget) == {"input": 1.0, "forward": 2.5, "update": 5.0, "unexplained": 1.5}
+        assert parts(budget) == {"input": 1.0, "forward": 2.5, "update": 5.0, "unattributed": 1.5}
         assert list(budget.parts_s) == list(PARTS)
 
     def test_step_without_spans_is_unexplained(self):
-        assert parts(one()) == {"unexplained": 10.0}
+        assert parts(one()) == {"unattributed": 10.0}
 
     def test_step_without_length_has_no_parts(self):
         assert parts(one(("forward", "main", 0.0, 0.0), step_s=0.0)) == {}
 
     def test_phase_that_comes_twice_is_summed(self):
         budget = one(("communicate", "main", 1.0, 2.0), ("communicate", "main", 4.0, 7.0))
-        assert parts(budget) == {"exposed_comm": 4.0, "unexplained": 6.0}
+        assert parts(budget) == {"exposed_comm": 4.0, "unattributed": 6.0}
 
     def test_exchange_is_hidden_under_main_and_exposed_where_it_sticks_out(self):
         budget = one(("backward", "main", 2.0, 6.0), ("communicate", "comm", 4.0, 7.5))
-        assert budget.comm_hidden_s == 2.0
-        assert parts(budget) == {"backward": 4.0, "exposed_comm": 1.5, "unexplained": 4.5}
+        assert budget.hidden_comm_s == 2.0
+        assert parts(budget) == {"backward": 4.0, "exposed_comm": 1.5, "unattributed": 4.5}
 
     def test_exchange_that_is_hidden_completely_exposes_nothing(self):
         budget = one(("backward", "main", 2.0, 8.0), ("communicate", "comm", 4.0, 7.5))
-        assert budget.comm_hidden_s == 3.5
-        assert parts(budget) == {"backward": 6.0, "unexplained": 4.0}
+        assert budget.hidden_comm_s == 3.5
+        assert parts(budget) == {"backward": 6.0, "unattributed": 4.0}
 
     def test_exchange_beside_nothing_is_not_hidden_at_all(self):
         budget = one(("backward", "main", 2.0, 4.0), ("communicate", "comm", 4.0, 7.5))
-        assert budget.comm_hidden_s == 0.0
-        assert parts(budget) == {"backward": 2.0, "exposed_comm": 3.5, "unexplained": 4.5}
+        assert budget.hidden_comm_s == 0.0
+        assert parts(budget) == {"backward": 2.0, "exposed_comm": 3.5, "unattributed": 4.5}
 
     def test_exchange_on_main_is_exposed(self):
         budget = one(("backward", "main", 0.0, 4.0), ("communicate", "main", 4.0, 7.0))
-        assert (budget.comm_hidden_s, budget.parts_s["exposed_comm"]) == (0.0, 3.0)
+        assert (budget.hidden_comm_s, budget.parts_s["exposed_comm"]) == (0.0, 3.0)
 
     def test_exchange_shows_in_the_gaps_of_main(self):
         budget = one(
             ("backward", "main", 1.0, 3.0), ("backward", "main", 4.0, 6.0), ("communicate", "comm", 2.0, 8.0)
         )
-        assert budget.comm_hidden_s == 3.0
-        assert parts(budget) == {"backward": 4.0, "exposed_comm": 3.0, "unexplained": 3.0}
+        assert budget.hidden_comm_s == 3.0
+        assert parts(budget) == {"backward": 4.0, "exposed_comm": 3.0, "unattributed": 3.0}
 
     def test_two_lanes_exposed_at_once_count_the_moment_once_and_the_exchange_first(self):
         budget = one(("communicate", "comm", 1.0, 4.0), ("h2d", "copy", 2.0, 7.0))
-        assert parts(budget) == {"exposed_comm": 3.0, "h2d": 3.0, "unexplained": 4.0}
+        assert parts(budget) == {"exposed_comm": 3.0, "h2d": 3.0, "unattributed": 4.0}
 
     def test_other_phases_exposed_at_once_go_by_their_order(self):
         budget = one(("reduce", "comm", 1.0, 4.0), ("encode", "copy", 2.0, 7.0))
-        assert parts(budget) == {"encode": 5.0, "reduce": 1.0, "unexplained": 4.0}
+        assert parts(budget) == {"encode": 5.0, "reduce": 1.0, "unattributed": 4.0}
 
     def test_copy_of_the_batch_is_hidden_under_main_and_exposed_elsewhere(self):
         budget = one(("forward", "main", 0.0, 5.0), ("h2d", "copy", 3.0, 9.0))
-        assert budget.h2d_hidden_s == 2.0
-        assert parts(budget) == {"forward": 5.0, "h2d": 4.0, "unexplained": 1.0}
+        assert budget.hidden_h2d_s == 2.0
+        assert parts(budget) == {"forward": 5.0, "h2d": 4.0, "unattributed": 1.0}
 
     def test_codec_beside_gives_its_exposed_part_alone(self):
         budget = one(("backward", "main", 0.0, 5.0), ("encode", "comm", 4.0, 6.0))
-        assert parts(budget) == {"backward": 5.0, "encode": 1.0, "unexplained": 4.0}
+        assert parts(budget) == {"backward": 5.0, "encode": 1.0, "unattributed": 4.0}
 
     def test_exchanges_that_overlap_are_hidden_once(self):
         budget = one(
             ("backward", "main", 0.0, 5.0), ("communicate", "comm", 1.0, 3.0), ("communicate", "b", 2.0, 4.0)
         )
-        assert budget.comm_hidden_s == 3.0
+        assert budget.hidden_comm_s == 3.0
 
     def test_spans_are_clipped_to_the_step(self):
         budget = one(("backward", "main", -3.0, 4.0), ("communicate", "comm", 8.0, 99.0))
-        assert parts(budget) == {"backward": 4.0, "exposed_comm": 2.0, "unexplained": 4.0}
+        assert parts(budget) == {"backward": 4.0, "exposed_comm": 2.0, "unattributed": 4.0}
 
     def test_span_that_ends_before_it_starts_takes_no_time(self):
-        assert parts(one(("backward", "main", 4.0, 3.9))) == {"unexplained": 10.0}
+        assert parts(one(("backward", "main", 4.0, 3.9))) == {"unattributed": 10.0}
 
     def test_spans_of_main_that_overlap_count_the_moment_once(self):
         budget = one(("forward", "main", 0.0, 4.0), ("backward", "main", 3.0, 10.0))
         assert parts(budget) == {"forward": 4.0, "backward": 6.0}
 
     def test_barrier_on_main_is_waiting(self):
-        assert parts(one(("wait", "main", 4.0, 7.0))) == {"wait": 3.0, "unexplained": 7.0}
+        assert parts(one(("wait", "main", 4.0, 7.0))) == {"wait": 3.0, "unattributed": 7.0}
 
 
 class TestSeveralRanks:
@@ -112,24 +112,24 @@ class TestSeveralRanks:
             )
 
         early, late, middle = step_budgets([rank(2.0), rank(7.0), rank(4.0)])
-        assert parts(early) == {"backward": 2.0, "wait": 5.0, "exposed_comm": 2.0, "unexplained": 1.0}
-        assert parts(late) == {"backward": 7.0, "exposed_comm": 2.0, "unexplained": 1.0}
-        assert parts(middle) == {"backward": 4.0, "wait": 3.0, "exposed_comm": 2.0, "unexplained": 1.0}
+        assert parts(early) == {"backward": 2.0, "wait": 5.0, "exposed_comm": 2.0, "unattributed": 1.0}
+        assert parts(late) == {"backward": 7.0, "exposed_comm": 2.0, "unattributed": 1.0}
+        assert parts(middle) == {"backward": 4.0, "wait": 3.0, "exposed_comm": 2.0, "unattributed": 1.0}
         assert [one.arrived_after_first_s for one in (early, late, middle)] == [0.0, 5.0, 2.0]
 
     def test_steps_that_start_apart_are_compared_on_the_shared_clock(self):
         spans = (("communicate", "main", 1.0, 4.0),)
         first, second = step_budgets([step(5.0, *spans, start_s=100.0), step(5.0, *spans, start_s=100.5)])
-        assert parts(first) == pytest.approx({"wait": 0.5, "exposed_comm": 2.5, "unexplained": 2.0})
-        assert parts(second) == pytest.approx({"exposed_comm": 3.0, "unexplained": 2.0})
+        assert parts(first) == pytest.approx({"wait": 0.5, "exposed_comm": 2.5, "unattributed": 2.0})
+        assert parts(second) == pytest.approx({"exposed_comm": 3.0, "unattributed": 2.0})
         assert second.arrived_after_first_s == pytest.approx(0.5)
 
     def test_waiting_under_main_is_hidden_and_no_part_of_the_step(self):
         early = step(6.0, ("backward", "main", 0.0, 4.0), ("communicate", "comm", 1.0, 5.0), start_s=0.0)
         late = step(6.0, ("backward", "main", 0.0, 4.0), ("communicate", "comm", 3.0, 5.0), start_s=0.0)
         first, _ = step_budgets([early, late])
-        assert parts(first) == {"backward": 4.0, "exposed_comm": 1.0, "unexplained": 1.0}
-        assert first.comm_hidden_s == 3.0
+        assert parts(first) == {"backward": 4.0, "exposed_comm": 1.0, "unattributed": 1.0}
+        assert first.hidden_comm_s == 3.0
 
     def test_every_exchange_has_its_own_last_rank(self):
         one = step(9.0, ("communicate", "main", 0.0, 3.0), ("communicate", "main", 5.0, 8.0), start_s=0.0)
@@ -148,7 +148,7 @@ class TestSeveralRanks:
         early = step(9.0, ("communicate", "main", 0.0, 3.0), start_s=0.0)
         late = step(9.0, ("communicate", "main", 4.0, 8.0), start_s=0.0)
         first, _ = step_budgets([early, late])
-        assert parts(first) == {"wait": 3.0, "unexplained": 6.0}
+        assert parts(first) == {"wait": 3.0, "unattributed": 6.0}
 
     @pytest.mark.parametrize(
         ("other", "why"),
@@ -166,7 +166,7 @@ class TestSeveralRanks:
         own = step(9.0, ("communicate", "main", 0.0, 3.0), start_s=0.0)
         assert arrivals_s([own, other]) is None
         first, _ = step_budgets([own, other])
-        assert parts(first) == {"exposed_comm": 3.0, "unexplained": 6.0}
+        assert parts(first) == {"exposed_comm": 3.0, "unattributed": 6.0}
         assert first.arrived_after_first_s is None
 
     def test_arrivals_are_by_exchange_and_rank_in_the_order_of_starts(self):
@@ -185,11 +185,11 @@ class TestHook:
             ("backward", "main", 3.0, 10.0),
         )
         assert parts(budget) == {"backward": 9.0, "exposed_comm": 1.0}
-        assert budget.comm_hidden_s == 0.0
+        assert budget.hidden_comm_s == 0.0
 
     def test_moment_that_an_exchange_covers_too_counts_once(self):
         budget = one(("communicate", "hook", 2.0, 4.0), ("communicate", "comm", 3.0, 6.0))
-        assert parts(budget) == {"exposed_comm": 4.0, "unexplained": 6.0}
+        assert parts(budget) == {"exposed_comm": 4.0, "unattributed": 6.0}
 
     def rank(self, arrives):
         return step(
@@ -199,7 +199,7 @@ class TestHook:
     def test_it_is_no_arrival(self):
         first, second = step_budgets([self.rank(3.0), self.rank(6.0)])
         assert [one.arrived_after_first_s for one in (first, second)] == [0.0, 3.0]
-        assert parts(first) == {"exposed_comm": 3.0, "wait": 3.0, "unexplained": 3.0}
+        assert parts(first) == {"exposed_comm": 3.0, "wait": 3.0, "unattributed": 3.0}
 
     def test_ranks_may_have_different_numbers_of_them(self):
         without = step(9.0, ("communicate", "comm", 6.0, 8.0), start_s=0.0)
@@ -209,7 +209,7 @@ class TestHook:
         early = step(9.0, ("communicate", "hook", 1.0, 8.0), ("communicate", "comm", 1.0, 8.0), start_s=0.0)
         late = step(9.0, ("communicate", "hook", 5.0, 8.0), ("communicate", "comm", 5.0, 8.0), start_s=0.0)
         first, _ = step_budgets([early, late])
-        assert parts(first) == {"wait": 4.0, "exposed_comm": 3.0, "unexplained": 2.0}
+        assert parts(first) == {"wait": 4.0, "exposed_comm": 3.0, "unattributed": 2.0}
 
 
 def random_ranks(seed):
@@ -242,8 +242,8 @@ def test_parts_sum_to_the_step_and_none_is_negative(seed):
         for budget in step_budgets(ranks):
             assert math.fsum(budget.parts_s.values()) == pytest.approx(budget.step_s, abs=1e-12)
             assert min(budget.parts_s.values()) >= 0.0
-            assert 0.0 <= budget.comm_hidden_s <= budget.step_s
-            assert 0.0 <= budget.h2d_hidden_s <= budget.step_s
+            assert 0.0 <= budget.hidden_comm_s <= budget.step_s
+            assert 0.0 <= budget.hidden_h2d_s <= budget.step_s
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -51,8 +51,8 @@ def filled(study, split_line):
 def test_lines_are_of_parts_that_occur_then_the_sum_and_what_is_beside_it(filled):
     budgets = budget_table(groups_of(filled)[0])
     assert budgets.headings[2:] == [
-        *("forward", "backward", "exposed comm.", "wait", "unexplained", "= split step", "hidden comm."),
-        *("looking", "skew", "exposed", "by difference", "check"),
+        *("forward", "backward", "exposed comm.", "wait", "unattributed", "= split step", "hidden comm."),
+        *("profiling overhead", "skew", "exposed", "by difference", "check"),
     ]
     assert [row[:2] for row in budgets.rows[:3]] == [["none", "2"], ["none", "4"], ["all_reduce", "2"]]
     ring = dict(zip(budgets.headings, budgets.rows[4], strict=True))
@@ -116,7 +116,7 @@ def test_why_exposed_times_disagree_stands_below(study, split_line):
         spans = [("backward", "main", 0.0, 4e-3), ("communicate", "main", 4e-3, 4e-3 + exposed_s)]
         lines = [split_line(9, 4e-3 + exposed_s, *spans[: 1 + bool(exposed_s)])]
         study.add_split([[unsplit_s]], [lines] * 2, aggregator=aggregator)
-    remark = "ring on 2 workers: by intervals 1.00 ms, by difference 3.00 ms: looking costs"
+    remark = "ring on 2 workers: by intervals 1.00 ms, by difference 3.00 ms: profiling costs"
     (group,) = groups_of(study)
     assert [row[-1] for row in budget_table(group).rows] == ["–", "no"]  # noqa: RUF001
     assert remark in " ".join(printed(study).split())
@@ -130,15 +130,15 @@ def test_warnings_are_marked_and_named_below_the_table(study, split_line):
         study.add_split([[1.0]], [[split_line(9, 1.0, ("forward", "main", 0.0, 0.9))]] * size)
     text = printed(study)
     assert [line.rstrip().endswith("% !") for line in text.splitlines()[2:4]] == [True, True]
-    warning = "unexplained: 10.0% of the step is in no phase (none on 1 worker, none on 2 workers)"
+    warning = "unattributed: 10.0% of the step is in no phase (none on 1 worker, none on 2 workers)"
     assert f"! {warning}" in " ".join(text.split())
     (group,) = groups_of(study)
     assert page_tables(group, [group])[0].warnings == [warning]
 
 
-def test_noise_floor_stands_below_the_table_and_the_twin_in_none(study):
-    for twin, step_s in enumerate((1.0, 1.1)):
-        study.add_steps([[step_s]], aggregator="ring", world_size=2, twin=twin)
+def test_noise_floor_stands_below_the_table_and_the_replicate_in_none(study):
+    for replicate, step_s in enumerate((1.0, 1.1)):
+        study.add_steps([[step_s]], aggregator="ring", world_size=2, aa_replicate=replicate)
     text = printed(study)
     assert "noise floor 9.5% (A/A pair: ring on 2 workers)" in text
     assert text.splitlines()[2].startswith("ring")

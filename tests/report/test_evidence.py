@@ -43,8 +43,8 @@ def report(tmp_path_factory):
             world_size=size,
             summary={"wire_bytes_per_rank": [1_000_000 * number, 2_000_000 * number][:size]},
         )
-    twin = [[[iteration(i, 0.26, split=False) for i in range(5)]] * 2] * 3
-    study.add(twin, aggregator="ring", world_size=2, twin=1)
+    replicate = [[[iteration(i, 0.26, split=False) for i in range(5)]] * 2] * 3
+    study.add(replicate, aggregator="ring", world_size=2, aa_replicate=1)
     lines = [epoch(1, 1.5, 0.5, 0.91), epoch(2, 2.75, 0.25, 0.96), epoch(3, 4.0, 0.125, 0.97)]
     late = [{**one, "train_s": one["train_s"] + 0.5} for one in lines]
     study.add([[lines, late]], kind="convergence", aggregator="ring", world_size=2, target_accuracy=0.95)
@@ -143,13 +143,13 @@ def test_skew_is_the_last_ranks_arrival_after_the_first(report):
 def test_noise_floor_is_the_distance_of_an_a_a_pair(report):
     floor = float(re.search(r"noise floor ([\d.]+)%", report.text)[1]) / 100
     cell_id = iterations(report, "ring", 2)["cell"]
-    twin = next(
+    replicate = next(
         run.parent.parent.name
         for run in sorted(report.path.glob("runs/*/0/run.json"))
-        if json.loads(run.read_text())["cell"].get("twin")
+        if json.loads(run.read_text())["cell"].get("aa_replicate")
     )
     distances = []
-    for own, other in zip(report.lines(cell_id), report.lines(twin), strict=True):
+    for own, other in zip(report.lines(cell_id), report.lines(replicate), strict=True):
         pair = []
         for ranks in (own, other):
             kept = [[x["step_s"] for x in rank if not x["warmup"] and not x.get("split")] for rank in ranks]

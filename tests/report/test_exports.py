@@ -67,10 +67,10 @@ def test_csv_has_a_value_a_row_and_every_part_of_the_split_step(timed):
     parts = {
         name: value
         for name, value in of_rank_0.items()
-        if name not in ("step_s", "comm_hidden_s", "arrived_after_first_s")
+        if name not in ("step_s", "hidden_comm_s", "arrived_after_first_s")
     }
     assert sum(parts.values()) == pytest.approx(of_rank_0["step_s"])
-    assert of_rank_0["comm_hidden_s"] == pytest.approx(0.001)
+    assert of_rank_0["hidden_comm_s"] == pytest.approx(0.001)
     assert {row["aggregator"] for row in rows} == {"ring"}
 
 

@@ -54,8 +54,8 @@ def test_speedup_has_no_upper_bound_where_the_times_interval_reaches_below_zero(
 def test_budget_bars_are_in_milliseconds_and_leave_out_what_never_occurred(study, line):
     study.add([[[line(i, 0.010, backward_s=0.006, forward_s=0.003) for i in range(8)]]])
     (bar,) = budget_bars(groups_of(study)[0])
-    assert list(bar.parts_ms) == ["forward", "backward", "unexplained"]
-    assert bar.parts_ms == pytest.approx({"forward": 3.0, "backward": 6.0, "unexplained": 1.0})
+    assert list(bar.parts_ms) == ["forward", "backward", "unattributed"]
+    assert bar.parts_ms == pytest.approx({"forward": 3.0, "backward": 6.0, "unattributed": 1.0})
     assert (bar.iteration_ms, bar.low_ms, bar.high_ms) == pytest.approx((10.0, 10.0, 10.0))
     assert bar.hidden_ms == 0.0
 
@@ -145,12 +145,12 @@ def test_speedup_shows_of_several_variants_the_fastest_bucket_size_on_the_device
     assert (ring.world_sizes, ring.speedup) == ([1, 2], [1.0, 2.0])
 
 
-def test_twins_are_in_no_figure(study):
+def test_replicates_are_in_no_figure(study):
     study.add_steps([[4.0]])
-    for twin in (0, 1):
-        study.add_steps([[2.0 + twin]], aggregator="ring", world_size=2, twin=twin)
+    for replicate in (0, 1):
+        study.add_steps([[2.0 + replicate]], aggregator="ring", world_size=2, aa_replicate=replicate)
     (group,) = groups_of(study)
-    assert [row["twin"] for row in group.twins] == [1]
+    assert [row["aa_replicate"] for row in group.replicates] == [1]
     assert [line.speedup for line in speedup_lines(group)] == [[1.0], [2.0]]
 
 

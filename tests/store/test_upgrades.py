@@ -22,7 +22,7 @@ def read_back(tmp_path, version, aggregator, counted, device="cuda", num_paramet
     path = tmp_path / "runs" / "abc" / "0" / "run.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "schema_version": version}))
     record = folder.run("abc", 0)
-    assert record.schema_version == 2
+    assert record.schema_version == 3
     assert folder.runs() == [record]
     return record.summary
 
@@ -85,3 +85,12 @@ def test_records_of_today_are_left_alone(tmp_path, name):
 )
 def test_kind_of_a_failure_is_recorded_and_of_older_runs_follows_from_the_reason(summary, reason, kind):
     assert failure_kind(summary, reason) == kind
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_replicate_of_an_a_a_pair_had_another_name(tmp_path, version):
+    folder = ResultsFolder(tmp_path)
+    folder.write_run(RunRecord("abc", 0, {"aggregator": "ring", "twin": 1}))
+    path = tmp_path / "runs" / "abc" / "0" / "run.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "schema_version": version}))
+    assert folder.run("abc", 0).cell == {"aggregator": "ring", "aa_replicate": 1}

@@ -55,7 +55,7 @@ def resolved(machine: Machine = CPU, **changes: Any) -> ResolvedStudy:
 
 def cells(machine: Machine = CPU, **changes: Any) -> list[Cell]:
     """Without the second ones of A/A pairs: tests/study/test_timed_cells.py."""
-    return [cell for cell in resolved(machine, **changes).trained if not cell.twin]
+    return [cell for cell in resolved(machine, **changes).trained if not cell.aa_replicate]
 
 
 def problem(machine: Machine = CPU, **changes: Any) -> str:

@@ -189,7 +189,10 @@ class TestSameFolderAgain:
     def test_larger_world_takes_over_the_second_cell_of_the_pair(self, folder):
         prepared(folder)
         prepared(folder, world_sizes=[1, 2, 4])
-        assert {record.cell["world_size"] for record in folder.runs() if record.cell["twin"]} == {2, 4}
+        assert {record.cell["world_size"] for record in folder.runs() if record.cell["aa_replicate"]} == {
+            2,
+            4,
+        }
         prepared(folder)
 
     @pytest.mark.parametrize(

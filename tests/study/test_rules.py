@@ -25,7 +25,7 @@ BASE = {
 def cells(machine: Machine = CPU, **changes: Any) -> list[Cell]:
     """Without the second ones of A/A pairs."""
     study = resolve(parse_study({**BASE, **changes}, "my.yaml"), machine)
-    return [cell for cell in study.trained if not cell.twin]
+    return [cell for cell in study.trained if not cell.aa_replicate]
 
 
 def problem(machine: Machine = CPU, **changes: Any) -> str:

@@ -79,7 +79,10 @@ class TestKey:
 
     def test_both_cells_of_an_a_a_pair_have_it(self):
         found = cells(augmentation="standard", noise_pair=True)
-        assert [(cell.twin, cell.augmentation) for cell in found] == [(0, "standard"), (1, "standard")]
+        assert [(cell.aa_replicate, cell.augmentation) for cell in found] == [
+            (0, "standard"),
+            (1, "standard"),
+        ]
 
     @pytest.mark.parametrize(
         "workload",

@@ -26,51 +26,51 @@ def cells(machine: Machine = CPU, **changes: Any) -> list[Cell]:
     return resolve(parse_study({**BASE, **changes}, "my.yaml"), machine).trained
 
 
-def twins(machine: Machine = CPU, **changes: Any) -> list[Cell]:
-    return [cell for cell in cells(machine, **changes) if cell.twin]
+def replicates(machine: Machine = CPU, **changes: Any) -> list[Cell]:
+    return [cell for cell in cells(machine, **changes) if cell.aa_replicate]
 
 
-class TestTwins:
+class TestReplicates:
     def test_first_aggregator_that_exchanges_has_one_at_the_largest_world_size(self):
-        (twin,) = twins()
-        assert (twin.aggregator, twin.world_size, twin.twin) == ("ring", 2, 1)
+        (replicate,) = replicates()
+        assert (replicate.aggregator, replicate.world_size, replicate.aa_replicate) == ("ring", 2, 1)
 
     def test_all_but_identity_and_description_is_the_first_ones(self):
-        (twin,) = twins()
+        (replicate,) = replicates()
         first = next(cell for cell in cells() if (cell.aggregator, cell.world_size) == ("ring", 2))
-        assert {**first.to_dict(), "twin": 1} == twin.to_dict()
-        assert first.id != twin.id
-        assert twin.describe() == f"{first.describe()}, A/A pair"
+        assert {**first.to_dict(), "aa_replicate": 1} == replicate.to_dict()
+        assert first.id != replicate.id
+        assert replicate.describe() == f"{first.describe()}, A/A pair"
 
     def test_study_of_control_arms_has_one_too(self):
-        assert [cell.aggregator for cell in twins(aggregators=["none"])] == ["none"]
+        assert [cell.aggregator for cell in replicates(aggregators=["none"])] == ["none"]
 
     def test_every_workload_and_step_has_its_own(self):
         workloads = [WORKLOAD, {**WORKLOAD, "model": {"name": "mlp", "hidden": [8]}}]
-        found = twins(workloads=workloads, step=["eager", "overlapped"])
+        found = replicates(workloads=workloads, step=["eager", "overlapped"])
         assert {(cell.model_label, cell.step) for cell in found} == {
             (model, step) for model in ("mlp", "mlp(hidden=[8])") for step in ("eager", "overlapped")
         }
         assert len(found) == 4
 
     def test_every_peer_access_has_its_own(self):
-        found = twins(GPUS, peer_access=[True, False])
+        found = replicates(GPUS, peer_access=[True, False])
         assert [cell.peer_access for cell in found] == [True, False]
 
     def test_other_axes_share_one(self):
-        assert len(twins(seed=[0, 1], workloads=[{**WORKLOAD, "global_batch": [32, 64]}])) == 1
-        assert len(twins(step="overlapped", bucket_mb=[1, 25])) == 1
+        assert len(replicates(seed=[0, 1], workloads=[{**WORKLOAD, "global_batch": [32, 64]}])) == 1
+        assert len(replicates(step="overlapped", bucket_mb=[1, 25])) == 1
 
     def test_it_is_run_as_often_as_the_part_asks(self):
         study = resolve(parse_study({**BASE, "repeats": 3}, "my.yaml"), CPU)
         assert set(study.repeats.values()) == {3}
 
     def test_study_may_do_without(self):
-        assert twins(noise_pair=False) == []
+        assert replicates(noise_pair=False) == []
         assert len(cells(noise_pair=False)) == 3 * 2
 
     def test_convergence_has_none(self):
-        assert twins(kind="convergence", aggregators=["ring"]) == []
+        assert replicates(kind="convergence", aggregators=["ring"]) == []
 
 
 class TestBuckets:

@@ -63,13 +63,13 @@ class TestRankThatIsLate:
         assert median(first for first, _ in arrivals) < planted["late_s"] / 4
 
     def test_what_it_did_meanwhile_is_not_explained_on_it_alone(self, seen, planted, cell):
-        assert part(seen, cell, 1, "unexplained") > planted["late_s"] / 2
-        assert part(seen, cell, 0, "unexplained") < planted["late_s"] / 2
+        assert part(seen, cell, 1, "unattributed") > planted["late_s"] / 2
+        assert part(seen, cell, 0, "unattributed") < planted["late_s"] / 2
 
 
 class TestHookThatBlocks:
     def hidden(self, seen, cell: str) -> float:
-        return median(step[0].comm_hidden_s for step in budgets(seen, cell))
+        return median(step[0].hidden_comm_s for step in budgets(seen, cell))
 
     def test_exchange_of_a_hook_that_returns_a_future_is_hidden(self, seen, planted):
         assert self.hidden(seen, "slow") > planted["exchange_s"] / 2

@@ -33,7 +33,7 @@ def extra_p(folder: ResultsFolder, cells: Sequence[CellResult]) -> Iterator[str]
     Raises:
         ScalingError: there is no timing of two world sizes.
     """
-    regions = _regions([cell for cell in cells if cell.launches and not cell.cell.get("twin")])
+    regions = _regions([cell for cell in cells if cell.launches and not cell.cell.get("aa_replicate")])
     sizes = _common_sizes(regions)
     kept = {name: own for name, own in regions.items() if set(sizes) <= set(own)}
     if len(sizes) < 2:

@@ -3,7 +3,8 @@
 | column | what |
 |---|---|
 | study, cell_id | whose; the cell's further variables are in summary.csv, by cell_id |
-| kind, model, dataset, aggregator, step, device, scaling, world_size, global_batch, twin | of the cell |
+| kind, model, dataset, aggregator, step, device, scaling | of the cell |
+| world_size, global_batch, aa_replicate | of the cell |
 | repeat, rank | whose sample; a rank that is empty means all |
 | index | of the iteration or epoch |
 | sample | unsplit, split, epoch, or point: of an experiment, whose cells have no model |
@@ -30,7 +31,17 @@ from scaling.store import ResultsFolder
 
 OF_THE_CELL = ("kind", "model", "dataset", "aggregator", "step", "device", "scaling")
 COLUMNS = (
-    *("study", "cell_id", *OF_THE_CELL, "world_size", "global_batch", "twin", "repeat", "rank", "index"),
+    *(
+        "study",
+        "cell_id",
+        *OF_THE_CELL,
+        "world_size",
+        "global_batch",
+        "aa_replicate",
+        "repeat",
+        "rank",
+        "index",
+    ),
     *("sample", "quantity", "unit", "value"),
 )
 
@@ -54,7 +65,7 @@ def tidy_csv(folder: ResultsFolder, cells: Sequence[CellResult]) -> Iterator[str
     for cell in cells:
         about = [name, cell.cell_id, *(_of_the_cell(cell, one) for one in OF_THE_CELL)]
         about += [cell.cell.get(one) for one in ("world_size", "global_batch")]
-        about.append(cell.cell.get("twin", 0) if cell.is_trained else None)
+        about.append(cell.cell.get("aa_replicate", 0) if cell.is_trained else None)
         for row in (*_unsplit(cell), *_split(cell), *_epochs(cell), *_points(folder, cell)):
             yield _line([*about, *row])
 

@@ -39,10 +39,10 @@ SPEEDUP = (
 )
 BUDGET = (
     "Where a step's time goes: mean over the middle half of the steps whose phases were marked, of the rank "
-    "that the others wait for (columns <part>_s, which sum to split_iteration_s). Communication under the "
-    "computation takes no time of the step: it is outlined above the bar (comm_hidden_s). The diamond is the "
+    "that the others wait for (columns <part>_s, which sum to profiled_iteration_s). Communication under the "
+    "computation takes no time of the step: it is outlined above the bar (hidden_comm_s). The diamond is the "
     "iteration without any mark, with its 95% interval (iteration_s); what it lacks to the bar's end is the "
-    "cost of looking (looking_s)."
+    "profiling overhead (profiling_overhead_s)."
 )
 ARRIVALS = (
     "How much later than the first rank each rank arrived at the first exchange of a step, on the most "

@@ -43,7 +43,7 @@ _PART_LOOKS = {
     "update": ("#404040", ""),
     "h2d_result": (YELLOW, "////"),
     "wait": ("#ffffff", "||||"),
-    "unexplained": ("#d9d9d9", "xxxx"),
+    "unattributed": ("#d9d9d9", "xxxx"),
 }
 assert set(_PART_LOOKS) == set(PARTS)
 

@@ -135,4 +135,4 @@ def _replicates(cells: Iterable[Cell]) -> Iterator[Cell]:
     for group in grouped.values():
         size = max(cell.world_size for cell in group)
         largest = [cell for cell in group if cell.world_size == size]
-        yield replace(next((cell for cell in largest if cell.exchanges), largest[0]), twin=1)
+        yield replace(next((cell for cell in largest if cell.exchanges), largest[0]), aa_replicate=1)
