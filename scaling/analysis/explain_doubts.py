@@ -65,7 +65,7 @@ def noise(view: View) -> Values | None:
     return {"share": min(1.0, floor), "noise_floor": floor}
 
 
-def profiling_overhead(view: View) -> Values | None:
+def profiling_effect(view: View) -> Values | None:
     """Marks that change what they show."""
     overhead_s, step_s = view.row["profiling_overhead_s"], view.step_s
     if overhead_s is None or not step_s or abs(overhead_s) <= LARGEST_PROFILING_OVERHEAD * step_s:

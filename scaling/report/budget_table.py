@@ -27,8 +27,8 @@ CHECK, DIFFERS = "check", "no"
 READING = (
     "Mean over the middle half of the steps whose phases were marked, of the rank that the others wait for. "
     "Hidden: under the computation. Profiling overhead: what the marks cost. Skew: the last rank's arrival "
-    "at the first exchange after the first one's. Exposed: what the exchange adds, by its spans, and by difference to the "
-    "control arm."
+    "at the first exchange after the first one's. Exposed: what the exchange adds, by its spans, and by "
+    "difference to the control arm."
 )
 """What the lines mean."""
 
