@@ -98,7 +98,7 @@ def row(**values):
 
 
 def arm(exposed_s, by_difference_s, **values):
-    return row(exposed_s=exposed_s, exposed_by_difference_s=by_difference_s, **values)
+    return row(exchange_overhead_s=exposed_s, exposed_by_difference_s=by_difference_s, **values)
 
 
 def checked(cell, control):
