@@ -55,7 +55,7 @@ def daemon(launcher: str, processes: Path = Path("/proc")) -> tuple[int, Path] |
 
 
 def library(launcher: str, program: Path | None) -> str:
-    """A value for LIBRARY_VARIABLE: the library beside the program that started us, else by its name alone.
+    """A value for LIBRARY_VARIABLE: the library next to the program that started us, else by its name alone.
 
     mpi4py would take the first that it finds, which need not be that of the mpirun in use: then every
     process is rank 0 of 1.
@@ -64,9 +64,9 @@ def library(launcher: str, program: Path | None) -> str:
         launcher: "openmpi" or "mpich".
         program: what started this process.
     """
-    beside = [program.parents[1] / "lib" / name for name in LIBRARIES[launcher]] if program else []
-    found = [str(path) for path in beside if path.exists()]
-    return os.pathsep.join(found or LIBRARIES[launcher])
+    paths = [program.parents[1] / "lib" / name for name in LIBRARIES[launcher]] if program else []
+    existing = [str(path) for path in paths if path.exists()]
+    return os.pathsep.join(existing or LIBRARIES[launcher])
 
 
 def released_cores(daemon_pid: int) -> tuple[int, int]:

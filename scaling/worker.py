@@ -138,25 +138,29 @@ def _choose_launch(
     sizes = sorted({cell.world_size for cell in resolved.cells.values()})
     if info.world_size not in sizes:
         raise LaunchError(f"study {study.name!r} has no cell of world size {info.world_size}; it has {sizes}")
-    here = runnable(resolved, by_mpi=started_by_mpi(info, os.environ), world_size=info.world_size)
+    can_run = runnable(resolved, by_mpi=started_by_mpi(info, os.environ), world_size=info.world_size)
     folder = ResultsFolder(options.out or Path("results") / study.name)
     if not _led_by_scaling_run():  # else it holds the lock
         locks.enter_context(folder.lock(shared=True))
         locks.enter_context(folder.lock(f".{info.world_size}"))
     prepare(folder, study, resolved)
-    for line in here.leave_rest(folder):
+    for line in can_run.record_missing_libraries(folder):
         print(line, file=sys.stderr, flush=True)
-    own = [
-        one for one in remaining_launches(folder, here.study) if one.settings.world_size == info.world_size
+    launches = [
+        launch
+        for launch in remaining_launches(folder, can_run.study)
+        if launch.settings.world_size == info.world_size
     ]
-    if not own:
+    if not launches:
         return folder, None
-    _require_same_nodes(folder, own[0], _num_nodes(info))
-    if len(own) > 1:
+    _require_same_nodes(folder, launches[0], _num_nodes(info))
+    if len(launches) > 1:
         print(
-            f"{len(own) - 1} more launches of this size are left after this one", file=sys.stderr, flush=True
+            f"{len(launches) - 1} more launches of this size are left after this one",
+            file=sys.stderr,
+            flush=True,
         )
-    return folder, own[0]
+    return folder, launches[0]
 
 
 def _led_by_scaling_run() -> bool:
@@ -224,7 +228,7 @@ def _work(workers: Workers, folder: ResultsFolder, launch: Launch, libraries: La
 
 
 def _started_by(info: RankInfo, launch: Launch, libraries: LaunchLibraries) -> dict[str, Any]:
-    """What is recorded of a run besides its cell: by what and where it was started."""
+    """What is recorded of a run with its cell: by what and where it was started."""
     workers_per_gpu = launch.settings.workers_per_gpu
     return {
         "launcher": info.launcher,
@@ -248,9 +252,9 @@ def _device(launch: Launch, info: RankInfo) -> torch.device:
     shared, visible = launch.settings.workers_per_gpu, torch.cuda.device_count()
     gpu = gpu_of(info.local_rank, shared)
     if gpu >= visible:
-        own = "its own GPU" if shared is None else f"GPU {gpu}, with {shared} workers a GPU"
+        needed = "its own GPU" if shared is None else f"GPU {gpu}, with {shared} workers a GPU"
         raise LaunchError(
-            f"local rank {info.local_rank} needs {own}; {visible} are visible (kind: convergence may let "
+            f"local rank {info.local_rank} needs {needed}; {visible} are visible (kind: convergence may let "
             "workers share GPUs: workers_per_gpu)"
         )
     if launch.settings.peer_access is False:

@@ -54,13 +54,13 @@ def run(
     scope = scope_for(launcher, workers_per_node, world_size, os.environ)
     resolved = resolve(loaded, this_machine(scope.launcher.num_nodes))
     scope.require_cells(resolved)
-    here = runnable(resolved, by_mpi=scope.launcher.is_mpi, world_size=world_size)
+    can_run = runnable(resolved, by_mpi=scope.launcher.is_mpi, world_size=world_size)
     folder = ResultsFolder(out or Path("results") / loaded.name)
     for text in resolved.notes:
         note(text)
     with scope.lock(folder):
         prepare(folder, loaded, resolved)
-        for line in here.leave_rest(folder):
+        for line in can_run.record_missing_libraries(folder):
             note(line)
         if retry_failed:
             note(f"{reset_failed(folder, scope)} failed runs are tried again")
@@ -68,7 +68,7 @@ def run(
             with progress_for(sys.stderr) as progress:
                 command = RunCommand(study, overrides or [], folder.path)
                 predict = PreLaunchPrediction(folder, progress.say)
-                run_study(folder, here.study, command, progress, scope, predict)
+                run_study(folder, can_run.study, command, progress, scope, predict)
         except KeyboardInterrupt:
             note(f"stopped; the same command goes on from here, `scaling status {folder.path}` shows where")
             raise typer.Exit(130) from None
@@ -79,7 +79,7 @@ def run(
         _show(made)
         note(f"report: {made.page}")
     failed = [record for record in scope.records(folder) if record.state == "failed"]
-    _name_rest(failed, here.leave_rest(folder))
+    _name_rest(failed, can_run.record_missing_libraries(folder))
 
 
 def _name_rest(failed: list[RunRecord], left: list[str]) -> None:

@@ -69,7 +69,7 @@ class Workers:
         address: of rank 0's host, as the other ranks reach it; with `share` only.
 
     Attributes:
-        libraries: what groups can be carried by besides: name -> makes such a group. Collective.
+        libraries: what groups can delegate messages to: name -> makes such a group. Collective.
         on_leave: called when this rank gives up a group.
         closed: this rank has left the others in order.
 

@@ -1,4 +1,4 @@
-"""Which of a study's cells a launch can run: those with aggregators that need no library which it lacks."""
+"""Which of a study's cells a launch can run: those whose aggregators need no library, or one that it has."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from scaling.study.cells import AnyCell, Cell, ResolvedStudy
 
 
 def libraries_of(cells: Iterable[AnyCell]) -> set[str]:
-    """The libraries that the cells' aggregators use."""
+    """The libraries that the cells' aggregators delegate their messages to."""
     return {library for cell in cells if (library := _library(cell)) is not None}
 
 
@@ -36,7 +36,7 @@ class RunnableStudy:
     study: ResolvedStudy
     lacking: dict[str, str]
 
-    def leave_rest(self, folder: ResultsFolder) -> list[str]:
+    def record_missing_libraries(self, folder: ResultsFolder) -> list[str]:
         """Writes to the runs that stay planned why they do; returns a line for each library."""
         left: dict[str, list[str]] = {}
         for record in folder.runs():
@@ -75,13 +75,13 @@ def runnable(study: ResolvedStudy, *, by_mpi: bool, world_size: int | None = Non
     libraries = {key: _library(cell) for key, cell in study.cells.items()}
     lacking = {key: library for key, library in libraries.items() if library in missing and library}
     rest = replace(study, cells={key: cell for key, cell in study.cells.items() if key not in lacking})
-    own = [key for key, cell in study.cells.items() if world_size in (None, cell.world_size)]
-    first = next((key for key in own if key in lacking), None)
-    if first is not None and all(key in lacking for key in own):
+    of_launch = [key for key, cell in study.cells.items() if world_size in (None, cell.world_size)]
+    first = next((key for key in of_launch if key in lacking), None)
+    if first is not None and all(key in lacking for key in of_launch):
         cell = study.cells[first]
         assert isinstance(cell, Cell)
         raise LaunchError(
             f"{study.name}: aggregator {cell.aggregator_label!r} cannot run in this launch: "
             f"{HOW_TO_BRING[lacking[first]]}; or leave it out"
         )
-    return RunnableStudy(rest, {key: lacking[key] for key in own if key in lacking})
+    return RunnableStudy(rest, {key: lacking[key] for key in of_launch if key in lacking})

@@ -75,7 +75,7 @@ def main(out, names):
     seen: dict[str, Any] = {
         "launcher": info.launcher,
         "size": info.world_size,
-        "beside": libraries.record(),
+        "libraries": libraries.record(),
         "aggregators": {},
     }
     for name in names:

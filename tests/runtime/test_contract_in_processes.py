@@ -29,7 +29,9 @@ def seen(tmp_path):
 
 def test_aggregators_over_mpi_keep_the_contract_and_refuse_what_mpi_cannot_add(seen, mpirun):
     told = seen(mpirun, 4, "mpi", "mpi_one_bit")
-    assert told["beside"]["mpi"].startswith({"openmpi": "Open MPI v", "mpich": "MPICH Version"}[mpirun.name])
+    assert told["libraries"]["mpi"].startswith(
+        {"openmpi": "Open MPI v", "mpich": "MPICH Version"}[mpirun.name]
+    )
     whole, one_bit = told["aggregators"]["mpi"], told["aggregators"]["mpi_one_bit"]
     assert whole["failures"] == one_bit["failures"] == []
     assert one_bit["has_residuals"]

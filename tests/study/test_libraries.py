@@ -85,7 +85,7 @@ def test_world_size_of_which_nothing_can_run_is_refused():
 def test_runs_that_stay_planned_are_named_in_a_line_with_what_to_start_instead(without_horovod, folder):
     some = study("ring", "mpi", "mpi_one_bit", "horovod")
     results = folder(some)
-    lines = runnable(some, by_mpi=False).leave_rest(results)
+    lines = runnable(some, by_mpi=False).record_missing_libraries(results)
     assert sorted(line.partition(" since")[0] for line in lines) == [
         "2 runs of horovod stay planned,",
         "4 runs of mpi, mpi_one_bit stay planned,",
@@ -99,15 +99,15 @@ def test_runs_that_stay_planned_are_named_in_a_line_with_what_to_start_instead(w
 def test_only_what_is_planned_and_of_this_launchs_size_is_named(folder):
     some = study("ring", "mpi", world_sizes=[1, 2])
     results = folder(some)
-    here = runnable(some, by_mpi=False, world_size=2)
-    (line,) = here.leave_rest(results)
+    can_run = runnable(some, by_mpi=False, world_size=2)
+    (line,) = can_run.record_missing_libraries(results)
     assert line.startswith("2 runs of mpi stay planned")
     done, failed = (record for record in results.runs() if record.reason is not None)
     results.finish_run(done, {})
-    (line,) = here.leave_rest(results)
+    (line,) = can_run.record_missing_libraries(results)
     assert line.startswith("1 run of mpi stays planned")
     results.fail_run(failed, "planted")
-    assert here.leave_rest(results) == []
+    assert can_run.record_missing_libraries(results) == []
 
 
 def test_status_says_what_the_runs_that_are_left_wait_for(folder):
@@ -116,7 +116,7 @@ def test_status_says_what_the_runs_that_are_left_wait_for(folder):
     for record in results.runs():
         if record.cell["aggregator"] == "ring":
             results.finish_run(record, {})
-    runnable(some, by_mpi=False).leave_rest(results)
+    runnable(some, by_mpi=False).record_missing_libraries(results)
     rows = {row["aggregator"]: row for row in status_table(results)}
     assert (rows["ring"]["num_waiting"], rows["mpi"]["num_waiting"]) == (0, 2)
     text = " ".join(describe_status(list(rows.values())).split())
