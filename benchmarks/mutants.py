@@ -53,7 +53,7 @@ NAMED: dict[str, tuple[str, str, str]] = {
     "unaligned-chunks": (
         "scaling/collectives/schedule.py", "unit = 1 if fine else ALIGNMENT_ELEMENTS", "unit = 1",
     ),
-    "qsgd-clamp": ("scaling/codecs/qsgd.py", "levels.clamp_(max=self.num_levels)", "levels"),
+    "qsgd-clamp": ("scaling/aggregators/qsgd.py", "levels.clamp_(max=self.num_levels)", "levels"),
     "compare-floor": (
         "scaling/analysis/compare.py", "if _within_floor(pair):\n        reason", "if False:\n        reason",
     ),

@@ -1,19 +1,55 @@
-"""signSGD with majority vote (`scaling.codecs.sign`): signs to the owners, the majority's signs back.
+"""signSGD with majority vote: a bit an element to the stripe's owner, a bit an element back.
 
-Steps and bytes: `scaling.aggregators.striped`, with u = d = ceil(N / C) (4 + C / 8) bytes for N elements in
-chunks of C. Nothing is kept, and nothing divided. References: the codec's module.
+1. Every rank sends the signs of its gradient; zero counts as positive.
+2. The owner of an element adds the ranks' signs and sends back the sign of that sum. Where as many ranks vote
+   for either, its own sign decides, which favours neither direction.
+3. Every rank steps by that sign: the result is -1, 0 or 1 for each element, whatever the gradient's size, so
+   a learning rate is some hundred times smaller than for the gradient itself.
+
+Steps, bytes per rank: those of the exchange (`scaling.aggregators.striped`). Wire size of N elements:
+ceil(N / C) (4 + C / 8) bytes each way. The float of a chunk of C is 1, or 0 where a rank has nothing but
+zeros there and abstains; the chunk's result is 0 where all abstain. Error property: no residual is kept, so
+what the signs lose is lost; gradients with skewed noise can stall it.
+
+Reference: J. Bernstein, Y.-X. Wang, K. Azizzadenesheli, A. Anandkumar, "signSGD: Compressed Optimisation for
+Non-Convex Problems", ICML 2018. Where we differ: abstention by chunks; ties, which the paper leaves open.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import final
+from typing import ClassVar, final
 
+import torch
 from torch import Tensor
 
 from scaling.aggregators.striped import Striped
-from scaling.codecs.base import ChunkCodec
-from scaling.codecs.sign import VoteCodec
+from scaling.codecs.base import ChunkCodec, Kernel
+from scaling.codecs.signs import SignCodec
+
+
+@dataclass(frozen=True)
+class VoteCodec(SignCodec):
+    """Signs that are multiplied by 1, or by 0 in a chunk of zeros."""
+
+    name: ClassVar[str] = "sign"
+    kernel: ClassVar[Kernel] = "VOTE"
+
+    def scale(self, values: Tensor, valid: Tensor) -> Tensor:
+        """1; 0 for a chunk of zeros; not finite where a value is not."""
+        largest = values.abs().amax(1, keepdim=True) if values.shape[0] else values[:, :1]
+        # x - x is 0 for finite x and NaN else.
+        return (largest > 0).to(torch.float32) + (largest - largest)
+
+    def combine(self, decoded: Tensor, own: int) -> Tensor:
+        """The majority, whose sign is sent."""
+        return majority(decoded, decoded[own])
+
+
+def majority(votes: Tensor, own: Tensor) -> Tensor:
+    """The sign of the sum of votes [ranks, ...] of -1, 0 or 1; where that is 0, `own` [...]."""
+    total = votes.sum(0)
+    return torch.where(total == 0, own, total)
 
 
 @final

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, Union
 
 import torch
 from torch import Tensor
@@ -19,7 +19,15 @@ from scaling.bucket import BucketLayout
 from scaling.codecs.packing import BITS_PER_BYTE, pack, unpack
 from scaling.errors import StudyError
 
+if TYPE_CHECKING:
+    from scaling.codecs.chunk_coder import ChunkCoder
+
 ExchangeKind = Literal["all_reduce", "stripes", "all_gather"]
+
+KernelKind = Literal["FLAT", "MEAN", "ROOT", "VOTE", "TWO", "LEVELS", "LEVELS_OF_LARGEST"]
+"""The kernels of `scaling.codecs.kernels.chunk_blocks`, which is imported where Triton is."""
+
+Kernel = Union[KernelKind, "type[ChunkCoder]", None]  # evaluated when the module is imported
 
 CHUNK_MULTIPLE = 32
 """Elements of a chunk come in multiples: whole words, whatever the bits of an element."""
@@ -123,6 +131,8 @@ class ChunkCodec(Codec):
         head: floats of a head.
         bits: of a code.
         needs_noise: `encode` takes uniform random numbers.
+        kernel: its kernel on CUDA devices: a kind of `scaling.codecs.kernels.chunk_blocks`, or a `ChunkCoder`
+            of its own; None: plain torch. A subclass may compute otherwise, so it does not inherit it.
     """
 
     chunk_elements: int
@@ -130,6 +140,7 @@ class ChunkCodec(Codec):
     bits: ClassVar[int]
     divisible = True
     needs_noise: ClassVar[bool] = False
+    kernel: ClassVar[Kernel] = None
 
     def __post_init__(self) -> None:
         check_chunk_elements(f"codec {self.name!r}: chunk_elements", self.chunk_elements)
@@ -141,6 +152,10 @@ class ChunkCodec(Codec):
     def code_bits(self) -> int:
         """Bits of a code; to be overridden where a parameter decides."""
         return self.bits
+
+    def kernel_kind(self) -> tuple[str, float]:
+        """The name of its kernel and the number that it takes; overridden where a parameter decides."""
+        return str(self.kernel), 0.0
 
     def row_words(self, chunk_elements: int) -> int:
         """32-bit words of a row."""

@@ -5,12 +5,12 @@ import math
 import pytest
 import torch
 
-from scaling.codecs.ef_sign import MeanSignCodec
-from scaling.codecs.one_bit_flat import OneBitFlatCodec
-from scaling.codecs.one_bit_momentum import NormSignCodec
-from scaling.codecs.qsgd import QsgdCodec
-from scaling.codecs.sign import VoteCodec, majority
-from scaling.codecs.two_bit import TwoBitCodec
+from scaling.aggregators.ef_sign import MeanSignCodec
+from scaling.aggregators.one_bit_flat import OneBitFlatCodec
+from scaling.aggregators.one_bit_momentum import NormSignCodec
+from scaling.aggregators.qsgd import QsgdCodec
+from scaling.aggregators.sign import VoteCodec, majority
+from scaling.aggregators.two_bit import TwoBitCodec
 from scaling.errors import StudyError
 
 CPU = torch.device("cpu")

@@ -5,21 +5,21 @@ import os
 import pytest
 import torch
 
+from scaling.aggregators.ef_sign import MeanSignCodec
+from scaling.aggregators.one_bit_flat import OneBitFlatCodec
+from scaling.aggregators.one_bit_momentum import NormSignCodec
+from scaling.aggregators.qsgd import QsgdCodec
 from scaling.aggregators.registry import create
+from scaling.aggregators.sign import VoteCodec
+from scaling.aggregators.two_bit import TwoBitCodec
 from scaling.bucket import BucketLayout
 from scaling.codecs.base import PlainChunks
 from scaling.codecs.chunk_coder import Momentum, TorchChunks
-from scaling.codecs.ef_sign import MeanSignCodec
 from scaling.codecs.finite import FiniteWatch, NotFiniteError
 from scaling.codecs.kernels import chunk_engine, triton_problem
 from scaling.codecs.kernels.chunk_engine import BlockSize, TritonChunks
 from scaling.codecs.noise import Noise
-from scaling.codecs.one_bit_flat import OneBitFlatCodec
-from scaling.codecs.one_bit_momentum import NormSignCodec
 from scaling.codecs.packing import unpack
-from scaling.codecs.qsgd import QsgdCodec
-from scaling.codecs.sign import VoteCodec
-from scaling.codecs.two_bit import TwoBitCodec
 from scaling.process_group import run_in_process
 
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"

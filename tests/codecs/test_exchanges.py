@@ -5,16 +5,16 @@ from typing import ClassVar
 
 import pytest
 
+from scaling.aggregators.ef_sign import MeanSignCodec
 from scaling.aggregators.gathered import Gathered
+from scaling.aggregators.one_bit_flat import OneBitFlatCodec
+from scaling.aggregators.qsgd import QsgdCodec
 from scaling.aggregators.striped import Striped
+from scaling.aggregators.top_k import TopKCodec
+from scaling.aggregators.two_bit import TwoBitCodec
 from scaling.codecs.base import ChunkCodec, exchanges_of, require_exchange
-from scaling.codecs.ef_sign import MeanSignCodec
-from scaling.codecs.one_bit_flat import OneBitFlatCodec
 from scaling.codecs.power_sgd import PowerSgdCodec
-from scaling.codecs.qsgd import QsgdCodec
 from scaling.codecs.sixteen_bit import SixteenBitCodec
-from scaling.codecs.top_k import TopKCodec
-from scaling.codecs.two_bit import TwoBitCodec
 from scaling.errors import StudyError
 
 SUMMABLE = [SixteenBitCodec("fp16"), SixteenBitCodec("bf16"), PowerSgdCodec(2, 2.0)]

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 import pytest
 import torch
 
+from scaling.aggregators.ef_sign import MeanSignCodec
+from scaling.aggregators.qsgd import QsgdCodec
 from scaling.aggregators.registry import create
 from scaling.bucket import BucketLayout
 from scaling.codecs.base import Chunks
 from scaling.codecs.chunk_coder import TorchChunks
-from scaling.codecs.ef_sign import MeanSignCodec
-from scaling.codecs.kernels import chunk_coder, stripe_codec, triton_problem, versions
+from scaling.codecs.kernels import choice, chunk_coder, stripe_codec, triton_problem, versions
 from scaling.codecs.kernels.chunk_engine import LARGEST_BUCKET, _written, kernel_problem
 from scaling.codecs.one_bit_stripes import StripeBuffers, TorchStripes
-from scaling.codecs.qsgd import QsgdCodec
 from scaling.codecs.stripes import StripeLayout
 from scaling.collectives.plan import Codec
 from scaling.errors import LaunchError, StudyError
@@ -38,6 +38,22 @@ class OwnCodec(MeanSignCodec):
         return super().scale(values, valid) / 2
 
 
+class OwnCoder(TorchChunks):
+    """A kernel of somebody's own."""
+
+
+@dataclass(frozen=True)
+class CodecWithKernel(OwnCodec):
+    """Somebody's own, with its kernel in the same file."""
+
+    kernel = OwnCoder
+
+
+@dataclass(frozen=True)
+class CodecWithUnknownKernel(OwnCodec):
+    kernel = "ROUND"
+
+
 class TestChoice:
     @pytest.mark.parametrize("kernels", ["auto", "torch"])
     def test_processors_run_plain_torch(self, kernels):
@@ -56,6 +72,23 @@ class TestChoice:
     def test_triton_where_it_cannot_run_is_an_error(self):
         with pytest.raises(LaunchError, match=r"kernels: triton: .*use kernels: auto or torch"):
             chunk_coder(CODEC, CODEC, CODEC.chunks(100), CPU, "triton")
+
+    def test_a_codec_of_ones_own_may_bring_its_kernel(self, monkeypatch):
+        monkeypatch.setattr(choice, "triton_problem", lambda device: None)
+        codec = CodecWithKernel(64)
+        coders = {
+            kernels: type(chunk_coder(codec, codec, codec.chunks(100), CPU, kernels))
+            for kernels in ("torch", "auto", "triton")
+        }
+        assert coders == {"torch": TorchChunks, "auto": TorchChunks, "triton": OwnCoder}
+        meta = torch.device("meta")
+        assert type(chunk_coder(codec, codec, codec.chunks(100), meta, "auto")) is OwnCoder
+
+    def test_a_kernel_that_there_is_not_is_an_error_with_those_that_there_are(self, monkeypatch):
+        monkeypatch.setattr(choice, "triton_problem", lambda device: None)
+        codec = CodecWithUnknownKernel(64)
+        with pytest.raises(LaunchError, match="names the kernel 'ROUND'; allowed: FLAT, MEAN"):
+            chunk_coder(codec, codec, codec.chunks(100), CPU, "triton")
 
     def test_a_codec_of_ones_own_has_no_kernel(self):
         assert kernel_problem(CODEC, CODEC.chunks(100)) is None

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
+from scaling.aggregators.qsgd import QsgdCodec
 from scaling.codecs.noise import Noise
-from scaling.codecs.qsgd import QsgdCodec
 
 CPU = torch.device("cpu")
 SIZE, NUM_CHUNKS, NUM_DRAWS = 128, 8, 600

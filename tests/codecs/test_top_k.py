@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from scaling.aggregators.top_k import TopKCodec
 from scaling.bucket import BucketLayout
-from scaling.codecs.top_k import TopKCodec
 from scaling.errors import StudyError
 
 

@@ -9,7 +9,7 @@ import torch
 
 from scaling.codecs.base import ChunkCodec, Chunks
 from scaling.codecs.chunk_coder import ChunkCoder, TorchChunks
-from scaling.codecs.kernels.chunk_engine import TritonChunks, kernel_problem
+from scaling.codecs.kernels.chunk_engine import TritonChunks, kernel_of, kernel_problem
 from scaling.codecs.kernels.engine import TritonStripes
 from scaling.codecs.kernels.tiles import LARGEST_MATRIX
 from scaling.codecs.kernels.versions import triton_version, version_problem
@@ -85,4 +85,6 @@ def chunk_coder(
         if kernels == "auto" and device.type != "cpu":
             coder.note = f"{coder.note}: {problem}"
         return coder
-    return TritonChunks(codec, back, chunks, device)
+    kernel = kernel_of(codec)
+    coder_class = TritonChunks if kernel is None or isinstance(kernel, str) else kernel
+    return coder_class(codec, back, chunks, device)

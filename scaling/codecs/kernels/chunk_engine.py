@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
-from scaling.codecs.base import WORD_BYTES, ChunkCodec, Chunks
+from scaling.codecs.base import WORD_BYTES, ChunkCodec, Chunks, Kernel, KernelKind
 from scaling.codecs.chunk_coder import ChunkCoder, Momentum
-from scaling.codecs.ef_sign import MeanSignCodec
 from scaling.codecs.finite import FiniteWatch
 from scaling.codecs.noise import Noise
-from scaling.codecs.one_bit_flat import OneBitFlatCodec
-from scaling.codecs.one_bit_momentum import NormSignCodec
 from scaling.codecs.packing import BITS_PER_BYTE
-from scaling.codecs.qsgd import QsgdCodec
-from scaling.codecs.sign import VoteCodec
-from scaling.codecs.two_bit import TwoBitCodec
 
 LARGEST_BUCKET = 2**31 - 2**16
 """Elements of a bucket with its filling, and bytes of its rows: kernels count them in 32 bits."""
@@ -30,20 +24,23 @@ MAX_PARTS = 1024
 MAX_SHARED = 65535
 """Chunks that programs share: a launch of CUDA has no more along its second axis."""
 
-_KINDS: dict[type[ChunkCodec], str] = {
-    OneBitFlatCodec: "FLAT",
-    MeanSignCodec: "MEAN",
-    NormSignCodec: "ROOT",
-    VoteCodec: "VOTE",
-    TwoBitCodec: "TWO",
-    QsgdCodec: "LEVELS",
-}
+
+def kernel_of(codec: ChunkCodec) -> Kernel:
+    """The kernel that the codec's own class declares."""
+    kernel: Kernel = vars(type(codec)).get("kernel")
+    return kernel
 
 
 def kernel_problem(codec: ChunkCodec, chunks: Chunks) -> str | None:
     """Why there is no kernel for a codec on such a bucket; None if there is one."""
-    if type(codec) not in _KINDS:
+    kernel = kernel_of(codec)
+    if kernel is None:
         return f"there is no kernel for the codec {codec.name!r}"
+    if not isinstance(kernel, str):
+        return None  # a coder of its own
+    if kernel not in get_args(KernelKind):
+        known = ", ".join(get_args(KernelKind))
+        return f"codec {codec.name!r} names the kernel {kernel!r}; allowed: {known}, or a ChunkCoder"
     if chunks.padded > LARGEST_BUCKET:
         return f"a bucket has {chunks.padded} elements, and the kernels count {LARGEST_BUCKET} at most"
     num_bytes = codec.wire_bytes(chunks.num_elements)
@@ -111,7 +108,8 @@ class TritonChunks(ChunkCoder):
         self._size = size or BlockSize()
         self._bits = codec.code_bits()
         self._num_words = chunks.chunk_elements * self._bits // (BITS_PER_BYTE * WORD_BYTES)
-        self._kind, self._parameter = _kind(chunk_blocks, codec)
+        kind, self._parameter = codec.kernel_kind()
+        self._kind: Any = getattr(chunk_blocks, kind)
         self._flags = torch.zeros(chunks.num_chunks, dtype=torch.int8, device=device)
         whole = self._block(self._size.whole, chunks.num_chunks)
         self._whole = self._block(self._size.elements, chunks.num_chunks)
@@ -280,14 +278,6 @@ class TritonChunks(ChunkCoder):
             "HAS_REST": num_elements % 4 != 0,
             "enable_fp_fusion": False,
         }
-
-
-def _kind(blocks: Any, codec: ChunkCodec) -> tuple[Any, float]:
-    """What `chunk_blocks` calls a codec, and its number: threshold or levels."""
-    kind = _KINDS[type(codec)]
-    if isinstance(codec, QsgdCodec):
-        return getattr(blocks, kind if codec.norm == "two" else "LEVELS_OF_LARGEST"), float(codec.num_levels)
-    return getattr(blocks, kind), codec.threshold if isinstance(codec, TwoBitCodec) else 0.0
 
 
 def _divided_by(divisor: int) -> tuple[float, bool]:
