@@ -12,6 +12,8 @@ import yaml
 
 from scaling import conformance
 from scaling.aggregators.registry import create
+from scaling.codecs.chunk_coder import TorchChunks
+from scaling.codecs.kernels import choice
 from scaling.conformance import verify as verification
 from scaling.process_group import run_in_process
 from scaling.study.schema import parse_study
@@ -63,7 +65,7 @@ def examples(tmp_path, monkeypatch, named_by_a_study):
             (tmp_path / name[1]).write_text(block)
     monkeypatch.syspath_prepend(tmp_path)
     yield
-    for module in ("my_aggregators", "my_schedules", "my_models", "my_networks"):
+    for module in ("my_aggregators", "my_codecs", "my_schedules", "my_models", "my_networks"):
         sys.modules.pop(module, None)
 
 
@@ -74,9 +76,26 @@ def test_example_aggregator_keeps_the_contract(examples):
         conformance.check_drawn(ScaledSigns(), world_size)
 
 
+def test_example_codec_runs_its_own_kernel_where_that_is_asked_for(examples, monkeypatch):
+    from my_codecs import LargestSigns, LargestSignsCoder
+
+    monkeypatch.setattr(choice, "triton_problem", lambda device: None)
+    coders = {
+        kernels: type(own.coder(own.chunks(100), torch.device("cpu")))
+        for kernels in ("torch", "triton")
+        for own in [LargestSigns(kernels=kernels)]
+    }
+    assert coders == {"torch": TorchChunks, "triton": LargestSignsCoder}
+
+
 def test_everything_that_extending_says_to_verify_holds(examples):
     names = re.findall(r"scaling verify (my_\w+:\w+)", (ROOT / "docs/extending.md").read_text())
-    assert names == ["my_aggregators:ScaledSigns", "my_schedules:chain", "my_schedules:Chain"]
+    assert names == [
+        "my_aggregators:ScaledSigns",
+        "my_schedules:chain",
+        "my_schedules:Chain",
+        "my_codecs:LargestSigns",
+    ]
     for name in names:
         (subject,) = verification.subjects_of(name)
         finding = verification.examine(subject, [1, 2, 3])
