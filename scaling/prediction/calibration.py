@@ -221,15 +221,15 @@ def _with_left_overs(base: Calibration, seen: Sequence[Observation], off: Floats
         key: _mean([(log, sd) for log, sd, at in found if at == largest[key]]) for key, found in raw.items()
     }
     spreads = {
-        way: _spread([mean for key, mean in means.items() if key[-1] == way])
-        for way in {k[-1] for k in means}
+        transport: _spread([mean for key, mean in means.items() if key[-1] == transport])
+        for transport in {k[-1] for k in means}
     }
     left_over = {}
     for key, (log, noise) in means.items():
         # What is no more than the measurement's own noise is not the strategy's: it is shrunk by that share.
         kept = spreads[key[-1]] ** 2 / (spreads[key[-1]] ** 2 + noise**2)
         left_over[key] = (kept * log, math.sqrt(kept) * noise, largest[key])
-    unmeasured = {way: max(UNMEASURED_LEFT_OVER_SD, spread) for way, spread in spreads.items()}
+    unmeasured = {transport: max(UNMEASURED_LEFT_OVER_SD, spread) for transport, spread in spreads.items()}
     return replace(sized, left_over=left_over, left_over_sd=unmeasured, num_observations=len(seen))
 
 

@@ -21,8 +21,8 @@ from scaling.prediction.terms import (
     Term,
     divide_term,
     terms_of,
+    transport_of,
     update_terms,
-    way_of,
 )
 
 
@@ -48,7 +48,7 @@ class Prediction:
         exchange: aggregation and updates elsewhere than on every replica.
         exposed_exchange: of that, what the backward pass does not hide.
         terms: what the exchange consists of.
-        way: of the bytes.
+        transport: of the bytes.
         busiest: the resource that bounds the longest exchange.
         notes: what was assumed or not known.
     """
@@ -60,7 +60,7 @@ class Prediction:
     exchange: Estimate
     exposed_exchange: Estimate
     terms: tuple[PredictedTerm, ...] = ()
-    way: str = ""
+    transport: str = ""
     busiest: str | None = None
     notes: tuple[str, ...] = ()
     simulated: bool = field(default=True, init=False)
@@ -145,7 +145,7 @@ class Predictor:
             total(exchanges) + afterwards,
             left + afterwards,
             tuple(self._merged(terms)),
-            "none" if alone or not terms else way_of(strategy, self._machinery, world_size),
+            "none" if alone or not terms else transport_of(strategy, self._machinery, world_size),
             longest.busiest if longest else None,
             tuple(dict.fromkeys(notes)),
         )
@@ -196,7 +196,7 @@ class Predictor:
 
 
 def strategy_key(strategy: Strategy) -> tuple[str, ...]:
-    """What a left-over is known for: model, aggregator and way."""
+    """What a left-over is known for: model, aggregator and transport."""
     cell = strategy.cell
     if not _between_ranks(strategy):
         access = "through the host"

@@ -38,7 +38,7 @@ def row_of(
         **_interval("compute_s", prediction.compute),
         **_interval("exchange_s", prediction.exchange),
         **_interval("exposed_comm_s", prediction.exposed_exchange),
-        "way": prediction.way,
+        "way": prediction.transport,
         "busiest_link": prediction.busiest,
         "terms": [
             {"name": term.name, "kind": term.kind, "seconds": term.seconds, "choice": term.choice or None}

@@ -1,6 +1,6 @@
 """What an aggregation consists of, as terms that are calibrated one by one.
 
-A term is of a kind (a way of the bytes, or a place of work) and has a part that does not depend on the bytes,
+A term is of a kind (a transport, or a place of work) and has a part that does not depend on the bytes,
 `latency_s`, and one that does, `flow_s`, both as the machine file and the schedules have them. Calibration
 multiplies each part by a factor of its kind. Terms follow one another.
 
@@ -116,14 +116,14 @@ class Machinery:
     horovod_by_mpi: bool = False
     _bare: dict[str, Topology] = field(default_factory=dict)
 
-    def on(self, way: str) -> tuple[Topology, Topology]:
-        """The topology of a way, and the same without latency."""
-        if way not in self._bare:
+    def on(self, transport: str) -> tuple[Topology, Topology]:
+        """The topology of a transport, and the same without latency."""
+        if transport not in self._bare:
             own = self.topology
-            if way in ("sends_host", "native_host"):
+            if transport in ("sends_host", "native_host"):
                 own = for_host_sends(self.topology, self.host_sends)
-            self._bare[way], self._bare[f"{way}, bare"] = own, without_latency(own)
-        return self._bare[way], self._bare[f"{way}, bare"]
+            self._bare[transport], self._bare[f"{transport}, bare"] = own, without_latency(own)
+        return self._bare[transport], self._bare[f"{transport}, bare"]
 
     @property
     def has_gpus(self) -> bool:
@@ -131,7 +131,7 @@ class Machinery:
         return bool(self.topology.machine.of_kind("gpu"))
 
 
-def way_of(strategy: Strategy, machinery: Machinery, world_size: int) -> str:
+def transport_of(strategy: Strategy, machinery: Machinery, world_size: int) -> str:
     """How ranks exchange: by the study's `peer_access`, the machine, and what the aggregator asks for."""
     if any(_by_mpi(stage, machinery) for bucket in strategy.buckets for stage in bucket):
         return "mpi"
@@ -156,11 +156,11 @@ def terms_of(strategy: Strategy, bucket: int, machinery: Machinery, world_size: 
     Raises:
         TopologyError: the machine has not what a stage needs.
     """
-    way = way_of(strategy, machinery, world_size)
+    transport = transport_of(strategy, machinery, world_size)
     terms: list[Term] = []
     for stage in strategy.buckets[bucket]:
         if isinstance(stage, Exchange):
-            terms += _exchange_terms(stage, way, machinery, world_size)
+            terms += _exchange_terms(stage, transport, machinery, world_size)
         elif isinstance(stage, Codec) and stage.where == "rank":
             terms.append(_codec_term(stage, strategy, bucket, machinery, world_size))
         else:
@@ -186,9 +186,9 @@ def divide_term(num_elements: int, strategy: Strategy, machinery: Machinery, wor
     return [Term("gpu_work", "divide", 0.0, share * 4.0 * num_elements * DIVIDE_BYTES_MOVED / bandwidth)]
 
 
-def _exchange_terms(stage: Exchange, way: str, machinery: Machinery, world_size: int) -> list[Term]:
+def _exchange_terms(stage: Exchange, transport: str, machinery: Machinery, world_size: int) -> list[Term]:
     num_bytes = stage.num_elements * stage.bytes_per_element
-    peer = way not in ("sends_host",)
+    peer = transport not in ("sends_host",)
     name = stage.name or stage.schedule.name
     if stage.for_gpus and not machinery.has_gpus:
         return []
@@ -202,7 +202,7 @@ def _exchange_terms(stage: Exchange, way: str, machinery: Machinery, world_size:
         own, bare = machinery.on(kind)
         time = nccl_all_reduce(own, bare, world_size, num_bytes, peer_access=peer)
         return [Term(kind, name, time.latency_s, time.flow_s, time.busiest, time.choice, num_bytes)]
-    kind = "host" if stage.schedule.num_hosts else way
+    kind = "host" if stage.schedule.num_hosts else transport
     own, bare = machinery.on(kind)
     if stage.native:
         flowing, whole = (

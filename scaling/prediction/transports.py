@@ -1,4 +1,4 @@
-"""The ways of the bytes, each with a topology of its own on which its messages are priced.
+"""The transports, each with a topology of its own on which its messages are priced.
 
 - peer_memory: copies into and sums out of the other GPUs' memory; the machine as it is.
 - sends: a library's messages between GPUs that reach each other; the machine as it is.
@@ -14,14 +14,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import Literal
 
 from scaling.collectives.schedule import Schedule, Transfer
 from scaling.collectives.simulate import simulate
 from scaling.prediction.measured import MeasuredTransfer
 from topologies.model import Device, Link, Machine, Topology
-
-Way = Literal["peer_memory", "sends", "sends_host", "host", "native", "native_host"]
 
 LARGE_BYTES = 16 << 20
 """Messages from which on a rate is read off: below, latency counts."""

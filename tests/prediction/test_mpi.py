@@ -10,7 +10,7 @@ from scaling.prediction.fitting import machinery_for, observations_of_transfers
 from scaling.prediction.measured import MeasuredTransfer
 from scaling.prediction.predict import Predictor, strategy_key
 from scaling.prediction.sources import Sources
-from scaling.prediction.terms import Machinery, terms_of, way_of
+from scaling.prediction.terms import Machinery, terms_of, transport_of
 from scaling.study.predicting import strategy_of
 from tests.prediction.conftest import cell, machine, measured
 from topologies.schema import load
@@ -74,7 +74,7 @@ def test_access_between_gpus_does_not_matter_and_is_no_part_of_the_key():
     with_access, without = (strategy_of(mpi_cell(2, peer_access=peer)) for peer in (True, False))
     assert strategy_key(with_access) == strategy_key(without)
     machinery = Machinery(machine(), mpi=OPEN_MPI)
-    assert way_of(with_access, machinery, 2) == way_of(without, machinery, 2) == "mpi"
+    assert transport_of(with_access, machinery, 2) == transport_of(without, machinery, 2) == "mpi"
     assert terms_of(with_access, 0, machinery, 2) == terms_of(without, 0, machinery, 2)
 
 
