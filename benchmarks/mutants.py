@@ -55,10 +55,14 @@ NAMED: dict[str, tuple[str, str, str]] = {
     ),
     "qsgd-clamp": ("scaling/aggregators/qsgd.py", "levels.clamp_(max=self.num_levels)", "levels"),
     "compare-floor": (
-        "scaling/analysis/compare.py", "if _within_floor(pair):\n        reason", "if False:\n        reason",
+        "scaling/analysis/compare.py",
+        "if _within_floor(pair):\n        return replace(pair, p_adjusted",
+        "if False:\n        return replace(pair, p_adjusted",
     ),
     "compare-floor-one-launch": (
-        "scaling/analysis/compare.py", "if _within_floor(pair):\n        return", "if False:\n        return",
+        "scaling/analysis/compare.py",
+        "if _within_floor(pair):\n        return replace(pair, verdict",
+        "if False:\n        return replace(pair, verdict",
     ),
     "compare-smaller-floor": (
         "scaling/analysis/compare.py", "max(floors, default=None)", "min(floors, default=None)",
