@@ -76,10 +76,33 @@ def _top(
         raise typer.Exit
 
 
+OLD_OPTIONS = {
+    "verify": {"--into": "--save-to"},
+    "probe": {"--host-only": "--no-peer-access"},
+    "predict": {"--measured-on": "--source-topology"},
+}
+"""Verb -> options under the names that they had before; taken one version more, with a warning."""
+
+
+def _with_new_names(words: list[str]) -> list[str]:
+    """The words of a command, with options that were renamed under their new names."""
+    verb = next((word for word in words if word in OLD_OPTIONS), None)
+    if verb is None:
+        return words
+    renamed = []
+    for word in words:
+        name, equals, value = word.partition("=")
+        new = OLD_OPTIONS[verb].get(name, name)
+        if new != name:
+            note(f"warning: {name} is now called {new}; the old name goes with the next version")
+        renamed.append(f"{new}{equals}{value}")
+    return renamed
+
+
 def main() -> None:
     """The entry point: errors of the user's are one message and exit code 2, never a traceback."""
     try:
-        app()
+        app(_with_new_names(sys.argv[1:]))
     except (ScalingError, TopologyError) as error:
         note(f"error: {error}")
         sys.exit(2)

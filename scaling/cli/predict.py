@@ -42,10 +42,10 @@ def predict(
         list[Path] | None,
         typer.Option("--samples", metavar="FILE", help="Samples of `topology probe`, which calibrate too."),
     ] = None,
-    measured_on: Annotated[
+    source_topology: Annotated[
         str | None,
         typer.Option(
-            "--measured-on", metavar="NAME", help="The machine of --from and --samples, if another."
+            "--source-topology", metavar="NAME", help="The machine of --from and --samples, if another."
         ),
     ] = None,
     changes: Annotated[
@@ -75,7 +75,7 @@ def predict(
     machine = what_if(load(topology), changes or [])
     sizes = parse_sizes(world_sizes) if world_sizes else None
     loaded = load_study(study, overrides or [])
-    sources, notes = sources_of(results or [], samples or [], load(topology), measured_on)
+    sources, notes = sources_of(results or [], samples or [], load(topology), source_topology)
     for note in notes:
         typer.echo(note, err=True)
     cells, left_out = cells_on(loaded, machine, sizes)

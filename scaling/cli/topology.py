@@ -99,9 +99,11 @@ def probe(
         int | None,
         typer.Option("--world-size", help="Workers (default: one a GPU; without GPUs, up to 4 processes)."),
     ] = None,
-    host_only: Annotated[
+    no_peer_access: Annotated[
         bool,
-        typer.Option("--host-only", help="Only without access between GPUs (else: with it, then without)."),
+        typer.Option(
+            "--no-peer-access", help="Only without access between GPUs (else: with it, then without)."
+        ),
     ] = False,
     seconds: Annotated[
         float, typer.Option("--seconds", help="For measuring; starting the workers comes on top.")
@@ -124,7 +126,7 @@ def probe(
         if path is not None and not path.absolute().parent.is_dir():
             raise TopologyError(f"{path}: there is no folder {path.parent}; make it first")
     try:
-        measured = measure(spec_for(*this_machine(), world_size, seconds, host_only, launcher), _note)
+        measured = measure(spec_for(*this_machine(), world_size, seconds, no_peer_access, launcher), _note)
     except KeyboardInterrupt:
         _note("stopped; nothing is written")
         raise typer.Exit(130) from None

@@ -46,9 +46,9 @@ def verify(
     seed: Annotated[
         int, typer.Option(min=0, metavar="SEED", help="Of the drawing: another seed gives other cases.")
     ] = 0,
-    into: Annotated[
+    save_to: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Put the sheet into this results folder, for its report."),
+        typer.Option(metavar="DIR", help="Save the sheet in this results folder, for its report."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -67,7 +67,7 @@ def verify(
         raise StudyError("name a collective or an aggregator, or give --all")
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.insert(0, os.getcwd())  # as `python -m` does
-    folder = ResultsFolder(into).require() if into else None
+    folder = ResultsFolder(save_to).require() if save_to else None
     sizes = parse_world_sizes(world_sizes)
     subjects = all_subjects(sizes) if name is None else subjects_of(name)
     width, findings, sheets = max(len(subject.name) for subject in subjects), [], []
@@ -85,7 +85,7 @@ def verify(
                 typer.echo(folded("  ", line, indent=13))
     if folder is not None:
         if name is None or sheets[0] is None:
-            raise StudyError("--into needs the name of a lossy aggregator: others have no sheet")
+            raise StudyError("--save-to needs the name of a lossy aggregator: others have no sheet")
         folder.write_sheet(name, sheets[0].as_dict())
         note(f"the sheet is in {folder.path}; `scaling report {folder.path}` shows it")
     if as_json:

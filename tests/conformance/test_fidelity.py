@@ -136,7 +136,7 @@ class TestCommand:
         folder = ResultsFolder(tmp_path)
         folder.write_study({"name": "by-hand"})
         for name, code in (("ef_sign", 0), ("all_reduce", 2)):
-            ended, _, err = call("verify", name, "--world-sizes", "2", "--into", tmp_path)
+            ended, _, err = call("verify", name, "--world-sizes", "2", "--save-to", tmp_path)
             assert ended == code
         assert "others have no sheet" in err
         (sheet,) = folder.sheets().values()

@@ -80,7 +80,7 @@ class Launch:
 
     def options(self) -> list[str]:
         """For the worker's command line."""
-        flags = {"--host-only": self.host_only, "--only-messages": self.only_messages}
+        flags = {"--no-peer-access": self.host_only, "--only-messages": self.only_messages}
         return ["--seconds", str(self.seconds), *(name for name, is_on in flags.items() if is_on)]
 
 
@@ -145,7 +145,7 @@ def spec_for(
             "GPUs (CUDA_VISIBLE_DEVICES=) to measure processes on the CPU"
         )
     if host_only and not num_gpus:
-        raise LaunchError("--host-only forbids access between GPUs; there is none here, leave it out")
+        raise LaunchError("--no-peer-access forbids access between GPUs; there is none here, leave it out")
     threads = max(1, num_cores // chosen)
     return ProbeSpec(chosen, "cuda" if num_gpus else "cpu", seconds, threads, host_only, launcher)
 
@@ -160,7 +160,7 @@ def measure(spec: ProbeSpec, say: Callable[[str], None], environ: Mapping[str, s
             at all was measured.
     """
     if environ.get("NCCL_P2P_DISABLE", "0") not in ("", "0") and not spec.host_only:
-        raise LaunchError("NCCL_P2P_DISABLE is set; unset it, or use --host-only")
+        raise LaunchError("NCCL_P2P_DISABLE is set; unset it, or use --no-peer-access")
     starter = _starter(spec.launcher, environ)
     measured = Measured(environment=collect(environ))
     for launch in spec.launches():

@@ -55,7 +55,9 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--samples", type=Path, required=True, help="file that lines are added to")
     parser.add_argument("--seconds", type=float, required=True, help="what measuring may take")
     parser.add_argument("--device", choices=["cpu", "cuda"], required=True)
-    parser.add_argument("--host-only", action="store_true", help="no access between GPUs")
+    parser.add_argument(
+        "--no-peer-access", dest="host_only", action="store_true", help="no access between GPUs"
+    )
     parser.add_argument("--only-messages", action="store_true", help="no copies, no sums")
     return parser.parse_args(arguments)
 

@@ -36,7 +36,7 @@ class TestSpec:
             ((4, 64, 0, 60.0, False), "--world-size is 0"),
             ((4, 64, None, 0.0, False), "--seconds is 0"),
             ((4, 64, None, 9.0, False, "srun"), "--launcher is 'srun'; allowed: local, mpirun"),
-            ((0, 2, None, 60.0, True), "--host-only forbids access between GPUs"),
+            ((0, 2, None, 60.0, True), "--no-peer-access forbids access between GPUs"),
         ],
     )
     def test_what_cannot_be_is_refused(self, arguments, message):
@@ -92,7 +92,7 @@ class TestMeasure:
         (first, first_environment), (second, second_environment) = calls
         assert first[first.index("-m", 3) + 1] == "scaling.measure.probe.worker"
         assert first[first.index("--device") :] == ["--device", "cuda", "--seconds", "7.0"]
-        assert second[-2:] == ["--host-only", "--only-messages"]
+        assert second[-2:] == ["--no-peer-access", "--only-messages"]
         assert "NCCL_P2P_DISABLE" not in first_environment
         assert second_environment["NCCL_P2P_DISABLE"] == "1"
         assert second_environment["HOME"] == "/home/me"
@@ -137,7 +137,7 @@ class TestMeasure:
 
     def test_environment_that_contradicts_is_refused(self, started):
         calls = started()
-        with pytest.raises(LaunchError, match="NCCL_P2P_DISABLE is set; unset it, or use --host-only"):
+        with pytest.raises(LaunchError, match="NCCL_P2P_DISABLE is set; unset it, or use --no-peer-access"):
             measure(spec_for(2, 8, None, 10.0, False), print, {"NCCL_P2P_DISABLE": "1"})
         assert calls == []
 
