@@ -52,7 +52,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "scaling.runtime": VERSION_AND_ERRORS | {"scaling.process_group", "scaling.store", "launchers"},
     "scaling.analysis": AND_AXES | {"scaling.store", "scaling.measure", "topologies"},
     "scaling.report": AND_AXES
-    | {"scaling.analysis", "scaling.store", "scaling.measure", "scaling.collectives", "topologies"},
+    | {"scaling.registry", "scaling.analysis", "scaling.store", "scaling.measure"}
+    | {"scaling.collectives", "topologies"},
     "scaling.prediction": AND_AXES | {"scaling.collectives", "scaling.bucket", "topologies"},
     "scaling.prediction.calibration_data": VERSION_AND_ERRORS
     | {"scaling.analysis", "scaling.measure", "scaling.prediction", "scaling.store", "topologies"},

@@ -14,7 +14,7 @@ from scaling.analysis.groups import group_rows
 from scaling.analysis.recommend import Recommendation
 from scaling.analysis.summary_findings import summary_findings
 from scaling.analysis.wall_time import WallTime
-from scaling.report.figures.draw import SavedFigure
+from scaling.report.figures.base import SavedFigure
 from scaling.report.page_tables import page_tables
 from scaling.report.sections import Section, arrange
 from scaling.report.tables import Table

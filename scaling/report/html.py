@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from scaling.report.content import Content
 from scaling.report.evidence import PATHS
-from scaling.report.figures.draw import SavedFigure
+from scaling.report.figures.base import SavedFigure
 from scaling.report.figures.svg import for_page, page_styles
 from scaling.report.recommend_text import choice_text, verdict
 from scaling.report.text import TEMPLATES, environment, text_of

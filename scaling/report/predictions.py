@@ -11,16 +11,28 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from scaling.analysis.budgets import EXPOSED
 from scaling.analysis.columns import Row
 from scaling.analysis.findings import Finding
 from scaling.analysis.formats import MISSING, interval, milliseconds
+from scaling.analysis.summary import table_csv
+from scaling.axes import axis
 from scaling.report.tables import Column, Table, table_of
 from scaling.report.text import sentences_of, text_of
 from scaling.store import ResultsFolder
 
 SOURCE = "predictions.json"
+DIGITS = 9
+"""Significant ones in predicted.csv."""
+
+COLUMNS = (
+    *("cell_id", "model", "dataset", "aggregator", "step", "world_size", "local_batch", "peer_access"),
+    *("precision", "memory_format", "augmentation"),
+    *("topology", "simulated_s", "simulated_s_low", "simulated_s_high"),
+    *("measured_s", "measured_s_low", "measured_s_high", "error_ratio", "is_inside", "failed_assumption"),
+)
 COMPUTE = ("input_s", "h2d_s", "forward_s", "backward_s", "update_s")
 
 
@@ -111,6 +123,32 @@ def read_predictions(folder: ResultsFolder, rows: Iterable[Row]) -> list[Predict
         for one in folder.predictions()
         if one.get("cell_id") and one.get("iteration_s")
     ]
+
+
+def predicted_csv(predicted: Sequence[PredictedCell]) -> str:
+    """The text of predicted.csv: a row a cell, measured or not."""
+    table = pd.DataFrame([_csv_row(one) for one in predicted], columns=list(COLUMNS))
+    return table_csv(table, digits=DIGITS)
+
+
+def _csv_row(one: PredictedCell) -> Row:
+    row: Row = {name: one.predicted.get(name) for name in COLUMNS}
+    row |= {
+        **{own.key: own.show(one.predicted.get(own.name)) for own in map(axis, ("tf32", "memory_format"))},
+        "simulated_s": one.predicted["iteration_s"],
+        "simulated_s_low": one.predicted["iteration_s_low"],
+        "simulated_s_high": one.predicted["iteration_s_high"],
+    }
+    if one.measured and one.error_ratio is not None:
+        row |= {
+            "measured_s": one.measured["iteration_s"],
+            "measured_s_low": one.measured.get("iteration_s_low"),
+            "measured_s_high": one.measured.get("iteration_s_high"),
+            "error_ratio": one.error_ratio,
+            "is_inside": one.is_inside,
+            "failed_assumption": one.failed_assumption(),
+        }
+    return row
 
 
 def prediction_tables(predicted: Sequence[PredictedCell]) -> list[Table]:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from scaling.report.figures.draw import SavedFigure
 from scaling.report.tables import Table
+
+if TYPE_CHECKING:  # it reads the sections' names
+    from scaling.report.figures.base import SavedFigure
 
 
 @dataclass(frozen=True)
@@ -41,21 +44,6 @@ TITLES = {
 }
 """Section -> its heading, in the page's order."""
 
-SECTION_OF_FIGURES = {
-    "speedup": "speedup",
-    "budget": "budget",
-    "arrivals": "budget",
-    "links": "links",
-    "buckets": "choices",
-    "input": "choices",
-    "loss": "training",
-    "target": "training",
-    "predicted": "prediction",
-    "device": "devices",
-    "bandwidth": "transfers",
-}
-"""The first word of a figure's name -> where it stands; others stand at the end."""
-
 
 def arrange(
     figures: Iterable[SavedFigure],
@@ -71,8 +59,7 @@ def arrange(
     """
     sections = {name: Section(name, title) for name, title in TITLES.items()}
     for figure in figures:
-        kind = figure.name.partition("-")[0]
-        sections[SECTION_OF_FIGURES.get(kind, "more")].figures.append(figure)
+        sections[figure.section].figures.append(figure)
     for table in tables:
         sections[table.section].tables.append(table)
     for name, text in remarks:

@@ -19,7 +19,13 @@ from scaling.analysis.seed_noise import seed_noise, seed_noise_finding
 from scaling.analysis.summary import build_table, study_name, table_csv
 from scaling.analysis.training_findings import unfinished_trainings
 from scaling.analysis.transfer_lines import transfer_findings
-from scaling.analysis.transfers import TransferResult, read_transfers, transfer_rows
+from scaling.analysis.transfers import (
+    TransferResult,
+    machine_text,
+    read_transfers,
+    transfer_rows,
+    transfers_csv,
+)
 from scaling.analysis.wall_time import WallTime, wall_time
 from scaling.report.content import Content, Extras, content_of, num_cores
 from scaling.report.device import (
@@ -28,16 +34,20 @@ from scaling.report.device import (
     device_tables,
     read_devices,
     with_devices,
-    write_figures,
 )
 from scaling.report.fidelity import honesty_tables, sheet_tables
+from scaling.report.figures.base import FigureInput
 from scaling.report.figures.draw import draw_figures
 from scaling.report.figures.links import CellLinks, link_remarks, link_table, links_of
-from scaling.report.figures.transfers import write_transfers
 from scaling.report.html import render_page
 from scaling.report.markdown import render_markdown
-from scaling.report.prediction_figure import write_predictions
-from scaling.report.predictions import prediction_findings, prediction_tables, read_predictions
+from scaling.report.predictions import (
+    PredictedCell,
+    predicted_csv,
+    prediction_findings,
+    prediction_tables,
+    read_predictions,
+)
 from scaling.report.seed_noise_table import seed_noise_tables
 from scaling.report.text import Sentence, sentences_of
 from scaling.report.transfer_tables import page_tables
@@ -98,11 +108,10 @@ def write_all(folder: ResultsFolder) -> Report:
         folder.write_text("convergence.csv", table_csv(epoch_table(cells), digits=STEP_DIGITS))
     by_id = {cell.cell_id: cell for cell in cells}
     links, remarks = _write_links(folder, to_rows(table), by_id)
-    figures = draw_figures(folder, to_rows(table), by_id, links)
     transfers, predicted = read_transfers(folder), read_predictions(folder, to_rows(table))
-    figures += write_predictions(folder, predicted, to_rows(table))
-    figures += write_transfers(folder, study_name(folder), transfers)
-    figures += write_figures(folder, experiments)
+    _write_tables(folder, transfers, predicted)
+    data = FigureInput(to_rows(table), by_id, links, transfers, predicted, experiments)
+    figures, failures = draw_figures(folder, data)
     # A folder without an environment gets a page that says so; a damaged one is an error.
     environment = folder.environment() if (folder.path / "environment.json").exists() else None
     groups = group_rows(to_rows(table))
@@ -123,12 +132,24 @@ def write_all(folder: ResultsFolder) -> Report:
             *map(Sentence, device_sentences(experiments)),
             *sentences_of(prediction_findings(predicted)),
         ],
-        remarks=remarks,
+        remarks=[*remarks, *(("more", failure) for failure in failures)],
         recommendations=recommend(table, cells, num_cores=num_cores(environment)),
     )
     content = content_of(folder.study(), environment, table, figures, times, extras, folder.path.name)
     page = folder.write_text("report.html", render_page(content))
     return Report(page, table, transfers, times, content, experiments)
+
+
+def _write_tables(
+    folder: ResultsFolder, transfers: Sequence[TransferResult], predicted: Sequence[PredictedCell]
+) -> None:
+    """Writes transfers.csv, probed.yaml and predicted.csv, as far as there are such cells."""
+    if transfers:
+        folder.write_text("transfers.csv", transfers_csv(study_name(folder), transfers))
+    if transfers and (machine := machine_text(transfers)) is not None:
+        folder.write_text("probed.yaml", machine)
+    if predicted:
+        folder.write_text("predicted.csv", predicted_csv(predicted))
 
 
 def _write_links(

@@ -17,12 +17,11 @@ from scaling.analysis.summary import summary_table, table_csv
 from scaling.analysis.training_findings import unfinished_trainings
 from scaling.report import write_report
 from scaling.report.exports import FORMATS
-from scaling.report.figure_data import training_lines
-from scaling.report.figures.draw import TARGET
-from scaling.report.figures.speedup import draw_training
 from scaling.report.figures.style import aggregator_looks
+from scaling.report.figures.target import CAPTION as TARGET
+from scaling.report.figures.target import target_bars
+from scaling.report.figures.training import draw_training, training_lines
 from scaling.report.page_tables import CONVERGENCE_STATISTIC, page_tables
-from scaling.report.target_data import target_bars
 from tests.made_studies import findings, texts_of
 
 STEPS = 10

@@ -16,8 +16,8 @@ from scaling.errors import ScalingError
 from scaling.report import write_report
 from scaling.report.exports.mllog import mllog
 from scaling.report.exports.tidy_csv import tidy_csv
+from scaling.report.figures.target import target_bars
 from scaling.report.page_tables import page_tables
-from scaling.report.target_data import target_bars
 from scaling.report.text import text_of
 from scaling.report.warnings_text import warnings_of
 from tests.made_studies import findings

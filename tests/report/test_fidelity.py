@@ -7,7 +7,7 @@ from scaling.analysis.groups import group_rows
 from scaling.analysis.samples import read_cells
 from scaling.analysis.summary import build_table
 from scaling.report.fidelity import honesty_tables, sheet_tables
-from scaling.report.target_data import target_bars
+from scaling.report.figures.target import target_bars
 
 
 def tables(study):

@@ -11,13 +11,19 @@ from scaling.analysis.columns import to_rows
 from scaling.analysis.groups import group_rows
 from scaling.analysis.samples import read_cells
 from scaling.analysis.summary import build_table, summary_table
+from scaling.analysis.variants import main_variant
 from scaling.measure.budget import PARTS
 from scaling.measure.phase_names import PHASES
-from scaling.report.budget_data import arrivals, bucket_responses, budget_bars, placed
-from scaling.report.figure_data import main_variant, speedup_lines, training_lines
+from scaling.report.figures.arrivals import arrivals
+from scaling.report.figures.base import FigureInput
+from scaling.report.figures.buckets import bucket_responses
+from scaling.report.figures.budget import budget_bars
 from scaling.report.figures.draw import draw_figures
 from scaling.report.figures.parts import set_title
+from scaling.report.figures.placements import placed
+from scaling.report.figures.speedup import speedup_lines
 from scaling.report.figures.style import aggregator_looks
+from scaling.report.figures.training import training_lines
 
 
 def groups_of(study):
@@ -27,7 +33,10 @@ def groups_of(study):
 def draw(study):
     cells = read_cells(study.folder)
     rows = to_rows(build_table("by-hand", cells))
-    return draw_figures(study.folder, rows, {cell.cell_id: cell for cell in cells})
+    data = FigureInput(rows, {cell.cell_id: cell for cell in cells})
+    drawn, failures = draw_figures(study.folder, data)
+    assert failures == []
+    return drawn
 
 
 def test_speedup_interval_is_the_times_interval_at_a_fixed_baseline(study):

@@ -9,9 +9,8 @@ from scaling.analysis.columns import columns, to_rows
 from scaling.analysis.formats import MISSING
 from scaling.analysis.summary import summary_table
 from scaling.report import write_report
-from scaling.report.figures.predictions import PredictedPoint, draw_predictions
+from scaling.report.figures.predictions import PredictedPoint, draw_predictions, predicted_points
 from scaling.report.figures.style import aggregator_looks
-from scaling.report.prediction_figure import predicted_points
 from scaling.report.predictions import prediction_findings, prediction_tables, read_predictions
 from tests.made_studies import texts_of
 

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-import matplotlib
 import pandas as pd
 
 from scaling.analysis.columns import columns
@@ -26,12 +25,10 @@ from scaling.report.device import (
 )
 from scaling.report.device.common import DEVICES
 from scaling.report.device.results import STEP, DeviceResult, Results, read_devices
-from scaling.report.figures.draw import Drawn, SavedFigure, save
-from scaling.report.figures.style import SETTINGS
+from scaling.report.figures.base import Drawn, FigureInput, figure
 from scaling.report.tables import Table
-from scaling.store import ResultsFolder
 
-__all__ = ["Results", "device_sentences", "device_tables", "read_devices", "with_devices", "write_figures"]
+__all__ = ["Results", "device_sentences", "device_tables", "experiments", "read_devices", "with_devices"]
 
 SECTION = "devices"
 
@@ -64,16 +61,11 @@ def report_of(results: Results) -> ExperimentReport:
     return REPORTS.get(results.experiment, plain)
 
 
-def write_figures(folder: ResultsFolder, experiments: Sequence[Results]) -> list[SavedFigure]:
-    """Draws and saves the figures of all experiments.
-
-    Raises:
-        StoreError: a file cannot be written.
-    """
-    with matplotlib.rc_context(SETTINGS):
-        return [
-            save(folder, drawn) for results in experiments for drawn in report_of(results).figures(results)
-        ]
+@figure(section=SECTION)
+def experiments(data: FigureInput) -> Iterator[Drawn]:
+    """The figures of all experiments."""
+    for results in data.experiments:
+        yield from report_of(results).figures(results)
 
 
 def device_tables(experiments: Sequence[Results]) -> list[Table]:

@@ -28,7 +28,7 @@ from scaling.report.device.common import (
 )
 from scaling.report.device.remarks import missing_remark, remarks
 from scaling.report.device.results import DeviceResult, Results, fastest
-from scaling.report.figures.draw import Drawn
+from scaling.report.figures.base import Drawn
 from scaling.report.figures.parts import WIDTH, legend_below, set_title
 from scaling.report.tables import Table
 

@@ -27,7 +27,7 @@ from scaling.report.device.common import (
 )
 from scaling.report.device.remarks import remarks
 from scaling.report.device.results import DeviceResult, Results
-from scaling.report.figures.draw import Drawn
+from scaling.report.figures.base import Drawn
 from scaling.report.figures.parts import WIDTH, legend_below, plain_ticks, set_title
 from scaling.report.tables import Table
 

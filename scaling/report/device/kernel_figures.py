@@ -25,7 +25,7 @@ from scaling.report.device.kernel_data import (
     name_of,
 )
 from scaling.report.device.results import DeviceResult, Results
-from scaling.report.figures.draw import Drawn
+from scaling.report.figures.base import Drawn
 from scaling.report.figures.parts import WIDTH, add_tip, legend_below, set_title
 from scaling.report.figures.style import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY_BLUE, VERMILLION
 

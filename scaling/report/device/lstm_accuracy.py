@@ -17,7 +17,7 @@ from matplotlib.ticker import FuncFormatter
 from scaling.analysis.formats import MISSING, listed, percent
 from scaling.report.device.common import DEVICES
 from scaling.report.device.results import DeviceResult, Results
-from scaling.report.figures.draw import Drawn
+from scaling.report.figures.base import Drawn
 from scaling.report.figures.parts import WIDTH, add_tip, set_title
 from scaling.report.figures.style import BLACK, BLUE, GREY, ORANGE
 from scaling.report.tables import Column, Table, table_of

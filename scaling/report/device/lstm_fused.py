@@ -36,7 +36,7 @@ from scaling.report.device.lstm_accuracy import (
 )
 from scaling.report.device.remarks import missing_remark, remarks
 from scaling.report.device.results import DeviceResult, Results, fastest
-from scaling.report.figures.draw import Drawn
+from scaling.report.figures.base import Drawn
 from scaling.report.figures.parts import WIDTH, add_tip, legend_below, set_title
 from scaling.report.figures.style import BLACK
 from scaling.report.tables import Column, Table, table_of

@@ -8,7 +8,7 @@ from scaling.analysis.formats import MISSING
 from scaling.report.device.common import interval_cell, left_out_table, rate_cell, statistic, time_cell
 from scaling.report.device.remarks import NO_ROWS, remarks
 from scaling.report.device.results import DeviceResult, Results
-from scaling.report.figures.draw import Drawn
+from scaling.report.figures.base import Drawn
 from scaling.report.tables import Table
 
 

@@ -20,7 +20,7 @@ from scaling.report.device.small_networks_data import (
     sweep_values,
     width_crossings,
 )
-from scaling.report.figures.draw import Drawn
+from scaling.report.figures.base import Drawn
 from scaling.report.figures.parts import WIDTH, legend_below, set_title
 
 TIMES = (

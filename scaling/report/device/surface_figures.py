@@ -22,7 +22,7 @@ from scaling.report.device.surface_data import (
     trainings,
     ways_of,
 )
-from scaling.report.figures.draw import Drawn
+from scaling.report.figures.base import Drawn
 from scaling.report.figures.parts import WIDTH, legend_below, set_title
 
 EPOCHS = (

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -10,16 +11,76 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
-from scaling.report.budget_data import Arrivals
-from scaling.report.figures.parts import WIDTH, set_title
+from scaling.analysis.groups import Group
+from scaling.analysis.samples import CellResult, Floats, IterationLaunch
+from scaling.analysis.variants import main_variant
+from scaling.report.figures.base import Drawn, FigureInput, figure
+from scaling.report.figures.parts import WIDTH, on_most_workers, set_title
 from scaling.report.figures.style import LATE_COLOURS
 from scaling.report.figures.svg import with_tip
+
+CAPTION = (
+    "How much later than the first rank each rank arrived at the first exchange of a step, on the most "
+    "workers, in the split steps of the first launch (arrived_after_first_s of budget.csv; skew_s is the "
+    "median of the latest rank's). A row that is dark throughout is a straggler; a dark column is a step "
+    "that was disturbed."
+)
 
 BRIGHTEST_PERCENTILE = 99
 """The scale ends there: a single hiccup would leave all else pale."""
 
 TALLEST_PANEL = 2.4
 """In inches, however many ranks there are."""
+
+MOST_STEPS = 100
+"""More of a launch's split steps are not drawn."""
+
+
+@figure(section="budget")
+def late_ranks(data: FigureInput) -> Iterator[Drawn]:
+    """One a group whose arrivals on the most workers are known."""
+    for group in data.groups_of("iteration"):
+        if panels := arrivals(group, data.cells):
+            title = on_most_workers(group)
+            drawing = draw_arrivals(title, panels)
+            yield Drawn(f"arrivals-{group.slug}", title, CAPTION, drawing, "budget.csv", group)
+
+
+@dataclass(frozen=True)
+class Arrivals:
+    """One cell's arrivals at the first exchange: `late_ms` [rank, step] after the first rank's."""
+
+    aggregator: str
+    iterations: list[int]
+    late_ms: Floats
+
+
+def arrivals(group: Group, cells: Mapping[str, CellResult]) -> list[Arrivals]:
+    """One an aggregator whose arrivals at the largest world size are known: those of its first launch.
+
+    Args:
+        group: iteration cells.
+        cells: the samples, by cell id.
+    """
+    found = []
+    for label in dict.fromkeys(row["aggregator"] for row in group.rows):
+        for row in main_variant(group, label):
+            if row["world_size"] == max(group.world_sizes) > 1:
+                launches = [_arrivals(group.name(row), launch) for launch in cells[row["cell_id"]].launches]
+                found += [own for own in launches if own is not None][:1]
+    return found
+
+
+def _arrivals(name: str, launch: IterationLaunch) -> Arrivals | None:
+    steps = [
+        (step.iteration, [rank.arrived_after_first_s for rank in ranks])
+        for step, ranks in zip(launch.split_steps, launch.budgets, strict=True)
+    ]
+    known = [(number, late_s) for number, late_s in steps if None not in late_s][:MOST_STEPS]
+    if not known:
+        return None
+    late_ms = 1000 * np.array([late_s for _, late_s in known], dtype=np.float64).T
+    return Arrivals(name, [number for number, _ in known], late_ms)
 
 
 def draw_arrivals(title: str, panels: Sequence[Arrivals]) -> Figure:

@@ -1,29 +1,77 @@
-"""How the iteration responds to an axis: the bucket size, or where the input comes from."""
+"""The iteration over the bucket size."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch
 
-from scaling.report.budget_data import Placed, Response
+from scaling.analysis.groups import Group
+from scaling.analysis.variants import main_variant, measured_at_most_workers
+from scaling.report.figures.base import Drawn, FigureInput, figure
 from scaling.report.figures.parts import (
     WIDTH,
     Looks,
     add_tip,
     aggregator_handle,
+    in_ms,
     legend_below,
+    on_most_workers,
     plain_ticks,
     set_title,
 )
-from scaling.report.figures.style import BLUE, GREY, ORANGE, SKY_BLUE, VERMILLION
-from scaling.report.figures.svg import with_tip
 
-_PLACEMENT_COLOURS = (SKY_BLUE, BLUE, ORANGE, VERMILLION, GREY)
-_EDGE: Any = {"edgecolor": "#202020", "linewidth": 0.4}
+CAPTION = (
+    "Iteration time over the bucket size, on the most workers (columns bucket_mb and iteration_s, with its "
+    "95% interval, cut off at the plot's edge)."
+)
+
+
+@figure(section="choices")
+def buckets(data: FigureInput) -> Iterator[Drawn]:
+    """One a group with several bucket sizes, on the most workers."""
+    for group in data.groups_of("iteration"):
+        if lines := bucket_responses(group):
+            title = on_most_workers(group)
+            drawing = draw_buckets(title, lines, data.looks)
+            yield Drawn(f"buckets-{group.slug}", title, CAPTION, drawing, group=group)
+
+
+@dataclass(frozen=True)
+class Response:
+    """One aggregator's iteration over the values of an axis, in ms; `low_ms`, `high_ms` may hold None."""
+
+    aggregator: str
+    values: list[float]
+    iteration_ms: list[float]
+    low_ms: list[float | None]
+    high_ms: list[float | None]
+
+
+def bucket_responses(group: Group) -> list[Response]:
+    """A line an aggregator with several bucket sizes at the largest world size; none if there is no such."""
+    responses = []
+    for label in dict.fromkeys(row["aggregator"] for row in group.rows):
+        main = main_variant(group, label)[0]
+        rows = [
+            row
+            for row in measured_at_most_workers(group, label)
+            if row["input_placement"] == main["input_placement"]
+        ]
+        rows = sorted((row for row in rows if row["bucket_mb"] is not None), key=lambda row: row["bucket_mb"])
+        if len(rows) > 1:
+            responses.append(
+                Response(
+                    label,
+                    [row["bucket_mb"] for row in rows],
+                    [1000 * row["iteration_s"] for row in rows],
+                    [in_ms(row["iteration_s_low"]) for row in rows],
+                    [in_ms(row["iteration_s_high"]) for row in rows],
+                )
+            )
+    return responses
 
 
 def draw_buckets(title: str, lines: Sequence[Response], looks: Looks) -> Figure:
@@ -55,42 +103,3 @@ def _cut(axes: Axes, values: Sequence[float]) -> None:
     room = max(0.6 * (high - low), 0.02 * high)
     bottom, top = axes.get_ylim()
     axes.set_ylim(max(bottom, low - room), min(top, high + room))
-
-
-def draw_placements(title: str, bars: Sequence[Placed]) -> Figure:
-    """A bar for every input placement, aggregator by aggregator."""
-    names = list(dict.fromkeys(bar.placement for bar in bars))
-    colours = {name: _PLACEMENT_COLOURS[index % len(_PLACEMENT_COLOURS)] for index, name in enumerate(names)}
-    places, ticks = _places(bars)
-    figure = Figure(figsize=(WIDTH, 1.3 + 0.25 * (places[-1] + 1)), layout="constrained")
-    axes = figure.add_subplot()
-    for place, bar in zip(places, bars, strict=True):
-        (drawn,) = axes.barh(place, bar.iteration_ms, height=0.8, facecolor=colours[bar.placement], **_EDGE)
-        with_tip(drawn, f"{bar.aggregator}, input {bar.placement}: {bar.iteration_ms:.4g} ms an iteration")
-        if bar.low_ms is not None and bar.high_ms is not None:
-            axes.plot([bar.low_ms, bar.high_ms], [place, place], color="black", linewidth=1.2, marker="|")
-    longest = max(bar.iteration_ms for bar in bars)
-    widest = max([longest, *(bar.high_ms or 0.0 for bar in bars)])
-    axes.set_xlim(0, 1.03 * min(widest, 1.5 * longest))
-    axes.set_ylim(places[-1] + 0.8, -0.8)
-    axes.set_yticks(list(ticks.values()), list(ticks))
-    axes.grid(visible=False, axis="y")
-    axes.set_xlabel("milliseconds an iteration")
-    set_title(figure, title)
-    patches = [
-        Patch(facecolor=colours[name], edgecolor="#202020", linewidth=0.4, label=name) for name in names
-    ]
-    legend_below(figure, patches, "input from")
-    return figure
-
-
-def _places(bars: Sequence[Placed]) -> tuple[list[float], dict[str, float]]:
-    """Of the bars, with a gap between aggregators, and of the aggregators' labels, at their middles."""
-    places: list[float] = []
-    for index, bar in enumerate(bars):
-        step = 1.0 if index and bar.aggregator == bars[index - 1].aggregator else 1.6
-        places.append(places[-1] + step if places else 0.0)
-    own: dict[str, list[float]] = {}
-    for place, bar in zip(places, bars, strict=True):
-        own.setdefault(bar.aggregator, []).append(place)
-    return places, {label: sum(at) / len(at) for label, at in own.items()}

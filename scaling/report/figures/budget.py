@@ -1,8 +1,9 @@
-"""The budgets of a group's cells, drawn as stacked bars."""
+"""Where a step's time goes: the budgets of a group's cells as stacked bars."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -10,15 +11,33 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from scaling.analysis.columns import PART_COLUMNS, Row
 from scaling.analysis.formats import percent, workers
+from scaling.analysis.groups import Group
 from scaling.measure.budget import PARTS
-from scaling.report.budget_data import BudgetBar
 from scaling.report.budget_table import part_label
-from scaling.report.figures.parts import WIDTH, add_tip, broken, legend_below, set_title
+from scaling.report.figures.base import Drawn, FigureInput, figure
+from scaling.report.figures.parts import (
+    WIDTH,
+    add_tip,
+    broken,
+    in_ms,
+    legend_below,
+    set_title,
+)
 from scaling.report.figures.style import HIDDEN_LOOK, part_look
 from scaling.report.figures.svg import with_tip
 
+CAPTION = (
+    "Where a step's time goes: mean over the middle half of the steps whose phases were marked, of the rank "
+    "that the others wait for (columns <part>_s, which sum to profiled_iteration_s). Communication under the "
+    "computation takes no time of the step: it is outlined above the bar (hidden_comm_s). The diamond is the "
+    "iteration without any mark, with its 95% interval (iteration_s); what it lacks to the bar's end is the "
+    "profiling overhead (profiling_overhead_s)."
+)
+
 BAR_HEIGHT = 0.66
+
 HIDDEN_HEIGHT = 0.15
 
 HIDES = ("input", "h2d", "forward", "backward")
@@ -26,6 +45,57 @@ HIDES = ("input", "h2d", "forward", "backward")
 
 FEW_BARS = 4
 """Rows of bars up to which the axis's name takes two lines."""
+
+
+@figure(section="budget")
+def budget(data: FigureInput) -> Iterator[Drawn]:
+    """One a group that has cells with split steps."""
+    for group in data.groups_of("iteration"):
+        if bars := budget_bars(group):
+            drawing = draw_budget(group.title, bars)
+            yield Drawn(f"budget-{group.slug}", group.title, CAPTION, drawing, group=group)
+
+
+@dataclass(frozen=True)
+class BudgetBar:
+    """One cell's budget and its measured iteration, in milliseconds; None where there is no interval.
+
+    Attributes:
+        aggregator: its label.
+        name: the same with what sets the cell apart in its group.
+        world_size: workers.
+        parts_ms: part -> time, of those that the cell has; they sum to the split iteration.
+        hidden_ms: communication under the computation, which is no part of the sum.
+        iteration_ms, low_ms, high_ms: unsplit, and its 95% interval.
+    """
+
+    aggregator: str
+    name: str
+    world_size: int
+    parts_ms: dict[str, float]
+    hidden_ms: float
+    iteration_ms: float
+    low_ms: float | None
+    high_ms: float | None
+
+
+def budget_bars(group: Group) -> list[BudgetBar]:
+    """One bar a cell that has split steps, in the table's order; parts that it never had have no entry."""
+    return [_bar(group, row) for row in group.rows if row["profiled_iteration_s"] is not None]
+
+
+def _bar(group: Group, row: Row) -> BudgetBar:
+    parts = {part: row[column] for part, column in PART_COLUMNS.items()}
+    return BudgetBar(
+        row["aggregator"],
+        group.name(row),
+        row["world_size"],
+        {part: 1000 * seconds for part, seconds in parts.items() if seconds is not None},
+        1000 * (row["hidden_comm_s"] or 0.0),
+        1000 * row["iteration_s"],
+        in_ms(row["iteration_s_low"]),
+        in_ms(row["iteration_s_high"]),
+    )
 
 
 def draw_budget(title: str, bars: Sequence[BudgetBar]) -> Figure:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -10,16 +10,34 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from scaling.analysis.formats import megabytes, percent
+from scaling.report.figures.base import Drawn, FigureInput, figure
 from scaling.report.figures.links import CellLinks, LinkUse, all_links
-from scaling.report.figures.parts import WIDTH, broken, set_title
+from scaling.report.figures.parts import WIDTH, broken, on_most_workers, set_title
 from scaling.report.figures.style import LATE_COLOURS
 from scaling.report.figures.svg import with_tip
+
+CAPTION = (
+    "Simulated, not measured: the bytes that one exchange puts on each direction of a link, by the "
+    "aggregator's schedule on topology.yaml, and the time that they take at the link's full bandwidth over "
+    "the measured iteration (columns bytes and utilisation of links.csv). A schedule is shown only if it "
+    "sends, rank by rank, the bytes that were metered. Aggregators with a star: the library does not tell, "
+    "a ring is assumed."
+)
 
 MOST_LINKS = 32
 """Of more, those that are busiest in any cell."""
 
 DARK = 0.55
 """From this part of the scale on, numbers are white."""
+
+
+@figure(section="links")
+def link_map(data: FigureInput) -> Iterator[Drawn]:
+    """One a group that has a cell with a known plan on a known machine."""
+    for group in data.groups_of("iteration"):
+        if cells := data.links.get(group.slug):
+            title = on_most_workers(group)
+            yield Drawn(f"links-{group.slug}", title, CAPTION, draw_links(title, cells), "links.csv", group)
 
 
 def draw_links(title: str, cells: Sequence[CellLinks]) -> Figure:

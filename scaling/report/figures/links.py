@@ -19,10 +19,10 @@ import pandas as pd
 from scaling.analysis.columns import Row, is_control_arm
 from scaling.analysis.groups import Group
 from scaling.analysis.samples import CellResult
+from scaling.analysis.variants import main_variant
 from scaling.collectives.plan_record import ExchangePlan, read_plan
 from scaling.collectives.plans_before_records import plan_before_records
 from scaling.errors import ScheduleError
-from scaling.report.figure_data import main_variant
 from topologies.errors import TopologyError
 from topologies.model import Topology
 

@@ -14,6 +14,9 @@ from matplotlib.textpath import text_to_path
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from scaling.analysis.columns import aggregator_name
+from scaling.analysis.formats import workers
+from scaling.analysis.groups import Group
+from scaling.analysis.recipes import recipe_text
 from scaling.report.figures.style import Look
 from scaling.report.figures.svg import with_tip
 
@@ -95,3 +98,19 @@ def plain_ticks(axes: Axes, values: Sequence[float]) -> None:
     axes.yaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(plain)
     axes.yaxis.set_major_formatter(plain)
+
+
+def in_ms(seconds: float | None) -> float | None:
+    """Seconds in milliseconds; None stays None."""
+    return None if seconds is None else 1000 * seconds
+
+
+def on_most_workers(group: Group) -> str:
+    """The title of a figure that shows a group at its largest world size."""
+    return f"{group.title}, on {workers(max(group.world_sizes))}"
+
+
+def title_with_recipe(group: Group) -> str:
+    """A group of trainings with how they were trained."""
+    recipe = recipe_text(group.rows[0])
+    return f"{group.title}. {recipe[:1].upper()}{recipe[1:]}"

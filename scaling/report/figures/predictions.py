@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from matplotlib.axes import Axes
@@ -12,18 +12,40 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from scaling.report.figures.parts import WIDTH, Looks, add_tip, aggregator_handle, legend_below, set_title
+from scaling.analysis.columns import Row, has_no_model
+from scaling.report.figures.base import Drawn, FigureInput, figure
+from scaling.report.figures.parts import (
+    WIDTH,
+    Looks,
+    add_tip,
+    aggregator_handle,
+    legend_below,
+    set_title,
+)
+from scaling.report.figures.style import aggregator_looks
+from scaling.report.predictions import PredictedCell
+
+CAPTION = (
+    "Each cell's iteration as it was simulated before it was measured (column simulated_s of predicted.csv, "
+    "upright bar: 95% interval of its inputs) against what was measured then (measured_s, level bar: its 95% "
+    "interval); bars are cut off at the frame. On the dashed line the prediction was right, in the grey band "
+    "within 10%; above it the prediction was too long."
+)
 
 BAND_RATIO = 0.10
 """Either side of the diagonal: predictions within it are within 10% of what was measured."""
 
 BAND_COLOUR = "#d9d9d9"
+
 DIAGONAL_COLOUR = "#999999"
+
 ROOM = 1.15
 """Between the outermost points and the frame, as a ratio."""
 
 MOST_COLUMNS = 2
+
 MOST_TICKS = 6
+
 TICK_STEPS: tuple[tuple[float, ...], ...] = (
     (1, 10),
     (1, 2, 5),
@@ -32,6 +54,16 @@ TICK_STEPS: tuple[tuple[float, ...], ...] = (
     tuple(n / 20 for n in range(20, 200)),
 )
 """Of a decade, from coarse to fine."""
+
+
+@figure(section="prediction")
+def predicted(data: FigureInput) -> Iterator[Drawn]:
+    """One of all cells that were predicted before they were measured."""
+    if points := predicted_points(data.predicted):
+        labels = [row["aggregator"] for row in data.rows if not has_no_model(row)]
+        looks = aggregator_looks([*labels, *(point.aggregator for point in points)])
+        title = f"Predicted against measured, {len(points)} cell{'s' if len(points) > 1 else ''}"
+        yield Drawn("predicted", title, CAPTION, draw_predictions(title, points, looks), "predicted.csv")
 
 
 @dataclass(frozen=True)
@@ -57,6 +89,29 @@ class PredictedPoint:
     predicted_high_ms: float
     is_hollow: bool
     text: str
+
+
+def predicted_points(predicted: Iterable[PredictedCell]) -> list[PredictedPoint]:
+    """Those that were measured since."""
+    return [_point(one, one.measured) for one in predicted if one.measured and one.error_ratio is not None]
+
+
+def _point(one: PredictedCell, measured: Row) -> PredictedPoint:
+    low_s, high_s = measured.get("iteration_s_low"), measured.get("iteration_s_high")
+    values = one.predicted
+    return PredictedPoint(
+        str(values["model"]),
+        str(values["aggregator"]),
+        1e3 * measured["iteration_s"],
+        None if low_s is None else 1e3 * low_s,
+        None if high_s is None else 1e3 * high_s,
+        1e3 * values["iteration_s"],
+        1e3 * values["iteration_s_low"],
+        1e3 * values["iteration_s_high"],
+        values.get("peer_access") is False,
+        f"{one.name}: {1e3 * values['iteration_s']:.4g} ms predicted, "
+        f"{1e3 * measured['iteration_s']:.4g} measured, {one.error_ratio or 0.0:+.1%}",
+    )
 
 
 def draw_predictions(title: str, points: Sequence[PredictedPoint], looks: Looks) -> Figure:

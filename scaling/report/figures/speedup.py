@@ -1,18 +1,21 @@
-"""Plot data -> matplotlib figures. Nothing is written here, and pyplot's global state is not used."""
+"""Speedup and efficiency over the workers."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import FuncFormatter
 
+from scaling.analysis.columns import Row
 from scaling.analysis.formats import percent, workers
-from scaling.report.figure_data import SpeedupLine, TrainingLine
+from scaling.analysis.groups import Group
+from scaling.analysis.variants import main_variant
+from scaling.report.figures.base import Drawn, FigureInput, figure
 from scaling.report.figures.parts import (
     WIDTH,
     Looks,
@@ -22,27 +25,104 @@ from scaling.report.figures.parts import (
     plain_ticks,
     set_title,
 )
-from scaling.report.figures.style import Look, line_styles
+from scaling.report.figures.style import Look
 
-Against = Literal["epochs", "seconds", "joules"]
+CAPTION = (
+    "Throughput over that of one worker without exchange (column speedup). Bars: the 95% interval of the "
+    "iteration time (iteration_s_low, iteration_s_high) at a fixed baseline, cut off at the plot's edge. "
+    "Points of one world size are set slightly apart. The aggregator none exchanges nothing: it bounds "
+    "the others. Of several bucket sizes the one is shown that is fastest on the most workers."
+)
 
-_PLACES = {
-    "epochs": ("epochs", "epoch"),
-    "seconds": ("train_s", "seconds of training, without evaluation"),
-    "joules": ("train_j", "joules of training, of all GPUs, without evaluation"),
-}
-"""What a training is drawn against -> the line's values, and the axis' label."""
-
-FAINT = 0.45
-BAND = 0.15
-"""How opaque training accuracy is, and the band from the smallest to the largest of several trainings."""
-
-LOG_LOSS_RATIO = 10
-"""Losses that span more than this are drawn on a logarithmic axis."""
-MARKERS_A_LINE = 8
-"""A longer line is marked at some of its epochs only."""
 WIDEST_SHIFT_OCTAVES = 0.04
 """How far points of one world size are set apart, either way; more would mislead beside the ideal line."""
+
+
+@figure(section="speedup")
+def speedup(data: FigureInput) -> Iterator[Drawn]:
+    """One a group of several world sizes."""
+    for group in data.groups_of("iteration"):
+        lines = speedup_lines(group)
+        if len({size for line in lines for size in line.world_sizes}) > 1:
+            drawing = draw_speedup(group.title, lines, data.looks)
+            yield Drawn(f"speedup-{group.slug}", group.title, CAPTION, drawing, group=group)
+
+
+@dataclass(frozen=True)
+class SpeedupLine:
+    """One aggregator's speedups, in one of its variants if it has several, which `name` tells.
+
+    `low` and `high` are NaN where there is no interval; `high` may be infinite.
+    """
+
+    aggregator: str
+    name: str
+    world_sizes: list[int]
+    speedup: list[float]
+    low: list[float]
+    high: list[float]
+
+    @property
+    def efficiency(self) -> list[float]:
+        """Speedup over workers."""
+        return [speedup / size for speedup, size in zip(self.speedup, self.world_sizes, strict=True)]
+
+    def points(self) -> list[SpeedupPoint]:
+        """Its values, with the text that tells them."""
+        values = zip(self.world_sizes, self.speedup, self.low, self.high, self.efficiency, strict=True)
+        return [
+            SpeedupPoint(
+                speedup,
+                efficiency,
+                f"{self.name}, {workers(size)}: speedup {speedup:.3g}{_ends(low, high)}, "
+                f"efficiency {percent(efficiency)}",
+            )
+            for size, speedup, low, high, efficiency in values
+        ]
+
+
+@dataclass(frozen=True)
+class SpeedupPoint:
+    """One of a line's points, and what is shown of it."""
+
+    speedup: float
+    efficiency: float
+    text: str
+
+
+def _ends(low: float, high: float) -> str:
+    return "" if math.isnan(low) else f" (95% interval {low:.3g} to {high:.3g})"
+
+
+def speedup_lines(group: Group) -> list[SpeedupLine]:
+    """One line an aggregator that has a speedup, with the iteration time's intervals at a fixed baseline."""
+    lines = []
+    for label in dict.fromkeys(row["aggregator"] for row in group.rows):
+        rows = [row for row in main_variant(group, label) if row["speedup"] is not None]
+        if not rows:
+            continue
+        bounds = [_speedup_interval(row) for row in rows]
+        lines.append(
+            SpeedupLine(
+                label,
+                group.name(rows[0]),
+                [row["world_size"] for row in rows],
+                [row["speedup"] for row in rows],
+                [low for low, _ in bounds],
+                [high for _, high in bounds],
+            )
+        )
+    return lines
+
+
+def _speedup_interval(row: Row) -> tuple[float, float]:
+    """speedup x iteration_s is the baseline's share: a time's bound becomes the speedup's opposite bound."""
+    fixed = row["speedup"] * row["iteration_s"]
+    low, high = row["iteration_s_low"], row["iteration_s_high"]
+    if low is None or high is None:
+        return math.nan, math.nan
+    # A t interval of scattered launches can reach below 0 seconds: then the speedup has no upper bound.
+    return fixed / high, fixed / low if low > 0 else math.inf
 
 
 def draw_speedup(title: str, lines: Sequence[SpeedupLine], looks: Looks) -> Figure:
@@ -104,105 +184,3 @@ def _draw_line(
         shown = [max(low, limits[0] / 2), min(high, limits[1] * 2)]
         axes.plot([place, place], shown, color=look.colour, linewidth=0.9)
         axes.plot([place, place], shown, color=look.colour, marker="_", linestyle="", markersize=6)
-
-
-def placed_lines(lines: Sequence[TrainingLine], against: Against) -> list[TrainingLine]:
-    """Those whose place on that axis is known in the end."""
-    return [line for line in lines if math.isfinite(getattr(line, _PLACES[against][0])[-1])]
-
-
-def draw_training(title: str, lines: Sequence[TrainingLine], looks: Looks, against: Against) -> Figure:
-    """Training loss above, accuracy below; colour and marker: aggregator, dashes: world size.
-
-    Of several trainings the median, in a band from the smallest to the largest. Training accuracy is thin.
-    """
-    figure = Figure(figsize=(WIDTH, 6.2), layout="constrained")
-    loss_axes, accuracy_axes = figure.subplots(2, 1, sharex=True)
-    styles = line_styles(line.world_size for line in lines)
-    for index, line in enumerate(lines):
-        places = getattr(line, _PLACES[against][0])
-        look = looks[line.aggregator]
-        style = styles[line.world_size]
-        accuracy_axes.plot(
-            places, line.train_accuracy, color=look.colour, linestyle=style, linewidth=0.7, alpha=FAINT
-        )
-        for axes, name in ((loss_axes, "train_loss"), (accuracy_axes, "test_accuracy")):
-            if name in line.ranges:
-                axes.fill_between(places, *line.ranges[name], color=look.colour, alpha=BAND, linewidth=0)
-            axes.plot(
-                places,
-                getattr(line, name),
-                color=look.colour,
-                marker=look.marker,
-                linestyle=style,
-                markevery=_marked(index, len(places)),
-                markersize=3.5,
-                linewidth=1.0,
-            )
-            if not line.is_over:
-                axes.plot(places[-1], getattr(line, name)[-1], color=look.colour, **_NOT_OVER)
-        _training_tips(loss_axes, accuracy_axes, line, against, _marked(index, len(places)))
-    if _spans_decades(value for line in lines for value in line.train_loss):
-        loss_axes.set_yscale("log")
-        loss_axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-        loss_axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        loss_axes.yaxis.set_minor_locator(NullLocator())
-    loss_axes.set_ylabel("training loss")
-    accuracy_axes.set_ylabel("test accuracy (thin: training)")
-    accuracy_axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g}%"))
-    if against == "epochs":
-        accuracy_axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    accuracy_axes.set_xlabel(_PLACES[against][1])
-    set_title(figure, title)
-    _training_legends(figure, lines, looks)
-    return figure
-
-
-_NOT_OVER: Any = {"marker": "o", "markersize": 7, "markerfacecolor": "white", "linestyle": ""}
-"""The end of a line whose trainings will go on."""
-
-
-def _training_tips(
-    loss_axes: Axes, accuracy_axes: Axes, line: TrainingLine, against: Against, marked: tuple[int, int]
-) -> None:
-    """At the epochs that have a marker, and the last."""
-    places = getattr(line, _PLACES[against][0])
-    first, distance = marked
-    for at in sorted({*range(first, len(places), distance), len(places) - 1}):
-        loss, accuracy = line.train_loss[at], line.test_accuracy[at]
-        text = (
-            f"{line.aggregator} on {workers(line.world_size)}, epoch {line.epochs[at]}, "
-            f"{_seconds(line.train_s[at])}training loss {loss:.4g}, test accuracy {percent(accuracy, 2)}"
-        )
-        for axes, value in ((loss_axes, loss), (accuracy_axes, accuracy)):
-            if math.isfinite(value) and math.isfinite(places[at]):
-                add_tip(axes, places[at], value, text)
-
-
-def _seconds(train_s: float) -> str:
-    """`12.3 s: `; empty where they are not known."""
-    return f"{train_s:.4g} s: " if math.isfinite(train_s) else ""
-
-
-def _marked(index: int, num_epochs: int) -> tuple[int, int]:
-    """First marked epoch, distance to the next: neighbours differ, so that markers do not pile up."""
-    distance = max(1, num_epochs // MARKERS_A_LINE)
-    return index % distance, distance
-
-
-def _training_legends(figure: Figure, lines: Sequence[TrainingLine], looks: Looks) -> None:
-    styles = line_styles(line.world_size for line in lines)
-    labels = dict.fromkeys(line.aggregator for line in lines)
-    dashes = [
-        Line2D([], [], color="#444444", linestyle=style, label=workers(size))
-        for size, style in styles.items()
-    ]
-    ends = [Line2D([], [], color="#444444", label="not over yet", **_NOT_OVER)]
-    handles = [*(aggregator_handle(label, looks) for label in labels), *dashes]
-    handles += ends if any(not line.is_over for line in lines) else []
-    legend_below(figure, handles, "aggregator", handlelength=3)
-
-
-def _spans_decades(values: Iterable[float]) -> bool:
-    positive = [value for value in values if math.isfinite(value) and value > 0]
-    return bool(positive) and max(positive) > LOG_LOSS_RATIO * min(positive)

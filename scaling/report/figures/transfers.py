@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
 from scaling.analysis.transfer_lines import Line, TransferGroup, lines_of, transfer_groups
-from scaling.analysis.transfers import MESSAGES, TransferResult, machine_text, transfers_csv
+from scaling.analysis.transfers import MESSAGES
 from scaling.measure.probe.series import size_text
-from scaling.report.figures.draw import Drawn, SavedFigure, save
+from scaling.report.figures.base import Drawn, FigureInput, figure
 from scaling.report.figures.parts import WIDTH, add_tip, legend_below, set_title
 from scaling.report.figures.style import (
     BLACK,
@@ -21,12 +20,10 @@ from scaling.report.figures.style import (
     GREEN,
     ORANGE,
     PURPLE,
-    SETTINGS,
     SKY_BLUE,
     VERMILLION,
     LineStyle,
 )
-from scaling.store import ResultsFolder
 
 CAPTION = (
     "Bus bandwidth (busbw of nccl-tests; column busbw_bytes_per_s of transfers.csv) of the median time, and "
@@ -36,6 +33,7 @@ CAPTION = (
 )
 
 COPIES = ("h2d", "d2h", "h2d_d2h", "peer_copy", "peer_shift")
+
 COLOURS = {
     "h2d": BLUE,
     "d2h": ORANGE,
@@ -48,33 +46,22 @@ COLOURS = {
     "all_reduce": VERMILLION,
     "mpi_all_reduce": ORANGE,
 }
+
 MARKERS = {"alone": "o", "pair": "s", "at once": "^"}
+
 AXIS_SIZES = tuple(1024 * 16**step for step in range(6))
+
 PLAIN: LineStyle = "-"
+
 DASHED: LineStyle = (0, (5, 2))
 
 
-def write_transfers(
-    folder: ResultsFolder, study: str, results: Sequence[TransferResult]
-) -> list[SavedFigure]:
-    """Writes transfers.csv, probed.yaml and the figures; nothing where there are no transfer cells.
-
-    Raises:
-        StoreError: a file cannot be written.
-    """
-    if not results:
-        return []
-    folder.write_text("transfers.csv", transfers_csv(study, results))
-    machine = machine_text(results)
-    if machine is not None:
-        folder.write_text("probed.yaml", machine)
-    saved = []
-    with matplotlib.rc_context(SETTINGS):
-        for group in transfer_groups(results):
-            if (figure := draw_bandwidths(group)) is not None:
-                name = f"bandwidth-{group.slug}"
-                saved.append(save(folder, Drawn(name, group.title, CAPTION, figure, "transfers.csv")))
-    return saved
+@figure(section="transfers")
+def bandwidths(data: FigureInput) -> Iterator[Drawn]:
+    """One a device and world size that has an operation of several sizes."""
+    for group in transfer_groups(data.transfers):
+        if (drawing := draw_bandwidths(group)) is not None:
+            yield Drawn(f"bandwidth-{group.slug}", group.title, CAPTION, drawing, "transfers.csv")
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,38 @@
+"""Which of an aggregator's cells stand for it where one of its variants is shown."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from scaling.analysis.columns import Row
+from scaling.analysis.groups import Group
+
+
+def main_variant(group: Group, label: str) -> list[Row]:
+    """The rows of one aggregator with the same bucket size and input placement: one for each world size.
+
+    Of several placements the first that it has (`device` if there), then of several bucket sizes the one that
+    is fastest at the largest world size.
+    """
+    own = [row for row in group.rows if row["aggregator"] == label]
+    placements = dict.fromkeys(map(_placement, own))
+    preferred = min(placements, key=lambda placement: placement[0] != "device")
+    own = [row for row in own if _placement(row) == preferred]
+    largest = max(row["world_size"] for row in own)
+    fastest = min(
+        (row for row in own if row["world_size"] == largest),
+        key=lambda row: math.inf if row["iteration_s"] is None else row["iteration_s"],
+    )
+    return [row for row in own if row["bucket_mb"] == fastest["bucket_mb"]]
+
+
+def _placement(row: Row) -> tuple[str, int | None]:
+    return row["input_placement"], row["loader_workers"]
+
+
+def measured_at_most_workers(group: Group, label: str) -> Sequence[Row]:
+    """An aggregator's rows at the group's largest world size that have a time."""
+    largest = max(group.world_sizes)
+    own = [row for row in group.rows if row["aggregator"] == label and row["world_size"] == largest]
+    return [row for row in own if row["iteration_s"] is not None]

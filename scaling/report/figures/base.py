@@ -1,0 +1,125 @@
+"""What a figure is: a function of what a report is made of, behind `@figure`, which yields what it draws."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from matplotlib.figure import Figure
+
+from scaling.analysis.columns import Row, has_no_model
+from scaling.analysis.groups import Group, group_rows
+from scaling.analysis.samples import CellResult
+from scaling.analysis.transfers import TransferResult
+from scaling.errors import StudyError
+from scaling.report.figures.style import Look, aggregator_looks
+from scaling.report.sections import TITLES
+
+if TYPE_CHECKING:  # they draw figures themselves
+    from scaling.report.device.results import Results
+    from scaling.report.figures.links import CellLinks
+    from scaling.report.predictions import PredictedCell
+
+
+@dataclass(frozen=True)
+class FigureInput:
+    """What figures are made of.
+
+    Attributes:
+        rows: the summary.
+        cells: the samples, by cell id.
+        links: slug of a group -> what its cells put on the links of the machine.
+        transfers: cells without a model that time copies and messages.
+        predicted: cells that were predicted before they were measured.
+        experiments: device cells, an experiment each.
+    """
+
+    rows: Sequence[Row]
+    cells: Mapping[str, CellResult]
+    links: Mapping[str, Sequence[CellLinks]] = field(default_factory=dict)
+    transfers: Sequence[TransferResult] = ()
+    predicted: Sequence[PredictedCell] = ()
+    experiments: Sequence[Results] = ()
+
+    @cached_property
+    def groups(self) -> list[Group]:
+        """Comparable cells, in the table's order."""
+        return group_rows(self.rows)
+
+    def groups_of(self, kind: str) -> Iterator[Group]:
+        """Those of one kind: iteration or convergence."""
+        return (group for group in self.groups if group.kind == kind)
+
+    @cached_property
+    def looks(self) -> dict[str, Look]:
+        """An aggregator's label -> its colour and marker, the same in every figure."""
+        return aggregator_looks(row["aggregator"] for row in self.rows if not has_no_model(row))
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A figure before it is saved.
+
+    Attributes:
+        name: its files' name without the ending; unique in the folder.
+        title: what was compared.
+        caption: how to read it, and which columns or samples it shows.
+        figure: the drawing.
+        source: the CSV that holds its values.
+        group: that it shows; None where it shows no group or several.
+    """
+
+    name: str
+    title: str
+    caption: str
+    figure: Figure
+    source: str = "summary.csv"
+    group: Group | None = None
+
+
+@dataclass(frozen=True)
+class SavedFigure:
+    """A figure on the disk.
+
+    Attributes:
+        name, title, caption, source: as of `Drawn`.
+        section: of the page (`scaling.report.sections.TITLES`).
+        svg: the vector file.
+        png: the same at 150 dots an inch.
+    """
+
+    name: str
+    title: str
+    caption: str
+    section: str
+    svg: Path
+    png: Path
+    source: str = "summary.csv"
+
+
+Draw = Callable[[FigureInput], Iterable[Drawn]]
+
+
+@dataclass(frozen=True)
+class FigureKind:
+    """A function that draws figures, and the section of the page in which they stand."""
+
+    section: str
+    draw: Draw
+
+
+def figure(*, section: str) -> Callable[[Draw], FigureKind]:
+    """Makes a figure of a function that yields what it draws; nothing where the results do not have it.
+
+    Args:
+        section: where it stands on the page.
+
+    Raises:
+        StudyError: there is no such section.
+    """
+    if section not in TITLES:
+        raise StudyError(f"a figure's section is one of {', '.join(TITLES)}, not {section!r}")
+    return lambda draw: FigureKind(section, draw)

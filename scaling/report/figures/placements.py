@@ -1,0 +1,115 @@
+"""The iteration by where its input comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from scaling.analysis.columns import Row
+from scaling.analysis.groups import Group, placement_name
+from scaling.analysis.variants import main_variant, measured_at_most_workers
+from scaling.report.figures.base import Drawn, FigureInput, figure
+from scaling.report.figures.parts import (
+    WIDTH,
+    in_ms,
+    legend_below,
+    on_most_workers,
+    set_title,
+)
+from scaling.report.figures.style import BLUE, GREY, ORANGE, SKY_BLUE, VERMILLION
+from scaling.report.figures.svg import with_tip
+
+CAPTION = (
+    "Iteration time by where the input comes from, on the most workers (columns input_placement and "
+    "iteration_s, with its 95% interval)."
+)
+
+_PLACEMENT_COLOURS = (SKY_BLUE, BLUE, ORANGE, VERMILLION, GREY)
+
+_EDGE: Any = {"edgecolor": "#202020", "linewidth": 0.4}
+
+
+@figure(section="choices")
+def placements(data: FigureInput) -> Iterator[Drawn]:
+    """One a group with several input placements, on the most workers."""
+    for group in data.groups_of("iteration"):
+        if bars := placed(group):
+            title = on_most_workers(group)
+            yield Drawn(f"input-{group.slug}", title, CAPTION, draw_placements(title, bars), group=group)
+
+
+@dataclass(frozen=True)
+class Placed:
+    """One aggregator's iteration with the input at one place, in milliseconds."""
+
+    aggregator: str
+    placement: str
+    iteration_ms: float
+    low_ms: float | None
+    high_ms: float | None
+
+
+def placed(group: Group) -> list[Placed]:
+    """A bar an aggregator and input placement at the largest world size; none if there is one place alone."""
+    if not group.differs("input_placement"):
+        return []
+    bars = []
+    for label in dict.fromkeys(row["aggregator"] for row in group.rows):
+        bucket_mb = main_variant(group, label)[0]["bucket_mb"]
+        for row in measured_at_most_workers(group, label):
+            if row["bucket_mb"] == bucket_mb:
+                bars.append(_placed(row, several_workers=group.differs("loader_workers")))
+    return bars
+
+
+def _placed(row: Row, *, several_workers: bool) -> Placed:
+    return Placed(
+        row["aggregator"],
+        placement_name(row, several_workers=several_workers),
+        1000 * row["iteration_s"],
+        in_ms(row["iteration_s_low"]),
+        in_ms(row["iteration_s_high"]),
+    )
+
+
+def draw_placements(title: str, bars: Sequence[Placed]) -> Figure:
+    """A bar for every input placement, aggregator by aggregator."""
+    names = list(dict.fromkeys(bar.placement for bar in bars))
+    colours = {name: _PLACEMENT_COLOURS[index % len(_PLACEMENT_COLOURS)] for index, name in enumerate(names)}
+    places, ticks = _places(bars)
+    figure = Figure(figsize=(WIDTH, 1.3 + 0.25 * (places[-1] + 1)), layout="constrained")
+    axes = figure.add_subplot()
+    for place, bar in zip(places, bars, strict=True):
+        (drawn,) = axes.barh(place, bar.iteration_ms, height=0.8, facecolor=colours[bar.placement], **_EDGE)
+        with_tip(drawn, f"{bar.aggregator}, input {bar.placement}: {bar.iteration_ms:.4g} ms an iteration")
+        if bar.low_ms is not None and bar.high_ms is not None:
+            axes.plot([bar.low_ms, bar.high_ms], [place, place], color="black", linewidth=1.2, marker="|")
+    longest = max(bar.iteration_ms for bar in bars)
+    widest = max([longest, *(bar.high_ms or 0.0 for bar in bars)])
+    axes.set_xlim(0, 1.03 * min(widest, 1.5 * longest))
+    axes.set_ylim(places[-1] + 0.8, -0.8)
+    axes.set_yticks(list(ticks.values()), list(ticks))
+    axes.grid(visible=False, axis="y")
+    axes.set_xlabel("milliseconds an iteration")
+    set_title(figure, title)
+    patches = [
+        Patch(facecolor=colours[name], edgecolor="#202020", linewidth=0.4, label=name) for name in names
+    ]
+    legend_below(figure, patches, "input from")
+    return figure
+
+
+def _places(bars: Sequence[Placed]) -> tuple[list[float], dict[str, float]]:
+    """Of the bars, with a gap between aggregators, and of the aggregators' labels, at their middles."""
+    places: list[float] = []
+    for index, bar in enumerate(bars):
+        step = 1.0 if index and bar.aggregator == bars[index - 1].aggregator else 1.6
+        places.append(places[-1] + step if places else 0.0)
+    own: dict[str, list[float]] = {}
+    for place, bar in zip(places, bars, strict=True):
+        own.setdefault(bar.aggregator, []).append(place)
+    return places, {label: sum(at) / len(at) for label, at in own.items()}
