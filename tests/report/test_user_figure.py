@@ -1,4 +1,4 @@
-"""A figure of another package: a file and an entry point, and the report has it; one that fails stops nothing."""
+"""A figure of another package: one file and an entry point; one that fails does not stop the report."""
 
 from importlib.metadata import EntryPoint
 

@@ -54,12 +54,9 @@ def bucket_responses(group: Group) -> list[Response]:
     """A line an aggregator with several bucket sizes at the largest world size; none if there is no such."""
     responses = []
     for label in dict.fromkeys(row["aggregator"] for row in group.rows):
-        main = main_variant(group, label)[0]
-        rows = [
-            row
-            for row in measured_at_most_workers(group, label)
-            if row["input_placement"] == main["input_placement"]
-        ]
+        placement = main_variant(group, label)[0]["input_placement"]
+        rows = measured_at_most_workers(group, label)
+        rows = [row for row in rows if row["input_placement"] == placement]
         rows = sorted((row for row in rows if row["bucket_mb"] is not None), key=lambda row: row["bucket_mb"])
         if len(rows) > 1:
             responses.append(

@@ -56,11 +56,11 @@ def draw_figures(folder: ResultsFolder, data: FigureInput) -> tuple[list[SavedFi
     """
     places = {(group.kind, group.slug): place for place, group in enumerate(data.groups)}
     saved: dict[str, tuple[int, SavedFigure]] = {}
-    names, failures = _names()
+    registry, failures = _usable()
     with matplotlib.rc_context(SETTINGS):
-        for name in names:
+        for name in registry.targets():
             try:
-                for section, drawn in _drawn(name, data):
+                for section, drawn in _drawn(registry, name, data):
                     if drawn.name in saved:
                         raise StudyError(f"there is a figure {drawn.name!r} already; give it another name")
                     place = len(places) if drawn.group is None else places[drawn.group.kind, drawn.group.slug]
@@ -74,19 +74,20 @@ def draw_figures(folder: ResultsFolder, data: FigureInput) -> tuple[list[SavedFi
     return [one for _, one in sorted(saved.values(), key=lambda pair: pair[0])], failures
 
 
-def _names() -> tuple[list[str], list[str]]:
-    """All figures; and why those of other packages are left out, where a name is offered twice."""
+def _usable() -> tuple[Registry, list[str]]:
+    """All figures; where a name is offered twice the built-in ones, and why others are left out."""
     try:
-        return list(FIGURES.targets()), []
+        FIGURES.targets()
     except StudyError as error:
-        return list(BUILT_IN), [f"The figures of other packages are left out: {error}."]
+        return Registry("figure", "", BUILT_IN), [f"The figures of other packages are left out: {error}."]
+    return FIGURES, []
 
 
-def _drawn(name: str, data: FigureInput) -> Iterator[tuple[str, Drawn]]:
+def _drawn(registry: Registry, name: str, data: FigureInput) -> Iterator[tuple[str, Drawn]]:
     """What one figure draws, each with the section in which it stands."""
-    kind = FIGURES.load(name)
+    kind = registry.load(name)
     if not isinstance(kind, FigureKind):
-        raise StudyError(f"{FIGURES.targets()[name]} is no figure; decorate its function with @figure")
+        raise StudyError(f"{registry.targets()[name]} is no figure; decorate its function with @figure")
     for drawn in kind.draw(data):
         yield kind.section, drawn
 
