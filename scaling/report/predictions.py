@@ -27,7 +27,7 @@ SOURCE = "predictions.json"
 DIGITS = 9
 """Significant ones in predicted.csv."""
 
-COLUMNS = (
+CSV_COLUMNS = (
     *("cell_id", "model", "dataset", "aggregator", "step", "world_size", "local_batch", "peer_access"),
     *("precision", "memory_format", "augmentation"),
     *("topology", "simulated_s", "simulated_s_low", "simulated_s_high"),
@@ -127,12 +127,12 @@ def read_predictions(folder: ResultsFolder, rows: Iterable[Row]) -> list[Predict
 
 def predicted_csv(predicted: Sequence[PredictedCell]) -> str:
     """The text of predicted.csv: a row a cell, measured or not."""
-    table = pd.DataFrame([_csv_row(one) for one in predicted], columns=list(COLUMNS))
+    table = pd.DataFrame([_csv_row(one) for one in predicted], columns=list(CSV_COLUMNS))
     return table_csv(table, digits=DIGITS)
 
 
 def _csv_row(one: PredictedCell) -> Row:
-    row: Row = {name: one.predicted.get(name) for name in COLUMNS}
+    row: Row = {name: one.predicted.get(name) for name in CSV_COLUMNS}
     row |= {
         **{own.key: own.show(one.predicted.get(own.name)) for own in map(axis, ("tf32", "memory_format"))},
         "simulated_s": one.predicted["iteration_s"],
