@@ -9,12 +9,21 @@ from typing import Any
 import pytest
 
 from scaling.report.device import Results, read_devices, report_of
+from scaling.report.figures.base import FigureInput, SavedFigure
+from scaling.report.figures.draw import draw_figures
 from scaling.store import ResultsFolder, RunRecord
 
 
 def sentences_of(results: Results) -> list[str]:
     """What an experiment's report says, in its own order: the answer last."""
     return [*report_of(results).sentences(results)]
+
+
+def write_figures(folder: ResultsFolder, experiments: Sequence[Results]) -> list[SavedFigure]:
+    """The figures of experiments alone."""
+    figures, failures = draw_figures(folder, FigureInput([], {}, experiments=experiments))
+    assert not failures
+    return figures
 
 
 BASE = {"inputs": 64, "depth": 2, "width": 10, "batch": 1}

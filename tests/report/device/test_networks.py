@@ -4,11 +4,11 @@ import math
 
 import pytest
 
-from scaling.report.device import device_sentences, device_tables, write_figures
+from scaling.report.device import device_sentences, device_tables
 from scaling.report.device.batch_sizes import enough, settled
 from scaling.report.device.common import arms_of, time_line
 from scaling.report.device.cpu_threads import speedup_lines, worthwhile
-from tests.report.device.conftest import sentences_of
+from tests.report.device.conftest import sentences_of, write_figures
 
 
 def exactly(seconds):
