@@ -3,33 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
-
-from matplotlib.figure import Figure
 
 from scaling.analysis.formats import listed, number
 from scaling.report.device.common import (
     Arm,
-    Line,
     arms_of,
     columns_of,
-    draw_lines,
-    handles,
-    interval_cell,
+    device_table,
+    gpu_arms,
     left_out_table,
-    log_axes,
+    measured,
     one_launch,
-    rate_cell,
-    statistic,
-    time_cell,
-    time_line,
     times,
     times_of,
+    variable,
 )
+from scaling.report.device.drawing import Panel, draw_panels
 from scaling.report.device.remarks import missing_remark, remarks
-from scaling.report.device.results import DeviceResult, Results, fastest
+from scaling.report.device.results import DeviceResult, Results, by_network, fastest, grouped
 from scaling.report.figures.base import Drawn
-from scaling.report.figures.parts import WIDTH, legend_below, set_title
 from scaling.report.tables import Table
 
 ENOUGH = 0.9
@@ -46,92 +38,28 @@ TIMES = (
 )
 
 
-def networks(results: Results) -> list[str]:
-    """Those that have a cell, in the study's order."""
-    found = {cell.point["model"] for cell in results.cells}
-    known = [name for name in results.parameters.get("networks", []) if name in found]
-    return known + sorted(found - set(known))
-
-
 def figures(results: Results) -> Iterator[Drawn]:
     """Throughput and time over the batch."""
     if not any(cell.estimate() for cell in results.cells):
         return
-    title = f"{results.experiment}: training steps, {_where(results)}"
-    name = f"device-{results.slug}"
-    yield Drawn(f"{name}-throughput", title, RATES, _draw(results, title, "samples/s"))
-    yield Drawn(f"{name}-time", title, TIMES, _draw(results, title, "ms a step"))
-
-
-def _where(results: Results) -> str:
     arms = arms_of(results)
-    return " and ".join(arm.name for arm in arms) if len(arms) < 3 else "CPU and GPU"
-
-
-def _draw(results: Results, title: str, label: str) -> Figure:
-    names, arms = networks(results), arms_of(results)
-    rows = -(-len(names) // 2)
-    figure = Figure(figsize=(WIDTH, 0.9 + 2.0 * rows), layout="constrained")
-    set_title(figure, title)
-    panels = list(figure.subplots(rows, 2, squeeze=False, sharex=True).flat)
-    for axes, name in zip(panels, names, strict=False):
-        own = results.all(model=name)
-        lines = [_line(arm, own, rates=label == "samples/s") for arm in arms]
-        draw_lines(axes, [line for line in lines if not line.is_empty], label)
-        log_axes(axes, "batch", label)
-        axes.tick_params(labelbottom=True)
-        axes.set_title(name, loc="left")
-    for axes in panels[len(names) :]:
-        axes.set_axis_off()
-    legend_below(figure, handles(arms))
-    return figure
-
-
-def _line(arm: Arm, cells: Sequence[DeviceResult], *, rates: bool) -> Line:
-    line = time_line(arm, [(cell.point["batch"], cell) for cell in cells if arm.holds(cell)])
-    return _as_rates(line) if rates else line
-
-
-def _as_rates(line: Line) -> Line:
-    """A time's lower bound is the rate's upper one."""
-
-    def rate(batch: float, milliseconds: float | None) -> float | None:
-        return 1e3 * batch / milliseconds if milliseconds and milliseconds > 0 else None
-
-    return replace(
-        line,
-        values=[1e3 * at / value for at, value in zip(line.at, line.values, strict=True)],
-        low=[rate(at, high) for at, high in zip(line.at, line.high, strict=True)],
-        high=[rate(at, low) for at, low in zip(line.at, line.low, strict=True)],
-    )
+    where = " and ".join(arm.name for arm in arms) if len(arms) < 3 else "CPU and GPU"
+    title = f"{results.experiment}: training steps, {where}"
+    panels = [Panel(cells, "batch", title=name) for name, cells in by_network(results).items()]
+    height = 0.9 + 2.0 * -(-len(panels) // 2)
+    for name, caption, y in (("throughput", RATES, "samples/s"), ("time", TIMES, "ms a step")):
+        is_rate = y == "samples/s"
+        figure = draw_panels(title, panels, arms, height, y=y, unit=y, is_rate=is_rate, sharex=True)
+        yield Drawn(f"device-{results.slug}-{name}", title, caption, figure)
 
 
 def tables(results: Results) -> Iterator[Table]:
     """A row for each network and batch."""
-    arms = columns_of(results)
-    rows, ids = [], []
-    for name in networks(results):
-        for batch in sorted({cell.point["batch"] for cell in results.all(model=name)}):
-            own = results.all(model=name, batch=batch)
-            row = [name, f"{batch:,}"]
-            for arm in arms:
-                cell = next((cell for cell in own if arm.holds(cell)), None)
-                estimate = cell.estimate() if cell else None
-                row += [time_cell(estimate), interval_cell(estimate), rate_cell(cell)]
-            rows.append(row)
-            ids.append([cell.cell_id for cell in own])
-    headings = [
-        f"{arm.name}: {what}" for arm in arms for what in ("ms a step", "95% interval, ms", "samples/s")
-    ]
-    yield Table(
-        f"{results.experiment}: a training step over mini-batch sizes",
-        statistic(results),
-        ["network", "batch", *headings],
-        rows,
-        remarks(results),
-        cells=ids,
-        section="devices",
-    )
+    columns = [variable("model", "network"), variable("batch")]
+    columns += [column for arm in columns_of(results) for column in measured(arm)]
+    rows = [row for cells in by_network(results).values() for row in grouped(cells, "batch").values()]
+    title = ": a training step over mini-batch sizes"
+    yield device_table(results, title, columns, rows, remarks=remarks(results))
     yield from left_out_table(results, ("model", "batch"))
 
 
@@ -164,10 +92,8 @@ def sentences(results: Results) -> Iterator[str]:
         return
     for arm in arms:
         told = []
-        for name in networks(results):
-            own = [cell for cell in results.all(model=name) if arm.holds(cell)]
-            found = settled(own)
-            if found is not None:
+        for name, cells in by_network(results).items():
+            if found := settled(arm.of(cells)):
                 batch, best, largest = found
                 bound = ", the largest measured" if batch == largest else ""
                 told.append(f"{name} {batch:,}{bound} ({number(best)} samples/s at best)")
@@ -176,8 +102,7 @@ def sentences(results: Results) -> Iterator[str]:
                 "The smallest mini-batch that reaches 90% of the highest throughput measured, on the "
                 f"{arm.name}: {'; '.join(told)}{one_launch(results)}."
             )
-    gpus = [arm for arm in arms if arm.device == "cuda"]
-    if gpus:
+    if gpus := gpu_arms(results):
         yield _against(results, gpus)
     else:
         missing = " ".join(missing_remark(results)) or "The study did not ask for a GPU."
@@ -190,10 +115,9 @@ def sentences(results: Results) -> Iterator[str]:
 def _against(results: Results, gpus: Sequence[Arm]) -> str:
     """For which networks the batch is known, and the GPU over the CPU, each at its highest throughput."""
     told = []
-    for name in networks(results):
-        own = results.all(model=name)
-        cpu = settled([cell for cell in own if cell.device == "cpu"])
-        each = [settled([cell for cell in own if arm.holds(cell)]) for arm in gpus]
+    for name, cells in by_network(results).items():
+        cpu = settled([cell for cell in cells if cell.device == "cpu"])
+        each = [settled(arm.of(cells)) for arm in gpus]
         rates = [found[1] for found in each if found is not None]
         if cpu and len(rates) == len(gpus):
             told.append(f"{name} {times(max(rates) / cpu[1])}")
@@ -219,9 +143,7 @@ def _known(results: Results) -> str:
     """`For 90% ..., on the CPU, 4 threads: fcn-r 64, lstm at least 16. Not answered, as ...`"""
     told, missing = [], []
     for arm in arms_of(results):
-        own = {
-            name: [cell for cell in results.all(model=name) if arm.holds(cell)] for name in networks(results)
-        }
+        own = {name: arm.of(cells) for name, cells in by_network(results).items()}
         each = [f"{name} {_batch(found)}" for name, cells in own.items() if (found := settled(cells))]
         told += [f"on the {arm.name}: {', '.join(each)}"] if each else []
         without = [
@@ -246,11 +168,10 @@ def _batch(found: tuple[int, float, int]) -> str:
 def _alike(results: Results) -> list[str]:
     """The fastest of the GPU over the CPU at the largest batch that both have, of each network."""
     told = []
-    for name in networks(results):
-        sizes = sorted({cell.point["batch"] for cell in results.all(model=name)}, reverse=True)
-        for batch in sizes:
-            pair = [fastest(results.all(device, model=name, batch=batch)) for device in ("cpu", "cuda")]
-            if pair[0] and pair[1]:
-                told.append(f"{name} {times_of(pair[0][1], pair[1][1])} at {batch:,}")
+    for name, cells in by_network(results).items():
+        for batch, own in reversed(grouped(cells, "batch").items()):
+            cpu, gpu = (fastest(cell for cell in own if cell.device == device) for device in ("cpu", "cuda"))
+            if cpu and gpu:
+                told.append(f"{name} {times_of(cpu, gpu)} at {batch:,}")
                 break
     return told

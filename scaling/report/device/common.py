@@ -1,22 +1,20 @@
-"""What the reports of experiments have in common: names and looks of devices, lines of figures, texts."""
+"""What the reports of experiments have in common: names and looks of devices, tables, texts."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-
-from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+from itertools import cycle
+from typing import TypeVar, cast
 
 from scaling.analysis.formats import MISSING, interval, milliseconds, number
 from scaling.measure.statistics import Estimate
 from scaling.report.device.crossover import overlap
 from scaling.report.device.results import DeviceResult, Results
-from scaling.report.figures.parts import add_tip
 from scaling.report.figures.style import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY_BLUE, VERMILLION
-from scaling.report.tables import Table
+from scaling.report.tables import Column, Table, table_of
+
+Item = TypeVar("Item")
 
 DEVICES = {"cpu": "CPU", "cuda": "GPU"}
 
@@ -33,8 +31,10 @@ class Arm:
 
     Attributes:
         device, step: as cells have them.
-        threads: of the CPU; None on a GPU.
+        threads: of the CPU; None on a GPU, and for any number.
         colour, marker: in every figure of the experiment.
+        data: where the data is, as cells have it; None for anywhere.
+        label: its name where that does not follow from the others.
     """
 
     device: str
@@ -42,10 +42,14 @@ class Arm:
     threads: int | None
     colour: str
     marker: str
+    data: str | None = None
+    label: str = ""
 
     @property
     def name(self) -> str:
         """`CPU, 4 threads`, `GPU eager`."""
+        if self.label:
+            return self.label
         if self.device == "cpu":
             return f"CPU, {self.threads} thread{'s' * (self.threads != 1)}"
         return f"GPU {self.step}"
@@ -56,116 +60,26 @@ class Arm:
             cell.device == self.device
             and cell.point.get("step", "eager") == self.step
             and self.threads in (None, cell.threads)
+            and self.data in (None, cell.point.get("data"))
         )
+
+    def of(self, cells: Iterable[DeviceResult]) -> list[DeviceResult]:
+        """Those of the cells that were computed so."""
+        return [cell for cell in cells if self.holds(cell)]
 
 
 def arms_of(results: Results) -> list[Arm]:
     """All that the experiment's cells were computed by: CPU threads ascending, then the GPU."""
+    looks = zip(cycle(CPU_COLOURS), cycle(CPU_MARKERS), strict=False)
     threads = sorted({cell.threads for cell in results.all("cpu")})
-    looks = _cpu_looks(len(threads))
-    cpu = [Arm("cpu", "eager", count, *look) for count, look in zip(threads, looks, strict=True)]
+    cpu = [Arm("cpu", "eager", count, *look) for count, look in zip(threads, looks, strict=False)]
     used = {cell.point.get("step", "eager") for cell in results.all("cuda")}
-    gpu = [Arm("cuda", step, None, *look) for step, look in GPU_LOOKS.items() if step in used]
-    return [*cpu, *gpu]
+    return [*cpu, *(Arm("cuda", step, None, *look) for step, look in GPU_LOOKS.items() if step in used)]
 
 
-def _cpu_looks(count: int) -> list[tuple[str, str]]:
-    return [
-        (CPU_COLOURS[index % len(CPU_COLOURS)], CPU_MARKERS[index % len(CPU_MARKERS)])
-        for index in range(count)
-    ]
-
-
-@dataclass(frozen=True)
-class Line:
-    """Values over an axis, with their intervals, as a figure shows them.
-
-    Attributes:
-        label, colour, marker: of the line.
-        at, values: of each point; NaN, where the line is broken, for one that has no number.
-        low, high: ends of the interval; None where there is none.
-    """
-
-    label: str
-    colour: str
-    marker: str
-    at: list[float]
-    values: list[float]
-    low: list[float | None]
-    high: list[float | None]
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether no point has a number."""
-        return all(math.isnan(value) for value in self.values)
-
-
-def time_line(arm: Arm, cells: Iterable[tuple[float, DeviceResult]], scale: float = 1e3) -> Line:
-    """Times of a step (in milliseconds) over an axis; broken at cells without one."""
-    pairs = sorted(((at, cell.estimate()) for at, cell in cells), key=lambda pair: pair[0])
-    return estimate_line(arm.name, arm.colour, arm.marker, pairs, scale)
-
-
-def estimate_line(
-    label: str, colour: str, marker: str, pairs: Sequence[tuple[float, Estimate | None]], scale: float = 1e3
-) -> Line:
-    """Estimates times `scale` over an axis, in its order; broken where there is none."""
-    return Line(
-        label,
-        colour,
-        marker,
-        [float(at) for at, _ in pairs],
-        [math.nan if one is None else scale * one.median for _, one in pairs],
-        [None if one is None or one.low is None else scale * one.low for _, one in pairs],
-        [None if one is None or one.high is None else scale * one.high for _, one in pairs],
-    )
-
-
-def draw_lines(axes: Axes, lines: Sequence[Line], unit: str) -> None:
-    """All lines with markers, intervals as bars, and a tip a point."""
-    for line in lines:
-        axes.plot(line.at, line.values, color=line.colour, marker=line.marker, linewidth=1.2, markersize=4)
-        for at, value, low, high in zip(line.at, line.values, line.low, line.high, strict=True):
-            if math.isnan(value):
-                continue
-            if low is not None and high is not None and low > 0:
-                axes.plot([at, at], [low, high], color=line.colour, linewidth=0.9)
-            add_tip(axes, at, value, f"{line.label}, {at:,g}: {value:.3g} {unit}")
-
-
-def handles(lines: Iterable[Line | Arm]) -> list[Line2D]:
-    """Entries of a legend, each name once."""
-    found: dict[str, Line2D] = {}
-    for one in lines:
-        label = one.label if isinstance(one, Line) else one.name
-        found.setdefault(
-            label, Line2D([], [], color=one.colour, marker=one.marker, markersize=4, label=label)
-        )
-    return list(found.values())
-
-
-def log_axes(axes: Axes, x: str, y: str) -> None:
-    """Both logarithmic, ticks at powers of ten and numbers without exponents as far as they are short.
-
-    What is drawn is to be drawn before: an axis of less than two powers of ten has ticks at 2 and 5, too.
-    """
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    for axis, (low, high) in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
-        is_short = low > 0 and high / low < 100
-        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if is_short else (1.0,), numticks=7))
-        axis.set_minor_locator(NullLocator())
-        axis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
-
-
-def short(value: float) -> str:
-    """`0.01`, `100`, `1k`, `1M`."""
-    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if value >= size:
-            return f"{value / size:g}{letter}"
-    return f"{value:g}"
+def gpu_arms(results: Results) -> list[Arm]:
+    """Those of the GPU."""
+    return [arm for arm in arms_of(results) if arm.device == "cuda"]
 
 
 def time_cell(estimate: Estimate | None) -> str:
@@ -188,12 +102,7 @@ def interval_cell(estimate: Estimate | None) -> str:
     return MISSING if estimate is None else interval(estimate.low, estimate.high)
 
 
-def rate_cell(cell: DeviceResult | None) -> str:
-    """A table's text: samples a second."""
-    return MISSING if cell is None else number(cell.samples_per_s)
-
-
-def statistic(results: Results) -> str:
+def median_text(results: Results) -> str:
     """What a number of the experiment is, for above its tables."""
     methods = dict.fromkeys(
         estimate.method
@@ -215,6 +124,77 @@ def columns_of(results: Results) -> list[Arm]:
     return [*arms_of(results), *(Arm("cuda", step, None, *look) for step, look in missing.items())]
 
 
+def _themselves(item: object) -> Iterable[DeviceResult]:
+    return cast("Iterable[DeviceResult]", item)
+
+
+def device_table(
+    results: Results,
+    title: str,
+    columns: Sequence[Column[Item]],
+    items: Iterable[Item],
+    *,
+    cells_of: Callable[[Item], Iterable[DeviceResult]] | None = _themselves,
+    statistic: str | None = None,
+    remarks: Sequence[str] = (),
+) -> Table:
+    """A table of an experiment, a row an item.
+
+    Args:
+        results: of the experiment.
+        title: without the experiment's name.
+        columns: what each has of an item.
+        items: in the order of the rows.
+        cells_of: the cells that an item is made of; by default the item is these cells; None for no cells.
+        statistic: what its values are; without it, medians of step times.
+        remarks: what stands below it.
+    """
+    rows = list(items)
+    return table_of(
+        f"{results.experiment}{title}",
+        median_text(results) if statistic is None else statistic,
+        columns,
+        rows,
+        remarks=remarks,
+        cells=[[cell.cell_id for cell in cells_of(item)] for item in rows] if cells_of else [],
+    )
+
+
+Cells = Sequence[DeviceResult]
+"""A row of most tables: the cells of a point."""
+
+
+def variable(name: str, header: str | None = None, otherwise: str = MISSING) -> Column[Cells]:
+    """The column of a variable or a fact: of the first cell that has one."""
+
+    def text(cells: Cells) -> str:
+        values = [value for cell in cells if (value := cell.value(name)) is not None]
+        return plain(values[0]) if values else otherwise
+
+    return Column(header or name, text)
+
+
+def measured(arm: Arm | None = None, step: str = "ms a step", rate: str = "samples/s") -> list[Column[Cells]]:
+    """Time of a step, its interval and the rate, of the arm's cell or the only one."""
+
+    def column(header: str, text: Callable[[DeviceResult | None], str]) -> Column[Cells]:
+        return Column(
+            f"{arm.name}: {header}" if arm else header,
+            lambda cells: text(next(iter(arm.of(cells) if arm else cells), None)),
+        )
+
+    return [
+        column(step, lambda cell: time_cell(step_of(cell))),
+        column("95% interval, ms", lambda cell: interval_cell(step_of(cell))),
+        column(rate, lambda cell: MISSING if cell is None else number(cell.samples_per_s)),
+    ]
+
+
+def step_of(cell: DeviceResult | None) -> Estimate | None:
+    """The time of a cell's step, where there is a cell and it has one."""
+    return cell.estimate() if cell else None
+
+
 def left_out_table(results: Results, named: Sequence[str]) -> Iterator[Table]:
     """Which points have no numbers, and why; nothing where all have.
 
@@ -222,25 +202,23 @@ def left_out_table(results: Results, named: Sequence[str]) -> Iterator[Table]:
         results: of the experiment.
         named: the variables that name a point.
     """
-    without = [cell for cell in results.cells if cell.reason is not None]
+    without = [[cell] for cell in results.cells if cell.reason is not None]
     if not without:
         return
-    rows = []
-    for cell in without:
-        failed = any(record.state == "failed" for record in cell.records)
-        arm = next((arm.name for arm in arms_of(results) if arm.holds(cell)), cell.device)
-        state = "failed" if failed else "left out"
-        rows.append(
-            [*(plain(cell.point.get(name, MISSING)) for name in named), arm, state, cell.reason or ""]
-        )
-    yield Table(
-        f"{results.experiment}: points without numbers, and why",
-        "Left out: the fewest samples would pass the time limit of a cell (limit_s), it does not fit, or as "
-        "the reason says.",
-        [*named, "on", "state", "reason"],
-        rows,
-        cells=[[cell.cell_id] for cell in without],
-        section="devices",
+    arms = arms_of(results)
+    columns: list[Column[Cells]] = [
+        *map(variable, named),
+        Column("on", lambda cells: next((a.name for a in arms if a.holds(cells[0])), cells[0].device)),
+        Column("state", lambda cells: "failed" if cells[0].has_failed else "left out"),
+        Column("reason", lambda cells: cells[0].reason or ""),
+    ]
+    yield device_table(
+        results,
+        ": points without numbers, and why",
+        columns,
+        without,
+        statistic="Left out: the fewest samples would pass the time limit of a cell (limit_s), it does not "
+        "fit, or as the reason says.",
     )
 
 

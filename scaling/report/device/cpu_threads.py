@@ -2,34 +2,30 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
+import numpy as np
 
 from scaling.analysis.formats import MISSING, listed, ratio
-from scaling.measure.statistics import Estimate
 from scaling.report.device.common import (
     OTHER_COLOURS,
     OTHER_MARKERS,
-    Line,
-    draw_lines,
-    handles,
-    interval_cell,
+    Cells,
+    device_table,
     left_out_table,
+    measured,
+    median_text,
     one_launch,
-    rate_cell,
-    statistic,
-    time_cell,
     times_of,
+    variable,
 )
+from scaling.report.device.drawing import Line, draw_lines, handle, handles, new_figure, step_seconds
 from scaling.report.device.remarks import remarks
-from scaling.report.device.results import DeviceResult, Results
+from scaling.report.device.results import DeviceResult, Results, by_network
 from scaling.report.figures.base import Drawn
-from scaling.report.figures.parts import WIDTH, legend_below, plain_ticks, set_title
-from scaling.report.tables import Table
+from scaling.report.figures.parts import legend_below, plain_ticks
+from scaling.report.tables import Column, Table
 
 ALMOST = 1.05
 """Threads are not worth it that bring less than this over fewer."""
@@ -45,13 +41,11 @@ CAPTION = (
 def figures(results: Results) -> Iterator[Drawn]:
     """Speedups of all networks over threads."""
     lines = speedup_lines(results)
-    if not any(sum(not math.isnan(value) for value in line.values) > 1 for line in lines):
+    if not any(np.isfinite(line.values).sum() > 1 for line in lines):
         return
     cores = f", {results.num_cores} cores" if results.num_cores else ""
     title = f"{results.experiment}: training steps on the CPU{cores}"
-    figure = Figure(figsize=(WIDTH, 4.4), layout="constrained")
-    set_title(figure, title)
-    axes = figure.subplots()
+    figure, ((axes,),) = new_figure(title, 4.4)
     threads = sorted({int(at) for line in lines for at in line.at})
     linear: dict[str, Any] = {"color": "#999999", "linestyle": (0, (5, 2))}
     axes.plot(threads, [count / threads[0] for count in threads], **linear)
@@ -61,71 +55,52 @@ def figures(results: Results) -> Iterator[Drawn]:
     plain_ticks(axes, threads)
     axes.set_xlabel("threads")
     axes.set_ylabel(f"speedup over {threads[0]} thread{'s' * (threads[0] > 1)}")
-    legend_below(figure, [*handles(lines), Line2D([], [], label="as many times as threads", **linear)])
+    legend_below(figure, [*handles(lines), handle("as many times as threads", **linear)])
     yield Drawn(f"device-{results.slug}-speedup", title, CAPTION, figure)
 
 
 def speedup_lines(results: Results) -> list[Line]:
     """One for each network: speedup over the fewest threads."""
     lines = []
-    for index, (model, cells) in enumerate(by_network(results).items()):
-        measured = [(cell, cell.estimate()) for cell in cells]
-        first = cells[0].estimate()
-        if first is None:
+    for index, (model, cells) in enumerate(networks(results).items()):
+        medians, lows, highs = step_seconds(cells)
+        if np.isnan(medians[0]):
             continue
-        bounds = [(1.0, 1.0) if cell is cells[0] else _bounds(first, estimate) for cell, estimate in measured]
-        lines.append(
-            Line(
-                model,
-                OTHER_COLOURS[index % len(OTHER_COLOURS)],
-                OTHER_MARKERS[index % len(OTHER_MARKERS)],
-                [float(cell.threads) for cell, _ in measured],
-                [first.median / estimate.median if estimate else math.nan for _, estimate in measured],
-                [low for low, _ in bounds],
-                [high for _, high in bounds],
-            )
-        )
+        low, high = lows[0] / highs, highs[0] / lows
+        low[0] = high[0] = 1.0
+        look = OTHER_COLOURS[index % len(OTHER_COLOURS)], OTHER_MARKERS[index % len(OTHER_MARKERS)]
+        threads = np.array([cell.threads for cell in cells], dtype=np.float64)
+        lines.append(Line(model, *look, threads, medians[0] / medians, low, high))
     return lines
 
 
-def _bounds(first: Estimate, other: Estimate | None) -> tuple[float | None, float | None]:
-    if other is None:
-        return None, None
-    if first.low is None or first.high is None or other.low is None or other.high is None:
-        return None, None
-    return first.low / other.high, first.high / other.low
-
-
-def by_network(results: Results) -> dict[str, list[DeviceResult]]:
-    """Network -> its cells by threads, ascending; the networks in the study's order."""
-    known = list(results.parameters.get("networks", []))
-    found = sorted({cell.point["model"] for cell in results.cells})
-    order = [name for name in known if name in found] + [name for name in found if name not in known]
+def networks(results: Results) -> dict[str, list[DeviceResult]]:
+    """Network -> its cells by batch and threads, ascending."""
     return {
-        name: sorted(results.all("cpu", model=name), key=lambda cell: (cell.point["batch"], cell.threads))
-        for name in order
+        name: sorted(cells, key=lambda cell: (cell.point["batch"], cell.threads))
+        for name, cells in by_network(results, "cpu").items()
     }
 
 
 def tables(results: Results) -> Iterator[Table]:
     """A row for each network and number of threads."""
-    rows, ids = [], []
-    for model, cells in by_network(results).items():
-        first = cells[0].estimate()
-        for cell in cells:
-            estimate = cell.estimate()
-            speedup = ratio(first.median / estimate.median) if first and estimate else MISSING
-            times = [time_cell(estimate), interval_cell(estimate), rate_cell(cell), speedup]
-            rows.append([model, str(cell.point["batch"]), str(cell.threads), *times])
-            ids.append([cell.cell_id])
-    yield Table(
-        f"{results.experiment}: a training step on the CPU, reduced batches",
-        f"Speedup: over the fewest threads of the network. {statistic(results)}",
-        ["network", "batch", "threads", "ms a step", "95% interval, ms", "samples/s", "speedup"],
-        rows,
-        remarks(results),
-        cells=ids,
-        section="devices",
+    first = {name: cells[0].estimate() for name, cells in networks(results).items()}
+
+    def speedup(cells: Cells) -> str:
+        fewest, more = first[cells[0].point["model"]], cells[0].estimate()
+        return ratio(fewest.median / more.median) if fewest and more else MISSING
+
+    yield device_table(
+        results,
+        ": a training step on the CPU, reduced batches",
+        [
+            *(variable("model", "network"), variable("batch"), variable("threads")),
+            *measured(),
+            Column("speedup", speedup),
+        ],
+        [[cell] for cells in networks(results).values() for cell in cells],
+        statistic=f"Speedup: over the fewest threads of the network. {median_text(results)}",
+        remarks=remarks(results),
     )
     yield from left_out_table(results, ("model", "batch"))
 
@@ -142,7 +117,7 @@ def worthwhile(cells: list[DeviceResult]) -> tuple[int, float] | None:
 
 def sentences(results: Results) -> Iterator[str]:
     """How many threads each network is worth."""
-    found = {model: worth for model, cells in by_network(results).items() if (worth := worthwhile(cells))}
+    found = {model: worth for model, cells in networks(results).items() if (worth := worthwhile(cells))}
     if not found:
         yield (
             "How many CPU threads are worth it? Not answered: no network was measured with all of them."
@@ -159,7 +134,7 @@ def sentences(results: Results) -> Iterator[str]:
     told = [f"{count} for {listed(names)}" for count, names in sorted(groups.items(), reverse=True)]
     if alone:
         told.append(f"{least} for {listed(alone)}, which more do not make faster")
-    rest = [model for model in by_network(results) if model not in found]
+    rest = [model for model in networks(results) if model not in found]
     missing = f" Not answered for {listed(rest)}." if rest else ""
     yield (
         f"How many CPU threads are worth it? Of {least} to {most}, the fewest that are within 5% of the "
@@ -170,7 +145,7 @@ def sentences(results: Results) -> Iterator[str]:
 def _so_far(results: Results) -> str:
     """The fastest of the numbers of threads that were measured, of networks that have the fewest."""
     told = []
-    for model, cells in by_network(results).items():
+    for model, cells in networks(results).items():
         measured = [(cell.threads, estimate) for cell in cells if (estimate := cell.estimate())]
         if len(measured) < 2 or cells[0].estimate() is None:
             continue

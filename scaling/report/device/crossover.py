@@ -13,8 +13,9 @@ crosses 1 several times has one break-even point only, the last.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from scaling.measure.statistics import Estimate
 
@@ -45,13 +46,8 @@ def overlap(one: Estimate, other: Estimate) -> bool:
 def ratio_of(at: float, slow: Estimate, fast: Estimate) -> Ratio:
     """`slow` over `fast`: above 1 where the device of `fast` wins."""
     bounds: tuple[float | None, float | None] = (None, None)
-    if None not in (slow.low, slow.high, fast.low, fast.high):
-        assert slow.low is not None
-        assert slow.high is not None
-        assert fast.low is not None
-        assert fast.high is not None
-        if fast.low > 0 and slow.low > 0:
-            bounds = (slow.low / fast.high, slow.high / fast.low)
+    if slow.low and slow.high and fast.low and fast.high and slow.low > 0 and fast.low > 0:
+        bounds = (slow.low / fast.high, slow.high / fast.low)
     return Ratio(at, slow.median / fast.median, *bounds)
 
 
@@ -93,6 +89,11 @@ def crossing(ratios: Sequence[Ratio]) -> Crossing | None:
         low, _, _ = _solve(points, [value for value in highs if value is not None])
         high, _, _ = _solve(points, [value for value in lows if value is not None])
     return Crossing(at, low, high, has_interval, points[0], points[-1], wins, between)
+
+
+def crossing_of(pairs: Mapping[Any, tuple[Estimate | None, Estimate | None]]) -> Crossing | None:
+    """The break-even point along an axis: its values -> times of the slow and the fast, where known."""
+    return crossing([ratio_of(at, slow, fast) for at, (slow, fast) in pairs.items() if slow and fast])
 
 
 def _solve(

@@ -10,8 +10,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from scaling.report.device.common import Arm, log_axes, times
+from scaling.report.device.common import Arm, times
 from scaling.report.device.crossover import Crossing, bounds_text, rounded
+from scaling.report.device.drawing import log_axes
 from scaling.report.figures.parts import WIDTH, add_tip, legend_below, set_title
 from scaling.report.figures.style import BLUE, VERMILLION
 

@@ -9,9 +9,9 @@ from scaling.report.device.common import (
     DEVICES,
     interval_cell,
     left_out_table,
+    median_text,
     one_launch,
     range_of,
-    statistic,
     time_cell,
     times,
     times_of,
@@ -66,7 +66,7 @@ def _table(results: Results, found: Sequence[Case], title: str, operation: str) 
         headings.append("workspace, MB")
     return Table(
         title,
-        f"{statistic(results)} Relative error: rms difference from float64 over the rms of the values. "
+        f"{median_text(results)} Relative error: rms difference from float64 over the rms of the values. "
         "TFLOP/s of a forward pass, by the definition's number of operations.",
         headings,
         rows,

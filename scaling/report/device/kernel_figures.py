@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from scaling.report.device.common import short
+from scaling.report.device.drawing import short
 from scaling.report.device.kernel_data import (
     CAPPED,
     CHOICES,

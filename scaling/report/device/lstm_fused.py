@@ -16,14 +16,14 @@ from scaling.measure.statistics import Estimate
 from scaling.report.device.common import (
     DEVICES,
     left_out_table,
+    median_text,
     one_launch,
     plain,
     range_of,
-    short,
-    statistic,
     time_and_interval_cell,
     times_of,
 )
+from scaling.report.device.drawing import short
 from scaling.report.device.lstm_accuracy import (
     COLOURS,
     IMPLEMENTATIONS,
@@ -84,7 +84,7 @@ def tables(results: Results) -> Iterator[Table]:
         columns += _device_columns(device)
     yield table_of(
         f"{results.experiment}: speed of one LSTM layer",
-        statistic(results),
+        median_text(results),
         columns,
         points.values(),
         remarks=remarks(results),
@@ -260,9 +260,9 @@ def _devices(results: Results, chosen: dict[str, Any]) -> Iterator[str]:
     ratios, is_whole = [], True
     for batch in sorted({cell.point["batch"] for cell in results.all(**chosen)}):
         cells = results.all(**chosen, batch=batch, precision="float32")
-        cpu, gpu = (fastest([cell for cell in cells if cell.device == device]) for device in ("cpu", "cuda"))
+        cpu, gpu = (fastest(cell for cell in cells if cell.device == device) for device in ("cpu", "cuda"))
         if cpu and gpu:
-            ratios.append(f"{times_of(cpu[1], gpu[1])} at batch {batch:,}")
+            ratios.append(f"{times_of(cpu, gpu)} at batch {batch:,}")
             is_whole = is_whole and all(cell.is_over for cell in cells)
     if ratios:
         which = "" if is_whole else " of those measured so far"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from scaling.analysis.formats import MISSING
-from scaling.report.device.common import interval_cell, left_out_table, rate_cell, statistic, time_cell
+from scaling.analysis.formats import MISSING, number
+from scaling.report.device.common import device_table, interval_cell, left_out_table, time_cell
 from scaling.report.device.remarks import NO_ROWS, remarks
 from scaling.report.device.results import DeviceResult, Results
 from scaling.report.figures.base import Drawn
-from scaling.report.tables import Table
+from scaling.report.tables import Column, Table
 
 
 def figures(results: Results) -> Iterator[Drawn]:
@@ -20,21 +20,19 @@ def figures(results: Results) -> Iterator[Drawn]:
 def tables(results: Results) -> Iterator[Table]:
     """A row for each point, device and phase."""
     variables = list(dict.fromkeys(name for cell in results.cells for name in cell.point))
-    headings = [*variables, "device", "threads", "what", "ms", "95% interval, ms", "samples/s", "facts"]
-    rows, cells = [], []
-    for cell in results.cells:
-        for phase in cell.phases or [""]:
-            rows.append([*_point(cell, variables), *_measured(cell, phase)])
-            cells.append([cell.cell_id])
-    yield Table(
-        results.experiment,
-        statistic(results),
-        headings,
-        rows,
-        remarks(results, NO_ROWS),
-        cells=cells,
-        section="devices",
-    )
+    columns: list[Column[tuple[DeviceResult, str]]] = [
+        *(Column(name, lambda row, name=name: str(row[0].point.get(name, MISSING))) for name in variables),  # type: ignore[misc]
+        Column("device", lambda row: row[0].device),
+        Column("threads", lambda row: str(row[0].threads)),
+        Column("what", lambda row: row[1]),
+        Column("ms", lambda row: time_cell(row[0].estimate(row[1]))),
+        Column("95% interval, ms", lambda row: interval_cell(row[0].estimate(row[1]))),
+        Column("samples/s", lambda row: number(row[0].samples_per_s)),
+        Column("facts", lambda row: ", ".join(f"{name} {value}" for name, value in row[0].scalars.items())),
+    ]
+    rows = [(cell, phase) for cell in results.cells for phase in cell.phases or [""]]
+    below = remarks(results, NO_ROWS)
+    yield device_table(results, "", columns, rows, cells_of=lambda row: [row[0]], remarks=below)
     yield from left_out_table(results, variables)
 
 
@@ -42,13 +40,3 @@ def sentences(results: Results) -> Iterator[str]:
     """How much was measured: what it means is the experiment's own."""
     measured = sum(bool(cell.phases) for cell in results.cells)
     yield f"{results.experiment}: {measured} of {len(results.cells)} points were measured; see its table."
-
-
-def _point(cell: DeviceResult, variables: list[str]) -> list[str]:
-    return [str(cell.point.get(name, MISSING)) for name in variables] + [cell.device, str(cell.threads)]
-
-
-def _measured(cell: DeviceResult, phase: str) -> list[str]:
-    estimate = cell.estimate(phase)
-    facts = ", ".join(f"{name} {value}" for name, value in cell.scalars.items())
-    return [phase, time_cell(estimate), interval_cell(estimate), rate_cell(cell), facts]

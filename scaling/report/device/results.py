@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -50,6 +50,11 @@ class DeviceResult:
         """CPU threads."""
         return int(self.cell["threads"])
 
+    def value(self, name: str) -> Any:
+        """Of a variable, `device`, `threads` or a fact; None where it has no such."""
+        known = {**self.point, "device": self.device, "threads": self.threads}
+        return known[name] if name in known else self.fact(name)
+
     @property
     def reason(self) -> str | None:
         """Why it has no numbers: it was left out, or has failed; None where it has, or is not done."""
@@ -89,6 +94,11 @@ class DeviceResult:
                 if "fact" in row and isinstance(row.get("value"), (int, float, str)):
                     found.setdefault(row["fact"], row["value"])
         return found
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether one of its repeats has."""
+        return any(record.state == "failed" for record in self.records)
 
     @property
     def is_over(self) -> bool:
@@ -216,11 +226,23 @@ def _order(cell: DeviceResult) -> tuple[Any, ...]:
     return (values, cell.device, cell.threads, cell.cell_id)
 
 
-def medians(cells: Iterable[DeviceResult]) -> list[tuple[DeviceResult, Estimate]]:
-    """Those that have a step's time, with it."""
-    return [(cell, estimate) for cell in cells if (estimate := cell.estimate()) is not None]
+def grouped(cells: Iterable[DeviceResult], *names: str) -> dict[Any, list[DeviceResult]]:
+    """Value of that variable, or values of several -> the cells that have it; ascending."""
+    groups: dict[Any, list[DeviceResult]] = {}
+    for cell in cells:
+        key = tuple(cell.value(name) for name in names)
+        groups.setdefault(key[0] if len(names) == 1 else key, []).append(cell)
+    return dict(sorted(groups.items()))
 
 
-def fastest(cells: Sequence[DeviceResult]) -> tuple[DeviceResult, Estimate] | None:
-    """The one with the least median time of a step; None where none has one."""
-    return min(medians(cells), key=lambda pair: pair[1].median, default=None)
+def by_network(results: Results, device: str | None = None) -> dict[str, list[DeviceResult]]:
+    """Network -> its cells; the networks in the study's order."""
+    groups = grouped(results.all(device), "model")
+    known = [name for name in results.parameters.get("networks", []) if name in groups]
+    return {name: groups[name] for name in dict.fromkeys([*known, *groups])}
+
+
+def fastest(cells: Iterable[DeviceResult]) -> Estimate | None:
+    """The least median time of a step, with its interval; None where none has one."""
+    estimates = [estimate for cell in cells if (estimate := cell.estimate())]
+    return min(estimates, key=lambda estimate: estimate.median, default=None)

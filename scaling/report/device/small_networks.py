@@ -3,36 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from scaling.analysis.formats import MISSING, listed, number
 from scaling.report.device.common import (
     Arm,
-    arms_of,
+    Cells,
     columns_of,
+    device_table,
+    gpu_arms,
     left_out_table,
+    median_text,
     one_launch,
-    statistic,
+    plain,
     time_and_interval_cell,
     times_of,
+    variable,
 )
-from scaling.report.device.crossover import bounds_text, crossing_text, rounded
+from scaling.report.device.crossover import bounds_text, crossing_of, crossing_text, rounded
 from scaling.report.device.remarks import missing_remark, remarks
-from scaling.report.device.results import DeviceResult, Results, fastest
+from scaling.report.device.results import DeviceResult, Results, fastest, grouped
 from scaling.report.device.small_networks_data import (
+    base_point,
     base_text,
-    batches_of,
-    break_even,
     family,
     fastest_threads,
     grid,
-    perceptrons,
-    sweep_values,
+    sweep,
     thread_crossing,
+    times_by,
     width_crossings,
 )
-from scaling.report.device.small_networks_figures import figures
-from scaling.report.tables import Table
+from scaling.report.device.small_networks_figures import SWEPT, figures, is_swept
+from scaling.report.tables import Column, Table
 
 __all__ = ["figures", "sentences", "tables"]
 
@@ -42,81 +44,59 @@ VARIABLES = ("network", "batch", "depth", "inputs", "width")
 
 def tables(results: Results) -> Iterator[Table]:
     """Break-even widths, and every point in a row."""
-    arms = arms_of(results)
-    gpus = [arm for arm in arms if arm.device == "cuda"]
-    if gpus:
-        yield _crossing_table(results, gpus)
-    parts = [
-        (f"{results.experiment}: milliseconds of a training step, perceptrons", perceptrons(results)),
-        (
-            f"{results.experiment}: recurrent against feed-forward at equal parameters, ms a step",
-            family(results),
-        ),
-    ]
-    for title, own in parts:
-        if own:
-            yield _times_table(results, title, own, columns_of(results))
+    if gpus := gpu_arms(results):
+        columns = [Column[int]("batch", plain), *(_crossing_column(results, arm) for arm in gpus)]
+        yield device_table(
+            results,
+            ": from which width on the GPU is faster than the CPU",
+            columns,
+            grouped(grid(results), "batch"),
+            cells_of=None,
+            statistic="Break-even width with its 95% interval, against the fastest number of CPU threads at "
+            f"each width, interpolated between measured widths. {median_text(results)}",
+        )
+    perceptrons = [cell for cell in results.cells if not cell.point["equal_parameters"]]
+    yield from _times_table(results, ": milliseconds of a training step, perceptrons", perceptrons)
+    title = ": recurrent against feed-forward at equal parameters, ms a step"
+    yield from _times_table(results, title, family(results))
     yield from left_out_table(results, VARIABLES)
 
 
-def _crossing_table(results: Results, gpus: Sequence[Arm]) -> Table:
-    found = [width_crossings(results, arm) for arm in gpus]
-    rows = [
-        [f"{batch:,}", *(crossing_text(own[batch], "width") for own in found)]
-        for batch in batches_of(grid(results))
+def _crossing_column(results: Results, gpu: Arm) -> Column[int]:
+    crossings = width_crossings(results, gpu)
+    return Column(gpu.name, lambda batch: crossing_text(crossings[batch], "width"))
+
+
+def _times_table(results: Results, title: str, cells: Sequence[DeviceResult]) -> Iterator[Table]:
+    def of(arm: Arm) -> Column[Cells]:
+        return Column(arm.name, lambda own: time_and_interval_cell(fastest(arm.of(own))))
+
+    columns = [
+        *(variable(name, {"depth": "layers"}.get(name)) for name in VARIABLES),
+        variable("parameters", otherwise="0"),
+        *map(of, columns_of(results)),
+        Column("CPU / GPU, fastest of each", _cpu_over_gpu),
     ]
-    return Table(
-        f"{results.experiment}: from which width on the GPU is faster than the CPU",
-        "Break-even width with its 95% interval, against the fastest number of CPU threads at each width, "
-        "interpolated between measured widths. " + statistic(results),
-        ["batch", *(arm.name for arm in gpus)],
-        rows,
-        section="devices",
-    )
+    if cells:
+        rows = grouped(cells, *VARIABLES).values()
+        yield device_table(results, title, columns, rows, remarks=remarks(results))
 
 
-def _times_table(results: Results, title: str, cells: Sequence[DeviceResult], arms: Sequence[Arm]) -> Table:
-    points: dict[tuple[Any, ...], list[DeviceResult]] = {}
-    for cell in cells:
-        key = tuple(cell.point[name] for name in VARIABLES)
-        points.setdefault(key, []).append(cell)
-    rows = []
-    for key, own in sorted(points.items()):
-        cpu = fastest_threads(own)
-        gpu = fastest([cell for cell in own if cell.device == "cuda"])
-        ratio = number(cpu[1].median / gpu[1].median) if cpu and gpu else MISSING
-        parameters = next((value for cell in own if (value := cell.fact("parameters"))), None)
-        measured = [time_and_interval_cell(_of(own, arm)) for arm in arms]
-        rows.append([key[0], *(f"{value:,}" for value in key[1:]), f"{parameters or 0:,}", *measured, ratio])
-    headings = ["network", "batch", "layers", "inputs", "width", "parameters", *(arm.name for arm in arms)]
-    gpu_column = "CPU / GPU, fastest of each"
-    ids = [[cell.cell_id for cell in own] for _, own in sorted(points.items())]
-    return Table(
-        title,
-        statistic(results),
-        [*headings, gpu_column],
-        rows,
-        remarks(results),
-        cells=ids,
-        section="devices",
-    )
-
-
-def _of(cells: Sequence[DeviceResult], arm: Arm) -> Any:
-    found = fastest([cell for cell in cells if arm.holds(cell)])
-    return found[1] if found else None
+def _cpu_over_gpu(cells: Cells) -> str:
+    cpu, gpu = fastest_threads(cells), fastest(cell for cell in cells if cell.device == "cuda")
+    return number(cpu.median / gpu.median) if cpu and gpu else MISSING
 
 
 def sentences(results: Results) -> Iterator[str]:
     """Recurrent against feed-forward, depth and inputs; last, from which width on the GPU wins."""
-    gpus = [arm for arm in arms_of(results) if arm.device == "cuda"]
+    gpus = gpu_arms(results)
     yield from _recurrent_sentences(results)
     if not gpus:
         yield from _cpu_sentences(results)
         return
     yield from _sweep_sentences(results, gpus)
     steps = " ".join(f"{arm.step.capitalize()}, {_ahead(results, arm)}." for arm in gpus)
-    widths = sorted({cell.point["width"] for cell in grid(results)})
+    widths = grouped(grid(results), "width")
     between = (
         f" Between measured widths ({', '.join(f'{width:,}' for width in widths)}) the break-even is "
         "interpolated"
@@ -139,14 +119,12 @@ def _ahead(results: Results, gpu: Arm) -> str:
 
 
 def _sweep_sentences(results: Results, gpus: Sequence[Arm]) -> Iterator[str]:
-    labels = {"depth": "hidden layers", "inputs": "input features"}
-    for axis, label in labels.items():
-        base = {n: results.parameters[n] for n in ("inputs", "depth", "width", "batch") if n != axis}
-        if len(sweep_values(results, axis)) < 2:
+    for axis, label in SWEPT.items():
+        base, cells, told = base_point(results, axis), sweep(results, axis), []
+        if not is_swept(cells, axis):
             continue
-        told = []
         for arm in gpus:
-            found = break_even(results, arm, axis, **base)
+            found = crossing_of(times_by(cells, arm, axis))
             if found is not None and found.at is not None:
                 told.append(f"{arm.name} from {rounded(found.at)} {label} {bounds_text(found)} on")
             else:
@@ -160,14 +138,13 @@ def _recurrent_sentences(results: Results) -> Iterator[str]:
     told = []
     for device, name in (("cpu", "the CPU"), ("cuda", "the GPU")):
         ratios = []
-        for size in sorted({cell.point["equal_parameters"] for cell in family(results)}):
-            own = [cell for cell in results.all(device) if cell.point["equal_parameters"] == size]
-            pair = [fastest([c for c in own if c.point["network"] == kind]) for kind in ("lstm", "mlp")]
-            if pair[0] and pair[1] and all(cell.is_over for cell in own):
-                ratios.append((size, times_of(pair[0][1], pair[1][1])))
+        own = [cell for cell in family(results) if cell.device == device]
+        for size, cells in grouped(own, "equal_parameters").items():
+            lstm, mlp = (fastest(c for c in cells if c.point["network"] == kind) for kind in ("lstm", "mlp"))
+            if lstm and mlp and all(cell.is_over for cell in cells):
+                ratios.append(f"{times_of(lstm, mlp)} at {size:,}")
         if ratios:
-            text = listed([f"{ratio} at {size:,}" for size, ratio in ratios])
-            told.append(f"on {name} {text}")
+            told.append(f"on {name} {listed(ratios)}")
     if told:
         yield (
             "How much longer a step of the recurrent network takes than one of a perceptron with as many "
@@ -177,11 +154,11 @@ def _recurrent_sentences(results: Results) -> Iterator[str]:
 
 def _cpu_sentences(results: Results) -> Iterator[str]:
     """What CPU alone answers: from which width on all threads pay."""
-    counts = sorted({cell.threads for cell in results.all("cpu")})
+    counts = [*grouped(results.all("cpu"), "threads")]
     if len(counts) > 1:
         told = [
             f"at batch {batch:,} {crossing_text(thread_crossing(results, batch, counts), 'width')}"
-            for batch in batches_of(grid(results))
+            for batch in grouped(grid(results), "batch")
         ]
         yield (
             f"On the CPU {counts[-1]} threads are faster than {counts[0]}: "

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator
 
 from matplotlib.figure import Figure
 
-from scaling.report.device.common import Arm, arms_of, draw_lines, handles, log_axes, time_line
+from scaling.report.device.common import arms_of, gpu_arms
+from scaling.report.device.drawing import Panel, draw_panels, panels_by
 from scaling.report.device.drawing_break_even import draw_break_even
-from scaling.report.device.results import DeviceResult, Results
+from scaling.report.device.results import DeviceResult, Results, grouped
 from scaling.report.device.small_networks_data import (
     base_text,
-    batches_of,
     family,
     grid,
     grid_ratios,
     sweep,
-    sweep_values,
     width_crossings,
 )
 from scaling.report.figures.base import Drawn
-from scaling.report.figures.parts import WIDTH, legend_below, set_title
 
+SWEPT = {"depth": "hidden layers", "inputs": "input features"}
+KINDS = {"lstm": "recurrent (LSTM)", "mlp": "feed-forward (perceptron)"}
 TIMES = (
     "Milliseconds of a training step over the width of the hidden layers, a panel for each batch (column "
     "iteration_s, with its 95% interval as a bar). All axes are logarithmic. A line is broken where a width "
@@ -48,83 +47,42 @@ FAMILIES = (
 
 def figures(results: Results) -> Iterator[Drawn]:
     """The break-even line where there is a GPU; times over width, depth, inputs and parameters."""
-    gpus = [arm for arm in arms_of(results) if arm.device == "cuda"]
-    base = results.parameters
+    base, arms = results.parameters, arms_of(results)
     title = f"{results.experiment}: perceptrons of {base['depth']} hidden layers, {base['inputs']} inputs"
     name = f"device-{results.slug}"
-    if gpus:
-        figure = draw_break_even(
-            title, [(arm, grid_ratios(results, arm), width_crossings(results, arm)) for arm in gpus]
-        )
-        yield Drawn(f"{name}-break-even", title, BREAK_EVEN, figure)
+    if gpus := gpu_arms(results):
+        panels = [(arm, grid_ratios(results, arm), width_crossings(results, arm)) for arm in gpus]
+        yield Drawn(f"{name}-break-even", title, BREAK_EVEN, draw_break_even(title, panels))
     if any(cell.estimate() for cell in grid(results)):
         yield Drawn(f"{name}-widths", title, TIMES, draw_widths(results, title))
-    sweeps = [axis for axis in ("depth", "inputs") if len(sweep_values(results, axis)) > 1]
-    if sweeps:
+    swept = [
+        Panel(cells, x, SWEPT[x], doubles=x == "depth")
+        for x in SWEPT
+        if is_swept(cells := sweep(results, x), x)
+    ]
+    if swept:
         title = (
             f"{results.experiment}: width {base['width']}, batch {base['batch']}, else {base_text(results)}"
         )
-        yield Drawn(f"{name}-sweeps", title, SWEEPS, draw_sweeps(results, sweeps, title))
+        yield Drawn(f"{name}-sweeps", title, SWEEPS, draw_panels(title, swept, arms, 3.4, columns=len(swept)))
     if any(cell.estimate() for cell in family(results)):
         title = f"{results.experiment}: recurrent and feed-forward networks, batch {base['batch']}"
-        yield Drawn(f"{name}-recurrent", title, FAMILIES, draw_families(results, title))
+        kinds = [
+            Panel(
+                [cell for cell in family(results) if cell.point["network"] == kind], "parameters", title=label
+            )
+            for kind, label in KINDS.items()
+        ]
+        yield Drawn(f"{name}-recurrent", title, FAMILIES, draw_panels(title, kinds, arms, 3.4, sharey=True))
+
+
+def is_swept(cells: list[DeviceResult], axis: str) -> bool:
+    """Whether they have several values of it."""
+    return len(grouped(cells, axis)) > 1
 
 
 def draw_widths(results: Results, title: str) -> Figure:
     """A panel a batch."""
-    cells, arms = grid(results), arms_of(results)
-    batches = batches_of(cells)
-    rows = -(-len(batches) // 2)
-    figure = Figure(figsize=(WIDTH, 0.9 + 2.1 * rows), layout="constrained")
-    set_title(figure, title)
-    panels = list(figure.subplots(rows, 2, squeeze=False, sharex=True).flat)
-    for axes, batch in zip(panels, batches, strict=False):
-        own = [cell for cell in cells if cell.point["batch"] == batch]
-        _draw_times(axes, own, arms, "width")
-        log_axes(axes, "width", "ms a step")
-        axes.tick_params(labelbottom=True)
-        axes.set_title(f"batch {batch:,}", loc="left")
-    for axes in panels[len(batches) :]:
-        axes.set_axis_off()
-    legend_below(figure, handles(arms))
-    return figure
-
-
-def _draw_times(axes: Any, cells: Sequence[DeviceResult], arms: Sequence[Arm], axis: str) -> None:
-    lines = [time_line(arm, [(cell.point[axis], cell) for cell in cells if arm.holds(cell)]) for arm in arms]
-    draw_lines(axes, [line for line in lines if not line.is_empty], "ms")
-
-
-def draw_sweeps(results: Results, sweeps: Sequence[str], title: str) -> Figure:
-    """A panel for each axis."""
-    figure = Figure(figsize=(WIDTH, 3.4), layout="constrained")
-    set_title(figure, title)
-    arms = arms_of(results)
-    labels = {"depth": "hidden layers", "inputs": "input features"}
-    for axes, axis in zip(figure.subplots(1, len(sweeps), squeeze=False)[0], sweeps, strict=True):
-        _draw_times(axes, sweep(results, axis), arms, axis)
-        log_axes(axes, labels[axis], "ms a step")
-        if axis == "depth":
-            axes.set_xscale("log", base=2)
-            axes.set_xticks(sweep_values(results, axis), labels=[str(v) for v in sweep_values(results, axis)])
-    legend_below(figure, handles(arms))
-    return figure
-
-
-def draw_families(results: Results, title: str) -> Figure:
-    """A panel for each kind of network."""
-    figure = Figure(figsize=(WIDTH, 3.4), layout="constrained")
-    set_title(figure, title)
-    arms = arms_of(results)
-    kinds = {"lstm": "recurrent (LSTM)", "mlp": "feed-forward (perceptron)"}
-    for axes, (kind, label) in zip(figure.subplots(1, 2, sharey=True), kinds.items(), strict=True):
-        own = [cell for cell in family(results) if cell.point["network"] == kind]
-        lines = [
-            time_line(arm, [(cell.fact("parameters") or 0, cell) for cell in own if arm.holds(cell)])
-            for arm in arms
-        ]
-        draw_lines(axes, [line for line in lines if not line.is_empty], "ms")
-        log_axes(axes, "parameters", "ms a step")
-        axes.set_title(label, loc="left")
-    legend_below(figure, handles(arms))
-    return figure
+    panels = panels_by(grid(results), "batch", "width")
+    height = 0.9 + 2.1 * -(-len(panels) // 2)
+    return draw_panels(title, panels, arms_of(results), height, sharex=True)

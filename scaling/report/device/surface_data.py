@@ -9,48 +9,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scaling.measure.statistics import Estimate
-from scaling.report.device.common import Line, estimate_line
-from scaling.report.device.crossover import Crossing, crossing, ratio_of
+from scaling.report.device.common import Arm
+from scaling.report.device.crossover import Crossing, crossing_of
 from scaling.report.device.results import DeviceResult, Results
-from scaling.report.figures.style import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY_BLUE, VERMILLION
+from scaling.report.figures.style import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY_BLUE, VERMILLION
 
 Grid = NDArray[np.float64]
 
 EXTENT = 3.0
 
 
-@dataclass(frozen=True)
-class Way:
-    """A device, how its step is run, and where its data is.
-
-    Attributes:
-        device, step, data: as cells have them.
-        name: for people.
-        colour, marker: in every figure.
-    """
-
-    device: str
-    step: str
-    data: str
-    name: str
-    colour: str
-    marker: str
-
-    def cells(self, results: Results) -> list[DeviceResult]:
-        """Those computed so, by their number of points."""
-        own = results.all(self.device, step=self.step, data=self.data)
-        return sorted(own, key=lambda cell: cell.point["points"])
-
-
 WAYS = (
-    Way("cpu", "eager", "device", "CPU eager", BLUE, "o"),
-    Way("cpu", "compiled", "device", "CPU compiled", SKY_BLUE, "P"),
-    Way("cpu", "eager", "loader", "CPU eager, DataLoader", GREEN, "v"),
-    Way("cuda", "eager", "device", "GPU eager", ORANGE, "s"),
-    Way("cuda", "compiled", "device", "GPU compiled", PURPLE, "X"),
-    Way("cuda", "captured", "device", "GPU captured", VERMILLION, "D"),
-    Way("cuda", "eager", "host", "GPU eager, data in host memory", BLACK, "<"),
-    Way("cuda", "eager", "loader", "GPU eager, DataLoader", "#7f7f7f", "^"),
+    Arm("cpu", "eager", None, BLUE, "o", "device", "CPU eager"),
+    Arm("cpu", "compiled", None, SKY_BLUE, "P", "device", "CPU compiled"),
+    Arm("cpu", "eager", None, GREEN, "v", "loader", "CPU eager, DataLoader"),
+    Arm("cuda", "eager", None, ORANGE, "s", "device", "GPU eager"),
+    Arm("cuda", "compiled", None, PURPLE, "X", "device", "GPU compiled"),
+    Arm("cuda", "captured", None, VERMILLION, "D", "device", "GPU captured"),
+    Arm("cuda", "eager", None, BLACK, "<", "host", "GPU eager, data in host memory"),
+    Arm("cuda", "eager", None, GREY, "^", "loader", "GPU eager, DataLoader"),
 )
 
 
@@ -59,40 +36,35 @@ def activation(results: Results) -> str:
     return str(results.parameters.get("activation", "tanh"))
 
 
-def ways_of(results: Results) -> list[Way]:
-    """Those that have a cell."""
-    return [way for way in WAYS if way.cells(results)]
+def ways_of(results: Results) -> dict[Arm, list[DeviceResult]]:
+    """Each that has a cell -> its cells by their number of points."""
+    cells = sorted(results.cells, key=lambda cell: cell.point["points"])
+    return {way: own for way in WAYS if (own := way.of(cells))}
 
 
-def way_named(results: Results, device: str, step: str, data: str = "device") -> Way | None:
-    """That way, if it has a cell with an epoch's time."""
-    for way in ways_of(results):
+def way_named(results: Results, device: str, step: str, data: str = "device") -> list[DeviceResult]:
+    """The cells of that way; [] unless one has an epoch's time."""
+    for way, cells in ways_of(results).items():
         if (way.device, way.step, way.data) == (device, step, data):
-            return way if any(cell.estimate() for cell in way.cells(results)) else None
-    return None
+            return cells if any(cell.estimate() for cell in cells) else []
+    return []
 
 
-def epoch_line(results: Results, way: Way) -> Line:
-    """Milliseconds of an epoch over the points."""
-    pairs = [(cell.point["points"], cell.estimate()) for cell in way.cells(results)]
-    return estimate_line(way.name, way.colour, way.marker, pairs)
-
-
-def common(results: Results, slow: Way, fast: Way) -> dict[int, tuple[Estimate, Estimate]]:
+def common(
+    slow: Sequence[DeviceResult], fast: Sequence[DeviceResult]
+) -> dict[int, tuple[Estimate, Estimate]]:
     """Points -> an epoch's time of both ways, where both have one; ascending."""
-    times = {cell.point["points"]: one for cell in slow.cells(results) if (one := cell.estimate())}
-    return {
-        points: (times[points], one)
-        for cell in fast.cells(results)
-        if (points := cell.point["points"]) in times and (one := cell.estimate())
-    }
+    times, others = (
+        {cell.point["points"]: estimate for cell in cells if (estimate := cell.estimate())}
+        for cells in (slow, fast)
+    )
+    return {points: (times[points], other) for points, other in others.items() if points in times}
 
 
-def break_even(results: Results, slow: Way, fast: Way) -> Crossing | None:
+def break_even(slow: Sequence[DeviceResult], fast: Sequence[DeviceResult]) -> Crossing | None:
     """From how many points on `fast` takes less time for an epoch; None where too little was measured."""
-    both = common(results, slow, fast)
-    ratios = [ratio_of(points, *estimates) for points, estimates in both.items()]
-    return crossing(ratios) if len(ratios) > 1 else None
+    both = common(slow, fast)
+    return crossing_of(both) if len(both) > 1 else None
 
 
 @dataclass(frozen=True)
@@ -107,7 +79,7 @@ class Training:
         losses: (epoch, mean squared error before its update).
     """
 
-    way: Way
+    way: Arm
     cell: DeviceResult
     seconds: float
     made_s: float | None
@@ -138,8 +110,8 @@ class Training:
 def trainings(results: Results) -> list[Training]:
     """All that were carried through, in the order of the ways."""
     found = []
-    for way in ways_of(results):
-        for cell in way.cells(results):
+    for way, cells in ways_of(results).items():
+        for cell in cells:
             whole = cell.estimate("train")
             if whole is None or cell.fact("rms_residual") is None:
                 continue

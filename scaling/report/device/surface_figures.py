@@ -9,14 +9,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from scaling.report.device.common import draw_lines, handles, log_axes
+from scaling.report.device.drawing import Panel, draw_panels, log_axes
 from scaling.report.device.results import Results
 from scaling.report.device.surface_data import (
     EXTENT,
     Grid,
     Training,
     activation,
-    epoch_line,
     shown,
     surface,
     trainings,
@@ -41,15 +40,11 @@ PICTURE = (
 
 def figures(results: Results) -> Iterator[Drawn]:
     """Epochs over points, then surface, fit and residual."""
-    lines = [line for way in ways_of(results) if not (line := epoch_line(results, way)).is_empty]
-    if lines:
+    timed = {way: own for way, own in ways_of(results).items() if any(cell.estimate() for cell in own)}
+    if timed:
         title = f"{results.experiment}: an epoch of the 2-20-5-1 network"
-        figure = Figure(figsize=(WIDTH, 4.8), layout="constrained")
-        set_title(figure, title)
-        axes = figure.subplots()
-        draw_lines(axes, lines, "ms")
-        log_axes(axes, "points", "ms an epoch")
-        legend_below(figure, handles(lines))
+        panels = [Panel(results.cells, "points")]
+        figure = draw_panels(title, panels, [*timed], 4.8, columns=1, y="ms an epoch")
         yield Drawn(f"device-{results.slug}-epochs", title, EPOCHS, figure)
     found = trainings(results)
     best = shown(found)

@@ -5,22 +5,23 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from scaling.analysis.formats import MISSING, listed, milliseconds, number
+from scaling.analysis.formats import listed, milliseconds, number
 from scaling.measure.statistics import Estimate
 from scaling.report.device.common import (
-    interval_cell,
+    Cells,
+    device_table,
     left_out_table,
+    measured,
     one_launch,
-    statistic,
-    time_cell,
+    plain,
     times_of,
+    variable,
 )
 from scaling.report.device.crossover import Crossing, crossing_text, overlap, rounded
 from scaling.report.device.remarks import NO_ROWS, missing_remark, remarks
-from scaling.report.device.results import Results
+from scaling.report.device.results import DeviceResult, Results, grouped
 from scaling.report.device.surface_data import (
     Training,
-    Way,
     activation,
     break_even,
     common,
@@ -29,67 +30,48 @@ from scaling.report.device.surface_data import (
     ways_of,
 )
 from scaling.report.device.surface_figures import figures
-from scaling.report.tables import Table
+from scaling.report.tables import Column, Table
 
 __all__ = ["figures", "sentences", "tables"]
 
 
 def tables(results: Results) -> Iterator[Table]:
     """Epochs, trainings, and what was left out."""
-    yield _epoch_table(results)
+    names = {cell.cell_id: way.name for way, cells in ways_of(results).items() for cell in cells}
+    on: Column[Cells] = Column("on", lambda cells: names[cells[0].cell_id])
+    yield device_table(
+        results,
+        ": an epoch over the number of points",
+        [on, variable("points"), *measured(step="ms an epoch", rate="points/s")],
+        [[cell] for cells in ways_of(results).values() for cell in cells],
+        remarks=remarks(results, NO_ROWS),
+    )
     if found := trainings(results):
         yield _training_table(results, found)
     yield from left_out_table(results, ("points", "step", "data"))
 
 
-def _epoch_table(results: Results) -> Table:
-    rows, ids = [], []
-    for way in ways_of(results):
-        for cell in way.cells(results):
-            estimate = cell.estimate()
-            rate = number(cell.samples_per_s, 3)
-            measured = [time_cell(estimate), interval_cell(estimate), rate]
-            rows.append([way.name, f"{cell.point['points']:,}", *measured])
-            ids.append([cell.cell_id])
-    return Table(
-        f"{results.experiment}: an epoch over the number of points",
-        statistic(results),
-        ["on", "points", "ms an epoch", "95% interval, ms", "points/s"],
-        rows,
-        remarks(results, NO_ROWS),
-        cells=ids,
-        section="devices",
-    )
-
-
 def _training_table(results: Results, found: Sequence[Training]) -> Table:
     height = next((value for one in found if (value := one.cell.fact("rms_height"))), None)
-    rows = [
-        [
-            one.way.name,
-            f"{one.cell.point['points']:,}",
-            f"{one.epochs:,}",
-            MISSING if one.made_s is None else number(one.made_s),
-            number(one.seconds),
-            number(one.total_s),
-            number(one.rms_residual),
-            number(one.cell.fact("largest_residual")),
-        ]
-        for one in found
+    columns: list[Column[Training]] = [
+        Column("on", lambda one: one.way.name),
+        Column("points", lambda one: plain(one.cell.point["points"])),
+        Column("epochs", lambda one: plain(one.epochs)),
+        Column("compile or capture, s", lambda one: number(one.made_s)),
+        Column("all epochs, s", lambda one: number(one.seconds)),
+        Column("together, s", lambda one: number(one.total_s)),
+        Column("rms residual", lambda one: number(one.rms_residual)),
+        Column("largest", lambda one: number(one.cell.fact("largest_residual"))),
     ]
-    return Table(
-        f"{results.experiment}: a complete training, {activation(results)}, Adam "
-        f"{results.parameters['learning_rate']:g}",
-        "Seconds of one training (median over launches). Residuals are the surface's heights less the "
-        f"network's; the heights' own root mean square about their mean is {number(height)}. They are "
+    return device_table(
+        results,
+        f": a complete training, {activation(results)}, Adam {results.parameters['learning_rate']:g}",
+        columns,
+        found,
+        cells_of=lambda one: [one.cell],
+        statistic="Seconds of one training (median over launches). Residuals are the surface's heights less "
+        f"the network's; the heights' own root mean square about their mean is {number(height)}. They are "
         "those of one seed: other initial weights end at other residuals.",
-        [
-            *("on", "points", "epochs", "compile or capture, s", "all epochs, s", "together, s"),
-            *("rms residual", "largest"),
-        ],
-        rows,
-        cells=[[one.cell.cell_id] for one in found],
-        section="devices",
     )
 
 
@@ -145,10 +127,7 @@ def _loader_sentences(results: Results) -> Iterator[str]:
     told = []
     for device, name in (("cpu", "CPU"), ("cuda", "GPU")):
         near, loader = (way_named(results, device, "eager", place) for place in ("device", "loader"))
-        if near is None or loader is None:
-            continue
-        both = common(results, near, loader)
-        if both:
+        if both := common(near, loader):
             ratios = [f"{times_of(other, own)} at {at:,} points" for at, (own, other) in both.items()]
             told.append(f"on the {name} {listed(ratios)}")
     if told:
@@ -199,21 +178,19 @@ def _answer(results: Results, found: Sequence[Training]) -> str:
     for step in ("eager", "captured"):
         gpu = way_named(results, "cuda", step)
         if cpu and gpu:
-            told.append(f"{step} {_faster(common(results, cpu, gpu), break_even(results, cpu, gpu))}")
+            told.append(f"{step} {_faster(common(cpu, gpu), break_even(cpu, gpu))}")
     whole = [f"{number(one.total_s)} s on {one.way.name}{_made(one)}" for one in found]
     training = f" A complete training takes {listed(whole)}." if whole else ""
-    ways = {way.name: way for way in ways_of(results)}
-    names = ("CPU eager", "GPU eager", "GPU captured")
     without = [
-        f"{name} at {listed([f'{count:,}' for count in points])}"
-        for name in names
-        if name in ways
-        and (points := [cell.point["points"] for cell in ways[name].cells(results) if not cell.is_over])
+        f"{way.name} at {listed([f'{count:,}' for count in points])}"
+        for way, cells in ways_of(results).items()
+        if way.name in ("CPU eager", "GPU eager", "GPU captured")
+        and (points := [cell.point["points"] for cell in cells if not cell.is_over])
     ]
     missing = f" Not measured yet, in numbers of points: {'; '.join(without)}." if without else ""
     return (
         "Is a GPU worth it for the surface, with a network of 171 parameters? By the time of an epoch it is "
-        f"faster than the CPU{_cores(cpu, results)}, in numbers of points: "
+        f"faster than the CPU{_cores(cpu)}, in numbers of points: "
         f"{'; '.join(told) or 'not measured on both'}{one_launch(results)}.{training}{missing}"
     )
 
@@ -226,9 +203,9 @@ def _made(one: Training) -> str:
     return f" ({number(one.made_s)} s of it {verb})"
 
 
-def _cores(cpu: Way | None, results: Results) -> str:
+def _cores(cpu: Sequence[DeviceResult]) -> str:
     """` (eager, 16 threads)`."""
-    threads = sorted({cell.threads for cell in cpu.cells(results)}) if cpu else []
+    threads = [*grouped(cpu, "threads")]
     return f" (eager, {threads[0]} threads)" if len(threads) == 1 and threads[0] > 1 else " (eager)"
 
 

@@ -6,8 +6,9 @@ import pytest
 
 from scaling.report.device import device_sentences, device_tables
 from scaling.report.device.batch_sizes import enough, settled
-from scaling.report.device.common import arms_of, time_line
+from scaling.report.device.common import arms_of
 from scaling.report.device.cpu_threads import speedup_lines, worthwhile
+from scaling.report.device.drawing import time_line
 from tests.report.device.conftest import sentences_of, write_figures
 
 
@@ -39,7 +40,8 @@ def batches(of):
 class TestThreads:
     def test_speedups_are_over_the_fewest_threads(self, threads):
         fcn, lstm = speedup_lines(threads.results())
-        assert (fcn.at, fcn.values) == ([1.0, 2.0, 4.0], pytest.approx([1.0, 100 / 51, 2.0]))
+        assert [*fcn.at] == [1.0, 2.0, 4.0]
+        assert fcn.values == pytest.approx([1.0, 100 / 51, 2.0])
         assert lstm.values[-1] == pytest.approx(100 / 120)
 
     def test_fewest_threads_within_five_percent_are_worth_it(self, threads):
@@ -91,7 +93,7 @@ class TestThreads:
             threads.add(exactly(seconds), threads=count, model="resnet-56", batch=16)
         threads.add(planned=True, threads=1, model="resnet-56", batch=16)
         results = threads.results()
-        assert [line.label for line in speedup_lines(results)] == ["fcn-r", "lstm"]
+        assert [line.name for line in speedup_lines(results)] == ["fcn-r", "lstm"]
         assert worthwhile(results.all("cpu", model="resnet-56")) is None
         first, answer = device_sentences([results])
         assert first.startswith("cpu-threads: 1 of 9 points are not measured yet")
@@ -149,8 +151,8 @@ class TestBatches:
         batches.add(planned=True, threads=4, step="eager", model="fcn-r", batch=8)
         results = batches.results()
         (cpu, _) = arms_of(results)
-        line = time_line(cpu, [(cell.point["batch"], cell) for cell in results.all("cpu")])
-        assert line.at == [1.0, 4.0, 8.0, 16.0]
+        line = time_line(cpu, results.all("cpu"), "batch")
+        assert [*line.at] == [1.0, 4.0, 8.0, 16.0]
         assert [math.isnan(value) for value in line.values] == [False, False, True, False]
 
     def test_without_a_gpu_the_answer_says_so(self, of):

@@ -55,7 +55,7 @@ class TestBreakEven:
             add(cpu, points)
             add(gpu, points, device="cuda")
         results = folder.results()
-        found = break_even(results, way_named(results, "cpu", "eager"), way_named(results, "cuda", "eager"))
+        found = break_even(way_named(results, "cpu", "eager"), way_named(results, "cuda", "eager"))
         assert found.at == pytest.approx(1000)
 
     def test_answer_names_it_and_the_trainings(self, peaks):
