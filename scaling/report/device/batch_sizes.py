@@ -10,6 +10,7 @@ from scaling.report.device.common import (
     arms_of,
     columns_of,
     device_table,
+    finding,
     gpu_arms,
     left_out_table,
     measured,
@@ -20,7 +21,7 @@ from scaling.report.device.common import (
 )
 from scaling.report.device.drawing import Panel, draw_panels
 from scaling.report.device.remarks import missing_remark, remarks
-from scaling.report.device.results import DeviceResult, Results, by_network, fastest, grouped
+from scaling.report.device.results import DeviceResult, Results, by_network, fastest_on_each, grouped
 from scaling.report.figures.base import Drawn
 from scaling.report.tables import Table
 
@@ -94,14 +95,11 @@ def sentences(results: Results) -> Iterator[str]:
         told = []
         for name, cells in by_network(results).items():
             if found := settled(arm.of(cells)):
-                batch, best, largest = found
+                batch, rate, largest = found
                 bound = ", the largest measured" if batch == largest else ""
-                told.append(f"{name} {batch:,}{bound} ({number(best)} samples/s at best)")
-        if told:
-            yield (
-                "The smallest mini-batch that reaches 90% of the highest throughput measured, on the "
-                f"{arm.name}: {'; '.join(told)}{one_launch(results)}."
-            )
+                told.append(f"{name} {batch:,}{bound} ({number(rate)} samples/s at best)")
+        smallest = "The smallest mini-batch that reaches 90% of the highest throughput measured, on the"
+        yield from finding(results, f"{smallest} {arm.name}: ", told)
     if gpus := gpu_arms(results):
         yield _against(results, gpus)
     else:
@@ -146,11 +144,8 @@ def _known(results: Results) -> str:
         own = {name: arm.of(cells) for name, cells in by_network(results).items()}
         each = [f"{name} {_batch(found)}" for name, cells in own.items() if (found := settled(cells))]
         told += [f"on the {arm.name}: {', '.join(each)}"] if each else []
-        without = [
-            name
-            for name, cells in own.items()
-            if settled(cells) is None and not all(cell.is_over for cell in cells)
-        ]
+        open_ones = {name: cells for name, cells in own.items() if not all(cell.is_over for cell in cells)}
+        without = [name for name, cells in open_ones.items() if settled(cells) is None]
         if without:
             which = "every network" if len(without) == len(own) else listed(without)
             missing.append(f"on the {arm.name} for {which}")
@@ -170,7 +165,7 @@ def _alike(results: Results) -> list[str]:
     told = []
     for name, cells in by_network(results).items():
         for batch, own in reversed(grouped(cells, "batch").items()):
-            cpu, gpu = (fastest(cell for cell in own if cell.device == device) for device in ("cpu", "cuda"))
+            cpu, gpu = fastest_on_each(own)
             if cpu and gpu:
                 told.append(f"{name} {times_of(cpu, gpu)} at {batch:,}")
                 break

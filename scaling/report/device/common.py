@@ -118,6 +118,12 @@ def one_launch(results: Results) -> str:
     return "" if results.num_launches > 1 else " (intervals within one launch: another may differ by more)"
 
 
+def finding(results: Results, before: str, clauses: Sequence[str], after: str = "") -> Iterator[str]:
+    """The sentence of these clauses, with what a single launch does not tell; none without clauses."""
+    if clauses:
+        yield f"{before}{'; '.join(clauses)}{after}{one_launch(results)}."
+
+
 def columns_of(results: Results) -> list[Arm]:
     """The arms that a table has columns for: those of the GPU too where the study asked for one in vain."""
     missing = GPU_LOOKS if "cuda" in results.missing else {}
@@ -193,6 +199,11 @@ def measured(arm: Arm | None = None, step: str = "ms a step", rate: str = "sampl
 def step_of(cell: DeviceResult | None) -> Estimate | None:
     """The time of a cell's step, where there is a cell and it has one."""
     return cell.estimate() if cell else None
+
+
+def scientific(value: float | None) -> str:
+    """A table's text: `1.2e-07`."""
+    return MISSING if value is None else f"{value:.1e}"
 
 
 def left_out_table(results: Results, named: Sequence[str]) -> Iterator[Table]:

@@ -7,11 +7,15 @@ from collections.abc import Iterator, Sequence
 from scaling.analysis.formats import MISSING, listed, megabytes, milliseconds, number
 from scaling.report.device.common import (
     DEVICES,
+    device_table,
+    finding,
     interval_cell,
     left_out_table,
     median_text,
     one_launch,
     range_of,
+    scientific,
+    step_of,
     time_cell,
     times,
     times_of,
@@ -32,7 +36,7 @@ from scaling.report.device.kernel_figures import figures
 from scaling.report.device.kernel_workspace import capped, faster_by_older, interfaces, limit_costs
 from scaling.report.device.remarks import NO_ROWS, missing_remark, remarks
 from scaling.report.device.results import DeviceResult, Results
-from scaling.report.tables import Table
+from scaling.report.tables import Column, Table
 
 __all__ = ["figures", "sentences", "tables"]
 
@@ -45,34 +49,37 @@ def tables(results: Results) -> Iterator[Table]:
     for operation, title in ((MATMUL, "matrix products x W^T"), (CONVOLUTION, "convolutions")):
         found = cases(results, operation)
         if found:
-            yield _table(results, found, f"{results.experiment}: {title}", operation)
+            yield _table(results, found, f": {title}", operation)
     yield from left_out_table(results, ("operation", "case", "batch", "choice", "precision"))
 
 
 def _table(results: Results, found: Sequence[Case], title: str, operation: str) -> Table:
-    second = "copy alone, ms" if operation == MATMUL else "forward, ms"
-    phase = "transpose" if operation == MATMUL else "forward"
-    what = "ms" if operation == MATMUL else "forward and backward, ms"
-    measured = [(case, cell) for case in found for cell in case.cells if cell.reason is None]
-    rows = []
-    for case, cell in measured:
-        rate, error, workspace = teraflop_per_s(cell), cell.fact("error"), cell.fact("workspace_bytes")
-        row = [case.title, name_of(cell), time_cell(cell.estimate()), interval_cell(cell.estimate())]
-        row += [time_cell(cell.estimate(phase)), number(rate)]
-        row += [MISSING if error is None else f"{error:.1e}"]
-        rows.append([*row, megabytes(workspace)] if operation == CONVOLUTION else row)
-    headings = ["on", "choice", what, "95% interval, ms", second, "TFLOP/s", "relative error"]
-    if operation == CONVOLUTION:
-        headings.append("workspace, MB")
-    return Table(
+    is_product = operation == MATMUL
+    phase, second = ("transpose", "copy alone, ms") if is_product else ("forward", "forward, ms")
+    columns: list[Column[tuple[Case, DeviceResult]]] = [
+        Column("on", lambda row: row[0].title),
+        Column("choice", lambda row: name_of(row[1])),
+        Column("ms" if is_product else "forward and backward, ms", lambda row: time_cell(row[1].estimate())),
+        Column("95% interval, ms", lambda row: interval_cell(row[1].estimate())),
+        Column(second, lambda row: time_cell(row[1].estimate(phase))),
+        Column("TFLOP/s", lambda row: number(teraflop_per_s(row[1]))),
+        Column("relative error", lambda row: scientific(row[1].fact("error"))),
+        Column(
+            None if is_product else "workspace, MB", lambda row: megabytes(row[1].fact("workspace_bytes"))
+        ),
+    ]
+    return device_table(
+        results,
         title,
-        f"{median_text(results)} Relative error: rms difference from float64 over the rms of the values. "
-        "TFLOP/s of a forward pass, by the definition's number of operations.",
-        headings,
-        rows,
-        [*remarks(results, NO_ROWS), "TF32 is a number format of GPUs: on the CPU there are no such rows."],
-        cells=[[cell.cell_id] for _, cell in measured],
-        section="devices",
+        columns,
+        [(case, cell) for case in found for cell in case.cells if cell.reason is None],
+        cells_of=lambda row: [row[1]],
+        statistic=f"{median_text(results)} Relative error: rms difference from float64 over the rms of the "
+        "values. TFLOP/s of a forward pass, by the definition's number of operations.",
+        remarks=[
+            *remarks(results, NO_ROWS),
+            "TF32 is a number format of GPUs: on the CPU there are no such rows.",
+        ],
     )
 
 
@@ -88,11 +95,9 @@ def sentences(results: Results) -> Iterator[str]:
     yield from interfaces(results, convolutions)
     told = [clause for device in DEVICES for clause in _advice(device, products, convolutions)]
     missing = [*_unanswered(products, convolutions), *missing_remark(results, NO_ROWS)]
-    if told:
-        known = f"In float32, {'; '.join(told)}{one_launch(results)}."
-        yield " ".join(["Which kernel should a library choose?", known, *missing])
-    elif missing:
-        yield " ".join(["Which kernel should a library choose?", *missing])
+    if told or missing:
+        known = finding(results, "In float32, ", told)
+        yield " ".join(["Which kernel should a library choose?", *known, *missing])
 
 
 def _unanswered(products: Sequence[Case], convolutions: Sequence[Case]) -> Iterator[str]:
@@ -117,9 +122,8 @@ def _unanswered(products: Sequence[Case], convolutions: Sequence[Case]) -> Itera
 
 
 def _product(results: Results, case: Case) -> Iterator[str]:
-    plain, first, before = (case.seconds(choice) for choice in list(CHOICES)[:3])
-    cell = case.find("transpose-first")
-    copy = median(cell, "transpose") if cell else None
+    plain, first, before = (median(case.find(choice)) for choice in list(CHOICES)[:3])
+    copy = median(case.find("transpose-first"), "transpose")
     if plain and first and before and copy:
         yield (
             f"{case.title}, float32: with W as it lies {milliseconds(plain)} ms, with W transposed first "
@@ -145,11 +149,10 @@ def _precisions(results: Results, found: Sequence[Case]) -> Iterator[str]:
             if pairs:
                 told.append(_gain(PRECISION_NAMES[precision], pairs))
                 compared += [exact for _, exact, _ in pairs]
-        if told:
-            yield (
-                f"On the {name}, over float32 (whose relative error is up to {_largest_error(compared)}): "
-                f"{'; '.join(told)}{one_launch(results)}."
-            )
+        error = _largest_error(compared)
+        yield from finding(
+            results, f"On the {name}, over float32 (whose relative error is up to {error}): ", told
+        )
 
 
 def _gain(precision: str, pairs: Sequence[tuple[Case, DeviceResult, DeviceResult]]) -> str:
@@ -173,15 +176,15 @@ def _largest_error(cells: Sequence[DeviceResult]) -> str:
 def _autotuned(results: Results, convolutions: Sequence[Case]) -> Iterator[str]:
     told = []
     for case in convolutions:
-        cells = case.find("library"), case.find("autotuned")
-        guess, tried = (cell.estimate() if cell else None for cell in cells)
+        guess, tried = (step_of(case.find(choice)) for choice in ("library", "autotuned"))
         if guess and tried:
             told.append(f"{case.title} {times_of(guess, tried)}")
-    if told:
-        yield (
-            "With cuDNN's algorithm found by trying all, over its own guess, forward and backward pass in "
-            f"float32 are so many times as fast: {'; '.join(told)}{one_launch(results)}."
-        )
+    yield from finding(
+        results,
+        "With cuDNN's algorithm found by trying all, over its own guess, forward and backward pass in "
+        "float32 are so many times as fast: ",
+        told,
+    )
 
 
 def _advice(device: str, products: Sequence[Case], convolutions: Sequence[Case]) -> Iterator[str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from scaling.report.device import crossover
 from scaling.report.device.common import DEVICES
-from scaling.report.device.results import DeviceResult, Results
+from scaling.report.device.results import DeviceResult, Results, grouped
 
 MATMUL, CONVOLUTION = "matmul", "convolution"
 PRECISIONS = ("float32", "tf32", "bfloat16")
@@ -49,45 +49,34 @@ class Case:
             what = f"{self.name}, batch {self.batch:,}"
         return f"{DEVICES[self.device]}: {what}"
 
-    def find(self, choice: str, precision: str = "float32", cap: str = NO_CAP) -> DeviceResult | None:
-        """The cell of a choice, if it has a time."""
-        for cell in self.cells:
-            point = cell.point
-            if (point["choice"], point["precision"], point["workspace_cap"]) == (choice, precision, cap):
-                return cell if cell.estimate() else None
-        return None
+    def find(self, choice: str, precision: str = "float32") -> DeviceResult | None:
+        """The cell of a choice without a limit of the workspace, if it has a time."""
+        cells = grouped(self.cells, "choice", "precision", "workspace_cap").get(
+            (choice, precision, NO_CAP), []
+        )
+        return next((cell for cell in cells if cell.estimate()), None)
 
-    def seconds(self, choice: str, precision: str = "float32", cap: str = NO_CAP) -> float | None:
-        """The median time of a step; None where it was not measured."""
-        cell = self.find(choice, precision, cap)
-        return median(cell) if cell else None
+    @property
+    def choices(self) -> list[DeviceResult]:
+        """What `fastest` weighs: the cells in float32, without those of the older interface."""
+        return [c for c in self.cells if c.point["precision"] == "float32" and c.point["choice"] != CAPPED]
 
-    def unmeasured(self, precision: str = "float32") -> list[DeviceResult]:
-        """The choices that `fastest` would weigh, and that are not measured yet."""
-        return [cell for cell in self._choices(precision) if not cell.is_over]
+    def unmeasured(self) -> list[DeviceResult]:
+        """The choices that are not measured yet."""
+        return [cell for cell in self.choices if not cell.is_over]
 
-    def _choices(self, precision: str) -> list[DeviceResult]:
-        return [
-            cell
-            for cell in self.cells
-            if cell.point["precision"] == precision and cell.point["choice"] != CAPPED
-        ]
-
-    def fastest(self, precision: str = "float32") -> list[DeviceResult]:
+    def fastest(self) -> list[DeviceResult]:
         """The choice with the least time of a step, and those whose interval overlaps with its own."""
-        own = [cell for cell in self._choices(precision) if cell.estimate()]
-        own.sort(key=lambda cell: median(cell) or 0.0)
-        return [cell for cell in own if cell is own[0] or overlap(own[0], cell)]
+        timed = sorted((c for c in self.choices if c.estimate()), key=lambda cell: median(cell) or 0.0)
+        return [cell for cell in timed if cell is timed[0] or overlap(timed[0], cell)]
 
 
 def cases(results: Results, operation: str) -> list[Case]:
     """All of an operation: the GPU's first, larger products before smaller ones."""
-    found: dict[tuple[str, str, int], list[DeviceResult]] = {}
-    for cell in results.all(operation=operation):
-        found.setdefault((cell.device, cell.point["case"], cell.point["batch"]), []).append(cell)
-    order = sorted(found, key=lambda key: (key[0] != "cuda", -key[2], key[1]))
+    groups = grouped(results.all(operation=operation), "device", "case", "batch")
+    order = sorted(groups, key=lambda key: (key[0] != "cuda", -key[2], key[1]))
     return [
-        Case(device, operation, name, batch, ordered(found[device, name, batch]))
+        Case(device, operation, name, batch, ordered(groups[device, name, batch]))
         for device, name, batch in order
     ]
 
@@ -104,9 +93,9 @@ def ordered(cells: Sequence[DeviceResult]) -> list[DeviceResult]:
     return sorted(cells, key=place)
 
 
-def median(cell: DeviceResult, phase: str = "step") -> float | None:
-    """Of a phase's seconds."""
-    estimate = cell.estimate(phase)
+def median(cell: DeviceResult | None, phase: str = "step") -> float | None:
+    """Of a phase's seconds; None where it was not measured."""
+    estimate = cell.estimate(phase) if cell else None
     return estimate.median if estimate else None
 
 

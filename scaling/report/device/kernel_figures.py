@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from scaling.report.device.drawing import short
+from scaling.report.device.drawing import new_figure, short, stacked
 from scaling.report.device.kernel_data import (
     CAPPED,
     CHOICES,
@@ -26,7 +26,7 @@ from scaling.report.device.kernel_data import (
 )
 from scaling.report.device.results import DeviceResult, Results
 from scaling.report.figures.base import Drawn
-from scaling.report.figures.parts import WIDTH, add_tip, legend_below, set_title
+from scaling.report.figures.parts import add_tip, legend_below
 from scaling.report.figures.style import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY_BLUE, VERMILLION
 
 PRECISION_COLOURS = {"float32": BLUE, "tf32": SKY_BLUE, "bfloat16": ORANGE}
@@ -53,15 +53,18 @@ WORKSPACE = (
     "with its workspace limited (workspace_cap)."
 )
 
+SHOWN = (
+    (MATMUL, "products", "matrix products", PRODUCTS),
+    (CONVOLUTION, "convolutions", "convolutions", CONVOLUTIONS),
+)
+
 
 def figures(results: Results) -> Iterator[Drawn]:
     """Products, convolutions, and workspace where there is a GPU."""
-    for operation, caption in ((MATMUL, PRODUCTS), (CONVOLUTION, CONVOLUTIONS)):
+    for operation, name, what, caption in SHOWN:
         found = [case for case in cases(results, operation) if any(cell.estimate() for cell in case.cells)]
         if found:
-            what = "matrix products" if operation == MATMUL else "convolutions"
             title = f"{results.experiment}: {what} by choice and precision"
-            name = "products" if operation == MATMUL else "convolutions"
             yield Drawn(f"device-{results.slug}-{name}", title, caption, _draw_bars(found, title))
     weighed = [case for case in cases(results, CONVOLUTION) if len(_weighed(case)) > 1]
     if weighed:
@@ -71,22 +74,14 @@ def figures(results: Results) -> Iterator[Drawn]:
 
 def _draw_bars(found: Sequence[Case], title: str) -> Figure:
     measured = {case.title: [cell for cell in case.cells if cell.estimate()] for case in found}
-    heights = [1.6 + len(cells) for cells in measured.values()]
-    figure = Figure(figsize=(WIDTH, 1.0 + 0.19 * sum(heights)), layout="constrained")
-    set_title(figure, title)
-    panels = figure.subplots(len(found), 1, squeeze=False, height_ratios=heights)[:, 0]
-    for axes, (name, cells) in zip(panels, measured.items(), strict=True):
+    figure, panels = stacked(title, {name: len(cells) for name, cells in measured.items()}, 0.19, 1.6)
+    for axes, cells in zip(panels, measured.values(), strict=True):
         _bars(axes, cells)
-        axes.set_title(name, loc="left")
     panels[-1].set_xlabel("ms")
     used = {cell.point["precision"] for cells in measured.values() for cell in cells}
+    names = [name for name in PRECISION_COLOURS if name in used]
     legend_below(
-        figure,
-        [
-            Patch(facecolor=colour, label=PRECISION_NAMES[name])
-            for name, colour in PRECISION_COLOURS.items()
-            if name in used
-        ],
+        figure, [Patch(facecolor=PRECISION_COLOURS[name], label=PRECISION_NAMES[name]) for name in names]
     )
     return figure
 
@@ -126,11 +121,10 @@ def _weighed(case: Case) -> list[tuple[DeviceResult, float, float]]:
 
 
 def _draw_workspace(found: Sequence[Case], title: str) -> Figure:
-    figure = Figure(figsize=(WIDTH, 3.4), layout="constrained")
-    set_title(figure, title)
-    panels = figure.subplots(1, len(found), squeeze=False)[0]
+    figure, (panels,) = new_figure(title, 3.4, 1, len(found))
     for axes, case in zip(panels, found, strict=True):
-        for cell, megabytes, milliseconds in _weighed(case):
+        weighed = _weighed(case)
+        for cell, megabytes, milliseconds in weighed:
             colour, marker = CHOICE_LOOKS[cell.point["choice"]]
             # Points may lie on each other: smaller above larger.
             size = 5 if cell.point["choice"] == CAPPED else 9
@@ -141,8 +135,8 @@ def _draw_workspace(found: Sequence[Case], title: str) -> Figure:
         _annotate_caps(axes, case)
         # 0 and, at least, 1 MB; the highest point is as far below the upper edge as its text needs.
         axes.set_xscale("symlog", linthresh=1.0)
-        axes.set_xlim(-0.4, 3 * max(1.0, *(megabytes for _, megabytes, _ in _weighed(case))))
-        axes.set_ylim(0, 1.3 * max(milliseconds for _, _, milliseconds in _weighed(case)))
+        axes.set_xlim(-0.4, 3 * max(1.0, *(megabytes for _, megabytes, _ in weighed)))
+        axes.set_ylim(0, 1.3 * max(milliseconds for _, _, milliseconds in weighed))
         powers = range(int(np.log10(axes.get_xlim()[1])) + 1)
         axes.set_xticks([0, *(10**power for power in powers)])
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
@@ -151,14 +145,9 @@ def _draw_workspace(found: Sequence[Case], title: str) -> Figure:
         axes.set_xlabel("workspace, MB")
     panels[0].set_ylabel("ms forward")
     used = {cell.point["choice"] for case in found for cell, _, _ in _weighed(case)}
-    legend_below(
-        figure,
-        [
-            Line2D([], [], color=colour, marker=marker, linestyle="", label=CHOICES[name])
-            for name, (colour, marker) in CHOICE_LOOKS.items()
-            if name in used
-        ],
-    )
+    looks = {CHOICES[name]: look for name, look in CHOICE_LOOKS.items() if name in used}
+    points = [Line2D([], [], color=c, marker=m, linestyle="", label=name) for name, (c, m) in looks.items()]
+    legend_below(figure, points)
     return figure
 
 

@@ -58,7 +58,7 @@ def faster_by_older(case: Case) -> str:
 def limit_costs(case: Case) -> Iterator[tuple[float, str, str]]:
     """(forward pass with a limited workspace over that without, layer, limit), where the limit was kept."""
     free = case.find(CAPPED)
-    without_s = median(free, "forward") if free else None
+    without_s = median(free, "forward")
     for cell in case.cells:
         limited_s = median(cell, "forward") if cell.point["workspace_cap"] != NO_CAP else None
         if without_s and limited_s and not _exceeds(cell):

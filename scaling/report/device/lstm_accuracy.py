@@ -11,16 +11,16 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from scaling.analysis.formats import MISSING, listed, percent
-from scaling.report.device.common import DEVICES
+from scaling.report.device.common import DEVICES, device_table, scientific
+from scaling.report.device.drawing import stacked
 from scaling.report.device.results import DeviceResult, Results
 from scaling.report.figures.base import Drawn
-from scaling.report.figures.parts import WIDTH, add_tip, set_title
+from scaling.report.figures.parts import add_tip
 from scaling.report.figures.style import BLACK, BLUE, GREY, ORANGE
-from scaling.report.tables import Column, Table, table_of
+from scaling.report.tables import Column, Table
 
 IMPLEMENTATIONS = ("elementary", "cell", "fused")
 PRECISIONS = ("float64", "float32", "float16")
@@ -171,16 +171,15 @@ def name_of(cell: DeviceResult) -> str:
     return f"{cell.point['implementation']}, {cell.point['precision']}"
 
 
+def place(cell: DeviceResult) -> tuple[bool, int, int, int, int]:
+    """Orders cells by task, the synthetic one first, then width, batch, precision and implementation."""
+    point = cell.point
+    ranks = PRECISIONS.index(point["precision"]), IMPLEMENTATIONS.index(point["implementation"])
+    return point["task"].endswith("-rows"), int(point["width"]), int(point["batch"]), *ranks
+
+
 def ordered(cells: Sequence[DeviceResult]) -> list[DeviceResult]:
-    """By task, the synthetic one first, then width, batch, precision and implementation."""
-
-    def place(cell: DeviceResult) -> tuple[bool, int, int, int, int]:
-        point = cell.point
-        precision, implementation = point["precision"], point["implementation"]
-        sizes = int(point["width"]), int(point["batch"])
-        ranks = PRECISIONS.index(precision), IMPLEMENTATIONS.index(implementation)
-        return point["task"].endswith("-rows"), *sizes, *ranks
-
+    """In that order."""
     return sorted(cells, key=place)
 
 
@@ -196,29 +195,25 @@ def accuracy_tables(results: Results) -> Iterator[Table]:
         Column("implementation", lambda row: str(row[2].point["implementation"])),
         Column("accuracy", lambda row: row[0].score_text(row[1])),
         Column("difference, points", lambda row: _points(row[0], row[1])),
-        Column("logits", lambda row: _scientific(row[2].fact("logit_difference"))),
+        Column("logits", lambda row: scientific(row[2].fact("logit_difference"))),
     ]
     items = [(one, name, cell) for one in compared for name, cell in one.cells.items()]
-    yield table_of(
-        f"{results.experiment}: accuracy on held-out samples after {results.parameters['steps']} steps",
-        f"Mean over {len(results.parameters['seeds'])} seeds with its standard deviation; difference: mean "
-        "over the seeds of what it is above that of the fused implementation in float32 on the same device. "
-        "Logits: largest difference from float64, untrained.",
+    yield device_table(
+        results,
+        f": accuracy on held-out samples after {results.parameters['steps']} steps",
         columns,
         items,
+        cells_of=lambda row: [row[2]],
+        statistic=f"Mean over {len(results.parameters['seeds'])} seeds with its standard deviation; "
+        "difference: mean over the seeds of what it is above that of the fused implementation in float32 on "
+        "the same device. Logits: largest difference from float64, untrained.",
         remarks=[_left_out(cell) for one in compared for cell in one.left_out],
-        cells=[[cell.cell_id] for _, _, cell in items],
-        section="devices",
     )
 
 
 def _points(compared: Comparison, name: str) -> str:
     difference = 0.0 if name == REFERENCE else compared.differences.get(name)
     return MISSING if difference is None else f"{100 * difference:+.2f}"
-
-
-def _scientific(value: float | None) -> str:
-    return MISSING if value is None else f"{value:.1e}"
 
 
 def _left_out(cell: DeviceResult) -> str:
@@ -235,13 +230,10 @@ def accuracy_figures(results: Results) -> Iterator[Drawn]:
         f"{results.experiment}: accuracy after {results.parameters['steps']} steps, width "
         f"{results.parameters['accuracy_width']}, batch {results.parameters['accuracy_batch']}"
     )
-    heights = [1.2 + len(one.cells) for one in compared]
-    figure = Figure(figsize=(WIDTH, 1.0 + 0.2 * sum(heights)), layout="constrained")
-    set_title(figure, title)
-    panels = figure.subplots(len(compared), 1, squeeze=False, height_ratios=heights)[:, 0]
+    sizes = {f"{one.task}, {DEVICES[one.device]}": len(one.cells) for one in compared}
+    figure, panels = stacked(title, sizes, 0.2, 1.2)
     for axes, one in zip(panels, compared, strict=True):
         _draw(axes, one)
-        axes.set_title(f"{one.task}, {DEVICES[one.device]}", loc="left")
     panels[-1].set_xlabel("accuracy on held-out samples, %")
     yield Drawn(f"device-{results.slug}-accuracy", title, CAPTION, figure)
 

@@ -8,22 +8,23 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
 from scaling.analysis.formats import listed, number
 from scaling.measure.statistics import Estimate
 from scaling.report.device.common import (
     DEVICES,
+    Cells,
+    device_table,
+    finding,
     left_out_table,
-    median_text,
-    one_launch,
-    plain,
     range_of,
+    step_of,
     time_and_interval_cell,
     times_of,
+    variable,
 )
-from scaling.report.device.drawing import short
+from scaling.report.device.drawing import handle, new_figure, short
 from scaling.report.device.lstm_accuracy import (
     COLOURS,
     IMPLEMENTATIONS,
@@ -33,13 +34,14 @@ from scaling.report.device.lstm_accuracy import (
     accuracy_figures,
     accuracy_tables,
     ordered,
+    place,
 )
 from scaling.report.device.remarks import missing_remark, remarks
-from scaling.report.device.results import DeviceResult, Results, fastest
+from scaling.report.device.results import DeviceResult, Results, fastest_on_each, grouped
 from scaling.report.figures.base import Drawn
-from scaling.report.figures.parts import WIDTH, add_tip, legend_below, set_title
+from scaling.report.figures.parts import add_tip, legend_below
 from scaling.report.figures.style import BLACK
-from scaling.report.tables import Column, Table, table_of
+from scaling.report.tables import Column, Table
 
 VARIABLES = ("task", "width", "batch", "precision", "implementation")
 PHASES = {"step": "training", "evaluate": "evaluation", "predict": "prediction"}
@@ -72,39 +74,29 @@ def timed(results: Results) -> dict[str, Any]:
 
 def tables(results: Results) -> Iterator[Table]:
     """Speeds, accuracies, and what was left out."""
-    points: dict[tuple[Any, ...], dict[str, DeviceResult]] = {}
-    for cell in ordered(results.cells):
-        key = tuple(cell.point[name] for name in VARIABLES)
-        points.setdefault(key, {}).setdefault(cell.device, cell)
-    columns: list[Column[Mapping[str, DeviceResult]]] = [
-        Column(name, lambda cells, name=name: plain(next(iter(cells.values())).point[name]))  # type: ignore[misc]
-        for name in VARIABLES
-    ]
-    for device in (name for name in DEVICES if results.all(name) or name in results.missing):
-        columns += _device_columns(device)
-    yield table_of(
-        f"{results.experiment}: speed of one LSTM layer",
-        median_text(results),
-        columns,
-        points.values(),
+    devices = [name for name in DEVICES if results.all(name) or name in results.missing]
+    yield device_table(
+        results,
+        ": speed of one LSTM layer",
+        [*map(variable, VARIABLES), *(column for device in devices for column in _device_columns(device))],
+        sorted(grouped(results.cells, *VARIABLES).values(), key=lambda cells: place(cells[0])),
         remarks=remarks(results),
-        cells=[[cells[device].cell_id for device in DEVICES if device in cells] for cells in points.values()],
-        section="devices",
     )
     yield from accuracy_tables(results)
     yield from left_out_table(results, VARIABLES)
 
 
-def _device_columns(device: str) -> Iterator[Column[Mapping[str, DeviceResult]]]:
-    def text(phase: str) -> Any:
-        return lambda cells: number(rate(cells.get(device), phase))
+def _device_columns(device: str) -> Iterator[Column[Cells]]:
+    def of(cells: Cells) -> DeviceResult | None:
+        return next((cell for cell in cells if cell.device == device), None)
 
-    def step(cells: Mapping[str, DeviceResult]) -> str:
-        return time_and_interval_cell(cells[device].estimate() if device in cells else None)
-
-    yield Column(f"{DEVICES[device]}: ms a training step", step)
-    for phase, name in PHASES.items():
-        yield Column(f"{DEVICES[device]}: {name}, samples/s", text(phase))
+    name = DEVICES[device]
+    yield Column(f"{name}: ms a training step", lambda cells: time_and_interval_cell(step_of(of(cells))))
+    for phase in PHASES:
+        yield Column(
+            f"{name}: {PHASES[phase]}, samples/s",
+            lambda cells, phase=phase: number(rate(of(cells), phase)),  # type: ignore[misc]
+        )
 
 
 def figures(results: Results) -> Iterator[Drawn]:
@@ -118,9 +110,7 @@ def figures(results: Results) -> Iterator[Drawn]:
 
 def _draw_speeds(results: Results, chosen: dict[str, Any], title: str) -> Figure:
     precisions = [name for name in PRECISIONS if results.all(**chosen, precision=name)]
-    figure = Figure(figsize=(WIDTH, 6.2), layout="constrained")
-    set_title(figure, title)
-    panels = figure.subplots(len(PHASES), len(precisions), squeeze=False, sharex=True, sharey="row")
+    figure, panels = new_figure(title, 6.2, len(PHASES), len(precisions), sharex=True, sharey="row")
     batches = sorted({cell.point["batch"] for cell in results.all(**chosen)})
     for row, (phase, name) in enumerate(PHASES.items()):
         for axes, precision in zip(panels[row], precisions, strict=True):
@@ -131,20 +121,12 @@ def _draw_speeds(results: Results, chosen: dict[str, Any], title: str) -> Figure
         axes.set_title(precision, loc="left")
     for axes in panels[-1]:
         axes.set_xlabel("batch")
-    ways = [
-        _handle(MARKERS[w], NAMES[w], color=COLOURS[w])
-        for w in IMPLEMENTATIONS
-        if results.all(implementation=w)
-    ]
-    devices = [
-        _handle("o", DEVICES[d], color=BLACK, **DEVICE_LOOKS[d]) for d in DEVICE_LOOKS if results.all(d)
-    ]
-    legend_below(figure, [*ways, *devices])
+    ways = [way for way in IMPLEMENTATIONS if results.all(implementation=way)]
+    looks = {DEVICES[name]: look for name, look in DEVICE_LOOKS.items() if results.all(name)}
+    entries = [handle(NAMES[way], color=COLOURS[way], marker=MARKERS[way]) for way in ways]
+    entries += [handle(name, color=BLACK, marker="o", **look) for name, look in looks.items()]
+    legend_below(figure, entries)
     return figure
-
-
-def _handle(marker: str, label: str, **look: Any) -> Line2D:
-    return Line2D([], [], marker=marker, markersize=4, label=label, **look)
 
 
 def _speed_axes(axes: Axes, batches: Sequence[int]) -> None:
@@ -199,12 +181,8 @@ def _implementations(results: Results, chosen: dict[str, Any], device: str) -> I
     for (phase, way), own in pairs.items():
         ratio = range_of([*own.values()])
         phases.setdefault(phase, []).append(f"{ratio} as fast as {OTHERS[way]}{batches[phase, way]}")
-    if phases:
-        clauses = [f"in {PHASES[phase]} {listed(ratios)}" for phase, ratios in phases.items()]
-        yield (
-            f"{_where(chosen, device)}, float32{where}: the fused LSTM is "
-            f"{'; '.join(clauses)}{one_launch(results)}."
-        )
+    clauses = [f"in {PHASES[phase]} {listed(ratios)}" for phase, ratios in phases.items()]
+    yield from finding(results, f"{_where(chosen, device)}, float32{where}: the fused LSTM is ", clauses)
 
 
 def _precisions(results: Results, chosen: dict[str, Any], device: str) -> Iterator[str]:
@@ -218,9 +196,8 @@ def _precisions(results: Results, chosen: dict[str, Any], device: str) -> Iterat
     for precision, own in pairs.items():
         ratio = range_of([(fused, other) for other, fused in own.values()])
         clauses.append(f"{ratio} as fast in {precision} as in float32{batches[precision]}")
-    if clauses:
-        trains = f"the fused LSTM trains {listed(clauses)}{one_launch(results)}."
-        yield f"{_where(chosen, device)}{where}: {trains}"
+    together = [listed(clauses)] if clauses else []
+    yield from finding(results, f"{_where(chosen, device)}{where}: the fused LSTM trains ", together)
 
 
 def _where(chosen: dict[str, Any], device: str) -> str:
@@ -258,15 +235,14 @@ def _pairs(results: Results, chosen: dict[str, Any], device: str, phase: str, **
 def _devices(results: Results, chosen: dict[str, Any]) -> Iterator[str]:
     """The GPU over the CPU, each with its fastest implementation in float32."""
     ratios, is_whole = [], True
-    for batch in sorted({cell.point["batch"] for cell in results.all(**chosen)}):
-        cells = results.all(**chosen, batch=batch, precision="float32")
-        cpu, gpu = (fastest(cell for cell in cells if cell.device == device) for device in ("cpu", "cuda"))
+    for batch, cells in grouped(results.all(**chosen, precision="float32"), "batch").items():
+        cpu, gpu = fastest_on_each(cells)
         if cpu and gpu:
             ratios.append(f"{times_of(cpu, gpu)} at batch {batch:,}")
             is_whole = is_whole and all(cell.is_over for cell in cells)
-    if ratios:
-        which = "" if is_whole else " of those measured so far"
-        yield (
-            f"{chosen['task']}, width {chosen['width']}, float32, the fastest implementation{which} on each: "
-            f"training on the GPU over the CPU, in samples a second, {listed(ratios)}{one_launch(results)}."
-        )
+    which = "" if is_whole else " of those measured so far"
+    before = (
+        f"{chosen['task']}, width {chosen['width']}, float32, the fastest implementation{which} on each: "
+        "training on the GPU over the CPU, in samples a second, "
+    )
+    yield from finding(results, before, [listed(ratios)] if ratios else [])

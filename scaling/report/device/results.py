@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -142,17 +142,12 @@ class Results:
         """The fewest launches behind a number."""
         return min((len(cell.launches) for cell in self.cells if cell.launches), default=0)
 
-    def find(self, device: str, threads: int | None = None, **point: Any) -> DeviceResult | None:
-        """The first cell there with these values of its variables."""
-        return next(iter(self.all(device, threads, **point)), None)
-
-    def all(self, device: str | None = None, threads: int | None = None, **point: Any) -> list[DeviceResult]:
+    def all(self, device: str | None = None, **point: Any) -> list[DeviceResult]:
         """The cells there with these values of their variables."""
         return [
             cell
             for cell in self.cells
             if device in (None, cell.device)
-            and threads in (None, cell.threads)
             and all(cell.point.get(name) == value for name, value in point.items())
         ]
 
@@ -169,16 +164,16 @@ def read_devices(folder: ResultsFolder) -> list[Results]:
             records.setdefault(record.cell_id, []).append(record)
     if not records:
         return []
-    grouped: dict[tuple[str, str], list[DeviceResult]] = {}
+    experiments: dict[tuple[str, str], list[DeviceResult]] = {}
     for cell_id, own in records.items():
         cell = own[0].cell
         launches = [_rows(folder, record) for record in own if record.state == "done"]
         key = (cell["experiment"], repr(sorted(cell["parameters"].items())))
-        grouped.setdefault(key, []).append(DeviceResult(cell_id, cell, own, launches))
+        experiments.setdefault(key, []).append(DeviceResult(cell_id, cell, own, launches))
     no_gpu = any(str(note).startswith(NO_GPU) for note in folder.study().get("notes") or [])
     asked, num_cores = _asked(folder), _num_cores(folder)
     found: list[Results] = []
-    for (name, _), cells in sorted(grouped.items(), key=lambda item: item[0]):
+    for (name, _), cells in sorted(experiments.items(), key=lambda item: item[0]):
         same = sum(other.experiment == name for other in found)
         here = {cell.device for cell in cells}
         missing = sorted(asked.get(name, set()) - here) if no_gpu else []
@@ -201,9 +196,8 @@ def _rows(folder: ResultsFolder, record: RunRecord) -> list[dict[str, Any]]:
 
 def _asked(folder: ResultsFolder) -> dict[str, set[str]]:
     """Experiment -> the devices that the study's parts name."""
-    study = folder.study()
     asked: dict[str, set[str]] = {}
-    for part in study.get("parts", []):
+    for part in folder.study().get("parts", []):
         if part.get("kind") == DEVICE:
             asked.setdefault(part["experiment"]["name"], set()).update(part["devices"])
     return asked
@@ -240,6 +234,12 @@ def by_network(results: Results, device: str | None = None) -> dict[str, list[De
     groups = grouped(results.all(device), "model")
     known = [name for name in results.parameters.get("networks", []) if name in groups]
     return {name: groups[name] for name in dict.fromkeys([*known, *groups])}
+
+
+def fastest_on_each(cells: Sequence[DeviceResult]) -> tuple[Estimate | None, Estimate | None]:
+    """`fastest` of the CPU, and of the GPU."""
+    cpu, gpu = (fastest(cell for cell in cells if cell.device == device) for device in ("cpu", "cuda"))
+    return cpu, gpu
 
 
 def fastest(cells: Iterable[DeviceResult]) -> Estimate | None:

@@ -10,10 +10,10 @@ from scaling.report.device.common import (
     Cells,
     columns_of,
     device_table,
+    finding,
     gpu_arms,
     left_out_table,
     median_text,
-    one_launch,
     plain,
     time_and_interval_cell,
     times_of,
@@ -97,16 +97,12 @@ def sentences(results: Results) -> Iterator[str]:
     yield from _sweep_sentences(results, gpus)
     steps = " ".join(f"{arm.step.capitalize()}, {_ahead(results, arm)}." for arm in gpus)
     widths = grouped(grid(results), "width")
-    between = (
-        f" Between measured widths ({', '.join(f'{width:,}' for width in widths)}) the break-even is "
-        "interpolated"
-    )
-    once = ", and the intervals are of one launch: another may differ by more."
-    within = f"{between}{once if results.num_launches == 1 else '.'}"
+    once = ", and the intervals are of one launch: another may differ by more"
     yield (
         f"When is the GPU worth it for a small network? For perceptrons of {base_text(results)}, a training "
         "step on the GPU is faster than one on the CPU at its fastest number of threads from these widths "
-        f"on. {steps}{within}"
+        f"on. {steps} Between measured widths ({', '.join(f'{width:,}' for width in widths)}) the break-even "
+        f"is interpolated{once if results.num_launches == 1 else ''}."
     )
 
 
@@ -130,7 +126,7 @@ def _sweep_sentences(results: Results, gpus: Sequence[Arm]) -> Iterator[str]:
             else:
                 told.append(f"{arm.name} {crossing_text(found)}")
         where = ", ".join(f"{name} {value:,}" for name, value in base.items())
-        yield f"At {where}, the GPU is faster: {'; '.join(told)}{one_launch(results)}."
+        yield from finding(results, f"At {where}, the GPU is faster: ", told)
 
 
 def _recurrent_sentences(results: Results) -> Iterator[str]:
@@ -145,11 +141,8 @@ def _recurrent_sentences(results: Results) -> Iterator[str]:
                 ratios.append(f"{times_of(lstm, mlp)} at {size:,}")
         if ratios:
             told.append(f"on {name} {listed(ratios)}")
-    if told:
-        yield (
-            "How much longer a step of the recurrent network takes than one of a perceptron with as many "
-            f"parameters: {'; '.join(told)} parameters (each as it is fastest there){one_launch(results)}."
-        )
+    before = "How much longer a step of the recurrent network takes than one of a perceptron with as many"
+    yield from finding(results, f"{before} parameters: ", told, " parameters (each as it is fastest there)")
 
 
 def _cpu_sentences(results: Results) -> Iterator[str]:
@@ -160,9 +153,6 @@ def _cpu_sentences(results: Results) -> Iterator[str]:
             f"at batch {batch:,} {crossing_text(thread_crossing(results, batch, counts), 'width')}"
             for batch in grouped(grid(results), "batch")
         ]
-        yield (
-            f"On the CPU {counts[-1]} threads are faster than {counts[0]}: "
-            f"{'; '.join(told)}{one_launch(results)}."
-        )
+        yield from finding(results, f"On the CPU {counts[-1]} threads are faster than {counts[0]}: ", told)
     missing = " ".join(missing_remark(results))
     yield f"When is the GPU worth it for a small network? That is not answered here. {missing}".strip()

@@ -10,6 +10,7 @@ from scaling.measure.statistics import Estimate
 from scaling.report.device.common import (
     Cells,
     device_table,
+    finding,
     left_out_table,
     measured,
     one_launch,
@@ -130,11 +131,8 @@ def _loader_sentences(results: Results) -> Iterator[str]:
         if both := common(near, loader):
             ratios = [f"{times_of(other, own)} at {at:,} points" for at, (own, other) in both.items()]
             told.append(f"on the {name} {listed(ratios)}")
-    if told:
-        yield (
-            "How much longer an epoch takes whose batch a DataLoader puts together point by point than one "
-            f"whose data lies on the device: {'; '.join(told)}{one_launch(results)}."
-        )
+    before = "How much longer an epoch takes whose batch a DataLoader puts together point by point than one"
+    yield from finding(results, f"{before} whose data lies on the device: ", told)
 
 
 def _made_sentences(found: Sequence[Training]) -> Iterator[str]:
