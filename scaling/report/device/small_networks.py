@@ -22,18 +22,20 @@ from scaling.report.device.common import (
 from scaling.report.device.crossover import bounds_text, crossing_of, crossing_text, rounded
 from scaling.report.device.remarks import missing_remark, remarks
 from scaling.report.device.results import DeviceResult, Results, fastest, grouped
-from scaling.report.device.small_networks_data import (
+from scaling.report.device.small_networks_figures import (
+    SWEPT,
     base_point,
     base_text,
     family,
     fastest_threads,
+    figures,
     grid,
+    is_swept,
     sweep,
     thread_crossing,
     times_by,
     width_crossings,
 )
-from scaling.report.device.small_networks_figures import SWEPT, figures, is_swept
 from scaling.report.tables import Column, Table
 
 __all__ = ["figures", "sentences", "tables"]

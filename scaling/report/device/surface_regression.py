@@ -21,16 +21,16 @@ from scaling.report.device.common import (
 from scaling.report.device.crossover import Crossing, crossing_text, overlap, rounded
 from scaling.report.device.remarks import NO_ROWS, missing_remark, remarks
 from scaling.report.device.results import DeviceResult, Results, grouped
-from scaling.report.device.surface_data import (
+from scaling.report.device.surface_figures import (
     Training,
     activation,
     break_even,
     common,
+    figures,
     trainings,
     way_named,
     ways_of,
 )
-from scaling.report.device.surface_figures import figures
 from scaling.report.tables import Column, Table
 
 __all__ = ["figures", "sentences", "tables"]

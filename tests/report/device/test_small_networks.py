@@ -4,8 +4,12 @@ import pytest
 
 from scaling.report.device import device_sentences, device_tables
 from scaling.report.device.common import arms_of
-from scaling.report.device.small_networks_data import grid_ratios, thread_crossing, width_crossings
-from scaling.report.device.small_networks_figures import draw_widths
+from scaling.report.device.small_networks_figures import (
+    draw_widths,
+    grid_ratios,
+    thread_crossing,
+    width_crossings,
+)
 from tests.report.device.conftest import sentences_of, write_figures
 
 WIDTHS = (10, 100, 1000, 10000)

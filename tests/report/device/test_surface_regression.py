@@ -5,7 +5,7 @@ import pytest
 
 from scaling.experiments.surface import grid_points
 from scaling.report.device import device_tables
-from scaling.report.device.surface_data import break_even, surface, trainings, way_named
+from scaling.report.device.surface_figures import break_even, surface, trainings, way_named
 from scaling.report.device.surface_regression import figures
 from tests.report.device.conftest import sentences_of
 
