@@ -24,7 +24,7 @@ from scaling.report.device import (
     surface_regression,
 )
 from scaling.report.device.common import DEVICES
-from scaling.report.device.results import STEP, DeviceResult, Results, read_devices
+from scaling.report.device.results import STEP, DeviceResult, Results, grouped, read_devices
 from scaling.report.figures.base import Drawn, FigureInput, figure
 from scaling.report.tables import Table
 
@@ -88,11 +88,11 @@ def _unfinished(results: Results) -> Iterator[str]:
     num = sum(not cell.is_over for cell in results.cells)
     if not num:
         return
-    each = []
-    for device in results.devices if len(results.devices) > 1 else []:
-        own = results.all(device)
-        each.append(f"{DEVICES[device]}: {sum(not cell.is_over for cell in own)} of {len(own)}")
-    split = f" ({'; '.join(each)})" if each else ""
+    each = [
+        f"{DEVICES[device]}: {sum(not cell.is_over for cell in cells)} of {len(cells)}"
+        for device, cells in grouped(results.cells, "device").items()
+    ]
+    split = f" ({'; '.join(each)})" if len(each) > 1 else ""
     yield (
         f"{results.experiment}: {num} of {len(results.cells)} points are not measured yet{split}; what is "
         "said of it is of the others, and may change."

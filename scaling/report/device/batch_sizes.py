@@ -20,7 +20,7 @@ from scaling.report.device.common import (
     variable,
 )
 from scaling.report.device.drawing import Panel, draw_panels
-from scaling.report.device.remarks import missing_remark, remarks
+from scaling.report.device.remarks import no_gpu, remarks
 from scaling.report.device.results import DeviceResult, Results, by_network, fastest_on_each, grouped
 from scaling.report.figures.base import Drawn
 from scaling.report.tables import Table
@@ -103,11 +103,8 @@ def sentences(results: Results) -> Iterator[str]:
     if gpus := gpu_arms(results):
         yield _against(results, gpus)
     else:
-        missing = " ".join(missing_remark(results)) or "The study did not ask for a GPU."
-        yield (
-            f"Which mini-batch does a device need? {_known(results)} What a GPU needs is not answered here. "
-            f"{missing}"
-        )
+        unknown = f"What a GPU needs is not answered here. {no_gpu(results)}"
+        yield f"Which mini-batch does a device need? {_known(results)} {unknown}"
 
 
 def _against(results: Results, gpus: Sequence[Arm]) -> str:
@@ -125,15 +122,11 @@ def _against(results: Results, gpus: Sequence[Arm]) -> str:
             f"{question} At the best measured batch of each, the GPU's samples a second over the CPU's: "
             f"{'; '.join(told)}{one_launch(results)}."
         )
-    alike = _alike(results)
-    compared = ""
-    if alike:
-        compared = (
-            f"; at the largest batch that both have, its samples a second over the CPU's: {'; '.join(alike)}"
-        )
+    alike = "; ".join(_alike(results))
+    compared = f"; at the largest batch that both have, its samples a second over the CPU's: {alike}"
     return (
         f"{question} How far ahead the GPU is at the best batch of each is not answered, as no network was "
-        f"measured in full on both{compared}{one_launch(results) if alike else ''}."
+        f"measured in full on both{f'{compared}{one_launch(results)}' if alike else ''}."
     )
 
 

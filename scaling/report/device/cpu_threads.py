@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -62,13 +63,13 @@ def figures(results: Results) -> Iterator[Drawn]:
 def speedup_lines(results: Results) -> list[Line]:
     """One for each network: speedup over the fewest threads."""
     lines = []
-    for index, (model, cells) in enumerate(networks(results).items()):
+    looks = zip(cycle(OTHER_COLOURS), cycle(OTHER_MARKERS), strict=False)
+    for (model, cells), look in zip(networks(results).items(), looks, strict=False):
         medians, lows, highs = step_seconds(cells)
         if np.isnan(medians[0]):
             continue
         low, high = lows[0] / highs, highs[0] / lows
         low[0] = high[0] = 1.0
-        look = OTHER_COLOURS[index % len(OTHER_COLOURS)], OTHER_MARKERS[index % len(OTHER_MARKERS)]
         threads = np.array([cell.threads for cell in cells], dtype=np.float64)
         lines.append(Line(model, *look, threads, medians[0] / medians, low, high))
     return lines

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -33,7 +34,6 @@ from scaling.report.device.lstm_accuracy import (
     accuracy_answer,
     accuracy_figures,
     accuracy_tables,
-    ordered,
     place,
 )
 from scaling.report.device.remarks import missing_remark, remarks
@@ -141,17 +141,16 @@ def _speed_axes(axes: Axes, batches: Sequence[int]) -> None:
 
 
 def _speed_lines(axes: Axes, results: Results, chosen: dict[str, Any], phase: str) -> None:
-    for device, device_name in DEVICES.items():
-        for way in IMPLEMENTATIONS:
-            cells = ordered(results.all(device, **chosen, implementation=way))
-            rates = [(cell.point["batch"], rate(cell, phase) or math.nan) for cell in cells]
-            look = {"color": COLOURS[way], "marker": MARKERS[way], **DEVICE_LOOKS[device]}
-            axes.plot([b for b, _ in rates], [r for _, r in rates], markersize=4, linewidth=1.2, **look)
-            for batch, value in rates:
-                if not math.isnan(value):
-                    add_tip(
-                        axes, batch, value, f"{device_name}, {NAMES[way]}, {batch}: {value:,.0f} samples/s"
-                    )
+    for device, way in product(DEVICES, IMPLEMENTATIONS):
+        groups = grouped(results.all(device, **chosen, implementation=way), "batch")
+        rates = {batch: rate(cells[0], phase) for batch, cells in groups.items()}
+        look = {"color": COLOURS[way], "marker": MARKERS[way], **DEVICE_LOOKS[device]}
+        values = [value or math.nan for value in rates.values()]
+        axes.plot([*rates], values, markersize=4, linewidth=1.2, **look)
+        for batch, value in rates.items():
+            if value:
+                name = f"{DEVICES[device]}, {NAMES[way]}"
+                add_tip(axes, batch, value, f"{name}, {batch}: {value:,.0f} samples/s")
 
 
 def sentences(results: Results) -> Iterator[str]:

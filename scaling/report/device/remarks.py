@@ -28,6 +28,11 @@ def missing_remark(results: Results, empty: str = EMPTY_COLUMNS) -> Iterator[str
         yield f"This machine has no GPU that torch can use: {empty}."
 
 
+def no_gpu(results: Results, empty: str = EMPTY_COLUMNS) -> str:
+    """Why nothing is known of a GPU."""
+    return " ".join(missing_remark(results, empty)) or "The study did not ask for a GPU."
+
+
 def _busy(results: Results) -> Iterator[str]:
     """That others worked on the machine's cores, as its load average told before each cell."""
     loads = [float(load) for cell in results.cells if (load := cell.fact(LOAD)) is not None]

@@ -133,11 +133,6 @@ class Results:
     num_cores: int | None
 
     @property
-    def devices(self) -> list[str]:
-        """Those that have a cell."""
-        return sorted({cell.device for cell in self.cells})
-
-    @property
     def num_launches(self) -> int:
         """The fewest launches behind a number."""
         return min((len(cell.launches) for cell in self.cells if cell.launches), default=0)

@@ -19,7 +19,7 @@ from scaling.report.device.common import (
     variable,
 )
 from scaling.report.device.crossover import Crossing, crossing_text, overlap, rounded
-from scaling.report.device.remarks import NO_ROWS, missing_remark, remarks
+from scaling.report.device.remarks import NO_ROWS, no_gpu, remarks
 from scaling.report.device.results import DeviceResult, Results, grouped
 from scaling.report.device.surface_figures import (
     Training,
@@ -94,10 +94,9 @@ def sentences(results: Results) -> Iterator[str]:
         )
     if "cuda" in results.missing or not results.all("cuda"):
         told = " ".join(_training(one) for one in found)
-        missing = " ".join(missing_remark(results, NO_ROWS)) or "The study did not ask for a GPU."
         yield (
             "Is a GPU worth it for the surface, with a network of 171 parameters? That is not answered here. "
-            f"{missing} {told}"
+            f"{no_gpu(results, NO_ROWS)} {told}"
         ).rstrip()
     else:
         yield _answer(results, found)
