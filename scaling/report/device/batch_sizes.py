@@ -137,8 +137,8 @@ def _known(results: Results) -> str:
         own = {name: arm.of(cells) for name, cells in by_network(results).items()}
         each = [f"{name} {_batch(found)}" for name, cells in own.items() if (found := settled(cells))]
         told += [f"on the {arm.name}: {', '.join(each)}"] if each else []
-        open_ones = {name: cells for name, cells in own.items() if not all(cell.is_over for cell in cells)}
-        without = [name for name, cells in open_ones.items() if settled(cells) is None]
+        unfinished = {name: cells for name, cells in own.items() if not all(cell.is_over for cell in cells)}
+        without = [name for name, cells in unfinished.items() if settled(cells) is None]
         if without:
             which = "every network" if len(without) == len(own) else listed(without)
             missing.append(f"on the {arm.name} for {which}")

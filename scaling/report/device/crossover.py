@@ -125,9 +125,8 @@ def crossing_text(found: Crossing | None, unit: str = "") -> str:
     if found is None:
         return "not measured"
     if found.at is None:
-        if found.wins == "everywhere":
-            return f"at every measured {unit or 'point'} ({found.first:,.0f} to {found.last:,.0f})"
-        return f"at no measured {unit or 'point'} ({found.first:,.0f} to {found.last:,.0f})"
+        which = "every" if found.wins == "everywhere" else "no"
+        return f"at {which} measured {unit or 'point'} ({found.first:,.0f} to {found.last:,.0f})"
     return f"from {what}{rounded(found.at)} {bounds_text(found)} on"
 
 

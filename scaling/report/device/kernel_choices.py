@@ -47,8 +47,7 @@ READINGS = ("transposed", "transpose-first")
 def tables(results: Results) -> Iterator[Table]:
     """Products, convolutions, and what was left out."""
     for operation, title in ((MATMUL, "matrix products x W^T"), (CONVOLUTION, "convolutions")):
-        found = cases(results, operation)
-        if found:
+        if found := cases(results, operation):
             yield _table(results, found, f": {title}", operation)
     yield from left_out_table(results, ("operation", "case", "batch", "choice", "precision"))
 
@@ -111,11 +110,9 @@ def _unanswered(products: Sequence[Case], convolutions: Sequence[Case]) -> Itera
             products = [case for case in products if case.device != device]
             convolutions = [case for case in convolutions if case.device != device]
     for case in [*products, *convolutions]:
-        weighed = READINGS if case.operation == MATMUL else tuple(CHOICES)
-        without = [
-            CHOICES[choice] for cell in case.unmeasured() if (choice := cell.point["choice"]) in weighed
-        ]
-        if without:
+        weighed = READINGS if case.operation == MATMUL else CHOICES
+        choices = [cell.point["choice"] for cell in case.unmeasured()]
+        if without := [CHOICES[choice] for choice in choices if choice in weighed]:
             told.append(f"{case.title} ({listed(without)})")
     if told:
         yield f"Not answered, as choices in float32 are not measured yet: {'; '.join(told)}."

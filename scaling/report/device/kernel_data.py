@@ -10,7 +10,6 @@ from scaling.report.device.common import DEVICES
 from scaling.report.device.results import DeviceResult, Results, grouped
 
 MATMUL, CONVOLUTION = "matmul", "convolution"
-PRECISIONS = ("float32", "tf32", "bfloat16")
 PRECISION_NAMES = {"float32": "float32", "tf32": "TF32", "bfloat16": "bfloat16"}
 CHOICES = {
     "transposed": "W as it lies",
@@ -88,7 +87,7 @@ def ordered(cells: Sequence[DeviceResult]) -> list[DeviceResult]:
         cap = cell.point["workspace_cap"]
         limit = float("inf") if cap == NO_CAP else float(cap.split()[0])
         choice = list(CHOICES).index(cell.point["choice"])
-        return choice, -limit, PRECISIONS.index(cell.point["precision"])
+        return choice, -limit, list(PRECISION_NAMES).index(cell.point["precision"])
 
     return sorted(cells, key=place)
 
@@ -102,9 +101,7 @@ def median(cell: DeviceResult | None, phase: str = "step") -> float | None:
 def overlap(one: DeviceResult, other: DeviceResult) -> bool:
     """Whether the intervals of their step times overlap; without one, equal medians."""
     first, second = one.estimate(), other.estimate()
-    assert first is not None
-    assert second is not None
-    return crossover.overlap(first, second)
+    return first is not None and second is not None and crossover.overlap(first, second)
 
 
 def teraflop_per_s(cell: DeviceResult) -> float | None:

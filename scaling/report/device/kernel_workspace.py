@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from scaling.analysis.formats import listed, megabytes, milliseconds
-from scaling.report.device.common import one_launch, times
+from scaling.report.device.common import finding, one_launch, times
 from scaling.report.device.kernel_data import CAPPED, NO_CAP, Case, median, overlap
 from scaling.report.device.results import DeviceResult, Results
 
@@ -16,23 +16,20 @@ def capped(results: Results, convolutions: Sequence[Case]) -> Iterator[str]:
         free = case.find(CAPPED)
         if free is None:
             continue
-        told = [f"without a limit {_forward(free)}"]
         caps = [cell for cell in case.cells if cell.point["workspace_cap"] != NO_CAP and cell.estimate()]
+        told = [f"without a limit {_forward(free)}"]
         told += [f"at most {cell.point['workspace_cap']}: {_forward(cell)}" for cell in caps]
-        unkept = [cell for cell in caps if _exceeds(cell)]
         kept = ""
-        if unkept:
-            names = listed([str(cell.point["workspace_cap"]) for cell in unkept])
-            kept = f"; the limit of {names} was not kept"
-        missing = [cell for cell in case.cells if cell.point["choice"] == CAPPED and not cell.is_over]
-        if missing:
-            limits = listed([str(cell.point["workspace_cap"]) for cell in missing])
-            kept += f" (not measured yet: at most {limits})"
-        if caps:
-            yield (
-                f"{case.title}, float32, the forward pass by cuDNN's older interface: {'; '.join(told)}{kept}"
-                f"{one_launch(results)}."
-            )
+        if exceeded := [cell for cell in caps if _exceeds(cell)]:
+            kept = f"; the limit of {_limits(exceeded)} was not kept"
+        if missing := [cell for cell in case.cells if cell.point["choice"] == CAPPED and not cell.is_over]:
+            kept += f" (not measured yet: at most {_limits(missing)})"
+        before = f"{case.title}, float32, the forward pass by cuDNN's older interface: "
+        yield from finding(results, before, told if caps else [], kept)
+
+
+def _limits(cells: Sequence[DeviceResult]) -> str:
+    return listed([str(cell.point["workspace_cap"]) for cell in cells])
 
 
 def _forward(cell: DeviceResult) -> str:
@@ -80,13 +77,10 @@ def interfaces(results: Results, convolutions: Sequence[Case]) -> Iterator[str]:
         if not overlap(older, newer)
     ]
     start = "cuDNN's older interface, asked for by TORCH_CUDNN_V8_API_DISABLED=1, both autotuned, "
+    verdict = "took the same times as its present one: in this version of torch the variable may do nothing"
     if apart:
-        yield (
-            f"{start}took other times than its present one: {'; '.join(apart)}: the variable does something "
-            f"in this version of torch, or autotuning does not choose the same twice{one_launch(results)}."
+        verdict = (
+            f"took other times than its present one: {'; '.join(apart)}: the variable does something in this "
+            "version of torch, or autotuning does not choose the same twice"
         )
-    else:
-        yield (
-            f"{start}took the same times as its present one: in this version of torch the variable may do "
-            f"nothing{one_launch(results)}."
-        )
+    yield f"{start}{verdict}{one_launch(results)}."

@@ -144,25 +144,14 @@ def comparisons(results: Results) -> list[Comparison]:
     for task in dict.fromkeys(cell.point["task"] for cell in ordered(results.cells)):
         for device in DEVICES:
             cells = ordered(results.all(device, task=task))
-            scored = {
-                name_of(cell): (cell, rows[0]) for cell in cells if (rows := cell.facts("accuracy_by_seed"))
-            }
-            scores = {name: pd.Series(row["y"], row["x"]) for name, (_, row) in scored.items()}
+            scored = {name_of(cell): cell for cell in cells if cell.facts("accuracy_by_seed")}
+            rows = {name: cell.facts("accuracy_by_seed")[0] for name, cell in scored.items()}
+            scores = pd.DataFrame({name: pd.Series(row["y"], row["x"]) for name, row in rows.items()}).T
+            left_out = [cell for cell in cells if cell.fact("accuracy_left_out") is not None]
+            planned = ordered(results.all(device, task=task, **trained))
+            unmeasured = [cell for cell in planned if not cell.is_over]
             if scored:
-                compared.append(
-                    Comparison(
-                        task,
-                        device,
-                        pd.DataFrame(scores).T,
-                        {name: cell for name, (cell, _) in scored.items()},
-                        [cell for cell in cells if cell.fact("accuracy_left_out") is not None],
-                        [
-                            cell
-                            for cell in ordered(results.all(device, task=task, **trained))
-                            if not cell.is_over
-                        ],
-                    )
-                )
+                compared.append(Comparison(task, device, scores, scored, left_out, unmeasured))
     return compared
 
 
@@ -321,10 +310,11 @@ def _largest(kind: str, differences: Mapping[str, float]) -> str:
 
 def _missing(compared: Comparison) -> str:
     reasons = []
-    for why, cells in (
-        ("not trained, as it would take too long", compared.left_out),
-        ("not measured yet", compared.unmeasured),
-    ):
+    groups = {
+        "not trained, as it would take too long": compared.left_out,
+        "not measured yet": compared.unmeasured,
+    }
+    for why, cells in groups.items():
         names = [name_of(cell) for cell in cells]
         short = "; ".join(names) if len(names) <= MOST_NAMED else f"{len(names)} other combinations"
         reasons += [f"{why}: {short}"] if names else []
