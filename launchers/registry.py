@@ -6,6 +6,7 @@ A name comes from a command line, which is a person's own word, and never from a
 from __future__ import annotations
 
 import importlib
+import inspect
 from importlib.metadata import entry_points
 
 from launchers.base import Launcher
@@ -41,8 +42,10 @@ def launcher_class(name: str) -> type[Launcher]:
         raise ValueError(f"no launcher {name!r}; allowed: {', '.join(known)}, or module:Class of your own")
     try:
         found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
+    except Exception as error:  # the module is the user's, and may raise anything
         raise ValueError(f"launcher {name!r}: cannot load {target}: {error}") from error
-    if not (isinstance(found, type) and issubclass(found, Launcher)):
-        raise ValueError(f"launcher {name!r} is {found!r}; it must be a subclass of launchers.base.Launcher")
+    if not (isinstance(found, type) and issubclass(found, Launcher)) or inspect.isabstract(found):
+        raise ValueError(
+            f"launcher {name!r} is {found!r}; it must be a launchers.base.Launcher with a command()"
+        )
     return found

@@ -112,7 +112,7 @@ class Axis:
 
     def shown(self, cell: Mapping[str, Any]) -> Any:
         """The same as in the cell's row."""
-        if cell["kind"] not in self.kinds:
+        if kind_of_table(cell) not in self.kinds:
             return cell.get(self.name)
         if self.labelled:
             return str(cell.get(f"{self.name}_label") or cell[self.name])
@@ -195,6 +195,12 @@ AXES: list[Axis] = [
     Axis("aa_replicate", "Int64", was="twin", default=0, shared=Shared.FOLDERS, role=Role.NONE),
 ]
 # fmt: on
+
+
+def kind_of_table(cell: Mapping[str, Any]) -> str:
+    """The cell's kind; `iteration` for a user's own kind that trains a model."""
+    kind = str(cell["kind"])
+    return "iteration" if kind not in EVERY_KIND and cell.get("model") else kind
 
 
 def axis(name: str) -> Axis:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from scaling.axes import TRAINED, column_types, fixed_batch
+from scaling.axes import TRAINED, column_types, fixed_batch, kind_of_table
 from scaling.measure.budget import PARTS
 
 Row = dict[str, Any]
@@ -118,7 +118,7 @@ def is_control_arm(row: Row) -> bool:
 
 def has_no_model(row: Mapping[str, Any]) -> bool:
     """Whether this cell, or a row of it, has no model."""
-    return row["kind"] not in TRAINED
+    return kind_of_table(row) not in TRAINED
 
 
 def shares_gpus(row: Mapping[str, Any]) -> bool:

@@ -181,7 +181,7 @@ def read_plan(record: object, world_size: int) -> ExchangePlan:
     """
     try:
         return ExchangePlan(world_size, tuple(_read_exchange(dict(each), world_size) for each in record))  # type: ignore[attr-defined]  # checked by reading it
-    except (TypeError, ValueError, KeyError, AttributeError) as error:
+    except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
         raise ScheduleError(f"`plan` of its run.json is damaged ({error}); measure it again") from None
 
 

@@ -2,7 +2,7 @@
 
 Of each lossy aggregator and world size: bytes, encoding, time and accuracy beside those of an exact one that
 is equal in everything else. Whether its replicas agree and how far its mean is from the exact one is no
-matter of a study: `scaling verify NAME --into DIR` measures it and puts the sheet into the folder.
+matter of a study: `scaling verify NAME --save-to DIR` measures it and puts the sheet into the folder.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ HEADINGS = {
 STATISTIC = (
     "Each lossy aggregator beside an exact one that is equal in everything else: all_reduce, or where that "
     "was not measured the fastest (of trainings the most accurate). Its error against the float64 mean, the "
-    "agreement of its replicas and the bandwidth below which it pays: scaling verify NAME --into DIR."
+    "agreement of its replicas and the bandwidth below which it pays: scaling verify NAME --save-to DIR."
 )
 
 SHEET_HEADINGS = (

@@ -7,7 +7,7 @@
       launches/<number>.log  <number>.json               what a launch's workers printed; where its time went
       summary.csv  report.html  figures/                 made from the above, at any time again
       transfers.csv  probed.yaml                         likewise, where there are transfer cells
-      sheets/<aggregator>.json                           honesty sheets of `scaling verify NAME --into DIR`
+      sheets/<aggregator>.json                           fidelity sheets, by `scaling verify --save-to`
       predictions.json                                   simulated before a launch that measures it
 
 Every file is replaced in one piece (written beside, synced, renamed) or appended to by one process. Raw

@@ -331,7 +331,7 @@ class ResultsFolder:
         return found
 
     def write_sheet(self, name: str, sheet: Mapping[str, Any]) -> Path:
-        """Writes a lossy aggregator's honesty sheet (`scaling verify NAME --into DIR`); returns the path."""
+        """Writes a lossy aggregator's fidelity sheet (`scaling verify --save-to`); returns the path."""
         return self._write(f"sheets/{name}.json", json.dumps(finite(sheet), indent=1) + "\n")
 
     def sheets(self) -> dict[str, dict[str, Any]]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 
 from scaling import axes
-from scaling.analysis.columns import to_rows
+from scaling.analysis.columns import has_no_model, to_rows
 from scaling.analysis.groups import group_rows
 from scaling.analysis.matching import match_cells
 from scaling.analysis.recommend import recommend
@@ -144,3 +144,13 @@ def test_cells_at_its_default_keep_the_identity_that_they_had_without_it():
     plain, other = dropping()[0], dropping(dropout=0.5)[0]
     assert plain.id == Cell(**{key: value for key, value in vars(plain).items() if key != "dropout"}).id
     assert other.id != plain.id
+
+
+def test_cells_of_a_users_kind_that_trains_a_model_are_shown_like_iterations():
+    cell = {"kind": "mine", "model": "mlp", "model_label": "mlp(hidden=3)", "tf32": True}
+    assert axes.axis("tf32").shown(cell) == "tf32"
+    assert axes.axis("model").shown(cell) == "mlp(hidden=3)"
+    assert axes.axis("memory_format").shown(cell) == "contiguous"
+    assert not has_no_model(cell)
+    assert has_no_model({"kind": "mine"})
+    assert has_no_model({"kind": "device", "model": "mlp"})

@@ -86,7 +86,9 @@ def test_launcher_of_another_package_is_known_by_its_entry_point_and_replaces_no
     [
         ("no_such_module_here:Flux", "launcher 'no_such_module_here:Flux': cannot load"),
         ("launchers.local:Missing", "cannot load launchers.local:Missing"),
-        ("launchers.base:LaunchSpec", "it must be a subclass of launchers.base.Launcher"),
+        ("launchers.base:LaunchSpec", "it must be a launchers.base.Launcher with a command"),
+        ("launchers.base:Launcher", "it must be a launchers.base.Launcher with a command"),
+        (".a:b", "cannot load"),
     ],
 )
 def test_what_is_no_launcher_is_refused(name, message):

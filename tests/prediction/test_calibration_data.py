@@ -15,7 +15,7 @@ def study(tmp_path):
     """Two cells, of which one has its A/A replicate."""
     study = StudyFolder(tmp_path)
     study.add_steps([[0.10, 0.11, 0.12], [0.10, 0.12, 0.13]], aggregator="ring", world_size=2)
-    study.add_steps([[0.12, 0.12, 0.13], [0.11, 0.12, 0.14]], aggregator="ring", world_size=2, twin=1)
+    study.add_steps([[0.12, 0.12, 0.13], [0.11, 0.12, 0.14]], aggregator="ring", world_size=2, aa_replicate=1)
     study.add_steps([[0.05, 0.06, 0.07]], aggregator="none", world_size=1)
     return study
 
@@ -44,6 +44,7 @@ def from_summary(folder):
 def test_cells_are_those_of_the_summary_with_its_noise_floor(study):
     cells = MeasuredFolder(study.folder).cells()
     assert cells == from_summary(study.folder)
+    assert summary_table(study.folder).noise_floor.notna().any()
     assert [cell.world_size for cell in cells] == [1, 2, 2]
     assert max(cell.relative_sd for cell in cells) > 0.01, "of the A/A pair"
 
