@@ -145,7 +145,7 @@ def aggregator_order(label: str) -> tuple[int, str]:
 def row_order(row: Row) -> tuple[Any, ...]:
     """A sort key: kind, model, dataset, batch, aggregator, world size, then the other axes."""
     kind = KINDS.index(row["kind"]) if row["kind"] in KINDS else len(KINDS)
-    workload: tuple[Any, ...] = (kind, row["kind"])
+    workload: tuple[Any, ...] = (kind, row["kind"], has_no_model(row))
     if not has_no_model(row):
         workload += (row["model"], row["dataset"], row["scaling"], fixed_batch(row))
         workload += aggregator_order(row["aggregator"])
