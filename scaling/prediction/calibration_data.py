@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from scaling.errors import StoreError
 from scaling.measure.probe.cases import Sample, from_csv
 from scaling.prediction.measured import MeasuredCell, MeasuredTransfer, measured_cells
 from scaling.prediction.sources import Sources, gpu_names
-from scaling.store import ResultsFolder, RunRecord
+from scaling.store import ResultsFolder, RunRecord, changes_since
 from topologies.errors import TopologyError
 from topologies.model import Topology
 from topologies.schema import load
@@ -59,6 +59,14 @@ class MeasuredFolder:
             for cell, row in sorted(self._timed.values(), key=lambda pair: row_order(pair[1]))
         ]
         return measured_cells(measured, str(self._folder.path))
+
+    def older_code(self) -> dict[str, int]:
+        """What has changed since its timed cells were measured -> how many cells that is true of."""
+        changes = [
+            {change.what for record in cell.done for change in changes_since(record)}
+            for cell, _ in self._timed.values()
+        ]
+        return Counter(what for cell_changes in changes for what in sorted(cell_changes))
 
     def transfers(self) -> list[MeasuredTransfer]:
         """The messages and all-reduces of its transfer cells."""
@@ -155,6 +163,12 @@ def sources_of(
     if largest > max(machine.num_gpus, 1) and machine.num_gpus:
         notes.append(f"{machine.name} has {machine.num_gpus} GPUs: measured cells of more calibrate nothing")
     notes += differences_between(opened)
+    for folder, measured_folder in zip(opened, measured_folders, strict=True):
+        notes += [
+            f"{folder.path}: {count} cells were measured with older code and are used as they are; "
+            f"since then {what}"
+            for what, count in measured_folder.older_code().items()
+        ]
     measured = {name for folder in opened for name in _gpus(folder)}
     if cells and measured and gpu_names(topology) and not measured <= gpu_names(topology):
         notes.append(

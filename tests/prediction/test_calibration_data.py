@@ -1,13 +1,16 @@
 """What a folder has measured is read again only where its runs have changed."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from scaling.analysis.columns import to_rows
 from scaling.analysis.summary import summary_table
-from scaling.prediction.calibration_data import MeasuredFolder
+from scaling.prediction.calibration_data import MeasuredFolder, sources_of
 from scaling.prediction.measured import measured_cells
 from scaling.store import ResultsFolder
 from tests.made_studies import StudyFolder
+from topologies.schema import load
 
 
 @pytest.fixture
@@ -80,3 +83,19 @@ def test_trainings_calibrate_nothing_and_are_not_read(study, read):
     study.add([[[]]], kind="convergence", aggregator="ring", world_size=2)
     assert len(MeasuredFolder(study.folder).cells()) == 3
     assert len(set(read)) == 3
+
+
+def test_cells_of_older_code_are_said_with_what_has_changed(study, monkeypatch):
+    folder = MeasuredFolder(study.folder)
+    folder.cells()
+    assert not folder.older_code()
+    change = SimpleNamespace(what="rings run otherwise")
+    monkeypatch.setattr(
+        "scaling.prediction.calibration_data.changes_since",
+        lambda record: [change] if record.cell["aggregator"] == "ring" else [],
+    )
+    assert folder.older_code() == {"rings run otherwise": 2}
+    _, notes = sources_of([study.folder.path], [], load("hgx-h200-4"), None)
+    (note,) = [note for note in notes if "older code" in note]
+    assert "2 cells were measured with older code" in note
+    assert note.endswith("since then rings run otherwise")
