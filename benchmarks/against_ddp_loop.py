@@ -93,7 +93,7 @@ def batches_of(name: str, group: TorchGroup, device: torch.device) -> tuple[torc
     torch.manual_seed(0)
     module = build_module(model, shape).to(device)
     order = shard(epoch_batches(len(train), NETWORKS[name], 0, 1), group.rank, group.world_size)
-    return module, [(train.inputs[own].to(device), train.targets[own].to(device)) for own in order]
+    return module, [(train.inputs[rows].to(device), train.targets[rows].to(device)) for rows in order]
 
 
 def timed(step: Contender, batches: list[Any], count: int, group: TorchGroup) -> float:
@@ -131,8 +131,8 @@ def compare(name: str, group: TorchGroup, device: torch.device, rounds: int) -> 
             samples.append([name, NETWORKS[name], group.world_size, who, number, count, seconds])
     rows = [
         [name, group.world_size, who, index, value]
-        for who, own in losses.items()
-        for index, value in enumerate(own)
+        for who, rank_losses in losses.items()
+        for index, value in enumerate(rank_losses)
     ]
     return samples, rows
 
@@ -144,8 +144,8 @@ def table(folder: Path) -> list[str]:
         f"| network | GPUs | contender | ms | {LOOP} / this | {OWN_BUFFERS} / this | losses apart |",
         "|---|---|---|---|---|---|---|",
     ]
-    for (model, size), own in samples.groupby(["model", "world_size"], sort=False):
-        times = own.pivot_table(index="round", columns="contender", values="iteration_s")
+    for (model, size), rows in samples.groupby(["model", "world_size"], sort=False):
+        times = rows.pivot_table(index="round", columns="contender", values="iteration_s")
         here = losses[(losses["model"] == model) & (losses["world_size"] == size)]
         curves = here.pivot_table(index="step", columns="contender", values="loss")
         for who in CONTENDERS:

@@ -123,13 +123,13 @@ class Side:
     def moved(self, name: str) -> float:
         """Bytes that a call must move."""
         n, way = self.result.numel(), self.way
-        own = self.own * self.coder.chunks.chunk_elements
+        size = self.own * self.coder.chunks.chunk_elements
         up, down = 4 * self.rows[0].numel(), 4 * self.sums[0].numel()
         if name == "encode":
             added = 2 * way.feeds_back[0] + bool(way.momentum) + way.codec.needs_noise
             return 4.0 * n * (1 + added) + up
         if name == "encode sums":
-            return 4.0 * (2 * own * way.feeds_back[1] + self.received.numel()) + down * own / n
+            return 4.0 * (2 * size * way.feeds_back[1] + self.received.numel()) + down * size / n
         return 4.0 * (n * (1 + bool(way.momentum)) + self.sums.numel())
 
 
@@ -158,7 +158,7 @@ class Bench:
             for kept in (side.residual, side.stripe_residual.view(-1)):
                 kept[: self.left.numel()].copy_(self.left[: kept.numel()])
             side.calls(self.gradient)["encode"]()
-        found = {
+        deviations = {
             f"encode: {key}": value for key, value in self._differ(self.way.codec, "rows", "residual").items()
         }
         for side in sides:
@@ -169,41 +169,43 @@ class Bench:
             for side in sides:
                 side.calls(self.gradient)["encode sums"]()
             sums = self._differ(self.way.back, "sums", "stripe_residual")
-            found |= {f"encode sums: {key}": value for key, value in sums.items()}
+            deviations |= {f"encode sums: {key}": value for key, value in sums.items()}
             self._fill_sums()
         for side in sides:
             side.calls(self.gradient)["decode"]()
         size = float(self.torch.result.abs().max())
-        found["decode"] = float((self.triton.result - self.torch.result).abs().max()) / max(size, 1e-30)
-        if not all(value <= TOLERANCE for value in found.values()):
-            sys.exit(f"{self.name}: the kernels differ from the reference: {found}")
+        deviations["decode"] = float((self.triton.result - self.torch.result).abs().max()) / max(size, 1e-30)
+        if not all(value <= TOLERANCE for value in deviations.values()):
+            sys.exit(f"{self.name}: the kernels differ from the reference: {deviations}")
         for side in sides:
             side.watch.raise_if_marked()
-        return found
+        return deviations
 
     def _fill_sums(self) -> None:
         """Both decode the same: the own rows of sums for every stripe."""
-        sums, own = self.triton.sums[0], self.triton.own
-        for begin in range(own, sums.shape[0], own):
-            sums[begin : begin + own].copy_(sums[: min(own, sums.shape[0] - begin)])
+        sums, stripe = self.triton.sums[0], self.triton.own
+        for begin in range(stripe, sums.shape[0], stripe):
+            sums[begin : begin + stripe].copy_(sums[: min(stripe, sums.shape[0] - begin)])
         self.torch.sums.copy_(self.triton.sums)
 
     def _differ(self, codec: ChunkCodec, rows: str, residual: str) -> dict[str, float]:
         """Heads, relatively; the share of words of codes; residuals, relative to the largest."""
         ours, theirs = (getattr(side, rows)[0] for side in (self.triton, self.torch))
-        found = {"codes": float((ours[:, codec.head :] != theirs[:, codec.head :]).float().mean())}
-        if found["codes"] and codec.name != "qsgd":
-            sys.exit(f"{self.name}: {found['codes']:.2e} of the words of codes differ from the reference's")
+        deviations = {"codes": float((ours[:, codec.head :] != theirs[:, codec.head :]).float().mean())}
+        if deviations["codes"] and codec.name != "qsgd":
+            sys.exit(
+                f"{self.name}: {deviations['codes']:.2e} of the words of codes differ from the reference's"
+            )
         if codec.head:
             mine, other = codec.heads(ours), codec.heads(theirs)
-            found["heads"] = float(((mine - other).abs() / other.abs().clamp(min=1e-30)).max())
+            deviations["heads"] = float(((mine - other).abs() / other.abs().clamp(min=1e-30)).max())
         kept, expected = (getattr(side, residual) for side in (self.triton, self.torch))
         if kept.numel():
             kept, expected = kept.view(-1), expected.view(-1)
             n = min(self.gradient.numel(), kept.numel())
             size = float(expected[:n].abs().max())
-            found["residual"] = float((kept[:n] - expected[:n]).abs().max()) / max(size, 1e-30)
-        return found
+            deviations["residual"] = float((kept[:n] - expected[:n]).abs().max()) / max(size, 1e-30)
+        return deviations
 
     def time(self) -> list[dict[str, Any]]:
         """Rows of the table: kernels, their graphs and torch in turns."""
@@ -247,7 +249,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=15)
     parser.add_argument("--blocks", nargs="*", default=[], metavar="ELEMENTS,WHOLE,ELEMENTS_A_WARP")
     options = parser.parse_args()
-    begin, found = time.perf_counter(), []
+    begin, times = time.perf_counter(), []
     for num_elements in options.elements:
         for name in options.codecs:
             bench = Bench(name, num_elements, options.world_size, options.samples)
@@ -256,11 +258,11 @@ def main() -> None:
             rows = bench.time()
             for text in options.blocks:
                 rows += bench.time_blocks(text)
-            found.append({"codec": name, "elements": num_elements, "equality": equality, "rows": rows})
+            times.append({"codec": name, "elements": num_elements, "equality": equality, "rows": rows})
             del bench
     print(f"{time.perf_counter() - begin:.0f} s", flush=True)
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    result = {"world_size": options.world_size, "codecs": found, "environment": collect()}
+    result = {"world_size": options.world_size, "codecs": times, "environment": collect()}
     options.out.write_text(json.dumps(result, indent=1, default=str), encoding="utf-8")
 
 

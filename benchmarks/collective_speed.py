@@ -124,8 +124,8 @@ def ring_contenders(bench: Bench, num_elements: int, *, peer: bool) -> dict[str,
         group.all_reduce(buffer)
 
     def running(exchange: Exchange) -> Contender:
-        own = exchange.buffer if exchange.buffer is not None else torch.zeros(num_elements, device=device)
-        return lambda: exchange.run(own)
+        buffer = exchange.buffer if exchange.buffer is not None else torch.zeros(num_elements, device=device)
+        return lambda: exchange.run(buffer)
 
     library: dict[str, Contender] = {
         "NCCL all-reduce": lambda: group.all_reduce(buffer),

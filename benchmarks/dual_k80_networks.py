@@ -69,12 +69,12 @@ def network(model: str, dataset: str, batch: int) -> Network:
     return Network(layout, batch * sum(counts))
 
 
-def step_s(preset: str, one: Network, compute_s: float, world_size: int) -> float:
+def step_s(preset: str, network: Network, compute_s: float, world_size: int) -> float:
     """A step of the preset; one GPU exchanges nothing, and updates."""
     topology = load("dual-k80")
-    stages = create(preset, PRESETS[preset]).stages(one.layout, world_size)
+    stages = create(preset, PRESETS[preset]).stages(network.layout, world_size)
     if world_size == 1:
-        stages = [Update("replica", one.layout.num_elements)]
+        stages = [Update("replica", network.layout.num_elements)]
     return compute_s / world_size + simulate_plan(stages, topology, world_size).seconds
 
 
@@ -84,9 +84,9 @@ def rows() -> Iterator[str]:
     rate = networks["FCN-R"].multiplications / COMPUTE_S
     yield "| network, computation | strategy | 1 GPU, ms | 2 GPUs, ms (speed) | 4 GPUs, ms (speed) |"
     yield "|---|---|---|---|---|"
-    for name, one in networks.items():
-        compute_s = one.multiplications / rate
-        steps = {p: [step_s(p, one, compute_s, n) for n in WORLD_SIZES] for p in PRESETS}
+    for name, measured in networks.items():
+        compute_s = measured.multiplications / rate
+        steps = {p: [step_s(p, measured, compute_s, n) for n in WORLD_SIZES] for p in PRESETS}
         for preset, (alone, *others) in sorted(steps.items(), key=lambda item: item[1][1]):
             cells = " | ".join(f"{s * 1e3:.1f} ({alone / s:.2f})" for s in others)
             yield f"| {name}, {compute_s * 1e3:.0f} ms | `{preset}` | {alone * 1e3:.1f} | {cells} |"

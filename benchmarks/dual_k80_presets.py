@@ -54,10 +54,12 @@ def arithmetic(stages: list[Stage], topology: Topology, world_size: int) -> str:
         exchanges = [(s, p.simulation) for s, p in same if isinstance(s, Exchange) and p.simulation]
         if exchanges:
             num_steps = sum(len(stage.schedule.steps) for stage, _ in exchanges)
-            simulation = max((one for _, one in exchanges), key=lambda one: one.seconds)
+            simulation = max(
+                (simulated for _, simulated in exchanges), key=lambda simulated: simulated.seconds
+            )
             busiest = simulation.busiest_resource or "nothing"
-            moved = sum(one.bytes_per_resource.get(busiest, 0.0) for _, one in exchanges)
-            sums_s = sum(one.reduce_seconds for _, one in exchanges)
+            moved = sum(simulated.bytes_per_resource.get(busiest, 0.0) for _, simulated in exchanges)
+            sums_s = sum(simulated.reduce_seconds for _, simulated in exchanges)
             parts[name] += (
                 f" ({num_steps} step{'s' if num_steps > 1 else ''}; busiest {busiest.partition('/')[2]}: "
                 f"{moved / 1e6:.1f} MB at {topology.capacity_bytes_per_s(busiest) / 1e9:.0f} GB/s"
@@ -70,8 +72,8 @@ def simulated_s(world_size: int) -> dict[str, float]:
     """Seconds of aggregation and update of every preset, cheapest first."""
     layout, topology = fcn_r_layout(), load("dual-k80")
     seconds = {
-        name: simulate_plan(create(name, own).stages(layout, world_size), topology, world_size).seconds
-        for name, own in PRESETS.items()
+        name: simulate_plan(create(name, options).stages(layout, world_size), topology, world_size).seconds
+        for name, options in PRESETS.items()
     }
     return dict(sorted(seconds.items(), key=lambda item: item[1]))
 

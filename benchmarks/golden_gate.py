@@ -138,9 +138,9 @@ def differences(before: Path, after: Path, names: Iterable[str], suffixes: Seque
             if paths[0] is None or paths[1] is None:
                 lines.append(f"{name}/{file}: only {'before' if paths[1] is None else 'after'}")
             else:
-                found = first_difference(paths[0], paths[1])
-                if found:
-                    lines.append(f"{name}/{file}: {found}")
+                difference = first_difference(paths[0], paths[1])
+                if difference:
+                    lines.append(f"{name}/{file}: {difference}")
     return lines
 
 
@@ -157,9 +157,9 @@ def first_difference(before: Path, after: Path) -> str | None:
         return None
     texts = [content.decode(errors="backslashreplace") for content in contents]
     if before.suffix == ".csv":
-        found = first_cell(*(list(csv.reader(text.splitlines())) for text in texts))
-        if found:
-            return found
+        difference = first_cell(*(list(csv.reader(text.splitlines())) for text in texts))
+        if difference:
+            return difference
     for number, pair in enumerate(zip_longest(*(text.split("\n") for text in texts)), 1):
         if pair[0] != pair[1]:
             return f"line {number}: {shown(*pair)}"
@@ -170,7 +170,7 @@ def first_cell(before: list[list[str]], after: list[list[str]]) -> str | None:
     """Names row (1 is the first below the header) and column; None where the cells are the same."""
     if before[:1] != after[:1]:
         heads = [(rows or [[]])[0] for rows in (before, after)]
-        gone, new = ([name for name in one if name not in other] for one, other in (heads, heads[::-1]))
+        gone, new = ([name for name in names if name not in other] for names, other in (heads, heads[::-1]))
         only = ", ".join(gone) or "none", ", ".join(new) or "none"
         return f"columns: only before {only[0]}; only after {only[1]}; or their order"
     for number, pair in enumerate(zip_longest(before, after), 0):

@@ -68,17 +68,19 @@ class Tests:
         package = parts[1] if parts[0] == "scaling" else parts[0]
         mirrors = (f"tests/{package}/", f"tests/test_{package}.py")
         tests = [name for name in self._imports if re.search(r"(^|/)test_\w+\.py$", name)]
-        own = {name for name in tests if Path(name).stem == f"test_{parts[-1]}" and name.startswith(mirrors)}
-        near = {name for name in tests if distances.get(name) == 1} - own
-        far = {name for name in tests if name in distances or name.startswith(mirrors)} - own - near
+        mirrored = {
+            name for name in tests if Path(name).stem == f"test_{parts[-1]}" and name.startswith(mirrors)
+        }
+        near = {name for name in tests if distances.get(name) == 1} - mirrored
+        far = {name for name in tests if name in distances or name.startswith(mirrors)} - mirrored - near
 
         def order(name: str) -> tuple[int, bool, str]:
             return distances.get(name, 2), not name.startswith(mirrors), name
 
         folder = {name for name in tests if name.startswith(mirrors)}
         kernels = set(TESTS_OF_KERNELS) if file.startswith(KERNELS) else set()
-        stages = zip(STAGES, (own, near, far, kernels, own | near | folder), strict=True)
-        return {stage: sorted(told, key=order) for stage, told in stages}
+        stages = zip(STAGES, (mirrored, near, far, kernels, mirrored | near | folder), strict=True)
+        return {stage: sorted(names, key=order) for stage, names in stages}
 
     def _distances(self, file: str) -> dict[str, int]:
         """File -> the number of imports that lead from it to `file`, if any do."""
@@ -86,7 +88,11 @@ class Tests:
         while newest:
             wanted = {_module(name) for name in newest}
             step = distances[newest[0]] + 1
-            newest = [name for name, told in self._imports.items() if name not in distances and told & wanted]
+            newest = [
+                name
+                for name, imported in self._imports.items()
+                if name not in distances and imported & wanted
+            ]
             distances |= dict.fromkeys(newest, step)
         return distances
 
@@ -97,13 +103,13 @@ def _module(file: str) -> str:
 
 def _imported(source: str) -> set[str]:
     """Names of modules (and of what is imported from them) in a source, wherever they are."""
-    found: set[str] = set()
+    modules: set[str] = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
-            found |= {one.name for one in node.names}
+            modules |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= {node.module, *(f"{node.module}.{one.name}" for one in node.names)}
-    return found
+            modules |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return modules
 
 
 @dataclass(frozen=True)

@@ -135,21 +135,27 @@ def try_mutant(
     """Puts the mutant into the checkout, runs the stages' tests, and takes it out again."""
     path = root / mutant.file
     source, began, tests = path.read_bytes(), time.monotonic(), 0
-    found, scope = Outcome("survived", "", True, 0), "all" if set(stages) == set(STAGES) else "limit"
+    outcome, scope = Outcome("survived", "", True, 0), "all" if set(stages) == set(STAGES) else "limit"
     try:
         _write(path, mutant.apply(source))
         for stage, files in stages.items():
-            found = run_tests(root, files, STAGES[stage], patience)
-            tests += found.tests
-            if found.outcome != "survived":
+            outcome = run_tests(root, files, STAGES[stage], patience)
+            tests += outcome.tests
+            if outcome.outcome != "survived":
                 scope = stage
                 break
-            scope = scope if found.complete else "limit"
+            scope = scope if outcome.complete else "limit"
     finally:
         _write(path, source)
     seconds = round(time.monotonic() - began, 1)
-    told = (mutant.kind, mutant.file, mutant.line, " ".join(mutant.was.split()), " ".join(mutant.now.split()))
-    return Result(name, *told, found.outcome, found.killed_by, scope, tests, seconds, commit)
+    columns = (
+        mutant.kind,
+        mutant.file,
+        mutant.line,
+        " ".join(mutant.was.split()),
+        " ".join(mutant.now.split()),
+    )
+    return Result(name, *columns, outcome.outcome, outcome.killed_by, scope, tests, seconds, commit)
 
 
 def _write(path: Path, source: bytes) -> None:
@@ -162,10 +168,12 @@ def believed(root: Path, results: Sequence[Result]) -> list[Result]:
     """The results, of which those by tests that fail without a mutant too are doubtful."""
     broken: set[str] = set()
     for name, stage in STAGES.items():
-        killers = {one.killed_by for one in results if one.scope == name} - {NO_TEST}
-        while found := run_tests(root, sorted(killers - broken), stage, patience=20.0).killed_by:
-            broken.add(found)
-    return [replace(one, outcome="doubtful") if one.killed_by in broken else one for one in results]
+        killers = {result.killed_by for result in results if result.scope == name} - {NO_TEST}
+        while broken_now := run_tests(root, sorted(killers - broken), stage, patience=20.0).killed_by:
+            broken.add(broken_now)
+    return [
+        replace(result, outcome="doubtful") if result.killed_by in broken else result for result in results
+    ]
 
 
 @contextmanager
@@ -196,12 +204,16 @@ def write_results(path: Path | None, results: Mapping[str, Result]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     rows = sorted(
         results.values(),
-        key=lambda one: (not one.id.isdecimal(), int(one.id) if one.id.isdecimal() else 0, one.id),
+        key=lambda mutant: (
+            not mutant.id.isdecimal(),
+            int(mutant.id) if mutant.id.isdecimal() else 0,
+            mutant.id,
+        ),
     )
     with path.open("w", encoding="utf-8", newline="") as file:
         table = csv.DictWriter(file, [field.name for field in fields(Result)], lineterminator="\n")
         table.writeheader()
-        table.writerows(asdict(one) for one in rows)
+        table.writerows(asdict(row) for row in rows)
 
 
 def main() -> None:
@@ -223,7 +235,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # the checkout is taken away
     with checkout(REPOSITORY) as root:
         drawn = draw(root, asked.seed, asked.count)
-        mutants = {str(number): one for number, one in enumerate(drawn, 1)} | named_mutants(root)
+        mutants = {str(number): mutant for number, mutant in enumerate(drawn, 1)} | named_mutants(root)
         chosen = asked.only.split(",") if asked.only else list(mutants)
         if unknown := [name for name in chosen if name not in mutants]:
             parser.error(f"no mutant {', '.join(unknown)}; 1 to {asked.count}, {', '.join(NAMED)}")
@@ -244,7 +256,7 @@ def main() -> None:
             words = [name, result.outcome, f"{result.file}:{result.line}", killed_by, f"{result.seconds:g} s"]
             print("\t".join(words), flush=True)
             write_results(asked.out, results)
-        results |= {one.id: one for one in believed(root, [results[name] for name in chosen])}
+        results |= {result.id: result for result in believed(root, [results[name] for name in chosen])}
         write_results(asked.out, results)
     survived = [name for name in chosen if results[name].outcome in ("survived", "doubtful")]
     print(f"{len(chosen) - len(survived)} of {len(chosen)} killed; survived: {', '.join(survived) or 'none'}")

@@ -191,7 +191,9 @@ def _is_left_out(node: ast.AST) -> bool:
     if isinstance(node, ast.Raise | ast.Assert | ast.JoinedStr | ast.Import | ast.ImportFrom):
         return True
     if isinstance(node, ast.FunctionDef):
-        names = {getattr(one, "id", getattr(one, "attr", "")) for one in node.decorator_list}
+        names = {
+            getattr(decorator, "id", getattr(decorator, "attr", "")) for decorator in node.decorator_list
+        }
         return bool(names & {"overload", "abstractmethod"})
     if isinstance(node, ast.If):
         return getattr(node.test, "id", "") == "TYPE_CHECKING"

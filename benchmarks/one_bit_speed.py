@@ -122,8 +122,8 @@ class OneGpu:
 
     def moved(self, name: str) -> float:
         """Bytes that a call must move."""
-        n, own = self.gradient.numel(), self.reference.buffers.stripe_residual.numel()
-        parts = {"encode": 20 * n, "encode sums": 12 * own, "decode": 4 * n}
+        n, num_own = self.gradient.numel(), self.reference.buffers.stripe_residual.numel()
+        parts = {"encode": 20 * n, "encode sums": 12 * num_own, "decode": 4 * n}
         return float(parts.get(name, sum(parts.values())))
 
     def check(self, codec: TritonStripes) -> dict[str, float]:
@@ -162,7 +162,10 @@ class OneGpu:
         largest, num_words = 0.0, 0
         for owner in range(1, self.stripes.world_size):
             for number in range(len(self.stripes.matrices)):
-                pairs = [self.stripes.parts(one.outgoing[owner], number, owner) for one in (ours, theirs)]
+                pairs = [
+                    self.stripes.parts(exchanged.outgoing[owner], number, owner)
+                    for exchanged in (ours, theirs)
+                ]
                 for mine, other in zip(*(pair[:2] for pair in pairs), strict=True):
                     if mine.numel():
                         largest = max(largest, ((mine - other) / other).abs().max().item())
@@ -203,7 +206,7 @@ def on_one_gpu(options: argparse.Namespace) -> dict[str, Any]:
         bench.calls(codec)["all three"]()  # compiles
         timed = {f"{name}, tiles {text}": (name, captured(call)) for name, call in bench.calls(codec).items()}
         rows += bench.time(timed)
-    return {"equality": equality, "rows": rows, "tiles": [str(one) for one in (GRADIENT, SUMS, DECODE)]}
+    return {"equality": equality, "rows": rows, "tiles": [str(tile) for tile in (GRADIENT, SUMS, DECODE)]}
 
 
 class Exchanges:
@@ -218,8 +221,8 @@ class Exchanges:
         self.incoming = torch.zeros(n * words, dtype=torch.int32, device=device)
         at = places.gathered[0]
         self.gathered = self.buffers.wire[at : at + n * places.gathered_words]
-        own = places.gathered[group.rank]
-        self.own = self.buffers.wire[own : own + places.gathered_words]
+        gathered = places.gathered[group.rank]
+        self.own = self.buffers.wire[gathered : gathered + places.gathered_words]
 
     def sends_up(self) -> None:
         """Every stripe to its owner."""
@@ -320,17 +323,17 @@ def main() -> None:
     device = torch.device("cuda", info.local_rank)
     torch.cuda.set_device(device)
     group = Workers(info).group(device, peer_access=not options.host_only)
-    found = on_several(options, info, group)
+    result = on_several(options, info, group)
     if info.rank == 0:
-        write(options, found)
+        write(options, result)
     leave(group)
 
 
-def write(options: argparse.Namespace, found: dict[str, Any]) -> None:
+def write(options: argparse.Namespace, result: dict[str, Any]) -> None:
     """The file, before anything that could keep the program from ending."""
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    found |= {"model": options.model, "environment": collect()}
-    options.out.write_text(json.dumps(found, indent=1, default=str), encoding="utf-8")
+    result |= {"model": options.model, "environment": collect()}
+    options.out.write_text(json.dumps(result, indent=1, default=str), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -122,7 +122,10 @@ class Makers:
 
     def _different(self, sizes_mb: Sequence[Size]) -> list[Size]:
         """Those sizes, without what is larger than one that holds all gradients."""
-        gradient_mb = sum(one.numel() * one.element_size() for one in self._model.parameters()) / 2**20
+        gradient_mb = (
+            sum(parameter.numel() * parameter.element_size() for parameter in self._model.parameters())
+            / 2**20
+        )
         enough = min((size for size in sizes_mb if size and size >= gradient_mb), default=math.inf)
         return [size for size in sizes_mb if size is None or size <= enough]
 

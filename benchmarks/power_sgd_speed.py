@@ -131,7 +131,7 @@ def batches_of(name: str, global_batch: int, bench: Bench) -> tuple[torch.nn.Mod
     module = build_module(model, shape).to(bench.device)
     order = shard(epoch_batches(len(train), global_batch, 0, 1), group.rank, group.world_size)
     place = bench.device
-    return module, [(train.inputs[own].to(place), train.targets[own].to(place)) for own in order]
+    return module, [(train.inputs[rows].to(place), train.targets[rows].to(place)) for rows in order]
 
 
 def compare(name: str, global_batch: int, bench: Bench, until: float) -> dict[str, Any]:
@@ -139,7 +139,7 @@ def compare(name: str, global_batch: int, bench: Bench, until: float) -> dict[st
     begun = time.monotonic()
     module, batches = batches_of(name, global_batch, bench)
     contenders: dict[str, Contender] = {}
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     failed: dict[str, str] = {}
     for who, maker in Makers(module, bench.group, bench.ddp_group, batches[0]):
         contender, reason = bench.made(who, maker)
@@ -151,7 +151,7 @@ def compare(name: str, global_batch: int, bench: Bench, until: float) -> dict[st
         count = max(MIN_ITERATIONS, int(SAMPLE_S / pace_s))
         bench.say(f"  {who}: about {1e3 * pace_s:.2f} ms")
         contenders[who] = contender
-        found[who] = {
+        result[who] = {
             "kind": contender.kind,
             "compression": contender.compression(),
             "losses": losses,
@@ -159,18 +159,18 @@ def compare(name: str, global_batch: int, bench: Bench, until: float) -> dict[st
             "iteration_s": [],
         }
     bench.say(f"{name}: {len(contenders)} contenders set up in {time.monotonic() - begun:.0f} s")
-    num_rounds = in_turns(bench, contenders, batches, found, until)
+    num_rounds = in_turns(bench, contenders, batches, result, until)
     return {
         "global_batch": global_batch,
         "num_rounds": num_rounds,
         "seconds": time.monotonic() - begun,
-        "contenders": found,
+        "contenders": result,
         "failed": failed,
     }
 
 
 def in_turns(
-    bench: Bench, contenders: dict[str, Contender], batches: Batches, found: dict[str, Any], until: float
+    bench: Bench, contenders: dict[str, Contender], batches: Batches, result: dict[str, Any], until: float
 ) -> int:
     """Adds a sample a round to each contender's; gives the number of rounds. Collective."""
     shuffled = random.Random(0)  # the same order on all ranks
@@ -180,8 +180,8 @@ def in_turns(
         order = list(contenders)
         shuffled.shuffle(order)
         for who in order:
-            seconds = bench.timed(contenders[who], batches, found[who]["iterations"])
-            found[who]["iteration_s"].append(seconds)
+            seconds = bench.timed(contenders[who], batches, result[who]["iterations"])
+            result[who]["iteration_s"].append(seconds)
     return MAX_ROUNDS
 
 

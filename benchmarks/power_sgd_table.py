@@ -44,23 +44,23 @@ def summary(network: Mapping[str, Any]) -> dict[str, Any]:
         loss_first, loss_last.
     """
     contenders = network["contenders"]
-    medians = {name: float(np.median(one["iteration_s"])) for name, one in contenders.items()}
+    medians = {name: float(np.median(measured["iteration_s"])) for name, measured in contenders.items()}
     best_hook = _fastest(contenders, medians, "hook")
-    found = {}
-    for name, one in contenders.items():
-        low, high = np.percentile(one["iteration_s"], [25, 75])
-        found[name] = {
+    rows = {}
+    for name, measured in contenders.items():
+        low, high = np.percentile(measured["iteration_s"], [25, 75])
+        rows[name] = {
             "median_s": medians[name],
             "quartiles_s": [float(low), float(high)],
-            "num_rounds": len(one["iteration_s"]),
-            **_ratio(contenders[best_hook]["iteration_s"] if best_hook else None, one["iteration_s"]),
-            "loss_first": one["losses"][0],
-            "loss_last": float(np.mean(one["losses"][-NUM_LAST:])),
+            "num_rounds": len(measured["iteration_s"]),
+            **_ratio(contenders[best_hook]["iteration_s"] if best_hook else None, measured["iteration_s"]),
+            "loss_first": measured["losses"][0],
+            "loss_last": float(np.mean(measured["losses"][-NUM_LAST:])),
         }
     return {
         "best_hook": best_hook,
         "best_ours": _fastest(contenders, medians, "ours"),
-        "contenders": found,
+        "contenders": rows,
     }
 
 
@@ -69,10 +69,10 @@ def _fastest(contenders: Mapping[str, Any], medians: Mapping[str, float], kind: 
     return min(names, key=lambda name: medians[name], default=None)
 
 
-def _ratio(hook: list[float] | None, own: list[float]) -> dict[str, float | None]:
+def _ratio(hook: list[float] | None, our_s: list[float]) -> dict[str, float | None]:
     if hook is None:
         return {"ratio": None, "ratio_low": None, "ratio_high": None}
-    ratios = [a / b for a, b in zip(hook, own, strict=True)]
+    ratios = [a / b for a, b in zip(hook, our_s, strict=True)]
     low, high = interval_within_launch(ratios)
     return {"ratio": float(np.median(ratios)), "ratio_low": low, "ratio_high": high}
 
@@ -95,12 +95,12 @@ def lines(document: Mapping[str, Any], name: str) -> list[str]:
         f"{'':{NAME_WIDTH}} {'ms [quartiles]':>{TIMES_WIDTH}} {'best hook / this':>{RATIO_WIDTH}}    loss"
     )
     rows = [title + f"{network['num_rounds']} rounds", header]
-    for contender, one in said["contenders"].items():
+    for contender, row in said["contenders"].items():
         star = "*" if contender in (said["best_hook"], said["best_ours"]) else ""
         shown = f"{contender}{star}"
         rows.append(
-            f"{shown:{NAME_WIDTH}} {_times(one):>{TIMES_WIDTH}} {_ratio_text(one):>{RATIO_WIDTH}} "
-            f"{one['loss_last']:7.4g}"
+            f"{shown:{NAME_WIDTH}} {_times(row):>{TIMES_WIDTH}} {_ratio_text(row):>{RATIO_WIDTH}} "
+            f"{row['loss_last']:7.4g}"
         )
     rows += [f"{contender}: failed: {reason}"[:WIDTH] for contender, reason in network["failed"].items()]
     rows += verdict(said)
@@ -112,14 +112,14 @@ def verdict(said: Mapping[str, Any]) -> list[str]:
     hook, ours = said["best_hook"], said["best_ours"]
     if hook is None or ours is None:
         return ["no verdict: the hook or power_sgd is missing"]
-    one = said["contenders"][ours]
-    rows = [f"* fastest: {hook}; {ours}", f"  ours is {_ratio_text(one)} times as fast as the hook"]
+    our_row = said["contenders"][ours]
+    rows = [f"* fastest: {hook}; {ours}", f"  ours is {_ratio_text(our_row)} times as fast as the hook"]
     decreases = {name: row["loss_first"] - row["loss_last"] for name, row in said["contenders"].items()}
     ratio = decreases[ours] / decreases[hook] if decreases[hook] else float("nan")
-    alike = LOSSES_ALIKE[0] < ratio < LOSSES_ALIKE[1]
+    are_close = LOSSES_ALIKE[0] < ratio < LOSSES_ALIKE[1]
     rows.append(
         f"  loss decreases by {decreases[hook]:.4g} with the hook, by {decreases[ours]:.4g} with ours: "
-        + ("alike" if alike else "NOT ALIKE")
+        + ("alike" if are_close else "NOT ALIKE")
     )
     return rows
 
@@ -131,9 +131,9 @@ def markdown(document: Mapping[str, Any], name: str) -> list[str]:
         f"| {name}, {setting(document)} | ms [quartiles] | best hook / this [95%] | loss |",
         "|---|---|---|---|",
     ]
-    for contender, one in said["contenders"].items():
+    for contender, row in said["contenders"].items():
         shown = f"**{contender}**" if contender in (said["best_hook"], said["best_ours"]) else contender
-        rows.append(f"| {shown} | {_times(one)} | {_ratio_text(one)} | {one['loss_last']:.4g} |")
+        rows.append(f"| {shown} | {_times(row)} | {_ratio_text(row)} | {row['loss_last']:.4g} |")
     return rows
 
 
@@ -152,8 +152,8 @@ def overview(document: Mapping[str, Any]) -> list[str]:
         every, hook = said["contenders"], said["best_hook"]
         captured, none, overlapped = (
             min(
-                (one for other, one in every.items() if other.startswith(start)),
-                key=lambda one: float(one["median_s"]),
+                (row for other, row in every.items() if other.startswith(start)),
+                key=lambda row: float(row["median_s"]),
             )
             for start in ("power_sgd captured", "none captured", "power_sgd overlap")
         )
@@ -166,17 +166,17 @@ def overview(document: Mapping[str, Any]) -> list[str]:
     return rows
 
 
-def _times(one: Mapping[str, Any]) -> str:
-    low, high = (1e3 * value for value in one["quartiles_s"])
-    return f"{1e3 * one['median_s']:.3f} [{low:.3f}, {high:.3f}]"
+def _times(row: Mapping[str, Any]) -> str:
+    low, high = (1e3 * value for value in row["quartiles_s"])
+    return f"{1e3 * row['median_s']:.3f} [{low:.3f}, {high:.3f}]"
 
 
-def _ratio_text(one: Mapping[str, Any]) -> str:
-    if one["ratio"] is None:
+def _ratio_text(row: Mapping[str, Any]) -> str:
+    if row["ratio"] is None:
         return "-"
-    if one["ratio_low"] is None:
-        return f"{one['ratio']:.2f}"
-    return f"{one['ratio']:.2f} [{one['ratio_low']:.2f}, {one['ratio_high']:.2f}]"
+    if row["ratio_low"] is None:
+        return f"{row['ratio']:.2f}"
+    return f"{row['ratio']:.2f} [{row['ratio_low']:.2f}, {row['ratio_high']:.2f}]"
 
 
 def main() -> None:

@@ -67,18 +67,20 @@ def predictions(
     machine = what_if(everything.machine, ["gpus=2x"])
     predictor, _ = everything.up_to(KNOWN_UP_TO).predictor(machine, strategy_of)
     measured = [
-        one for one in everything.cells if one.world_size == PREDICTED and not one.cell.get("aa_replicate", 0)
+        cell
+        for cell in everything.cells
+        if cell.world_size == PREDICTED and not cell.cell.get("aa_replicate", 0)
     ]
     if later:
-        for one in (cell for path in later for cell in MeasuredFolder(ResultsFolder(path)).cells()):
-            if one.world_size == PREDICTED:
-                yield one, one.cell, _predicted(predictor, one.cell)
+        for later_cell in (cell for path in later for cell in MeasuredFolder(ResultsFolder(path)).cells()):
+            if later_cell.world_size == PREDICTED:
+                yield later_cell, later_cell.cell, _predicted(predictor, later_cell.cell)
         return
-    seen = {identity(one.cell) for one in measured}
-    for one in measured:
-        yield one, one.cell, _predicted(predictor, one.cell)
-    for one in measured:
-        host_only = {**one.cell, "peer_access": False}
+    seen = {identity(cell.cell) for cell in measured}
+    for later_cell in measured:
+        yield later_cell, later_cell.cell, _predicted(predictor, later_cell.cell)
+    for later_cell in measured:
+        host_only = {**later_cell.cell, "peer_access": False}
         if identity(host_only) not in seen:
             seen.add(identity(host_only))
             yield None, host_only, _predicted(predictor, host_only)
@@ -99,11 +101,11 @@ def _predicted(predictor: Predictor, cell: Mapping[str, Any]) -> Prediction | st
 
 
 def rows(
-    found: Iterable[tuple[MeasuredCell | None, Mapping[str, Any], Prediction | str]],
+    predictions: Iterable[tuple[MeasuredCell | None, Mapping[str, Any], Prediction | str]],
 ) -> list[dict[str, Any]]:
     """The table; seconds, errors as ratios, positive where the prediction is too long."""
     table = []
-    for measured, cell, prediction in found:
+    for measured, cell, prediction in predictions:
         row: dict[str, Any] = dict.fromkeys(COLUMNS, "")
         row |= {
             "results": Path(measured.source).name if measured else "not measured",
@@ -167,11 +169,11 @@ def summary(table: list[dict[str, Any]]) -> Iterator[str]:
             groups.setdefault(name, []).append(row)
     yield "| cells | number | median error | 95th percentile | inside the 95% interval |"
     yield "|---|---|---|---|---|"
-    for name, own in groups.items():
-        errors = sorted(abs(float(row["error_ratio"])) for row in own)
+    for name, rows in groups.items():
+        errors = sorted(abs(float(row["error_ratio"])) for row in rows)
         high = errors[max(0, -(-95 * len(errors) // 100) - 1)]
-        inside = sum(row["inside"] == "yes" for row in own) / len(own)
-        yield f"| {name} | {len(own)} | {statistics.median(errors):.1%} | {high:.1%} | {inside:.0%} |"
+        inside = sum(row["inside"] == "yes" for row in rows) / len(rows)
+        yield f"| {name} | {len(rows)} | {statistics.median(errors):.1%} | {high:.1%} | {inside:.0%} |"
     yield ""
     yield "Misses of more than 10%:"
     for row in sorted(compared, key=lambda row: -abs(float(row["error_ratio"]))):

@@ -64,14 +64,14 @@ def compare(topology: Topology, samples: list[Sample]) -> Iterator[Comparison]:
     series = Series(samples)
     for launch in LAUNCHES:
         for operation, schedule in SCHEDULES.items():
-            one = _captured(series, operation, launch)
-            for size in sorted(one.seconds) if one else []:
-                assert one is not None
+            captured = _captured(series, operation, launch)
+            for size in sorted(captured.seconds) if captured else []:
+                assert captured is not None
                 if size < MIB:
                     continue
-                own = schedule(len(one.example.ranks))
-                predicted_s = simulate(own, topology, size, peer_access=launch == "default").seconds
-                low_s, median_s, high_s = one.quartiles_s(size)
+                steps = schedule(len(captured.example.ranks))
+                predicted_s = simulate(steps, topology, size, peer_access=launch == "default").seconds
+                low_s, median_s, high_s = captured.quartiles_s(size)
                 yield Comparison(operation, launch, size, median_s, low_s, high_s, predicted_s)
 
 
@@ -80,15 +80,18 @@ def _captured(series: Series, operation: str, launch: str) -> OneSeries | None:
     return captured or series.first(operation, launch=launch)
 
 
-def table(found: list[Comparison]) -> Iterator[str]:
+def table(comparisons: list[Comparison]) -> Iterator[str]:
     """The comparisons of a launch as Markdown, in milliseconds."""
     yield "| operation | size | measured, median [quartiles] | predicted | predicted / measured |"
     yield "|---|---|---|---|---|"
-    for one in found:
-        low, median, high, model = (s * 1e3 for s in (one.low_s, one.measured_s, one.high_s, one.predicted_s))
+    for comparison in comparisons:
+        low, median, high, model = (
+            s * 1e3
+            for s in (comparison.low_s, comparison.measured_s, comparison.high_s, comparison.predicted_s)
+        )
         yield (
-            f"| {one.operation} | {size_text(one.num_bytes)} | {median:.3f} [{low:.3f}, {high:.3f}] | "
-            f"{model:.3f} | {one.ratio:.2f} |"
+            f"| {comparison.operation} | {size_text(comparison.num_bytes)} "
+            f"| {median:.3f} [{low:.3f}, {high:.3f}] | {model:.3f} | {comparison.ratio:.2f} |"
         )
 
 
@@ -98,11 +101,11 @@ def main() -> None:
     parser.add_argument("machine")
     parser.add_argument("samples", type=Path)
     options = parser.parse_args()
-    found = list(compare(load(options.machine), read_samples(options.samples)))
+    comparisons = list(compare(load(options.machine), read_samples(options.samples)))
     for launch, title in LAUNCHES.items():
-        own = [one for one in found if one.launch == launch]
-        if own:
-            print("\n".join([f"\n{title}; milliseconds\n", *table(own)]))
+        of_launch = [comparison for comparison in comparisons if comparison.launch == launch]
+        if of_launch:
+            print("\n".join([f"\n{title}; milliseconds\n", *table(of_launch)]))
 
 
 if __name__ == "__main__":

@@ -41,11 +41,11 @@ def launcher_class(name: str) -> type[Launcher]:
     if not colon:
         raise ValueError(f"no launcher {name!r}; allowed: {', '.join(known)}, or module:Class of your own")
     try:
-        found = getattr(importlib.import_module(module), attribute)
+        launcher = getattr(importlib.import_module(module), attribute)
     except Exception as error:  # the module is the user's, and may raise anything
         raise ValueError(f"launcher {name!r}: cannot load {target}: {error}") from error
-    if not (isinstance(found, type) and issubclass(found, Launcher)) or inspect.isabstract(found):
+    if not (isinstance(launcher, type) and issubclass(launcher, Launcher)) or inspect.isabstract(launcher):
         raise ValueError(
-            f"launcher {name!r} is {found!r}; it must be a launchers.base.Launcher with a command()"
+            f"launcher {name!r} is {launcher!r}; it must be a launchers.base.Launcher with a command()"
         )
-    return found
+    return launcher

@@ -62,7 +62,7 @@ def build(
     Raises:
         TopologyError: naming the key that is wrong, what it holds and what is allowed.
     """
-    check_ids(file, source, own=changes)
+    check_ids(file, source, derived=changes)
     network = changes.network if changes is not None else None
     machine = Machine(
         name=node_name if network is not None and node_name is not None else file.name,
@@ -121,18 +121,18 @@ def _require_route(machine: Machine, a: Device, b: Device, source: str) -> None:
         ) from None
 
 
-def check_ids(file: MachineFile, source: str, own: DerivedFile | None = None) -> None:
+def check_ids(file: MachineFile, source: str, derived: DerivedFile | None = None) -> None:
     """Raises where an id is taken, or a device or type that is named does not exist.
 
     Args:
         file: one node, in full.
         source: file or name, for messages.
-        own: the file itself where `file` is a machine with what it adds: its entries are counted from 0.
+        derived: the file itself where `file` is a machine with what it adds: its entries are counted from 0.
 
     Raises:
         TopologyError: naming the key that is wrong.
     """
-    mine = own or file
+    mine = derived or file
     first_device, first_link = len(file.devices) - len(mine.devices), len(file.links) - len(mine.links)
     ids = [device.id for device in file.devices]
     links = [_link_id(link) for link in file.links]
@@ -224,7 +224,7 @@ def _origins(latency: MessageLatency | None) -> dict[str, str]:
 def _sources(file: MachineFile) -> list[tuple[str, str, str]]:
     """(type, figure, where it comes from) of everything in the file."""
     entries = [*file.device_types.items(), *file.link_types.items()]
-    found = [(name, key, text) for name, entry in entries for key, text in entry.sources().items()]
-    return found + [
+    sources = [(name, key, text) for name, entry in entries for key, text in entry.sources().items()]
+    return sources + [
         ("message_latency_s", key, text) for key, text in _origins(file.message_latency_s).items()
     ]

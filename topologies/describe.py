@@ -143,8 +143,8 @@ def _head(topology: Topology) -> list[str]:
 def _device_lines(devices: Sequence[Device]) -> list[str]:
     """A table; neighbours that are alike share a line."""
     rows = [(device.id, _device_figures(device)) for device in devices]
-    alike = [(figures, [name for name, _ in own]) for figures, own in groupby(rows, lambda row: row[1])]
-    return _table([compact(names), *figures] for figures, names in alike)
+    groups = [(figures, [name for name, _ in same]) for figures, same in groupby(rows, lambda row: row[1])]
+    return _table([compact(names), *figures] for figures, names in groups)
 
 
 def _device_figures(device: Device) -> list[str]:
@@ -184,9 +184,11 @@ def _network(topology: Topology) -> list[str]:
 
 
 def _message_latencies(topology: Topology) -> list[str]:
-    found = topology.machine.message_latency_s
+    latency = topology.machine.message_latency_s
     return (
-        [", ".join(f"{kind} {microseconds(latency_s)}" for kind, latency_s in found.items())] if found else []
+        [", ".join(f"{kind} {microseconds(latency_s)}" for kind, latency_s in latency.items())]
+        if latency
+        else []
     )
 
 

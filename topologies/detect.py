@@ -97,10 +97,10 @@ def find_gpus() -> tuple[tuple[Gpu, ...], list[str]]:
         return gpus, [*_asked_of_smi(gpus), *_untold(gpus)]
     if len(gpus) > 1 and not any(gpu.nvlinks or gpu.switch_links for gpu in gpus):
         # Virtual machines may hide the links' ends, but not which pairs they join.
-        told = detect_smi.with_links(gpus)
+        with_links = detect_smi.with_links(gpus)
         gpus = tuple(
             replace(new, peers=new.peers if gpu.peers is None else gpu.peers)
-            for gpu, new in zip(gpus, told, strict=True)
+            for gpu, new in zip(gpus, with_links, strict=True)
         )
     return gpus, _untold(gpus)
 
@@ -127,10 +127,10 @@ def visible_gpus(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> tuple[Gpu, 
             return None
         named = [gpu for gpu in gpus if entry.startswith("GPU-") and gpu.uuid.startswith(entry)]
         numbered = [gpus[int(entry)]] if entry.isdigit() and int(entry) < len(gpus) else []
-        found = named or numbered
-        if len(found) != 1:  # CUDA ignores what stands behind an entry that names no GPU
+        nodes = named or numbered
+        if len(nodes) != 1:  # CUDA ignores what stands behind an entry that names no GPU
             break
-        visible += found
+        visible += nodes
     # CUDA gives no GPU at all where one is named twice.
     return tuple(visible) if len({gpu.index for gpu in visible}) == len(visible) else ()
 
@@ -154,7 +154,7 @@ def _asked_of_smi(gpus: tuple[Gpu, ...]) -> list[str]:
 
 def _untold(gpus: tuple[Gpu, ...]) -> list[str]:
     without_link = [gpu.id for gpu in gpus if gpu.pcie is None]
-    found = [f"PCIe link of {', '.join(without_link)}: the driver does not say"] if without_link else []
+    missing = [f"PCIe link of {', '.join(without_link)}: the driver does not say"] if without_link else []
     if len(gpus) > 1 and any(gpu.peers is None for gpu in gpus):
-        found.append("peer access: the driver does not say, so that GPUs have it that NVLink joins")
-    return found
+        missing.append("peer access: the driver does not say, so that GPUs have it that NVLink joins")
+    return missing

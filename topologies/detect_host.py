@@ -48,8 +48,8 @@ def read_host(
 
 def node_cpus(sys: Path = SYS) -> dict[int, set[int]]:
     """NUMA node -> numbers of its cores, for those that have any; empty where the kernel knows of none."""
-    found = (sys / "devices/system/node").glob("node[0-9]*")
-    numbered = {int(path.name.removeprefix("node")): path for path in found}
+    paths = (sys / "devices/system/node").glob("node[0-9]*")
+    numbered = {int(path.name.removeprefix("node")): path for path in paths}
     cores = {number: parse_cpu_list(_text(path / "cpulist")) for number, path in sorted(numbered.items())}
     return {number: cpus for number, cpus in cores.items() if cpus}
 
@@ -71,8 +71,8 @@ def start_named(host: str | None, boot: str | None) -> str:
 
 def cpu_governors(sys: Path = SYS) -> list[str] | None:
     """How the kernel sets the cores' frequencies: each way once; None where it does not."""
-    found = (sys / "devices/system/cpu").glob("cpu[0-9]*/cpufreq/scaling_governor")
-    return sorted({text for path in found if (text := _text(path).strip())}) or None
+    paths = (sys / "devices/system/cpu").glob("cpu[0-9]*/cpufreq/scaling_governor")
+    return sorted({text for path in paths if (text := _text(path).strip())}) or None
 
 
 def parse_cpu_list(text: str) -> set[int]:
@@ -103,8 +103,8 @@ def _socket(cpu: int, sys: Path) -> int:
 
 def _node_memory(number: int, sys: Path) -> int | None:
     text = _text(sys / f"devices/system/node/node{number}/meminfo")
-    found = re.search(r"MemTotal:\s*(\d+) kB", text)
-    return int(found[1]) * 1024 if found else None
+    match = re.search(r"MemTotal:\s*(\d+) kB", text)
+    return int(match[1]) * 1024 if match else None
 
 
 def pci_place(bus_id: str, sys: Path = SYS) -> PciePlace:

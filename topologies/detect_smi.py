@@ -81,8 +81,8 @@ def parse_matrix(text: str) -> Matrix:
     matrix: Matrix = {}
     for row in rows:
         if row and row is not header and re.fullmatch(r"GPU\d+", row[0]) and len(row) > len(columns):
-            own = int(row[0].removeprefix("GPU"))
-            matrix |= {(own, other): word for other, word in zip(columns, row[1:], strict=False)}
+            source_index = int(row[0].removeprefix("GPU"))
+            matrix |= {(source_index, other): word for other, word in zip(columns, row[1:], strict=False)}
     return {pair: word for pair, word in matrix.items() if pair[0] != pair[1]}
 
 
@@ -91,10 +91,10 @@ def parse_link_speeds(text: str) -> dict[int, list[float]]:
     speeds: dict[int, list[float]] = {}
     gpu = None
     for line in text.splitlines():
-        if found := re.match(r"GPU (\d+):", line):
-            gpu = int(found[1])
-        elif gpu is not None and (found := re.match(r"\s*Link \d+: ([\d.]+) GB/s", line)):
-            speeds.setdefault(gpu, []).append(float(found[1]) * 1e9)
+        if match := re.match(r"GPU (\d+):", line):
+            gpu = int(match[1])
+        elif gpu is not None and (match := re.match(r"\s*Link \d+: ([\d.]+) GB/s", line)):
+            speeds.setdefault(gpu, []).append(float(match[1]) * 1e9)
     return speeds
 
 
@@ -111,8 +111,10 @@ def _with_links(gpu: Gpu, words: Matrix, access: Matrix, speeds: list[float]) ->
 
 
 def _links(index: int, words: Matrix) -> dict[int, int]:
-    found = {other: re.fullmatch(r"NV(\d+)", word) for (own, other), word in words.items() if own == index}
-    return {other: int(match[1]) for other, match in found.items() if match}
+    matches = {
+        other: re.fullmatch(r"NV(\d+)", word) for (source, other), word in words.items() if source == index
+    }
+    return {other: int(match[1]) for other, match in matches.items() if match}
 
 
 def _more_than_gpus_have(nvlinks: Mapping[int, int]) -> bool:

@@ -47,10 +47,10 @@ class _Parts:
         self.links.append(entry | ({"count": count} if count > 1 else {}))
 
 
-def _figures(figures: dict[str, Figure | None], found: str) -> dict[str, Any]:
+def _figures(figures: dict[str, Figure | None], origin: str) -> dict[str, Any]:
     given = {name: figure for name, figure in figures.items() if figure is not None}
     values = {name: figure.value for name, figure in given.items()}
-    return {**values, "source": {name: figure.source for name, figure in given.items()} or found}
+    return {**values, "source": {name: figure.source for name, figure in given.items()} or origin}
 
 
 def machine_file(facts: Facts) -> dict[str, Any]:
@@ -89,7 +89,7 @@ def peer_access(gpus: list[str], pairs: Iterable[tuple[str, str]]) -> str | list
 
 def _add_host(parts: _Parts, facts: Facts) -> None:
     nodes, name = facts.host.nodes, facts.host.cpu_name
-    alike = len({node.usable_cores for node in nodes}) == 1
+    is_same = len({node.usable_cores for node in nodes}) == 1
     for at, node in enumerate(nodes):
         if node.memory_bytes != 0:
             parts.device(
@@ -105,7 +105,7 @@ def _add_host(parts: _Parts, facts: Facts) -> None:
             if node.usable_cores
             else None
         )
-        type_ = "cpu" if alike else f"cpu-{node.usable_cores}"
+        type_ = "cpu" if is_same else f"cpu-{node.usable_cores}"
         parts.device(f"cpu{at}", type_, "cpu", name, cores=cores, reduce_bytes_per_s=nominal.CORE_SUM)
     for at, node in enumerate(nodes):
         if node.memory_bytes != 0:
@@ -182,7 +182,7 @@ def _switches(facts: Facts) -> dict[str, str]:
 def _cpu_of(facts: Facts, gpu: Gpu) -> str:
     place = facts.places.get(gpu.bus_id)
     node = place.numa_node if place is not None else None
-    numbers = [one.number for one in facts.host.nodes]
+    numbers = [node.number for node in facts.host.nodes]
     return f"cpu{numbers.index(node) if node in numbers else 0}"
 
 
@@ -190,9 +190,9 @@ def _add_nvlinks(parts: _Parts, gpus: tuple[Gpu, ...]) -> None:
     bandwidth = nominal.nvlink_bandwidth(
         next((g.nvlink_bytes_per_s for g in gpus if g.nvlink_bytes_per_s), None)
     )
-    for one, other in combinations(gpus, 2):
-        if count := one.nvlinks.get(other.index, 0):
-            parts.link("nvlink", "nvlink", (one.id, other.id), count,
+    for first, other in combinations(gpus, 2):
+        if count := first.nvlinks.get(other.index, 0):
+            parts.link("nvlink", "nvlink", (first.id, other.id), count,
                        bandwidth_bytes_per_s=bandwidth, latency_s=nominal.NVLINK_LATENCY)  # fmt: skip
     switched = [gpu for gpu in gpus if gpu.switch_links]
     if switched:
@@ -203,12 +203,12 @@ def _add_nvlinks(parts: _Parts, gpus: tuple[Gpu, ...]) -> None:
 
 
 def _peer_pairs(gpus: tuple[Gpu, ...]) -> list[tuple[str, str]]:
-    def joined(one: Gpu, other: Gpu) -> bool:
-        if one.peers is not None and other.peers is not None:
-            return other.index in one.peers and one.index in other.peers
-        return other.index in one.nvlinks or bool(one.switch_links and other.switch_links)
+    def joined(gpu: Gpu, other: Gpu) -> bool:
+        if gpu.peers is not None and other.peers is not None:
+            return other.index in gpu.peers and gpu.index in other.peers
+        return other.index in gpu.nvlinks or bool(gpu.switch_links and other.switch_links)
 
-    return [(one.id, other.id) for one, other in combinations(gpus, 2) if joined(one, other)]
+    return [(gpu.id, other.id) for gpu, other in combinations(gpus, 2) if joined(gpu, other)]
 
 
 def _message_latency(gpus: tuple[Gpu, ...]) -> dict[str, Any]:
@@ -230,4 +230,4 @@ def _slug(name: str) -> str:
 def _unique(name: str, taken: Iterable[str]) -> str:
     known = set(taken)
     names = (name if at == 1 else f"{name}-{at}" for at in range(1, len(known) + 2))
-    return next(one for one in names if one not in known)
+    return next(name for name in names if name not in known)

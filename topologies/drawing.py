@@ -51,7 +51,7 @@ def _title(topology: Topology, width: float) -> list[str]:
     lines = textwrap.wrap(topology.description, int((width - 2 * MARGIN) / 7))[:2]
     parts = [text((MARGIN, 38), topology.name, size=20, anchor="start", bold=True)]
     return parts + [
-        text((MARGIN, 58 + 16 * at), one, size=13, anchor="start") for at, one in enumerate(lines)
+        text((MARGIN, 58 + 16 * at), line, size=13, anchor="start") for at, line in enumerate(lines)
     ]
 
 
@@ -130,8 +130,8 @@ def _link_label(link: Link, at: Point, anchor: str, *, one_line: bool) -> list[s
         return [plate(at, label, size=11), text(at, label, size=11, color=color)]
     lines = (kind, f"{rate} GB/s")
     return [
-        text((at[0], at[1] + 13 * row), one, size=11, anchor=anchor, color=color, halo=True)
-        for row, one in enumerate(lines)
+        text((at[0], at[1] + 13 * row), line, size=11, anchor=anchor, color=color, halo=True)
+        for row, line in enumerate(lines)
     ]
 
 
@@ -143,7 +143,7 @@ def _device(box_: Box) -> list[str]:
     return [
         box((box_.x, box_.y), (box_.width, box_.height), fill=fill, stroke=edge, label=device.name or None),
         text((box_.middle, top), device.id, size=13, bold=True),
-        *(text((box_.middle, top + 14 * (at + 1)), one, size=10.5) for at, one in enumerate(lines)),
+        *(text((box_.middle, top + 14 * (at + 1)), line, size=10.5) for at, line in enumerate(lines)),
     ]
 
 
@@ -157,7 +157,7 @@ def _details(device: Device, width: float) -> list[str]:
         figure = f"memory {figure}" if device.kind == "gpu" else figure
     name = textwrap.wrap(device.name, max(8, int(width / 5.8)))
     if len(name) < 2:
-        return [one for one in (*name, figure) if one]
+        return [part for part in (*name, figure) if part]
     return name[:2]
 
 
@@ -168,20 +168,20 @@ def _boards(layout: Layout) -> list[str]:
         if box_.device.board is not None:
             boards.setdefault(box_.device.board, []).append(box_)
     parts = []
-    for name, found in boards.items():
-        x, right = min(b.x for b in found) - 6, max(b.x + b.width for b in found) + 6
-        y = found[0].y - 8
+    for name, gpus in boards.items():
+        x, right = min(b.x for b in gpus) - 6, max(b.x + b.width for b in gpus) + 6
+        y = gpus[0].y - 8
         parts.append(
             box(
                 (x, y),
-                (right - x, found[0].height + BOARD_LABEL_HEIGHT + 8),
+                (right - x, gpus[0].height + BOARD_LABEL_HEIGHT + 8),
                 fill="#f7f7f4",
                 stroke=FRAME,
                 dashed=True,
             )
         )
         parts.append(
-            text(((x + right) / 2, y + found[0].height + 27), f"board {name}", size=11, color="#555555")
+            text(((x + right) / 2, y + gpus[0].height + 27), f"board {name}", size=11, color="#555555")
         )
     return parts
 
@@ -222,8 +222,8 @@ def _network(topology: Topology, layout: Layout) -> list[str]:
     parts.append(box((left, y - 42), (NETWORK_WIDTH, 84), fill=fill, stroke=edge))
     lines = ("network", network.kind, each, microseconds(network.latency_s))
     parts += [
-        text((left + NETWORK_WIDTH / 2, y - 22 + 18 * at), one, size=14 if not at else 12, bold=not at)
-        for at, one in enumerate(lines)
+        text((left + NETWORK_WIDTH / 2, y - 22 + 18 * at), line, size=14 if not at else 12, bold=not at)
+        for at, line in enumerate(lines)
     ]
     return parts + _other_nodes(topology, left, y + 42)
 

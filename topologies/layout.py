@@ -159,10 +159,10 @@ def _span(
 
 def _line(device: str, parents: Mapping[str, str]) -> list[str]:
     """A device and all that it hangs on, up to the root."""
-    found = [device]
-    while found[-1] in parents:
-        found.append(parents[found[-1]])
-    return found
+    devices = [device]
+    while devices[-1] in parents:
+        devices.append(parents[devices[-1]])
+    return devices
 
 
 def _column_edges(
@@ -210,7 +210,7 @@ def _tracks(machine: Machine, spans: Mapping[str, tuple[int, int]]) -> dict[str,
     ends = {link.id: tuple(sorted((spans[link.first][0], spans[link.second][0]))) for link in direct}
     taken: list[list[tuple[int, ...]]] = []
     tracks: dict[str, int] = {}
-    for link_id in sorted(ends, key=lambda one: (ends[one][1] - ends[one][0], ends[one])):
+    for link_id in sorted(ends, key=lambda identity: (ends[identity][1] - ends[identity][0], ends[identity])):
         a, b = ends[link_id]
         free = (at for at, others in enumerate(taken) if all(b < c or d < a for c, d in others))
         track = next(free, len(taken))
@@ -223,12 +223,12 @@ def _tracks(machine: Machine, spans: Mapping[str, tuple[int, int]]) -> dict[str,
 
 def _side_by_side(boxes: Mapping[str, Box]) -> dict[str, Box]:
     """Several host memories of a CPU share its width."""
-    found: dict[tuple[float, float], list[Box]] = {}
+    by_place: dict[tuple[float, float], list[Box]] = {}
     for box in boxes.values():
         if box.device.kind == "host_memory":
-            found.setdefault((box.x, box.y), []).append(box)
+            by_place.setdefault((box.x, box.y), []).append(box)
     shared = {}
-    for same in found.values():
+    for same in by_place.values():
         width = (same[0].width - PAD * (len(same) - 1)) / len(same)
         for at, box in enumerate(same):
             shared[box.device.id] = replace(box, x=box.x + at * (width + PAD), width=width)

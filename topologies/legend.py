@@ -75,9 +75,9 @@ def _link(kind: str, words: str, x: float, at: int) -> list[str]:
 def _device_lines(topology: Topology) -> list[tuple[DeviceKind, str]]:
     lines = []
     for kind, word in DEVICE_WORDS.items():
-        found = topology.machine.of_kind(kind)
-        names = dict.fromkeys(device.name for device in found if device.name not in ("", word))
-        if found:
+        devices = topology.machine.of_kind(kind)
+        names = dict.fromkeys(device.name for device in devices if device.name not in ("", word))
+        if devices:
             lines.append((kind, f"{word}: {'; '.join(names)}" if names else word))
     return lines
 
@@ -94,15 +94,15 @@ def _link_lines(topology: Topology) -> list[tuple[str, str]]:
 
 def _link_types(links: Iterable[Link]) -> list[tuple[str, str]]:
     """(kind, what one cable of each type gives), every type once."""
-    found: dict[tuple[str, str], None] = {}
+    entries: dict[tuple[str, str], None] = {}
     for link in links:
         words = gigabytes_per_s(link.bandwidth_bytes_per_s / link.count)
         if link.back_bytes_per_s is not None:
             words += f" there, {gigabytes(link.back_bytes_per_s / link.count)} back"
         else:
             words += " each direction" if link.duplex else " both directions together"
-        found[link.kind, f"{link.type or link.kind}: {words}, {microseconds(link.latency_s)}"] = None
-    return list(found)
+        entries[link.kind, f"{link.type or link.kind}: {words}, {microseconds(link.latency_s)}"] = None
+    return list(entries)
 
 
 def _notes(topology: Topology, width: float) -> list[str]:

@@ -159,11 +159,11 @@ class Machine:
         Raises:
             TopologyError: there is none.
         """
-        found = self.of_kind(kind)
-        if not found:
+        devices = self.of_kind(kind)
+        if not devices:
             raise TopologyError(f"{self.name}: no device of kind {kind!r}; add one to 'devices'")
         return min(
-            (device.id for device in found),
+            (device.id for device in devices),
             key=lambda id_: self._time_per_byte(source, id_),
         )
 
@@ -177,8 +177,8 @@ class Machine:
         """
         if device not in self._nics:
             nearest = self._nearest_nics(device)
-            alike = [gpu.id for gpu in self.of_kind("gpu") if self._nearest_nics(gpu.id) == nearest]
-            turn = alike.index(device) if device in alike else 0
+            same_nic = [gpu.id for gpu in self.of_kind("gpu") if self._nearest_nics(gpu.id) == nearest]
+            turn = same_nic.index(device) if device in same_nic else 0
             self._nics[device] = nearest[turn % len(nearest)]
         return self._nics[device]
 

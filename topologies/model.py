@@ -119,10 +119,10 @@ class Topology:
 
     def host(self, node: int) -> tuple[int, str]:
         """The host memory in which that node sums: its first one."""
-        found = self.machine.of_kind("host_memory")
-        if not found:
+        memories = self.machine.of_kind("host_memory")
+        if not memories:
             raise TopologyError(f"{self.name}: no device of kind 'host_memory'; add one to 'devices'")
-        return node, found[0].id
+        return node, memories[0].id
 
     def capacity_bytes_per_s(self, resource: str) -> float:
         """Bytes a second of a resource that a `Path` names."""

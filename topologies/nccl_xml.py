@@ -57,40 +57,40 @@ def facts_of(text: str, name: str, source: str = "") -> Facts:
     cpus = system.findall("cpu")
     if system.tag != "system" or not cpus:
         raise TopologyError(f"{source}: no <system> with <cpu>s; give what NCCL_TOPO_DUMP_FILE wrote")
-    found = _Found()
+    parts = _Found()
     nodes = []
     for cpu in cpus:
         number = max(0, int(cpu.get("numaid", "0")))
         nodes.append(NumaNode(number, number, _cores(cpu)))
         for device in cpu.findall("pci"):
-            _walk(device, number, (), found)
+            _walk(device, number, (), parts)
     host = Host(_cpu_name(cpus[0]), tuple(nodes))
     missing = ["names of GPUs, their memories, cores' rates: the XML does not have them"]
-    if found.num_nics:
-        missing.append(f"{found.num_nics} NICs: left out; add them and a network in a file on top")
-    return Facts(name, host, _gpus(found), found.places, found.bridges, tuple(missing))
+    if parts.num_nics:
+        missing.append(f"{parts.num_nics} NICs: left out; add them and a network in a file on top")
+    return Facts(name, host, _gpus(parts), parts.places, parts.bridges, tuple(missing))
 
 
-def _walk(device: ElementTree.Element, node: int, above: tuple[str, ...], found: _Found) -> None:
+def _walk(device: ElementTree.Element, node: int, above: tuple[str, ...], parts: _Found) -> None:
     bus_id = device.get("busid", "")
     link = _link(device)
     gpu = device.find("gpu")
     if gpu is not None:
-        found.gpus.append((gpu, bus_id, link))
-        found.places[bus_id] = PciePlace(node, above)
-    found.num_nics += len(device.findall("nic"))
+        parts.gpus.append((gpu, bus_id, link))
+        parts.places[bus_id] = PciePlace(node, above)
+    parts.num_nics += len(device.findall("nic"))
     # The file leaves root ports out: the first bridge is a switch, and its link leads to the CPU.
     bridges = (*above, bus_id) if above else (f"root of {bus_id}", bus_id)
     inner = device.findall("pci")
     if inner and link is not None:
-        found.bridges.setdefault(bridges[0], link)
-    for one in inner:
-        _walk(one, node, bridges, found)
+        parts.bridges.setdefault(bridges[0], link)
+    for child in inner:
+        _walk(child, node, bridges, parts)
 
 
-def _gpus(found: _Found) -> tuple[Gpu, ...]:
-    numbers = {bus_id: index for index, (_, bus_id, _) in enumerate(found.gpus)}
-    return tuple(_gpu(numbers[bus_id], gpu, bus_id, link, numbers) for gpu, bus_id, link in found.gpus)
+def _gpus(parts: _Found) -> tuple[Gpu, ...]:
+    numbers = {bus_id: index for index, (_, bus_id, _) in enumerate(parts.gpus)}
+    return tuple(_gpu(numbers[bus_id], gpu, bus_id, link, numbers) for gpu, bus_id, link in parts.gpus)
 
 
 def _gpu(

@@ -97,7 +97,7 @@ def _check_added(machine: Machine, name: str) -> None:
         ("device", [d.id for d in machine.devices]),
         ("link", [link.id for link in machine.links]),
     ):
-        taken = sorted({one for one in ids if ids.count(one) > 1})
+        taken = sorted({id_ for id_ in ids if ids.count(id_) > 1})
         if taken:
             raise TopologyError(
                 f"{name}: {what} {taken[0]!r} is there already; give the added one another id"

@@ -97,9 +97,9 @@ class OneBitState(AggregatorState):
     @property
     def outgoing(self) -> list[Tensor]:
         """[rank] int32 words: its stripes of the own gradient; at the own rank the sums'."""
-        own = self.group.rank
-        sums = self.buffers.gathered[own]
-        return [sums if rank == own else words for rank, words in enumerate(self.buffers.outgoing)]
+        own_rank = self.group.rank
+        sums = self.buffers.gathered[own_rank]
+        return [sums if rank == own_rank else words for rank, words in enumerate(self.buffers.outgoing)]
 
     @property
     def incoming(self) -> list[Tensor]:
@@ -236,8 +236,8 @@ class StripedOneBit(Aggregator[OneBitState]):
             with phase("reduce"):
                 state.result.div_(state.group.world_size)
             return
-        buffers, own = state.buffers, state.group.rank
-        peers = [rank for rank in range(state.group.world_size) if rank != own]
+        buffers, own_rank = state.buffers, state.group.rank
+        peers = [rank for rank in range(state.group.world_size) if rank != own_rank]
         self.exchange(
             state,
             [Message(peer, buffers.outgoing[peer]) for peer in peers],
@@ -248,7 +248,7 @@ class StripedOneBit(Aggregator[OneBitState]):
             state.codec.encode_sums()
         self.exchange(
             state,
-            [Message(peer, buffers.gathered[own]) for peer in peers],
+            [Message(peer, buffers.gathered[own_rank]) for peer in peers],
             [Message(peer, buffers.gathered[peer]) for peer in peers],
             phase,
         )

@@ -64,7 +64,7 @@ class Mpi(Aggregator[MpiState]):
     name = "mpi"
     modifies_input = True
     library = "mpi"
-    dtypes = tuple(one for one in DTYPES if one in SUMMED)
+    dtypes = tuple(dtype for dtype in DTYPES if dtype in SUMMED)
 
     def start(self, layout: BucketLayout, group: Group, dtype: torch.dtype, device: torch.device) -> MpiState:
         """Reserves the host memory; refuses types that MPI cannot add, bfloat16 and float16 among them."""
@@ -169,8 +169,8 @@ class MpiOneBit(StripedOneBit):
             _down(down)
         with phase("communicate"):
             state.over_mpi.exchange(
-                [Message(one.peer, host) for one, (_, host) in zip(sends, down, strict=True)],
-                [Message(one.peer, host) for one, (host, _) in zip(receives, up, strict=True)],
+                [Message(message.peer, host) for message, (_, host) in zip(sends, down, strict=True)],
+                [Message(message.peer, host) for message, (host, _) in zip(receives, up, strict=True)],
             )
         with phase("h2d_result"):
             for host, words in up:

@@ -89,13 +89,15 @@ class PowerSgdState(AggregatorState):
     def checkpoint_tensors(self) -> dict[str, Tensor]:
         """Residual and Q by parameter; what decides the random numbers is stored with every parameter."""
         names, residuals = self.layout.names, self.layout.views(self.values) if self.feeds_back else []
-        found: dict[str, Tensor] = {}
-        for group, own in zip(self.groups, self.q.sent, strict=True):
+        factors: dict[str, Tensor] = {}
+        for group, thin in zip(self.groups, self.q.sent, strict=True):
             matrices = [names[number] for number in group.tensors]
-            found |= named("residual", matrices, [residuals[number] for number in group.tensors if residuals])
-            found |= named("next_q", matrices, own)
+            factors |= named(
+                "residual", matrices, [residuals[number] for number in group.tensors if residuals]
+            )
+            factors |= named("next_q", matrices, thin)
         drawn = [] if self.noise is None else [self.noise.drawn] * len(names)
-        return found | named("drawn", names, drawn)
+        return factors | named("drawn", names, drawn)
 
     def check(self) -> None:
         """See the base."""
@@ -146,7 +148,7 @@ class PowerSgd(Aggregator[PowerSgdState]):
         require_same_layout(layout, group)
         groups = self.codec().groups(layout.shapes)
         spans = spans_sent_whole(layout, groups)
-        p_elements = sum(one.p_elements for one in groups)
+        p_elements = sum(group.p_elements for group in groups)
 
         def zeros(count: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros(count, dtype=dtype, device=device)
@@ -154,8 +156,8 @@ class PowerSgd(Aggregator[PowerSgdState]):
         values, decoded = zeros(layout.num_elements), zeros(layout.num_elements)
         first = zeros(p_elements + sum(stop - start for start, stop in spans))
         second = starting_q(groups, self.seed).to(device)
-        p = ThinMatrices(first, [one.rows for one in groups], groups)
-        q = ThinMatrices(second, [one.columns for one in groups], groups)
+        p = ThinMatrices(first, [shape.rows for shape in groups], groups)
+        q = ThinMatrices(second, [shape.columns for shape in groups], groups)
         whole = first[p_elements:]
         return PowerSgdState(
             group,
@@ -217,7 +219,7 @@ class PowerSgd(Aggregator[PowerSgdState]):
     def _decode(self, state: PowerSgdState) -> None:
         """Steps 5 and 6, and the Q of the next step."""
         torch._foreach_div_(
-            [one for one in (state.second, state.whole) if one.numel()], state.group.world_size
+            [buffer for buffer in (state.second, state.whole) if buffer.numel()], state.group.world_size
         )
         for p, q, means in zip(state.orthonormal_p, state.sent_q, state.means, strict=True):
             torch.bmm(p, q.transpose(1, 2), out=means)
@@ -266,8 +268,8 @@ class PowerSgd(Aggregator[PowerSgdState]):
 
 def _watch(layout: BucketLayout, groups: list[MatrixGroup], device: torch.device) -> FiniteWatch:
     """Of every value of all Q, and of the sums of chunks of what is sent as it is."""
-    numbers = list(chain.from_iterable(one.tensors for one in groups))
-    lengths = [one.columns * one.rank for one in groups for _ in one.tensors]
+    numbers = list(chain.from_iterable(group.tensors for group in groups))
+    lengths = [group.columns * group.rank for group in groups for _ in group.tensors]
     thin = [(layout.names[number], (length,)) for number, length in zip(numbers, lengths, strict=True)]
     rest = [
         (name, shape)

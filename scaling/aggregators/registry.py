@@ -58,13 +58,16 @@ def create(name: str, parameters: Mapping[str, Any] | None = None) -> Aggregator
             has no `name`, or that of another aggregator.
     """
     instance: Aggregator[Any] = REGISTRY.create(name, Aggregator, parameters)
-    own = getattr(instance, "name", None)
-    if not isinstance(own, str) or not own:
+    stated_name = getattr(instance, "name", None)
+    if not isinstance(stated_name, str) or not stated_name:
         raise StudyError(f"aggregator {name!r}: its class needs a `name`, a text that is its label in tables")
     cls = type(instance)
-    if BUILT_IN.get(own, f"{cls.__module__}:{cls.__qualname__}") != f"{cls.__module__}:{cls.__qualname__}":
+    if (
+        BUILT_IN.get(stated_name, f"{cls.__module__}:{cls.__qualname__}")
+        != f"{cls.__module__}:{cls.__qualname__}"
+    ):
         raise StudyError(
-            f"aggregator {name!r} has the name {own!r} of another one, {BUILT_IN[own]}: give its class a "
-            "`name` of its own, under which its results are shown"
+            f"aggregator {name!r} has the name {stated_name!r} of another one, {BUILT_IN[stated_name]}: "
+            "give its class a `name` of its own, under which its results are shown"
         )
     return instance

@@ -28,8 +28,8 @@ def require_same_layout(layout: BucketLayout, group: Group) -> None:
     # Of n numbers, n times the sum of squares is the square of the sum only where all are equal.
     if not torch.equal(group.world_size * sums[1], sums[0].square()):
         tensors = zip(layout.names, layout.shapes, strict=True)
-        own = ", ".join(f"{name} {list(shape)}" for name, shape in tensors)
+        listed = ", ".join(f"{name} {list(shape)}" for name, shape in tensors)
         raise LaunchError(
-            f"the ranks have different tensors to bring together; rank {group.rank} has {own:.200}; start "
+            f"the ranks have different tensors to bring together; rank {group.rank} has {listed:.200}; start "
             "all workers with the same study, versions and model"
         )

@@ -41,15 +41,15 @@ class VoteCodec(SignCodec):
         # x - x is 0 for finite x and NaN else.
         return (largest > 0).to(torch.float32) + (largest - largest)
 
-    def combine(self, decoded: Tensor, own: int) -> Tensor:
+    def combine(self, decoded: Tensor, rank: int) -> Tensor:
         """The majority, whose sign is sent."""
-        return majority(decoded, decoded[own])
+        return majority(decoded, decoded[rank])
 
 
-def majority(votes: Tensor, own: Tensor) -> Tensor:
+def majority(votes: Tensor, own_sign: Tensor) -> Tensor:
     """The sign of the sum of votes [ranks, ...] of -1, 0 or 1; where that is 0, `own` [...]."""
     total = votes.sum(0)
-    return torch.where(total == 0, own, total)
+    return torch.where(total == 0, own_sign, total)
 
 
 @final

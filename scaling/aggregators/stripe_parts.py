@@ -62,7 +62,7 @@ class StripeParts:
 
     def borders_by_name(self) -> dict[str, Tensor]:
         """To be saved with the parts."""
-        return named(BORDERS, self.layout.names, [torch.tensor(one) for one in self.borders])
+        return named(BORDERS, self.layout.names, [torch.tensor(border) for border in self.borders])
 
     def handed_over(
         self, saved: Mapping[str, Tensor], group: Group, device: torch.device

@@ -179,7 +179,7 @@ class Striped(Aggregator[StripesState]):
         codec, back = self.codec(), self.codec_back()
         chunks = codec.chunks(layout.num_elements)
         stripes = stripe_chunks(chunks.num_chunks, group.world_size)
-        own = stripes[group.rank][1] - stripes[group.rank][0]
+        num_columns = stripes[group.rank][1] - stripes[group.rank][0]
         size = chunks.chunk_elements
         words, words_back = codec.row_words(size), back.row_words(size)
         of_gradient, of_sums = self.feeds_back()
@@ -194,10 +194,10 @@ class Striped(Aggregator[StripesState]):
             stripes=stripes,
             coder=chunk_coder(codec, back, chunks, device, self.kernels),
             residual=zeros(chunks.padded if of_gradient else 0),
-            stripe_residual=zeros(own if of_sums else 0, size),
+            stripe_residual=zeros(num_columns if of_sums else 0, size),
             momentum=zeros(chunks.padded if self.own_momentum() else 0),
             outgoing=zeros(chunks.num_chunks, words, dtype=torch.int32),
-            incoming=zeros(group.world_size, own, words, dtype=torch.int32),
+            incoming=zeros(group.world_size, num_columns, words, dtype=torch.int32),
             sums=zeros(chunks.num_chunks, words_back, dtype=torch.int32),
             result=zeros(layout.num_elements, dtype=dtype),
             watch=FiniteWatch.of_chunks(layout, size, device),
@@ -245,8 +245,10 @@ class Striped(Aggregator[StripesState]):
 
     def _encode_sums(self, state: StripesState) -> None:
         """Fills the own rows of `sums` from `incoming`, and `stripe_residual` where there is one."""
-        own = state.sums[state.own]
-        state.coder.encode_sums(state.incoming, state.stripe_residual, own, state.own.start, state.group.rank)
+        stripe_sum = state.sums[state.own]
+        state.coder.encode_sums(
+            state.incoming, state.stripe_residual, stripe_sum, state.own.start, state.group.rank
+        )
 
     def _exchange_sums(self, state: StripesState) -> None:
         group = state.group

@@ -62,13 +62,13 @@ def why_not(row: Row, cell: CellResult, rows: Sequence[Row], cells: Sequence[Cel
         for other in rows
         if other["kind"] == "convergence" and other["repeats"] and all(other[n] == row[n] for n in same)
     ]
-    own = [other for other in trained if other["aggregator"] == row["aggregator"]]
-    if not own:
+    same_aggregator = [other for other in trained if other["aggregator"] == row["aggregator"]]
+    if not same_aggregator:
         return Finding("lossy_not_trained")
     alike = [other for other in trained if all(other[name] == row[name] for name in SAME_UPDATE)]
     own_alike = [other for other in alike if other["aggregator"] == row["aggregator"]]
     if not own_alike:
-        return _trained_otherwise(row, own)
+        return _trained_otherwise(row, same_aggregator)
     exact = [other for other in alike if other["cell_id"] not in lossy]
     for other in own_alike:
         if other["target_state"] == REACHED:
@@ -85,7 +85,7 @@ def why_not(row: Row, cell: CellResult, rows: Sequence[Row], cells: Sequence[Cel
 def _trained_otherwise(row: Row, trained: Sequence[Row]) -> Finding:
     """In which variables the trainings differ from the row, and their values."""
     names = [name for name in SAME_UPDATE if any(other[name] != row[name] for other in trained)]
-    here, *others = ({name: one[name] for name in names} for one in (row, *trained))
+    here, *others = ({name: trained_row[name] for name in names} for trained_row in (row, *trained))
     different = [other for number, other in enumerate(others) if other not in others[:number]]
     cells = tuple(other["cell_id"] for other in trained)
     return Finding("lossy_trained_otherwise", cells, {"trained_with": different, "wanted": here})

@@ -55,8 +55,8 @@ class CellBudget:
     @property
     def exchange_overhead_s(self) -> float | None:
         """All that the exchange adds to the step; None where the cell has none of it."""
-        own = [self.columns_s[name] for name in EXPOSED if name in self.columns_s]
-        return sum(own) if own else None
+        exposed = [self.columns_s[name] for name in EXPOSED if name in self.columns_s]
+        return sum(exposed) if exposed else None
 
     def values(self) -> Row:
         """Its columns in the summary."""
@@ -71,15 +71,17 @@ class CellBudget:
 
 def cell_budget(launches: Sequence[IterationLaunch]) -> CellBudget | None:
     """The budget over a cell's launches; None where no step was split."""
-    slowest_s = [max(rank.step_s for rank in step.ranks) for one in launches for step in one.split_steps]
+    slowest_s = [
+        max(rank.step_s for rank in step.ranks) for launch in launches for step in launch.split_steps
+    ]
     if not slowest_s:
         return None
-    told = [ranks[launch.waited_for] for launch in launches for ranks in launch.budgets]
-    middle = [told[index] for index in middle_half(np.array(slowest_s))]
+    budgets = [ranks[launch.waited_for] for launch in launches for ranks in launch.budgets]
+    middle = [budgets[index] for index in middle_half(np.array(slowest_s))]
     values = [_by_column(step) for step in middle]
     split_s = float(np.mean([step.step_s for step in middle]))
     return CellBudget(
-        {name: float(np.mean([own[name] for own in values])) for name in _existing(launches)},
+        {name: float(np.mean([columns[name] for columns in values])) for name in _existing(launches)},
         split_s,
         _profiling_overhead_s(launches, split_s),
         _skew_s(launches),
@@ -121,7 +123,7 @@ def _lateness_s(launches: Sequence[IterationLaunch]) -> Iterator[list[float]]:
         for ranks in launch.budgets:
             late_s = [rank.arrived_after_first_s for rank in ranks]
             if None not in late_s:
-                yield [one for one in late_s if one is not None]
+                yield [seconds for seconds in late_s if seconds is not None]
 
 
 def _skew_s(launches: Sequence[IterationLaunch]) -> float | None:

@@ -34,9 +34,9 @@ def cautions(cell: CellResult, row: Row) -> tuple[Finding, ...]:
         cell: with its samples.
         row: its row of the summary, with the budget.
     """
-    found = (_of_code, _of_sharing, _of_host_memory, _of_budget, _of_gpus, _of_precision)
+    cautions = (_of_code, _of_sharing, _of_host_memory, _of_budget, _of_gpus, _of_precision)
     return tuple(
-        Finding(kind, (cell.cell_id,), values) for caution in found for kind, values in caution(cell, row)
+        Finding(kind, (cell.cell_id,), values) for caution in cautions for kind, values in caution(cell, row)
     )
 
 

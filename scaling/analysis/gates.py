@@ -26,12 +26,12 @@ class Gate:
 
     def failing(self, comparison: Comparison) -> list[CellComparison]:
         """The cells that fail, those within one launch among them."""
-        return [one for one in comparison.cells if one.verdict == self.verdict and self._is_beyond(one)]
+        return [cell for cell in comparison.cells if cell.verdict == self.verdict and self._is_beyond(cell)]
 
     def blind(self, comparison: Comparison) -> list[CellComparison]:
         """The cells that pass although so small a difference could not have been found in them."""
         failing = self.failing(comparison)
-        return [one for one in comparison.cells if one not in failing and self._is_blind(comparison, one)]
+        return [cell for cell in comparison.cells if cell not in failing and self._is_blind(comparison, cell)]
 
     def _is_beyond(self, cell: CellComparison) -> bool:
         times = cell.ratio.ratio if self.verdict == "slower" else 1 / cell.ratio.ratio
@@ -48,12 +48,12 @@ def parse_gate(text: str) -> Gate:
     Raises:
         ScalingError: it is neither.
     """
-    found = _GATE.fullmatch(text)
-    if found is None:
+    match = _GATE.fullmatch(text)
+    if match is None:
         raise ScalingError(
             f"--fail-if is {text!r}; allowed: 'slower > P%' and 'faster > P%' with a number P, or without it"
         )
-    return Gate(found[1], float(found[2] or 0) / 100)
+    return Gate(match[1], float(match[2] or 0) / 100)
 
 
 def changed_time(cell: CellComparison) -> Finding:

@@ -73,17 +73,17 @@ def group_rows(rows: Sequence[Row]) -> list[Group]:
         members.setdefault(group_key(row), []).append(row)
     groups: list[Group] = []
     for everyone in members.values():
-        own = [row for row in everyone if not is_aa_replicate(row)]
-        if not own:
+        primary = [row for row in everyone if not is_aa_replicate(row)]
+        if not primary:
             continue
-        extras = _extras(own[0], rows)
-        base = slug = _slug(own[0], extras)
-        taken = {group.slug for group in groups if group.kind == own[0]["kind"]}
+        extras = _extras(primary[0], rows)
+        base = slug = _slug(primary[0], extras)
+        taken = {group.slug for group in groups if group.kind == primary[0]["kind"]}
         number = 2
         while slug in taken:
             slug, number = f"{base}-{number}", number + 1
         replicates = [row for row in everyone if is_aa_replicate(row)]
-        groups.append(Group(own[0]["kind"], _title(own, extras), slug, own, replicates))
+        groups.append(Group(primary[0]["kind"], _title(primary, extras), slug, primary, replicates))
     return groups
 
 
@@ -124,7 +124,7 @@ def _title(rows: Sequence[Row], extras: Sequence[str]) -> str:
         row["device"],
         *extras,
     ]
-    placements = {own["input_placement"] for own in rows}
+    placements = {row["input_placement"] for row in rows}
     if len(placements) == 1 and placements != {"device"}:
         parts.append(f"input {row['input_placement']}")
     return ", ".join(parts)

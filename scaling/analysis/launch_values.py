@@ -21,7 +21,7 @@ def energies_per_sample(cell: CellResult) -> list[Energy]:
 
     A rank trains on its share of the samples, so that of all is the mean over the ranks.
     """
-    found = []
+    values = []
     for record in cell.done:
         gpus = [gpu or {} for gpu in record.summary.get("gpu") or record.summary.get("power") or []]
         joules = [gpu.get("energy_per_sample_j") for gpu in gpus]
@@ -32,11 +32,13 @@ def energies_per_sample(cell: CellResult) -> list[Energy]:
         if not gpus or len(known) < len(gpus):
             return []
         mean = sum(energy for energy, _ in known) / len(known)
-        found.append(Energy(mean, min(window for _, window in known)))
-    return found
+        values.append(Energy(mean, min(window for _, window in known)))
+    return values
 
 
 def seconds_to_target(cell: CellResult) -> list[float]:
     """One a training that reached its target accuracy."""
-    reached = [(one, index_of_target(one, cell.cell.get("target_accuracy"))) for one in cell.trainings]
-    return [float(one.train_s[index]) for one, index in reached if index is not None]
+    reached = [
+        (training, index_of_target(training, cell.cell.get("target_accuracy"))) for training in cell.trainings
+    ]
+    return [float(training.train_s[index]) for training, index in reached if index is not None]

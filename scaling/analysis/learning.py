@@ -66,7 +66,7 @@ def convergence_values(cell: CellResult) -> Row:
     reached = [index_of_target(training, target) for training in trainings]
     samples = [training.samples(cell.cell["global_batch"]) for training in trainings]
     energies = [training.train_j for training in trainings]
-    energy_per_sample = [one[-1] / count[-1] for one, count in zip(energies, samples, strict=True)]
+    energy_per_sample = [joules[-1] / count[-1] for joules, count in zip(energies, samples, strict=True)]
     return {
         "epochs": min(len(training.epochs) for training in trainings),
         "train_loss": _median(training.train_loss[-1] for training in trainings),
@@ -86,20 +86,23 @@ def convergence_values(cell: CellResult) -> Row:
 
 def index_of_target(training: Training, target: float | None) -> int | None:
     """Index of the first epoch that reaches the target; None if none does."""
-    found = np.flatnonzero(training.test_accuracy >= (math.inf if target is None else target))
-    return int(found[0]) if len(found) else None
+    epochs = np.flatnonzero(training.test_accuracy >= (math.inf if target is None else target))
+    return int(epochs[0]) if len(epochs) else None
 
 
 def _at(reached: Sequence[int | None], values: Sequence[Any]) -> list[float]:
     pairs = zip(reached, values, strict=True)
-    return [math.nan if index is None else float(own[index]) for index, own in pairs]
+    return [math.nan if index is None else float(values[index]) for index, values in pairs]
 
 
 def _target_state(trainings: Sequence[Training], reached: Sequence[int | None]) -> str:
-    missed = [one for one, index in zip(trainings, reached, strict=True) if index is None]
+    missed = [training for training, index in zip(trainings, reached, strict=True) if index is None]
     if not missed:
         return REACHED
-    best = max((float(np.nanmax(one.test_accuracy)) for one in missed if _any_number(one)), default=math.nan)
+    best = max(
+        (float(np.nanmax(training.test_accuracy)) for training in missed if _any_number(training)),
+        default=math.nan,
+    )
     epochs = max(len(training.epochs) for training in missed)
     who = f" by {len(missed)} of {len(trainings)} repeats" if len(trainings) > 1 else ""
     at_best = "" if math.isnan(best) else f", at best {100 * best:.2f}%"
@@ -171,9 +174,9 @@ def _prediction(family: Sequence[CellResult], cells: Sequence[CellResult], rows:
 
 def _timed(trained: CellResult, cells: Iterable[CellResult]) -> list[CellResult]:
     """The timed cells of a training's step: those that augment as it does, or else those that do not."""
-    alike = [cell for cell in cells if cell.launches and _same_step(cell, trained)]
-    own = [cell for cell in alike if _augmentation(cell) == _augmentation(trained)]
-    return own or [cell for cell in alike if _augmentation(cell) == "none"]
+    same_step = [cell for cell in cells if cell.launches and _same_step(cell, trained)]
+    same_augmentation = [cell for cell in same_step if _augmentation(cell) == _augmentation(trained)]
+    return same_augmentation or [cell for cell in same_step if _augmentation(cell) == "none"]
 
 
 def _augmentation(cell: CellResult) -> Any:
@@ -209,7 +212,7 @@ def over_seeds(rows: Sequence[Row]) -> list[Row]:
     families: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         families.setdefault(family_key(row), []).append(row)
-    return [own[0] if len(own) == 1 else _merged(own) for own in families.values()]
+    return [family[0] if len(family) == 1 else _merged(family) for family in families.values()]
 
 
 def _merged(rows: Sequence[Row]) -> Row:

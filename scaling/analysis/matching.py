@@ -82,10 +82,10 @@ def _loose_variables(row: Row) -> Hashable:
 
 
 def _unique(rows: Sequence[Row], key: Callable[[Row], Hashable]) -> dict[Hashable, Row]:
-    found: dict[Hashable, list[Row]] = {}
+    by_name: dict[Hashable, list[Row]] = {}
     for row in rows:
-        found.setdefault(key(row), []).append(row)
-    return {name: own[0] for name, own in found.items() if len(own) == 1}
+        by_name.setdefault(key(row), []).append(row)
+    return {name: rows[0] for name, rows in by_name.items() if len(rows) == 1}
 
 
 def _differing(a: Row, b: Row) -> dict[str, tuple[Any, Any]]:

@@ -37,10 +37,10 @@ def parse_objective(text: str) -> Objective:
     """
     if text in (TIME, ACCURACY, HOURS, ENERGY):
         return Objective(text, text)
-    if found := _EFFICIENCY.fullmatch(text):
-        bound = float(found[1]) / (100 if found[2] else 1)
+    if match := _EFFICIENCY.fullmatch(text):
+        bound = float(match[1]) / (100 if match[2] else 1)
         if not 0 < bound <= 2:
             raise ScalingError(f"the efficiency is {bound:g}; it is a ratio such as 0.8")
         return Objective(EFFICIENCY, text, bound)
-    allowed = ", ".join(f"'{one}'" for one in OBJECTIVES)
+    allowed = ", ".join(f"'{objective}'" for objective in OBJECTIVES)
     raise ScalingError(f"no objective {text!r}; allowed: {allowed}")

@@ -115,17 +115,17 @@ def progress(folder: ResultsFolder, now: datetime) -> Progress:
     states = [seen_state(record, folder) for record in records]
     counts |= Counter(states)
     ended = sorted(
-        (one for one in records if one.state in OVER and None not in _times(one)),
-        key=lambda one: str(one.launch["finished_at"]),
+        (record for record in records if record.state in OVER and None not in _times(record)),
+        key=lambda record: str(record.launch["finished_at"]),
     )
     begun = [
-        (state, (run_name(one), max(0.0, (now - start).total_seconds())))
-        for one, state in zip(records, states, strict=True)
-        if one.state == "running" and (start := _times(one)[0]) is not None
+        (state, (run_name(record), max(0.0, (now - start).total_seconds())))
+        for record, state in zip(records, states, strict=True)
+        if record.state == "running" and (start := _times(record)[0]) is not None
     ]
-    running = [told for state, told in begun if state != KILLED]
-    left = [one for one in records if one.state not in OVER]
-    failed = [one for one in ended if one.state == "failed"]
+    running = [run for state, run in begun if state != KILLED]
+    left = [record for record in records if record.state not in OVER]
+    failed = [record for record in ended if record.state == "failed"]
     last_end = _times(ended[-1])[1] if ended else None
     return Progress(
         counts=counts,
@@ -134,7 +134,7 @@ def progress(folder: ResultsFolder, now: datetime) -> Progress:
         left_s=_left_s(left, ended, dict(running), _start_up_s(folder.launch_times())),
         idle_s=None if running or not left or last_end is None else (now - last_end).total_seconds(),
         last_error=(run_name(failed[-1]), str(failed[-1].reason)) if failed else None,
-        killed=[told for state, told in begun if state == KILLED],
+        killed=[run for state, run in begun if state == KILLED],
     )
 
 
@@ -194,12 +194,12 @@ def _left_s(
         lengths = by_size.get(record.cell["world_size"])
         expected = mean(lengths) if lengths else overall
         seconds += max(0.0, expected - running.get(run_name(record), 0.0))
-    launches = {(one.repeat, one.cell["world_size"]) for one in left if one.state == "planned"}
-    under_way = {(one.repeat, one.cell["world_size"]) for one in left if one.state == "running"}
+    launches = {(record.repeat, record.cell["world_size"]) for record in left if record.state == "planned"}
+    under_way = {(record.repeat, record.cell["world_size"]) for record in left if record.state == "running"}
     return seconds + start_up_s * len(launches - under_way)
 
 
 def _start_up_s(launches: Iterable[Mapping[str, Any]]) -> float:
     """The median over the launches that wrote it down; 0 where none did."""
-    known = [float(one["start_up_s"]) for one in launches if one.get("start_up_s")]
+    known = [float(launch["start_up_s"]) for launch in launches if launch.get("start_up_s")]
     return median(known) if known else 0.0

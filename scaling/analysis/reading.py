@@ -42,5 +42,5 @@ def num_cores(folder: ResultsFolder) -> int | None:
     """CPU cores of a node, as the environment tells them."""
     if not (folder.path / "environment.json").exists():
         return None
-    found = (folder.environment().get("cpu") or {}).get("usable_cores")
-    return int(found) if found else None
+    usable_cores = (folder.environment().get("cpu") or {}).get("usable_cores")
+    return int(usable_cores) if usable_cores else None

@@ -29,13 +29,13 @@ def _rate(row: Mapping[str, Any]) -> str:
 
 def _over_time(row: Mapping[str, Any]) -> list[str]:
     warmup = row["warmup_epochs"] or 0
-    found = [f"{warmup:g} epoch{'' if warmup == 1 else 's'} of warm-up"] if warmup else []
+    settings = [f"{warmup:g} epoch{'' if warmup == 1 else 's'} of warm-up"] if warmup else []
     schedule = row["schedule"] or "constant"
     if schedule == "step":
         epochs = str(row["milestones"]).split()
         which = f"epoch{'s' if len(epochs) > 1 else ''} {listed(epochs)}"
-        return [*found, f"x {row['gamma']:g} after {which} (step)"]
-    return [*found, "to 0 along a cosine" if schedule == "cosine" else "constant"]
+        return [*settings, f"x {row['gamma']:g} after {which} (step)"]
+    return [*settings, "to 0 along a cosine" if schedule == "cosine" else "constant"]
 
 
 def _optimizer(row: Mapping[str, Any]) -> str:

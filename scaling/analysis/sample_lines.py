@@ -44,7 +44,7 @@ def rank_step(line: Line, where: str) -> RankStep:
     if not isinstance(spans, list):
         raise StoreError(f"{where}: spans is {spans!r} in a line of the samples, it should be a list")
     start_s = None if line.get("start_s") is None else seconds(line, "start_s", where)
-    return RankStep(step_s, [_span(one, where) for one in spans], start_s)
+    return RankStep(step_s, [_span(span, where) for span in spans], start_s)
 
 
 def _span(value: Any, where: str) -> Span:
@@ -80,8 +80,8 @@ def aligned(ranks: Sequence[Sequence[Line]], key: str, where: str, *, required: 
         raise StoreError(f"{where}: the run is done, but no measured {key} was recorded")
     if len(set(numbers[0])) != len(numbers[0]):
         raise StoreError(f"{where}: an {key} was recorded twice")
-    for rank, own in enumerate(numbers):
-        if own != numbers[0]:
+    for rank, rank_numbers in enumerate(numbers):
+        if rank_numbers != numbers[0]:
             raise StoreError(
                 f"{where}: ranks 0 and {rank} recorded different {key}s, so they cannot be aligned"
             )

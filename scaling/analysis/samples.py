@@ -96,7 +96,7 @@ class IterationLaunch:
         what holds the step up is told by the rank that does it. The first such rank; without any waiting, the
         slowest.
         """
-        waits = [float(np.median(own)) for own in zip(*map(_waits_s, self.split_steps), strict=True)]
+        waits = [float(np.median(waits_s)) for waits_s in zip(*map(_waits_s, self.split_steps), strict=True)]
         if any(waits):
             return int(np.argmin(waits))
         return int(np.argmax(np.median(self.rank_steps_s, axis=1)))
@@ -245,8 +245,8 @@ def _read_launch(folder: ResultsFolder, record: RunRecord) -> IterationLaunch:
 
 def _split_steps(ranks: Sequence[Sequence[Line]], where: str) -> list[SplitStep]:
     numbers = aligned(ranks, "iteration", where, required=False)
-    recorded = [[rank_step(line, where) for line in by_number(own, "iteration")] for own in ranks]
-    return [SplitStep(int(one), list(step)) for one, *step in zip(numbers, *recorded, strict=True)]
+    recorded = [[rank_step(line, where) for line in by_number(lines, "iteration")] for lines in ranks]
+    return [SplitStep(int(number), list(step)) for number, *step in zip(numbers, *recorded, strict=True)]
 
 
 def _read_training(folder: ResultsFolder, record: RunRecord) -> Training:
@@ -260,8 +260,8 @@ def _read_begun(folder: ResultsFolder, record: RunRecord) -> Training | None:
     try:
         ranks = _lines(folder, record, unfinished=True)
         num_epochs = min(map(len, ranks))
-        own = [lines[:num_epochs] for lines in ranks]
-        return _training(record, own, _where(folder, record)) if num_epochs else None
+        kept_lines = [lines[:num_epochs] for lines in ranks]
+        return _training(record, kept_lines, _where(folder, record)) if num_epochs else None
     except StoreError:
         return None
 

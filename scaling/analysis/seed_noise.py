@@ -108,24 +108,24 @@ def seed_noise(groups: Sequence[Group], cells: Mapping[str, CellResult]) -> list
     for group in groups:
         if group.kind == "convergence":
             recipes.setdefault(group_key({**group.rows[0], "step": None}), []).append(group)
-    found = []
-    for alike in recipes.values():
-        families = _families(alike)
-        known = [own for own in families if (own[0][0]["seed_sd_accuracy"] or 0.0) > 0]
+    noises = []
+    for recipe in recipes.values():
+        families = _families(recipe)
+        known = [family for family in families if (family[0][0]["seed_sd_accuracy"] or 0.0) > 0]
         if not known:
             continue
-        reference = max(known, key=lambda own: _rank(own[0][0], cells))
+        reference = max(known, key=lambda family: _rank(family[0][0], cells))
         others = [
-            _compared(reference, own, cells)
-            for own in families
-            if own is not reference and own[0][0]["global_batch"] == reference[0][0]["global_batch"]
+            _compared(reference, family, cells)
+            for family in families
+            if family is not reference and family[0][0]["global_batch"] == reference[0][0]["global_batch"]
         ]
         if others:
             row, group = reference[0]
             bound = noise_bound(row["seed_sd_accuracy"], row["num_seeds"])
             lossy = _is_lossy(row, cells)
-            found.append(SeedNoise(group.title, row, _ids(reference[1]), lossy, bound, others))
-    return found
+            noises.append(SeedNoise(group.title, row, _ids(reference[1]), lossy, bound, others))
+    return noises
 
 
 def _rank(row: Row, cells: Mapping[str, CellResult]) -> tuple[int, bool, float]:
@@ -142,26 +142,26 @@ _Family = tuple[tuple[Row, Group], list[Row]]
 
 def _families(groups: Sequence[Group]) -> list[_Family]:
     """((row over seeds, group), rows of the seeds) of all combinations that have an accuracy."""
-    found: list[_Family] = []
+    families: list[_Family] = []
     for group in groups:
         done = [row for row in group.rows if row["repeats"]]
         members: dict[tuple[object, ...], list[Row]] = {}
         for row in done:
             members.setdefault(family_key(row), []).append(row)
-        for merged, own in zip(over_seeds(done), members.values(), strict=True):
+        for merged, rows in zip(over_seeds(done), members.values(), strict=True):
             if merged["final_test_accuracy"] is not None:
-                found.append(((merged, group), own))
-    return found
+                families.append(((merged, group), rows))
+    return families
 
 
 def _compared(reference: _Family, other: _Family, cells: Mapping[str, CellResult]) -> Compared:
     (base, _), (row, _) = reference[0], other[0]
     bound = noise_bound(base["seed_sd_accuracy"], base["num_seeds"], row["num_seeds"] or 1)
-    by_seed = {one["seed"]: one["final_test_accuracy"] for one in reference[1]}
+    by_seed = {row["seed"]: row["final_test_accuracy"] for row in reference[1]}
     pairs = [
-        one["final_test_accuracy"] - by_seed[one["seed"]]
-        for one in other[1]
-        if one["seed"] in by_seed and one["final_test_accuracy"] is not None
+        row["final_test_accuracy"] - by_seed[row["seed"]]
+        for row in other[1]
+        if row["seed"] in by_seed and row["final_test_accuracy"] is not None
     ]
     return Compared(
         row,
@@ -182,25 +182,27 @@ def seed_noise_finding(noise: SeedNoise) -> Finding:
     row, others = noise.reference, noise.others
     names = ("final_test_accuracy", "seed_sd_accuracy", "num_seeds")
     reference = {**setting(row), **{name: row[name] for name in names}}
-    paired = [abs(one.at_equal_seed) for one in others if not one.is_lossy and one.at_equal_seed is not None]
+    paired = [
+        abs(other.at_equal_seed) for other in others if not other.is_lossy and other.at_equal_seed is not None
+    ]
     values = {
         "title": noise.title,
         "reference": {**reference, "exchange": _exactness(noise.is_lossy)},
         "noise_ratio": noise.noise,
-        "others": [_values(one) for one in others],
+        "others": [_values(other) for other in others],
         "largest_at_equal_seed": max(paired, default=None),
     }
     cells = (*noise.cells, *(cell for other in others for cell in other.cells))
     return Finding("seed_noise", cells, values)
 
 
-def _values(one: Compared) -> dict[str, Any]:
+def _values(other: Compared) -> dict[str, Any]:
     return {
-        **setting(one.row),
-        "exchange": _exactness(one.is_lossy),
-        "difference": one.difference,
-        "distance": abs(one.difference),
-        "is_within": one.is_within,
+        **setting(other.row),
+        "exchange": _exactness(other.is_lossy),
+        "difference": other.difference,
+        "distance": abs(other.difference),
+        "is_within": other.is_within,
     }
 
 

@@ -35,7 +35,7 @@ def status_table(folder: ResultsFolder) -> list[dict[str, Any]]:
     """
     folder.require()
     records = read_records(folder)
-    cells = [CellResult(cell_id, own[0].cell, own, [], []) for cell_id, own in records.items()]
+    cells = [CellResult(cell_id, of_cell[0].cell, of_cell, [], []) for cell_id, of_cell in records.items()]
     kept = (
         "cell_id",
         "kind",
@@ -50,12 +50,13 @@ def status_table(folder: ResultsFolder) -> list[dict[str, Any]]:
         "reason",
     )
     rows = to_rows(build_table(study_name(folder), cells))
-    states = {cell: [seen_state(record, folder) for record in own] for cell, own in records.items()}
+    states = {cell: [seen_state(record, folder) for record in of_cell] for cell, of_cell in records.items()}
     return [
         {
             **{name: row[name] for name in kept},
             "state": _state(row, states[row["cell_id"]]),
-            "reason": row["reason"] or next((one.reason for one in _waiting(records[row["cell_id"]])), None),
+            "reason": row["reason"]
+            or next((record.reason for record in _waiting(records[row["cell_id"]])), None),
             "num_waiting": len(_waiting(records[row["cell_id"]])),
             "states": states[row["cell_id"]],
             "name": _name(row, rows) if row["model"] else without_model(records[row["cell_id"]][0].cell),
@@ -85,10 +86,10 @@ def without_model(cell: Mapping[str, Any]) -> str:
 
 def _name(row: Row, rows: list[Row]) -> str:
     """The aggregator, what else sets it apart from its model's cells, and whether it is an A/A replicate."""
-    alike = [other for other in rows if all(other[one] == row[one] for one in ("kind", "model"))]
+    comparable = [other for other in rows if all(other[name] == row[name] for name in ("kind", "model"))]
     parts = [str(row["aggregator"] or "")]
     for axis in with_columns(role=Role.CHOSEN | Role.RECIPE | Role.REPETITION):
-        values = {other[axis.key] for other in alike}
+        values = {other[axis.key] for other in comparable}
         if axis.role & Role.RECORDED:  # known only of what has run
             values.discard(None)
         if row[axis.key] is not None and len(values) > 1:
@@ -101,13 +102,13 @@ def describe_status(rows: list[dict[str, Any]]) -> str:
     lines: list[str] = []
     models = list(dict.fromkeys(row.get("model") for row in rows))
     for model in models:
-        own = [row for row in rows if row.get("model") == model]
+        of_model = [row for row in rows if row.get("model") == model]
         if len(models) > 1:
             lines.append(f"{model or 'without a model'}:")
-        room = min(MOST_OF_STATES, max(len(_states(row)) for row in own))
-        widest = WIDTH - len(_start(own[0])) - 1 - room
-        width = min(widest, max(len(_shown(row)) for row in own))
-        lines += [line for row in own for line in _lines(row, width)]
+        room = min(MOST_OF_STATES, max(len(_states(row)) for row in of_model))
+        widest = WIDTH - len(_start(of_model[0])) - 1 - room
+        width = min(widest, max(len(_shown(row)) for row in of_model))
+        lines += [line for row in of_model for line in _lines(row, width)]
     return "\n".join([*lines, folded("", what_is_left(rows), indent=2)])
 
 

@@ -126,9 +126,9 @@ def _divergence(cell: CellResult) -> list[str]:
 
 
 def _speedup(cell: CellResult, cells: Iterable[CellResult], rows: dict[str, Row]) -> Row:
-    own = rows[cell.cell_id]["samples_per_s"]
+    samples_per_s = rows[cell.cell_id]["samples_per_s"]
     baselines = [other for other in cells if other.launches and is_baseline_of(other.cell, cell.cell)]
-    if own is None or not baselines:
+    if samples_per_s is None or not baselines:
         return {}
 
     def preference(other: CellResult) -> tuple[bool, int, str]:
@@ -138,7 +138,7 @@ def _speedup(cell: CellResult, cells: Iterable[CellResult], rows: dict[str, Row]
     reference = rows[min(baselines, key=preference).cell_id]["samples_per_s"]
     if reference is None:
         return {}
-    ratio = own / reference
+    ratio = samples_per_s / reference
     return {"speedup": ratio, "parallel_efficiency": ratio / cell.cell["world_size"]}
 
 

@@ -66,25 +66,29 @@ def summary_findings(table: pd.DataFrame, num_cores: int | None = None) -> list[
     rows = to_rows(table)
     if not any(row["repeats"] for row in rows):
         return [Finding("nothing_done"), *_unfinished(rows)]
-    found: list[Finding] = []
+    findings: list[Finding] = []
     for group in group_rows(rows):
         if group.kind == "iteration":
-            found += _throughput(group)
+            findings += _throughput(group)
         elif group.kind == "convergence":
-            found += training_findings(group)
-    return [*found, *_oversubscribed(rows, num_cores), *_several_hosts(rows), *_unfinished(rows)]
+            findings += training_findings(group)
+    return [*findings, *_oversubscribed(rows, num_cores), *_several_hosts(rows), *_unfinished(rows)]
 
 
 def _throughput(group: Group) -> Iterator[Finding]:
     done = [_throughput_of(group, row) for row in group.rows if row["iteration_s"] is not None]
     several = sorted(
-        (one for one in done if one.row["world_size"] > 1 and not is_control_arm(one.row)),
-        key=lambda one: one.median,
+        (
+            throughput
+            for throughput in done
+            if throughput.row["world_size"] > 1 and not is_control_arm(throughput.row)
+        ),
+        key=lambda throughput: throughput.median,
     )
-    singles = [one for one in done if one.row["world_size"] == 1]
+    singles = [throughput for throughput in done if throughput.row["world_size"] == 1]
     # The cell without exchange; where it was not measured, the fastest other one.
-    plain = [one for one in singles if aggregator_name(one.row["aggregator"]) == "none"]
-    single = min(plain or singles, key=lambda one: one.median, default=None)
+    plain = [throughput for throughput in singles if aggregator_name(throughput.row["aggregator"]) == "none"]
+    single = min(plain or singles, key=lambda throughput: throughput.median, default=None)
     cells = tuple(row["cell_id"] for row in group.rows)
     if several:
         best, *others = several
@@ -124,8 +128,8 @@ def _compared(best: _Throughput, others: Sequence[_Throughput]) -> dict[str, Any
     }
 
 
-def _setting(one: _Throughput) -> dict[str, Any]:
-    return {"name": one.name, "world_size": one.row["world_size"]}
+def _setting(throughput: _Throughput) -> dict[str, Any]:
+    return {"name": throughput.name, "world_size": throughput.row["world_size"]}
 
 
 def _gain(best: _Throughput, single: _Throughput | None) -> str:

@@ -88,18 +88,18 @@ class Line:
     @property
     def seconds(self) -> float:
         """The median of the members' medians."""
-        return float(np.median([one.estimate.median for one in self.members]))
+        return float(np.median([member.estimate.median for member in self.members]))
 
     @property
     def low_s(self) -> float | None:
         """The lowest end of their intervals; None where one has none."""
-        ends = [one.estimate.low for one in self.members]
+        ends = [member.estimate.low for member in self.members]
         return None if None in ends else min(end for end in ends if end is not None)
 
     @property
     def high_s(self) -> float | None:
         """Likewise the highest."""
-        ends = [one.estimate.high for one in self.members]
+        ends = [member.estimate.high for member in self.members]
         return None if None in ends else max(end for end in ends if end is not None)
 
     @property
@@ -110,31 +110,33 @@ class Line:
     @property
     def busbw_bytes_per_s(self) -> float:
         """Of the median."""
-        one = self.members[0]
-        return self.algbw_bytes_per_s * one.busbw_bytes_per_s / one.algbw_bytes_per_s
+        member = self.members[0]
+        return self.algbw_bytes_per_s * member.busbw_bytes_per_s / member.algbw_bytes_per_s
 
 
 def transfer_groups(results: Sequence[TransferResult]) -> list[TransferGroup]:
     """All cells, those that are shown together together."""
-    found: dict[tuple[str, int, int], list[TransferResult]] = {}
+    groups: dict[tuple[str, int, int], list[TransferResult]] = {}
     for result in results:
         cell = result.cell
-        found.setdefault((cell["device"], cell["world_size"], cell["threads"]), []).append(result)
-    return [TransferGroup(device, size, threads, own) for (device, size, threads), own in found.items()]
+        groups.setdefault((cell["device"], cell["world_size"], cell["threads"]), []).append(result)
+    return [
+        TransferGroup(device, size, threads, members) for (device, size, threads), members in groups.items()
+    ]
 
 
 def lines_of(group: TransferGroup) -> list[Line]:
     """Every operation with its sizes, those without access between GPUs last."""
-    found: dict[tuple[Any, ...], Line] = {}
+    lines: dict[tuple[Any, ...], Line] = {}
     for result in group.results:
         host_only = result.cell["peer_access"] is False
-        for one in result.transfers:
-            key = (what(one), host_only, one.who)
-            line = found.setdefault((*key, one.num_bytes), Line(*key, []))
-            line.members.append(one)
-    order = {(line.what, line.host_only, line.who): at for at, line in reversed([*enumerate(found.values())])}
+        for transfer in result.transfers:
+            key = (what(transfer), host_only, transfer.who)
+            line = lines.setdefault((*key, transfer.num_bytes), Line(*key, []))
+            line.members.append(transfer)
+    order = {(line.what, line.host_only, line.who): at for at, line in reversed([*enumerate(lines.values())])}
     return sorted(
-        found.values(), key=lambda line: (order[line.what, line.host_only, line.who], line.num_bytes)
+        lines.values(), key=lambda line: (order[line.what, line.host_only, line.who], line.num_bytes)
     )
 
 

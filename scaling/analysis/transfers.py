@@ -53,7 +53,9 @@ class TransferResult:
         """In the order in which they were measured."""
         pooled = Series(sample for launch in self.launches for sample in launch)
         by_launch = [
-            {one.example.series: one for one in Series(launch).all()} for launch in self.launches if launch
+            {series.example.series: series for series in Series(launch).all()}
+            for launch in self.launches
+            if launch
         ]
         return [
             Transfer(
@@ -61,9 +63,9 @@ class TransferResult:
                 series,
                 num_bytes,
                 [
-                    own[series.example.series].seconds.get(num_bytes, [])
-                    for own in by_launch
-                    if series.example.series in own
+                    of_launch[series.example.series].seconds.get(num_bytes, [])
+                    for of_launch in by_launch
+                    if series.example.series in of_launch
                 ],
             )
             for series in pooled.all()
@@ -125,15 +127,15 @@ def read_transfers(folder: ResultsFolder) -> list[TransferResult]:
     for record in folder.runs():
         if record.cell.get("kind") == KIND and record.state == "done":
             done.setdefault(record.cell_id, []).append(record)
-    found = [_read(folder, records) for records in done.values()]
+    results = [_read(folder, records) for records in done.values()]
     return sorted(
-        found,
-        key=lambda one: (
-            one.cell["device"],
-            one.cell["world_size"],
-            one.cell["threads"],
-            one.cell["peer_access"] is False,
-            one.cell_id,
+        results,
+        key=lambda result: (
+            result.cell["device"],
+            result.cell["world_size"],
+            result.cell["threads"],
+            result.cell["peer_access"] is False,
+            result.cell_id,
         ),
     )
 
@@ -246,14 +248,14 @@ def machine_text(results: Sequence[TransferResult]) -> str | None:
     Made of the cells on GPUs, where there are some, of the largest world size: copies from the launches with
     access between GPUs, messages from those without it as well.
     """
-    own = [one for one in results if one.num_nodes in (1, None)]
-    if not own:
+    on_one_node = [result for result in results if result.num_nodes in (1, None)]
+    if not on_one_node:
         return None
 
-    def order(one: TransferResult) -> tuple[bool, int, int]:
-        return (one.cell["device"] == "cuda", one.cell["world_size"], one.cell["threads"])
+    def order(result: TransferResult) -> tuple[bool, int, int]:
+        return (result.cell["device"] == "cuda", result.cell["world_size"], result.cell["threads"])
 
-    chosen = [one for one in own if order(one) == max(map(order, own))]
+    chosen = [result for result in on_one_node if order(result) == max(map(order, on_one_node))]
     first = chosen[0]  # the one with access between GPUs comes first
     samples = [sample for launch in first.launches for sample in launch]
     for other in chosen[1:]:
@@ -264,5 +266,5 @@ def machine_text(results: Sequence[TransferResult]) -> str | None:
             for sample in launch
             if not is_second or sample.operation in MESSAGES
         ]
-    notes = list(dict.fromkeys(note for one in chosen for note in one.notes))
+    notes = list(dict.fromkeys(note for result in chosen for note in result.notes))
     return result_of(first.facts, samples, notes, COMMAND).machine

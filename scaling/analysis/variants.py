@@ -15,16 +15,16 @@ def main_variant(group: Group, label: str) -> list[Row]:
     Of several placements the first that it has (`device` if there), then of several bucket sizes the one that
     is fastest at the largest world size.
     """
-    own = [row for row in group.rows if row["aggregator"] == label]
-    placements = dict.fromkeys(map(_placement, own))
+    rows = [row for row in group.rows if row["aggregator"] == label]
+    placements = dict.fromkeys(map(_placement, rows))
     preferred = min(placements, key=lambda placement: placement[0] != "device")
-    own = [row for row in own if _placement(row) == preferred]
-    largest = max(row["world_size"] for row in own)
+    rows = [row for row in rows if _placement(row) == preferred]
+    largest = max(row["world_size"] for row in rows)
     fastest = min(
-        (row for row in own if row["world_size"] == largest),
+        (row for row in rows if row["world_size"] == largest),
         key=lambda row: math.inf if row["iteration_s"] is None else row["iteration_s"],
     )
-    return [row for row in own if row["bucket_mb"] == fastest["bucket_mb"]]
+    return [row for row in rows if row["bucket_mb"] == fastest["bucket_mb"]]
 
 
 def _placement(row: Row) -> tuple[str, int | None]:
@@ -34,5 +34,5 @@ def _placement(row: Row) -> tuple[str, int | None]:
 def measured_at_most_workers(group: Group, label: str) -> Sequence[Row]:
     """An aggregator's rows at the group's largest world size that have a time."""
     largest = max(group.world_sizes)
-    own = [row for row in group.rows if row["aggregator"] == label and row["world_size"] == largest]
-    return [row for row in own if row["iteration_s"] is not None]
+    rows = [row for row in group.rows if row["aggregator"] == label and row["world_size"] == largest]
+    return [row for row in rows if row["iteration_s"] is not None]

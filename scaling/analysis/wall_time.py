@@ -88,4 +88,4 @@ def wall_time(launches: Sequence[Mapping[str, Any]]) -> WallTime | None:
 
 
 def _sum(mappings: Iterable[Mapping[str, Any]], key: str) -> float:
-    return sum(float(one.get(key) or 0.0) for one in mappings)
+    return sum(float(mapping.get(key) or 0.0) for mapping in mappings)

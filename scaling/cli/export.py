@@ -60,7 +60,7 @@ def export(
     cells = study.cells
     if cell is not None:
         wanted = {row["cell_id"] for row in choose(to_rows(study.table), cell)}
-        cells = [one for one in cells if one.cell_id in wanted]
+        cells = [cell for cell in cells if cell.cell_id in wanted]
     end = "\r\n" if format_ == "csv" else "\n"
     try:
         for line in FORMATS[format_](folder, cells):

@@ -81,7 +81,8 @@ def predict(
     cells, left_out = cells_on(loaded, machine, sizes)
     rows = predicted_rows(cells, machine, sources, known=bool(results))
     rows += [
-        {"simulated": True, **one.cell, "topology": machine.name, "reason": one.reason} for one in left_out
+        {"simulated": True, **refused.cell, "topology": machine.name, "reason": refused.reason}
+        for refused in left_out
     ]
     orders = _orders(cells, machine) if best_order else []
     if as_json:
@@ -120,10 +121,15 @@ def predicted_rows(
     def identity(cell: Any) -> str | None:
         return ids.get(json.dumps(dict(cell), sort_keys=True))
 
-    rows = [row_of(one, compute if known else None, identity(one.cell)) for one in predicted]
+    rows = [
+        row_of(prediction, compute if known else None, identity(prediction.cell)) for prediction in predicted
+    ]
     return [
         *rows,
-        *(reason_row(one.cell, machine.name, one.reason, identity(one.cell)) for one in failed),
+        *(
+            reason_row(refused.cell, machine.name, refused.reason, identity(refused.cell))
+            for refused in failed
+        ),
     ]
 
 
@@ -148,8 +154,8 @@ def plan_by_predictions(
     if not results:
         raise StudyError("name results to predict from: --from DIR, with world size 1 measured at least")
     if topology is None:
-        found = [path / name for path in results for name in ("probed.yaml", "topology.yaml")]
-        topology = next((str(path) for path in found if path.is_file()), None)
+        paths = [path / name for path in results for name in ("probed.yaml", "topology.yaml")]
+        topology = next((str(path) for path in paths if path.is_file()), None)
     if topology is None:
         raise StudyError("the results have no machine file; name the machine: --topology NAME")
     machine = load(topology)
@@ -183,4 +189,4 @@ def _orders(cells: list[Cell], machine: Topology) -> list[dict[str, Any]]:
     from scaling.prediction.best_order import search
     from scaling.study.predicting import strategy_of
 
-    return [found for cell in cells if (found := search(strategy_of(cell.to_dict()), machine)) is not None]
+    return [order for cell in cells if (order := search(strategy_of(cell.to_dict()), machine)) is not None]

@@ -143,7 +143,7 @@ def _samples(text: str, source: str) -> tuple[str, object]:
     from scaling.measure.probe.other_tools import samples_of
 
     samples = samples_of(text, source)
-    return as_csv(samples), [asdict(one) for one in samples]
+    return as_csv(samples), [asdict(sample) for sample in samples]
 
 
 def write_file(path: Path, content: bytes) -> None:

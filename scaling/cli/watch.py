@@ -62,9 +62,9 @@ def _looks(directory: Path, every_s: float, *, once: bool) -> Iterator[Progress]
 
     folder = ResultsFolder(directory)
     while True:
-        found = progress(folder, datetime.now(timezone.utc))
-        yield found
-        if found.is_over or once:
+        now = progress(folder, datetime.now(timezone.utc))
+        yield now
+        if now.is_over or once:
             return
         time.sleep(every_s)
 
@@ -72,8 +72,8 @@ def _looks(directory: Path, every_s: float, *, once: bool) -> Iterator[Progress]
 def _changes(looks: Iterator[Progress]) -> Iterator[Progress]:
     """Those in which a state differs from the one before."""
     before = None
-    for found in looks:
-        state = (found.counts, [name for name, _ in found.running], found.last_error)
+    for now in looks:
+        state = (now.counts, [name for name, _ in now.running], now.last_error)
         if state != before:
-            yield found
+            yield now
         before = state

@@ -184,7 +184,7 @@ class ChunkCodec(Codec):
     def restore(self, heads: Tensor, codes: Tensor) -> Tensor:
         """Values [..., chunks, n] float32 of heads [..., chunks, head] and codes [..., chunks, n] uint8."""
 
-    def combine(self, decoded: Tensor, own: int) -> Tensor:
+    def combine(self, decoded: Tensor, rank: int) -> Tensor:
         """What the owner of a stripe makes of all ranks' decoded copies [ranks, chunks, n]: [chunks, n], new.
 
         To be overridden where it is not their sum; `own` is the owner's rank.

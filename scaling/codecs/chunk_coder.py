@@ -159,8 +159,8 @@ class TorchChunks(ChunkCoder):
     ) -> None:
         n, back = result.numel(), self.back
         total = back.decode(rows[0])
-        for one in rows[1:]:
-            total.add_(back.decode(one))
+        for row in rows[1:]:
+            total.add_(back.decode(row))
         watch.note(back.heads(rows).transpose(0, 1) if back.head else total.sum(1))
         torch.div(total.reshape(-1)[:n], divisor, out=result)
         if momentum is not None:

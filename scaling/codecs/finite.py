@@ -94,8 +94,8 @@ class FiniteWatch:
         chunk_elements = int(self._bounds[1] - self._bounds[0])
         bad = values.isfinite().logical_not_().to(torch.int32)
         spans = indices.to(torch.int64).div_(chunk_elements, rounding_mode="floor")
-        found = torch.zeros(self.marks.numel(), dtype=torch.int32, device=bad.device)
-        self.mark(found.index_add_(0, spans, bad).bool())
+        first_bad = torch.zeros(self.marks.numel(), dtype=torch.int32, device=bad.device)
+        self.mark(first_bad.index_add_(0, spans, bad).bool())
 
     def mark(self, bad: Tensor) -> None:
         """Marks the spans that are True in `bad` [num_spans], unless an earlier step has marked any."""

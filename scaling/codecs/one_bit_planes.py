@@ -45,7 +45,9 @@ class PlaneStripes(TorchStripes):
             if not self._by_planes(left):
                 self._encode_sum(left, number)
                 continue
-            received = [_Received(*buffers.stripes.parts(one, number, rank)) for one in buffers.incoming]
+            received = [
+                _Received(*buffers.stripes.parts(message, number, rank)) for message in buffers.incoming
+            ]
             first, *others = received
 
             def total(

@@ -82,10 +82,10 @@ class StripeBuffers:
         self, stripes: StripeLayout, rank: int, device: torch.device, marks: Tensor | None = None
     ) -> None:
         self.stripes, self.rank, self.places = stripes, rank, Places.of(stripes, rank)
-        own = sum(matrix.num_elements for matrix in stripes.own(rank))
+        num_elements = sum(matrix.num_elements for matrix in stripes.own(rank))
         real = torch.float32
         self.residual = torch.zeros(stripes.layout.num_elements, dtype=real, device=device)
-        self.stripe_residual = torch.zeros(own, dtype=real, device=device)
+        self.stripe_residual = torch.zeros(num_elements, dtype=real, device=device)
         self.wire = torch.zeros(self.places.num_words, dtype=torch.int32, device=device)
         self.marks = torch.zeros(len(stripes.matrices), dtype=torch.bool, device=device)
         if marks is not None:
@@ -102,8 +102,8 @@ class StripeBuffers:
     def own_stripes(self, flat: Tensor) -> list[Tensor]:
         """`flat`, in the layout of `stripe_residual`, as matrices [rows, width]."""
         return [
-            flat[one.offset : one.offset + one.num_elements].view(one.rows, one.columns)
-            for one in self.stripes.own(self.rank)
+            flat[matrix.offset : matrix.offset + matrix.num_elements].view(matrix.rows, matrix.columns)
+            for matrix in self.stripes.own(self.rank)
         ]
 
 

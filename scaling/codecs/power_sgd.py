@@ -97,16 +97,16 @@ class PowerSgdCodec(Codec):
 
     def groups(self, shapes: Sequence[tuple[int, ...]]) -> list[MatrixGroup]:
         """The matrices that are compressed, by shape, in the order of the first of each."""
-        found: dict[tuple[int, int], list[int]] = {}
+        by_shape: dict[tuple[int, int], list[int]] = {}
         for number, shape in enumerate(shapes):
             rows = shape[0] if shape else 1
             columns = math.prod(shape[1:])
             rank = min(rows, columns, self.approximation_size)
             if (rows + columns) * rank * self.minimum_compression < rows * columns:
-                found.setdefault((rows, columns), []).append(number)
+                by_shape.setdefault((rows, columns), []).append(number)
         return [
             MatrixGroup(tuple(tensors), rows, columns, min(rows, columns, self.approximation_size))
-            for (rows, columns), tensors in found.items()
+            for (rows, columns), tensors in by_shape.items()
         ]
 
     def bucket_bytes(self, layout: BucketLayout) -> int:
@@ -127,7 +127,7 @@ def starting_q(groups: Sequence[MatrixGroup], seed: int) -> Tensor:
     drawn = [
         torch.randn(len(group.tensors), group.columns, group.rank, generator=generator) for group in groups
     ]
-    return torch.cat([one.flatten() for one in drawn]) if drawn else torch.empty(0)
+    return torch.cat([tensor.flatten() for tensor in drawn]) if drawn else torch.empty(0)
 
 
 def orthonormalise_(matrices: Tensor) -> None:

@@ -101,15 +101,15 @@ class ThinMatrices:
             self._share_a_batch(message, lengths)
 
     def _share_a_batch(self, message: Tensor, lengths: Sequence[int]) -> None:
-        count = sum(one.shape[0] for one in self.sent)
+        count = sum(factor.shape[0] for factor in self.sent)
         batch = message.new_zeros(count, max(lengths), self.sent[0].shape[2])
         self._batches, self.orthonormal, at = [batch], [], 0
-        for one, length in zip(self.sent, lengths, strict=True):
-            own = batch[at : at + one.shape[0], :length]
-            self.orthonormal.append(own)
-            self._from += one.unbind()
-            self._to += own.unbind()
-            at += one.shape[0]
+        for factor, length in zip(self.sent, lengths, strict=True):
+            part = batch[at : at + factor.shape[0], :length]
+            self.orthonormal.append(part)
+            self._from += factor.unbind()
+            self._to += part.unbind()
+            at += factor.shape[0]
 
     def orthonormalise(self) -> None:
         """Takes over what is in the message."""

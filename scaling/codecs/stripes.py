@@ -70,7 +70,7 @@ class StripeLayout:
             _matrix(offset, shape, view, bits)
             for offset, shape in zip(layout.offsets, layout.shapes, strict=True)
         )
-        bounds = tuple(tuple(stripe_columns(one.columns, world_size)) for one in matrices)
+        bounds = tuple(tuple(stripe_columns(matrix.columns, world_size)) for matrix in matrices)
         ends = [0] * world_size
         segments = []
         for matrix, stripes in zip(matrices, bounds, strict=True):

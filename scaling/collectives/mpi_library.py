@@ -92,7 +92,7 @@ class MpiLibrary:
     def of(cls, text: str) -> MpiLibrary | None:
         """From its own words, `Open MPI v5.0.11` or `MPICH Version: 5.0.2`; None for another library."""
         families: tuple[Family, ...] = ("Open MPI", "MPICH")
-        family = next((one for one in families if one in text), None)
+        family = next((candidate for candidate in families if candidate in text), None)
         numbers = re.search(r"\d+(\.\d+)+", text)
         if family is None or numbers is None:
             return None

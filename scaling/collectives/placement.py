@@ -176,19 +176,19 @@ class Placement:
         """
         highest_rate = np.zeros(len(nodes))
         shared: list[Uses] = []
-        own: list[Uses] = []
+        sum_uses: list[Uses] = []
         for device, of_device in _groups(self._device[nodes]):
             name, node = self._devices[device], self.node[nodes[of_device]]
             if not self.resources.in_memory(name):
                 number, highest_rate[of_device] = self.resources.gpu(name)
-                own.append(Uses.of(of_device, number + node, 1))
+                sum_uses.append(Uses.of(of_device, number + node, 1))
                 continue
             number, highest_rate[of_device] = self.resources.cores(name)
             shared.append(Uses.of(of_device, number + node, 1))
             memory = self.resources.memory(name)
             if memory is not None:
                 shared.append(Uses.of(of_device, memory + node, BYTES_MOVED_PER_BYTE_ADDED))
-        return highest_rate, Uses.joined(*shared), Uses.joined(*own)
+        return highest_rate, Uses.joined(*shared), Uses.joined(*sum_uses)
 
 
 def _groups(keys: Ints) -> Iterator[tuple[int, Ints]]:

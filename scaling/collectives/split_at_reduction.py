@@ -50,8 +50,8 @@ class _Places:
     """Which contributions each place holds, as bit masks: [node][chunk]."""
 
     def __init__(self, schedule: Schedule) -> None:
-        own = [1 << rank for rank in range(schedule.world_size)] + [0] * schedule.num_hosts
-        self.held = [[mask] * schedule.num_chunks for mask in own]
+        masks = [1 << rank for rank in range(schedule.world_size)] + [0] * schedule.num_hosts
+        self.held = [[mask] * schedule.num_chunks for mask in masks]
 
     def run(self, step: Step) -> None:
         before = {(t.source, c): self.held[t.source][c] for t in step for c in range(t.start, t.stop)}

@@ -192,8 +192,10 @@ def price(work: StepWork, placement: Placement, num_messages: int = 1) -> StepPr
     """
     num_first = len(work.messages.source)
     latency_s, of_messages = placement.messages(work.messages.source, work.messages.target)
-    sum_rate, shared, own = placement.sums(work.sums.target)
-    shared, own = (Uses(uses.activity + num_first, uses.resource, uses.weight) for uses in (shared, own))
+    sum_rate, shared, rank_uses = placement.sums(work.sums.target)
+    shared, rank_uses = (
+        Uses(uses.activity + num_first, uses.resource, uses.weight) for uses in (shared, rank_uses)
+    )
     later, earlier = work.sum_after
     all_work = np.concatenate([work.messages.num_bytes, work.sums.num_bytes])
     activities = Activities(
@@ -207,7 +209,7 @@ def price(work: StepWork, placement: Placement, num_messages: int = 1) -> StepPr
         ),
     )
     times = run(activities, placement.resources.capacity_bytes_per_s)
-    uses = Uses.joined(activities.uses, own)
+    uses = Uses.joined(activities.uses, rank_uses)
     used, position = np.unique(uses.resource, return_inverse=True)
     return StepPrice(
         seconds=float(times.end_s.max(initial=0.0)),

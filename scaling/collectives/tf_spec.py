@@ -68,7 +68,7 @@ def parse_spec(spec: str) -> list[Tier]:
         if limit <= before:
             _refuse(spec, f"limit {limit} follows {before}", "each limit is above the one before it")
     algorithms = [_algorithm(spec, field) for field in fields[::2]]
-    return [Tier(*one, limit) for one, limit in zip(algorithms, [*limits, NO_LIMIT], strict=True)]
+    return [Tier(*algorithm, limit) for algorithm, limit in zip(algorithms, [*limits, NO_LIMIT], strict=True)]
 
 
 def tier_of(tiers: list[Tier], num_elements: int) -> int:

@@ -85,8 +85,8 @@ def _maker(tier: Tier, world_size: int) -> Callable[[int], Schedule]:
         return lambda turn: shuffle(
             world_size, [(turn % num_groups + i * num_groups) % world_size for i in range(shards)]
         )
-    one = ring(world_size, shards) if tier.inside == "xring" else halving_doubling(world_size)
-    return lambda _: one
+    schedule = ring(world_size, shards) if tier.inside == "xring" else halving_doubling(world_size)
+    return lambda _: schedule
 
 
 def schedule_in_host_memory(of_tier: TierTensors, world_size: int) -> Schedule:

@@ -92,9 +92,9 @@ class _Interpreter:
 
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
-        own = [1 << rank for rank in range(schedule.world_size)] + [0] * schedule.num_hosts
+        masks = [1 << rank for rank in range(schedule.world_size)] + [0] * schedule.num_hosts
         # Python's integers, as a mask has a bit a rank; chunk c at node i is entry i * num_chunks + c.
-        self.places = np.repeat(np.array(own, dtype=object), schedule.num_chunks)
+        self.places = np.repeat(np.array(masks, dtype=object), schedule.num_chunks)
         self.elements_before = np.array(
             [0, *accumulate(schedule.chunk_elements or [1] * schedule.num_chunks)]
         )

@@ -151,8 +151,8 @@ def _check_mean(
 ) -> None:
     is_replica, first = aggregator.site(layout) == "replica", outcomes[0].result
     values = [outcome.contribution for outcome in outcomes] if aggregator.own_momentum() else gradients
-    stated = [aggregator.error_bound(one, len(values)) for one in values] if aggregator.lossy else []
-    bounds = [one for one in stated if one is not None]
+    stated = [aggregator.error_bound(value, len(values)) for value in values] if aggregator.lossy else []
+    bounds = [bound for bound in stated if bound is not None]
     feeds_back = any(outcome.withheld is not None for outcome in outcomes)
     if not aggregator.lossy or (bounds and not feeds_back):
         bound = _Bound(values, bounds, gradients[0].dtype, integers=integers)
@@ -169,8 +169,8 @@ def _check_mean(
                 raise AssertionError(f"{_at(layout, rank, place)}: got {got:.9g}, rank 0 has {of_first:.9g}")
 
 
-def _same(one: Tensor | None, other: Tensor | None) -> bool:
-    return one is not None and other is not None and torch.equal(one, other)
+def _same(first: Tensor | None, other: Tensor | None) -> bool:
+    return first is not None and other is not None and torch.equal(first, other)
 
 
 class _Bound:

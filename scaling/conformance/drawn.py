@@ -126,7 +126,7 @@ class _Search:
     def cut(self, case: Case) -> Case:
         """A failing case with as few steps as fail."""
         fewer = (case.until(num_steps) for num_steps in range(1, case.num_steps))
-        return next((one for one in fewer if self.failure_of(one)), case)
+        return next((smaller for smaller in fewer if self.failure_of(smaller)), case)
 
     def drawn(self, world_size: int, dtypes: list[torch.dtype], num_examples: int, seed: int) -> Case | None:
         """The smallest case that fails, of those drawn."""

@@ -94,24 +94,24 @@ def check_resumed(
         AssertionError: naming the first step and rank that differ.
     """
     for index, (ones, others) in enumerate(zip(through, resumed, strict=True)):
-        for rank, (one, other) in enumerate(zip(ones, others, strict=True)):
+        for rank, (expected, other) in enumerate(zip(ones, others, strict=True)):
             pairs = [
-                (one.result[start:stop], other.result[start:stop])
-                for start, stop in one.owned
-                if one.result is not None and other.result is not None
+                (expected.result[start:stop], other.result[start:stop])
+                for start, stop in expected.owned
+                if expected.result is not None and other.result is not None
             ]
-            if one.withheld is not None and other.withheld is not None:
-                pairs.append((one.withheld, other.withheld))
+            if expected.withheld is not None and other.withheld is not None:
+                pairs.append((expected.withheld, other.withheld))
             same = all(_are_equal(aggregator, first, second) for first, second in pairs)
             assert same, f"step {index + 1}: rank {rank}: a saved and loaded state gives another result"
 
 
-def _are_equal(aggregator: Aggregator[Any], one: Tensor, other: Tensor) -> bool:
+def _are_equal(aggregator: Aggregator[Any], first: Tensor, other: Tensor) -> bool:
     """Bit for bit, or to rounding where the aggregator cannot give more."""
     return (
-        torch.allclose(one, other, rtol=1e-5, atol=1e-6)
+        torch.allclose(first, other, rtol=1e-5, atol=1e-6)
         if aggregator.order_varies
-        else torch.equal(one, other)
+        else torch.equal(first, other)
     )
 
 

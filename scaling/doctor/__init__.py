@@ -35,9 +35,9 @@ def examine(environ: Mapping[str, str], here: Path) -> list[Line]:
         environ: the environment.
         here: the current folder.
     """
-    own = rank(environ)
-    if own.state == "ok" and not own.text.startswith(("none", "rank 0 ")):
-        return [own]
+    rank_line = rank(environ)
+    if rank_line.state == "ok" and not rank_line.text.startswith(("none", "rank 0 ")):
+        return [rank_line]
     gpus, num_cores = devices.look(), num_usable_cores()
     return [
         software.versions(),
@@ -48,7 +48,7 @@ def examine(environ: Mapping[str, str], here: Path) -> list[Line]:
         software.launchers(),
         software.mpi(),
         software.horovod(bool(gpus.usable)),
-        own,
+        rank_line,
         host.ports(environ),
         host.shared_memory(),
         host.limits(bool(gpus.usable)),

@@ -87,8 +87,11 @@ def nccl(gpus: Gpus, environ: Mapping[str, str]) -> Line:
         return Line("NCCL", "ok", "not needed: no GPUs")
     names = sorted(name for name in environ if name.startswith("NCCL_") and name != "NCCL_VERSION")
     if names:
-        told = ", ".join(f"{name}={environ[name]}" for name in names)
+        variables = ", ".join(f"{name}={environ[name]}" for name in names)
         return Line(
-            "NCCL", "warning", f"{gpus.nccl}, told {told}", "unset what is not meant: it counts in every run"
+            "NCCL",
+            "warning",
+            f"{gpus.nccl}, told {variables}",
+            "unset what is not meant: it counts in every run",
         )
     return Line("NCCL", "ok", gpus.nccl)

@@ -32,5 +32,5 @@ class Line:
 
     def describe(self) -> str:
         """For people, as wide as a terminal: what was found, and below it the fix."""
-        found = folded(f"{self.state:8} {self.name:14} ", self.text)
-        return f"{found}\n{folded(' ' * 24 + 'fix: ', self.fix)}" if self.fix else found
+        text = folded(f"{self.state:8} {self.name:14} ", self.text)
+        return f"{text}\n{folded(' ' * 24 + 'fix: ', self.fix)}" if self.fix else text

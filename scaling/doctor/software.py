@@ -58,20 +58,20 @@ def versions(version: Version = package_version) -> Line:
 
 def launchers(which: Which = shutil.which, ask: Ask = version_line) -> Line:
     """What can start workers; torchrun always can."""
-    found = ["torchrun"]
+    programs = ["torchrun"]
     for program in ("mpirun", "mpiexec.hydra", "horovodrun", "srun"):
         if path := which(program):
-            found.append(f"{program} ({ask(path) or path})")
-    return Line("launchers", "ok", ", ".join(found))
+            programs.append(f"{program} ({ask(path) or path})")
+    return Line("launchers", "ok", ", ".join(programs))
 
 
 def triton(has_gpus: bool, version: Callable[[], str | None] = triton_version) -> Line:
     """Whether codecs of few bits run as Triton's kernels, or in plain torch operations."""
-    found = version()
-    problem = version_problem(found)
+    installed = version()
+    problem = version_problem(installed)
     if problem is None:
         where = "codecs of few bits run as its kernels" if has_gpus else "its kernels need a GPU"
-        return Line("Triton", "ok", f"{found}: {where}")
+        return Line("Triton", "ok", f"{installed}: {where}")
     text = f"{problem}: codecs of few bits run in plain torch operations"
     if not has_gpus:
         return Line("Triton", "ok", f"{text}, as they do without a GPU")

@@ -85,9 +85,11 @@ class SmallNetworks(Experiment):
             *({**base, "depth": depth} for depth in self.depths),
             *({**base, "inputs": inputs} for inputs in self.input_sizes),
         ]
-        perceptrons: list[Point] = [{"network": "mlp", "equal_parameters": 0, **one} for one in varied]
-        unique = {tuple(one.items()): one for one in perceptrons}
-        return [*unique.values(), *(one for size in self.equal_parameters for one in self._pair(size))]
+        perceptrons: list[Point] = [
+            {"network": "mlp", "equal_parameters": 0, **settings} for settings in varied
+        ]
+        unique = {tuple(point.items()): point for point in perceptrons}
+        return [*unique.values(), *(point for size in self.equal_parameters for point in self._pair(size))]
 
     def _pair(self, size: int) -> tuple[Point, Point]:
         """A recurrent network and a perceptron of about that many parameters."""

@@ -53,7 +53,7 @@ def _trace(schedule: Schedule, rank: int, bounds: list[int], compute_s: float, i
     before: Sequence[int] = range(len(nodes))
     tag = 0
     for number, step in enumerate(schedule.steps):
-        own = []
+        operations = []
         for source, target, transfers in messages(step):
             tag += 1
             num_bytes = itemsize * sum(bounds[t.stop] - bounds[t.start] for t in transfers)
@@ -68,8 +68,8 @@ def _trace(schedule: Schedule, rank: int, bounds: list[int], compute_s: float, i
             ]
             name = f"{schedule.name} step {number}: {source} to {target}"
             nodes.append(_node(len(nodes), name, kind, before, attributes))
-            own.append(len(nodes) - 1)
-        before = own or before
+            operations.append(len(nodes) - 1)
+        before = operations or before
     return _file(nodes)
 
 
@@ -89,7 +89,7 @@ def _node(
 ) -> bytes:
     content = number_field(1, number) + text_field(2, name) + number_field(3, kind)
     if after:
-        content += bytes_field(5, b"".join(varint(one) for one in after))  # data_deps, packed
+        content += bytes_field(5, b"".join(varint(node) for node in after))  # data_deps, packed
     if duration_micros:
         content += number_field(7, duration_micros)
     for attribute, field, value in [("is_cpu_op", BOOL, 0), *attributes]:

@@ -68,7 +68,7 @@ def _add_gpu(algo: ElementTree.Element, schedule: Schedule, rank: int) -> None:
     )
     blocks = _blocks(schedule, rank)
     numbers = {key: number for number, key in enumerate(blocks)}
-    waited_for = {id(one) for block in blocks.values() for operation in block for one in operation.after}
+    waited_for = {id(other) for block in blocks.values() for operation in block for other in operation.after}
     for (sends, peer), operations in blocks.items():
         block = ElementTree.SubElement(
             gpu,
@@ -102,15 +102,17 @@ def _blocks(schedule: Schedule, rank: int) -> dict[tuple[bool, int], list[_Opera
     touched: dict[int, list[_Operation]] = defaultdict(list)  # chunk -> of the last step that touched it
     for step in schedule.steps:
         now: dict[int, list[_Operation]] = defaultdict(list)
-        own = [t for t in step if rank in (t.source, t.target)]
-        sends = [t for t in own if t.source == rank]
-        receives = [t for t in own if t.target == rank]
+        of_rank = [t for t in step if rank in (t.source, t.target)]
+        sends = [t for t in of_rank if t.source == rank]
+        receives = [t for t in of_rank if t.target == rank]
         for transfer, is_send in [*((t, True) for t in sends), *((t, False) for t in receives)]:
             kind = "s" if is_send else {"add": "rrc", "copy": "r"}[transfer.operation]
             block = (is_send, transfer.target if is_send else transfer.source)
             operation = _Operation(kind, transfer.start, transfer.stop - transfer.start, block)
             chunks = range(transfer.start, transfer.stop)
-            before = [one for chunk in chunks for one in (*touched[chunk], *(() if is_send else now[chunk]))]
+            before = [
+                other for chunk in chunks for other in (*touched[chunk], *(() if is_send else now[chunk]))
+            ]
             _append(blocks[block], operation, before)
             for chunk in chunks:
                 now[chunk].append(operation)
@@ -121,7 +123,7 @@ def _blocks(schedule: Schedule, rank: int) -> dict[tuple[bool, int], list[_Opera
 
 def _append(block: list[_Operation], operation: _Operation, before: list[_Operation]) -> None:
     """Adds it, with `nop`s for all dependencies but one; those of its own block need none."""
-    others = list({id(one): one for one in before if one.block != operation.block}.values())
+    others = list({id(other): other for other in before if other.block != operation.block}.values())
     for extra in others[1:]:
         nop = _Operation("nop", operation.chunk, 0, operation.block, [extra], len(block))
         block.append(nop)

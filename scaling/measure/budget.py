@@ -102,13 +102,13 @@ def arrivals_s(ranks: Sequence[RankStep]) -> Floats | None:
         None where there is no exchange, ranks differ in how many they have, or a start is not known.
     """
     exchanges = [_exchanges(step) for step in ranks]
-    if not exchanges[0] or any(len(own) != len(exchanges[0]) for own in exchanges):
+    if not exchanges[0] or any(len(spans) != len(exchanges[0]) for spans in exchanges):
         return None
     starts_s = []
-    for step, own in zip(ranks, exchanges, strict=True):
+    for step, spans in zip(ranks, exchanges, strict=True):
         if step.start_s is None:
             return None
-        starts_s.append([step.start_s + span.start_s for span in own])
+        starts_s.append([step.start_s + span.start_s for span in spans])
     return np.array(starts_s, dtype=np.float64).T
 
 
@@ -134,8 +134,8 @@ def step_budgets(ranks: Sequence[RankStep]) -> list[StepBudget]:
 
 def _exchanges(step: RankStep) -> list[Span]:
     """Its spans of `communicate`, in the order of their starts."""
-    own = [span for span in step.spans if _is_exchange(span)]
-    return sorted(own, key=lambda span: (span.start_s, span.stop_s))
+    exchanges = [span for span in step.spans if _is_exchange(span)]
+    return sorted(exchanges, key=lambda span: (span.start_s, span.stop_s))
 
 
 def _is_exchange(span: Span) -> bool:

@@ -151,8 +151,8 @@ def require_same(recorded: Mapping[str, Any], current: Mapping[str, Any], folder
 def _first_difference(before: Any, now: Any, name: str) -> tuple[str, Any, Any] | None:
     if isinstance(before, Mapping) and isinstance(now, Mapping):
         for key in sorted({*before, *now}):
-            found = _first_difference(before.get(key), now.get(key), f"{name}.{key}")
-            if found:
-                return found
+            difference = _first_difference(before.get(key), now.get(key), f"{name}.{key}")
+            if difference:
+                return difference
         return None
     return None if before == now else (name, before, now)

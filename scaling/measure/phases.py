@@ -215,4 +215,4 @@ class PhaseRecorder:
             if span.after_comm:
                 begin = min(max(begin, comm_ends), end)
             timed.append((span.name, span.lane, begin, end))
-        return sorted(timed, key=lambda one: one[2:])
+        return sorted(timed, key=lambda span: span[2:])

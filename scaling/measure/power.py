@@ -242,8 +242,10 @@ def _throttled(before: Reading, after: Reading) -> dict[str, float] | None:
 
 def _reasons(before: Reading, after: Reading) -> list[str] | None:
     """Those of both readings in order, without doubles; None where neither told."""
-    told = [reading.throttle_reasons for reading in (before, after) if reading.throttle_reasons is not None]
-    return list(dict.fromkeys(name for names in told for name in names)) if told else None
+    reasons = [
+        reading.throttle_reasons for reading in (before, after) if reading.throttle_reasons is not None
+    ]
+    return list(dict.fromkeys(name for names in reasons for name in names)) if reasons else None
 
 
 def _difference(before: float | None, after: float | None) -> float | None:

@@ -161,29 +161,39 @@ class Calibration:
 
 def calibrate(observations: Iterable[Observation]) -> Calibration:
     """The factors that fit best."""
-    seen = [one for one in observations if one.seconds > 0 and any(t.latency_s + t.flow_s for t in one.terms)]
+    seen = [
+        observation
+        for observation in observations
+        if observation.seconds > 0 and any(t.latency_s + t.flow_s for t in observation.terms)
+    ]
     names = sorted(
-        {(term.kind, part) for one in seen for term in one.terms for part in (0, 1) if _part(term, part)}
+        {
+            (term.kind, part)
+            for observation in seen
+            for term in observation.terms
+            for part in (0, 1)
+            if _part(term, part)
+        }
     )
     if not seen:
         return Calibration()
     design = np.zeros((len(seen), len(names)))
-    for row, one in enumerate(seen):
-        for term in one.terms:
+    for row, observation in enumerate(seen):
+        for term in observation.terms:
             for part in (0, 1):
                 if _part(term, part):
                     design[row, names.index((term.kind, part))] += _part(term, part)
-    measured = np.log([one.seconds for one in seen])
-    sds = np.array([one.sd for one in seen])
+    measured = np.log([observation.seconds for observation in seen])
+    sds = np.array([observation.sd for observation in seen])
     prior_sds = np.array([_prior_sd(*name) for name in names])
 
     def errors(logs: Floats) -> Floats:
         off: Floats = np.log(design @ np.exp(logs)) - measured
         return np.concatenate([_soft(off / sds), logs / prior_sds])
 
-    found = least_squares(errors, np.zeros(len(names))).x
-    off = measured - np.log(design @ np.exp(found))
-    base = Calibration(tuple(names), tuple(found.tolist()), _covariance(design, found, off, sds, prior_sds))
+    fitted = least_squares(errors, np.zeros(len(names))).x
+    off = measured - np.log(design @ np.exp(fitted))
+    base = Calibration(tuple(names), tuple(fitted.tolist()), _covariance(design, fitted, off, sds, prior_sds))
     return _with_left_overs(base, seen, off)
 
 
@@ -204,21 +214,25 @@ def _covariance(design: Floats, logs: Floats, off: Floats, sds: Floats, prior_sd
 
 def _with_left_overs(base: Calibration, seen: Sequence[Observation], off: Floats) -> Calibration:
     points: dict[str, list[tuple[float, float]]] = {}
-    for one, log in zip(seen, off.tolist(), strict=True):
-        if one.key is None and one.terms[0].native_bytes:
-            points.setdefault(one.terms[0].kind, []).append((one.terms[0].native_bytes, log))
-    curves = {kind: _mean_by_size(found) for kind, found in points.items()}
+    for observation, log in zip(seen, off.tolist(), strict=True):
+        if observation.key is None and observation.terms[0].native_bytes:
+            points.setdefault(observation.terms[0].kind, []).append((observation.terms[0].native_bytes, log))
+    curves = {kind: _mean_by_size(values) for kind, values in points.items()}
     sized = replace(base, native_left_over=curves)
     raw: dict[tuple[str, ...], list[tuple[float, float, int]]] = {}
-    for one in seen:
-        if one.key is not None:
-            log = math.log(one.seconds / sum(sized.seconds(term).value for term in one.terms))
-            raw.setdefault(one.key, []).append(
-                (log, math.hypot(one.relative_sd, CLOCK_S / one.seconds), one.world_size)
+    for observation in seen:
+        if observation.key is not None:
+            log = math.log(observation.seconds / sum(sized.seconds(term).value for term in observation.terms))
+            raw.setdefault(observation.key, []).append(
+                (
+                    log,
+                    math.hypot(observation.relative_sd, CLOCK_S / observation.seconds),
+                    observation.world_size,
+                )
             )
-    largest = {key: max(at for _, _, at in found) for key, found in raw.items()}
+    largest = {key: max(at for _, _, at in values) for key, values in raw.items()}
     means = {
-        key: _mean([(log, sd) for log, sd, at in found if at == largest[key]]) for key, found in raw.items()
+        key: _mean([(log, sd) for log, sd, at in values if at == largest[key]]) for key, values in raw.items()
     }
     spreads = {
         transport: _spread([mean for key, mean in means.items() if key[-1] == transport])
@@ -233,18 +247,18 @@ def _with_left_overs(base: Calibration, seen: Sequence[Observation], off: Floats
     return replace(sized, left_over=left_over, left_over_sd=unmeasured, num_observations=len(seen))
 
 
-def _mean(found: Sequence[tuple[float, float]]) -> tuple[float, float]:
+def _mean(values: Sequence[tuple[float, float]]) -> tuple[float, float]:
     """Of logarithms with their deviations, and its deviation: the larger of theirs and their spread."""
-    logs = [log for log, _ in found]
+    logs = [log for log, _ in values]
     spread = float(np.std(logs)) if len(logs) > 1 else 0.0
-    return float(np.mean(logs)), max(spread, *(sd for _, sd in found))
+    return float(np.mean(logs)), max(spread, *(sd for _, sd in values))
 
 
-def _spread(found: Sequence[tuple[float, float]]) -> float:
+def _spread(values: Sequence[tuple[float, float]]) -> float:
     """Deviation of the strategies' left-overs themselves, without the noise of the measurements."""
-    if len(found) < 3:
+    if len(values) < 3:
         return UNMEASURED_LEFT_OVER_SD
-    variance = float(np.mean([log**2 - sd**2 for log, sd in found]))
+    variance = float(np.mean([log**2 - sd**2 for log, sd in values]))
     return math.sqrt(max(variance, MODEL_SD**2))
 
 

@@ -80,24 +80,24 @@ class MeasuredFolder:
 
 def _tensor_shapes(cell: CellResult) -> str:
     """Of the cell's model, as its runs recorded them; "" where they did not."""
-    shapes = [str(found) for record in cell.records if (found := record.summary.get("tensor_shapes"))]
+    shapes = [str(text) for record in cell.records if (text := record.summary.get("tensor_shapes"))]
     return shapes[-1] if shapes else ""
 
 
 def transfers_from(samples: Iterable[Sample]) -> list[MeasuredTransfer]:
     """Medians of a probe's samples, captured ones where there are such."""
     grouped: dict[tuple[str, tuple[int, ...], str, bool, int], list[float]] = defaultdict(list)
-    for one in samples:
-        if one.operation in OPERATIONS:
-            key = (one.operation, tuple(one.ranks), one.launch, one.captured, one.num_bytes)
-            grouped[key].append(one.seconds)
+    for sample in samples:
+        if sample.operation in OPERATIONS:
+            key = (sample.operation, tuple(sample.ranks), sample.launch, sample.captured, sample.num_bytes)
+            grouped[key].append(sample.seconds)
     captured = {key[:3] for key in grouped if key[3]}
-    found = []
+    left = []
     for (operation, ranks, launch, is_captured, num_bytes), seconds in grouped.items():
         if is_captured == ((operation, ranks, launch) in captured):
             median = statistics.median(seconds)
             spread = statistics.stdev(seconds) / median / len(seconds) ** 0.5 if len(seconds) > 2 else 0.05
-            found.append(
+            left.append(
                 MeasuredTransfer(
                     operation,
                     len(ranks),
@@ -107,7 +107,7 @@ def transfers_from(samples: Iterable[Sample]) -> list[MeasuredTransfer]:
                     max(LEAST_RELATIVE_SD, spread),
                 )
             )
-    return found
+    return left
 
 
 def read_samples(path: Path) -> list[Sample]:
@@ -183,11 +183,13 @@ def differences_between(folders: Sequence[ResultsFolder]) -> list[str]:
     """In what the environments of folders taken together differ from the first one's; a line each."""
     notes = []
     for other in folders[1:]:
-        found = [one for one in environment_differences(folders[0], other) if one.decides]
-        if found:
+        differences = [
+            difference for difference in environment_differences(folders[0], other) if difference.decides
+        ]
+        if differences:
             notes.append(
                 f"taken together, though measured in different environments: {folders[0].path} against "
-                f"{other.path}: {'; '.join(one.line() for one in found)}"
+                f"{other.path}: {'; '.join(difference.line() for difference in differences)}"
             )
     return notes
 

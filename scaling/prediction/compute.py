@@ -85,7 +85,7 @@ class ComputeModel:
             if cell.exchanges_nothing and alone:
                 grouped[_key(cell.cell)][int(cell.cell["local_batch"])].append(cell)
         self._curves = {
-            key: [_point(batch, alike) for batch, alike in sorted(by_batch.items())]
+            key: [_point(batch, cells) for batch, cells in sorted(by_batch.items())]
             for key, by_batch in grouped.items()
         }
 
@@ -154,14 +154,14 @@ def _is_layered(cell: Mapping[str, Any]) -> bool:
     return cell["step"] == "captured" and cell.get("bucket_mb") is not None
 
 
-def _point(local_batch: int, alike: Sequence[MeasuredCell]) -> Point:
-    step_s = fmean(cell.iteration_s for cell in alike)
-    spread = stdev(cell.iteration_s for cell in alike) / step_s if len(alike) > 1 else 0.0
-    names = {name for cell in alike for name in cell.phases}
+def _point(local_batch: int, cells: Sequence[MeasuredCell]) -> Point:
+    step_s = fmean(cell.iteration_s for cell in cells)
+    spread = stdev(cell.iteration_s for cell in cells) / step_s if len(cells) > 1 else 0.0
+    names = {name for cell in cells for name in cell.phases}
     phases = {
-        name: fmean(cell.phases[name] for cell in alike if name in cell.phases) for name in sorted(names)
+        name: fmean(cell.phases[name] for cell in cells if name in cell.phases) for name in sorted(names)
     }
-    return Point(local_batch, step_s, max(spread, *(cell.relative_sd for cell in alike)), phases)
+    return Point(local_batch, step_s, max(spread, *(cell.relative_sd for cell in cells)), phases)
 
 
 def _along(curve: Sequence[Point], local_batch: int) -> tuple[Estimate, list[str]]:
@@ -215,8 +215,8 @@ def _borrowed(
     if 1 / (1 + BORROWED_SD) <= value / in_proportion <= 1 + BORROWED_SD:
         value = min(max(value, low), high)
     if not low <= value <= high:
-        own, why = _in_proportion(point, local_batch)
-        return own, [f"{why[0]}; the eager step's change, to {value * 1e3:.4g} ms, tells nothing of it"]
+        scaled, why = _in_proportion(point, local_batch)
+        return scaled, [f"{why[0]}; the eager step's change, to {value * 1e3:.4g} ms, tells nothing of it"]
     note += f", and the interval reaches to proportion, {in_proportion * 1e3:.4g} ms"
     spread = max(spread, _sd_that_reaches(value / in_proportion))
     return Estimate.of(value, "compute", spread), [note, *notes]

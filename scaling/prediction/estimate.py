@@ -53,7 +53,7 @@ class Estimate:
 
     def times(self, factor: float) -> Estimate:
         """Every value and change multiplied."""
-        return Estimate(self.value * factor, {name: one * factor for name, one in self.changes.items()})
+        return Estimate(self.value * factor, {name: change * factor for name, change in self.changes.items()})
 
     def also(self, source: str, relative_sd: float) -> Estimate:
         """With one more source of uncertainty, relative to the value."""

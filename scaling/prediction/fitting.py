@@ -24,65 +24,71 @@ def observations_of_cells(
     measured: Iterable[tuple[MeasuredCell, Strategy]], machinery: Machinery
 ) -> list[Observation]:
     """Measured exchanges of eager steps with two ranks and more, as spans told them."""
-    found = []
-    for one, strategy in measured:
-        exchange_s = one.exchange_s
-        if one.world_size < 2 or one.cell["step"] != "eager" or exchange_s is None:
+    observations = []
+    for cell, strategy in measured:
+        exchange_s = cell.exchange_s
+        if cell.world_size < 2 or cell.cell["step"] != "eager" or exchange_s is None:
             continue
-        if not one.cell.get("exchanges", True):
+        if not cell.cell.get("exchanges", True):
             continue
         numbers = range(len(strategy.buckets))
         try:
-            terms = [term for i in numbers for term in terms_of(strategy, i, machinery, one.world_size)]
-            terms += divide_term(strategy.num_elements, strategy, machinery, one.world_size)
-            updates = update_terms(strategy, machinery, one.world_size)
+            terms = [term for i in numbers for term in terms_of(strategy, i, machinery, cell.world_size)]
+            terms += divide_term(strategy.num_elements, strategy, machinery, cell.world_size)
+            updates = update_terms(strategy, machinery, cell.world_size)
         except (TopologyError, ScheduleError):
             continue  # the machine file has fewer ranks than were measured, or not what this needs
         if updates:
-            exchange_s += one.phases.get("update_s", 0.0)
+            exchange_s += cell.phases.get("update_s", 0.0)
         key = strategy_key(strategy)
-        found.append(Observation(key, [*terms, *updates], exchange_s, one.relative_sd, one.world_size))
-    return found
+        observations.append(
+            Observation(key, [*terms, *updates], exchange_s, cell.relative_sd, cell.world_size)
+        )
+    return observations
 
 
 def observations_of_transfers(
     transfers: Iterable[MeasuredTransfer], machinery: Machinery
 ) -> list[Observation]:
     """A probe's messages and all-reduces."""
-    found = []
-    for one in transfers:
-        if one.num_bytes < LEAST_TRANSFER_BYTES or one.num_ranks < 2:
+    observations = []
+    for transfer in transfers:
+        if transfer.num_bytes < LEAST_TRANSFER_BYTES or transfer.num_ranks < 2:
             continue
         try:
-            term = _term_of(one, machinery)
+            term = _term_of(transfer, machinery)
         except TopologyError:
             continue  # the machine file has fewer ranks than were measured
         if term is not None:
-            found.append(Observation(None, [term], one.seconds, one.relative_sd, one.num_ranks))
-    return found
+            observations.append(
+                Observation(None, [term], transfer.seconds, transfer.relative_sd, transfer.num_ranks)
+            )
+    return observations
 
 
-def _term_of(one: MeasuredTransfer, machinery: Machinery) -> Term | None:
+def _term_of(transfer: MeasuredTransfer, machinery: Machinery) -> Term | None:
     """What a transfer is by the machine file; None where it calibrates nothing."""
-    peer = not one.host_only
-    if one.operation == "mpi_all_reduce":
-        time = mpi_native(*machinery.on("host"), one.num_ranks, one.num_bytes, machinery.mpi).time
-        return Term("mpi", "all_reduce", time.latency_s, time.flow_s, None, time.choice, float(one.num_bytes))
-    if one.operation == "all_reduce" and machinery.has_gpus:
+    peer = not transfer.host_only
+    if transfer.operation == "mpi_all_reduce":
+        time = mpi_native(*machinery.on("host"), transfer.num_ranks, transfer.num_bytes, machinery.mpi).time
+        return Term(
+            "mpi", "all_reduce", time.latency_s, time.flow_s, None, time.choice, float(transfer.num_bytes)
+        )
+    if transfer.operation == "all_reduce" and machinery.has_gpus:
         kind = "native" if peer else "native_host"
-        time = nccl_all_reduce(*machinery.on(kind), one.num_ranks, one.num_bytes, peer_access=peer)
-        return Term(kind, kind, time.latency_s, time.flow_s, None, time.choice, float(one.num_bytes))
-    if one.operation == "all_reduce":
-        own, bare = machinery.on("sends")
-        flow_s = gloo_all_reduce(bare, one.num_ranks, one.num_bytes).seconds
-        whole_s = gloo_all_reduce(own, one.num_ranks, one.num_bytes).seconds
+        time = nccl_all_reduce(*machinery.on(kind), transfer.num_ranks, transfer.num_bytes, peer_access=peer)
+        return Term(kind, kind, time.latency_s, time.flow_s, None, time.choice, float(transfer.num_bytes))
+    if transfer.operation == "all_reduce":
+        machine, bare = machinery.on("sends")
+        flow_s = gloo_all_reduce(bare, transfer.num_ranks, transfer.num_bytes).seconds
+        whole_s = gloo_all_reduce(machine, transfer.num_ranks, transfer.num_bytes).seconds
         return Term("sends", "gloo", max(0.0, whole_s - flow_s), flow_s)
-    if one.operation in ("send", "swap", "shift"):
+    if transfer.operation in ("send", "swap", "shift"):
         kind = "sends" if peer else "sends_host"
-        own, bare = machinery.on(kind)
-        schedule = moves(one.operation, one.num_ranks)
-        flow_s = simulate(schedule, bare, one.num_bytes, peer_access=peer).seconds
-        whole_s = simulate(schedule, own, one.num_bytes, peer_access=peer).seconds
+        machine, bare = machinery.on(kind)
+        schedule = moves(transfer.operation, transfer.num_ranks)
+        flow_s = simulate(schedule, bare, transfer.num_bytes, peer_access=peer).seconds
+        whole_s = simulate(schedule, machine, transfer.num_bytes, peer_access=peer).seconds
         return Term(kind, kind, max(0.0, whole_s - flow_s), flow_s)
     return None
 

@@ -89,15 +89,17 @@ def measured_cells(
         rows: of each its variables, its `tensor_shapes` and its row of summary.csv.
         source: the results folder.
     """
-    found = []
+    strategies = []
     for cell, tensor_shapes, row in rows:
         seconds = _number(row.get("iteration_s"))
         if row.get("state") != "done" or seconds is None or cell.get("kind") != "iteration":
             continue
         names = (*EXCHANGE_PHASES, *COMPUTE_PHASES)
         phases = {name: value for name in names if (value := _number(row.get(name))) is not None}
-        found.append(MeasuredCell(cell, seconds, _relative_sd(row, seconds), phases, source, tensor_shapes))
-    return found
+        strategies.append(
+            MeasuredCell(cell, seconds, _relative_sd(row, seconds), phases, source, tensor_shapes)
+        )
+    return strategies
 
 
 def _relative_sd(row: Mapping[str, Any], seconds: float) -> float:

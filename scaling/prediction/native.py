@@ -105,7 +105,7 @@ def nccl_all_reduce(
         # A chain sends S up and S down; a ring 2(n-1)/n S, at half the messages in flight.
         tree_s = flow_s * world_size / (world_size - 1) / TREE_SHARE
         times.append(NativeTime(latency_s, tree_s / share, f"tree, {protocol}", busiest))
-    return min(times, key=lambda one: one.seconds)
+    return min(times, key=lambda time: time.seconds)
 
 
 def _kind(topology: Topology, per_node: int, *, peer_access: bool) -> str:

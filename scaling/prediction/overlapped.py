@@ -35,7 +35,7 @@ def ddp_buckets(layout: BucketLayout, bucket_mb: float, itemsize: int = 4) -> li
         if filled >= limits[min(len(buckets) - 1, 1)]:
             buckets.append([])
             filled = 0.0
-    return [BucketLayout.of(one) for one in buckets if one]
+    return [BucketLayout.of(bucket) for bucket in buckets if bucket]
 
 
 def exposed(exchanges: Sequence[Estimate], bucket_elements: Sequence[int], backward_s: float) -> Estimate:

@@ -37,7 +37,7 @@ class Sources:
         """Those of so many ranks at most."""
         return Sources(
             [cell for cell in self.cells if cell.world_size <= world_size],
-            [one for one in self.transfers if one.num_ranks <= world_size],
+            [transfer for transfer in self.transfers if transfer.num_ranks <= world_size],
             self.machine,
             self.libraries,
         )

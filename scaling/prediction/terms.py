@@ -119,10 +119,10 @@ class Machinery:
     def on(self, transport: str) -> tuple[Topology, Topology]:
         """The topology of a transport, and the same without latency."""
         if transport not in self._bare:
-            own = self.topology
+            topology = self.topology
             if transport in ("sends_host", "native_host"):
-                own = for_host_sends(self.topology, self.host_sends)
-            self._bare[transport], self._bare[f"{transport}, bare"] = own, without_latency(own)
+                topology = for_host_sends(self.topology, self.host_sends)
+            self._bare[transport], self._bare[f"{transport}, bare"] = topology, without_latency(topology)
         return self._bare[transport], self._bare[f"{transport}, bare"]
 
     @property
@@ -170,7 +170,7 @@ def terms_of(strategy: Strategy, bucket: int, machinery: Machinery, world_size: 
 
 def update_terms(strategy: Strategy, machinery: Machinery, world_size: int) -> list[Term]:
     """Those of an update on the host; an update on GPUs follows the measured one (`gpu_update_share`)."""
-    return [_host_work(one, machinery, world_size) for one in strategy.updates if one.site == "host"]
+    return [_host_work(update, machinery, world_size) for update in strategy.updates if update.site == "host"]
 
 
 def divide_term(num_elements: int, strategy: Strategy, machinery: Machinery, world_size: int) -> list[Term]:
@@ -193,25 +193,27 @@ def _exchange_terms(stage: Exchange, transport: str, machinery: Machinery, world
     if stage.for_gpus and not machinery.has_gpus:
         return []
     if _by_mpi(stage, machinery):
-        found = mpi_exchange(stage, *machinery.on("host"), world_size, machinery.mpi)
-        time = found.time
+        work = mpi_exchange(stage, *machinery.on("host"), world_size, machinery.mpi)
+        time = work.time
         sized = num_bytes if stage.native else None  # a probe tells what all-reduces take by size, no more
-        return [Term("mpi", name, time.latency_s, time.flow_s, time.busiest, time.choice, sized, found.note)]
+        return [Term("mpi", name, time.latency_s, time.flow_s, time.busiest, time.choice, sized, work.note)]
     if stage.native and machinery.has_gpus:
         kind = "native" if peer else "native_host"
-        own, bare = machinery.on(kind)
-        time = nccl_all_reduce(own, bare, world_size, num_bytes, peer_access=peer)
+        machine, bare = machinery.on(kind)
+        time = nccl_all_reduce(machine, bare, world_size, num_bytes, peer_access=peer)
         return [Term(kind, name, time.latency_s, time.flow_s, time.busiest, time.choice, num_bytes)]
     kind = "host" if stage.schedule.num_hosts else transport
-    own, bare = machinery.on(kind)
+    machine, bare = machinery.on(kind)
     if stage.native:
         flowing, whole = (
             gloo_all_reduce(bare, world_size, num_bytes),
-            gloo_all_reduce(own, world_size, num_bytes),
+            gloo_all_reduce(machine, world_size, num_bytes),
         )
     else:
         flowing = simulate(stage.schedule, bare, num_bytes, peer_access=peer, num_messages=stage.num_messages)
-        whole = simulate(stage.schedule, own, num_bytes, peer_access=peer, num_messages=stage.num_messages)
+        whole = simulate(
+            stage.schedule, machine, num_bytes, peer_access=peer, num_messages=stage.num_messages
+        )
     latency_s = max(0.0, whole.seconds - flowing.seconds)
     if kind == "peer_memory":
         latency_s += KERNEL_S * _kernels(stage.schedule)

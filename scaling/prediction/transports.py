@@ -63,14 +63,16 @@ def measured_host_sends(topology: Topology, transfers: Iterable[MeasuredTransfer
     """From host-only transfers of a probe on that machine; None where it did not measure both."""
     bare = without_host_limit(without_latency(topology))
     ratios: dict[str, list[float]] = {"one": [], "both": []}
-    for one in transfers:
-        kind = {"send": "one", "swap": "both", "shift": "both"}.get(one.operation)
-        if kind is None or not one.host_only or one.num_bytes < LARGE_BYTES:
+    for transfer in transfers:
+        kind = {"send": "one", "swap": "both", "shift": "both"}.get(transfer.operation)
+        if kind is None or not transfer.host_only or transfer.num_bytes < LARGE_BYTES:
             continue
-        if one.num_ranks < 2 or one.num_ranks > len(topology.machine.of_kind("gpu")):
+        if transfer.num_ranks < 2 or transfer.num_ranks > len(topology.machine.of_kind("gpu")):
             continue
-        ideal = simulate(moves(one.operation, one.num_ranks), bare, one.num_bytes, peer_access=False).seconds
-        ratios[kind].append(ideal / one.seconds)
+        ideal = simulate(
+            moves(transfer.operation, transfer.num_ranks), bare, transfer.num_bytes, peer_access=False
+        ).seconds
+        ratios[kind].append(ideal / transfer.seconds)
     if not ratios["one"] or not ratios["both"]:
         return None
     return HostSends(min(1.0, median(ratios["one"])), min(1.0, median(ratios["both"])))
@@ -106,8 +108,10 @@ def for_host_sends(topology: Topology, rates: HostSends | None) -> Topology:
                 latency_s=0.0,
             )
         )
-    own = Machine(machine.name, tuple(devices), tuple(links), machine.peer_groups, machine.message_latency_s)
-    return replace(topology, machine=own)
+    staged = Machine(
+        machine.name, tuple(devices), tuple(links), machine.peer_groups, machine.message_latency_s
+    )
+    return replace(topology, machine=staged)
 
 
 def _part(link: Link, first: str, second: str, bytes_per_s: float, *, duplex: bool) -> Link:

@@ -144,13 +144,13 @@ def _gpus(topology: Topology, value: str) -> Topology:
         for group in groups:
             if like.id in group:
                 group.add(new)
-    own = replace(
+    changed = replace(
         machine,
         devices=tuple(devices),
         links=tuple(links),
         peer_groups=tuple(frozenset(group) for group in groups),
     )
-    return replace(topology, machine=own)
+    return replace(topology, machine=changed)
 
 
 def _relinked(link: Link, old: str, new: str) -> Link:

@@ -120,8 +120,8 @@ class InProcessGroup(Group):
         return True
 
     def peer_memory(self, num_elements: int, dtype: torch.dtype, device: torch.device) -> PeerMemory:
-        own = torch.zeros(num_elements, dtype=dtype, device=device)
-        return _ThreadsMemory(own, self._gathered(own), self.barrier)
+        received = torch.zeros(num_elements, dtype=dtype, device=device)
+        return _ThreadsMemory(received, self._gathered(received), self.barrier)
 
     def shared_host_buffer(self, num_bytes: int, *, register: bool) -> Tensor:
         mine = torch.zeros(num_bytes, dtype=torch.uint8) if self.rank == 0 else None

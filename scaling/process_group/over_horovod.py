@@ -53,7 +53,7 @@ class HorovodGroup(DelegatedGroup):
             LaunchError: saying what it can.
         """
         if dtype not in CARRIED:
-            allowed = ", ".join(str(one).removeprefix("torch.") for one in CARRIED)
+            allowed = ", ".join(str(dtype).removeprefix("torch.") for dtype in CARRIED)
             raise LaunchError(
                 f"Horovod cannot average {str(dtype).removeprefix('torch.')}; it averages {allowed}"
             )

@@ -47,7 +47,7 @@ class MpiGroup(DelegatedGroup):
             LaunchError: naming the type and the allowed ones.
         """
         if dtype not in SUMMED:
-            allowed = ", ".join(str(one).removeprefix("torch.") for one in SUMMED)
+            allowed = ", ".join(str(dtype).removeprefix("torch.") for dtype in SUMMED)
             raise LaunchError(
                 f"MPI cannot add {str(dtype).removeprefix('torch.')}; it adds {allowed}: "
                 "use one of these, or another aggregator"

@@ -129,17 +129,17 @@ class TorchGroup(Group):
 
     def can_access_peers(self, device: torch.device) -> bool:
         if self._can_access is None:
-            own = self._peer_access and device.type == "cuda" and self._sees_all_peers()
-            self._can_access = self.largest(float(not own)) == 0
+            sees_peers = self._peer_access and device.type == "cuda" and self._sees_all_peers()
+            self._can_access = self.largest(float(not sees_peers)) == 0
         return self._can_access
 
     def _sees_all_peers(self) -> bool:
         """Whether this rank's GPU can access the others'; local rank i has GPU i (`scaling.worker`)."""
         if self._ranks_on_this_host != self.world_size or torch.cuda.device_count() < self.world_size:
             return False
-        own = torch.cuda.current_device()
-        others = [peer for peer in range(self.world_size) if peer != own]
-        return all(torch.cuda.can_device_access_peer(own, peer) for peer in others)
+        device = torch.cuda.current_device()
+        others = [peer for peer in range(self.world_size) if peer != device]
+        return all(torch.cuda.can_device_access_peer(device, peer) for peer in others)
 
     def peer_memory(self, num_elements: int, dtype: torch.dtype, device: torch.device) -> PeerMemory:
         if not self.can_access_peers(device):

@@ -25,13 +25,13 @@ Findings = Mapping[str, Sequence[Finding]]
 def overview(rows: Sequence[Row], findings: Findings) -> Iterator[str]:
     """Of every group the cells of its largest world size: what limits each most, and what to try."""
     for group in _groups(rows):
-        told = [row for row in group.rows if row["iteration_s"] is not None or findings[row["cell_id"]]]
-        if not told:
+        explained = [row for row in group.rows if row["iteration_s"] is not None or findings[row["cell_id"]]]
+        if not explained:
             continue
-        largest = max(row["world_size"] for row in told)
-        shown = [row for row in told if row["world_size"] == largest and not is_control_arm(row)]
+        largest = max(row["world_size"] for row in explained)
+        shown = [row for row in explained if row["world_size"] == largest and not is_control_arm(row)]
         yield _wrapped(f"{group.title}, on {workers(largest)}", indent=0)
-        for row in sorted(shown or told[-1:], key=lambda row: row["iteration_s"] or 0.0):
+        for row in sorted(shown or explained[-1:], key=lambda row: row["iteration_s"] or 0.0):
             yield _wrapped(f"{group.name(row)}{_time(row)}", indent=2)
             for finding in _foremost(findings[row["cell_id"]]):
                 yield _wrapped(line_of(finding), indent=4)
@@ -52,7 +52,7 @@ def details(rows: Sequence[Row], findings: Findings, chosen: Sequence[Row]) -> I
     """All that was found in some cells."""
     groups = _groups(rows)
     for row in chosen:
-        group = next(one for one in groups if row in one.rows)
+        group = next(candidate for candidate in groups if row in candidate.rows)
         yield f"{group.name(row)} on {workers(row['world_size'])}{_time(row)}, cell {row['cell_id']}"
         yield _wrapped(group.title, indent=2)
         for finding in findings[row["cell_id"]]:

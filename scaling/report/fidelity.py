@@ -100,7 +100,7 @@ def honesty_tables(groups: Sequence[Group], cells: Mapping[str, CellResult]) -> 
                 list(HEADINGS[group.kind]),
                 [_values(group, row, other) for row, other in pairs],
                 _remarks(group, lossy, groups),
-                cells=[[one["cell_id"] for one in pair if one is not None] for pair in pairs],
+                cells=[[row["cell_id"] for row in pair if row is not None] for pair in pairs],
                 section="lossy",
             )
         )
@@ -119,7 +119,7 @@ def _is_lossy(row: Row, cells: Mapping[str, CellResult]) -> bool:
 def _beside(row: Row, exact: Iterable[Row]) -> Row | None:
     """The exact cell to compare with; None where there is none of that world size, buckets and input."""
     same = ("world_size", "input_placement", "loader_workers")
-    alike = [other for other in exact if all(other[name] == row[name] for name in same)]
+    comparable = [other for other in exact if all(other[name] == row[name] for name in same)]
 
     def order(other: Row) -> tuple[bool, bool, float]:
         is_reference = aggregator_name(other["aggregator"]) == REFERENCE
@@ -128,7 +128,7 @@ def _beside(row: Row, exact: Iterable[Row]) -> Row | None:
         )
         return not is_reference, other["bucket_mb"] != row["bucket_mb"], best or 0.0
 
-    return min(alike, key=order, default=None)
+    return min(comparable, key=order, default=None)
 
 
 def _values(group: Group, row: Row, other: Row | None) -> list[str]:
@@ -145,9 +145,9 @@ def _values(group: Group, row: Row, other: Row | None) -> list[str]:
     return [*named, *sent, milliseconds(sum(coding)) if coding else MISSING, *times]
 
 
-def _pair(own: Any, exact: Any, shown: Callable[[Any], str]) -> list[str]:
+def _pair(lossy: Any, exact: Any, shown: Callable[[Any], str]) -> list[str]:
     """Both, and the first as a part of the second."""
-    return [shown(own), shown(exact), percent(own / exact) if own is not None and exact else MISSING]
+    return [shown(lossy), shown(exact), percent(lossy / exact) if lossy is not None and exact else MISSING]
 
 
 def _remarks(group: Group, lossy: Sequence[Row], groups: Sequence[Group]) -> list[str]:

@@ -80,7 +80,7 @@ class PredictedCell:
         if abs(rest_s) > max(abs(off_compute_s), abs(off_exchange_s)):
             return {"part": "other_steps", "marked_s": compute_s + exchange_s}
         part, off_s = max(
-            ("computation", off_compute_s), ("exchange", off_exchange_s), key=lambda one: abs(one[1])
+            ("computation", off_compute_s), ("exchange", off_exchange_s), key=lambda part: abs(part[1])
         )
         # What the prediction says of the computation begins with that word (`scaling.prediction.compute`).
         notes = [
@@ -96,17 +96,17 @@ class PredictedCell:
 
 
 COLUMNS: tuple[Column[PredictedCell], ...] = (
-    Column("cell", lambda one: one.name),
-    Column("predicted (simulated), ms", lambda one: milliseconds(one.predicted["iteration_s"])),
+    Column("cell", lambda cell: cell.name),
+    Column("predicted (simulated), ms", lambda cell: milliseconds(cell.predicted["iteration_s"])),
     Column(
         "95% interval, ms",
-        lambda one: interval(one.predicted["iteration_s_low"], one.predicted["iteration_s_high"]),
+        lambda cell: interval(cell.predicted["iteration_s_low"], cell.predicted["iteration_s_high"]),
     ),
     Column(
-        "measured, ms", lambda one: milliseconds(one.measured["iteration_s"]) if one.measured else MISSING
+        "measured, ms", lambda cell: milliseconds(cell.measured["iteration_s"]) if cell.measured else MISSING
     ),
-    Column("error", lambda one: MISSING if one.error_ratio is None else f"{one.error_ratio:+.1%}"),
-    Column("inside", lambda one: {None: MISSING, True: "yes", False: "no"}[one.is_inside]),
+    Column("error", lambda cell: MISSING if cell.error_ratio is None else f"{cell.error_ratio:+.1%}"),
+    Column("inside", lambda cell: {None: MISSING, True: "yes", False: "no"}[cell.is_inside]),
 )
 
 
@@ -119,34 +119,37 @@ def read_predictions(folder: ResultsFolder, rows: Iterable[Row]) -> list[Predict
     """
     measured = {row["cell_id"]: row for row in rows if row.get("state") == "done"}
     return [
-        PredictedCell(one["cell_id"], _name(one), one, measured.get(one["cell_id"]))
-        for one in folder.predictions()
-        if one.get("cell_id") and one.get("iteration_s")
+        PredictedCell(row["cell_id"], _name(row), row, measured.get(row["cell_id"]))
+        for row in folder.predictions()
+        if row.get("cell_id") and row.get("iteration_s")
     ]
 
 
 def predicted_csv(predicted: Sequence[PredictedCell]) -> str:
     """The text of predicted.csv: a row a cell, measured or not."""
-    table = pd.DataFrame([_csv_row(one) for one in predicted], columns=list(CSV_COLUMNS))
+    table = pd.DataFrame([_csv_row(cell) for cell in predicted], columns=list(CSV_COLUMNS))
     return table_csv(table, digits=DIGITS)
 
 
-def _csv_row(one: PredictedCell) -> Row:
-    row: Row = {name: one.predicted.get(name) for name in CSV_COLUMNS}
+def _csv_row(cell: PredictedCell) -> Row:
+    row: Row = {name: cell.predicted.get(name) for name in CSV_COLUMNS}
     row |= {
-        **{own.key: own.show(one.predicted.get(own.name)) for own in map(axis, ("tf32", "memory_format"))},
-        "simulated_s": one.predicted["iteration_s"],
-        "simulated_s_low": one.predicted["iteration_s_low"],
-        "simulated_s_high": one.predicted["iteration_s_high"],
+        **{
+            shown.key: shown.show(cell.predicted.get(shown.name))
+            for shown in map(axis, ("tf32", "memory_format"))
+        },
+        "simulated_s": cell.predicted["iteration_s"],
+        "simulated_s_low": cell.predicted["iteration_s_low"],
+        "simulated_s_high": cell.predicted["iteration_s_high"],
     }
-    if one.measured and one.error_ratio is not None:
+    if cell.measured and cell.error_ratio is not None:
         row |= {
-            "measured_s": one.measured["iteration_s"],
-            "measured_s_low": one.measured.get("iteration_s_low"),
-            "measured_s_high": one.measured.get("iteration_s_high"),
-            "error_ratio": one.error_ratio,
-            "is_inside": one.is_inside,
-            "failed_assumption": one.failed_assumption(),
+            "measured_s": cell.measured["iteration_s"],
+            "measured_s_low": cell.measured.get("iteration_s_low"),
+            "measured_s_high": cell.measured.get("iteration_s_high"),
+            "error_ratio": cell.error_ratio,
+            "is_inside": cell.is_inside,
+            "failed_assumption": cell.failed_assumption(),
         }
     return row
 
@@ -155,7 +158,7 @@ def prediction_tables(predicted: Sequence[PredictedCell]) -> list[Table]:
     """Predicted beside measured, a row a cell; nothing where nothing was predicted."""
     if not predicted:
         return []
-    topologies = ", ".join(dict.fromkeys(str(one.predicted["topology"]) for one in predicted))
+    topologies = ", ".join(dict.fromkeys(str(cell.predicted["topology"]) for cell in predicted))
     return [
         table_of(
             "Predicted beside measured",
@@ -163,8 +166,8 @@ def prediction_tables(predicted: Sequence[PredictedCell]) -> list[Table]:
             "then; 95% interval of the inputs' uncertainty. Error: predicted over measured, less one.",
             COLUMNS,
             predicted,
-            remarks=[one.text for one in sentences_of(prediction_findings(predicted))],
-            cells=[[one.cell_id] for one in predicted],
+            remarks=[sentence.text for sentence in sentences_of(prediction_findings(predicted))],
+            cells=[[cell.cell_id] for cell in predicted],
             section="prediction",
             source=SOURCE,
         )
@@ -173,7 +176,7 @@ def prediction_tables(predicted: Sequence[PredictedCell]) -> list[Table]:
 
 def prediction_findings(predicted: Sequence[PredictedCell]) -> list[Finding]:
     """Median and 95th percentile of the errors, and the worst cell with the assumption that failed."""
-    compared = [(abs(one.error_ratio), one) for one in predicted if one.error_ratio is not None]
+    compared = [(abs(cell.error_ratio), cell) for cell in predicted if cell.error_ratio is not None]
     if not compared:
         return []
     errors = [error for error, _ in compared]
@@ -186,13 +189,13 @@ def prediction_findings(predicted: Sequence[PredictedCell]) -> list[Finding]:
         "worst_error_ratio": worst_error,
         **worst.largest_error(),
     }
-    return [Finding("prediction_errors", tuple(one.cell_id for _, one in compared), values)]
+    return [Finding("prediction_errors", tuple(cell.cell_id for _, cell in compared), values)]
 
 
-def _name(one: Mapping[str, Any]) -> str:
+def _name(row: Mapping[str, Any]) -> str:
     # As in the tables of `scaling.prediction.rows`.
-    own = ", host-only" if one.get("peer_access") is False else ""
-    own += ", channels_last" if one.get("memory_format") == "channels_last" else ""
-    own += ", tf32" if one.get("tf32") else ""
-    own += ", augmented" if one.get("augmentation") == "standard" else ""
-    return f"{one['model']}, {one['aggregator']}, {one['step']}, {one['world_size']} workers{own}"
+    access = ", host-only" if row.get("peer_access") is False else ""
+    access += ", channels_last" if row.get("memory_format") == "channels_last" else ""
+    access += ", tf32" if row.get("tf32") else ""
+    access += ", augmented" if row.get("augmentation") == "standard" else ""
+    return f"{row['model']}, {row['aggregator']}, {row['step']}, {row['world_size']} workers{access}"

@@ -19,9 +19,9 @@ def lines_of(recommendation: Recommendation) -> Iterator[str]:
     """The recommendation, and of each reason the cells that were left out for it."""
     yield textwrap.fill(text_of(recommendation.finding), WIDTH, subsequent_indent="  ")
     names: dict[str, dict[str, None]] = {}
-    for one in recommendation.excluded:
-        name = one.name if one.reason.kind in BY_SETTING else one.aggregator
-        names.setdefault(text_of(one.reason), {})[name] = None
+    for candidate in recommendation.excluded:
+        name = candidate.name if candidate.reason.kind in BY_SETTING else candidate.aggregator
+        names.setdefault(text_of(candidate.reason), {})[name] = None
     for reason, those in names.items():
         yield textwrap.fill(f"  left out: {', '.join(those)} ({reason})", WIDTH, subsequent_indent="    ")
     yield ""
@@ -39,7 +39,10 @@ def as_dict(recommendation: Recommendation) -> dict[str, Any]:
         "more_repeats": recommendation.more_repeats,
         "limit": line_of(recommendation.limit) if recommendation.limit else None,
         "if_wrong": text_of(recommendation.cost) if recommendation.cost else "",
-        "excluded": [{"name": one.name, "reason": text_of(one.reason)} for one in recommendation.excluded],
+        "excluded": [
+            {"name": candidate.name, "reason": text_of(candidate.reason)}
+            for candidate in recommendation.excluded
+        ],
         "sentence": text_of(recommendation.finding),
     }
 

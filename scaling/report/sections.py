@@ -64,4 +64,4 @@ def arrange(
         sections[table.section].tables.append(table)
     for name, text in remarks:
         sections[name].remarks.append(text)
-    return [one for one in sections.values() if one.figures or one.tables or one.remarks]
+    return [section for section in sections.values() if section.figures or section.tables or section.remarks]

@@ -16,7 +16,7 @@ STATISTIC = (
 )
 
 
-def seed_noise_tables(found: Sequence[SeedNoise]) -> list[Table]:
+def seed_noise_tables(noises: Sequence[SeedNoise]) -> list[Table]:
     """One a recipe: the reference, then all others."""
     headings = (
         *("aggregator", "workers", "step", "exchange", "seeds", "test accuracy", "difference, points"),
@@ -31,22 +31,22 @@ def seed_noise_tables(found: Sequence[SeedNoise]) -> list[Table]:
             cells=[noise.cells, *(other.cells for other in noise.others)],
             section="training",
         )
-        for noise in found
+        for noise in noises
     ]
 
 
-def _reference_row(one: SeedNoise) -> list[str]:
-    row = one.reference
+def _reference_row(noise: SeedNoise) -> list[str]:
+    row = noise.reference
     accuracy = f"{percent(row['final_test_accuracy'], 2)} ± {100 * row['seed_sd_accuracy']:.2f}"
     first = [row["aggregator"], str(row["world_size"]), row["step"], "reference", str(row["num_seeds"])]
-    return [*first, accuracy, MISSING, f"{100 * one.noise:.2f}", MISSING, MISSING]
+    return [*first, accuracy, MISSING, f"{100 * noise.noise:.2f}", MISSING, MISSING]
 
 
-def _row(one: Compared) -> list[str]:
-    row = one.row
+def _row(other: Compared) -> list[str]:
+    row = other.row
     return [
-        *(row["aggregator"], str(row["world_size"]), row["step"], one.exchange),
+        *(row["aggregator"], str(row["world_size"]), row["step"], other.exchange),
         *(str(row["num_seeds"] or 1), percent(row["final_test_accuracy"], 2)),
-        *(points(one.difference), f"{100 * one.noise:.2f}", "within" if one.is_within else "beyond"),
-        MISSING if one.at_equal_seed is None else points(one.at_equal_seed),
+        *(points(other.difference), f"{100 * other.noise:.2f}", "within" if other.is_within else "beyond"),
+        MISSING if other.at_equal_seed is None else points(other.at_equal_seed),
     ]

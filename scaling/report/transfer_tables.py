@@ -65,7 +65,9 @@ def page_tables(results: Sequence[TransferResult]) -> list[Table]:
             "Read as the table above." if place else STATISTIC,
             COLUMNS,
             lines_of(group),
-            cells=[[*dict.fromkeys(one.result.cell_id for one in line.members)] for line in lines_of(group)],
+            cells=[
+                [*dict.fromkeys(member.result.cell_id for member in line.members)] for line in lines_of(group)
+            ],
             section="transfers",
             source="transfers.csv",
         )

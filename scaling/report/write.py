@@ -127,7 +127,7 @@ def write_all(folder: ResultsFolder) -> Report:
         ],
         findings=[
             *sentences_of(unfinished_trainings(groups, by_id)),
-            *sentences_of(seed_noise_finding(one) for one in noise),
+            *sentences_of(seed_noise_finding(family) for family in noise),
             *sentences_of(transfer_findings(transfers)),
             *map(Sentence, device_sentences(experiments)),
             *sentences_of(prediction_findings(predicted)),
@@ -156,14 +156,14 @@ def _write_links(
     folder: ResultsFolder, rows: Sequence[Row], cells: Mapping[str, CellResult]
 ) -> tuple[dict[str, list[CellLinks]], list[tuple[str, str]]]:
     """Writes links.csv, where there is anything to tell; returns the links by group, and what is left out."""
-    topology, found, left_out = read_topology(folder), {}, {}
+    topology, links, left_out = read_topology(folder), {}, {}
     for group in group_rows(rows):
         if group.kind == "iteration":
-            found[group.slug], left_out[group.title] = links_of(group, cells, topology)
-    if any(found.values()):
-        told = [cell for cells_of_group in found.values() for cell in cells_of_group]
-        folder.write_text("links.csv", table_csv(link_table(told), digits=STEP_DIGITS))
-    return found, [("links", remark) for remark in link_remarks(found, left_out)]
+            links[group.slug], left_out[group.title] = links_of(group, cells, topology)
+    if any(links.values()):
+        linked = [cell for cells_of_group in links.values() for cell in cells_of_group]
+        folder.write_text("links.csv", table_csv(link_table(linked), digits=STEP_DIGITS))
+    return links, [("links", remark) for remark in link_remarks(links, left_out)]
 
 
 def read_topology(folder: ResultsFolder) -> Topology | None:

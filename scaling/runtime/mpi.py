@@ -81,13 +81,13 @@ class Mpi:
 
 def _meet_launcher(info: RankInfo, environ: MutableMapping[str, str]) -> None:
     """Takes the library of the program that started this process, and the cores that it has; ends with it."""
-    found = launcher.daemon(info.table)
-    if found and found[0] == os.getppid():
+    daemon = launcher.daemon(info.table)
+    if daemon and daemon[0] == os.getppid():
         die_with_parent()  # Open MPI's, killed by force, would leave its workers behind
     if "MPI4PY_MPIABI" not in environ:
-        environ.setdefault(launcher.LIBRARY_VARIABLE, launcher.library(info.table, found and found[1]))
-    if found and environ.get(KEEP_CORES_VARIABLE, "0") in ("", "0"):
-        before, now = launcher.released_cores(found[0])
+        environ.setdefault(launcher.LIBRARY_VARIABLE, launcher.library(info.table, daemon and daemon[1]))
+    if daemon and environ.get(KEEP_CORES_VARIABLE, "0") in ("", "0"):
+        before, now = launcher.released_cores(daemon[0])
         if before != now and info.rank == 0:
             print(
                 f"{info.launcher} had bound this worker to {before} of {now} cores; it uses all of them, so "

@@ -119,11 +119,11 @@ class Archive:
 
     @cached_property
     def _ranks(self) -> dict[tuple[str, int], list[RankFile]]:
-        found: dict[tuple[str, int], list[RankFile]] = {}
+        files: dict[tuple[str, int], list[RankFile]] = {}
         for file in sorted(self.files):
             if not file.attempt:
-                found.setdefault((file.cell_id, file.repeat), []).append(file)
-        return found
+                files.setdefault((file.cell_id, file.repeat), []).append(file)
+        return files
 
     @property
     def files(self) -> dict[RankFile, tuple[int, int]]:
@@ -148,13 +148,15 @@ class Archive:
         where = f"{self.path}, {file.name}"
         if not are_samples:
             # A byte that is no UTF-8 becomes \xff, which is no JSON either.
-            texts = (one.encode(errors="surrogateescape").decode(errors="backslashreplace") for one in lines)
+            texts = (
+                line.encode(errors="surrogateescape").decode(errors="backslashreplace") for line in lines
+            )
             return list(parsed_lines(texts, where, unfinished=unfinished))
         try:
-            found: list[dict[str, Any]] = json.loads(f"[{','.join(lines)}]")  # faster than one by one
+            rows: list[dict[str, Any]] = json.loads(f"[{','.join(lines)}]")  # faster than one by one
         except ValueError as error:
             raise StoreError(f"{where} is damaged: {error}") from error
-        return found
+        return rows
 
     def _lines(self, file: RankFile) -> tuple[list[str], bool]:
         """With whether each is a sample as the store writes it."""

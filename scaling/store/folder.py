@@ -59,9 +59,9 @@ class ResultsFolder:
 
     def holds_foreign_files(self) -> bool:
         """Whether there is anything that no study of ours writes before its study.yaml."""
-        own = {"environment.json", "topology.yaml", "launches"}
+        reserved = {"environment.json", "topology.yaml", "launches"}
         return self.path.is_dir() and any(
-            item.name not in own and not item.name.startswith(".") for item in self.path.iterdir()
+            item.name not in reserved and not item.name.startswith(".") for item in self.path.iterdir()
         )
 
     def require(self) -> ResultsFolder:
@@ -313,7 +313,7 @@ class ResultsFolder:
 
     def write_predictions(self, predictions: Iterable[Mapping[str, Any]]) -> Path:
         """Writes what was simulated before it was measured, a mapping a cell; returns the path."""
-        rows = [finite(dict(one)) for one in predictions]
+        rows = [finite(dict(prediction)) for prediction in predictions]
         content = {"schema_version": SCHEMA_VERSION, "simulated": True, "predictions": rows}
         return self._write("predictions.json", json.dumps(content, indent=1) + "\n")
 
@@ -325,10 +325,10 @@ class ResultsFolder:
         """
         if not (self.path / "predictions.json").is_file():
             return []
-        found = self._read_mapping("predictions.json", json.loads).get("predictions")
-        if not isinstance(found, list):
+        predictions = self._read_mapping("predictions.json", json.loads).get("predictions")
+        if not isinstance(predictions, list):
             raise StoreError(f"{self.path / 'predictions.json'} is damaged: it has no list of predictions")
-        return found
+        return predictions
 
     def write_sheet(self, name: str, sheet: Mapping[str, Any]) -> Path:
         """Writes a lossy aggregator's fidelity sheet (`scaling verify --save-to`); returns the path."""

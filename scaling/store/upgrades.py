@@ -84,7 +84,7 @@ def _both_directions(cell: Mapping[str, Any], summary: Mapping[str, Any]) -> dic
     today = {key: value for key, value in summary.items() if key not in (_BYTES, _MESSAGES)}
     parameters = summary.get("num_parameters")
     if count is not None and parameters is not None:
-        today[_BYTES] = [count(one, _VALUE_BYTES * parameters) for one in counted]
+        today[_BYTES] = [count(num_elements, _VALUE_BYTES * parameters) for num_elements in counted]
     return today
 
 

@@ -34,7 +34,9 @@ def plan_as_dict(study: ResolvedStudy, path: Path) -> dict[str, Any]:
             for cell in study.cells.values()
         ],
         "launches": [_launch(launch, sizes) for launch in launches],
-        "estimated_seconds": round(sum(estimate_seconds(one, sizes, num_usable_cores()) for one in launches)),
+        "estimated_seconds": round(
+            sum(estimate_seconds(launch, sizes, num_usable_cores()) for launch in launches)
+        ),
     }
 
 

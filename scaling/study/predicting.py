@@ -58,18 +58,18 @@ def strategy_of(cell: Mapping[str, Any], tensor_shapes: str = "") -> Strategy:
         itemsize, parts = ITEMSIZES[dtype], [layout]
         if cell["step"] == "overlapped" and cell.get("bucket_mb") is not None:
             parts = ddp_buckets(layout, float(cell["bucket_mb"]), itemsize)
-        for one in parts:
-            stages = [_in_dtype(s, itemsize, aggregator) for s in _stages(aggregator, one, world_size)]
+        for part in parts:
+            stages = [_in_dtype(s, itemsize, aggregator) for s in _stages(aggregator, part, world_size)]
             buckets.append(tuple(_threaded(s, cell) for s in stages if not isinstance(s, Update)))
             updates += [s for s in stages if isinstance(s, Update) and s.site != "replica"]
-            sizes.append(one)
+            sizes.append(part)
     return Strategy(
         cell,
         tuple(buckets),
-        tuple(one.num_elements for one in sizes),
-        tuple(len(one.shapes) for one in sizes),
+        tuple(size.num_elements for size in sizes),
+        tuple(len(size.shapes) for size in sizes),
         tuple(updates),
-        sum(one.num_elements * ITEMSIZES[dtype] for dtype, one in layouts.items()) // FLOAT32_BYTES,
+        sum(size.num_elements * ITEMSIZES[dtype] for dtype, size in layouts.items()) // FLOAT32_BYTES,
         parameters.get("kernels") == "torch",
     )
 
@@ -167,16 +167,16 @@ def cells_on(
                 changed = {"workloads": [workload], "world_sizes": [size], "missing_devices": "error"}
                 if hasattr(part, "noise_pair"):
                     changed["noise_pair"] = False
-                own = study.model_copy(update={"parts": (part.model_copy(update=changed),)})
+                changed_study = study.model_copy(update={"parts": (part.model_copy(update=changed),)})
                 try:
                     _require_places(topology, size)
-                    found = resolve(own, machine).trained
+                    resolved_cells = resolve(changed_study, machine).trained
                 except (StudyError, TopologyError) as error:
                     left_out.append(
                         NotPredicted({"world_size": size, "workload": _name(workload)}, str(error))
                     )
                     continue
-                cells |= {cell.id: cell for cell in found}
+                cells |= {cell.id: cell for cell in resolved_cells}
     return list(cells.values()), left_out
 
 

@@ -60,8 +60,8 @@ def _prepare(folder: ResultsFolder, study: Study, resolved: ResolvedStudy) -> No
         if _runs_left(folder, resolved):
             folder.refuse_archived()
     datasets = {cell.dataset_label: cell for cell in resolved.trained}
-    for one in datasets.values():
-        create_dataset(one.dataset, one.dataset_parameters).fetch()
+    for dataset in datasets.values():
+        create_dataset(dataset.dataset, dataset.dataset_parameters).fetch()
     if not folder.exists():
         folder.write_environment(environment)
         folder.write_topology(detect())
@@ -119,7 +119,7 @@ def _first_difference(before: Any, now: Any, key: str) -> tuple[str, Any, Any] |
     else:
         return None if before == now else (key, before, now)
     for name, a, b in pairs:
-        found = _first_difference(a, b, f"{key}.{name}" if key else name)
-        if found:
-            return found
+        difference = _first_difference(a, b, f"{key}.{name}" if key else name)
+        if difference:
+            return difference
     return None

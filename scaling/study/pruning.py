@@ -68,10 +68,10 @@ def parse_budget(text: str) -> float:
     Raises:
         StudyError: it is something else.
     """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text)
-    if not found:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text)
+    if not match:
         raise StudyError(f"--budget {text!r}: give a number and a unit, as in 10m, 90s or 1.5h")
-    return float(found[1]) * UNITS_S[found[2]]
+    return float(match[1]) * UNITS_S[match[2]]
 
 
 def judge(
@@ -94,7 +94,10 @@ def judge(
     known = {row["cell_id"]: row for row in rows if row.get("iteration_s")}
     verdicts = [_domination(cell, cells, known, repeats) for cell in cells]
     if not skip_dominated:
-        verdicts = [one if one.keep else replace(one, keep=True, reason="can still win") for one in verdicts]
+        verdicts = [
+            verdict if verdict.keep else replace(verdict, keep=True, reason="can still win")
+            for verdict in verdicts
+        ]
     return verdicts if budget_s is None else _within(verdicts, known, repeats, budget_s)
 
 
@@ -138,7 +141,7 @@ def _within(
         return 1 if row else 2, low_s
 
     left_s, started, fits = budget_s, set[tuple[Settings, int]](), set[str]()
-    for verdict in sorted((one for one in verdicts if one.keep), key=rank):
+    for verdict in sorted((candidate for candidate in verdicts if candidate.keep), key=rank):
         settings = Settings.of(verdict.cell)
         launches = {(settings, repeat) for repeat in range(repeats[verdict.cell.id])} - started
         seconds = verdict.seconds + len(launches) * START_UP_S[verdict.cell.device]
@@ -147,10 +150,10 @@ def _within(
             started |= launches
             fits.add(verdict.cell.id)
     return [
-        one
-        if not one.keep or one.cell.id in fits
-        else Verdict(one.cell, False, f"no time left of {budget_s:.0f} s", one.seconds)
-        for one in verdicts
+        verdict
+        if not verdict.keep or verdict.cell.id in fits
+        else Verdict(verdict.cell, False, f"no time left of {budget_s:.0f} s", verdict.seconds)
+        for verdict in verdicts
     ]
 
 
@@ -178,8 +181,8 @@ def _measuring_s(cell: Cell, row: Mapping[str, Any] | None) -> float:
 
 def describe(verdicts: Sequence[Verdict]) -> str:
     """What is kept and what is left, with the reasons, for people; as wide as a terminal."""
-    kept = [one for one in verdicts if one.keep]
-    left = [one for one in verdicts if not one.keep]
+    kept = [verdict for verdict in verdicts if verdict.keep]
+    left = [verdict for verdict in verdicts if not verdict.keep]
     lines = [f"measure {len(kept)} of {len(verdicts)} cells, about {sum(o.seconds for o in kept):.0f} s:"]
     lines += map(_line, kept)
     lines += [f"leave {len(left)}:"] if left else []
@@ -205,8 +208,8 @@ def study_of(study: Study, verdicts: Sequence[Verdict], resolved: ResolvedStudy)
         if not isinstance(part, IterationPart):
             parts.append(part)
             continue
-        own = [cell for cell in kept if resolved.part_of[cell.id] == number]
-        parts += _parts_of(part, own, resolved.repeats)
+        of_part = [cell for cell in kept if resolved.part_of[cell.id] == number]
+        parts += _parts_of(part, of_part, resolved.repeats)
     pruned = study.model_copy(update={"parts": tuple(parts)})
     return yaml.safe_dump(pruned.model_dump(mode="json"), sort_keys=False)
 
@@ -216,7 +219,7 @@ def _parts_of(part: IterationPart, cells: Sequence[Cell], repeats: Mapping[str, 
     for cell in cells:
         key = (*key_of(_of_a_part(), vars(cell)), repeats[cell.id])
         grouped.setdefault(key, []).append(cell)
-    return [_part_of(part, alike, repeats[alike[0].id]) for alike in grouped.values()]
+    return [_part_of(part, same, repeats[same[0].id]) for same in grouped.values()]
 
 
 def _of_a_part() -> list[Axis]:
@@ -224,8 +227,8 @@ def _of_a_part() -> list[Axis]:
     return [axis for axis in AXES if axis.key and axis.name not in ("aggregator", "aa_replicate")]
 
 
-def _part_of(part: IterationPart, alike: Sequence[Cell], repeats: int) -> IterationPart:
-    cell = alike[0]
+def _part_of(part: IterationPart, cells: Sequence[Cell], repeats: int) -> IterationPart:
+    cell = cells[0]
     batch = "global_batch" if cell.scaling == "strong" else "local_batch"
     model = {"name": cell.model, **cell.model_parameters}
     dataset = {"name": cell.dataset, **cell.dataset_parameters}
@@ -235,7 +238,7 @@ def _part_of(part: IterationPart, alike: Sequence[Cell], repeats: int) -> Iterat
     specs = [
         spec
         for (name, _), spec in named.items()
-        if any(one.aggregator == name and _has(one, spec.parameters) for one in alike)
+        if any(cell.aggregator == name and _has(cell, spec.parameters) for cell in cells)
     ]
     keys = type(part).model_fields.keys() - Training.model_fields.keys()
     values = {axis.name: axis.value(vars(cell)) for axis in _of_a_part() if not axis.role & Role.GIVEN}

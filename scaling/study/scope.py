@@ -33,7 +33,11 @@ class Scope:
 
     def launches(self, folder: ResultsFolder, study: ResolvedStudy) -> list[Launch]:
         """What is left of them."""
-        return [one for one in remaining_launches(folder, study) if self.includes(one.settings.world_size)]
+        return [
+            launch
+            for launch in remaining_launches(folder, study)
+            if self.includes(launch.settings.world_size)
+        ]
 
     def includes(self, world_size: int) -> bool:
         """Whether launches of that size are run."""
@@ -83,7 +87,7 @@ def scope_for(
         LaunchError: there is no such launcher, or this is not the place for it.
     """
     try:
-        found = launcher_class(launcher).from_environment(environ, workers_per_node)
+        rank_info = launcher_class(launcher).from_environment(environ, workers_per_node)
     except ValueError as error:
         raise LaunchError(str(error)) from error
-    return Scope(found, world_size)
+    return Scope(rank_info, world_size)

@@ -64,9 +64,9 @@ class Checkpoint:
     def to_bytes(self) -> bytes:
         """As `from_bytes` reads it."""
         buffer = io.BytesIO()
-        own = {name: getattr(self, name) for name in ("rows", "step", "random_states", "hosts")}
+        values = {name: getattr(self, name) for name in ("rows", "step", "random_states", "hosts")}
         progress = asdict(self.progress)
-        torch.save({"schema_version": SCHEMA_VERSION, "progress": progress, **own}, buffer)
+        torch.save({"schema_version": SCHEMA_VERSION, "progress": progress, **values}, buffer)
         return buffer.getvalue()
 
     @classmethod

@@ -24,7 +24,9 @@ def require_dtypes(module: nn.Module, aggregator: Aggregator[Any]) -> None:
         StudyError: the model has nothing to train, or a parameter's dtype cannot be trained, or the
             aggregator does not take it.
     """
-    trainable = [(name, one) for name, one in module.named_parameters() if one.requires_grad]
+    trainable = [
+        (name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad
+    ]
     if not trainable:
         raise StudyError("the model has no parameter with requires_grad: there is nothing to train")
     way_out = "store it as one of these and convert it where it is used, or freeze it (requires_grad_(False))"

@@ -89,7 +89,7 @@ def law_of(aggregator: Aggregator[Any], exchange: Exchange, world_size: int) -> 
 def deviation(aggregator: Aggregator[Any], exchange: Exchange, law: Law, ranks: Ranks) -> Deviation | None:
     """The worst element of this rank's mean; None where a contribution is not finite. Collective."""
     terms = _Terms.of(aggregator, exchange, law, ranks.world_size)
-    finite = all(bool(one.isfinite().all()) for one in terms.own)
+    finite = all(bool(tensor.isfinite().all()) for tensor in terms.own)
     slack = 0.0
     if exchange.recomputed and exchange.contribution.numel():
         slack = RECOMPUTED_ROUNDING * float(exchange.contribution.abs().max())
@@ -100,8 +100,8 @@ def deviation(aggregator: Aggregator[Any], exchange: Exchange, law: Law, ranks: 
     for start in range(0, exchange.layout.num_elements, CHUNK_ELEMENTS):
         stop = min(start + CHUNK_ELEMENTS, exchange.layout.num_elements)
         expected, allowed = terms.expected(start, stop, ranks)
-        found = _worst(exchange, start, stop, expected, allowed + slack)
-        worst = found if found.ratio > worst.ratio else worst
+        worst_here = _worst(exchange, start, stop, expected, allowed + slack)
+        worst = worst_here if worst_here.ratio > worst.ratio else worst
     return worst
 
 
@@ -138,21 +138,21 @@ class _Terms:
 
     @classmethod
     def of(cls, aggregator: Aggregator[Any], exchange: Exchange, law: Law, world_size: int) -> _Terms:
-        own = [exchange.contribution]
+        tensors = [exchange.contribution]
         if law == "residuals":
             assert exchange.old_residual is not None
             assert exchange.new_residual is not None
-            own += [exchange.old_residual, exchange.new_residual]
+            tensors += [exchange.old_residual, exchange.new_residual]
         if law == "error bound":
             bound = aggregator.error_bound(exchange.contribution, world_size)
             assert bound is not None, "the law was chosen for it"
-            own.append(bound.float() * (1 + BOUND_ROUNDING))
-        return cls(own, law, exchange.contribution.dtype)
+            tensors.append(bound.float() * (1 + BOUND_ROUNDING))
+        return cls(tensors, law, exchange.contribution.dtype)
 
     def expected(self, start: int, stop: int, ranks: Ranks) -> tuple[Tensor, Tensor]:
         """The mean that the law asks for in these elements, and how far off it may be: float64."""
         n, info = ranks.world_size, torch.finfo(self.dtype)
-        totals = [_totals(one[start:stop], ranks) for one in self.own]
+        totals = [_totals(tensor[start:stop], ranks) for tensor in self.own]
         sums, magnitudes = [total for total, _ in totals], [magnitude for _, magnitude in totals]
         if self.law == "residuals":
             terms = magnitudes[0] + magnitudes[1] + magnitudes[2]
@@ -189,12 +189,12 @@ def _worst(exchange: Exchange, start: int, stop: int, expected: Tensor, allowed:
         low, high = max(first, start), min(last, stop)
         if low >= high or exchange.mean is None:
             continue
-        own = slice(low - start, high - start)
+        chunk = slice(low - start, high - start)
         given = exchange.mean[low:high].double()
-        ratios = (given - expected[own]).abs() / allowed[own]
-        ratios.masked_fill_(given == expected[own], 0.0)  # where nothing is allowed, and nothing is off
+        ratios = (given - expected[chunk]).abs() / allowed[chunk]
+        ratios.masked_fill_(given == expected[chunk], 0.0)  # where nothing is allowed, and nothing is off
         ratios.nan_to_num_(math.inf, math.inf)
         at = int(ratios.argmax())
         if float(ratios[at]) > worst.ratio:
-            worst = Deviation(float(ratios[at]), low + at, float(given[at]), float(expected[own][at]))
+            worst = Deviation(float(ratios[at]), low + at, float(given[at]), float(expected[chunk][at]))
     return worst

@@ -77,7 +77,7 @@ def feeder_for(
     if placement == "loader":
         return _LoaderFeeder(split, batches, device, num_workers)
     ready = [
-        Batch(split.inputs[own].cpu(), split.targets[own].cpu()) for own in batches.to(split.inputs.device)
+        Batch(split.inputs[rows].cpu(), split.targets[rows].cpu()) for rows in batches.to(split.inputs.device)
     ]
     return _PinnedFeeder(ready, device) if placement == "pinned" else _PageableFeeder(ready, device)
 
@@ -103,8 +103,8 @@ class AugmentedFeeder:
         """See `Feeder`."""
         batch = self._feeder.next(marks)
         with marks.phase("input"):
-            own = self._variations[next(self._batches)]
-            return Batch(crop_and_flip(batch.inputs, own), batch.targets)
+            rows = self._variations[next(self._batches)]
+            return Batch(crop_and_flip(batch.inputs, rows), batch.targets)
 
 
 class _DeviceFeeder:
@@ -113,8 +113,8 @@ class _DeviceFeeder:
 
     def next(self, marks: Marks) -> Batch:
         with marks.phase("input"):
-            own = next(self._batches)
-            return Batch(self._split.inputs[own], self._split.targets[own])
+            rows = next(self._batches)
+            return Batch(self._split.inputs[rows], self._split.targets[rows])
 
 
 class _PageableFeeder:

@@ -65,7 +65,7 @@ class _Bucket:
     @property
     def size_mb(self) -> float:
         """In MiB."""
-        return sum(one.nbytes for one in self.parameters) / 2**20
+        return sum(parameter.nbytes for parameter in self.parameters) / 2**20
 
 
 class LayeredStep:
@@ -114,35 +114,35 @@ class LayeredStep:
     @property
     def notes(self) -> list[str]:
         """The buckets, and what the aggregator decided at the start."""
-        sizes = [one.size_mb for one in self._buckets]
+        sizes = [bucket.size_mb for bucket in self._buckets]
         shown = f"layer by layer: {len(sizes)} buckets of {min(sizes):.3g} to {max(sizes):.3g} MiB"
         return [
             *self.replica.notes,
             shown,
-            *dict.fromkeys(note for one in self._buckets for note in one.state.notes),
+            *dict.fromkeys(note for bucket in self._buckets for note in bucket.state.notes),
         ]
 
     def state_dict(self) -> dict[str, Any]:
         """See `Step`."""
         module = {name: value.detach().clone() for name, value in self.replica.module.state_dict().items()}
-        states = save_buckets([one.state for one in self._buckets])
+        states = save_buckets([bucket.state for bucket in self._buckets])
         updates: list[dict[str, Tensor]] = [{} for _ in self.replica.buckets]
-        for one in self._buckets:
-            updates[one.number] |= one.update.state_dict()
+        for bucket in self._buckets:
+            updates[bucket.number] |= bucket.update.state_dict()
         return {"module": module, "aggregator": states, "update": by_bucket(updates)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """See `Step`."""
         updates = of_buckets(state["update"], len(self.replica.buckets))
         self.replica.module.load_state_dict(state["module"])
-        load_buckets([one.state for one in self._buckets], state["aggregator"])
-        for one in self._buckets:
-            one.update.load_state_dict(updates[one.number])
+        load_buckets([bucket.state for bucket in self._buckets], state["aggregator"])
+        for bucket in self._buckets:
+            bucket.update.load_state_dict(updates[bucket.number])
 
     def set_learning_rate(self, rate: float) -> None:
         """See `Step`."""
-        for one in self._buckets:
-            one.update.set_learning_rate(rate)
+        for bucket in self._buckets:
+            bucket.update.set_learning_rate(rate)
 
     def prepare_split(self, recorder: PhaseRecorder) -> bool:
         """Every phase can be marked as it is."""
@@ -150,22 +150,22 @@ class LayeredStep:
 
     def check(self) -> None:
         """See `Step`."""
-        for one in self._buckets:
-            one.state.check()
+        for bucket in self._buckets:
+            bucket.state.check()
 
     def __call__(self, inputs: Tensor, targets: Tensor, marks: Marks = UNMARKED) -> Tensor:
         """Forward; backward with aggregation and update under it; see `Step`."""
         self._marks = marks
-        for one in self._buckets:
-            one.missing = len(one.parameters)
+        for bucket in self._buckets:
+            bucket.missing = len(bucket.parameters)
         for parameter in self.replica.trainable:
             parameter.grad = None  # no longer read: the last step has waited for the streams that did
         with marks.phase("forward"):
             loss = self.replica.forward(inputs, targets)
         with marks.phase("backward"):
             loss.backward()  # type: ignore[no-untyped-call]
-        for number, one in enumerate(self._buckets):
-            if one.missing:  # of parameters that this loss does not depend on
+        for number, bucket in enumerate(self._buckets):
+            if bucket.missing:  # of parameters that this loss does not depend on
                 self._take_on(number)
         for stream in self._streams:
             torch.cuda.current_stream().wait_stream(stream)
@@ -198,7 +198,10 @@ class LayeredStep:
             bucket.update.step(mean)
 
     def _flat_gradient(self, bucket: _Bucket) -> Tensor:
-        gradients = [torch.zeros_like(one) if one.grad is None else one.grad for one in bucket.parameters]
+        gradients = [
+            torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            for parameter in bucket.parameters
+        ]
         if bucket.flat is None:
             return gradients[0].contiguous().view(-1)
         torch._foreach_copy_(bucket.state.layout.views(bucket.flat), gradients)
@@ -216,10 +219,10 @@ def _started(
     capturable: bool,
 ) -> _Bucket:
     """The bucket of these tensors of a flat one, with the aggregator's state and the update of them."""
-    layout = BucketLayout.of([(flat.layout.names[one], flat.layout.shapes[one]) for one in tensors])
-    parameters = [flat.trainable[one] for one in tensors]
-    starts = [flat.layout.offsets[one] for one in tensors]
-    spans = [(start, start + one.numel()) for start, one in zip(starts, parameters, strict=True)]
+    layout = BucketLayout.of([(flat.layout.names[number], flat.layout.shapes[number]) for number in tensors])
+    parameters = [flat.trainable[number] for number in tensors]
+    starts = [flat.layout.offsets[number] for number in tensors]
+    spans = [(start, start + parameter.numel()) for start, parameter in zip(starts, parameters, strict=True)]
     values = flat.parameters
     return _Bucket(
         parameters,
@@ -255,8 +258,8 @@ def _hook(step: weakref.ref[LayeredStep], number: int) -> Callable[[Tensor], Non
     """For a parameter; the parameter outlives the step, so it does not keep it."""
 
     def ready(_: Tensor) -> None:
-        own = step()
-        if own is not None:
-            own._ready(number)
+        loss = step()
+        if loss is not None:
+            loss._ready(number)
 
     return ready

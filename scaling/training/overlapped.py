@@ -145,7 +145,7 @@ class OverlappedStep:
         module = {name: value.detach().clone() for name, value in self.replica.module.state_dict().items()}
         states = [self._optimizer.state.get(parameter, {}) for parameter in self.replica.trainable]
         momenta = [state.get("momentum_buffer") for state in states]
-        update = {str(at): one.clone() for at, one in enumerate(momenta) if one is not None}
+        update = {str(at): momentum.clone() for at, momentum in enumerate(momenta) if momentum is not None}
         return {"module": module, "aggregator": self._buckets.state_dict(), "update": update}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -153,10 +153,12 @@ class OverlappedStep:
         self.replica.module.load_state_dict(state["module"])
         self._buckets.load_state_dict(state["aggregator"])
         for at, parameter in enumerate(self.replica.trainable):
-            own = self._optimizer.state[parameter]
-            own.pop("momentum_buffer", None)  # without one torch's next step takes the gradient itself
+            parameter_state = self._optimizer.state[parameter]
+            parameter_state.pop(
+                "momentum_buffer", None
+            )  # without one torch's next step takes the gradient itself
             if str(at) in state["update"]:
-                own["momentum_buffer"] = state["update"][str(at)].to(parameter.device, copy=True)
+                parameter_state["momentum_buffer"] = state["update"][str(at)].to(parameter.device, copy=True)
 
     def check(self) -> None:
         """See `Step`."""
@@ -182,7 +184,7 @@ class OverlappedStep:
             with marks.phase("communicate"):
                 self._optimizer.synchronize()
         if self._record is not None and gradients is not None:
-            means = [_filled(one.grad, one) for one in self.replica.trainable]
+            means = [_filled(parameter.grad, parameter) for parameter in self.replica.trainable]
             self._record += recomputed_exchanges(self.replica.layout.names, gradients, means)
         with marks.phase("update"), self._stepping():
             self._optimizer.step()
@@ -196,12 +198,12 @@ class OverlappedStep:
         for _ in range(2):
             with torch.random.fork_rng([self._device] if self._device.type == "cuda" else []):
                 loss = replica.forward(inputs, targets)
-            found = torch.autograd.grad(loss, replica.trainable, allow_unused=True)
-            computed.append([_filled(*pair) for pair in zip(found, replica.trainable, strict=True)])
-        largest = max(float(one.abs().max()) for one in computed[0] if one.numel())
+            gradients = torch.autograd.grad(loss, replica.trainable, allow_unused=True)
+            computed.append([_filled(*pair) for pair in zip(gradients, replica.trainable, strict=True)])
+        largest = max(float(gradient.abs().max()) for gradient in computed[0] if gradient.numel())
         same = all(
-            torch.allclose(one, other, rtol=0.0, atol=SAME * largest)
-            for one, other in zip(*computed, strict=True)
+            torch.allclose(gradient, other, rtol=0.0, atol=SAME * largest)
+            for gradient, other in zip(*computed, strict=True)
         )
         return computed[0] if self._group.largest(float(not same)) == 0 else None
 

@@ -46,7 +46,9 @@ class Replica:
     def layout_of(self, dtype: torch.dtype) -> BucketLayout:
         """Names, shapes and offsets of the parameters of that dtype, as one bucket."""
         named = zip(self.layout.names, self.layout.shapes, self.trainable, strict=True)
-        return BucketLayout.of([(name, shape) for name, shape, one in named if one.dtype == dtype])
+        return BucketLayout.of(
+            [(name, shape) for name, shape, parameter in named if parameter.dtype == dtype]
+        )
 
     @property
     def layouts(self) -> dict[str, BucketLayout]:
@@ -125,7 +127,9 @@ class FlatReplica(Replica):
     def __init__(self, module: nn.Module, loss: Loss = cross_entropy) -> None:
         super().__init__(module, loss)
         self.buckets = [
-            FlatBucket(self.layout_of(dtype), [one for one in self.trainable if one.dtype == dtype])
+            FlatBucket(
+                self.layout_of(dtype), [parameter for parameter in self.trainable if parameter.dtype == dtype]
+            )
             for dtype in self.dtypes
         ]
 

@@ -34,10 +34,10 @@ def shared_tensors(module: nn.Module, initial: Mapping[str, Tensor], ranks: Rank
         Name -> tensor: parameters, statistics of synchronized batch normalisation, and buffers that training
         changes on no rank. Other statistics are each rank's own.
     """
-    tensors: dict[str, Tensor] = {name: one.detach() for name, one in module.named_parameters()}
-    buffers = {name: one.detach() for name, one in module.named_buffers() if name in initial}
+    tensors: dict[str, Tensor] = {name: tensor.detach() for name, tensor in module.named_parameters()}
+    buffers = {name: buffer.detach() for name, buffer in module.named_buffers() if name in initial}
     synchronized = synchronized_statistics(module)
-    has_changed = [float(not torch.equal(initial[name], one)) for name, one in buffers.items()]
+    has_changed = [float(not torch.equal(initial[name], buffer)) for name, buffer in buffers.items()]
     if has_changed:
         has_changed = ranks.largest_of(has_changed)
     for (name, buffer), changed in zip(buffers.items(), has_changed, strict=True):
@@ -58,16 +58,16 @@ def require_equal(tensors: Mapping[str, Tensor], ranks: Ranks) -> None:
     """
     if ranks.world_size == 1 or not tensors:
         return
-    digests = [float(_digest(one)) for one in tensors.values()]
+    digests = [float(_digest(tensor)) for tensor in tensors.values()]
     extremes = ranks.largest_of([*digests, *(-digest for digest in digests)])
-    largest, smallest = extremes[: len(digests)], [-one for one in extremes[len(digests) :]]
+    largest, smallest = extremes[: len(digests)], [-negated for negated in extremes[len(digests) :]]
     names = [name for name, high, low in zip(tensors, largest, smallest, strict=True) if high != low]
-    found = [text for name in names if (text := _difference(name, tensors[name], ranks))]
-    if found:
-        more = f"; {len(found) - NUM_NAMED} more tensors differ" if len(found) > NUM_NAMED else ""
+    differences = [text for name in names if (text := _difference(name, tensors[name], ranks))]
+    if differences:
+        more = f"; {len(differences) - NUM_NAMED} more tensors differ" if len(differences) > NUM_NAMED else ""
         raise ExchangeError(
-            f"the replicas have drifted apart: {'; '.join(found[:NUM_NAMED])}{more}: the aggregator or the "
-            "update gives ranks different results; `scaling verify` checks an aggregator on its own"
+            f"the replicas have drifted apart: {'; '.join(differences[:NUM_NAMED])}{more}: the aggregator or "
+            "the update gives ranks different results; `scaling verify` checks an aggregator on its own"
         )
 
 
@@ -76,12 +76,12 @@ def _digest(tensor: Tensor) -> int:
     return int.from_bytes(hashlib.blake2b(values.numpy().data, digest_size=DIGEST_BYTES).digest(), "big")
 
 
-def _difference(name: str, own: Tensor, ranks: Ranks) -> str | None:
+def _difference(name: str, tensor: Tensor, ranks: Ranks) -> str | None:
     """How a tensor differs between ranks; None where only zeros' signs or the bits of NaN do. Collective."""
     distances = []
-    first = own
+    first = tensor
     for rank in range(ranks.world_size):
-        values = own.contiguous().clone() if own.dtype != torch.bool else own.to(torch.uint8)
+        values = tensor.contiguous().clone() if tensor.dtype != torch.bool else tensor.to(torch.uint8)
         ranks.broadcast(values, rank)
         first = values if rank == 0 else first
         apart = (values.double() - first.double()).abs()

@@ -122,16 +122,19 @@ class EagerStep:
     @property
     def notes(self) -> list[str]:
         """The dtypes where there are several, and what the aggregator decided at the start."""
-        return [*self.replica.notes, *dict.fromkeys(note for one in self._parts for note in one.state.notes)]
+        return [
+            *self.replica.notes,
+            *dict.fromkeys(note for part in self._parts for note in part.state.notes),
+        ]
 
     def state_dict(self) -> dict[str, Any]:
         """Copies of all that decides later steps on this rank."""
         module = {name: value.detach().clone() for name, value in self.replica.module.state_dict().items()}
-        states = by_bucket([one.state.state_dict() for one in self._parts])
+        states = by_bucket([part.state.state_dict() for part in self._parts])
         return {
             "module": module,
             "aggregator": states,
-            "update": by_bucket([one.update.state_dict() for one in self._parts]),
+            "update": by_bucket([part.update.state_dict() for part in self._parts]),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -139,14 +142,14 @@ class EagerStep:
         num_buckets = len(self._parts)
         states, updates = (of_buckets(state[key], num_buckets) for key in ("aggregator", "update"))
         self.replica.module.load_state_dict(state["module"])
-        for one, aggregated, updated in zip(self._parts, states, updates, strict=True):
-            one.state.load_state_dict(aggregated)
-            one.update.load_state_dict(updated)
+        for part, aggregated, updated in zip(self._parts, states, updates, strict=True):
+            part.state.load_state_dict(aggregated)
+            part.update.load_state_dict(updated)
 
     def set_learning_rate(self, rate: float) -> None:
         """See `Step`."""
-        for one in self._parts:
-            one.update.set_learning_rate(rate)
+        for part in self._parts:
+            part.update.set_learning_rate(rate)
 
     def prepare_split(self, recorder: PhaseRecorder) -> bool:
         """Every phase can be marked as it is."""
@@ -154,8 +157,8 @@ class EagerStep:
 
     def check(self) -> None:
         """See `Step`."""
-        for one in self._parts:
-            one.state.check()
+        for part in self._parts:
+            part.state.check()
 
     def __call__(self, inputs: Tensor, targets: Tensor, marks: Marks = UNMARKED) -> Tensor:
         """Forward, backward, aggregation, update; see `Step`."""
@@ -163,15 +166,15 @@ class EagerStep:
             loss = self.replica.forward(inputs, targets)
         with marks.phase("backward"):
             self.replica.backward(loss)
-        for one in self._parts:
-            self._bring_together(one, marks.phase)
+        for part in self._parts:
+            self._bring_together(part, marks.phase)
         return loss.detach()
 
     @torch.no_grad()
-    def _bring_together(self, one: _Part, phase: PhaseMarker) -> None:
+    def _bring_together(self, part: _Part, phase: PhaseMarker) -> None:
         """The mean of a bucket's gradients, and its update."""
-        mean = aggregate(self._aggregator, one.state, one.bucket.gradient, phase, self.record)
-        one.update.apply(mean, phase)
+        mean = aggregate(self._aggregator, part.state, part.bucket.gradient, phase, self.record)
+        part.update.apply(mean, phase)
 
 
 def _started(
@@ -191,7 +194,7 @@ def by_bucket(saved: Sequence[dict[str, Tensor]]) -> dict[str, Any]:
     """What the buckets save, by their number; of one bucket as it is."""
     if len(saved) == 1:
         return saved[0]
-    return {str(number): one for number, one in enumerate(saved)}
+    return {str(number): state for number, state in enumerate(saved)}
 
 
 def of_buckets(saved: dict[str, Any], num_buckets: int) -> list[dict[str, Tensor]]:
@@ -201,7 +204,7 @@ def of_buckets(saved: dict[str, Any], num_buckets: int) -> list[dict[str, Tensor
         CheckpointError: it was given another number of buckets.
     """
     numbers = [str(number) for number in range(num_buckets)]
-    is_nested = any(isinstance(one, dict) for one in saved.values())
+    is_nested = any(isinstance(value, dict) for value in saved.values())
     if is_nested != (num_buckets > 1) or (is_nested and set(saved) != set(numbers)):
         raise CheckpointError(
             f"the saved state is of a model whose parameters have another number of dtypes than "

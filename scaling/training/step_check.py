@@ -137,7 +137,7 @@ class StepCheck:
         self._step, self._aggregator, self._settings, self._ranks = step, aggregator, settings, ranks
         self._inner: Step = step.uncaptured if isinstance(step, CapturedStep) else step
         module = step.replica.module
-        self._initial = {name: one.detach().clone() for name, one in module.named_buffers()}
+        self._initial = {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
         self.findings = Findings()
         if not aggregator.exchanges:
             self.findings.unchecked.add("a control arm exchanges nothing")
@@ -165,7 +165,7 @@ class StepCheck:
         """
         if not self._aggregator.exchanges:
             return
-        finite = all(bool(one.isfinite().all()) for one in self._step.replica.trainable)
+        finite = all(bool(parameter.isfinite().all()) for parameter in self._step.replica.trainable)
         if self._ranks.largest_of([float(not finite)])[0]:
             self.findings.unchecked.add("the parameters are not finite")
             return
@@ -190,9 +190,9 @@ class StepCheck:
         After a failure nothing is put back: other ranks may wait elsewhere, and the run is over.
         """
         module, saved = self._step.replica.module, self._step.state_dict()
-        buffers = {name: one.detach().clone() for name, one in module.named_buffers()}
+        buffers = {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
         begin = {**saved, "update": _zeros(saved["update"])}
-        devices = {one.device for one in self._step.replica.trainable if one.is_cuda}
+        devices = {parameter.device for parameter in self._step.replica.trainable if parameter.is_cuda}
         python, numpy = random.getstate(), np.random.get_state()  # what a user's model may draw from
         self._step.set_learning_rate(self._settings.learning_rate)
         self._step.load_state_dict(begin)
@@ -213,12 +213,12 @@ class StepCheck:
         if device.type == "cuda":
             free, _ = torch.cuda.mem_get_info(device)
             free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-            missing = COPIES * sum(one.nbytes for one in parameters) - free / 2
+            missing = COPIES * sum(parameter.nbytes for parameter in parameters) - free / 2
         return self._ranks.largest_of([missing])[0] <= 0
 
     def _check_one(self, batch: Batch, velocities: dict[str, _Velocity]) -> None:
         """One step: its exchanges and its update."""
-        before = {name: one.detach().clone() for name, one in self._named().items()}
+        before = {name: tensor.detach().clone() for name, tensor in self._named().items()}
         record: Record = []
         self._inner.record = record
         try:
@@ -231,7 +231,7 @@ class StepCheck:
         delivered: dict[str, _Delivered] = {}
         for exchange in record:
             delivered |= self._check_exchange(exchange)
-        if not all(bool(one.mean.isfinite().all()) for one in delivered.values()):
+        if not all(bool(given_exchange.mean.isfinite().all()) for given_exchange in delivered.values()):
             delivered = {}
         self._raise_of_any(self._update_problem(before, delivered, velocities))
         self.findings.num_steps += 1
@@ -246,21 +246,21 @@ class StepCheck:
         if law is None:
             self.findings.unchecked.add("lossy, without residuals or an error bound")
         else:
-            found = deviation(self._aggregator, exchange, law, self._ranks)
-            if found is None:
+            worst = deviation(self._aggregator, exchange, law, self._ranks)
+            if worst is None:
                 self.findings.unchecked.add("a gradient is not finite")
                 return {}
             problem = None
-            if found.ratio > 1:
-                times = f", {found.given / found.expected:.4g} times it" if found.expected else ""
+            if worst.ratio > 1:
+                times = f", {worst.given / worst.expected:.4g} times it" if worst.expected else ""
                 problem = (
-                    f"{place(exchange.layout, found.element)} is {found.given:.6g}{times}, where "
-                    f"{ASKED[law]} {found.expected:.6g}"
+                    f"{place(exchange.layout, worst.element)} is {worst.given:.6g}{times}, where "
+                    f"{ASKED[law]} {worst.expected:.6g}"
                 )
             self._raise_of_any(problem and f"what it delivers breaks its law: {problem}; {HINTS[law]}")
             self.findings.laws.add(law)
             self.findings.num_exchanges += 1
-            worst = self._ranks.largest_of([found.ratio])[0]
+            worst = self._ranks.largest_of([worst.ratio])[0]
             self.findings.largest_error_ratio = max(self.findings.largest_error_ratio, worst)
         return self._delivered(exchange)
 
@@ -270,10 +270,10 @@ class StepCheck:
         if self._aggregator.site(exchange.layout) != "replica":
             if self._aggregator.lossy:
                 return {}
-            own, mean = mean, exact_mean(exchange.contribution, self._ranks)
+            contribution, mean = mean, exact_mean(exchange.contribution, self._ranks)
             for start, stop in exchange.owned:
-                assert own is not None, "a rank that owns elements has their mean"
-                mean[start:stop] = own[start:stop]
+                assert contribution is not None, "a rank that owns elements has their mean"
+                mean[start:stop] = contribution[start:stop]
             values = exchange.contribution
             largest = self._ranks.largest_of([float(values.abs().max()) if values.numel() else 0.0])[0]
             rounding = (
@@ -318,7 +318,7 @@ class StepCheck:
             self._step.load_state_dict(begin)
             torch.cuda.set_rng_state(state)
             step(*batch)
-            results.append([one.detach().clone() for one in self._step.replica.trainable])
+            results.append([parameter.detach().clone() for parameter in self._step.replica.trainable])
         self._step.load_state_dict(begin)
         problem = None
         for name, start, plain, replayed in zip(
@@ -351,7 +351,7 @@ def _zeros(saved: Any) -> Any:
     """The same names with tensors of zeros."""
     if isinstance(saved, Tensor):
         return torch.zeros_like(saved)
-    return {name: _zeros(one) for name, one in saved.items()}
+    return {name: _zeros(value) for name, value in saved.items()}
 
 
 def _worst_update(
@@ -368,12 +368,12 @@ def _worst_update(
     momentum, p - rate * v without; torch.optim.SGD's documentation has the same. `velocity` goes on in place.
     """
     worst, largest = None, 1.0
-    flat = [one.reshape(-1) for one in (new, old, delivered.mean)]
+    flat = [tensor.reshape(-1) for tensor in (new, old, delivered.mean)]
     rate, info = abs(settings.learning_rate), torch.finfo(new.dtype)
     slack = 2 * rate * delivered.rounding / max(1 - settings.momentum, 1e-3) + info.tiny
     for start in range(0, new.numel(), CHUNK_ELEMENTS):
         chunk = slice(start, start + CHUNK_ELEMENTS)
-        given, p, mean = (one[chunk].double() for one in flat)
+        given, p, mean = (tensor[chunk].double() for tensor in flat)
         step = mean + settings.weight_decay * p
         size = mean.abs() + settings.weight_decay * p.abs()
         if velocity is not None:

@@ -35,12 +35,16 @@ def model_of(name: str, maker: Callable[..., Any], parameters: Mapping[str, Any]
     """
     what = f"model {name!r}"
     arguments = _arguments(maker, what)
-    takes_any = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in arguments.values())
-    named = {key: one for key, one in arguments.items() if one.kind in KEYWORDS}
+    takes_any = any(argument.kind is inspect.Parameter.VAR_KEYWORD for argument in arguments.values())
+    named = {key: argument for key, argument in arguments.items() if argument.kind in KEYWORDS}
     check_names(what, parameters, {**named, **(parameters if takes_any else {})})
     takes_shape = "shape" in named and "shape" not in parameters
-    for key, one in named.items():
-        if one.default is one.empty and key not in parameters and not (key == "shape" and takes_shape):
+    for key, argument in named.items():
+        if (
+            argument.default is argument.empty
+            and key not in parameters
+            and not (key == "shape" and takes_shape)
+        ):
             raise StudyError(f"{what} needs a value for {key!r}: {{name: {name!r}, {key}: ...}}")
     values = {key: _value(what, named.get(key), value, key) for key, value in parameters.items()}
     declared: Declared = getattr(maker, "declared", Declared(None, cross_entropy))
@@ -77,7 +81,7 @@ def _check_logits(what: str, module: nn.Module, shape: DataShape) -> None:
     first = next(module.parameters(), torch.empty(0))
     if first.is_meta:  # only counted, and not every operation knows that device
         return
-    modes = {one: one.training for one in module.modules()}
+    modes = {part: part.training for part in module.modules()}
     kind = torch.int64 if shape.tokens else torch.float32
     with torch.random.fork_rng([]):
         try:
@@ -86,8 +90,8 @@ def _check_logits(what: str, module: nn.Module, shape: DataShape) -> None:
             raise StudyError(
                 f"{what} does not take inputs [n, {', '.join(map(str, shape.input_shape))}]: {error}"
             ) from error
-    for one, mode in modes.items():
-        one.training = mode
+    for part, mode in modes.items():
+        part.training = mode
     wanted = (PROBE_SAMPLES, *(shape.input_shape if shape.tokens else ()), shape.num_classes)
     if given != wanted:
         raise StudyError(

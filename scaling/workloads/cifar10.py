@@ -57,8 +57,8 @@ class Batch:
 
 def find_source(folders: Sequence[Path]) -> Path | None:
     """The unpacked folder or the archive: the first that is found, whatever it contains. None without any."""
-    found = (find(name, [folder]) for folder in folders for name in (UNPACKED, ARCHIVE.name))
-    return next((path for path in found if path is not None), None)
+    paths = (find(name, [folder]) for folder in folders for name in (UNPACKED, ARCHIVE.name))
+    return next((path for path in paths if path is not None), None)
 
 
 def read_checked(source: Path) -> Iterator[tuple[DataFile, bytes]]:

@@ -117,8 +117,8 @@ def _receive(url: str, start: int) -> Generator[tuple[int, bytes], None, None]:
 
 
 def _check(part: BinaryIO, md5: str) -> None:
-    if (found := _md5_of_file(part)) != md5:
-        raise _WrongContentError(f"{_size_bytes(part):,} bytes with MD5 {found}")
+    if (digest := _md5_of_file(part)) != md5:
+        raise _WrongContentError(f"{_size_bytes(part):,} bytes with MD5 {digest}")
 
 
 def _md5_of_file(file: BinaryIO) -> str:

@@ -92,13 +92,13 @@ class MxnetTree(Scheduled):
 
     def schedule(self, world_size: int, layout: BucketLayout) -> Schedule:
         """One tree, or all of them, for each tensor; neighbours on one tree are one part."""
-        one, all_trees = mxnet_tree(world_size, multi_root=False), mxnet_tree(world_size)
+        one_tree, all_trees = mxnet_tree(world_size, multi_root=False), mxnet_tree(world_size)
         parts: list[Part] = []
         for is_cut, shapes in groupby(layout.shapes, key=lambda shape: _is_cut(shape, world_size)):
             if is_cut:
                 parts += [Part(math.prod(s), _by_rows(all_trees, s)) for s in shapes]
             else:
-                parts.append(Part(sum(math.prod(shape) for shape in shapes), one))
+                parts.append(Part(sum(math.prod(shape) for shape in shapes), one_tree))
         return of_parts(self.name, world_size, parts)
 
 

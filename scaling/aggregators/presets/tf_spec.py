@@ -96,8 +96,8 @@ class TfSpecState(AggregatorState):
 
     @property
     def notes(self) -> list[str]:
-        counts = ", ".join(f"{len(one.spans)} by {one.tier.algorithm}" for one in self.tiers)
-        between = [one.tier.algorithm for one in self.tiers if "/" in one.tier.algorithm and one.spans]
+        counts = ", ".join(f"{len(tier.spans)} by {tier.tier.algorithm}" for tier in self.tiers)
+        between = [tier.tier.algorithm for tier in self.tiers if "/" in tier.tier.algorithm and tier.spans]
         notes = [f"tensors: {counts}"]
         notes += [f"{name}: all ranks count as one node's" for name in between]
         return notes + ([self.exchange.note] if self.exchange else [])
@@ -140,11 +140,11 @@ class TfSpec(Aggregator[TfSpecState]):
             group,
             layout,
             Exchange(schedule, group, n, dtype, device, transport=self.transport) if schedule else None,
-            [span for one in tiers if one.tier.inside in NATIVE for span in one.spans],
+            [span for tier in tiers if tier.tier.inside in NATIVE for span in tier.spans],
             [
-                _host_tier(one, group, dtype, device)
-                for one in tiers
-                if one.tier.inside == IN_HOST_MEMORY and one.spans
+                _host_tier(tier, group, dtype, device)
+                for tier in tiers
+                if tier.tier.inside == IN_HOST_MEMORY and tier.spans
             ],
             tiers,
         )
@@ -171,11 +171,11 @@ class TfSpec(Aggregator[TfSpecState]):
         tiers = tensors_of_tiers(parse_spec(self.spec), layout)
         schedule = schedule_between_ranks(tiers, layout.num_elements, world_size)
         total = itemsize * sent_elements(schedule, layout.num_elements, rank) if schedule else 0
-        for one in tiers:
-            sizes = [itemsize * (stop - start) for start, stop in one.spans]
-            if one.tier.inside in NATIVE:
+        for tier in tiers:
+            sizes = [itemsize * (stop - start) for start, stop in tier.spans]
+            if tier.tier.inside in NATIVE:
                 total += all_reduce_bytes(sizes, world_size)
-            elif one.tier.inside == IN_HOST_MEMORY:
+            elif tier.tier.inside == IN_HOST_MEMORY:
                 total += 2 * sum(sizes)
         return total
 
@@ -188,12 +188,12 @@ class TfSpec(Aggregator[TfSpecState]):
         tiers = tensors_of_tiers(parse_spec(self.spec), layout)
         schedule = schedule_between_ranks(tiers, n, world_size)
         stages += [plan.Exchange(schedule, n)] if schedule else []
-        for one in tiers:
-            sizes = [stop - start for start, stop in one.spans]
-            if one.tier.inside in NATIVE:
-                stages += native_all_reduce(sizes, world_size, one.tier.algorithm)
-            elif one.tier.inside == IN_HOST_MEMORY and sizes:
-                stages.append(plan.Exchange(schedule_in_host_memory(one, world_size), sum(sizes)))
+        for tier in tiers:
+            sizes = [stop - start for start, stop in tier.spans]
+            if tier.tier.inside in NATIVE:
+                stages += native_all_reduce(sizes, world_size, tier.tier.algorithm)
+            elif tier.tier.inside == IN_HOST_MEMORY and sizes:
+                stages.append(plan.Exchange(schedule_in_host_memory(tier, world_size), sum(sizes)))
         return [*stages, plan.Update("replica", n)]
 
 

@@ -83,11 +83,11 @@ class TorchCpu(Aggregator[TorchCpuState]):
         n = group.world_size
         schedule = host_parallel(n)
         bounds = schedule.bounds(layout.num_elements)
-        own = (bounds[group.rank], bounds[group.rank + 1])
+        span = (bounds[group.rank], bounds[group.rank + 1])
         execution = HostExecution(
             schedule, group, layout.num_elements, dtype, device, num_summing=n, divisor=n, keep_sums=True
         )
-        return TorchCpuState(group, layout, execution, [own] if own[0] < own[1] else [])
+        return TorchCpuState(group, layout, execution, [span] if span[0] < span[1] else [])
 
     def owned(self, state: TorchCpuState) -> list[Span]:
         """This rank's 1/n of the elements."""

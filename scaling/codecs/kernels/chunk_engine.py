@@ -179,7 +179,7 @@ class TritonChunks(ChunkCoder):
     ) -> None:
         num_chunks = rows.shape[0]
         kernels, shape = self._kernels, self._whole
-        words, drawn = (self._no_words if one is None else one for one in (words, drawn))
+        words, drawn = (self._no_words if tensor is None else tensor for tensor in (words, drawn))
         added = (
             *(gradient, residual),
             *((self._nothing, 0.0) if momentum is None else (momentum.values, momentum.factor)),
@@ -202,12 +202,12 @@ class TritonChunks(ChunkCoder):
             )
             return
         grid = (self._num_parts, num_chunks)
-        found = (self._partials, self._counts, self._num_parts)
+        buffers = (self._partials, self._counts, self._num_parts)
         constants["NUM_BLOCKS"] = self._num_blocks
         if self.codec.head:
-            kernels.measure[grid](*added, *sent, *found, *numbers, **constants)
+            kernels.measure[grid](*added, *sent, *buffers, *numbers, **constants)
         kernels.quantise[grid](
-            *added, *sent, words, drawn, *written, *found, *numbers,
+            *added, *sent, words, drawn, *written, *buffers, *numbers,
             PARTS=_power_of_two(self._num_parts), **constants,
         )  # fmt: skip
 

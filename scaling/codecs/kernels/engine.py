@@ -81,7 +81,7 @@ class TritonStripes(StripeCodec):
         stripes, rank, places = buffers.stripes, buffers.rank, buffers.places
         n, device = stripes.world_size, buffers.wire.device
         self._decoding = decoding
-        whole, own = stripes.matrices, stripes.own(rank)
+        whole, stripe = stripes.matrices, stripes.own(rank)
         nowhere = [0] * len(whole)
         to_owners = [places.outgoing[owner] if owner != rank else places.incoming[rank] for owner in range(n)]
         self._gathered = self._segments(places.gathered, range(n))
@@ -97,7 +97,7 @@ class TritonStripes(StripeCodec):
         )
         own_segments = [segments[rank] for segments in stripes.segments]
         self._sums = _Source(
-            self._tables(own, own_segments, 1, sums),
+            self._tables(stripe, own_segments, 1, sums),
             sums,
             buffers.stripe_residual,
             buffers.wire[places.incoming[0] :],

@@ -143,11 +143,11 @@ def tables_of(
             *divmod(matrix.columns, num_owners),
             source,
         )
-        own = _tiles(shared, lanes, iterations)
-        if not all(tile.is_vector for tile in own):
-            own = _tiles(shared, plain_lanes(lanes), iterations)
-        tiles += own
-        partial_rows = (own[-1].partial + own[-1].lanes - num_partials) // matrix.columns
+        chosen = _tiles(shared, lanes, iterations)
+        if not all(tile.is_vector for tile in chosen):
+            chosen = _tiles(shared, plain_lanes(lanes), iterations)
+        tiles += chosen
+        partial_rows = (chosen[-1].partial + chosen[-1].lanes - num_partials) // matrix.columns
         column_tiles += [
             ColumnTile(num_partials, partial_rows, matrix.columns, first, matrix.rows, *shared[11:15])
             for first in range(0, matrix.columns, columns_a_program)

@@ -28,6 +28,6 @@ def version_problem(version: str | None) -> str | None:
         return f"Triton is not installed (pip install 'triton>={oldest}')"
     numbers = re.match(r"(\d+)\.(\d+)", version)
     if numbers is None or tuple(map(int, numbers.groups())) < OLDEST_TRITON:
-        found = f"Triton {version}" if version else "a Triton that tells no version"
-        return f"{found} is installed, and the kernels are tested with {oldest} and later"
+        text = f"Triton {version}" if version else "a Triton that tells no version"
+        return f"{text} is installed, and the kernels are tested with {oldest} and later"
     return None

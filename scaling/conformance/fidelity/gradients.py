@@ -47,10 +47,10 @@ def recorded_gradients() -> tuple[BucketLayout, Tensor]:
     for step in range(NUM_STEPS):
         for rank in range(WORLD_SIZE):
             at = (step * GLOBAL_BATCH + rank * GLOBAL_BATCH // WORLD_SIZE) % len(order)
-            own = order.roll(-at)[: GLOBAL_BATCH // WORLD_SIZE]
-            loss = model.loss(module(train.inputs[own]), train.targets[own])
-            found = torch.autograd.grad(loss, parameters)
-            torch.cat([one.flatten() for one in found], out=gradients[step, rank])
+            rows = order.roll(-at)[: GLOBAL_BATCH // WORLD_SIZE]
+            loss = model.loss(module(train.inputs[rows]), train.targets[rows])
+            computed = torch.autograd.grad(loss, parameters)
+            torch.cat([gradient.flatten() for gradient in computed], out=gradients[step, rank])
         with torch.no_grad():
             for parameter, mean in zip(parameters, layout.views(gradients[step].mean(0)), strict=True):
                 parameter.sub_(mean, alpha=LEARNING_RATE)

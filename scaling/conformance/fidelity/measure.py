@@ -57,14 +57,14 @@ def make_sheet(aggregator: Aggregator[Any]) -> Sheet:
     ranks, itemsize = range(WORLD_SIZE), torch.float32.itemsize
     stated = [aggregator.wire_bytes(LARGE, WORLD_SIZE, rank, itemsize) for rank in ranks]
     size = itemsize * LARGE.num_elements
-    off = [float((one - parameters[0]).abs().max()) for one in parameters]
+    off = [float((replica - parameters[0]).abs().max()) for replica in parameters]
     return Sheet(
         first_error_ratio=_ratio(first, expected_first),
         first_cosine=_cosine(first, expected_first),
         sum_error_ratio=_ratio(total, expected_total),
-        replicas_agree=all(torch.equal(one, parameters[0]) for one in parameters),
+        replicas_agree=all(torch.equal(replica, parameters[0]) for replica in parameters),
         replicas_off_by=max(off),
-        formula_bytes=max((one for one in stated if one is not None), default=None),
+        formula_bytes=max((num_bytes for num_bytes in stated if num_bytes is not None), default=None),
         metered_bytes=max(metered),
         exact_bytes=all_reduce_bytes([size], WORLD_SIZE),
         encode_s=encode_s,
@@ -133,9 +133,9 @@ def _timed(aggregator: Aggregator[Any], device: torch.device) -> tuple[list[int]
         return group.meter.bytes_sent, steps[1:]  # without the first, in which libraries set themselves up
 
     ranks = run_in_process(WORLD_SIZE, work)
-    own = ranks[0][1]
+    first_rank_steps = ranks[0][1]
     encode_s, decode_s = (
-        statistics.median(step.get(name, 0.0) for step in own) for name in ("encode", "decode")
+        statistics.median(step.get(name, 0.0) for step in first_rank_steps) for name in ("encode", "decode")
     )
     return [sent for sent, _ in ranks], encode_s, decode_s
 

@@ -62,8 +62,8 @@ class Sheet:
         rates = ("encode_bytes_per_s", "decode_bytes_per_s", "break_even_bytes_per_s")
         setting = {"world_size": WORLD_SIZE, "num_steps": NUM_STEPS, "trained_on": TRAINED_ON}
         formula = "(2(n-1)/n S - W) / (E + D)"
-        own = dataclasses.asdict(self)
-        return {**setting, **own, **{name: getattr(self, name) for name in rates}, "break_even": formula}
+        values = dataclasses.asdict(self)
+        return {**setting, **values, **{name: getattr(self, name) for name in rates}, "break_even": formula}
 
     def lines(self) -> list[str]:
         """For people."""

@@ -146,18 +146,18 @@ def cases(
         only_messages: leave out copies, sums and MPI, which another launch measures.
         with_mpi: MPI carries the ranks' host buffers too.
     """
-    found: list[Case] = []
+    cases: list[Case] = []
     if not only_messages:
-        found += _memory_cases(world_size, on_gpus=on_gpus)
-        found += _copy_cases(world_size) if on_gpus else []
+        cases += _memory_cases(world_size, on_gpus=on_gpus)
+        cases += _copy_cases(world_size) if on_gpus else []
     if peer_copies:
-        found += _peer_cases(world_size)
-    found += _message_cases(world_size, on_gpus=on_gpus)
+        cases += _peer_cases(world_size)
+    cases += _message_cases(world_size, on_gpus=on_gpus)
     if with_mpi and world_size > 1 and not only_messages:
         everyone = tuple(range(world_size))
         memory: Memory = "pinned" if on_gpus else ""
-        found.append(Case("mpi_all_reduce", everyone, MESSAGE_SIZES, memory, weight=4))
-    return found
+        cases.append(Case("mpi_all_reduce", everyone, MESSAGE_SIZES, memory, weight=4))
+    return cases
 
 
 def _at_once_and_alone(world_size: int) -> Iterator[tuple[int, ...]]:

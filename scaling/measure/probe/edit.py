@@ -34,15 +34,15 @@ def set_figures(
         by_type.setdefault(entries[id_]["type"], []).append(id_)
     for type_, ids in by_type.items():
         middle = _middle([figures[id_] for id_ in ids])
-        alike = [id_ for id_ in ids if not _is_off(figures[id_], middle)]
+        usual = [id_ for id_ in ids if not _is_off(figures[id_], middle)]
         for id_ in ids:
-            if id_ not in alike:
-                own = f"{type_}-{id_}"
-                types[own] = copy.deepcopy(types[type_])
-                entries[id_]["type"] = own
-                _set(types[own], figures[id_], stamp)
-        if alike:
-            _set(types[type_], _middle([figures[id_] for id_ in alike]), stamp)
+            if id_ not in usual:
+                type_name = f"{type_}-{id_}"
+                types[type_name] = copy.deepcopy(types[type_])
+                entries[id_]["type"] = type_name
+                _set(types[type_name], figures[id_], stamp)
+        if usual:
+            _set(types[type_], _middle([figures[id_] for id_ in usual]), stamp)
 
 
 def set_latency(file: dict[str, Any], kind: str, observed: Observed, links_s: float, stamp: str) -> None:
@@ -72,18 +72,22 @@ def rounded(value: float) -> float:
 def _set(type_: dict[str, Any], figures: Mapping[str, Observed], stamp: str) -> None:
     source = type_.pop("source")  # it stands last
     source = dict(source) if isinstance(source, dict) else {}
-    for name, one in figures.items():
-        spread = f"{gigabytes_per_s(one.low)} to {gigabytes_per_s(one.high)}"
-        type_[name] = rounded(one.value)
-        size = f", {size_text(one.num_bytes)}" if one.num_bytes else ""
-        source[name] = f"{stamp}{size}, median of {one.num_samples}: {one.what}, {spread}"
+    for name, figure in figures.items():
+        spread = f"{gigabytes_per_s(figure.low)} to {gigabytes_per_s(figure.high)}"
+        type_[name] = rounded(figure.value)
+        size = f", {size_text(figure.num_bytes)}" if figure.num_bytes else ""
+        source[name] = f"{stamp}{size}, median of {figure.num_samples}: {figure.what}, {spread}"
     type_["source"] = source
 
 
 def _middle(several: Sequence[Mapping[str, Observed]]) -> dict[str, Observed]:
-    names = dict.fromkeys(name for one in several for name in one)
-    return {name: Observed.middle([one[name] for one in several if name in one]) for name in names}
+    names = dict.fromkeys(name for figures in several for name in figures)
+    return {
+        name: Observed.middle([figures[name] for figures in several if name in figures]) for name in names
+    }
 
 
 def _is_off(figures: Mapping[str, Observed], middle: Mapping[str, Observed]) -> bool:
-    return any(abs(one.value / middle[name].value - 1) > OWN_TYPE_RATIO for name, one in figures.items())
+    return any(
+        abs(figure.value / middle[name].value - 1) > OWN_TYPE_RATIO for name, figure in figures.items()
+    )

@@ -62,10 +62,10 @@ class Findings:
         return figures
 
     def _processors(self) -> Figures:
-        one = self.series.first("host_sum", num_threads=1)
-        if one is None:
+        one_thread = self.series.first("host_sum", num_threads=1)
+        if one_thread is None:
             return {}
-        rate = one.rate.called("one thread adds a buffer to another")
+        rate = one_thread.rate.called("one thread adds a buffer to another")
         return {cpu.id: {"reduce_bytes_per_s": rate} for cpu in self.topology.machine.of_kind("cpu")}
 
     def _pcie(self) -> Figures:
@@ -79,12 +79,12 @@ class Findings:
                 to_host = up.bandwidth.called("one GPU at a time to pinned memory")
                 for link, forward in machine.route(machine.nearest(id_, "host_memory"), id_):
                     if link.kind == "pcie":
-                        own = _directions(to_gpu, to_host, forward=forward)
+                        directions = _directions(to_gpu, to_host, forward=forward)
                         # A link that several GPUs share gives at least what the fastest of them alone gets.
-                        known = figures.get(link.id, own)
+                        known = figures.get(link.id, directions)
                         figures[link.id] = {
-                            name: max(known[name], one, key=lambda found: found.value)
-                            for name, one in own.items()
+                            name: max(known[name], value, key=lambda figure: figure.value)
+                            for name, value in directions.items()
                         }
         return figures
 
@@ -104,13 +104,13 @@ class Findings:
 
     def _copies(self, source: str, target: str) -> Observed | None:
         """From GPU to GPU; from or to any, where one end is a switch."""
-        found = []
-        for one in self.series.where("peer_copy"):
-            ends = [self.gpu_ids[rank] for rank in one.example.ranks]
+        copies = []
+        for series in self.series.where("peer_copy"):
+            ends = [self.gpu_ids[rank] for rank in series.example.ranks]
             wanted = zip((source, target), ends, strict=True)
             if all(want == end or want not in self.gpu_ids for want, end in wanted):
-                found.append(one)
-        observed = together(found, lambda one: one.bandwidth)
+                copies.append(series)
+        observed = together(copies, lambda series: series.bandwidth)
         return observed and observed.called("copies into the memory of one other GPU at a time, of one link")
 
     def _memories(self) -> tuple[Figures, Figures]:
@@ -135,24 +135,26 @@ class Findings:
 
     def _of_all_cores(self, num_memories: int) -> Observed | None:
         """Bytes that they read and write in one memory, copying or adding."""
-        found = []
+        rates = []
         for name, verb in (("host_copy", "copy"), ("host_sum", "add")):
-            for one in self.series.where(name, num_threads=None, ranks=self._everyone):
-                moved = one.rate.times(BYTES_MOVED[name] * len(self._everyone) / num_memories)
-                found.append(moved.called(f"all cores {verb} at once, bytes read plus written"))
-        return max(found, key=lambda one: one.value, default=None)
+            for series in self.series.where(name, num_threads=None, ranks=self._everyone):
+                moved = series.rate.times(BYTES_MOVED[name] * len(self._everyone) / num_memories)
+                rates.append(moved.called(f"all cores {verb} at once, bytes read plus written"))
+        return max(rates, key=lambda rate: rate.value, default=None)
 
     @property
     def _everyone(self) -> tuple[int, ...]:
-        return max((one.example.ranks for one in self.series.all()), key=len, default=())
+        return max((series.example.ranks for series in self.series.all()), key=len, default=())
 
     def _at_once(self, operation: str, gpus: Sequence[str]) -> tuple[Observed, bool] | None:
         """What these GPUs copy together while all do; and whether they hold one another up."""
         if not gpus or len(self.gpu_ids) < len(self.topology.machine.of_kind("gpu")):
             return None  # GPUs that did not take part share the memory, too
-        found = self.series.where(operation, memory="pinned")
-        alone = together([one for one in found if len(one.example.ranks) == 1], lambda one: one.bandwidth)
-        at_once = next((one for one in found if one.example.ranks == self._everyone), None)
+        copies = self.series.where(operation, memory="pinned")
+        alone = together(
+            [series for series in copies if len(series.example.ranks) == 1], lambda series: series.bandwidth
+        )
+        at_once = next((series for series in copies if series.example.ranks == self._everyone), None)
         if alone is None or at_once is None:
             return None
         each = at_once.bandwidth

@@ -55,7 +55,7 @@ class LinkFit:
     @property
     def num_samples(self) -> int:
         """Of the size that has fewest."""
-        return min(len(one) for one in self.samples.values())
+        return min(len(values) for values in self.samples.values())
 
     def seconds(self, num_bytes: float) -> float:
         """The time of a message on the fitted line."""
@@ -76,8 +76,8 @@ class LinkFit:
     def _resampled(self) -> tuple[FloatArray, FloatArray]:
         """Latencies, and times a byte, of samples drawn anew."""
         generator = np.random.default_rng(0)  # the same samples give the same file
-        drawn = [generator.choice(one, (RESAMPLES, len(one))) for one in self.samples.values()]
-        medians = np.stack([np.median(one, axis=1) for one in drawn], axis=1)
+        drawn = [generator.choice(values, (RESAMPLES, len(values))) for values in self.samples.values()]
+        medians = np.stack([np.median(values, axis=1) for values in drawn], axis=1)
         return _line(np.array(list(self.samples), dtype=np.float64), medians)
 
 
@@ -93,10 +93,10 @@ def fit_link(seconds: Mapping[int, Sequence[float]]) -> LinkFit:
     if len(seconds) < 2:
         raise ValueError(f"{len(seconds)} sizes: latency and bandwidth need two at least")
     samples = {size: np.asarray(seconds[size], dtype=np.float64) for size in sorted(seconds)}
-    if any(not len(one) or not (one > 0).all() for one in samples.values()):
+    if any(not len(values) or not (values > 0).all() for values in samples.values()):
         raise ValueError("every size needs a sample, and every time has to be positive")
     num_bytes = np.array(list(samples), dtype=np.float64)
-    medians = np.array([np.median(one) for one in samples.values()])
+    medians = np.array([np.median(values) for values in samples.values()])
     latency_s, s_per_byte = (float(value) for value in _line(num_bytes, medians))
     errors = np.abs((latency_s + num_bytes * s_per_byte) / medians - 1)
     worst = int(errors.argmax())

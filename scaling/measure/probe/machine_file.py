@@ -33,7 +33,7 @@ class ProbeResult:
     notes: list[str]
 
 
-def with_detected(facts: Mapping[str, Any], found: Facts, date: str) -> dict[str, Any]:
+def with_detected(facts: Mapping[str, Any], detected: Facts, date: str) -> dict[str, Any]:
     """The workers' facts, with all of the machine that its file needs besides.
 
     Args:
@@ -43,35 +43,41 @@ def with_detected(facts: Mapping[str, Any], found: Facts, date: str) -> dict[str
     """
     ranks, ids = facts["ranks"], []
     if facts["device"] == "cuda":
-        found = _with_gpus_of(found, ranks)
-        ids = gpu_ids(found.gpus, [one.get("uuid", "") for one in ranks])
+        detected = _with_gpus_of(detected, ranks)
+        ids = gpu_ids(detected.gpus, [rank.get("uuid", "") for rank in ranks])
     return {
         **facts,
         "date": date,
-        "detected": machine_file(found),
+        "detected": machine_file(detected),
         "gpu_ids": ids,
-        "missing": list(found.missing),
+        "missing": list(detected.missing),
     }
 
 
-def _with_gpus_of(found: Facts, ranks: Sequence[Mapping[str, Any]]) -> Facts:
+def _with_gpus_of(detected: Facts, ranks: Sequence[Mapping[str, Any]]) -> Facts:
     """The facts with the workers' GPUs in place of detected ones, where detection found fewer."""
-    if len(found.gpus) >= len(ranks):
-        return found
+    if len(detected.gpus) >= len(ranks):
+        return detected
     gpus = tuple(
-        Gpu(index=rank, name=one["name"], uuid=one.get("uuid", ""), bus_id="", peers=frozenset(one["peers"]))
-        for rank, one in enumerate(ranks)
+        Gpu(
+            index=rank,
+            name=fields["name"],
+            uuid=fields.get("uuid", ""),
+            bus_id="",
+            peers=frozenset(fields["peers"]),
+        )
+        for rank, fields in enumerate(ranks)
     )
     missing = ("the GPUs' links: neither NVML nor nvidia-smi found as many GPUs as CUDA",)
-    return replace(found, gpus=gpus, places={}, bridges={}, missing=(*found.missing, *missing))
+    return replace(detected, gpus=gpus, places={}, bridges={}, missing=(*detected.missing, *missing))
 
 
 def gpu_ids(gpus: Sequence[Gpu], uuids: Sequence[str]) -> list[str]:
     """The detected GPU of each rank: by its UUID, which CUDA writes without `GPU-`; else by its place."""
     by_uuid = {gpu.uuid.lower().removeprefix("gpu-"): gpu.id for gpu in gpus if gpu.uuid}
-    found = [by_uuid.get(uuid.lower().removeprefix("gpu-")) for uuid in uuids]
-    if all(found):
-        return [id_ for id_ in found if id_]
+    ids = [by_uuid.get(uuid.lower().removeprefix("gpu-")) for uuid in uuids]
+    if all(ids):
+        return [id_ for id_ in ids if id_]
     return [gpu.id for gpu in gpus][: len(uuids)]
 
 
@@ -92,13 +98,13 @@ def result_of(
     measurement = _measurement(facts, samples, command)
     file, misfits = measured_file(measurement)
     lines = table(Series(samples))
-    told = [*(f"not found: {what}" for what in facts["missing"]), *notes]
-    told += [f"not in the model: {what}" for what in misfits]
-    said = [line for note in told for line in textwrap.wrap(note, WIDTH, subsequent_indent="    ")]
+    remarks = [*(f"not found: {what}" for what in facts["missing"]), *notes]
+    remarks += [f"not in the model: {what}" for what in misfits]
+    said = [line for note in remarks for line in textwrap.wrap(note, WIDTH, subsequent_indent="    ")]
     head = [f"{file['name']}, {measurement.stamp}", "", *said, *([""] if said else []), *lines]
     text = as_yaml(file, head)
     validated(text, "the probe's machine file")
-    return ProbeResult(text, lines, told)
+    return ProbeResult(text, lines, remarks)
 
 
 def _measurement(facts: Mapping[str, Any], samples: Sequence[Sample], command: str) -> Measurement:
@@ -109,8 +115,8 @@ def _measurement(facts: Mapping[str, Any], samples: Sequence[Sample], command: s
     mpi = f", {facts['mpi']}" if facts.get("mpi") else ""
     peers = [
         (a, b)
-        for a, one in enumerate(ranks)
-        for b in one.get("peers", [])
+        for a, fields in enumerate(ranks)
+        for b in fields.get("peers", [])
         if a < b and a in ranks[b].get("peers", [])
     ]
     return Measurement(

@@ -54,18 +54,18 @@ def samples_of(text: str, source: str) -> list[Sample]:
         raise TopologyError(f"{source}: no JSON: {error}") from error
     try:
         if isinstance(content, dict) and "nvbandwidth" in content:
-            found = list(_nvbandwidth(content["nvbandwidth"]))
+            results = list(_nvbandwidth(content["nvbandwidth"]))
         elif isinstance(content, dict) and "results" in content:
-            found = list(_nccl_tests(content))
+            results = list(_nccl_tests(content))
         else:
             raise TopologyError(f"{source}: neither nccl-tests' nor nvbandwidth's JSON")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         if isinstance(error, TopologyError):
             raise
         raise TopologyError(f"{source}: not as the tool writes it: {error!r}") from error
-    if not found:
+    if not results:
         raise TopologyError(f"{source}: no operation that a probe measures ({', '.join(PROGRAMS)}, copies)")
-    return found
+    return results
 
 
 def _nccl_tests(content: Mapping[str, Any]) -> Iterator[Sample]:
@@ -76,12 +76,12 @@ def _nccl_tests(content: Mapping[str, Any]) -> Iterator[Sample]:
     gpus_of_process = int(config.get("nthreads", 1)) * int(config.get("ngpus", 1))
     # nccl-tests lists one device of each process.
     num_ranks = max(1, len(config.get("devices", content.get("devices", [])))) * gpus_of_process
-    environment = {str(one) for one in content.get("env", [])}
+    environment = {str(line) for line in content.get("env", [])}
     launch = "host_only" if "NCCL_P2P_DISABLE=1" in environment else "default"
     captured = bool(config.get("graph"))
     for result in content["results"]:
         times = [result.get(place) for place in ("in_place", "out_of_place")]
-        known = [one["time"] for one in times if one and "time" in one]
+        known = [time["time"] for time in times if time and "time" in time]
         if known and result["size"]:
             seconds = float(known[0]) * 1e-6
             ranks = tuple(range(num_ranks))
@@ -93,8 +93,8 @@ def _nccl_tests(content: Mapping[str, Any]) -> Iterator[Sample]:
 def nvbandwidth_version(text: str) -> str | None:
     """`nvbandwidth v0.8` where the JSON is nvbandwidth's, else None."""
     content = json.loads(text)
-    own = content.get("nvbandwidth") if isinstance(content, dict) else None
-    return f"nvbandwidth {own.get('version', '')}".strip() if isinstance(own, dict) else None
+    results = content.get("nvbandwidth") if isinstance(content, dict) else None
+    return f"nvbandwidth {results.get('version', '')}".strip() if isinstance(results, dict) else None
 
 
 def _nvbandwidth(content: Mapping[str, Any]) -> Iterator[Sample]:

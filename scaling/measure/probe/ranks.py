@@ -92,8 +92,8 @@ class Prober:
         end_s = time.monotonic() + seconds
         torch.set_num_threads(self._num_threads)
         mpi, problem = self._mpi()
-        told = {"mpi": mpi} if mpi else {}
-        self._write({"facts": {**facts(self._group, self._device, self._num_threads), **told}})
+        extra = {"mpi": mpi} if mpi else {}
+        self._write({"facts": {**facts(self._group, self._device, self._num_threads), **extra}})
         if problem:
             self._write({"note": f"no all-reduce by MPI: {problem}"})
         on_gpus = self._device.type == "cuda"
@@ -131,8 +131,8 @@ class Prober:
     def _free_bytes(self) -> int:
         """Of the memories that this rank makes its buffers in, the least."""
         of_host = memory_bytes(what="MemAvailable") or FALLBACK_BYTES
-        own = of_host // self._group.world_size
-        return min(own, torch.cuda.mem_get_info(self._device)[0]) if self._device.type == "cuda" else own
+        share = of_host // self._group.world_size
+        return min(share, torch.cuda.mem_get_info(self._device)[0]) if self._device.type == "cuda" else share
 
     def _wake(self, seconds: float, limit_bytes: int) -> None:
         """Keeps the device, or a CPU process its cores, at work."""

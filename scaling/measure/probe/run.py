@@ -56,8 +56,8 @@ class Measured:
         if not as_json:
             return as_csv(self.samples)
         rows = [asdict(sample) for sample in self.samples]
-        told = {"environment": self.environment, "facts": self.facts, "notes": self.notes, "samples": rows}
-        return json.dumps(told, indent=1)
+        fields = {"environment": self.environment, "facts": self.facts, "notes": self.notes, "samples": rows}
+        return json.dumps(fields, indent=1)
 
     def environment_text(self) -> str:
         """The environment as JSON, as results folders have it."""
@@ -223,7 +223,7 @@ def read_lines(path: Path, measured: Measured) -> bool:
     return is_done
 
 
-def machine_of(measured: Measured, found: Facts, today: date | None = None) -> ProbeResult:
+def machine_of(measured: Measured, detected: Facts, today: date | None = None) -> ProbeResult:
     """The machine file of what was found and measured.
 
     Args:
@@ -234,5 +234,5 @@ def machine_of(measured: Measured, found: Facts, today: date | None = None) -> P
     Raises:
         TopologyError: the file would not be valid.
     """
-    facts = with_detected(measured.facts, found, (today or datetime.now().astimezone().date()).isoformat())
+    facts = with_detected(measured.facts, detected, (today or datetime.now().astimezone().date()).isoformat())
     return result_of(facts, measured.samples, measured.notes, "scaling topology probe")

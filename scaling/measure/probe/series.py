@@ -49,10 +49,10 @@ class Observed:
     def middle(cls, several: Sequence[Observed]) -> Observed:
         """The median of several, with the spread of all."""
         return cls(
-            value=float(np.median([one.value for one in several])),
-            low=min(one.low for one in several),
-            high=max(one.high for one in several),
-            num_samples=min(one.num_samples for one in several),
+            value=float(np.median([observed.value for observed in several])),
+            low=min(observed.low for observed in several),
+            high=max(observed.high for observed in several),
+            num_samples=min(observed.num_samples for observed in several),
             what=several[0].what,
             num_bytes=several[0].num_bytes,
         )
@@ -137,10 +137,10 @@ class Series:
     def where(self, operation: str, **wanted: Any) -> list[OneSeries]:
         """Those of an operation whose examples have these attributes: ranks, memory, launch, ..."""
         return [
-            one
-            for one in self._found.values()
-            if one.example.operation == operation
-            and all(getattr(one.example, name) == value for name, value in wanted.items())
+            single
+            for single in self._found.values()
+            if single.example.operation == operation
+            and all(getattr(single.example, name) == value for name, value in wanted.items())
         ]
 
     def first(self, operation: str, **wanted: Any) -> OneSeries | None:
@@ -157,9 +157,11 @@ def together(series: Sequence[OneSeries], of: Callable[[OneSeries], Observed | N
 
     A series that broke off before the largest size that another one reached does not count.
     """
-    reached = max((one.largest_bytes for one in series), default=0)
-    found = [value for one in series if one.largest_bytes == reached and (value := of(one)) is not None]
-    return Observed.middle(found) if found else None
+    reached = max((single.largest_bytes for single in series), default=0)
+    values = [
+        value for single in series if single.largest_bytes == reached and (value := of(single)) is not None
+    ]
+    return Observed.middle(values) if values else None
 
 
 HEADINGS = ("", "latency", "bandwidth", "line off by", "largest", "time", "algbw", "busbw")
@@ -170,26 +172,26 @@ def table(series: Series) -> list[str]:
 
     The fitted line is off by so much at the size where it is worst.
     """
-    rows = [HEADINGS, *(_row(one) for one in series.all())]
+    rows = [HEADINGS, *(_row(single) for single in series.all())]
     widths = [max(len(row[at]) for row in rows) for at in range(len(HEADINGS))]
     return [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
     ]
 
 
-def _row(one: OneSeries) -> tuple[str, ...]:
+def _row(single: OneSeries) -> tuple[str, ...]:
     fitted = ("", "", "")
-    if one.fit is not None:
-        off = f"{one.fit.worst_error_ratio:.0%} at {size_text(one.fit.worst_error_bytes)}"
-        fitted = (microseconds(one.fit.latency_s), gigabytes_per_s(one.bandwidth.value), off)
-    factor = bus_factor(one.example.operation, len(one.example.ranks))
+    if single.fit is not None:
+        off = f"{single.fit.worst_error_ratio:.0%} at {size_text(single.fit.worst_error_bytes)}"
+        fitted = (microseconds(single.fit.latency_s), gigabytes_per_s(single.bandwidth.value), off)
+    factor = bus_factor(single.example.operation, len(single.example.ranks))
     return (
-        _label(one.example),
+        _label(single.example),
         *fitted,
-        size_text(one.largest_bytes),
-        f"{one.median_s(one.largest_bytes) * 1e3:.4g} ms",
-        gigabytes_per_s(one.rate.value),
-        gigabytes_per_s(one.rate.value * factor),
+        size_text(single.largest_bytes),
+        f"{single.median_s(single.largest_bytes) * 1e3:.4g} ms",
+        gigabytes_per_s(single.rate.value),
+        gigabytes_per_s(single.rate.value * factor),
     )
 
 

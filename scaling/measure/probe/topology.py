@@ -74,26 +74,26 @@ def _latencies(
     """Kind of path, the whole latency of a message on it, and such a path."""
     ids, messages = measurement.gpu_ids, series.messages("default")
     copies = [*series.where("h2d", memory="pinned"), *series.where("d2h", memory="pinned")]
-    copies = [one for one in copies if len(one.example.ranks) == 1]
+    copies = [series for series in copies if len(series.example.ranks) == 1]
     joined = {frozenset(pair) for pair in measurement.peers}
-    direct = [one for one in messages if frozenset(one.example.ranks) in joined]
+    direct = [series for series in messages if frozenset(series.example.ranks) in joined]
     candidates = [
         ("peer", direct if ids else [], "messages between two GPUs"),
         ("staged", series.messages("host_only") if ids else [], "messages through host memory"),
         ("host", copies if ids else messages, "copies of pinned memory" if ids else "messages of processes"),
     ]
-    for kind, found, what in candidates:
-        observed = together(found, lambda one: one.latency)
+    for kind, several, what in candidates:
+        observed = together(several, lambda single: single.latency)
         if observed is not None:
-            how = ", captured in a CUDA graph" if found[0].example.captured else ""
-            path = _path(measurement, topology, found[0], peers=kind == "peer")
+            how = ", captured in a CUDA graph" if several[0].example.captured else ""
+            path = _path(measurement, topology, several[0], peers=kind == "peer")
             yield kind, replace(observed, what=f"{what}{how}"), path
 
 
-def _path(measurement: Measurement, topology: Topology, one: OneSeries, *, peers: bool) -> Path:
+def _path(measurement: Measurement, topology: Topology, series: OneSeries, *, peers: bool) -> Path:
     """Of the messages or copies of a series."""
     host = topology.host(0)[1]
-    ends = [measurement.gpu_ids[rank] if measurement.gpu_ids else host for rank in one.example.ranks]
+    ends = [measurement.gpu_ids[rank] if measurement.gpu_ids else host for rank in series.example.ranks]
     if len(ends) == 1:
         ends.append(topology.machine.nearest(ends[0], "host_memory"))
     return topology.path((0, ends[0]), (0, ends[1]), peer_access=peers)
@@ -102,22 +102,22 @@ def _path(measurement: Measurement, topology: Topology, one: OneSeries, *, peers
 def misfits(topology: Topology, measurement: Measurement, series: Series) -> list[str]:
     """Where the model is far from what was measured between two GPUs or processes."""
     lines = []
-    for title, found, peers in (
+    for title, several, peers in (
         ("copies into a peer's memory", series.where("peer_copy"), True),
         ("messages", series.messages("default"), True),
         ("messages, host-only", series.messages("host_only"), False),
     ):
         priced = [
-            (one, one.bandwidth.value, topology.bandwidth_bytes_per_s(path))
-            for one in found
-            for path in [_path(measurement, topology, one, peers=peers)]
+            (series, series.bandwidth.value, topology.bandwidth_bytes_per_s(path))
+            for series in several
+            for path in [_path(measurement, topology, series, peers=peers)]
         ]
         off = [row for row in priced if abs(row[2] / row[1] - 1) > DIFFERS_RATIO]
-        for one, reached, model in off[:1]:
-            pair, size = " and ".join(map(str, one.example.ranks)), size_text(one.largest_bytes)
+        for single, reached, model in off[:1]:
+            pair, size = " and ".join(map(str, single.example.ranks)), size_text(single.largest_bytes)
             lines.append(
                 f"{title}: ranks {pair} reach {gigabytes_per_s(reached)} at {size}, {reached / model:.2f} of "
-                f"the {gigabytes_per_s(model)} that the model gives them ({len(off)} of {len(found)} pairs "
+                f"the {gigabytes_per_s(model)} that the model gives them ({len(off)} of {len(several)} pairs "
                 "are more than a quarter off)"
             )
     return lines

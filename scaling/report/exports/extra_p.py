@@ -35,7 +35,7 @@ def extra_p(folder: ResultsFolder, cells: Sequence[CellResult]) -> Iterator[str]
     """
     regions = _regions([cell for cell in cells if cell.launches and not cell.cell.get("aa_replicate")])
     sizes = _common_sizes(regions)
-    kept = {name: own for name, own in regions.items() if set(sizes) <= set(own)}
+    kept = {name: region for name, region in regions.items() if set(sizes) <= set(region)}
     if len(sizes) < 2:
         raise ScalingError("no cell was timed at two world sizes; Extra-P needs five to fit a law")
     yield f"# seconds; p is the number of workers; {len(sizes)} points of the five that Extra-P asks for"
@@ -44,9 +44,9 @@ def extra_p(folder: ResultsFolder, cells: Sequence[CellResult]) -> Iterator[str]
             yield f"# left out, not measured at every point: {name}"
     yield "PARAMETER p"
     yield "POINTS " + " ".join(f"({size})" for size in sizes)
-    for name, own in kept.items():
+    for name, region in kept.items():
         yield f"REGION {name}"
-        for metric, values in _metrics(own, sizes).items():
+        for metric, values in _metrics(region, sizes).items():
             yield f"METRIC {metric}"
             for point in values:
                 yield "DATA " + " ".join(f"{value:.9f}" for value in point)
@@ -54,44 +54,46 @@ def extra_p(folder: ResultsFolder, cells: Sequence[CellResult]) -> Iterator[str]
 
 def _regions(cells: Sequence[CellResult]) -> dict[str, Region]:
     """Name -> world size -> cell; names are unique."""
-    found: dict[tuple[Any, ...], Region] = {}
+    regions: dict[tuple[Any, ...], Region] = {}
     for cell in cells:
-        found.setdefault((*_variables(cell), _access(cell)), {})[cell.cell["world_size"]] = cell
-    _share_single_workers(found)
-    firsts = [own[max(own)] for own in found.values()]
+        regions.setdefault((*_variables(cell), _access(cell)), {})[cell.cell["world_size"]] = cell
+    _share_single_workers(regions)
+    firsts = [by_size[max(by_size)] for by_size in regions.values()]
     always = [axis(name) for name in IN_EVERY_NAME]
-    others = [one for one in with_columns(Shared.GROUP) if one not in always]
-    differing = [one for one in others if len({_text(cell, one) for cell in firsts}) > 1]
+    others = [variable for variable in with_columns(Shared.GROUP) if variable not in always]
+    differing = [variable for variable in others if len({_text(cell, variable) for cell in firsts}) > 1]
     names = [_name(cell, (*always, *differing)) for cell in firsts]
     seen: Counter[str] = Counter()
     named = {}
-    for name, own in zip(names, found.values(), strict=True):
+    for name, region in zip(names, regions.values(), strict=True):
         seen[name] += 1
-        named[name if names.count(name) == 1 else f"{name}#{seen[name]}"] = own
+        named[name if names.count(name) == 1 else f"{name}#{seen[name]}"] = region
     return named
 
 
-def _share_single_workers(found: dict[tuple[Any, ...], Region]) -> None:
+def _share_single_workers(all_regions: dict[tuple[Any, ...], Region]) -> None:
     """One worker has no peers: measured with or without access to them, it is a point of both regions."""
-    alike: defaultdict[tuple[Any, ...], list[Region]] = defaultdict(list)
-    for key, region in found.items():
-        alike[key[:-1]].append(region)
-    for regions in alike.values():
+    same_single: defaultdict[tuple[Any, ...], list[Region]] = defaultdict(list)
+    for key, region in all_regions.items():
+        same_single[key[:-1]].append(region)
+    for regions in same_single.values():
         single = next((region[1] for region in regions if 1 in region), None)
         for region in regions:
             if single is not None:
                 region.setdefault(1, single)
-    for key, region in list(found.items()):
-        if set(region) == {1} and any(len(other) > 1 for other in alike[key[:-1]]):
-            del found[key]
+    for key, region in list(all_regions.items()):
+        if set(region) == {1} and any(len(other) > 1 for other in same_single[key[:-1]]):
+            del all_regions[key]
 
 
 def _variables(cell: CellResult) -> tuple[Any, ...]:
     """Those of a region, but the access to peers."""
-    own = [
-        one for one in AXES if one.key and not one.role & Role.RECORDED and one.name not in NOT_OF_A_REGION
+    axes = [
+        variable
+        for variable in AXES
+        if variable.key and not variable.role & Role.RECORDED and variable.name not in NOT_OF_A_REGION
     ]
-    return (fixed_batch(cell.cell), *(one.shown(cell.cell) for one in own))
+    return (fixed_batch(cell.cell), *(variable.shown(cell.cell) for variable in axes))
 
 
 def _access(cell: CellResult) -> bool:
@@ -99,34 +101,38 @@ def _access(cell: CellResult) -> bool:
     return cell.cell.get("peer_access") is not False
 
 
-def _text(cell: CellResult, one: Axis) -> str:
-    if one.name in IN_EVERY_NAME:
-        return str(one.shown(cell.cell))
-    if one.name == "peer_access":
+def _text(cell: CellResult, variable: Axis) -> str:
+    if variable.name in IN_EVERY_NAME:
+        return str(variable.shown(cell.cell))
+    if variable.name == "peer_access":
         return "peer access" if _access(cell) else "host-only"
-    value = one.shown(cell.cell)
-    return one.text(one.default_shown if value is None else value)
+    value = variable.shown(cell.cell)
+    return variable.text(variable.default_shown if value is None else value)
 
 
 def _name(cell: CellResult, parts: Sequence[Axis]) -> str:
-    return "->".join(re.sub(r"\s|->", "_", _text(cell, one)) for one in parts)
+    return "->".join(re.sub(r"\s|->", "_", _text(cell, part)) for part in parts)
 
 
 def _common_sizes(regions: Mapping[str, Region]) -> list[int]:
     """The set of world sizes that most regions with several have; of equally many, the larger set."""
-    counted = Counter(tuple(sorted(own)) for own in regions.values() if len(own) > 1)
+    counted = Counter(tuple(sorted(region)) for region in regions.values() if len(region) > 1)
     best = max(counted, key=lambda sizes: (counted[sizes], len(sizes)), default=())
     return list(best)
 
 
-def _metrics(own: Region, sizes: Sequence[int]) -> dict[str, list[list[float]]]:
+def _metrics(region: Region, sizes: Sequence[int]) -> dict[str, list[list[float]]]:
     """Metric -> [point][launch]; parts that a point does not have are left out."""
     metrics = {
-        "iteration_s": [[float(np.median(launch.step_s)) for launch in own[size].launches] for size in sizes]
+        "iteration_s": [
+            [float(np.median(launch.step_s)) for launch in region[size].launches] for size in sizes
+        ]
     }
     names = ("forward", "backward", "exposed_comm", "update", "wait")
     for name in names:
-        values = [[_part(launch, name) for launch in own[size].launches if launch.budgets] for size in sizes]
+        values = [
+            [_part(launch, name) for launch in region[size].launches if launch.budgets] for size in sizes
+        ]
         if all(values) and any(value > 0 for point in values for value in point):
             metrics[f"{name}_s"] = values
     return metrics

@@ -63,8 +63,8 @@ def tidy_csv(folder: ResultsFolder, cells: Sequence[CellResult]) -> Iterator[str
     yield _line(COLUMNS)
     name = study_name(folder)
     for cell in cells:
-        about = [name, cell.cell_id, *(_of_the_cell(cell, one) for one in OF_THE_CELL)]
-        about += [cell.cell.get(one) for one in ("world_size", "global_batch")]
+        about = [name, cell.cell_id, *(_of_the_cell(cell, column) for column in OF_THE_CELL)]
+        about += [cell.cell.get(column) for column in ("world_size", "global_batch")]
         about.append(cell.cell.get("aa_replicate", 0) if cell.is_trained else None)
         for row in (*_unsplit(cell), *_split(cell), *_epochs(cell), *_points(folder, cell)):
             yield _line([*about, *row])
