@@ -231,7 +231,7 @@ class StepCheck:
         delivered: dict[str, _Delivered] = {}
         for exchange in record:
             delivered |= self._check_exchange(exchange)
-        if not all(bool(given_exchange.mean.isfinite().all()) for given_exchange in delivered.values()):
+        if not all(bool(delivery.mean.isfinite().all()) for delivery in delivered.values()):
             delivered = {}
         self._raise_of_any(self._update_problem(before, delivered, velocities))
         self.findings.num_steps += 1
@@ -260,8 +260,8 @@ class StepCheck:
             self._raise_of_any(problem and f"what it delivers breaks its law: {problem}; {HINTS[law]}")
             self.findings.laws.add(law)
             self.findings.num_exchanges += 1
-            worst = self._ranks.largest_of([worst.ratio])[0]
-            self.findings.largest_error_ratio = max(self.findings.largest_error_ratio, worst)
+            worst_ratio = self._ranks.largest_of([worst.ratio])[0]
+            self.findings.largest_error_ratio = max(self.findings.largest_error_ratio, worst_ratio)
         return self._delivered(exchange)
 
     def _delivered(self, exchange: Exchange) -> dict[str, _Delivered]:
