@@ -1,4 +1,4 @@
-"""Our steps beside a DDP loop written by hand (`ddp_loop.py`), on one machine's GPUs:
+"""Our steps compared with a DDP loop written by hand (`ddp_loop.py`), on one machine's GPUs:
 
     torchrun --nproc-per-node=4 benchmarks/against_ddp_loop.py --out FOLDER
 
@@ -169,7 +169,7 @@ def append(path: Path, header: list[str], rows: list[Any]) -> None:
 
 def main() -> int:
     """Runs on every rank."""
-    parser = argparse.ArgumentParser(description="Our steps beside a DDP loop written by hand.")
+    parser = argparse.ArgumentParser(description="Our steps compared with a DDP loop written by hand.")
     parser.add_argument("--out", type=Path, required=True, help="a folder for samples and environment")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--networks", nargs="+", default=list(NETWORKS), choices=list(NETWORKS))

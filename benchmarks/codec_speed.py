@@ -1,4 +1,4 @@
-"""Codecs by chunks on one GPU: Triton's kernels beside plain torch.
+"""Codecs by chunks on one GPU: Triton's kernels compared with plain torch.
 
     python benchmarks/codec_speed.py --out FILE.json [--elements N ...] [--codecs NAME ...] [--world-size 4]
         [--samples 15] [--blocks ELEMENTS,WHOLE,ELEMENTS_A_WARP ...]

@@ -1,4 +1,4 @@
-"""Our executors beside the library's all-reduce, on one machine's GPUs:
+"""Our executors compared with the library's all-reduce, on one machine's GPUs:
 
     torchrun --nproc-per-node=4 benchmarks/collective_speed.py --out FOLDER [--host-only]
 

@@ -1,4 +1,4 @@
-"""1-bit encoding and decoding of a model's gradient on one GPU: Triton's kernels beside plain torch.
+"""1-bit encoding and decoding of a model's gradient on one GPU: Triton's kernels compared with plain torch.
 
     python benchmarks/one_bit_speed.py --out FILE.json [--model fcn-s4] [--world-size 4] [--tiles L,I,R,W ...]
 

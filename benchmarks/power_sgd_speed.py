@@ -1,4 +1,4 @@
-"""Our `power_sgd` beside torch's powerSGD_hook for DDP: whole training steps, on one machine.
+"""Our `power_sgd` compared with torch's powerSGD_hook for DDP: whole training steps, on one machine.
 
     torchrun --nproc-per-node=2 benchmarks/power_sgd_speed.py --out FILE.json [--host-only]
 

@@ -28,8 +28,8 @@ RATIO_WIDTH = 18
 NUM_LAST = 4
 """The loss at the end is the mean of so many, one pass over the batches."""
 
-LOSSES_ALIKE = (0.5, 2.0)
-"""A decrease of the loss within these factors of the hook's is called alike."""
+LOSSES_EQUAL = (0.5, 2.0)
+"""A decrease of the loss within these factors of the hook's is called the same."""
 
 
 def summary(network: Mapping[str, Any]) -> dict[str, Any]:
@@ -116,10 +116,10 @@ def verdict(said: Mapping[str, Any]) -> list[str]:
     rows = [f"* fastest: {hook}; {ours}", f"  ours is {_ratio_text(our_row)} times as fast as the hook"]
     decreases = {name: row["loss_first"] - row["loss_last"] for name, row in said["contenders"].items()}
     ratio = decreases[ours] / decreases[hook] if decreases[hook] else float("nan")
-    are_close = LOSSES_ALIKE[0] < ratio < LOSSES_ALIKE[1]
+    are_close = LOSSES_EQUAL[0] < ratio < LOSSES_EQUAL[1]
     rows.append(
         f"  loss decreases by {decreases[hook]:.4g} with the hook, by {decreases[ours]:.4g} with ours: "
-        + ("alike" if are_close else "NOT ALIKE")
+        + ("the same" if are_close else "NOT THE SAME")
     )
     return rows
 
@@ -138,7 +138,7 @@ def markdown(document: Mapping[str, Any], name: str) -> list[str]:
 
 
 def overview(document: Mapping[str, Any]) -> list[str]:
-    """Ours beside the fastest hook and what was not compressed, a row a network, for a page.
+    """Ours, the fastest hook and what was not compressed, a row a network, for a page.
 
     Of several sizes of buckets the fastest stands for all.
     """

@@ -1,4 +1,4 @@
-"""Calibrated on one and two GPUs, what do four take? Predicted beside what committed results hold:
+"""Calibrated on one and two GPUs, what do four take? Predictions against committed results:
 
     python benchmarks/prediction_calibration.py --out benchmarks/results/prediction-4xh200 \\
         --curves results/reference/compute-curves-h200

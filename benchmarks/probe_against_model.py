@@ -1,4 +1,4 @@
-"""What a probed machine file predicts, beside what the same probe measured:
+"""What a probed machine file predicts, against what the same probe measured:
 
     python benchmarks/probe_against_model.py MACHINE.yaml SAMPLES.csv[.gz]
 

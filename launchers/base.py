@@ -98,6 +98,6 @@ class Launcher(ABC):
 
 
 def refuse_workers_per_node(launcher: str, workers_per_node: int | None) -> None:
-    """Raises a ValueError where a launcher of one host is told how many workers a node has."""
+    """Raises a ValueError where a launcher of one host is given a number of workers a node."""
     if workers_per_node is not None:
         raise ValueError(f"--workers-per-node is for the launchers of Slurm; {launcher} has one node")

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds Horovod 0.28.1 beside the torch of a Python environment, installs it there, and tries it with two processes.
+# Builds Horovod 0.28.1 against the torch of a Python environment, installs it there, and tries it with two processes.
 #
 #   launchers/build_horovod.sh [PYTHON]                              over Gloo: needs no MPI
 #   HOROVOD_WITH_MPI=1 launchers/build_horovod.sh [PYTHON]           also over the MPI whose mpicxx is on the PATH

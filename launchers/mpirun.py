@@ -19,7 +19,7 @@ Family = Literal["openmpi", "mpich"]
 ANSWER_LIMIT_S = 20.0
 
 SIGNS: dict[str, Family] = {"Open MPI": "openmpi", "HYDRA": "mpich"}
-"""What `mpirun --version` says -> whose it is."""
+"""What `mpirun --version` says -> the library's family."""
 
 OPTIONS: dict[Family, list[str]] = {
     # Threads are the study's affair, and more workers than cores are said in the run's notes.
@@ -34,8 +34,8 @@ class MpirunLauncher(Launcher):
 
     Attributes:
         program: its path.
-        family: whose it is.
-        as_root: this is root, to whom Open MPI refuses itself without being told.
+        family: of the MPI library.
+        as_root: this is root, for whom Open MPI wants an option.
     """
 
     name = "mpirun"

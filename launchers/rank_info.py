@@ -119,7 +119,7 @@ class RankInfo:
         srun sets none of them; a launcher with a table of its own sets where they meet.
 
         Raises:
-            RankError: they cannot be told from Slurm's.
+            RankError: they cannot be distinguished from Slurm's.
         """
         place = {"RANK": str(self.rank), "WORLD_SIZE": str(self.world_size)}
         if self.table != "srun":

@@ -4,7 +4,7 @@ Forms: one allocation in which `scaling run` starts the launches of all world si
 array with one task a world size, each of which asks for what the largest needs, and a report job after all of
 them. In both, `scaling run` starts workers by srun, as `launchers.slurm_steps` says.
 
-The job ends in order when it is told to: Slurm signals the batch shell some time before the limit, and bash
+The job ends in order when it is signalled: Slurm signals the batch shell some time before the limit, and bash
 runs a trap only between commands; so the launcher is in the background, the shell waits for it and passes the
 signal on. What the signal cut off is planned again, and the job goes back to the queue by itself, once.
 """

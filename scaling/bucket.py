@@ -1,4 +1,4 @@
-"""The layout of a flat gradient bucket: which tensor lies where."""
+"""The layout of a flat gradient bucket: which tensor is stored where."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ITEMSIZES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2}
 
 @dataclass(frozen=True)
 class BucketLayout:
-    """Names, shapes and offsets of the tensors that lie one behind the other in a flat buffer.
+    """Names, shapes and offsets of the tensors that are stored one behind the other in a flat buffer.
 
     Attributes:
         names: one unique name a tensor.

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from scaling.analysis.samples import CellResult, IterationLaunch, SplitStep, Training
+from scaling.analysis.samples import CellResult, IterationLaunch, ProfiledStep, Training
 from scaling.analysis.summary import build_table
 from scaling.analysis.summary_findings import summary_findings
 from scaling.measure.budget import RankStep, Span
@@ -190,7 +190,7 @@ class Synthetic:
         length_s = split_s or (float(np.median(launches[0])) if launches else 0.0)
         per_rank = spans if spans and isinstance(spans[0][0], list | tuple) else [spans] * size
         steps = [
-            SplitStep(number, [RankStep(length_s, [Span(*one) for one in own], 0.0) for own in per_rank])
+            ProfiledStep(number, [RankStep(length_s, [Span(*one) for one in own], 0.0) for own in per_rank])
             for number in range(1000, 1008)
         ]
         records = [

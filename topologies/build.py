@@ -117,7 +117,7 @@ def _require_route(machine: Machine, a: Device, b: Device, source: str) -> None:
     except TopologyError:
         raise TopologyError(
             f"{source}: links: no route from {a.kind} {a.id!r} to {b.kind} {b.id!r} (GPUs, NICs and host "
-            "memories are ends of routes and lie on none); add the links that are missing"
+            "memories are ends of routes and are inside none); add the links that are missing"
         ) from None
 
 

@@ -12,7 +12,7 @@ from topologies.texts import NO_BREAK, WIDTH, compact, folded, gigabytes_per_s, 
 
 INDENT = "  "
 NARROW = 24
-"""Characters that the last column of a table must have, to be folded beside the others."""
+"""Characters that the last column of a table must have, to be folded next to the others."""
 
 
 def describe(topology: Topology) -> str:
@@ -72,7 +72,7 @@ def peer_matrix(topology: Topology) -> list[str]:
 
 
 def path_lines(topology: Topology) -> list[str]:
-    """`gpu0 -> gpu2, gpu3: staged, 8.0 GB/s, 12 us`: places alike in all three share a line."""
+    """`gpu0 -> gpu2, gpu3: staged, 8.0 GB/s, 12 us`: places equal in all three share a line."""
     return _path_lines(topology, [*_gpu_pairs(topology), *_host_pairs(topology)], peer_access=True)
 
 
@@ -141,7 +141,7 @@ def _head(topology: Topology) -> list[str]:
 
 
 def _device_lines(devices: Sequence[Device]) -> list[str]:
-    """A table; neighbours that are alike share a line."""
+    """A table; equal neighbours share a line."""
     rows = [(device.id, _device_figures(device)) for device in devices]
     groups = [(figures, [name for name, _ in same]) for figures, same in groupby(rows, lambda row: row[1])]
     return _table([compact(names), *figures] for figures, names in groups)

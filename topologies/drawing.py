@@ -28,8 +28,8 @@ def draw(topology: Topology) -> str:
     layout = lay_out(topology.machine)
     frame = 0 if topology.network is None else MARGIN
     left, top = MARGIN + frame, TITLE_HEIGHT + MARGIN + frame
-    beside = 0 if topology.network is None else NETWORK_WIDTH + MARGIN
-    width = max(left + layout.width + frame + beside + MARGIN, MIN_WIDTH)
+    network_width = 0 if topology.network is None else NETWORK_WIDTH + MARGIN
+    width = max(left + layout.width + frame + network_width + MARGIN, MIN_WIDTH)
     label = BOARD_LABEL_HEIGHT if any(device.board for device in topology.machine.devices) else 0
     bottom = top + layout.height + label + frame + 2 * MARGIN
     legend, legend_height = legend_parts(topology, width - 2 * MARGIN)

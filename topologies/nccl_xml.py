@@ -25,7 +25,7 @@ NVLINK_BYTES_PER_S = {60: 20e9, 70: 25e9, 80: 25e9, 90: 25e9, 100: 50e9}
 """Compute capability x 10 -> one NVLink, one direction, raw (NVIDIA's datasheets of P100 to B200)."""
 
 ASSUMED_CORES = 16
-"""Of a NUMA node whose `affinity` does not tell."""
+"""Of a NUMA node whose `affinity` says nothing."""
 
 
 @dataclass

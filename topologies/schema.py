@@ -129,7 +129,7 @@ def _read(
 def _whole(file: DerivedFile, chain: Sequence[MachineFile | DerivedFile], source: str) -> MachineFile:
     base, *further = chain
     full = base if isinstance(base, MachineFile) else _whole(base, further, file.machine)
-    check_ids(full, file.machine)  # an error in it is told as its own
+    check_ids(full, file.machine)  # an error in it is reported as its own
     return derived(full, file, source)
 
 

@@ -54,7 +54,7 @@ def microseconds(seconds: float) -> str:
 
 
 def compact(names: Sequence[str]) -> str:
-    """`gpu0, gpu2..gpu5`: three and more that follow one another are told by the first and the last."""
+    """`gpu0, gpu2..gpu5`: three and more that follow one another are named by the first and the last."""
     runs: list[list[str]] = []
     for name in names:
         if runs and _follows(runs[-1][-1], name):

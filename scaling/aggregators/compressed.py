@@ -137,7 +137,7 @@ class OneBitState(AggregatorState):
     def checkpoint_tensors(self) -> dict[str, Tensor]:
         """By parameter both residuals, and the mean that double buffering holds back.
 
-        The stripes of a matrix are columns of its own, whatever bucket it lies in.
+        The stripes of a matrix are columns of its own, whatever its bucket.
         """
         self.wait()
         quantised = self.buffers.stripes.layout

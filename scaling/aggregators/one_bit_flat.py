@@ -1,7 +1,7 @@
 """1-bit SGD by chunks of the flat gradient, so that convolutions and biases are compressed too.
 
 CNTK's quantiser has two values for each column of a matrix, and columns are short in convolutions. Here a
-pair stands for a chunk of the flat bucket, whatever tensors lie in it.
+pair stands for a chunk of the flat bucket, whatever tensors it holds.
 
 Per chunk of v = gradient + residual, with C elements:
 1. m0 = mean of the negative elements, m1 = mean of the others (0 where a class is empty);

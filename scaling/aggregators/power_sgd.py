@@ -1,6 +1,6 @@
 """PowerSGD: all-reduces of thin matrices (`scaling.codecs.power_sgd`), a few launches a shape.
 
-1. encode: the gradient is added to the residual, where it lies; P = M Q, one launch for matrices of one shape
+1. encode: the gradient is added to the residual, in place; P = M Q, one launch for matrices of one shape
    at equal distances;
 2. communicate: all-reduce of all P, with the tensors that are sent as they are;
 3. encode: P made orthonormal; Q = M^T P;

@@ -1,6 +1,6 @@
 """QSGD: each value is rounded at random to one of few levels, so that its expectation is the value.
 
-Per chunk ("bucket" in the paper) of v = gradient, with s = 2**(bits - 1) - 1 levels beside zero:
+Per chunk ("bucket" in the paper) of v = gradient, with s = 2**(bits - 1) - 1 levels besides zero:
 1. norm = |v| in the 2-norm, or the largest magnitude (`norm: max`), as the paper's experiments have it;
 2. x = s |v| / norm; level = floor(x + u), u uniform in [0, 1): up with the probability that x has behind the
    point; a chunk of zeros has norm 0 and levels 0;
@@ -61,7 +61,7 @@ class QsgdCodec(ChunkCodec):
 
     @property
     def num_levels(self) -> int:
-        """s, those beside zero."""
+        """s, those besides zero."""
         return int(2 ** (self.level_bits - 1) - 1)
 
     def level(self, values: Tensor) -> Tensor:
@@ -106,7 +106,7 @@ class Qsgd(GatheredChunks):
     """QSGD: random rounding to a few levels of a chunk's norm, without bias and without a residual.
 
     Attributes:
-        bits: of a code: a sign and 2**(bits - 1) - 1 levels beside zero.
+        bits: of a code: a sign and 2**(bits - 1) - 1 levels besides zero.
         chunk_elements: values that share a norm, a multiple of 32; the paper's bucket size.
         norm: "two" as in the paper's theory, "max" as in its experiments.
         seed: of the random numbers.

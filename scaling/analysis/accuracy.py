@@ -23,7 +23,7 @@ one, or, where there are not several seeds, so much accuracy."""
 
 
 SAME_UPDATE = ("global_batch", "momentum", "nesterov")
-"""What the timed cell and the training share beside model, data set, aggregator and world size.
+"""What the timed cell and the training share besides model, data set, aggregator and world size.
 
 What was left out of a gradient comes late, and momentum repeats it: an accuracy may fall with momentum alone.
 """

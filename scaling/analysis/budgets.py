@@ -1,8 +1,9 @@
-"""The budget of a cell: where the time of its steps goes, over its split steps.
+"""The budget of a cell: where the time of its steps goes, over its profiled iterations.
 
-A column is the mean over the middle half of the split steps of all repeats, ordered by how long they took on
-the slowest rank, of the rank that the others wait for. Means of the same steps add up: the parts sum to
-`profiled_iteration_s`. Medians would not, and a mean over all steps is that of the few that were disturbed.
+A column is the mean over the middle half of the profiled iterations of all repeats, ordered by how long they
+took on the slowest rank, of the rank that the others wait for. Means of the same steps add up: the parts sum
+to `profiled_iteration_s`. Medians would not, and a mean over all steps is that of the few that were
+disturbed.
 """
 
 from __future__ import annotations
@@ -41,10 +42,10 @@ class CellBudget:
     Attributes:
         columns_s: those of BUDGET_COLUMNS that the cell has; `unattributed_s` always.
         profiled_iteration_s: the steps' length, to which they sum but for what is hidden.
-        profiling_overhead_s: how much longer that is than the same mean of unsplit steps; negative where
-            it is shorter; None where the same steps are both, as in old folders.
-        skew_s: median over the split steps of how long after the first rank the last one arrived at the
-            first exchange; None where that cannot be said.
+        profiling_overhead_s: how much longer that is than the same mean of unprofiled iterations; negative
+            where it is shorter; None where the same steps are both, as in old folders.
+        skew_s: median over the profiled iterations of how long after the first rank the last one arrived at
+            the first exchange; None where that cannot be said.
     """
 
     columns_s: dict[str, float]
@@ -72,7 +73,7 @@ class CellBudget:
 def cell_budget(launches: Sequence[IterationLaunch]) -> CellBudget | None:
     """The budget over a cell's launches; None where no step was split."""
     slowest_s = [
-        max(rank.step_s for rank in step.ranks) for launch in launches for step in launch.split_steps
+        max(rank.step_s for rank in step.ranks) for launch in launches for step in launch.profiled_steps
     ]
     if not slowest_s:
         return None
@@ -95,8 +96,8 @@ def middle_half(order_by: Floats) -> NDArray[np.intp]:
 
 
 def _profiling_overhead_s(launches: Sequence[IterationLaunch], split_s: float) -> float | None:
-    """`split_s` less the mean over the middle half of the unsplit steps, of the same ranks."""
-    if any(step.iteration in launch.iterations for launch in launches for step in launch.split_steps[:1]):
+    """`split_s` less the mean over the middle half of the unprofiled iterations, of the same ranks."""
+    if any(step.iteration in launch.iterations for launch in launches for step in launch.profiled_steps[:1]):
         return None
     slowest_s = np.concatenate([launch.step_s for launch in launches])
     own_s = np.concatenate([launch.rank_steps_s[launch.waited_for] for launch in launches])
@@ -105,7 +106,7 @@ def _profiling_overhead_s(launches: Sequence[IterationLaunch], split_s: float) -
 
 def _existing(launches: Sequence[IterationLaunch]) -> list[str]:
     """The columns of phases that any rank marked, and of waiting in exchanges whose arrivals are known."""
-    steps = [step for launch in launches for step in launch.split_steps]
+    steps = [step for launch in launches for step in launch.profiled_steps]
     phases = {span.phase for step in steps for rank in step.ranks for span in rank.spans}
     names = {"unattributed_s", *(PART_COLUMNS[PART_OF[phase]] for phase in phases)}
     if EXCHANGE in phases:
@@ -118,7 +119,7 @@ def _existing(launches: Sequence[IterationLaunch]) -> list[str]:
 
 
 def _lateness_s(launches: Sequence[IterationLaunch]) -> Iterator[list[float]]:
-    """Of every split step whose arrivals are known: how much later than the first each rank arrived."""
+    """How much later than the first each rank arrived, of every profiled iteration that has them."""
     for launch in launches:
         for ranks in launch.budgets:
             late_s = [rank.arrived_after_first_s for rank in ranks]
@@ -132,7 +133,7 @@ def _skew_s(launches: Sequence[IterationLaunch]) -> float | None:
 
 
 def step_table(cells: Sequence[CellResult]) -> pd.DataFrame:
-    """budget.csv: a row a cell, repeat, rank and split step; columns as the summary's, of that step alone."""
+    """budget.csv: a row a cell, repeat, rank and profiled iteration; columns as the summary's."""
     rows = [row for cell in cells for row in _step_rows(cell)]
     return pd.DataFrame(rows, columns=list(STEP_COLUMNS), dtype=object).astype(STEP_COLUMNS)
 
@@ -140,7 +141,7 @@ def step_table(cells: Sequence[CellResult]) -> pd.DataFrame:
 def _step_rows(cell: CellResult) -> Iterator[dict[str, Any]]:
     existing = _existing(cell.launches)
     for launch in cell.launches:
-        for step, ranks in zip(launch.split_steps, launch.budgets, strict=True):
+        for step, ranks in zip(launch.profiled_steps, launch.budgets, strict=True):
             for rank, budget in enumerate(ranks):
                 values = _by_column(budget)
                 yield {

@@ -192,7 +192,7 @@ def _excluded(row: Row, parts: tuple[str, ...], reason: Finding) -> Excluded:
 def _one_of_each_single(family: Sequence[Row]) -> set[str]:
     """The cells of one worker that stand for all: with nothing to exchange, aggregators are but a name.
 
-    Of those that are alike in all other choices, `none` where it is, else the first in the table's order.
+    Of those that are the same in all other choices, `none` where it is, else the first in the table's order.
     """
     kept: dict[Hashable, Row] = {}
     for row in sorted(family, key=lambda row: aggregator_order(row["aggregator"])):

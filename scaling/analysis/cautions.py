@@ -15,10 +15,10 @@ from scaling.measure.stopping import relative_half_width
 from scaling.store import CodeChange, RunRecord, changes_since
 
 LARGEST_UNATTRIBUTED = 0.05
-"""A budget that leaves more of the split step open is not closed."""
+"""A budget that leaves more of the profiled iteration open is not closed."""
 
 LARGEST_PROFILING_OVERHEAD = 0.05
-"""Marks that cost more than this part of the split step disturb what they show."""
+"""Marks that cost more than this part of the profiled iteration disturb what they show."""
 
 LONGEST_THROTTLED = 0.01
 """A GPU whose clocks were held down for more than this part of the window was throttled."""

@@ -2,7 +2,8 @@
 
 By intervals, exposed time is what the exchange's spans show outside of computation. By difference, it is the
 cell's iteration less that of its control arm; it may be negative, and is not clipped. The two must agree, or
-one of them misses something: an exchange that slows the computation beside it, or marks that cost time.
+one of them misses something: an exchange that slows the computation that it overlaps, or marks that cost
+time.
 """
 
 from __future__ import annotations
@@ -116,8 +117,8 @@ def _agreement(by_intervals: float, by_difference: float, arm: Row, control: Row
 def _explanation(gap_s: float, arm: Row, control: Row) -> dict[str, Any]:
     """Where a difference of `gap_s` that the intervals do not show comes from, if half of it can be told.
 
-    The difference is that of unsplit steps: what computation adds beside the exchange is in it, and what
-    profiling adds to the split steps is not.
+    The difference is that of unprofiled iterations: what computation adds during the exchange is in it, and
+    what profiling adds to the profiled iterations is not.
 
     Returns:
         `cause`: path, phases, no_phase, profiling_overhead or unknown; `seconds` of it, more or less than

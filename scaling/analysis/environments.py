@@ -15,7 +15,7 @@ IDENTITY = ("cpu", "gpus", "memory_bytes", "versions", "settings", "cpu_governor
 memory's size; `scaling.measure.environment` writes them."""
 
 FOR_PEOPLE = ("hostname", "git")
-"""Recorded beside it: differs between any two days, and decides nothing by itself."""
+"""Recorded with it: differs between any two days, and decides nothing by itself."""
 
 
 @dataclass(frozen=True)

@@ -133,7 +133,7 @@ def straggler(view: View) -> Values | None:
 
 
 def _last_rank(view: View) -> Values:
-    """The rank that comes last most often, and in which part of the split steps."""
+    """The rank that comes last most often, and in which part of the profiled iterations."""
     late_s = [
         [rank.arrived_after_first_s for rank in ranks]
         for launch in (view.cell.launches if view.cell else [])

@@ -18,7 +18,7 @@ from scaling.analysis.explain_view import Values, View
 
 @dataclass(frozen=True)
 class Rule:
-    """When a finding is told.
+    """When a finding is stated.
 
     Attributes:
         holds: the rule itself: the values of its finding, `share` among them; None where it does not hold.

@@ -40,7 +40,7 @@ class View:
 
     @property
     def step_s(self) -> float | None:
-        """Length of the split step, to which the budget sums."""
+        """Length of the profiled iteration, to which the budget sums."""
         return self.row["profiled_iteration_s"] or None
 
     def seconds(self, *columns: str) -> float:
@@ -48,7 +48,7 @@ class View:
         return sum(self.row[name] or 0.0 for name in columns)
 
     def share(self, *columns: str) -> float:
-        """The same as part of the split step; 0 without a budget."""
+        """The same as part of the profiled iteration; 0 without a budget."""
         return self.seconds(*columns) / self.step_s if self.step_s else 0.0
 
     @property

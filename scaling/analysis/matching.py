@@ -50,7 +50,7 @@ def match_cells(a: Sequence[Row], b: Sequence[Row]) -> tuple[list[Match], list[R
 
 
 def nearest_differences(a: Sequence[Row], b: Sequence[Row]) -> list[str]:
-    """The variables in which the two most alike cells differ, for folders without a common one."""
+    """The variables in which the two most similar cells differ, for folders without a common one."""
     pairs = [_differing(row, other) for row in a for other in b if _is_compared(row) and _is_compared(other)]
     counted = [(len(pair), index) for index, pair in enumerate(pairs)]
     return list(pairs[min(counted)[1]]) if pairs else []

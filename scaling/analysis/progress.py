@@ -33,7 +33,7 @@ class Progress:
     """Where a study is.
 
     Attributes:
-        counts: state -> runs; beside the records' states `killed`, where there are any.
+        counts: state -> runs; besides the records' states `killed`, where there are any.
         running: what runs now, and for how many seconds.
         killed: what was killed on this host while it ran, and the seconds since it began.
         runs_per_hour: ended runs over the wall time of this go; None before the first has ended.

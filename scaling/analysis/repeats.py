@@ -1,6 +1,6 @@
 """How many more repeats would tell two settings apart.
 
-Two are told apart where their 95% intervals do not overlap. With n launches a half width is
+Two are distinguished where their 95% intervals do not overlap. With n launches a half width is
 t(0.975; n - 1) s / sqrt(n), where s is the standard deviation of the launches' medians. If the difference d
 and both deviations stay as they are, the smallest n with
 

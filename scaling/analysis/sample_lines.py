@@ -24,7 +24,7 @@ def is_unsplit(line: Line) -> bool:
 
 def is_split(line: Line, *, captured: bool) -> bool:
     """Whether a line tells phases. In old folders every line with phases does, but for captured steps:
-    of those only the copy of the batch into the graph was told.
+    of those only the copy of the batch into the graph was recorded.
     """
     if "split" in line:
         return bool(line["split"])

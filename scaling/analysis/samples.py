@@ -1,8 +1,8 @@
 """From raw samples to arrays and budgets: what every number and curve of the report is made of.
 
-Ranks are aligned by the iteration's (or epoch's) number. How long an iteration takes is told by unsplit
-steps, in which nothing was marked, and is that of the slowest rank; where its time goes is told by the split
-ones. Warm-up iterations are left out here and nowhere else.
+Ranks are aligned by the iteration's (or epoch's) number. How long an iteration takes is shown by unprofiled
+steps, in which nothing was marked, and is that of the slowest rank; where its time goes is shown by the
+profiled ones. Warm-up iterations are left out here and nowhere else.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ REQUIRED_OF_OTHERS = ("kind", "device", "world_size")
 
 
 @dataclass(frozen=True)
-class SplitStep:
+class ProfiledStep:
     """A step whose phases were marked: its number, and what each rank recorded."""
 
     iteration: int
@@ -67,26 +67,26 @@ class IterationLaunch:
 
     Attributes:
         repeat: which of the cell's repeats.
-        iterations: numbers of the unsplit steps, as recorded.
+        iterations: numbers of the unprofiled iterations, as recorded.
         rank_steps_s: their lengths in seconds, [rank, iteration].
-        split_steps: those whose phases were marked; none where the step cannot be marked.
+        profiled_steps: those whose phases were marked; none where the step cannot be marked.
     """
 
     repeat: int
     iterations: Integers
     rank_steps_s: Floats
-    split_steps: list[SplitStep]
+    profiled_steps: list[ProfiledStep]
 
     @property
     def step_s(self) -> Floats:
-        """The slowest rank's unsplit steps, in seconds: one value an iteration."""
+        """The slowest rank's unprofiled iterations, in seconds: one value an iteration."""
         slowest: Floats = self.rank_steps_s.max(axis=0)
         return slowest
 
     @cached_property
     def budgets(self) -> list[list[StepBudget]]:
-        """Where the time of the split steps went: [step][rank]."""
-        return [step_budgets(step.ranks) for step in self.split_steps]
+        """Where the time of the profiled iterations went: [step][rank]."""
+        return [step_budgets(step.ranks) for step in self.profiled_steps]
 
     @cached_property
     def waited_for(self) -> int:
@@ -96,13 +96,15 @@ class IterationLaunch:
         what holds the step up is told by the rank that does it. The first such rank; without any waiting, the
         slowest.
         """
-        waits = [float(np.median(waits_s)) for waits_s in zip(*map(_waits_s, self.split_steps), strict=True)]
+        waits = [
+            float(np.median(waits_s)) for waits_s in zip(*map(_waits_s, self.profiled_steps), strict=True)
+        ]
         if any(waits):
             return int(np.argmin(waits))
         return int(np.argmax(np.median(self.rank_steps_s, axis=1)))
 
 
-def _waits_s(step: SplitStep) -> list[float]:
+def _waits_s(step: ProfiledStep) -> list[float]:
     """Of each rank, in seconds."""
     return [
         sum(span.stop_s - span.start_s for span in rank.spans if span.phase in WAITING) for rank in step.ranks
@@ -240,13 +242,13 @@ def _read_launch(folder: ResultsFolder, record: RunRecord) -> IterationLaunch:
         [seconds(line, "step_s", where) for line in by_number(lines, "iteration")] for lines in unsplit
     ]
     rank_steps_s = np.array(steps_s, dtype=np.float64)
-    return IterationLaunch(record.repeat, numbers, rank_steps_s, _split_steps(split, where))
+    return IterationLaunch(record.repeat, numbers, rank_steps_s, _profiled_steps(split, where))
 
 
-def _split_steps(ranks: Sequence[Sequence[Line]], where: str) -> list[SplitStep]:
+def _profiled_steps(ranks: Sequence[Sequence[Line]], where: str) -> list[ProfiledStep]:
     numbers = aligned(ranks, "iteration", where, required=False)
     recorded = [[rank_step(line, where) for line in by_number(lines, "iteration")] for lines in ranks]
-    return [SplitStep(int(number), list(step)) for number, *step in zip(numbers, *recorded, strict=True)]
+    return [ProfiledStep(int(number), list(step)) for number, *step in zip(numbers, *recorded, strict=True)]
 
 
 def _read_training(folder: ResultsFolder, record: RunRecord) -> Training:

@@ -1,4 +1,4 @@
-"""Whether aggregators reach the same accuracy: their differences beside what seeds alone do.
+"""Whether aggregators reach the same accuracy: their differences compared with those between seeds.
 
 1. The reference is the combination of aggregator and world size with the most seeds, of several an exact one
    and the one with the largest spread: n accuracies, their mean and standard deviation s.
@@ -9,7 +9,7 @@
 
 The bound is for 95% of each comparison alone: of twenty that differ in nothing, one lies beyond it. Trainings
 of the same seed start from the same weights and see the same batches: their difference, where both have the
-seed, is given beside it. It is not chance between seeds, but what the exchange itself does.
+seed, is given too. It is not chance between seeds, but what the exchange itself does.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from scaling.measure.statistics import CONFIDENCE
 
 @dataclass(frozen=True)
 class Compared:
-    """A combination beside the reference.
+    """A combination compared with the reference.
 
     Attributes:
         row: over its seeds.
@@ -61,7 +61,7 @@ class Compared:
 
 @dataclass(frozen=True)
 class SeedNoise:
-    """All trainings of one recipe, beside the one with the most seeds.
+    """All trainings of one recipe, compared with the one with the most seeds.
 
     Attributes:
         title: of the reference's group.
@@ -129,7 +129,7 @@ def seed_noise(groups: Sequence[Group], cells: Mapping[str, CellResult]) -> list
 
 
 def _rank(row: Row, cells: Mapping[str, CellResult]) -> tuple[int, bool, float]:
-    """The largest is the reference's: beside a lossy one that goes astray all others would be noise."""
+    """The largest is the reference's: compared with a lossy one that diverges all others would be noise."""
     return row["num_seeds"], not _is_lossy(row, cells), row["seed_sd_accuracy"]
 
 

@@ -58,7 +58,7 @@ class TransferGroup:
 
 @dataclass(frozen=True)
 class Line:
-    """An operation of a size, by all ranks or pairs alike together.
+    """An operation of a size, by all ranks or equal pairs together.
 
     Attributes:
         what: the operation, `pinned`, `captured`, ...

@@ -1,7 +1,7 @@
 """The samples of transfer cells: one estimate an operation, size and set of ranks, and the machine file.
 
 A sample is already that of the slowest rank (`scaling.measure.probe.ranks`); rank 0 holds all of them. What
-ranks did alone or in pairs is told for each of them in transfers.csv, and of all alike together in tables.
+ranks did alone or in pairs is given for each of them in transfers.csv, and for equal ones together in tables.
 """
 
 from __future__ import annotations

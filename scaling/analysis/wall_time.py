@@ -19,7 +19,7 @@ class WallTime:
         start_up_s: until the first cell: processes, imports, connections.
         setup_s: of cells: data, replicas, captures.
         warmup_s: iterations that are discarded.
-        measuring_s: unsplit and split iterations.
+        measuring_s: unprofiled and profiled iterations.
     """
 
     num_launches: int

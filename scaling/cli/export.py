@@ -37,7 +37,7 @@ def export(
 ) -> None:
     """Print raw samples in another tool's format, or archive the folder.
 
-    chrome: open the file in chrome://tracing or ui.perfetto.dev. Phases stand in split iterations alone.
+    chrome: open the file in chrome://tracing or ui.perfetto.dev. Phases stand in profiled iterations alone.
     --archive puts the runs of a finished study into two files, samples.csv.gz and runs.jsonl, which every
     command reads as well; --unarchive gives them their own files again.
     """

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from scaling.study.job_shape import JobShape
 
 CPUS_PER_WORKER = 4
-"""What a job asks for unless it is told."""
+"""What a job asks for by default."""
 
 
 StudyName = Annotated[str, typer.Argument(help="A study file, or the name of a shipped study.")]

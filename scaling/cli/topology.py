@@ -92,7 +92,7 @@ def probe(
             "--samples",
             metavar="FILE",
             help="Write the raw samples there, as CSV or, if it ends in .json, as JSON "
-            "(default: beside --out, as <name>.samples.csv).",
+            "(default: in the folder of --out, as <name>.samples.csv).",
         ),
     ] = None,
     world_size: Annotated[
@@ -115,7 +115,7 @@ def probe(
 ) -> None:
     """Measure this machine's links, memories and collectives, and write it down as a machine file.
 
-    With --out, drivers, versions and settings go to <name>.environment.json beside it.
+    With --out, drivers, versions and settings go to <name>.environment.json in its folder.
     """
     from scaling.measure.probe.run import machine_of, measure, spec_for, this_machine
     from topologies.detect import read_facts

@@ -1,4 +1,4 @@
-"""What a codec is: how values lie on the wire, and which exchange that allows.
+"""What a codec is: how values are laid out on the wire, and which exchange that allows.
 
 A codec says of itself whether its encodings can be summed on the wire. Where they can, the exchange is an
 all-reduce; where they cannot, but any run of chunks can be decoded by itself, it is the exchange of stripes,

@@ -7,7 +7,7 @@ if all of the span is. All ranks decode the same, and so raise together.
 1. In a step: the spans whose statistic is not finite are marked in a vector on the device. Only the first
    step with such a span marks: in the next one the whole network is not finite, which says nothing.
 2. Outside the measured window: the vector is read, which waits for the device; what is marked becomes an
-   error that names the tensors which lie there.
+   error that names the tensors which are stored there.
 
 Nothing is sent. A step costs a few launches over one number a span.
 """
@@ -34,7 +34,7 @@ class FiniteWatch:
         layout: of the bucket.
         bounds: [num_spans + 1] int64 in host memory, ascending: where the spans begin and the last one ends.
         device: of the statistics.
-        what: whose values, for the message.
+        what: name of the values, for the message.
 
     Attributes:
         marks: [num_spans] bool on the device; a kernel may set them itself.

@@ -23,7 +23,7 @@ ALIGNED_WORDS = 32
 
 @dataclass(frozen=True)
 class Places:
-    """Where the messages lie in one buffer of 32-bit words.
+    """Where the messages are stored in one buffer of 32-bit words.
 
     Attributes:
         outgoing: [owner] its stripes of the own gradient; at the own rank nothing, see `incoming`.
@@ -70,7 +70,7 @@ class StripeBuffers:
         marks: [tensors] bool: see below; one's own if None.
 
     Attributes:
-        stripes, rank, places: the same, and where the messages lie in `wire`.
+        stripes, rank, places: the same, and where the messages are stored in `wire`.
         residual: [num_elements] float32, of the own gradient.
         stripe_residual: float32, of the sums of the own stripes, matrix by matrix [rows, width].
         wire: [places.num_words] int32.

@@ -1,4 +1,4 @@
-"""Where PowerSGD's matrices lie: views made once, so that a step makes few launches and copies no gradient.
+"""Where PowerSGD's matrices are stored: views made once, so a step makes few launches and copies no gradient.
 
 Matrices of one shape whose tensors follow one another at equal distances in the flat bucket, as those of
 equal layers do, are one strided batch where they are. The thin matrices of all shapes are made orthonormal

@@ -1,4 +1,4 @@
-"""Where the columns of a bucket's matrices lie on the wire: one stripe of columns, one message, a rank.
+"""Where a bucket's columns are stored on the wire: one stripe of columns, one message, a rank.
 
 Every gradient matrix is cut into a stripe of columns a rank; a rank's message holds its stripes of all
 matrices, one behind the other: of each the lower limits [width], the upper limits [width] and the words
@@ -80,7 +80,7 @@ class StripeLayout:
         return cls(layout, view, bits, world_size, matrices, bounds, tuple(segments), tuple(ends))
 
     def starts(self) -> list[int]:
-        """Where each owner's message begins if they lie one behind the other, and their end; in words."""
+        """Where each owner's message begins if they are contiguous, and their end; in words."""
         return [0, *accumulate(self.words)]
 
     def own(self, rank: int) -> list[Matrix]:

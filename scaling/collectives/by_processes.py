@@ -81,11 +81,13 @@ def by_processes(
         places: the host memory of each rank; None takes `process_places`.
 
     Raises:
-        ScheduleError: it uses host memory beside the ranks'.
+        ScheduleError: it uses host memory besides the ranks'.
         TopologyError: the machine is too small, or a core's rate is not known.
     """
     if schedule.num_hosts:
-        raise ScheduleError(f"{schedule.name}: has host memories beside its ranks; MPI's processes have none")
+        raise ScheduleError(
+            f"{schedule.name}: has host memories besides its ranks; MPI's processes have none"
+        )
     where = list(process_places(topology, schedule.world_size) if places is None else places)
     reader = _StepPricer(schedule, topology, num_bytes, where)
     priced: dict[Hashable, tuple[float, float, str | None]] = {}
@@ -170,7 +172,7 @@ class _StepPricer:
         return (bounds[busiest] if busiest else 0.0), busiest
 
     def _core_rate(self, memory: str) -> float:
-        """Bytes a second that a core beside that memory reads and writes."""
+        """Bytes a second that a core next to that memory reads and writes."""
         machine = self._topology.machine
         cpu = machine.by_id[machine.nearest(memory, "cpu")]
         if cpu.reduce_bytes_per_s is None:

@@ -41,7 +41,7 @@ class Execution:
 
     Args:
         schedule: between ranks only (`num_hosts` is 0).
-        rank: whose part.
+        rank: the one that runs its part.
         num_elements: length of the flat buffer.
         dtype: its type.
         device: where it lives; the staging buffer is allocated there, once.

@@ -245,14 +245,14 @@ def _chunks(schedule: Schedule, num_elements: int) -> list[list[Span]]:
     """The pieces of each step in which ranks add; steps whose pieces are all empty are left out.
 
     Raises:
-        ScheduleError: a step's pieces do not lie together, or do not go back as they came.
+        ScheduleError: a step's pieces are not contiguous, or do not go back as they came.
     """
     bounds, host = schedule.bounds(num_elements), schedule.world_size
     up = [_pieces(step, 0, host, bounds) for step in schedule.steps]
     back = [_pieces(step, host, 0, bounds) for step in schedule.steps]
     chunks = [pieces for pieces in up if any(start < stop for start, stop in pieces)]
     if any(a[1] != b[0] for pieces in chunks for a, b in pairwise(pieces)):
-        raise ScheduleError(f"{schedule.name}: the chunks that a rank adds in a step do not lie together")
+        raise ScheduleError(f"{schedule.name}: the chunks that a rank adds in a step are not contiguous")
     returned = [(p[0][0], p[-1][1]) for p in back if any(start < stop for start, stop in p)]
     if returned != [(pieces[0][0], pieces[-1][1]) for pieces in chunks]:
         raise ScheduleError(f"{schedule.name}: the chunks do not go back in the steps in which they came")

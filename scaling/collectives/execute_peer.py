@@ -44,7 +44,7 @@ class _LaneStep:
 
 
 class PeerExecution:
-    """One rank's part of a schedule over peer memory. Made and run by every rank of the group alike.
+    """One rank's part of a schedule over peer memory. Made and run by every rank of the group.
 
     Args:
         schedule: between ranks only (`num_hosts` is 0).

@@ -4,7 +4,7 @@ An activity waits for others, then for a delay of its own, and then does work, w
 work takes `weight` units of each. What runs at the same time shares them max-min fair: no rate can be raised
 without lowering one that is not higher. Here are numbers only; what they stand for is the caller's matter.
 
-1. Rates are found by progressive filling: all grow alike; where a resource is full, those that use it stop,
+1. Rates are found by progressive filling: all grow equally; where a resource is full, those that use it stop,
    and whoever has reached its own highest rate stops too; the others grow on. The order in which resources
    get full matters only among those with users in common, so all that get full before any other that their
    users take are settled in one round.

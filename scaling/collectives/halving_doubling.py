@@ -93,7 +93,7 @@ def _reduce_scatter_in_blocks(world_size: int) -> list[Step]:
 
 
 def _merge(small_first: int, small: int, large_first: int, large: int, m: int) -> Step:
-    """The smaller block's ranks add their windows into those of the larger block that lie within them."""
+    """The smaller block's ranks add their windows into those of the larger block that are within them."""
     transfers = []
     for rank in range(large):
         # The smaller block's halvings are the first ones of the larger: equal low bits, equal halves.

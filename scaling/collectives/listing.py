@@ -90,7 +90,7 @@ CATALOGUE: dict[str, Entry] = {
     "shuffle": Entry(
         "TensorFlow's shuffle: each half of the buffer summed by a rank", lambda n: shuffle(n, (0, 1 % n))
     ),
-    "mxnet_tree": Entry("MXNet's tree a root, one slice each, all links alike", mxnet_tree),
+    "mxnet_tree": Entry("MXNet's tree a root, one slice each, all links equal", mxnet_tree),
     "hierarchical": Entry(
         "rings inside machines of up to 8 ranks and across", lambda n: hierarchical(n, _ranks_per_host(n))
     ),

@@ -81,7 +81,7 @@ class MpiLibrary:
     """An MPI library.
 
     Attributes:
-        family: whose source decides.
+        family: of the library that decides.
         version: its numbers.
     """
 
@@ -102,7 +102,7 @@ class MpiLibrary:
         return f"{self.family} {'.'.join(map(str, self.version))}"
 
     def algorithm(self, world_size: int, num_bytes: float, itemsize: int = 4) -> Algorithm:
-        """What it runs between `world_size` ranks that are alike (one node, or its coll/tuned).
+        """What it runs between `world_size` ranks that are equal (one node, or its coll/tuned).
 
         Args:
             world_size: 2 ranks or more.

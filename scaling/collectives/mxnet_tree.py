@@ -39,7 +39,7 @@ def mxnet_tree(
 
     Args:
         world_size: ranks.
-        links: weights as for `link_trees`; None for all alike.
+        links: weights as for `link_trees`; None for all equal.
         multi_root: cut into one slice a root.
         method: how the trees are found.
 

@@ -30,8 +30,8 @@ def of_parts(name: str, world_size: int, parts: Sequence[Part]) -> Schedule:
     Args:
         name: of the whole.
         world_size: ranks of every part's schedule; none has hosts.
-        parts: at least one, in the order in which they lie in the buffer. A part without elements keeps its
-            transfers, which are sent by no executor: its sums too have a place.
+        parts: at least one, in the order in which they are stored in the buffer. A part without elements
+            keeps its transfers, which are sent by no executor: its sums too have a place.
     """
     assert all(p.schedule is None or p.schedule.num_nodes == world_size for p in parts), (
         "same ranks, no hosts"

@@ -36,7 +36,7 @@ class Exchange:
         num_messages: that each message is really sent as; its latency counts that often.
         name: for people; the schedule's if empty.
         native: a library does it in its own way; the schedule stands for that (`scaling.prediction.native`).
-        library: whose, where it is not that of torch.distributed. "mpi": processes exchange in host memory
+        library: the owner, where it is not torch.distributed. "mpi": processes exchange in host memory
             (`by_processes`); "horovod": by NCCL between GPUs, else as its ranks do.
         for_gpus: copies between GPUs and host memory, which processes without GPUs do not make.
     """

@@ -69,7 +69,7 @@ def ring(world_size: int, subrings: int = 1, directions: int = 1) -> Schedule:
 
 
 def _both_ways(one_way: Schedule) -> Schedule:
-    """The ring, and beside it the same ring on as many further chunks with the ranks in opposite order."""
+    """The ring, and the same ring on as many further chunks with the ranks in opposite order."""
     n, chunks = one_way.world_size, one_way.num_chunks
 
     def step(t: int) -> Step:

@@ -1,7 +1,7 @@
 """A collective algorithm as data.
 
 A `Schedule` says, step by step, which node hands which chunks of the buffer to which other node, and whether
-they replace or add to what lies there. It is a pure function of the world size and the algorithm's
+they replace or add to what is there. It is a pure function of the world size and the algorithm's
 parameters: nothing here moves a byte. `verify` proves that it delivers the sum, `execute` runs it on tensors.
 
 The rules that every reader of a schedule relies on:
@@ -43,7 +43,7 @@ class LazySteps(Sequence[Step]):
     Args:
         num_steps: how many there are.
         step: makes the step of an index; a pure function.
-        kind_of: which steps are alike, if that is known. Steps of one kind have the same transfers in the
+        kind_of: which steps are the same, if that is known. Steps of one kind have the same transfers in the
             same order but for the chunks: as many of them, not the same ones. Where chunks are equal, such
             steps take equally long.
     """
@@ -116,7 +116,7 @@ class Schedule:
         return f"rank {node}" if node < self.world_size else f"host {node - self.world_size}"
 
     def kind(self, index: int) -> Hashable:
-        """Equal for steps that are declared alike: they differ in their chunks only (`LazySteps`)."""
+        """Equal for steps that are declared the same: they differ in their chunks only (`LazySteps`)."""
         return self.steps.kind(index) if isinstance(self.steps, LazySteps) else ("step", index)
 
     def bounds(self, num_elements: int) -> list[int]:

@@ -42,7 +42,8 @@ def sharded_owners(world_size: int, tensor_elements: Sequence[int]) -> Schedule:
 
     Args:
         world_size: ranks.
-        tensor_elements: elements of each tensor, in the order in which they lie in the buffer; at least one.
+        tensor_elements: elements of each tensor, in the order in which they are stored in the buffer; at
+        least one.
     """
     owners = assign_owners(tensor_elements, world_size)
     pairs = [

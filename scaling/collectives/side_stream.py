@@ -1,4 +1,4 @@
-"""Streams on which copies run beside the device's own work."""
+"""Streams on which copies run concurrently with the device's own work."""
 
 from __future__ import annotations
 

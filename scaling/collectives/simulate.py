@@ -5,11 +5,11 @@
    max-min fair, shared anew whenever one ends (fair_sharing.py). The step ends with the slowest.
 3. The next step begins then; the time of the collective is the sum.
 
-Steps that are alike are priced once. Which are: those of one kind where the schedule says so (`LazySteps`)
+Steps that are the same are priced once. Which are: those of one kind where the schedule says so (`LazySteps`)
 and its chunks are equal, so that such steps are not even made; besides these, steps that turn out to have the
 same messages and sums in the same order. Of the 1,036 steps of the hierarchical all-reduce of 4,096 GPUs on
-512 machines four are priced. Inside one step all machines are alike, too: routes are found once for a pair of
-devices (placement.py), and messages that get the same share end in the same event.
+512 machines four are priced. Inside one step all machines are the same, too: routes are found once for a pair
+of devices (placement.py), and messages that get the same share end in the same event.
 
 Left out: the cost of starting a kernel, what a transfer takes of the memory of a GPU, and steps that run into
 one another. A schedule is not checked here: `verify` does that.

@@ -1,6 +1,6 @@
 """`scaling verify`: proves that schedules deliver the sum, and checks aggregators against the contract.
 
-A name stands for a collective of the catalogue, whose schedule is proved at every world size asked for; for
+A name stands for a collective of the listing, whose schedule is proved at every world size asked for; for
 an aggregator, which gets the whole of `scaling.conformance`; or for both, and then both are checked. Ranks
 are threads of this process.
 """
@@ -36,7 +36,7 @@ SHEET_OF_CODEC = {
     "horovod": _OF_HOROVOD,
     "horovod_optimizer": _OF_HOROVOD,
 }
-"""Where to find the honesty sheet of a lossy aggregator that takes processes."""
+"""Where to find the fidelity sheet of a lossy aggregator that takes processes."""
 
 Say = Callable[[str], None]
 
@@ -100,7 +100,7 @@ class Examination:
 
     Attributes:
         world_sizes: ascending.
-        say: told of what is being checked.
+        say: called with what is being checked.
         num_examples: cases of the contract to draw for each world size.
         seed: of the drawing.
         where: the case being checked, for messages.
@@ -192,7 +192,7 @@ def examine(
         subject: what to check.
         world_sizes: of schedules, ascending; the contract is checked at those of them that are among
             `conformance.WORLD_SIZES`.
-        say: told of what is being checked.
+        say: called with what is being checked.
         num_examples: cases of the contract to draw for each world size.
         seed: of the drawing.
 

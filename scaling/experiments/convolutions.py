@@ -1,4 +1,4 @@
-"""Convolutions by several algorithms, with the memory that each takes beside input and output."""
+"""Convolutions by several algorithms, with the memory that each takes besides input and output."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def fft_convolution(images: Tensor, weight: Tensor, padding: int) -> Tensor:
 
 
 def _beside(forward: Callable[[], Tensor], device: torch.device) -> int:
-    """Bytes that a forward pass takes at its peak beside its result."""
+    """Bytes that a forward pass takes at its peak besides its result."""
     torch.cuda.synchronize(device)
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)

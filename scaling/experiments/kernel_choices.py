@@ -2,11 +2,11 @@
 
 Two choices in which the systems of the paper differ:
 
-- A layer's forward pass is x W^T. The product can read W as it lies (`transposed`), or W can be copied into
-  its transpose first (`transpose-first`; `already-transposed` is the same without the copy).
+- A layer's forward pass is x W^T. The product can read W as it is stored (`transposed`), or W can be copied
+  into its transpose first (`transpose-first`; `already-transposed` is the same without the copy).
 - A convolution has several algorithms. `library` is what cuDNN (on a CPU oneDNN) takes for the best,
   `autotuned` what is found by trying all, `native` a matrix product for every image without either library,
-  `fft` a product of Fourier transforms. Workspace, the memory that an algorithm takes beside input and
+  `fft` a product of Fourier transforms. Workspace, the memory that an algorithm takes besides input and
   output, can be limited for cuDNN's `older-interface`: see `convolutions_apart`.
 
 Both in float32, TF32 and bfloat16. Phases: `step`, which of a convolution is forward and backward pass;

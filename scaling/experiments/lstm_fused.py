@@ -2,7 +2,7 @@
 
 A cell is one task, implementation, precision, width and batch. Its phases, each on one batch:
 
-- `step`: an optimizer update on samples that lie on the device (`samples_per_s` is of it);
+- `step`: an optimizer update on samples that are on the device (`samples_per_s` is of it);
 - `evaluate`: forward pass, loss and the number of right answers, all on the device;
 - `predict`: samples from host memory, answers back to it.
 

@@ -1,7 +1,7 @@
 """When is a GPU worth it for a small network? Training steps of perceptrons of many sizes, on CPU and GPU.
 
 Sweeps around one point (`inputs` features, `depth` hidden layers of `width`, `batch` samples): every width at
-every batch, then depths and numbers of input features. Beside them recurrent networks, each with a
+every batch, then depths and numbers of input features. Also recurrent networks, each with a
 perceptron of as many parameters that takes the same sequence at once. On the CPU with each number of
 threads, on the GPU eager and captured: launching kernels decides the time of a small network.
 """

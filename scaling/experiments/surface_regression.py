@@ -43,7 +43,7 @@ class SurfaceRegression(Experiment):
 
     Attributes:
         sides: points are on a grid of so many times so many.
-        fit_side: with this grid the network is trained for all `epochs`, if the data lies on the device.
+        fit_side: with this grid the network is trained for all `epochs`, if the data is on the device.
         epochs: of the complete training.
         learning_rate: of Adam.
         activation: `relu`, as the network's source has it, or `tanh`, which fits this surface better.

@@ -1,6 +1,6 @@
 """A training step as most programs have it, eager or captured: what the experiments on networks time.
 
-Forward pass, loss, backward pass and SGD with momentum, on one batch that lies on the device already. The
+Forward pass, loss, backward pass and SGD with momentum, on one batch that is on the device already. The
 same batch is taken again and again: what a step takes does not depend on it.
 """
 

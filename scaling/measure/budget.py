@@ -3,9 +3,9 @@
 The idea: the step's time is cut at every start and stop, and each piece is given to one part alone.
 
 1. A piece under a span of the lane `main` belongs to that span's phase.
-2. Else it belongs to the span of a lane beside (`comm`, `copy`) that covers it: of several, to `communicate`,
-   then to the first in the order of PHASES. What of a lane beside lies under `main` is hidden, and takes no
-   time of the step.
+2. Else it belongs to the span of another lane (`comm`, `copy`) that covers it: of several, to `communicate`,
+   then to the first in the order of PHASES. What of another lane runs during a phase of `main` is hidden, and
+   takes no time of the step.
 3. A piece of `communicate` before the last rank has arrived at that exchange is waiting. A rank arrives at
    its k-th exchange when its k-th span of `communicate` starts; that can be compared only where all ranks
    have equally many of them, and their steps' starts are known on one clock.
@@ -31,7 +31,7 @@ from scaling.measure.phase_names import PHASES
 Floats = NDArray[np.float64]
 
 MAIN = "main"
-"""The lane of the computation; every other lane runs beside it."""
+"""The lane of the computation; every other lane runs concurrently."""
 
 HOOK = "hook"
 
@@ -82,7 +82,7 @@ class StepBudget:
     Attributes:
         step_s: the step's length.
         parts_s: part -> its time, for all of PARTS; none is negative, and they sum to `step_s`.
-        hidden_comm_s: `communicate` on lanes beside, under spans of the lane `main`.
+        hidden_comm_s: `communicate` on other lanes, under spans of the lane `main`.
         hidden_h2d_s: likewise `h2d`.
         arrived_after_first_s: how much later than the first rank this one arrived at the first exchange; None
             where that cannot be said.
@@ -162,9 +162,9 @@ def _rank_budget(step: RankStep, complete_s: Floats | None, after_first_s: float
     }
 
     def hidden_s(phase: str) -> float:
-        beside = of_phase.get(phase, covers[:0])
-        beside = beside[~on_main & ~on_hook] if len(beside) else beside
-        return float(widths[beside.any(axis=0) & main].sum())
+        concurrent = of_phase.get(phase, covers[:0])
+        concurrent = concurrent[~on_main & ~on_hook] if len(concurrent) else concurrent
+        return float(widths[concurrent.any(axis=0) & main].sum())
 
     owner = _owners(of_phase, on_main, main)
     # A piece that several exchanges cover is waiting only while none of them has all its ranks.
@@ -184,7 +184,7 @@ def _owners(
 ) -> NDArray[np.int64]:
     """The index in PHASES of the phase that each piece belongs to; -1 where no span covers it."""
     owner = np.full(len(main), -1, dtype=np.int64)
-    for lane in (~on_main, on_main):  # main last: it goes before what runs beside it
+    for lane in (~on_main, on_main):  # main last: it goes before the other lanes
         for phase in reversed(_FIRST_TO_LAST):
             if phase in of_phase:
                 owner[of_phase[phase][lane].any(axis=0)] = PHASES.index(phase)

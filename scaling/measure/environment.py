@@ -33,7 +33,7 @@ from topologies.facts import Gpu
 
 SETTING_PREFIXES = (
     *("NCCL_", "CUDA_", "CUBLAS_", "NVIDIA_TF32", "OMP_", "MKL_", "KMP_", "TORCH_"),
-    # Horovod's own, beside those by which its launcher tells the ranks their places.
+    # Horovod's own, besides those with which its launcher gives the ranks their places.
     *(f"HOROVOD_{name}" for name in ("FUSION", "CYCLE", "CACHE", "AUTOTUNE", "HIERARCHICAL", "NUM_NCCL")),
     "SCALING_LINK_",  # how slow a network `launchers.two_hosts` has made
 )

@@ -1,9 +1,9 @@
 """Records what a step does when, as spans on lanes.
 
-Whole steps are timed without any mark inside; where the time goes is told by other steps, whose phases are
+Whole steps are timed without any mark inside; where the time goes is shown by other steps, whose phases are
 marked ("split" steps). The lane `main` is the stream of the computation, where phases follow each other.
-Beside it run the lanes `comm` (an exchange under the backward pass) and `copy` (the next batch on its way).
-On the lane `hook` stands how long the computation waited for the host to set an exchange going.
+Concurrently run the lanes `comm` (an exchange under the backward pass) and `copy` (the next batch on its
+way). On the lane `hook` stands how long the computation waited for the host to set an exchange going.
 """
 
 from __future__ import annotations
@@ -168,8 +168,8 @@ class PhaseRecorder:
             self._spans.append(span)
 
     def place(self, name: str, start: Any, stop: Any, lane: Lane = "main") -> None:
-        """Adds a phase whose marks somebody else took, as the replay of a CUDA graph does."""
-        assert self._spans is not None, "inside a split step"
+        """Adds a phase whose marks were taken elsewhere, as the replay of a CUDA graph does."""
+        assert self._spans is not None, "inside a profiled iteration"
         span = _Span(self, name, lane)
         span.start, span.stop = start, stop
         self._placed.append(span)

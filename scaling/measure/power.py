@@ -18,7 +18,7 @@ what the report reads. All its keys are always there; a value that is not known 
 | throttle_reasons | list of names (`THROTTLE_REASONS`) in force at either reading; [] is none |
 | throttled_s | name (`THROTTLE_POLICIES`) -> seconds within the window that it held the clocks down |
 | memory_used_bytes | of the whole GPU, all processes, at the later reading |
-| other_processes | processes beside the study's own that compute on this GPU; the larger of both readings |
+| other_processes | processes other than the study's that compute on this GPU; the larger of both readings |
 | other_processes_memory_bytes | theirs, the larger of both readings |
 
 The counter of energy moves in steps, of 0.1 s on an H200, so `energy_j` may be off by the energy of one: by
@@ -241,7 +241,7 @@ def _throttled(before: Reading, after: Reading) -> dict[str, float] | None:
 
 
 def _reasons(before: Reading, after: Reading) -> list[str] | None:
-    """Those of both readings in order, without doubles; None where neither told."""
+    """Those of both readings in order, without doubles; None where neither says."""
     reasons = [
         reading.throttle_reasons for reading in (before, after) if reading.throttle_reasons is not None
     ]

@@ -23,7 +23,7 @@ LEAST_TRANSFER_BYTES = 1 << 16
 def observations_of_cells(
     measured: Iterable[tuple[MeasuredCell, Strategy]], machinery: Machinery
 ) -> list[Observation]:
-    """Measured exchanges of eager steps with two ranks and more, as spans told them."""
+    """Measured exchanges of eager steps with two ranks and more, as their spans recorded them."""
     observations = []
     for cell, strategy in measured:
         exchange_s = cell.exchange_s

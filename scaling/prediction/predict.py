@@ -215,7 +215,7 @@ def _between_ranks(strategy: Strategy) -> bool:
 
 
 def _by_host(strategy: Strategy) -> bool:
-    """Whether a rank alone has work beside its step: host strategies copy all the same."""
+    """Whether a rank alone has work besides its step: host strategies copy all the same."""
     return any(
         getattr(stage, "where", "rank") == "host" or getattr(getattr(stage, "schedule", None), "num_hosts", 0)
         for bucket in strategy.buckets

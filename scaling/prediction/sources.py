@@ -53,7 +53,7 @@ class Sources:
         Args:
             topology: the machine.
             strategy_of: what a cell's aggregation consists of, by its variables and its `tensor_shapes`.
-            say: told which measured cells calibrate nothing, and why.
+            say: called with which measured cells calibrate nothing, and why.
         """
         compute = ComputeModel(self.cells)
         known = []

@@ -37,7 +37,7 @@ class HostCounters:
         self._values[self._group.rank] = value
 
     def reached(self, value: int, ranks: Iterable[int] | None = None) -> bool:
-        """Whether those ranks (None: all) have told `value` or more."""
+        """Whether those ranks (None: all) have reported `value` or more."""
         reached = all(self._values[rank] >= value for rank in (self._everyone if ranks is None else ranks))
         if reached:
             self._order_memory()

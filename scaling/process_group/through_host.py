@@ -1,4 +1,4 @@
-"""A group whose ranks share GPUs: what lies on a GPU goes from rank to rank through host memory, over Gloo.
+"""A group whose ranks share GPUs: what is on a GPU goes from rank to rank through host memory, over Gloo.
 
 NCCL refuses two ranks on one GPU, and Gloo sends and receives host memory alone. So
 

@@ -21,7 +21,7 @@ _AFTER_THE_SUM = {
     "exchange_overhead_s": "exposed",
     "exposed_by_difference_s": "by difference",
 }
-SUM = "= split step"
+SUM = "= profiled iteration"
 CHECK, DIFFERS = "check", "no"
 
 READING = (

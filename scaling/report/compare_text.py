@@ -20,7 +20,7 @@ from scaling.report.text import text_of
 
 NAME_WIDTH = 19
 WITHIN = "*"
-"""Beside a verdict that speaks of these launches only."""
+"""Marks a verdict that holds for these launches only."""
 
 HEADINGS = {"iteration": "time of an iteration", "convergence": "time of a whole training"}
 """Kinds in the order of their tables."""
@@ -50,15 +50,15 @@ def render_comparison(comparison: Comparison) -> Iterator[RenderableType]:
 
 def _environment(comparison: Comparison) -> Iterator[RenderableType]:
     deciding = [one for one in comparison.environment if one.decides]
-    beside = [one.field for one in comparison.environment if not one.decides]
+    minor = [one.field for one in comparison.environment if not one.decides]
     if not deciding:
         yield wrapped("environments: the same hardware, drivers, versions and settings")
     else:
         yield wrapped("environments differ: a ratio may be theirs, and not what was changed on purpose")
         for one in deciding:
             yield wrapped(f"  {one.line()}")
-    if beside:
-        yield wrapped(f"  (and {listed(beside)}, which decide nothing by themselves)")
+    if minor:
+        yield wrapped(f"  (and {listed(minor)}, which decide nothing by themselves)")
 
 
 def _table(title: str, cells: Sequence[CellComparison]) -> Table:

@@ -45,7 +45,7 @@ PATHS = (
         "where a step's time goes",
         "summary.csv: <part>_s, profiled_iteration_s, profiling_overhead_s; budget.csv: each step",
         "spans of lines with split true (older folders: <phase>_s of every measured line)",
-        "mean over the middle half of the split steps, of the rank that the others wait for",
+        "mean over the middle half of the profiled iterations, of the rank that the others wait for",
     ),
     EvidencePath(
         "stragglers",
@@ -89,7 +89,7 @@ PATHS = (
         "transfers",
         "transfers.csv",
         "sample lines of rank 0: seconds of each operation, size and ranks, as long as on the slowest rank",
-        "the median; of ranks or pairs alike the median of theirs",
+        "the median; of ranks or equal pairs the median of theirs",
     ),
     EvidencePath(
         "bytes on links, utilisation (simulated)",

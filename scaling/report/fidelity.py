@@ -1,8 +1,8 @@
-"""What lossy aggregators save and what that costs: from the folder's own cells, and from honesty sheets.
+"""What lossy aggregators save and what that costs: from the folder's own cells, and from fidelity sheets.
 
-Of each lossy aggregator and world size: bytes, encoding, time and accuracy beside those of an exact one that
-is equal in everything else. Whether its replicas agree and how far its mean is from the exact one is no
-matter of a study: `scaling verify NAME --save-to DIR` measures it and puts the sheet into the folder.
+Of each lossy aggregator and world size: bytes, encoding, time and accuracy compared with those of an exact
+one that is equal in everything else. Whether its replicas agree and how far its mean is from the exact one is
+no matter of a study: `scaling verify NAME --save-to DIR` measures it and puts the sheet into the folder.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from scaling.analysis.samples import CellResult
 from scaling.report.tables import Table
 
 REFERENCE = "all_reduce"
-"""The exact aggregator that others are set beside; where it is missing, the fastest exact one."""
+"""The exact aggregator that others are compared with; where it is missing, the fastest exact one."""
 
-_BYTES = ("lossy", "beside", "workers", "MB moved a rank", "exact one's, MB", "of it")
+_BYTES = ("lossy", "exact", "workers", "MB moved a rank", "exact one's, MB", "of it")
 HEADINGS = {
     "iteration": (*_BYTES, "encode + decode, ms", "ms an iteration", "exact one's, ms", "of it"),
     "convergence": (*_BYTES, "test accuracy", "exact one's", "difference, points"),
 }
 
 STATISTIC = (
-    "Each lossy aggregator beside an exact one that is equal in everything else: all_reduce, or where that "
+    "Each lossy aggregator compared with an exact one that is equal in everything else: all_reduce, or if it "
     "was not measured the fastest (of trainings the most accurate). Its error against the float64 mean, the "
     "agreement of its replicas and the bandwidth below which it pays: scaling verify NAME --save-to DIR."
 )
@@ -44,7 +44,7 @@ SHEET_STATISTIC = (
 
 
 def sheet_tables(sheets: Mapping[str, Mapping[str, Any]]) -> list[Table]:
-    """The honesty sheets of a folder as one table; none where it has none.
+    """The fidelity sheets of a folder as one table; none where it has none.
 
     Args:
         sheets: aggregator -> what `scaling.conformance.fidelity.Sheet.as_dict` gave.
@@ -54,7 +54,7 @@ def sheet_tables(sheets: Mapping[str, Mapping[str, Any]]) -> list[Table]:
     some = next(iter(sheets.values()))
     return [
         Table(
-            f"Honesty sheets: {some['num_steps']} steps, {some['world_size']} ranks, {some['trained_on']}",
+            f"Fidelity sheets: {some['num_steps']} steps, {some['world_size']} ranks, {some['trained_on']}",
             SHEET_STATISTIC,
             list(SHEET_HEADINGS),
             [_sheet_row(name, sheet) for name, sheet in sheets.items()],
@@ -77,7 +77,7 @@ def _sheet_row(name: str, sheet: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def honesty_tables(groups: Sequence[Group], cells: Mapping[str, CellResult]) -> list[Table]:
+def fidelity_tables(groups: Sequence[Group], cells: Mapping[str, CellResult]) -> list[Table]:
     """One table a group of cells that has a lossy aggregator on several workers.
 
     Args:

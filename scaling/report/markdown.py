@@ -15,7 +15,7 @@ OPEN_SECTIONS = ("speedup", "training", "devices")
 
 
 def render_markdown(content: Content) -> str:
-    """The text, in GitHub's Markdown; figures are PNG files beside it, in figures/."""
+    """The text, in GitHub's Markdown; figures are PNG files in figures/, in its folder."""
     return "\n".join(_lines(content)).rstrip() + "\n"
 
 

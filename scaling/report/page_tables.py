@@ -107,7 +107,7 @@ def _unpredicted(group: Group, merged: Sequence[Row]) -> Iterator[str]:
     yield (
         f"Predicted: {who}, as no cell of kind: iteration here was measured with the same step (model, "
         "aggregator, batch, workers, step, threads, input on the device; and, where the training has no "
-        "augmentation, without it). A study that has such a part beside the training predicts it."
+        "augmentation, without it). A study that has such a part with the training predicts it."
     )
 
 

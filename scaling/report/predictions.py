@@ -1,4 +1,4 @@
-"""Predicted beside measured: what was simulated before a cell was measured, and how far off it was.
+"""Predicted and measured: what was simulated before a cell was measured, and how far off it was.
 
 Predicted values are read from predictions.json, which `scaling run` writes before it starts a launch. They
 stand in columns of their own, which say so: none ever enters summary.csv.
@@ -155,13 +155,13 @@ def _csv_row(cell: PredictedCell) -> Row:
 
 
 def prediction_tables(predicted: Sequence[PredictedCell]) -> list[Table]:
-    """Predicted beside measured, a row a cell; nothing where nothing was predicted."""
+    """Predicted and measured, a row a cell; nothing where nothing was predicted."""
     if not predicted:
         return []
     topologies = ", ".join(dict.fromkeys(str(cell.predicted["topology"]) for cell in predicted))
     return [
         table_of(
-            "Predicted beside measured",
+            "Predicted and measured",
             f"Predicted: simulated on {topologies} before the cell was measured, from what was measured by "
             "then; 95% interval of the inputs' uncertainty. Error: predicted over measured, less one.",
             COLUMNS,

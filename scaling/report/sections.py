@@ -36,7 +36,7 @@ TITLES = {
     "links": "Bytes on the links",
     "choices": "Bucket size and input",
     "training": "Training",
-    "prediction": "Predicted beside measured",
+    "prediction": "Predicted and measured",
     "lossy": "What lossy aggregators lose",
     "devices": "One device alone",
     "transfers": "Transfers",

@@ -1,4 +1,4 @@
-"""The table of accuracies beside the noise of seeds (`scaling.analysis.seed_noise`)."""
+"""The table of accuracies compared with the noise of seeds (`scaling.analysis.seed_noise`)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def seed_noise_tables(noises: Sequence[SeedNoise]) -> list[Table]:
     )
     return [
         Table(
-            f"Accuracy beside the noise of seeds: {noise.title}",
+            f"Accuracy compared with the noise of seeds: {noise.title}",
             STATISTIC,
             headings,
             [_reference_row(noise), *map(_row, noise.others)],

@@ -34,7 +34,7 @@ def warnings_of(group: Group, most: int | None = None) -> list[str]:
 
     Args:
         group: comparable cells.
-        most: of a kind so many warnings are told, and the number of the rest; None: all.
+        most: of a kind so many warnings are shown, and the number of the rest; None: all.
     """
     kinds: dict[str, dict[str, list[str]]] = {}
     for row in group.rows:

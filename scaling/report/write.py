@@ -35,7 +35,7 @@ from scaling.report.device import (
     read_devices,
     with_devices,
 )
-from scaling.report.fidelity import honesty_tables, sheet_tables
+from scaling.report.fidelity import fidelity_tables, sheet_tables
 from scaling.report.figures.base import FigureInput
 from scaling.report.figures.draw import draw_figures
 from scaling.report.figures.links import CellLinks, link_remarks, link_table, links_of
@@ -122,7 +122,7 @@ def write_all(folder: ResultsFolder) -> Report:
             *page_tables(transfers),
             *device_tables(experiments),
             *prediction_tables(predicted),
-            *honesty_tables(groups, by_id),
+            *fidelity_tables(groups, by_id),
             *sheet_tables(folder.sheets()),
         ],
         findings=[

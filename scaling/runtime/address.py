@@ -1,4 +1,4 @@
-"""Where the ranks meet, told by rank 0 over what the launcher has: MPI, or horovodrun's key-value server."""
+"""Where the ranks meet, sent by rank 0 over what the launcher has: MPI, or horovodrun's key-value server."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Ends a worker in order on SIGTERM or SIGUSR1, whatever it waits for at that moment.
 
-A worker may sit in an exchange that never ends, since its peers were told to stop too: a handler of Python's
+A worker may sit in an exchange that never ends, since its peers were asked to stop too: a handler of Python's
 would run only after it. A thread hears of the signal instead. Rank 0 puts the run that is cut off back to
 planned, which is no death; the others leave that time to it.
 """

@@ -161,7 +161,7 @@ class Slot(NamedTuple):
 
 
 def slots_of(places: Sequence[Place]) -> list[Slot]:
-    """Each rank's slot. Nodes are told apart even where one machine plays several: by equal local ranks.
+    """Each rank's slot. Nodes are distinguished even where one machine plays several: by equal local ranks.
 
     Args:
         places: one a rank, in rank order.

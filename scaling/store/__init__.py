@@ -10,8 +10,9 @@
       sheets/<aggregator>.json                           fidelity sheets, by `scaling verify --save-to`
       predictions.json                                   simulated before a launch that measures it
 
-Every file is replaced in one piece (written beside, synced, renamed) or appended to by one process. Raw
-samples are never edited; those of a run that was cut off move to `runs/<cell>/<repeat>/attempt-<n>/`.
+Every file is replaced in one piece (written to a temporary file, synced, renamed) or appended to by one
+process. Raw samples are never edited; those of a run that was cut off move to
+`runs/<cell>/<repeat>/attempt-<n>/`.
 
 A study that is over may be archived (`scaling export DIR --archive`): `samples.csv.gz` and `runs.jsonl` then
 stand for runs/ (archive.py says how), and no run is written before `--unarchive`. Samples that were

@@ -33,7 +33,7 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def write_whole(path: Path, content: bytes) -> Path:
-    """Replaces a file in one piece: written beside it, synced, renamed; returns its path."""
+    """Replaces a file in one piece: written to a temporary file, synced, renamed; returns its path."""
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -129,7 +129,7 @@ def _take(file: IO[str], kind: int) -> None:
 
 
 def is_held(path: Path) -> bool:
-    """Whether somebody on this host holds a file's lock alone, or that cannot be told; not without a file."""
+    """Whether somebody on this host holds a file's lock alone, or nobody knows; not without a file."""
     try:
         with path.open() as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

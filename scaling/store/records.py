@@ -1,4 +1,4 @@
-"""What is written of a run, beside its samples."""
+"""What is written of a run, besides its samples."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class RunRecord:
         reason: why it failed, or why the last launch left it planned, for people.
         deaths: how often a worker's death has cut it off.
         launch: launcher, host, job id, position in the launch, times.
-        notes: warnings that belong beside the numbers.
+        notes: warnings that belong to the numbers.
         summary: per-run facts that are not samples (bytes per rank, counts, checksums).
     """
 

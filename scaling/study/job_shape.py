@@ -1,4 +1,4 @@
-"""How large a batch job a study needs, told without the machine that will run it."""
+"""How large a batch job a study needs, found without the machine that will run it."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class LaunchTimes:
         """A cell has ended.
 
         Args:
-            cell_id: whose.
+            cell_id: of the cell.
             seconds: of its parts (`PARTS`), as far as it came.
         """
         now = time.time()

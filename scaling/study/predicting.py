@@ -96,7 +96,7 @@ def _stages(aggregator: Aggregator[Any], layout: BucketLayout, world_size: int) 
 
 
 def _in_dtype(stage: Stage, itemsize: int, aggregator: Aggregator[Any]) -> Stage:
-    """A stage told for float32, for gradients of so many bytes an element; codes stay as they are."""
+    """A stage stated for float32, for gradients of so many bytes an element; codes stay as they are."""
     factor = itemsize / FLOAT32_BYTES
     if factor == 1 or (aggregator.lossy and not isinstance(stage, Update)):
         return stage

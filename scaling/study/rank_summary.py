@@ -22,7 +22,7 @@ class RankSummary:
         checksums: of the data.
         notes: what was decided at the start.
         diverged: a loss was not finite.
-        memory_peak_bytes: the most that tensors took on this rank's GPU, with the data sets that lie there.
+        memory_peak_bytes: the most that tensors took on this rank's GPU, with the data sets that are there.
         seconds: part of the run (`setup`, `warmup`, `unsplit`, `split`) -> wall time of the slowest rank.
         warmup_iterations, warmup_end, stop_reason: see `scaling.training.timing`.
         clock_uncertainty_s: how far `start_s` of the samples may be off.

@@ -28,7 +28,7 @@ from scaling.study.launches import Launch
 from scaling.study.scope import EVERYTHING_HERE, Scope
 
 POLL_S = 0.25
-TELL_EVERY_S = 3.0
+PRINT_EVERY_S = 3.0
 """How often the folder is read for the progress: seldom, since on a CPU that takes time from the workers."""
 
 LOG_LINES_SHOWN = 15
@@ -139,11 +139,11 @@ def _start_and_watch(
         variables = {**os.environ, **scope.launcher.environment(spec), **started}
         process = processes.start(words, variables, file)
         try:
-            told = 0.0
+            printed_at = 0.0
             while (code := process.poll()) is None:
-                if time.monotonic() - told > TELL_EVERY_S:
+                if time.monotonic() - printed_at > PRINT_EVERY_S:
                     _tell(folder, launch, progress)
-                    told = time.monotonic()
+                    printed_at = time.monotonic()
                 time.sleep(POLL_S)
         except BaseException:
             progress.say("stopping the workers; what is finished is kept")

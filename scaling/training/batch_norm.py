@@ -142,7 +142,7 @@ class _Normalize(torch.autograd.Function):
 
 
 def _sum_over_ranks(values: Tensor, group: Group) -> None:
-    """In place. In host memory beside the gradients' messages, which another thread may send meanwhile."""
+    """In place; in host memory apart from the gradients', which another thread may send meanwhile."""
     if values.is_cuda:
         group.all_reduce(values)
     else:

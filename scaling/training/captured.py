@@ -129,7 +129,7 @@ class CapturedStep:
         return True
 
     def __call__(self, inputs: Tensor, targets: Tensor, marks: Marks = UNMARKED) -> Tensor:
-        """One replay; see `Step`. Before `prepare_split` no phase in the graph can be told from another."""
+        """One replay; see `Step`. Before `prepare_split` no phase in the graph can be distinguished."""
         with marks.phase("input"):
             self._inputs.copy_(inputs)
             self._targets.copy_(targets)

@@ -178,7 +178,7 @@ class _Feed:
     Args:
         split: all training samples, on the device or in host memory.
         plan: of the training.
-        group: whose share is this rank's.
+        group: of the ranks; its rank has the share.
         epoch: from 1.
         device: that the batches are for.
     """
@@ -219,7 +219,7 @@ def _evenly_chosen(split: Split, num_samples: int) -> Split:
 def evaluate(
     module: nn.Module, split: Split, group: Group, loss: Loss = cross_entropy
 ) -> tuple[float, float]:
-    """Mean loss and accuracy over a split, wherever it lies, each rank evaluating its share. Collective."""
+    """Mean loss and accuracy over a split, on its device, each rank evaluating its share. Collective."""
     module.eval()
     device = next(module.parameters()).device
     bounds = [len(split) * rank // group.world_size for rank in range(group.world_size + 1)]

@@ -128,7 +128,7 @@ class _Terms:
 
     Attributes:
         own: this rank's tensors that travel.
-        law: whose.
+        law: that it is checked by.
         dtype: of the gradient.
     """
 

@@ -1,6 +1,6 @@
 """How batches come to the device: input placement, an axis of timed cells.
 
-- `device`: all samples lie there, and each batch is gathered there.
+- `device`: all samples are there, and each batch is gathered there.
 - `pinned`: ready batches in page-locked host memory; the next one is copied on a stream of its own while the
   step runs, so that a step waits only for what is left of the copy.
 - `pageable`: ready batches in ordinary host memory; each is copied at the step's start, and waited for.

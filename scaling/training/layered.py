@@ -4,7 +4,7 @@ In a CUDA graph nothing of it waits for the host, and DDP is not needed:
 
 1. Each parameter of at least `bucket_mb` MiB is a bucket of its own, the last layer's first; the others share
    buckets that are as large, so that a small one costs no messages of its own.
-2. When the gradients of a bucket are there, one of NUM_STREAMS streams beside the computation takes them on:
+2. When the gradients of a bucket are there, one of NUM_STREAMS side streams takes them on:
    aggregation, then the update of these parameters, which the backward pass has no more need of.
 3. The computation waits for those streams at the end.
 

@@ -1,11 +1,11 @@
-"""Convolutional networks with activations in channels-last order: the channels of a pixel lie side by side.
+"""Convolutional networks with activations in channels-last order: the channels of a pixel are side by side.
 
 1. The module's input, [N, C, H, W], is copied into that order in every forward pass: of training, of a
    captured step and of evaluation.
 2. Convolutions, normalisations and pointwise operations hand that order on, and so do their gradients.
 
 Parameters and gradients stay views of flat buffers, in the usual order: a convolution reorders its weight
-itself, in every pass, which is small beside the activations.
+itself, in every pass, which is small compared with the activations.
 
 Reference: "Channels Last Memory Format in PyTorch",
 docs.pytorch.org/tutorials/intermediate/memory_format_tutorial.html.
@@ -36,5 +36,5 @@ def _reordered(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
 def _channels_last(value: Any) -> Any:
     if not isinstance(value, Tensor) or value.dim() != 4 or not value.is_floating_point():
         return value
-    # Not `contiguous`: images of one channel lie in both orders, and would keep the strides of the usual one.
+    # Not `contiguous`: images of one channel are in both orders, and would keep the strides of the usual one.
     return value.to(memory_format=torch.channels_last)

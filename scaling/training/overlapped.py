@@ -11,8 +11,8 @@ communication hook, on a stream of its own (on a CPU: in a thread of its own), e
 - `horovod_optimizer` wraps the optimizer instead of the model: Horovod packs gradients in its own way, and
   what it has not hidden under the backward pass is `communicate`.
 
-DDP's own path shows nothing of its exchange. Its split steps therefore run the same all-reduce as a hook. So
-do all steps of workers that share a GPU, whose messages the group carries through host memory.
+DDP's own path shows nothing of its exchange. Its profiled iterations therefore run the same all-reduce as a
+hook. So do all steps of workers that share a GPU, whose messages the group carries through host memory.
 
 Statistics of batch normalisation stay each rank's own, as in the other steps.
 
@@ -374,7 +374,7 @@ class _Buckets:
 
 
 class _SideStream:
-    """Runs work one after the other beside the computation: on a stream, or in a thread of its own.
+    """Runs work in order, concurrently with the computation: on a stream, or in a thread of its own.
 
     DDP passes on no error of a future. So a failure is kept for the caller, and nothing is run after it: the
     other ranks still wait for the work that failed.

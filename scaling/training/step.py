@@ -68,7 +68,7 @@ class Step(Protocol):
             recorder: the one that gives such steps their marks.
 
         Returns:
-            False where phases cannot be told apart here.
+            False where phases cannot be distinguished here.
         """
 
     def check(self) -> None:
@@ -79,7 +79,7 @@ class Step(Protocol):
 
     @property
     def settle_split(self) -> bool:
-        """Whether the marks of a split step are lost unless they are taken before the next."""
+        """Whether the marks of a profiled iteration are lost unless they are taken before the next."""
 
 
 class _Part(NamedTuple):

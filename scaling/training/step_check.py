@@ -8,7 +8,7 @@
    compared with those of such a step.
 4. The state is put back, and the random state too: the run goes on as if nothing had been.
 
-All of it lies outside what is measured. Control arms, which exchange nothing, are exempt.
+All of it is outside what is measured. Control arms, which exchange nothing, are exempt.
 """
 
 from __future__ import annotations

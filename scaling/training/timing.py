@@ -3,11 +3,11 @@
 1. Warm-up: at least `warmup` iterations, each waited for, until the stated test finds no trend in the last
    ones (`scaling.measure.warmup`); or until `WARMUP_LIMIT` times as many are done, or a quarter of
    `max_seconds` is used. Discarded.
-2. Unsplit iterations, which tell how long a step takes: nothing is marked inside, and nothing is exchanged
+2. Unprofiled iterations, which show how long a step takes: nothing is marked inside, and nothing is exchanged
    but what the strategy needs. They run in blocks; between two blocks the ranks compare notes and go on until
    the 95% interval of the median of the slowest rank's steps lies within `precision_goal` of the median and
    `min_seconds` are over, or `iterations` or `max_seconds` end it.
-3. Split iterations, which tell where the time goes: their phases are marked.
+3. Profiled iterations, which show where the time goes: their phases are marked.
 
 All ranks agree on every count. Every part ends with the device idle.
 """
@@ -33,7 +33,7 @@ BLOCK_S = 0.1
 """A block lasts so long at least: what the ranks say to each other between two blocks takes milliseconds."""
 
 SPLIT_SETTLING = 2
-"""Split iterations that are discarded: their first marks and, after a change of the path, first calls."""
+"""Profiled iterations that are discarded: their first marks and, after a change of the path, first calls."""
 
 DECIMALS = 9  # of a second, in raw samples
 
@@ -56,11 +56,12 @@ class Extent:
 
     Attributes:
         warmup: iterations to discard, at least.
-        iterations: unsplit ones, at most.
+        iterations: unprofiled ones, at most.
         precision_goal: half of the interval's width over the median that ends the measurement; None: exactly
             `iterations`.
-        min_seconds: the unsplit part lasts so long at least, where `iterations` allow.
-        max_seconds: a budget for warm-up and unsplit iterations together, and half as much for split ones.
+        min_seconds: the unprofiled part lasts so long at least, where `iterations` allow.
+        max_seconds: a budget for warm-up and unprofiled iterations together, and half as much for profiled
+        ones.
         split_iterations: at most, and fewer where half of `max_seconds` does not hold them.
     """
 
@@ -84,7 +85,7 @@ class Extent:
         return None
 
     def block(self, num_done: int, elapsed_s: float, pace_s: float) -> int:
-        """Unsplit iterations to run before the next look, each taking about `pace_s`."""
+        """Unprofiled iterations to run before the next look, each taking about `pace_s`."""
         size = self.iterations - num_done
         if self.precision_goal is not None:
             size = min(size, max(LOOK_EVERY, int(BLOCK_S / max(pace_s, 1e-9))))
@@ -93,7 +94,7 @@ class Extent:
         return max(size, min(MIN_ITERATIONS, self.iterations) - num_done, 1)
 
     def end(self, times: Sequence[float], window_s: float, elapsed_s: float) -> StopReason | None:
-        """Why the unsplit part ends after `times`, `window_s` long; None: it goes on."""
+        """Why the unprofiled part ends after `times`, `window_s` long; None: it goes on."""
         goal = self.precision_goal
         min_samples = min(MIN_SAMPLES, self.iterations)
         if goal is not None and window_s >= self.min_seconds and enough(times, goal, min_samples):
@@ -106,7 +107,7 @@ class Extent:
         return None
 
     def num_split(self, pace_s: float) -> int:
-        """Split iterations to keep."""
+        """Profiled iterations to keep."""
         if self.max_seconds is None:
             return self.split_iterations
         fitting = int(self.max_seconds / 2 / max(pace_s, 1e-9))
@@ -130,7 +131,7 @@ class Measurement:
             the step's start.
         seconds: part -> wall time, of the slowest rank.
         warmup_end: why warm-up ended.
-        stop_reason: why the unsplit part ended.
+        stop_reason: why the unprofiled part ended.
     """
 
     iterate: Callable[[Marks], None]

@@ -65,7 +65,7 @@ class DataSplits:
         train: training samples.
         test: held-out samples; never trained on.
         checksums: file or source name -> checksum, recorded with the results.
-        notes: on where it lies, for the record of a run.
+        notes: on where it is stored, for the record of a run.
     """
 
     train: Split

@@ -1,6 +1,7 @@
 """Downloads that are resumed, checked and seen whole or not at all.
 
-A file is written to `<name>.part` beside its place, locked, so that any number of processes may download it:
+A file is written to `<name>.part` in the same folder, locked, so that any number of processes may download
+it:
 1. what an earlier try has left there is not asked for again (Range: R. Fielding et al., RFC 9110, 14.2);
 2. a whole file must have the published MD5; a resumed one that has not is begun anew, once;
 3. then it is renamed.

@@ -25,7 +25,7 @@ def test_time_comes_from_unsplit_steps_alone_and_phases_from_split_ones(study, l
     launch = launch_of(study)
     assert launch.step_s.tolist() == [1.0, 2.0]
     assert launch.iterations.tolist() == [1, 2]
-    (step,) = launch.split_steps
+    (step,) = launch.profiled_steps
     assert (step.iteration, step.ranks[0].step_s, step.ranks[0].start_s) == (4, 1.5, 3.25)
     assert launch.budgets[0][0].parts_s["forward"] == 0.4
 
@@ -55,12 +55,12 @@ def test_old_line_is_both_unsplit_and_split_with_its_phases_one_after_the_other(
 def test_old_line_without_marks_inside_the_step_tells_no_phase(study, line, cell):
     phases = {"input_s": 0.1} if cell else {}
     study.add([[[line(0, 1.0, **phases)]]], **cell)
-    assert launch_of(study).split_steps == []
+    assert launch_of(study).profiled_steps == []
 
 
 def test_captured_step_with_split_lines_tells_its_phases(study, line, split_line):
     study.add([[[line(0, 1.0, split=False), split_line(1, 1.0, FORWARD)]]], step="captured")
-    assert len(launch_of(study).split_steps) == 1
+    assert len(launch_of(study).profiled_steps) == 1
 
 
 def test_rank_that_waits_least_in_split_steps_is_waited_for(study, split_line):
@@ -108,4 +108,4 @@ def test_split_steps_of_ranks_that_differ_are_an_error(study, line, split_line):
 
 def test_start_that_is_not_known_is_allowed(study, line, split_line):
     study.add([[[line(0, 1.0, split=False), {**split_line(1, 1.0, FORWARD), "start_s": None}]]])
-    assert launch_of(study).split_steps[0].ranks[0].start_s is None
+    assert launch_of(study).profiled_steps[0].ranks[0].start_s is None

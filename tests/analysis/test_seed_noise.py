@@ -150,5 +150,5 @@ def test_page_shows_both(study, train, seeded):
     train(0.93, aggregator="ring", seed=0)
     write_report(study.folder)
     page = (study.folder.path / "report.html").read_text()
-    assert "Accuracy beside the noise of seeds" in page
+    assert "Accuracy compared with the noise of seeds" in page
     assert "is the accuracy the same?" in page

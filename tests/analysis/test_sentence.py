@@ -35,7 +35,7 @@ def test_no_winner_is_named_when_intervals_overlap(study):
     text = said(study)
     assert "the fastest is" not in text
     assert "no single fastest one can be named" in text
-    assert "tree on 4 workers cannot be told apart" in text
+    assert "tree on 4 workers cannot be distinguished" in text
     assert "ring on 2 workers" not in text
 
 

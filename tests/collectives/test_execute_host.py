@@ -194,8 +194,8 @@ class TestRefused:
             ((*SINGLE_UP, BACK), "do not go back in the steps in which they came"),
             ((*SINGLE_UP, *SINGLE_BACK[::-1]), "do not go back in the steps in which they came"),
             ((UP, ()), "do not go back in the steps in which they came"),
-            ((SINGLE_UP[1] + SINGLE_UP[0], BACK), "do not lie together"),
-            ((SINGLE_UP[1] + SINGLE_UP[0], SINGLE_BACK[1] + SINGLE_BACK[0]), "do not lie together"),
+            ((SINGLE_UP[1] + SINGLE_UP[0], BACK), "are not contiguous"),
+            ((SINGLE_UP[1] + SINGLE_UP[0], SINGLE_BACK[1] + SINGLE_BACK[0]), "are not contiguous"),
         ],
     )
     def test_other_forms_are_refused_with_what_runs_here(self, steps, message):

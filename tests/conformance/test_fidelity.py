@@ -1,4 +1,4 @@
-"""The honesty sheet: what it says is what the aggregator does."""
+"""The fidelity sheet: what it says is what the aggregator does."""
 
 import json
 

@@ -51,12 +51,24 @@ def filled(study, split_line):
 def test_lines_are_of_parts_that_occur_then_the_sum_and_what_is_beside_it(filled):
     budgets = budget_table(groups_of(filled)[0])
     assert budgets.headings[2:] == [
-        *("forward", "backward", "exposed comm.", "wait", "unattributed", "= split step", "hidden comm."),
+        *(
+            "forward",
+            "backward",
+            "exposed comm.",
+            "wait",
+            "unattributed",
+            "= profiled iteration",
+            "hidden comm.",
+        ),
         *("profiling overhead", "skew", "exposed", "by difference", "check"),
     ]
     assert [row[:2] for row in budgets.rows[:3]] == [["none", "2"], ["none", "4"], ["all_reduce", "2"]]
     ring = dict(zip(budgets.headings, budgets.rows[4], strict=True))
-    assert (ring["forward"], ring["exposed comm."], ring["= split step"]) == ("1.000", "2.000", "6.000")
+    assert (ring["forward"], ring["exposed comm."], ring["= profiled iteration"]) == (
+        "1.000",
+        "2.000",
+        "6.000",
+    )
     assert (ring["hidden comm."], ring["by difference"], ring["check"]) == ("1.000", "2.000", "agree")
 
 
@@ -78,7 +90,7 @@ def test_terminal_shows_a_block_a_world_size_within_80_columns(filled):
     assert all(len(row) <= 80 for row in text.splitlines())
     assert "…" not in text
     assert text.count("where a step's time goes on 2 workers, ms") == 1
-    for shown in ("(threshold=mean)", "exposed comm.", "= split step", "agree"):
+    for shown in ("(threshold=mean)", "exposed comm.", "= profiled iteration", "agree"):
         assert shown in text
 
 

@@ -127,7 +127,7 @@ def test_parts_of_a_step_are_the_spans_of_its_split_lines(report):
     assert float(row["forward"]) == pytest.approx(1000 * spans["forward"], rel=1e-3)
     # Rank 1 arrives last at the exchange: all of it is exposed, and none of it waiting.
     assert float(row["exposed comm."]) == pytest.approx(1000 * spans["communicate"], rel=1e-3)
-    assert float(row["= split step"]) == pytest.approx(1000 * marked[0]["step_s"], rel=1e-3)
+    assert float(row["= profiled iteration"]) == pytest.approx(1000 * marked[0]["step_s"], rel=1e-3)
 
 
 def test_skew_is_the_last_ranks_arrival_after_the_first(report):

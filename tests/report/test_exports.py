@@ -18,7 +18,7 @@ def text(study, name, end="\n"):
 
 @pytest.fixture
 def timed(study, split_line, line):
-    """Two ranks, an unsplit and a split step each; rank 1 starts a millisecond later."""
+    """Two ranks, an unprofiled and a profiled iteration each; rank 1 starts a millisecond later."""
 
     def rank(late_s):
         own = {**line(0, 0.010, split=False), "start_s": 100.0 + late_s}
@@ -36,8 +36,8 @@ def test_chrome_trace_has_all_ranks_on_one_clock(timed):
     assert trace["otherData"]["clock_uncertainty_s"] == 2e-5
     assert {event["pid"] for event in steps} == {0, 1}
     begin = {(event["pid"], event["name"]): (event["ts"], event["dur"], event["tid"]) for event in steps}
-    assert begin[0, "step (unsplit)"][:2] == (0.0, 10_000.0)
-    assert begin[1, "step (unsplit)"][0] == pytest.approx(1000.0, abs=0.01)
+    assert begin[0, "step (unprofiled)"][:2] == (0.0, 10_000.0)
+    assert begin[1, "step (unprofiled)"][0] == pytest.approx(1000.0, abs=0.01)
     assert begin[1, "forward"][0] == pytest.approx(20_000 + 1000 + 1000, abs=0.01)
     assert begin[0, "forward"][2] != begin[0, "communicate"][2], "a stream of its own"
     told = [event for event in trace["traceEvents"] if event["ph"] == "M"]
@@ -54,15 +54,15 @@ def test_chrome_trace_of_steps_without_a_clock_is_refused(study):
 
 def test_csv_has_a_value_a_row_and_every_part_of_the_split_step(timed):
     rows = list(csv.DictReader(io.StringIO(text(timed, "csv", "\r\n"))))
-    unsplit = [row for row in rows if row["sample"] == "unsplit"]
-    assert [(row["rank"], row["value"], row["unit"]) for row in unsplit] == [
+    unprofiled = [row for row in rows if row["sample"] == "unprofiled"]
+    assert [(row["rank"], row["value"], row["unit"]) for row in unprofiled] == [
         ("0", "0.01", "s"),
         ("1", "0.01", "s"),
     ]
     of_rank_0 = {
         row["quantity"]: float(row["value"])
         for row in rows
-        if row["sample"] == "split" and row["rank"] == "0"
+        if row["sample"] == "profiled" and row["rank"] == "0"
     }
     parts = {
         name: value

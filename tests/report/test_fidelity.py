@@ -6,14 +6,14 @@ from scaling.analysis.columns import to_rows
 from scaling.analysis.groups import group_rows
 from scaling.analysis.samples import read_cells
 from scaling.analysis.summary import build_table
-from scaling.report.fidelity import honesty_tables, sheet_tables
+from scaling.report.fidelity import fidelity_tables, sheet_tables
 from scaling.report.figures.target import target_bars
 
 
 def tables(study):
     cells = read_cells(study.folder)
     groups = group_rows(to_rows(build_table("by-hand", cells)))
-    return honesty_tables(groups, {cell.cell_id: cell for cell in cells})
+    return fidelity_tables(groups, {cell.cell_id: cell for cell in cells})
 
 
 def add(study, aggregator, step_s, sent, *, lossy=False, size=2, **phases):
@@ -27,9 +27,9 @@ def add(study, aggregator, step_s, sent, *, lossy=False, size=2, **phases):
 @pytest.fixture(autouse=True)
 def lossy_cells(monkeypatch):
     """Cells made by hand say that they are exact: these are lossy by their name."""
-    import scaling.report.fidelity as honesty
+    import scaling.report.fidelity as fidelity
 
-    monkeypatch.setattr(honesty, "_is_lossy", lambda row, _: row["aggregator"].startswith("one_bit"))
+    monkeypatch.setattr(fidelity, "_is_lossy", lambda row, _: row["aggregator"].startswith("one_bit"))
 
 
 def test_bytes_coding_and_time_stand_beside_those_of_the_exact_aggregator(study):

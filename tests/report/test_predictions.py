@@ -1,4 +1,4 @@
-"""Predicted beside measured, and never in its place."""
+"""Predicted and measured, and never in its place."""
 
 import csv
 import json
@@ -39,7 +39,7 @@ def test_simulated_values_never_enter_a_measured_column(folder):
     for name in ("summary.csv", "budget.csv"):
         assert "0.0123456" not in (folder.path / name).read_text()
     assert not [column for column in columns() if "simulated" in column]
-    assert "Predicted beside measured" in page.read_text()
+    assert "Predicted and measured" in page.read_text()
 
 
 def test_a_report_with_predictions_has_the_same_summary_as_one_without(folder):

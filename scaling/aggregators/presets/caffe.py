@@ -72,7 +72,7 @@ class Caffe(Scheduled):
 
 @dataclass
 class LayerState(AggregatorState):
-    """Where each layer's gradients lie, the last layer first."""
+    """Where each layer's gradients are stored, the last layer first."""
 
     layers: list[Span]
 

@@ -30,11 +30,11 @@ taken), src/operator/mxnet_op.h (a build with CUDA has the optimizer's loop on t
 
 Differences. MXNet pushes and pulls each tensor as soon as backward has it, and overlaps both with backward.
 `mxnet_device`, `mxnet_tree`: the tensors between the same two ranks travel as one message; the owner's own
-gradient comes first in the sum, MXNet's sum is in the order of the GPUs. `mxnet_tree`: all links count alike;
-update_on_kvstore is set by default, but MXNet's `Reduce` then hands the updater GPU 0's own gradient for a
-tensor that was cut, so that such tensors train correctly there only where each GPU takes the step; ours takes
-it at each slice's root. `mxnet_local`: the CPU begins when all gradients are there; the four threads divide
-blocks of 1 MiB, MXNet's take blocks of 4,096 elements.
+gradient comes first in the sum, MXNet's sum is in the order of the GPUs. `mxnet_tree`: all links count the
+same; update_on_kvstore is set by default, but MXNet's `Reduce` then hands the updater GPU 0's own gradient
+for a tensor that was cut, so that such tensors train correctly there only where each GPU takes the step; ours
+takes it at each slice's root. `mxnet_local`: the CPU begins when all gradients are there; the four threads
+divide blocks of 1 MiB, MXNet's take blocks of 4,096 elements.
 """
 
 from __future__ import annotations

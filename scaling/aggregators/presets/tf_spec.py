@@ -61,7 +61,7 @@ from scaling.process_group import Group
 
 @dataclass
 class HostTier:
-    """Tensors that are summed in host memory: where they lie, and packed on the device."""
+    """Tensors that are summed in host memory: where they are stored, and packed on the device."""
 
     spans: tuple[Span, ...]
     execution: HostExecution

@@ -1,4 +1,4 @@
-"""Kernels of the codecs, for devices; a plain torch version beside each codec is their reference."""
+"""Kernels of the codecs, for devices; each codec's plain torch version is their reference."""
 
 from scaling.codecs.kernels.choice import Kernels, chunk_coder, stripe_codec, triton_problem
 

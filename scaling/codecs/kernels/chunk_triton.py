@@ -1,6 +1,6 @@
 """Codecs by chunks in a launch or two, in Triton; the reference is `scaling.codecs.chunk_coder.TorchChunks`.
 
-What is read and written of device memory for each element of 4 bytes, beside its code and chunk's head:
+What is read and written of device memory for each element of 4 bytes, besides its code and chunk's head:
 1. `encode`, of chunks that fit a program: reads the gradient and the residual, takes the chunk's statistics,
    writes head, codes and the new residual: 12, without a residual 4. The common momentum or the words of the
    random numbers add 4. The sums of stripes are decoded and added in place of the gradient: 8.
@@ -17,7 +17,7 @@ A program's elements form a block [chunk, k, lane]. Byte b of a chunk's B holds 
 and so on (`scaling.codecs.packing`): a lane is a byte, and element k B + lane is its bits from k times the
 bits of a code on. Neighbouring threads read neighbouring groups of 4 elements, and each has all elements of
 its bytes; Triton's compiler lays out axes in that order so. Rows are read and written by bytes; where they
-begin is told in words from an aligned address, without which it would not take 4 bytes at once.
+begin is given in words from an aligned address, without which it would not take 4 bytes at once.
 
 This module imports Triton; `chunk_engine` does so late.
 """

@@ -116,7 +116,7 @@ def _place(
 
 @triton.jit
 def _owner(column, columns_each, columns_more):
-    """Whose stripe a column is in, where that stripe begins and how wide it is."""
+    """The stripe a column is in, where that stripe begins and how wide it is."""
     wide = columns_more * (columns_each + 1)
     late = columns_more + (column - wide) // tl.maximum(columns_each, 1)
     owner = tl.where(column < wide, column // (columns_each + 1), late)

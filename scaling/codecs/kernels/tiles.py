@@ -1,7 +1,8 @@
 """Cuts the matrices of a bucket into the tiles that a kernel's programs take, all of a bucket in one table.
 
-A matrix of R rows and C columns lies row by row, and word w of a column holds the rows w, w + W, w + 2 W, ...
-(W words a column). So word j = w C + column gathers the elements j, j + W C, j + 2 W C, ... of the flat
+A matrix of R rows and C columns is stored row by row, and word w of a column holds the rows w, w + W, w + 2
+W, ... (W words a column). So word j = w C + column gathers the elements j, j + W C, j + 2 W C, ... of the
+flat
 matrix: neighbouring words read neighbouring memory, whatever the shape. A tile is a block of lanes, each of
 which stays in one column while the tile moves on by `step` words in each of `iterations`, where `step` is
 - C for wide matrices, whose lanes are neighbouring columns;

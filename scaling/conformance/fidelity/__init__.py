@@ -1,4 +1,4 @@
-"""The honesty sheet of an aggregator that is lossy: what it loses, what it sends, and when that pays.
+"""The fidelity sheet of an aggregator that is lossy: what it loses, what it sends, and when that pays.
 
 1. Loss: the gradients of a real training, recorded once (a perceptron on the digits, 4 ranks, 50 steps of
    exact SGD), go through the aggregator. Its results are compared with the float64 mean: the first one, and

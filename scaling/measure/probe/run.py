@@ -25,7 +25,7 @@ START_LIMIT_S = 180.0
 """What importing, joining and making connections may take beyond the time for measuring."""
 
 SLACK_RATIO = 2.0
-"""A launch may measure so much longer than it was told: the least of each size is always measured."""
+"""A launch may measure so much longer than its budget: the least of each size is always measured."""
 
 HOST_ONLY_SHARE = 0.3  # of the time, for the second launch: it measures messages only
 CPU_RANKS = 4
@@ -153,7 +153,7 @@ def spec_for(
 def measure(spec: ProbeSpec, say: Callable[[str], None], environ: Mapping[str, str] = os.environ) -> Measured:
     """Runs the launches one after the other.
 
-    A launch that fails is told in `failures`; what it measured before is kept.
+    A launch that fails is recorded in `failures`; what it measured before is kept.
 
     Raises:
         LaunchError: the environment contradicts what is asked for, there is no such launcher here, or nothing

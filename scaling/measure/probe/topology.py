@@ -2,7 +2,7 @@
 
 `probe_figures` says what the samples tell of devices and links. The software's latency of a message is the
 latency that was fitted, less that of the links, which stays nominal. What the model then gets wrong of the
-probe's own samples is told in words.
+probe's own samples is said in words.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from topologies.parse import machine_file
 from topologies.texts import gigabytes_per_s
 
 DIFFERS_RATIO = 0.25
-"""A prediction that is further off than this is told."""
+"""A prediction that is further off than this is reported."""
 
 
 @dataclass(frozen=True)

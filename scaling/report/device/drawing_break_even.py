@@ -65,8 +65,8 @@ def _draw_ratio(axes: Axes, batch: int, width: int, ratio: float | None) -> None
     text = times(ratio).removesuffix(" times")
     colour = GPU_WINS if ratio > 1 else CPU_WINS
     axes.plot([batch], [width], marker="o", color=colour, markersize=2.5)
-    beside: Any = {"textcoords": "offset points", "xytext": (6, 0), "verticalalignment": "center"}
-    axes.annotate(text, (batch, width), color=colour, fontsize=8, fontweight="bold", zorder=4, **beside)
+    offset: Any = {"textcoords": "offset points", "xytext": (6, 0), "verticalalignment": "center"}
+    axes.annotate(text, (batch, width), color=colour, fontsize=8, fontweight="bold", zorder=4, **offset)
     add_tip(axes, batch, width, f"batch {batch:,}, width {width:,}: CPU time / GPU time = {ratio:.3g}")
 
 

@@ -123,7 +123,7 @@ def _product(results: Results, case: Case) -> Iterator[str]:
     copy = median(case.find("transpose-first"), "transpose")
     if plain and first and before and copy:
         yield (
-            f"{case.title}, float32: with W as it lies {milliseconds(plain)} ms, with W transposed first "
+            f"{case.title}, float32: with W as it is stored {milliseconds(plain)} ms, with transposed first "
             f"{milliseconds(first)} ms ({times(first / plain)} that), of which the copy alone takes "
             f"{milliseconds(copy)} ms; had W been transposed before, {milliseconds(before)} ms"
             f"{one_launch(results)}."
@@ -218,5 +218,5 @@ def _better(plain: DeviceResult, first: DeviceResult) -> str:
         return "either way (their intervals overlap)"
     ratio = (median(first) or 0.0) / (median(plain) or 1.0)
     if ratio > 1:
-        return f"as it lies ({times(ratio)} as fast as transposing first)"
-    return f"transposed first ({times(1 / ratio)} as fast as reading it as it lies)"
+        return f"as it is stored ({times(ratio)} as fast as transposing first)"
+    return f"transposed first ({times(1 / ratio)} as fast as reading it as it is stored)"

@@ -12,7 +12,7 @@ from scaling.report.device.results import DeviceResult, Results, grouped
 MATMUL, CONVOLUTION = "matmul", "convolution"
 PRECISION_NAMES = {"float32": "float32", "tf32": "TF32", "bfloat16": "bfloat16"}
 CHOICES = {
-    "transposed": "W as it lies",
+    "transposed": "W as it is stored",
     "transpose-first": "W transposed first",
     "already-transposed": "W transposed before",
     "library": "the library's guess",

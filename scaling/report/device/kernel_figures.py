@@ -49,7 +49,7 @@ CONVOLUTIONS = (
 )
 WORKSPACE = (
     "Milliseconds of a convolution's forward pass in float32 (forward_seconds) against the memory that it "
-    "takes beside input and output (workspace_bytes): choices of algorithms, and cuDNN's older interface "
+    "takes besides input and output (workspace_bytes): choices of algorithms, and cuDNN's older interface "
     "with its workspace limited (workspace_cap)."
 )
 
@@ -126,7 +126,7 @@ def _draw_workspace(found: Sequence[Case], title: str) -> Figure:
         weighed = _weighed(case)
         for cell, megabytes, milliseconds in weighed:
             colour, marker = CHOICE_LOOKS[cell.point["choice"]]
-            # Points may lie on each other: smaller above larger.
+            # Points may cover each other: smaller above larger.
             size = 5 if cell.point["choice"] == CAPPED else 9
             axes.plot([megabytes], [milliseconds], color=colour, marker=marker, markersize=size, linestyle="")
             add_tip(
@@ -152,7 +152,7 @@ def _draw_workspace(found: Sequence[Case], title: str) -> Figure:
 
 
 def _annotate_caps(axes: Axes, case: Case) -> None:
-    """The limits of the workspace beside their points; those of one place, to a per cent, share a text."""
+    """The limits of the workspace next to their points; those of one place, to a per cent, share a text."""
     places: list[tuple[float, float, list[str]]] = []
     for cell, megabytes, milliseconds in _weighed(case):
         if cell.point["choice"] != CAPPED:

@@ -159,7 +159,7 @@ PICTURE = (
     "The surface, what the network makes of it after the training, and the surface less that, over x (to the "
     "right) and y (upwards); of the training with the least time (columns rms_residual, largest_residual). "
     "Below, the mean squared error over the epochs, of every training; where ways compute the same, the "
-    "lines lie on each other."
+    "lines cover each other."
 )
 
 

@@ -131,7 +131,7 @@ def _loader_sentences(results: Results) -> Iterator[str]:
             ratios = [f"{times_of(other, own)} at {at:,} points" for at, (own, other) in both.items()]
             told.append(f"on the {name} {listed(ratios)}")
     before = "How much longer an epoch takes whose batch a DataLoader puts together point by point than one"
-    yield from finding(results, f"{before} whose data lies on the device: ", told)
+    yield from finding(results, f"{before} whose data is on the device: ", told)
 
 
 def _made_sentences(found: Sequence[Training]) -> Iterator[str]:

@@ -1,9 +1,10 @@
 """The trace event format, for chrome://tracing and Perfetto: steps and phases of all ranks on one clock.
 
-pid is the rank, tid the stream: `step` holds whole iterations (unsplit, split, warm-up), `main` the phases of
-the computation, `comm`, `copy` and `hook` what runs beside. Phases stand in split iterations alone; of the
-others only start and length were recorded. The clock is that of rank 0's host, to which the ranks' own are
-tied to some 20 us (`clock_uncertainty_s` in run.json, repeated under otherData). Zero is the first step.
+pid is the rank, tid the stream: `step` holds whole iterations (unprofiled, profiled, warm-up), `main` the
+phases of the computation, `comm`, `copy` and `hook` what runs concurrently. Phases stand in profiled
+iterations alone; of the others only start and length were recorded. The clock is that of rank 0's host, to
+which the ranks' own are tied to some 20 us (`clock_uncertainty_s` in run.json, repeated under otherData).
+Zero is the first step.
 
 Reference: Google, "Trace Event Format", https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 """
@@ -63,7 +64,7 @@ def _run(folder: ResultsFolder, cell: CellResult, repeat: int) -> Iterator[Event
 
 def _step(line: dict[str, Any], rank: int, about: Mapping[str, Any], where: str) -> Iterator[Event]:
     start_s, step_s = seconds(line, "start_s", where), seconds(line, "step_s", where)
-    kind = "warm-up" if line.get("warmup") else "split" if line.get("split") else "unsplit"
+    kind = "warm-up" if line.get("warmup") else "profiled" if line.get("split") else "unprofiled"
     args = {**about, "iteration": line.get("iteration"), "kind": kind}
     yield _complete(f"step ({kind})", "step", rank, start_s, step_s, args)
     if line.get("split"):

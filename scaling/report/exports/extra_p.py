@@ -139,5 +139,5 @@ def _metrics(region: Region, sizes: Sequence[int]) -> dict[str, list[list[float]
 
 
 def _part(launch: Any, name: str) -> float:
-    """The median over split steps, of the rank that the others wait for."""
+    """The median over profiled iterations, of the rank that the others wait for."""
     return float(np.median([ranks[launch.waited_for].parts_s[name] for ranks in launch.budgets]))

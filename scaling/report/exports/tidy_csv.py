@@ -2,13 +2,14 @@
 
 | column | what |
 |---|---|
-| study, cell_id | whose; the cell's further variables are in summary.csv, by cell_id |
+| study, cell_id | of the sample; the cell's further variables are in summary.csv, by cell_id |
 | kind, model, dataset, aggregator, step, device, scaling | of the cell |
 | world_size, global_batch, aa_replicate | of the cell |
-| repeat, rank | whose sample; a rank that is empty means all |
+| repeat, rank | of the sample; a rank that is empty means all |
 | index | of the iteration or epoch |
-| sample | unsplit, split, epoch, or point: of an experiment, whose cells have no model |
-| quantity, unit, value | step_s, a part of a split step, what an epoch gave, or a phase of an experiment |
+| sample | unprofiled, profiled, epoch, or point: of an experiment, whose cells have no model |
+| quantity, unit, value | step_s, a part of a profiled iteration, what an epoch gave, or a phase of an
+experiment |
 
 Transfers are left out: transfers.csv is theirs.
 """
@@ -66,18 +67,18 @@ def tidy_csv(folder: ResultsFolder, cells: Sequence[CellResult]) -> Iterator[str
         about = [name, cell.cell_id, *(_of_the_cell(cell, column) for column in OF_THE_CELL)]
         about += [cell.cell.get(column) for column in ("world_size", "global_batch")]
         about.append(cell.cell.get("aa_replicate", 0) if cell.is_trained else None)
-        for row in (*_unsplit(cell), *_split(cell), *_epochs(cell), *_points(folder, cell)):
+        for row in (*_unprofiled(cell), *_profiled(cell), *_epochs(cell), *_points(folder, cell)):
             yield _line([*about, *row])
 
 
-def _unsplit(cell: CellResult) -> Iterator[list[Any]]:
+def _unprofiled(cell: CellResult) -> Iterator[list[Any]]:
     for launch in cell.launches:
         for rank, steps in enumerate(launch.rank_steps_s):
             for index, step_s in zip(launch.iterations.tolist(), steps.tolist(), strict=True):
-                yield [launch.repeat, rank, index, "unsplit", "step_s", "s", repr(step_s)]
+                yield [launch.repeat, rank, index, "unprofiled", "step_s", "s", repr(step_s)]
 
 
-def _split(cell: CellResult) -> Iterator[list[Any]]:
+def _profiled(cell: CellResult) -> Iterator[list[Any]]:
     if not cell.launches:
         return
     table = step_table([cell])
@@ -86,7 +87,7 @@ def _split(cell: CellResult) -> Iterator[list[Any]]:
         for name, value in row.items():
             if name not in named and not math.isnan(value):
                 where = [row["repeat"], row["rank"], row["iteration"]]
-                yield [*where, "split", name, "s", repr(float(value))]
+                yield [*where, "profiled", name, "s", repr(float(value))]
 
 
 def _epochs(cell: CellResult) -> Iterator[list[Any]]:

@@ -21,8 +21,8 @@ from scaling.report.figures.svg import with_tip
 
 CAPTION = (
     "How much later than the first rank each rank arrived at the first exchange of a step, on the most "
-    "workers, in the split steps of the first launch (arrived_after_first_s of budget.csv; skew_s is the "
-    "median of the latest rank's). A row that is dark throughout is a straggler; a dark column is a step "
+    "workers, in the profiled iterations of the first launch (arrived_after_first_s of budget.csv; skew_s is "
+    "the median of the latest rank's). A row that is dark throughout is a straggler; a dark column is a step "
     "that was disturbed."
 )
 
@@ -33,7 +33,7 @@ TALLEST_PANEL = 2.4
 """In inches, however many ranks there are."""
 
 MOST_STEPS = 100
-"""More of a launch's split steps are not drawn."""
+"""More of a launch's profiled iterations are not drawn."""
 
 
 @figure(section="budget")
@@ -74,7 +74,7 @@ def arrivals(group: Group, cells: Mapping[str, CellResult]) -> list[Arrivals]:
 def _arrivals(name: str, launch: IterationLaunch) -> Arrivals | None:
     steps = [
         (step.iteration, [rank.arrived_after_first_s for rank in ranks])
-        for step, ranks in zip(launch.split_steps, launch.budgets, strict=True)
+        for step, ranks in zip(launch.profiled_steps, launch.budgets, strict=True)
     ]
     known = [(number, late_s) for number, late_s in steps if None not in late_s][:MOST_STEPS]
     if not known:
@@ -84,7 +84,7 @@ def _arrivals(name: str, launch: IterationLaunch) -> Arrivals | None:
 
 
 def draw_arrivals(title: str, panels: Sequence[Arrivals]) -> Figure:
-    """One panel an aggregator: split steps over ranks, the colour says how late a rank was."""
+    """One panel an aggregator: profiled iterations over ranks, the colour says how late a rank was."""
     panel = min(TALLEST_PANEL, 0.5 + 0.16 * max(len(one.late_ms) for one in panels))
     figure = Figure(figsize=(WIDTH, 1.0 + panel * len(panels)), layout="constrained")
     axes_list = figure.subplots(len(panels), 1, squeeze=False, sharex=True)[:, 0]
@@ -112,7 +112,7 @@ def draw_arrivals(title: str, panels: Sequence[Arrivals]) -> Figure:
         axes.set_ylabel("rank")
         axes.grid(visible=False)
     axes_list[-1].set_xlim(0, max(len(one.iterations) for one in panels))
-    axes_list[-1].set_xlabel("split step")
+    axes_list[-1].set_xlabel("profiled iteration")
     extend = "max" if everything.max() > brightest else "neither"
     figure.colorbar(mesh, ax=list(axes_list), label="ms after the first rank", extend=extend)
     set_title(figure, title)

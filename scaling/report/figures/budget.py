@@ -49,7 +49,7 @@ FEW_BARS = 4
 
 @figure(section="budget")
 def budget(data: FigureInput) -> Iterator[Drawn]:
-    """One a group that has cells with split steps."""
+    """One a group that has cells with profiled iterations."""
     for group in data.groups_of("iteration"):
         if bars := budget_bars(group):
             drawing = draw_budget(group.title, bars)
@@ -64,9 +64,9 @@ class BudgetBar:
         aggregator: its label.
         name: the same with what sets the cell apart in its group.
         world_size: workers.
-        parts_ms: part -> time, of those that the cell has; they sum to the split iteration.
+        parts_ms: part -> time, of those that the cell has; they sum to the profiled iteration.
         hidden_ms: communication under the computation, which is no part of the sum.
-        iteration_ms, low_ms, high_ms: unsplit, and its 95% interval.
+        iteration_ms, low_ms, high_ms: unprofiled, and its 95% interval.
     """
 
     aggregator: str
@@ -80,7 +80,7 @@ class BudgetBar:
 
 
 def budget_bars(group: Group) -> list[BudgetBar]:
-    """One bar a cell that has split steps, in the table's order; parts that it never had have no entry."""
+    """One bar a cell that has profiled iterations, in the table's order; parts it never had have no entry."""
     return [_bar(group, row) for row in group.rows if row["profiled_iteration_s"] is not None]
 
 
@@ -99,7 +99,7 @@ def _bar(group: Group, row: Row) -> BudgetBar:
 
 
 def draw_budget(title: str, bars: Sequence[BudgetBar]) -> Figure:
-    """One stacked bar a cell, from the top in the table's order, with the unsplit iteration as a diamond."""
+    """One stacked bar a cell, in the table's order, with the unprofiled iteration as a diamond."""
     names = [name for name in PARTS if any(name in bar.parts_ms for bar in bars)]
     places = _places(bars)
     figure = Figure(figsize=(WIDTH, 1.9 + 0.3 * (places[-1] + 1)), layout="constrained")
@@ -112,7 +112,7 @@ def draw_budget(title: str, bars: Sequence[BudgetBar]) -> Figure:
     axes.set_yticks(places, [f"{broken(bar.name)}, {bar.world_size}" for bar in bars])
     axes.grid(visible=False, axis="y")
     axes.set_xlabel("milliseconds a step")
-    # Beside few bars one line would reach into the title.
+    # Next to few bars one line would reach into the title.
     axes.set_ylabel("aggregator, workers" if places[-1] > FEW_BARS else "aggregator,\nworkers")
     set_title(figure, title)
     patches = [Patch(label=part_label(f"{name}_s"), **part_look(name)) for name in names]

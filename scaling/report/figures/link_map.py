@@ -97,7 +97,7 @@ def _column(cell: CellLinks) -> str:
 
 
 def busiest_links(cells: Sequence[CellLinks]) -> list[str]:
-    """Those that are drawn, alike ones together."""
+    """Those that are drawn, equal ones together."""
     most = dict.fromkeys(all_links(cells), 0.0)
     for cell in cells:
         for use in cell.uses:

@@ -89,7 +89,7 @@ def links_of(
         topology: of the machine; None where the folder has none.
 
     Returns:
-        Those that can be told, and aggregator -> why it is left out.
+        Those that are known, and aggregator -> why it is left out.
     """
     told, left_out = [], {}
     for label in dict.fromkeys(row["aggregator"] for row in group.rows):
@@ -210,6 +210,6 @@ def link_table(cells: Iterable[CellLinks]) -> pd.DataFrame:
 
 
 def all_links(cells: Sequence[CellLinks]) -> list[str]:
-    """The links that any of them uses, alike ones together: by the devices' names, each with its way back."""
+    """The links that any of them uses, equal ones together: by the devices' names, each with its way back."""
     names = dict.fromkeys(use.link for cell in cells for use in cell.uses)
     return sorted(names, key=lambda name: (name.rstrip("<>"), name[-1] == "<"))

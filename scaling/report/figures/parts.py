@@ -23,7 +23,7 @@ from scaling.report.figures.svg import with_tip
 Looks = dict[str, Look]
 
 WIDTH = 5.8
-"""Of every figure, in inches: its text can be read on a phone, and beside the text of a paper."""
+"""Of every figure, in inches: its text can be read on a phone, and next to the text of a paper."""
 
 TITLE_SIZE = 10.0
 """Of a figure's title, in points."""

@@ -71,7 +71,7 @@ class PredictedPoint:
     """One cell, in milliseconds.
 
     Attributes:
-        network: whose panel it is in.
+        network: of its panel.
         aggregator: its label.
         measured_ms, measured_low_ms, measured_high_ms: with its interval, or None.
         predicted_ms, predicted_low_ms, predicted_high_ms: likewise.

@@ -35,7 +35,7 @@ CAPTION = (
 )
 
 WIDEST_SHIFT_OCTAVES = 0.04
-"""How far points of one world size are set apart, either way; more would mislead beside the ideal line."""
+"""How far points of one world size are set apart, either way; more would mislead next to the ideal line."""
 
 
 @figure(section="speedup")
@@ -138,7 +138,7 @@ def draw_speedup(title: str, lines: Sequence[SpeedupLine], looks: Looks) -> Figu
     limits = min([*values, *sizes]) / 1.35, max([*values, *sizes]) * 1.35
     highest = 1.08 * max([1.0, *(value for line in lines for value in line.efficiency)])
     for index, line in enumerate(lines):
-        # Beside one another: at the same place the intervals would hide each other.
+        # Next to one another: at the same place the intervals would hide each other.
         shift = 2 ** (WIDEST_SHIFT_OCTAVES * (2 * index / max(1, len(lines) - 1) - 1))
         places = [size * shift for size in line.world_sizes]
         look = looks[line.aggregator]

@@ -25,7 +25,7 @@ USUAL_ITERATIONS = 100
 
 DEFAULT_LOADER_WORKERS = 2
 MIN_SECONDS_ON_GPU = 0.5
-"""Unsplit iterations last so long, unless the study says otherwise: a GPU's counter of energy moves ten times
+"""Unprofiled iterations last so long, unless the study says otherwise: a GPU's energy counter moves ten times
 a second."""
 
 

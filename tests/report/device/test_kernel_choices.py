@@ -72,16 +72,16 @@ class TestProducts:
         product("transpose-first", 0.012, extra=COPY)
         product("already-transposed", 0.010)
         first, *_, last = told_of(folder)
-        assert "with W as it lies 10.00 ms" in first or "with W as it lies 10.0 ms" in first
+        assert "with W as it is stored 10.00 ms" in first or "with W as it is stored 10.0 ms" in first
         assert "(1.2 times that)" in first
         assert "the copy alone takes 2.00 ms" in first
-        assert "W as it lies (1.2 times as fast as transposing first) at batch 1,024" in last
+        assert "W as it is stored (1.2 times as fast as transposing first) at batch 1,024" in last
 
     def test_transposing_first_wins_where_it_is_faster(self, kernels):
         folder, product, _ = kernels()
         product("transposed", 0.020)
         product("transpose-first", 0.010, extra=COPY)
-        assert "transposed first (2.0 times as fast as reading it as it lies)" in told_of(folder)[-1]
+        assert "transposed first (2.0 times as fast as reading it as it is stored)" in told_of(folder)[-1]
 
     def test_overlapping_intervals_decide_nothing(self, kernels):
         folder, product, _ = kernels()
@@ -204,7 +204,7 @@ class TestOnCpuAlone:
         product("transpose-first", 0.020, device="cpu", extra=COPY)
         convolution("native", 0.01, device="cpu")
         last = told_of(folder)[-1]
-        assert "on the CPU the product with W as it lies" in last
+        assert "on the CPU the product with W as it is stored" in last
         assert "no GPU" in last
         assert [drawn.name.rsplit("-", 1)[-1] for drawn in figures(folder.results())] == [
             "products",
