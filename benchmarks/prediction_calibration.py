@@ -44,7 +44,7 @@ KNOWN_UP_TO, PREDICTED = 2, 4
 COLUMNS = (
     *("results", "model", "aggregator", "step", "input_placement", "peer_access", "world_size"),
     *("measured_s", "simulated_s", "simulated_s_low", "simulated_s_high", "error_ratio", "inside"),
-    *("compute_s", "exposed_s", "notes"),
+    *("compute_s", "exposed_comm_s", "notes"),
 )
 
 
@@ -145,7 +145,7 @@ def _values(prediction: Prediction, measured: MeasuredCell | None) -> dict[str, 
         "simulated_s_low": f"{low:.6g}",
         "simulated_s_high": f"{high:.6g}",
         "compute_s": f"{prediction.compute.value:.6g}",
-        "exposed_s": f"{prediction.exposed_exchange.value:.6g}",
+        "exposed_comm_s": f"{prediction.exposed_exchange.value:.6g}",
         "notes": "; ".join(prediction.notes),
     }
     if measured:

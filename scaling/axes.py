@@ -42,6 +42,8 @@ class Shared(Flag):
     """Those of which one is recommended."""
     RIVALS = auto()
     """Those that need not be measured where this one is certain to be faster."""
+    UPDATE = auto()
+    """The training that says whether the accuracy stays: momentum repeats late what a gradient left out."""
     ALL = BASELINE | CONTROL | TIMED | CURVE | GROUP | FOLDERS | WORKLOAD | RIVALS
 
 
@@ -59,6 +61,10 @@ class Role(Flag):
     """The same once more; trainings of all its values are one result."""
     RECORDED = auto()
     """Where it ran: recorded with a run, no part of what the cell is."""
+    DESCRIBED = auto()
+    """In the one line that describes a cell, where it is set."""
+    PREDICTED = auto()
+    """In the row of a prediction."""
 
 
 def _as_it_is(value: Any) -> Any:
@@ -142,6 +148,7 @@ _EXTENT = Shared.CONTROL | Shared.TIMED | Shared.FOLDERS
 _RATE = Shared.BASELINE | Shared.CONTROL | Shared.GROUP
 _INPUT = Shared.BASELINE | Shared.CONTROL | Shared.FOLDERS
 _TRAINING = ("convergence",)
+_SET = Role.CHOSEN | Role.DESCRIBED | Role.PREDICTED
 
 # A row a line: the order is that of the columns.
 # fmt: off
@@ -154,34 +161,36 @@ AXES: list[Axis] = [
     Axis("dataset_parameters", shared=_ALL & ~Shared.CURVE, role=Role.GIVEN, column=""),
     Axis("aggregator", shared=Shared.TIMED | Shared.FOLDERS, role=Role.NONE, labelled=True),
     Axis("aggregator_parameters", shared=Shared.TIMED | Shared.FOLDERS, role=Role.NONE, column=""),
-    Axis("step", shared=_ALL & ~(Shared.WORKLOAD | Shared.RIVALS), role=Role.CHOSEN,
+    Axis("step", shared=_ALL & ~(Shared.WORKLOAD | Shared.RIVALS), role=Role.CHOSEN | Role.PREDICTED,
          label="{} step", short="{}"),
     Axis("launcher", kinds=EVERY_KIND, shared=_NONE, role=Role.RECORDED),
-    Axis("device", kinds=EVERY_KIND, role=Role.GIVEN),
-    Axis("scaling", shared=_ALL & ~Shared.CURVE, role=Role.GIVEN),
-    Axis("world_size", "Int64", kinds=EVERY_KIND, shared=_EXTENT, role=Role.NONE),
-    Axis("local_batch", "Int64", shared=_EXTENT, role=Role.NONE),
-    Axis("global_batch", "Int64", shared=_EXTENT, role=Role.NONE),
-    Axis("bucket_mb", "Float64", shared=Shared.TIMED | Shared.FOLDERS, role=Role.CHOSEN,
+    Axis("device", kinds=EVERY_KIND, role=Role.GIVEN | Role.PREDICTED),
+    Axis("scaling", shared=_ALL & ~Shared.CURVE, role=Role.GIVEN | Role.PREDICTED),
+    Axis("world_size", "Int64", kinds=EVERY_KIND, shared=_EXTENT, role=Role.PREDICTED),
+    Axis("local_batch", "Int64", shared=_EXTENT, role=Role.PREDICTED),
+    Axis("global_batch", "Int64", shared=_EXTENT | Shared.UPDATE, role=Role.PREDICTED),
+    Axis("bucket_mb", "Float64", shared=Shared.TIMED | Shared.FOLDERS, role=_SET,
          label="buckets of {:g} MiB", short="{:g} MiB"),
-    Axis("input_placement", default="device", shared=_INPUT | Shared.CURVE, role=Role.CHOSEN,
+    Axis("input_placement", default="device", shared=_INPUT | Shared.CURVE, role=_SET,
          label="input {}", short="{}"),
     Axis("loader_workers", "Int64", shared=_INPUT, role=Role.CHOSEN,
          label="{} loader workers", short="{} loaders"),
     Axis("threads", "Int64", kinds=EVERY_KIND, shared=_INPUT | Shared.TIMED | Shared.GROUP, role=Role.CHOSEN,
          label="{} threads a worker"),
-    Axis("peer_access", "boolean", kinds=EVERY_KIND, shared=_EXTENT | Shared.GROUP, role=Role.CHOSEN),
+    Axis("peer_access", "boolean", kinds=EVERY_KIND, shared=_EXTENT | Shared.GROUP,
+         role=Role.CHOSEN | Role.PREDICTED),
     Axis("num_nodes", "Int64", kinds=EVERY_KIND, shared=_NONE, role=Role.RECORDED | Role.CHOSEN,
          label="on {} nodes"),
-    Axis("workers_per_gpu", "Int64", since=2, shared=Shared.TIMED | Shared.FOLDERS, role=Role.NONE),
-    Axis("tf32", default=False, column="precision", label="{}",
+    Axis("workers_per_gpu", "Int64", since=2, shared=Shared.TIMED | Shared.FOLDERS, role=Role.DESCRIBED,
+         label="{} workers a GPU"),
+    Axis("tf32", default=False, column="precision", label="{}", role=Role.RECIPE | Role.PREDICTED,
          show=lambda tf32: "tf32" if tf32 else "float32"),
-    Axis("memory_format", default="contiguous", since=2, shared=_ALL & ~Shared.WORKLOAD, role=Role.CHOSEN,
+    Axis("memory_format", default="contiguous", since=2, shared=_ALL & ~Shared.WORKLOAD, role=_SET,
          show=lambda name: name or "contiguous", label="{}"),
     Axis("learning_rate", "float64", shared=_RATE, label="learning rate {:g}"),
-    Axis("momentum", "float64", shared=_RATE, label="momentum {:g}"),
+    Axis("momentum", "float64", shared=_RATE | Shared.UPDATE, label="momentum {:g}"),
     Axis("weight_decay", "float64", shared=_RATE, label="weight decay {:g}"),
-    Axis("nesterov", "boolean", shared=_RATE | Shared.TIMED),
+    Axis("nesterov", "boolean", shared=_RATE | Shared.TIMED | Shared.UPDATE),
     Axis("learning_rate_rule", default="fixed", since=2, kinds=_TRAINING, shared=_RATE, label="{} rule"),
     Axis("base_batch", "Int64", since=2, kinds=_TRAINING, shared=_RATE, label="base batch {:g}"),
     Axis("warmup_epochs", "float64", default=0.0, since=2, kinds=_TRAINING, shared=_RATE,
@@ -189,10 +198,12 @@ AXES: list[Axis] = [
     Axis("schedule", default="constant", since=2, kinds=_TRAINING, shared=_RATE, label="{} schedule"),
     Axis("milestones", since=2, kinds=_TRAINING, shared=_RATE, show=_milestones),
     Axis("gamma", "float64", since=2, kinds=_TRAINING, shared=_RATE, label="gamma {:g}"),
-    Axis("augmentation", default="none", since=2, kinds=_TRAINING, shared=_ALL & ~Shared.TIMED),
+    Axis("augmentation", default="none", since=2, kinds=_TRAINING, shared=_ALL & ~Shared.TIMED,
+         role=Role.RECIPE | Role.DESCRIBED | Role.PREDICTED),
     Axis("batch_norm", default="replica", since=2),
-    Axis("seed", "Int64", shared=_RATE, role=Role.REPETITION),
-    Axis("aa_replicate", "Int64", was="twin", default=0, shared=Shared.FOLDERS, role=Role.NONE),
+    Axis("seed", "Int64", shared=_RATE, role=Role.REPETITION | Role.DESCRIBED),
+    Axis("aa_replicate", "Int64", was="twin", default=0, shared=Shared.FOLDERS, role=Role.DESCRIBED,
+         label="A/A pair"),
 ]
 # fmt: on
 

@@ -290,18 +290,25 @@ def _attempt(
         return None, None, runner.run(cell, group, write, saved)
     except Exception as error:  # noqa: BLE001 (of the cell, which fails by it)
         traceback.print_exc()
-        kind = _failure_kind(error)
+        kind = _failure_kind(error, torch.device(launch.settings.device))
         name = "out of memory" if kind == OUT_OF_MEMORY else type(error).__name__
         first_line = (str(error).splitlines() or [""])[0]
         return f"rank {workers.info.rank}: {name}: {first_line}", kind, None
 
 
-def _failure_kind(error: Exception) -> str:
+def _failure_kind(error: Exception, device: torch.device) -> str:
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return OUT_OF_MEMORY
-    # torch has no class of its own for these before 2.8. After such an error the driver keeps reporting it to
-    # whatever comes next.
-    return DEVICE_LOST if "CUDA error" in str(error) else OTHER_FAILURE
+    return DEVICE_LOST if device.type == "cuda" and _is_lost(device) else OTHER_FAILURE
+
+
+def _is_lost(device: torch.device) -> bool:
+    """Whether the driver reports an earlier error to whatever comes next. A query waits for nothing."""
+    try:
+        torch.cuda.default_stream(device).query()
+    except RuntimeError:
+        return True
+    return False
 
 
 def _record(

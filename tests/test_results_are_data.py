@@ -104,7 +104,7 @@ def committed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "compute_s": 0.005,
         "exposed_comm_s": 0.005,
         "notes": ["compute"],
-        "way": "sends",
+        "transport": "sends",
         "topology": "x",
     }
     names = {"model": "mlp", "aggregator": "ring", "step": "eager", "world_size": 2}

@@ -1,6 +1,8 @@
 """What rank 0 writes of a run that every rank has finished."""
 
 from dataclasses import asdict, replace
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -36,26 +38,29 @@ TRAINED = Cell(
 )
 
 
-def recorded(tmp_path, *notes):
-    """The notes in the file, from each rank's."""
+def recorded(tmp_path, *in_host_memory):
+    """The record in the file, from what each rank says of its data."""
     folder, record = ResultsFolder(tmp_path), RunRecord(TRAINED.id, 0, TRAINED.to_dict())
     folder.write_run(record)
-    summaries = [asdict(RankSummary(10, 40, None, {}, list(own))) for own in notes]
-    info = RankInfo(0, 0, len(notes), len(notes), "test")
+    summaries = [asdict(RankSummary(10, 40, None, data_in_host_memory=there)) for there in in_host_memory]
+    info = RankInfo(0, 0, len(summaries), len(summaries), "test")
     _record(folder, record, TRAINED, info, CellOutcome(None, True, summaries))
-    return folder.run(TRAINED.id, 0).notes
+    return folder.run(TRAINED.id, 0)
 
 
 @pytest.mark.parametrize(
     ("ranks", "said"),
     [
-        ([[], [IN_HOST_MEMORY]], "(on 1 of 2 ranks)"),
-        ([[IN_HOST_MEMORY], [], [], [IN_HOST_MEMORY]], "(on 2 of 4 ranks)"),
-        ([[IN_HOST_MEMORY]], "(on 1 of 1 rank)"),
+        ([False, True], ["(on 1 of 2 ranks)"]),
+        ([True, False, False, True], ["(on 2 of 4 ranks)"]),
+        ([True], ["(on 1 of 1 rank)"]),
+        ([False, False], []),
     ],
 )
 def test_data_in_host_memory_are_noted_from_any_rank_with_the_number_of_ranks(tmp_path, ranks, said):
-    assert recorded(tmp_path, *ranks) == [f"{IN_HOST_MEMORY} {said}"]
+    record = recorded(tmp_path, *ranks)
+    assert record.notes == [f"{IN_HOST_MEMORY} {count}" for count in said]
+    assert record.summary["data_in_host_memory"] == ranks
 
 
 def test_other_notes_are_those_of_rank_0(tmp_path):
@@ -76,16 +81,20 @@ def test_an_aggregator_without_stages_is_recorded_with_the_reason(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("error", "kind"),
+    ("error", "reported", "device", "kind"),
     [
-        (torch.OutOfMemoryError("2 GiB"), "out_of_memory"),
-        (MemoryError(), "out_of_memory"),
-        (RuntimeError("CUDA error: an illegal memory access"), "device_lost"),
-        (ValueError("no such algorithm"), "error"),
+        (torch.OutOfMemoryError("2 GiB"), None, "cuda", "out_of_memory"),
+        (MemoryError(), None, "cpu", "out_of_memory"),
+        (RuntimeError("an illegal memory access"), RuntimeError("the same again"), "cuda", "device_lost"),
+        (RuntimeError("CUDA error: too many resources requested"), None, "cuda", "error"),
+        (ValueError("no such algorithm"), None, "cpu", "error"),
     ],
 )
-def test_a_failure_is_recorded_with_its_kind(tmp_path, error, kind):
+def test_a_failure_is_recorded_with_its_kind(tmp_path, monkeypatch, error, reported, device, kind):
+    """`reported`: what the driver answers to the next call."""
+    stream = SimpleNamespace(query=Mock(side_effect=reported))
+    monkeypatch.setattr(torch.cuda, "default_stream", lambda device: stream)
     folder = ResultsFolder(tmp_path)
     record = RunRecord("a" * 12, 0, {"kind": "iteration"})
-    folder.fail_run(record, str(error), _failure_kind(error))
+    folder.fail_run(record, str(error), _failure_kind(error, torch.device(device)))
     assert folder.run("a" * 12, 0).summary == {"failure_kind": kind}

@@ -12,6 +12,7 @@ from scaling.analysis.columns import Row, aggregator_name
 from scaling.analysis.findings import Finding
 from scaling.analysis.learning import REACHED
 from scaling.analysis.samples import CellResult
+from scaling.axes import Shared, columns
 
 KNOWN_LOSSY = ("one_bit", "mpi_one_bit", "cntk")
 """For folders that are older than the cells' own word."""
@@ -22,11 +23,8 @@ LARGEST_LOSS = 0.01
 one, or, where there are not several seeds, so much accuracy."""
 
 
-SAME_UPDATE = ("global_batch", "momentum", "nesterov")
-"""What the timed cell and the training share besides model, data set, aggregator and world size.
-
-What was left out of a gradient comes late, and momentum repeats it: an accuracy may fall with momentum alone.
-"""
+SAME_UPDATE = columns(Shared.UPDATE)
+"""What the timed cell and the training share besides model, data set, aggregator and world size."""
 
 
 def is_lossy(cell: CellResult) -> bool:

@@ -30,8 +30,7 @@ from scaling.analysis.launch_values import energies_per_sample, seconds_to_targe
 from scaling.analysis.learning import REACHED, family_key
 from scaling.analysis.samples import CellResult
 from scaling.axes import Role, Shared, columns, fixed_batch, with_columns
-from scaling.measure.ratios import ONE_LAUNCH
-from scaling.measure.statistics import estimate_median
+from scaling.measure.statistics import ONE_LAUNCH, estimate_median
 
 TIME, ACCURACY, EFFICIENCY, HOURS, ENERGY = "time", "time-to-accuracy", "efficiency", "gpu-hours", "energy"
 

@@ -13,6 +13,7 @@ from scaling.analysis.findings import Finding
 from scaling.analysis.samples import CellResult
 from scaling.measure.stopping import relative_half_width
 from scaling.store import CodeChange, RunRecord, changes_since
+from scaling.store.upgrades import has_data_in_host_memory
 
 LARGEST_UNATTRIBUTED = 0.05
 """A budget that leaves more of the profiled iteration open is not closed."""
@@ -22,9 +23,6 @@ LARGEST_PROFILING_OVERHEAD = 0.05
 
 LONGEST_THROTTLED = 0.01
 """A GPU whose clocks were held down for more than this part of the window was throttled."""
-
-IN_HOST_MEMORY = "the data set does not fit on the device"
-"""So begins the note of a run whose data set stayed in host memory, on any rank."""
 
 
 def cautions(cell: CellResult, row: Row) -> tuple[Finding, ...]:
@@ -63,7 +61,7 @@ def _of_host_memory(cell: CellResult, row: Row) -> _Cautions:
     """Of trainings that have seconds: those of workers that share GPUs are left out as it is."""
     if row["kind"] != "convergence" or shares_gpus(row):
         return
-    if any(note.startswith(IN_HOST_MEMORY) for record in cell.done for note in record.notes):
+    if any(has_data_in_host_memory(record.summary, record.notes) for record in cell.done):
         yield "data_in_host_memory", {}
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import pandas as pd
 
@@ -35,12 +37,20 @@ def read_study(folder: ResultsFolder) -> Study:
         StoreError: it is none, or samples of a done run are missing or damaged.
     """
     name, cells = study_name(folder.require()), read_cells(folder)
-    return Study(name, build_table(name, cells), cells, num_cores(folder))
+    return Study(name, build_table(name, cells), cells, num_cores(environment_of(folder)))
 
 
-def num_cores(folder: ResultsFolder) -> int | None:
-    """CPU cores of a node, as the environment tells them."""
-    if not (folder.path / "environment.json").exists():
-        return None
-    usable_cores = (folder.environment().get("cpu") or {}).get("usable_cores")
-    return int(usable_cores) if usable_cores else None
+def environment_of(folder: ResultsFolder) -> dict[str, Any] | None:
+    """What was recorded; None for a folder that never had one.
+
+    Raises:
+        StoreError: it is damaged.
+    """
+    return folder.environment() if (folder.path / "environment.json").exists() else None
+
+
+def num_cores(environment: Mapping[str, Any] | None) -> int | None:
+    """The CPU cores of a node that workers could use; None where the environment does not say."""
+    cpu = (environment or {}).get("cpu")
+    cores = cpu.get("usable_cores", cpu.get("cores")) if isinstance(cpu, Mapping) else None
+    return cores if isinstance(cores, int) else None

@@ -40,7 +40,7 @@ from scaling.analysis.intervals import within_noise
 from scaling.analysis.objectives import OBJECTIVES, Objective, parse_objective
 from scaling.analysis.repeats import FEWEST, launches_needed
 from scaling.analysis.samples import CellResult
-from scaling.measure.ratios import ONE_LAUNCH
+from scaling.measure.statistics import ONE_LAUNCH
 
 __all__ = ["OBJECTIVES", "Choice", "Recommendation", "recommend"]
 

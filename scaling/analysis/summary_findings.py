@@ -18,7 +18,7 @@ from scaling.analysis.findings import Finding
 from scaling.analysis.groups import Group, group_rows
 from scaling.analysis.intervals import overlap, within_noise
 from scaling.analysis.training_findings import training_findings
-from scaling.measure.ratios import ONE_LAUNCH
+from scaling.measure.statistics import ONE_LAUNCH
 
 FEW = 3
 """So many cells of a host are named."""

@@ -32,13 +32,11 @@ from scaling.measure.statistics import (
     BOOTSTRAP_RESAMPLES,
     CONFIDENCE,
     LAUNCHES_FOR_BOOTSTRAP,
+    ONE_LAUNCH,
     interval_within_launch,
 )
 
 FloatArray = NDArray[np.float64]
-
-ONE_LAUNCH = "within this launch only"
-"""The interval's method where there is one launch on either side; as in `scaling.measure.statistics`."""
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,9 @@ FloatArray = NDArray[np.float64]
 
 CONFIDENCE = 0.95
 LAUNCHES_FOR_BOOTSTRAP = 10
+ONE_LAUNCH = "within this launch only"
+"""An interval's method where there is one launch."""
+
 BOOTSTRAP_RESAMPLES = 2000
 
 
@@ -71,7 +74,7 @@ def estimate_median(launches: Sequence[Sequence[float]]) -> Estimate:
         method = "t interval of the launches' medians"
     else:
         low, high = interval_within_launch(pooled)
-        method = "within this launch only"
+        method = ONE_LAUNCH
     return Estimate(float(np.median(pooled)), low, high, method, len(pooled), len(groups))
 
 

@@ -51,6 +51,7 @@ class Prediction:
         transport: of the bytes.
         busiest: the resource that bounds the longest exchange.
         notes: what was assumed or not known.
+        compute_notes: those of them on the computation.
     """
 
     cell: Mapping[str, Any]
@@ -63,6 +64,7 @@ class Prediction:
     transport: str = ""
     busiest: str | None = None
     notes: tuple[str, ...] = ()
+    compute_notes: tuple[str, ...] = ()
     simulated: bool = field(default=True, init=False)
 
 
@@ -103,6 +105,7 @@ class Predictor:
         cell, world_size = strategy.cell, int(strategy.cell["world_size"])
         notes: list[str] = []
         computed = self._computed(cell, notes)
+        compute_notes = tuple(notes)
         alone = world_size == 1 and not _by_host(strategy)
         buckets = (
             []
@@ -148,6 +151,7 @@ class Predictor:
             "none" if alone or not terms else transport_of(strategy, self._machinery, world_size),
             longest.busiest if longest else None,
             tuple(dict.fromkeys(notes)),
+            compute_notes,
         )
 
     def _computed(self, cell: Mapping[str, Any], notes: list[str]) -> Computed | None:

@@ -6,16 +6,13 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from scaling.axes import AXES, Role
 from scaling.errors import PredictionError
 from scaling.prediction.compute import ComputeModel
 from scaling.prediction.estimate import Estimate
 from scaling.prediction.predict import Prediction
 
 CELL_FIELDS = ("model", "dataset", "aggregator")
-OWN_FIELDS = (
-    *("step", "device", "scaling", "world_size", "local_batch", "global_batch", "bucket_mb"),
-    *("input_placement", "peer_access", "tf32", "memory_format", "augmentation"),
-)
 
 
 def row_of(
@@ -38,13 +35,14 @@ def row_of(
         **_interval("compute_s", prediction.compute),
         **_interval("exchange_s", prediction.exchange),
         **_interval("exposed_comm_s", prediction.exposed_exchange),
-        "way": prediction.transport,
+        "transport": prediction.transport,
         "busiest_link": prediction.busiest,
         "terms": [
             {"name": term.name, "kind": term.kind, "seconds": term.seconds, "choice": term.choice or None}
             for term in prediction.terms
         ],
         "notes": list(prediction.notes),
+        "compute_notes": list(prediction.compute_notes),
     }
 
 
@@ -62,12 +60,12 @@ def reason_row(
 
 
 def cell_fields(cell: Mapping[str, Any]) -> dict[str, Any]:
-    """What tells cells apart."""
+    """What distinguishes cells."""
     labels = {
         name: cell.get(f"{name}_label", cell.get(name)) for name in CELL_FIELDS if f"{name}_label" in cell
     }
-    own = {name: cell[name] for name in OWN_FIELDS if name in cell}
-    return {**labels, **own} or dict(cell)
+    values = {axis.name: cell[axis.name] for axis in AXES if axis.role & Role.PREDICTED and axis.name in cell}
+    return {**labels, **values} or dict(cell)
 
 
 def _speedup(prediction: Prediction, compute: ComputeModel | None) -> Estimate | None:

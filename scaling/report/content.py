@@ -11,6 +11,7 @@ import pandas as pd
 from scaling.analysis.columns import SEPARATOR, Row, to_rows
 from scaling.analysis.formats import MISSING
 from scaling.analysis.groups import group_rows
+from scaling.analysis.reading import num_cores
 from scaling.analysis.recommend import Recommendation
 from scaling.analysis.summary_findings import summary_findings
 from scaling.analysis.wall_time import WallTime
@@ -109,13 +110,6 @@ def content_of(
         num_cells=len(rows),
         environment=None if environment is None else flatten(environment),
     )
-
-
-def num_cores(environment: Mapping[str, Any] | None) -> int | None:
-    """The CPU cores that workers could use: cpu.usable_cores or cpu.cores; None where neither is there."""
-    cpu = (environment or {}).get("cpu")
-    cores = cpu.get("usable_cores", cpu.get("cores")) if isinstance(cpu, Mapping) else None
-    return cores if isinstance(cores, int) else None
 
 
 def flatten(value: Any, path: str = "") -> list[tuple[str, str]]:

@@ -82,13 +82,10 @@ class PredictedCell:
         part, off_s = max(
             ("computation", off_compute_s), ("exchange", off_exchange_s), key=lambda part: abs(part[1])
         )
-        # What the prediction says of the computation begins with that word (`scaling.prediction.compute`).
-        notes = [
-            note
-            for note in self.predicted.get("notes") or []
-            if note.startswith("compute") == (part == "computation")
-        ]
-        return {"part": part, "off_s": off_s, "notes": notes, "transport": self.predicted.get("way")}
+        compute_notes = self.predicted["compute_notes"]
+        others = [note for note in self.predicted.get("notes") or [] if note not in compute_notes]
+        notes = compute_notes if part == "computation" else others
+        return {"part": part, "off_s": off_s, "notes": notes, "transport": self.predicted.get("transport")}
 
     def failed_assumption(self) -> str:
         """The same in words."""

@@ -13,6 +13,7 @@ from scaling.analysis.budgets import step_table
 from scaling.analysis.columns import Row, to_rows
 from scaling.analysis.groups import group_rows
 from scaling.analysis.learning import epoch_table
+from scaling.analysis.reading import environment_of, num_cores
 from scaling.analysis.recommend import recommend
 from scaling.analysis.samples import CellResult, read_cells
 from scaling.analysis.seed_noise import seed_noise, seed_noise_finding
@@ -27,7 +28,7 @@ from scaling.analysis.transfers import (
     transfers_csv,
 )
 from scaling.analysis.wall_time import WallTime, wall_time
-from scaling.report.content import Content, Extras, content_of, num_cores
+from scaling.report.content import Content, Extras, content_of
 from scaling.report.device import (
     Results,
     device_sentences,
@@ -113,7 +114,7 @@ def write_all(folder: ResultsFolder) -> Report:
     data = FigureInput(to_rows(table), by_id, links, transfers, predicted, experiments)
     figures, failures = draw_figures(folder, data)
     # A folder without an environment gets a page that says so; a damaged one is an error.
-    environment = folder.environment() if (folder.path / "environment.json").exists() else None
+    environment = environment_of(folder)
     groups = group_rows(to_rows(table))
     noise = seed_noise(groups, by_id)
     extras = Extras(

@@ -37,7 +37,7 @@ from scaling.store.files import (
     writing,
 )
 from scaling.store.records import MAX_DEATHS, SCHEMA_VERSION, RunRecord, now, read_run, record_from
-from scaling.store.upgrades import FAILURE_KIND
+from scaling.store.upgrades import FAILURE_KIND, upgraded_prediction
 
 
 class ResultsFolder:
@@ -326,9 +326,9 @@ class ResultsFolder:
         if not (self.path / "predictions.json").is_file():
             return []
         predictions = self._read_mapping("predictions.json", json.loads).get("predictions")
-        if not isinstance(predictions, list):
+        if not isinstance(predictions, list) or not all(isinstance(row, dict) for row in predictions):
             raise StoreError(f"{self.path / 'predictions.json'} is damaged: it has no list of predictions")
-        return predictions
+        return [upgraded_prediction(row) for row in predictions]
 
     def write_sheet(self, name: str, sheet: Mapping[str, Any]) -> Path:
         """Writes a lossy aggregator's fidelity sheet (`scaling verify --save-to`); returns the path."""

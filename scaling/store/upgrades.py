@@ -10,7 +10,7 @@ Until version 2 the second cell of an A/A pair was called `twin`; since version 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 _BYTES, _MESSAGES = "wire_bytes_per_rank", "messages_per_rank"
@@ -85,6 +85,30 @@ def _both_directions(cell: Mapping[str, Any], summary: Mapping[str, Any]) -> dic
     parameters = summary.get("num_parameters")
     if count is not None and parameters is not None:
         today[_BYTES] = [count(num_elements, _VALUE_BYTES * parameters) for num_elements in counted]
+    return today
+
+
+DATA_IN_HOST_MEMORY = "data_in_host_memory"
+"""In the summary of a run that trains: for each rank, whether its data set did not fit on its device."""
+
+
+def has_data_in_host_memory(summary: Mapping[str, Any], notes: Iterable[str]) -> bool:
+    """Whether any rank's data set stayed in host memory; of a record older than the key, by its notes.
+
+    Args:
+        summary, notes: of the run's record.
+    """
+    if DATA_IN_HOST_MEMORY in summary:
+        return any(summary[DATA_IN_HOST_MEMORY])
+    return any(note.startswith("the data set does not fit on the device") for note in notes)
+
+
+def upgraded_prediction(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row of predictions.json as today's: `transport` was `way`, and notes on computation began with it."""
+    today = {"transport" if key == "way" else key: value for key, value in row.items()}
+    if "compute_notes" not in today:
+        notes = today.get("notes") or []
+        today["compute_notes"] = [note for note in notes if str(note).startswith("compute")]
     return today
 
 

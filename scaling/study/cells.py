@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from scaling.axes import AXES
+from scaling.axes import AXES, Role
 from scaling.errors import StudyError
 from scaling.study.kinds import KINDS
 from scaling.study.kinds.base import AnyCell, Machine, digest
@@ -102,22 +102,14 @@ class Cell:
 
     def describe(self) -> str:
         """One line for people."""
+        values = {axis: getattr(self, axis.name) for axis in AXES if axis.role & Role.DESCRIBED}
+        described = "".join(
+            f", {axis.text(value)}" for axis, value in values.items() if value and value != axis.default
+        )
         return (
             f"{self.kind} {self.model_label} on {self.dataset_label}, {self.aggregator_label}, "
-            f"{self.world_size} x {self.local_batch} on {self.device}, {self.step}{self._axes()}"
+            f"{self.world_size} x {self.local_batch} on {self.device}, {self.step}{described}"
         )
-
-    def _axes(self) -> str:
-        parts = [
-            f"buckets of {self.bucket_mb:g} MiB" if self.bucket_mb is not None else "",
-            f"input {self.input_placement}" if self.input_placement != "device" else "",
-            self.memory_format or "",
-            "augmented" if self.augmentation == "standard" else "",
-            f"seed {self.seed}" if self.seed else "",
-            "A/A pair" if self.aa_replicate else "",
-            f"{self.workers_per_gpu} workers a GPU" if self.workers_per_gpu is not None else "",
-        ]
-        return "".join(f", {part}" for part in parts if part)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from scaling.study.cells import Cell
 from scaling.study.kinds.training import TIMING_BATCHES
-from scaling.study.rank_summary import IN_HOST_MEMORY
 from scaling.workloads.base import DataSplits, Split
 from scaling.workloads.registry import build_module, create_dataset, create_model, resolve_shape
 
@@ -59,7 +58,7 @@ class Loaded:
                 self._data.clear()
             gc.collect()  # what the failure kept
             torch.cuda.empty_cache()
-        return replace(loaded, notes=(IN_HOST_MEMORY,))
+        return replace(loaded, in_host_memory=True)
 
     def _on_device(self, split: Split) -> Split:
         return Split(split.inputs.to(self._device), split.targets.to(self._device))

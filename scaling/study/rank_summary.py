@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 IN_HOST_MEMORY = (
-    "the data set does not fit on the device and lies in host memory: a training copies each batch from "
+    "the data set does not fit on the device and is in host memory: a training copies each batch from "
     "there, in its measured time; timed iterations have theirs where input_placement says"
 )
 
@@ -21,6 +21,7 @@ class RankSummary:
         bytes_sent, messages_sent: by this rank in a step, as metered; None where it cannot be counted.
         checksums: of the data.
         notes: what was decided at the start.
+        data_in_host_memory: the data set does not fit on this rank's device.
         diverged: a loss was not finite.
         memory_peak_bytes: the most that tensors took on this rank's GPU, with the data sets that are there.
         seconds: part of the run (`setup`, `warmup`, `unsplit`, `split`) -> wall time of the slowest rank.
@@ -37,6 +38,7 @@ class RankSummary:
     messages_sent: int | None = None
     checksums: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    data_in_host_memory: bool = False
     diverged: bool = False
     memory_peak_bytes: int | None = None
     seconds: dict[str, float] = field(default_factory=dict)
@@ -55,7 +57,7 @@ def notes_of(ranks: Sequence[RankSummary]) -> list[str]:
 
     Each rank finds out for itself whether the data fit, since other processes may fill one GPU alone.
     """
-    notes = [note for note in ranks[0].notes if note != IN_HOST_MEMORY]
-    if count := sum(IN_HOST_MEMORY in rank.notes for rank in ranks):
+    notes = list(ranks[0].notes)
+    if count := sum(rank.data_in_host_memory for rank in ranks):
         notes.append(f"{IN_HOST_MEMORY} (on {count} of {len(ranks)} rank{'s' if len(ranks) > 1 else ''})")
     return notes

@@ -65,13 +65,13 @@ class DataSplits:
         train: training samples.
         test: held-out samples; never trained on.
         checksums: file or source name -> checksum, recorded with the results.
-        notes: on where it is stored, for the record of a run.
+        in_host_memory: it does not fit on the device that it was loaded for.
     """
 
     train: Split
     test: Split
     checksums: dict[str, str]
-    notes: tuple[str, ...] = ()
+    in_host_memory: bool = False
 
 
 @dataclass(frozen=True)

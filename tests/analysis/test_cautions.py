@@ -7,7 +7,6 @@ from scaling.analysis.groups import group_rows
 from scaling.analysis.summary import summary_table
 from scaling.report.page_tables import page_tables
 from scaling.report.warnings_text import warning_text, warnings_of
-from scaling.study.rank_summary import IN_HOST_MEMORY as HOST_MEMORY_NOTE
 from scaling.study.rank_summary import RankSummary, notes_of
 
 
@@ -127,18 +126,18 @@ def test_goal_that_was_reached_or_not_set_is_not_warned_of(study, reason, goal):
 IN_HOST_MEMORY = "host memory: the data set was copied batch by batch; the seconds hold that"
 
 
-def add_training(study, epoch_line, notes, **cell):
-    """With what each rank noted."""
-    told = notes_of([RankSummary(1, 1, None, {}, own) for own in notes])
-    run = [[epoch_line(1, 1.0, 0.5, 0.9)]] * len(notes)
-    study.add([run], kind="convergence", world_size=len(notes), notes=told, **cell)
+def add_training(study, epoch_line, in_host_memory, *, is_old=False, **cell):
+    """With whether each rank's data were in host memory; in old records the notes alone say so."""
+    notes = notes_of([RankSummary(1, data_in_host_memory=there) for there in in_host_memory])
+    run = [[epoch_line(1, 1.0, 0.5, 0.9)]] * len(in_host_memory)
+    summary = {} if is_old else {"data_in_host_memory": in_host_memory}
+    study.add([run], kind="convergence", world_size=len(in_host_memory), notes=notes, summary=summary, **cell)
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_training_whose_data_lay_in_host_memory_on_any_rank_is_warned_of(study, epoch_line, rank):
-    notes = [[], []]
-    notes[rank] = [HOST_MEMORY_NOTE]
-    add_training(study, epoch_line, notes)
+@pytest.mark.parametrize("is_old", [False, True])
+@pytest.mark.parametrize("ranks", [[True, False], [False, True]])
+def test_training_whose_data_lay_in_host_memory_on_any_rank_is_warned_of(study, epoch_line, ranks, is_old):
+    add_training(study, epoch_line, ranks, is_old=is_old)
     assert warnings(study) == [IN_HOST_MEMORY]
     (group,) = group_rows([row_of(study)])
     (table,) = page_tables(group, [group])
@@ -146,20 +145,19 @@ def test_training_whose_data_lay_in_host_memory_on_any_rank_is_warned_of(study, 
 
 
 def test_training_with_its_data_on_the_gpu_is_not_warned_of(study, epoch_line):
-    add_training(study, epoch_line, [["tensors: 2"], []])
+    add_training(study, epoch_line, [False, False])
     assert warnings(study) == []
 
 
 def test_training_on_shared_gpus_has_no_seconds_that_could_hold_copies(study, epoch_line):
-    notes = [[HOST_MEMORY_NOTE]] * 2
-    add_training(study, epoch_line, notes, device="cuda", workers_per_gpu=2)
+    add_training(study, epoch_line, [True, True], device="cuda", workers_per_gpu=2)
     (warning,) = warnings(study)
     assert warning.startswith("shared GPUs: ")
 
 
 def test_timed_iterations_of_data_in_host_memory_are_not_warned_of(study, split_line):
     lines = [[split_line(1, 1.0, ("forward", "main", 0.0, 1.0))]]
-    study.add_split([[1.0]], lines, notes=notes_of([RankSummary(1, 1, 1, {}, [HOST_MEMORY_NOTE])]))
+    study.add_split([[1.0]], lines, summary={"data_in_host_memory": [True]})
     assert warnings(study) == []
 
 

@@ -5,7 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from scaling.measure.ratios import ONE_LAUNCH, adjusted, estimate_ratio
+from scaling.measure.ratios import adjusted, estimate_ratio
+from scaling.measure.statistics import ONE_LAUNCH
 
 
 def launches(generator, middle, count, spread=0.01, samples=20):

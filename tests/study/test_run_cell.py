@@ -14,7 +14,7 @@ from scaling.registry import trust
 from scaling.study.cells import Cell
 from scaling.study.kinds.run_iteration import extent_of
 from scaling.study.loaded import MAX_LOADED, Loaded
-from scaling.study.rank_summary import IN_HOST_MEMORY, RankSummary
+from scaling.study.rank_summary import RankSummary
 from scaling.study.run_cell import CellRunner
 from scaling.training.timing import SPLIT_SETTLING
 from scaling.workloads.base import DataShape, Model
@@ -168,14 +168,14 @@ class TestDataThatDoesNotFit:
         fail(count=1000)
         (row,), summary = run(runner, group, cell)
         assert row["step_losses"] == expected
-        assert IN_HOST_MEMORY in summary.notes
+        assert summary.data_in_host_memory
         assert summary.checksums
 
     def test_timed_cells_have_the_note_too(self, runner, group, fail):
         fail(count=1000)
         rows, summary = run(runner, group, TIMED)
         assert rows
-        assert IN_HOST_MEMORY in summary.notes
+        assert summary.data_in_host_memory
 
     def test_data_of_other_cells_make_room_first(self, runner, group, fail):
         run(
@@ -186,7 +186,7 @@ class TestDataThatDoesNotFit:
         moved = fail(count=1)
         _, summary = run(runner, group, TRAINED)
         assert moved == [1, 0, 0], "with the other data set, then alone: training and test samples"
-        assert IN_HOST_MEMORY not in summary.notes
+        assert not summary.data_in_host_memory
 
 
 @pytest.fixture(scope="module")

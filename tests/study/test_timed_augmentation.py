@@ -56,7 +56,7 @@ class TestKey:
         (plain,), (augmented,) = cells(), cells(augmentation="standard")
         assert augmented.augmentation == "standard"
         assert augmented.id != plain.id
-        assert augmented.describe() == f"{plain.describe()}, augmented"
+        assert augmented.describe() == f"{plain.describe()}, augmentation standard"
 
     @pytest.mark.parametrize(("of_part", "of_workload"), [("standard", "none"), ("none", "standard")])
     def test_a_workload_has_its_own(self, of_part, of_workload):

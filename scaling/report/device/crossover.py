@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from scaling.analysis import intervals
 from scaling.measure.statistics import Estimate
 
 
@@ -36,11 +37,10 @@ class Ratio:
     high: float | None
 
 
-def overlap(one: Estimate, other: Estimate) -> bool:
+def overlap(first: Estimate, second: Estimate) -> bool:
     """Whether two intervals overlap; where one is missing, whether the medians are equal."""
-    if one.low is None or one.high is None or other.low is None or other.high is None:
-        return one.median == other.median
-    return one.low <= other.high and other.low <= one.high
+    known = intervals.overlap(first.low, first.high, second.low, second.high)
+    return first.median == second.median if known is None else known
 
 
 def ratio_of(at: float, slow: Estimate, fast: Estimate) -> Ratio:

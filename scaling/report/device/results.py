@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from scaling.analysis.columns import DEVICE
+from scaling.analysis.reading import environment_of, num_cores
 from scaling.errors import StoreError
 from scaling.measure.statistics import Estimate, estimate_median
 from scaling.store import ResultsFolder, RunRecord
@@ -166,7 +167,7 @@ def read_devices(folder: ResultsFolder) -> list[Results]:
         key = (cell["experiment"], repr(sorted(cell["parameters"].items())))
         experiments.setdefault(key, []).append(DeviceResult(cell_id, cell, own, launches))
     no_gpu = any(str(note).startswith(NO_GPU) for note in folder.study().get("notes") or [])
-    asked, num_cores = _asked(folder), _num_cores(folder)
+    asked, cores = _asked(folder), num_cores(environment_of(folder))
     found: list[Results] = []
     for (name, _), cells in sorted(experiments.items(), key=lambda item: item[0]):
         same = sum(other.experiment == name for other in found)
@@ -174,7 +175,7 @@ def read_devices(folder: ResultsFolder) -> list[Results]:
         missing = sorted(asked.get(name, set()) - here) if no_gpu else []
         cells.sort(key=_order)
         slug = f"{name}-{same + 1}" if same else name
-        found.append(Results(name, slug, cells[0].cell["parameters"], cells, missing, num_cores))
+        found.append(Results(name, slug, cells[0].cell["parameters"], cells, missing, cores))
     return found
 
 
@@ -196,14 +197,6 @@ def _asked(folder: ResultsFolder) -> dict[str, set[str]]:
         if part.get("kind") == DEVICE:
             asked.setdefault(part["experiment"]["name"], set()).update(part["devices"])
     return asked
-
-
-def _num_cores(folder: ResultsFolder) -> int | None:
-    if not (folder.path / "environment.json").exists():
-        return None
-    cpu = folder.environment().get("cpu")
-    cores = cpu.get("usable_cores", cpu.get("cores")) if isinstance(cpu, Mapping) else None
-    return cores if isinstance(cores, int) else None
 
 
 def _order(cell: DeviceResult) -> tuple[Any, ...]:

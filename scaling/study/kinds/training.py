@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from scaling.store.upgrades import DATA_IN_HOST_MEMORY
 from scaling.study.kinds.base import Kind, Machine
 from scaling.study.parts import TrainingPart
 
@@ -101,6 +102,7 @@ class TrainingKind(Kind[TrainingPartT, "Cell"]):
             "wire_bytes_per_rank": [rank.bytes_sent for rank in ranks],
             "messages_per_rank": [rank.messages_sent for rank in ranks],
             "checksums": ranks[0].checksums,
+            DATA_IN_HOST_MEMORY: [rank.data_in_host_memory for rank in ranks],
             **super().summary(ranks),
             "checks": ranks[0].checks,
         }
