@@ -290,9 +290,9 @@ def test_text_on_power_sgd_on_four_gpus_has_the_losses_of_the_samples(four_gpus)
         falls = [row["loss_first"] - row["loss_last"] for row in rows]
         assert holds_numbers(text, shown[name].format(*falls))
     assert holds_numbers(text, f"fell by {100 * (1 - falls[0] / falls[1]):.0f}% less")
-    from power_sgd_table import LOSSES_ALIKE
+    from power_sgd_table import LOSSES_EQUAL
 
-    assert LOSSES_ALIKE == (0.5, 2.0), "between half and twice the hook's"
+    assert LOSSES_EQUAL == (0.5, 2.0), "between half and twice the hook's"
 
 
 def test_codec_tables_are_those_of_the_samples(monkeypatch):

@@ -38,11 +38,13 @@ TRAINED = Cell(
 )
 
 
-def recorded(tmp_path, *in_host_memory):
+def recorded(tmp_path, *in_host_memory, notes=()):
     """The record in the file, from what each rank says of its data."""
     folder, record = ResultsFolder(tmp_path), RunRecord(TRAINED.id, 0, TRAINED.to_dict())
     folder.write_run(record)
-    summaries = [asdict(RankSummary(10, 40, None, data_in_host_memory=there)) for there in in_host_memory]
+    summaries = [
+        asdict(RankSummary(10, 40, notes=list(notes), data_in_host_memory=there)) for there in in_host_memory
+    ]
     info = RankInfo(0, 0, len(summaries), len(summaries), "test")
     _record(folder, record, TRAINED, info, CellOutcome(None, True, summaries))
     return folder.run(TRAINED.id, 0)
@@ -64,11 +66,11 @@ def test_data_in_host_memory_are_noted_from_any_rank_with_the_number_of_ranks(tm
 
 
 def test_other_notes_are_those_of_rank_0(tmp_path):
-    assert recorded(tmp_path, ["buckets: 2"], ["buckets: 2"]) == ["buckets: 2"]
+    assert recorded(tmp_path, False, False, notes=["buckets: 2"]).notes == ["buckets: 2"]
 
 
 def test_the_plan_of_the_exchange_is_recorded_from_the_aggregators_own_stages(tmp_path):
-    recorded(tmp_path, [], [])
+    recorded(tmp_path, False, False)
     (exchange,) = ResultsFolder(tmp_path).run(TRAINED.id, 0).summary["plan"]
     assert (exchange["schedule"], exchange["native"]) == ("ring", True)
     (num_bytes,) = exchange["bytes"]

@@ -35,11 +35,11 @@ from scaling.aggregators.compressed import OneBitState, StripedOneBit
 from scaling.aggregators.prediction import (
     all_reduce_bytes,
     copies_to_ranks,
+    native_all_reduce,
     rows_from_host,
     rows_to_host,
 )
 from scaling.bucket import BucketLayout
-from scaling.collectives.mpi_library import MpiLibrary, mpi_all_reduce
 from scaling.collectives.plan import Codec, Exchange, Stage, Update
 from scaling.process_group import Group, Message, MpiGroup
 from scaling.process_group.over_mpi import SUMMED
@@ -103,10 +103,9 @@ class Mpi(Aggregator[MpiState]):
         n = layout.num_elements
         if world_size == 1:
             return [Update("replica", n)]
-        _, schedule = mpi_all_reduce(MpiLibrary(), world_size, 4.0 * n)
         return [
             replace(rows_to_host(n, world_size), for_gpus=True),
-            Exchange(schedule, n, name="all_reduce", native=True, library="mpi"),
+            *native_all_reduce([n], world_size, "all_reduce", library="mpi"),
             Codec("divide", 4.0 * n, where="host", bytes_moved=DIVIDE_BYTES_MOVED),
             replace(copies_to_ranks(n, world_size), for_gpus=True),
             Update("replica", n),

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Literal
 
-from scaling.collectives.plan import Codec, Exchange, Stage, Update
+from scaling.collectives.plan import Codec, Exchange, Library, Stage, Update
 from scaling.collectives.ring import ring
 from scaling.collectives.schedule import Schedule, Transfer
 from scaling.collectives.split_at_reduction import split_at_reduction
 
 
 def native_all_reduce(
-    sizes: Iterable[int], world_size: int, name: str, library: Literal["", "horovod"] = ""
-) -> list[Stage]:
+    sizes: Iterable[int], world_size: int, name: str, library: Library = ""
+) -> list[Exchange]:
     """The library's all-reduces, one after the other, as rings: what it chooses it does not tell."""
     return [Exchange(ring(world_size), size, name=name, native=True, library=library) for size in sizes]
 

@@ -6,7 +6,7 @@ has to share (local_work.py).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,6 +20,7 @@ from topologies.model import Topology
 
 Site = Literal["replica", "root", "owner", "host"]
 Where = Literal["rank", "host"]
+Library = Literal["", "mpi", "horovod", "gloo"]
 
 MOMENTUM_BYTES_MOVED = 5.0
 """SGD with momentum: gradient, velocity and parameter are read, velocity and parameter written."""
@@ -37,7 +38,7 @@ class Exchange:
         name: for people; the schedule's if empty.
         native: a library does it in its own way; the schedule stands for that (`scaling.prediction.native`).
         library: the owner, where it is not torch.distributed. "mpi": processes exchange in host memory
-            (`by_processes`); "horovod": by NCCL between GPUs, else as its ranks do.
+            (`by_processes`); "horovod": by NCCL between GPUs, else as its ranks do; "gloo": as "mpi".
         for_gpus: copies between GPUs and host memory, which processes without GPUs do not make.
     """
 
@@ -47,7 +48,7 @@ class Exchange:
     num_messages: int = 1
     name: str = ""
     native: bool = False
-    library: Literal["", "mpi", "horovod"] = ""
+    library: Library = ""
     for_gpus: bool = False
 
 
@@ -63,6 +64,7 @@ class Codec:
         bytes_moved: in memory, read and written for each of `num_bytes`.
         num_threads: of the CPU, for each rank.
         by_all: False: by rank 0 alone.
+        messages: sent meanwhile through the memory that the time is of; they take none themselves.
     """
 
     name: str
@@ -72,6 +74,7 @@ class Codec:
     bytes_moved: float = 2.0
     num_threads: int = 1
     by_all: bool = True
+    messages: tuple[Exchange, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -101,6 +104,22 @@ class Update:
 
 
 Stage = Exchange | Codec | Update
+
+
+def exchanges_of(stages: Iterable[Stage], *, with_gpus: bool) -> list[Exchange]:
+    """Everything that the stages send, in their order.
+
+    Args:
+        stages: of one training step.
+        with_gpus: whether ranks have GPUs; without them no gradient is copied to host memory and back.
+    """
+    sent: list[Exchange] = []
+    for stage in stages:
+        if isinstance(stage, Codec):
+            sent += stage.messages
+        elif isinstance(stage, Exchange) and (with_gpus or not stage.for_gpus):
+            sent.append(stage)
+    return sent
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ class PlannedExchange:
     Attributes:
         schedule: the name of the schedule.
         native: a library does it in its own way; the schedule stands for that.
-        library: "mpi" (between processes in host memory), "horovod" or "": as of `plan.Exchange`.
+        library: as of `plan.Exchange`.
         num_steps: of the schedule.
         num_bytes: pair -> the bytes that its source sends to its target.
     """
@@ -54,9 +54,10 @@ class ExchangePlan:
     exchanges: tuple[PlannedExchange, ...]
 
     @property
-    def native_schedules(self) -> list[str]:
-        """The schedules that stand for what a library does."""
-        return list(dict.fromkeys(each.schedule for each in self.exchanges if each.native))
+    def native(self) -> list[PlannedExchange]:
+        """Those that a library does in its own way, one of each library and schedule."""
+        natives = {(each.library, each.schedule): each for each in self.exchanges if each.native}
+        return list(natives.values())
 
     def sent_bytes(self, rank: int) -> float:
         """What a rank moves, as its group meters it: what it sends, and what it copies from host memory."""
@@ -66,6 +67,15 @@ class ExchangePlan:
             for (source, target), count in exchange.num_bytes.items()
             if source == rank or (target == rank and source >= self.world_size)
         )
+
+    def sent_to(self, rank: int) -> dict[str, float]:
+        """Node, a rank or as `h0` the host memory of a machine -> the bytes that a rank sends it."""
+        sent: dict[str, float] = {}
+        for exchange in self.exchanges:
+            for (source, target), count in exchange.num_bytes.items():
+                if source == rank:
+                    sent[self._node(target)] = sent.get(self._node(target), 0.0) + count
+        return sent
 
     def bytes_per_resource(self, topology: Topology, *, peer_access: bool = True) -> dict[str, float]:
         """The bytes that pass each link (and memory) of the topology, by its name there.
@@ -80,7 +90,7 @@ class ExchangePlan:
         passed: dict[str, float] = {}
         for exchange in self.exchanges:
             ranks = topology.ranks(self.world_size)
-            if exchange.library == "mpi":
+            if exchange.library in ("mpi", "gloo"):
                 ranks = process_places(topology, self.world_size)
             num_hosts = max((max(pair) + 1 for pair in exchange.num_bytes), default=0) - self.world_size
             placement = Placement(topology, ranks, max(num_hosts, 0), peer_access=peer_access)

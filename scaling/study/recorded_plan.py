@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from scaling.collectives.plan import Exchange
+from scaling.collectives.plan import exchanges_of
 from scaling.collectives.plan_record import plan_of
 from scaling.errors import ScalingError
 from scaling.study.cells import Cell
@@ -24,8 +24,7 @@ def plan_record(cell: Cell, tensor_shapes: str) -> dict[str, Any]:
             stages = [
                 stage for bucket in strategy_of(cell.to_dict(), tensor_shapes).buckets for stage in bucket
             ]
-            exchanges = [stage for stage in stages if isinstance(stage, Exchange)]
-            made = [each for each in exchanges if cell.device == "cuda" or not each.for_gpus]
-            return {"plan": plan_of(made, cell.world_size).to_record()}
+            exchanges = exchanges_of(stages, with_gpus=cell.device == "cuda")
+            return {"plan": plan_of(exchanges, cell.world_size).to_record()}
     except (ScalingError, TopologyError) as error:
         return {"plan_unknown": str(error)}

@@ -38,7 +38,7 @@ def test_buckets_are_summed_and_other_exchanges_are_not():
     plan = plan_of(exchanges, 2)
     assert [sum(each.num_bytes.values()) for each in plan.exchanges] == [240, 160]
     assert [each.num_steps for each in plan.exchanges] == [4, 2]
-    assert plan.native_schedules == ["ring"]
+    assert [each.schedule for each in plan.native] == ["ring"]
 
 
 @pytest.mark.parametrize("name", BUILT_IN)

@@ -88,9 +88,9 @@ class TestMarksThatArePlaced:
             recorder.take()
         assert clock.seconds(foreign[0], foreign[2]) == 3
 
-    def test_outside_a_split_step_there_is_no_place_for_them(self, clock, recorder):
+    def test_outside_a_profiled_iteration_there_is_no_place_for_them(self, clock, recorder):
         foreign = self.replayed(clock)
-        with pytest.raises(AssertionError, match="inside a split step"), recorder.step(split=False):
+        with pytest.raises(AssertionError, match="inside a profiled iteration"), recorder.step(split=False):
             recorder.place("forward", foreign[0], foreign[1])
 
 

@@ -25,7 +25,8 @@ def timed(study, split_line, line):
         spans = [("forward", "main", 0.001, 0.004), ("communicate", "comm", 0.003, 0.008)]
         return [own, split_line(1, 0.010, *spans, start_s=100.02 + late_s)]
 
-    summary = {"clock_uncertainty_s": [1e-5, 2e-5]}
+    sent = {"num_parameters": 500, "wire_bytes_per_rank": [2000, 2000]}
+    summary = {"clock_uncertainty_s": [1e-5, 2e-5], **sent}
     study.add([[rank(0.0), rank(0.001)]], aggregator="ring", world_size=2, summary=summary)
     return study
 
@@ -39,6 +40,12 @@ def test_chrome_trace_has_all_ranks_on_one_clock(timed):
     assert begin[0, "step (unprofiled)"][:2] == (0.0, 10_000.0)
     assert begin[1, "step (unprofiled)"][0] == pytest.approx(1000.0, abs=0.01)
     assert begin[1, "forward"][0] == pytest.approx(20_000 + 1000 + 1000, abs=0.01)
+    sent = {
+        event["pid"]: event["args"].get("sent_bytes_a_step")
+        for event in steps
+        if event["name"] == "communicate"
+    }
+    assert sent == {0: {"1": 2000.0}, 1: {"0": 2000.0}}
     assert begin[0, "forward"][2] != begin[0, "communicate"][2], "a stream of its own"
     told = [event for event in trace["traceEvents"] if event["ph"] == "M"]
     names = {(event["pid"], event.get("tid")): event["args"]["name"] for event in told}
@@ -72,6 +79,8 @@ def test_csv_has_a_value_a_row_and_every_part_of_the_split_step(timed):
     assert sum(parts.values()) == pytest.approx(of_rank_0["step_s"])
     assert of_rank_0["hidden_comm_s"] == pytest.approx(0.001)
     assert {row["aggregator"] for row in rows} == {"ring"}
+    planned = [(row["rank"], row["quantity"], row["value"]) for row in rows if row["sample"] == "plan"]
+    assert planned == [("0", "sent_to_1", "2000"), ("1", "sent_to_0", "2000")]
 
 
 def test_mllog_lines_are_mlperfs_with_epochs_accuracies_and_an_end(study, epoch_line):

@@ -135,7 +135,7 @@ def test_every_value_of_links_csv_says_that_it_is_simulated(on_gpus):
     page = write_report(on_gpus.folder).page.read_text()
     rows = list(csv.DictReader((on_gpus.folder.path / "links.csv").open(newline="")))
     assert len(rows) == 8
-    assert {(row["source"], row["kind"]) for row in rows} == {("simulated", "taken for a ring")}
+    assert {(row["source"], row["kind"]) for row in rows} == {("simulated", "NCCL's own, as a ring")}
     assert "Simulated, not measured" in page
     summary = (on_gpus.folder.path / "summary.csv").read_text().splitlines()[0]
     assert "utilisation" not in summary

@@ -150,7 +150,10 @@ class Cntk32Bit(Aggregator[MessagesState]):
         if self.transport == "device":
             return [*native_all_reduce(_messages(layout, itemsize=4), world_size, self.name), update]
         sent_bytes = 4.0 * n * 2 * (world_size - 1) / world_size
-        all_reduce = Codec("all_reduce", sent_bytes, where="host", bytes_moved=HOST_BYTES_MOVED)
+        rings = native_all_reduce(_messages(layout, itemsize=4), world_size, "all_reduce", "gloo")
+        all_reduce = Codec(
+            "all_reduce", sent_bytes, where="host", bytes_moved=HOST_BYTES_MOVED, messages=tuple(rings)
+        )
         return [rows_to_host(n, world_size), all_reduce, copies_to_ranks(n, world_size), update]
 
 

@@ -4,7 +4,8 @@ pid is the rank, tid the stream: `step` holds whole iterations (unprofiled, prof
 phases of the computation, `comm`, `copy` and `hook` what runs concurrently. Phases stand in profiled
 iterations alone; of the others only start and length were recorded. The clock is that of rank 0's host, to
 which the ranks' own are tied to some 20 us (`clock_uncertainty_s` in run.json, repeated under otherData).
-Zero is the first step.
+Zero is the first step. A span of `communicate` has what the rank sends to each other node in a whole step
+(`sent_bytes_a_step`), by the plan that the run recorded.
 
 Reference: Google, "Trace Event Format", https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 """
@@ -18,6 +19,7 @@ from typing import Any
 from scaling.analysis.sample_lines import rank_step, seconds
 from scaling.analysis.samples import CellResult
 from scaling.errors import ScalingError
+from scaling.report.exchange_plans import known_plan
 from scaling.store import ResultsFolder
 
 STREAMS = {"step": 0, "main": 1, "comm": 2, "copy": 3, "hook": 4}
@@ -56,13 +58,17 @@ def chrome_trace(folder: ResultsFolder, cells: Sequence[CellResult]) -> Iterator
 def _run(folder: ResultsFolder, cell: CellResult, repeat: int) -> Iterator[Event]:
     where = f"{folder.path}/runs/{cell.cell_id}/{repeat}"
     about = {"cell": cell.cell_id, "aggregator": cell.label("aggregator"), "repeat": repeat}
+    plan = known_plan(cell)
     for rank, lines in enumerate(folder.samples(cell.cell_id, repeat)):
+        sent = {"sent_bytes_a_step": plan.sent_to(rank)} if plan else {}
         for line in lines:
             if line.get("start_s") is not None:
-                yield from _step(line, rank, about, where)
+                yield from _step(line, rank, about, sent, where)
 
 
-def _step(line: dict[str, Any], rank: int, about: Mapping[str, Any], where: str) -> Iterator[Event]:
+def _step(
+    line: dict[str, Any], rank: int, about: Mapping[str, Any], sent: Mapping[str, Any], where: str
+) -> Iterator[Event]:
     start_s, step_s = seconds(line, "start_s", where), seconds(line, "step_s", where)
     kind = "warm-up" if line.get("warmup") else "profiled" if line.get("split") else "unprofiled"
     args = {**about, "iteration": line.get("iteration"), "kind": kind}
@@ -70,7 +76,8 @@ def _step(line: dict[str, Any], rank: int, about: Mapping[str, Any], where: str)
     if line.get("split"):
         for span in rank_step(line, where).spans:
             length_s = span.stop_s - span.start_s
-            yield _complete(span.phase, span.lane, rank, start_s + span.start_s, length_s, args)
+            more = sent if span.phase == "communicate" else {}
+            yield _complete(span.phase, span.lane, rank, start_s + span.start_s, length_s, {**args, **more})
 
 
 def _complete(

@@ -7,9 +7,9 @@
 | world_size, global_batch, aa_replicate | of the cell |
 | repeat, rank | of the sample; a rank that is empty means all |
 | index | of the iteration or epoch |
-| sample | unprofiled, profiled, epoch, or point: of an experiment, whose cells have no model |
-| quantity, unit, value | step_s, a part of a profiled iteration, what an epoch gave, or a phase of an
-experiment |
+| sample | unprofiled, profiled, epoch; point: of an experiment, which has no model; plan: not measured |
+| quantity, unit, value | step_s, a part of a profiled iteration, of an epoch, or a phase of an experiment |
+| quantity, unit, value | of a plan: sent_to_1 or sent_to_h0 (host memory 0), the bytes of a step |
 
 Transfers are left out: transfers.csv is theirs.
 """
@@ -21,6 +21,7 @@ import io
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from scaling.analysis.budgets import step_table
@@ -28,21 +29,13 @@ from scaling.analysis.columns import DEVICE
 from scaling.analysis.learning import epoch_table
 from scaling.analysis.samples import CellResult
 from scaling.analysis.summary import study_name
+from scaling.report.exchange_plans import known_plan
 from scaling.store import ResultsFolder
 
 OF_THE_CELL = ("kind", "model", "dataset", "aggregator", "step", "device", "scaling")
 COLUMNS = (
-    *(
-        "study",
-        "cell_id",
-        *OF_THE_CELL,
-        "world_size",
-        "global_batch",
-        "aa_replicate",
-        "repeat",
-        "rank",
-        "index",
-    ),
+    *("study", "cell_id", *OF_THE_CELL),
+    *("world_size", "global_batch", "aa_replicate", "repeat", "rank", "index"),
     *("sample", "quantity", "unit", "value"),
 )
 
@@ -67,7 +60,8 @@ def tidy_csv(folder: ResultsFolder, cells: Sequence[CellResult]) -> Iterator[str
         about = [name, cell.cell_id, *(_of_the_cell(cell, column) for column in OF_THE_CELL)]
         about += [cell.cell.get(column) for column in ("world_size", "global_batch")]
         about.append(cell.cell.get("aa_replicate", 0) if cell.is_trained else None)
-        for row in (*_unprofiled(cell), *_profiled(cell), *_epochs(cell), *_points(folder, cell)):
+        rows = (_unprofiled(cell), _profiled(cell), _epochs(cell), _points(folder, cell), _sent(cell))
+        for row in chain.from_iterable(rows):
             yield _line([*about, *row])
 
 
@@ -98,6 +92,15 @@ def _epochs(cell: CellResult) -> Iterator[list[Any]]:
             value = row[name]
             if isinstance(value, (int, float)) and math.isfinite(value):
                 yield [row["repeat"], "", row["epoch"], "epoch", name, unit, repr(value)]
+
+
+def _sent(cell: CellResult) -> Iterator[list[Any]]:
+    plan = known_plan(cell) if cell.is_trained else None
+    if plan is None:
+        return
+    for rank in range(plan.world_size):
+        for node, count in plan.sent_to(rank).items():
+            yield ["", rank, "", "plan", f"sent_to_{node}", "B", round(count)]
 
 
 def _points(folder: ResultsFolder, cell: CellResult) -> Iterator[list[Any]]:

@@ -20,8 +20,8 @@ CAPTION = (
     "Simulated, not measured: the bytes that one exchange puts on each direction of a link, by the "
     "aggregator's schedule on topology.yaml, and the time that they take at the link's full bandwidth over "
     "the measured iteration (columns bytes and utilisation of links.csv). A schedule is shown only if it "
-    "sends, rank by rank, the bytes that were metered. Aggregators with a star: the library does not tell, "
-    "a ring is assumed."
+    "sends, rank by rank, the bytes that were metered. Aggregators with a star: a library exchanges in its "
+    "own way, which it does not tell; shown are links and bytes of the schedule in the column kind."
 )
 
 MOST_LINKS = 32
@@ -93,7 +93,7 @@ def _write_use(axes: Axes, place: tuple[float, float], use: LinkUse, on_dark: bo
 
 
 def _column(cell: CellLinks) -> str:
-    return f"{broken(cell.name)}{' *' if cell.stands_for else ''}"
+    return f"{broken(cell.name)}{' *' if cell.assumed else ''}"
 
 
 def busiest_links(cells: Sequence[CellLinks]) -> list[str]:

@@ -20,16 +20,15 @@ from scaling.analysis.columns import Row, is_control_arm
 from scaling.analysis.groups import Group
 from scaling.analysis.samples import CellResult
 from scaling.analysis.variants import main_variant
-from scaling.collectives.plan_record import ExchangePlan, read_plan
-from scaling.collectives.plans_before_records import plan_before_records
 from scaling.errors import ScheduleError
+from scaling.report.exchange_plans import plan_of_cell
 from topologies.errors import TopologyError
 from topologies.model import Topology
 
-LARGEST_DISAGREEMENT = 0.01
-"""A plan that sends other bytes than were metered by more than this is not what was run."""
-
 SIMULATED = "simulated"
+
+_OWNERS = {"": "NCCL", "mpi": "MPI", "horovod": "Horovod", "gloo": "Gloo"}
+"""Library of an exchange between GPUs -> its name."""
 
 
 LINK_COLUMNS = {
@@ -67,7 +66,8 @@ class LinkUse:
 class CellLinks:
     """A cell's links, in the order in which its exchange uses them.
 
-    `stands_for`: the schedule that a library's own exchange is taken for; empty where nothing is assumed.
+    `assumed`: the library that exchanges in its own way, and the schedule whose bytes stand for it; empty
+    where the schedule is what ran.
     """
 
     cell_id: str
@@ -75,7 +75,7 @@ class CellLinks:
     name: str
     world_size: int
     uses: list[LinkUse]
-    stands_for: str = ""
+    assumed: str = ""
 
 
 def links_of(
@@ -114,7 +114,12 @@ def _links(group: Group, row: Row, cell: CellResult, topology: Topology | None) 
         raise _CannotTellError("workers on a CPU exchange through its memory, not over links")
     if (row["num_nodes"] or 1) > topology.num_nodes:
         raise _CannotTellError("topology.yaml is of one node, the cell ran on several")
-    plan = _plan(row, cell)
+    if row["iteration_s"] is None:
+        raise _CannotTellError("it has no time")
+    try:
+        plan = plan_of_cell(cell)
+    except ScheduleError as error:
+        raise _CannotTellError(str(error)) from None
     try:
         passed = plan.bytes_per_resource(topology, peer_access=row["peer_access"] is not False)
     except (TopologyError, ScheduleError) as error:
@@ -126,36 +131,8 @@ def _links(group: Group, row: Row, cell: CellResult, topology: Topology | None) 
         bandwidth = topology.capacity_bytes_per_s(resource)
         utilisation = num_bytes / bandwidth / row["iteration_s"]
         uses.append(LinkUse(_local(resource), num_bytes, bandwidth, utilisation))
-    stands_for = ", ".join(plan.native_schedules)
-    return CellLinks(row["cell_id"], row["aggregator"], group.name(row), row["world_size"], uses, stands_for)
-
-
-def _plan(row: Row, cell: CellResult) -> ExchangePlan:
-    """The plan of a cell's exchange, if it sends what was metered."""
-    summary = cell.done[0].summary if cell.done else {}
-    parameters, metered = summary.get("num_parameters"), summary.get("wire_bytes_per_rank")
-    if row["iteration_s"] is None or not parameters or not metered:
-        raise _CannotTellError("its parameters or the bytes that its ranks sent were not recorded")
-    try:
-        plan = _recorded(row, cell, summary, int(parameters))
-    except ScheduleError as error:
-        raise _CannotTellError(str(error)) from None
-    for rank, count in enumerate(metered):
-        expected = plan.sent_bytes(rank)
-        if abs(expected - count) > LARGEST_DISAGREEMENT * max(expected, count):
-            raise _CannotTellError(
-                f"rank {rank} sent {count / 1e6:.4g} MB, its schedule would send {expected / 1e6:.4g} MB"
-            )
-    return plan
-
-
-def _recorded(row: Row, cell: CellResult, summary: Mapping[str, Any], num_parameters: int) -> ExchangePlan:
-    if "plan" in summary:
-        return read_plan(summary["plan"], row["world_size"])
-    if "plan_unknown" in summary:
-        raise ScheduleError(str(summary["plan_unknown"]))
-    parameters = cell.cell.get("aggregator_parameters") or {}
-    return plan_before_records(str(cell.cell["aggregator"]), parameters, row["world_size"], num_parameters)
+    assumed = ", ".join(f"{_OWNERS[each.library]}'s own, as a {each.schedule}" for each in plan.native)
+    return CellLinks(row["cell_id"], row["aggregator"], group.name(row), row["world_size"], uses, assumed)
 
 
 def _local(resource: str) -> str:
@@ -197,7 +174,7 @@ def link_table(cells: Iterable[CellLinks]) -> pd.DataFrame:
             "aggregator": cell.aggregator,
             "world_size": cell.world_size,
             "link": use.link,
-            "kind": f"taken for a {cell.stands_for}" if cell.stands_for else "schedule",
+            "kind": cell.assumed or "schedule",
             "bytes": use.bytes,
             "bandwidth_bytes_per_s": use.bandwidth_bytes_per_s,
             "utilisation": use.utilisation,
