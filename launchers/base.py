@@ -34,12 +34,14 @@ class Launcher(ABC):
     Attributes:
         name: what `--launcher` and the records of runs call it.
         is_mpi: its processes are MPI's, so that aggregators over MPI can run in them.
+        forks_workers: a study's workers are forked by a zygote (`launchers.zygote`) where that can be.
         rank_variables: field of `RankInfo` -> variable that says it, where none of `rank_info.TABLES` does.
             `environment` then has to add MASTER_ADDR and MASTER_PORT, at which rank 0 is reached.
     """
 
     name: ClassVar[str]
     is_mpi: ClassVar[bool] = False
+    forks_workers: ClassVar[bool] = False
     rank_variables: ClassVar[Mapping[str, str]] = {}
 
     @classmethod

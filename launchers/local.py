@@ -1,4 +1,4 @@
-"""Starts workers on this machine with torchrun: c10d rendezvous on a free loopback port."""
+"""Starts workers on this machine: forked from one process that has imported everything, or by torchrun."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from launchers.base import Launcher, LaunchSpec
 
 
 @dataclass(frozen=True)
-class LocalLauncher(Launcher):
-    """torchrun on this host.
+class TorchrunLauncher(Launcher):
+    """torchrun on this host: c10d rendezvous on a free loopback port.
 
     A worker that fails is not restarted by torchrun: the study's run loop starts a new launch for what is
     left.
     """
 
-    name = "local"
+    name = "torchrun"
 
     def command(self, spec: LaunchSpec, python: str = sys.executable) -> list[str]:
         """The command line that starts the workers."""
@@ -34,3 +34,14 @@ class LocalLauncher(Launcher):
             spec.module,
             *spec.arguments,
         ]
+
+
+@dataclass(frozen=True)
+class LocalLauncher(TorchrunLauncher):
+    """Workers of this host, forked by a zygote (`launchers.zygote`) on Linux; elsewhere torchrun.
+
+    `command` is the command line that starts the same workers by hand.
+    """
+
+    name = "local"
+    forks_workers = sys.platform == "linux"

@@ -8,14 +8,31 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from typing import IO
+from typing import IO, Protocol
 
 GRACE_S = 10.0
 """What a launch has between the request to end and the end by force."""
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
+PR_SET_CHILD_SUBREAPER = 36
 
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+
+class Running(Protocol):
+    """A launch under way: a launcher's process (`subprocess.Popen`), or `launchers.zygote.ForkedLaunch`.
+
+    Attributes:
+        pid: its process, and the process group of what it started.
+    """
+
+    pid: int
+
+    def poll(self) -> int | None:
+        """Its exit code; None while it runs."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit code, once it has ended; subprocess.TimeoutExpired after that many seconds."""
 
 
 def start(
@@ -63,19 +80,35 @@ def run_to_end(
 
 def _end_with_parent() -> None:
     """In the child: has the kernel end the launch when this process dies without a chance to do it."""
+    signal_at_parents_death(signal.SIGTERM)
+
+
+def killed_with_parent() -> None:
+    """In the child: has the kernel kill it when this process dies."""
+    signal_at_parents_death(signal.SIGKILL)
+
+
+def signal_at_parents_death(number: int) -> None:
+    """Has the kernel send this process that signal when its parent dies (Linux)."""
     if _LIBC is not None:
-        _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        _LIBC.prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)
+
+
+def adopt_orphans() -> None:
+    """Has this process become the parent of what its children leave behind, so that it can wait for them."""
+    if _LIBC is not None:
+        _LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def die_with_parent(exit_code: int = 1) -> None:
     """In a worker: has the kernel end it when the launcher dies; exits with `exit_code` if it has already."""
     if _LIBC is not None:
-        _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        killed_with_parent()
         if os.getppid() == 1:  # it died before
             sys.exit(exit_code)
 
 
-def end(process: subprocess.Popen[bytes]) -> None:
+def end(process: Running) -> None:
     """Ends a launch and everything it started, first by asking."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         try:

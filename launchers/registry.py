@@ -16,6 +16,7 @@ GROUP = "scaling.launchers"
 
 BUILT_IN = {
     "local": "launchers.local:LocalLauncher",
+    "torchrun": "launchers.local:TorchrunLauncher",
     "mpirun": "launchers.mpirun:MpirunLauncher",
     "horovodrun": "launchers.horovodrun:HorovodrunLauncher",
     "slurm-torchrun": "launchers.slurm_torchrun:SlurmTorchrun",

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from launchers.local import LocalLauncher
+from launchers.zygote import Zygotes
 from scaling.cli.options import Out, Overrides, StudyArgument, note
 from scaling.cli.report import written_report
+from scaling.study.worker_modules import IMPORTED_BEFORE_FORKS
 from topologies.texts import folded
 
 if TYPE_CHECKING:
@@ -26,8 +30,8 @@ def run(
     launcher: Annotated[
         str,
         typer.Option(
-            help="What starts workers: local (torchrun), mpirun or horovodrun on this host; inside a Slurm "
-            "job slurm-torchrun or slurm-srun; or module:Class of your own."
+            help="What starts workers: local (forked, fast), torchrun, mpirun or horovodrun on this host; "
+            "inside a Slurm job slurm-torchrun or slurm-srun; or module:Class of your own."
         ),
     ] = "local",
     workers_per_node: Annotated[
@@ -39,6 +43,22 @@ def run(
     ] = None,
 ) -> None:
     """Run a study, or go on with one: finished cells are skipped. Ends with the report."""
+    with closing(Zygotes(IMPORTED_BEFORE_FORKS)) as zygotes:
+        if launcher == "local" and LocalLauncher.forks_workers:
+            zygotes.begin()  # imports while the study is read
+        _run(study, overrides or [], out, retry_failed, launcher, workers_per_node, world_size, zygotes)
+
+
+def _run(
+    study: str,
+    overrides: list[str],
+    out: Path | None,
+    retry_failed: bool,
+    launcher: str,
+    workers_per_node: int | None,
+    world_size: int | None,
+    zygotes: Zygotes,
+) -> None:
     from scaling.store import ResultsFolder
     from scaling.study.cells import resolve
     from scaling.study.libraries import runnable
@@ -50,7 +70,7 @@ def run(
     from scaling.study.run import retry_failed as reset_failed
     from scaling.study.scope import scope_for
 
-    loaded = load_study(study, overrides or [])
+    loaded = load_study(study, overrides)
     scope = scope_for(launcher, workers_per_node, world_size, os.environ)
     resolved = resolve(loaded, this_machine(scope.launcher.num_nodes))
     scope.require_cells(resolved)
@@ -66,9 +86,9 @@ def run(
             note(f"{reset_failed(folder, scope)} failed runs are tried again")
         try:
             with progress_for(sys.stderr) as progress:
-                command = RunCommand(study, overrides or [], folder.path)
+                command = RunCommand(study, overrides, folder.path)
                 predict = PreLaunchPrediction(folder, progress.say)
-                run_study(folder, can_run.study, command, progress, scope, predict)
+                run_study(folder, can_run.study, command, progress, scope, predict, zygotes)
         except KeyboardInterrupt:
             note(f"stopped; the same command goes on from here, `scaling status {folder.path}` shows where")
             raise typer.Exit(130) from None

@@ -12,13 +12,14 @@ import shlex
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
 from launchers import processes
 from launchers.base import LaunchSpec
+from launchers.zygote import ZygoteError, Zygotes
 from scaling.errors import LaunchError
 from scaling.store import ResultsFolder
 from scaling.study.cells import ResolvedStudy
@@ -26,6 +27,7 @@ from scaling.study.kinds import label_of
 from scaling.study.launch_times import STARTED_VARIABLE
 from scaling.study.launches import Launch
 from scaling.study.scope import EVERYTHING_HERE, Scope
+from scaling.study.worker_modules import IMPORTED_BEFORE_FORKS, WORKER
 
 POLL_S = 0.25
 PRINT_EVERY_S = 3.0
@@ -64,13 +66,30 @@ def run_study(
     progress: Progress,
     scope: Scope = EVERYTHING_HERE,
     before_launch: Callable[[Launch], None] = lambda _: None,
+    zygotes: Zygotes | None = None,
 ) -> None:
     """Runs what is left of a study whose folder is prepared; calls `before_launch` before each launch.
+
+    Args:
+        zygotes: fork the workers, if the launcher forks; None: those of this call.
 
     Raises:
         KeyboardInterrupt: the user stopped it; what is finished is kept, the rest is planned again.
         LaunchError: workers cannot be started, and trying again would not help; the rest is planned.
     """
+    with closing(zygotes or Zygotes(IMPORTED_BEFORE_FORKS)) as started:
+        _run_launches(folder, study, command, progress, scope, before_launch, started)
+
+
+def _run_launches(
+    folder: ResultsFolder,
+    study: ResolvedStudy,
+    command: RunCommand,
+    progress: Progress,
+    scope: Scope,
+    before_launch: Callable[[Launch], None],
+    zygotes: Zygotes,
+) -> None:
     _reset_left_over(folder, scope)
     failed_starts: dict[tuple[object, int], int] = {}
     while launches := scope.launches(folder, study):
@@ -78,7 +97,7 @@ def run_study(
         before = _num_over(folder, scope)
         before_launch(launch)
         log = folder.next_log_path()
-        code = _start_and_watch(launch, folder, command, log, progress, scope)
+        code = _start_and_watch(launch, folder, command, log, progress, scope, zygotes)
         died = _reset_left_over(folder, scope, died=f"launch ended with exit code {code}, see {log}")
         if died:
             progress.say(f"a worker died in its cell: launch ended with exit code {code}, see {log}")
@@ -121,23 +140,17 @@ def _reset_left_over(folder: ResultsFolder, scope: Scope, died: str | None = Non
 
 
 def _start_and_watch(
-    launch: Launch, folder: ResultsFolder, command: RunCommand, log: Path, progress: Progress, scope: Scope
+    launch: Launch,
+    folder: ResultsFolder,
+    command: RunCommand,
+    log: Path,
+    progress: Progress,
+    scope: Scope,
+    zygotes: Zygotes,
 ) -> int:
     """Runs one launch to its end; returns the launcher's exit code."""
-    size = launch.settings.world_size
-    arguments = [*command.arguments(), f"--world-size={size}"]
-    spec = LaunchSpec(size, launch.settings.threads, "scaling.worker", arguments)
-    try:
-        scope.launcher.before_start()
-        words = scope.launcher.command(spec)
-    except ValueError as error:
-        raise LaunchError(str(error)) from error
     with log.open("wb") as file, _ended_on_signals():
-        file.write(f"$ {shlex.join(words)}\n".encode())
-        file.flush()
-        started = {STARTED_VARIABLE: repr(time.time())}
-        variables = {**os.environ, **scope.launcher.environment(spec), **started}
-        process = processes.start(words, variables, file)
+        process = _start(launch, command, scope, zygotes, file)
         try:
             printed_at = 0.0
             while (code := process.poll()) is None:
@@ -152,6 +165,27 @@ def _start_and_watch(
             raise
     _tell(folder, launch, progress)
     return code
+
+
+def _start(
+    launch: Launch, command: RunCommand, scope: Scope, zygotes: Zygotes, log: BinaryIO
+) -> processes.Running:
+    """The workers of a launch, which print to the log; its first line says how they are started by hand."""
+    size = launch.settings.world_size
+    arguments = [*command.arguments(), f"--world-size={size}"]
+    spec = LaunchSpec(size, launch.settings.threads, WORKER, arguments)
+    started = {STARTED_VARIABLE: repr(time.time())}
+    try:
+        scope.launcher.before_start()
+        words = scope.launcher.command(spec)
+        log.write(f"$ {shlex.join(words)}\n".encode())
+        log.flush()
+        variables = {**os.environ, **scope.launcher.environment(spec), **started}
+        if scope.launcher.forks_workers:
+            return zygotes.launch(launch.repeat, spec, variables, Path(log.name))
+        return processes.start(words, variables, log)
+    except (ValueError, ZygoteError) as error:
+        raise LaunchError(str(error)) from error
 
 
 def _tell(folder: ResultsFolder, launch: Launch, progress: Progress) -> None:

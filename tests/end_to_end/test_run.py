@@ -4,6 +4,8 @@ import csv
 import json
 import os
 import signal
+import time
+from pathlib import Path
 
 import pytest
 import yaml
@@ -178,6 +180,21 @@ def test_killed_worker_loses_nothing_and_nothing_is_measured_twice(scaling):
             assert sum(not row["warmup"] and not row["split"] for row in rows) == FEW["iterations"]
 
 
+def test_killed_zygote_loses_nothing(scaling):
+    write_study(scaling, ["faulty_aggregators:Slow", "all_reduce"])
+    process = scaling.start()
+    leader = parent(scaling.wait_for_worker())
+    os.kill(parent(leader), signal.SIGKILL)
+    _, stderr = process.communicate(timeout=240)
+    assert process.returncode == 0, stderr
+    assert "a worker died in its cell" in stderr
+    assert set(scaling.states().values()) == {"done"}
+
+
+def parent(pid):
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
 def test_everything_killed_is_finished_by_the_same_command(scaling):
     write_study(scaling, ["faulty_aggregators:Slow", "all_reduce", "ring"])
     process = scaling.start()
@@ -210,6 +227,25 @@ def test_ctrl_c_keeps_what_is_finished_and_the_same_command_goes_on(scaling):
     assert outcome.returncode == 0, outcome.stderr
     finished = scaling.samples()
     assert all(finished[key] == text for key, text in kept.items() if key in finished)
+
+
+def test_second_ctrl_c_leaves_no_process_either(scaling):
+    write_study(scaling, ["faulty_aggregators:Slow", "all_reduce"])
+    process = scaling.start()
+    os.kill(scaling.wait_for_worker(), signal.SIGSTOP)  # so that ending it takes its time
+    process.send_signal(signal.SIGINT)
+    scaling.wait(lambda: time.sleep(0.5) is None)
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=240)
+    assert process.returncode == 130, stderr
+    assert not still_there(scaling.processes)
+
+
+def test_torchrun_can_start_the_workers(scaling):
+    write_study(scaling, ["none"], world_sizes=(1,))
+    done = scaling.run("--launcher", "torchrun")
+    assert done.returncode == 0, done.stderr
+    assert {record.launch["launcher"] for record in scaling.results().runs()} == {"torchrun"}
 
 
 def test_hand_written_torchrun_runs_its_own_world_size_and_leaves_the_rest(scaling):

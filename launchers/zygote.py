@@ -1,0 +1,227 @@
+"""A zygote: one process that has imported everything a worker needs, and forks the workers of each launch.
+
+The command that runs a study starts it (`Zygote`), and sends it one launch at a time as a line of JSON. The
+zygote (`scaling.runtime.zygote`) forks the leader of the launch, with a session of its own, which forks the
+ranks, waits for them, and ends all of them when one has failed. All that is heard of a launch comes over one
+pipe, whose end says that the zygote and the leader are both gone.
+
+Who dies with whom, by the kernel's help (PR_SET_PDEATHSIG): the zygote with the command, the leader with the
+zygote, the ranks with the leader.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from launchers import processes
+from launchers.base import LaunchSpec
+
+SERVER = "scaling.runtime.zygote"
+COMMAND_LINE_ROOM = " " * 4096
+"""An argument of no meaning: ranks overwrite the command line that they share with their own."""
+
+START_LIMIT_S = 300.0
+"""For importing on a slow disk; then something is wrong."""
+
+
+class ZygoteError(RuntimeError):
+    """The zygote cannot start, or refuses to fork; with what it printed."""
+
+
+class ForkedLaunch:
+    """A launch whose workers were forked; behaves as the `subprocess.Popen` of a launcher's process.
+
+    Attributes:
+        pid: of the leader, which is also the process group of the ranks.
+        rank_pids: of the ranks, in their order; empty until they are all forked.
+        rank_codes: rank -> exit code, of those that have ended; negative: the signal.
+        returncode: None while it runs; then that of the rank that failed first, or 0.
+    """
+
+    def __init__(self, zygote: Zygote, pid: int) -> None:
+        self._zygote = zygote
+        self.pid = pid
+        self.rank_pids: list[int] = []
+        self.rank_codes: dict[int, int] = {}
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """The exit code, once nothing of the launch is left; None before."""
+        return self._hear(0.0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Waits for the end.
+
+        Raises:
+            subprocess.TimeoutExpired: it has not come within `timeout` seconds.
+        """
+        until = float("inf") if timeout is None else time.monotonic() + timeout
+        while (code := self._hear(min(1.0, max(0.0, until - time.monotonic())))) is None:
+            if time.monotonic() >= until:
+                raise subprocess.TimeoutExpired(f"launch {self.pid}", timeout or 0.0)
+        return code
+
+    def _hear(self, limit_s: float) -> int | None:
+        while self.returncode is None and (report := self._zygote.hear(limit_s)) is not None:
+            if "ranks" in report:
+                self.rank_pids = report["ranks"]
+            elif "rank" in report:
+                self.rank_codes[report["rank"]] = report["code"]
+            elif "ended" in report:
+                self.returncode = report["ended"]
+        return self.returncode
+
+
+class Zygote:
+    """The command's side of a zygote. Starting it returns at once; it imports in the background.
+
+    Args:
+        modules: what workers run (`LaunchSpec.module`) and what else is to be imported.
+        environ: the environment in which it imports.
+    """
+
+    def __init__(self, modules: Sequence[str], environ: Mapping[str, str] = os.environ) -> None:
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115 (closed in `close`)
+        # BLAS libraries make their threads when they are loaded; a zygote has one thread.
+        one_thread = {"OPENBLAS_NUM_THREADS": "1"}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", SERVER, ",".join(modules), COMMAND_LINE_ROOM],
+            env={**environ, **one_thread},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._said,
+            start_new_session=True,  # Ctrl-C reaches the command alone
+            preexec_fn=processes.killed_with_parent,  # noqa: PLW1509 (one system call)
+        )
+        self._heard = b""
+        self._is_over = False
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it can still fork."""
+        return not self._is_over and self._process.poll() is None
+
+    def launch(self, spec: LaunchSpec, environment: Mapping[str, str], log: Path) -> ForkedLaunch:
+        """Has the workers of a launch forked; those of the one before have ended.
+
+        Args:
+            spec: of the launch.
+            environment: all of the workers'; what libraries read when they are loaded is the zygote's.
+            log: what they print is added to it.
+
+        Raises:
+            ZygoteError: it is gone or refuses; nothing was started.
+        """
+        request = {
+            "world_size": spec.world_size,
+            "threads": spec.threads,
+            "module": spec.module,
+            "arguments": list(spec.arguments),
+            "environment": dict(environment),
+            "log": str(log.absolute()),
+        }
+        try:
+            assert self._process.stdin is not None
+            with contextlib.suppress(BrokenPipeError):  # heard below
+                self._process.stdin.write(json.dumps(request).encode() + b"\n")
+                self._process.stdin.flush()
+            report = self.hear(START_LIMIT_S)
+        except BaseException:
+            self.close()  # with whatever it was about to start
+            raise
+        if report is None or "leader" not in report or "ended" in report:
+            why = (report or {}).get("refused") or self._last_words()
+            self.close()
+            raise ZygoteError(f"workers cannot be forked: {why}; --launcher torchrun starts them without")
+        return ForkedLaunch(self, report["leader"])
+
+    def hear(self, limit_s: float) -> dict[str, Any] | None:
+        """The next report, as soon as it is there; None after that time. At the end: `{"ended": ...}`."""
+        until = time.monotonic() + limit_s
+        pipe = self._process.stdout
+        assert pipe is not None
+        while b"\n" not in self._heard:
+            if self._is_over or pipe.closed:
+                return {"ended": -signal.SIGKILL}
+            if not select.select([pipe], [], [], max(0.0, until - time.monotonic()))[0]:
+                return None
+            read = os.read(pipe.fileno(), 65536)
+            self._is_over = not read
+            self._heard += read
+        line, _, self._heard = self._heard.partition(b"\n")
+        report: dict[str, Any] = json.loads(line)
+        return report
+
+    def close(self) -> None:
+        """Ends it, and with it a launch that is under way; returns when they are gone."""
+        if self._process.stdout is None or self._process.stdout.closed:
+            return
+        self._process.kill()
+        self._process.wait()
+        self._heard = b""
+        until = time.monotonic() + 2 * processes.GRACE_S
+        while not self._is_over and time.monotonic() < until:
+            if self.hear(0.1) is None:
+                continue
+        for stream in (self._process.stdin, self._process.stdout, self._said):
+            with contextlib.suppress(BrokenPipeError):
+                stream.close()  # type: ignore[union-attr]
+
+    def _last_words(self) -> str:
+        """The last line that it printed."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(1.0)
+        self._said.seek(0)
+        lines = self._said.read().decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else f"the zygote ended with exit code {self._process.poll()}"
+
+
+class Zygotes:
+    """Those of one command: one a repeat, so that repeats share neither addresses nor hash seeds.
+
+    Args:
+        modules: see `Zygote`.
+    """
+
+    def __init__(self, modules: Sequence[str]) -> None:
+        self._modules = list(modules)
+        self._zygote: Zygote | None = None
+        self._repeat: int | None = None
+
+    def begin(self) -> None:
+        """Starts the first, which imports while the command does other things."""
+        if self._zygote is None:
+            self._zygote = Zygote(self._modules)
+
+    def launch(
+        self, repeat: int, spec: LaunchSpec, environment: Mapping[str, str], log: Path
+    ) -> ForkedLaunch:
+        """Has the workers of a launch forked by that repeat's zygote (`Zygote.launch`)."""
+        if self._zygote is not None and (self._repeat not in (None, repeat) or not self._zygote.is_alive):
+            self.close()
+        self.begin()
+        self._repeat = repeat
+        assert self._zygote is not None
+        return self._zygote.launch(spec, environment, log)
+
+    def close(self) -> None:
+        """Ends what there is, with a launch that is under way."""
+        if self._zygote is not None:
+            self._zygote.close()
+        self._zygote = self._repeat = None

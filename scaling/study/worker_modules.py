@@ -1,0 +1,15 @@
+"""What the processes of a launch run, and what a zygote imports for them. Imports nothing itself."""
+
+WORKER = "scaling.worker"
+"""What each process of a launch runs."""
+
+IMPORTED_BEFORE_FORKS = (
+    WORKER,
+    "scaling.aggregators.compressed",
+    "scaling.aggregators.host",
+    "scaling.study.dtypes",
+    "scaling.study.kinds.run_convergence",
+    "scaling.study.kinds.run_iteration",
+    "torch._dynamo",  # the first optimizer, and DDP, would import it
+)
+"""With these imported, a worker imports nothing that takes time."""

@@ -1,0 +1,40 @@
+"""What the ranks of test_zygote.py run: `main` of the words that they are given."""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from launchers.rank_info import RankInfo
+from scaling.runtime.workers import Workers
+
+
+def main(arguments):
+    what, folder = arguments[0], Path(arguments[1])
+    rank = int(os.environ["RANK"])
+    if what == "facts":
+        workers = Workers(RankInfo.from_env(os.environ))
+        facts = {
+            "pid": os.getpid(),
+            "variable": os.environ.get("OF_THE_LAUNCH"),
+            "threads": torch.get_num_threads(),
+            "hash": hash("the same in one zygote"),
+            "sum_of_ranks": sum(workers.gather(rank)),
+            "words": sys.argv,
+        }
+        (folder / f"{rank}.json").write_text(json.dumps(facts))
+        print("out of", rank)
+        print("err of", rank, file=sys.stderr)
+        workers.close()
+        return 0
+    if what == "fails" and rank == 1:
+        return 3
+    if what == "dies" and rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if what == "deaf":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    time.sleep(600)

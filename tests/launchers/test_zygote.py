@@ -1,0 +1,170 @@
+"""Workers are forked by a zygote: their place, their end, and that nothing is left of them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from launchers import processes
+from launchers.base import LaunchSpec
+from launchers.processes import end
+from launchers.zygote import Zygote, ZygoteError, Zygotes
+from tests.conftest import still_there
+from tests.launchers.test_processes import is_running
+
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.skipif(sys.platform != "linux", reason="zygotes are Linux's"),
+]
+
+MODULE = "tests.launchers.forked_worker"
+ROOT = Path(__file__).parents[2]
+LIMIT_S = 120.0
+
+
+@pytest.fixture
+def zygote():
+    one = Zygote([MODULE])
+    yield one
+    one.close()
+
+
+@pytest.fixture
+def launch(zygote, tmp_path):
+    """Starts two ranks that do what they are told; at the end, none is left."""
+    started = []
+
+    def start(what, by=zygote, **variables):
+        words = [what, str(tmp_path)]
+        spec = LaunchSpec(2, 1, MODULE, words)
+        started.append(by.launch(spec, {**os.environ, **variables}, tmp_path / "log"))
+        return started[-1]
+
+    yield start
+    pids = [pid for one in started for pid in (one.pid, *one.rank_pids)]
+    assert not still_there(lambda: [pid for pid in pids if is_running(pid)])
+
+
+def ranks_of(running):
+    """Their pids, once they are all there."""
+    still_there(lambda: [] if running.poll() is not None or running.rank_pids else [running], LIMIT_S)
+    return running.rank_pids
+
+
+def facts(tmp_path):
+    return [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+
+
+def test_ranks_of_two_launches_are_fresh_processes_in_the_launchs_environment(launch, tmp_path, zygote):
+    seen = []
+    for value in ("one", "two"):
+        running = launch("facts", OF_THE_LAUNCH=value)
+        assert running.wait(LIMIT_S) == 0, (tmp_path / "log").read_text()
+        assert running.rank_codes == {0: 0, 1: 0}
+        seen += facts(tmp_path)
+        assert [one["pid"] for one in seen[-2:]] == running.rank_pids
+    assert [one["variable"] for one in seen] == ["one", "one", "two", "two"]
+    assert len({one["pid"] for one in seen} | {zygote.pid}) == 5
+    assert {one["sum_of_ranks"] for one in seen} == {1}
+    assert {one["threads"] for one in seen} == {1}
+    assert len({one["hash"] for one in seen}) == 1
+    assert seen[0]["words"] == [MODULE, "facts", str(tmp_path)]
+    log = (tmp_path / "log").read_text()
+    assert all(log.count(f"{stream} of {rank}\n") == 2 for stream in ("out", "err") for rank in (0, 1))
+
+
+def test_each_repeat_has_a_zygote_of_its_own(tmp_path):
+    hashes = []
+    zygotes = Zygotes([MODULE])
+    try:
+        for repeat in (0, 0, 1):
+            spec = LaunchSpec(2, 1, MODULE, ["facts", str(tmp_path)])
+            assert zygotes.launch(repeat, spec, os.environ, tmp_path / "log").wait(LIMIT_S) == 0
+            hashes.append(facts(tmp_path)[0]["hash"])
+    finally:
+        zygotes.close()
+    assert hashes[0] == hashes[1] != hashes[2]
+
+
+@pytest.mark.parametrize(
+    ("what", "code", "said"),
+    [("fails", 3, "ended with exit code 3"), ("dies", 128 + signal.SIGKILL, "was ended by SIGKILL")],
+)
+def test_rank_that_fails_ends_the_launch_with_its_code(launch, tmp_path, what, code, said):
+    running = launch(what)
+    assert running.wait(LIMIT_S) == code
+    assert running.rank_codes == {0: -signal.SIGTERM, 1: code if what == "fails" else -signal.SIGKILL}
+    assert f"rank 1 (pid {running.rank_pids[1]}) {said}" in (tmp_path / "log").read_text()
+
+
+@pytest.mark.parametrize("stopped", [False, True], ids=["ignored", "stopped"])
+def test_launch_is_ended_on_request_even_where_ranks_do_not_hear_it(launch, monkeypatch, stopped):
+    monkeypatch.setattr(processes, "GRACE_S", 0.5)
+    running = launch("deaf")
+    for pid in ranks_of(running):
+        os.kill(pid, signal.SIGSTOP if stopped else 0)
+    end(running)
+    assert running.returncode is not None
+
+
+def test_killed_leader_leaves_no_rank_and_the_zygote_goes_on(launch):
+    running = launch("waits")
+    ranks_of(running)
+    os.kill(running.pid, signal.SIGKILL)
+    assert running.wait(LIMIT_S) == -signal.SIGKILL
+    assert launch("facts").wait(LIMIT_S) == 0
+
+
+def test_killed_zygote_ends_its_launch_and_is_replaced(tmp_path):
+    zygotes = Zygotes([MODULE])
+    try:
+        running = zygotes.launch(0, LaunchSpec(2, 1, MODULE, ["waits", ""]), os.environ, tmp_path / "log")
+        ranks = ranks_of(running)
+        os.kill(running._zygote.pid, signal.SIGKILL)
+        assert running.wait(LIMIT_S) != 0
+        assert not still_there(lambda: [pid for pid in (running.pid, *ranks) if is_running(pid)])
+        spec = LaunchSpec(2, 1, MODULE, ["facts", str(tmp_path)])
+        assert zygotes.launch(0, spec, os.environ, tmp_path / "log").wait(LIMIT_S) == 0
+    finally:
+        zygotes.close()
+
+
+def test_all_end_when_the_command_is_killed(tmp_path):
+    starter = (
+        "import os, sys, time\n"
+        "from pathlib import Path\n"
+        "from launchers.base import LaunchSpec\n"
+        "from launchers.zygote import Zygote\n"
+        f"zygote = Zygote([{MODULE!r}])\n"
+        f"spec = LaunchSpec(2, 1, {MODULE!r}, ['deaf', ''])\n"
+        f"running = zygote.launch(spec, os.environ, Path('{tmp_path}/log'))\n"
+        "while not running.rank_pids:\n"
+        "    running.poll()\n"
+        "print(zygote.pid, running.pid, *running.rank_pids, flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    command = subprocess.Popen([sys.executable, "-c", starter], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    pids = [int(pid) for pid in command.stdout.readline().split()]
+    command.kill()
+    command.communicate()
+    assert len(pids) == 4
+    assert not still_there(lambda: [pid for pid in pids if is_running(pid)])
+
+
+def test_module_that_cannot_be_imported_is_named(tmp_path):
+    zygote = Zygote(["no_such_module"])
+    with pytest.raises(ZygoteError, match="No module named 'no_such_module'; --launcher torchrun"):
+        zygote.launch(LaunchSpec(1, 1, "m", []), os.environ, tmp_path / "log")
+
+
+def test_module_that_starts_a_thread_is_refused(tmp_path, monkeypatch):
+    code = "import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
+    (tmp_path / "threaded.py").write_text(code)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    zygote = Zygote(["threaded"])
+    with pytest.raises(ZygoteError, match="has started 1 threads"):
+        zygote.launch(LaunchSpec(1, 1, "m", []), os.environ, tmp_path / "log")
