@@ -96,7 +96,7 @@ class Zygote:
         # BLAS libraries make their threads when they are loaded; a zygote has one thread.
         one_thread = {"OPENBLAS_NUM_THREADS": "1"}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", SERVER, ",".join(modules), COMMAND_LINE_ROOM],
+            [sys.executable, "-u", "-m", SERVER, ",".join(modules), COMMAND_LINE_ROOM],
             env={**environ, **one_thread},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -106,6 +106,7 @@ TORCH_DISTRIBUTED = frozenset(
         "scaling.process_group.through_host",
         "scaling.training.overlapped",  # the DDP hook
         "scaling.runtime.workers",
+        "scaling.runtime.zygote",  # holds the store at which the ranks meet
     }
 )
 CUDA_EVENTS = frozenset({"scaling.measure.clock", "scaling.collectives.execute_host"})

@@ -75,7 +75,7 @@ def why_not_fork() -> str | None:
     """What a forked process could not live with, or None: threads, a CUDA context, an open GPU."""
     if (threads := len(os.listdir("/proc/self/task"))) != 1:
         return f"what was imported has started {threads - 1} threads"
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return "what was imported has initialised CUDA"
     for descriptor in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):
@@ -201,7 +201,7 @@ def _be_rank(rank: int, request: Mapping[str, Any], listener: socket.socket) -> 
     os.environ.update(rank_variables(rank, request["world_size"], listener.getsockname()[1]))
     listener.close()
     module, arguments = request["module"], list(request["arguments"])
-    _show_command_line([sys.executable, "-m", module, *arguments])
+    _show_command_line([sys.executable, "-u", "-m", module, *arguments])
     sys.argv = [module, *arguments]
     if torch.cuda._is_in_bad_fork():
         print("error: CUDA was asked for its devices before the fork", file=sys.stderr, flush=True)

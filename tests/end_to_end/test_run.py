@@ -232,12 +232,13 @@ def test_ctrl_c_keeps_what_is_finished_and_the_same_command_goes_on(scaling):
 def test_second_ctrl_c_leaves_no_process_either(scaling):
     write_study(scaling, ["faulty_aggregators:Slow", "all_reduce"])
     process = scaling.start()
-    os.kill(scaling.wait_for_worker(), signal.SIGSTOP)  # so that ending it takes its time
+    os.kill(scaling.wait_for_worker(), signal.SIGSTOP)
     process.send_signal(signal.SIGINT)
     scaling.wait(lambda: time.sleep(0.5) is None)
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=240)
-    assert process.returncode == 130, stderr
+    # The interpreter, on its way out, leaves the second signal to the system.
+    assert process.returncode in (130, -signal.SIGINT), stderr
     assert not still_there(scaling.processes)
 
 

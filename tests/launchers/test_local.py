@@ -5,14 +5,15 @@ import sys
 import pytest
 
 from launchers.base import LaunchSpec
-from launchers.local import LocalLauncher
+from launchers.local import LocalLauncher, TorchrunLauncher
 from launchers.rank_info import RankInfo
 
 SPEC = LaunchSpec(4, 2, "scaling.worker", ["mnist", "repeats=5", "--out", "results/my study"])
 
 
-def test_command_is_torchrun_with_a_rendezvous_on_loopback():
-    assert LocalLauncher().command(SPEC, python="python3") == [
+@pytest.mark.parametrize("launcher", [LocalLauncher(), TorchrunLauncher()])
+def test_command_by_hand_is_torchrun_with_a_rendezvous_on_loopback(launcher):
+    assert launcher.command(SPEC, python="python3") == [
         "python3",
         "-m",
         "torch.distributed.run",

@@ -84,7 +84,7 @@ def test_launcher_is_chosen_by_name():
             "pbs",
             None,
             JOB,
-            "no launcher 'pbs'; allowed: local, mpirun, horovodrun, slurm-torchrun, slurm-srun",
+            "no launcher 'pbs'; allowed: local, torchrun, mpirun, horovodrun, slurm-torchrun, slurm-srun",
         ),
         ("local", 2, {}, "--workers-per-node is for the launchers of Slurm"),
         ("slurm-srun", None, {}, "SLURM_JOB_NUM_NODES is not set; `scaling submit` makes the job"),
