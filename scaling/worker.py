@@ -23,11 +23,13 @@ import torch
 from launchers.mpi import started_by_mpi
 from launchers.processes import die_with_parent
 from launchers.rank_info import LAUNCHER_VARIABLE, RankError, RankInfo
+from launchers.watch.heartbeat import DEFAULT_STALL_TIMEOUT_S, Heartbeat
 from scaling.errors import LaunchError, ScalingError
 from scaling.registry import trust
 from scaling.runtime import LaunchLibraries
 from scaling.runtime.address import own_address
 from scaling.runtime.graceful_shutdown import RECORDING, close_runs, closing_on_signals
+from scaling.runtime.watching import watched
 from scaling.runtime.workers import CellOutcome, Workers
 from scaling.store import ResultsFolder, RunRecord
 from scaling.store.upgrades import DEVICE_LOST, OTHER_FAILURE, OUT_OF_MEMORY
@@ -41,6 +43,7 @@ from scaling.study.prepare import prepare, this_machine
 from scaling.study.rank_summary import RankSummary, notes_of
 from scaling.study.recorded_plan import plan_record
 from scaling.study.run_cell import CellRunner
+from scaling.study.schema import Study
 from scaling.study.sharing import gpu_of, sharing_note
 from topologies.detect import num_usable_cores
 from topologies.detect_host import boot_id
@@ -67,24 +70,37 @@ def main(arguments: list[str] | None = None) -> int:
         return _usage_error(str(error))
     libraries.offer(workers)
     _say(info, info.describe())
-    with ExitStack() as locks:
-        code = _lead(options, workers, locks, libraries)
+    with ExitStack() as locks, watched(workers) as heartbeat:
+        code = _lead(options, workers, locks, libraries, heartbeat)
+        heartbeat.leave()  # whatever is wrong has been said
     if not workers.closed:
         libraries.end_all(code)
     return code
 
 
-def _lead(options: argparse.Namespace, workers: Workers, locks: ExitStack, libraries: LaunchLibraries) -> int:
+def _lead(
+    options: argparse.Namespace,
+    workers: Workers,
+    locks: ExitStack,
+    libraries: LaunchLibraries,
+    heartbeat: Heartbeat,
+) -> int:
     """Rank 0 chooses the launch and locks the folder; all work through it."""
     info = workers.info
     folder, launch, problem = None, None, None
+    stall_timeout_s = DEFAULT_STALL_TIMEOUT_S
     if info.rank == 0:
         try:
-            folder, launch = _choose_launch(options, info, locks)
+            study = load_study(options.study, options.overrides)
+            stall_timeout_s = max(part.stall_timeout for part in study.parts)
+            folder, launch = _choose_launch(study, options, info, locks)
         except ScalingError as error:
             problem = str(error)
             _usage_error(problem)  # before the others hear of it: the first to exit has the rest killed
-    path, launch, problem = workers.share((folder.path.absolute() if folder else None, launch, problem))
+    path, launch, problem, stall_timeout_s = workers.share(
+        (folder.path.absolute() if folder else None, launch, problem, stall_timeout_s)
+    )
+    heartbeat.allow(stall_timeout_s)
     if problem:
         workers.close()
         return 2
@@ -97,9 +113,14 @@ def _lead(options: argparse.Namespace, workers: Workers, locks: ExitStack, libra
     trust(name for cell in launch.cells for name in texts(cell.to_dict()))
     results = ResultsFolder(path)
     if _led_by_scaling_run():
-        return _work(workers, results, launch, libraries)
-    with closing_on_signals(lambda: close_runs(results, info.rank, info.world_size)):
-        return _work(workers, results, launch, libraries)
+        return _work(workers, results, launch, libraries, heartbeat)
+
+    def close() -> None:
+        heartbeat.leave()
+        close_runs(results, info.rank, info.world_size)
+
+    with closing_on_signals(close):
+        return _work(workers, results, launch, libraries, heartbeat)
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -128,10 +149,9 @@ def _say(info: RankInfo, message: str) -> None:
 
 
 def _choose_launch(
-    options: argparse.Namespace, info: RankInfo, locks: ExitStack
+    study: Study, options: argparse.Namespace, info: RankInfo, locks: ExitStack
 ) -> tuple[ResultsFolder, Launch | None]:
     """The folder, ready and locked, and the first launch left for this world size."""
-    study = load_study(options.study, options.overrides)
     # A batch job may have more nodes than this launch: its larger sizes are part of the study all the same.
     num_nodes = max(_num_nodes(info), int(os.environ.get("SLURM_JOB_NUM_NODES") or 1))
     resolved = resolve(study, this_machine(num_nodes))
@@ -180,7 +200,13 @@ def _require_same_nodes(folder: ResultsFolder, launch: Launch, num_nodes: int) -
             )
 
 
-def _work(workers: Workers, folder: ResultsFolder, launch: Launch, libraries: LaunchLibraries) -> int:
+def _work(
+    workers: Workers,
+    folder: ResultsFolder,
+    launch: Launch,
+    libraries: LaunchLibraries,
+    heartbeat: Heartbeat,
+) -> int:
     info = workers.info
     try:
         device = _device(launch, info)
@@ -188,16 +214,19 @@ def _work(workers: Workers, folder: ResultsFolder, launch: Launch, libraries: La
         libraries.bring(libraries_of(launch.cells))
     except LaunchError as error:
         return _usage_error(str(error))
-    runner, any_failed = CellRunner(device), False
+    runner, any_failed = CellRunner(device, heartbeat), False
     times = LaunchTimes(folder, launch) if info.rank == 0 else None
     for position, cell in enumerate(launch.cells):
         _say(info, f"[{position + 1}/{len(launch.cells)}] {cell.describe()}")
+        heartbeat.cell(cell.describe())
+        heartbeat.phase("the start")
         record = folder.run(cell.id, launch.repeat)
         if info.rank == 0:
             folder.start_run(record, {**_started_by(info, launch, libraries), "position": position})
         # No rank may write samples before rank 0 has moved aside what an earlier attempt left.
         record = workers.share(record)
         failure, kind, summary = _attempt(workers, runner, folder, launch, cell)
+        heartbeat.phase("the end")
         key = f"{launch.repeat}/{cell.id}"
         failure_order = workers.first_failure(key) if failure else 0
         if failure:
@@ -222,6 +251,7 @@ def _work(workers: Workers, folder: ResultsFolder, launch: Launch, libraries: La
         if not outcome.can_go_on:
             print("a rank did not leave the failed cell in order; the launch is given up", file=sys.stderr)
             sys.stderr.flush()
+            heartbeat.leave()
             os._exit(EXIT_GIVEN_UP)  # pending operations would keep an orderly exit waiting
     workers.close()
     return 1 if any_failed else 0

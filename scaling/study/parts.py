@@ -17,6 +17,8 @@ from pydantic import (
     model_serializer,
 )
 
+from launchers.watch.heartbeat import DEFAULT_STALL_TIMEOUT_S
+
 Device = Literal["auto", "cpu", "cuda"]
 
 
@@ -131,7 +133,14 @@ AnyWorkload = Annotated[
 
 
 class AnyPart(Strict):
-    """A part of any kind: its keys are fields, but for those of these that the kind fixes."""
+    """A part of any kind: its keys are fields, but for those of these that the kind fixes.
+
+    Attributes:
+        stall_timeout: seconds for which a rank may stand still before its launch is ended; 0: any time. It
+            decides no result, so that it is no part of a cell.
+    """
+
+    stall_timeout: Number = Field(DEFAULT_STALL_TIMEOUT_S, ge=0)
 
     if TYPE_CHECKING:
 

@@ -19,7 +19,8 @@ from typing import BinaryIO, Protocol
 
 from launchers import processes
 from launchers.base import LaunchSpec
-from launchers.zygote import ZygoteError, Zygotes
+from launchers.watch.judgement import verdict
+from launchers.zygote import ForkedLaunch, ZygoteError, Zygotes
 from scaling.errors import LaunchError
 from scaling.store import ResultsFolder
 from scaling.study.cells import ResolvedStudy
@@ -97,10 +98,12 @@ def _run_launches(
         before = _num_over(folder, scope)
         before_launch(launch)
         log = folder.next_log_path()
-        code = _start_and_watch(launch, folder, command, log, progress, scope, zygotes)
-        died = _reset_left_over(folder, scope, died=f"launch ended with exit code {code}, see {log}")
+        code, rank_codes = _start_and_watch(launch, folder, command, log, progress, scope, zygotes)
+        found = verdict(log.read_text(encoding="utf-8", errors="replace"), rank_codes)
+        why = found[0] if found else f"launch ended with exit code {code}"
+        died = _reset_left_over(folder, scope, died=f"{why}, see {log}")
         if died:
-            progress.say(f"a worker died in its cell: launch ended with exit code {code}, see {log}")
+            progress.say("\n".join([f"a worker died in its cell: {why}, see {log}", *found[1:]]))
         if _num_over(folder, scope) > before or died:
             continue
         reason = scope.launcher.why_not_started(log.read_text(encoding="utf-8", errors="replace"))
@@ -147,8 +150,8 @@ def _start_and_watch(
     progress: Progress,
     scope: Scope,
     zygotes: Zygotes,
-) -> int:
-    """Runs one launch to its end; returns the launcher's exit code."""
+) -> tuple[int, dict[int, int]]:
+    """Runs one launch to its end; returns its exit code, and those of ranks where the launcher tells them."""
     with log.open("wb") as file, _ended_on_signals():
         process = _start(launch, command, scope, zygotes, file)
         try:
@@ -164,7 +167,7 @@ def _start_and_watch(
             _reset_left_over(folder, scope)
             raise
     _tell(folder, launch, progress)
-    return code
+    return code, process.rank_codes if isinstance(process, ForkedLaunch) else {}
 
 
 def _start(

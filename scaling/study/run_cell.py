@@ -6,6 +6,7 @@ import gc
 
 import torch
 
+from launchers.watch.heartbeat import SILENT, UNLIMITED, Heartbeat
 from scaling.process_group import TorchGroup
 from scaling.study.kinds import KINDS
 from scaling.study.kinds.base import AnyCell
@@ -19,13 +20,14 @@ class CellRunner:
 
     Args:
         device: this rank's.
+        heartbeat: is told what is under way.
 
     Attributes:
         seconds: part of the last cell -> wall time, as far as it came.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, device: torch.device, heartbeat: Heartbeat = SILENT) -> None:
+        self._device, self._heartbeat = device, heartbeat
         self._loaded = Loaded(device)
         self.seconds: dict[str, float] = {}
 
@@ -46,7 +48,10 @@ class CellRunner:
         """
         configure_torch(cell, self._device)
         self.seconds = {}
-        context = RunContext(group, self._device, write, saved, self._loaded, self.seconds)
+        context = RunContext(
+            group, self._device, write, saved, self._loaded, self.seconds, heartbeat=self._heartbeat
+        )
+        self._heartbeat.phase("the cell", UNLIMITED)  # a kind that says nothing of its steps has any time
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._device)
         try:

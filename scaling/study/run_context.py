@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import torch
 
+from launchers.watch.heartbeat import SILENT, Heartbeat
 from scaling.process_group import TorchGroup
 from scaling.study.loaded import Loaded
 
@@ -40,6 +41,7 @@ class RunContext:
         saved: where a training's checkpoints are; None: it has none.
         loaded: data sets and initial models, kept from cell to cell.
         seconds: part of the run (`setup`, `warmup`, `unsplit`, `split`) -> wall time, as far as it came.
+        heartbeat: is told of phases and steps, so that a rank that stands still is found.
     """
 
     group: TorchGroup
@@ -48,6 +50,7 @@ class RunContext:
     saved: SavedCheckpoints | None
     loaded: Loaded
     seconds: dict[str, float]
+    heartbeat: Heartbeat = SILENT
     _started: float = field(default_factory=time.perf_counter)
     _peak_bytes: int = 0
 

@@ -75,6 +75,7 @@ def train(
     *,
     after: Progress = Progress(),
     energy_meter: EnergyMeter | None = None,
+    after_each: Callable[[], None] = lambda: None,
 ) -> Iterator[dict[str, Any]]:
     """Trains, yielding one row after each epoch.
 
@@ -89,6 +90,7 @@ def train(
         seconds_of_slowest: the largest of the ranks' values. Collective.
         after: what was trained before; the step has been brought there already.
         energy_meter: of this rank.
+        after_each: called after each step, and after each batch that is evaluated.
 
     Yields:
         `epoch` (from 1), `samples` (of all ranks, so far), `train_s` (seconds of training so far, slowest
@@ -101,15 +103,15 @@ def train(
     probed = _evenly_chosen(train_split, len(test_split))
     for epoch in range(after.epoch + 1, plan.epochs + 1):
         feed = _Feed(train_split, plan, group, epoch, step.replica.trainable[0].device)
-        timed = _timed_epoch(step, feed, plan, group, clock, energy_meter)
+        timed = _timed_epoch(step, feed, plan, group, clock, energy_meter, after_each)
         train_j = None if train_j is None or timed.joules is None else train_j + timed.joules
         train_s += seconds_of_slowest(timed.seconds)
         step.check()
         losses, replica = timed.losses, step.replica
         group.all_reduce(losses)
         losses.div_(group.world_size)
-        _, train_accuracy = evaluate(replica.module, probed, group, replica.loss)
-        test_loss, test_accuracy = evaluate(replica.module, test_split, group, replica.loss)
+        _, train_accuracy = evaluate(replica.module, probed, group, replica.loss, after_each)
+        test_loss, test_accuracy = evaluate(replica.module, test_split, group, replica.loss, after_each)
         yield {
             "epoch": epoch,
             "samples": epoch * feed.num_steps * plan.global_batch,
@@ -143,14 +145,20 @@ class _Timed:
 
 
 def _timed_epoch(
-    step: Step, feed: _Feed, plan: TrainingPlan, group: Group, clock: Clock, energy_meter: EnergyMeter | None
+    step: Step,
+    feed: _Feed,
+    plan: TrainingPlan,
+    group: Group,
+    clock: Clock,
+    energy_meter: EnergyMeter | None,
+    after_each: Callable[[], None],
 ) -> _Timed:
     losses = torch.empty(feed.num_steps, dtype=torch.float32, device=feed.device)
     group.meter.reset()
     joules = energy_meter() if energy_meter else None
     start = clock.mark()
     feed.prepare()
-    rate = _take_steps(step, feed, plan, losses)
+    rate = _take_steps(step, feed, plan, losses, after_each)
     stop = clock.mark()
     bytes_sent = group.meter.bytes_sent
     clock.settle()
@@ -158,7 +166,9 @@ def _timed_epoch(
     return _Timed(losses, rate, clock.seconds(start, stop), taken, bytes_sent)
 
 
-def _take_steps(step: Step, feed: _Feed, plan: TrainingPlan, losses: Tensor) -> float | None:
+def _take_steps(
+    step: Step, feed: _Feed, plan: TrainingPlan, losses: Tensor, after_each: Callable[[], None]
+) -> float | None:
     """One epoch; fills `losses` with this rank's, and gives the last step's learning rate."""
     set_before: float | None = None
     for index in range(feed.num_steps):
@@ -169,6 +179,7 @@ def _take_steps(step: Step, feed: _Feed, plan: TrainingPlan, losses: Tensor) -> 
                 step.set_learning_rate(rate)
                 set_before = rate
         losses[index] = step(*feed.batch(index))
+        after_each()
     return set_before
 
 
@@ -217,7 +228,11 @@ def _evenly_chosen(split: Split, num_samples: int) -> Split:
 
 @torch.no_grad()
 def evaluate(
-    module: nn.Module, split: Split, group: Group, loss: Loss = cross_entropy
+    module: nn.Module,
+    split: Split,
+    group: Group,
+    loss: Loss = cross_entropy,
+    after_each: Callable[[], None] = lambda: None,
 ) -> tuple[float, float]:
     """Mean loss and accuracy over a split, on its device, each rank evaluating its share. Collective."""
     module.eval()
@@ -229,6 +244,7 @@ def evaluate(
         logits = module(inputs)
         totals[0] += loss(logits, targets).double() * targets.numel()
         totals[1] += (logits.argmax(-1) == targets).sum()
+        after_each()
     module.train()
     group.all_reduce(totals)
     mean_loss, hits = (totals / split.targets.numel()).tolist()

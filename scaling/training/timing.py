@@ -124,6 +124,7 @@ class Measurement:
         extent: how many.
         agreement: between the ranks, outside the measured windows.
         host_offset_s: what to add to this host's monotonic clock to have rank 0's.
+        after_each: called after each iteration, between two samples.
 
     Attributes:
         rows: raw samples so far, one an iteration: `iteration`, `warmup`, `split`, `start_s` (on rank 0's
@@ -139,6 +140,7 @@ class Measurement:
     extent: Extent
     agreement: Agreement
     host_offset_s: float = 0.0
+    after_each: Callable[[], None] = lambda: None
     rows: list[dict[str, Any]] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     warmup_end: str = ""
@@ -198,6 +200,7 @@ class Measurement:
         for _ in range(count):
             with self.recorder.step(split=split) as marks:
                 self.iterate(marks)
+            self.after_each()
 
     def _keep(self, *, warmup: bool) -> list[StepSample]:
         samples = self.recorder.take()

@@ -75,14 +75,22 @@ class Prober:
         num_threads: its CPU threads where a case does not say.
         write: takes what was measured; called on rank 0 alone.
         host_only: no access between GPUs.
+        after_each: called after each sample.
     """
 
     def __init__(
-        self, group: TorchGroup, device: torch.device, num_threads: int, write: Write, *, host_only: bool
+        self,
+        group: TorchGroup,
+        device: torch.device,
+        num_threads: int,
+        write: Write,
+        *,
+        host_only: bool,
+        after_each: Callable[[], None] = lambda: None,
     ) -> None:
         self._group, self._device = group, device
         self._write = write if group.rank == 0 else _nowhere
-        self._num_threads = num_threads
+        self._num_threads, self._after_each = num_threads, after_each
         self._launch = "host_only" if host_only else "default"
         self._operations = Operations(group, device)
         self._clock, self._host_clock = clock_for(device), MonotonicClock()
@@ -201,7 +209,9 @@ class Prober:
             stop = clock.mark()
             clock.settle()
             seconds = clock.seconds(start, stop) / repeats
-        return max(self._group.largest(seconds), SHORTEST_S)
+        slowest_s = max(self._group.largest(seconds), SHORTEST_S)
+        self._after_each()
+        return slowest_s
 
     def _record(self, case: Case, size: int, repeats: int, seconds: float) -> None:
         sample = Sample(

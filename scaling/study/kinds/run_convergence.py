@@ -44,6 +44,7 @@ def converge(cell: Cell, context: RunContext) -> RankSummary:
         cell: of kind convergence.
         context: of the rank; where it has a place for checkpoints, some are made.
     """
+    context.heartbeat.phase("set-up")
     prepared = PreparedStep(cell, context)
     _throw_away_step(cell, prepared.splits.train, context)
     prepared.check_first_steps()
@@ -90,13 +91,17 @@ def _train(
     parts = (step, splits.train, splits.test, plan_of(cell), group, clock_for(device), group.largest)
     # A GPU that workers share counts the energy of all of them.
     energy_meter = _energy_meter(device) if cell.workers_per_gpu is None else None
-    for row in train(*parts, after=after, energy_meter=energy_meter):
+    heartbeat = context.heartbeat
+    heartbeat.phase("training")
+    for row in train(*parts, after=after, energy_meter=energy_meter, after_each=heartbeat.step):
+        heartbeat.phase("records of an epoch")
         rows.append(row if group.rank == 0 else {key: row[key] for key in OF_EVERY_RANK})
         context.write(rows[-1:])
         if saver is not None and row["epoch"] != cell.epochs and saver.is_due():
             prepared.check_later_steps()
             progress = Progress(row["epoch"], row["train_s"], row["train_j"])
             saver.save(Checkpoint.of(step, progress, rows, device, [*before, here]))
+        heartbeat.phase("training")
     prepared.check_later_steps()
     return rows, before
 

@@ -25,6 +25,8 @@ def time_cell(cell: Cell, context: RunContext) -> RankSummary:
         context: of the rank.
     """
     group, device, seconds = context.group, context.device, context.seconds
+    heartbeat = context.heartbeat
+    heartbeat.phase("set-up")
     prepared = PreparedStep(cell, context)
     step, feeder = prepared.step, _feeder(cell, prepared, context)
 
@@ -34,18 +36,25 @@ def time_cell(cell: Cell, context: RunContext) -> RankSummary:
 
     recorder = PhaseRecorder(clock_for(device))
     offset_s, offset_uncertainty_s = group.host_clock_offset()
-    measurement = Measurement(iterate, recorder, extent_of(cell), group, offset_s, seconds=seconds)
+    measurement = Measurement(
+        iterate, recorder, extent_of(cell), group, offset_s, heartbeat.step, seconds=seconds
+    )
+    heartbeat.phase("checked steps")
     prepared.check_first_steps()
     seconds["setup"] = group.largest(context.elapsed_s())
+    heartbeat.phase("warm-up")
     measurement.warm_up()
     gpu = power.open_device(device)
     before = gpu.reading() if gpu else None
+    heartbeat.phase("timed iterations", patience=1)
     measurement.measure()
     after = gpu.reading() if gpu else None
     memory_peak_bytes = context.memory_peak_bytes()  # what marking takes besides is not the step's
+    heartbeat.phase("profiled iterations")
     step.check()
     if step.prepare_split(recorder):
         measurement.split(settle_each=step.settle_split)
+    heartbeat.phase("checks of what was measured")
     step.check()
     context.write(measurement.rows)
     prepared.check_later_steps()

@@ -82,8 +82,17 @@ class TransferKind(Kind[TransferPart, TransferCell]):
 
         rows: list[dict[str, Any]] = []
         host_only = cell.peer_access is False
-        prober = Prober(context.group, context.device, cell.threads, rows.append, host_only=host_only)
+        context.heartbeat.phase("set-up")
+        prober = Prober(
+            context.group,
+            context.device,
+            cell.threads,
+            rows.append,
+            host_only=host_only,
+            after_each=context.heartbeat.step,
+        )
         prober.run(cell.seconds)
+        context.heartbeat.phase("records")
         if context.group.rank == 0:
             # Recorded with the samples: the report makes a machine file of both, on whatever machine it runs.
             today = datetime.now().astimezone().date().isoformat()

@@ -1,0 +1,198 @@
+"""Who stands still, and who is behind: of what a watcher has seen."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from launchers.watch.heartbeat import Position
+
+SLACK = 10.0
+"""A step that took so many times as long as the longest before it still counts as one of them."""
+
+FRAMES_SHOWN = 8
+
+PREFIX = "watcher: "
+"""What a watcher's lines begin with, after what a launcher may put before them."""
+
+UNKNOWN_CODE = "with an unknown exit code"
+
+WAITING_IN = (
+    *("/torch/distributed/", "/scaling/process_group/", "/horovod/", "/mpi4py/"),
+    *("/measure/clock.py", "/torch/cuda/streams.py", "/torch/cuda/__init__.py"),
+)
+"""Files of which a function on the stack says that a rank waits for others, or for a device that does."""
+
+
+class Pace:
+    """How fast one rank moves, as far as the watcher's looks tell."""
+
+    def __init__(self, position: Position, now_s: float) -> None:
+        self._last, self._moved_s = position, now_s
+        self._first_s: float | None = None
+        self._longest_s: float | None = None
+
+    def look(self, position: Position, now_s: float) -> float:
+        """Takes where the rank is now; returns for how long it has not moved, in seconds."""
+        before = self._last
+        if position.serial != before.serial:
+            if position.patience != 1:
+                self._first_s = self._longest_s = None
+            self._moved_s = now_s
+        elif position.steps != before.steps:
+            gap_s = now_s - self._moved_s
+            if self._first_s is None:
+                self._first_s = gap_s
+            else:
+                self._longest_s = max(self._longest_s or 0.0, gap_s)
+            self._moved_s = now_s
+        self._last = position
+        return now_s - self._moved_s
+
+    def excuse(self, now_s: float) -> None:
+        """The watcher itself could not look for a while: that time is nobody's."""
+        self._moved_s = now_s
+
+    def limit_s(self, *, stopped: bool) -> float:
+        """How long the rank may go without moving.
+
+        Args:
+            stopped: it is, by a signal: no phase takes time then.
+        """
+        timeout_s = self._last.stall_timeout_s
+        if timeout_s == 0:
+            return float("inf")
+        if stopped:
+            return timeout_s
+        known_s = self._first_s if self._longest_s is None else self._longest_s
+        if known_s is not None:
+            return max(timeout_s, SLACK * known_s)
+        return timeout_s * self._last.patience if self._last.patience else float("inf")
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A rank, when a launch stands still.
+
+    Attributes:
+        position: where it is.
+        stopped: by a signal, as SIGSTOP.
+        frames: its main thread's, newest call first, as faulthandler writes them.
+    """
+
+    position: Position
+    stopped: bool
+    frames: Sequence[str]
+
+    @property
+    def waits(self) -> bool:
+        """For other ranks, or for a device."""
+        return not self.stopped and any(part in frame for frame in self.frames for part in WAITING_IN)
+
+
+def main_thread(stacks: str) -> list[str]:
+    """The frames of the main thread, which faulthandler writes last: it was there first."""
+    frames: list[str] = []
+    for line in stacks.splitlines():
+        if re.match(r"(Current thread|Thread) 0x", line):
+            frames = []
+        elif line.startswith("  "):
+            frames.append(line.strip())
+    return frames
+
+
+def behind(seen: Mapping[int, Seen]) -> list[int]:
+    """The ranks that the others wait for, where that can be told: a rank that is stopped; one that waits for
+    nobody while others wait; the one with the fewest steps. None where all are the same.
+
+    Args:
+        seen: rank -> how it is, of one host.
+    """
+    stopped = [rank for rank, one in seen.items() if one.stopped]
+    if stopped or len(seen) == 1:
+        return stopped or list(seen)
+    busy = [rank for rank, one in seen.items() if not one.waits]
+    lowest = min((one.position.serial, one.position.steps) for one in seen.values())
+    slowest = [rank for rank, one in seen.items() if (one.position.serial, one.position.steps) == lowest]
+    return next((found for found in (busy, slowest) if 0 < len(found) < len(seen)), [])
+
+
+def stall_report(seen: Mapping[int, Seen], still_s: float, host: str, num_ranks: int) -> list[str]:
+    """What a watcher says of a launch that stands still: a line on who is behind, and stacks.
+
+    Args:
+        seen: rank -> how it is, of this host.
+        still_s: for how long.
+        host: its name.
+        num_ranks: of the launch, on all hosts.
+    """
+    found = behind(seen)
+    elsewhere = len(seen) < num_ranks
+    if elsewhere and all(one.waits for one in seen.values()):
+        ranks = ", ".join(map(str, seen))
+        first = f"no progress for {still_s:.0f} s: ranks {ranks} on {host} wait for ranks of other hosts"
+    elif found:
+        names = f"rank {found[0]} is" if len(found) == 1 else f"ranks {', '.join(map(str, found))} are"
+        one = seen[found[0]]
+        how = ", stopped by a signal," if one.stopped else ""
+        first = (
+            f"{names} behind on {host}{how} in {one.position.describe()}: no progress for {still_s:.0f} s, "
+            f"longer than stall_timeout ({one.position.stall_timeout_s:g} s) allows here"
+        )
+    else:
+        one = next(iter(seen.values()))
+        first = (
+            f"no progress for {still_s:.0f} s in {one.position.describe()}: no rank is behind, all wait for "
+            "each other, as where their exchanges do not match"
+        )
+    lines = [first]
+    for rank, one in seen.items():
+        if not found or rank in found or elsewhere:
+            lines += [f"  rank {rank}, newest call first:", *(f"    {f}" for f in one.frames[:FRAMES_SHOWN])]
+    return lines
+
+
+def left_report(rank: int, status: int | None, position: Position, host: str) -> str:
+    """What a watcher says of a rank that has left without a word.
+
+    Args:
+        rank: which.
+        status: as waitpid gives it; None: it is not known.
+        position: where it was.
+        host: its name.
+    """
+    return f"rank {rank} left first on {host}, {_ending(status)}, in {position.describe()}"
+
+
+def _ending(status: int | None) -> str:
+    if status is None:
+        return UNKNOWN_CODE
+    code = os.waitstatus_to_exitcode(status)
+    if code >= 0:
+        return f"with exit code {code}, without a word"
+    try:
+        return f"killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"killed by signal {-code}"
+
+
+def verdict(log: str, codes: Mapping[int, int] | None = None) -> list[str]:
+    """The lines of watchers in what a launch printed, without their prefix; the most telling one first.
+
+    Args:
+        log: what it printed.
+        codes: rank -> exit code, of those of which the launcher knows it; negative: the signal.
+    """
+    found = re.findall(rf"(?:^|\s|:){PREFIX}(.*)$", log, re.MULTILINE)
+    heads = [at for at, line in enumerate(found) if not line.startswith(" ")]
+    if not heads:
+        return []
+    start = next((at for at in heads if " behind " in found[at] or " left first " in found[at]), heads[0])
+    end = next((at for at in heads if at > start), len(found))
+    left = re.match(r"rank (\d+) left first ", found[start])
+    if left and (code := (codes or {}).get(int(left[1]))) is not None:
+        found[start] = found[start].replace(UNKNOWN_CODE, _ending(code << 8 if code >= 0 else -code))
+    return found[start:end]

@@ -1,0 +1,63 @@
+"""Starts the watcher of a host, and ends it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+
+END_S = 5.0
+"""What the watcher has to end when the rank that started it leaves in order."""
+
+PROGRAM = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from launchers.watch.process import main
+main(sys.argv[2:])
+"""
+
+
+def start_watcher(ranks: Mapping[int, tuple[int, int]], num_ranks: int) -> subprocess.Popen[bytes]:
+    """Starts it, with what it reads of its ranks open: one that ends right now can still be named.
+
+    Args:
+        ranks: rank -> pid, and the descriptor of its page there (`SharedHeartbeat`); of this host.
+        num_ranks: of the launch, on all hosts.
+    """
+    root = Path(__file__).parents[2]
+    with ExitStack() as opened:
+        words, descriptors = [], []
+        for rank, (pid, descriptor) in ranks.items():
+            try:
+                handle = os.pidfd_open(pid)
+                opened.callback(os.close, handle)
+                page = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDONLY)
+                opened.callback(os.close, page)
+            except OSError as error:
+                reason = f"rank {rank} (pid {pid}) is not watched: {error.strerror}"
+                print(reason, file=sys.stderr, flush=True)
+                continue
+            descriptors += [handle, page]
+            words.append(f"{rank}:{pid}:{handle}:{page}")
+        return subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", PROGRAM, str(root), platform.node(), str(num_ranks), *words],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            pass_fds=descriptors,
+            start_new_session=True,  # what ends the ranks is not to end it before it has said so
+        )
+
+
+def end_watcher(watcher: subprocess.Popen[bytes]) -> None:
+    """Ends it when its rank leaves in order, so that it is not left to whoever inherits it."""
+    assert watcher.stdin is not None
+    watcher.stdin.close()
+    try:
+        watcher.wait(END_S)
+    except subprocess.TimeoutExpired:
+        watcher.kill()
+        watcher.wait()

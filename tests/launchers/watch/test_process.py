@@ -1,0 +1,143 @@
+"""The watcher on real processes without torch: it hears, names and ends."""
+
+import os
+import platform
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from launchers.watch.start import end_watcher, start_watcher
+
+ROOT = Path(__file__).parents[3]
+LIMIT_S = 120
+HOST = platform.node()
+
+RANK = """
+import ctypes, os, sys, time
+from launchers.watch.heartbeat import SharedHeartbeat
+heartbeat = SharedHeartbeat()
+heartbeat.allow(0.5)
+heartbeat.cell("a cell")
+heartbeat.phase("timed iterations")
+print(heartbeat.descriptor, flush=True)
+words = sys.stdin.readline().split()
+while words[0] != "leave":
+    if words[0] == "step":
+        heartbeat.step()
+    elif words[0] == "exit":
+        os._exit(int(words[1]))
+    elif words[0] == "hold":
+        ctypes.PyDLL(None).sleep(600)  # with the interpreter's lock
+    print("did", flush=True)
+    words = sys.stdin.readline().split()
+heartbeat.leave()
+"""
+
+
+@pytest.fixture
+def start():
+    """start(program): a Python process that is gone afterwards."""
+    started = []
+
+    def run(program):
+        pipes = dict.fromkeys(("stdin", "stdout"), subprocess.PIPE)
+        process = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, text=True, **pipes)
+        started.append(process)
+        return process
+
+    yield run
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def ranks(start):
+    """Two ranks: each with its page."""
+    started = [start(RANK), start(RANK)]
+    return [(rank, int(rank.stdout.readline())) for rank in started]
+
+
+@pytest.fixture
+def watch(capfd):
+    """watch(ranks): starts their watcher; gives what gives all that it says, until it ends with the last."""
+    watchers = []
+
+    def begin(ranks):
+        watchers.append(start_watcher({n: (rank.pid, page) for n, (rank, page) in enumerate(ranks)}, 2))
+        return said
+
+    def said():
+        watchers[0].communicate(timeout=LIMIT_S)
+        return capfd.readouterr().err
+
+    yield begin
+    for watcher in watchers:
+        watcher.kill()
+        watcher.communicate()
+
+
+def say(rank, words):
+    rank.stdin.write(f"{words}\n")
+    rank.stdin.flush()
+
+
+def step(rank):
+    say(rank, "step")
+    assert rank.stdout.readline() == "did\n"
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_rank_that_leaves_without_a_word_is_named_and_the_others_are_ended(ranks, watch, code):
+    said_by_watcher = watch(ranks)
+    ranks = [rank for rank, _ in ranks]
+    step(ranks[1])
+    say(ranks[1], f"exit {code}")
+    assert said_by_watcher() == (
+        f"watcher: rank 1 left first on {HOST}, with exit code {code}, without a word, in timed iterations "
+        "(1 steps done) of a cell\n"
+    )
+    assert ranks[0].wait(LIMIT_S) == -signal.SIGKILL
+
+
+def test_rank_that_holds_the_interpreters_lock_is_named_with_its_stack(ranks, watch):
+    said_by_watcher = watch(ranks)
+    ranks = [rank for rank, _ in ranks]
+    for rank in ranks:
+        for _ in range(3):
+            step(rank)
+    step(ranks[0])
+    say(ranks[1], "hold")
+    said = said_by_watcher()
+    assert f"rank 1 is behind on {HOST} in timed iterations (3 steps done) of a cell: no progress" in said
+    assert 'File "<string>"' in said
+    assert [rank.wait(LIMIT_S) for rank in ranks] == [-signal.SIGKILL, -signal.SIGKILL]
+
+
+def test_rank_that_is_stopped_is_named_so(ranks, watch):
+    said_by_watcher = watch(ranks)
+    ranks = [rank for rank, _ in ranks]
+    os.kill(ranks[1].pid, signal.SIGSTOP)
+    said = said_by_watcher()
+    assert f"rank 1 is behind on {HOST}, stopped by a signal, in timed iterations" in said
+    assert 'File "<string>"' in said, "it wrote its stack before it was ended"
+    assert [rank.wait(LIMIT_S) for rank in ranks] == [-signal.SIGKILL, -signal.SIGKILL]
+
+
+def test_ranks_that_leave_in_order_are_not_named_and_the_watcher_ends_with_them(ranks, watch):
+    said_by_watcher = watch(ranks)
+    ranks = [rank for rank, _ in ranks]
+    for rank in ranks:
+        say(rank, "leave")
+    assert said_by_watcher() == ""
+    assert [rank.wait(LIMIT_S) for rank in ranks] == [0, 0]
+
+
+def test_rank_that_is_gone_before_it_can_be_watched_is_said(start, capfd):
+    gone = start("pass")
+    gone.wait(LIMIT_S)
+    end_watcher(start_watcher({0: (gone.pid, 3)}, 1))
+    assert f"rank 0 (pid {gone.pid}) is not watched: No such process" in capfd.readouterr().err
