@@ -43,6 +43,7 @@ from scaling.study.prepare import prepare, this_machine
 from scaling.study.rank_summary import RankSummary, notes_of
 from scaling.study.recorded_plan import plan_record
 from scaling.study.run_cell import CellRunner
+from scaling.study.same_start import require_same_start, start_facts
 from scaling.study.schema import Study
 from scaling.study.sharing import gpu_of, sharing_note
 from topologies.detect import num_usable_cores
@@ -68,6 +69,9 @@ def main(arguments: list[str] | None = None) -> int:
     except LaunchError as error:
         libraries.end_all(2)
         return _usage_error(str(error))
+    words = sys.argv[1:] if arguments is None else arguments
+    if problem := _different_start(workers, options.study, words):
+        return problem
     libraries.offer(workers)
     _say(info, info.describe())
     with ExitStack() as locks, watched(workers) as heartbeat:
@@ -130,6 +134,20 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, help="results folder (default: results/<name>)")
     parser.add_argument("--world-size", type=int, help="number of workers there must be (default: any)")
     return parser.parse_intermixed_args(arguments)
+
+
+def _different_start(workers: Workers, study: str, words: list[str]) -> int:
+    """0, or the exit code where ranks were not started with the same. Collective."""
+    if workers.info.world_size == 1:
+        return 0
+    try:
+        require_same_start(workers.gather(start_facts(study, words)))
+    except LaunchError as error:
+        if workers.info.rank == 0:
+            _usage_error(str(error))
+        workers.close()
+        return 2
+    return 0
 
 
 def _require_world_size(info: RankInfo, wanted: int | None) -> None:

@@ -32,7 +32,7 @@ def load_study(name: str, overrides: Sequence[str] = ()) -> Study:
     Raises:
         StudyError: there is no such study, it is no YAML, or something in it is wrong.
     """
-    raw = _parse(_text(name), name)
+    raw = _parse(study_text(name), name)
     for override in overrides:
         _apply(raw, override)
     study = parse_study(raw, name)
@@ -49,7 +49,12 @@ def texts(raw: Any) -> Iterator[str]:
             yield from texts(value)
 
 
-def _text(name: str) -> str:
+def study_text(name: str) -> str:
+    """The text of the study of that name or file.
+
+    Raises:
+        StudyError: there is none.
+    """
     path = Path(name)
     if path.suffix in (".yaml", ".yml") or os.path.isfile(path):  # which takes any text, however long
         try:

@@ -10,6 +10,7 @@ from scaling.study.cells import Cell
 from scaling.study.kinds.training import TIMING_BATCHES
 from scaling.study.rank_summary import RankSummary
 from scaling.study.run_context import RunContext
+from scaling.study.same_model import require_same_model
 from scaling.training.batch_norm import synchronized
 from scaling.training.captured import CapturedStep
 from scaling.training.layered import LayeredStep
@@ -89,7 +90,9 @@ class PreparedStep:
 def build_step(cell: Cell, context: RunContext) -> Step:
     """The step of a cell on this rank, from the initial weights. Collective."""
     group, device = context.group, context.device
-    module = context.loaded.module(cell).to(device)
+    module = context.loaded.module(cell)
+    require_same_model(module, group)
+    module = module.to(device)
     if cell.batch_norm == "sync":
         module = synchronized(module, group)
     if cell.memory_format == "channels_last":

@@ -23,6 +23,7 @@ class RankSummary:
         notes: what was decided at the start.
         data_in_host_memory: the data set does not fit on this rank's device.
         diverged: a loss was not finite.
+        not_finite: what was NaN or infinite after timed iterations (`scaling.training.finite`).
         memory_peak_bytes: the most that tensors took on this rank's GPU, with the data sets that are there.
         seconds: part of the run (`setup`, `warmup`, `unsplit`, `split`) -> wall time of the slowest rank.
         warmup_iterations, warmup_end, stop_reason: see `scaling.training.timing`.
@@ -40,6 +41,7 @@ class RankSummary:
     notes: list[str] = field(default_factory=list)
     data_in_host_memory: bool = False
     diverged: bool = False
+    not_finite: list[str] = field(default_factory=list)
     memory_peak_bytes: int | None = None
     seconds: dict[str, float] = field(default_factory=dict)
     warmup_iterations: int | None = None
@@ -60,4 +62,11 @@ def notes_of(ranks: Sequence[RankSummary]) -> list[str]:
     notes = list(ranks[0].notes)
     if count := sum(rank.data_in_host_memory for rank in ranks):
         notes.append(f"{IN_HOST_MEMORY} (on {count} of {len(ranks)} rank{'s' if len(ranks) > 1 else ''})")
+    if bad := [rank for rank, one in enumerate(ranks) if one.not_finite]:
+        what = " and ".join(dict.fromkeys(name for rank in bad for name in ranks[rank].not_finite))
+        notes.append(
+            f"{what} not finite (NaN or infinite) after the timed iterations on rank"
+            f"{'s' if len(bad) > 1 else ''} {', '.join(map(str, bad))}: what was timed is no training; use a "
+            "smaller learning_rate"
+        )
     return notes

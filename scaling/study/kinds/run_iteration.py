@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import cast
 
+from torch import Tensor
+
 from scaling.measure import power
 from scaling.measure.clock import clock_for
 from scaling.measure.phases import Marks, PhaseRecorder
@@ -13,6 +15,7 @@ from scaling.study.prepared_step import PreparedStep
 from scaling.study.rank_summary import RankSummary
 from scaling.study.run_context import RunContext
 from scaling.training.feeding import AugmentedFeeder, Feeder, InputPlacement, feeder_for
+from scaling.training.finite import not_finite
 from scaling.training.timing import Extent, Measurement
 from scaling.workloads.augmentation import epoch_variations
 
@@ -30,9 +33,12 @@ def time_cell(cell: Cell, context: RunContext) -> RankSummary:
     prepared = PreparedStep(cell, context)
     step, feeder = prepared.step, _feeder(cell, prepared, context)
 
+    last_loss: Tensor | None = None
+
     def iterate(marks: Marks) -> None:
+        nonlocal last_loss
         group.meter.reset()
-        step(*feeder.next(marks), marks)
+        last_loss = step(*feeder.next(marks), marks)
 
     recorder = PhaseRecorder(clock_for(device))
     offset_s, offset_uncertainty_s = group.host_clock_offset()
@@ -50,6 +56,7 @@ def time_cell(cell: Cell, context: RunContext) -> RankSummary:
     measurement.measure()
     after = gpu.reading() if gpu else None
     memory_peak_bytes = context.memory_peak_bytes()  # what marking takes besides is not the step's
+    bad_values = not_finite(last_loss, step.replica)
     heartbeat.phase("profiled iterations")
     step.check()
     if step.prepare_split(recorder):
@@ -62,6 +69,7 @@ def time_cell(cell: Cell, context: RunContext) -> RankSummary:
     return replace(
         prepared.summary(group.meter.bytes_sent, group.meter.messages_sent),
         memory_peak_bytes=memory_peak_bytes,
+        not_finite=bad_values,
         warmup_iterations=sum(row["warmup"] and not row["split"] for row in measurement.rows),
         warmup_end=measurement.warmup_end,
         stop_reason=measurement.stop_reason,

@@ -1,0 +1,29 @@
+"""Whether a step still computes with numbers: losses, gradients and parameters that are NaN or infinite.
+
+To be asked outside of measured windows. What is not finite once stays so in the parameters, which is why the
+last step tells of all before it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from scaling.training.replica import Replica
+
+
+@torch.no_grad()
+def not_finite(loss: Tensor | None, replica: Replica) -> list[str]:
+    """Which of "loss", "gradients", "parameters" are not finite on this rank; waits for the device.
+
+    Args:
+        loss: of the last step; None before the first.
+        replica: after it; a gradient that it no longer has counts as finite.
+    """
+    gradients = [parameter.grad for parameter in replica.trainable if parameter.grad is not None]
+    values: dict[str, list[Tensor]] = {
+        "loss": [] if loss is None else [loss],
+        "gradients": gradients,
+        "parameters": list(replica.trainable),
+    }
+    return [name for name, given in values.items() if not all(bool(one.isfinite().all()) for one in given)]
