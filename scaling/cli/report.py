@@ -21,20 +21,21 @@ def report(
     markdown: Annotated[
         bool, typer.Option("--markdown", help="Print the report as Markdown, for a pull request.")
     ] = False,
+    png: Annotated[bool, typer.Option("--png", help="Save the figures as PNG too.")] = False,
 ) -> None:
     """Make summary.csv, budget.csv, the figures and report.html from the raw samples; needs no torch."""
     if as_json and markdown:
         raise StudyError("--json and --markdown both print the report; give one of them")
-    made = written_report(directory)
+    made = written_report(directory, png=png)
     if markdown:
         typer.echo(made.markdown(), nl=False)
     else:
         typer.echo(json.dumps(made.as_dict(), indent=1) if as_json else made.page)
 
 
-def written_report(path: Path) -> Report:
+def written_report(path: Path, *, png: bool = False) -> Report:
     """Makes the report of a results folder anew."""
     from scaling.report import write_report
     from scaling.store import ResultsFolder
 
-    return write_report(ResultsFolder(path).require())
+    return write_report(ResultsFolder(path).require(), png=png)

@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,7 +48,10 @@ PART_OF = {phase: "exposed_comm" if phase == EXCHANGE else phase for phase in PH
 """Phase -> the part that its exposed time goes to."""
 assert {*PART_OF.values(), "unattributed"} == set(PARTS)
 
-_FIRST_TO_LAST = (EXCHANGE, *(phase for phase in PHASES if phase != EXCHANGE))
+_PLACE = {
+    phase: place for place, phase in enumerate((EXCHANGE, *(phase for phase in PHASES if phase != EXCHANGE)))
+}
+"""Phase -> its place in the order by which a piece is given to one of several that cover it."""
 
 
 @dataclass(frozen=True)
@@ -144,48 +148,49 @@ def _is_exchange(span: Span) -> bool:
 
 def _rank_budget(step: RankStep, complete_s: Floats | None, after_first_s: float | None) -> StepBudget:
     """One rank's budget; `complete_s` says when all have arrived at each exchange, from its step's start."""
+
+    def clipped(time_s: float) -> float:
+        return min(max(time_s, 0.0), step.step_s)
+
     exchanges = _exchanges(step)
-    spans = [*exchanges, *(span for span in step.spans if not _is_exchange(span))]
-    starts, stops = (
-        np.clip([getattr(span, end) for span in spans], 0.0, step.step_s) for end in ("start_s", "stop_s")
-    )
-    ready = np.zeros(len(exchanges)) if complete_s is None else np.clip(complete_s, 0.0, step.step_s)
-    cuts = np.unique(np.concatenate([[0.0, step.step_s], starts, stops, ready]))
-    widths, middles = np.diff(cuts), (cuts[1:] + cuts[:-1]) / 2
-    covers = (starts[:, None] <= middles) & (middles < stops[:, None])  # [span, piece]
-    on_main = np.array([span.lane == MAIN for span in spans], dtype=bool)
-    on_hook = np.array([span.lane == HOOK for span in spans], dtype=bool)
-    main = covers[on_main].any(axis=0)
-    of_phase = {
-        phase: covers & np.array([span.phase == phase for span in spans], dtype=bool)[:, None]
-        for phase in {span.phase for span in spans}
-    }
-
-    def hidden_s(phase: str) -> float:
-        concurrent = of_phase.get(phase, covers[:0])
-        concurrent = concurrent[~on_main & ~on_hook] if len(concurrent) else concurrent
-        return float(widths[concurrent.any(axis=0) & main].sum())
-
-    owner = _owners(of_phase, on_main, main)
-    # A piece that several exchanges cover is waiting only while none of them has all its ranks.
-    under_way = covers[: len(exchanges)]
-    going_on = (under_way & (ready[:, None] <= middles)).any(axis=0) | ~under_way.any(axis=0)
-    owner[(owner == PHASES.index(EXCHANGE)) & ~going_on] = PHASES.index("wait")
-    times = np.bincount(owner[owner >= 0], widths[owner >= 0], minlength=len(PHASES))
+    ready_s = [0.0] * len(exchanges) if complete_s is None else [clipped(float(time)) for time in complete_s]
+    spans = [
+        _Clipped(clipped(span.start_s), clipped(span.stop_s), span, ready)
+        for span, ready in [
+            *zip(exchanges, ready_s, strict=True),
+            *((span, None) for span in step.spans if not _is_exchange(span)),
+        ]
+    ]
+    spans.sort(key=lambda one: one.precedence)
+    cuts = {0.0, step.step_s, *ready_s, *(one.start_s for one in spans), *(one.stop_s for one in spans)}
+    ordered = sorted(cuts)
     parts_s = dict.fromkeys(PARTS, 0.0)
-    for phase, seconds in zip(PHASES, times, strict=True):
-        parts_s[PART_OF[phase]] = float(seconds)
+    hidden_s = {EXCHANGE: 0.0, "h2d": 0.0}
+    # Plain numbers: a step has about ten spans, for which arrays take several times as long.
+    for start_s, stop_s in pairwise(ordered):
+        middle_s, width_s = (start_s + stop_s) / 2, stop_s - start_s
+        active = [one for one in spans if one.start_s <= middle_s < one.stop_s]
+        if not active:
+            continue
+        first = active[0]
+        under_way = [one.ready_s for one in active if one.ready_s is not None]
+        # A piece that several exchanges cover is waiting only while none of them has all its ranks.
+        is_waiting = bool(under_way) and all(ready > middle_s for ready in under_way)
+        waits = first.phase == EXCHANGE and is_waiting
+        parts_s["wait" if waits else PART_OF[first.phase]] += width_s
+        if first.lane == MAIN:
+            for phase in {one.phase for one in active if one.lane not in (MAIN, HOOK)} & hidden_s.keys():
+                hidden_s[phase] += width_s
     parts_s["unattributed"] = max(0.0, step.step_s - math.fsum(parts_s.values()))
-    return StepBudget(step.step_s, parts_s, hidden_s(EXCHANGE), hidden_s("h2d"), after_first_s)
+    return StepBudget(step.step_s, parts_s, hidden_s[EXCHANGE], hidden_s["h2d"], after_first_s)
 
 
-def _owners(
-    of_phase: dict[str, NDArray[np.bool_]], on_main: NDArray[np.bool_], main: NDArray[np.bool_]
-) -> NDArray[np.int64]:
-    """The index in PHASES of the phase that each piece belongs to; -1 where no span covers it."""
-    owner = np.full(len(main), -1, dtype=np.int64)
-    for lane in (~on_main, on_main):  # main last: it goes before the other lanes
-        for phase in reversed(_FIRST_TO_LAST):
-            if phase in of_phase:
-                owner[of_phase[phase][lane].any(axis=0)] = PHASES.index(phase)
-    return owner
+class _Clipped:
+    """A span within its step, and when all ranks have arrived at it; None where it is no exchange."""
+
+    __slots__ = ("lane", "phase", "precedence", "ready_s", "start_s", "stop_s")
+
+    def __init__(self, start_s: float, stop_s: float, span: Span, ready_s: float | None) -> None:
+        self.start_s, self.stop_s, self.ready_s = start_s, stop_s, ready_s
+        self.phase, self.lane = span.phase, span.lane
+        self.precedence = (span.lane != MAIN, _PLACE[span.phase])

@@ -14,13 +14,14 @@ if TYPE_CHECKING:
 __all__ = ["status_table", "summary_table", "write_report"]
 
 
-def write_report(folder: ResultsFolder) -> Report:
+def write_report(folder: ResultsFolder, *, png: bool = False) -> Report:
     """Makes summary.csv, budget.csv, figures/ and report.html anew from the raw samples.
 
     Where there are transfer cells, also transfers.csv and the machine file probed.yaml.
 
     Args:
         folder: a study's results, finished or not.
+        png: figures as PNG too.
 
     Returns:
         The path of report.html, the summary and the wall time.
@@ -33,4 +34,4 @@ def write_report(folder: ResultsFolder) -> Report:
         write_all,
     )  # matplotlib takes a while: not for callers that want the status
 
-    return write_all(folder)
+    return write_all(folder, png=png)

@@ -43,7 +43,7 @@ def _section(section: Section) -> Iterator[str]:
         yield ""
     captions: list[str] = []
     for figure in section.figures:
-        yield f"![{_escaped(figure.title)}](figures/{figure.name}.png)"
+        yield f"![{_escaped(figure.title)}](figures/{figure.name}.svg)"
         yield ""
         if figure.caption not in captions:
             yield f"{_escaped(figure.caption)} Values: `{figure.source}`."

@@ -97,7 +97,7 @@ class Report:
         }
 
 
-def write_all(folder: ResultsFolder) -> Report:
+def write_all(folder: ResultsFolder, *, png: bool = False) -> Report:
     """See `scaling.report.write_report`."""
     folder.require()
     cells = read_cells(folder)
@@ -112,7 +112,7 @@ def write_all(folder: ResultsFolder) -> Report:
     transfers, predicted = read_transfers(folder), read_predictions(folder, to_rows(table))
     _write_tables(folder, transfers, predicted)
     data = FigureInput(to_rows(table), by_id, links, transfers, predicted, experiments)
-    figures, failures = draw_figures(folder, data)
+    figures, failures = draw_figures(folder, data, png=png)
     # A folder without an environment gets a page that says so; a damaged one is an error.
     environment = environment_of(folder)
     groups = group_rows(to_rows(table))

@@ -228,7 +228,7 @@ class TestPeople:
         assert 'aria-label="bandwidth: Transfers' in page
         assert "something was left out (transfer x 2)" in page
         names = {path.name for path in (links.folder.path / "figures").iterdir()}
-        assert names == {"bandwidth-cuda-2x4.svg", "bandwidth-cuda-2x4.png"}
+        assert names == {"bandwidth-cuda-2x4.svg"}
 
     def test_figure_has_a_line_for_each_operation_of_several_sizes(self, links):
         (group,) = transfer_groups(read_transfers(links.folder))

@@ -14,6 +14,7 @@ from scaling.analysis.summary import build_table, summary_table
 from scaling.analysis.variants import main_variant
 from scaling.measure.budget import PARTS
 from scaling.measure.phase_names import PHASES
+from scaling.report.figures import draw as drawing
 from scaling.report.figures.arrivals import arrivals
 from scaling.report.figures.base import FigureInput
 from scaling.report.figures.buckets import bucket_responses
@@ -213,13 +214,22 @@ def test_figures_are_the_same_files_every_time(study, line):
     assert {figure.name: figure.svg.read_bytes() for figure in draw(study)} == first
 
 
+@pytest.mark.processes
+def test_several_processes_draw_the_same_files(study, line, monkeypatch):
+    for size in (1, 2):
+        study.add([[[line(i, 0.01 / size, forward_s=0.005) for i in range(8)]] * size], world_size=size)
+    here = [(figure.name, figure.svg.read_bytes()) for figure in draw(study)]
+    monkeypatch.setattr(drawing, "MANY_ROWS", 1)
+    monkeypatch.setattr(drawing, "num_usable_cores", lambda: 2)
+    assert [(figure.name, figure.svg.read_bytes()) for figure in draw(study)] == here
+
+
 def test_every_part_and_label_can_be_drawn(study, line):
     phases = {f"{name}_s": 0.001 for name in PHASES}
     study.add([[[line(i, 0.013, **phases) for i in range(8)]]], aggregator_label="_mine(cost=$5 & <more> $6)")
     (bar,) = budget_bars(groups_of(study)[0])
     assert set(bar.parts_ms) == set(PARTS)
     (figure,) = draw(study)
-    assert figure.png.stat().st_size > 0
     assert "cost=$5 &amp; &lt;more&gt; $6" in figure.svg.read_text()
 
 

@@ -27,7 +27,7 @@ def test_markdown_says_what_the_page_says(filled):
     made = write_report(filled)
     text = made.markdown()
     assert text.startswith("# by-hand: how it scales\n")
-    for figure in (filled.path / "figures").glob("*.png"):
+    for figure in (filled.path / "figures").glob("*.svg"):
         assert f"(figures/{figure.name})" in text
     for row in made.as_dict()["cells"]:
         assert row["cell_id"] in text

@@ -153,7 +153,7 @@ class TestFigure:
     def test_is_drawn_of_measured_cells_and_its_values_stand_in_a_file(self, folder):
         report = write_report(folder)
         drawn = [path.name for path in (folder.path / "figures").glob("predicted.*")]
-        assert sorted(drawn) == ["predicted.png", "predicted.svg"]
+        assert sorted(drawn) == ["predicted.svg"]
         done, planned = csv.DictReader((folder.path / "predicted.csv").open(newline=""))
         assert float(done["error_ratio"]) == pytest.approx(0.23456)
         assert float(done["simulated_s"]) / float(done["measured_s"]) - 1 == pytest.approx(0.23456)

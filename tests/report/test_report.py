@@ -79,6 +79,8 @@ def test_report_writes_table_figures_and_page(filled):
     assert path == filled.path / "report.html"
     figures = sorted(figure.name.partition("-mlp")[0] for figure in (filled.path / "figures").glob("*.svg"))
     assert figures == ["budget", "loss-epochs", "loss-seconds", "speedup"]
+    assert not list((filled.path / "figures").glob("*.png"))
+    write_report(filled, png=True)
     assert len(list((filled.path / "figures").glob("*.png"))) == 4
     assert (filled.path / "summary.csv").read_bytes().count(b"\r\n") == 10
     # A header, and of six cells, two world sizes and three repeats eight steps a rank.

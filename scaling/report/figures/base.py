@@ -88,7 +88,7 @@ class SavedFigure:
         name, title, caption, source: as of `Drawn`.
         section: of the page (`scaling.report.sections.TITLES`).
         svg: the vector file.
-        png: the same at 150 dots an inch.
+        kind: the name under which `scaling.report.figures.draw` knows what drew it.
     """
 
     name: str
@@ -96,8 +96,8 @@ class SavedFigure:
     caption: str
     section: str
     svg: Path
-    png: Path
-    source: str = "summary.csv"
+    source: str
+    kind: str
 
 
 Draw = Callable[[FigureInput], Iterable[Drawn]]

@@ -1,4 +1,4 @@
-"""Draws and saves the figures of a report, each as SVG and PNG.
+"""Draws and saves the figures of a report as SVG, on request as PNG too; many of them by several processes.
 
 The same results folder gives the same SVG, byte for byte.
 """
@@ -6,7 +6,10 @@ The same results folder gives the same SVG, byte for byte.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+import multiprocessing
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import matplotlib
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -17,6 +20,7 @@ from scaling.report.figures.base import Drawn, FigureInput, FigureKind, SavedFig
 from scaling.report.figures.style import SETTINGS
 from scaling.report.figures.svg import compact
 from scaling.store import ResultsFolder
+from topologies.detect import num_usable_cores
 
 GROUP = "scaling.figures"
 """The entry-point group in which other packages offer figures."""
@@ -41,12 +45,23 @@ BUILT_IN = {
 FIGURES = Registry("figure", GROUP, BUILT_IN)
 
 
-def draw_figures(folder: ResultsFolder, data: FigureInput) -> tuple[list[SavedFigure], list[str]]:
+MANY_ROWS = 40
+"""Cells of a study whose figures are drawn by several processes: fewer take about a second."""
+
+
+Placed = tuple[int, SavedFigure]
+"""A figure, and the place of its group among the groups."""
+
+
+def draw_figures(
+    folder: ResultsFolder, data: FigureInput, *, png: bool = False
+) -> tuple[list[SavedFigure], list[str]]:
     """Draws and saves every figure that the results allow.
 
     Args:
         folder: where they go.
         data: what they are made of.
+        png: also as pixels.
 
     Returns:
         The figures, those of a group together; and which figures of other packages failed, and why.
@@ -54,24 +69,68 @@ def draw_figures(folder: ResultsFolder, data: FigureInput) -> tuple[list[SavedFi
     Raises:
         StoreError: a file cannot be written.
     """
-    places = {(group.kind, group.slug): place for place, group in enumerate(data.groups)}
-    saved: dict[str, tuple[int, SavedFigure]] = {}
+    saved: dict[str, Placed] = {}
     registry, failures = _usable()
-    with matplotlib.rc_context(SETTINGS):
-        for name in registry.targets():
-            try:
-                for section, drawn in _drawn(registry, name, data):
-                    if drawn.name in saved:
-                        raise StudyError(f"there is a figure {drawn.name!r} already; give it another name")
-                    place = len(places) if drawn.group is None else places[drawn.group.kind, drawn.group.slug]
-                    saved[drawn.name] = place, save(folder, drawn, section)
-            except StoreError:
-                raise
-            except Exception as error:  # another package's figure may raise anything
-                if name in BUILT_IN:
-                    raise
-                failures.append(f"The figure {name!r} failed: {type(error).__name__}: {error}.")
-    return [one for _, one in sorted(saved.values(), key=lambda pair: pair[0])], failures
+    job = _Job(folder, data, png)
+    for placed in _drawn_by_processes(job, list(BUILT_IN)):
+        saved |= placed
+    for name in [name for name in registry.targets() if name not in BUILT_IN]:
+        try:
+            saved |= job.draw(registry, name, saved)
+        except StoreError:
+            raise
+        except Exception as error:  # noqa: BLE001 (another package's figure may raise anything)
+            failures.append(f"The figure {name!r} failed: {type(error).__name__}: {error}.")
+    order = {name: place for place, name in enumerate(registry.targets())}
+    ordered = sorted(saved.values(), key=lambda pair: (pair[0], order[pair[1].kind]))
+    return [one for _, one in ordered], failures
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What figures are drawn of, and where to."""
+
+    folder: ResultsFolder
+    data: FigureInput
+    png: bool
+
+    def draw(self, registry: Registry, name: str, saved: Mapping[str, Placed]) -> dict[str, Placed]:
+        """The figures of that name, by the names of their files; within `SETTINGS`."""
+        places = {(group.kind, group.slug): place for place, group in enumerate(self.data.groups)}
+        made: dict[str, Placed] = {}
+        with matplotlib.rc_context(SETTINGS):
+            for section, drawn in _drawn(registry, name, self.data):
+                if drawn.name in saved or drawn.name in made:
+                    raise StudyError(f"there is a figure {drawn.name!r} already; give it another name")
+                place = len(places) if drawn.group is None else places[drawn.group.kind, drawn.group.slug]
+                made[drawn.name] = place, save(self.folder, drawn, section, name, png=self.png)
+        return made
+
+    def draw_built_in(self, name: str) -> dict[str, Placed]:
+        """Those of a figure of ours."""
+        return self.draw(Registry("figure", "", BUILT_IN), name, {})
+
+
+def _drawn_by_processes(job: _Job, names: Sequence[str]) -> Iterator[dict[str, Placed]]:
+    """What each name draws: here, or where there is much to draw, in a process for each core."""
+    processes = min(num_usable_cores(), len(names))
+    if processes < 2 or len(job.data.rows) < MANY_ROWS or sys.platform != "linux":
+        yield from map(job.draw_built_in, names)
+        return
+    # Forked, not started anew: a new process would import matplotlib and read the samples again.
+    with multiprocessing.get_context("fork").Pool(processes, _take, (job,)) as pool:
+        yield from pool.imap_unordered(_draw_taken, names)
+
+
+_taken: list[_Job] = []
+
+
+def _take(job: _Job) -> None:
+    _taken[:] = [job]
+
+
+def _draw_taken(name: str) -> dict[str, Placed]:
+    return _taken[0].draw_built_in(name)
 
 
 def _usable() -> tuple[Registry, list[str]]:
@@ -92,8 +151,8 @@ def _drawn(registry: Registry, name: str, data: FigureInput) -> Iterator[tuple[s
         yield kind.section, drawn
 
 
-def save(folder: ResultsFolder, drawn: Drawn, section: str) -> SavedFigure:
-    """Writes both files; within `SETTINGS`.
+def save(folder: ResultsFolder, drawn: Drawn, section: str, kind: str, *, png: bool = False) -> SavedFigure:
+    """Writes its files; within `SETTINGS`.
 
     Raises:
         StoreError: one cannot be written.
@@ -104,6 +163,7 @@ def save(folder: ResultsFolder, drawn: Drawn, section: str) -> SavedFigure:
         vectors, pixels = io.StringIO(), io.BytesIO()
         drawn.figure.savefig(vectors, format="svg", metadata={"Date": None, "Creator": None})
         svg = folder.write_figure(f"{drawn.name}.svg", compact(vectors.getvalue()).encode())
-        drawn.figure.savefig(pixels, format="png")
-        png = folder.write_figure(f"{drawn.name}.png", pixels.getvalue())
-    return SavedFigure(drawn.name, drawn.title, drawn.caption, section, svg, png, drawn.source)
+        if png:
+            drawn.figure.savefig(pixels, format="png")
+            folder.write_figure(f"{drawn.name}.png", pixels.getvalue())
+    return SavedFigure(drawn.name, drawn.title, drawn.caption, section, svg, drawn.source, kind)
