@@ -38,10 +38,10 @@ from scaling.measure.environment import collect
 from scaling.process_group import TorchGroup
 from scaling.runtime.workers import Workers
 from scaling.training.captured import CapturedStep
+from scaling.training.optimizers import SgdSettings
 from scaling.training.overlapped import OverlappedStep
 from scaling.training.replica import FlatReplica, Replica
 from scaling.training.step import EagerStep
-from scaling.training.update import SgdSettings
 from scaling.workloads.registry import build_module, create_dataset, create_model, resolve_shape
 from scaling.workloads.sampling import epoch_batches, shard
 

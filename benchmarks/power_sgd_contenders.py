@@ -20,10 +20,10 @@ from scaling.aggregators.registry import create
 from scaling.process_group import TorchGroup
 from scaling.training.captured import CapturedStep
 from scaling.training.layered import LayeredStep
+from scaling.training.optimizers import SgdSettings
 from scaling.training.overlapped import OverlappedStep
 from scaling.training.replica import FlatReplica, Replica
 from scaling.training.step import EagerStep
-from scaling.training.update import SgdSettings
 
 Size = TypeVar("Size", float, float | None)
 Kind = Literal["ddp", "hook", "ours", "other"]

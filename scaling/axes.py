@@ -79,6 +79,7 @@ class Axis:
         name: its key in a cell.
         dtype: pandas' type of its column.
         default: what it was in folders that lack it, and what None stands for.
+        older: the same, where that depends on the cell's other values.
         since: the schema version (`scaling.store.records`) that brought it. After the first one it is no part
             of a cell's identity while it has its default: cells that were measured before stay the same.
         was: its key in the identity, where that was its name before.
@@ -105,6 +106,7 @@ class Axis:
     column: str | None = None
     labelled: bool = False
     show: Callable[[Any], Any] = _as_it_is
+    older: Callable[[Mapping[str, Any]], Any] | None = None
 
     @property
     def key(self) -> str:
@@ -114,12 +116,16 @@ class Axis:
     def value(self, cell: Mapping[str, Any]) -> Any:
         """What the cell has, with the default for None and where the cell is older than the axis."""
         value = cell.get(self.name)
+        if value is None and self.older is not None:
+            return self.older(cell)
         return self.default if value is None else value
 
     def shown(self, cell: Mapping[str, Any]) -> Any:
         """The same as in the cell's row."""
         if kind_of_table(cell) not in self.kinds:
             return cell.get(self.name)
+        if self.older is not None:
+            return self.show(self.value(cell))
         if self.labelled:
             return str(cell.get(f"{self.name}_label") or cell[self.name])
         return self.show(cell.get(self.name, self.default))
@@ -143,10 +149,16 @@ def _milestones(epochs: Any) -> str | None:
     return " ".join(f"{epoch:g}" for epoch in epochs) if epochs else None
 
 
+def _float32_or_tf32(cell: Mapping[str, Any]) -> str:
+    """The precision of a cell without autocast."""
+    return "tf32" if cell.get("tf32") else "float32"
+
+
 _ALL, _NONE = Shared.ALL, Shared.NONE
 _EXTENT = Shared.CONTROL | Shared.TIMED | Shared.FOLDERS
 _RATE = Shared.BASELINE | Shared.CONTROL | Shared.GROUP
 _INPUT = Shared.BASELINE | Shared.CONTROL | Shared.FOLDERS
+_OF_DDP = Shared.TIMED | Shared.FOLDERS
 _TRAINING = ("convergence",)
 _SET = Role.CHOSEN | Role.DESCRIBED | Role.PREDICTED
 
@@ -183,10 +195,31 @@ AXES: list[Axis] = [
          label="on {} nodes"),
     Axis("workers_per_gpu", "Int64", since=2, shared=Shared.TIMED | Shared.FOLDERS, role=Role.DESCRIBED,
          label="{} workers a GPU"),
-    Axis("tf32", default=False, column="precision", label="{}", role=Role.RECIPE | Role.PREDICTED,
-         show=lambda tf32: "tf32" if tf32 else "float32"),
+    Axis("tf32", default=False, column="", role=Role.PREDICTED),
+    Axis("precision", default="float32", since=4, label="{}", older=_float32_or_tf32,
+         role=Role.RECIPE | Role.DESCRIBED | Role.PREDICTED),
+    Axis("wire", default="float32", since=4, shared=Shared.TIMED | Shared.FOLDERS, role=_SET,
+         show=lambda name: name or "float32", label="{} on the wire", short="{} wire"),
     Axis("memory_format", default="contiguous", since=2, shared=_ALL & ~Shared.WORKLOAD, role=_SET,
          show=lambda name: name or "contiguous", label="{}"),
+    Axis("compile", "boolean", default=False, since=4, shared=_ALL & ~Shared.WORKLOAD, role=_SET,
+         label="compile {}"),
+    Axis("checkpoint_activations", "boolean", default=False, since=4, shared=_ALL & ~Shared.WORKLOAD,
+         role=_SET, label="activation checkpointing {}"),
+    Axis("accumulate", "Int64", default=1, since=4, shared=_ALL & ~Shared.WORKLOAD, role=_SET,
+         label="{} micro-batches"),
+    Axis("first_bucket_mb", "Float64", since=4, shared=_OF_DDP, role=Role.CHOSEN,
+         label="first bucket of {:g} MiB"),
+    Axis("find_unused_parameters", "boolean", since=4, shared=_OF_DDP, role=Role.CHOSEN),
+    Axis("static_graph", "boolean", default=False, since=4, shared=_OF_DDP, role=Role.CHOSEN),
+    Axis("gradient_as_bucket_view", "boolean", default=False, since=4, shared=_OF_DDP, role=Role.CHOSEN),
+    Axis("optimizer", default="sgd", since=4, shared=_ALL | Shared.UPDATE, label="{}",
+         role=Role.RECIPE | Role.DESCRIBED | Role.PREDICTED),
+    Axis("beta1", "float64", since=4, shared=_RATE, label="beta1 {:g}"),
+    Axis("beta2", "float64", since=4, shared=_RATE, label="beta2 {:g}"),
+    Axis("epsilon", "float64", since=4, shared=_RATE, label="epsilon {:g}"),
+    Axis("clip_norm", "float64", since=4, label="clipped to {:g}", role=Role.RECIPE | Role.DESCRIBED),
+    Axis("clip_gradient", since=4, label="{} gradient clipped"),
     Axis("learning_rate", "float64", shared=_RATE, label="learning rate {:g}"),
     Axis("momentum", "float64", shared=_RATE | Shared.UPDATE, label="momentum {:g}"),
     Axis("weight_decay", "float64", shared=_RATE, label="weight decay {:g}"),

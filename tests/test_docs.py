@@ -17,9 +17,9 @@ from scaling.codecs.kernels import choice
 from scaling.conformance import verify as verification
 from scaling.process_group import run_in_process
 from scaling.study.schema import parse_study
+from scaling.training.optimizers import SgdSettings
 from scaling.training.replica import FlatReplica
 from scaling.training.step import EagerStep
-from scaling.training.update import SgdSettings
 from scaling.workloads.base import DataShape
 from scaling.workloads.registry import build_module, create_model
 

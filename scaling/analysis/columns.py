@@ -18,7 +18,7 @@ PART_COLUMNS = {name: f"{name}_s" for name in PARTS}
 
 BUDGET_COLUMNS = (
     *("input_s", "h2d_s", "forward_s", "backward_s", "encode_s", "decode_s", "d2h_s", "reduce_s"),
-    *("h2d_result_s", "hidden_comm_s", "exposed_comm_s", "update_s", "wait_s", "unattributed_s"),
+    *("h2d_result_s", "hidden_comm_s", "exposed_comm_s", "clip_s", "update_s", "wait_s", "unattributed_s"),
     "hidden_h2d_s",
 )
 """A step's budget: the parts, which sum to its time, and what is hidden under them."""

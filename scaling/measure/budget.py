@@ -40,7 +40,7 @@ EXCHANGE = "communicate"
 
 PARTS = (
     *("input", "h2d", "forward", "backward", "encode", "decode", "d2h", "reduce", "h2d_result"),
-    *("exposed_comm", "update", "wait", "unattributed"),
+    *("exposed_comm", "clip", "update", "wait", "unattributed"),
 )
 """The parts of a step, in the order in which they are shown; they sum to its time."""
 

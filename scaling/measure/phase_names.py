@@ -12,6 +12,7 @@ PHASES = (
     "communicate",
     "reduce",
     "decode",
+    "clip",
     "update",
     "h2d_result",
     "wait",

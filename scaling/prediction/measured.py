@@ -15,7 +15,7 @@ EXCHANGE_PHASES = (
 )
 """Parts of a step's budget that the exchange adds."""
 
-COMPUTE_PHASES = ("input_s", "h2d_s", "forward_s", "backward_s", "update_s")
+COMPUTE_PHASES = ("input_s", "h2d_s", "forward_s", "backward_s", "clip_s", "update_s")
 
 
 @dataclass(frozen=True)

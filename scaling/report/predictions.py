@@ -132,8 +132,8 @@ def _csv_row(cell: PredictedCell) -> Row:
     row: Row = {name: cell.predicted.get(name) for name in CSV_COLUMNS}
     row |= {
         **{
-            shown.key: shown.show(cell.predicted.get(shown.name))
-            for shown in map(axis, ("tf32", "memory_format"))
+            shown.key: shown.show(shown.value(cell.predicted))
+            for shown in map(axis, ("precision", "memory_format"))
         },
         "simulated_s": cell.predicted["iteration_s"],
         "simulated_s_low": cell.predicted["iteration_s_low"],

@@ -31,6 +31,8 @@ class Cell:
     Of an A/A pair, which tells the noise, one cell is measured twice: with `aa_replicate` 0 and 1.
     `workers_per_gpu` is how many workers share a GPU; None where none do (`scaling.study.sharing`).
     `memory_format` is `channels_last`, or None: contiguous (`scaling.training.memory_format`).
+    `precision` is `bf16` or `fp16`, computed by autocast, or None: as `tf32` says.
+    `wire` is `bf16` or `fp16`, or None: gradients travel as they are.
     `augmentation` is `standard`, or, where there is none, None in a timed cell and `none` in a training.
     """
 
@@ -74,6 +76,21 @@ class Cell:
     batch_norm: str = "replica"
     workers_per_gpu: int | None = None
     memory_format: str | None = None
+    precision: str | None = None
+    wire: str | None = None
+    optimizer: str = "sgd"
+    beta1: float | None = None
+    beta2: float | None = None
+    epsilon: float | None = None
+    accumulate: int = 1
+    clip_norm: float | None = None
+    clip_gradient: str | None = None
+    checkpoint_activations: bool = False
+    compile: bool = False
+    first_bucket_mb: float | None = None
+    find_unused_parameters: bool | None = None
+    static_graph: bool | None = None
+    gradient_as_bucket_view: bool | None = None
     model_parameters: dict[str, Any] = field(default_factory=dict)
     dataset_parameters: dict[str, Any] = field(default_factory=dict)
     aggregator_parameters: dict[str, Any] = field(default_factory=dict)

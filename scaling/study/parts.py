@@ -81,12 +81,17 @@ Component = Annotated[NamedComponent, BeforeValidator(_component), PlainSerializ
 
 
 class Training(Strict):
-    """How the optimizer is set: SGD with momentum."""
+    """How the optimizer is set; the defaults of each are in `scaling.study.optimizers`."""
 
     learning_rate: Number | None = Field(None, gt=0)
     momentum: Number | None = Field(None, ge=0, lt=1)
     weight_decay: Number | None = Field(None, ge=0)
     nesterov: bool | None = None
+    beta1: Number | None = Field(None, ge=0, lt=1)
+    beta2: Number | None = Field(None, ge=0, lt=1)
+    epsilon: Number | None = Field(None, gt=0)
+    clip_norm: Number | None = Field(None, gt=0)
+    clip_gradient: Literal["mean", "local"] | None = None
 
 
 Augmentation = Literal["none", "standard"]
@@ -184,11 +189,17 @@ class TrainingPart(Part, Training):
     scaling: Literal["strong", "weak"]
     step: Annotated[list[Literal["eager", "overlapped", "captured"]], Axis] = ["eager"]
     bucket_mb: Annotated[list[Annotated[Number, Field(gt=0)]], Axis] | None = None
-    tf32: Annotated[list[bool], Axis] = [False]
+    tf32: Annotated[list[bool], Axis] | None = None
+    precision: Annotated[list[Literal["float32", "tf32", "bf16", "fp16"]], Axis] | None = None
+    wire: Annotated[list[Literal["float32", "bf16", "fp16"]], Axis] = ["float32"]
+    optimizer: Annotated[list[Literal["sgd", "adam", "adamw"]], Axis] = ["sgd"]
+    accumulate: Annotated[list[PositiveInt], Axis] = [1]
+    checkpoint_activations: Annotated[list[bool], Axis] = [False]
+    compile: Annotated[list[bool], Axis] = [False]
+    first_bucket_mb: Annotated[list[Annotated[Number, Field(gt=0)]], Axis] | None = None
+    find_unused_parameters: Annotated[list[bool], Axis] | None = None
+    static_graph: Annotated[list[bool], Axis] | None = None
+    gradient_as_bucket_view: Annotated[list[bool], Axis] | None = None
     seed: Annotated[list[Annotated[int, Field(ge=0, strict=True)]], Axis] = [0]
-    learning_rate: Number = Field(0.01, gt=0)
-    momentum: Number = Field(0.9, ge=0, lt=1)
-    weight_decay: Number = Field(0.0, ge=0)
-    nesterov: bool = False
     batch_norm: Annotated[list[Literal["replica", "sync"]], Axis] = ["replica"]
     memory_format: Annotated[list[Literal["contiguous", "channels_last"]], Axis] = ["contiguous"]

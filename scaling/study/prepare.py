@@ -105,10 +105,14 @@ def _other_study(folder: ResultsFolder, description: Mapping[str, Any]) -> str:
     what = f"it was resolved as {before.get('notes')}, and is now resolved as {now.get('notes')}"
     if difference is not None:
         key, there, here = difference
-        what = f"{key} is {there!r} there and {here!r} here"
+        what = f"{key} is {_said(there)} there and {_said(here)} here"
     return (
         f"{folder.path} holds another study: {what}; use another --out, or the same settings to go on with it"
     )
+
+
+def _said(value: Any) -> str:
+    return "not set" if value is None else repr(value)
 
 
 def _first_difference(before: Any, now: Any, key: str) -> tuple[str, Any, Any] | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from torch import Tensor
 
 from scaling.aggregators.registry import create as create_aggregator
@@ -11,15 +13,18 @@ from scaling.study.kinds.training import TIMING_BATCHES
 from scaling.study.rank_summary import RankSummary
 from scaling.study.run_context import RunContext
 from scaling.study.same_model import require_same_model
+from scaling.training.activations import with_checkpointing
 from scaling.training.batch_norm import synchronized
 from scaling.training.captured import CapturedStep
+from scaling.training.compute import AUTOCAST, Compute
+from scaling.training.gradients import WIRES, ClippedGradient, GradientSettings
 from scaling.training.layered import LayeredStep
 from scaling.training.memory_format import with_channels_last
-from scaling.training.overlapped import OverlappedStep
+from scaling.training.optimizers import AdamSettings, OptimizerSettings, SgdSettings
+from scaling.training.overlapped import DdpSettings, OverlappedStep
 from scaling.training.replica import FlatReplica, Replica
 from scaling.training.step import EagerStep, Step
 from scaling.training.step_check import FIRST_STEPS, LATER_STEPS, StepCheck
-from scaling.training.update import SgdSettings
 from scaling.workloads.registry import create_model
 from scaling.workloads.sampling import epoch_batches, shard
 
@@ -97,26 +102,61 @@ def build_step(cell: Cell, context: RunContext) -> Step:
         module = synchronized(module, group)
     if cell.memory_format == "channels_last":
         module = with_channels_last(module)
-    aggregator = create_aggregator(cell.aggregator, cell.aggregator_parameters)
-    settings = settings_of(cell)
+    if cell.checkpoint_activations:
+        module = with_checkpointing(module)
+    if cell.compile and cell.step == "eager":
+        module.compile()
+    chosen = create_aggregator(cell.aggregator, cell.aggregator_parameters), settings_of(cell), group
+    gradients = gradients_of(cell)
     loss = create_model(cell.model, cell.model_parameters).loss
     train = context.loaded.data(cell).train
     inputs, targets = (values[: cell.local_batch].to(device) for values in (train.inputs, train.targets))
+    captured = cell.step == "captured"
+    compute = Compute(AUTOCAST.get(cell.precision or ""), cell.accumulate, captured)
     if cell.step == "overlapped":
         bucket_mb = cell.bucket_mb or UNUSED_BUCKET_MB
-        replica = Replica(module, loss)
+        replica = Replica(module, loss, compute)
+        ddp = ddp_of(cell)
         return OverlappedStep(
-            replica, aggregator, settings, group, bucket_mb=bucket_mb, inputs=inputs, targets=targets
+            replica, *chosen, gradients, bucket_mb=bucket_mb, ddp=ddp, inputs=inputs, targets=targets
         )
-    captured = cell.step == "captured"
+    flat = FlatReplica(module, loss, compute)
     if captured and cell.bucket_mb is not None:
-        flat = FlatReplica(module, loss)
-        layered = LayeredStep(flat, aggregator, settings, group, bucket_mb=cell.bucket_mb, capturable=True)
+        layered = LayeredStep(flat, *chosen, gradients, bucket_mb=cell.bucket_mb, capturable=True)
         return CapturedStep(layered, inputs, targets, group)
-    eager = EagerStep(FlatReplica(module, loss), aggregator, settings, group, capturable=captured)
+    eager = EagerStep(flat, *chosen, gradients, capturable=captured)
     return CapturedStep(eager, inputs, targets, group) if captured else eager
 
 
-def settings_of(cell: Cell) -> SgdSettings:
+def settings_of(cell: Cell) -> OptimizerSettings:
     """The optimizer's."""
-    return SgdSettings(cell.learning_rate, cell.momentum, cell.weight_decay, cell.nesterov)
+    if cell.optimizer == "sgd":
+        return SgdSettings(cell.learning_rate, cell.momentum, cell.weight_decay, cell.nesterov)
+    assert cell.beta1 is not None
+    assert cell.beta2 is not None
+    assert cell.epsilon is not None
+    return AdamSettings(
+        cell.learning_rate,
+        cell.weight_decay,
+        cell.beta1,
+        cell.beta2,
+        cell.epsilon,
+        decoupled=cell.optimizer == "adamw",
+    )
+
+
+def gradients_of(cell: Cell) -> GradientSettings:
+    """How the gradients are treated."""
+    which = cast(ClippedGradient, cell.clip_gradient or "mean")
+    return GradientSettings(WIRES.get(cell.wire or ""), cell.clip_norm, which)
+
+
+def ddp_of(cell: Cell) -> DdpSettings:
+    """The arguments of DDP."""
+    return DdpSettings(
+        cell.first_bucket_mb,
+        cell.find_unused_parameters,
+        bool(cell.static_graph),
+        bool(cell.gradient_as_bucket_view),
+        compiled=cell.compile,
+    )

@@ -24,8 +24,10 @@ from scaling.study.cells import Cell, ResolvedStudy
 from scaling.study.kinds.base import START_UP_S
 from scaling.study.kinds.iteration import USUAL_ITERATIONS, IterationPart
 from scaling.study.launches import Settings
+from scaling.study.optimizers import CLIPPING, DEFAULTS
 from scaling.study.parts import Training
 from scaling.study.schema import Study
+from scaling.study.variants import OF_DDP
 from topologies.texts import folded
 
 UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
@@ -232,7 +234,8 @@ def _part_of(part: IterationPart, cells: Sequence[Cell], repeats: int) -> Iterat
     batch = "global_batch" if cell.scaling == "strong" else "local_batch"
     model = {"name": cell.model, **cell.model_parameters}
     dataset = {"name": cell.dataset, **cell.dataset_parameters}
-    training = {name: getattr(cell, name) for name in Training.model_fields}
+    own = {*DEFAULTS[cell.optimizer], *CLIPPING}
+    training = {name: getattr(cell, name) for name in Training.model_fields if name in own}
     workload = {"model": model, "dataset": dataset, batch: getattr(cell, batch), **training}
     named = {(spec.name, json.dumps(spec.parameters, sort_keys=True)): spec for spec in part.aggregators}
     specs = [
@@ -244,6 +247,8 @@ def _part_of(part: IterationPart, cells: Sequence[Cell], repeats: int) -> Iterat
     values = {axis.name: axis.value(vars(cell)) for axis in _of_a_part() if not axis.role & Role.GIVEN}
     changed = {
         **{name: value for name, value in values.items() if name in keys and value is not None},
+        **dict.fromkeys(["tf32", *Training.model_fields]),
+        **{name: getattr(cell, name) for name in OF_DDP},
         "workloads": [workload],
         "aggregators": [{"name": spec.name, **spec.parameters} for spec in specs],
         "world_sizes": cell.world_size,

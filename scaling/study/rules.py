@@ -7,7 +7,9 @@ from typing import Any
 
 from scaling.aggregators.base import Aggregator
 from scaling.errors import StudyError
+from scaling.study.optimizers import optimizer_fields
 from scaling.study.parts import TrainingPart
+from scaling.study.step_rules import check_step_keys
 
 
 def check_part(
@@ -30,6 +32,7 @@ def check_part(
             f"{where}bucket_mb is the size of the buckets that are exchanged under the backward pass, which "
             "only step: overlapped and captured do; leave it out"
         )
+    check_step_keys(part, aggregators, where)
     for aggregator in aggregators:
         _check_worlds(aggregator, sizes, where)
         _check_momentum(aggregator, part, where)
@@ -47,11 +50,20 @@ def _check_worlds(aggregator: Aggregator[Any], sizes: Sequence[int], where: str)
 
 def _check_momentum(aggregator: Aggregator[Any], part: TrainingPart, where: str) -> None:
     workloads = [keys for choice in part.workloads for keys in getattr(choice, "first_available", [choice])]
-    momenta = [part.momentum if keys.momentum is None else keys.momentum for keys in workloads]
-    if aggregator.own_momentum() and any(momenta):
+    if not aggregator.own_momentum():
+        return
+    what = (
+        f"{where}aggregator {aggregator.label()!r} applies a momentum of {aggregator.own_momentum()} itself"
+    )
+    if part.optimizer != ["sgd"]:
         raise StudyError(
-            f"{where}aggregator {aggregator.label()!r} applies a momentum of {aggregator.own_momentum()} "
-            f"itself, and the optimizer's is {max(momenta)}, which would apply it twice; set momentum: 0, in "
+            f"{what}, as SGD does: it goes with optimizer: sgd alone; use one_bit with "
+            f"{part.optimizer[-1]}, or a part of its own"
+        )
+    momenta = [optimizer_fields("sgd", keys, part)["momentum"] for keys in workloads]
+    if any(momenta):
+        raise StudyError(
+            f"{what}, and the optimizer's is {max(momenta)}, which would apply it twice; set momentum: 0, in "
             "a part of its own if need be"
         )
 

@@ -14,13 +14,14 @@ from scaling.study.dtypes import check_dtypes
 from scaling.study.kinds.base import Machine
 from scaling.study.kinds.training import TrainingKind
 from scaling.study.memory_format import memory_formats
-from scaling.study.parts import Training, TrainingPart, Workload
+from scaling.study.optimizers import check_optimizer_keys
+from scaling.study.parts import TrainingPart
 from scaling.study.places import default_threads, device_of, world_sizes_on
 from scaling.study.rules import check_part
 from scaling.study.sharing import check_sharing, notes_on_sharing, workers_a_gpu
+from scaling.study.step_rules import check_accumulation, check_workload
+from scaling.study.variants import precisions, variants
 from scaling.study.workloads import ChosenWorkload, choose
-
-DEFAULT_BUCKET_MB = 25.0
 
 NamedAggregator = tuple[str, Aggregator[Any]]
 
@@ -56,6 +57,7 @@ def training_cells(
     for choice in part.workloads:
         workload = choose(choice, notes.append)
         check_dtypes(workload, created, where)
+        check_workload(workload, part, created, where)
         for fields in _combinations(kind, part, workload, aggregators, shares, device, where):
             yield Cell(kind=part.kind, device=device, scaling=part.scaling, threads=threads, **fields)
 
@@ -71,50 +73,53 @@ def _combinations(
 ) -> Iterator[dict[str, Any]]:
     """The fields of `Cell` in which the cells of a workload differ, with those that all of them have."""
     peer_access = part.peer_access if device == "cuda" else [None]
-    tf32 = part.tf32 if device == "cuda" else [None]
     placements = kind.input_placements(part)
     extents = {placement: kind.extent(workload, part, device, placement) for placement in placements}
-    of_workload = {**workload.fields(), **_optimizer(workload.keys, part)}
+    check_optimizer_keys(workload.keys, part, where)
     axes = itertools.product(
-        *(workload.batches, shares, aggregators, part.step, peer_access, tf32, part.seed, placements),
+        *(
+            workload.batches,
+            shares,
+            aggregators,
+            part.step,
+            peer_access,
+            precisions(part, device),
+            part.seed,
+            placements,
+        ),
         *(part.batch_norm, memory_formats(workload, part, where)),
     )
-    for batch, size, (name, aggregator), step, peer, tf, seed, placement, batch_norm, memory_format in axes:
+    for batch, size, (
+        name,
+        aggregator,
+    ), step, peer, precision, seed, placement, batch_norm, memory_format in axes:
         local, total = _batch_sizes(part, batch, size, where)
         workload.require_samples(total, where)
         if shares[size] and peer is not peer_access[0]:
             continue  # no GPU of sharing workers accesses another, whatever may be
-        for bucket_mb in _bucket_sizes(part, step, aggregator):
+        for variant in variants(part, workload.keys, step, aggregator):
+            check_accumulation(variant["accumulate"], local, where)
             yield {
-                **of_workload,
+                **workload.fields(),
+                **variant,
+                **precision,
                 "aggregator": name,
                 "aggregator_parameters": aggregator.parameters(),
                 "aggregator_label": aggregator.label(),
                 "exchanges": aggregator.exchanges,
-                "lossy": aggregator.lossy,
+                "lossy": aggregator.lossy or variant["wire"] is not None,
                 "step": step,
                 "world_size": size,
                 "local_batch": local,
                 "global_batch": total,
                 "peer_access": peer,
-                "tf32": tf,
                 "seed": seed,
-                "bucket_mb": bucket_mb,
                 "input_placement": placement,
                 "batch_norm": batch_norm,
                 "workers_per_gpu": shares[size],
                 "memory_format": memory_format,
                 **extents[placement],
             }
-
-
-def _bucket_sizes(part: TrainingPart, step: str, aggregator: Aggregator[Any]) -> Sequence[float | None]:
-    """Those of DDP, and of captured steps that overlap if the study asks for it."""
-    if step == "captured" and part.bucket_mb and aggregator.overlaps and aggregator.update_site == "replica":
-        return part.bucket_mb
-    if step != "overlapped" or aggregator.ddp_path() in ("bare", "optimizer"):  # without DDP
-        return [None]
-    return part.bucket_mb or [DEFAULT_BUCKET_MB]
 
 
 def _batch_sizes(part: TrainingPart, batch: int, world_size: int, where: str) -> tuple[int, int]:
@@ -126,14 +131,3 @@ def _batch_sizes(part: TrainingPart, batch: int, world_size: int, where: str) ->
             f"the same share: use a multiple of {world_size}, or leave that size out"
         )
     return batch // world_size, batch
-
-
-def _optimizer(workload: Workload, part: TrainingPart) -> dict[str, Any]:
-    """How it is set: by the workload's own keys, or else by its part's."""
-    values = {
-        key: getattr(part, key) if getattr(workload, key) is None else getattr(workload, key)
-        for key in Training.model_fields
-    }
-    if values["nesterov"] and not values["momentum"]:
-        raise StudyError("nesterov: true needs a momentum above 0")
-    return values

@@ -67,7 +67,7 @@ class ChosenWorkload:
 
     def require_samples(self, global_batch: int, where: str) -> None:
         """Raises StudyError where the data set holds less than one global batch."""
-        num_train = self.dataset.num_train
+        num_train = self.dataset.num_samples(self.shape)
         if num_train is not None and global_batch > num_train:
             raise StudyError(
                 f"{where}a global batch of {global_batch} is larger than data set {self.dataset.name!r}, "

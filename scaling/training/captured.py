@@ -25,6 +25,7 @@ from scaling.measure.clock import GraphClock, graphs_can_be_marked
 from scaling.measure.phases import UNMARKED, Lane, Marks, PhaseRecorder
 from scaling.process_group import Group
 from scaling.training.exchanges import Record
+from scaling.training.gradients import GradientTreatment
 from scaling.training.layered import LayeredStep
 from scaling.training.replica import Replica
 from scaling.training.step import EagerStep
@@ -91,6 +92,16 @@ class CapturedStep:
     def replica(self) -> Replica:
         """This rank's model."""
         return self._step.replica
+
+    @property
+    def treatment(self) -> GradientTreatment:
+        """See `Step`. The graph works on the same tensors."""
+        return self._step.treatment
+
+    @property
+    def optimizer_state_bytes(self) -> int:
+        """See `Step`."""
+        return self._step.optimizer_state_bytes
 
     @property
     def notes(self) -> list[str]:

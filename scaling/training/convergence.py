@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from scaling.measure.clock import Clock
 from scaling.process_group import Group
+from scaling.training.compute import FLOAT32, Compute
 from scaling.training.learning_rate import LearningRate
 from scaling.training.step import Step
 from scaling.workloads.augmentation import crop_and_flip, epoch_variations
@@ -24,6 +25,8 @@ from scaling.workloads.base import Loss, Split, cross_entropy
 from scaling.workloads.sampling import epoch_batches, shard
 
 EVALUATION_BATCH = 1000
+EVALUATION_TARGETS = 64_000
+"""Of texts, whose logits are as many as their tokens times the vocabulary."""
 
 
 @dataclass(frozen=True)
@@ -110,8 +113,9 @@ def train(
         losses, replica = timed.losses, step.replica
         group.all_reduce(losses)
         losses.div_(group.world_size)
-        _, train_accuracy = evaluate(replica.module, probed, group, replica.loss, after_each)
-        test_loss, test_accuracy = evaluate(replica.module, test_split, group, replica.loss, after_each)
+        evaluated = (group, replica.loss, after_each, replica.compute)
+        _, train_accuracy = evaluate(replica.module, probed, *evaluated)
+        test_loss, test_accuracy = evaluate(replica.module, test_split, *evaluated)
         yield {
             "epoch": epoch,
             "samples": epoch * feed.num_steps * plan.global_batch,
@@ -233,6 +237,7 @@ def evaluate(
     group: Group,
     loss: Loss = cross_entropy,
     after_each: Callable[[], None] = lambda: None,
+    compute: Compute = FLOAT32,
 ) -> tuple[float, float]:
     """Mean loss and accuracy over a split, on its device, each rank evaluating its share. Collective."""
     module.eval()
@@ -241,8 +246,10 @@ def evaluate(
     totals = torch.zeros(2, dtype=torch.float64, device=device)
     for chunk in _chunks(split, bounds[group.rank], bounds[group.rank + 1]):
         inputs, targets = (values.to(device) for values in chunk)
-        logits = module(inputs)
-        totals[0] += loss(logits, targets).double() * targets.numel()
+        with compute.casting(device.type):
+            logits = module(inputs)
+            own = loss(logits, targets)
+        totals[0] += own.double() * targets.numel()
         totals[1] += (logits.argmax(-1) == targets).sum()
         after_each()
     module.train()
@@ -252,6 +259,8 @@ def evaluate(
 
 
 def _chunks(split: Split, start: int, stop: int) -> Iterator[tuple[Tensor, Tensor]]:
-    for first in range(start, stop, EVALUATION_BATCH):
-        last = min(first + EVALUATION_BATCH, stop)
+    targets_each = split.targets[0].numel() if len(split) else 1
+    size = max(1, min(EVALUATION_BATCH, EVALUATION_TARGETS // targets_each))
+    for first in range(start, stop, size):
+        last = min(first + size, stop)
         yield split.inputs[first:last], split.targets[first:last]

@@ -1,4 +1,4 @@
-"""Records of single exchanges: what went into an aggregator, and what came out."""
+"""Exchanges of buckets, cast for the wire if so chosen; records of what went in and what came out."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from scaling.aggregators.base import Aggregator, AggregatorState, PhaseMarker, Span
 from scaling.bucket import BucketLayout
+from scaling.process_group import Group
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,50 @@ def aggregate(
     gradient: Tensor,
     phase: PhaseMarker,
     record: Record | None,
+    wire: torch.dtype | None = None,
 ) -> Tensor | None:
-    """`aggregator.aggregate`; with a record, what went in and came out is added to it."""
+    """`aggregator.aggregate`; with a record, what went in and came out is added to it.
+
+    Args:
+        aggregator: of the step.
+        state: of the bucket.
+        gradient: this rank's.
+        phase: marks the phases.
+        record: takes the exchange, as it was on the wire.
+        wire: the dtype of the messages, given to `start_exchanges` too; None: the gradient's.
+    """
+    if wire is None or wire == gradient.dtype or state.group.world_size == 1:
+        return _recorded(aggregator, state, gradient, phase, record)
+    with phase("encode"):
+        narrow = gradient.to(wire)
+    mean = _recorded(aggregator, state, narrow, phase, record)
+    if mean is None:
+        return None
+    with phase("decode"):
+        return mean.to(gradient.dtype)
+
+
+def start_exchanges(
+    aggregator: Aggregator[Any],
+    layout: BucketLayout,
+    group: Group,
+    parameters: Tensor,
+    wire: torch.dtype | None = None,
+) -> AggregatorState:
+    """The aggregator's state for a bucket of `parameters`, whose gradients travel as `wire`. Collective."""
+    alone = group.world_size == 1  # nothing is cast then
+    dtype = parameters.dtype if wire is None or alone else wire
+    state: AggregatorState = aggregator.start(layout, group, dtype, parameters.device)
+    return state
+
+
+def _recorded(
+    aggregator: Aggregator[Any],
+    state: AggregatorState,
+    gradient: Tensor,
+    phase: PhaseMarker,
+    record: Record | None,
+) -> Tensor | None:
     if record is None:
         return aggregator.aggregate(state, gradient, phase)
     contribution = aggregator.contribution(state, gradient).clone()

@@ -6,7 +6,8 @@ In a CUDA graph nothing of it waits for the host, and DDP is not needed:
    buckets that are as large, so that a small one costs no messages of its own.
 2. When the gradients of a bucket are there, one of NUM_STREAMS side streams takes them on:
    aggregation, then the update of these parameters, which the backward pass has no more need of.
-3. The computation waits for those streams at the end.
+3. The computation waits for those streams at the end. Where the whole mean is to be clipped or searched for
+   infinities, the updates come behind that; of several micro-batches only the last one's pass exchanges.
 
 Parameters of different dtypes are in different buckets. A bucket of one parameter is taken as autograd made
 it, without a copy; the gradients of several are copied side by side first. Residuals and other state are each
@@ -20,7 +21,8 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,11 +34,14 @@ from scaling.aggregators.saved_state import load_buckets, save_buckets
 from scaling.bucket import BucketLayout
 from scaling.measure.phases import UNMARKED, Marks, PhaseRecorder
 from scaling.process_group import Group
+from scaling.training.compute import take_passes
 from scaling.training.dtypes import require_dtypes
-from scaling.training.exchanges import Record, aggregate
+from scaling.training.exchanges import Record, aggregate, start_exchanges
+from scaling.training.gradients import AS_THEY_ARE, GradientSettings, GradientTreatment
+from scaling.training.optimizers import OptimizerSettings
 from scaling.training.replica import FlatBucket, FlatReplica
 from scaling.training.step import by_bucket, of_buckets
-from scaling.training.update import SgdSettings, SpansUpdate
+from scaling.training.update import SpansUpdate
 
 NUM_STREAMS = 2
 """One bucket is encoded while another one's messages are under way."""
@@ -53,6 +58,7 @@ class _Bucket:
         update: of these parameters.
         flat: where the gradients of several are copied to; None of one.
         missing: gradients that this backward pass has yet to make.
+        mean: of the last exchange, where its update has to wait.
     """
 
     parameters: list[torch.nn.Parameter]
@@ -61,6 +67,7 @@ class _Bucket:
     update: SpansUpdate
     flat: Tensor | None
     missing: int = 0
+    mean: Tensor | None = None
 
     @property
     def size_mb(self) -> float:
@@ -76,6 +83,7 @@ class LayeredStep:
         aggregator: how gradients are brought together; of those that overlap, on every replica.
         settings: of the optimizer.
         group: the ranks that train together.
+        gradients: how they are treated; a clipped one is the mean.
         bucket_mb: lower size of a bucket, in MiB.
         capturable: the step is to be captured in a CUDA graph.
     """
@@ -86,18 +94,22 @@ class LayeredStep:
         self,
         replica: FlatReplica,
         aggregator: Aggregator[Any],
-        settings: SgdSettings,
+        settings: OptimizerSettings,
         group: Group,
+        gradients: GradientSettings = AS_THEY_ARE,
         *,
         bucket_mb: float,
         capturable: bool = False,
     ) -> None:
         require_dtypes(replica.module, aggregator)
-        self.replica, self._aggregator = replica, aggregator
+        self.replica, self._aggregator, self._wire = replica, aggregator, gradients.wire
         self.record: Record | None = None
         self._marks: Marks = UNMARKED
+        self._exchanging = True
+        self.treatment = GradientTreatment(gradients, replica.compute, replica.trainable[0].device)
+        chosen = (aggregator, settings, group, gradients.wire, self.treatment)
         self._buckets = [
-            _started(number, flat, tensors, aggregator, settings, group, capturable=capturable)
+            _started(number, flat, tensors, *chosen, capturable=capturable)
             for number, flat in enumerate(replica.buckets)
             for tensors in bucket_tensors(flat.layout, bucket_mb * 2**20 / flat.parameters.itemsize)
         ]
@@ -129,7 +141,8 @@ class LayeredStep:
         updates: list[dict[str, Tensor]] = [{} for _ in self.replica.buckets]
         for bucket in self._buckets:
             updates[bucket.number] |= bucket.update.state_dict()
-        return {"module": module, "aggregator": states, "update": by_bucket(updates)}
+        scale = self.treatment.state_dict()
+        return {"module": module, "aggregator": states, "update": by_bucket(updates), "scale": scale}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """See `Step`."""
@@ -138,6 +151,12 @@ class LayeredStep:
         load_buckets([bucket.state for bucket in self._buckets], state["aggregator"])
         for bucket in self._buckets:
             bucket.update.load_state_dict(updates[bucket.number])
+        self.treatment.load_state_dict(state.get("scale", {}))
+
+    @property
+    def optimizer_state_bytes(self) -> int:
+        """See `Step`."""
+        return sum(bucket.update.state_bytes for bucket in self._buckets)
 
     def set_learning_rate(self, rate: float) -> None:
         """See `Step`."""
@@ -160,19 +179,38 @@ class LayeredStep:
             bucket.missing = len(bucket.parameters)
         for parameter in self.replica.trainable:
             parameter.grad = None  # no longer read: the last step has waited for the streams that did
-        with marks.phase("forward"):
-            loss = self.replica.forward(inputs, targets)
-        with marks.phase("backward"):
-            loss.backward()  # type: ignore[no-untyped-call]
+        loss = take_passes(
+            self.replica, inputs, targets, marks, self.treatment.scaled, around=self._last_only
+        )
         for number, bucket in enumerate(self._buckets):
             if bucket.missing:  # of parameters that this loss does not depend on
                 self._take_on(number)
         for stream in self._streams:
             torch.cuda.current_stream().wait_stream(stream)
-        return loss.detach()
+        if self.treatment.waits_for_all:
+            self._update_all(marks)
+        return loss
+
+    @contextmanager
+    def _last_only(self, is_last: bool) -> Iterator[None]:
+        """Gradients are whole behind the last micro-batch's backward pass."""
+        self._exchanging = is_last
+        yield
+
+    @torch.no_grad()
+    def _update_all(self, marks: Marks) -> None:
+        """The updates of all buckets, with their treated means."""
+        means = [(bucket, bucket.mean) for bucket in self._buckets if bucket.mean is not None]
+        self.treatment.before_update([mean for _, mean in means], marks.phase)
+        with marks.phase("update"):
+            for bucket, mean in means:
+                bucket.update.step(mean)
+                bucket.mean = None
 
     def _ready(self, number: int) -> None:
         """One more gradient of that bucket is there."""
+        if not self._exchanging:
+            return
         bucket = self._buckets[number]
         bucket.missing -= 1
         if bucket.missing == 0:
@@ -192,8 +230,11 @@ class LayeredStep:
         """The mean of a bucket's gradients, and its update."""
         phase = self._marks.on_lane("comm")
         gradient = self._flat_gradient(bucket)
-        mean = aggregate(self._aggregator, bucket.state, gradient, phase, self.record)
+        mean = aggregate(self._aggregator, bucket.state, gradient, phase, self.record, self._wire)
         assert mean is not None, "every replica takes the step"
+        if self.treatment.waits_for_all:
+            bucket.mean = mean
+            return
         with phase("update"):
             bucket.update.step(mean)
 
@@ -213,8 +254,10 @@ def _started(
     flat: FlatBucket,
     tensors: list[int],
     aggregator: Aggregator[Any],
-    settings: SgdSettings,
+    settings: OptimizerSettings,
     group: Group,
+    wire: torch.dtype | None,
+    treatment: GradientTreatment,
     *,
     capturable: bool,
 ) -> _Bucket:
@@ -223,12 +266,15 @@ def _started(
     parameters = [flat.trainable[number] for number in tensors]
     starts = [flat.layout.offsets[number] for number in tensors]
     spans = [(start, start + parameter.numel()) for start, parameter in zip(starts, parameters, strict=True)]
-    values = flat.parameters
+    values, found_inf = flat.parameters, treatment.found_inf
+    update = SpansUpdate(values, spans, settings, capturable=capturable, skippable=found_inf is not None)
+    if found_inf is not None:
+        update.skip_where(found_inf)
     return _Bucket(
         parameters,
         number,
-        aggregator.start(layout, group, values.dtype, values.device),
-        SpansUpdate(values, spans, settings, capturable=capturable),
+        start_exchanges(aggregator, layout, group, values, wire),
+        update,
         values.new_empty(layout.num_elements) if len(tensors) > 1 else None,
     )
 

@@ -24,25 +24,31 @@ from __future__ import annotations
 
 import inspect
 import weakref
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from scaling.aggregators.base import Aggregator, AggregatorState, PhaseMarker
-from scaling.aggregators.saved_state import load_buckets, save_buckets
-from scaling.bucket import BucketLayout
-from scaling.collectives.side_stream import side_stream
+from scaling.aggregators.base import Aggregator
 from scaling.measure.phases import UNMARKED, Marks, PhaseRecorder
 from scaling.process_group import TorchGroup
+from scaling.training.compute import take_passes
 from scaling.training.dtypes import require_dtypes
-from scaling.training.exchanges import Record, aggregate, recomputed_exchanges
+from scaling.training.exchanges import Record, recomputed_exchanges
+from scaling.training.gradients import AS_THEY_ARE, GradientSettings, GradientTreatment
+from scaling.training.hooked_buckets import HookedBuckets
+from scaling.training.optimizers import (
+    OptimizerSettings,
+    load_state,
+    set_learning_rate,
+    skip_where,
+    state_tensors,
+)
 from scaling.training.replica import Replica
-from scaling.training.update import SgdSettings, set_learning_rate
 
 if TYPE_CHECKING:  # torch.distributed has it too, hidden from type checkers
     from torch._C._distributed_c10d import GradBucket
@@ -60,6 +66,28 @@ _OWN_BUFFERS: dict[str, Any] = (
 )
 
 
+@dataclass(frozen=True)
+class DdpSettings:
+    """Arguments of DistributedDataParallel, besides the size of its buckets.
+
+    Attributes:
+        first_bucket_mb: upper size of the first bucket, in MiB; None: as of the others.
+        find_unused_parameters: None: where the loss does not depend on some parameter.
+        static_graph: every step is promised to use the same parameters in the same way.
+        gradient_as_bucket_view: gradients are stored in the buckets themselves.
+        compiled: torch.compile is given the wrapped model, so that it splits the graph at the buckets' ends.
+    """
+
+    first_bucket_mb: float | None = None
+    find_unused_parameters: bool | None = None
+    static_graph: bool = False
+    gradient_as_bucket_view: bool = False
+    compiled: bool = False
+
+
+USUAL_DDP = DdpSettings()
+
+
 class OverlappedStep:
     """A step on one rank. Collective to make and to call.
 
@@ -68,7 +96,9 @@ class OverlappedStep:
         aggregator: how gradients are brought together; of those that overlap, or `none`.
         settings: of the optimizer.
         group: the ranks that train together.
+        gradients: how they are treated; a clipped one is the mean.
         bucket_mb: upper size of a bucket, in MiB.
+        ddp: the other arguments of DDP.
         inputs: [local_batch, ...] an example of the batches, on the replica's device.
         targets: likewise.
     """
@@ -79,42 +109,63 @@ class OverlappedStep:
         self,
         replica: Replica,
         aggregator: Aggregator[Any],
-        settings: SgdSettings,
+        settings: OptimizerSettings,
         group: TorchGroup,
+        gradients: GradientSettings = AS_THEY_ARE,
         *,
         bucket_mb: float,
+        ddp: DdpSettings = USUAL_DDP,
         inputs: Tensor,
         targets: Tensor,
     ) -> None:
         require_dtypes(replica.module, aggregator)
         self.replica, self._aggregator, self._group = replica, aggregator, group
-        self._optimizer: Any = settings.optimizer(replica.trainable)
         self._device = replica.trainable[0].device
+        self._state_names = settings.state_names
+        self._places = {str(number): one for number, one in enumerate(replica.trainable)}
+        self.treatment = GradientTreatment(gradients, replica.compute, self._device)
+        self._optimizer: Any = settings.optimizer(
+            replica.trainable, skippable=self.treatment.found_inf is not None
+        )
+        if self.treatment.found_inf is not None:
+            skip_where(self._optimizer, self.treatment.found_inf)
         self._example = (inputs, targets)
+        self._micro_batch = len(inputs) // replica.compute.accumulate
         self._marks: Marks = UNMARKED
         self._record: Record | None = None
-        self._forward: torch.nn.Module = replica.module
+        self._forward: Callable[[Tensor], Tensor] = replica.module
         self._path = aggregator.ddp_path()
-        if self._path == "own" and group.through_host:  # else Gloo would stage the buckets, not the group
-            self._path = "hook"
-        self._buckets = _Buckets(aggregator, group, self._device, replica.layout, replica.trainable)
+        if self._path == "own" and (group.through_host or gradients.wire is not None):
+            self._path = "hook"  # Gloo would stage the buckets, not the group; nor does DDP cast them
+        self._buckets = HookedBuckets(
+            aggregator, group, self._device, replica.layout, replica.trainable, gradients.wire
+        )
         self._hooked = False
         self._unused: list[str] = []
         if self._path == "optimizer":
             layout, trainable = replica.layout, replica.trainable
             self._optimizer = aggregator.wrap_optimizer(self._optimizer, layout, trainable, group)
         if self._path in ("bare", "optimizer"):
+            if ddp.compiled:
+                self._forward = torch.compile(replica.module)
             return
         self._unused = self._parameters_without_gradient()
         alone = self._path == "own" and not aggregator.exchanges
-        self._ddp = self._forward = DistributedDataParallel(
-            replica.module,
-            process_group=group.single_rank_group() if alone else group.data,
-            bucket_cap_mb=bucket_mb,
-            # Without it DDP waits for their gradients, for ever; with it it walks the graph of every step.
-            find_unused_parameters=group.largest(len(self._unused)) > 0,
-            **_OWN_BUFFERS,
-        )
+        # Without it DDP waits for their gradients, for ever; with it it walks the graph of every step.
+        finds_unused = group.largest(len(self._unused)) > 0 or bool(ddp.find_unused_parameters)
+        with _first_bucket_of(ddp.first_bucket_mb):
+            cls = DistributedDataParallel if ddp.first_bucket_mb is None else _FirstBucketDdp
+            self._ddp = self._forward = cls(
+                replica.module,
+                process_group=group.single_rank_group() if alone else group.data,
+                bucket_cap_mb=bucket_mb,
+                find_unused_parameters=finds_unused,
+                static_graph=ddp.static_graph,
+                gradient_as_bucket_view=ddp.gradient_as_bucket_view,
+                **_OWN_BUFFERS,
+            )
+        if ddp.compiled:
+            self._forward = torch.compile(self._ddp)
         if self._path == "hook":
             self._hook_in(PASSES_UNTIL_BUCKETS_STAY)
         else:
@@ -143,22 +194,23 @@ class OverlappedStep:
     def state_dict(self) -> dict[str, Any]:
         """See `Step`."""
         module = {name: value.detach().clone() for name, value in self.replica.module.state_dict().items()}
-        states = [self._optimizer.state.get(parameter, {}) for parameter in self.replica.trainable]
-        momenta = [state.get("momentum_buffer") for state in states]
-        update = {str(at): momentum.clone() for at, momentum in enumerate(momenta) if momentum is not None}
-        return {"module": module, "aggregator": self._buckets.state_dict(), "update": update}
+        tensors = state_tensors(self._optimizer, self._places, self._state_names)
+        update = {name: one.clone() for name, one in tensors.items()}
+        scale = self.treatment.state_dict()
+        return {"module": module, "aggregator": self._buckets.state_dict(), "update": update, "scale": scale}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """See `Step`."""
         self.replica.module.load_state_dict(state["module"])
         self._buckets.load_state_dict(state["aggregator"])
-        for at, parameter in enumerate(self.replica.trainable):
-            parameter_state = self._optimizer.state[parameter]
-            parameter_state.pop(
-                "momentum_buffer", None
-            )  # without one torch's next step takes the gradient itself
-            if str(at) in state["update"]:
-                parameter_state["momentum_buffer"] = state["update"][str(at)].to(parameter.device, copy=True)
+        load_state(self._optimizer, self._places, state["update"], self._state_names)
+        self.treatment.load_state_dict(state.get("scale", {}))
+
+    @property
+    def optimizer_state_bytes(self) -> int:
+        """See `Step`."""
+        tensors = state_tensors(self._optimizer, self._places, self._state_names)
+        return sum(one.nbytes for one in tensors.values())
 
     def check(self) -> None:
         """See `Step`."""
@@ -175,32 +227,45 @@ class OverlappedStep:
         self._marks = marks
         hidden = self._record is not None and not self._hooked and self._path in ("own", "optimizer")
         gradients = self._local_gradients(inputs, targets) if hidden else None
-        with marks.phase("forward"):
-            loss = self.replica.loss(self._forward(inputs), targets)
-        with marks.phase("backward"):
-            self.replica.backward(loss)
-            self._buckets.raise_failure()
+        loss = take_passes(
+            self.replica,
+            inputs,
+            targets,
+            marks,
+            self.treatment.scaled,
+            forward=self._forward,
+            around=self._syncing_last,
+            after=self._buckets.raise_failure,
+        )
         if self._path == "optimizer":
             with marks.phase("communicate"):
                 self._optimizer.synchronize()
         if self._record is not None and gradients is not None:
             means = [_filled(parameter.grad, parameter) for parameter in self.replica.trainable]
             self._record += recomputed_exchanges(self.replica.layout.names, gradients, means)
+        if self.treatment.waits_for_all:
+            found = [one.grad for one in self.replica.trainable if one.grad is not None]
+            self.treatment.before_update(found, marks.phase)
         with marks.phase("update"), self._stepping():
             self._optimizer.step()
         if not self._hooked:
             self._meter_own_path()
-        return loss.detach()
+        return loss
+
+    def _syncing_last(self, is_last: bool) -> AbstractContextManager[None]:
+        """DDP exchanges what the last micro-batch has made whole."""
+        if is_last or self._path in ("bare", "optimizer"):
+            return nullcontext()
+        return self._ddp.no_sync()
 
     def _local_gradients(self, inputs: Tensor, targets: Tensor) -> list[Tensor] | None:
         """This rank's gradients, computed without DDP; None where a second time gives others. Collective."""
         replica, computed = self.replica, []
         for _ in range(2):
             with torch.random.fork_rng([self._device] if self._device.type == "cuda" else []):
-                loss = replica.forward(inputs, targets)
-            gradients = torch.autograd.grad(loss, replica.trainable, allow_unused=True)
-            computed.append([_filled(*pair) for pair in zip(gradients, replica.trainable, strict=True)])
-        largest = max(float(gradient.abs().max()) for gradient in computed[0] if gradient.numel())
+                take_passes(replica, inputs, targets, UNMARKED, self.treatment.scaled)
+            computed.append([_filled(one.grad, one) for one in replica.trainable])
+        largest = max(float(one.abs().max()) for one in computed[0] if one.numel())
         same = all(
             torch.allclose(gradient, other, rtol=0.0, atol=SAME * largest)
             for gradient, other in zip(*computed, strict=True)
@@ -253,8 +318,8 @@ class OverlappedStep:
         devices = [self._device] if self._device.type == "cuda" else []
         with torch.random.fork_rng(devices):
             for _ in range(num_passes):
-                inputs, targets = self._example
-                self.replica.backward(self.replica.loss(self._forward(inputs), targets))
+                inputs, targets = (values[: self._micro_batch] for values in self._example)
+                self.replica.backward(self.replica.forward(inputs, targets, self._forward))
         module.load_state_dict(state)
         self._group.meter.reset()
 
@@ -267,157 +332,29 @@ class OverlappedStep:
             return self._buckets.launch(bucket, marks)
 
 
+class _FirstBucketDdp(DistributedDataParallel):
+    """With a first bucket of torch's constant also where the size of the others is given."""
+
+    def _ddp_init_helper(self, *args: Any, **keywords: Any) -> None:
+        self.bucket_bytes_cap_default = True
+        if hasattr(self, "_bucket_config"):  # newer torch keeps both sizes here
+            first: Any = {"first_bucket_bytes_cap": torch.distributed._DEFAULT_FIRST_BUCKET_BYTES}  # type: ignore[attr-defined]
+            self._bucket_config = replace(self._bucket_config, **first)
+        super()._ddp_init_helper(*args, **keywords)  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def _first_bucket_of(size_mb: float | None) -> Iterator[None]:
+    """DDP takes the size of its first bucket from a constant of torch's."""
+    usual = torch.distributed._DEFAULT_FIRST_BUCKET_BYTES  # type: ignore[attr-defined]
+    try:
+        if size_mb is not None:
+            torch.distributed._DEFAULT_FIRST_BUCKET_BYTES = int(size_mb * 2**20)  # type: ignore[attr-defined]
+        yield
+    finally:
+        torch.distributed._DEFAULT_FIRST_BUCKET_BYTES = usual  # type: ignore[attr-defined]
+
+
 def _filled(gradient: Tensor | None, parameter: Tensor) -> Tensor:
     """A copy; zeros where the loss does not depend on the parameter."""
     return torch.zeros_like(parameter) if gradient is None else gradient.detach().clone()
-
-
-class _Buckets:
-    """The buckets that a hook has seen, each with its aggregator's state.
-
-    Args:
-        aggregator, group, device: of the step.
-        layout: all parameters' names and shapes.
-        parameters: in the layout's order.
-    """
-
-    def __init__(
-        self,
-        aggregator: Aggregator[Any],
-        group: TorchGroup,
-        device: torch.device,
-        layout: BucketLayout,
-        parameters: list[torch.nn.Parameter],
-    ) -> None:
-        self._aggregator, self._group, self._device = aggregator, group, device
-        self._named = {
-            id(p): (name, shape)
-            for p, name, shape in zip(parameters, layout.names, layout.shapes, strict=True)
-        }
-        self._layouts: dict[int, BucketLayout] = {}
-        self._dtypes: dict[int, torch.dtype] = {}
-        self._states: list[AggregatorState] = []
-        self._unseen: set[int] = set()  # buckets that no step has had yet
-        self.started = False
-        self.record: Record | None = None
-        self._side = _SideStream(device)
-
-    @property
-    def notes(self) -> list[str]:
-        if not self._layouts:
-            return []
-        sizes = [
-            layout.num_elements * self._dtypes[index].itemsize / 2**20
-            for index, layout in self._layouts.items()
-        ]
-        largest = f"{max(sizes):.3g} MiB"
-        shown = (
-            f"{len(sizes)} buckets of {min(sizes):.3g} to {largest}"
-            if len(sizes) > 1
-            else f"1 bucket of {largest}"
-        )
-        return [shown, *dict.fromkeys(note for state in self._states for note in state.notes)]
-
-    def state_dict(self) -> dict[str, dict[str, Tensor]]:
-        """The aggregator's of every bucket, by its number."""
-        return save_buckets(self._states)
-
-    def load_state_dict(self, states: dict[str, dict[str, Tensor]]) -> None:
-        """Takes them over; of other buckets of the same model too. Collective."""
-        load_buckets(self._states, states)
-
-    def note_and_return(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-        """Remembers what the bucket holds; exchanges nothing, for passes that no update follows."""
-        if bucket.index() == 0:
-            self._layouts, self._dtypes = {}, {}
-        named = [self._named[id(parameter)] for parameter in bucket.parameters()]
-        self._layouts[bucket.index()] = BucketLayout.of(named)
-        self._dtypes[bucket.index()] = bucket.buffer().dtype
-        return _done(bucket.buffer())
-
-    def start(self) -> None:
-        """Makes the buckets' states, in their order. Collective."""
-        self._states = [
-            self._aggregator.start(self._layouts[index], self._group, self._dtypes[index], self._device)
-            for index in sorted(self._layouts)
-        ]
-        self._unseen = set(self._layouts)
-        self.started = True
-
-    def launch(self, bucket: GradBucket, marks: Marks) -> torch.futures.Future[Tensor]:
-        """Sets the exchange of one bucket going; the future holds the mean."""
-        state, buffer = self._states[bucket.index()], bucket.buffer()
-        if not self._aggregator.exchanges:
-            return _done(buffer)
-        if bucket.index() in self._unseen:
-            names = tuple(self._named[id(parameter)][0] for parameter in bucket.parameters())
-            assert names == state.layout.names, "DDP has rebuilt its buckets again: residuals are of others"
-            self._unseen.discard(bucket.index())
-
-        return self._side.run(lambda: self._mean(state, buffer, marks.on_lane("comm")), buffer)
-
-    @torch.no_grad()
-    def _mean(self, state: AggregatorState, gradient: Tensor, phase: PhaseMarker) -> Tensor:
-        """The mean of a bucket's gradients."""
-        mean = aggregate(self._aggregator, state, gradient, phase, self.record)
-        assert mean is not None, "every replica takes the step"
-        return mean
-
-    def check(self) -> None:
-        """Raises what went wrong on the device."""
-        for state in self._states:
-            state.check()
-
-    def raise_failure(self) -> None:
-        """Raises what an exchange of this step raised."""
-        self._side.raise_failure()
-
-
-class _SideStream:
-    """Runs work in order, concurrently with the computation: on a stream, or in a thread of its own.
-
-    DDP passes on no error of a future. So a failure is kept for the caller, and nothing is run after it: the
-    other ranks still wait for the work that failed.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._failure: BaseException | None = None
-        self._thread: ThreadPoolExecutor | None = None
-        self._stream = side_stream(device)
-        if self._stream is None:
-            self._thread = ThreadPoolExecutor(1, "exchange")
-
-    def run(self, work: Callable[[], Tensor], instead: Tensor) -> torch.futures.Future[Tensor]:
-        """The future value of `work`; `instead` where it fails."""
-        if self._stream is not None:
-            self._stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(self._stream):
-                return _done(self._tried(work, instead))
-        assert self._thread is not None
-        future: torch.futures.Future[Tensor] = torch.futures.Future()
-        self._thread.submit(lambda: future.set_result(self._tried(work, instead)))
-        return future
-
-    def _tried(self, work: Callable[[], Tensor], instead: Tensor) -> Tensor:
-        if self._failure is None:
-            try:
-                return work()
-            except BaseException as failure:  # noqa: BLE001 (raised by raise_failure)
-                self._failure = failure
-        return instead
-
-    def raise_failure(self) -> None:
-        """Raises what the first work that failed raised."""
-        try:
-            if self._failure is not None:
-                raise self._failure
-        finally:
-            self._failure = None  # its traceback leads back here
-
-
-def _done(tensor: Tensor) -> torch.futures.Future[Tensor]:
-    """A future whose value is there in the order of the current stream."""
-    devices: list[int | str | torch.device] | None = [tensor.device] if tensor.is_cuda else None
-    future: torch.futures.Future[Tensor] = torch.futures.Future(devices=devices)
-    future.set_result(tensor)
-    return future

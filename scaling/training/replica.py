@@ -7,12 +7,13 @@ control arm takes the same path.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from scaling.bucket import BucketLayout
+from scaling.training.compute import FLOAT32, Compute
 from scaling.workloads.base import Loss, cross_entropy
 
 
@@ -22,15 +23,16 @@ class Replica:
     Args:
         module: the model; its trainable parameters are made contiguous.
         loss: what is minimized.
+        compute: how its passes are computed.
 
     Attributes:
-        module, loss: the same.
+        module, loss, compute: the same.
         trainable: its parameters that have a gradient, in the module's order.
         layout: their names, shapes and offsets, as one bucket.
     """
 
-    def __init__(self, module: nn.Module, loss: Loss = cross_entropy) -> None:
-        self.module, self.loss = module, loss
+    def __init__(self, module: nn.Module, loss: Loss = cross_entropy, compute: Compute = FLOAT32) -> None:
+        self.module, self.loss, self.compute = module, loss, compute
         named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
         self.layout = BucketLayout.of([(name, tuple(p.shape)) for name, p in named])
         self.trainable = [parameter for _, parameter in named]
@@ -63,14 +65,18 @@ class Replica:
         sizes = [f"{name} ({layout.num_elements} elements)" for name, layout in self.layouts.items()]
         return [f"parameters of {len(sizes)} dtypes, exchanged in buckets of their own: {', '.join(sizes)}"]
 
-    def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """The loss, a scalar with its graph."""
-        return self.loss(self.module(inputs), targets)
+    def forward(
+        self, inputs: Tensor, targets: Tensor, module: Callable[[Tensor], Tensor] | None = None
+    ) -> Tensor:
+        """The loss, a scalar with its graph; of `module`, where the replica's is wrapped in one."""
+        with self.compute.casting(inputs.device.type):
+            return self.loss((module or self.module)(inputs), targets)
 
-    def backward(self, loss: Tensor) -> None:
-        """Gives every parameter the gradient of `loss`; what was there is gone."""
-        for parameter in self.trainable:
-            parameter.grad = None
+    def backward(self, loss: Tensor, *, adding: bool = False) -> None:
+        """Gives every parameter the gradient of `loss`, in place of what was there, or adding to it."""
+        if not adding:
+            for parameter in self.trainable:
+                parameter.grad = None
         loss.backward()  # type: ignore[no-untyped-call]
 
 
@@ -119,13 +125,14 @@ class FlatReplica(Replica):
     Args:
         module: the model, on its device; its parameters are moved into the flat buffers.
         loss: what is minimized.
+        compute: how its passes are computed.
 
     Attributes:
         buckets: one a dtype, in the order in which they first appear.
     """
 
-    def __init__(self, module: nn.Module, loss: Loss = cross_entropy) -> None:
-        super().__init__(module, loss)
+    def __init__(self, module: nn.Module, loss: Loss = cross_entropy, compute: Compute = FLOAT32) -> None:
+        super().__init__(module, loss, compute)
         self.buckets = [
             FlatBucket(
                 self.layout_of(dtype), [parameter for parameter in self.trainable if parameter.dtype == dtype]
@@ -145,8 +152,9 @@ class FlatReplica(Replica):
         (bucket,) = self.buckets
         return bucket.gradient
 
-    def backward(self, loss: Tensor) -> None:
-        """Fills the gradients with the gradient of `loss`; what was in them is gone."""
-        for bucket in self.buckets:
-            bucket.gradient.zero_()
+    def backward(self, loss: Tensor, *, adding: bool = False) -> None:
+        """Fills the gradients with that of `loss`, in place of what was in them, or adding to it."""
+        if not adding:
+            for bucket in self.buckets:
+                bucket.gradient.zero_()
         loss.backward()  # type: ignore[no-untyped-call]

@@ -6,20 +6,23 @@ timed on its own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from scaling.aggregators.base import Aggregator, AggregatorState, PhaseMarker
-from scaling.errors import CheckpointError
+from scaling.aggregators.base import HOST_SITES, Aggregator, AggregatorState, PhaseMarker, UpdateSite
+from scaling.errors import CheckpointError, StudyError
 from scaling.measure.phases import UNMARKED, Marks, PhaseRecorder
 from scaling.process_group import Group
+from scaling.training.compute import take_passes
 from scaling.training.dtypes import require_dtypes
-from scaling.training.exchanges import Record, aggregate
+from scaling.training.exchanges import Record, aggregate, start_exchanges
+from scaling.training.gradients import AS_THEY_ARE, GradientSettings, GradientTreatment
+from scaling.training.optimizers import OptimizerSettings
 from scaling.training.replica import FlatBucket, FlatReplica, Replica
-from scaling.training.update import SgdSettings, Update, update_at
+from scaling.training.update import Update, update_at
 
 
 class Step(Protocol):
@@ -28,9 +31,17 @@ class Step(Protocol):
     Attributes:
         record: takes what goes into every exchange and comes out; None, as in every measured step: nothing is
             recorded.
+        treatment: of the gradients.
     """
 
     record: Record | None
+
+    @property
+    def treatment(self) -> GradientTreatment: ...
+
+    @property
+    def optimizer_state_bytes(self) -> int:
+        """What the optimizer keeps on this rank, on its device or in host memory."""
 
     @property
     def replica(self) -> Replica:
@@ -91,13 +102,14 @@ class _Part(NamedTuple):
 
 
 class EagerStep:
-    """A step on one rank. Collective to make and to call.
+    """A step on part rank. Collective to make and to call.
 
     Args:
         replica: this rank's model.
         aggregator: how gradients are brought together.
         settings: of the optimizer.
         group: the ranks that train together.
+        gradients: how they are treated.
         capturable: the step is to be captured in a CUDA graph.
     """
 
@@ -107,17 +119,28 @@ class EagerStep:
         self,
         replica: FlatReplica,
         aggregator: Aggregator[Any],
-        settings: SgdSettings,
+        settings: OptimizerSettings,
         group: Group,
+        gradients: GradientSettings = AS_THEY_ARE,
         *,
         capturable: bool = False,
     ) -> None:
         require_dtypes(replica.module, aggregator)
-        self.replica, self._aggregator = replica, aggregator
+        self.replica, self._aggregator, self._wire = replica, aggregator, gradients.wire
         self.record: Record | None = None
+        skippable = replica.compute.scales_loss
+        chosen = (aggregator, settings, group, gradients.wire)
         self._parts = [
-            _started(bucket, aggregator, settings, group, capturable=capturable) for bucket in replica.buckets
+            _started(bucket, *chosen, capturable=capturable, skippable=skippable)
+            for bucket in replica.buckets
         ]
+        site = _common_site(aggregator, replica, gradients)
+        device = torch.device("cpu") if site in HOST_SITES else replica.trainable[0].device
+        self.treatment = GradientTreatment(gradients, replica.compute, device)
+        self._add_up = _sum_over_owners(group, site)
+        if self.treatment.found_inf is not None:
+            for part in self._parts:
+                part.update.skip_where(self.treatment.found_inf)
 
     @property
     def notes(self) -> list[str]:
@@ -135,6 +158,7 @@ class EagerStep:
             "module": module,
             "aggregator": states,
             "update": by_bucket([part.update.state_dict() for part in self._parts]),
+            "scale": self.treatment.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -145,6 +169,12 @@ class EagerStep:
         for part, aggregated, updated in zip(self._parts, states, updates, strict=True):
             part.state.load_state_dict(aggregated)
             part.update.load_state_dict(updated)
+        self.treatment.load_state_dict(state.get("scale", {}))
+
+    @property
+    def optimizer_state_bytes(self) -> int:
+        """See `Step`."""
+        return sum(part.update.state_bytes for part in self._parts)
 
     def set_learning_rate(self, rate: float) -> None:
         """See `Step`."""
@@ -162,32 +192,69 @@ class EagerStep:
 
     def __call__(self, inputs: Tensor, targets: Tensor, marks: Marks = UNMARKED) -> Tensor:
         """Forward, backward, aggregation, update; see `Step`."""
-        with marks.phase("forward"):
-            loss = self.replica.forward(inputs, targets)
-        with marks.phase("backward"):
-            self.replica.backward(loss)
-        for part in self._parts:
-            self._bring_together(part, marks.phase)
-        return loss.detach()
+        loss = take_passes(self.replica, inputs, targets, marks, self.treatment.scaled)
+        self._bring_together(marks.phase)
+        return loss
 
     @torch.no_grad()
-    def _bring_together(self, part: _Part, phase: PhaseMarker) -> None:
-        """The mean of a bucket's gradients, and its update."""
-        mean = aggregate(self._aggregator, part.state, part.bucket.gradient, phase, self.record)
-        part.update.apply(mean, phase)
+    def _bring_together(self, phase: PhaseMarker) -> None:
+        """The mean of each bucket's gradients, and its update."""
+        self.treatment.before_exchange([part.bucket.gradient for part in self._parts], phase)
+        means = [
+            aggregate(self._aggregator, part.state, part.bucket.gradient, phase, self.record, self._wire)
+            for part in self._parts
+        ]
+        if self.treatment.waits_for_all:
+            owned = [
+                values
+                for part, mean in zip(self._parts, means, strict=True)
+                for values in part.update.owned_parts(mean)
+            ]
+            self.treatment.before_update(owned, phase, self._add_up)
+        for part, mean in zip(self._parts, means, strict=True):
+            part.update.apply(mean, phase)
+
+
+def _common_site(
+    aggregator: Aggregator[Any], replica: FlatReplica, gradients: GradientSettings
+) -> UpdateSite:
+    """Where the parameters are stepped; the norm of a mean gradient needs one place for all of them."""
+    sites = {aggregator.site(bucket.layout) for bucket in replica.buckets}
+    if len(sites) > 1 and gradients.clip_norm is not None:
+        raise StudyError(
+            f"clip_norm: aggregator {aggregator.label()!r} takes the optimizer step of this model at several "
+            f"places ({', '.join(sorted(sites))}), so that none has the whole mean gradient; use another "
+            "aggregator, such as all_reduce"
+        )
+    return sites.pop()
+
+
+def _sum_over_owners(group: Group, site: UpdateSite) -> Callable[[Tensor], None] | None:
+    """Adds up what each rank has of the elements that it owns; None where a rank that steps owns them all."""
+    if group.world_size == 1 or site not in ("owner", "host_parallel"):
+        return None
+    return group.all_reduce_host if site == "host_parallel" else group.all_reduce
 
 
 def _started(
-    bucket: FlatBucket, aggregator: Aggregator[Any], settings: SgdSettings, group: Group, *, capturable: bool
+    bucket: FlatBucket,
+    aggregator: Aggregator[Any],
+    settings: OptimizerSettings,
+    group: Group,
+    wire: torch.dtype | None,
+    *,
+    capturable: bool,
+    skippable: bool,
 ) -> _Part:
     """A bucket with its aggregator's state and its update; in the state's own buffers, if it has any."""
-    flat = bucket.parameters
-    state = aggregator.start(bucket.layout, group, flat.dtype, flat.device)
-    if state.gradient_buffer is not None:
-        bucket.place_gradient(state.gradient_buffer)
+    state = start_exchanges(aggregator, bucket.layout, group, bucket.parameters, wire)
+    buffer = state.gradient_buffer
+    if buffer is not None and buffer.dtype == bucket.parameters.dtype:
+        bucket.place_gradient(buffer)
     if state.parameter_buffer is not None:
         bucket.place_parameters(state.parameter_buffer)
-    return _Part(bucket, state, update_at(bucket, settings, aggregator, state, capturable=capturable))
+    site = update_at(bucket, settings, aggregator, state, capturable=capturable, skippable=skippable)
+    return _Part(bucket, state, site)
 
 
 def by_bucket(saved: Sequence[dict[str, Tensor]]) -> dict[str, Any]:

@@ -1,9 +1,10 @@
 """Checks a run's own steps: what its aggregator delivers, what the update makes of it, and the replicas.
 
-1. The state of the step is saved. Momentum begins at zero.
+1. The state of the step is saved. The optimizer's begins at zero.
 2. Some steps are taken whose exchanges are recorded. Each exchange is compared with the gradients that went
-   into it (`scaling.training.exchange_check`), each update with SGD in float64 of what was delivered; after
-   the last step the replicas are compared (`scaling.training.replica_digest`).
+   into it (`scaling.training.exchange_check`), each update with the optimizer's in float64 of what was
+   delivered (`scaling.training.update_check`); after the last step the replicas are compared
+   (`scaling.training.replica_digest`).
 3. Of a captured step it is the step that was captured, run without its graph; then the graph's parameters are
    compared with those of such a step.
 4. The state is put back, and the random state too: the run goes on as if nothing had been.
@@ -18,7 +19,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,18 +38,16 @@ from scaling.training.exchange_check import (
     place,
 )
 from scaling.training.exchanges import Exchange, Record
+from scaling.training.optimizers import OptimizerSettings
 from scaling.training.replica_digest import require_equal, shared_tensors
 from scaling.training.step import Step
-from scaling.training.update import SgdSettings
+from scaling.training.update_check import TITLES, Delivered, Moments, worst_update
 
 FIRST_STEPS = 10
 LATER_STEPS = 2
 MAX_SECONDS = 5.0
 """No further step is checked once so many are over; one always is."""
 
-UPDATE_ROUNDING = 32.0
-"""Of an update, in epsilons of its terms."""
-CHUNK_ELEMENTS = 2**22
 GRAPH_TOLERANCE = 1e-2
 """Between the updates of a step with its graph and without, as a ratio to the update's norm."""
 COPIES = 8
@@ -96,30 +95,6 @@ class Findings:
         }
 
 
-class _Velocity(NamedTuple):
-    """The momentum of one parameter since it was zero, flat and in float64.
-
-    Attributes:
-        value: its value, in SGD's sign.
-        magnitude: the same of absolute values, which bounds what rounding has added up to.
-    """
-
-    value: Tensor
-    magnitude: Tensor
-
-
-class _Delivered(NamedTuple):
-    """The mean of one parameter's gradients.
-
-    Attributes:
-        mean: of the parameter's shape.
-        rounding: how far that which the update had may be off.
-    """
-
-    mean: Tensor
-    rounding: float
-
-
 class StepCheck:
     """The checks of one run, on one rank.
 
@@ -133,7 +108,9 @@ class StepCheck:
         findings: so far.
     """
 
-    def __init__(self, step: Step, aggregator: Aggregator[Any], settings: SgdSettings, ranks: Ranks) -> None:
+    def __init__(
+        self, step: Step, aggregator: Aggregator[Any], settings: OptimizerSettings, ranks: Ranks
+    ) -> None:
         self._step, self._aggregator, self._settings, self._ranks = step, aggregator, settings, ranks
         self._inner: Step = step.uncaptured if isinstance(step, CapturedStep) else step
         module = step.replica.module
@@ -174,9 +151,9 @@ class StepCheck:
                 self.findings.unchecked.add("not enough memory on the device for its copies")
                 return
             began = time.monotonic()
-            velocities: dict[str, _Velocity] = {}
+            moments: dict[str, Moments] = {}
             for number in range(max_steps):
-                self._check_one(batches[number % len(batches)], velocities)
+                self._check_one(batches[number % len(batches)], moments)
                 if self._ranks.largest_of([time.monotonic() - began])[0] > MAX_SECONDS:
                     break
             self.replicas()
@@ -185,7 +162,7 @@ class StepCheck:
 
     @contextmanager
     def _restored(self) -> Iterator[dict[str, Any]]:
-        """Puts the state of the step back afterwards; inside, momentum is zero. Gives that state.
+        """Puts the state of the step back afterwards; inside, the optimizer's is zero. Gives that state.
 
         After a failure nothing is put back: other ranks may wait elsewhere, and the run is over.
         """
@@ -216,10 +193,11 @@ class StepCheck:
             missing = COPIES * sum(parameter.nbytes for parameter in parameters) - free / 2
         return self._ranks.largest_of([missing])[0] <= 0
 
-    def _check_one(self, batch: Batch, velocities: dict[str, _Velocity]) -> None:
+    def _check_one(self, batch: Batch, moments: dict[str, Moments]) -> None:
         """One step: its exchanges and its update."""
         before = {name: tensor.detach().clone() for name, tensor in self._named().items()}
         record: Record = []
+        factor = self._inner.treatment.expected_factor()
         self._inner.record = record
         try:
             self._inner(*batch)
@@ -228,19 +206,35 @@ class StepCheck:
         self._inner.check()
         if not record:
             self.findings.unchecked.add("the library hides its exchange, and gradients vary")
-        delivered: dict[str, _Delivered] = {}
+        delivered: dict[str, Delivered] = {}
         for exchange in record:
             delivered |= self._check_exchange(exchange)
-        if not all(bool(delivery.mean.isfinite().all()) for delivery in delivered.values()):
-            delivered = {}
-        self._raise_of_any(self._update_problem(before, delivered, velocities))
+        delivered = self._treated(delivered, factor)
+        self._raise_of_any(self._update_problem(before, delivered, moments))
         self.findings.num_steps += 1
+
+    def _treated(self, delivered: dict[str, Delivered], factor: float) -> dict[str, Delivered]:
+        """The means as the update has them; none where they are not finite, or cannot be clipped."""
+        if not all(bool(delivery.mean.isfinite().all()) for delivery in delivered.values()):
+            return {}
+        if not self._inner.treatment.waits_for_all:
+            return delivered
+        if set(delivered) != set(self._named()):
+            return {}
+        square = sum(
+            float((delivery.mean.double() * factor).square().sum()) for delivery in delivered.values()
+        )
+        factor *= self._inner.treatment.clip_factor(square)
+        return {
+            name: Delivered(delivery.mean.double() * factor, delivery.rounding * factor)
+            for name, delivery in delivered.items()
+        }
 
     def _named(self) -> dict[str, torch.nn.Parameter]:
         replica = self._step.replica
         return dict(zip(replica.layout.names, replica.trainable, strict=True))
 
-    def _check_exchange(self, exchange: Exchange) -> dict[str, _Delivered]:
+    def _check_exchange(self, exchange: Exchange) -> dict[str, Delivered]:
         """Compares one exchange; gives what it delivered by parameter, where that is known."""
         law = law_of(self._aggregator, exchange, self._ranks.world_size)
         if law is None:
@@ -264,7 +258,7 @@ class StepCheck:
             self.findings.largest_error_ratio = max(self.findings.largest_error_ratio, worst_ratio)
         return self._delivered(exchange)
 
-    def _delivered(self, exchange: Exchange) -> dict[str, _Delivered]:
+    def _delivered(self, exchange: Exchange) -> dict[str, Delivered]:
         """The mean by parameter: this rank's own, and elsewhere the exact one, which owners have rounded."""
         mean, rounding = exchange.mean, 0.0
         if self._aggregator.site(exchange.layout) != "replica":
@@ -283,31 +277,28 @@ class StepCheck:
         named = self._named()
         views = zip(exchange.layout.names, exchange.layout.views(mean), strict=True)
         return {
-            name: _Delivered(view if exchange.recomputed else _as_stored(view, named[name]), rounding)
+            name: Delivered(view if exchange.recomputed else _as_stored(view, named[name]), rounding)
             for name, view in views
         }
 
     def _update_problem(
-        self, before: dict[str, Tensor], delivered: dict[str, _Delivered], velocities: dict[str, _Velocity]
+        self, before: dict[str, Tensor], delivered: dict[str, Delivered], moments: dict[str, Moments]
     ) -> str | None:
-        """The first parameter that is not what SGD makes of the mean; `velocities` go on."""
+        """The first parameter that is not what the optimizer makes of the mean; `moments` go on."""
         problem = None
         for name, parameter in self._named().items():
             if name not in delivered:
                 continue
             mean, old = delivered[name], before[name]
-            if self._settings.momentum and name not in velocities:
-                velocities[name] = _Velocity(
-                    *torch.zeros(2, old.numel(), dtype=torch.float64, device=old.device)
-                )
-            velocity = velocities.get(name)
+            own = moments.setdefault(name, Moments.zero(self._settings, old))
             # A captured step reads its learning rate from a tensor of 32 bits.
             rate_eps = torch.finfo(torch.float32).eps if isinstance(self._step, CapturedStep) else 0.0
-            worst = _worst_update(self._settings, parameter.detach(), old, mean, velocity, rate_eps)
+            worst = worst_update(self._settings, parameter.detach(), old, mean, own, rate_eps)
             if worst is not None and problem is None:
+                title = TITLES[self._settings.name]
                 problem = (
-                    f"the update is not SGD's: element {worst[0]} of {name} is {worst[1]:.9g} after the "
-                    f"step, SGD with the delivered mean gives {worst[2]:.9g}"
+                    f"the update is not {title}'s: element {worst[0]} of {name} is {worst[1]:.9g} after the "
+                    f"step, {title} with the delivered mean gives {worst[2]:.9g}"
                 )
         return problem
 
@@ -351,40 +342,4 @@ def _zeros(saved: Any) -> Any:
     """The same names with tensors of zeros."""
     if isinstance(saved, Tensor):
         return torch.zeros_like(saved)
-    return {name: _zeros(value) for name, value in saved.items()}
-
-
-def _worst_update(
-    settings: SgdSettings,
-    new: Tensor,
-    old: Tensor,
-    delivered: _Delivered,
-    velocity: _Velocity | None,
-    rate_eps: float,
-) -> tuple[int, float, float] | None:
-    """The element that is furthest from SGD's, with its value and SGD's; None where all are near enough.
-
-    v = momentum v + d with d = mean + weight decay * p; then p - rate * (d + momentum v) with Nesterov's
-    momentum, p - rate * v without; torch.optim.SGD's documentation has the same. `velocity` goes on in place.
-    """
-    worst, largest = None, 1.0
-    flat = [tensor.reshape(-1) for tensor in (new, old, delivered.mean)]
-    rate, info = abs(settings.learning_rate), torch.finfo(new.dtype)
-    slack = 2 * rate * delivered.rounding / max(1 - settings.momentum, 1e-3) + info.tiny
-    for start in range(0, new.numel(), CHUNK_ELEMENTS):
-        chunk = slice(start, start + CHUNK_ELEMENTS)
-        given, p, mean = (tensor[chunk].double() for tensor in flat)
-        step = mean + settings.weight_decay * p
-        size = mean.abs() + settings.weight_decay * p.abs()
-        if velocity is not None:
-            value, magnitude = velocity.value[chunk], velocity.magnitude[chunk]
-            value.mul_(settings.momentum).add_(step)
-            size = magnitude.mul_(settings.momentum).add_(size)
-            step = step + settings.momentum * value if settings.nesterov else value
-        expected = p - settings.learning_rate * step
-        allowed = UPDATE_ROUNDING * info.eps * (p.abs() + rate * size) + rate_eps * rate * size + slack
-        ratios = ((given - expected).abs() / allowed).nan_to_num_(float("inf"))
-        at = int(ratios.argmax())
-        if float(ratios[at]) > largest:
-            largest, worst = float(ratios[at]), (start + at, float(given[at]), float(expected[at]))
-    return worst
+    return {name: _zeros(one) for name, one in saved.items()}

@@ -1,7 +1,7 @@
 """Where the optimizer step is taken: on every replica, by one rank, by owners, or in host memory.
 
-Always it is torch's SGD on spans of the flat parameters. The momentum lives where the step is taken, and only
-there.
+Always it is an optimizer of torch's (`scaling.training.optimizers`) on spans of the flat parameters. Its
+state lives where the step is taken, and only there.
 """
 
 from __future__ import annotations
@@ -9,8 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -24,42 +23,16 @@ from scaling.aggregators.base import (
     unmarked,
 )
 from scaling.aggregators.host import threads
+from scaling.training.optimizers import (
+    OptimizerSettings,
+    load_state,
+    set_learning_rate,
+    skip_where,
+    state_tensors,
+)
 from scaling.training.replica import FlatBucket
 
 S = TypeVar("S", bound=AggregatorState)
-
-
-@dataclass(frozen=True)
-class SgdSettings:
-    """Stochastic gradient descent as torch.optim.SGD defines it."""
-
-    learning_rate: float
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    nesterov: bool = False
-
-    def optimizer(self, parameters: Sequence[Tensor], *, capturable: bool = False) -> torch.optim.SGD:
-        """An optimizer of those tensors; `capturable`: fused, with its learning rate on the device."""
-        rate: Any = self.learning_rate
-        if capturable:
-            rate = torch.tensor(self.learning_rate, dtype=torch.float32, device=parameters[0].device)
-        return torch.optim.SGD(
-            parameters,
-            lr=rate,
-            fused=True if capturable else None,
-            momentum=self.momentum,
-            weight_decay=self.weight_decay,
-            nesterov=self.nesterov,
-        )
-
-
-def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """That of the optimizer's next steps; one on the device is filled in the order of the current stream."""
-    for group in optimizer.param_groups:
-        if isinstance(group["lr"], Tensor):
-            group["lr"].fill_(rate)
-        else:
-            group["lr"] = rate
 
 
 class Update(ABC):
@@ -68,12 +41,25 @@ class Update(ABC):
     _owned: _Owned
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Copies of the momenta that live on this rank, by span."""
-        return self._owned.momenta()
+        """Copies of the optimizer's state that lives on this rank, by span."""
+        return self._owned.state_dict()
 
-    def load_state_dict(self, momenta: dict[str, Tensor]) -> None:
-        """Takes them over, in place; the replica has its parameters already. Collective."""
-        self._owned.load_momenta(momenta)
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Takes it over, in place; the replica has its parameters already. Collective."""
+        self._owned.load_state_dict(state)
+
+    @property
+    def state_bytes(self) -> int:
+        """Of the optimizer's state on this rank."""
+        return self._owned.state_bytes
+
+    def owned_parts(self, mean: Tensor | None) -> list[Tensor]:
+        """The parts of the mean gradient that this rank steps with."""
+        return self._owned.parts(mean)
+
+    def skip_where(self, found: Tensor) -> None:
+        """From now on no step is taken where `found`, on the device, is 1."""
+        self._owned.skip_where(found)
 
     def set_learning_rate(self, rate: float) -> None:
         """That of the next steps."""
@@ -98,21 +84,29 @@ class DeviceUpdate(Update):
         aggregator: of the site "replica", "root" or "owner".
         state: its state.
         capturable: the step is to be captured in a CUDA graph.
+        skippable: `skip_where` may be used.
     """
 
     def __init__(
         self,
         bucket: FlatBucket,
-        settings: SgdSettings,
+        settings: OptimizerSettings,
         aggregator: Aggregator[S],
         state: S,
         *,
         capturable: bool = False,
+        skippable: bool = False,
     ) -> None:
         self._aggregator, self._state = aggregator, state
         self._site = aggregator.site(state.layout)
         self._parameters = bucket.parameters
-        self._owned = _Owned(bucket.parameters, aggregator.owned(state), settings, capturable=capturable)
+        self._owned = _Owned(
+            bucket.parameters,
+            aggregator.owned(state),
+            settings,
+            capturable=capturable,
+            skippable=skippable,
+        )
 
     def apply(self, mean: Tensor | None, phase: PhaseMarker = unmarked) -> None:
         with phase("update"):
@@ -132,7 +126,7 @@ class HostUpdate(Update):
     """
 
     def __init__(
-        self, bucket: FlatBucket, settings: SgdSettings, aggregator: Aggregator[S], state: S
+        self, bucket: FlatBucket, settings: OptimizerSettings, aggregator: Aggregator[S], state: S
     ) -> None:
         self._group = group = state.group
         self._bucket = bucket
@@ -146,8 +140,8 @@ class HostUpdate(Update):
         self._owned = _Owned(self._parameters, aggregator.owned(state), settings)
         group.barrier()
 
-    def load_state_dict(self, momenta: dict[str, Tensor]) -> None:
-        super().load_state_dict(momenta)
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        super().load_state_dict(state)
         if self._bucket.parameters.is_cuda:
             torch.cuda.current_stream().synchronize()  # its last copy of these
         self._group.barrier()
@@ -168,61 +162,68 @@ class HostUpdate(Update):
 
 
 class _Owned:
-    """The parameters in some spans of a flat tensor, and the optimizer whose momentum they have."""
+    """The parameters in some spans of a flat tensor, and the optimizer with their state."""
 
     def __init__(
-        self, flat: Tensor, spans: list[Span], settings: SgdSettings, *, capturable: bool = False
+        self,
+        flat: Tensor,
+        spans: list[Span],
+        settings: OptimizerSettings,
+        *,
+        capturable: bool = False,
+        skippable: bool = False,
     ) -> None:
-        self._spans = spans
+        self._spans, self._names = spans, settings.state_names
         self._parameters = [torch.nn.Parameter(flat[start:stop]) for start, stop in spans]
-        self._optimizer = settings.optimizer(self._parameters, capturable=capturable) if spans else None
+        self._places = dict(zip((f"{start}:{stop}" for start, stop in spans), self._parameters, strict=True))
+        self._optimizer: torch.optim.Optimizer | None = None
+        if spans:
+            self._optimizer = settings.optimizer(self._parameters, capturable=capturable, skippable=skippable)
 
     def set_learning_rate(self, rate: float) -> None:
         if self._optimizer is not None:
             set_learning_rate(self._optimizer, rate)
 
-    def momenta(self) -> dict[str, Tensor]:
-        """Copies, by span; none before the first step, and without momentum."""
-        return {name: buffer.clone() for name, buffer in self._buffers().items()}
+    def skip_where(self, found: Tensor) -> None:
+        if self._optimizer is not None:
+            skip_where(self._optimizer, found)
 
-    def load_momenta(self, momenta: dict[str, Tensor]) -> None:
-        """Takes them over, in place where there are some; a span that is not there begins anew."""
-        buffers = self._buffers()
-        for (start, stop), parameter in zip(self._spans, self._parameters, strict=True):
-            name = f"{start}:{stop}"
-            if name in buffers and name in momenta:
-                buffers[name].copy_(momenta[name])
-            elif name in buffers:
-                buffers[name].zero_()  # torch's first step takes the gradient itself, as it does from zero
-            elif name in momenta and self._optimizer is not None:
-                self._optimizer.state[parameter]["momentum_buffer"] = momenta[name].to(
-                    parameter.device, copy=True
-                )
+    def state_dict(self) -> dict[str, Tensor]:
+        """Copies; none before the first step."""
+        return {name: values.clone() for name, values in self._tensors().items()}
 
-    def _buffers(self) -> dict[str, Tensor]:
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Takes it over, in place where there is some."""
+        if self._optimizer is not None:
+            load_state(self._optimizer, self._places, state, self._names)
+
+    @property
+    def state_bytes(self) -> int:
+        return sum(values.nbytes for values in self._tensors().values())
+
+    def _tensors(self) -> dict[str, Tensor]:
         if self._optimizer is None:
             return {}
-        states = [self._optimizer.state.get(parameter, {}) for parameter in self._parameters]
-        named = zip(self._spans, states, strict=True)
-        return {
-            f"{start}:{stop}": state["momentum_buffer"]
-            for (start, stop), state in named
-            if state.get("momentum_buffer") is not None
-        }
+        return state_tensors(self._optimizer, self._places, self._names)
+
+    def parts(self, mean: Tensor | None) -> list[Tensor]:
+        """Those of the mean gradient, flat and of the whole bucket's length."""
+        if self._optimizer is None:
+            return []
+        assert mean is not None, "a rank that owns parameters gets their mean gradient"
+        return [mean[start:stop] for start, stop in self._spans]
 
     def step(self, mean: Tensor | None) -> None:
         """One step with the mean gradient, flat and of the whole bucket's length."""
-        if self._optimizer is None:
-            return
-        assert mean is not None, "a rank that owns parameters gets their mean gradient"
-        self.step_parts([mean[start:stop] for start, stop in self._spans])
+        if self._optimizer is not None:
+            self.step_parts(self.parts(mean))
 
     def step_parts(self, parts: Sequence[Tensor]) -> None:
         """One step with the mean gradient of each span."""
+        assert self._optimizer is not None, "a rank that owns nothing takes no step"
         for parameter, part in zip(self._parameters, parts, strict=True):
             parameter.grad = part
-        if self._optimizer is not None:
-            self._optimizer.step()
+        self._optimizer.step()
 
 
 class SpansUpdate:
@@ -233,21 +234,37 @@ class SpansUpdate:
         spans: of these.
         settings: of the optimizer.
         capturable: the step is to be captured in a CUDA graph.
+        skippable: `skip_where` may be used.
     """
 
     def __init__(
-        self, parameters: Tensor, spans: list[Span], settings: SgdSettings, *, capturable: bool = False
+        self,
+        parameters: Tensor,
+        spans: list[Span],
+        settings: OptimizerSettings,
+        *,
+        capturable: bool = False,
+        skippable: bool = False,
     ) -> None:
-        self._owned = _Owned(parameters, spans, settings, capturable=capturable)
+        self._owned = _Owned(parameters, spans, settings, capturable=capturable, skippable=skippable)
         self._sizes = [stop - start for start, stop in spans]
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Copies of the momentum, by span."""
-        return self._owned.momenta()
+        """Copies of the optimizer's state, by span."""
+        return self._owned.state_dict()
 
-    def load_state_dict(self, momenta: dict[str, Tensor]) -> None:
-        """Takes it over, in place, from the momenta of many spans."""
-        self._owned.load_momenta(momenta)
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Takes it over, in place, from that of many spans."""
+        self._owned.load_state_dict(state)
+
+    @property
+    def state_bytes(self) -> int:
+        """Of the optimizer's state."""
+        return self._owned.state_bytes
+
+    def skip_where(self, found: Tensor) -> None:
+        """See `Update`."""
+        self._owned.skip_where(found)
 
     def set_learning_rate(self, rate: float) -> None:
         """That of the next steps."""
@@ -260,13 +277,14 @@ class SpansUpdate:
 
 def update_at(
     bucket: FlatBucket,
-    settings: SgdSettings,
+    settings: OptimizerSettings,
     aggregator: Aggregator[S],
     state: S,
     *,
     capturable: bool = False,
+    skippable: bool = False,
 ) -> Update:
     """The update of the aggregator's site. Collective for sites in shared memory."""
     if aggregator.site(state.layout) in HOST_SITES:
         return HostUpdate(bucket, settings, aggregator, state)
-    return DeviceUpdate(bucket, settings, aggregator, state, capturable=capturable)
+    return DeviceUpdate(bucket, settings, aggregator, state, capturable=capturable, skippable=skippable)

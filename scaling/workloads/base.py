@@ -82,13 +82,19 @@ class Dataset(ABC):
         name: what a study calls it.
         source: where it comes from, for people.
         real: False for random numbers, whose accuracy means nothing.
-        num_train: training samples; None where as many are made as are asked for.
+        num_train: training samples; None where as many are made as are asked for, or `num_samples` says.
+        bits_per_token: its test loss, in bits, is what is reported: bits per byte of a text of bytes.
     """
 
     name: ClassVar[str]
     source: ClassVar[str]
     real: ClassVar[bool] = True
     num_train: ClassVar[int | None] = None
+    bits_per_token: ClassVar[bool] = False
+
+    def num_samples(self, shape: DataShape) -> int | None:
+        """Training samples of that shape; None where as many are made as are asked for."""
+        return self.num_train
 
     @abstractmethod
     def shape(self, model_shape: DataShape | None) -> DataShape:
@@ -134,6 +140,7 @@ class Model:
         source: paper or file that defines it.
         parameters: names and defaults of what a study may set.
         loss: what is minimized.
+        shape_of: gives `shape`, of the parameters by name, where it depends on them.
     """
 
     name: str
@@ -143,6 +150,7 @@ class Model:
     source: str
     parameters: dict[str, object]
     loss: Loss = cross_entropy
+    shape_of: Callable[..., DataShape] | None = None
 
 
 @dataclass(frozen=True)

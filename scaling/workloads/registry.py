@@ -24,12 +24,14 @@ BUILT_IN_MODELS = {
     "resnet-56": "scaling.workloads.residual:resnet_56",
     "resnet-50": "scaling.workloads.residual:resnet_50",
     "lstm": "scaling.workloads.recurrent:lstm",
+    "gpt": "scaling.workloads.transformer:gpt",
 }
 
 BUILT_IN_DATASETS = {
     "mnist": "scaling.workloads.mnist:Mnist",
     "cifar10": "scaling.workloads.cifar10:Cifar10",
     "digits": "scaling.workloads.digits:Digits",
+    "text": "scaling.workloads.text:Text",
     "synthetic": "scaling.workloads.synthetic:Synthetic",
 }
 
@@ -69,7 +71,9 @@ def create_model(name: str, parameters: Mapping[str, Any] | None = None) -> Mode
     values = {
         key: checked(what, _annotation(model, key), value, key) for key, value in (parameters or {}).items()
     }
-    return dataclasses.replace(model, parameters={**model.parameters, **values})
+    own = {**model.parameters, **values}
+    shape = model.shape_of(**own) if model.shape_of else model.shape
+    return dataclasses.replace(model, parameters=own, shape=shape)
 
 
 def _annotation(model: Model, parameter: str) -> Any:

@@ -148,7 +148,7 @@ def test_cells_at_its_default_keep_the_identity_that_they_had_without_it():
 
 def test_cells_of_a_users_kind_that_trains_a_model_are_shown_like_iterations():
     cell = {"kind": "mine", "model": "mlp", "model_label": "mlp(hidden=3)", "tf32": True}
-    assert axes.axis("tf32").shown(cell) == "tf32"
+    assert axes.axis("precision").shown(cell) == "tf32"
     assert axes.axis("model").shown(cell) == "mlp(hidden=3)"
     assert axes.axis("memory_format").shown(cell) == "contiguous"
     assert not has_no_model(cell)

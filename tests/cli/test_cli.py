@@ -88,7 +88,7 @@ def test_folder_of_another_study_is_refused_naming_the_difference(call, study, t
     prepare(ResultsFolder(tmp_path / "out"), loaded, resolve(loaded, this_machine()))
     code, _, err = call("run", study, "--out", tmp_path / "out", "learning_rate=0.5")
     assert code == 2
-    assert "parts.0.learning_rate is 0.01 there and 0.5 here" in err
+    assert "parts.0.learning_rate is not set there and 0.5 here" in err
     foreign = tmp_path / "foreign"
     foreign.mkdir()
     (foreign / "thesis.tex").write_text("precious")

@@ -19,10 +19,10 @@ from scaling.errors import LaunchError, ScheduleError
 from scaling.process_group import Group, Message, ThroughHostGroup, TorchGroup
 from scaling.runtime.workers import Workers
 from scaling.training.batch_norm import synchronized
+from scaling.training.optimizers import SgdSettings
 from scaling.training.overlapped import OverlappedStep
 from scaling.training.replica import FlatReplica, Replica
 from scaling.training.step import EagerStep, Step
-from scaling.training.update import SgdSettings
 
 CPU = torch.device("cpu")
 DEVICE = torch.device(os.environ.get("TEST_DEVICE", "cpu"))

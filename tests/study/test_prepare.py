@@ -211,7 +211,7 @@ class TestSameFolderAgain:
     @pytest.mark.parametrize(
         ("changes", "named"),
         [
-            ({"learning_rate": 0.5}, r"parts\.0\.learning_rate is 0\.01 there and 0\.5 here"),
+            ({"learning_rate": 0.5}, r"parts\.0\.learning_rate is not set there and 0\.5 here"),
             ({"threads": 2}, r"parts\.0\.threads is 1 there and 2 here"),
             ({"seed": 3}, r"parts\.0\.seed\.0 is 0 there and 3 here"),
             (

@@ -42,7 +42,7 @@ class TestWhatIsAllowed:
         (part,) = parse().parts
         assert isinstance(part, IterationPart)
         assert (part.kind, part.step, part.repeats, part.device) == ("iteration", ["eager"], 1, "auto")
-        assert (part.learning_rate, part.momentum, part.weight_decay) == (0.01, 0.9, 0.0)
+        assert (part.optimizer, part.accumulate, part.wire) == (["sgd"], [1], ["float32"])
         assert part.seed == [0]
 
     def test_axis_may_be_one_value_or_several(self):

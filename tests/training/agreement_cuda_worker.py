@@ -20,9 +20,9 @@ from scaling.process_group import TorchGroup
 from scaling.runtime.workers import Workers
 from scaling.training.batch_norm import synchronized
 from scaling.training.captured import CapturedStep
+from scaling.training.optimizers import SgdSettings
 from scaling.training.replica import FlatReplica
 from scaling.training.step import EagerStep
-from scaling.training.update import SgdSettings
 from scaling.workloads.base import Split
 from scaling.workloads.registry import build_module, create_dataset, create_model, resolve_shape
 from scaling.workloads.sampling import epoch_batches, shard

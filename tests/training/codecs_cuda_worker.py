@@ -23,9 +23,9 @@ from scaling.training.captured import CapturedStep
 from scaling.training.checkpoint import Checkpoint
 from scaling.training.convergence import Progress
 from scaling.training.layered import LayeredStep
+from scaling.training.optimizers import SgdSettings
 from scaling.training.replica import FlatReplica
 from scaling.training.step import EagerStep
-from scaling.training.update import SgdSettings
 
 CPU = torch.device("cpu")
 NAMES = (

@@ -16,10 +16,10 @@ from scaling.bucket import BucketLayout
 from scaling.errors import NotFiniteError
 from scaling.process_group import TorchGroup
 from scaling.runtime.workers import Workers
+from scaling.training.optimizers import SgdSettings
 from scaling.training.overlapped import OverlappedStep
 from scaling.training.replica import FlatReplica, Replica
 from scaling.training.step import EagerStep
-from scaling.training.update import SgdSettings
 
 CPU = torch.device("cpu")
 # Two shapes that occur twice, one that is not worth compressing, vectors; not sorted by shape.

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from scaling.training.update import SgdSettings
+from scaling.training.optimizers import SgdSettings
 from scaling.workloads.base import Model
 
 SETTINGS = SgdSettings(learning_rate=0.1, momentum=0.9, weight_decay=1e-3)

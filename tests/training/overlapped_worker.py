@@ -22,10 +22,10 @@ from scaling.measure.clock import MonotonicClock
 from scaling.measure.phases import PhaseRecorder
 from scaling.process_group import TorchGroup
 from scaling.runtime.workers import Workers
+from scaling.training.optimizers import SgdSettings
 from scaling.training.overlapped import OverlappedStep
 from scaling.training.replica import FlatReplica, Replica
 from scaling.training.step import EagerStep, Step
-from scaling.training.update import SgdSettings
 
 CPU = torch.device("cpu")
 SETTINGS = SgdSettings(learning_rate=0.05, momentum=0.9, weight_decay=1e-4)

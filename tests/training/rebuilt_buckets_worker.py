@@ -14,9 +14,9 @@ from scaling.aggregators.registry import create
 from scaling.process_group import TorchGroup
 from scaling.runtime.workers import Workers
 from scaling.training import overlapped
+from scaling.training.optimizers import SgdSettings
 from scaling.training.overlapped import OverlappedStep
 from scaling.training.replica import Replica
-from scaling.training.update import SgdSettings
 
 CPU = torch.device("cpu")
 BUCKETS_MB = (0.0001, 25.0, 0.004, 0.0001)

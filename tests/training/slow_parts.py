@@ -10,7 +10,7 @@ from torch import nn
 
 from scaling.aggregators.base import unmarked
 from scaling.aggregators.native import AllReduce
-from scaling.training import overlapped
+from scaling.training import hooked_buckets
 from scaling.workloads.base import DataShape, Model
 
 LATE_S = 0.03
@@ -72,15 +72,15 @@ slow_network = Model("slow_network", SlowNetwork, None, "digits", "these tests",
 @contextmanager
 def hooks_that_block() -> Iterator[None]:
     """DDP's hooks return only when their exchange is done."""
-    run = overlapped._SideStream.run
+    run = hooked_buckets._SideStream.run
 
     def blocking(self, *arguments):
         future = run(self, *arguments)
         future.wait()
         return future
 
-    overlapped._SideStream.run = blocking
+    hooked_buckets._SideStream.run = blocking
     try:
         yield
     finally:
-        overlapped._SideStream.run = run
+        hooked_buckets._SideStream.run = run

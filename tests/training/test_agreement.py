@@ -11,9 +11,9 @@ from scaling.aggregators.registry import create
 from scaling.measure.clock import MonotonicClock
 from scaling.process_group import InProcessGroup, run_in_process
 from scaling.training.convergence import TrainingPlan, train
+from scaling.training.optimizers import SgdSettings
 from scaling.training.replica import FlatReplica
 from scaling.training.step import EagerStep
-from scaling.training.update import SgdSettings
 from scaling.workloads.registry import build_module, create_dataset, create_model, resolve_shape
 
 EXACT = ("all_reduce", "ring", "tree", "host_serial", "host_parallel")

@@ -11,9 +11,9 @@ from scaling.measure.clock import MonotonicClock, clock_for
 from scaling.process_group import InProcessGroup, run_in_process
 from scaling.training.convergence import Progress, TrainingPlan, train
 from scaling.training.learning_rate import LearningRate
+from scaling.training.optimizers import SgdSettings
 from scaling.training.replica import FlatReplica
 from scaling.training.step import EagerStep
-from scaling.training.update import SgdSettings
 from scaling.workloads.base import Split
 from scaling.workloads.digits import Digits
 

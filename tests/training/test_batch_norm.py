@@ -10,9 +10,9 @@ from torch import nn
 from scaling.aggregators.registry import create
 from scaling.process_group import InProcessGroup, run_in_process
 from scaling.training.batch_norm import has_batch_norm, synchronized
+from scaling.training.optimizers import SgdSettings
 from scaling.training.replica import FlatReplica
 from scaling.training.step import EagerStep
-from scaling.training.update import SgdSettings
 from scaling.workloads.digits import Digits
 from scaling.workloads.sampling import epoch_batches, shard
 

@@ -9,9 +9,9 @@ from scaling.process_group import InProcessGroup, run_in_process
 from scaling.training.captured import CapturedStep
 from scaling.training.checkpoint import Checkpoint
 from scaling.training.convergence import Progress
+from scaling.training.optimizers import SgdSettings
 from scaling.training.replica import FlatReplica
 from scaling.training.step import EagerStep
-from scaling.training.update import SgdSettings
 
 pytestmark = pytest.mark.gpu
 

@@ -15,9 +15,9 @@ from scaling.measure.phases import UNMARKED, PhaseRecorder
 from scaling.process_group import InProcessGroup, run_in_process
 from scaling.training.captured import CapturedStep
 from scaling.training.feeding import AugmentedFeeder, Batch, InputPlacement, feeder_for
+from scaling.training.optimizers import SgdSettings
 from scaling.training.replica import FlatReplica
 from scaling.training.step import EagerStep
-from scaling.training.update import SgdSettings
 from scaling.workloads.augmentation import Variations, crop_and_flip, epoch_variations
 from scaling.workloads.base import Split
 

@@ -12,9 +12,9 @@ from scaling.bucket import BucketLayout
 from scaling.process_group import InProcessGroup, run_in_process
 from scaling.training.captured import CapturedStep
 from scaling.training.layered import LayeredStep, bucket_tensors
+from scaling.training.optimizers import SgdSettings
 from scaling.training.replica import FlatReplica
 from scaling.training.step import EagerStep
-from scaling.training.update import SgdSettings
 
 SETTINGS = SgdSettings(learning_rate=0.05, momentum=0.9, weight_decay=1e-4)
 NUM_STEPS = 4

@@ -9,9 +9,9 @@ from torch import nn
 from scaling.aggregators.registry import create
 from scaling.process_group import InProcessGroup, run_in_process
 from scaling.training.learning_rate import LearningRate, scaled_rate
+from scaling.training.optimizers import SgdSettings
 from scaling.training.replica import FlatReplica
 from scaling.training.step import EagerStep
-from scaling.training.update import SgdSettings
 
 
 class TestScaledRate:

@@ -9,9 +9,9 @@ from scaling.process_group import InProcessGroup, run_in_process
 from scaling.training.captured import CapturedStep
 from scaling.training.layered import LayeredStep
 from scaling.training.memory_format import with_channels_last
+from scaling.training.optimizers import SgdSettings
 from scaling.training.replica import FlatReplica
 from scaling.training.step import EagerStep, Step
-from scaling.training.update import SgdSettings
 from scaling.workloads.registry import build_module, create_dataset, create_model, resolve_shape
 
 LAST = torch.channels_last

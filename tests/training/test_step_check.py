@@ -22,11 +22,11 @@ from scaling.errors import ExchangeError
 from scaling.process_group import run_in_process
 from scaling.training import step_check, update
 from scaling.training.layered import LayeredStep
+from scaling.training.optimizers import SgdSettings
 from scaling.training.replica import FlatReplica
 from scaling.training.replica_digest import require_equal, shared_tensors
 from scaling.training.step import EagerStep
 from scaling.training.step_check import FIRST_STEPS, LATER_STEPS, StepCheck
-from scaling.training.update import SgdSettings
 
 SETTINGS = SgdSettings(0.05, momentum=0.9, weight_decay=1e-3, nesterov=True)
 PLAIN = SgdSettings(0.05)

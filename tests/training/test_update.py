@@ -18,9 +18,10 @@ from scaling.collectives.sharded_owners import sharded_owners
 from scaling.collectives.star import star
 from scaling.collectives.tree import tree
 from scaling.process_group import InProcessGroup, run_in_process
+from scaling.training.optimizers import SgdSettings
 from scaling.training.replica import FlatReplica
 from scaling.training.step import EagerStep
-from scaling.training.update import SgdSettings, Update, update_at
+from scaling.training.update import Update, update_at
 
 NUM_STEPS = 10
 WORLD_SIZES = [1, 2, 3, 4]

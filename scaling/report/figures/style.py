@@ -40,6 +40,7 @@ _PART_LOOKS = {
     "exposed_comm": (VERMILLION, ""),
     "reduce": (GREEN, ""),
     "decode": (PURPLE, "////"),
+    "clip": (GREY, "////"),
     "update": ("#404040", ""),
     "h2d_result": (YELLOW, "////"),
     "wait": ("#ffffff", "||||"),

@@ -69,11 +69,12 @@ class ConvergenceKind(TrainingKind[ConvergencePart]):
 
     def steps_s(self, cell: Cell, step_s: float) -> float:
         """Of all epochs."""
-        from scaling.workloads.registry import create_dataset
+        from scaling.workloads.registry import create_dataset, create_model, resolve_shape
 
         assert cell.epochs is not None
         dataset = create_dataset(cell.dataset, cell.dataset_parameters)
-        num_samples = dataset.num_train or TIMING_BATCHES * cell.global_batch
+        shape = resolve_shape(create_model(cell.model, cell.model_parameters), dataset)
+        num_samples = dataset.num_samples(shape) or TIMING_BATCHES * cell.global_batch
         return cell.epochs * max(1, num_samples // cell.global_batch) * step_s
 
     def summary(self, ranks: Sequence[RankSummary]) -> dict[str, Any]:

@@ -1,0 +1,149 @@
+"""Combinations of precision, wire, clipping, accumulation and DDP's arguments that cannot be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+from scaling.aggregators.base import Aggregator
+from scaling.errors import StudyError
+from scaling.study.parts import TrainingPart
+from scaling.study.variants import OF_DDP, wraps_in_ddp
+from scaling.study.workloads import ChosenWorkload
+from scaling.training.activations import checkpointed_layers
+from scaling.training.batch_norm import has_batch_norm
+from scaling.training.gradients import WIRES
+
+
+def check_step_keys(part: TrainingPart, aggregators: Sequence[Aggregator[Any]], where: str) -> None:
+    """Checks what the part's own keys demand of each other.
+
+    Raises:
+        StudyError: naming the combination, the rule and a way out.
+    """
+    ddp = [key for key in OF_DDP if getattr(part, key) is not None]
+    if ddp and not any(wraps_in_ddp(step, one) for step in part.step for one in aggregators):
+        raise StudyError(
+            f"{where}{ddp[0]} is an argument of torch's DDP, which step: overlapped uses, and no aggregator "
+            "of this part does; leave it out"
+        )
+    if True in part.compile and "captured" in part.step:
+        raise StudyError(
+            f"{where}compile: true goes with step: eager and overlapped; a captured step is a CUDA graph "
+            "already: use a part of its own"
+        )
+    for aggregator in aggregators:
+        _check_scaling(aggregator, part, where)
+        _check_wire(aggregator, part, where)
+        if max(part.accumulate) > 1 and aggregator.ddp_path() == "optimizer" and "overlapped" in part.step:
+            raise StudyError(
+                f"{where}accumulate: {max(part.accumulate)}: aggregator {aggregator.label()!r} exchanges in "
+                "every backward pass; use horovod, or all_reduce, or accumulate: 1"
+            )
+
+
+def _check_scaling(aggregator: Aggregator[Any], part: TrainingPart, where: str) -> None:
+    """With fp16 every rank has to find the infinities of the mean, and no state may keep scaled values."""
+    if "fp16" not in (part.precision or ()) or not aggregator.exchanges:
+        return
+    what = f"{where}precision: fp16 needs its loss scaled, and aggregator {aggregator.label()!r}"
+    way_out = "use precision: bf16, or all_reduce, in a part of its own if need be"
+    if aggregator.update_site != "replica":
+        raise StudyError(
+            f"{what} leaves the mean at {aggregator.update_site}, so that not every rank sees whether it is "
+            f"finite; {way_out}"
+        )
+    if aggregator.lossy:
+        raise StudyError(
+            f"{what} encodes gradients: what it keeps would be of another scale than the next ones, and "
+            f"infinities, which scaling makes on purpose, cannot be encoded; {way_out}, or wire: fp16"
+        )
+
+
+def _check_wire(aggregator: Aggregator[Any], part: TrainingPart, where: str) -> None:
+    narrow = [name for name in part.wire if name in WIRES]
+    if not narrow or not aggregator.exchanges:
+        return
+    what = f"{where}wire: {narrow[0]}: aggregator {aggregator.label()!r}"
+    if aggregator.lossy:
+        if narrow == part.wire:
+            raise StudyError(
+                f"{what} has an encoding of its own; add float32 to wire, with which it is measured, or use "
+                "a part of its own"
+            )
+        return
+    if any(WIRES[name] not in aggregator.dtypes for name in narrow):
+        raise StudyError(f"{what} does not take gradients of that dtype; use wire: float32, or all_reduce")
+    if aggregator.update_site in ("root", "owner") or aggregator.ddp_path() == "optimizer":
+        raise StudyError(
+            f"{what} sends parameters too, or the gradients as they are; use wire: float32, in a part of its "
+            "own, or an aggregator that takes the step on every replica, such as all_reduce"
+        )
+
+
+def check_workload(
+    workload: ChosenWorkload, part: TrainingPart, aggregators: Sequence[Aggregator[Any]], where: str
+) -> None:
+    """Checks what a workload's keys and network demand.
+
+    Raises:
+        StudyError: naming the combination, the rule and a way out.
+    """
+    keys = workload.keys
+    clip_norm = keys.clip_norm or part.clip_norm
+    which = keys.clip_gradient or part.clip_gradient
+    if which and clip_norm is None:
+        raise StudyError(
+            f"{where}clip_gradient says which gradient clip_norm clips; set clip_norm, or leave it out"
+        )
+    if clip_norm is not None:
+        _check_clipping(which, part, aggregators, where)
+    if True in part.checkpoint_activations:
+        _check_layers(workload.module, f"{where}checkpoint_activations: true: model {keys.model.name!r}")
+
+
+def _check_clipping(
+    which: str | None, part: TrainingPart, aggregators: Sequence[Aggregator[Any]], where: str
+) -> None:
+    for aggregator in aggregators:
+        if aggregator.lossy and which is None:
+            raise StudyError(
+                f"{where}clip_norm: the mean of aggregator {aggregator.label()!r} is not that of the "
+                "gradients: say which is clipped, clip_gradient: mean (what was decoded) or local (each "
+                "worker's own, before it is encoded)"
+            )
+        if aggregator.own_momentum() and which != "local":
+            raise StudyError(
+                f"{where}clip_norm: aggregator {aggregator.label()!r} delivers a momentum, not a gradient; "
+                "use clip_gradient: local, or another aggregator"
+            )
+    under_backward = "overlapped" in part.step or ("captured" in part.step and part.bucket_mb)
+    if which == "local" and under_backward:
+        raise StudyError(
+            f"{where}clip_gradient: local needs a worker's whole gradient before the exchange, which step: "
+            f"{'overlapped' if 'overlapped' in part.step else 'captured with bucket_mb'} begins under the "
+            "backward pass; use step: eager, or clip_gradient: mean"
+        )
+
+
+def _check_layers(module: nn.Module, what: str) -> None:
+    if not checkpointed_layers(module):
+        raise StudyError(
+            f"{what} has no layers to compute again: none of its children is a list or sequence of blocks; "
+            "leave it out"
+        )
+    if has_batch_norm(module):
+        raise StudyError(f"{what} has batch normalisation, which would see each batch twice; leave it out")
+    if any(isinstance(layer, nn.Dropout) and layer.p > 0 for layer in module.modules()):
+        raise StudyError(f"{what} has dropout, which would drop others the second time; leave it out")
+
+
+def check_accumulation(count: int, local_batch: int, where: str) -> None:
+    """Raises StudyError where micro-batches would differ in size."""
+    if local_batch % count:
+        raise StudyError(
+            f"{where}accumulate: {count} does not divide the local batch of {local_batch}: all micro-batches "
+            "are of one size; use a batch that is a multiple"
+        )

@@ -1,0 +1,107 @@
+"""How a replica computes its gradient: in which precision, and in how many micro-batches.
+
+1. Parameters, their gradients and the optimizer's state are float32 in every precision: master weights.
+2. Under bf16 and fp16 torch.autocast computes matrix products and convolutions in 16 bits, and what needs
+   the range, such as the loss, in 32.
+3. A batch is computed in `accumulate` micro-batches, one after the other, whose gradients add up. They are
+   exchanged once, under or after the last one's backward pass.
+
+Reference: P. Micikevicius et al., "Mixed precision training", arXiv 1710.03740; torch's documentation of
+torch.amp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from scaling.measure.phases import Marks
+
+if TYPE_CHECKING:
+    from scaling.training.replica import Replica
+
+AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+"""Precision -> what autocast computes in; the others are torch's own float32 and TF32."""
+
+
+@dataclass(frozen=True)
+class Compute:
+    """How forward and backward passes are computed.
+
+    Attributes:
+        autocast: the 16-bit dtype; None: none.
+        accumulate: micro-batches of a batch.
+        captured: in a CUDA graph, in which autocast may not keep casts from pass to pass.
+    """
+
+    autocast: torch.dtype | None = None
+    accumulate: int = 1
+    captured: bool = False
+
+    def casting(self, device_type: str) -> AbstractContextManager[object]:
+        """Within it operations are computed in this precision."""
+        if self.autocast is None:
+            return nullcontext()
+        return torch.autocast(device_type, self.autocast, cache_enabled=not self.captured)
+
+    @property
+    def scales_loss(self) -> bool:
+        """Whether small gradients would be lost in it: fp16 has 5 bits of exponent."""
+        return self.autocast is torch.float16
+
+
+FLOAT32 = Compute()
+"""The whole batch at once, in the model's own dtypes."""
+
+
+def whole_batch(_: bool) -> AbstractContextManager[None]:
+    """Of steps for which the last micro-batch is as the others."""
+    return nullcontext()
+
+
+def take_passes(
+    replica: Replica,
+    inputs: Tensor,
+    targets: Tensor,
+    marks: Marks,
+    scaled: Callable[[Tensor], Tensor],
+    *,
+    forward: Callable[[Tensor], Tensor] | None = None,
+    around: Callable[[bool], AbstractContextManager[None]] = whole_batch,
+    after: Callable[[], None] | None = None,
+) -> Tensor:
+    """Forward and backward passes of a batch; leaves the gradient of its mean loss.
+
+    Args:
+        replica: of this rank.
+        inputs, targets: of the whole batch; a multiple of the micro-batches.
+        marks: take the phases.
+        scaled: what is differentiated, of a loss.
+        forward: the module; None: the replica's.
+        around: is entered for each micro-batch, told whether it is the last.
+        after: is called at the end of the last backward pass, within its phase.
+
+    Returns:
+        The mean loss, detached.
+    """
+    count = replica.compute.accumulate
+    total: Tensor | None = None
+    for number in range(count):
+        own = slice(number * len(inputs) // count, (number + 1) * len(inputs) // count)
+        is_last = number == count - 1
+        with around(is_last):
+            with marks.phase("forward"):
+                loss = replica.forward(inputs[own], targets[own], forward)
+                loss = loss / count if count > 1 else loss
+            with marks.phase("backward"):
+                replica.backward(scaled(loss), adding=number > 0)
+                if is_last and after is not None:
+                    after()
+        total = loss.detach() if total is None else total + loss.detach()
+    assert total is not None
+    return total

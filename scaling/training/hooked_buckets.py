@@ -1,0 +1,180 @@
+"""The buckets that DDP hands to a communication hook, and the exchanges of them beside the computation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from scaling.aggregators.base import Aggregator, AggregatorState, PhaseMarker
+from scaling.aggregators.saved_state import load_buckets, save_buckets
+from scaling.bucket import BucketLayout
+from scaling.collectives.side_stream import side_stream
+from scaling.measure.phases import Marks
+from scaling.process_group import TorchGroup
+from scaling.training.exchanges import Record, aggregate, start_exchanges
+
+if TYPE_CHECKING:  # torch.distributed has it too, hidden from type checkers
+    from torch._C._distributed_c10d import GradBucket
+
+
+class HookedBuckets:
+    """The buckets that a hook has seen, each with its aggregator's state.
+
+    Args:
+        aggregator, group, device: of the step.
+        layout: all parameters' names and shapes.
+        parameters: in the layout's order.
+        wire: the dtype of the messages; None: the gradients'.
+    """
+
+    def __init__(
+        self,
+        aggregator: Aggregator[Any],
+        group: TorchGroup,
+        device: torch.device,
+        layout: BucketLayout,
+        parameters: list[torch.nn.Parameter],
+        wire: torch.dtype | None = None,
+    ) -> None:
+        self._aggregator, self._group, self._device, self._wire = aggregator, group, device, wire
+        self._named = {
+            id(p): (name, shape)
+            for p, name, shape in zip(parameters, layout.names, layout.shapes, strict=True)
+        }
+        self._layouts: dict[int, BucketLayout] = {}
+        self._dtypes: dict[int, torch.dtype] = {}
+        self._states: list[AggregatorState] = []
+        self._unseen: set[int] = set()  # buckets that no step has had yet
+        self.started = False
+        self.record: Record | None = None
+        self._side = _SideStream(device)
+
+    @property
+    def notes(self) -> list[str]:
+        if not self._layouts:
+            return []
+        sizes = [
+            layout.num_elements * self._dtypes[index].itemsize / 2**20
+            for index, layout in self._layouts.items()
+        ]
+        largest = f"{max(sizes):.3g} MiB"
+        shown = (
+            f"{len(sizes)} buckets of {min(sizes):.3g} to {largest}"
+            if len(sizes) > 1
+            else f"1 bucket of {largest}"
+        )
+        return [shown, *dict.fromkeys(note for state in self._states for note in state.notes)]
+
+    def state_dict(self) -> dict[str, dict[str, Tensor]]:
+        """The aggregator's of every bucket, by its number."""
+        return save_buckets(self._states)
+
+    def load_state_dict(self, states: dict[str, dict[str, Tensor]]) -> None:
+        """Takes them over; of other buckets of the same model too. Collective."""
+        load_buckets(self._states, states)
+
+    def note_and_return(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+        """Remembers what the bucket holds; exchanges nothing, for passes that no update follows."""
+        if bucket.index() == 0:
+            self._layouts, self._dtypes = {}, {}
+        named = [self._named[id(parameter)] for parameter in bucket.parameters()]
+        self._layouts[bucket.index()] = BucketLayout.of(named)
+        self._dtypes[bucket.index()] = bucket.buffer().dtype
+        return _done(bucket.buffer())
+
+    def start(self) -> None:
+        """Makes the buckets' states, in their order. Collective."""
+        self._states = [
+            start_exchanges(
+                self._aggregator,
+                self._layouts[index],
+                self._group,
+                torch.empty(0, dtype=self._dtypes[index], device=self._device),
+                self._wire,
+            )
+            for index in sorted(self._layouts)
+        ]
+        self._unseen = set(self._layouts)
+        self.started = True
+
+    def launch(self, bucket: GradBucket, marks: Marks) -> torch.futures.Future[Tensor]:
+        """Sets the exchange of one bucket going; the future holds the mean."""
+        state, buffer = self._states[bucket.index()], bucket.buffer()
+        if not self._aggregator.exchanges:
+            return _done(buffer)
+        if bucket.index() in self._unseen:
+            names = tuple(self._named[id(parameter)][0] for parameter in bucket.parameters())
+            assert names == state.layout.names, "DDP has rebuilt its buckets again: residuals are of others"
+            self._unseen.discard(bucket.index())
+
+        return self._side.run(lambda: self._mean(state, buffer, marks.on_lane("comm")), buffer)
+
+    @torch.no_grad()
+    def _mean(self, state: AggregatorState, gradient: Tensor, phase: PhaseMarker) -> Tensor:
+        """The mean of a bucket's gradients."""
+        mean = aggregate(self._aggregator, state, gradient, phase, self.record, self._wire)
+        assert mean is not None, "every replica takes the step"
+        return mean
+
+    def check(self) -> None:
+        """Raises what went wrong on the device."""
+        for state in self._states:
+            state.check()
+
+    def raise_failure(self) -> None:
+        """Raises what an exchange of this step raised."""
+        self._side.raise_failure()
+
+
+class _SideStream:
+    """Runs work in order, concurrently with the computation: on a stream, or in a thread of its own.
+
+    DDP passes on no error of a future. So a failure is kept for the caller, and nothing is run after it: the
+    other ranks still wait for the work that failed.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._failure: BaseException | None = None
+        self._thread: ThreadPoolExecutor | None = None
+        self._stream = side_stream(device)
+        if self._stream is None:
+            self._thread = ThreadPoolExecutor(1, "exchange")
+
+    def run(self, work: Callable[[], Tensor], instead: Tensor) -> torch.futures.Future[Tensor]:
+        """The future value of `work`; `instead` where it fails."""
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._stream):
+                return _done(self._tried(work, instead))
+        assert self._thread is not None
+        future: torch.futures.Future[Tensor] = torch.futures.Future()
+        self._thread.submit(lambda: future.set_result(self._tried(work, instead)))
+        return future
+
+    def _tried(self, work: Callable[[], Tensor], instead: Tensor) -> Tensor:
+        if self._failure is None:
+            try:
+                return work()
+            except BaseException as failure:  # noqa: BLE001 (raised by raise_failure)
+                self._failure = failure
+        return instead
+
+    def raise_failure(self) -> None:
+        """Raises what the first work that failed raised."""
+        try:
+            if self._failure is not None:
+                raise self._failure
+        finally:
+            self._failure = None  # its traceback leads back here
+
+
+def _done(tensor: Tensor) -> torch.futures.Future[Tensor]:
+    """A future whose value is there in the order of the current stream."""
+    devices: list[int | str | torch.device] | None = [tensor.device] if tensor.is_cuda else None
+    future: torch.futures.Future[Tensor] = torch.futures.Future(devices=devices)
+    future.set_result(tensor)
+    return future

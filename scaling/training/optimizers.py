@@ -1,0 +1,190 @@
+"""The optimizers: how each is set, torch's own class for it, and what its state is called.
+
+All are torch's. Adam and AdamW are fused; SGD is fused where a step is captured or its gradients are scaled,
+and else as torch chooses. State is saved by name and place: `exp_avg/0:512`; SGD's momentum, as before there
+were others, by the place alone.
+
+References: D. P. Kingma, J. Ba, "Adam: a method for stochastic optimization", arXiv 1412.6980; I. Loshchilov,
+F. Hutter, "Decoupled weight decay regularization", arXiv 1711.05101 (AdamW); torch.optim's documentation.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+OptimizerName = Literal["sgd", "adam", "adamw"]
+
+MOMENTUM = "momentum_buffer"
+
+
+class OptimizerSettings(ABC):
+    """An optimizer's name and numbers.
+
+    Attributes:
+        learning_rate: of the first step.
+        weight_decay: factor of the parameters that is added to their gradient, or decays them.
+        state_names: of the tensors that it keeps for each parameter.
+    """
+
+    state_names: ClassVar[tuple[str, ...]]
+    learning_rate: float
+    weight_decay: float
+
+    @property
+    @abstractmethod
+    def name(self) -> OptimizerName:
+        """As a study calls it."""
+
+    @abstractmethod
+    def optimizer(
+        self, parameters: Sequence[Tensor], *, capturable: bool = False, skippable: bool = False
+    ) -> torch.optim.Optimizer:
+        """An optimizer of those tensors.
+
+        Args:
+            parameters: of one device.
+            capturable: its step may be captured in a CUDA graph; the learning rate is a tensor on the device.
+            skippable: `skip_where` may be used.
+        """
+
+
+@dataclass(frozen=True)
+class SgdSettings(OptimizerSettings):
+    """Stochastic gradient descent as torch.optim.SGD defines it."""
+
+    state_names = (MOMENTUM,)
+
+    learning_rate: float
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    nesterov: bool = False
+
+    @property
+    def name(self) -> OptimizerName:
+        """`sgd`."""
+        return "sgd"
+
+    def optimizer(
+        self, parameters: Sequence[Tensor], *, capturable: bool = False, skippable: bool = False
+    ) -> torch.optim.Optimizer:
+        """See the base; fused where it is capturable or skippable."""
+        made = torch.optim.SGD(
+            parameters,
+            lr=_rate(self.learning_rate, parameters, capturable=capturable),
+            fused=True if capturable or skippable else None,
+            momentum=self.momentum,
+            weight_decay=self.weight_decay,
+            nesterov=self.nesterov,
+        )
+        if skippable and self.momentum:
+            # torch's fused first step leaves a momentum without values where that step is skipped.
+            for parameter in parameters:
+                made.state[parameter][MOMENTUM] = torch.zeros_like(parameter)
+        return made
+
+
+@dataclass(frozen=True)
+class AdamSettings(OptimizerSettings):
+    """Adam as torch.optim.Adam defines it; `decoupled`: torch.optim.AdamW."""
+
+    state_names = ("step", "exp_avg", "exp_avg_sq")
+
+    learning_rate: float
+    weight_decay: float = 0.0
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+    decoupled: bool = False
+
+    @property
+    def name(self) -> OptimizerName:
+        """`adam` or `adamw`."""
+        return "adamw" if self.decoupled else "adam"
+
+    def optimizer(
+        self, parameters: Sequence[Tensor], *, capturable: bool = False, skippable: bool = False
+    ) -> torch.optim.Optimizer:
+        """See the base; always fused."""
+        cls = torch.optim.AdamW if self.decoupled else torch.optim.Adam
+        return cls(
+            parameters,
+            lr=_rate(self.learning_rate, parameters, capturable=capturable),
+            betas=(self.beta1, self.beta2),
+            eps=self.epsilon,
+            weight_decay=self.weight_decay,
+            fused=True,
+            capturable=capturable,
+        )
+
+
+def _rate(rate: float, parameters: Sequence[Tensor], *, capturable: bool) -> Any:
+    """On the device where a graph is to read it: a number would be frozen into the graph."""
+    if not capturable:
+        return rate
+    return torch.tensor(rate, dtype=torch.float32, device=parameters[0].device)
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """That of the optimizer's next steps; one on the device is filled in the order of the current stream."""
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
+
+
+def skip_where(optimizer: torch.optim.Optimizer, found: Tensor) -> None:
+    """From now on a step changes nothing where `found`, a float32 on the device, is 1; nobody waits for it.
+
+    The way of torch.amp.GradScaler with fused optimizers.
+    """
+    optimizer.found_inf = found  # type: ignore[attr-defined]
+
+
+def state_tensors(
+    optimizer: torch.optim.Optimizer, places: Mapping[str, Tensor], names: Sequence[str]
+) -> dict[str, Tensor]:
+    """The tensors themselves, by name and place; none before the first step.
+
+    Args:
+        optimizer: of the parameters.
+        places: place, such as a span -> parameter.
+        names: of `OptimizerSettings.state_names`.
+    """
+    return {
+        _key(name, place): values
+        for place, parameter in places.items()
+        for name in names
+        if (values := optimizer.state.get(parameter, {}).get(name)) is not None
+    }
+
+
+def load_state(
+    optimizer: torch.optim.Optimizer,
+    places: Mapping[str, Tensor],
+    saved: Mapping[str, Tensor],
+    names: Sequence[str],
+) -> None:
+    """Takes over copies of `state_tensors`, in place where there are some; a place that has none begins anew.
+
+    A state of zeros is the one before the first step, of all three optimizers.
+    """
+    for place, parameter in places.items():
+        for name in names:
+            key, own = _key(name, place), optimizer.state.get(parameter, {})
+            if own.get(name) is not None and key in saved:
+                own[name].copy_(saved[key])
+            elif own.get(name) is not None:
+                own[name].zero_()
+            elif key in saved:
+                optimizer.state[parameter][name] = saved[key].to(parameter.device, copy=True)
+
+
+def _key(name: str, place: str) -> str:
+    return place if name == MOMENTUM else f"{name}/{place}"

@@ -1,0 +1,150 @@
+"""What an optimizer makes of a delivered mean gradient, in float64, and how far a step is from it.
+
+The formulas are those of torch's documentation. `p` are the parameters, `g` the mean gradient, to which SGD
+and Adam add weight_decay p; AdamW multiplies p with 1 - rate weight_decay instead.
+
+- SGD: v = momentum v + g; p - rate (g + momentum v) with Nesterov's momentum, p - rate v without.
+- Adam, AdamW: m = b1 m + (1 - b1) g; s = b2 s + (1 - b2) g g;
+  p - rate (m / (1 - b1^t)) / (sqrt(s / (1 - b2^t)) + epsilon).
+
+Beside each value goes that of absolute values, which bounds what rounding has added up to.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from scaling.training.optimizers import AdamSettings, OptimizerSettings, SgdSettings
+
+UPDATE_ROUNDING = 32.0
+"""Of an update, in epsilons of its terms."""
+ADAM_ROUNDING = 1e-4
+"""Of Adam's step, as a ratio to it: 1 - b2 is 0.001, which float32 knows to five digits as a difference."""
+CHUNK_ELEMENTS = 2**22
+
+TITLES = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW"}
+
+
+class Delivered(NamedTuple):
+    """The mean of one parameter's gradients.
+
+    Attributes:
+        mean: of the parameter's shape.
+        rounding: how far that which the update had may be off.
+    """
+
+    mean: Tensor
+    rounding: float
+
+
+@dataclass
+class Moments:
+    """What the optimizer keeps of one parameter since that was zero, flat and in float64.
+
+    Attributes:
+        first, first_size: velocity or first moment, and that of absolute values.
+        second, second_size: second moment, likewise; of Adam alone.
+        steps: taken so far.
+    """
+
+    first: Tensor
+    first_size: Tensor
+    second: Tensor
+    second_size: Tensor
+    steps: int = 0
+
+    @classmethod
+    def zero(cls, settings: OptimizerSettings, parameter: Tensor) -> Moments:
+        """Before the first step."""
+        is_adam = isinstance(settings, AdamSettings)
+        first, first_size, second, second_size = (
+            torch.zeros(size, dtype=torch.float64, device=parameter.device)
+            for size in [parameter.numel()] * 2 + [parameter.numel() if is_adam else 0] * 2
+        )
+        return cls(first, first_size, second, second_size)
+
+
+def worst_update(
+    settings: OptimizerSettings,
+    new: Tensor,
+    old: Tensor,
+    delivered: Delivered,
+    moments: Moments,
+    rate_eps: float,
+) -> tuple[int, float, float] | None:
+    """The element that is furthest from the optimizer's, with its value and the optimizer's.
+
+    Args:
+        settings: of the optimizer.
+        new, old: the parameter after and before the step.
+        delivered: its mean gradient.
+        moments: so far; they go on, in place.
+        rate_eps: how far the learning rate may be off, as a ratio.
+
+    Returns:
+        None where all are near enough.
+    """
+    worst, largest = None, 1.0
+    moments.steps += 1
+    flat = [one.reshape(-1) for one in (new, old, delivered.mean)]
+    info = torch.finfo(new.dtype)
+    for start in range(0, new.numel(), CHUNK_ELEMENTS):
+        chunk = slice(start, start + CHUNK_ELEMENTS)
+        given, p, mean = (one[chunk].double() for one in flat)
+        if isinstance(settings, AdamSettings):
+            step, size, slack = _adam(settings, p, mean, moments, chunk, delivered.rounding)
+        else:
+            assert isinstance(settings, SgdSettings), "there is no other optimizer"
+            step, size, slack = _sgd(settings, p, mean, moments, chunk, delivered.rounding)
+        rate = abs(settings.learning_rate)
+        expected = p - settings.learning_rate * step
+        allowed = UPDATE_ROUNDING * info.eps * (p.abs() + rate * size) + rate_eps * rate * size
+        ratios = ((given - expected).abs() / (allowed + rate * slack + info.tiny)).nan_to_num_(float("inf"))
+        at = int(ratios.argmax())
+        if float(ratios[at]) > largest:
+            largest, worst = float(ratios[at]), (start + at, float(given[at]), float(expected[at]))
+    return worst
+
+
+_Step = tuple[Tensor, Tensor, Tensor | float]
+"""What the learning rate multiplies, its terms' magnitude, and how far it may be off besides rounding."""
+
+
+def _sgd(
+    settings: SgdSettings, p: Tensor, mean: Tensor, moments: Moments, chunk: slice, rounding: float
+) -> _Step:
+    step = mean + settings.weight_decay * p
+    size = mean.abs() + settings.weight_decay * p.abs()
+    if settings.momentum:
+        value, magnitude = moments.first[chunk], moments.first_size[chunk]
+        value.mul_(settings.momentum).add_(step)
+        size = magnitude.mul_(settings.momentum).add_(size)
+        step = step + settings.momentum * value if settings.nesterov else value
+    return step, size, 2 * rounding / max(1 - settings.momentum, 1e-3)
+
+
+def _adam(
+    settings: AdamSettings, p: Tensor, mean: Tensor, moments: Moments, chunk: slice, rounding: float
+) -> _Step:
+    in_gradient = 0.0 if settings.decoupled else settings.weight_decay
+    gradient, size = mean + in_gradient * p, mean.abs() + in_gradient * p.abs()
+    for kept, value in ((moments.first, gradient), (moments.first_size, size)):
+        kept[chunk].mul_(settings.beta1).add_((1 - settings.beta1) * value)
+    for kept, value in ((moments.second, gradient), (moments.second_size, size)):
+        kept[chunk].mul_(settings.beta2).add_((1 - settings.beta2) * value.square())
+    correction = 1 - settings.beta1**moments.steps, 1 - settings.beta2**moments.steps
+    first, first_size = (one[chunk] / correction[0] for one in (moments.first, moments.first_size))
+    second, second_size = (
+        (one[chunk] / correction[1]).sqrt() for one in (moments.second, moments.second_size)
+    )
+    divisor = second + settings.epsilon
+    # Where terms cancel, what is rounded of them is large beside their difference, and so beside the divisor.
+    sensitivity = 1 + second_size / divisor
+    decay = settings.weight_decay * p if settings.decoupled else torch.zeros_like(p)
+    size = first_size / divisor * sensitivity + decay.abs()
+    slack = 2 * rounding * sensitivity / divisor + ADAM_ROUNDING * first_size / divisor
+    return first / divisor + decay, size, slack

@@ -1,0 +1,125 @@
+"""How precision, wire, optimizer, accumulation and clipping combine, and what is refused."""
+
+import pytest
+
+from scaling.errors import StudyError
+from scaling.study.cells import Machine, resolve
+from scaling.study.prepared_step import settings_of
+from scaling.study.schema import parse_study
+from scaling.training.optimizers import AdamSettings, SgdSettings
+
+GPT = {"model": {"name": "gpt", "size": "nano"}, "dataset": "synthetic", "global_batch": 8}
+BASE = {"name": "by-hand", "workloads": [GPT], "aggregators": ["all_reduce"], "world_sizes": [2],
+        "scaling": "strong", "noise_pair": False}  # fmt: skip
+
+
+def cells(num_gpus=0, **changes):
+    return resolve(parse_study({**BASE, **changes}, "my.yaml"), Machine(num_gpus, 8)).trained
+
+
+def one(**changes):
+    (cell,) = cells(**changes)
+    return cell
+
+
+class TestPrecision:
+    def test_tf32_true_means_precision_tf32(self):
+        assert one(num_gpus=2, tf32=True).id == one(num_gpus=2, precision="tf32").id
+
+    def test_float32_keeps_the_identity_of_studies_without_the_key(self):
+        assert one().id == one(precision="float32").id
+        assert one(num_gpus=2).id == one(num_gpus=2, precision="float32").id
+
+    def test_precisions_are_cells_of_their_own(self):
+        found = cells(num_gpus=2, precision=["float32", "tf32", "bf16", "fp16"])
+        assert [(cell.tf32, cell.precision) for cell in found] == [
+            (False, None),
+            (True, None),
+            (False, "bf16"),
+            (False, "fp16"),
+        ]
+        assert len({cell.id for cell in found}) == 4
+
+    def test_a_cpu_has_no_tf32(self):
+        assert [cell.precision for cell in cells(precision=["float32", "tf32", "bf16"])] == [None, "bf16"]
+
+
+class TestOptimizer:
+    def test_sgd_keeps_its_numbers_and_its_identity(self):
+        assert settings_of(one()) == SgdSettings(0.01, 0.9, 0.0)
+        assert one().id == one(optimizer="sgd", learning_rate=0.01, momentum=0.9).id
+
+    def test_adams_have_torchs_numbers(self):
+        adam, adamw = cells(optimizer=["adam", "adamw"])
+        assert settings_of(adam) == AdamSettings(0.001)
+        assert settings_of(adamw) == AdamSettings(0.001, weight_decay=0.01, decoupled=True)
+
+    def test_workload_sets_its_own(self):
+        cell = one(optimizer="adamw", beta2=0.98, workloads=[{**GPT, "learning_rate": 0.1, "beta2": 0.95}])
+        assert (cell.learning_rate, cell.beta2, cell.momentum) == (0.1, 0.95, 0.0)
+
+    def test_numbers_of_another_optimizer_are_refused(self):
+        with pytest.raises(StudyError, match="momentum belongs to optimizer: sgd, and the part has adamw"):
+            cells(optimizer="adamw", momentum=0.9)
+
+
+def test_ddps_arguments_are_those_of_ddp_alone():
+    ddp, bare = cells(
+        step="overlapped",
+        aggregators=["all_reduce", "none"],
+        static_graph=True,
+        gradient_as_bucket_view=True,
+        first_bucket_mb=2,
+    )
+    assert (ddp.static_graph, ddp.gradient_as_bucket_view, ddp.first_bucket_mb) == (True, True, 2)
+    assert (bare.static_graph, bare.gradient_as_bucket_view, bare.first_bucket_mb) == (None, None, None)
+
+
+def test_ddps_usual_arguments_change_no_identity():
+    assert one(step="overlapped").id == one(step="overlapped", static_graph=False).id
+
+
+def test_aggregators_that_encode_have_a_wire_of_their_own():
+    found = cells(aggregators=["all_reduce", "power_sgd", "none"], wire=["float32", "bf16"])
+    assert [(cell.aggregator, cell.wire, cell.lossy) for cell in found] == [
+        ("all_reduce", None, False),
+        ("all_reduce", "bf16", True),
+        ("power_sgd", None, True),
+        ("none", None, False),
+    ]
+
+
+REFUSED = [
+    ({"tf32": True, "precision": "bf16"}, "tf32: true is precision: tf32"),
+    ({"precision": "fp16", "aggregators": ["host_serial"]}, "precision: fp16 needs its loss scaled"),
+    ({"precision": "fp16", "aggregators": ["one_bit"]}, "'one_bit' encodes gradients"),
+    ({"wire": "bf16", "aggregators": ["one_bit"]}, "has an encoding of its own"),
+    ({"wire": "bf16", "aggregators": ["caffe"]}, "wire: bf16: aggregator 'caffe' sends parameters too"),
+    ({"clip_norm": 1, "aggregators": ["one_bit"]}, "say which is clipped, clip_gradient: mean"),
+    ({"clip_norm": 1, "clip_gradient": "local", "step": "overlapped"}, "begins under the backward pass"),
+    ({"clip_gradient": "local"}, "set clip_norm, or leave it out"),
+    ({"accumulate": 3}, "accumulate: 3 does not divide the local batch of 4"),
+    ({"static_graph": True}, "static_graph is an argument of torch's DDP"),
+    ({"compile": True, "step": "captured"}, "compile: true goes with step: eager and overlapped"),
+    ({"optimizer": "adamw", "aggregators": ["one_bit_momentum"]}, "it goes with optimizer: sgd alone"),
+    (
+        {"checkpoint_activations": True, "workloads": [{**GPT, "model": "mlp", "dataset": "digits"}]},
+        "model 'mlp' has no layers to compute again",
+    ),
+    (
+        {"checkpoint_activations": True, "workloads": [{**GPT, "model": "resnet-56"}]},
+        "has batch normalisation",
+    ),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), REFUSED, ids=[message for _, message in REFUSED])
+def test_combinations_that_cannot_be_are_refused_by_name(changes, message):
+    with pytest.raises(StudyError, match=message):
+        cells(**changes)
+
+
+@pytest.mark.parametrize("which", ["mean", "local"])
+def test_lossy_gradients_are_clipped_where_the_study_says(which):
+    cell = one(clip_norm=1, clip_gradient=which, aggregators=["one_bit"])
+    assert (cell.clip_norm, cell.clip_gradient) == (1, which)
