@@ -57,7 +57,8 @@ SAME = 1e-4
 """Between two computations of a gradient, as a ratio to its largest element: what rounding may do."""
 
 PASSES_UNTIL_BUCKETS_STAY = 2
-"""DDP rebuilds its buckets once, after the first backward pass, in the order in which gradients came."""
+"""DDP rebuilds its buckets once, after the first backward pass, in the order in which gradients came; a
+static graph is known one pass later."""
 
 _OWN_BUFFERS: dict[str, Any] = (
     {"forward_sync_buffers": False}
@@ -166,10 +167,11 @@ class OverlappedStep:
             )
         if ddp.compiled:
             self._forward = torch.compile(self._ddp)
+        num_passes = PASSES_UNTIL_BUCKETS_STAY + int(ddp.static_graph)
         if self._path == "hook":
-            self._hook_in(PASSES_UNTIL_BUCKETS_STAY)
+            self._hook_in(num_passes)
         else:
-            self._run_dry(PASSES_UNTIL_BUCKETS_STAY)
+            self._run_dry(num_passes)
 
     @property
     def notes(self) -> list[str]:

@@ -118,6 +118,7 @@ class Gpt(nn.Module):
         for block in self.blocks:
             assert isinstance(block, Block)
             for last in (block.attention.output, block.layers[-1]):
+                assert isinstance(last, nn.Linear)
                 nn.init.normal_(last.weight, std=WEIGHT_SD / math.sqrt(2 * num_layers))
 
     def forward(self, tokens: Tensor) -> Tensor:
