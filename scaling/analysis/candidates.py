@@ -34,6 +34,9 @@ from scaling.measure.statistics import ONE_LAUNCH, estimate_median
 
 TIME, ACCURACY, EFFICIENCY, HOURS, ENERGY = "time", "time-to-accuracy", "efficiency", "gpu-hours", "energy"
 
+NO_EXCHANGE = "nothing to exchange"
+"""The part of a setting of one worker that stands for its aggregator."""
+
 ENERGY_STEP_S = 0.1
 """The counter of energy moves in such steps, by which a window is uncertain (`scaling.measure.power`)."""
 
@@ -316,7 +319,7 @@ def _recipe(row: Row, family: Sequence[Row]) -> list[str]:
 def _parts(row: Row, family: Sequence[Row]) -> tuple[str, ...]:
     parts = [f"{row['aggregator']} on {workers(row['world_size'])}"]
     if _is_single(row):
-        parts = ["1 worker", "nothing to exchange"]
+        parts = ["1 worker", NO_EXCHANGE]
     for choice in with_columns(role=Role.CHOSEN):
         value = row[choice.key]
         if value is None or (choice.key in ("peer_access", "num_nodes") and _is_single(row)):

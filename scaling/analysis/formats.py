@@ -9,6 +9,9 @@ from typing import Any
 MISSING = "–"  # noqa: RUF001 (an en dash is what stands in an empty field)
 
 
+_RATES = ((1e9, " G"), (1e6, " M"), (1e3, " k"))
+
+
 def milliseconds(seconds: float | None, width_s: float | None = None) -> str:
     """`12.3`, without its unit: three significant digits, or as many as the interval's width calls for.
 
@@ -35,6 +38,14 @@ def half_width(low: float | None, high: float | None) -> str:
         return MISSING
     half_ms = 1000 * (high - low) / 2
     return f"{half_ms:.{min(_decimals(half_ms, 2), 4)}f}"
+
+
+def half_width_percent(value: float, low: float | None, high: float | None) -> str:
+    """Half of an interval's width as a share of the value: `0.8%`; "" without an interval."""
+    if low is None or high is None or not value:
+        return ""
+    share = (high - low) / 2 / value
+    return "<0.1%" if share < 0.0005 else percent(share, 1 if share < 0.1 else 0)
 
 
 def interval(low: float | None, high: float | None) -> str:
@@ -68,6 +79,14 @@ def ratio(value: float | None) -> str:
 def number(value: float | None, digits: int = 3) -> str:
     """So many significant digits, never an exponent."""
     return MISSING if value is None else f"{value:,.{min(_decimals(value, digits), 4)}f}"
+
+
+def rate(per_s: float | None) -> str:
+    """`1.62 M`, `25.3 k`, `153`: a throughput in three significant digits."""
+    if per_s is None:
+        return MISSING
+    size, unit = next(((size, unit) for size, unit in _RATES if per_s >= 0.9995 * size), (1.0, ""))
+    return f"{per_s / size:.{_decimals(float(f'{per_s / size:.3g}'), 3)}f}{unit}"
 
 
 def duration(seconds: float) -> str:

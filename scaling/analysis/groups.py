@@ -35,6 +35,11 @@ class Group:
     replicates: list[Row]
 
     @property
+    def key(self) -> str:
+        """Unique among the groups of a table."""
+        return f"{self.kind}-{self.slug}"
+
+    @property
     def world_sizes(self) -> list[int]:
         """Those of its rows, ascending."""
         return sorted({row["world_size"] for row in self.rows})

@@ -26,8 +26,10 @@ def recommend(
     """
     from scaling.analysis.reading import read_study
     from scaling.analysis.recommend import recommend as find
+    from scaling.analysis.verdict import verdicts
     from scaling.errors import ScalingError
     from scaling.report.recommend_text import as_dict, lines_of
+    from scaling.report.verdict_text import verdict_lines
     from scaling.store import ResultsFolder
 
     study = read_study(ResultsFolder(directory))
@@ -41,6 +43,8 @@ def recommend(
     if as_json:
         typer.echo(json.dumps([as_dict(one) for one in found], indent=1))
     else:
+        if objective == "time":
+            typer.echo("\n".join([*verdict_lines(verdicts(study.table, study.cells, study.num_cores)), ""]))
         for one in found:
             typer.echo("\n".join(lines_of(one)))
     if any(one.state == "undecided" for one in found):

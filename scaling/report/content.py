@@ -9,17 +9,21 @@ from typing import Any
 import pandas as pd
 
 from scaling.analysis.columns import SEPARATOR, Row, to_rows
+from scaling.analysis.findings import Finding
 from scaling.analysis.formats import MISSING
 from scaling.analysis.groups import group_rows
 from scaling.analysis.reading import num_cores
-from scaling.analysis.recommend import Recommendation
 from scaling.analysis.summary_findings import summary_findings
 from scaling.analysis.wall_time import WallTime
+from scaling.report.blocks import Block, blocks_of
 from scaling.report.figures.base import SavedFigure
 from scaling.report.page_tables import page_tables
 from scaling.report.sections import Section, arrange
 from scaling.report.tables import Table
 from scaling.report.text import Sentence, sentences_of, text_of
+
+CAUTIONS = ("nothing_done", "more_threads_than_cores", "several_hosts", "unfinished")
+"""Kinds of findings that stand at the top of the page, whatever the answer is."""
 
 
 @dataclass(frozen=True)
@@ -30,20 +34,25 @@ class Content:
         name: the study's.
         folder: the results folder's name, for the commands that make it again.
         findings: what was found, the most important first.
-        recommendations: the setting to take, one a workload.
-        sections: figures and tables.
+        verdicts: the answers, the first one the page's.
+        cautions: findings without which the answers would mislead.
+        blocks: what belongs to each workload; the first one is that of the first answer.
+        sections: all figures and tables; of the page those that belong to no workload.
         wall_time: how the time divided; None where that was not recorded.
         notes, cell_notes: of the study, and of its cells.
         failed: rows of failed cells.
         states: state -> cells, of those that are not failed.
         num_cells: of the study.
         environment: (dotted path, text); None where it was not recorded.
+        machine: its GPUs, or its processor; "" where that was not recorded.
     """
 
     name: str
     folder: str
     findings: list[Sentence]
-    recommendations: Sequence[Recommendation]
+    verdicts: Sequence[Finding]
+    cautions: list[Sentence]
+    blocks: list[Block]
     sections: list[Section]
     wall_time: str | None
     notes: list[str]
@@ -52,6 +61,7 @@ class Content:
     states: dict[str, int]
     num_cells: int
     environment: list[tuple[str, str]] | None
+    machine: str = ""
 
 
 @dataclass(frozen=True)
@@ -61,13 +71,13 @@ class Extras:
     Attributes:
         tables, findings: of cells without a model, and of predictions; they stand behind the summary's.
         remarks: (section, what is said there: what is left out, and why).
-        recommendations: the setting to take, one a workload.
+        verdicts: the answers (`scaling.analysis.verdict`).
     """
 
     tables: list[Table] = field(default_factory=list)
     findings: list[Sentence] = field(default_factory=list)
     remarks: list[tuple[str, str]] = field(default_factory=list)
-    recommendations: Sequence[Recommendation] = ()
+    verdicts: Sequence[Finding] = ()
 
 
 def content_of(
@@ -92,13 +102,16 @@ def content_of(
     """
     rows, extras = to_rows(table), extras or Extras()
     groups = group_rows(rows)
-    summary = sentences_of(summary_findings(table, num_cores(environment)))
+    found = summary_findings(table, num_cores(environment))
+    summary = sentences_of(found)
     tables = [table for group in groups for table in page_tables(group, groups)]
     return Content(
         name=str(study.get("name", "study")),
         folder=folder,
         findings=[*summary, *extras.findings],
-        recommendations=extras.recommendations,
+        verdicts=extras.verdicts,
+        cautions=sentences_of(one for one in found if one.kind in CAUTIONS),
+        blocks=blocks_of(groups, figures, [*tables, *extras.tables], extras.verdicts),
         sections=arrange(figures, [*tables, *extras.tables], extras.remarks),
         wall_time=text_of(times.finding) if times else None,
         notes=[str(note) for note in study.get("notes") or []],
@@ -109,7 +122,19 @@ def content_of(
         },
         num_cells=len(rows),
         environment=None if environment is None else flatten(environment),
+        machine=machine_of(environment),
     )
+
+
+def machine_of(environment: Mapping[str, Any] | None) -> str:
+    """`4 x NVIDIA H200`, or the processor with its cores; "" where neither is known."""
+    gpus = (environment or {}).get("gpus") or []
+    names = [str(gpu["name"]) for gpu in gpus if isinstance(gpu, Mapping) and "name" in gpu]
+    if names:
+        return ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
+    cpu, cores = (environment or {}).get("cpu"), num_cores(environment)
+    model = cpu.get("model") if isinstance(cpu, Mapping) else None
+    return ", ".join(filter(None, [str(model or ""), f"{cores} CPU cores" if cores else ""]))
 
 
 def flatten(value: Any, path: str = "") -> list[tuple[str, str]]:

@@ -6,8 +6,9 @@ from scaling.report.content import Content
 from scaling.report.evidence import PATHS
 from scaling.report.figures.base import SavedFigure
 from scaling.report.figures.svg import for_page, page_styles
-from scaling.report.recommend_text import choice_text, verdict
+from scaling.report.sections import Section
 from scaling.report.text import TEMPLATES, environment, text_of
+from scaling.report.verdict_text import facts_of, short_names
 
 TEMPLATE = "report.html.j2"
 
@@ -19,15 +20,26 @@ def render_page(content: Content) -> str:
         content: what it says; the SVG files of its figures are read.
     """
     templates = environment(TEMPLATES, autoescape=True)
-    templates.filters |= {"choice": choice_text, "verdict": verdict, "text": text_of}
+    templates.filters |= {"facts": facts_of, "text": text_of}
     figures = [figure for section in content.sections for figure in section.figures]
     texts = {figure.name: figure.svg.read_text(encoding="utf-8") for figure in figures}
     return templates.get_template(TEMPLATE).render(
         content=content,
+        rest=[one for section in content.sections if (one := _of_no_group(section)) is not None],
+        names=short_names([str(verdict.values["workload"]) for verdict in content.verdicts]),
         svgs={figure.name: for_page(texts[figure.name], figure.name, _label(figure)) for figure in figures},
         figure_styles=page_styles(texts.values()),
         paths=PATHS,
     )
+
+
+def _of_no_group(section: Section) -> Section | None:
+    """A section without what belongs to a workload; None where nothing is left."""
+    figures = [one for one in section.figures if not one.group]
+    tables = [one for one in section.tables if not one.group]
+    if not (figures or tables):
+        return None
+    return Section(section.name, section.title, figures, tables)
 
 
 def _label(figure: SavedFigure) -> str:

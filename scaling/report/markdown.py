@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from scaling.report.content import Content
-from scaling.report.recommend_text import verdict
 from scaling.report.sections import Section
 from scaling.report.tables import Table
-from scaling.report.text import text_of
+from scaling.report.verdict_text import verdict_lines
 
 OPEN_SECTIONS = ("speedup", "training", "devices")
 """Their tables stand open; others unfold."""
@@ -22,11 +21,13 @@ def render_markdown(content: Content) -> str:
 def _lines(content: Content) -> Iterator[str]:
     yield f"# {_escaped(content.name)}: how it scales"
     yield ""
-    first, *rest = content.findings
-    yield _escaped(first.text)
-    yield ""
-    for one in content.recommendations:
-        yield f"> **{verdict(one)}.** {_escaped(text_of(one.finding))}"
+    lines = verdict_lines(content.verdicts)
+    yield from (f"> {_escaped(line)}  " for line in lines)
+    if lines:
+        yield ""
+    rest = content.findings if lines else content.findings[1:]
+    if not lines:
+        yield _escaped(content.findings[0].text)
         yield ""
     yield from (f"- {_escaped(finding.text)}" for finding in rest)
     yield ""

@@ -6,6 +6,7 @@ Every row knows the cells that it is made of.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from scaling.analysis.columns import Row, shares_gpus
 from scaling.analysis.formats import (
@@ -49,6 +50,10 @@ def page_tables(group: Group, groups: Sequence[Group]) -> list[Table]:
         group: comparable cells.
         groups: all of the summary.
     """
+    return [replace(table, group=group.key) for table in _tables(group, groups)]
+
+
+def _tables(group: Group, groups: Sequence[Group]) -> list[Table]:
     if group.kind == "convergence":
         return [_convergence_table(group)]
     if group.kind != "iteration":

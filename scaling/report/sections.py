@@ -31,7 +31,8 @@ class Section:
 
 
 TITLES = {
-    "speedup": "Speedup and efficiency",
+    "answer": "The answer",
+    "speedup": "All settings",
     "budget": "Where a step's time goes",
     "links": "Bytes on the links",
     "choices": "Bucket size and input",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -41,6 +41,9 @@ class Table:
         cells: of each row, the ids of the cells that it is made of; [] where rows are not of cells.
         section: where it stands (`scaling.report.sections`).
         source: the file that has the same values in full.
+        group: key of the comparable cells that it shows; "" where it shows none or several.
+        bounds: numbers of the rows that exchange nothing: a bound, not a choice.
+        best: numbers of the rows that the answer names.
     """
 
     title: str
@@ -52,6 +55,9 @@ class Table:
     cells: list[list[str]] = field(default_factory=list)
     section: str = "speedup"
     source: str = "summary.csv"
+    group: str = ""
+    bounds: Collection[int] = ()
+    best: Collection[int] = ()
 
 
 def table_of(

@@ -67,8 +67,9 @@ def environment(folder: Path, *, autoescape: bool) -> jinja2.Environment:
         lstrip_blocks=True,
     )
     shown = ("duration", "interval", "like", "megabytes", "milliseconds", "number", "on_gpus", "percent")
-    templates.filters |= {name: getattr(formats, name) for name in (*shown, "ratio", "workers")}
+    templates.filters |= {name: getattr(formats, name) for name in (*shown, "rate", "ratio", "workers")}
     templates.filters |= {"listed": _listed, "setting": _setting, "points": formats.points}
+    templates.filters |= {"setting_name": _setting_name}
     templates.filters |= {"gigabytes": gigabytes, "size": size_text}
     return templates
 
@@ -77,7 +78,8 @@ def environment(folder: Path, *, autoescape: bool) -> jinja2.Environment:
 def _macros() -> Mapping[str, Any]:
     """Kind -> its macro; names with an underscore in front are parts of others."""
     templates = environment(FINDINGS, autoescape=False)
-    templates.filters |= {"text": text_of, "line": line_of, "cost": _cost}
+    templates.filters |= {"text": text_of, "line": line_of, "next": next_experiment}
+    templates.filters |= {"cost": _cost, "small": _small}
     macros: dict[str, Any] = {}
     for name in sorted(templates.list_templates()):
         exported = templates.get_template(name).module.__dict__
@@ -98,6 +100,17 @@ def _setting(setting: Mapping[str, Any]) -> str:
     return f"{setting['name']} on {formats.workers(setting['world_size'])}"
 
 
+def _setting_name(setting: Mapping[str, Any]) -> str:
+    """`ring (captured step)`: an aggregator with what else was chosen."""
+    further = ", ".join(setting["further"])
+    return f"{setting['name']} ({further})" if further else str(setting["name"])
+
+
 def _cost(ratio: float) -> str:
     """`3.1%`, `24%`."""
     return formats.percent(ratio, 1 if abs(ratio) < 0.1 else 0)
+
+
+def _small(ratio: float) -> str:
+    """The same, and `<0.1%` for what would be shown as nothing."""
+    return "<0.1%" if ratio < 0.0005 else _cost(ratio)

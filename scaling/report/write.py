@@ -14,7 +14,6 @@ from scaling.analysis.columns import Row, to_rows
 from scaling.analysis.groups import group_rows
 from scaling.analysis.learning import epoch_table
 from scaling.analysis.reading import environment_of, num_cores
-from scaling.analysis.recommend import recommend
 from scaling.analysis.samples import CellResult, read_cells
 from scaling.analysis.seed_noise import seed_noise, seed_noise_finding
 from scaling.analysis.summary import build_table, study_name, table_csv
@@ -27,6 +26,7 @@ from scaling.analysis.transfers import (
     transfer_rows,
     transfers_csv,
 )
+from scaling.analysis.verdict import verdicts
 from scaling.analysis.wall_time import WallTime, wall_time
 from scaling.report.content import Content, Extras, content_of
 from scaling.report.device import (
@@ -52,6 +52,7 @@ from scaling.report.predictions import (
 from scaling.report.seed_noise_table import seed_noise_tables
 from scaling.report.text import Sentence, sentences_of
 from scaling.report.transfer_tables import page_tables
+from scaling.report.verdict_text import MOST_LINES, verdict_lines
 from scaling.report.warnings_text import with_texts
 from scaling.store import ResultsFolder
 from topologies.errors import TopologyError
@@ -82,6 +83,12 @@ class Report:
     content: Content
     experiments: list[Results]
 
+    @property
+    def answer(self) -> list[str]:
+        """The answer, in at most five lines; of a study without one what was found first."""
+        lines = verdict_lines(self.content.verdicts)
+        return lines or [finding.text for finding in self.content.findings[:MOST_LINES]]
+
     def markdown(self) -> str:
         """The same for a pull request."""
         return render_markdown(self.content)
@@ -91,6 +98,7 @@ class Report:
         times = self.times.as_dict() if self.times else None
         return {
             "report": str(self.page),
+            "answer": self.answer,
             "wall_time": times,
             "cells": to_rows(with_texts(self.table)),
             "transfers": transfer_rows(self.transfers),
@@ -111,10 +119,12 @@ def write_all(folder: ResultsFolder, *, png: bool = False) -> Report:
     links, remarks = _write_links(folder, to_rows(table), by_id)
     transfers, predicted = read_transfers(folder), read_predictions(folder, to_rows(table))
     _write_tables(folder, transfers, predicted)
-    data = FigureInput(to_rows(table), by_id, links, transfers, predicted, experiments)
-    figures, failures = draw_figures(folder, data, png=png)
     # A folder without an environment gets a page that says so; a damaged one is an error.
     environment = environment_of(folder)
+    answers = verdicts(table, cells, num_cores(environment))
+    best = {row["aggregator"] for row in to_rows(table) for one in answers if row["cell_id"] == one.cells[0]}
+    data = FigureInput(to_rows(table), by_id, links, transfers, predicted, experiments, best)
+    figures, failures = draw_figures(folder, data, png=png)
     groups = group_rows(to_rows(table))
     noise = seed_noise(groups, by_id)
     extras = Extras(
@@ -134,7 +144,7 @@ def write_all(folder: ResultsFolder, *, png: bool = False) -> Report:
             *sentences_of(prediction_findings(predicted)),
         ],
         remarks=[*remarks, *(("more", failure) for failure in failures)],
-        recommendations=recommend(table, cells, num_cores=num_cores(environment)),
+        verdicts=answers,
     )
     content = content_of(folder.study(), environment, table, figures, times, extras, folder.path.name)
     page = folder.write_text("report.html", render_page(content))

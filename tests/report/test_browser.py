@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from scaling.report import write_report
+from scaling.store import ResultsFolder
 from tests.made_studies import StudyFolder, epoch, split
 
 CHROMIUM = next(
@@ -91,7 +92,7 @@ def open_page(browser, report):
 def column(page, heading):
     """The texts of the first table's column, in the rows that are seen."""
     table = page.locator("table").first
-    at = [text.strip() for text in table.locator("thead th").all_inner_texts()].index(heading)
+    at = [text.strip() for text in table.locator("thead th").all_text_contents()].index(heading)
     return table.locator("tbody tr:visible").evaluate_all(
         "(rows, at) => rows.map(row => row.cells[at].textContent)", at
     )
@@ -123,8 +124,10 @@ def test_page_makes_no_request_even_if_something_in_it_tried(open_page):
 
 def test_every_figure_is_seen_with_axes_and_values(open_page):
     page = open_page()
-    names = [re.search(r"figures/(\w+)-", text)[1] for text in page.locator("figcaption").all_inner_texts()]
-    assert names == ["speedup", "budget", "arrivals", "loss", "loss", "target"]
+    page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
+    captions = page.locator("figcaption").all_text_contents()
+    names = [re.search(r"figures/(\w+)-", text)[1] for text in captions]
+    assert names == ["speedup", "step", "target", "budget", "arrivals", "loss", "loss"]
     assert page.locator("figure svg").count() == len(names)
     for figure in page.locator("figure").all():
         box = figure.locator("svg").bounding_box()
@@ -136,18 +139,17 @@ def test_every_figure_is_seen_with_axes_and_values(open_page):
 
 def test_numbers_sort_as_numbers_both_ways_by_mouse_and_by_keyboard(open_page):
     page = open_page()
-    before = column(page, "ms an iteration")
-    button(page, "ms an iteration").click()
-    ascending = column(page, "ms an iteration")
-    values = [float(text) for text in ascending if text[0].isdigit()]
+    before = column(page, "ms a step")
+    button(page, "ms a step").click()
+    ascending = column(page, "ms a step")
+    values = [float(text.partition(" ")[0]) for text in ascending]
     assert values == sorted(values)
-    assert [text for text in ascending if text[0].isdigit()] == ascending[: len(values)]  # "failed" is last
-    button(page, "ms an iteration").focus()
+    button(page, "ms a step").focus()
     page.keyboard.press("Enter")
-    descending = column(page, "ms an iteration")
-    assert [float(text) for text in descending if text[0].isdigit()] == values[::-1]
+    descending = column(page, "ms a step")
+    assert [float(text.partition(" ")[0]) for text in descending] == values[::-1]
     assert sorted(before) == sorted(ascending) == sorted(descending)
-    head = page.locator("table").first.locator("thead th").nth(3)
+    head = page.locator("table").first.locator("thead th").nth(1)
     assert head.get_attribute("aria-sort") == "descending"
 
 
@@ -161,16 +163,21 @@ def test_rows_keep_together_when_they_are_sorted(open_page):
 
 def test_filter_keeps_the_rows_that_have_all_words_and_counts_them(open_page):
     page = open_page()
-    rows = len(column(page, "cell"))
-    page.get_by_label("Filter rows:").first.fill("MEAN done")
-    assert column(page, "aggregator") == ["one_bit(threshold=mean)"] * 3
-    assert f"3 of {rows} rows" in page.locator(".filter").first.inner_text()
-    page.get_by_label("Filter rows:").first.fill("")
-    assert len(column(page, "cell")) == rows
+    page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
+    table = page.locator("table", has_text="MB moved a rank")
+    rows = table.locator("tbody tr:visible").count()
+    box = page.locator(".filter", has_text="Filter rows:").first
+    box.locator("input").fill("MEAN done")
+    shown = table.locator("tbody tr:visible th").all_text_contents()
+    assert shown == ["one_bit(threshold=mean)"] * 3
+    assert f"3 of {rows} rows" in box.inner_text()
+    box.locator("input").fill("")
+    assert table.locator("tbody tr:visible").count() == rows
 
 
 def test_hovering_shows_the_value_of_the_point(open_page):
     page = open_page()
+    page.get_by_role("button", name="others").click()
     point = page.locator("figure").first.locator("[data-tip^='ring, 4 workers']").first
     point.scroll_into_view_if_needed()
     # The event of scrolling, which hides the tip, comes with the next frame.
@@ -266,3 +273,74 @@ def contrast(first: str, second: str) -> float:
     """The same guidelines' ratio, from 1 to 21."""
     low, high = sorted((luminance(first), luminance(second)))
     return (high + 0.05) / (low + 0.05)
+
+
+def test_legend_shows_and_hides_lines_and_keeps_the_others_hidden_at_first(open_page):
+    page = open_page()
+    card = page.locator(".card").first
+    others = page.get_by_role("button", name="others")
+    assert others.get_attribute("aria-pressed") == "false"
+    assert card.locator("[data-series='-others']:visible").count() == 0
+    others.click()
+    assert others.get_attribute("aria-pressed") == "true"
+    assert card.locator("[data-series='-others']:not(.off)").count() > 0
+    ideal = page.get_by_role("button", name="ideal").first
+    ideal.click()
+    assert card.locator("[data-series='ideal']:not(.off)").count() == 0
+
+
+def test_cell_ids_are_hidden_until_they_are_asked_for(open_page):
+    page = open_page()
+    assert page.locator("td.cell:visible").count() == 0
+    page.get_by_label("Show cell ids").check()
+    assert page.locator("td.cell:visible").count() > 0
+
+
+FOLDERS = ("fcn-r-4xh200", "converge-resnet-4xh200", "device-batch-sizes-h200")
+"""Committed ones: of one workload, of several with trainings, of a device study."""
+
+CLIPPED = """() => {
+  const wide = document.documentElement.clientWidth, found = [];
+  const places = "h1, h2, h3, p, li, summary, b, span, button, select, figcaption";
+  for (const one of document.querySelectorAll(places)) {
+    const box = one.getBoundingClientRect(), seen = one.checkVisibility() && !one.closest(".box");
+    if (seen && (box.left < -1 || box.right > wide + 1)) { found.push(one.textContent.slice(0, 60)); }
+  }
+  for (const box of document.querySelectorAll(".box")) {
+    const isMain = box.checkVisibility() && !box.closest(".more");
+    if (isMain && box.scrollWidth > box.clientWidth + 1) { found.push("table " + box.ariaLabel); }
+  }
+  for (const svg of document.querySelectorAll(".card svg")) {
+    const frame = svg.getBoundingClientRect();
+    for (const text of svg.checkVisibility() ? svg.querySelectorAll("text") : []) {
+      const box = text.getBoundingClientRect();
+      const out = box.left < frame.left - 2 || box.right > frame.right + 2 || box.top < frame.top - 2;
+      if (box.width && (out || box.bottom > frame.bottom + 2)) { found.push("text " + text.textContent); }
+    }
+  }
+  return found;
+}"""
+
+
+@pytest.fixture(scope="module", params=FOLDERS)
+def committed(request, tmp_path_factory):
+    """The page of a committed folder, made anew."""
+    path = tmp_path_factory.mktemp("committed") / request.param
+    shutil.copytree(Path(__file__).parents[2] / "results" / "reference" / request.param, path)
+    return write_report(ResultsFolder(path)).page
+
+
+def test_nothing_is_cut_off_on_a_phone_and_a_wide_screen(browser, committed):
+    for width in (390, 1400):
+        page = browser.new_page(viewport={"width": width, "height": 900})
+        page.goto(committed.as_uri())
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert page.evaluate(CLIPPED) == []
+        page.close()
+
+
+def test_print_is_under_ten_pages(browser, committed):
+    page = browser.new_page()
+    page.goto(committed.as_uri())
+    assert len(re.findall(rb"/Type\s*/Page\b(?!s)", page.pdf(format="A4"))) < 10
+    page.close()

@@ -95,7 +95,7 @@ def test_arrivals_are_of_the_largest_world_size_by_rank_and_step(study, split_li
     (panel,) = arrivals(groups_of(study)[0], cells)
     assert (panel.aggregator, panel.iterations) == ("ring", [10, 11, 12])
     assert panel.late_ms == pytest.approx(np.array([[0.0] * 3, [0.0] * 3, [200.0] * 3]))
-    assert [figure.name.partition("-mlp")[0] for figure in draw(study)] == ["budget", "arrivals"]
+    assert [figure.name.partition("-mlp")[0] for figure in draw(study)] == ["step", "budget", "arrivals"]
 
 
 def test_bucket_response_is_a_line_an_aggregator_at_the_largest_world_size(study):
@@ -210,7 +210,7 @@ def test_figures_are_the_same_files_every_time(study, line):
         ranks = [[line(i, 0.01 / size, forward_s=0.005) for i in range(8)]] * size
         study.add([ranks], world_size=size)
     first = {figure.name: figure.svg.read_bytes() for figure in draw(study)}
-    assert sorted(name.partition("-")[0] for name in first) == ["budget", "speedup"]
+    assert sorted(name.partition("-")[0] for name in first) == ["budget", "speedup", "step"]
     assert {figure.name: figure.svg.read_bytes() for figure in draw(study)} == first
 
 
@@ -229,7 +229,8 @@ def test_every_part_and_label_can_be_drawn(study, line):
     study.add([[[line(i, 0.013, **phases) for i in range(8)]]], aggregator_label="_mine(cost=$5 & <more> $6)")
     (bar,) = budget_bars(groups_of(study)[0])
     assert set(bar.parts_ms) == set(PARTS)
-    (figure,) = draw(study)
+    step, figure = draw(study)
+    assert "_mine" in step.svg.read_text()
     assert "cost=$5 &amp; &lt;more&gt; $6" in figure.svg.read_text()
 
 

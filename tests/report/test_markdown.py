@@ -31,7 +31,7 @@ def test_markdown_says_what_the_page_says(filled):
         assert f"(figures/{figure.name})" in text
     for row in made.as_dict()["cells"]:
         assert row["cell_id"] in text
-    for shown in ("**Recommended.**", "## Speedup and efficiency", "## Failed cells", "cpu.usable_cores"):
+    for shown in ("> Use 2 workers", "## The answer", "## Failed cells", "cpu.usable_cores"):
         assert shown in text
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -35,6 +35,7 @@ class FigureInput:
         transfers: cells without a model that time copies and messages.
         predicted: cells that were predicted before they were measured.
         experiments: device cells, an experiment each.
+        best: the labels of the aggregators that the study's answers name.
     """
 
     rows: Sequence[Row]
@@ -43,6 +44,7 @@ class FigureInput:
     transfers: Sequence[TransferResult] = ()
     predicted: Sequence[PredictedCell] = ()
     experiments: Sequence[Results] = ()
+    best: Collection[str] = ()
 
     @cached_property
     def groups(self) -> list[Group]:
@@ -89,6 +91,7 @@ class SavedFigure:
         section: of the page (`scaling.report.sections.TITLES`).
         svg: the vector file.
         kind: the name under which `scaling.report.figures.draw` knows what drew it.
+        group: key of the comparable cells that it shows; "" where it shows none or several.
     """
 
     name: str
@@ -98,6 +101,7 @@ class SavedFigure:
     svg: Path
     source: str
     kind: str
+    group: str = ""
 
 
 Draw = Callable[[FigureInput], Iterable[Drawn]]

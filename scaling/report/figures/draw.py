@@ -29,6 +29,7 @@ _HERE = "scaling.report.figures"
 
 BUILT_IN = {
     "speedup": f"{_HERE}.speedup:speedup",
+    "step": f"{_HERE}.answer_budget:answer_budget",
     "budget": f"{_HERE}.budget:budget",
     "arrivals": f"{_HERE}.arrivals:late_ranks",
     "buckets": f"{_HERE}.buckets:buckets",
@@ -166,4 +167,5 @@ def save(folder: ResultsFolder, drawn: Drawn, section: str, kind: str, *, png: b
         if png:
             drawn.figure.savefig(pixels, format="png")
             folder.write_figure(f"{drawn.name}.png", pixels.getvalue())
-    return SavedFigure(drawn.name, drawn.title, drawn.caption, section, svg, drawn.source, kind)
+    group = drawn.group.key if drawn.group else ""
+    return SavedFigure(drawn.name, drawn.title, drawn.caption, section, svg, drawn.source, kind, group)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from matplotlib.artist import Artist
@@ -25,6 +26,9 @@ Looks = dict[str, Look]
 WIDTH = 5.8
 """Of every figure, in inches: its text can be read on a phone, and next to the text of a paper."""
 
+ANSWER_WIDTH = 4.6
+"""Of the figures that answer: two of them fit side by side, and one on a phone."""
+
 TITLE_SIZE = 10.0
 """Of a figure's title, in points."""
 
@@ -41,6 +45,9 @@ LEGEND_CHARACTERS = 84
 
 HANDLE_CHARACTERS = 8
 """What an entry takes besides its label."""
+
+LABEL_GAP = 0.06
+"""Of the labels at the ends of lines, as a share of a plot of 3 inches."""
 
 TIP_SIZE = 11.0
 """Of the place that shows a point's tip, in points: a finger is less exact than the point's marker."""
@@ -84,10 +91,52 @@ def legend_below(
     )
 
 
-def add_tip(axes: Axes, x: float, y: float, text: str) -> None:
+def add_tip(axes: Axes, x: float, y: float, text: str, series: str = "") -> None:
     """A point that is not seen, and shows the text when the pointer is over it."""
     (point,) = axes.plot([x], [y], marker="o", markersize=TIP_SIZE, color="white", linestyle="", alpha=0)
-    with_tip(point, text)
+    with_tip(point, text, series)
+
+
+@dataclass(frozen=True)
+class EndLabel:
+    """What is written at the right end of a line: its height, text, colour and series."""
+
+    y: float
+    text: str
+    colour: str
+    series: str = ""
+
+
+def label_ends(axes: Axes, labels: Sequence[EndLabel], gap: float = LABEL_GAP) -> None:
+    """Writes labels right of the plot, each at its line's end, moved apart where they would overlap.
+
+    Args:
+        axes: its limits are set.
+        labels: those outside the limits are placed at the edge.
+        gap: the least distance of two labels, as a share of the plot's height.
+    """
+    low, high = axes.transAxes.inverted(), axes.transData
+    heights = {one: float(low.transform(high.transform((axes.get_xlim()[1], one.y)))[1]) for one in labels}
+    ordered = sorted(labels, key=lambda one: heights[one])
+    places = spread([min(1.0, max(0.0, heights[one])) for one in ordered], gap)
+    for one, place in zip(ordered, places, strict=True):
+        text = axes.text(
+            1.02, place, one.text, transform=axes.transAxes, color=one.colour, va="center", fontsize=9
+        )
+        with_tip(text, "", one.series)
+
+
+def spread(heights: Sequence[float], gap: float) -> list[float]:
+    """Ascending heights, moved so that neighbours are a gap apart: each cluster stays around its middle."""
+    clusters: list[tuple[list[float], float]] = []  # wanted heights, and where the lowest one is placed
+    for height in heights:
+        members, start = [height], height
+        while clusters and start < clusters[-1][1] + gap * len(clusters[-1][0]):
+            before, _ = clusters.pop()
+            members = before + members
+            start = sum(members) / len(members) - gap * (len(members) - 1) / 2
+        clusters.append((members, start))
+    return [start + gap * index for members, start in clusters for index in range(len(members))]
 
 
 def plain_ticks(axes: Axes, values: Sequence[float]) -> None:

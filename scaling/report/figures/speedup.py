@@ -1,50 +1,50 @@
-"""Speedup and efficiency over the workers."""
+"""Speedup over the workers: the best aggregator, the library's all-reduce and the bounds; others in grey."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
 
-from scaling.analysis.columns import Row
+from scaling.analysis.columns import Row, aggregator_name, is_control_arm
 from scaling.analysis.formats import percent, workers
 from scaling.analysis.groups import Group
 from scaling.analysis.variants import main_variant
 from scaling.report.figures.base import Drawn, FigureInput, figure
 from scaling.report.figures.parts import (
-    WIDTH,
-    Looks,
+    ANSWER_WIDTH,
+    EndLabel,
     add_tip,
-    aggregator_handle,
-    legend_below,
+    label_ends,
     plain_ticks,
     set_title,
 )
-from scaling.report.figures.style import Look
+from scaling.report.figures.style import BEST, BOUND, IDEAL, OTHER, REFERENCE
+from scaling.report.figures.svg import with_tip
 
 CAPTION = (
-    "Throughput over that of one worker without exchange (column speedup). Bars: the 95% interval of the "
-    "iteration time (iteration_s_low, iteration_s_high) at a fixed baseline, cut off at the plot's edge. "
-    "Points of one world size are set slightly apart. The aggregator none exchanges nothing: it bounds "
-    "the others. Of several bucket sizes the one is shown that is fastest on the most workers."
+    "Throughput over that of one worker without exchange. Bars: 95% intervals; a hollow point has none. No "
+    "exchange bounds all others. Grey: the other aggregators, each at its fastest bucket size."
 )
 
-WIDEST_SHIFT_OCTAVES = 0.04
-"""How far points of one world size are set apart, either way; more would mislead next to the ideal line."""
+LIBRARY = "all_reduce"
+"""The communication library's own all-reduce: what others are compared with."""
+
+HIDDEN_FACTOR = 4.0
+"""Lines below the fastest by more than this factor are left to the table: they would flatten the others."""
 
 
-@figure(section="speedup")
+@figure(section="answer")
 def speedup(data: FigureInput) -> Iterator[Drawn]:
     """One a group of several world sizes."""
     for group in data.groups_of("iteration"):
         lines = speedup_lines(group)
         if len({size for line in lines for size in line.world_sizes}) > 1:
-            drawing = draw_speedup(group.title, lines, data.looks)
+            drawing = draw_speedup("Speedup over one worker", lines, data.best)
             yield Drawn(f"speedup-{group.slug}", group.title, CAPTION, drawing, group=group)
 
 
@@ -63,31 +63,22 @@ class SpeedupLine:
     high: list[float]
 
     @property
-    def efficiency(self) -> list[float]:
-        """Speedup over workers."""
-        return [speedup / size for speedup, size in zip(self.speedup, self.world_sizes, strict=True)]
+    def is_bound(self) -> bool:
+        """Whether it exchanges nothing."""
+        return aggregator_name(self.aggregator) == "none"
 
-    def points(self) -> list[SpeedupPoint]:
-        """Its values, with the text that tells them."""
-        values = zip(self.world_sizes, self.speedup, self.low, self.high, self.efficiency, strict=True)
+    def points(self) -> list[tuple[int, float, str]]:
+        """World size, speedup, and the text that tells them."""
+        values = zip(self.world_sizes, self.speedup, self.low, self.high, strict=True)
         return [
-            SpeedupPoint(
+            (
+                size,
                 speedup,
-                efficiency,
                 f"{self.name}, {workers(size)}: speedup {speedup:.3g}{_ends(low, high)}, "
-                f"efficiency {percent(efficiency)}",
+                f"efficiency {percent(speedup / size)}",
             )
-            for size, speedup, low, high, efficiency in values
+            for size, speedup, low, high in values
         ]
-
-
-@dataclass(frozen=True)
-class SpeedupPoint:
-    """One of a line's points, and what is shown of it."""
-
-    speedup: float
-    efficiency: float
-    text: str
 
 
 def _ends(low: float, high: float) -> str:
@@ -125,62 +116,91 @@ def _speedup_interval(row: Row) -> tuple[float, float]:
     return fixed / high, fixed / low if low > 0 else math.inf
 
 
-def draw_speedup(title: str, lines: Sequence[SpeedupLine], looks: Looks) -> Figure:
-    """Speedup above, efficiency below, over powers of two, with the ideal line and the intervals."""
-    figure = Figure(figsize=(WIDTH, 6.6), layout="constrained")
-    speedup_axes, efficiency_axes = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
+def best_of(lines: Sequence[SpeedupLine], best: Collection[str]) -> str | None:
+    """The label of the line to stand out: the study's choice, or else the highest on the most workers."""
+    exchanging = [line for line in lines if not is_control_arm({"aggregator": line.aggregator})]
+    chosen = [line for line in exchanging if line.aggregator in best] or exchanging
+    best_line = max(chosen, key=lambda line: (line.world_sizes[-1], line.speedup[-1]), default=None)
+    return None if best_line is None else best_line.aggregator
+
+
+def draw_speedup(title: str, lines: Sequence[SpeedupLine], best: Collection[str] = ()) -> Figure:
+    """Speedup over the world size, both on scales of powers of two, with labels at the ends of the lines.
+
+    Args:
+        title: of the figure.
+        lines: one an aggregator.
+        best: labels that the study's answer names.
+    """
+    figure = Figure(figsize=(ANSWER_WIDTH, 3.2), layout="constrained")
+    axes = figure.add_subplot()
     sizes = sorted({size for line in lines for size in line.world_sizes})
-    speedup_axes.set_xscale("log", base=2)
-    speedup_axes.set_yscale("log", base=2)
-    (ideal,) = speedup_axes.plot(sizes, sizes, **_IDEAL)
-    efficiency_axes.plot(sizes, [1.0] * len(sizes), **_IDEAL)
-    values = [value for line in lines for value in line.speedup]
-    limits = min([*values, *sizes]) / 1.35, max([*values, *sizes]) * 1.35
-    highest = 1.08 * max([1.0, *(value for line in lines for value in line.efficiency)])
-    for index, line in enumerate(lines):
-        # Next to one another: at the same place the intervals would hide each other.
-        shift = 2 ** (WIDEST_SHIFT_OCTAVES * (2 * index / max(1, len(lines) - 1) - 1))
-        places = [size * shift for size in line.world_sizes]
-        look = looks[line.aggregator]
-        _draw_line(speedup_axes, places, (line.speedup, line.low, line.high), look, limits)
-        low, high = (
-            [bound / size for bound, size in zip(own, line.world_sizes, strict=True)]
-            for own in (line.low, line.high)
-        )
-        _draw_line(efficiency_axes, places, (line.efficiency, low, high), look, (0.0, highest))
-        for place, point in zip(places, line.points(), strict=True):
-            add_tip(speedup_axes, place, point.speedup, point.text)
-            add_tip(efficiency_axes, place, point.efficiency, point.text)
-    speedup_axes.set_ylim(*limits)
-    efficiency_axes.set_ylim(0, highest)
-    plain_ticks(speedup_axes, sizes)
-    efficiency_axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g}%"))
-    efficiency_axes.set_xlabel("workers (world size)")
-    speedup_axes.set_ylabel("speedup over one worker")
-    efficiency_axes.set_ylabel("parallel efficiency")
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log", base=2)
+    winner = best_of(lines, best)
+    drawn = _within_reach(lines)
+    values = [value for line in drawn for value in line.speedup]
+    limits = min([1.0, *values]) / 1.25, 1.12 * max([*values, *sizes])
+    axes.set_ylim(*limits)
+    axes.set_xlim(sizes[0] / 1.08, sizes[-1] * 1.08)
+    (ideal,) = axes.plot(sizes, sizes, color=IDEAL, linestyle=(0, (2, 2)), linewidth=1.2)
+    with_tip(ideal, "", "ideal")
+    labels = [EndLabel(sizes[-1], f"ideal {sizes[-1]}", IDEAL, "ideal")]
+    for line in sorted(drawn, key=lambda line: line.aggregator in _STANDS_OUT or line.aggregator == winner):
+        how = _how(line, winner)
+        _draw_line(axes, line, how, limits)
+        if how["series"] != OTHERS and line.world_sizes[-1] == sizes[-1]:
+            value = f"{line.speedup[-1]:.3g}"
+            name = "no exchange" if line.is_bound else line.name
+            labels.append(EndLabel(line.speedup[-1], f"{name} {value}", how["color"], how["series"]))
+    label_ends(axes, labels)
+    plain_ticks(axes, sizes)
+    axes.set_xlabel("workers")
+    axes.set_ylabel("speedup")
     set_title(figure, title)
-    handles = [aggregator_handle(line.aggregator, looks, line.name) for line in lines]
-    legend_below(figure, [*handles, ideal], "aggregator")
     return figure
 
 
-_IDEAL: Any = {"color": "#999999", "linestyle": (0, (2, 2)), "linewidth": 1.2, "label": "ideal"}
+OTHERS = "-others"
+"""The series of the grey lines; the minus: hidden on the page until asked for."""
+
+_STANDS_OUT = (LIBRARY, "none")
 
 
-def _draw_line(
-    axes: Axes,
-    places: Sequence[float],
-    values: tuple[Sequence[float], Sequence[float], Sequence[float]],
-    look: Look,
-    limits: tuple[float, float],
-) -> None:
-    """Values with the ends of their intervals, cut off outside the limits."""
-    medians, lows, highs = values
-    axes.plot(places, medians, color=look.colour, marker=look.marker)
-    for place, low, high in zip(places, lows, highs, strict=True):
-        if math.isnan(low):
-            continue
-        # Drawn from end to end, not as distances from the median, which may lie outside a t interval.
-        shown = [max(low, limits[0] / 2), min(high, limits[1] * 2)]
-        axes.plot([place, place], shown, color=look.colour, linewidth=0.9)
-        axes.plot([place, place], shown, color=look.colour, marker="_", linestyle="", markersize=6)
+def _within_reach(lines: Sequence[SpeedupLine]) -> list[SpeedupLine]:
+    fastest = max(line.speedup[-1] for line in lines)
+    return [
+        line
+        for line in lines
+        if line.speedup[-1] * HIDDEN_FACTOR >= fastest or line.aggregator in _STANDS_OUT
+    ]
+
+
+def _how(line: SpeedupLine, winner: str | None) -> dict[str, Any]:
+    """Colour, width and series of a line."""
+    if line.aggregator == winner:
+        return {"color": BEST, "linewidth": 2.4, "series": line.name}
+    if line.is_bound:
+        return {"color": BOUND, "linewidth": 1.3, "series": "no exchange"}
+    if line.aggregator == LIBRARY:
+        return {"color": REFERENCE, "linewidth": 1.6, "series": line.name}
+    return {"color": OTHER, "linewidth": 0.9, "series": OTHERS}
+
+
+def _draw_line(axes: Axes, line: SpeedupLine, how: dict[str, Any], limits: tuple[float, float]) -> None:
+    """Values with the ends of their intervals, cut off at the limits; a hollow point has no interval."""
+    colour, series, width = how["color"], how["series"], how["linewidth"]
+    (drawn,) = axes.plot(line.world_sizes, line.speedup, color=colour, linewidth=width)
+    with_tip(drawn, "", series)
+    for size, value, low, high in zip(line.world_sizes, line.speedup, line.low, line.high, strict=True):
+        face = "white" if math.isnan(low) else colour
+        (point,) = axes.plot(
+            [size], [value], marker="o", markersize=4, color=colour, markerfacecolor=face, linestyle=""
+        )
+        with_tip(point, "", series)
+        if not math.isnan(low):
+            ends = [max(low, limits[0]), min(high, limits[1])]
+            (bar,) = axes.plot([size, size], ends, color=colour, marker="_", linewidth=1.0, markersize=5)
+            with_tip(bar, "", series)
+    for size, value, text in line.points():
+        add_tip(axes, size, value, text, series)

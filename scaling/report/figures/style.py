@@ -17,6 +17,19 @@ BLACK, ORANGE, SKY_BLUE, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
 YELLOW, BLUE, VERMILLION, PURPLE = "#F0E442", "#0072B2", "#D55E00", "#CC79A7"
 GREY = "#7f7f7f"
 
+BEST, REFERENCE, BOUND, IDEAL, OTHER = "#0b6e4f", "#2457a6", "#111111", "#6b7280", "#b5b5b5"
+"""Of the line that is the answer, the library's all-reduce, the bound without exchange, ideal speedup, and
+all others."""
+
+GROUPED_PARTS = {
+    "computation": "#6f9bd1",
+    "exposed communication": "#d1662e",
+    "encoding, decoding": "#b9a3cc",
+    "host copies and sums": "#d8c26a",
+    "input, update, other": "#8f8f8f",
+}
+"""The parts of a step, summed to five, -> their colours, which no line has."""
+
 _LINE_COLOURS = (BLACK, BLUE, ORANGE, GREEN, VERMILLION, SKY_BLUE, PURPLE, GREY)
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "h")
 

@@ -30,19 +30,38 @@ PAGE_COLOURS = {
     "#404040": "--dim",
     "#444444": "--dim",
     "#d9d9d9": "--pale",
+    "#0b6e4f": "--best",
+    "#2457a6": "--reference",
+    "#111111": "--bound",
+    "#6b7280": "--ideal",
+    "#b5b5b5": "--other",
+    "#6f9bd1": "--computation",
+    "#d1662e": "--communication",
+    "#b9a3cc": "--coding",
+    "#d8c26a": "--host",
+    "#8f8f8f": "--rest",
 }
 """Colours that differ between a light and a dark page -> the page's variables."""
 
-_TIP = "tip:"
+_TIP, _SERIES = "tip:", "\ue000"
+"""What an id begins with that carries a tip, a series or both, and what stands between these."""
+
 _GEOMETRY = ("d", "x", "y", "width", "height")
 _NUMBER = re.compile(r"-?\d+\.\d+")
 
 AnyArtist = TypeVar("AnyArtist", bound=Artist)
 
 
-def with_tip(artist: AnyArtist, text: str) -> AnyArtist:
-    """The artist, which shows the text when the pointer is over it."""
-    artist.set_gid(_TIP + text)
+def with_tip(artist: AnyArtist, text: str, series: str = "") -> AnyArtist:
+    """The artist, which shows the text when the pointer is over it.
+
+    Args:
+        artist: part of a drawing.
+        text: its tip; "" for none.
+        series: what a page's legend shows and hides it with; "" for nothing. A name that begins with a minus
+            is hidden until it is asked for.
+    """
+    artist.set_gid(f"{_TIP}{text}{_SERIES}{series}" if series else _TIP + text)
     return artist
 
 
@@ -96,9 +115,13 @@ def _shorten(element: ElementTree.Element, used: set[str]) -> None:
         del own["transform"]
     name = own.get("id", "")
     if name.startswith(_TIP):
-        title = ElementTree.Element(f"{{{SVG}}}title")
-        title.text = name.removeprefix(_TIP)
-        element.insert(0, title)
+        tip, _, series = name.removeprefix(_TIP).partition(_SERIES)
+        if tip:
+            title = ElementTree.Element(f"{{{SVG}}}title")
+            title.text = tip
+            element.insert(0, title)
+        if series:
+            own["data-series"] = series
     if name not in used:
         own.pop("id", None)
     if element.tag != f"{{{SVG}}}text" and not (element.text or "").strip():

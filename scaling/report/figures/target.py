@@ -39,7 +39,7 @@ _BAR: Any = {"facecolor": SKY_BLUE, "edgecolor": "#202020", "linewidth": 0.4}
 _PREDICTED: Any = {"color": VERMILLION, "marker": "D", "markersize": 4.5, "linestyle": ""}
 
 
-@figure(section="training")
+@figure(section="answer")
 def target(data: FigureInput) -> Iterator[Drawn]:
     """One a group of trainings that has a combination that reached its target."""
     for group in data.groups_of("convergence"):

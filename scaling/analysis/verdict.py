@@ -1,0 +1,158 @@
+"""The answer of a study, as data: how many workers, which aggregator, what limits, what next, how sure.
+
+1. `recommend` names of each workload the best setting, and those that the samples cannot distinguish from it.
+2. How many workers: the world size of the best setting, with all others among the indistinguishable ones.
+3. Which aggregator, on so many workers: those within TIE_RATIO are equally fast; another one that is not
+   distinguished leaves the choice open.
+
+The template `verdict` and its parts say it, for `run`, `recommend` and the page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pandas as pd
+
+from scaling.analysis.candidates import ACCURACY, NO_EXCHANGE, TIME, Candidate, workloads
+from scaling.analysis.columns import shares_gpus, to_rows
+from scaling.analysis.findings import Finding
+from scaling.analysis.recommend import Recommendation, recommend
+from scaling.analysis.samples import CellResult
+
+TIE_RATIO = 0.03
+"""Settings whose times differ by no more are named together: either will do."""
+
+OBJECTIVES = (TIME, ACCURACY)
+"""Those of which a study has an answer, where it measured them."""
+
+
+def verdicts(table: pd.DataFrame, cells: Sequence[CellResult], num_cores: int | None = None) -> list[Finding]:
+    """The answers of a study: one a workload and objective, times of steps before times to an accuracy.
+
+    Args:
+        table: what `build_table` made.
+        cells: the samples it was made of.
+        num_cores: CPU cores of a node; None where they are unknown.
+
+    Returns:
+        Findings of kind `verdict`, none for workloads without a candidate. Their cells are the choice and
+        what is equally fast.
+    """
+    found = []
+    for objective in OBJECTIVES:
+        asked = workloads(objective, to_rows(table), cells)
+        for workload, one in zip(asked, recommend(table, cells, objective, num_cores), strict=True):
+            if one.choice is not None:
+                found.append(verdict_of(one, workload.candidates))
+    return found
+
+
+def verdict_of(recommendation: Recommendation, candidates: Sequence[Candidate]) -> Finding:
+    """The answer for one workload.
+
+    Args:
+        recommendation: it has a choice.
+        candidates: those that it was chosen from.
+    """
+    choice = recommendation.choice
+    assert choice is not None
+    row, size = choice.row, choice.row["world_size"]
+    others = [one for one in candidates if one.row["cell_id"] != row["cell_id"]]
+    rival_ids = {rival.candidate.row["cell_id"] for rival in recommendation.rivals}
+    rivals = [one for one in others if one.row["cell_id"] in rival_ids]
+    same_size = [one for one in rivals if one.row["world_size"] == size]
+    ties = [one for one in same_size if _ratio(one, choice) <= 1 + TIE_RATIO]
+    open_sizes = sorted({one.row["world_size"] for one in rivals} - {size})
+    values = {
+        "objective": recommendation.objective,
+        "workload": recommendation.workload,
+        "unit": "GPU" if row["device"] == "cuda" and not shares_gpus(row) else "worker",
+        "world_size": size,
+        "world_sizes": sorted({one.row["world_size"] for one in candidates}),
+        "open_world_sizes": open_sizes,
+        **_measured(choice, candidates),
+        "setting": _setting(choice, choice),
+        "shared": _shared(choice, ties),
+        "ties": [_setting(one, choice) for one in ties],
+        "tie_ratio": max((_ratio(one, choice) - 1 for one in ties), default=None),
+        "unresolved": [_setting(one, choice) for one in same_size if one not in ties],
+        "next_best": _next_best(choice, [one for one in others if one not in rivals]),
+        "other_size": _best_of_other_sizes(choice, others),
+        "limit": recommendation.limit,
+        "confidence": _confidence(choice, open_sizes, is_tie=len(ties) == len(same_size)),
+        "num_launches": len(choice.launches),
+        "half_width_ratio": _half_width(choice),
+        "noise_floor": row["noise_floor"],
+        "more_repeats": recommendation.more_repeats,
+    }
+    return Finding("verdict", tuple(one.row["cell_id"] for one in (choice, *ties)), values)
+
+
+def _measured(choice: Candidate, candidates: Sequence[Candidate]) -> dict[str, Any]:
+    """What the choice reaches: of a training the seconds to its target, else the time of a step."""
+    row = choice.row
+    if row["kind"] == "iteration":
+        names = ("iteration_s", "samples_per_s", "speedup", "parallel_efficiency")
+        return {name: row[name] for name in names}
+    singles = [one.value for one in candidates if one.row["world_size"] == 1]
+    speedup = min(singles) / choice.value if singles else None
+    return {
+        "seconds_to_target": choice.value,
+        "target_accuracy": row["target_accuracy"],
+        "speedup": speedup,
+        "parallel_efficiency": None if speedup is None else speedup / row["world_size"],
+    }
+
+
+def _confidence(choice: Candidate, open_sizes: Sequence[int], *, is_tie: bool) -> str:
+    """How sure the answer is: one_launch, workers_open, aggregator_open or sure."""
+    if choice.values()["is_one_launch"] or choice.low is None:
+        return "one_launch"
+    if open_sizes:
+        return "workers_open"
+    return "sure" if is_tie else "aggregator_open"
+
+
+def _setting(one: Candidate, choice: Candidate) -> dict[str, Any]:
+    """The aggregator, and what else is chosen otherwise than by the choice."""
+    return {"name": _aggregator(one), "further": [part for part in one.parts[1:] if part not in choice.parts]}
+
+
+def _aggregator(one: Candidate) -> str:
+    return one.parts[0] if one.row["world_size"] == 1 else one.parts[0].rpartition(" on ")[0]
+
+
+def _shared(choice: Candidate, ties: Sequence[Candidate]) -> list[str]:
+    """What else was chosen besides the aggregator, and is the same in all that are named."""
+    further = [part for part in choice.parts[1:] if part != NO_EXCHANGE]
+    return [part for part in further if all(part in one.parts for one in ties)]
+
+
+def _ratio(one: Candidate, choice: Candidate) -> float:
+    return one.value / choice.value
+
+
+def _next_best(choice: Candidate, others: Sequence[Candidate]) -> dict[str, Any] | None:
+    """The first setting on as many workers that is slower."""
+    slower = [one for one in others if one.row["world_size"] == choice.row["world_size"]]
+    first = min(slower, key=lambda one: one.value, default=None)
+    if first is None:
+        return None
+    return {**_setting(first, choice), "slower_ratio": _ratio(first, choice) - 1}
+
+
+def _best_of_other_sizes(choice: Candidate, others: Sequence[Candidate]) -> dict[str, Any] | None:
+    """The best setting on another number of workers, and by how much it is slower."""
+    elsewhere = [one for one in others if one.row["world_size"] != choice.row["world_size"]]
+    best = min(elsewhere, key=lambda one: one.value, default=None)
+    if best is None:
+        return None
+    return {"world_size": best.row["world_size"], "slower_ratio": _ratio(best, choice) - 1}
+
+
+def _half_width(choice: Candidate) -> float | None:
+    if choice.low is None or choice.high is None:
+        return None
+    return (choice.high - choice.low) / 2 / choice.value

@@ -1,0 +1,234 @@
+"""What belongs to each workload on the page: first what answers, then the rest of its groups of cells."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from scaling.analysis.columns import Row, is_control_arm
+from scaling.analysis.findings import Finding
+from scaling.analysis.formats import half_width_percent, milliseconds, percent, rate, ratio, workers
+from scaling.analysis.groups import Group
+from scaling.report.figures.base import SavedFigure
+from scaling.report.sections import Section, arrange
+from scaling.report.tables import Column, Table, table_of
+from scaling.report.verdict_text import short_names
+
+ANSWER = "answer"
+"""The section of figures and tables that stand open."""
+
+TRAINING = "training: "
+"""What the name of a variant of trainings begins with."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Comparable cells of a workload, as of one step mode or one link.
+
+    Attributes:
+        name: what distinguishes it from the page's other variants.
+        summary: its best setting in a line; "" where nothing is measured.
+        figures, tables: what answers.
+        sections: the rest.
+    """
+
+    name: str
+    summary: str
+    figures: list[SavedFigure]
+    tables: list[Table]
+    sections: list[Section]
+
+
+@dataclass(frozen=True)
+class Block:
+    """A workload of the page.
+
+    Attributes:
+        name: model and data set.
+        verdicts: its answers.
+        variants: the first one has the choice of the first answer.
+    """
+
+    name: str
+    verdicts: list[Finding]
+    variants: list[Variant]
+
+
+def blocks_of(
+    groups: Sequence[Group],
+    figures: Sequence[SavedFigure],
+    tables: Sequence[Table],
+    verdicts: Sequence[Finding],
+) -> list[Block]:
+    """All workloads, those of the first answers first.
+
+    Args:
+        groups: of the summary, in the table's order.
+        figures, tables: all; those of no group are left out.
+        verdicts: the answers.
+    """
+    chosen = {verdict.cells[0]: place for place, verdict in enumerate(verdicts)}
+    named = {cell for verdict in verdicts for cell in verdict.cells}
+    ordered = sorted(groups, key=lambda group: _place(group, chosen))
+    titles = short_names([group.title for group in ordered])
+    members: dict[str, list[tuple[Group, str]]] = {}
+    for group, title in zip(ordered, titles, strict=True):
+        members.setdefault(title.partition(", ")[0], []).append((group, title))
+    blocks = []
+    for name, own in members.items():
+        variants = [_variant(group, title, figures, tables, named) for group, title in own]
+        trained = [variant for variant in variants if variant.name.startswith(TRAINING) and variant.figures]
+        if trained and trained[0] is not variants[0]:  # time to accuracy is a part of the answer
+            variants[0] = replace(variants[0], figures=[*variants[0].figures, *trained[0].figures])
+            variants = [replace(one, figures=[]) if one is trained[0] else one for one in variants]
+        answers = [one for one in verdicts if any(_holds(group, one) for group, _ in own)]
+        blocks.append(Block(name, answers, variants))
+    return blocks
+
+
+def _place(group: Group, chosen: dict[str, int]) -> int:
+    return min((chosen.get(row["cell_id"], len(chosen)) for row in group.rows), default=len(chosen))
+
+
+def _holds(group: Group, verdict: Finding) -> bool:
+    return any(row["cell_id"] == verdict.cells[0] for row in group.rows)
+
+
+def _variant(
+    group: Group,
+    title: str,
+    figures: Iterable[SavedFigure],
+    tables: Iterable[Table],
+    named: Collection[str],
+) -> Variant:
+    own_figures = [one for one in figures if one.group == group.key]
+    own_tables = [one for one in tables if one.group == group.key]
+    kind = TRAINING if group.kind == "convergence" else ""
+    _, _, differs = title.partition(", ")
+    answer = answer_table(group, named)
+    return Variant(
+        f"{kind}{differs or title}",
+        _summary(group),
+        [one for one in own_figures if one.section == ANSWER],
+        [answer] if answer else [],
+        arrange([one for one in own_figures if one.section != ANSWER], own_tables),
+    )
+
+
+def _summary(group: Group) -> str:
+    """The best setting of a group in a line."""
+    if group.kind == "convergence":
+        reached = [row for row in group.rows if row["seconds_to_target"] is not None]
+        if not reached:
+            return ""
+        best = min(reached, key=lambda row: float(row["seconds_to_target"]))
+        return (
+            f"{group.name(best)} on {workers(best['world_size'])}: {best['seconds_to_target']:.4g} s to "
+            f"{percent(best['target_accuracy'])}"
+        )
+    best_row = best_of_group(group)
+    if best_row is None:
+        return ""
+    speedup = "" if best_row["speedup"] is None else f", speedup {ratio(best_row['speedup'])}"
+    return (
+        f"{group.name(best_row)} on {workers(best_row['world_size'])}: "
+        f"{milliseconds(best_row['iteration_s'])} ms a step{speedup}"
+    )
+
+
+def best_of_group(group: Group) -> Row | None:
+    """The row with the highest throughput that is a choice: no control arm of several workers."""
+    rows = [
+        row
+        for row in group.rows
+        if row["iteration_s"] is not None and (row["world_size"] == 1 or not is_control_arm(row))
+    ]
+    return max(rows, key=lambda row: float(row["samples_per_s"]), default=None)
+
+
+def answer_table(group: Group, named: Collection[str]) -> Table | None:
+    """Six columns of the settings on the best number of workers, the fastest first; None without any.
+
+    Args:
+        group: comparable cells.
+        named: ids of the cells that answers name.
+    """
+    if group.kind == "convergence":
+        return _training_table(group, named)
+    best = best_of_group(group)
+    if best is None:
+        return None
+    size = best["world_size"] if best["world_size"] > 1 else max(group.world_sizes)
+    rows = [row for row in group.rows if row["world_size"] == size and row["iteration_s"] is not None]
+    rows.sort(key=lambda row: float(row["iteration_s"]))
+    return _marked(
+        table_of(
+            f"All settings on {workers(size)}, fastest first",
+            "Time of a step with half of its 95% interval; no exchange is a bound, not a choice.",
+            [
+                Column("aggregator", lambda row: _name(group, row)),
+                Column("ms a step", _time),
+                Column("samples/s", lambda row: rate(row["samples_per_s"])),
+                Column("speedup", lambda row: ratio(row["speedup"])),
+                Column("efficiency", lambda row: percent(row["parallel_efficiency"], decimals=0)),
+                Column("exposed, ms", lambda row: milliseconds(row["exchange_overhead_s"])),
+            ],
+            rows,
+        ),
+        rows,
+        group,
+        named,
+    )
+
+
+def _training_table(group: Group, named: Collection[str]) -> Table | None:
+    rows = [row for row in group.rows if row["repeats"]]
+    if not rows:
+        return None
+    rows.sort(key=lambda row: (row["seconds_to_target"] or math.inf, -(row["final_test_accuracy"] or 0.0)))
+    return _marked(
+        table_of(
+            "All trainings, the fastest to the target first",
+            "Accuracy after the last epoch; seconds leave evaluation out.",
+            [
+                Column("aggregator", group.name),
+                Column("workers", lambda row: str(row["world_size"])),
+                Column("test accuracy", lambda row: percent(row["final_test_accuracy"], decimals=2)),
+                Column("s to target", _to_target),
+                Column("training, s", lambda row: f"{row['train_s']:.4g}" if row["train_s"] else ""),
+                Column("seed", lambda row: str(row["seed"])),
+            ],
+            rows,
+        ),
+        rows,
+        group,
+        named,
+    )
+
+
+def _marked(table: Table, rows: Sequence[Row], group: Group, named: Collection[str]) -> Table:
+    """The table with its cells, and with the rows that are bounds or choices."""
+    return replace(
+        table,
+        section=ANSWER,
+        group=group.key,
+        cells=[[row["cell_id"]] for row in rows],
+        bounds=[place for place, row in enumerate(rows) if row["world_size"] > 1 and is_control_arm(row)],
+        best=[place for place, row in enumerate(rows) if row["cell_id"] in named],
+    )
+
+
+def _name(group: Group, row: Row) -> str:
+    return f"no exchange ({group.name(row)})" if is_control_arm(row) else group.name(row)
+
+
+def _time(row: Row) -> str:
+    width = half_width_percent(row["iteration_s"], row["iteration_s_low"], row["iteration_s_high"])
+    return milliseconds(row["iteration_s"]) + (f" ±{width}" if width else "")
+
+
+def _to_target(row: Row) -> str:
+    if row["seconds_to_target"] is not None:
+        return f"{row['seconds_to_target']:.4g}"
+    return str(row["target_state"] or "no target")

@@ -1,0 +1,120 @@
+"""Where the step of the best aggregator goes: one bar a world size, in a few parts."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from scaling.analysis.columns import PART_COLUMNS, Row, aggregator_name
+from scaling.analysis.formats import milliseconds, percent, workers
+from scaling.analysis.groups import Group
+from scaling.analysis.variants import main_variant
+from scaling.report.figures.base import Drawn, FigureInput, figure
+from scaling.report.figures.parts import ANSWER_WIDTH, legend_below, set_title
+from scaling.report.figures.speedup import best_of, speedup_lines
+from scaling.report.figures.style import GROUPED_PARTS
+from scaling.report.figures.svg import with_tip
+
+CAPTION = (
+    "Mean of the profiled steps, on the rank that the others wait for. The number is the time of a step "
+    "without profiling. Communication under the computation takes no time and is not drawn."
+)
+
+GROUPED = {
+    "computation": ("forward", "backward"),
+    "exposed communication": ("exposed_comm", "wait"),
+    "encoding, decoding": ("encode", "decode"),
+    "host copies and sums": ("d2h", "reduce", "h2d_result"),
+    "input, update, other": ("input", "h2d", "update", "unattributed"),
+}
+"""Part of the figure -> the parts of a step (`scaling.measure.budget`) that it sums."""
+
+SMALLEST_SHARE = 0.01
+"""Of the longest step: a smaller part cannot be seen, and has no entry in the legend."""
+
+
+@figure(section="answer")
+def answer_budget(data: FigureInput) -> Iterator[Drawn]:
+    """One a group whose best aggregator has profiled steps."""
+    for group in data.groups_of("iteration"):
+        name, bars = answer_bars(group, data.best)
+        if bars:
+            drawing = draw_answer_budget(f"Where the step goes: {name}", bars)
+            yield Drawn(f"step-{group.slug}", group.title, CAPTION, drawing, group=group)
+
+
+@dataclass(frozen=True)
+class AnswerBar:
+    """One world size: its grouped parts and its step without profiling, in seconds."""
+
+    world_size: int
+    parts_s: dict[str, float]
+    iteration_s: float
+
+
+def answer_bars(group: Group, best: Collection[str]) -> tuple[str, list[AnswerBar]]:
+    """The best aggregator's name and a bar for each of its world sizes; one worker is that without exchange.
+
+    Args:
+        group: comparable cells.
+        best: labels that the study's answer names.
+    """
+    label = best_of(speedup_lines(group), best) or _fastest(group)
+    if label is None:
+        return "", []
+    rows = {row["world_size"]: row for row in main_variant(group, label)}
+    for row in group.rows:
+        if row["world_size"] == 1 and aggregator_name(row["aggregator"]) == "none":
+            rows.setdefault(1, row)
+    known = [row for _, row in sorted(rows.items()) if row["profiled_iteration_s"] is not None]
+    name = next((group.name(row) for row in main_variant(group, label)), label)
+    return name, [_bar(row) for row in known]
+
+
+def _fastest(group: Group) -> str | None:
+    rows = [row for row in group.rows if row["iteration_s"] is not None]
+    label = min(rows, key=lambda row: float(row["iteration_s"]), default=None)
+    return None if label is None else str(label["aggregator"])
+
+
+def _bar(row: Row) -> AnswerBar:
+    parts = {
+        name: sum(row[PART_COLUMNS[part]] or 0.0 for part in members) for name, members in GROUPED.items()
+    }
+    return AnswerBar(row["world_size"], parts, row["iteration_s"])
+
+
+def draw_answer_budget(title: str, bars: Sequence[AnswerBar]) -> Figure:
+    """Stacked bars, the fewest workers on top, each with its time at its end."""
+    figure = Figure(figsize=(ANSWER_WIDTH, 1.4 + 0.55 * len(bars)), layout="constrained")
+    axes = figure.add_subplot()
+    longest = max(sum(bar.parts_s.values()) for bar in bars)
+    for place, bar in enumerate(bars):
+        left, total = 0.0, sum(bar.parts_s.values())
+        for name, seconds in bar.parts_s.items():
+            if not seconds:
+                continue
+            (part,) = axes.barh(place, 1000 * seconds, left=1000 * left, height=0.62, **_look(name))
+            share = percent(seconds / total, 0)
+            text = f"{workers(bar.world_size)}: {name} {milliseconds(seconds)} ms, {share} of the step"
+            with_tip(part, text)
+            left += seconds
+        end_ms = 1000 * (left + 0.012 * longest)
+        axes.text(end_ms, place, f"{milliseconds(bar.iteration_s)} ms", va="center", fontsize=9)
+    axes.set_xlim(0, 1.16 * 1000 * longest)
+    axes.set_ylim(len(bars) - 0.5, -0.5)
+    axes.set_yticks(range(len(bars)), [workers(bar.world_size) for bar in bars])
+    axes.grid(visible=False, axis="y")
+    axes.set_xlabel("milliseconds a step")
+    set_title(figure, title)
+    shown = [name for name in GROUPED if any(bar.parts_s[name] > SMALLEST_SHARE * longest for bar in bars)]
+    legend_below(figure, [Patch(label=name, **_look(name)) for name in shown])
+    return figure
+
+
+def _look(name: str) -> Any:
+    return {"facecolor": GROUPED_PARTS[name], "edgecolor": "none"}
