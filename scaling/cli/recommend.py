@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from topologies.texts import folded
+
 
 def recommend(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="A results folder.")],
@@ -44,7 +46,9 @@ def recommend(
         typer.echo(json.dumps([as_dict(one) for one in found], indent=1))
     else:
         if objective == "time":
-            typer.echo("\n".join([*verdict_lines(verdicts(study.table, study.cells, study.num_cores)), ""]))
+            for line in verdict_lines(verdicts(study.table, study.cells, study.num_cores)):
+                typer.echo(folded("", line, indent=2))
+            typer.echo()
         for one in found:
             typer.echo("\n".join(lines_of(one)))
     if any(one.state == "undecided" for one in found):

@@ -98,7 +98,7 @@ def _run(
     else:
         _show(made)
         note(f"report: {made.page}")
-        typer.echo("\n".join(["", *made.answer]))
+        typer.echo("\n".join(["", *(folded("", line, indent=2) for line in made.answer)]))
     failed = [record for record in scope.records(folder) if record.state == "failed"]
     _name_rest(failed, can_run.record_missing_libraries(folder))
 
