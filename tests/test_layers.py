@@ -78,7 +78,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "scaling.cli.compare": READING,
     "scaling.cli.explain": READING,
     "scaling.cli.export": READING,
-    "scaling.cli.recommend": READING | {"topologies.texts"},
+    "scaling.cli.recommend": READING | {"topologies"},
     "scaling.cli.status": READING,
     "scaling.cli.watch": READING,
     "scaling.cli": VERSION_AND_ERRORS
