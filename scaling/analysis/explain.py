@@ -1,8 +1,8 @@
 """Why a cell takes as long as it does: the rules that hold for it.
 
-What takes the time comes first, the largest part of the step before smaller ones; then what makes the numbers
-doubtful. The rules are a table (`scaling.analysis.explain_rules`); what is said of each, and the next
-experiment, are templates.
+The largest avoidable part of the step comes first; "bound by computation" is said only where nothing
+avoidable takes over 10%. Then comes what makes the numbers doubtful. The rules are a table
+(`scaling.analysis.explain_rules`); what is said of each, and the next experiment, are templates.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def explain_cell(
 ) -> list[Finding]:
     """The same for one cell, among the rows of its study, of which those with the ids `lossy` are lossy."""
     view = View(row, cell, rows, num_cores, lossy)
-    limits = sorted(_found(view, LIMITS), key=lambda finding: -round(_weight(finding) / EQUAL_SHARES))
+    limits = sorted(_found(view, LIMITS), key=lambda one: -round(one.values["share"] / EQUAL_SHARES))
     return [*limits, *_found(view, DOUBTS)]
 
 
@@ -73,17 +73,11 @@ def limit_of(findings: Sequence[Finding]) -> Finding | None:
     return next((one for one in findings if is_limit(one) and one.values["share"] > 0), None)
 
 
-def _weight(finding: Finding) -> float:
-    """Computation is what the time is there for: it counts half against what could be saved."""
-    share = float(finding.values["share"])
-    return share / 2 if finding.kind == "computation" else share
-
-
 def _found(view: View, rules: Sequence[Rule]) -> list[Finding]:
     findings = []
     for rule in rules:
         values = rule.holds(view)
         if values is not None:
-            view.fired.add(rule.name)
+            view.fired[rule.name] = values
             findings.append(Finding(rule.name, (view.row["cell_id"],), values))
     return findings

@@ -10,6 +10,7 @@ from scaling.store.upgrades import OUT_OF_MEMORY, failure_kind
 WIDE_INTERVAL = 0.05
 LARGE_FLOOR = 0.05
 NO_SPEEDUP = 1.0
+SKEW_SHARE = 0.1
 
 
 def failed(view: View) -> Values | None:
@@ -32,9 +33,20 @@ def target(view: View) -> Values | None:
 
 def disturbed_gpu(view: View) -> Values | None:
     """Clocks held down, or others on the GPU."""
+    said = {"throttled": "throttled_gpu", "other_processes": "shared_gpu"}
     warnings = view.row["warnings"] or ()
-    disturbed = [one for one in warnings if one.kind in ("throttled", "other_processes")]
+    disturbed = [one for one in warnings if one.kind in said and said[one.kind] not in view.fired]
     return {"share": 1.0, "warnings": disturbed} if disturbed else None
+
+
+def straggler(view: View) -> Values | None:
+    """Ranks come late to the first exchange, and it is not one rank that is slow by itself."""
+    skew_s = view.row["skew_s"]
+    if skew_s is None or not view.step_s or skew_s / view.step_s < SKEW_SHARE or not view.exchanges:
+        return None
+    if view.slow_rank is not None or "oversubscribed" in view.fired:
+        return None
+    return {"share": min(1.0, skew_s / view.step_s), "skew_s": skew_s}
 
 
 def no_speedup(view: View) -> Values | None:

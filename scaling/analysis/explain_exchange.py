@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from scaling.analysis.columns import Row
 from scaling.analysis.explain_view import Values, View
+from scaling.measure.budget import EXCHANGE, HOOK
 
-EXPOSED_SHARE = 0.2
+EXPOSED_SHARE = 0.1
 HIDDEN_SHARE = 0.2
-HOST_SHARE = 0.2
-CODEC_SHARE = 0.2
-SKEW_SHARE = 0.1
-WAIT_SHARE = 0.2
+HOST_SHARE = 0.1
+CODEC_SHARE = 0.1
+TINY_BUCKET_BYTES = 2**19
+FEW_BUCKETS = 4
+WAIT_SHARE = 0.1
 
 _HOST_COLUMNS = ("d2h_s", "reduce_s", "h2d_result_s")
 
@@ -20,7 +20,7 @@ _HOST_COLUMNS = ("d2h_s", "reduce_s", "h2d_result_s")
 def exposed_communication(view: View) -> Values | None:
     """The exchange that is not hidden under the computation."""
     share = view.share("exposed_comm_s")
-    if not view.exchanges or share < EXPOSED_SHARE:
+    if not view.exchanges or share < EXPOSED_SHARE or view.fired.keys() & {"oversubscribed", "tiny_buckets"}:
         return None
     rate = {} if view.bytes_per_s is None else {"bytes_per_s": view.bytes_per_s}
     where = {name: view.row[name] for name in ("num_nodes", "device", "peer_access")}
@@ -56,13 +56,34 @@ def _measured(other: Row) -> Values:
     return {"better_aggregator": other["aggregator"], "better_iteration_s": other["iteration_s"]}
 
 
+def tiny_buckets(view: View) -> Values | None:
+    """An overlapped step with many small exchanges: each costs the same whatever it carries."""
+    row, sent = view.row, view.row["wire_bytes_per_rank"]
+    steps = [step for launch in (view.cell.launches if view.cell else []) for step in launch.profiled_steps]
+    if row["step"] != "overlapped" or not view.exchanges or not sent or not steps or not view.step_s:
+        return None
+    count = sum(span.phase == EXCHANGE and span.lane != HOOK for span in steps[0].ranks[0].spans)
+    if count < FEW_BUCKETS or sent / count > TINY_BUCKET_BYTES:
+        return None
+    other = view.fastest_with({"bucket_mb"}, aggregator=row["aggregator"])
+    share, better = view.share("exposed_comm_s") * (1 - 1 / count), {}
+    if other is not None and other["iteration_s"] < row["iteration_s"]:
+        share = max(share, 1 - other["iteration_s"] / row["iteration_s"])
+        better = {"better_bucket_mb": other["bucket_mb"], "better_iteration_s": other["iteration_s"]}
+    if share < EXPOSED_SHARE:
+        return None
+    return {"share": share, "num_buckets": count, "bytes_per_bucket": sent / count, **better}
+
+
 def not_hidden(view: View) -> Values | None:
     """An overlapped step that hides none of its exchange."""
     exposed, hidden = view.seconds("exposed_comm_s"), view.seconds("hidden_comm_s")
     total = exposed + hidden
     if view.row["step"] != "overlapped" or not view.exchanges or not total or not view.step_s:
         return None
-    if hidden / total >= HIDDEN_SHARE or exposed / view.step_s < EXPOSED_SHARE / 2:
+    if hidden / total >= HIDDEN_SHARE or exposed / view.step_s < EXPOSED_SHARE:
+        return None
+    if view.fired.keys() & {"oversubscribed", "tiny_buckets"}:
         return None
     other = view.fastest_with({"bucket_mb"}, aggregator=view.row["aggregator"])
     better = {}
@@ -124,29 +145,9 @@ def codec(view: View) -> Values | None:
     return {"share": share, **times, "wire_bytes_per_rank": view.row["wire_bytes_per_rank"]}
 
 
-def straggler(view: View) -> Values | None:
-    """One rank comes to the exchange after the others."""
-    skew_s = view.row["skew_s"]
-    if skew_s is None or not view.step_s or skew_s / view.step_s < SKEW_SHARE or not view.exchanges:
-        return None
-    return {"share": min(1.0, skew_s / view.step_s), "skew_s": skew_s, **_last_rank(view)}
-
-
-def _last_rank(view: View) -> Values:
-    """The rank that comes last most often, and in which part of the profiled iterations."""
-    late_s = [
-        [rank.arrived_after_first_s for rank in ranks]
-        for launch in (view.cell.launches if view.cell else [])
-        for ranks in launch.budgets
-    ]
-    known = [np.array(step, dtype=float) for step in late_s if None not in step]
-    if not known:
-        return {}
-    counts = np.bincount([int(step.argmax()) for step in known])
-    return {"last_rank": int(counts.argmax()), "last_ratio": float(counts.max() / len(known))}
-
-
 def waiting(view: View) -> Values | None:
     """Barriers on the host."""
     share = view.share("wait_s")
-    return None if share < WAIT_SHARE else {"share": share, "wait_s": view.seconds("wait_s")}
+    if share < WAIT_SHARE or view.largest_avoidable > WAIT_SHARE:
+        return None
+    return {"share": share, "wait_s": view.seconds("wait_s")}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from scaling.analysis.explain_view import Values, View
 
 BUSY_ENOUGH = 0.7
@@ -10,17 +12,51 @@ INPUT_SHARE = 0.1
 UPDATE_SHARE = 0.25
 OPEN_SHARE = 0.1
 COMPUTE_SHARE = 0.6
+QUEUED_SHARE = 0.1
+AVOIDABLE_SHARE = 0.1
+"""More than this part of a step is said before computation."""
+
+SHORTEST_QUEUE_S, QUEUE_SHARE = 100e-6, 0.03
+"""A device that ends a phase no later than this after the host has queued it had no work waiting: the first
+is some launches, with the uncertainty of the clocks, the second a part of forward and backward."""
 
 
 def oversubscribed(view: View) -> Values | None:
     """More threads than cores: workers take turns."""
     row = view.row
-    if row["device"] != "cpu" or view.num_cores is None or row["iteration_s"] is None:
+    if row["iteration_s"] is None:
         return None
-    busy = row["world_size"] // (row["num_nodes"] or 1) * (row["threads"] or 1)
-    if busy <= view.num_cores:
+    cores = _cores(view)
+    # On a GPU a rank's one busy thread is that which launches kernels.
+    threads = (row["threads"] or 1) if row["device"] == "cpu" else 1
+    busy = row["world_size"] // (row["num_nodes"] or 1) * threads
+    if cores is None or busy <= cores:
         return None
-    return {"share": 1.0, "world_size": row["world_size"], "threads": busy, "cores": view.num_cores}
+    share = 1 - cores / busy if view.queued_ratios is None else float(np.median(view.queued_ratios))
+    if share < QUEUED_SHARE:
+        return None
+    return {"share": share, "world_size": row["world_size"], "threads": busy, "cores": cores}
+
+
+def busy_host(view: View) -> Values | None:
+    """Other processes take the cores: every worker waits for one."""
+    queued = view.queued_ratios
+    if queued is None or min(queued) < QUEUED_SHARE or "oversubscribed" in view.fired:
+        return None
+    return {"share": min(queued), "queued_ratios": queued}
+
+
+def _cores(view: View) -> int | None:
+    """Cores of a node that its ranks may use; those of the node where that was not recorded."""
+    if (view.row["num_nodes"] or 1) > 1:
+        return view.num_cores
+    allowed = [
+        {core for host in view.of_rank("host", rank) for core in host.get("cores") or ()}
+        for rank in range(view.row["world_size"])
+    ]
+    if not all(allowed):
+        return view.num_cores
+    return min(len(set().union(*allowed)), view.num_cores or len(set().union(*allowed)))
 
 
 def launches(view: View) -> Values | None:
@@ -28,9 +64,11 @@ def launches(view: View) -> Values | None:
     row = view.row
     if row["device"] != "cuda" or row["step"] == "captured" or row["iteration_s"] is None:
         return None
+    if "oversubscribed" in view.fired:
+        return None
     captured = view.fastest_with({"step", "bucket_mb"}, step="captured")
     if captured is None:
-        return _launches_in_computation(view)
+        return _launches_in_computation(view) or _device_waits(view)
     busy = captured["iteration_s"] / row["iteration_s"]
     if busy >= BUSY_ENOUGH:
         return None
@@ -53,10 +91,27 @@ def _launches_in_computation(view: View) -> Values | None:
     return {"share": share, "busy_ratio": busy, **times}
 
 
+def _device_waits(view: View) -> Values | None:
+    """The device is done as soon as the host has queued the last kernel: it waits for launches all along."""
+    steps = [step for launch in (view.cell.launches if view.cell else []) for step in launch.profiled_steps]
+    known = [rank.behind_s for step in steps for rank in step.ranks]
+    if not known or not view.compute_s or "tiny_buckets" in view.fired:
+        return None
+    behind_s = 0.0
+    for phase in ("forward", "backward"):
+        own = [one[phase] for one in known if one is not None and phase in one]
+        if len(own) < len(known):
+            return None
+        behind_s = max(behind_s, float(np.median(own)))
+    if behind_s > max(SHORTEST_QUEUE_S, QUEUE_SHARE * view.compute_s):
+        return None
+    return {"share": view.share("forward_s", "backward_s"), "behind_s": behind_s, "compute_s": view.compute_s}
+
+
 def small_batch(view: View) -> Values | None:
     """A GPU computes a sample much more slowly than with a larger batch."""
     row, compute_s = view.row, view.compute_s
-    if row["device"] != "cuda" or not compute_s:
+    if not compute_s or "oversubscribed" in view.fired:
         return None
     free = {"world_size", "local_batch", "global_batch", "aggregator", "bucket_mb", "scaling"}
     larger = [
@@ -79,13 +134,14 @@ def small_batch(view: View) -> Values | None:
         "local_batch": row["local_batch"],
         "larger_batch": other["local_batch"],
         "step": row["step"],
+        "device": row["device"],
     }
 
 
 def feeding(view: View) -> Values | None:
     """Batches that the step waits for."""
     share = view.share("input_s", "h2d_s")
-    if share < INPUT_SHARE:
+    if share < INPUT_SHARE or _is_of_slow_rank(view, share, "input", "h2d"):
         return None
     names = ("input_placement", "loader_workers", "augmentation", "device")
     times = {name: view.seconds(name) for name in ("input_s", "h2d_s")}
@@ -103,13 +159,21 @@ def update(view: View) -> Values | None:
 def open_time(view: View) -> Values | None:
     """Time in no phase."""
     share = view.share("unattributed_s")
-    return None if share < OPEN_SHARE else {"share": share, "unattributed_s": view.seconds("unattributed_s")}
+    if share < OPEN_SHARE or _is_of_slow_rank(view, share, "unattributed"):
+        return None
+    return {"share": share, "unattributed_s": view.seconds("unattributed_s")}
+
+
+def _is_of_slow_rank(view: View, share: float, *phases: str) -> bool:
+    """Whether most of `share` is what the slow rank alone has, which was said of it."""
+    named = view.fired.get("slow_rank", {}).get("phases_s", {})
+    return bool(view.step_s) and sum(named.get(one, 0.0) for one in phases) > share * view.step_s / 2
 
 
 def computation(view: View) -> Values | None:
-    """Forward and backward, where nothing says that the device was idle in them."""
+    """Forward and backward, where nothing that could be avoided takes much."""
     share = view.share("forward_s", "backward_s")
-    if share < COMPUTE_SHARE or view.fired & {"launches", "small_batch", "oversubscribed"}:
+    if share < COMPUTE_SHARE or view.largest_avoidable > AVOIDABLE_SHARE:
         return None
     row = view.row
     on_gpu = row["device"] == "cuda"
@@ -117,6 +181,18 @@ def computation(view: View) -> Values | None:
     return {
         "share": share,
         **{name: view.seconds(name) for name in ("forward_s", "backward_s")},
+        "more_workers_help": _more_workers_help(view),
         "has_tf32_left": on_gpu and row["precision"] == "float32",
         "lacks_captured": on_gpu and not captured,
     }
+
+
+def _more_workers_help(view: View) -> bool:
+    """Whether nothing measured says that they do not: this cell's speedup, or more workers without gain."""
+    row = view.row
+    if row["world_size"] > 1 and row["speedup"] is not None and row["speedup"] < 1:
+        return False
+    free = {"world_size", "local_batch", "global_batch", "num_nodes"}
+    larger = [other for other in view.others(free) if other["world_size"] > row["world_size"]]
+    rate = row["global_batch"] / row["iteration_s"] if row["iteration_s"] else 0.0
+    return not larger or any(other["global_batch"] / other["iteration_s"] > rate for other in larger)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from scaling.analysis import explain_doubts as doubts
 from scaling.analysis import explain_exchange as exchange
 from scaling.analysis import explain_limits as limits
+from scaling.analysis import explain_ranks as ranks
 from scaling.analysis.cautions import LARGEST_PROFILING_OVERHEAD
 from scaling.analysis.explain_view import Values, View
 
@@ -38,9 +39,16 @@ class Rule:
 
 LIMITS = (
     Rule(limits.oversubscribed, ("world_size", "threads", "num_nodes")),
+    Rule(ranks.throttled_gpu, ("warnings", "forward_s", "backward_s"), ranks.LOST_SHARE),
+    Rule(ranks.shared_gpu, ("warnings", "forward_s", "backward_s"), ranks.LOST_SHARE),
+    Rule(ranks.slow_rank, ("profiled_iteration_s",), ranks.LOST_SHARE),
+    Rule(ranks.periodic, ("iteration_s",)),
+    Rule(limits.busy_host, (), limits.QUEUED_SHARE),
+    Rule(
+        exchange.tiny_buckets, ("exposed_comm_s", "wire_bytes_per_rank", "bucket_mb"), exchange.EXPOSED_SHARE
+    ),
     Rule(limits.launches, ("step", "iteration_s"), limits.BUSY_ENOUGH),
     Rule(limits.small_batch, ("local_batch", "forward_s", "backward_s"), limits.BATCH_SPEED),
-    Rule(exchange.straggler, ("skew_s", "profiled_iteration_s"), exchange.SKEW_SHARE),
     Rule(
         exchange.exposed_communication,
         ("exposed_comm_s", "hidden_comm_s", "wire_bytes_per_rank", "profiled_iteration_s"),
@@ -54,9 +62,9 @@ LIMITS = (
     Rule(exchange.host_sums, ("d2h_s", "reduce_s", "h2d_result_s"), exchange.HOST_SHARE),
     Rule(exchange.codec, ("encode_s", "decode_s", "wire_bytes_per_rank"), exchange.CODEC_SHARE),
     Rule(limits.feeding, ("input_s", "h2d_s", "input_placement"), limits.INPUT_SHARE),
-    Rule(exchange.waiting, ("wait_s",), exchange.WAIT_SHARE),
     Rule(limits.update, ("update_s",), limits.UPDATE_SHARE),
     Rule(limits.open_time, ("unattributed_s",), limits.OPEN_SHARE),
+    Rule(exchange.waiting, ("wait_s",), exchange.WAIT_SHARE),
     Rule(limits.computation, ("forward_s", "backward_s"), limits.COMPUTE_SHARE),
     Rule(
         exchange.compression,
@@ -69,6 +77,7 @@ DOUBTS = (
     Rule(doubts.failed, ("state", "reason")),
     Rule(doubts.target, ("target_state",)),
     Rule(doubts.disturbed_gpu, ("warnings",)),
+    Rule(doubts.straggler, ("skew_s", "profiled_iteration_s"), doubts.SKEW_SHARE),
     Rule(doubts.no_speedup, ("speedup",), doubts.NO_SPEEDUP),
     Rule(doubts.scatter, ("iteration_s_low", "iteration_s_high"), doubts.WIDE_INTERVAL),
     Rule(doubts.noise, ("noise_floor",), doubts.LARGE_FLOOR),

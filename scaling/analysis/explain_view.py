@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
+import numpy as np
+
+from scaling.analysis import rank_times
 from scaling.analysis.columns import Row, aggregator_name, is_aa_replicate, is_control_arm
 from scaling.analysis.samples import CellResult
 from scaling.axes import Role, columns_without
@@ -28,7 +32,7 @@ class View:
         rows: the study's.
         num_cores: CPU cores of a node; None where they are unknown.
         lossy: ids of the study's cells whose exchange changes the gradient.
-        fired: rules that found something in this cell before.
+        fired: rules that found something in this cell before, with the values.
     """
 
     row: Row
@@ -36,7 +40,7 @@ class View:
     rows: Sequence[Row]
     num_cores: int | None = None
     lossy: Collection[str] = ()
-    fired: set[str] = field(default_factory=set)
+    fired: dict[str, Values] = field(default_factory=dict)
 
     @property
     def step_s(self) -> float | None:
@@ -55,6 +59,44 @@ class View:
     def exchanges(self) -> bool:
         """Whether several workers bring their gradients together here."""
         return self.row["world_size"] > 1 and not is_control_arm(self.row)
+
+    @property
+    def largest_avoidable(self) -> float:
+        """The largest part of the step that a finding so far says could be saved; 0 without one."""
+        return max((values["share"] for values in self.fired.values()), default=0.0)
+
+    @property
+    def own_phases(self) -> tuple[str, ...]:
+        """The phases that a rank passes by itself."""
+        return rank_times.own_phases(self.row["step"])
+
+    @cached_property
+    def slow_rank(self) -> rank_times.SlowRank | None:
+        """The rank that the others wait for in every launch; None where there is none."""
+        if self.cell is None or not self.exchanges:
+            return None
+        return rank_times.slow_rank(self.cell.launches, self.own_phases)
+
+    def of_rank(self, key: str, rank: int) -> Iterator[Mapping[str, Any]]:
+        """What the runs recorded of that rank under `key`, a list with a mapping a rank."""
+        for record in self.cell.done if self.cell else ():
+            recorded = record.summary.get(key) or []
+            if rank < len(recorded) and recorded[rank]:
+                yield recorded[rank]
+
+    @cached_property
+    def queued_ratios(self) -> list[float] | None:
+        """Part of the measured window in which each rank's main thread waited for a core: the median over
+        repeats; None where that was not recorded of all."""
+        ratios = [
+            [
+                one["queued_s"] / one["window_s"]
+                for one in self.of_rank("host", rank)
+                if one.get("queued_s") is not None and one.get("window_s")
+            ]
+            for rank in range(self.row["world_size"])
+        ]
+        return [float(np.median(own)) for own in ratios] if all(ratios) else None
 
     @property
     def compute_s(self) -> float | None:

@@ -44,7 +44,18 @@ def rank_step(line: Line, where: str) -> RankStep:
     if not isinstance(spans, list):
         raise StoreError(f"{where}: spans is {spans!r} in a line of the samples, it should be a list")
     start_s = None if line.get("start_s") is None else seconds(line, "start_s", where)
-    return RankStep(step_s, [_span(span, where) for span in spans], start_s)
+    return RankStep(step_s, [_span(span, where) for span in spans], start_s, _behind_s(line, where))
+
+
+def _behind_s(line: Line, where: str) -> dict[str, float] | None:
+    behind_s = line.get("behind_s")
+    if behind_s is None:
+        return None
+    if not isinstance(behind_s, dict) or not all(map(_is_time, behind_s.values())):
+        raise StoreError(
+            f"{where}: behind_s is {behind_s!r:.60} in a line of the samples, it should be seconds by phase"
+        )
+    return {str(phase): float(late_s) for phase, late_s in behind_s.items()}
 
 
 def _span(value: Any, where: str) -> Span:

@@ -70,12 +70,14 @@ class IterationLaunch:
         iterations: numbers of the unprofiled iterations, as recorded.
         rank_steps_s: their lengths in seconds, [rank, iteration].
         profiled_steps: those whose phases were marked; none where the step cannot be marked.
+        starts_s: when rank 0's unprofiled iterations began, on its host's clock; None in old folders.
     """
 
     repeat: int
     iterations: Integers
     rank_steps_s: Floats
     profiled_steps: list[ProfiledStep]
+    starts_s: Floats | None = None
 
     @property
     def step_s(self) -> Floats:
@@ -242,7 +244,14 @@ def _read_launch(folder: ResultsFolder, record: RunRecord) -> IterationLaunch:
         [seconds(line, "step_s", where) for line in by_number(lines, "iteration")] for lines in unsplit
     ]
     rank_steps_s = np.array(steps_s, dtype=np.float64)
-    return IterationLaunch(record.repeat, numbers, rank_steps_s, _profiled_steps(split, where))
+    starts_s = _starts_s(by_number(unsplit[0], "iteration"), where)
+    return IterationLaunch(record.repeat, numbers, rank_steps_s, _profiled_steps(split, where), starts_s)
+
+
+def _starts_s(lines: Sequence[Line], where: str) -> Floats | None:
+    if any(line.get("start_s") is None for line in lines):
+        return None
+    return np.array([seconds(line, "start_s", where) for line in lines], dtype=np.float64)
 
 
 def _profiled_steps(ranks: Sequence[Sequence[Line]], where: str) -> list[ProfiledStep]:

@@ -20,7 +20,7 @@ All is clipped to the step. Hidden times are the union of their pieces too: a mo
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -72,11 +72,14 @@ class RankStep:
         step_s: its length, in seconds.
         spans: in any order.
         start_s: its start on a clock that the ranks share, in seconds; None where that is not known.
+        behind_s: how far the device was behind the host at the end of forward and backward
+            (`scaling.measure.phases.StepSample`); None where that was not recorded.
     """
 
     step_s: float
     spans: Sequence[Span]
     start_s: float | None = None
+    behind_s: Mapping[str, float] | None = None
 
 
 @dataclass(frozen=True)

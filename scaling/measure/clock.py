@@ -40,9 +40,11 @@ class Clock(Protocol):
     Attributes:
         chain_s: a mark costs so much that two phases which follow each other within this time on the host
             share one.
+        is_asynchronous: the host takes marks that the device passes later.
     """
 
     chain_s: float
+    is_asynchronous: bool
 
     def mark(self) -> Any:
         """A point in the order of this rank's work."""
@@ -64,6 +66,7 @@ class MonotonicClock:
     """The host's monotonic clock."""
 
     chain_s = 0.0
+    is_asynchronous = False
 
     def mark(self) -> float:
         """Seconds since some fixed point."""
@@ -93,6 +96,7 @@ class CudaEventClock:
     """
 
     chain_s = 20e-6
+    is_asynchronous = True
 
     def __init__(self) -> None:
         self._free: list[torch.cuda.Event] = []

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -22,6 +22,9 @@ from scaling.measure.phase_names import PHASES
 __all__ = ["PHASES", "UNMARKED", "Lane", "Marks", "PhaseRecorder", "StepSample"]
 
 Lane = Literal["main", "comm", "copy", "hook"]
+
+COMPUTED = ("forward", "backward")
+"""Phases of which it is recorded how far the device is behind the host."""
 
 
 class Marks(Protocol):
@@ -60,12 +63,13 @@ UNMARKED: Marks = _Unmarked()
 class _Span:
     """A phase as the context in which it runs; `after_comm` begins no sooner than the lane `comm` is done."""
 
-    __slots__ = ("_recorder", "after_comm", "lane", "name", "start", "stop")
+    __slots__ = ("_recorder", "after_comm", "lane", "name", "start", "stop", "stopped_at_s")
 
     def __init__(self, recorder: PhaseRecorder, name: str, lane: Lane, after_comm: bool = False) -> None:
         self._recorder, self.name, self.lane, self.after_comm = recorder, name, lane, after_comm
         self.start: Any = None
         self.stop: Any = None
+        self.stopped_at_s: float | None = None  # on the host
 
     def __enter__(self) -> None:
         self._recorder._begin(self)
@@ -82,11 +86,15 @@ class StepSample:
         start_s: on the host's monotonic clock, in seconds.
         step_s: its length, in seconds.
         spans: (phase, lane, start, stop), in seconds from the step's start; None where nothing was marked.
+        behind_s: phase of `COMPUTED` -> how long after the host had queued the last of it the device was done
+            with it, in seconds: next to nothing where the device waits for the host. None where nothing was
+            marked, and on a CPU, where the host computes.
     """
 
     start_s: float
     step_s: float
     spans: list[tuple[str, str, float, float]] | None
+    behind_s: dict[str, float] | None = None
 
 
 class PhaseRecorder:
@@ -163,8 +171,8 @@ class PhaseRecorder:
     def _end(self, lane: str, *, failed: bool = False) -> None:
         span = self._open.pop(lane, None)
         if span is not None and self._spans is not None and not failed:
-            span.stop = self._clock.mark()
-            self._last[lane] = (span.stop, time.perf_counter())
+            span.stop, span.stopped_at_s = self._clock.mark(), time.perf_counter()
+            self._last[lane] = (span.stop, span.stopped_at_s)
             self._spans.append(span)
 
     def place(self, name: str, start: Any, stop: Any, lane: Lane = "main") -> None:
@@ -182,17 +190,32 @@ class PhaseRecorder:
         self.uncertainty_s = max(self.uncertainty_s, now.uncertainty_s)
         device_s = self._clock.seconds(self._anchor.mark, now.mark)
         rate = (now.host_s - self._anchor.host_s) / device_s if device_s > 0 else 1.0
+
+        def on_host_s(mark: Any) -> float:
+            return self._anchor.host_s + rate * self._clock.seconds(self._anchor.mark, mark)
+
         taken = [
             StepSample(
-                self._anchor.host_s + rate * self._clock.seconds(self._anchor.mark, start),
+                on_host_s(start),
                 self._clock.seconds(start, stop),
                 None if spans is None else self._timed(start, spans),
+                None if spans is None else self._behind_s(spans, on_host_s),
             )
             for start, stop, spans in self._steps
         ]
         self._clock.reuse({id(mark): mark for mark in self._used_marks()}.values())
         self._steps, self._placed, self._anchor = [], [], now
         return taken
+
+    def _behind_s(self, spans: list[_Span], on_host_s: Callable[[Any], float]) -> dict[str, float] | None:
+        if not self._clock.is_asynchronous:
+            return None
+        # The last of a phase stands: spans of a lane are in their order.
+        return {
+            span.name: on_host_s(span.stop) - span.stopped_at_s
+            for span in spans
+            if span.lane == "main" and span.name in COMPUTED and span.stopped_at_s is not None
+        }
 
     def _used_marks(self) -> Iterator[Any]:
         """All that were taken here since the last anchor, with it."""

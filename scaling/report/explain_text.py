@@ -23,7 +23,7 @@ Findings = Mapping[str, Sequence[Finding]]
 
 
 def overview(rows: Sequence[Row], findings: Findings) -> Iterator[str]:
-    """Of every group the cells of its largest world size: what limits each most, and what to try."""
+    """Of every group the cells of its largest world size: what limits them most, and what to try."""
     for group in _groups(rows):
         explained = [row for row in group.rows if row["iteration_s"] is not None or findings[row["cell_id"]]]
         if not explained:
@@ -31,11 +31,35 @@ def overview(rows: Sequence[Row], findings: Findings) -> Iterator[str]:
         largest = max(row["world_size"] for row in explained)
         shown = [row for row in explained if row["world_size"] == largest and not is_control_arm(row)]
         yield _wrapped(f"{group.title}, on {workers(largest)}", indent=0)
-        for row in sorted(shown or explained[-1:], key=lambda row: row["iteration_s"] or 0.0):
-            yield _wrapped(f"{group.name(row)}{_time(row)}", indent=2)
-            for finding in _foremost(findings[row["cell_id"]]):
-                yield _wrapped(line_of(finding), indent=4)
+        ordered = sorted(shown or explained[-1:], key=lambda row: row["iteration_s"] or 0.0)
+        for same in _with_one_cause(ordered, findings):
+            yield _wrapped(", ".join(f"{group.name(row)}{_time(row)}" for row in same), indent=2)
+            foremost = [_foremost(findings[row["cell_id"]]) for row in same]
+            for finding, *others in zip(*foremost, strict=True):
+                yield _wrapped(f"{line_of(finding)}{_of_others(others)}", indent=4)
         yield ""
+
+
+def _with_one_cause(rows: Sequence[Row], findings: Findings) -> list[list[Row]]:
+    """The rows, those together of which the same is said first, in the order of their first."""
+    together: dict[Any, list[Row]] = {}
+    for row in rows:
+        causes = tuple(
+            (one.kind, one.values.get("rank"), one.values.get("phase"), next_experiment(one))
+            for one in _foremost(findings[row["cell_id"]])
+        )
+        together.setdefault(causes, []).append(row)
+    return list(together.values())
+
+
+def _of_others(findings: Sequence[Finding]) -> str:
+    """How much it is of the other cells of which the same is said."""
+    shares = sorted(one.values["share"] for one in findings)
+    if not shares or shares[-1] <= 0:
+        return ""
+    low, high = percent(shares[0], 0), percent(shares[-1], 0)
+    others = "the other" if len(shares) == 1 else "the others"
+    return f" (of {others}: {low if low == high else f'{low} to {high}'})"
 
 
 def _foremost(findings: Sequence[Finding]) -> Sequence[Finding]:

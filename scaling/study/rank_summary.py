@@ -29,6 +29,7 @@ class RankSummary:
         warmup_iterations, warmup_end, stop_reason: see `scaling.training.timing`.
         clock_uncertainty_s: how far `start_s` of the samples may be off.
         gpu: see `scaling.measure.power`.
+        host: see `scaling.measure.host`.
         hosts_before: where a training was before it was cut off, without the host of the run.
         tensor_shapes: of the trainable parameters (`scaling.bucket.shapes_by_dtype_text`), for predictions.
         checks: what the checks of its exchanges found (`scaling.training.step_check`).
@@ -49,6 +50,7 @@ class RankSummary:
     stop_reason: str | None = None
     clock_uncertainty_s: float | None = None
     gpu: dict[str, Any] | None = None
+    host: dict[str, Any] | None = None
     hosts_before: list[str] = field(default_factory=list)
     tensor_shapes: str = ""
     checks: dict[str, Any] = field(default_factory=dict)

@@ -129,7 +129,7 @@ class Measurement:
     Attributes:
         rows: raw samples so far, one an iteration: `iteration`, `warmup`, `split`, `start_s` (on rank 0's
             monotonic clock), `step_s`, and `spans` of split ones: [phase, lane, start, stop] in seconds from
-            the step's start.
+            the step's start; on a GPU also `behind_s` (`scaling.measure.phases.StepSample`).
         seconds: part -> wall time, of the slowest rank.
         warmup_end: why warm-up ended.
         stop_reason: why the unprofiled part ended.
@@ -217,5 +217,7 @@ class Measurement:
                     [name, lane, round(start, DECIMALS), round(stop, DECIMALS)]
                     for name, lane, start, stop in sample.spans
                 ]
+            if sample.behind_s:
+                row["behind_s"] = {name: round(late_s, DECIMALS) for name, late_s in sample.behind_s.items()}
             self.rows.append(row)
         return samples

@@ -12,6 +12,7 @@ class FakeClock:
     """Time passes only where a test says so."""
 
     chain_s = 0.0
+    is_asynchronous = False
 
     def __init__(self) -> None:
         self.now = 0.0

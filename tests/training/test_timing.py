@@ -15,6 +15,7 @@ class FakeClock:
     """A clock for the recorder and the host that moves when the test says so."""
 
     chain_s = 0.0
+    is_asynchronous = False
 
     def __init__(self) -> None:
         self.now_s = 0.0

@@ -122,6 +122,7 @@ class IterationKind(TrainingKind[IterationPart]):
             "stop_reason": ranks[0].stop_reason,
             "clock_uncertainty_s": [rank.clock_uncertainty_s for rank in ranks],
             "gpu": [rank.gpu for rank in ranks],
+            "host": [rank.host for rank in ranks],
         }
 
 

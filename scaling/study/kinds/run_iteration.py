@@ -7,7 +7,7 @@ from typing import cast
 
 from torch import Tensor
 
-from scaling.measure import power
+from scaling.measure import host, power
 from scaling.measure.clock import clock_for
 from scaling.measure.phases import Marks, PhaseRecorder
 from scaling.study.cells import Cell
@@ -51,10 +51,10 @@ def time_cell(cell: Cell, context: RunContext) -> RankSummary:
     heartbeat.phase("warm-up")
     measurement.warm_up()
     gpu = power.open_device(device)
-    before = gpu.reading() if gpu else None
+    before, host_before = gpu.reading() if gpu else None, host.reading()
     heartbeat.phase("timed iterations", patience=1)
     measurement.measure()
-    after = gpu.reading() if gpu else None
+    after, host_after = gpu.reading() if gpu else None, host.reading()
     memory_peak_bytes = context.memory_peak_bytes()  # what marking takes besides is not the step's
     bad_values = not_finite(last_loss, step.replica)
     heartbeat.phase("profiled iterations")
@@ -75,6 +75,7 @@ def time_cell(cell: Cell, context: RunContext) -> RankSummary:
         stop_reason=measurement.stop_reason,
         clock_uncertainty_s=recorder.uncertainty_s + offset_uncertainty_s,
         gpu=power.summary(before, after, num_samples) if before and after else None,
+        host=host.summary(host_before, host_after),
     )
 
 

@@ -1,0 +1,126 @@
+"""Rules about one rank or one step among the others: what a rank is slow at, and what slows it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from scaling.analysis.explain_view import Values, View
+from scaling.analysis.periodic import periodic_slowness
+from scaling.analysis.rank_times import SLOW_SHARE
+
+LOST_SHARE = SLOW_SHARE
+COMPUTING = ("forward_s", "backward_s")
+
+
+def throttled_gpu(view: View) -> Values | None:
+    """A GPU whose clocks were held down: at the clock it can have, forward and backward would be shorter."""
+    found = {}
+    for warning in view.row["warnings"] or ():
+        if warning.kind == "throttled":
+            found.update(dict.fromkeys(warning.values["ranks"], warning.values["reason"]))
+    ratios = {rank: ratio for rank in found if (ratio := _clock_ratio(view, rank)) is not None}
+    if not ratios:
+        return None
+    rank = min(ratios, key=ratios.__getitem__)
+    share = _with_its_excess(view, rank, (1 - ratios[rank]) * view.share(*COMPUTING))
+    if share < LOST_SHARE:
+        return None
+    clocks = {"clock_ratio": ratios[rank], "reason": found[rank]}
+    return {"share": share, "rank": rank, "ranks": sorted(found), **clocks, **_lost(view, share)}
+
+
+def shared_gpu(view: View) -> Values | None:
+    """Processes of others that compute on a rank's GPU, with which it takes turns."""
+    ranks = sorted(
+        rank
+        for warning in view.row["warnings"] or ()
+        if warning.kind == "other_processes"
+        for rank in warning.values["ranks"]
+    )
+    if not ranks:
+        return None
+    slow = view.slow_rank
+    rank = slow.rank if slow is not None and slow.rank in ranks else ranks[0]
+    others = max((int(gpu.get("other_processes") or 0) for gpu in view.of_rank("gpu", rank)), default=1)
+    measured = slow is not None and slow.rank == rank
+    most = others / (others + 1) * view.share(*COMPUTING)
+    share = _with_its_excess(view, rank, 0.0) if measured else most
+    values = {"rank": rank, "ranks": ranks, "others": others, "is_measured": measured}
+    return {"share": share, **values, **_lost(view, share)} if share >= LOST_SHARE else None
+
+
+def slow_rank(view: View) -> Values | None:
+    """A rank that takes longer than the others by itself: they wait for it."""
+    slow = view.slow_rank
+    if slow is None or not view.step_s or view.fired.keys() & {"oversubscribed", *_of_its_gpu(view)}:
+        return None
+    first, *_ = slow.phases_s
+    return {
+        "share": min(1.0, slow.lost_s / view.step_s),
+        "rank": slow.rank,
+        "phase": first,
+        "phases_s": dict(slow.phases_s),
+        "lost_s": slow.lost_s,
+        "bucket": slow.bucket,
+        "num_buckets": slow.num_buckets,
+        "late_s": list(slow.late_s),
+        "late_exchange": _first_late(slow.late_s),
+        "steps_ratio": slow.steps_ratio,
+        "queued_ratio": _queued_ratio(view, slow.rank),
+    }
+
+
+def periodic(view: View) -> Values | None:
+    """Every k-th step is slow."""
+    launches = view.cell.launches if view.cell else []
+    found = periodic_slowness(launches, view.own_phases) if launches else None
+    if found is None:
+        return None
+    values = {name: getattr(found, name) for name in ("period", "excess_s", "lost_s", "rank", "phase")}
+    return {"share": min(1.0, found.lost_s / found.step_s), **values}
+
+
+def _of_its_gpu(view: View) -> tuple[str, ...]:
+    """Rules that have named the slow rank with what slows it."""
+    slow = view.slow_rank
+    return tuple(
+        name
+        for name in ("throttled_gpu", "shared_gpu")
+        if slow is not None and view.fired.get(name, {}).get("rank") == slow.rank
+    )
+
+
+def _with_its_excess(view: View, rank: int, share: float) -> float:
+    """The larger of `share` and what the step loses by that rank as measured."""
+    slow = view.slow_rank
+    if slow is None or slow.rank != rank or not view.step_s:
+        return share
+    return min(1.0, max(share, slow.lost_s / view.step_s))
+
+
+def _lost(view: View, share: float) -> Values:
+    return {"lost_s": share * (view.step_s or 0.0)}
+
+
+def _clock_ratio(view: View, rank: int) -> float | None:
+    """Clock of the processors after the measured window over the most it can be; the median over repeats."""
+    ratios = [
+        float(gpu["sm_clock_after_hz"]) / float(gpu["sm_clock_max_hz"])
+        for gpu in view.of_rank("gpu", rank)
+        if gpu.get("sm_clock_after_hz") and gpu.get("sm_clock_max_hz")
+    ]
+    return float(np.median(ratios)) if ratios else None
+
+
+def _queued_ratio(view: View, rank: int) -> float | None:
+    """Part of the window in which the rank waited for a core, if that is half of its excess; else None."""
+    slow, queued = view.slow_rank, view.queued_ratios
+    if slow is None or not view.step_s or queued is None:
+        return None
+    longer = queued[rank] - float(np.median(np.delete(queued, rank)))
+    return queued[rank] if longer >= slow.lost_s / view.step_s / 2 else None
+
+
+def _first_late(late_s: tuple[float, ...]) -> int | None:
+    """The first exchange at which most of the rank's lateness is there; None where it is not known."""
+    return next((at for at, one in enumerate(late_s) if one >= max(late_s) / 2), None)

@@ -1,0 +1,152 @@
+"""Slowness that comes and goes: every k-th step takes longer (a comb in the raw iteration times).
+
+For each period k the excess of the slowest n / k steps over the usual step is taken; steps above half of it
+are slow. They are a comb if they fall on every k-th step: of the k offsets the one with most of them is
+tested by the hypergeometric distribution (slow steps drawn at random would hit it so often with a probability
+below `LEVEL`, over all periods and offsets), and most slow steps must be on it, and most of its steps slow.
+
+The first step after a pause, in which ranks agree on how long to go on, is left out: blocks have a period
+too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import hypergeom
+
+from scaling.analysis.rank_times import own_times_s
+from scaling.analysis.samples import IterationLaunch
+
+Floats = NDArray[np.float64]
+
+SHORTEST_PERIOD, LONGEST_PERIOD = 3, 64
+FEWEST_EVENTS = 4
+LEVEL = 1e-4
+ON_THE_COMB = 0.7
+"""Part of the comb's steps that are slow, and part of the slow steps that are on the comb."""
+
+PAUSE_RATIO = 0.02
+"""A gap between two steps that is longer than this part of a step is a pause."""
+
+SMALLEST_EXCESS = 0.25
+"""Of the usual step: slow steps exceed it by so much at least."""
+
+
+@dataclass(frozen=True)
+class Comb:
+    """Every `period`-th step is slow.
+
+    Attributes:
+        period: in steps.
+        excess_s: how much longer a slow step takes than a usual one, in seconds (median).
+        step_s: the mean step's length.
+        hit_ratio: part of the comb's steps that are slow.
+    """
+
+    period: int
+    excess_s: float
+    step_s: float
+    hit_ratio: float
+
+    @property
+    def lost_s(self) -> float:
+        """Of a mean step."""
+        return self.hit_ratio * self.excess_s / self.period
+
+
+@dataclass(frozen=True)
+class PeriodicSlowness:
+    """The comb of a cell, with the rank and the phase that are slow in the profiled steps on it.
+
+    Attributes:
+        period, excess_s, lost_s, step_s: see `Comb`; medians over the launches that have it.
+        rank, phase: None where no profiled step was slow.
+    """
+
+    period: int
+    excess_s: float
+    lost_s: float
+    step_s: float
+    rank: int | None
+    phase: str | None
+
+
+def comb(steps_s: Floats, starts_s: Floats | None = None) -> Comb | None:
+    """The period at which steps are slow; None where they are not.
+
+    Args:
+        steps_s: lengths of consecutive steps, in seconds: [step].
+        starts_s: when they began, likewise; None: pauses are not known.
+    """
+    count = len(steps_s)
+    usual_s = float(np.median(steps_s))
+    times = np.where(_after_pauses(steps_s, starts_s), np.minimum(steps_s, usual_s), steps_s)
+    found: tuple[float, Comb] | None = None
+    for period in range(SHORTEST_PERIOD, min(LONGEST_PERIOD, count // FEWEST_EVENTS) + 1):
+        excess_s = float(np.median(np.sort(times)[-(count // period) :])) - usual_s
+        if excess_s < SMALLEST_EXCESS * usual_s:
+            continue
+        slow = np.flatnonzero(times > usual_s + excess_s / 2)
+        hits = np.bincount(slow % period, minlength=period)
+        offset = int(hits.argmax())
+        on_comb, places = int(hits[offset]), len(range(offset, count, period))
+        if on_comb < max(FEWEST_EVENTS, ON_THE_COMB * places) or on_comb < ON_THE_COMB * len(slow):
+            continue
+        chance = float(hypergeom.sf(on_comb - 1, count, places, len(slow))) * period * LONGEST_PERIOD
+        if chance < LEVEL and (found is None or chance < found[0]):
+            mine = slow[slow % period == offset]
+            own_s = float(np.median(times[mine])) - usual_s
+            found = chance, Comb(period, own_s, float(times.mean()), on_comb / places)
+    return None if found is None else found[1]
+
+
+def _after_pauses(steps_s: Floats, starts_s: Floats | None) -> NDArray[np.bool_]:
+    paused = np.zeros(len(steps_s), dtype=bool)
+    if starts_s is not None:
+        gaps_s = starts_s[1:] - (starts_s[:-1] + steps_s[:-1])
+        paused[1:] = gaps_s - np.median(gaps_s) > PAUSE_RATIO * np.median(steps_s)
+    return paused
+
+
+def periodic_slowness(launches: Sequence[IterationLaunch], phases: Sequence[str]) -> PeriodicSlowness | None:
+    """What comes every k-th step in most launches of a cell; None where nothing does.
+
+    Args:
+        launches: of one cell.
+        phases: a rank's own (`scaling.analysis.rank_times.own_phases`).
+    """
+    found = [comb(launch.step_s, launch.starts_s) for launch in launches]
+    combs = [one for one in found if one is not None]
+    periods = [one.period for one in combs]
+    period = max(set(periods), key=periods.count, default=0)
+    same = [one for one in combs if one.period == period]
+    if len(same) <= len(launches) / 2:
+        return None
+    excess_s, lost_s, step_s = (
+        float(np.median([getattr(one, name) for one in same])) for name in ("excess_s", "lost_s", "step_s")
+    )
+    rank, phase = _where(launches, phases, excess_s) or (None, None)
+    return PeriodicSlowness(period, excess_s, lost_s, step_s, rank, phase)
+
+
+def _where(
+    launches: Sequence[IterationLaunch], phases: Sequence[str], excess_s: float
+) -> tuple[int, str] | None:
+    """The rank and the phase whose own time is longest over their usual one, in the slow profiled steps."""
+    longer = []
+    for launch in launches:
+        if not launch.profiled_steps:
+            continue
+        own_s = own_times_s(launch, phases)
+        steps_s = np.array([max(rank.step_s for rank in step.ranks) for step in launch.profiled_steps])
+        slow = steps_s > np.median(steps_s) + excess_s / 2
+        longer.extend((own_s - np.median(own_s, axis=0))[slow])
+    if not longer:
+        return None
+    middle = np.median(longer, axis=0)
+    rank, phase = np.unravel_index(int(middle.argmax()), middle.shape)
+    return int(rank), phases[int(phase)]

@@ -1,0 +1,155 @@
+"""Ranks compared phase by phase: each rank's own time in the profiled steps.
+
+In a synchronous step all ranks take equally long: one that is slow shows as waiting of the others. What a
+rank does by itself (input, forward, backward up to each bucket, update, and the time in no phase) is its own,
+so a rank's excess over the others is measured there:
+
+1. of each launch, rank and phase the lower quartile of the own times (what disturbs a step makes it longer);
+2. less the reference: the median over ranks, of two ranks the other; of this the median over launches;
+3. a rank is slow if its sum exceeds `SLOW_SHARE` of the step, in every launch half as much at least, if its
+   own time is above the reference in most steps, and if it is late at an exchange: else nothing is lost.
+
+Phases of the exchange are left out (the root of a tree has more to do there), and in an eager step the update
+too, which may be one rank's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scaling.analysis.samples import IterationLaunch
+from scaling.measure.budget import MAIN, RankStep, arrivals_s
+
+Floats = NDArray[np.float64]
+
+COMPUTED = ("input", "h2d", "forward", "backward", "unattributed")
+SLOW_SHARE = 0.1
+"""Of the step."""
+
+USUAL_STEPS = 0.6
+"""Part of the profiled steps in which a slow rank's own time is above the reference."""
+
+MAIN_PHASE_SHARE = 0.25
+"""A phase with this part of the excess is named."""
+
+
+@dataclass(frozen=True)
+class SlowRank:
+    """A rank whose own time keeps the step from being shorter; times in seconds a step.
+
+    Attributes:
+        rank: which one.
+        lost_s: how much shorter the step would be without its excess.
+        phases_s: phases with a notable part of the excess -> that part, the largest first.
+        bucket: for an excess in the backward pass, the gradient bucket before which most of it comes, from 0;
+            the number of buckets for what follows the last; None where the pass is not cut into buckets.
+        num_buckets: of the step; 0 where it is not cut.
+        late_s: how much later than the others (their median) it arrives at each exchange; empty where ranks
+            have no common clock or no exchange.
+        steps_ratio: part of the profiled steps in which its own time is above the reference.
+    """
+
+    rank: int
+    lost_s: float
+    phases_s: Mapping[str, float]
+    bucket: int | None
+    num_buckets: int
+    late_s: tuple[float, ...]
+    steps_ratio: float
+
+
+def own_phases(step: str) -> tuple[str, ...]:
+    """The phases that are a rank's own in a step of that name (eager, overlapped, captured)."""
+    return COMPUTED if step == "eager" else (*COMPUTED, "update")
+
+
+def own_times_s(launch: IterationLaunch, phases: Sequence[str]) -> Floats:
+    """Each rank's own time of the profiled steps, in seconds: [step, rank, phase]."""
+    return np.array(
+        [[[rank.parts_s[phase] for phase in phases] for rank in ranks] for ranks in launch.budgets],
+        dtype=np.float64,
+    )
+
+
+def excess_s(own_s: Floats) -> Floats:
+    """How much longer each rank takes than the reference, of the same shape: [any, rank, ...]."""
+    if own_s.shape[1] == 2:
+        return own_s - own_s[:, ::-1]
+    return own_s - np.median(own_s, axis=1, keepdims=True)
+
+
+def slow_rank(launches: Sequence[IterationLaunch], phases: Sequence[str]) -> SlowRank | None:
+    """The rank that holds the step up; None where none does in all launches.
+
+    Args:
+        launches: of one cell; those without profiled steps say nothing.
+        phases: the ranks' own (`own_phases`).
+    """
+    profiled = [launch for launch in launches if launch.profiled_steps]
+    if not profiled or len(profiled[0].profiled_steps[0].ranks) < 2:
+        return None
+    own_s = [own_times_s(launch, phases) for launch in profiled]
+    by_launch = _usual_excess_s([one.sum(axis=2) for one in own_s])  # [launch, rank]
+    total_s = np.median(by_launch, axis=0)
+    rank = int(total_s.argmax())
+    late_s = _late_s(profiled, rank)
+    lost_s = min(float(total_s[rank]), max(late_s, default=float("inf")))
+    paired_s = np.concatenate([excess_s(one.sum(axis=2))[:, rank] for one in own_s])
+    steps_ratio = float(np.mean(paired_s > 0))
+    least_s = SLOW_SHARE * _step_s(profiled)
+    if lost_s < least_s or by_launch[:, rank].min() < least_s / 2 or steps_ratio < USUAL_STEPS:
+        return None
+    of_phases = np.median(_usual_excess_s(own_s)[:, rank], axis=0)
+    named = {
+        phases[at]: float(of_phases[at])
+        for at in np.argsort(-of_phases)
+        if of_phases[at] >= MAIN_PHASE_SHARE * total_s[rank]
+    } or {phases[int(of_phases.argmax())]: float(of_phases.max())}
+    bucket, num_buckets = _bucket(profiled, rank) if next(iter(named)) == "backward" else (None, 0)
+    return SlowRank(rank, lost_s, named, bucket, num_buckets, late_s, steps_ratio)
+
+
+def _step_s(launches: Sequence[IterationLaunch]) -> float:
+    steps = [step for launch in launches for step in launch.profiled_steps]
+    return float(np.median([max(rank.step_s for rank in step.ranks) for step in steps]))
+
+
+def _usual_excess_s(own_s: Sequence[Floats]) -> Floats:
+    """Of each launch's times [step, rank, ...] the excess of their lower quartile: [launch, rank, ...]."""
+    return excess_s(np.array([np.quantile(one, 0.25, axis=0) for one in own_s]))
+
+
+def _late_s(launches: Sequence[IterationLaunch], rank: int) -> tuple[float, ...]:
+    """Medians over all steps of how much later than the others' median the rank arrives at each exchange."""
+    arrivals = [arrivals_s(step.ranks) for launch in launches for step in launch.profiled_steps]
+    known = [one for one in arrivals if one is not None]
+    if len(known) < len(arrivals) or len({one.shape for one in known}) > 1:
+        return ()
+    times = np.array(known)  # [step, exchange, rank]
+    others = np.median(np.delete(times, rank, axis=2), axis=2)
+    return tuple(float(one) for one in np.median(times[:, :, rank] - others, axis=0))
+
+
+def _bucket(launches: Sequence[IterationLaunch], rank: int) -> tuple[int | None, int]:
+    """Where in the backward pass most of the excess comes, and into how many buckets the pass is cut."""
+    pieces = [
+        [_backward_pieces_s(own) for own in step.ranks] for launch in launches for step in launch.profiled_steps
+    ]
+    counts = {len(own) for step in pieces for own in step}
+    if len(counts) != 1 or (count := counts.pop()) < 2:
+        return None, 0
+    excess = _usual_excess_s([np.array(pieces)])[0, rank]
+    return int(excess.argmax()), count - 1
+
+
+def _backward_pieces_s(step: RankStep) -> list[float]:
+    """The backward pass up to each bucket, and after the last."""
+    own = sorted(
+        (span for span in step.spans if span.phase == "backward" and span.lane == MAIN),
+        key=lambda span: (span.start_s, span.stop_s),
+    )
+    return [span.stop_s - span.start_s for span in own]
