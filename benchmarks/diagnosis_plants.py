@@ -69,7 +69,8 @@ class _Place(nn.Module):
         if not self.training or _own_rank() != self._rank:
             return inputs
         if self._when == "backward" and inputs.requires_grad:
-            return _SlowBackward.apply(inputs, self._milliseconds)  # type: ignore[no-untyped-call]
+            slowed: Tensor = _SlowBackward.apply(inputs, self._milliseconds)  # type: ignore[no-untyped-call]
+            return slowed
         if self._when == "forward" or (self._when == "periodic" and self._calls % PERIOD == 0):
             _lose(self._milliseconds, inputs.device)
         return inputs
@@ -119,12 +120,13 @@ def with_wide_inputs(plant: str = "pageable", width: int = 1024, depth: int = 6)
 
 def _plant_outside(plant: str, rank: int, milliseconds: float, clock_mhz: float) -> None:
     """Causes outside of the network: its input, its core, its GPU."""
-    feeding._DeviceFeeder.next, power.open_device = _NEXT, _OPEN_DEVICE  # type: ignore[method-assign]
+    _replace_next(_NEXT)
+    power.open_device = _OPEN_DEVICE
     os.sched_setaffinity(0, {min(_OWN_CORES)} if plant == "oversubscribed" else _OWN_CORES)
     if plant == "slow_input":
-        feeding._DeviceFeeder.next = _slow_next("input", rank, milliseconds)  # type: ignore[method-assign]
+        _replace_next(_slow_next("input", rank, milliseconds))
     elif plant == "copies_on_cpu":
-        feeding._DeviceFeeder.next = _slow_next("h2d", None, milliseconds)  # type: ignore[method-assign]
+        _replace_next(_slow_next("h2d", None, milliseconds))
     elif plant in ("other_process", "throttled"):
         power.open_device = partial(_simulated_gpu, plant, rank, clock_mhz)
 
@@ -136,6 +138,10 @@ _PLACES: dict[str, tuple[str, Callable[[int], int]]] = {
     "slow_backward_late": ("backward", lambda count: 2),
     "periodic": ("periodic", lambda count: count // 2),
 }
+
+
+def _replace_next(replacement: Callable[[feeding._DeviceFeeder, Marks], feeding.Batch]) -> None:
+    feeding._DeviceFeeder.next = replacement  # type: ignore[method-assign, assignment]
 
 
 def _slow_next(

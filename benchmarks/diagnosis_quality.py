@@ -66,7 +66,7 @@ SCALES = {
         periodic_ms=(50.0, 80.0),
         bucket_mb=0.25,
         tiny=(64, 40, 64),
-        small=(64, 40, 2),
+        small=(32, 80, 2),
         plain_batch=512,
         large=(512, 6, 16),
     ),

@@ -20,11 +20,17 @@ _HOST_COLUMNS = ("d2h_s", "reduce_s", "h2d_result_s")
 def exposed_communication(view: View) -> Values | None:
     """The exchange that is not hidden under the computation."""
     share = view.share("exposed_comm_s")
-    if not view.exchanges or share < EXPOSED_SHARE or view.fired.keys() & {"oversubscribed", "tiny_buckets"}:
+    if not view.exchanges or share < EXPOSED_SHARE or _is_a_symptom(view, share):
         return None
     rate = {} if view.bytes_per_s is None else {"bytes_per_s": view.bytes_per_s}
     where = {name: view.row[name] for name in ("num_nodes", "device", "peer_access")}
     return {"share": share, "exposed_comm_s": view.seconds("exposed_comm_s"), **rate, **where, **_less(view)}
+
+
+def _is_a_symptom(view: View, share: float) -> bool:
+    """Whether what was found before makes the exchange take so long: its threads have no core either."""
+    busy = view.fired.get("busy_host", {}).get("share", 0.0)
+    return bool(view.fired.keys() & {"oversubscribed", "tiny_buckets"}) or share < 2 * busy
 
 
 def _less(view: View) -> Values:
@@ -83,7 +89,7 @@ def not_hidden(view: View) -> Values | None:
         return None
     if hidden / total >= HIDDEN_SHARE or exposed / view.step_s < EXPOSED_SHARE:
         return None
-    if view.fired.keys() & {"oversubscribed", "tiny_buckets"}:
+    if _is_a_symptom(view, exposed / view.step_s):
         return None
     other = view.fastest_with({"bucket_mb"}, aggregator=view.row["aggregator"])
     better = {}

@@ -12,7 +12,7 @@ INPUT_SHARE = 0.1
 UPDATE_SHARE = 0.25
 OPEN_SHARE = 0.1
 COMPUTE_SHARE = 0.6
-QUEUED_SHARE = 0.1
+QUEUED_SHARE = 0.15
 AVOIDABLE_SHARE = 0.1
 """More than this part of a step is said before computation."""
 
@@ -167,7 +167,8 @@ def open_time(view: View) -> Values | None:
 def _is_of_slow_rank(view: View, share: float, *phases: str) -> bool:
     """Whether most of `share` is what the slow rank alone has, which was said of it."""
     named = view.fired.get("slow_rank", {}).get("phases_s", {})
-    return bool(view.step_s) and sum(named.get(one, 0.0) for one in phases) > share * view.step_s / 2
+    own_s = sum(float(named.get(one, 0.0)) for one in phases)
+    return own_s > share * (view.step_s or 0.0) / 2
 
 
 def computation(view: View) -> Values | None:

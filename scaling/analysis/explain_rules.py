@@ -43,7 +43,7 @@ LIMITS = (
     Rule(ranks.shared_gpu, ("warnings", "forward_s", "backward_s"), ranks.LOST_SHARE),
     Rule(ranks.slow_rank, ("profiled_iteration_s",), ranks.LOST_SHARE),
     Rule(ranks.periodic, ("iteration_s",)),
-    Rule(limits.busy_host, (), limits.QUEUED_SHARE),
+    Rule(limits.busy_host, ("iteration_s",), limits.QUEUED_SHARE),
     Rule(
         exchange.tiny_buckets, ("exposed_comm_s", "wire_bytes_per_rank", "bucket_mb"), exchange.EXPOSED_SHARE
     ),

@@ -26,7 +26,7 @@ Floats = NDArray[np.float64]
 SHORTEST_PERIOD, LONGEST_PERIOD = 3, 64
 FEWEST_EVENTS = 4
 LEVEL = 1e-4
-ON_THE_COMB = 0.7
+ON_THE_COMB = 0.6
 """Part of the comb's steps that are slow, and part of the slow steps that are on the comb."""
 
 PAUSE_RATIO = 0.02
@@ -86,7 +86,8 @@ def comb(steps_s: Floats, starts_s: Floats | None = None) -> Comb | None:
     usual_s = float(np.median(steps_s))
     times = np.where(_after_pauses(steps_s, starts_s), np.minimum(steps_s, usual_s), steps_s)
     found: tuple[float, Comb] | None = None
-    for period in range(SHORTEST_PERIOD, min(LONGEST_PERIOD, count // FEWEST_EVENTS) + 1):
+    periods = range(SHORTEST_PERIOD, min(LONGEST_PERIOD, count // FEWEST_EVENTS) + 1)
+    for period in periods:
         excess_s = float(np.median(np.sort(times)[-(count // period) :])) - usual_s
         if excess_s < SMALLEST_EXCESS * usual_s:
             continue
@@ -96,7 +97,7 @@ def comb(steps_s: Floats, starts_s: Floats | None = None) -> Comb | None:
         on_comb, places = int(hits[offset]), len(range(offset, count, period))
         if on_comb < max(FEWEST_EVENTS, ON_THE_COMB * places) or on_comb < ON_THE_COMB * len(slow):
             continue
-        chance = float(hypergeom.sf(on_comb - 1, count, places, len(slow))) * period * LONGEST_PERIOD
+        chance = float(hypergeom.sf(on_comb - 1, count, places, len(slow))) * sum(periods)
         if chance < LEVEL and (found is None or chance < found[0]):
             mine = slow[slow % period == offset]
             own_s = float(np.median(times[mine])) - usual_s

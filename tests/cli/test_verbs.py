@@ -94,8 +94,10 @@ def test_explain_names_the_slow_rank_that_was_planted(call):
     (cell,) = json.loads(out)
     first = cell["findings"][0]
     assert code == 0
-    assert first["rule"] == "straggler"
-    assert "rank 1 comes last" in first["sentence"]
+    assert first["rule"] == "slow_rank"
+    assert (first["values"]["rank"], first["values"]["phase"]) == (1, "unattributed")
+    assert first["values"]["lost_s"] == pytest.approx(2e-3, rel=0.2), "what was planted"
+    assert first["sentence"] in " ".join(call("explain", SMALL)[1].split()), "also without a cell"
 
 
 def test_watch_of_a_finished_study_ends_by_itself(call):

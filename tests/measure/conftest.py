@@ -13,7 +13,7 @@ class FakeClock:
         now_s: the device's time.
         drift: seconds of the host in one of the device.
         uncertainty_s: of the next anchors.
-        chain_s: as a clock has it.
+        chain_s, is_asynchronous: as a clock has them.
         num_marks: that there are.
     """
 
@@ -22,6 +22,7 @@ class FakeClock:
         self.drift = 1.0
         self.uncertainty_s = 0.0
         self.chain_s = 0.0
+        self.is_asynchronous = False
         self.num_settled = 0
         self.num_marks = 0
         self._host_s, self._host_at_s = 1000.0, 0.0

@@ -183,3 +183,24 @@ class TestPhasesThatFollowEachOther:
             ("communicate", "comm", 6, 7),
             ("reduce", "comm", 7, 8),
         ]
+
+
+class TestHowFarTheDeviceIsBehind:
+    def test_it_is_known_of_forward_and_backward_where_the_device_runs_by_itself(self, clock, recorder):
+        clock.is_asynchronous = True
+        clock.change_drift(1.0)
+        with recorder.step(split=True) as marks:
+            with marks.phase("forward"):
+                clock.now_s += 1
+            with marks.phase("backward"):
+                clock.now_s += 4
+        (sample,) = recorder.take()
+        # The host queued both at the same moment, as far as this clock can tell.
+        assert set(sample.behind_s) == {"forward", "backward"}
+        assert sample.behind_s["backward"] - sample.behind_s["forward"] == pytest.approx(4, abs=0.1)
+
+    def test_a_host_that_computes_is_never_ahead(self, clock, recorder):
+        with recorder.step(split=True) as marks, marks.phase("forward"):
+            clock.now_s += 1
+        (sample,) = recorder.take()
+        assert sample.behind_s is None

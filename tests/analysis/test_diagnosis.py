@@ -1,0 +1,306 @@
+"""Causes built into synthetic samples: each is the first that is said, and nothing where none is."""
+
+import numpy as np
+import pytest
+
+from scaling.analysis.columns import to_rows
+from scaling.analysis.explain import explain, limit_of
+from scaling.analysis.periodic import comb
+from scaling.analysis.rank_times import excess_s
+from scaling.measure.budget import RankStep, Span
+from scaling.report.explain_text import overview
+from scaling.report.text import line_of, text_of
+
+MS = 1e-3
+BUCKETS = 3
+
+
+def overlapped(forward=4.0, pieces=(2.0, 2.0, 2.0, 0.0), before=0.0, stop=14.0):
+    """A rank's spans of an overlapped step, in ms: backward pieces up to each bucket, and its exchange."""
+    spans, now = [], before
+    if before:
+        spans.append(("input", "main", 0.0, before))
+    spans.append(("forward", "main", now, now := now + forward))
+    for number, piece in enumerate(pieces):
+        spans.append(("backward", "main", now, now := now + piece))
+        if number < len(pieces) - 1:
+            spans.append(("communicate", "comm", now, max(now, stop - 1)))
+    spans.append(("update", "main", stop - 1, stop))
+    return [(phase, lane, start * MS, end * MS) for phase, lane, start, end in spans]
+
+
+def eager(forward=4.0, backward=8.0, exchange=0.5, first=()):
+    spans, now = [], 0.0
+    for phase, length in (*first, ("forward", forward), ("backward", backward), ("communicate", exchange)):
+        spans.append((phase, "main", now, now := now + length))
+    return [(phase, lane, start * MS, end * MS) for phase, lane, start, end in spans]
+
+
+def steps(milliseconds, count=60, launches=3):
+    return [[milliseconds * MS] * count] * launches
+
+
+def said_first(study, cell_id, **more):
+    return limit_of(explain(study.table, study.cells, **more)[cell_id])
+
+
+@pytest.mark.parametrize("rank", [0, 1, 3])
+@pytest.mark.parametrize(
+    ("slow", "phase", "bucket"),
+    [
+        ({"forward": 7.0}, "forward", None),
+        ({"pieces": (5.0, 2.0, 2.0, 0.0)}, "backward", 0),
+        ({"pieces": (2.0, 2.0, 5.0, 0.0)}, "backward", 2),
+        ({"pieces": (2.0, 2.0, 2.0, 3.0)}, "backward", 3),
+        ({"before": 3.0}, "input", None),
+    ],
+)
+def test_a_slow_rank_is_named_with_its_phase_its_bucket_and_what_is_lost(
+    make_study, rank, slow, phase, bucket
+):
+    study = make_study()
+    ranks = [overlapped(stop=16.0, **(slow if own == rank else {})) for own in range(4)]
+    if bucket == BUCKETS:  # after the last exchange has begun nobody waits: it delays the next step alone
+        ranks[rank] = [
+            (
+                p,
+                lane,
+                start + (3 * MS if p == "communicate" else 0),
+                stop + (3 * MS if p == "communicate" else 0),
+            )
+            for p, lane, start, stop in ranks[rank]
+        ]
+    cell = study.add(steps(16), spans=ranks, aggregator="all_reduce", world_size=4, step="overlapped")
+    found = said_first(study, cell)
+    assert (found.kind, found.values["rank"], found.values["phase"]) == ("slow_rank", rank, phase)
+    assert found.values["bucket"] == bucket
+    assert found.values["lost_s"] == pytest.approx(3 * MS)
+    assert f"rank {rank} is slow in {phase}" in text_of(found)
+
+
+def test_of_two_ranks_the_slower_is_named_also_in_an_eager_step(make_study):
+    study = make_study()
+    ranks = [eager(exchange=4.5), eager(forward=8.0)]
+    cell = study.add(steps(16.5), spans=ranks, aggregator="ring", world_size=2)
+    found = said_first(study, cell)
+    assert (found.kind, found.values["rank"], found.values["phase"]) == ("slow_rank", 1, "forward")
+    assert found.values["lost_s"] == pytest.approx(4 * MS)
+
+
+def test_the_root_of_a_tree_is_not_slow_for_its_sums_nor_an_owner_for_its_update(make_study):
+    study = make_study()
+    others = eager(exchange=4.0)
+    root = [*eager(), ("reduce", "main", 12.5 * MS, 15 * MS), ("update", "main", 15 * MS, 16 * MS)]
+    cell = study.add(steps(16), spans=[root, others], aggregator="tree", world_size=2)
+    assert "slow_rank" not in {one.kind for one in explain(study.table, study.cells)[cell]}
+
+
+def test_a_rank_that_is_slow_in_one_launch_of_three_is_not_named(make_study):
+    study = make_study()
+    even, slow = [overlapped()] * 2, [overlapped(forward=8.0, stop=18.0), overlapped(stop=18.0)]
+    cell = study.add(steps(14), spans=even, aggregator="ring", world_size=2, step="overlapped")
+    other = study.add(steps(14), spans=slow, aggregator="tree", world_size=2, step="overlapped")
+    one, three = study.cells[-1].launches[0], study.cells[0].launches
+    study.cells[0].launches[0] = type(one)(0, one.iterations, one.rank_steps_s, one.split_steps)
+    assert len(three) == 3
+    assert said_first(study, other).kind == "slow_rank"
+    assert said_first(study, cell).kind != "slow_rank"
+
+
+def test_a_busy_core_is_named_as_what_slows_the_rank(make_study):
+    study = make_study()
+    host = [{"window_s": 1.0, "queued_s": queued, "cores": [rank]} for rank, queued in enumerate((0.3, 0.0))]
+    ranks = [overlapped(forward=8.0, stop=18.0), overlapped(stop=18.0)]
+    cell = study.add(
+        steps(18), spans=ranks, aggregator="ring", world_size=2, step="overlapped", summary={"host": host}
+    )
+    found = said_first(study, cell, num_cores=2)
+    assert found.kind == "slow_rank"
+    assert "its core is busy, it waits for one 30% of the time" in text_of(found)
+
+
+def test_workers_that_may_use_one_core_alone_are_oversubscribed(make_study):
+    study = make_study()
+    host = [{"window_s": 1.0, "queued_s": 0.45, "cores": [3]}] * 2
+    cell = study.add(steps(12.5), spans=eager(), aggregator="ring", world_size=2, summary={"host": host})
+    found = said_first(study, cell, num_cores=8)
+    assert (found.kind, found.values["cores"]) == ("oversubscribed", 1)
+    assert found.values["share"] == pytest.approx(0.45)
+
+
+def test_other_processes_on_the_host_are_told_from_the_workers_own_threads(make_study):
+    study = make_study()
+    host = [{"window_s": 1.0, "queued_s": 0.25, "cores": [0, 1]}] * 2
+    cell = study.add(steps(12.5), spans=eager(), aggregator="ring", world_size=2, summary={"host": host})
+    assert said_first(study, cell, num_cores=2).kind == "busy_host"
+
+
+def gpu(**more):
+    return {
+        "window_s": 1.0,
+        "sm_clock_after_hz": 1.98e9,
+        "sm_clock_max_hz": 1.98e9,
+        "throttle_reasons": [],
+        **more,
+    }
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_gpu_whose_clock_is_held_down_is_named_with_its_rank(make_study, rank):
+    study = make_study()
+    gpus = [gpu(), gpu()]
+    gpus[rank] = gpu(sm_clock_after_hz=0.99e9, throttle_reasons=["power cap"], throttled_s={"power cap": 1.0})
+    cell = study.add(
+        steps(12.5), spans=eager(), aggregator="ring", world_size=2, device="cuda", summary={"gpu": gpus}
+    )
+    found = said_first(study, cell)
+    assert (found.kind, found.values["rank"], found.values["reason"]) == ("throttled_gpu", rank, "power cap")
+    assert found.values["lost_s"] == pytest.approx(0.5 * 12 * MS), "half of forward and backward"
+
+
+def test_a_power_cap_that_takes_little_is_a_doubt_and_no_limit(make_study):
+    study = make_study()
+    gpus = [gpu(sm_clock_after_hz=1.9e9, throttle_reasons=["power cap"]), gpu()]
+    cell = study.add(
+        steps(12.5), spans=eager(), aggregator="ring", world_size=2, device="cuda", summary={"gpu": gpus}
+    )
+    found = explain(study.table, study.cells)[cell]
+    assert limit_of(found).kind == "computation"
+    assert "disturbed_gpu" in {one.kind for one in found}
+
+
+def test_another_process_on_a_gpu_is_named_with_what_the_rank_loses_if_that_was_measured(make_study):
+    study = make_study()
+    summary = {"gpu": [gpu(), gpu(other_processes=1)]}
+    more = {"aggregator": "ring", "world_size": 2, "device": "cuda", "summary": summary}
+    guessed = study.add(steps(12.5), spans=eager(), **more)
+    measured = study.add(steps(15.5), spans=[eager(exchange=3.5), eager(backward=11.0)], batch=128, **more)
+    first = said_first(study, guessed)
+    assert (first.kind, first.values["rank"], first.values["is_measured"]) == ("shared_gpu", 1, False)
+    assert "may lose up to" in text_of(first)
+    found = explain(study.table, study.cells)[measured]
+    assert found[0].kind == "shared_gpu"
+    assert found[0].values["lost_s"] == pytest.approx(3 * MS)
+    assert "slow_rank" not in {one.kind for one in found}, "said once"
+
+
+def test_every_kth_slow_step_is_named_with_its_rank_and_phase(make_study):
+    study = make_study()
+    slow = [overlapped(forward=34.0, stop=44.0), overlapped(stop=44.0)]
+    own = [(44 if number % 10 == 3 else 14) * MS for number in range(60)]
+    cell = study.add([own] * 3, spans=[overlapped()] * 2, aggregator="ring", world_size=2, step="overlapped")
+    for launch in study.cells[-1].launches:
+        ranks = [RankStep(44 * MS, [Span(*one) for one in spans], 0.0) for spans in slow]
+        launch.split_steps[3] = type(launch.split_steps[3])(launch.split_steps[3].iteration, ranks)
+    found = said_first(study, cell)
+    assert (found.kind, found.values["period"]) == ("periodic", 10)
+    assert (found.values["rank"], found.values["phase"]) == (0, "forward")
+    assert found.values["lost_s"] == pytest.approx(3 * MS)
+    assert text_of(found).startswith("every 10th step takes 30.0 ms more, on rank 0 in forward")
+
+
+class TestComb:
+    @pytest.mark.parametrize("period", [3, 7, 10, 15])
+    @pytest.mark.parametrize("seed", range(5))
+    def test_a_period_is_found_in_noise_with_outliers(self, period, seed):
+        random = np.random.default_rng(seed)
+        times = random.lognormal(np.log(0.01), 0.1, 90)
+        times[random.integers(90, size=3)] *= 3
+        times[period - 1 :: period] += 0.02
+        assert comb(times).period == period
+
+    @pytest.mark.parametrize("spread", [0.01, 0.1, 0.5])
+    def test_noise_alone_has_no_period(self, spread):
+        random = np.random.default_rng(1)
+        found = [comb(random.lognormal(np.log(0.01), spread, 80)) for _ in range(200)]
+        assert not any(found)
+
+    def test_slow_steps_at_random_have_none(self):
+        random = np.random.default_rng(2)
+        for _ in range(100):
+            times = random.normal(0.01, 1e-4, 80)
+            times[random.choice(80, 8, replace=False)] *= 4
+            assert comb(times) is None
+
+    def test_the_first_steps_of_blocks_are_no_period(self):
+        times = np.full(80, 0.01)
+        times[::10] = 0.03
+        starts = np.concatenate([[0.0], np.cumsum(times)[:-1]]) + 0.005 * (np.arange(80) // 10)
+        assert comb(times).period == 10
+        assert comb(times, starts) is None
+
+
+def test_a_pageable_copy_and_a_slow_input_of_all_ranks_are_feeding(make_study):
+    study = make_study()
+    gpus = {"device": "cuda", "aggregator": "ring", "world_size": 2, "input_placement": "pageable"}
+    cell = study.add(steps(18.5), spans=eager(first=[("h2d", 6.0)]), **gpus)
+    assert "input over pageable memory" in text_of(said_first(study, cell))
+
+
+def test_tiny_buckets_are_named_and_not_their_exchange_as_such(make_study):
+    study = make_study()
+    spans, now = [("forward", "main", 0.0, 4 * MS)], 4 * MS
+    for _ in range(20):
+        spans += [
+            ("backward", "main", now, now + 0.1 * MS),
+            ("communicate", "comm", now + 0.1 * MS, now + 0.4 * MS),
+        ]
+        now += 0.4 * MS
+    cell = study.add(
+        steps(12), spans=spans, aggregator="all_reduce", world_size=2, step="overlapped",
+        summary={"wire_bytes_per_rank": [20 * 4096] * 2},
+    )  # fmt: skip
+    found = explain(study.table, study.cells)[cell]
+    assert (found[0].kind, found[0].values["num_buckets"]) == ("tiny_buckets", 20)
+    assert not {"exposed_communication", "not_hidden"} & {one.kind for one in found}
+
+
+@pytest.mark.parametrize(("behind_ms", "kind"), [(0.03, "launches"), (6.0, "computation")])
+def test_a_gpu_that_is_never_behind_the_host_waits_for_launches(make_study, behind_ms, kind):
+    study = make_study()
+    cell = study.add(steps(12.5), spans=eager(), aggregator="ring", world_size=2, device="cuda")
+    for launch in study.cells[-1].launches:
+        for number, step in enumerate(launch.split_steps):
+            behind_s = dict.fromkeys(("forward", "backward"), behind_ms * MS)
+            ranks = [RankStep(one.step_s, one.spans, one.start_s, behind_s) for one in step.ranks]
+            launch.split_steps[number] = type(step)(step.iteration, ranks)
+    found = said_first(study, cell)
+    assert found.kind == kind
+    assert ("30 us after the host" in text_of(found)) == (kind == "launches")
+
+
+@pytest.mark.parametrize("spans", [overlapped(stop=12.0), eager()], ids=["overlapped", "eager"])
+def test_nothing_is_named_where_all_ranks_take_equally_long(make_study, spans):
+    study = make_study()
+    random = np.random.default_rng(3)
+    launches = [list(random.lognormal(np.log(14 * MS), 0.05, 80)) for _ in range(3)]
+    step = "overlapped" if len(spans) > 4 else "eager"
+    split_s = spans[-1][3]
+    cell = study.add(launches, spans=[spans] * 4, split_s=split_s, aggregator="ring", world_size=4, step=step)
+    assert said_first(study, cell).kind == "computation"
+
+
+def test_more_workers_are_not_advised_where_more_were_measured_and_brought_nothing(make_study):
+    study = make_study()
+    two = study.add(steps(12.5), spans=eager(), aggregator="ring", world_size=2)
+    assert "more workers share it" in line_of(said_first(study, two))
+    study.add(steps(13.0), spans=eager(), aggregator="ring", world_size=4)
+    assert "more workers" not in line_of(said_first(study, two))
+
+
+def test_the_overview_says_first_what_the_cell_says_first_and_the_same_of_several_once(make_study):
+    study = make_study()
+    ranks = [overlapped(stop=16.0), overlapped(forward=7.0, stop=16.0)]
+    cells = [
+        study.add(steps(16), spans=ranks, aggregator=name, world_size=2, step="overlapped")
+        for name in ("ring", "tree", "all_reduce")
+    ]
+    found = explain(study.table, study.cells)
+    text = " ".join("\n".join(overview(to_rows(study.table), found)).split())
+    assert text.count("rank 1 is slow in forward") == 1
+    assert all(found[cell][0].kind == "slow_rank" for cell in cells)
+
+
+def test_the_excess_is_over_the_median_rank_and_of_two_over_the_other():
+    assert excess_s(np.array([[1.0, 4.0]])).tolist() == [[-3.0, 3.0]]
+    assert excess_s(np.array([[1.0, 4.0, 1.5]])).tolist() == [[-0.5, 2.5, 0.0]]
