@@ -137,7 +137,9 @@ def _late_s(launches: Sequence[IterationLaunch], rank: int) -> tuple[float, ...]
 def _bucket(launches: Sequence[IterationLaunch], rank: int) -> tuple[int | None, int]:
     """Where in the backward pass most of the excess comes, and into how many buckets the pass is cut."""
     pieces = [
-        [_backward_pieces_s(own) for own in step.ranks] for launch in launches for step in launch.profiled_steps
+        [_backward_pieces_s(own) for own in step.ranks]
+        for launch in launches
+        for step in launch.profiled_steps
     ]
     counts = {len(own) for step in pieces for own in step}
     if len(counts) != 1 or (count := counts.pop()) < 2:

@@ -26,7 +26,7 @@ def test_middle_half_drops_a_quarter_at_each_end(values, kept):
     assert middle_half(np.array(values, dtype=float)).tolist() == list(kept)
 
 
-def test_budget_is_the_mean_over_the_middle_half_of_profiled_steps(study, split_line):
+def test_budget_is_the_mean_over_the_middle_half_of_split_steps(study, split_line):
     # By length: 1, 2, 4, 9; the middle half is 2 and 4.
     lines = [split_line(i, s, ("forward", "main", 0.0, s / 2)) for i, s in enumerate((9.0, 2.0, 1.0, 4.0), 9)]
     study.add_split([[1.0, 2.0, 4.0, 100.0]], [lines])
@@ -138,7 +138,7 @@ def test_straggler_makes_the_others_wait_and_shows_as_skew(study, split_line):
     assert (row["wait_s"], row["exposed_comm_s"]) == pytest.approx((0.0, 0.4))
 
 
-def test_cell_without_profiled_steps_has_no_budget(study):
+def test_cell_without_split_steps_has_no_budget(study):
     study.add_steps([[1.0, 2.0]])
     (cell,) = read_cells(study.folder)
     assert cell_budget(cell.launches) is None

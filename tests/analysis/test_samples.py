@@ -13,7 +13,7 @@ def launch_of(study):
 FORWARD = ("forward", "main", 0.0, 0.4)
 
 
-def test_time_comes_from_unprofiled_steps_alone_and_phases_from_split_ones(study, line, split_line):
+def test_time_comes_from_unsplit_steps_alone_and_phases_from_split_ones(study, line, split_line):
     lines = [
         line(0, 9.0, warmup=True, split=False),
         line(1, 1.0, split=False),
@@ -63,7 +63,7 @@ def test_captured_step_with_split_lines_tells_its_phases(study, line, split_line
     assert len(launch_of(study).profiled_steps) == 1
 
 
-def test_rank_that_waits_least_in_profiled_steps_is_waited_for(study, split_line):
+def test_rank_that_waits_least_in_split_steps_is_waited_for(study, split_line):
     def rank(arrives):
         return [split_line(5, 1.0, ("communicate", "main", arrives, 0.9))]
 
@@ -98,7 +98,7 @@ def test_split_line_without_spans_is_an_error(study, line, split_line):
         read_cells(study.folder)
 
 
-def test_profiled_steps_of_ranks_that_differ_are_an_error(study, line, split_line):
+def test_split_steps_of_ranks_that_differ_are_an_error(study, line, split_line):
     one = [line(0, 1.0, split=False), split_line(1, 1.0, FORWARD)]
     other = [line(0, 1.0, split=False), split_line(2, 1.0, FORWARD)]
     study.add([[one, other]], world_size=2)

@@ -78,7 +78,7 @@ def test_numbers_of_a_column_add_up_to_its_sum_as_they_are_shown(filled):
         assert sum(parts) == pytest.approx(total, abs=0.001 * len(parts))
 
 
-def test_group_without_profiled_steps_has_no_budget(study):
+def test_group_without_split_steps_has_no_budget(study):
     study.add_steps([[1.0]])
     assert budget_table(groups_of(study)[0]) is None
     assert "split step" not in printed(study)

@@ -205,7 +205,7 @@ class TestTimedCell:
         assert len(split) == SPLIT_SETTLING + 4
         assert rows == [*warmup, *(row for row in rows if not (row["warmup"] or row["split"])), *split]
 
-    def test_profiled_steps_know_their_phases(self, ran):
+    def test_split_steps_know_their_phases(self, ran):
         rows, *_ = ran
         phases = [phase for phase, *_ in rows[-1]["spans"]]
         assert phases == ["input", "forward", "backward", "update"]

@@ -103,7 +103,7 @@ class TestOnAGpu:
         torch.testing.assert_close(after_one(captured), after_one(eager), rtol=1e-5, atol=1e-6)
 
     @marks_graphs
-    def test_training_goes_on_the_same_after_it_is_made_ready_for_profiled_steps(self):
+    def test_training_goes_on_the_same_after_it_is_made_ready_for_split_steps(self):
         def work(group: InProcessGroup) -> list[float]:
             step = captured(group, network(), "all_reduce")
             first = losses(step, range(3))
@@ -114,7 +114,7 @@ class TestOnAGpu:
         assert alone(work) == pytest.approx(expected, rel=1e-5)
 
     @marks_graphs
-    def test_profiled_steps_know_the_phases_in_the_graph(self):
+    def test_split_steps_know_the_phases_in_the_graph(self):
         def work(group: InProcessGroup) -> None:
             recorder = PhaseRecorder(clock_for(torch.device("cuda")))
             step = captured(group, network(), "all_reduce")

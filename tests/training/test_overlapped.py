@@ -53,7 +53,7 @@ class TestBuckets:
             assert int(several["notes"][0].split()[0]) > 2
 
     @pytest.mark.parametrize("arm", ["all_reduce", "no_op", "none"])
-    def test_those_of_ddps_own_path_are_not_seen_before_profiled_steps(self, seen, arm):
+    def test_those_of_ddps_own_path_are_not_seen_before_split_steps(self, seen, arm):
         for rank in seen("trainings", f"{arm} several"):
             assert rank["notes"] == []
 
