@@ -101,7 +101,7 @@ def test_a_rank_that_is_slow_in_one_launch_of_three_is_not_named(make_study):
     cell = study.add(steps(14), spans=even, aggregator="ring", world_size=2, step="overlapped")
     other = study.add(steps(14), spans=slow, aggregator="tree", world_size=2, step="overlapped")
     one, three = study.cells[-1].launches[0], study.cells[0].launches
-    study.cells[0].launches[0] = type(one)(0, one.iterations, one.rank_steps_s, one.split_steps)
+    study.cells[0].launches[0] = type(one)(0, one.iterations, one.rank_steps_s, one.profiled_steps)
     assert len(three) == 3
     assert said_first(study, other).kind == "slow_rank"
     assert said_first(study, cell).kind != "slow_rank"
@@ -191,7 +191,7 @@ def test_every_kth_slow_step_is_named_with_its_rank_and_phase(make_study):
     cell = study.add([own] * 3, spans=[overlapped()] * 2, aggregator="ring", world_size=2, step="overlapped")
     for launch in study.cells[-1].launches:
         ranks = [RankStep(44 * MS, [Span(*one) for one in spans], 0.0) for spans in slow]
-        launch.split_steps[3] = type(launch.split_steps[3])(launch.split_steps[3].iteration, ranks)
+        launch.profiled_steps[3] = type(launch.profiled_steps[3])(launch.profiled_steps[3].iteration, ranks)
     found = said_first(study, cell)
     assert (found.kind, found.values["period"]) == ("periodic", 10)
     assert (found.values["rank"], found.values["phase"]) == (0, "forward")
@@ -260,10 +260,10 @@ def test_a_gpu_that_is_never_behind_the_host_waits_for_launches(make_study, behi
     study = make_study()
     cell = study.add(steps(12.5), spans=eager(), aggregator="ring", world_size=2, device="cuda")
     for launch in study.cells[-1].launches:
-        for number, step in enumerate(launch.split_steps):
+        for number, step in enumerate(launch.profiled_steps):
             behind_s = dict.fromkeys(("forward", "backward"), behind_ms * MS)
             ranks = [RankStep(one.step_s, one.spans, one.start_s, behind_s) for one in step.ranks]
-            launch.split_steps[number] = type(step)(step.iteration, ranks)
+            launch.profiled_steps[number] = type(step)(step.iteration, ranks)
     found = said_first(study, cell)
     assert found.kind == kind
     assert ("30 us after the host" in text_of(found)) == (kind == "launches")
