@@ -35,6 +35,7 @@ class Launcher(ABC):
         name: what `--launcher` and the records of runs call it.
         is_mpi: its processes are MPI's, so that aggregators over MPI can run in them.
         forks_workers: a study's workers are forked by a zygote (`launchers.zygote`) where that can be.
+        leaves_the_rest: cells that its launches cannot run are another job's, and no failure of this one.
         rank_variables: field of `RankInfo` -> variable that says it, where none of `rank_info.TABLES` does.
             `environment` then has to add MASTER_ADDR and MASTER_PORT, at which rank 0 is reached.
     """
@@ -42,6 +43,7 @@ class Launcher(ABC):
     name: ClassVar[str]
     is_mpi: ClassVar[bool] = False
     forks_workers: ClassVar[bool] = False
+    leaves_the_rest: ClassVar[bool] = False
     rank_variables: ClassVar[Mapping[str, str]] = {}
 
     @classmethod

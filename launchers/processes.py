@@ -7,7 +7,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import IO, Protocol
 
 GRACE_S = 10.0
@@ -106,6 +107,25 @@ def die_with_parent(exit_code: int = 1) -> None:
         killed_with_parent()
         if os.getppid() == 1:  # it died before
             sys.exit(exit_code)
+
+
+@contextmanager
+def interrupts_hurry(process: Running) -> Iterator[None]:
+    """Within it Ctrl-C kills the launch at once, and what is under way goes on to its end.
+
+    Args:
+        process: that is being ended.
+    """
+
+    def kill(number: int, frame: object) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+    before = signal.signal(signal.SIGINT, kill)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def end(process: Running) -> None:

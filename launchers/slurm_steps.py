@@ -38,6 +38,8 @@ class SlurmLauncher(Launcher):
         join_timeout_s: how long they wait for each other.
     """
 
+    leaves_the_rest = True
+
     workers_per_node: int
     nodes: int
     host: str

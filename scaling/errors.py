@@ -21,6 +21,10 @@ class StoreError(ScalingError):
     """A results folder cannot be read, written, or holds something else."""
 
 
+class DiskFullError(StoreError):
+    """There is no space left for results."""
+
+
 class CheckpointError(ScalingError):
     """A saved state of a training does not fit the step that is to go on from it."""
 

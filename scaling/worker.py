@@ -13,7 +13,7 @@ import os
 import platform
 import sys
 import traceback
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from launchers.mpi import started_by_mpi
 from launchers.processes import die_with_parent
 from launchers.rank_info import LAUNCHER_VARIABLE, RankError, RankInfo
 from launchers.watch.heartbeat import DEFAULT_STALL_TIMEOUT_S, Heartbeat
-from scaling.errors import LaunchError, ScalingError
+from scaling.errors import DiskFullError, LaunchError, ScalingError, StoreError
 from scaling.registry import trust
 from scaling.runtime import LaunchLibraries
 from scaling.runtime.address import own_address
@@ -32,7 +32,7 @@ from scaling.runtime.graceful_shutdown import RECORDING, close_runs, closing_on_
 from scaling.runtime.watching import watched
 from scaling.runtime.workers import CellOutcome, Workers
 from scaling.store import ResultsFolder, RunRecord
-from scaling.store.upgrades import DEVICE_LOST, OTHER_FAILURE, OUT_OF_MEMORY
+from scaling.store.upgrades import DEVICE_LOST, DISK_FULL, OTHER_FAILURE, OUT_OF_MEMORY
 from scaling.study.cells import AnyCell, Cell, resolve
 from scaling.study.kinds import KINDS
 from scaling.study.launch_times import LaunchTimes
@@ -75,7 +75,12 @@ def main(arguments: list[str] | None = None) -> int:
     libraries.offer(workers)
     _say(info, info.describe())
     with ExitStack() as locks, watched(workers) as heartbeat:
-        code = _lead(options, workers, locks, libraries, heartbeat)
+        try:
+            code = _lead(options, workers, locks, libraries, heartbeat)
+        except StoreError as error:  # outside of a cell: the others wait for this rank in vain
+            _usage_error(str(error))
+            heartbeat.leave()
+            os._exit(2)
         heartbeat.leave()  # whatever is wrong has been said
     if not workers.closed:
         libraries.end_all(code)
@@ -157,13 +162,15 @@ def _require_world_size(info: RankInfo, wanted: int | None) -> None:
 
 
 def _usage_error(message: str) -> int:
-    print(f"error: {message}", file=sys.stderr, flush=True)
+    with suppress(OSError):  # the log may be on a full disk
+        print(f"error: {message}", file=sys.stderr, flush=True)
     return 2
 
 
 def _say(info: RankInfo, message: str) -> None:
     if info.rank == 0:
-        print(message, file=sys.stderr, flush=True)
+        with suppress(OSError):
+            print(message, file=sys.stderr, flush=True)
 
 
 def _choose_launch(
@@ -258,6 +265,13 @@ def _work(
         )
         if outcome.reason and not failure:
             workers.leave_group()
+        if outcome.failure_kind == DISK_FULL and outcome.can_go_on:
+            if info.rank == 0:
+                with RECORDING, suppress(StoreError):
+                    folder.reset_run(record)
+                _usage_error((outcome.reason or "").partition("DiskFullError: ")[2])
+            workers.close()
+            return 2
         if info.rank == 0 or not outcome.can_go_on:
             with RECORDING:
                 _record(folder, record, cell, info, outcome)
@@ -337,7 +351,8 @@ def _attempt(
         saved = folder.checkpoints(cell.id, launch.repeat, workers.info.rank)
         return None, None, runner.run(cell, group, write, saved)
     except Exception as error:  # noqa: BLE001 (of the cell, which fails by it)
-        traceback.print_exc()
+        with suppress(OSError):  # the log may be on a full disk
+            traceback.print_exc()
         kind = _failure_kind(error, torch.device(launch.settings.device))
         name = "out of memory" if kind == OUT_OF_MEMORY else type(error).__name__
         first_line = (str(error).splitlines() or [""])[0]
@@ -347,6 +362,8 @@ def _attempt(
 def _failure_kind(error: Exception, device: torch.device) -> str:
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return OUT_OF_MEMORY
+    if isinstance(error, DiskFullError):
+        return DISK_FULL
     return DEVICE_LOST if device.type == "cuda" and _is_lost(device) else OTHER_FAILURE
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -105,6 +106,13 @@ def main() -> None:
         app(_with_new_names(sys.argv[1:]))
     except (ScalingError, TopologyError) as error:
         note(f"error: {error}")
+        sys.exit(2)
+    except OSError as error:
+        from scaling.store.disk_full import disk_full
+
+        if (full := disk_full(Path(error.filename or "."), error)) is None:
+            raise
+        note(f"error: {full}")
         sys.exit(2)
 
 

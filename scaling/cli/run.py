@@ -100,11 +100,18 @@ def _run(
         note(f"report: {made.page}")
         typer.echo("\n".join(["", *(folded("", line, indent=2) for line in made.answer)]))
     failed = [record for record in scope.records(folder) if record.state == "failed"]
-    _name_rest(failed, can_run.record_missing_libraries(folder))
+    left = [*can_run.record_missing_libraries(folder), *scope.left_out(folder, can_run.study)]
+    _name_rest(failed, left, is_fault=not scope.launcher.leaves_the_rest)
 
 
-def _name_rest(failed: list[RunRecord], left: list[str]) -> None:
-    """Says what has failed and what is left to other launches, and ends with exit code 1 if anything is."""
+def _name_rest(failed: list[RunRecord], left: list[str], *, is_fault: bool) -> None:
+    """Says what has failed and what is left to other launches, and ends with exit code 1 if anything has.
+
+    Args:
+        failed: records of runs.
+        left: a line for each reason why some stay planned.
+        is_fault: that counts as well; not in a batch job, on whose success other jobs may wait.
+    """
     from scaling.study.kinds import label_of
 
     for record in failed:
@@ -116,7 +123,7 @@ def _name_rest(failed: list[RunRecord], left: list[str]) -> None:
         note("`--retry-failed` runs them again")
     for line in left:
         note(line)
-    if failed or left:
+    if failed or (left and is_fault):
         raise typer.Exit(1)
 
 

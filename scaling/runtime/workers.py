@@ -94,6 +94,11 @@ class Workers:
                 timeout=COLLECTIVE_TIMEOUT,
             )
         except (ValueError, RuntimeError) as error:
+            if "EADDRINUSE" in str(error):
+                raise LaunchError(
+                    f"port {os.environ.get('MASTER_PORT')} of this host, at which the ranks were to meet "
+                    "(MASTER_PORT), is occupied by another program; set MASTER_PORT to a free one"
+                ) from error
             raise LaunchError(f"rank {info.rank} cannot join the other workers: {error}") from error
         if (rank, world_size) != (info.rank, info.world_size):
             raise LaunchError(

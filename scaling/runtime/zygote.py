@@ -36,6 +36,7 @@ END_LIMIT_S = processes.GRACE_S - 2.0
 """Between the request to end and the end by force: before the command's own patience is over."""
 
 POLL_S = 0.02
+WATCHERS_END_S = 3.0
 NVIDIA_DEVICES = "/dev/nvidia"
 
 
@@ -68,7 +69,16 @@ def _serve(request: Mapping[str, Any], reports: int) -> None:
     with contextlib.suppress(ChildProcessError):
         while True:
             os.waitpid(-leader, 0)
+    _reap_watchers()
     _report(reports, ended=os.waitstatus_to_exitcode(status))
+
+
+def _reap_watchers() -> None:
+    """Waits for what killed ranks have left (`launchers.watch`), which ends with the last of them."""
+    until = time.monotonic() + WATCHERS_END_S
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0] or time.monotonic() < until:
+            time.sleep(POLL_S / 10)
 
 
 def why_not_fork() -> str | None:
@@ -166,7 +176,8 @@ def _ended(ranks: dict[int, int], pid: int, status: int, reports: int) -> int:
     _report(reports, rank=rank, code=code)
     if code:
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        print(f"rank {rank} (pid {pid}) {how}", file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError):  # the log may be on a full disk
+            print(f"rank {rank} (pid {pid}) {how}", file=sys.stderr, flush=True)
     return code
 
 

@@ -11,13 +11,14 @@ import tempfile
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
 import yaml
 
 from scaling.errors import StoreError
+from scaling.store.disk_full import disk_full
 
 LOOK_S = 0.02
 """Longer than a look at a lock takes."""
@@ -29,7 +30,9 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise StoreError(f"{path}: cannot be written: {error.strerror}; choose another --out") from error
+        raise disk_full(path, error) or StoreError(
+            f"{path}: cannot be written: {error.strerror}; choose another --out"
+        ) from error
 
 
 def write_whole(path: Path, content: bytes) -> Path:
@@ -37,13 +40,33 @@ def write_whole(path: Path, content: bytes) -> Path:
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.chmod(temporary, 0o644)
+            os.replace(temporary, path)
+        except OSError:
+            with suppress(OSError):
+                os.unlink(temporary)  # on a full disk its part would take the last space
+            raise
     return path
+
+
+def append_whole(path: Path, content: bytes) -> None:
+    """Adds to a file, which is made; nothing where not all of it can be written."""
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab", buffering=0) as file:
+            length = file.tell()
+            try:
+                left = memoryview(content)
+                while left:
+                    left = left[file.write(left) :]
+            except OSError:
+                file.truncate(length)
+                raise
 
 
 def inside(folder: Path, name: str) -> Path:

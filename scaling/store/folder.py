@@ -25,6 +25,7 @@ from scaling.store.archiving import (
 from scaling.store.checkpoints import CheckpointFiles
 from scaling.store.code_changes import CODE_CHANGES
 from scaling.store.files import (
+    append_whole,
     finite,
     inside,
     is_held,
@@ -38,6 +39,9 @@ from scaling.store.files import (
 )
 from scaling.store.records import MAX_DEATHS, SCHEMA_VERSION, RunRecord, now, read_run, record_from
 from scaling.store.upgrades import FAILURE_KIND, upgraded_prediction
+
+ROOM_BYTES = 65_536
+"""More than a run's record takes."""
 
 
 class ResultsFolder:
@@ -199,10 +203,8 @@ class ResultsFolder:
         path = self._run_file_to_write(cell_id, repeat).parent / f"rank{rank}.jsonl"
 
         def append(rows: Iterable[Mapping[str, Any]]) -> None:
-            with writing(path):
-                path.parent.mkdir(parents=True, exist_ok=True)
-                with path.open("a", encoding="utf-8") as file:
-                    file.writelines(json.dumps(finite(row), allow_nan=False) + "\n" for row in rows)
+            lines = [json.dumps(finite(row), allow_nan=False) + "\n" for row in rows]
+            append_whole(path, "".join(lines).encode())
 
         return append
 
@@ -275,6 +277,13 @@ class ResultsFolder:
                     path.unlink(missing_ok=True)
 
     # -- what is made from them ------------------------------------------------------------------------------
+
+    def require_room(self) -> None:
+        """Raises a DiskFullError where no record of a run could be written."""
+        path = self.path / f".room-{os.getpid()}"
+        write_whole(path, bytes(ROOM_BYTES))
+        with writing(path):
+            path.unlink()
 
     def write_text(self, name: str, text: str) -> Path:
         """Writes summary.csv, report.html and the like; returns the path."""

@@ -113,6 +113,7 @@ def upgraded_prediction(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 OUT_OF_MEMORY, DEVICE_LOST, OTHER_FAILURE = "out_of_memory", "device_lost", "error"
+DISK_FULL = "disk_full"  # never in a record: the run stays planned
 """Kinds of failure, as the summary of a failed run has them under FAILURE_KIND."""
 
 FAILURE_KIND = "failure_kind"

@@ -8,6 +8,7 @@ failed.
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import signal
 import time
@@ -21,8 +22,10 @@ from launchers import processes
 from launchers.base import LaunchSpec
 from launchers.watch.judgement import verdict
 from launchers.zygote import ForkedLaunch, ZygoteError, Zygotes
-from scaling.errors import LaunchError
+from scaling.errors import DiskFullError, LaunchError
 from scaling.store import ResultsFolder
+from scaling.store.disk_full import MARK, REASONS
+from scaling.store.files import writing
 from scaling.study.cells import ResolvedStudy
 from scaling.study.kinds import label_of
 from scaling.study.launch_times import STARTED_VARIABLE
@@ -101,6 +104,7 @@ def _run_launches(
         code, rank_codes = _start_and_watch(launch, folder, command, log, progress, scope, zygotes)
         found = verdict(log.read_text(encoding="utf-8", errors="replace"), rank_codes)
         why = found[0] if found else f"launch ended with exit code {code}"
+        _require_room(folder, scope, log, code)
         died = _reset_left_over(folder, scope, died=f"{why}, see {log}")
         if died:
             progress.say("\n".join([f"a worker died in its cell: {why}, see {log}", *found[1:]]))
@@ -119,6 +123,23 @@ def _run_launches(
             for cell in launch.cells:
                 reason = f"the workers did not start (exit code {code}), see {log}"
                 folder.fail_run(folder.run(cell.id, launch.repeat), reason)
+
+
+def _require_room(folder: ResultsFolder, scope: Scope, log: Path, code: int) -> None:
+    """Ends the study where a launch has found the disk full: that is no death of its run.
+
+    Raises:
+        DiskFullError: what to do.
+    """
+    if code == 0:
+        return
+    folder.require_room()
+    text = log.read_text(encoding="utf-8", errors="replace")
+    if found := re.search(
+        rf"\berror: (.*{MARK}(?:{'|'.join(map(re.escape, REASONS.values()))}).*)$", text, re.M
+    ):
+        _reset_left_over(folder, scope)
+        raise DiskFullError(found[1])
 
 
 def retry_failed(folder: ResultsFolder, scope: Scope = EVERYTHING_HERE) -> int:
@@ -162,9 +183,10 @@ def _start_and_watch(
                     printed_at = time.monotonic()
                 time.sleep(POLL_S)
         except BaseException:
-            progress.say("stopping the workers; what is finished is kept")
-            processes.end(process)
-            _reset_left_over(folder, scope)
+            with processes.interrupts_hurry(process):
+                progress.say("stopping the workers; what is finished is kept")
+                processes.end(process)
+                _reset_left_over(folder, scope)
             raise
     _tell(folder, launch, progress)
     return code, process.rank_codes if isinstance(process, ForkedLaunch) else {}
@@ -181,8 +203,9 @@ def _start(
     try:
         scope.launcher.before_start()
         words = scope.launcher.command(spec)
-        log.write(f"$ {shlex.join(words)}\n".encode())
-        log.flush()
+        with writing(Path(log.name)):
+            log.write(f"$ {shlex.join(words)}\n".encode())
+            log.flush()
         variables = {**os.environ, **scope.launcher.environment(spec), **started}
         if scope.launcher.forks_workers:
             return zygotes.launch(launch.repeat, spec, variables, Path(log.name))

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
-from launchers.base import Launcher
+from launchers.base import Launcher, LaunchSpec
 from launchers.local import LocalLauncher
 from launchers.registry import launcher_class
 from scaling.errors import LaunchError
@@ -33,10 +33,39 @@ class Scope:
 
     def launches(self, folder: ResultsFolder, study: ResolvedStudy) -> list[Launch]:
         """What is left of them."""
+        too_large = self.too_large(study)
         return [
             launch
             for launch in remaining_launches(folder, study)
-            if self.includes(launch.settings.world_size)
+            if self.includes(size := launch.settings.world_size) and size not in too_large
+        ]
+
+    def too_large(self, study: ResolvedStudy) -> dict[int, str]:
+        """The study's world sizes that the launcher cannot start here, with why, where that is no failure.
+
+        Raises:
+            LaunchError: it can start none of them.
+        """
+        if not self.launcher.leaves_the_rest:
+            return {}
+        sizes = {cell.world_size for cell in study.cells.values() if self.includes(cell.world_size)}
+        reasons = {}
+        for size in sorted(sizes):
+            try:
+                self.launcher.command(LaunchSpec(size, 1, "", []))
+            except ValueError as error:
+                reasons[size] = str(error)
+        if sizes and len(reasons) == len(sizes):
+            raise LaunchError(next(iter(reasons.values())))
+        return reasons
+
+    def left_out(self, folder: ResultsFolder, study: ResolvedStudy) -> list[str]:
+        """A line for each world size of which runs stay planned, since it cannot be started here."""
+        planned = [record.cell["world_size"] for record in self.records(folder) if record.state == "planned"]
+        return [
+            f"{count} run{'s' if count > 1 else ''} with {size} workers stay planned: {why}"
+            for size, why in self.too_large(study).items()
+            if (count := planned.count(size))
         ]
 
     def includes(self, world_size: int) -> bool:

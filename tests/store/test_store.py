@@ -74,7 +74,7 @@ class TestWriting:
             raise OSError(28, "No space left on device")
 
         monkeypatch.setattr(files.os, "fsync", fails)
-        with pytest.raises(StoreError, match=r"report\.html: cannot be written: No space left on device"):
+        with pytest.raises(StoreError, match=r"report\.html: cannot be written: the disk is full"):
             folder.write_text("report.html", "new")
         assert (folder.path / "report.html").read_text() == "old"
 
