@@ -82,7 +82,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "scaling.cli.status": READING,
     "scaling.cli.watch": READING,
     "scaling.cli": VERSION_AND_ERRORS
-    | {"topologies", "scaling.cli.options"}
+    | {"topologies", "scaling.cli.options", "scaling.store"}
     | {
         f"scaling.cli.{verb}"
         for verb in (

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.conftest import Scaling, scaling  # noqa: F401 (a fixture)
-from tests.end_to_end.conftest import close as close_scaling
+from tests.end_to_end.conftest import scaling
+
+__all__ = ["scaling"]
 
 SEED_VARIABLE = "SCALING_FAULT_SEED"
 RESULTS_VARIABLE = "SCALING_FAULT_RESULTS"

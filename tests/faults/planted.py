@@ -61,6 +61,4 @@ def _build(shape):
     return nn.Sequential(nn.Linear(shape.input_shape[0], width), nn.Linear(width, shape.num_classes))
 
 
-other_width = Model(
-    "other_width", _build, shape=None, dataset="synthetic", source="a test", parameters={}
-)
+other_width = Model("other_width", _build, shape=None, dataset="synthetic", source="a test", parameters={})

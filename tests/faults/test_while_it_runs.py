@@ -1,0 +1,290 @@
+"""Faults of a study that runs: each is named, costs the run that it hit, and the study goes on to its end."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from scaling.store import ResultsFolder
+from tests.end_to_end.conftest import SECONDS, Scaling
+from tests.faults.conftest import HERE
+
+pytestmark = pytest.mark.processes
+
+STALL_TIMEOUT_S = 3.0
+WORKLOAD = {
+    "model": {"name": "mlp", "hidden": [16]},
+    "dataset": {"name": "synthetic", "input_shape": [20], "num_classes": 3},
+    "global_batch": 16,
+}
+FEW = {"warmup": 10, "iterations": 60, "precision_goal": None, "split_iterations": 2, "noise_pair": False}
+FIRST_CALLS = 14
+"""The checked steps and the first of the warm-up: those after them are known to be fast."""
+
+LAST_CALL = 60
+
+
+def study_of(**keys):
+    return {
+        "name": "faults",
+        "kind": "iteration",
+        "device": "cpu",
+        "threads": 1,
+        "world_sizes": [2],
+        "scaling": "strong",
+        "stall_timeout": STALL_TIMEOUT_S,
+        "workloads": [WORKLOAD],
+        "aggregators": ["all_reduce"],
+        **FEW,
+        **keys,
+    }
+
+
+def command_in(folder: Path) -> Scaling:
+    made = Scaling(folder)
+    made.environment["PYTHONPATH"] = os.pathsep.join([str(HERE), made.environment["PYTHONPATH"]])
+    return made
+
+
+@pytest.fixture(scope="module")
+def planted(draw):
+    """fault -> what of it was drawn."""
+    faults = {}
+    for fault in ("stop", "hold", "exit", "kill", "nan"):
+        first = FIRST_CALLS if fault in ("stop", "hold") else 1
+        if fault == "nan":  # what is not finite when it begins fails as a wrong exchange
+            first = FIRST_CALLS + 20
+        faults[fault] = {"rank": draw.randrange(2), "call": draw.randrange(first, LAST_CALL)}
+    faults["exit"]["code"] = draw.choice([0, 0, 3])
+    print(faults)
+    return faults
+
+
+@pytest.fixture(scope="module")
+def study(planted, tmp_path_factory):
+    """A study with all of them, after its end: (its Scaling, what it said)."""
+    folder = tmp_path_factory.mktemp("planted")
+    plants = [
+        {"name": "planted:Plant", "fault": fault, "once": str(folder / fault), **drawn}
+        for fault, drawn in planted.items()
+    ]
+    parts = [
+        {"aggregators": [*plants, "all_reduce"]},
+        {"workloads": [{**WORKLOAD, "model": "planted:other_width"}]},
+    ]
+    command = command_in(folder)
+    command.study.write_text(yaml.safe_dump({**study_of(), "parts": parts}))
+    outcome = command.run()
+    print(outcome.stderr)
+    assert "Traceback" not in outcome.stderr
+    assert outcome.returncode == 1, "the cell with two models has failed"
+    assert not command.processes()
+    return command, outcome.stderr
+
+
+def record_of(command, fault):
+    records = command.results().runs()
+    return next(r for r in records if r.cell["aggregator_parameters"].get("fault") == fault)
+
+
+def line_with(text, *words):
+    """The line that has all these words."""
+    lines = [line for line in text.splitlines() if all(word in line for word in words)]
+    assert lines, f"{words} are in no line of\n{text}"
+    return lines[0]
+
+
+def in_general(text):
+    """Without what differs from run to run."""
+    text = re.sub(r"rank \d", "rank N", text.partition(", see ")[0])
+    text = re.sub(r" of iteration .*? eager", " of CELL", text)
+    text = re.sub(r" on \S+(,? stopped|,? with|,? killed| in )", r" on HOST\1", text)
+    return re.sub(r"\(\d+ steps done\)", "(N steps done)", re.sub(r"for \d+ s", "for N s", text))
+
+
+def test_rank_that_is_stopped_by_a_signal(study, planted, found):
+    command, said = study
+    line = line_with(said, f"rank {planted['stop']['rank']} is behind", "stopped by a signal", "fault=stop")
+    assert (record_of(command, "stop").state, record_of(command, "stop").deaths) == ("done", 1)
+    assert "planted.py" in said, "its stack"
+    found(in_general(line))
+
+
+def test_rank_that_is_stuck_in_c_code_with_the_interpreters_lock(study, planted, found):
+    command, said = study
+    line = line_with(said, f"rank {planted['hold']['rank']} is behind", "fault=hold")
+    assert "stopped" not in line
+    assert re.search(r'planted.py", line \d+ in _go_wrong', said), "its stack"
+    assert (record_of(command, "hold").state, record_of(command, "hold").deaths) == ("done", 1)
+    found(in_general(line))
+
+
+def test_rank_that_exits_without_a_word(study, planted, found):
+    command, said = study
+    rank, code = planted["exit"]["rank"], planted["exit"]["code"]
+    line = line_with(said, f"rank {rank} left first", f"with exit code {code}, without a word", "fault=exit")
+    assert (record_of(command, "exit").state, record_of(command, "exit").deaths) == ("done", 1)
+    found(in_general(line).replace(f"code {code}", "code N"))
+
+
+def test_rank_that_is_killed(study, planted, found):
+    command, said = study
+    line = line_with(said, f"rank {planted['kill']['rank']} left first", "killed by SIGKILL", "fault=kill")
+    assert (record_of(command, "kill").state, record_of(command, "kill").deaths) == ("done", 1)
+    found(in_general(line))
+
+
+def test_gradients_that_are_not_finite_in_a_timed_cell(study, found):
+    command, _ = study
+    record = record_of(command, "nan")
+    assert record.state == "done"
+    (note,) = [note for note in record.notes if "not finite" in note]
+    assert note.startswith("loss and gradients and parameters not finite (NaN or infinite) after the timed")
+    found(note)
+
+
+def test_ranks_that_build_different_models(study, found):
+    command, _ = study
+    (record,) = [r for r in command.results().runs() if r.cell["model"] == "planted:other_width"]
+    assert record.state == "failed"
+    assert (
+        "rank 1 has built another model than rank 0: 0.weight is [9, 20] float32 on rank 1" in record.reason
+    )
+    found(record.reason, "nothing: that cell fails, the others run")
+
+
+def test_everything_else_of_the_study_is_measured(study, found):
+    command, _ = study
+    others = [r for r in command.results().runs() if r.cell["aggregator"] == "all_reduce"]
+    states = {record.cell["model"]: record.state for record in others}
+    assert states == {"mlp": "done", "planted:other_width": "failed"}
+    assert (command.out / "report.html").exists()
+    found("the study goes on with the next cell and ends with its report")
+
+
+def worker(command, rank, port, *arguments, **environment):
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    words = [sys.executable, "-m", "scaling.worker", str(command.study), "--out", str(command.out)]
+    return subprocess.Popen(
+        [*words, *arguments],
+        cwd=command.folder,
+        env={**command.environment, **place, **meeting, **environment},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def free_port():
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        return server.getsockname()[1]
+
+
+def test_ranks_that_are_started_with_other_arguments_studies_or_code(tmp_path, found):
+    port, workers = free_port(), []
+    for rank in ("0", "1"):
+        own = tmp_path / rank
+        own.mkdir()
+        (own / "of_this_rank.py").write_text(f"from planted import Plant\nrank = {rank}\n")
+        (own / "study.yaml").write_text(
+            yaml.safe_dump(study_of(aggregators=[{"name": "of_this_rank:Plant"}], iterations=6 + int(rank)))
+        )
+        command = command_in(own)
+        command.study = Path("study.yaml")
+        path = os.pathsep.join([str(own), command.environment["PYTHONPATH"]])
+        workers.append(worker(command, rank, port, f"seed={rank}", PYTHONPATH=path))
+    said = [one.communicate(timeout=SECONDS)[1] for one in workers]
+    assert [one.returncode for one in workers] == [2, 2]
+    assert "Traceback" not in "".join(said)
+    line = line_with(said[0], "error: ranks were not started with the same: arguments: ", "on rank 1")
+    assert "the study file study.yaml: " in line
+    assert "the code of of_this_rank: " in line
+    found(
+        "error: ranks were not started with the same: arguments: A on rank N, B on rank 0; the study file ..."
+    )
+
+
+def test_port_that_another_program_holds(tmp_path, found):
+    command = command_in(tmp_path)
+    command.study.write_text(yaml.safe_dump(study_of(world_sizes=[1])))
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        port = server.getsockname()[1]
+        one = worker(command, "0", port, WORLD_SIZE="1", LOCAL_WORLD_SIZE="1")
+        said = one.communicate(timeout=SECONDS)[1]
+    assert one.returncode == 2
+    assert "Traceback" not in said
+    line = line_with(said, f"error: port {port} of this host")
+    found(line.replace(str(port), "N"))
+
+
+def ended(process):
+    return process.communicate(timeout=SECONDS)[1]
+
+
+def zombies_of(pid):
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if fields[0] == "Z" and fields[1] == str(pid):
+            found.append(path.parent.name)
+    return found
+
+
+def test_ctrl_c_twice(scaling, draw, found):
+    scaling.study.write_text(yaml.safe_dump(study_of(iterations=10**6)))
+    process = scaling.start()
+    scaling.wait_for_worker()
+    process.send_signal(signal.SIGINT)
+    time.sleep(draw.uniform(0, 0.5))
+    process.send_signal(signal.SIGINT)
+    said = ended(process)
+    assert "Traceback" not in said
+    assert process.returncode in (130, 1), said
+    assert set(scaling.states().values()) == {"planned"}
+    assert zombies_of(os.getpid()) == []
+    found(
+        "stopping the workers; what is finished is kept", "nothing: the run that was cut off is planned again"
+    )
+
+
+def test_disk_that_is_full(tmp_path, draw, found, need):
+    small = tmp_path / "small"
+    small.mkdir()
+    size = draw.randrange(60, 400)
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}k", "none", str(small)]
+    need(
+        os.geteuid() == 0 and subprocess.run(mount, capture_output=True).returncode == 0,
+        "a small file system can be mounted by root alone",
+    )
+    try:
+        command = command_in(tmp_path)
+        command.out = small / "out"
+        command.study.write_text(
+            yaml.safe_dump({**study_of(), "parts": [{}, {"iterations": 20_000, "aggregators": ["ring"]}]})
+        )
+        outcome = command.run()
+        assert outcome.returncode == 2, outcome.stderr
+        assert "Traceback" not in outcome.stderr
+        line = line_with(outcome.stderr, "error: ", "cannot be written: the disk is full", "--out")
+        records = ResultsFolder(command.out).runs()
+        assert "running" not in {record.state for record in records}
+        for record in records:
+            if record.state == "done":
+                assert len(ResultsFolder(command.out).samples(record.cell_id, 0)) == 2
+    finally:
+        subprocess.run(["umount", "--lazy", str(small)], check=True)
+    text = re.sub(r"error: \S+: ", "error: PATH: ", line)
+    found(re.sub(r"\([\d.]+ MB", "(N MB", text))
