@@ -28,7 +28,7 @@ class Plant(AllReduce):
     """
 
     name = "plant"
-    fault: str = "stop"
+    fault: str = ""
     rank: int = 0
     call: int = 1
     code: int = 0

@@ -252,7 +252,7 @@ def test_ctrl_c_twice(scaling, draw, found):
     process.send_signal(signal.SIGINT)
     said = ended(process)
     assert "Traceback" not in said
-    assert process.returncode in (130, 1), said
+    assert process.returncode in (130, -signal.SIGINT), said  # the second may come when all is over
     assert set(scaling.states().values()) == {"planned"}
     assert zombies_of(os.getpid()) == []
     found(
