@@ -2,12 +2,21 @@
 
 import ast
 import sys
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 import pytest
+
+from tests.read_imports import (
+    Module,
+    Modules,
+    is_ours,
+    planted,
+    reaches,
+    read_modules,
+    resolve,
+    uses_of,
+    writes,
+)
 
 ROOT = Path(__file__).parents[1]
 
@@ -127,88 +136,12 @@ WRITERS: dict[str, frozenset[str]] = {
 LATE_IN_CLI = frozenset({"torch", "numpy", "pydantic"})
 
 
-@dataclass(frozen=True)
-class Import:
-    """One imported module, as it is written; `late` if it is not run when the importing module is."""
-
-    target: str
-    line: int
-    late: bool
-
-
-@dataclass(frozen=True)
-class Module:
-    """A module of the project by its dotted name."""
-
-    name: str
-    tree: ast.Module
-    is_package: bool = False
-
-    @cached_property
-    def imports(self) -> list[Import]:
-        """What it imports at run time: not what only type checkers see."""
-        return list(self._imports(self.tree, late=False))
-
-    def _imports(self, node: ast.AST, *, late: bool) -> Iterator[Import]:
-        for child in ast.iter_child_nodes(node):
-            if isinstance(child, ast.If) and ast.unparse(child.test).endswith("TYPE_CHECKING"):
-                for other in child.orelse:
-                    yield from self._imports(other, late=late)
-            elif isinstance(child, ast.Import):
-                yield from (Import(alias.name, child.lineno, late) for alias in child.names)
-            elif isinstance(child, ast.ImportFrom):
-                base = self._base(child)
-                # `from a import b` may be the module a.b: both are named, and resolved later.
-                yield from (Import(f"{base}.{alias.name}", child.lineno, late) for alias in child.names)
-            else:
-                function = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-                yield from self._imports(child, late=late or function)
-
-    def _base(self, node: ast.ImportFrom) -> str:
-        if not node.level:
-            return node.module or ""
-        parts = self.name.split(".")
-        package = parts[: len(parts) - node.level + (1 if self.is_package else 0)]
-        return ".".join([*package, *([node.module] if node.module else [])])
-
-
-Modules = Mapping[str, Module]
-
-
-def read_modules(root: Path) -> dict[str, Module]:
-    """Every module of the three packages under `root`."""
-    modules = {}
-    for package in ("scaling", "launchers", "topologies"):
-        for path in sorted((root / package).rglob("*.py")):
-            parts = path.relative_to(root).with_suffix("").parts
-            is_package = parts[-1] == "__init__"
-            name = ".".join(parts[:-1] if is_package else parts)
-            modules[name] = Module(name, ast.parse(path.read_text(encoding="utf-8")), is_package)
-    return modules
-
-
-def planted(**sources: str) -> dict[str, Module]:
-    """A made-up tree; `__` in a name stands for a dot."""
-    names = {key.replace("__", "."): text for key, text in sources.items()}
-    return {name: Module(name, ast.parse(text)) for name, text in names.items()}
-
-
 def unit_of(module: str) -> str | None:
     """The unit of the table that a dotted name belongs to: the longest that is a prefix."""
     fitting = [unit for unit in MAY_IMPORT if module == unit or module.startswith(f"{unit}.")]
     unit = max(fitting, key=len, default=None)
     # `scaling` is the version and nothing else: another module in it has to be entered in the table.
     return None if unit == "scaling" and module != "scaling" else unit
-
-
-def resolve(target: str, modules: Modules) -> str:
-    """The module that an import names: `a.b.c` is the attribute c of a.b where there is no module a.b.c."""
-    base, _, attribute = target.rpartition(".")
-    return base if base in modules and target not in modules and attribute else target
-
-
-def is_ours(target: str) -> bool:
-    return target.partition(".")[0] in ("scaling", "launchers", "topologies")
 
 
 def wrong_imports(modules: Modules) -> list[str]:
@@ -232,41 +165,10 @@ def wrong_imports(modules: Modules) -> list[str]:
     return found
 
 
-def reaches(start: str, forbidden: frozenset[str], modules: Modules, *, late: bool) -> list[str]:
-    """Ways by which importing `start` imports a forbidden package: `a -> b -> torch`."""
-    ways, seen, queue = [], {start}, [[start]]
-    while queue:
-        way = queue.pop(0)
-        for one in modules[way[-1]].imports:
-            if one.late and not late:
-                continue
-            target = resolve(one.target, modules)
-            if target.partition(".")[0] in forbidden:
-                ways.append(" -> ".join([*way, target]))
-            # Importing a.b.c runs the packages a and a.b first.
-            parts = target.split(".")
-            for runs in (".".join(parts[:end]) for end in range(1, len(parts) + 1)):
-                if runs in modules and runs not in seen:
-                    seen.add(runs)
-                    queue.append([*way, runs])
-    return ways
-
-
 def reached_by_unit(unit: str, forbidden: frozenset[str], modules: Modules) -> list[str]:
     """The same for every module of a unit, late imports included."""
     own = [name for name in modules if unit_of(name) == unit]
     return [way for name in own for way in reaches(name, forbidden, modules, late=True)]
-
-
-def uses_of(modules: Modules, dotted: str, allowed: frozenset[str]) -> list[str]:
-    """Modules that import the package `dotted`, or name it as an attribute, and are not allowed to."""
-    found = []
-    for name, module in modules.items():
-        imported = any(f"{one.target}.".startswith(f"{dotted}.") for one in module.imports)
-        named = any(isinstance(n, ast.Attribute) and ast.unparse(n) == dotted for n in ast.walk(module.tree))
-        if (imported or named) and name not in allowed:
-            found.append(f"{name} uses {dotted}")
-    return found
 
 
 def event_uses(modules: Modules) -> list[str]:
@@ -289,36 +191,6 @@ def nvml_uses(modules: Modules) -> list[str]:
         if name not in NVML and any(text.startswith("nvmlDevice") for text in asked):
             found.append(f"{name} asks NVML")
     return found
-
-
-WRITING = frozenset({"write_bytes", "savefig", "savez", "imsave", "json.dump", "pickle.dump", "torch.save"})
-MOVING = frozenset({"os.replace", "os.rename", "shutil.copy", "shutil.move"})
-
-
-def written_by(call: ast.Call) -> str | None:
-    """What in this call writes to a file, or None: a heuristic over names and constant modes."""
-    called = ast.unparse(call.func)
-    name = called.rpartition(".")[2]
-    if name in ("open", "fdopen"):
-        modes = [*call.args, *(keyword.value for keyword in call.keywords if keyword.arg == "mode")]
-        texts = [m.value for m in modes if isinstance(m, ast.Constant) and isinstance(m.value, str)]
-        # A mode is a word of these letters; a file's name holds others.
-        return "open" if any(set(t) <= set("rwaxbt+") and set(t) & set("wax+") for t in texts) else None
-    if name == "write_text":  # with two arguments it is the store's own: a name and a text
-        return name if len(call.args) < 2 else None
-    if name == "to_csv":  # without a path it gives the text
-        return name if call.args else None
-    if called in ("yaml.dump", "yaml.safe_dump"):  # likewise
-        return called if len(call.args) > 1 else None
-    if called in MOVING:
-        return name
-    return next((one for one in (called, name) if one in WRITING), None)
-
-
-def writes(module: Module) -> set[tuple[str, int]]:
-    """Calls that write to a file, as (what, line)."""
-    calls = [node for node in ast.walk(module.tree) if isinstance(node, ast.Call)]
-    return {(what, call.lineno) for call in calls if (what := written_by(call))}
 
 
 def wrong_writers(modules: Modules) -> list[str]:

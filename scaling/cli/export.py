@@ -13,27 +13,29 @@ if TYPE_CHECKING:
     from scaling.store import ResultsFolder
 
 
+_Cell = Annotated[
+    str | None,
+    typer.Argument(metavar="[CELL]", help="One cell: its id, or aggregator@workers (ring@4)."),
+]
+_Format = Annotated[
+    str,
+    typer.Option(
+        "--format",
+        help="chrome (trace of all ranks on one clock), mllog (MLPerf's log lines), csv (all samples, "
+        "one value a row) or extra-p.",
+    ),
+]
+_Archive = Annotated[bool, typer.Option("--archive", help="Put all runs into samples.csv.gz and runs.jsonl.")]
+_Unfinished = Annotated[bool, typer.Option("--unfinished", help="With --archive: also where runs are left.")]
+
+
 def export(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="A results folder.")],
-    cell: Annotated[
-        str | None,
-        typer.Argument(metavar="[CELL]", help="One cell: its id, or aggregator@workers (ring@4)."),
-    ] = None,
-    format_: Annotated[
-        str,
-        typer.Option(
-            "--format",
-            help="chrome (trace of all ranks on one clock), mllog (MLPerf's log lines), csv (all samples, "
-            "one value a row) or extra-p.",
-        ),
-    ] = "csv",
-    archive: Annotated[
-        bool, typer.Option("--archive", help="Put all runs into samples.csv.gz and runs.jsonl.")
-    ] = False,
+    cell: _Cell = None,
+    format_: _Format = "csv",
+    archive: _Archive = False,
     unarchive: Annotated[bool, typer.Option("--unarchive", help="The reverse of --archive.")] = False,
-    unfinished: Annotated[
-        bool, typer.Option("--unfinished", help="With --archive: also where runs are left.")
-    ] = False,
+    unfinished: _Unfinished = False,
 ) -> None:
     """Print raw samples in another tool's format, or archive the folder.
 

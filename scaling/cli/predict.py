@@ -16,50 +16,60 @@ if TYPE_CHECKING:
     from topologies.model import Topology
 
 
+_Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[KEY=VALUE]...", help="Replace keys of the study, as in `run`."),
+]
+_TopologyOption = Annotated[
+    str, typer.Option("--topology", metavar="NAME", help="A shipped machine, or a machine file.")
+]
+_WorldSizes = Annotated[
+    str | None,
+    typer.Option("--world-sizes", metavar="SIZES", help="As in 1,2,4,8,64,1024 (default: the study's)."),
+]
+_ResultsOption = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--from",
+        metavar="DIR",
+        help="Results of world size 1 at least, for the computation; more calibrate the exchange. "
+        "Several times for several folders. Without: communication alone.",
+    ),
+]
+_SamplesOption = Annotated[
+    list[Path] | None,
+    typer.Option("--samples", metavar="FILE", help="Samples of `topology probe`, which calibrate too."),
+]
+_SourceTopology = Annotated[
+    str | None,
+    typer.Option(
+        "--source-topology", metavar="NAME", help="The machine of --from and --samples, if another."
+    ),
+]
+_Changes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--what-if",
+        metavar="KEY=VALUE",
+        help="nvlink.bandwidth=2x, network.latency=5e-6, peer_access=off, gpus=2x, nodes=16, ...",
+    ),
+]
+_BestOrder = Annotated[
+    bool,
+    typer.Option("--best-order", help="Also search which GPUs and which order of ranks would be best."),
+]
+
+
 def predict(
     study: Annotated[str, typer.Argument(help="A study file, or the name of a shipped study.")],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="Replace keys of the study, as in `run`."),
-    ] = None,
-    topology: Annotated[
-        str, typer.Option("--topology", metavar="NAME", help="A shipped machine, or a machine file.")
-    ] = "",
-    world_sizes: Annotated[
-        str | None,
-        typer.Option("--world-sizes", metavar="SIZES", help="As in 1,2,4,8,64,1024 (default: the study's)."),
-    ] = None,
-    results: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--from",
-            metavar="DIR",
-            help="Results of world size 1 at least, for the computation; more calibrate the exchange. "
-            "Several times for several folders. Without: communication alone.",
-        ),
-    ] = None,
-    samples: Annotated[
-        list[Path] | None,
-        typer.Option("--samples", metavar="FILE", help="Samples of `topology probe`, which calibrate too."),
-    ] = None,
-    source_topology: Annotated[
-        str | None,
-        typer.Option(
-            "--source-topology", metavar="NAME", help="The machine of --from and --samples, if another."
-        ),
-    ] = None,
-    changes: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--what-if",
-            metavar="KEY=VALUE",
-            help="nvlink.bandwidth=2x, network.latency=5e-6, peer_access=off, gpus=2x, nodes=16, ...",
-        ),
-    ] = None,
-    best_order: Annotated[
-        bool,
-        typer.Option("--best-order", help="Also search which GPUs and which order of ranks would be best."),
-    ] = False,
+    overrides: _Overrides = None,
+    topology: _TopologyOption = "",
+    world_sizes: _WorldSizes = None,
+    results: _ResultsOption = None,
+    samples: _SamplesOption = None,
+    source_topology: _SourceTopology = None,
+    changes: _Changes = None,
+    best_order: _BestOrder = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Predict time, speedup and exposed communication of every cell; nothing is measured."""

@@ -22,25 +22,30 @@ if TYPE_CHECKING:
     from scaling.store import RunRecord
 
 
+_Launcher = Annotated[
+    str,
+    typer.Option(
+        help="What starts workers: local (forked, fast), torchrun, mpirun or horovodrun on this host; "
+        "inside a Slurm job slurm-torchrun or slurm-srun; or module:Class of your own."
+    ),
+]
+_WorkersPerNode = Annotated[
+    int | None, typer.Option(min=1, help="In a Slurm job: at most so many a node (default: its GPUs).")
+]
+_WorldSize = Annotated[
+    int | None,
+    typer.Option(min=1, help="Run this size alone, while others run the rest; no report."),
+]
+
+
 def run(
     study: StudyArgument,
     overrides: Overrides = None,
     out: Out = None,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Run failed cells again.")] = False,
-    launcher: Annotated[
-        str,
-        typer.Option(
-            help="What starts workers: local (forked, fast), torchrun, mpirun or horovodrun on this host; "
-            "inside a Slurm job slurm-torchrun or slurm-srun; or module:Class of your own."
-        ),
-    ] = "local",
-    workers_per_node: Annotated[
-        int | None, typer.Option(min=1, help="In a Slurm job: at most so many a node (default: its GPUs).")
-    ] = None,
-    world_size: Annotated[
-        int | None,
-        typer.Option(min=1, help="Run this size alone, while others run the rest; no report."),
-    ] = None,
+    launcher: _Launcher = "local",
+    workers_per_node: _WorkersPerNode = None,
+    world_size: _WorldSize = None,
 ) -> None:
     """Run a study, or go on with one: finished cells are skipped. Ends with the report."""
     with closing(Zygotes(IMPORTED_BEFORE_FORKS)) as zygotes:

@@ -83,35 +83,40 @@ def detect(out: MachineOut = None, as_json: AsJson = False) -> None:
         typer.echo(text, nl=False)
 
 
+_Samples = Annotated[
+    Path | None,
+    typer.Option(
+        "--samples",
+        metavar="FILE",
+        help="Write the raw samples there, as CSV or, if it ends in .json, as JSON "
+        "(default: in the folder of --out, as <name>.samples.csv).",
+    ),
+]
+_WorldSize = Annotated[
+    int | None,
+    typer.Option("--world-size", help="Workers (default: one a GPU; without GPUs, up to 4 processes)."),
+]
+_NoPeerAccess = Annotated[
+    bool,
+    typer.Option("--no-peer-access", help="Only without access between GPUs (else: with it, then without)."),
+]
+_Seconds = Annotated[
+    float, typer.Option("--seconds", help="For measuring; starting the workers comes on top.")
+]
+_Launcher = Annotated[
+    str,
+    typer.Option("--launcher", help="local (torchrun) or mpirun, which measures MPI's all-reduce too."),
+]
+
+
 @topology.command(epilog="Example: scaling topology probe --out my-box.yaml")
 def probe(
     out: MachineOut = None,
-    samples: Annotated[
-        Path | None,
-        typer.Option(
-            "--samples",
-            metavar="FILE",
-            help="Write the raw samples there, as CSV or, if it ends in .json, as JSON "
-            "(default: in the folder of --out, as <name>.samples.csv).",
-        ),
-    ] = None,
-    world_size: Annotated[
-        int | None,
-        typer.Option("--world-size", help="Workers (default: one a GPU; without GPUs, up to 4 processes)."),
-    ] = None,
-    no_peer_access: Annotated[
-        bool,
-        typer.Option(
-            "--no-peer-access", help="Only without access between GPUs (else: with it, then without)."
-        ),
-    ] = False,
-    seconds: Annotated[
-        float, typer.Option("--seconds", help="For measuring; starting the workers comes on top.")
-    ] = 45.0,
-    launcher: Annotated[
-        str,
-        typer.Option("--launcher", help="local (torchrun) or mpirun, which measures MPI's all-reduce too."),
-    ] = "local",
+    samples: _Samples = None,
+    world_size: _WorldSize = None,
+    no_peer_access: _NoPeerAccess = False,
+    seconds: _Seconds = 45.0,
+    launcher: _Launcher = "local",
 ) -> None:
     """Measure this machine's links, memories and collectives, and write it down as a machine file.
 

@@ -14,42 +14,47 @@ from scaling.cli.options import AsJson, note
 from scaling.errors import StudyError
 from topologies.texts import folded
 
+_Name = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="NAME",
+        help="A collective, an aggregator, or module:attribute: a class of aggregators, or a function "
+        "from a world size to a schedule. The current folder is searched too.",
+    ),
+]
+_Everything = Annotated[
+    bool,
+    typer.Option("--all", help="Every collective and every registered aggregator; takes some ten minutes."),
+]
+_WorldSizes = Annotated[
+    str,
+    typer.Option(
+        metavar="SIZES",
+        help="Of schedules, as in 1-8,16; aggregators run with 1 to 8 ranks, those named here.",
+    ),
+]
+_Examples = Annotated[
+    int,
+    typer.Option(
+        min=1, metavar="N", help="Cases to draw for an aggregator and each number of ranks: 25, or more."
+    ),
+]
+_Seed = Annotated[
+    int, typer.Option(min=0, metavar="SEED", help="Of the drawing: another seed gives other cases.")
+]
+_SaveTo = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Save the sheet in this results folder, for its report."),
+]
+
 
 def verify(
-    name: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="NAME",
-            help="A collective, an aggregator, or module:attribute: a class of aggregators, or a function "
-            "from a world size to a schedule. The current folder is searched too.",
-        ),
-    ] = None,
-    everything: Annotated[
-        bool,
-        typer.Option(
-            "--all", help="Every collective and every registered aggregator; takes some ten minutes."
-        ),
-    ] = False,
-    world_sizes: Annotated[
-        str,
-        typer.Option(
-            metavar="SIZES",
-            help="Of schedules, as in 1-8,16; aggregators run with 1 to 8 ranks, those named here.",
-        ),
-    ] = "1-64",
-    examples: Annotated[
-        int,
-        typer.Option(
-            min=1, metavar="N", help="Cases to draw for an aggregator and each number of ranks: 25, or more."
-        ),
-    ] = 25,
-    seed: Annotated[
-        int, typer.Option(min=0, metavar="SEED", help="Of the drawing: another seed gives other cases.")
-    ] = 0,
-    save_to: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Save the sheet in this results folder, for its report."),
-    ] = None,
+    name: _Name = None,
+    everything: _Everything = False,
+    world_sizes: _WorldSizes = "1-64",
+    examples: _Examples = 25,
+    seed: _Seed = 0,
+    save_to: _SaveTo = None,
     as_json: AsJson = False,
 ) -> None:
     """Prove that schedules deliver the sum; check aggregators against the contract. Starts no processes.
@@ -65,8 +70,7 @@ def verify(
 
     if (name is None) != everything:
         raise StudyError("name a collective or an aggregator, or give --all")
-    if os.getcwd() not in sys.path and "" not in sys.path:
-        sys.path.insert(0, os.getcwd())  # as `python -m` does
+    _search_here()
     folder = ResultsFolder(save_to).require() if save_to else None
     sizes = parse_world_sizes(world_sizes)
     subjects = all_subjects(sizes) if name is None else subjects_of(name)
@@ -94,3 +98,9 @@ def verify(
         typer.echo(json.dumps(values, indent=1))
     if any(finding.failure is not None for finding in findings):
         raise typer.Exit(1)
+
+
+def _search_here() -> None:
+    """Modules of the current folder are found too, as with `python -m`."""
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.insert(0, os.getcwd())

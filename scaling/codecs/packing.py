@@ -6,12 +6,9 @@ memory go into neighbouring bytes and every operation runs over contiguous rows.
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
-CodeBits = Literal[1, 2, 4, 8]
 BITS_PER_BYTE = 8
 
 

@@ -93,10 +93,6 @@ class ComputeModel:
         """Whether the cell's step can be computed."""
         return self._curve(cell) is not None
 
-    def local_batches(self, cell: Mapping[str, Any]) -> list[int]:
-        """Those at which the cell's step was measured."""
-        return [point.local_batch for point in self._curve(cell) or []]
-
     def step(self, cell: Mapping[str, Any], local_batch: int) -> Computed:
         """The cell's step at that local batch.
 

@@ -107,22 +107,7 @@ class Predictor:
         computed = self._computed(cell, notes)
         compute_notes = tuple(notes)
         alone = world_size == 1 and not _by_host(strategy)
-        buckets = (
-            []
-            if alone
-            else [
-                terms_of(strategy, index, self._machinery, world_size)
-                for index in range(len(strategy.buckets))
-            ]
-        )
-        after = (
-            []
-            if alone
-            else [
-                *divide_term(strategy.num_elements, strategy, self._machinery, world_size),
-                *update_terms(strategy, self._machinery, world_size),
-            ]
-        )
+        buckets, after = ([], []) if alone else self._terms(strategy, world_size)
         exchanges = [self._sum(strategy, terms, world_size, notes) for terms in buckets]
         left = total(exchanges)
         if cell["step"] == "overlapped" and buckets and computed is not None:
@@ -130,20 +115,13 @@ class Predictor:
         elif cell["step"] == "overlapped" and buckets:
             notes.append("no backward pass is known: nothing of the exchange is taken as hidden")
         afterwards = self._sum(strategy, after, world_size, notes)
-        iteration = None
-        if computed is not None:
-            base = computed.step_s
-            if strategy.updates:
-                saved = computed.update_s * (1 - min(1.0, strategy.gpu_update_share))
-                base = Estimate(max(0.0, base.value - saved), base.changes)
-            iteration = base + left + afterwards
         terms = [term for bucket in (*buckets, after) for term in bucket]
         notes += [term.note for term in terms if term.note]
         longest = max(terms, key=lambda term: term.flow_s if term.busiest else -1.0, default=None)
         return Prediction(
             cell,
             self._machinery.topology.name,
-            iteration,
+            _without_saved_update(computed, strategy) + left + afterwards if computed else None,
             computed.step_s if computed else None,
             total(exchanges) + afterwards,
             left + afterwards,
@@ -153,6 +131,14 @@ class Predictor:
             tuple(dict.fromkeys(notes)),
             compute_notes,
         )
+
+    def _terms(self, strategy: Strategy, world_size: int) -> tuple[list[list[Term]], list[Term]]:
+        """Those of each bucket, and those that come after all of them."""
+        buckets = [
+            terms_of(strategy, index, self._machinery, world_size) for index in range(len(strategy.buckets))
+        ]
+        divided = divide_term(strategy.num_elements, strategy, self._machinery, world_size)
+        return buckets, [*divided, *update_terms(strategy, self._machinery, world_size)]
 
     def _computed(self, cell: Mapping[str, Any], notes: list[str]) -> Computed | None:
         if self._compute is None:
@@ -197,6 +183,14 @@ class Predictor:
             key = (term.name, term.kind, term.choice)
             merged[key] = merged.get(key, 0.0) + self._calibration.seconds(term).value
         return (PredictedTerm(name, kind, seconds, how) for (name, kind, how), seconds in merged.items())
+
+
+def _without_saved_update(computed: Computed, strategy: Strategy) -> Estimate:
+    """The computed step, less what it takes of the update where not every rank takes all of it."""
+    if not strategy.updates:
+        return computed.step_s
+    saved = computed.update_s * (1 - min(1.0, strategy.gpu_update_share))
+    return Estimate(max(0.0, computed.step_s.value - saved), computed.step_s.changes)
 
 
 def strategy_key(strategy: Strategy) -> tuple[str, ...]:

@@ -90,8 +90,7 @@ class TritonStripes(StripeCodec):
             gradient,
             buffers.residual,
             buffers.wire,
-            0,
-            0,
+            *(0, 0),
             self._segments(to_owners, range(n)),
             n,
         )

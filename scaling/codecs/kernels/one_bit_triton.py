@@ -22,9 +22,18 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from scaling.codecs.kernels.one_bit_blocks import (
+    level_of,
+    levels_of,
+    limits_of,
+    owner_of,
+    place_of,
+    values_of,
+    words_of,
+)
+
 TILE_FIELDS = tl.constexpr(16)
 COLUMN_FIELDS = tl.constexpr(9)
-SMALLEST_RANGE = tl.constexpr(1e-36)
 LARGEST = tl.constexpr(3.4028234663852886e38)
 DEVIATIONS = tl.constexpr(4.0)
 
@@ -34,94 +43,6 @@ SUM = tl.constexpr(1)
 DEVIATION = tl.constexpr(2)
 """Of the elements from the column's mean, absolutely."""
 SQUARES = tl.constexpr(3)
-
-
-@triton.jit
-def _levels(lower, upper, BITS: tl.constexpr):  # noqa: N803
-    """One bit: what either bit stands for; more bits: the lowest limit and the extent of a level."""
-    extent = upper - lower
-    if BITS == 1:
-        quarter = tl.where(extent < SMALLEST_RANGE, 0.0, extent / 4)
-        return lower + quarter, lower + 3 * quarter
-    else:
-        num_levels = 2.0**BITS - 1.0 + 0 * extent
-        return lower, tl.where(extent < SMALLEST_RANGE, 0.0, tl.math.div_rn(extent, num_levels))
-
-
-@triton.jit
-def _level(code, first, second, BITS: tl.constexpr):  # noqa: N803
-    """What a code stands for, `first` and `second` being what `_levels` gave."""
-    if BITS == 1:
-        return tl.where(code != 0, second, first)
-    else:
-        return first + (code.to(tl.float32) + 0.5) * second
-
-
-@triton.jit
-def _limits(received, stride, columns, column, NUM_RANKS: tl.constexpr, BITS: tl.constexpr):  # noqa: N803
-    """What `_levels` gives for the columns of the stripes of all ranks, from the limits that they sent."""
-    firsts, seconds = (), ()
-    for rank in tl.static_range(NUM_RANKS):
-        at = received + rank * stride + column
-        lower = tl.load(at).to(tl.float32, bitcast=True)
-        upper = tl.load(at + columns).to(tl.float32, bitcast=True)
-        first, second = _levels(lower, upper, BITS)
-        # Triton adds tuples, and does not know a star in one.
-        firsts, seconds = firsts + (first,), seconds + (second,)  # noqa: RUF005
-    return firsts, seconds
-
-
-@triton.jit
-def _words(received, stride, columns, j, use, NUM_RANKS: tl.constexpr):  # noqa: N803
-    """The words j of the stripes of all ranks."""
-    words = ()
-    for rank in tl.static_range(NUM_RANKS):
-        word = tl.load(received + rank * stride + 2 * columns + j, mask=use, other=0)
-        words = words + (word,)  # noqa: RUF005
-    return words
-
-
-@triton.jit
-def _values(
-    gradient, residual, address, mask, k, words, firsts, seconds,
-    NUM_RANKS: tl.constexpr, BITS: tl.constexpr,  # noqa: N803
-):  # fmt: skip
-    """Gradient + residual; or, of NUM_RANKS > 0, the sum of the received stripes in rank order + residual."""
-    left = tl.load(residual + address, mask=mask, other=0.0)
-    if NUM_RANKS == 0:
-        return tl.load(gradient + address, mask=mask, other=0.0).to(tl.float32) + left
-    else:
-        total = tl.zeros_like(left)
-        for rank in tl.static_range(NUM_RANKS):
-            codes = (words[rank][None, :] >> (k * BITS)) & (2**BITS - 1)
-            total += _level(codes, firsts[rank][None, :], seconds[rank][None, :], BITS)
-        return tl.where(mask, total, 0.0) + left
-
-
-@triton.jit
-def _place(
-    j, word, column, k, rows, columns, num_words, row_stride, column_stride, use,
-    VECTOR: tl.constexpr,  # noqa: N803
-):  # fmt: skip
-    """Addresses [k, lane] in the matrix of the elements of the words j, and whether they are there."""
-    if VECTOR:
-        address = j[None, :] + k * tl.multiple_of(num_words * columns, 4)
-        mask = use[None, :] & (address < tl.multiple_of(rows * columns, 4))
-    else:
-        row = word[None, :] + k * num_words
-        address = row * row_stride + (column * column_stride)[None, :]
-        mask = use[None, :] & (row < rows)
-    return address, mask
-
-
-@triton.jit
-def _owner(column, columns_each, columns_more):
-    """The stripe a column is in, where that stripe begins and how wide it is."""
-    wide = columns_more * (columns_each + 1)
-    late = columns_more + (column - wide) // tl.maximum(columns_each, 1)
-    owner = tl.where(column < wide, column // (columns_each + 1), late)
-    start = owner * columns_each + tl.minimum(owner, columns_more)
-    return owner, start, tl.where(owner < columns_more, columns_each + 1, columns_each)
 
 
 @triton.jit
@@ -161,7 +82,7 @@ def statistics(
     others = tl.zeros([LANES], tl.float32)
     num_others = tl.zeros([LANES], tl.int32)
     received += tl.load(tile + 15)
-    firsts, seconds = _limits(received, received_stride, columns, column, NUM_RANKS, BITS)
+    firsts, seconds = limits_of(received, received_stride, columns, column, NUM_RANKS, BITS)
     i = 0
     while i < iterations:
         j = at + i * step + lane
@@ -169,13 +90,13 @@ def statistics(
         use = (lane < lanes) & (j < num_words * columns)
         if VECTOR:
             use = (lane < lanes) & (j < tl.multiple_of(num_words * columns, 4))
-        words = _words(received, received_stride, columns, j, use, NUM_RANKS)
+        words = words_of(received, received_stride, columns, j, use, NUM_RANKS)
         for begin in tl.range(0, 32 // BITS, ROWS):
             k = begin + tl.arange(0, ROWS)[:, None]
-            address, mask = _place(
+            address, mask = place_of(
                 j, word, column, k, rows, columns, num_words, row_stride, column_stride, use, VECTOR
             )
-            values = _values(
+            values = values_of(
                 gradient + offset,
                 residual + offset,
                 address,
@@ -250,11 +171,11 @@ def finish(
             half = DEVIATIONS * tl.math.sqrt_rn(tl.math.div_rn(others, num_elements.to(tl.float32)))
             middle = half * 0
         lower, upper = middle - half, middle + half
-        owner, start, width = _owner(column, tl.load(tile + 7).to(tl.int32), tl.load(tile + 8).to(tl.int32))
+        owner, start, width = owner_of(column, tl.load(tile + 7).to(tl.int32), tl.load(tile + 8).to(tl.int32))
         place = tl.load(segments + matrix * num_owners + owner, mask=use, other=0) + column - start
         tl.store(wire + place, lower.to(tl.int32, bitcast=True), mask=use)
         tl.store(wire + place + width, upper.to(tl.int32, bitcast=True), mask=use)
-        first, second = _levels(lower, upper, BITS)
+        first, second = levels_of(lower, upper, BITS)
         tl.store(levels + number, first, mask=use)
         tl.store(levels + num_columns + number, second, mask=use)
 
@@ -295,11 +216,11 @@ def quantise(
     threshold = tl.zeros([LANES], tl.float32)
     if HAS_THRESHOLDS:
         threshold = tl.load(thresholds + number)
-    owner, start, width = _owner(column, tl.load(tile + 13).to(tl.int32), tl.load(tile + 14).to(tl.int32))
+    owner, start, width = owner_of(column, tl.load(tile + 13).to(tl.int32), tl.load(tile + 14).to(tl.int32))
     segment = tl.load(segments + tl.load(tile + 12) * num_owners + owner)
     target = wire + segment + 2 * width + (column - start)
     received += tl.load(tile + 15)
-    firsts, seconds = _limits(received, received_stride, columns, column, NUM_RANKS, BITS)
+    firsts, seconds = limits_of(received, received_stride, columns, column, NUM_RANKS, BITS)
     i = 0
     while i < iterations:
         j = at + i * step + lane
@@ -307,14 +228,14 @@ def quantise(
         use = (lane < lanes) & (j < num_words * columns)
         if VECTOR:
             use = (lane < lanes) & (j < tl.multiple_of(num_words * columns, 4))
-        words = _words(received, received_stride, columns, j, use, NUM_RANKS)
+        words = words_of(received, received_stride, columns, j, use, NUM_RANKS)
         packed = tl.zeros([LANES], tl.int32)
         for begin in tl.range(0, 32 // BITS, ROWS):
             k = begin + tl.arange(0, ROWS)[:, None]
-            address, mask = _place(
+            address, mask = place_of(
                 j, word, column, k, rows, columns, num_words, row_stride, column_stride, use, VECTOR
             )
-            values = _values(
+            values = values_of(
                 gradient + offset,
                 residual + offset,
                 address,
@@ -334,7 +255,7 @@ def quantise(
                 codes = tl.minimum(tl.maximum(scaled, 0.0), 2.0**BITS - 2.0).to(tl.int32)
             tl.store(
                 residual + offset + address,
-                values - _level(codes, first[None, :], second[None, :], BITS),
+                values - level_of(codes, first[None, :], second[None, :], BITS),
                 mask=mask,
             )
             packed += tl.sum(tl.where(mask, codes, 0) << (k * BITS), axis=0)
@@ -371,14 +292,14 @@ def decode(
     lane = tl.arange(0, LANES)
     column = (at + lane) % columns
     first_word = (at + lane) // columns
-    owner, start, width = _owner(column, tl.load(tile + 13).to(tl.int32), tl.load(tile + 14).to(tl.int32))
+    owner, start, width = owner_of(column, tl.load(tile + 13).to(tl.int32), tl.load(tile + 14).to(tl.int32))
     segment = tl.load(segments + tl.load(tile + 12) * num_owners + owner)
     source = wire + segment + (column - start)
     lower = tl.load(source).to(tl.float32, bitcast=True)
     upper = tl.load(source + width).to(tl.float32, bitcast=True)
     is_finite = (tl.abs(lower) <= LARGEST) & (tl.abs(upper) <= LARGEST)
     tl.store(found + tl.load(tile + 12) + lane * 0, 1, mask=(lane < lanes) & (is_finite == 0))
-    first, second = _levels(lower, upper, BITS)
+    first, second = levels_of(lower, upper, BITS)
     if BITS == 1:
         first, second = (
             tl.math.div_rn(first, divisor + 0 * first),
@@ -394,11 +315,11 @@ def decode(
         packed = tl.load(source + 2 * width + word * width, mask=use, other=0)
         for begin in tl.range(0, 32 // BITS, ROWS):
             k = begin + tl.arange(0, ROWS)[:, None]
-            address, mask = _place(
+            address, mask = place_of(
                 j, word, column, k, rows, columns, num_words, row_stride, column_stride, use, VECTOR
             )
             codes = (packed[None, :] >> (k * BITS)) & (2**BITS - 1)
-            values = _level(codes, first[None, :], second[None, :], BITS)
+            values = level_of(codes, first[None, :], second[None, :], BITS)
             if BITS > 1:
                 values = tl.math.div_rn(values, divisor + 0 * values)
             tl.store(result + offset + address, values.to(result.dtype.element_ty), mask=mask)

@@ -138,9 +138,7 @@ def tables_of(
             *(matrix.offset, matrix.rows, matrix.columns, matrix.num_words),
             *(matrix.row_stride, matrix.column_stride),
             *(0, 0, 0, 0),
-            num_partials,
-            num_columns,
-            number,
+            *(num_partials, num_columns, number),
             *divmod(matrix.columns, num_owners),
             source,
         )
@@ -155,16 +153,10 @@ def tables_of(
         ]
         num_partials += partial_rows * matrix.columns
         num_columns += matrix.columns
-    return Tables(
-        [
-            (is_vector, _table(group, len(Tile._fields), device))
-            for is_vector in (True, False)
-            if (group := [tile for tile in tiles if tile.is_vector == is_vector])
-        ],
-        _table(column_tiles, len(ColumnTile._fields), device),
-        num_partials,
-        num_columns,
-    )
+    groups = [(vector, [tile for tile in tiles if tile.is_vector == vector]) for vector in (True, False)]
+    tables = [(vector, _table(group, len(Tile._fields), device)) for vector, group in groups if group]
+    columns = _table(column_tiles, len(ColumnTile._fields), device)
+    return Tables(tables, columns, num_partials, num_columns)
 
 
 def plain_lanes(lanes: int) -> int:
