@@ -19,7 +19,8 @@ CORE = (
     *(
         f"scaling/{package}"
         for package in (
-            "collectives", "codecs", "aggregators", "training", "measure", "report", "prediction", "store",
+            *("collectives", "codecs", "aggregators", "training", "measure", "analysis", "report"),
+            *("prediction", "store"),
         )
     ),
     "launchers",
