@@ -1,15 +1,14 @@
 """The reports of `kind: device`: figures, tables and the sentences that answer an experiment's question.
 
-The module of an experiment (`REPORTS`) defines `figures`, `tables` and `sentences`, each a function of
-`Results`; the last sentence answers the question, and stands first on the page. Experiments of other packages
-have a plain table (`plain`).
+The module of an experiment (`REPORTS`) declares its report (`declared.Report`); the answer to its question
+stands first on the page. Experiments of other packages have a plain table (`plain`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import pandas as pd
 
@@ -24,6 +23,7 @@ from scaling.report.device import (
     surface_regression,
 )
 from scaling.report.device.common import DEVICES
+from scaling.report.device.declared import Report
 from scaling.report.device.results import STEP, DeviceResult, Results, grouped, read_devices
 from scaling.report.figures.base import Drawn, FigureInput, figure
 from scaling.report.tables import Table
@@ -33,32 +33,19 @@ __all__ = ["Results", "device_sentences", "device_tables", "experiments", "read_
 SECTION = "devices"
 
 
-class ExperimentReport(Protocol):
-    """What a module of this package defines."""
-
-    def figures(self, results: Results) -> Iterator[Drawn]:
-        """Figures, under names that begin with `device-<slug>-`."""
-
-    def tables(self, results: Results) -> Iterator[Table]:
-        """Tables of the page."""
-
-    def sentences(self, results: Results) -> Iterator[str]:
-        """What was found; the last one answers the question."""
-
-
-REPORTS: Mapping[str, ExperimentReport] = {
-    "batch-sizes": batch_sizes,
-    "cpu-threads": cpu_threads,
-    "kernel-choices": kernel_choices,
-    "lstm-fused": lstm_fused,
-    "small-networks": small_networks,
-    "surface-regression": surface_regression,
+REPORTS: Mapping[str, Report] = {
+    "batch-sizes": batch_sizes.REPORT,
+    "cpu-threads": cpu_threads.REPORT,
+    "kernel-choices": kernel_choices.REPORT,
+    "lstm-fused": lstm_fused.REPORT,
+    "small-networks": small_networks.REPORT,
+    "surface-regression": surface_regression.REPORT,
 }
 
 
-def report_of(results: Results) -> ExperimentReport:
+def report_of(results: Results) -> Report:
     """The experiment's own report, or the plain one."""
-    return REPORTS.get(results.experiment, plain)
+    return REPORTS.get(results.experiment) or plain.report(results)
 
 
 @figure(section=SECTION)

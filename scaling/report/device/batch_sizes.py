@@ -12,17 +12,16 @@ from scaling.report.device.common import (
     device_table,
     finding,
     gpu_arms,
-    left_out_table,
     measured,
     one_launch,
     times,
     times_of,
     variable,
 )
-from scaling.report.device.drawing import Panel, draw_panels
+from scaling.report.device.declared import RATE, Lines, Report
+from scaling.report.device.drawing import Panel
 from scaling.report.device.remarks import no_gpu, remarks
 from scaling.report.device.results import DeviceResult, Results, by_network, fastest_on_each, grouped
-from scaling.report.figures.base import Drawn
 from scaling.report.tables import Table
 
 ENOUGH = 0.9
@@ -39,29 +38,22 @@ TIMES = (
 )
 
 
-def figures(results: Results) -> Iterator[Drawn]:
-    """Throughput and time over the batch."""
-    if not any(cell.estimate() for cell in results.cells):
-        return
+def _title(results: Results) -> str:
     arms = arms_of(results)
-    where = " and ".join(arm.name for arm in arms) if len(arms) < 3 else "CPU and GPU"
-    title = f"{results.experiment}: training steps, {where}"
-    panels = [Panel(cells, "batch", title=name) for name, cells in by_network(results).items()]
-    height = 0.9 + 2.0 * -(-len(panels) // 2)
-    for name, caption, y in (("throughput", RATES, "samples/s"), ("time", TIMES, "ms a step")):
-        is_rate = y == "samples/s"
-        figure = draw_panels(title, panels, arms, height, y=y, unit=y, is_rate=is_rate, sharex=True)
-        yield Drawn(f"device-{results.slug}-{name}", title, caption, figure)
+    return f"training steps, {' and '.join(arm.name for arm in arms) if len(arms) < 3 else 'CPU and GPU'}"
 
 
-def tables(results: Results) -> Iterator[Table]:
+def _panels(results: Results) -> list[Panel]:
+    return [Panel(cells, "batch", title=name) for name, cells in by_network(results).items()]
+
+
+def _rows(results: Results) -> Iterator[Table]:
     """A row for each network and batch."""
     columns = [variable("model", "network"), variable("batch")]
     columns += [column for arm in columns_of(results) for column in measured(arm)]
     rows = [row for cells in by_network(results).values() for row in grouped(cells, "batch").values()]
     title = ": a training step over mini-batch sizes"
     yield device_table(results, title, columns, rows, remarks=remarks(results))
-    yield from left_out_table(results, ("model", "batch"))
 
 
 def enough(cells: Sequence[DeviceResult]) -> tuple[int, float, int] | None:
@@ -86,29 +78,31 @@ def settled(cells: Sequence[DeviceResult]) -> tuple[int, float, int] | None:
     return found if all(cell.is_over for cell in cells if cell.point["batch"] >= lowest) else None
 
 
-def sentences(results: Results) -> Iterator[str]:
-    """The highest throughputs; last, the batch that is enough, and how far the GPU is ahead."""
-    arms = arms_of(results)
-    if not any(cell.estimate() for cell in results.cells):
-        return
-    for arm in arms:
-        told = []
+def _highest(results: Results) -> Iterator[str]:
+    """The batch that is enough and the highest throughput, of each device."""
+    for arm in arms_of(results):
+        clauses = []
         for name, cells in by_network(results).items():
-            if found := settled(arm.of(cells)):
-                batch, rate, largest = found
+            if known := settled(arm.of(cells)):
+                batch, rate, largest = known
                 bound = ", the largest measured" if batch == largest else ""
-                told.append(f"{name} {batch:,}{bound} ({number(rate)} samples/s at best)")
+                clauses.append(f"{name} {batch:,}{bound} ({number(rate)} samples/s at best)")
         smallest = "The smallest mini-batch that reaches 90% of the highest throughput measured, on the"
-        yield from finding(results, f"{smallest} {arm.name}: ", told)
+        yield from finding(results, f"{smallest} {arm.name}: ", clauses)
+
+
+def _answer(results: Results) -> str:
+    """The batch that is enough, and how far the GPU is ahead."""
+    if not any(cell.estimate() for cell in results.cells):
+        return ""
+    known = _known(results)
     if gpus := gpu_arms(results):
-        yield _against(results, gpus)
-    else:
-        unknown = f"What a GPU needs is not answered here. {no_gpu(results)}"
-        yield f"Which mini-batch does a device need? {_known(results)} {unknown}"
+        return f"{known} {_against(results, gpus)}"
+    return f"{known} What a GPU needs is not answered here. {no_gpu(results)}"
 
 
 def _against(results: Results, gpus: Sequence[Arm]) -> str:
-    """For which networks the batch is known, and the GPU over the CPU, each at its highest throughput."""
+    """The GPU over the CPU, each at its highest throughput."""
     told = []
     for name, cells in by_network(results).items():
         cpu = settled([cell for cell in cells if cell.device == "cpu"])
@@ -116,16 +110,15 @@ def _against(results: Results, gpus: Sequence[Arm]) -> str:
         rates = [found[1] for found in each if found is not None]
         if cpu and len(rates) == len(gpus):
             told.append(f"{name} {times(max(rates) / cpu[1])}")
-    question = f"Which mini-batch does a device need? {_known(results)}"
     if told:
         return (
-            f"{question} At the best measured batch of each, the GPU's samples a second over the CPU's: "
+            f"At the best measured batch of each, the GPU's samples a second over the CPU's: "
             f"{'; '.join(told)}{one_launch(results)}."
         )
     alike = "; ".join(_alike(results))
     compared = f"; at the largest batch that both have, its samples a second over the CPU's: {alike}"
     return (
-        f"{question} How far ahead the GPU is at the best batch of each is not answered, as no network was "
+        f"How far ahead the GPU is at the best batch of each is not answered, as no network was "
         f"measured in full on both{f'{compared}{one_launch(results)}' if alike else ''}."
     )
 
@@ -163,3 +156,16 @@ def _alike(results: Results) -> list[str]:
                 told.append(f"{name} {times_of(cpu, gpu)} at {batch:,}")
                 break
     return told
+
+
+REPORT = Report(
+    question="Which mini-batch does a device need?",
+    plots=(
+        Lines("throughput", RATES, _title, _panels, y=RATE, row_height=2.0, share="sharex"),
+        Lines("time", TIMES, _title, _panels, row_height=2.0, share="sharex"),
+    ),
+    rows=_rows,
+    named=("model", "batch"),
+    findings=_highest,
+    answer=_answer,
+)

@@ -7,6 +7,7 @@ from itertools import cycle
 from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from scaling.analysis.formats import MISSING, listed, ratio
 from scaling.report.device.common import (
@@ -14,17 +15,16 @@ from scaling.report.device.common import (
     OTHER_MARKERS,
     Cells,
     device_table,
-    left_out_table,
     measured,
     median_text,
     one_launch,
     times_of,
     variable,
 )
+from scaling.report.device.declared import Drawing, Report
 from scaling.report.device.drawing import Line, draw_lines, handle, handles, new_figure, step_seconds
 from scaling.report.device.remarks import remarks
 from scaling.report.device.results import DeviceResult, Results, by_network
-from scaling.report.figures.base import Drawn
 from scaling.report.figures.parts import legend_below, plain_ticks
 from scaling.report.tables import Column, Table
 
@@ -39,13 +39,15 @@ CAPTION = (
 )
 
 
-def figures(results: Results) -> Iterator[Drawn]:
+def _title(results: Results) -> str:
+    return f"training steps on the CPU{f', {results.num_cores} cores' if results.num_cores else ''}"
+
+
+def _draw(results: Results, title: str) -> Figure | None:
     """Speedups of all networks over threads."""
     lines = speedup_lines(results)
     if not any(np.isfinite(line.values).sum() > 1 for line in lines):
-        return
-    cores = f", {results.num_cores} cores" if results.num_cores else ""
-    title = f"{results.experiment}: training steps on the CPU{cores}"
+        return None
     figure, ((axes,),) = new_figure(title, 4.4)
     threads = sorted({int(at) for line in lines for at in line.at})
     linear: dict[str, Any] = {"color": "#999999", "linestyle": (0, (5, 2))}
@@ -57,7 +59,7 @@ def figures(results: Results) -> Iterator[Drawn]:
     axes.set_xlabel("threads")
     axes.set_ylabel(f"speedup over {threads[0]} thread{'s' * (threads[0] > 1)}")
     legend_below(figure, [*handles(lines), handle("as many times as threads", **linear)])
-    yield Drawn(f"device-{results.slug}-speedup", title, CAPTION, figure)
+    return figure
 
 
 def speedup_lines(results: Results) -> list[Line]:
@@ -83,7 +85,7 @@ def networks(results: Results) -> dict[str, list[DeviceResult]]:
     }
 
 
-def tables(results: Results) -> Iterator[Table]:
+def _rows(results: Results) -> Iterator[Table]:
     """A row for each network and number of threads."""
     first = {name: cells[0].estimate() for name, cells in networks(results).items()}
 
@@ -103,7 +105,6 @@ def tables(results: Results) -> Iterator[Table]:
         statistic=f"Speedup: over the fewest threads of the network. {median_text(results)}",
         remarks=remarks(results),
     )
-    yield from left_out_table(results, ("model", "batch"))
 
 
 def worthwhile(cells: list[DeviceResult]) -> tuple[int, float] | None:
@@ -116,15 +117,11 @@ def worthwhile(cells: list[DeviceResult]) -> tuple[int, float] | None:
     return threads, measured[0][1] / seconds
 
 
-def sentences(results: Results) -> Iterator[str]:
+def _answer(results: Results) -> str:
     """How many threads each network is worth."""
     found = {model: worth for model, cells in networks(results).items() if (worth := worthwhile(cells))}
     if not found:
-        yield (
-            "How many CPU threads are worth it? Not answered: no network was measured with all of them."
-            f"{_so_far(results)}"
-        )
-        return
+        return f"Not answered: no network was measured with all of them.{_so_far(results)}"
     most = max(cell.threads for cell in results.cells)
     least = min(cell.threads for cell in results.cells)
     alone = [model for model, (threads, _) in found.items() if threads == least]
@@ -137,8 +134,8 @@ def sentences(results: Results) -> Iterator[str]:
         told.append(f"{least} for {listed(alone)}, which more do not make faster")
     rest = [model for model in networks(results) if model not in found]
     missing = f" Not answered for {listed(rest)}." if rest else ""
-    yield (
-        f"How many CPU threads are worth it? Of {least} to {most}, the fewest that are within 5% of the "
+    return (
+        f"Of {least} to {most}, the fewest that are within 5% of the "
         f"fastest are {'; '.join(told)}{one_launch(results)}.{missing}"
     )
 
@@ -155,3 +152,12 @@ def _so_far(results: Results) -> str:
         gain = "" if threads == cells[0].threads else f", {times_of(measured[0][1], best)} as fast as"
         told.append(f"{model} {threads} of {tried}{gain}{f' with {cells[0].threads}' if gain else ''}")
     return f" Fastest so far: {'; '.join(told)}{one_launch(results)}." if told else ""
+
+
+REPORT = Report(
+    question="How many CPU threads are worth it?",
+    plots=(Drawing("speedup", CAPTION, _title, _draw),),
+    rows=_rows,
+    named=("model", "batch"),
+    answer=_answer,
+)

@@ -16,7 +16,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from scaling.report.device.common import Arm
 from scaling.report.device.results import DeviceResult, grouped
-from scaling.report.figures.parts import WIDTH, add_tip, legend_below, set_title
+from scaling.report.figures.parts import WIDTH, add_tip, set_title
 
 Floats = npt.NDArray[np.float64]
 
@@ -66,48 +66,6 @@ class Panel:
 def panels_by(cells: Iterable[DeviceResult], name: str, x: str) -> list[Panel]:
     """A panel for each value of a variable."""
     return [Panel(own, x, title=f"{name} {value:,}") for value, own in grouped(cells, name).items()]
-
-
-def draw_panels(
-    title: str,
-    panels: Sequence[Panel],
-    arms: Sequence[Arm],
-    height: float,
-    *,
-    columns: int = 2,
-    y: str = "ms a step",
-    unit: str = "ms",
-    is_rate: bool = False,
-    **how: Any,
-) -> Figure:
-    """A figure of one or more panels on logarithmic axes.
-
-    Args:
-        title: of the figure.
-        panels: row by row.
-        arms: the lines.
-        height: of the figure in inches.
-        columns: how many panels stand side by side.
-        y: the values' axis.
-        unit: of a value, in tips.
-        is_rate: whether values are `x` a second, not milliseconds.
-        how: of the subplots, such as `sharex`.
-    """
-    figure, grid = new_figure(title, height, -(-len(panels) // columns), columns, **how)
-    for axes, panel in zip(grid.flat, panels, strict=False):
-        lines = [line for arm in arms if not (line := time_line(arm, arm.of(panel.cells), panel.x)).is_empty]
-        draw_lines(axes, map(as_rates, lines) if is_rate else lines, unit)
-        log_axes(axes, panel.label or panel.x, y)
-        axes.tick_params(labelbottom=True)
-        axes.set_title(panel.title, loc="left")
-        if panel.doubles:
-            axes.set_xscale("log", base=2)
-            values = [*grouped(panel.cells, panel.x)]
-            axes.set_xticks(values, labels=[str(value) for value in values])
-    for axes in grid.flat[len(panels) :]:
-        axes.set_axis_off()
-    legend_below(figure, handles(arms))
-    return figure
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ from scaling.report.device.common import (
     device_table,
     finding,
     interval_cell,
-    left_out_table,
     median_text,
     one_launch,
     range_of,
@@ -20,6 +19,7 @@ from scaling.report.device.common import (
     times,
     times_of,
 )
+from scaling.report.device.declared import Report
 from scaling.report.device.kernel_data import (
     CHOICES,
     CONVOLUTION,
@@ -32,24 +32,21 @@ from scaling.report.device.kernel_data import (
     overlap,
     teraflop_per_s,
 )
-from scaling.report.device.kernel_figures import figures
+from scaling.report.device.kernel_figures import PLOTS
 from scaling.report.device.kernel_workspace import capped, faster_by_older, interfaces, limit_costs
 from scaling.report.device.remarks import NO_ROWS, missing_remark, remarks
 from scaling.report.device.results import DeviceResult, Results
 from scaling.report.tables import Column, Table
 
-__all__ = ["figures", "sentences", "tables"]
-
 READINGS = ("transposed", "transpose-first")
 """The two ways to read W that the answer weighs."""
 
 
-def tables(results: Results) -> Iterator[Table]:
+def _rows(results: Results) -> Iterator[Table]:
     """Products, convolutions, and what was left out."""
     for operation, title in ((MATMUL, "matrix products x W^T"), (CONVOLUTION, "convolutions")):
         if found := cases(results, operation):
             yield _table(results, found, f": {title}", operation)
-    yield from left_out_table(results, ("operation", "case", "batch", "choice", "precision"))
 
 
 def _table(results: Results, found: Sequence[Case], title: str, operation: str) -> Table:
@@ -82,8 +79,8 @@ def _table(results: Results, found: Sequence[Case], title: str, operation: str) 
     )
 
 
-def sentences(results: Results) -> Iterator[str]:
-    """Products, precisions, autotuning, workspace; last, what a library should choose."""
+def _findings(results: Results) -> Iterator[str]:
+    """Products, precisions, autotuning, workspace."""
     products = cases(results, MATMUL)
     convolutions = cases(results, CONVOLUTION)
     for case in products:
@@ -92,11 +89,14 @@ def sentences(results: Results) -> Iterator[str]:
     yield from _autotuned(results, convolutions)
     yield from capped(results, convolutions)
     yield from interfaces(results, convolutions)
-    told = [clause for device in DEVICES for clause in _advice(device, products, convolutions)]
-    missing = [*_unanswered(products, convolutions), *missing_remark(results, NO_ROWS)]
-    if told or missing:
-        known = finding(results, "In float32, ", told)
-        yield " ".join(["Which kernel should a library choose?", *known, *missing])
+
+
+def _answer(results: Results) -> str:
+    """What a library should choose, and what is not known."""
+    products, convolutions = cases(results, MATMUL), cases(results, CONVOLUTION)
+    advice = [clause for device in DEVICES for clause in _advice(device, products, convolutions)]
+    known = finding(results, "In float32, ", advice)
+    return " ".join([*known, *_unanswered(products, convolutions), *missing_remark(results, NO_ROWS)])
 
 
 def _unanswered(products: Sequence[Case], convolutions: Sequence[Case]) -> Iterator[str]:
@@ -220,3 +220,13 @@ def _better(plain: DeviceResult, first: DeviceResult) -> str:
     if ratio > 1:
         return f"as it is stored ({times(ratio)} as fast as transposing first)"
     return f"transposed first ({times(1 / ratio)} as fast as reading it as it is stored)"
+
+
+REPORT = Report(
+    question="Which kernel should a library choose?",
+    plots=PLOTS,
+    rows=_rows,
+    named=("operation", "case", "batch", "choice", "precision"),
+    findings=_findings,
+    answer=_answer,
+)

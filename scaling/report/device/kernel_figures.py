@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -11,6 +11,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from scaling.report.device.declared import Drawing
 from scaling.report.device.drawing import new_figure, short, stacked
 from scaling.report.device.kernel_data import (
     CAPPED,
@@ -25,7 +26,6 @@ from scaling.report.device.kernel_data import (
     name_of,
 )
 from scaling.report.device.results import DeviceResult, Results
-from scaling.report.figures.base import Drawn
 from scaling.report.figures.parts import add_tip, legend_below
 from scaling.report.figures.style import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY_BLUE, VERMILLION
 
@@ -53,23 +53,18 @@ WORKSPACE = (
     "with its workspace limited (workspace_cap)."
 )
 
-SHOWN = (
-    (MATMUL, "products", "matrix products", PRODUCTS),
-    (CONVOLUTION, "convolutions", "convolutions", CONVOLUTIONS),
-)
+
+def _bars_of(operation: str) -> Callable[[Results, str], Figure | None]:
+    def draw(results: Results, title: str) -> Figure | None:
+        measured = [case for case in cases(results, operation) if any(cell.estimate() for cell in case.cells)]
+        return _draw_bars(measured, title) if measured else None
+
+    return draw
 
 
-def figures(results: Results) -> Iterator[Drawn]:
-    """Products, convolutions, and workspace where there is a GPU."""
-    for operation, name, what, caption in SHOWN:
-        found = [case for case in cases(results, operation) if any(cell.estimate() for cell in case.cells)]
-        if found:
-            title = f"{results.experiment}: {what} by choice and precision"
-            yield Drawn(f"device-{results.slug}-{name}", title, caption, _draw_bars(found, title))
+def _workspace(results: Results, title: str) -> Figure | None:
     weighed = [case for case in cases(results, CONVOLUTION) if len(_weighed(case)) > 1]
-    if weighed:
-        title = f"{results.experiment}: workspace against speed, GPU, float32"
-        yield Drawn(f"device-{results.slug}-workspace", title, WORKSPACE, _draw_workspace(weighed, title))
+    return _draw_workspace(weighed, title) if weighed else None
 
 
 def _draw_bars(found: Sequence[Case], title: str) -> Figure:
@@ -167,3 +162,13 @@ def _annotate_caps(axes: Axes, case: Case) -> None:
     for x, y, names in places:
         text = "\n".join(names)
         axes.annotate(text, (x, y), (6, 4), textcoords="offset points", fontsize=7)
+
+
+BY = "by choice and precision"
+PLOTS = (
+    Drawing("products", PRODUCTS, lambda _: "matrix products by choice and precision", _bars_of(MATMUL)),
+    Drawing(
+        "convolutions", CONVOLUTIONS, lambda _: "convolutions by choice and precision", _bars_of(CONVOLUTION)
+    ),
+    Drawing("workspace", WORKSPACE, lambda _: "workspace against speed, GPU, float32", _workspace),
+)

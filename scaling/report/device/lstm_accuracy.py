@@ -11,13 +11,13 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from scaling.analysis.formats import MISSING, listed, percent
 from scaling.report.device.common import DEVICES, device_table, scientific
 from scaling.report.device.drawing import stacked
 from scaling.report.device.results import DeviceResult, Results
-from scaling.report.figures.base import Drawn
 from scaling.report.figures.parts import add_tip
 from scaling.report.figures.style import BLACK, BLUE, GREY, ORANGE
 from scaling.report.tables import Column, Table
@@ -47,7 +47,7 @@ NARROWEST = 1.0
 MOST_NAMED = 3
 """Combinations without an accuracy, in a sentence."""
 
-CAPTION = (
+ACCURACY = (
     "Accuracy on held-out samples after training (columns accuracy, accuracy_sd): a small marker for each "
     "seed, a large one for their mean. The band is that of the fused implementation in float32: its mean and "
     f"{NOISE:g} standard errors of a difference of two means, from the spread over seeds, to either side; "
@@ -210,21 +210,23 @@ def _left_out(cell: DeviceResult) -> str:
     return f"No accuracy of {way}: {cell.fact('accuracy_left_out')}."
 
 
-def accuracy_figures(results: Results) -> Iterator[Drawn]:
+def accuracy_title(results: Results) -> str:
+    """After the experiment's name."""
+    steps, width, batch = (results.parameters[name] for name in ("steps", "accuracy_width", "accuracy_batch"))
+    return f"accuracy after {steps} steps, width {width}, batch {batch}"
+
+
+def draw_accuracies(results: Results, title: str) -> Figure | None:
     """A panel for each task and device, a line in it for each precision and implementation."""
     compared = comparisons(results)
     if not compared:
-        return
-    title = (
-        f"{results.experiment}: accuracy after {results.parameters['steps']} steps, width "
-        f"{results.parameters['accuracy_width']}, batch {results.parameters['accuracy_batch']}"
-    )
-    sizes = {f"{one.task}, {DEVICES[one.device]}": len(one.cells) for one in compared}
+        return None
+    sizes = {f"{each.task}, {DEVICES[each.device]}": len(each.cells) for each in compared}
     figure, panels = stacked(title, sizes, 0.2, 1.2)
-    for axes, one in zip(panels, compared, strict=True):
-        _draw(axes, one)
+    for axes, each in zip(panels, compared, strict=True):
+        _draw(axes, each)
     panels[-1].set_xlabel("accuracy on held-out samples, %")
-    yield Drawn(f"device-{results.slug}-accuracy", title, CAPTION, figure)
+    return figure
 
 
 def _draw(axes: Axes, compared: Comparison) -> None:
@@ -249,12 +251,13 @@ def _draw(axes: Axes, compared: Comparison) -> None:
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
-def accuracy_answer(results: Results) -> Iterator[str]:
-    """Whether the accuracy changes, of all tasks and devices."""
-    if compared := comparisons(results):
-        after = f"After {results.parameters['steps']} steps: {' '.join(_answer(one) for one in compared)}"
-        question = "Does the accuracy change with the implementation or the precision?"
-        yield f"{question} {_verdict(compared)}{after}"
+def accuracy_answer(results: Results) -> str:
+    """Whether the accuracy changes, of all tasks and devices; "" where none was measured."""
+    compared = comparisons(results)
+    if not compared:
+        return ""
+    each = " ".join(_answer(comparison) for comparison in compared)
+    return f"{_verdict(compared)}After {results.parameters['steps']} steps: {each}"
 
 
 def _verdict(compared: Sequence[Comparison]) -> str:

@@ -18,27 +18,28 @@ from scaling.report.device.common import (
     Cells,
     device_table,
     finding,
-    left_out_table,
     range_of,
     step_of,
     time_and_interval_cell,
     times_of,
     variable,
 )
+from scaling.report.device.declared import Drawing, Report
 from scaling.report.device.drawing import handle, new_figure, short
 from scaling.report.device.lstm_accuracy import (
+    ACCURACY,
     COLOURS,
     IMPLEMENTATIONS,
     MARKERS,
     PRECISIONS,
     accuracy_answer,
-    accuracy_figures,
     accuracy_tables,
+    accuracy_title,
+    draw_accuracies,
     place,
 )
 from scaling.report.device.remarks import missing_remark, remarks
 from scaling.report.device.results import DeviceResult, Results, fastest_on_each, grouped
-from scaling.report.figures.base import Drawn
 from scaling.report.figures.parts import add_tip, legend_below
 from scaling.report.figures.style import BLACK
 from scaling.report.tables import Column, Table
@@ -72,8 +73,8 @@ def timed(results: Results) -> dict[str, Any]:
     return {"task": real[0], "width": width} if real else {}
 
 
-def tables(results: Results) -> Iterator[Table]:
-    """Speeds, accuracies, and what was left out."""
+def _rows(results: Results) -> Iterator[Table]:
+    """Speeds and accuracies."""
     devices = [name for name in DEVICES if results.all(name) or name in results.missing]
     yield device_table(
         results,
@@ -83,7 +84,6 @@ def tables(results: Results) -> Iterator[Table]:
         remarks=remarks(results),
     )
     yield from accuracy_tables(results)
-    yield from left_out_table(results, VARIABLES)
 
 
 def _device_columns(device: str) -> Iterator[Column[Cells]]:
@@ -99,16 +99,15 @@ def _device_columns(device: str) -> Iterator[Column[Cells]]:
         )
 
 
-def figures(results: Results) -> Iterator[Drawn]:
-    """Speeds, then accuracies."""
+def _title(results: Results) -> str:
     chosen = timed(results)
-    if chosen and any(cell.estimate() for cell in results.all(**chosen)):
-        title = f"{results.experiment}: speed on {chosen['task']}, width {chosen['width']}"
-        yield Drawn(f"device-{results.slug}-speed", title, SPEED, _draw_speeds(results, chosen, title))
-    yield from accuracy_figures(results)
+    return f"speed on {chosen.get('task')}, width {chosen.get('width')}"
 
 
-def _draw_speeds(results: Results, chosen: dict[str, Any], title: str) -> Figure:
+def _draw_speeds(results: Results, title: str) -> Figure | None:
+    chosen = timed(results)
+    if not chosen or not any(cell.estimate() for cell in results.all(**chosen)):
+        return None
     precisions = [name for name in PRECISIONS if results.all(**chosen, precision=name)]
     figure, panels = new_figure(title, 6.2, len(PHASES), len(precisions), sharex=True, sharey="row")
     batches = sorted({cell.point["batch"] for cell in results.all(**chosen)})
@@ -153,15 +152,14 @@ def _speed_lines(axes: Axes, results: Results, chosen: dict[str, Any], phase: st
                 add_tip(axes, batch, value, f"{name}, {batch}: {value:,.0f} samples/s")
 
 
-def sentences(results: Results) -> Iterator[str]:
-    """Speeds by implementation, precision and device; last, whether the accuracy changes."""
+def _findings(results: Results) -> Iterator[str]:
+    """Speeds by implementation, precision and device."""
     if chosen := timed(results):
         for device in DEVICES:
             yield from _implementations(results, chosen, device)
             yield from _precisions(results, chosen, device)
         yield from _devices(results, chosen)
     yield from missing_remark(results)
-    yield from accuracy_answer(results)
 
 
 Pairs = dict[int, tuple[Estimate, Estimate]]
@@ -245,3 +243,16 @@ def _devices(results: Results, chosen: dict[str, Any]) -> Iterator[str]:
         "training on the GPU over the CPU, in samples a second, "
     )
     yield from finding(results, before, [listed(ratios)] if ratios else [])
+
+
+REPORT = Report(
+    question="Does the accuracy change with the implementation or the precision?",
+    plots=(
+        Drawing("speed", SPEED, _title, _draw_speeds),
+        Drawing("accuracy", ACCURACY, accuracy_title, draw_accuracies),
+    ),
+    rows=_rows,
+    named=VARIABLES,
+    findings=_findings,
+    answer=accuracy_answer,
+)

@@ -5,21 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from scaling.analysis.formats import MISSING, number
-from scaling.report.device.common import device_table, interval_cell, left_out_table, time_cell
+from scaling.report.device.common import device_table, interval_cell, time_cell
+from scaling.report.device.declared import Report
 from scaling.report.device.remarks import NO_ROWS, remarks
 from scaling.report.device.results import DeviceResult, Results
-from scaling.report.figures.base import Drawn
 from scaling.report.tables import Column, Table
 
 
-def figures(results: Results) -> Iterator[Drawn]:
-    """None: nothing is known of its variables."""
-    yield from ()
-
-
-def tables(results: Results) -> Iterator[Table]:
+def _rows(results: Results) -> Iterator[Table]:
     """A row for each point, device and phase."""
-    variables = list(dict.fromkeys(name for cell in results.cells for name in cell.point))
+    variables = _variables(results)
     columns: list[Column[tuple[DeviceResult, str]]] = [
         *(Column(name, lambda row, name=name: str(row[0].point.get(name, MISSING))) for name in variables),  # type: ignore[misc]
         Column("device", lambda row: row[0].device),
@@ -33,10 +28,18 @@ def tables(results: Results) -> Iterator[Table]:
     rows = [(cell, phase) for cell in results.cells for phase in cell.phases or [""]]
     below = remarks(results, NO_ROWS)
     yield device_table(results, "", columns, rows, cells_of=lambda row: [row[0]], remarks=below)
-    yield from left_out_table(results, variables)
 
 
-def sentences(results: Results) -> Iterator[str]:
+def _variables(results: Results) -> list[str]:
+    return list(dict.fromkeys(name for cell in results.cells for name in cell.point))
+
+
+def _answer(results: Results) -> str:
     """How much was measured: what it means is the experiment's own."""
     measured = sum(bool(cell.phases) for cell in results.cells)
-    yield f"{results.experiment}: {measured} of {len(results.cells)} points were measured; see its table."
+    return f"{results.experiment}: {measured} of {len(results.cells)} points were measured; see its table."
+
+
+def report(results: Results) -> Report:
+    """Without figures: nothing is known of its variables."""
+    return Report(question="", plots=(), rows=_rows, named=_variables(results), answer=_answer)

@@ -12,7 +12,6 @@ from scaling.report.device.common import (
     device_table,
     finding,
     gpu_arms,
-    left_out_table,
     median_text,
     plain,
     time_and_interval_cell,
@@ -20,15 +19,16 @@ from scaling.report.device.common import (
     variable,
 )
 from scaling.report.device.crossover import bounds_text, crossing_of, crossing_text, rounded
+from scaling.report.device.declared import Report
 from scaling.report.device.remarks import missing_remark, remarks
 from scaling.report.device.results import DeviceResult, Results, fastest, grouped
 from scaling.report.device.small_networks_figures import (
+    PLOTS,
     SWEPT,
     base_point,
     base_text,
     family,
     fastest_threads,
-    figures,
     grid,
     is_swept,
     sweep,
@@ -38,13 +38,11 @@ from scaling.report.device.small_networks_figures import (
 )
 from scaling.report.tables import Column, Table
 
-__all__ = ["figures", "sentences", "tables"]
-
 VARIABLES = ("network", "batch", "depth", "inputs", "width")
 """That name a network."""
 
 
-def tables(results: Results) -> Iterator[Table]:
+def _rows(results: Results) -> Iterator[Table]:
     """Break-even widths, and every point in a row."""
     if gpus := gpu_arms(results):
         columns = [Column[int]("batch", plain), *(_crossing_column(results, arm) for arm in gpus)]
@@ -61,7 +59,6 @@ def tables(results: Results) -> Iterator[Table]:
     yield from _times_table(results, ": milliseconds of a training step, perceptrons", perceptrons)
     title = ": recurrent against feed-forward at equal parameters, ms a step"
     yield from _times_table(results, title, family(results))
-    yield from left_out_table(results, VARIABLES)
 
 
 def _crossing_column(results: Results, gpu: Arm) -> Column[int]:
@@ -89,22 +86,28 @@ def _cpu_over_gpu(cells: Cells) -> str:
     return number(cpu.median / gpu.median) if cpu and gpu else MISSING
 
 
-def sentences(results: Results) -> Iterator[str]:
-    """Recurrent against feed-forward, depth and inputs; last, from which width on the GPU wins."""
-    gpus = gpu_arms(results)
+def _findings(results: Results) -> Iterator[str]:
+    """Recurrent against feed-forward; then depth and inputs, or threads where there is no GPU."""
     yield from _recurrent_sentences(results)
+    if gpus := gpu_arms(results):
+        yield from _sweep_sentences(results, gpus)
+    else:
+        yield from _thread_sentences(results)
+
+
+def _answer(results: Results) -> str:
+    """From which width on the GPU wins."""
+    gpus = gpu_arms(results)
     if not gpus:
-        yield from _cpu_sentences(results)
-        return
-    yield from _sweep_sentences(results, gpus)
+        return " ".join(["That is not answered here.", *missing_remark(results)])
     steps = " ".join(f"{arm.step.capitalize()}, {_ahead(results, arm)}." for arm in gpus)
     widths = grouped(grid(results), "width")
     once = ", and the intervals are of one launch: another may differ by more"
-    yield (
-        f"When is the GPU worth it for a small network? For perceptrons of {base_text(results)}, a training "
-        "step on the GPU is faster than one on the CPU at its fastest number of threads from these widths "
-        f"on. {steps} Between measured widths ({', '.join(f'{width:,}' for width in widths)}) the break-even "
-        f"is interpolated{once if results.num_launches == 1 else ''}."
+    return (
+        f"For perceptrons of {base_text(results)}, a training step on the GPU is faster than one on the CPU "
+        f"at its fastest number of threads from these widths on. {steps} Between measured widths "
+        f"({', '.join(f'{width:,}' for width in widths)}) the break-even is interpolated"
+        f"{once if results.num_launches == 1 else ''}."
     )
 
 
@@ -147,7 +150,7 @@ def _recurrent_sentences(results: Results) -> Iterator[str]:
     yield from finding(results, f"{before} parameters: ", told, " parameters (each as it is fastest there)")
 
 
-def _cpu_sentences(results: Results) -> Iterator[str]:
+def _thread_sentences(results: Results) -> Iterator[str]:
     """What CPU alone answers: from which width on all threads pay."""
     counts = [*grouped(results.all("cpu"), "threads")]
     if len(counts) > 1:
@@ -156,5 +159,13 @@ def _cpu_sentences(results: Results) -> Iterator[str]:
             for batch in grouped(grid(results), "batch")
         ]
         yield from finding(results, f"On the CPU {counts[-1]} threads are faster than {counts[0]}: ", told)
-    missing = " ".join(missing_remark(results))
-    yield f"When is the GPU worth it for a small network? That is not answered here. {missing}".strip()
+
+
+REPORT = Report(
+    question="When is the GPU worth it for a small network?",
+    plots=PLOTS,
+    rows=_rows,
+    named=VARIABLES,
+    findings=_findings,
+    answer=_answer,
+)

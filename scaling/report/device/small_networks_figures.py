@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from matplotlib.figure import Figure
 
 from scaling.measure.statistics import Estimate
-from scaling.report.device.common import Arm, arms_of, gpu_arms
+from scaling.report.device.common import Arm, gpu_arms
 from scaling.report.device.crossover import Crossing, crossing_of
-from scaling.report.device.drawing import Panel, draw_panels, panels_by
+from scaling.report.device.declared import Drawing, Lines
+from scaling.report.device.drawing import Panel, panels_by
 from scaling.report.device.drawing_break_even import draw_break_even
 from scaling.report.device.results import DeviceResult, Results, fastest, grouped
-from scaling.report.figures.base import Drawn
 
 Times = tuple[Estimate | None, Estimate | None]
 """Of a step on the CPU at its fastest number of threads, and on the GPU."""
@@ -107,44 +107,48 @@ FAMILIES = (
 )
 
 
-def figures(results: Results) -> Iterator[Drawn]:
-    """The break-even line where there is a GPU; times over width, depth, inputs and parameters."""
-    base, arms = results.parameters, arms_of(results)
-    title = f"{results.experiment}: perceptrons of {base['depth']} hidden layers, {base['inputs']} inputs"
-    name = f"device-{results.slug}"
-    if gpus := gpu_arms(results):
-        panels = [(arm, grid_ratios(results, arm), width_crossings(results, arm)) for arm in gpus]
-        yield Drawn(f"{name}-break-even", title, BREAK_EVEN, draw_break_even(title, panels))
-    if any(cell.estimate() for cell in grid(results)):
-        yield Drawn(f"{name}-widths", title, TIMES, draw_widths(results, title))
-    swept = [
-        Panel(cells, x, SWEPT[x], doubles=x == "depth")
-        for x in SWEPT
-        if is_swept(cells := sweep(results, x), x)
-    ]
-    if swept:
-        title = (
-            f"{results.experiment}: width {base['width']}, batch {base['batch']}, else {base_text(results)}"
-        )
-        yield Drawn(f"{name}-sweeps", title, SWEEPS, draw_panels(title, swept, arms, 3.4, columns=len(swept)))
-    if any(cell.estimate() for cell in family(results)):
-        title = f"{results.experiment}: recurrent and feed-forward networks, batch {base['batch']}"
-        kinds = [
-            Panel(
-                [cell for cell in family(results) if cell.point["network"] == kind], "parameters", title=label
-            )
-            for kind, label in KINDS.items()
-        ]
-        yield Drawn(f"{name}-recurrent", title, FAMILIES, draw_panels(title, kinds, arms, 3.4, sharey=True))
-
-
 def is_swept(cells: list[DeviceResult], axis: str) -> bool:
     """Whether they have several values of it."""
     return len(grouped(cells, axis)) > 1
 
 
-def draw_widths(results: Results, title: str) -> Figure:
-    """A panel a batch."""
-    panels = panels_by(grid(results), "batch", "width")
-    height = 0.9 + 2.1 * -(-len(panels) // 2)
-    return draw_panels(title, panels, arms_of(results), height, sharex=True)
+def _grid_title(results: Results) -> str:
+    return (
+        f"perceptrons of {results.parameters['depth']} hidden layers, {results.parameters['inputs']} inputs"
+    )
+
+
+def _sweep_title(results: Results) -> str:
+    base = results.parameters
+    return f"width {base['width']}, batch {base['batch']}, else {base_text(results)}"
+
+
+def _sweep_panels(results: Results) -> list[Panel]:
+    cells = {axis: sweep(results, axis) for axis in SWEPT}
+    return [Panel(cells[x], x, SWEPT[x], doubles=x == "depth") for x in SWEPT if is_swept(cells[x], x)]
+
+
+def _kind_panels(results: Results) -> list[Panel]:
+    kinds = grouped(family(results), "network")
+    return [Panel(kinds.get(kind, []), "parameters", title=label) for kind, label in KINDS.items()]
+
+
+def _draw_break_even(results: Results, title: str) -> Figure | None:
+    gpus = gpu_arms(results)
+    panels = [(arm, grid_ratios(results, arm), width_crossings(results, arm)) for arm in gpus]
+    return draw_break_even(title, panels) if panels else None
+
+
+PLOTS = (
+    Drawing("break-even", BREAK_EVEN, _grid_title, _draw_break_even),
+    Lines(
+        "widths", TIMES, _grid_title, lambda results: panels_by(grid(results), "batch", "width"),
+        row_height=2.1, share="sharex",
+    ),
+    Lines("sweeps", SWEEPS, _sweep_title, _sweep_panels, columns=None),
+    Lines(
+        "recurrent", FAMILIES,
+        lambda results: f"recurrent and feed-forward networks, batch {results.parameters['batch']}",
+        _kind_panels, share="sharey",
+    ),
+)  # fmt: skip

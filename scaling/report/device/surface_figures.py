@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from scaling.measure.statistics import Estimate
 from scaling.report.device.common import Arm
 from scaling.report.device.crossover import Crossing, crossing_of
-from scaling.report.device.drawing import Panel, draw_panels, log_axes
+from scaling.report.device.declared import Drawing, Lines
+from scaling.report.device.drawing import Panel, log_axes
 from scaling.report.device.results import DeviceResult, Results
-from scaling.report.figures.base import Drawn
 from scaling.report.figures.parts import WIDTH, legend_below, set_title
 from scaling.report.figures.style import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY_BLUE, VERMILLION
 
@@ -163,20 +163,20 @@ PICTURE = (
 )
 
 
-def figures(results: Results) -> Iterator[Drawn]:
-    """Epochs over points, then surface, fit and residual."""
-    timed = {way: own for way, own in ways_of(results).items() if any(cell.estimate() for cell in own)}
-    if timed:
-        title = f"{results.experiment}: an epoch of the 2-20-5-1 network"
-        panels = [Panel(results.cells, "points")]
-        figure = draw_panels(title, panels, [*timed], 4.8, columns=1, y="ms an epoch")
-        yield Drawn(f"device-{results.slug}-epochs", title, EPOCHS, figure)
-    found = trainings(results)
-    best = shown(found)
-    if best is not None and best.fit is not None:
-        how = f"{best.way.name}, {activation(results)}, {best.epochs:,} epochs"
-        title = f"{results.experiment}: surface, fit and residual ({how})"
-        yield Drawn(f"device-{results.slug}-fit", title, PICTURE, _draw_fit(found, best.fit, title))
+def _timed(results: Results) -> list[Arm]:
+    return [arm for arm, cells in ways_of(results).items() if any(cell.estimate() for cell in cells)]
+
+
+def _fit_title(results: Results) -> str:
+    best = shown(trainings(results))
+    how = f"{best.way.name}, {activation(results)}, {best.epochs:,} epochs" if best else "none"
+    return f"surface, fit and residual ({how})"
+
+
+def _fit(results: Results, title: str) -> Figure | None:
+    every = trainings(results)
+    best = shown(every)
+    return None if best is None or best.fit is None else _draw_fit(every, best.fit, title)
 
 
 def _draw_fit(found: Sequence[Training], fit: Grid, title: str) -> Figure:
@@ -213,3 +213,13 @@ def _picture(axes: Axes, values: Grid, limit: float) -> None:
     )
     axes.grid(visible=False)
     axes.figure.colorbar(image, ax=axes, location="bottom", shrink=0.9, aspect=14)
+
+
+PLOTS = (
+    Lines(
+        "epochs", EPOCHS, lambda _: "an epoch of the 2-20-5-1 network",
+        lambda results: [Panel(results.cells, "points")],
+        y="ms an epoch", hues=_timed, columns=1, row_height=3.9,
+    ),
+    Drawing("fit", PICTURE, _fit_title, _fit),
+)  # fmt: skip

@@ -11,7 +11,6 @@ from scaling.report.device.common import (
     Cells,
     device_table,
     finding,
-    left_out_table,
     measured,
     one_launch,
     plain,
@@ -19,25 +18,24 @@ from scaling.report.device.common import (
     variable,
 )
 from scaling.report.device.crossover import Crossing, crossing_text, overlap, rounded
+from scaling.report.device.declared import Report
 from scaling.report.device.remarks import NO_ROWS, no_gpu, remarks
 from scaling.report.device.results import DeviceResult, Results, grouped
 from scaling.report.device.surface_figures import (
+    PLOTS,
     Training,
     activation,
     break_even,
     common,
-    figures,
     trainings,
     way_named,
     ways_of,
 )
 from scaling.report.tables import Column, Table
 
-__all__ = ["figures", "sentences", "tables"]
 
-
-def tables(results: Results) -> Iterator[Table]:
-    """Epochs, trainings, and what was left out."""
+def _rows(results: Results) -> Iterator[Table]:
+    """Epochs and trainings."""
     names = {cell.cell_id: way.name for way, cells in ways_of(results).items() for cell in cells}
     on: Column[Cells] = Column("on", lambda cells: names[cells[0].cell_id])
     yield device_table(
@@ -49,7 +47,6 @@ def tables(results: Results) -> Iterator[Table]:
     )
     if found := trainings(results):
         yield _training_table(results, found)
-    yield from left_out_table(results, ("points", "step", "data"))
 
 
 def _training_table(results: Results, found: Sequence[Training]) -> Table:
@@ -76,8 +73,8 @@ def _training_table(results: Results, found: Sequence[Training]) -> Table:
     )
 
 
-def sentences(results: Results) -> Iterator[str]:
-    """The DataLoader, compiling and capturing, the fit; last, whether the GPU is worth it."""
+def _findings(results: Results) -> Iterator[str]:
+    """The DataLoader, compiling and capturing, the fit."""
     yield from _loader_sentences(results)
     found = trainings(results)
     yield from _made_sentences(found)
@@ -92,14 +89,6 @@ def sentences(results: Results) -> Iterator[str]:
             f"with {activation(results)} is {between}, on a surface of heights that deviate by {height}."
             f"{_swing(found)}"
         )
-    if "cuda" in results.missing or not results.all("cuda"):
-        told = " ".join(_training(one) for one in found)
-        yield (
-            "Is a GPU worth it for the surface, with a network of 171 parameters? That is not answered here. "
-            f"{no_gpu(results, NO_ROWS)} {told}"
-        ).rstrip()
-    else:
-        yield _answer(results, found)
 
 
 def _swing(found: Sequence[Training]) -> str:
@@ -169,7 +158,12 @@ def _paid(one: Training, base: Training) -> str:
     return f"it is paid for after {epochs} epochs{bounds}"
 
 
-def _answer(results: Results, found: Sequence[Training]) -> str:
+def _answer(results: Results) -> str:
+    """Whether the GPU is worth it."""
+    found = trainings(results)
+    if "cuda" in results.missing or not results.all("cuda"):
+        each = [_training(one) for one in found]
+        return " ".join(["That is not answered here.", no_gpu(results, NO_ROWS), *each])
     cpu = way_named(results, "cpu", "eager")
     told = []
     for step in ("eager", "captured"):
@@ -186,8 +180,7 @@ def _answer(results: Results, found: Sequence[Training]) -> str:
     ]
     missing = f" Not measured yet, in numbers of points: {'; '.join(without)}." if without else ""
     return (
-        "Is a GPU worth it for the surface, with a network of 171 parameters? By the time of an epoch it is "
-        f"faster than the CPU{_cores(cpu)}, in numbers of points: "
+        f"By the time of an epoch it is faster than the CPU{_cores(cpu)}, in numbers of points: "
         f"{'; '.join(told) or 'not measured on both'}{one_launch(results)}.{training}{missing}"
     )
 
@@ -213,3 +206,13 @@ def _faster(both: dict[int, tuple[Estimate, Estimate]], found: Crossing | None) 
     ((points, (cpu, gpu)),) = both.items()
     ahead = f"{times_of(cpu, gpu)} as fast as the CPU at {points:,}, the only number measured on both"
     return f"not answered ({ahead})"
+
+
+REPORT = Report(
+    question="Is a GPU worth it for the surface, with a network of 171 parameters?",
+    plots=PLOTS,
+    rows=_rows,
+    named=("points", "step", "data"),
+    findings=_findings,
+    answer=_answer,
+)

@@ -3,7 +3,7 @@
 import pytest
 
 from scaling.report.device import device_tables
-from scaling.report.device.kernel_choices import figures
+from scaling.report.device.kernel_choices import REPORT
 from scaling.report.device.kernel_data import cases
 from tests.report.device.conftest import sentences_of
 
@@ -206,7 +206,7 @@ class TestOnCpuAlone:
         last = told_of(folder)[-1]
         assert "on the CPU the product with W as it is stored" in last
         assert "no GPU" in last
-        assert [drawn.name.rsplit("-", 1)[-1] for drawn in figures(folder.results())] == [
+        assert [drawn.name.rsplit("-", 1)[-1] for drawn in REPORT.figures(folder.results())] == [
             "products",
             "convolutions",
         ]
@@ -227,7 +227,7 @@ class TestTablesAndFigures:
         folder, _, convolution = kernels()
         convolution("library", 0.03, workspace=2_000_000)
         convolution("older-interface", 0.03, cap="1 MiB", workspace=0)
-        names = [drawn.name for drawn in figures(folder.results())]
+        names = [drawn.name for drawn in REPORT.figures(folder.results())]
         assert names == ["device-kernel-choices-convolutions", "device-kernel-choices-workspace"]
 
     def test_limits_of_one_place_share_a_text_within_the_panel(self, kernels):
@@ -235,7 +235,7 @@ class TestTablesAndFigures:
         convolution("library", 0.03, workspace=0)
         for cap in ("none", "64 MiB", "1 MiB"):
             convolution("older-interface", 0.03, cap=cap, workspace=0)
-        (axes,) = list(figures(folder.results()))[-1].figure.axes
+        (axes,) = list(REPORT.figures(folder.results()))[-1].figure.axes
         assert [text.get_text() for text in axes.texts] == ["no limit\n64 MiB\n1 MiB"]
         assert axes.get_xlim()[1] > 1
         assert axes.get_ylim()[1] > 1.2 * 10

@@ -4,7 +4,7 @@ import pytest
 
 from scaling.report.device import device_tables
 from scaling.report.device.lstm_accuracy import comparisons
-from scaling.report.device.lstm_fused import figures, rate
+from scaling.report.device.lstm_fused import REPORT, rate
 from tests.report.device.conftest import sentences_of
 
 SECONDS = [[0.1] * 7]
@@ -207,7 +207,7 @@ class TestSpeed:
         folder, add = lstm()
         add("fused", "float32", REFERENCE)
         add("fused", "float16", REFERENCE)
-        speed, accuracy = figures(folder.results())
+        speed, accuracy = REPORT.figures(folder.results())
         assert len(speed.figure.axes) == 3 * 2
         assert [text.get_text() for text in accuracy.figure.axes[0].get_yticklabels()] == [
             "fused, float32",

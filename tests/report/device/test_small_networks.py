@@ -5,7 +5,7 @@ import pytest
 from scaling.report.device import device_sentences, device_tables
 from scaling.report.device.common import arms_of
 from scaling.report.device.small_networks_figures import (
-    draw_widths,
+    PLOTS,
     grid_ratios,
     thread_crossing,
     width_crossings,
@@ -180,7 +180,7 @@ def test_figures_are_drawn_with_a_gpu_and_without(with_gpu, without_gpu):
 def test_every_batch_has_a_panel_and_what_is_left_over_is_empty(small):
     made = small(has_gpu=False)
     add_grid(made, gpu=False, batches=(1, 8, 64))
-    panels = draw_widths(made.results(), "three batches").axes
+    panels = PLOTS[1].draw(made.results(), "three batches").axes
     assert [axes.get_title(loc="left") for axes in panels] == ["batch 1", "batch 8", "batch 64", ""]
     assert [axes.axison for axes in panels] == [True, True, True, False]
 

@@ -6,7 +6,7 @@ import pytest
 from scaling.experiments.surface import grid_points
 from scaling.report.device import device_tables
 from scaling.report.device.surface_figures import break_even, surface, trainings, way_named
-from scaling.report.device.surface_regression import figures
+from scaling.report.device.surface_regression import REPORT
 from tests.report.device.conftest import sentences_of
 
 
@@ -177,7 +177,7 @@ class TestWithoutGpu:
         _, training = device_tables([results])
         assert f"a complete training, {named}, Adam 0.08" in training.title
         assert f"of the residual with {named} is 0.100" in " ".join(sentences_of(results))
-        assert f"(CPU eager, {named}, 10 epochs)" in list(figures(results))[1].title
+        assert f"(CPU eager, {named}, 10 epochs)" in list(REPORT.figures(results))[1].title
 
 
 class TestFigures:
@@ -185,7 +185,7 @@ class TestFigures:
         folder, add = peaks()
         add(0.01, 100, **trained(3.0))
         add(0.01, 100, device="cuda", **trained(1.0))
-        epochs, fit = figures(folder.results())
+        epochs, fit = REPORT.figures(folder.results())
         assert "GPU eager" in fit.title
         truth, network, residual = (axes.images[0].get_array() for axes in fit.figure.axes[:3])
         np.testing.assert_allclose(residual, truth - network)

@@ -1,0 +1,141 @@
+"""How the report of an experiment is declared: what is drawn over what, in which tables, and what is asked.
+
+An experiment's module has one `Report`. Everything that all experiments have in common follows from it: names
+of figures, the table of points without numbers, and the question before its answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from scaling.report.device.common import Arm, arms_of, left_out_table
+from scaling.report.device.drawing import (
+    Panel,
+    as_rates,
+    draw_lines,
+    handles,
+    log_axes,
+    new_figure,
+    time_line,
+)
+from scaling.report.device.results import Results, grouped
+from scaling.report.figures.base import Drawn
+from scaling.report.figures.parts import legend_below
+from scaling.report.tables import Table
+
+RATE = "samples/s"
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Times or rates on logarithmic axes, as lines over a variable.
+
+    Attributes:
+        name: of its file, after that of the experiment.
+        caption: what it shows.
+        title: after the experiment's name.
+        panels: what each shows, over which variable.
+        y: the values' axis; RATE: samples a second, and not milliseconds.
+        hues: the lines of a panel.
+        columns: panels side by side; None: all of them.
+        row_height: of a row of panels, in inches.
+        share: which axes the panels share (`sharex`, `sharey`).
+    """
+
+    name: str
+    caption: str
+    title: Callable[[Results], str]
+    panels: Callable[[Results], Sequence[Panel]]
+    y: str = "ms a step"
+    hues: Callable[[Results], Sequence[Arm]] = arms_of
+    columns: int | None = 2
+    row_height: float = 2.5
+    share: str | None = None
+
+    def draw(self, results: Results, title: str) -> Figure | None:
+        """The figure; None where no cell of its panels has a time."""
+        panels, arms = self.panels(results), self.hues(results)
+        if not any(cell.estimate() for panel in panels for cell in panel.cells):
+            return None
+        columns = self.columns or len(panels)
+        rows = -(-len(panels) // columns)
+        how: dict[str, Any] = {self.share: True} if self.share else {}
+        figure, grid = new_figure(title, 0.9 + self.row_height * rows, rows, columns, **how)
+        for axes, panel in zip(grid.flat, panels, strict=False):
+            self._draw(axes, panel, arms)
+        for axes in grid.flat[len(panels) :]:
+            axes.set_axis_off()
+        legend_below(figure, handles(arms))
+        return figure
+
+    def _draw(self, axes: Axes, panel: Panel, arms: Sequence[Arm]) -> None:
+        every = [time_line(arm, arm.of(panel.cells), panel.x) for arm in arms]
+        lines = [line for line in every if not line.is_empty]
+        is_rate = self.y == RATE
+        draw_lines(axes, map(as_rates, lines) if is_rate else lines, RATE if is_rate else "ms")
+        log_axes(axes, panel.label or panel.x, self.y)
+        axes.tick_params(labelbottom=True)
+        axes.set_title(panel.title, loc="left")
+        if panel.doubles:
+            axes.set_xscale("log", base=2)
+            values = [*grouped(panel.cells, panel.x)]
+            axes.set_xticks(values, labels=[str(value) for value in values])
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A figure of its own kind; `draw` gives None where nothing of it was measured."""
+
+    name: str
+    caption: str
+    title: Callable[[Results], str]
+    draw: Callable[[Results, str], Figure | None]
+
+
+def nothing(results: Results) -> Iterator[str]:
+    """No sentence."""
+    yield from ()
+
+
+@dataclass(frozen=True)
+class Report:
+    """What the report of an experiment says.
+
+    Attributes:
+        question: that the experiment answers; "" where nothing is asked.
+        plots: its figures.
+        rows: its tables.
+        named: the variables that name a point.
+        findings: what was found besides.
+        answer: to the question; "" where there is none.
+    """
+
+    question: str
+    plots: Sequence[Lines | Drawing]
+    rows: Callable[[Results], Iterator[Table]]
+    named: Sequence[str]
+    answer: Callable[[Results], str]
+    findings: Callable[[Results], Iterator[str]] = nothing
+
+    def figures(self, results: Results) -> Iterator[Drawn]:
+        """Those that have something to show, under names that begin with `device-<slug>-`."""
+        for plot in self.plots:
+            title = f"{results.experiment}: {plot.title(results)}"
+            if (figure := plot.draw(results, title)) is not None:
+                yield Drawn(f"device-{results.slug}-{plot.name}", title, plot.caption, figure)
+
+    def tables(self, results: Results) -> Iterator[Table]:
+        """The experiment's own, and the points without numbers."""
+        yield from self.rows(results)
+        yield from left_out_table(results, self.named)
+
+    def sentences(self, results: Results) -> Iterator[str]:
+        """What was found; the last one answers the question."""
+        yield from self.findings(results)
+        if answer := self.answer(results):
+            yield f"{self.question} {answer}".strip()
