@@ -59,9 +59,9 @@ class TestTable:
 
     def test_losses_that_differ_are_said(self, table):
         found = network(hook=HOOK, ours=HOOK)
-        assert "alike" in table.verdict(table.summary(found))[-1]
+        assert "the same" in table.verdict(table.summary(found))[-1]
         found["contenders"]["ours"]["losses"] = [2.0] * 6
-        assert "NOT ALIKE" in table.verdict(table.summary(found))[-1]
+        assert "NOT THE SAME" in table.verdict(table.summary(found))[-1]
 
     def test_without_the_hook_there_is_no_verdict(self, table):
         said = table.summary(network(ours=HOOK))
