@@ -231,6 +231,8 @@ AXES: list[Axis] = [
     Axis("schedule", default="constant", since=2, kinds=_TRAINING, shared=_RATE, label="{} schedule"),
     Axis("milestones", since=2, kinds=_TRAINING, shared=_RATE, show=_milestones),
     Axis("gamma", "float64", since=2, kinds=_TRAINING, shared=_RATE, label="gamma {:g}"),
+    Axis("target_bits_per_byte", "float64", since=4, kinds=_TRAINING, shared=_NONE,
+         label="to {:g} bits a byte"),
     Axis("augmentation", default="none", since=2, kinds=_TRAINING, shared=_ALL & ~Shared.TIMED,
          role=Role.RECIPE | Role.DESCRIBED | Role.PREDICTED),
     Axis("batch_norm", default="replica", since=2),

@@ -57,6 +57,7 @@ MEASURED = {
     "train_accuracy": "float64",
     "test_loss": "float64",
     "final_test_accuracy": "float64",
+    "bits_per_byte": "float64",
     "num_seeds": "Int64",
     "seed_mean_accuracy": "float64",
     "seed_sd_accuracy": "float64",

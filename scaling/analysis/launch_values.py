@@ -38,7 +38,5 @@ def energies_per_sample(cell: CellResult) -> list[Energy]:
 
 def seconds_to_target(cell: CellResult) -> list[float]:
     """One a training that reached its target accuracy."""
-    reached = [
-        (training, index_of_target(training, cell.cell.get("target_accuracy"))) for training in cell.trainings
-    ]
+    reached = [(training, index_of_target(training, cell.cell)) for training in cell.trainings]
     return [float(training.train_s[index]) for training, index in reached if index is not None]

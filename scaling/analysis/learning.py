@@ -25,6 +25,8 @@ from scaling.axes import Role, Shared, agree, axis, columns_without
 from scaling.measure.statistics import estimate_median
 
 REACHED = "reached"
+BITS_TARGET = "target_bits_per_byte"
+"""The key of a target that a test loss has to fall to."""
 
 EPOCH_COLUMNS = {
     "cell_id": "string",
@@ -63,7 +65,9 @@ _EPOCH_VALUES = (
 def convergence_values(cell: CellResult) -> Row:
     """The columns that a convergence cell adds to its row."""
     trainings, target = cell.trainings, cell.cell.get("target_accuracy")
-    reached = [index_of_target(training, target) for training in trainings]
+    reached = [index_of_target(training, cell.cell) for training in trainings]
+    test_loss = _median(training.test_loss[-1] for training in trainings)
+    is_aimed = target is not None or cell.cell.get(BITS_TARGET) is not None
     samples = [training.samples(cell.cell["global_batch"]) for training in trainings]
     energies = [training.train_j for training in trainings]
     energy_per_sample = [joules[-1] / count[-1] for joules, count in zip(energies, samples, strict=True)]
@@ -71,23 +75,34 @@ def convergence_values(cell: CellResult) -> Row:
         "epochs": min(len(training.epochs) for training in trainings),
         "train_loss": _median(training.train_loss[-1] for training in trainings),
         "train_accuracy": _median(training.train_accuracy[-1] for training in trainings),
-        "test_loss": _median(training.test_loss[-1] for training in trainings),
+        "test_loss": test_loss,
+        "bits_per_byte": _bits_per_byte(cell.cell, test_loss),
         "final_test_accuracy": _median(training.test_accuracy[-1] for training in trainings),
         "seconds_to_target": _median(_at(reached, [training.train_s for training in trainings])),
         "epochs_to_target": _median(_at(reached, [training.epochs for training in trainings])),
         "samples_to_target": _median(_at(reached, samples)),
         "joules_to_target": _median(_at(reached, energies)),
         "target_accuracy": target,
-        "target_state": None if target is None else _target_state(trainings, reached),
+        "target_state": _target_state(cell.cell, trainings, reached) if is_aimed else None,
         "train_s": _median(training.train_s[-1] for training in trainings),
         "joules_per_sample": _median(energy_per_sample),
     }
 
 
-def index_of_target(training: Training, target: float | None) -> int | None:
-    """Index of the first epoch that reaches the target; None if none does."""
-    epochs = np.flatnonzero(training.test_accuracy >= (math.inf if target is None else target))
+def index_of_target(training: Training, cell: Mapping[str, Any]) -> int | None:
+    """Index of the first epoch that reaches the cell's target; None if none does, or it has none."""
+    target, bits = cell.get("target_accuracy"), cell.get(BITS_TARGET)
+    if bits is not None:
+        epochs = np.flatnonzero(training.test_loss <= bits * math.log(2))
+    else:
+        epochs = np.flatnonzero(training.test_accuracy >= (math.inf if target is None else target))
     return int(epochs[0]) if len(epochs) else None
+
+
+def _bits_per_byte(cell: Mapping[str, Any], test_loss: float | None) -> float | None:
+    """The test loss of a text of bytes, which is in nats."""
+    is_of_bytes = cell.get("dataset") == "text" or cell.get(BITS_TARGET) is not None
+    return test_loss / math.log(2) if is_of_bytes and test_loss is not None else None
 
 
 def _at(reached: Sequence[int | None], values: Sequence[Any]) -> list[float]:
@@ -95,22 +110,27 @@ def _at(reached: Sequence[int | None], values: Sequence[Any]) -> list[float]:
     return [math.nan if index is None else float(values[index]) for index, values in pairs]
 
 
-def _target_state(trainings: Sequence[Training], reached: Sequence[int | None]) -> str:
+def _target_state(
+    cell: Mapping[str, Any], trainings: Sequence[Training], reached: Sequence[int | None]
+) -> str:
     missed = [training for training, index in zip(trainings, reached, strict=True) if index is None]
     if not missed:
         return REACHED
-    best = max(
-        (float(np.nanmax(training.test_accuracy)) for training in missed if _any_number(training)),
-        default=math.nan,
-    )
     epochs = max(len(training.epochs) for training in missed)
     who = f" by {len(missed)} of {len(trainings)} repeats" if len(trainings) > 1 else ""
-    at_best = "" if math.isnan(best) else f", at best {100 * best:.2f}%"
-    return f"not reached{who} in {epochs} epoch{'s' if epochs > 1 else ''}{at_best}"
+    return f"not reached{who} in {epochs} epoch{'s' if epochs > 1 else ''}{_at_best(cell, missed)}"
 
 
-def _any_number(training: Training) -> bool:
-    return bool(np.isfinite(training.test_accuracy).any())
+def _at_best(cell: Mapping[str, Any], missed: Sequence[Training]) -> str:
+    values = [
+        training.test_accuracy if cell.get(BITS_TARGET) is None else -training.test_loss / math.log(2)
+        for training in missed
+    ]
+    best = max((float(np.nanmax(own)) for own in values if np.isfinite(own).any()), default=math.nan)
+    if math.isnan(best):
+        return ""
+    in_bits = cell.get(BITS_TARGET) is not None
+    return f", at best {-best:.3f} bits a byte" if in_bits else f", at best {100 * best:.2f}%"
 
 
 def add_seeds_and_predictions(cells: Sequence[CellResult], rows: Mapping[str, Row]) -> None:
@@ -152,7 +172,7 @@ def _prediction(family: Sequence[CellResult], cells: Sequence[CellResult], rows:
         math.nan if index is None else float(training.steps[: index + 1].sum())
         for cell in family
         for training in cell.trainings
-        for index in [index_of_target(training, cell.cell.get("target_accuracy"))]
+        for index in [index_of_target(training, cell.cell)]
     ]
     count = _median(iterations)
     if not timed or count is None:
@@ -217,7 +237,7 @@ def over_seeds(rows: Sequence[Row]) -> list[Row]:
 
 def _merged(rows: Sequence[Row]) -> Row:
     medians = (
-        *("train_loss", "train_accuracy", "test_loss", "train_s", "joules_per_sample"),
+        *("train_loss", "train_accuracy", "test_loss", "bits_per_byte", "train_s", "joules_per_sample"),
         *(f"{what}_to_target" for what in ("seconds", "epochs", "samples", "joules")),
     )
     states = [row["state"] for row in rows]

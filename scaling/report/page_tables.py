@@ -179,7 +179,8 @@ def _accuracy(row: Row) -> str:
 
 def _accuracy_with_spread(row: Row) -> str:
     spread = row["seed_sd_accuracy"] if row["repeats"] else None
-    return _accuracy(row) if spread is None else f"{_accuracy(row)} ± {100 * spread:.2f}"
+    accuracy = _accuracy(row) if spread is None else f"{_accuracy(row)} ± {100 * spread:.2f}"
+    return accuracy + ("" if row["bits_per_byte"] is None else f", {row['bits_per_byte']:.3f} bits a byte")
 
 
 def _to_target(row: Row) -> str:

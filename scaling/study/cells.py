@@ -66,6 +66,7 @@ class Cell:
     aa_replicate: int = 0
     epochs: int | None = None
     target_accuracy: float | None = None
+    target_bits_per_byte: float | None = None
     learning_rate_rule: Rule | None = None
     base_batch: int | None = None
     warmup_epochs: float | None = None

@@ -109,6 +109,7 @@ class Recipe(Strict):
     augmentation: Augmentation | None = None
     epochs: PositiveInt | None = None
     target_accuracy: Number | None = Field(None, gt=0, le=1)
+    target_bits_per_byte: Number | None = Field(None, gt=0)
 
 
 class Workload(Training, Recipe):

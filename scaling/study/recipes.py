@@ -40,9 +40,21 @@ def recipe_of(chosen: ChosenWorkload, part: ConvergencePart) -> dict[str, Any]:
             f"{where}: warmup_epochs {values['warmup_epochs']:g} must be less than the epochs, "
             f"{values['epochs']}: else the learning rate never reaches its peak"
         )
+    if values["target_bits_per_byte"] is not None:
+        _check_bytes(values, chosen, where)
     if values["augmentation"] == "standard":
         _check_images(chosen, where)
     return values
+
+
+def _check_bytes(values: dict[str, Any], chosen: ChosenWorkload, where: str) -> None:
+    if not chosen.dataset.bits_per_byte:
+        raise StudyError(
+            f"{where}: target_bits_per_byte is a target of texts of bytes, such as data set text; use "
+            "target_accuracy"
+        )
+    if values["target_accuracy"] is not None:
+        raise StudyError(f"{where}: target_bits_per_byte and target_accuracy are two targets; leave one out")
 
 
 def timed_augmentation(workload: ChosenWorkload, part: IterationPart) -> str | None:

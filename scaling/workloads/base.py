@@ -83,14 +83,14 @@ class Dataset(ABC):
         source: where it comes from, for people.
         real: False for random numbers, whose accuracy means nothing.
         num_train: training samples; None where as many are made as are asked for, or `num_samples` says.
-        bits_per_token: its test loss, in bits, is what is reported: bits per byte of a text of bytes.
+        bits_per_byte: its tokens are bytes, so that its test loss is that of bytes.
     """
 
     name: ClassVar[str]
     source: ClassVar[str]
     real: ClassVar[bool] = True
     num_train: ClassVar[int | None] = None
-    bits_per_token: ClassVar[bool] = False
+    bits_per_byte: ClassVar[bool] = False
 
     def num_samples(self, shape: DataShape) -> int | None:
         """Training samples of that shape; None where as many are made as are asked for."""

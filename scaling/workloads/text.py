@@ -46,7 +46,7 @@ class Text(Dataset):
 
     name = "text"
     source = "bytes of a file or folder; without a path, of Python's standard library"
-    bits_per_token = True
+    bits_per_byte = True
 
     path: str | None = None
     max_bytes: PositiveInt | None = None

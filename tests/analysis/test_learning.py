@@ -31,6 +31,19 @@ def rows_of(study):
 
 
 class TestTarget:
+    def test_bits_per_byte_are_the_test_loss_and_have_to_fall_to_it(self, study, epochs):
+        # The test loss of epoch k is 1 / k nats.
+        bits = 0.5 / math.log(2)
+        study.add([[epochs([0.1, 0.2, 0.3])]], kind="convergence", dataset="text", target_bits_per_byte=bits)
+        (row,) = rows_of(study)
+        assert (row["target_state"], row["epochs_to_target"]) == ("reached", 2)
+        assert row["bits_per_byte"] == pytest.approx(1 / 3 / math.log(2))
+
+    def test_bits_per_byte_that_are_not_reached_say_the_best(self, study, epochs):
+        study.add([[epochs([0.1, 0.2])]], kind="convergence", dataset="text", target_bits_per_byte=0.1)
+        (row,) = rows_of(study)
+        assert row["target_state"] == "not reached in 2 epochs, at best 0.721 bits a byte"
+
     def test_first_epoch_that_reaches_it_counts(self, study, epochs):
         study.add([[epochs([0.5, 0.91, 0.89, 0.95])]], kind="convergence", target_accuracy=0.9)
         (row,) = rows_of(study)

@@ -123,3 +123,24 @@ def test_combinations_that_cannot_be_are_refused_by_name(changes, message):
 def test_lossy_gradients_are_clipped_where_the_study_says(which):
     cell = one(clip_norm=1, clip_gradient=which, aggregators=["one_bit"])
     assert (cell.clip_norm, cell.clip_gradient) == (1, which)
+
+
+class TestBitsPerByte:
+    TEXT = {"model": GPT["model"], "dataset": "text", "global_batch": 8, "target_bits_per_byte": 3.0}
+    TRAINED = {"kind": "convergence", "workloads": [TEXT], "noise_pair": None}
+
+    def trained(self, **changes):
+        whole = {key: value for key, value in {**BASE, **self.TRAINED}.items() if value is not None}
+        workload = {**self.TEXT, **changes}
+        return resolve(parse_study({**whole, "workloads": [workload]}, "my.yaml"), Machine(0, 8)).trained
+
+    def test_target_is_the_cells(self):
+        assert [cell.target_bits_per_byte for cell in self.trained()] == [3.0]
+
+    def test_data_of_no_bytes_have_no_such_target(self):
+        with pytest.raises(StudyError, match="is a target of texts of bytes"):
+            self.trained(dataset="synthetic")
+
+    def test_one_target_is_enough(self):
+        with pytest.raises(StudyError, match="two targets; leave one out"):
+            self.trained(target_accuracy=0.5)

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from scaling.analysis.columns import shares_gpus
-from scaling.analysis.learning import index_of_target
+from scaling.analysis.learning import BITS_TARGET, index_of_target
 from scaling.analysis.samples import CellResult, Training
 from scaling.store import ResultsFolder, RunRecord
 
@@ -40,7 +40,7 @@ def _training(cell: CellResult, record: RunRecord, training: Training) -> Iterat
     start_ms = _start_ms(record)
     yield from _head(cell, record, start_ms)
     yield _line(start_ms, START, "run_start", None, {})
-    reached = index_of_target(training, cell.cell.get("target_accuracy"))
+    reached = index_of_target(training, cell.cell)
     begin_ms = start_ms
     for index, epoch in enumerate(training.epochs.tolist()):
         end_ms = start_ms + 1000 * float(training.train_s[index])
@@ -51,7 +51,7 @@ def _training(cell: CellResult, record: RunRecord, training: Training) -> Iterat
         if math.isfinite(accuracy):
             yield _line(end_ms, POINT, "eval_accuracy", accuracy, about)
         begin_ms = end_ms
-    aimed = cell.cell.get("target_accuracy") is not None
+    aimed = any(cell.cell.get(key) is not None for key in ("target_accuracy", BITS_TARGET))
     status = "success" if reached is not None or not aimed else "aborted"
     yield _line(begin_ms, END, "run_stop", None, {"status": status})
 

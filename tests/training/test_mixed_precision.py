@@ -1,0 +1,207 @@
+"""Steps in every precision from the same state as one worker: mean gradient and update agree within rounding.
+
+The bound of a gradient's element is a multiple of the precision's epsilon (float32: 2**-23, bf16: 2**-8,
+fp16: 2**-11) times the largest element: shares of a batch round their sums in another order than the batch.
+"""
+
+import copy
+
+import pytest
+import torch
+
+from scaling.aggregators.registry import create
+from scaling.process_group import run_in_process
+from scaling.training.captured import CapturedStep
+from scaling.training.compute import AUTOCAST, Compute
+from scaling.training.gradients import GradientSettings
+from scaling.training.layered import LayeredStep
+from scaling.training.optimizers import AdamSettings, SgdSettings
+from scaling.training.replica import FlatReplica
+from scaling.training.step import EagerStep
+from scaling.workloads.registry import build_module, create_dataset, create_model, resolve_shape
+
+EXACT = ["all_reduce", "ring", "tree", "caffe", "mxnet_device", "host_serial", "host_parallel"]
+ON_REPLICAS = ["all_reduce", "ring", "tree"]
+EPSILONS = {"float32": 2.0**-23, "bf16": 2.0**-8, "fp16": 2.0**-11}
+ROUNDING = 32.0
+OPTIMIZERS = {"sgd": SgdSettings(0.05, 0.9), "adamw": AdamSettings(1e-3, 0.1, decoupled=True)}
+NUM_STEPS = 3
+BATCH = 8
+
+
+def network():
+    model = create_model("gpt", {"size": "nano", "context": 16, "vocab": 64})
+    torch.manual_seed(0)
+    return build_module(model, resolve_shape(model, create_dataset("synthetic")))
+
+
+def batches(num_steps=NUM_STEPS):
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(num_steps):
+        text = torch.randint(64, (BATCH, 17), generator=generator)
+        yield text[:, :-1], text[:, 1:]
+
+
+def compute_of(precision, **own):
+    return Compute(AUTOCAST.get(precision), **own)
+
+
+def taken(step, inputs, targets):
+    """The mean gradient, unscaled and by whom it was had, of a step."""
+    record = step.record = []
+    factor = step.treatment.expected_factor()
+    step(inputs, targets)
+    step.record = None
+    return [(one.owned, None if one.mean is None else one.mean.float() * factor) for one in record]
+
+
+def assert_agrees(given, expected, owned, precision) -> None:
+    allowed = ROUNDING * EPSILONS[precision] * float(expected.abs().max())
+    for start, stop in owned:
+        assert float((given[start:stop] - expected[start:stop]).abs().max()) <= allowed
+
+
+def check_each_step(name, optimizer, precision, accumulate, world_size=2, num_steps=NUM_STEPS):
+    """One worker goes on freely; all others begin each step from its state."""
+    settings = OPTIMIZERS[optimizer]
+    alone = run_in_process(1, lambda group: one_worker(group, settings, precision, num_steps))[0]
+
+    def compared(group):
+        compute = compute_of(precision, accumulate=accumulate)
+        step = EagerStep(FlatReplica(network(), compute=compute), create(name), settings, group)
+        for (inputs, targets), (before, gradient, after) in zip(batches(num_steps), alone, strict=True):
+            with torch.no_grad():
+                for own, values in zip(step.replica.trainable, before, strict=True):
+                    own.copy_(values)
+            if create(name).update_site.startswith("host"):
+                step.load_state_dict(copy.deepcopy(step.state_dict()))
+            share = slice(group.rank * BATCH // world_size, (group.rank + 1) * BATCH // world_size)
+            ((owned, mean),) = taken(step, inputs[share], targets[share])
+            assert_agrees(mean, gradient, owned, precision)
+            if isinstance(settings, SgdSettings):  # Adam's step is none of the gradient's size
+                rate = settings.learning_rate / (1 - settings.momentum)
+                allowed = rate * ROUNDING * EPSILONS[precision] * float(gradient.abs().max()) + 1e-6
+                for own, values in zip(step.replica.trainable, after, strict=True):
+                    assert float((own.detach() - values).abs().max()) <= allowed
+            else:
+                for own, values in zip(step.replica.trainable, after, strict=True):
+                    assert float((own.detach() - values).abs().max()) <= 2 * settings.learning_rate * 1.1
+
+    run_in_process(world_size, compared)
+
+
+def one_worker(group, settings, precision, num_steps):
+    replica = FlatReplica(network(), compute=compute_of(precision))
+    step = EagerStep(replica, create("all_reduce"), settings, group)
+    found = []
+    for inputs, targets in batches(num_steps):
+        before = [one.detach().clone() for one in replica.trainable]
+        ((_, gradient),) = taken(step, inputs, targets)
+        found.append((before, gradient, [one.detach().clone() for one in replica.trainable]))
+    return found
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+@pytest.mark.parametrize("name", EXACT)
+def test_each_step_agrees_with_one_worker_from_the_same_state(name, precision, optimizer, accumulate):
+    check_each_step(name, optimizer, precision, accumulate)
+
+
+@pytest.mark.parametrize("name", ON_REPLICAS)
+def test_each_step_agrees_in_fp16_with_its_scaled_loss(name):
+    check_each_step(name, "adamw", "fp16", 2)
+
+
+@pytest.mark.parametrize("wire", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["all_reduce", "ring", "tree", "host_serial"])
+def test_the_wires_precision_bounds_the_mean(name, wire):
+    def mean_of(group, gradients):
+        step = EagerStep(FlatReplica(network()), create(name), OPTIMIZERS["sgd"], group, gradients)
+        inputs, targets = next(iter(batches()))
+        ((owned, mean),) = taken(step, inputs.chunk(2)[group.rank], targets.chunk(2)[group.rank])
+        return owned, mean, group.meter.bytes_sent
+
+    exact = run_in_process(2, lambda group: mean_of(group, GradientSettings()))
+    narrow = run_in_process(2, lambda group: mean_of(group, GradientSettings(wire)))
+    for (owned, expected, bytes_exact), (_, given, bytes_narrow) in zip(exact, narrow, strict=True):
+        for start, stop in owned:
+            error = (given - expected)[start:stop].abs().max()
+            assert 0 < float(error) <= 4 * torch.finfo(wire).eps * float(expected.abs().max())
+        assert bytes_narrow < bytes_exact
+
+
+def test_activations_that_are_computed_again_give_the_same_gradient():
+    from scaling.training.activations import with_checkpointing
+
+    inputs, targets = next(iter(batches()))
+    gradients = []
+    for module in (network(), with_checkpointing(network())):
+        replica = FlatReplica(module)
+        replica.backward(replica.forward(inputs, targets))
+        gradients.append(replica.gradient.clone())
+    assert torch.equal(*gradients)
+
+
+def run_on_gpu(make, precision, num_steps=4):
+    """Losses of a step on one GPU."""
+
+    def losses(group):
+        device = torch.device("cuda", 0)
+        module = network().to(device)
+        data = [(inputs.to(device), targets.to(device)) for inputs, targets in batches(num_steps)]
+        step = make(module, precision, group, data[0])
+        return [float(step(*batch)) for batch in data], step
+
+    return run_in_process(1, losses)[0]
+
+
+def eager(module, precision, group, batch):
+    replica = FlatReplica(module, compute=compute_of(precision, accumulate=2))
+    settings = GradientSettings(clip_norm=0.5)
+    return EagerStep(replica, create("all_reduce"), OPTIMIZERS["adamw"], group, settings)
+
+
+def captured(module, precision, group, batch):
+    compute = compute_of(precision, accumulate=2, captured=True)
+    settings = GradientSettings(clip_norm=0.5)
+    step = EagerStep(
+        FlatReplica(module, compute=compute),
+        create("all_reduce"),
+        OPTIMIZERS["adamw"],
+        group,
+        settings,
+        capturable=True,
+    )
+    return CapturedStep(step, *batch, group)
+
+
+def layered(module, precision, group, batch):
+    compute = compute_of(precision, accumulate=2, captured=True)
+    settings = GradientSettings(clip_norm=0.5)
+    chosen = (create("all_reduce"), OPTIMIZERS["adamw"], group, settings)
+    step = LayeredStep(FlatReplica(module, compute=compute), *chosen, bucket_mb=0.05, capturable=True)
+    return CapturedStep(step, *batch, group)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("make", [captured, layered])
+@pytest.mark.parametrize("precision", EPSILONS)
+def test_captured_steps_learn_what_eager_ones_do(make, precision):
+    expected, _ = run_on_gpu(eager, precision)
+    given, _ = run_on_gpu(make, precision)
+    assert given == pytest.approx(expected, rel=64 * EPSILONS[precision])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("make", [captured, layered])
+def test_a_captured_step_skips_an_infinite_mean_and_halves_its_scale(make):
+    _, step = run_on_gpu(make, "fp16", 1)
+    before = [one.detach().clone() for one in step.replica.trainable]
+    scale = step.treatment.state_dict()["scale"]
+    step.treatment.load_state_dict({**step.treatment.state_dict(), "scale": torch.full_like(scale, 2.0**60)})
+    inputs, targets = next(iter(batches()))
+    step(inputs.cuda(), targets.cuda())
+    assert float(step.treatment.state_dict()["scale"]) == 2.0**59
+    assert all(torch.equal(one, other) for one, other in zip(step.replica.trainable, before, strict=True))
