@@ -7,7 +7,8 @@ no matter of a study: `scaling verify NAME --save-to DIR` measures it and puts t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from scaling.analysis.columns import Row, aggregator_name, is_control_arm
@@ -15,16 +16,10 @@ from scaling.analysis.formats import MISSING, megabytes, milliseconds, percent
 from scaling.analysis.groups import Group
 from scaling.analysis.learning import over_seeds
 from scaling.analysis.samples import CellResult
-from scaling.report.tables import Table
+from scaling.report.tables import Column, Table, table_of
 
 REFERENCE = "all_reduce"
 """The exact aggregator that others are compared with; where it is missing, the fastest exact one."""
-
-_BYTES = ("lossy", "exact", "workers", "MB moved a rank", "exact one's, MB", "of it")
-HEADINGS = {
-    "iteration": (*_BYTES, "encode + decode, ms", "ms an iteration", "exact one's, ms", "of it"),
-    "convergence": (*_BYTES, "test accuracy", "exact one's", "difference, points"),
-}
 
 STATISTIC = (
     "Each lossy aggregator compared with an exact one that is equal in everything else: all_reduce, or if it "
@@ -32,10 +27,6 @@ STATISTIC = (
     "agreement of its replicas and the bandwidth below which it pays: scaling verify NAME --save-to DIR."
 )
 
-SHEET_HEADINGS = (
-    *("lossy", "error, first step", "error, all steps", "replicas", "bytes", "all_reduce's"),
-    *("encode, GB/s", "decode, GB/s", "pays below, GB/s", "measured on"),
-)
 SHEET_STATISTIC = (
     "By scaling verify, apart from this study and perhaps on another machine: errors are those of the mean "
     "against float64, as parts of its 2-norm; replicas are compared bit for bit; it pays on links below "
@@ -52,29 +43,102 @@ def sheet_tables(sheets: Mapping[str, Mapping[str, Any]]) -> list[Table]:
     if not sheets:
         return []
     some = next(iter(sheets.values()))
+    title = f"Fidelity sheets: {some['num_steps']} steps, {some['world_size']} ranks, {some['trained_on']}"
     return [
-        Table(
-            f"Fidelity sheets: {some['num_steps']} steps, {some['world_size']} ranks, {some['trained_on']}",
-            SHEET_STATISTIC,
-            list(SHEET_HEADINGS),
-            [_sheet_row(name, sheet) for name, sheet in sheets.items()],
-            section="lossy",
-            source="sheets/",
-        )
+        table_of(title, SHEET_STATISTIC, SHEET_COLUMNS, sheets.items(), section="lossy", source="sheets/")
     ]
 
 
-def _sheet_row(name: str, sheet: Mapping[str, Any]) -> list[str]:
-    rates = [sheet[f"{what}_bytes_per_s"] for what in ("encode", "decode", "break_even")]
-    agreement = "the same bits" if sheet["replicas_agree"] else f"off by {sheet['replicas_off_by']:.3g}"
-    return [
-        name,
-        *(f"{sheet[key]:.3g}" for key in ("first_error_ratio", "sum_error_ratio")),
-        agreement,
-        *(f"{sheet[key]:,}" for key in ("metered_bytes", "exact_bytes")),
-        *(MISSING if rate is None else f"{rate / 1e9:.3g}" for rate in rates),
-        str(sheet["measured_on"]),
-    ]
+_NamedSheet = tuple[str, Mapping[str, Any]]
+
+
+def _ratio(header: str, key: str) -> Column[_NamedSheet]:
+    return Column(header, lambda named: f"{named[1][key]:.3g}")
+
+
+def _bytes(header: str, key: str) -> Column[_NamedSheet]:
+    return Column(header, lambda named: f"{named[1][key]:,}")
+
+
+def _rate(header: str, key: str) -> Column[_NamedSheet]:
+    def text(named: _NamedSheet) -> str:
+        rate = named[1][f"{key}_bytes_per_s"]
+        return MISSING if rate is None else f"{rate / 1e9:.3g}"
+
+    return Column(header, text)
+
+
+def _agreement(named: _NamedSheet) -> str:
+    return "the same bits" if named[1]["replicas_agree"] else f"off by {named[1]['replicas_off_by']:.3g}"
+
+
+SHEET_COLUMNS: tuple[Column[_NamedSheet], ...] = (
+    Column("lossy", lambda named: named[0]),
+    _ratio("error, first step", "first_error_ratio"),
+    _ratio("error, all steps", "sum_error_ratio"),
+    Column("replicas", _agreement),
+    _bytes("bytes", "metered_bytes"),
+    _bytes("all_reduce's", "exact_bytes"),
+    _rate("encode, GB/s", "encode"),
+    _rate("decode, GB/s", "decode"),
+    _rate("pays below, GB/s", "break_even"),
+    Column("measured on", lambda named: str(named[1]["measured_on"])),
+)
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """A lossy cell and the exact one that it is compared with; None where there is none."""
+
+    group: Group
+    row: Row
+    other: Row | None
+
+    def both(self, name: str) -> tuple[Any, Any]:
+        """A column of both."""
+        return self.row[name], self.other[name] if self.other else None
+
+    def share(self, name: str) -> str:
+        """The lossy one's as a part of the exact one's."""
+        lossy, exact = self.both(name)
+        return percent(lossy / exact) if lossy is not None and exact else MISSING
+
+    @property
+    def coding_s(self) -> float | None:
+        """Encoding and decoding; None where neither was marked."""
+        known = [self.row[name] for name in ("encode_s", "decode_s") if self.row[name] is not None]
+        return sum(known) if known else None
+
+    @property
+    def accuracy_points(self) -> str:
+        """The lossy one's accuracy less the exact one's."""
+        lossy, exact = self.both("final_test_accuracy")
+        return MISSING if lossy is None or exact is None else f"{100 * (lossy - exact):+.2f}"
+
+
+_SENT: tuple[Column[_Pair], ...] = (
+    Column("lossy", lambda pair: pair.group.name(pair.row)),
+    Column("exact", lambda pair: pair.group.name(pair.other) if pair.other else MISSING),
+    Column("workers", lambda pair: str(pair.row["world_size"])),
+    Column("MB moved a rank", lambda pair: megabytes(pair.both("wire_bytes_per_rank")[0])),
+    Column("exact one's, MB", lambda pair: megabytes(pair.both("wire_bytes_per_rank")[1])),
+    Column("of it", lambda pair: pair.share("wire_bytes_per_rank")),
+)
+COLUMNS: dict[str, tuple[Column[_Pair], ...]] = {
+    "iteration": (
+        *_SENT,
+        Column("encode + decode, ms", lambda pair: milliseconds(pair.coding_s)),
+        Column("ms an iteration", lambda pair: milliseconds(pair.both("iteration_s")[0])),
+        Column("exact one's, ms", lambda pair: milliseconds(pair.both("iteration_s")[1])),
+        Column("of it", lambda pair: pair.share("iteration_s")),
+    ),
+    "convergence": (
+        *_SENT,
+        Column("test accuracy", lambda pair: percent(pair.both("final_test_accuracy")[0], 2)),
+        Column("exact one's", lambda pair: percent(pair.both("final_test_accuracy")[1], 2)),
+        Column("difference, points", lambda pair: pair.accuracy_points),
+    ),
+}
 
 
 def fidelity_tables(groups: Sequence[Group], cells: Mapping[str, CellResult]) -> list[Table]:
@@ -86,21 +150,21 @@ def fidelity_tables(groups: Sequence[Group], cells: Mapping[str, CellResult]) ->
     """
     tables = []
     for group in groups:
-        if group.kind not in HEADINGS:
+        if group.kind not in COLUMNS:
             continue
         lossy = [row for row in _rows(group) if row["world_size"] > 1 and _is_lossy(row, cells)]
         if not lossy:
             continue
         exact = [row for row in _rows(group) if not _is_lossy(row, cells) and not is_control_arm(row)]
-        pairs = [(row, _beside(row, exact)) for row in lossy]
+        pairs = [_Pair(group, row, _exact_one(row, exact)) for row in lossy]
         tables.append(
-            Table(
+            table_of(
                 f"{'Trainings' if group.kind == 'convergence' else 'Iterations'}: {group.title}",
                 STATISTIC,
-                list(HEADINGS[group.kind]),
-                [_values(group, row, other) for row, other in pairs],
-                _remarks(group, lossy, groups),
-                cells=[[row["cell_id"] for row in pair if row is not None] for pair in pairs],
+                COLUMNS[group.kind],
+                pairs,
+                remarks=_remarks(group, lossy, groups),
+                cells=[[row["cell_id"] for row in (pair.row, pair.other) if row] for pair in pairs],
                 section="lossy",
             )
         )
@@ -116,7 +180,7 @@ def _is_lossy(row: Row, cells: Mapping[str, CellResult]) -> bool:
     return bool(cells[row["cell_id"]].cell.get("lossy"))
 
 
-def _beside(row: Row, exact: Iterable[Row]) -> Row | None:
+def _exact_one(row: Row, exact: Iterable[Row]) -> Row | None:
     """The exact cell to compare with; None where there is none of that world size, buckets and input."""
     same = ("world_size", "input_placement", "loader_workers")
     comparable = [other for other in exact if all(other[name] == row[name] for name in same)]
@@ -129,25 +193,6 @@ def _beside(row: Row, exact: Iterable[Row]) -> Row | None:
         return not is_reference, other["bucket_mb"] != row["bucket_mb"], best or 0.0
 
     return min(comparable, key=order, default=None)
-
-
-def _values(group: Group, row: Row, other: Row | None) -> list[str]:
-    exact = other or dict.fromkeys(row)
-    named = [group.name(row), MISSING if other is None else group.name(other), str(row["world_size"])]
-    sent = _pair(row["wire_bytes_per_rank"], exact["wire_bytes_per_rank"], megabytes)
-    if group.kind == "convergence":
-        accuracy, its = row["final_test_accuracy"], exact["final_test_accuracy"]
-        known = accuracy is not None and its is not None
-        points = f"{100 * (accuracy - its):+.2f}" if known else MISSING
-        return [*named, *sent, percent(accuracy, 2), percent(its, 2), points]
-    coding = [row[name] for name in ("encode_s", "decode_s") if row[name] is not None]
-    times = _pair(row["iteration_s"], exact["iteration_s"], milliseconds)
-    return [*named, *sent, milliseconds(sum(coding)) if coding else MISSING, *times]
-
-
-def _pair(lossy: Any, exact: Any, shown: Callable[[Any], str]) -> list[str]:
-    """Both, and the first as a part of the second."""
-    return [shown(lossy), shown(exact), percent(lossy / exact) if lossy is not None and exact else MISSING]
 
 
 def _remarks(group: Group, lossy: Sequence[Row], groups: Sequence[Group]) -> list[str]:

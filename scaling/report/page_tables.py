@@ -24,11 +24,10 @@ from scaling.analysis.formats import (
 from scaling.analysis.groups import Group
 from scaling.analysis.learning import REACHED, family_key, over_seeds
 from scaling.analysis.noise import noise_finding
-from scaling.analysis.recipes import recipe_text
 from scaling.analysis.training_findings import without_augmentation
 from scaling.report.budget_table import budget_table
 from scaling.report.tables import Column, Table, table_of
-from scaling.report.text import text_of
+from scaling.report.text import recipe_text, text_of
 from scaling.report.warnings_text import warnings_of
 
 AGGREGATOR_WIDTH = 26

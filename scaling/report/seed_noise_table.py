@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from scaling.analysis.formats import MISSING, percent, points
 from scaling.analysis.seed_noise import Compared, SeedNoise
-from scaling.report.tables import Table
+from scaling.report.tables import Column, Table, table_of
 
 STATISTIC = (
     "The reference is the combination with the most seeds. Difference: from its mean. Noise: what a further "
@@ -16,23 +17,33 @@ STATISTIC = (
 )
 
 
+COLUMNS: tuple[Column[Compared], ...] = (
+    Column("aggregator", lambda other: other.row["aggregator"]),
+    Column("workers", lambda other: str(other.row["world_size"])),
+    Column("step", lambda other: other.row["step"]),
+    Column("exchange", lambda other: other.exchange),
+    Column("seeds", lambda other: str(other.row["num_seeds"] or 1)),
+    Column("test accuracy", lambda other: percent(other.row["final_test_accuracy"], 2)),
+    Column("difference, points", lambda other: points(other.difference)),
+    Column("noise, points", lambda other: f"{100 * other.noise:.2f}"),
+    Column("verdict", lambda other: "within" if other.is_within else "beyond"),
+    Column(
+        "same seed, points",
+        lambda other: MISSING if other.at_equal_seed is None else points(other.at_equal_seed),
+    ),
+)
+
+
 def seed_noise_tables(noises: Sequence[SeedNoise]) -> list[Table]:
     """One a recipe: the reference, then all others."""
-    headings = (
-        *("aggregator", "workers", "step", "exchange", "seeds", "test accuracy", "difference, points"),
-        *("noise, points", "verdict", "same seed, points"),
-    )
-    return [
-        Table(
-            f"Accuracy compared with the noise of seeds: {noise.title}",
-            STATISTIC,
-            headings,
-            [_reference_row(noise), *map(_row, noise.others)],
-            cells=[noise.cells, *(other.cells for other in noise.others)],
-            section="training",
-        )
-        for noise in noises
-    ]
+    return [_table(noise) for noise in noises]
+
+
+def _table(noise: SeedNoise) -> Table:
+    title = f"Accuracy compared with the noise of seeds: {noise.title}"
+    cells = [noise.cells, *(other.cells for other in noise.others)]
+    table = table_of(title, STATISTIC, COLUMNS, noise.others, cells=cells, section="training")
+    return replace(table, rows=[_reference_row(noise), *table.rows])
 
 
 def _reference_row(noise: SeedNoise) -> list[str]:
@@ -40,13 +51,3 @@ def _reference_row(noise: SeedNoise) -> list[str]:
     accuracy = f"{percent(row['final_test_accuracy'], 2)} ± {100 * row['seed_sd_accuracy']:.2f}"
     first = [row["aggregator"], str(row["world_size"]), row["step"], "reference", str(row["num_seeds"])]
     return [*first, accuracy, MISSING, f"{100 * noise.noise:.2f}", MISSING, MISSING]
-
-
-def _row(other: Compared) -> list[str]:
-    row = other.row
-    return [
-        *(row["aggregator"], str(row["world_size"]), row["step"], other.exchange),
-        *(str(row["num_seeds"] or 1), percent(row["final_test_accuracy"], 2)),
-        *(points(other.difference), f"{100 * other.noise:.2f}", "within" if other.is_within else "beyond"),
-        MISSING if other.at_equal_seed is None else points(other.at_equal_seed),
-    ]

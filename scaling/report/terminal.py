@@ -17,12 +17,11 @@ from scaling.analysis.formats import MISSING, workers
 from scaling.analysis.groups import Group, group_rows
 from scaling.analysis.learning import over_seeds
 from scaling.analysis.noise import noise_finding
-from scaling.analysis.recipes import recipe_text
 from scaling.analysis.variants import main_variant
 from scaling.report.budget_table import CHECK, SUM, budget_rows, budget_table
 from scaling.report.page_tables import columns_of
 from scaling.report.tables import Column, bare_table, in_terminal
-from scaling.report.text import text_of
+from scaling.report.text import recipe_text, text_of
 from scaling.report.warnings_text import warnings_of
 
 WIDTH = 80

@@ -15,6 +15,7 @@ from typing import Any
 import jinja2
 
 from scaling.analysis import formats
+from scaling.analysis.columns import Row
 from scaling.analysis.findings import Finding
 from scaling.measure.probe.series import size_text
 from topologies.texts import gigabytes
@@ -45,6 +46,11 @@ def text_of(finding: Finding, part: str = "") -> str:
     """
     macro = _macros()[f"{finding.kind}_{part}" if part else finding.kind]
     return " ".join(macro(finding.values).split())
+
+
+def recipe_text(row: Row) -> str:
+    """How the training of a row was trained: `learning rate 0.1 x global batch / 128 (linear), ...`."""
+    return text_of(Finding("recipe", (), row))
 
 
 def next_experiment(finding: Finding) -> str | None:

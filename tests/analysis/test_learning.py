@@ -10,7 +10,6 @@ import pytest
 from scaling.analysis.columns import to_rows
 from scaling.analysis.groups import group_rows
 from scaling.analysis.learning import epoch_table, over_seeds
-from scaling.analysis.recipes import recipe_text
 from scaling.analysis.samples import read_cells
 from scaling.analysis.summary import summary_table, table_csv
 from scaling.analysis.training_findings import unfinished_trainings
@@ -20,6 +19,7 @@ from scaling.report.figures.style import aggregator_looks
 from scaling.report.figures.target import target_bars
 from scaling.report.figures.training import draw_training, training_lines
 from scaling.report.page_tables import page_tables
+from scaling.report.text import recipe_text
 from tests.made_studies import texts_of
 
 STEPS = 10

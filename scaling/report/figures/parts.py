@@ -17,9 +17,9 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from scaling.analysis.columns import aggregator_name
 from scaling.analysis.formats import workers
 from scaling.analysis.groups import Group
-from scaling.analysis.recipes import recipe_text
 from scaling.report.figures.style import Look
 from scaling.report.figures.svg import with_tip
+from scaling.report.text import recipe_text
 
 Looks = dict[str, Look]
 
