@@ -70,12 +70,12 @@ def settled(cells: Sequence[DeviceResult]) -> tuple[int, float, int] | None:
 
     These are the points of smaller batches, below one that is not enough: throughput is taken to rise there.
     """
-    found = enough(cells)
-    if found is None:
+    reached = enough(cells)
+    if reached is None:
         return None
-    below = [cell.point["batch"] for cell in cells if cell.point["batch"] < found[0]]
-    lowest = max(below, default=found[0])
-    return found if all(cell.is_over for cell in cells if cell.point["batch"] >= lowest) else None
+    below = [cell.point["batch"] for cell in cells if cell.point["batch"] < reached[0]]
+    lowest = max(below, default=reached[0])
+    return reached if all(cell.is_over for cell in cells if cell.point["batch"] >= lowest) else None
 
 
 def _highest(results: Results) -> Iterator[str]:
@@ -103,17 +103,17 @@ def _answer(results: Results) -> str:
 
 def _against(results: Results, gpus: Sequence[Arm]) -> str:
     """The GPU over the CPU, each at its highest throughput."""
-    told = []
+    clauses = []
     for name, cells in by_network(results).items():
         cpu = settled([cell for cell in cells if cell.device == "cpu"])
         each = [settled(arm.of(cells)) for arm in gpus]
-        rates = [found[1] for found in each if found is not None]
+        rates = [reached[1] for reached in each if reached is not None]
         if cpu and len(rates) == len(gpus):
-            told.append(f"{name} {times(max(rates) / cpu[1])}")
-    if told:
+            clauses.append(f"{name} {times(max(rates) / cpu[1])}")
+    if clauses:
         return (
             f"At the best measured batch of each, the GPU's samples a second over the CPU's: "
-            f"{'; '.join(told)}{one_launch(results)}."
+            f"{'; '.join(clauses)}{one_launch(results)}."
         )
     alike = "; ".join(_alike(results))
     compared = f"; at the largest batch that both have, its samples a second over the CPU's: {alike}"
@@ -125,37 +125,37 @@ def _against(results: Results, gpus: Sequence[Arm]) -> str:
 
 def _known(results: Results) -> str:
     """`For 90% ..., on the CPU, 4 threads: fcn-r 64, lstm at least 16. Not answered, as ...`"""
-    told, missing = [], []
+    clauses, missing = [], []
     for arm in arms_of(results):
-        own = {name: arm.of(cells) for name, cells in by_network(results).items()}
-        each = [f"{name} {_batch(found)}" for name, cells in own.items() if (found := settled(cells))]
-        told += [f"on the {arm.name}: {', '.join(each)}"] if each else []
-        unfinished = {name: cells for name, cells in own.items() if not all(cell.is_over for cell in cells)}
+        same = {name: arm.of(cells) for name, cells in by_network(results).items()}
+        each = [f"{name} {_batch(reached)}" for name, cells in same.items() if (reached := settled(cells))]
+        clauses += [f"on the {arm.name}: {', '.join(each)}"] if each else []
+        unfinished = {name: cells for name, cells in same.items() if not all(cell.is_over for cell in cells)}
         without = [name for name, cells in unfinished.items() if settled(cells) is None]
         if without:
-            which = "every network" if len(without) == len(own) else listed(without)
+            which = "every network" if len(without) == len(same) else listed(without)
             missing.append(f"on the {arm.name} for {which}")
-    known = f"For 90% of the highest throughput measured, {'; '.join(told)}." if told else ""
+    known = f"For 90% of the highest throughput measured, {'; '.join(clauses)}." if clauses else ""
     unknown = f"Not answered, as points are missing, {'; '.join(missing)}." if missing else ""
     return f"{known} {unknown}".strip()
 
 
-def _batch(found: tuple[int, float, int]) -> str:
+def _batch(reached: tuple[int, float, int]) -> str:
     """The largest that was measured is a lower bound: throughput may rise beyond."""
-    batch, _, largest = found
+    batch, _, largest = reached
     return f"at least {batch:,}" if batch == largest else f"{batch:,}"
 
 
 def _alike(results: Results) -> list[str]:
     """The fastest of the GPU over the CPU at the largest batch that both have, of each network."""
-    told = []
+    clauses = []
     for name, cells in by_network(results).items():
-        for batch, own in reversed(grouped(cells, "batch").items()):
-            cpu, gpu = fastest_on_each(own)
+        for batch, same in reversed(grouped(cells, "batch").items()):
+            cpu, gpu = fastest_on_each(same)
             if cpu and gpu:
-                told.append(f"{name} {times_of(cpu, gpu)} at {batch:,}")
+                clauses.append(f"{name} {times_of(cpu, gpu)} at {batch:,}")
                 break
-    return told
+    return clauses
 
 
 REPORT = Report(

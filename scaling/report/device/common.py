@@ -248,11 +248,11 @@ def range_of(pairs: Sequence[tuple[Estimate, Estimate]]) -> str:
     """`2.0 to 4.0 times`: how often the second goes into the first, and whether intervals overlap."""
     ratios = [slow.median / fast.median for slow, fast in pairs]
     low, high = times(min(ratios)), times(max(ratios))
-    told = high if low == high else f"{low.removesuffix(' times')} to {high}"
+    shown = high if low == high else f"{low.removesuffix(' times')} to {high}"
     num = sum(overlap(slow, fast) for slow, fast in pairs)
     if not num:
-        return told
-    return f"{told} (intervals overlap{f' for {num} of {len(pairs)}' if len(pairs) > 1 else ''})"
+        return shown
+    return f"{shown} (intervals overlap{f' for {num} of {len(pairs)}' if len(pairs) > 1 else ''})"
 
 
 def times(ratio: float) -> str:

@@ -113,7 +113,7 @@ def worthwhile(cells: list[DeviceResult]) -> tuple[int, float] | None:
     if len(measured) < 2 or cells[0].estimate() is None or not all(cell.is_over for cell in cells):
         return None
     best = min(seconds for _, seconds in measured)
-    threads, seconds = next((count, own) for count, own in measured if own <= ALMOST * best)
+    threads, seconds = next((count, taken_s) for count, taken_s in measured if taken_s <= ALMOST * best)
     return threads, measured[0][1] / seconds
 
 
@@ -129,20 +129,20 @@ def _answer(results: Results) -> str:
     for model, (threads, gain) in sorted(found.items(), key=lambda item: -item[1][1]):
         if threads != least:
             groups.setdefault(threads, []).append(f"{model} ({gain:.2f} times as fast as with {least})")
-    told = [f"{count} for {listed(names)}" for count, names in sorted(groups.items(), reverse=True)]
+    clauses = [f"{count} for {listed(names)}" for count, names in sorted(groups.items(), reverse=True)]
     if alone:
-        told.append(f"{least} for {listed(alone)}, which more do not make faster")
+        clauses.append(f"{least} for {listed(alone)}, which more do not make faster")
     rest = [model for model in networks(results) if model not in found]
     missing = f" Not answered for {listed(rest)}." if rest else ""
     return (
         f"Of {least} to {most}, the fewest that are within 5% of the "
-        f"fastest are {'; '.join(told)}{one_launch(results)}.{missing}"
+        f"fastest are {'; '.join(clauses)}{one_launch(results)}.{missing}"
     )
 
 
 def _so_far(results: Results) -> str:
     """The fastest of the numbers of threads that were measured, of networks that have the fewest."""
-    told = []
+    clauses = []
     for model, cells in networks(results).items():
         measured = [(cell.threads, estimate) for cell in cells if (estimate := cell.estimate())]
         if len(measured) < 2 or cells[0].estimate() is None:
@@ -150,8 +150,8 @@ def _so_far(results: Results) -> str:
         threads, best = min(measured, key=lambda pair: pair[1].median)
         tried = listed([str(count) for count, _ in measured])
         gain = "" if threads == cells[0].threads else f", {times_of(measured[0][1], best)} as fast as"
-        told.append(f"{model} {threads} of {tried}{gain}{f' with {cells[0].threads}' if gain else ''}")
-    return f" Fastest so far: {'; '.join(told)}{one_launch(results)}." if told else ""
+        clauses.append(f"{model} {threads} of {tried}{gain}{f' with {cells[0].threads}' if gain else ''}")
+    return f" Fastest so far: {'; '.join(clauses)}{one_launch(results)}." if clauses else ""
 
 
 REPORT = Report(

@@ -76,12 +76,12 @@ class Crossing:
 
 def crossing(ratios: Sequence[Ratio]) -> Crossing | None:
     """The break-even point along the axis; None where nothing was measured."""
-    ordered = sorted(ratios, key=lambda one: one.at)
+    ordered = sorted(ratios, key=lambda ratio: ratio.at)
     if not ordered:
         return None
-    points = [one.at for one in ordered]
-    at, between, wins = _solve(points, [one.value for one in ordered])
-    lows, highs = [one.low for one in ordered], [one.high for one in ordered]
+    points = [ratio.at for ratio in ordered]
+    at, between, wins = _solve(points, [ratio.value for ratio in ordered])
+    lows, highs = [ratio.low for ratio in ordered], [ratio.high for ratio in ordered]
     has_interval = None not in lows and None not in highs
     low = high = None
     if has_interval:
@@ -119,21 +119,21 @@ def rounded(value: float) -> str:
     return f"{round(value, -digits):,.0f}"
 
 
-def crossing_text(found: Crossing | None, unit: str = "") -> str:
+def crossing_text(break_even: Crossing | None, unit: str = "") -> str:
     """`from width 300 [210, 410] on`, or at every or no measured point, or that nothing was measured."""
     what = f"{unit} " if unit else ""
-    if found is None:
+    if break_even is None:
         return "not measured"
-    if found.at is None:
-        which = "every" if found.wins == "everywhere" else "no"
-        return f"at {which} measured {unit or 'point'} ({found.first:,.0f} to {found.last:,.0f})"
-    return f"from {what}{rounded(found.at)} {bounds_text(found)} on"
+    if break_even.at is None:
+        which = "every" if break_even.wins == "everywhere" else "no"
+        return f"at {which} measured {unit or 'point'} ({break_even.first:,.0f} to {break_even.last:,.0f})"
+    return f"from {what}{rounded(break_even.at)} {bounds_text(break_even)} on"
 
 
-def bounds_text(found: Crossing) -> str:
+def bounds_text(break_even: Crossing) -> str:
     """`[210, 410]`, where an open end names the last measured point."""
-    if not found.has_interval:
+    if not break_even.has_interval:
         return "[too few samples for an interval]"
-    low = f"below {found.first:,.0f}" if found.low is None else rounded(found.low)
-    high = f"above {found.last:,.0f}" if found.high is None else rounded(found.high)
+    low = f"below {break_even.first:,.0f}" if break_even.low is None else rounded(break_even.low)
+    high = f"above {break_even.last:,.0f}" if break_even.high is None else rounded(break_even.high)
     return f"[{low}, {high}]"

@@ -65,7 +65,7 @@ class Panel:
 
 def panels_by(cells: Iterable[DeviceResult], name: str, x: str) -> list[Panel]:
     """A panel for each value of a variable."""
-    return [Panel(own, x, title=f"{name} {value:,}") for value, own in grouped(cells, name).items()]
+    return [Panel(same, x, title=f"{name} {value:,}") for value, same in grouped(cells, name).items()]
 
 
 @dataclass(frozen=True)
@@ -94,8 +94,11 @@ class Line:
 
 def step_seconds(cells: Iterable[DeviceResult]) -> Floats:
     """[3, num_cells] median of a step, lower and upper end of its interval; NaN where there is none."""
-    found = [(one.median, one.low, one.high) if (one := cell.estimate()) else (None,) * 3 for cell in cells]
-    return np.array(found, dtype=np.float64).reshape(-1, 3).T
+    ends = [
+        (estimate.median, estimate.low, estimate.high) if (estimate := cell.estimate()) else (None,) * 3
+        for cell in cells
+    ]
+    return np.array(ends, dtype=np.float64).reshape(-1, 3).T
 
 
 def time_line(arm: Arm, cells: Iterable[DeviceResult], x: str) -> Line:

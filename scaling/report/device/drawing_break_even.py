@@ -73,14 +73,18 @@ def _draw_ratio(axes: Axes, batch: int, width: int, ratio: float | None) -> None
 def _draw_line(axes: Axes, crossings: Crossings, widths: Sequence[int]) -> None:
     """The line through the batches that have a break-even width, and a band where it has an interval."""
     floor, ceiling = widths[0] / MARGIN, widths[-1] * MARGIN
-    known = {batch: one for batch, one in sorted(crossings.items()) if one is not None and one.at is not None}
-    places = [one.at or 0.0 for one in known.values()]
+    known = {
+        batch: crossing
+        for batch, crossing in sorted(crossings.items())
+        if crossing is not None and crossing.at is not None
+    }
+    places = [crossing.at or 0.0 for crossing in known.values()]
     axes.plot([*known], places, color="black", marker="D", markersize=4, linewidth=1.2, zorder=3)
-    banded = {batch: one for batch, one in known.items() if one.has_interval}
-    low = [one.low if one.low is not None else floor for one in banded.values()]
-    high = [one.high if one.high is not None else ceiling for one in banded.values()]
+    banded = {batch: crossing for batch, crossing in known.items() if crossing.has_interval}
+    low = [crossing.low if crossing.low is not None else floor for crossing in banded.values()]
+    high = [crossing.high if crossing.high is not None else ceiling for crossing in banded.values()]
     axes.fill_between([*banded], low, high, color="#999999", alpha=0.35, linewidth=0)
-    for (batch, one), bottom, top in zip(banded.items(), low, high, strict=True):
+    for (batch, crossing), bottom, top in zip(banded.items(), low, high, strict=True):
         axes.plot([batch, batch], [bottom, top], color="black", linewidth=0.9, zorder=3)
-        at = one.at or 0.0
-        add_tip(axes, batch, at, f"batch {batch:,}: break-even width {rounded(at)} {bounds_text(one)}")
+        at = crossing.at or 0.0
+        add_tip(axes, batch, at, f"batch {batch:,}: break-even width {rounded(at)} {bounds_text(crossing)}")

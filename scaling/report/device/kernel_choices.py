@@ -45,11 +45,11 @@ READINGS = ("transposed", "transpose-first")
 def _rows(results: Results) -> Iterator[Table]:
     """Products, convolutions, and what was left out."""
     for operation, title in ((MATMUL, "matrix products x W^T"), (CONVOLUTION, "convolutions")):
-        if found := cases(results, operation):
-            yield _table(results, found, f": {title}", operation)
+        if shown := cases(results, operation):
+            yield _table(results, shown, f": {title}", operation)
 
 
-def _table(results: Results, found: Sequence[Case], title: str, operation: str) -> Table:
+def _table(results: Results, shown: Sequence[Case], title: str, operation: str) -> Table:
     is_product = operation == MATMUL
     phase, second = ("transpose", "copy alone, ms") if is_product else ("forward", "forward, ms")
     columns: list[Column[tuple[Case, DeviceResult]]] = [
@@ -68,7 +68,7 @@ def _table(results: Results, found: Sequence[Case], title: str, operation: str) 
         results,
         title,
         columns,
-        [(case, cell) for case in found for cell in case.cells if cell.reason is None],
+        [(case, cell) for case in shown for cell in case.cells if cell.reason is None],
         cells_of=lambda row: [row[1]],
         statistic=f"{median_text(results)} Relative error: rms difference from float64 over the rms of the "
         "values. TFLOP/s of a forward pass, by the definition's number of operations.",
@@ -101,21 +101,21 @@ def _answer(results: Results) -> str:
 
 def _unanswered(products: Sequence[Case], convolutions: Sequence[Case]) -> Iterator[str]:
     """`Not answered, as choices are not measured yet: GPU: AlexNet 5x5, batch 64 (autotuned).`"""
-    told = []
+    clauses = []
     every = [*products, *convolutions]
     for device, name in DEVICES.items():
-        own = [cell for case in every if case.device == device for cell in case.cells]
-        if own and not any(cell.is_over for cell in own):
-            told.append(f"on the {name} all")
+        chosen = [cell for case in every if case.device == device for cell in case.cells]
+        if chosen and not any(cell.is_over for cell in chosen):
+            clauses.append(f"on the {name} all")
             products = [case for case in products if case.device != device]
             convolutions = [case for case in convolutions if case.device != device]
     for case in [*products, *convolutions]:
         weighed = READINGS if case.operation == MATMUL else CHOICES
         choices = [cell.point["choice"] for cell in case.unmeasured()]
         if without := [CHOICES[choice] for choice in choices if choice in weighed]:
-            told.append(f"{case.title} ({listed(without)})")
-    if told:
-        yield f"Not answered, as choices in float32 are not measured yet: {'; '.join(told)}."
+            clauses.append(f"{case.title} ({listed(without)})")
+    if clauses:
+        yield f"Not answered, as choices in float32 are not measured yet: {'; '.join(clauses)}."
 
 
 def _product(results: Results, case: Case) -> Iterator[str]:
@@ -130,25 +130,25 @@ def _product(results: Results, case: Case) -> Iterator[str]:
         )
 
 
-def _precisions(results: Results, found: Sequence[Case]) -> Iterator[str]:
+def _precisions(results: Results, shown: Sequence[Case]) -> Iterator[str]:
     """What TF32 and bfloat16 gain, and lose in exactness, with the choice that needs nothing else."""
     for device, name in DEVICES.items():
-        told: list[str] = []
+        clauses: list[str] = []
         compared: list[DeviceResult] = []
         for precision in ("tf32", "bfloat16"):
             pairs = [
                 (case, exact, other)
-                for case in found
+                for case in shown
                 if case.device == device
                 for choice in ("transposed", "library")
                 if (exact := case.find(choice)) and (other := case.find(choice, precision))
             ]
             if pairs:
-                told.append(_gain(PRECISION_NAMES[precision], pairs))
+                clauses.append(_gain(PRECISION_NAMES[precision], pairs))
                 compared += [exact for _, exact, _ in pairs]
         error = _largest_error(compared)
         yield from finding(
-            results, f"On the {name}, over float32 (whose relative error is up to {error}): ", told
+            results, f"On the {name}, over float32 (whose relative error is up to {error}): ", clauses
         )
 
 
@@ -171,28 +171,28 @@ def _largest_error(cells: Sequence[DeviceResult]) -> str:
 
 
 def _autotuned(results: Results, convolutions: Sequence[Case]) -> Iterator[str]:
-    told = []
+    clauses = []
     for case in convolutions:
         guess, tried = (step_of(case.find(choice)) for choice in ("library", "autotuned"))
         if guess and tried:
-            told.append(f"{case.title} {times_of(guess, tried)}")
+            clauses.append(f"{case.title} {times_of(guess, tried)}")
     yield from finding(
         results,
         "With cuDNN's algorithm found by trying all, over its own guess, forward and backward pass in "
         "float32 are so many times as fast: ",
-        told,
+        clauses,
     )
 
 
 def _advice(device: str, products: Sequence[Case], convolutions: Sequence[Case]) -> Iterator[str]:
     """For one device: the product's reading, and each layer's fastest algorithm."""
-    told = []
+    clauses = []
     for case in products:
         plain, first = case.find("transposed"), case.find("transpose-first")
         if case.device == device and plain and first:
-            told.append(f"{_better(plain, first)} at batch {case.batch:,}")
-    if told:
-        yield f"on the {DEVICES[device]} the product with W {listed(told)}"
+            clauses.append(f"{_better(plain, first)} at batch {case.batch:,}")
+    if clauses:
+        yield f"on the {DEVICES[device]} the product with W {listed(clauses)}"
     layers: dict[str, list[str]] = {}
     for case in convolutions:
         best = case.fastest()
@@ -200,7 +200,7 @@ def _advice(device: str, products: Sequence[Case], convolutions: Sequence[Case])
             names = " or ".join(CHOICES[cell.point["choice"]] for cell in best)
             layers.setdefault(names, []).append(case.name)
     if layers:
-        each = [f"{names} for {listed(own)}" for names, own in layers.items()]
+        each = [f"{names} for {listed(chosen)}" for names, chosen in layers.items()]
         older = "".join(faster_by_older(case) for case in convolutions if case.device == device)
         yield f"on the {DEVICES[device]} the fastest convolution by {'; by '.join(each)}{older}"
     costs = [cost for case in convolutions if case.device == device for cost in limit_costs(case)]

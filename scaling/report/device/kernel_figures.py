@@ -67,8 +67,8 @@ def _workspace(results: Results, title: str) -> Figure | None:
     return _draw_workspace(weighed, title) if weighed else None
 
 
-def _draw_bars(found: Sequence[Case], title: str) -> Figure:
-    measured = {case.title: [cell for cell in case.cells if cell.estimate()] for case in found}
+def _draw_bars(shown: Sequence[Case], title: str) -> Figure:
+    measured = {case.title: [cell for cell in case.cells if cell.estimate()] for case in shown}
     figure, panels = stacked(title, {name: len(cells) for name, cells in measured.items()}, 0.19, 1.6)
     for axes, cells in zip(panels, measured.values(), strict=True):
         _bars(axes, cells)
@@ -107,17 +107,17 @@ def _short_name(cell: DeviceResult) -> str:
 
 def _weighed(case: Case) -> list[tuple[DeviceResult, float, float]]:
     """Cells in float32 with their workspace in MB and their forward milliseconds."""
-    found = []
+    shown = []
     for cell in case.cells:
         workspace, forward = cell.fact("workspace_bytes"), median(cell, "forward")
         if cell.point["precision"] == "float32" and workspace is not None and forward is not None:
-            found.append((cell, workspace / 1e6, 1e3 * forward))
-    return found
+            shown.append((cell, workspace / 1e6, 1e3 * forward))
+    return shown
 
 
-def _draw_workspace(found: Sequence[Case], title: str) -> Figure:
-    figure, (panels,) = new_figure(title, 3.4, 1, len(found))
-    for axes, case in zip(panels, found, strict=True):
+def _draw_workspace(shown: Sequence[Case], title: str) -> Figure:
+    figure, (panels,) = new_figure(title, 3.4, 1, len(shown))
+    for axes, case in zip(panels, shown, strict=True):
         weighed = _weighed(case)
         for cell, megabytes, milliseconds in weighed:
             colour, marker = CHOICE_LOOKS[cell.point["choice"]]
@@ -139,7 +139,7 @@ def _draw_workspace(found: Sequence[Case], title: str) -> Figure:
         axes.set_title(case.name, loc="left")
         axes.set_xlabel("workspace, MB")
     panels[0].set_ylabel("ms forward")
-    used = {cell.point["choice"] for case in found for cell, _, _ in _weighed(case)}
+    used = {cell.point["choice"] for case in shown for cell, _, _ in _weighed(case)}
     looks = {CHOICES[name]: look for name, look in CHOICE_LOOKS.items() if name in used}
     points = [Line2D([], [], color=c, marker=m, linestyle="", label=name) for name, (c, m) in looks.items()]
     legend_below(figure, points)

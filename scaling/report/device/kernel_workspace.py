@@ -17,15 +17,15 @@ def capped(results: Results, convolutions: Sequence[Case]) -> Iterator[str]:
         if free is None:
             continue
         caps = [cell for cell in case.cells if cell.point["workspace_cap"] != NO_CAP and cell.estimate()]
-        told = [f"without a limit {_forward(free)}"]
-        told += [f"at most {cell.point['workspace_cap']}: {_forward(cell)}" for cell in caps]
+        clauses = [f"without a limit {_forward(free)}"]
+        clauses += [f"at most {cell.point['workspace_cap']}: {_forward(cell)}" for cell in caps]
         kept = ""
         if exceeded := [cell for cell in caps if _exceeds(cell)]:
             kept = f"; the limit of {_limits(exceeded)} was not kept"
         if missing := [cell for cell in case.cells if cell.point["choice"] == CAPPED and not cell.is_over]:
             kept += f" (not measured yet: at most {_limits(missing)})"
         before = f"{case.title}, float32, the forward pass by cuDNN's older interface: "
-        yield from finding(results, before, told if caps else [], kept)
+        yield from finding(results, before, clauses if caps else [], kept)
 
 
 def _limits(cells: Sequence[DeviceResult]) -> str:

@@ -186,7 +186,7 @@ def accuracy_tables(results: Results) -> Iterator[Table]:
         Column("difference, points", lambda row: _points(row[0], row[1])),
         Column("logits", lambda row: scientific(row[2].fact("logit_difference"))),
     ]
-    items = [(one, name, cell) for one in compared for name, cell in one.cells.items()]
+    items = [(comparison, name, cell) for comparison in compared for name, cell in comparison.cells.items()]
     yield device_table(
         results,
         f": accuracy on held-out samples after {results.parameters['steps']} steps",
@@ -196,7 +196,7 @@ def accuracy_tables(results: Results) -> Iterator[Table]:
         statistic=f"Mean over {len(results.parameters['seeds'])} seeds with its standard deviation; "
         "difference: mean over the seeds of what it is above that of the fused implementation in float32 on "
         "the same device. Logits: largest difference from float64, untrained.",
-        remarks=[_left_out(cell) for one in compared for cell in one.left_out],
+        remarks=[_left_out(cell) for comparison in compared for cell in comparison.left_out],
     )
 
 
@@ -262,9 +262,12 @@ def accuracy_answer(results: Results) -> str:
 
 def _verdict(compared: Sequence[Comparison]) -> str:
     """The answer in a few words, where all tasks and devices give one; "" otherwise."""
-    if not all(REFERENCE in one.cells and one.noise is not None and len(one.cells) > 1 for one in compared):
+    if not all(
+        REFERENCE in comparison.cells and comparison.noise is not None and len(comparison.cells) > 1
+        for comparison in compared
+    ):
         return ""
-    return "Yes, in part. " if any(one.beyond for one in compared) else "Not beyond chance. "
+    return "Yes, in part. " if any(comparison.beyond for comparison in compared) else "Not beyond chance. "
 
 
 def _answer(compared: Comparison) -> str:

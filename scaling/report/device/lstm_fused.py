@@ -168,15 +168,15 @@ Pairs = dict[int, tuple[Estimate, Estimate]]
 
 def _implementations(results: Results, chosen: dict[str, Any], device: str) -> Iterator[str]:
     pairs = {
-        (phase, way): own
+        (phase, way): both
         for phase in PHASES
         for way in OTHERS
-        if (own := _pairs(results, chosen, device, phase, implementation=way))
+        if (both := _pairs(results, chosen, device, phase, implementation=way))
     }
     where, batches = _at(results, chosen, pairs)
     phases: dict[str, list[str]] = {}
-    for (phase, way), own in pairs.items():
-        ratio = range_of([*own.values()])
+    for (phase, way), both in pairs.items():
+        ratio = range_of([*both.values()])
         phases.setdefault(phase, []).append(f"{ratio} as fast as {OTHERS[way]}{batches[phase, way]}")
     clauses = [f"in {PHASES[phase]} {listed(ratios)}" for phase, ratios in phases.items()]
     yield from finding(results, f"{_where(chosen, device)}, float32{where}: the fused LSTM is ", clauses)
@@ -184,14 +184,14 @@ def _implementations(results: Results, chosen: dict[str, Any], device: str) -> I
 
 def _precisions(results: Results, chosen: dict[str, Any], device: str) -> Iterator[str]:
     pairs = {
-        precision: own
+        precision: both
         for precision in ("float64", "float16")
-        if (own := _pairs(results, chosen, device, "step", precision=precision))
+        if (both := _pairs(results, chosen, device, "step", precision=precision))
     }
     where, batches = _at(results, chosen, pairs)
     clauses = []
-    for precision, own in pairs.items():
-        ratio = range_of([(fused, other) for other, fused in own.values()])
+    for precision, both in pairs.items():
+        ratio = range_of([(fused, other) for other, fused in both.values()])
         clauses.append(f"{ratio} as fast in {precision} as in float32{batches[precision]}")
     together = [listed(clauses)] if clauses else []
     yield from finding(results, f"{_where(chosen, device)}{where}: the fused LSTM trains ", together)
@@ -208,8 +208,8 @@ def _at(results: Results, chosen: dict[str, Any], pairs: Mapping[Any, Pairs]) ->
     """
     every = {cell.point["batch"] for cell in results.all(**chosen)}
     each = {
-        key: "" if own.keys() == every else f" at batch {listed([f'{batch:,}' for batch in own])}"
-        for key, own in pairs.items()
+        key: "" if both.keys() == every else f" at batch {listed([f'{batch:,}' for batch in both])}"
+        for key, both in pairs.items()
     }
     if len(set(each.values())) == 1 and any(each.values()):
         return f",{next(iter(each.values()))}", dict.fromkeys(each, "")

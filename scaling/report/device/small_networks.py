@@ -68,7 +68,7 @@ def _crossing_column(results: Results, gpu: Arm) -> Column[int]:
 
 def _times_table(results: Results, title: str, cells: Sequence[DeviceResult]) -> Iterator[Table]:
     def of(arm: Arm) -> Column[Cells]:
-        return Column(arm.name, lambda own: time_and_interval_cell(fastest(arm.of(own))))
+        return Column(arm.name, lambda same_point: time_and_interval_cell(fastest(arm.of(same_point))))
 
     columns = [
         *(variable(name, {"depth": "layers"}.get(name)) for name in VARIABLES),
@@ -114,51 +114,53 @@ def _answer(results: Results) -> str:
 def _ahead(results: Results, gpu: Arm) -> str:
     """`at batch 1 from width 2,100 [1,900, 2,300] on; at batch 64 at every measured width (10 to 8,192)`."""
     groups: dict[str, list[str]] = {}
-    for batch, one in width_crossings(results, gpu).items():
-        groups.setdefault(crossing_text(one, "width"), []).append(f"{batch:,}")
+    for batch, crossing in width_crossings(results, gpu).items():
+        groups.setdefault(crossing_text(crossing, "width"), []).append(f"{batch:,}")
     return "; ".join(f"at batch {listed(batches)} {text}" for text, batches in groups.items())
 
 
 def _sweep_sentences(results: Results, gpus: Sequence[Arm]) -> Iterator[str]:
     for axis, label in SWEPT.items():
-        base, cells, told = base_point(results, axis), sweep(results, axis), []
+        base, cells, clauses = base_point(results, axis), sweep(results, axis), []
         if not is_swept(cells, axis):
             continue
         for arm in gpus:
-            found = crossing_of(times_by(cells, arm, axis))
-            if found is not None and found.at is not None:
-                told.append(f"{arm.name} from {rounded(found.at)} {label} {bounds_text(found)} on")
+            crossing = crossing_of(times_by(cells, arm, axis))
+            if crossing is not None and crossing.at is not None:
+                clauses.append(f"{arm.name} from {rounded(crossing.at)} {label} {bounds_text(crossing)} on")
             else:
-                told.append(f"{arm.name} {crossing_text(found)}")
+                clauses.append(f"{arm.name} {crossing_text(crossing)}")
         where = ", ".join(f"{name} {value:,}" for name, value in base.items())
-        yield from finding(results, f"At {where}, the GPU is faster: ", told)
+        yield from finding(results, f"At {where}, the GPU is faster: ", clauses)
 
 
 def _recurrent_sentences(results: Results) -> Iterator[str]:
     """How much longer a recurrent network takes than a perceptron of as many parameters, on each device."""
-    told = []
+    clauses = []
     for device, name in (("cpu", "the CPU"), ("cuda", "the GPU")):
         ratios = []
-        own = [cell for cell in family(results) if cell.device == device]
-        for size, cells in grouped(own, "equal_parameters").items():
+        same_point = [cell for cell in family(results) if cell.device == device]
+        for size, cells in grouped(same_point, "equal_parameters").items():
             lstm, mlp = (fastest(c for c in cells if c.point["network"] == kind) for kind in ("lstm", "mlp"))
             if lstm and mlp and all(cell.is_over for cell in cells):
                 ratios.append(f"{times_of(lstm, mlp)} at {size:,}")
         if ratios:
-            told.append(f"on {name} {listed(ratios)}")
+            clauses.append(f"on {name} {listed(ratios)}")
     before = "How much longer a step of the recurrent network takes than one of a perceptron with as many"
-    yield from finding(results, f"{before} parameters: ", told, " parameters (each as it is fastest there)")
+    yield from finding(
+        results, f"{before} parameters: ", clauses, " parameters (each as it is fastest there)"
+    )
 
 
 def _thread_sentences(results: Results) -> Iterator[str]:
     """What CPU alone answers: from which width on all threads pay."""
     counts = [*grouped(results.all("cpu"), "threads")]
     if len(counts) > 1:
-        told = [
+        clauses = [
             f"at batch {batch:,} {crossing_text(thread_crossing(results, batch, counts), 'width')}"
             for batch in grouped(grid(results), "batch")
         ]
-        yield from finding(results, f"On the CPU {counts[-1]} threads are faster than {counts[0]}: ", told)
+        yield from finding(results, f"On the CPU {counts[-1]} threads are faster than {counts[0]}: ", clauses)
 
 
 REPORT = Report(

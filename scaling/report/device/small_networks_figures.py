@@ -53,7 +53,9 @@ def fastest_threads(cells: Iterable[DeviceResult]) -> Estimate | None:
 
 def times_by(cells: Iterable[DeviceResult], gpu: Arm, *names: str) -> dict[Any, Times]:
     """Values of those variables -> the times to compare there."""
-    return {key: (fastest_threads(own), fastest(gpu.of(own))) for key, own in grouped(cells, *names).items()}
+    return {
+        key: (fastest_threads(same), fastest(gpu.of(same))) for key, same in grouped(cells, *names).items()
+    }
 
 
 def width_crossings(results: Results, gpu: Arm) -> dict[int, Crossing | None]:
@@ -67,7 +69,7 @@ def width_crossings(results: Results, gpu: Arm) -> dict[int, Crossing | None]:
 def grid_ratios(results: Results, gpu: Arm) -> dict[tuple[int, int], float | None]:
     """(batch, width) -> time on the CPU over that on the GPU; None where one was not measured."""
     times = times_by(grid(results), gpu, "batch", "width")
-    return {key: cpu.median / own.median if cpu and own else None for key, (cpu, own) in times.items()}
+    return {key: cpu.median / same.median if cpu and same else None for key, (cpu, same) in times.items()}
 
 
 def thread_crossing(results: Results, batch: int, counts: Sequence[int]) -> Crossing | None:

@@ -45,7 +45,7 @@ def activation(results: Results) -> str:
 def ways_of(results: Results) -> dict[Arm, list[DeviceResult]]:
     """Each that has a cell -> its cells by their number of points."""
     cells = sorted(results.cells, key=lambda cell: cell.point["points"])
-    return {way: own for way in WAYS if (own := way.of(cells))}
+    return {way: timed for way in WAYS if (timed := way.of(cells))}
 
 
 def way_named(results: Results, device: str, step: str, data: str = "device") -> list[DeviceResult]:
@@ -115,15 +115,15 @@ class Training:
 
 def trainings(results: Results) -> list[Training]:
     """All that were carried through, in the order of the ways."""
-    found = []
+    every = []
     for way, cells in ways_of(results).items():
         for cell in cells:
             whole = cell.estimate("train")
             if whole is None or cell.fact("rms_residual") is None:
                 continue
             made = cell.estimate("capture") or cell.estimate("compile")
-            found.append(Training(way, cell, whole.median, made.median if made else None, _losses(cell)))
-    return found
+            every.append(Training(way, cell, whole.median, made.median if made else None, _losses(cell)))
+    return every
 
 
 def _losses(cell: DeviceResult) -> tuple[list[float], list[float]]:
@@ -144,9 +144,13 @@ def surface(side: int) -> Grid:
     )
 
 
-def shown(found: Sequence[Training]) -> Training | None:
+def shown(every: Sequence[Training]) -> Training | None:
     """The training whose fit is shown as a picture: that with the least total time that has one."""
-    return min((one for one in found if one.fit is not None), key=lambda one: one.total_s, default=None)
+    return min(
+        (training for training in every if training.fit is not None),
+        key=lambda training: training.total_s,
+        default=None,
+    )
 
 
 EPOCHS = (
@@ -179,7 +183,7 @@ def _fit(results: Results, title: str) -> Figure | None:
     return None if best is None or best.fit is None else _draw_fit(every, best.fit, title)
 
 
-def _draw_fit(found: Sequence[Training], fit: Grid, title: str) -> Figure:
+def _draw_fit(every: Sequence[Training], fit: Grid, title: str) -> Figure:
     truth = surface(len(fit))
     residual = truth - fit
     figure = Figure(figsize=(WIDTH, 5.2), layout="constrained")
@@ -194,10 +198,10 @@ def _draw_fit(found: Sequence[Training], fit: Grid, title: str) -> Figure:
         axes.set_xlabel("x")
     panels[0].set_ylabel("y")
     axes = below.subplots()
-    for one in found:
-        axes.plot(*one.losses, color=one.way.colour, linewidth=1.2)
+    for training in every:
+        axes.plot(*training.losses, color=training.way.colour, linewidth=1.2)
     log_axes(axes, "epoch", "mean squared error")
-    ways = dict.fromkeys(one.way for one in found)
+    ways = dict.fromkeys(training.way for training in every)
     legend_below(below, [Line2D([], [], color=way.colour, label=way.name) for way in ways])
     return figure
 

@@ -45,28 +45,28 @@ def _rows(results: Results) -> Iterator[Table]:
         [[cell] for cells in ways_of(results).values() for cell in cells],
         remarks=remarks(results, NO_ROWS),
     )
-    if found := trainings(results):
-        yield _training_table(results, found)
+    if trained := trainings(results):
+        yield _training_table(results, trained)
 
 
-def _training_table(results: Results, found: Sequence[Training]) -> Table:
-    height = next((value for one in found if (value := one.cell.fact("rms_height"))), None)
+def _training_table(results: Results, trained: Sequence[Training]) -> Table:
+    height = next((value for training in trained if (value := training.cell.fact("rms_height"))), None)
     columns: list[Column[Training]] = [
-        Column("on", lambda one: one.way.name),
-        Column("points", lambda one: plain(one.cell.point["points"])),
-        Column("epochs", lambda one: plain(one.epochs)),
-        Column("compile or capture, s", lambda one: number(one.made_s)),
-        Column("all epochs, s", lambda one: number(one.seconds)),
-        Column("together, s", lambda one: number(one.total_s)),
-        Column("rms residual", lambda one: number(one.rms_residual)),
-        Column("largest", lambda one: number(one.cell.fact("largest_residual"))),
+        Column("on", lambda training: training.way.name),
+        Column("points", lambda training: plain(training.cell.point["points"])),
+        Column("epochs", lambda training: plain(training.epochs)),
+        Column("compile or capture, s", lambda training: number(training.made_s)),
+        Column("all epochs, s", lambda training: number(training.seconds)),
+        Column("together, s", lambda training: number(training.total_s)),
+        Column("rms residual", lambda training: number(training.rms_residual)),
+        Column("largest", lambda training: number(training.cell.fact("largest_residual"))),
     ]
     return device_table(
         results,
         f": a complete training, {activation(results)}, Adam {results.parameters['learning_rate']:g}",
         columns,
-        found,
-        cells_of=lambda one: [one.cell],
+        trained,
+        cells_of=lambda training: [training.cell],
         statistic="Seconds of one training (median over launches). Residuals are the surface's heights less "
         f"the network's; the heights' own root mean square about their mean is {number(height)}. They are "
         "those of one seed: other initial weights end at other residuals.",
@@ -76,28 +76,28 @@ def _training_table(results: Results, found: Sequence[Training]) -> Table:
 def _findings(results: Results) -> Iterator[str]:
     """The DataLoader, compiling and capturing, the fit."""
     yield from _loader_sentences(results)
-    found = trainings(results)
-    yield from _made_sentences(found)
-    if found:
-        residuals = sorted(one.rms_residual for one in found)
-        height = number(found[0].cell.fact("rms_height"))
+    trained = trainings(results)
+    yield from _made_sentences(trained)
+    if trained:
+        residuals = sorted(training.rms_residual for training in trained)
+        height = number(trained[0].cell.fact("rms_height"))
         between = number(residuals[0])
         if residuals[0] != residuals[-1]:
             between = f"between {between} and {number(residuals[-1])}"
         yield (
-            f"{results.experiment}: after {found[0].epochs:,} epochs the root mean square of the residual "
+            f"{results.experiment}: after {trained[0].epochs:,} epochs the root mean square of the residual "
             f"with {activation(results)} is {between}, on a surface of heights that deviate by {height}."
-            f"{_swing(found)}"
+            f"{_swing(trained)}"
         )
 
 
-def _swing(found: Sequence[Training]) -> str:
+def _swing(trained: Sequence[Training]) -> str:
     """What the residual does in the last half of the epochs, of every way alike."""
     late = [
         math.sqrt(loss)
-        for one in found
-        for epoch, loss in zip(*one.losses, strict=True)
-        if 2 * epoch >= one.epochs
+        for training in trained
+        for epoch, loss in zip(*training.losses, strict=True)
+        if 2 * epoch >= training.epochs
     ]
     if len(late) < 2:
         return ""
@@ -107,70 +107,73 @@ def _swing(found: Sequence[Training]) -> str:
     )
 
 
-def _training(one: Training) -> str:
-    apart = f" after {number(one.made_s)} s of compiling" if one.made_s is not None else ""
-    return f"{one.way.name}: {number(one.seconds)} s for {one.epochs:,} epochs{apart}."
+def _training(training: Training) -> str:
+    apart = f" after {number(training.made_s)} s of compiling" if training.made_s is not None else ""
+    return f"{training.way.name}: {number(training.seconds)} s for {training.epochs:,} epochs{apart}."
 
 
 def _loader_sentences(results: Results) -> Iterator[str]:
-    told = []
+    clauses = []
     for device, name in (("cpu", "CPU"), ("cuda", "GPU")):
         near, loader = (way_named(results, device, "eager", place) for place in ("device", "loader"))
         if both := common(near, loader):
-            ratios = [f"{times_of(other, own)} at {at:,} points" for at, (own, other) in both.items()]
-            told.append(f"on the {name} {listed(ratios)}")
+            ratios = [f"{times_of(other, timed)} at {at:,} points" for at, (timed, other) in both.items()]
+            clauses.append(f"on the {name} {listed(ratios)}")
     before = "How much longer an epoch takes whose batch a DataLoader puts together point by point than one"
-    yield from finding(results, f"{before} whose data is on the device: ", told)
+    yield from finding(results, f"{before} whose data is on the device: ", clauses)
 
 
-def _made_sentences(found: Sequence[Training]) -> Iterator[str]:
+def _made_sentences(trained: Sequence[Training]) -> Iterator[str]:
     """After how many epochs compiling or capturing has paid for itself."""
-    eager = {one.way.device: one for one in found if one.way.step == "eager"}
-    for one in found:
-        base = eager.get(one.way.device)
-        if one.made_s is not None and base is not None:
-            verb = "Capturing" if one.way.step == "captured" else "Compiling"
-            device = one.way.name.split()[0]
-            yield f"{verb} on the {device} takes {number(one.made_s)} s once; {_paid(one, base)}."
+    eager = {training.way.device: training for training in trained if training.way.step == "eager"}
+    for training in trained:
+        base = eager.get(training.way.device)
+        if training.made_s is not None and base is not None:
+            verb = "Capturing" if training.way.step == "captured" else "Compiling"
+            device = training.way.name.split()[0]
+            yield f"{verb} on the {device} takes {number(training.made_s)} s once; {_paid(training, base)}."
 
 
-def _paid(one: Training, base: Training) -> str:
+def _paid(training: Training, base: Training) -> str:
     """From the times of an epoch by itself, with their intervals; the complete trainings have to agree."""
-    own, eager = one.cell.estimate(), base.cell.estimate()
-    trained_ms = [1e3 * each.seconds / each.epochs for each in (one, base)]
-    if own is None or eager is None:
+    timed, eager = training.cell.estimate(), base.cell.estimate()
+    trained_ms = [1e3 * each.seconds / each.epochs for each in (training, base)]
+    if timed is None or eager is None:
         return "whether it is paid for is not known, as an epoch by itself was not timed"
-    is_shorter = own.median < eager.median and not overlap(own, eager)
+    is_shorter = timed.median < eager.median and not overlap(timed, eager)
     if is_shorter != (trained_ms[0] < trained_ms[1]):
         return (
             "whether it is ever paid for is open: an epoch by itself took "
-            f"{milliseconds(own.median)} ms instead of {milliseconds(eager.median)} ms, one of the complete "
-            f"training {number(trained_ms[0])} ms instead of {number(trained_ms[1])} ms"
+            f"{milliseconds(timed.median)} ms instead of {milliseconds(eager.median)} ms, one of the "
+            f"complete training {number(trained_ms[0])} ms instead of {number(trained_ms[1])} ms"
         )
     if not is_shorter:
         return "it is not paid for in this training, as its epochs were not shorter than eager ones"
-    made_s = one.made_s or 0.0
-    epochs = rounded(made_s / (eager.median - own.median))
+    made_s = training.made_s or 0.0
+    epochs = rounded(made_s / (eager.median - timed.median))
     bounds = ""
-    if None not in (own.low, own.high, eager.low, eager.high):
-        most, least = (eager.high or 0.0) - (own.low or 0.0), (eager.low or 0.0) - (own.high or 0.0)
+    if None not in (timed.low, timed.high, eager.low, eager.high):
+        most, least = (
+            (eager.high or 0.0) - (timed.low or 0.0),
+            (eager.low or 0.0) - (timed.high or 0.0),
+        )
         bounds = f" [{rounded(made_s / most)}, {rounded(made_s / least)}]"
     return f"it is paid for after {epochs} epochs{bounds}"
 
 
 def _answer(results: Results) -> str:
     """Whether the GPU is worth it."""
-    found = trainings(results)
+    trained = trainings(results)
     if "cuda" in results.missing or not results.all("cuda"):
-        each = [_training(one) for one in found]
+        each = [_training(training) for training in trained]
         return " ".join(["That is not answered here.", no_gpu(results, NO_ROWS), *each])
     cpu = way_named(results, "cpu", "eager")
-    told = []
+    clauses = []
     for step in ("eager", "captured"):
         gpu = way_named(results, "cuda", step)
         if cpu and gpu:
-            told.append(f"{step} {_faster(common(cpu, gpu), break_even(cpu, gpu))}")
-    whole = [f"{number(one.total_s)} s on {one.way.name}{_made(one)}" for one in found]
+            clauses.append(f"{step} {_faster(common(cpu, gpu), break_even(cpu, gpu))}")
+    whole = [f"{number(training.total_s)} s on {training.way.name}{_made(training)}" for training in trained]
     training = f" A complete training takes {listed(whole)}." if whole else ""
     without = [
         f"{way.name} at {listed([f'{count:,}' for count in points])}"
@@ -181,16 +184,16 @@ def _answer(results: Results) -> str:
     missing = f" Not measured yet, in numbers of points: {'; '.join(without)}." if without else ""
     return (
         f"By the time of an epoch it is faster than the CPU{_cores(cpu)}, in numbers of points: "
-        f"{'; '.join(told) or 'not measured on both'}{one_launch(results)}.{training}{missing}"
+        f"{'; '.join(clauses) or 'not measured on both'}{one_launch(results)}.{training}{missing}"
     )
 
 
-def _made(one: Training) -> str:
+def _made(training: Training) -> str:
     """` (52.3 s of it compiling)`."""
-    if one.made_s is None:
+    if training.made_s is None:
         return ""
-    verb = "capturing" if one.way.step == "captured" else "compiling"
-    return f" ({number(one.made_s)} s of it {verb})"
+    verb = "capturing" if training.way.step == "captured" else "compiling"
+    return f" ({number(training.made_s)} s of it {verb})"
 
 
 def _cores(cpu: Sequence[DeviceResult]) -> str:
@@ -199,10 +202,10 @@ def _cores(cpu: Sequence[DeviceResult]) -> str:
     return f" (eager, {threads[0]} threads)" if len(threads) == 1 and threads[0] > 1 else " (eager)"
 
 
-def _faster(both: dict[int, tuple[Estimate, Estimate]], found: Crossing | None) -> str:
+def _faster(both: dict[int, tuple[Estimate, Estimate]], trained: Crossing | None) -> str:
     """The break-even point, or at which one number of points the GPU is ahead or behind."""
     if len(both) != 1:
-        return crossing_text(found)
+        return crossing_text(trained)
     ((points, (cpu, gpu)),) = both.items()
     ahead = f"{times_of(cpu, gpu)} as fast as the CPU at {points:,}, the only number measured on both"
     return f"not answered ({ahead})"
