@@ -2,6 +2,7 @@
 
 import csv
 import io
+import math
 from dataclasses import replace
 
 import pandas as pd
