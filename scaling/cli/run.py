@@ -74,13 +74,18 @@ def _run(
     from scaling.study.run import RunCommand, run_study
     from scaling.study.run import retry_failed as reset_failed
     from scaling.study.scope import scope_for
+    from scaling.study.trial import trial_overrides
 
     loaded = load_study(study, overrides)
     scope = scope_for(launcher, workers_per_node, world_size, os.environ)
-    resolved = resolve(loaded, this_machine(scope.launcher.num_nodes))
+    machine = this_machine(scope.launcher.num_nodes)
+    folder = ResultsFolder(out or Path("results") / loaded.name)
+    if sized := trial_overrides(loaded, machine, folder, note):
+        overrides = [*overrides, *sized]
+        loaded = load_study(study, overrides)
+    resolved = resolve(loaded, machine)
     scope.require_cells(resolved)
     can_run = runnable(resolved, by_mpi=scope.launcher.is_mpi, world_size=world_size)
-    folder = ResultsFolder(out or Path("results") / loaded.name)
     for text in resolved.notes:
         note(text)
     with scope.lock(folder):
@@ -96,6 +101,8 @@ def _run(
                 run_study(folder, can_run.study, command, progress, scope, predict, zygotes)
         except KeyboardInterrupt:
             note(f"stopped; the same command goes on from here, `scaling status {folder.path}` shows where")
+            if world_size is None:
+                note(f"report of what is done: {written_report(folder.path).page}")
             raise typer.Exit(130) from None
         made = written_report(folder.path) if world_size is None else None
     if made is None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from scaling.errors import StudyError
 from scaling.study.parts import AnyPart
+from scaling.study.places import sizes_of
 from scaling.study.schema import Study
 
 
@@ -37,7 +38,9 @@ def job_shape(study: Study, nodes: int | None = None, gpus_per_node: int | None 
     Raises:
         StudyError: a part needs GPUs and none are asked for, or no size is left.
     """
-    largest = max(size for part in study.parts for size in part.world_sizes)
+    asked = (nodes or 1) * (gpus_per_node or 0)
+    wanted = [(part, sizes_of(part, asked)) for part in study.parts]
+    largest = max(size for _, own in wanted for size in own)
     on_cpus = all(part.device == "cpu" for part in study.parts)
     per_node = gpus_per_node or -(-largest // (nodes or 1))
     gpus = gpus_per_node if gpus_per_node is not None else (0 if on_cpus else per_node)
@@ -45,10 +48,7 @@ def job_shape(study: Study, nodes: int | None = None, gpus_per_node: int | None 
     if not gpus and any(part.device == "cuda" for part in study.parts):
         raise StudyError(f"study {study.name!r} has device: cuda; give --gpus-per-node, or use device=cpu")
     sizes = {
-        size
-        for part in study.parts
-        for size in part.world_sizes
-        if size <= nodes * per_node or not _may_drop(part, gpus)
+        size for part, own in wanted for size in own if size <= nodes * per_node or not _may_drop(part, gpus)
     }
     if not sizes:
         raise StudyError(f"no world size of study {study.name!r} fits on {nodes} x {per_node} GPUs")

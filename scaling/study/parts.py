@@ -47,6 +47,23 @@ def _no_boolean(value: Any) -> Any:
 Number = Annotated[float, BeforeValidator(_no_boolean), Field(allow_inf_nan=False)]
 """A finite number; `1e-3`, which YAML takes for a text, is one too."""
 
+
+def _as_sizes(value: Any) -> Any:
+    """World sizes: a list, one number, or a word for those of the machine."""
+    return value if value in SIZE_WORDS else _as_list(value)
+
+
+def _as_batches(value: Any) -> Any:
+    """Batches: a list, one number, or `auto`."""
+    return value if value in ("auto", None) else _as_list(value)
+
+
+DEFAULT_BATCH = {"cuda": 8192, "cpu": 128}
+"""Of `global_batch: auto` before `scaling run` has tried some (`scaling.study.trial`), as for `scaling plan`."""
+
+SIZE_WORDS = ("auto", "all")
+"""In place of world sizes: 1, 2, 4, ... and all GPUs of the machine or the allocation; these all alone."""
+
 PositiveInt = Annotated[int, Field(gt=0, strict=True)]
 Axis = BeforeValidator(_as_list)
 
@@ -113,16 +130,20 @@ class Recipe(Strict):
 
 
 class Workload(Training, Recipe):
-    """What is trained: a model on a data set, at a batch size; may set its own training parameters."""
+    """What is trained: a model on a data set, at a batch size; may set its own training parameters.
+
+    With `device` it is one of several alternatives, for that device alone.
+    """
 
     model: Component
     dataset: Component
-    global_batch: Annotated[list[PositiveInt], Axis] | None = None
+    device: Literal["cpu", "cuda"] | None = None
+    global_batch: Annotated[list[PositiveInt] | Literal["auto"], BeforeValidator(_as_batches)] | None = None
     local_batch: Annotated[list[PositiveInt], Axis] | None = None
 
 
 class Alternatives(Strict):
-    """The first of several workloads whose data is on this machine."""
+    """The first of several workloads for this device whose data is on this machine."""
 
     first_available: list[Workload] = Field(min_length=1)
 
@@ -155,8 +176,8 @@ class AnyPart(Strict):
             """A name of `scaling.study.kinds.KINDS`."""
 
         @property
-        def world_sizes(self) -> list[int]:
-            """Numbers of workers."""
+        def world_sizes(self) -> list[int] | Literal["auto", "all"]:
+            """Numbers of workers; or `auto`, or `all` (`scaling.study.places.sizes_of`)."""
 
         @property
         def repeats(self) -> int:
@@ -174,7 +195,9 @@ class AnyPart(Strict):
 class Part(AnyPart):
     """What the parts of kinds with world sizes have in common."""
 
-    world_sizes: Annotated[list[PositiveInt], Axis, Field(min_length=1)]
+    world_sizes: Annotated[
+        list[PositiveInt] | Literal["auto", "all"], BeforeValidator(_as_sizes), Field(min_length=1)
+    ]
     repeats: PositiveInt = 1
     device: Device = "auto"
     missing_devices: Literal["error", "drop"] = "error"

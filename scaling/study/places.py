@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from scaling.errors import StudyError
 from scaling.study.kinds.base import Machine
-from scaling.study.parts import Part
+from scaling.study.parts import SIZE_WORDS, AnyPart, Part
 from scaling.study.sharing import most_workers_a_gpu, way_out
 
 
@@ -36,20 +36,45 @@ def device_of(part: Part, machine: Machine, notes: list[str]) -> str:
     return "cpu"
 
 
+CPU_WORKERS = 4
+"""Of `world_sizes: auto` and `all` where there is no GPU: 1, 2 and 4 processes."""
+
+
+def sizes_of(part: AnyPart, num_gpus: int) -> list[int]:
+    """The part's world sizes, with `auto` (1, 2, 4, ... and all GPUs) and `all` as numbers.
+
+    Args:
+        part: of the study.
+        num_gpus: of all nodes; 0 on CPUs, where it is CPU_WORKERS processes.
+    """
+    if isinstance(part.world_sizes, list):
+        return part.world_sizes
+    most = num_gpus or CPU_WORKERS
+    if part.world_sizes == "all":
+        return [most]
+    return sorted({most, *(2**power for power in range(most.bit_length()))})
+
+
 def world_sizes_on(part: Part, device: str, machine: Machine, where: str, notes: list[str]) -> list[int]:
     """The part's world sizes for which there are GPUs; all of them on the CPU.
 
     Raises:
         StudyError: there are too few, and the part does not drop what is missing.
     """
-    if len(set(part.world_sizes)) != len(part.world_sizes):
-        raise StudyError(f"{where}world_sizes {part.world_sizes} holds a size twice")
-    if device == "cpu":
-        return part.world_sizes
     available = machine.num_gpus * machine.num_nodes
+    wanted = sizes_of(part, 0 if device == "cpu" else available)
+    if len(set(wanted)) != len(wanted):
+        raise StudyError(f"{where}world_sizes {wanted} holds a size twice")
+    if device == "cpu":
+        if part.world_sizes in SIZE_WORDS and max(wanted) > machine.num_cores * machine.num_nodes:
+            notes.append(
+                f"{max(wanted)} workers share {machine.num_cores} CPU cores here: more workers than cores "
+                "cannot show a speedup"
+            )
+        return wanted
     most = most_workers_a_gpu(part, machine.num_nodes) if available else 1
-    missing = [size for size in part.world_sizes if size > available * most]
-    sizes = [size for size in part.world_sizes if size <= available * most]
+    missing = [size for size in wanted if size > available * most]
+    sizes = [size for size in wanted if size <= available * most]
     each = f" for {most} workers each at most" if most > 1 else ""
     if missing and (part.missing_devices == "error" or not available):
         share = way_out(part, max(missing), machine.num_gpus, machine.num_nodes)

@@ -21,6 +21,7 @@ from scaling.prediction.predict import Prediction, Predictor
 from scaling.prediction.terms import Strategy
 from scaling.study.cells import Cell, Machine, resolve
 from scaling.study.parts import TrainingPart
+from scaling.study.places import sizes_of
 from scaling.study.schema import Study
 from scaling.training.replica import Replica
 from scaling.workloads.registry import build_module, create_dataset, create_model, resolve_shape
@@ -163,7 +164,7 @@ def cells_on(
         if not isinstance(part, TrainingPart):
             continue
         for workload in part.workloads:
-            for size in world_sizes or part.world_sizes:
+            for size in world_sizes or sizes_of(part, len(gpus) * topology.num_nodes):
                 changed = {"workloads": [workload], "world_sizes": [size], "missing_devices": "error"}
                 if hasattr(part, "noise_pair"):
                     changed["noise_pair"] = False

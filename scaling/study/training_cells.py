@@ -15,7 +15,7 @@ from scaling.study.kinds.base import Machine
 from scaling.study.kinds.training import TrainingKind
 from scaling.study.memory_format import memory_formats
 from scaling.study.optimizers import check_optimizer_keys
-from scaling.study.parts import TrainingPart
+from scaling.study.parts import SIZE_WORDS, TrainingPart
 from scaling.study.places import default_threads, device_of, world_sizes_on
 from scaling.study.rules import check_part
 from scaling.study.sharing import check_sharing, notes_on_sharing, workers_a_gpu
@@ -43,6 +43,8 @@ def training_cells(
     """
     device = device_of(part, machine, notes)
     sizes = world_sizes_on(part, device, machine, where, notes)
+    if part.world_sizes in SIZE_WORDS:
+        sizes = [size for size in sizes if _divides(part, size, where, notes)]
     if not sizes:
         return
     shares = {size: workers_a_gpu(size, device, machine.num_gpus * machine.num_nodes) for size in sizes}
@@ -55,11 +57,22 @@ def training_cells(
     kind.check(part, created, sizes, device, where)
     check_sharing(part, created, [size for size in sizes if shares[size]], machine.num_gpus, where)
     for choice in part.workloads:
-        workload = choose(choice, notes.append)
+        workload = choose(choice, device, notes.append)
         check_dtypes(workload, created, where)
         check_workload(workload, part, created, where)
         for fields in _combinations(kind, part, workload, aggregators, shares, device, where):
             yield Cell(kind=part.kind, device=device, scaling=part.scaling, threads=threads, **fields)
+
+
+def _divides(part: TrainingPart, size: int, where: str, notes: list[str]) -> bool:
+    """Whether every worker can have the same share of all global batches; a note where it cannot."""
+    choices = [keys for choice in part.workloads for keys in getattr(choice, "first_available", [choice])]
+    batches = [keys.global_batch for keys in choices if isinstance(keys.global_batch, list)]
+    uneven = [batch for own in batches for batch in own if batch % size]
+    if uneven and part.scaling == "strong":
+        notes.append(f"{where}world size {size} left out: it does not divide a global batch of {uneven[0]}")
+        return False
+    return True
 
 
 def _combinations(
@@ -78,7 +91,7 @@ def _combinations(
     check_optimizer_keys(workload.keys, part, where)
     axes = itertools.product(
         *(
-            workload.batches,
+            workload.batches(device),
             shares,
             aggregators,
             part.step,

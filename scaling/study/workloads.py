@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from scaling.errors import StudyError
-from scaling.study.parts import Alternatives, Workload
+from scaling.errors import DataError, StudyError
+from scaling.study.parts import DEFAULT_BATCH, Alternatives, Workload
 from scaling.workloads.base import Dataset, DataShape, Model
 from scaling.workloads.registry import build_module, create_dataset, create_model, resolve_shape
 
@@ -42,9 +42,10 @@ class ChosenWorkload:
         dataset = dataset or create_dataset(keys.dataset.name, keys.dataset.parameters)
         return cls(keys, model, dataset, resolve_shape(model, dataset))
 
-    @property
-    def batches(self) -> list[int]:
+    def batches(self, device: str) -> list[int]:
         """Of all workers together, or of each one, as the study says."""
+        if self.keys.global_batch == "auto":
+            return [DEFAULT_BATCH[device]]
         return self.keys.global_batch or self.keys.local_batch or []
 
     @cached_property
@@ -75,16 +76,33 @@ class ChosenWorkload:
             )
 
 
-def choose(choice: Workload | Alternatives, note: Callable[[str], None]) -> ChosenWorkload:
-    """The workload, or the first of several whose data is on this machine (the last, where none is)."""
+def choose(choice: Workload | Alternatives, device: str, note: Callable[[str], None]) -> ChosenWorkload:
+    """The workload, or the first of several for this device whose data is here (the last, where none is).
+
+    Raises:
+        StudyError: none is for this device, or a name or parameter is unknown.
+    """
     if isinstance(choice, Workload):
         return ChosenWorkload.of(choice)
-    for keys in choice.first_available:
+    fitting = [keys for keys in choice.first_available if keys.device in (None, device)]
+    if not fitting:
+        raise StudyError(f"first_available has no workload for device {device}; leave out `device` of one")
+    for keys in fitting:
         dataset = create_dataset(keys.dataset.name, keys.dataset.parameters)
-        if keys is choice.first_available[-1] or dataset.available():
+        if keys is fitting[-1] or _is_here(dataset, note):
             break
-    note(f"data set: {keys.dataset.name} (the first available of its alternatives)")
+    if len(fitting) > 1:
+        note(f"data set: {keys.dataset.name} (the first available of its alternatives)")
     return ChosenWorkload.of(keys, dataset)
+
+
+def _is_here(dataset: Dataset, note: Callable[[str], None]) -> bool:
+    """Whether its data is on this machine; with another one to fall back on, a wrong path is only said."""
+    try:
+        return dataset.available()
+    except DataError as error:
+        note(f"data set {dataset.name!r} is left out: {error}")
+        return False
 
 
 def label(name: str, parameters: dict[str, Any]) -> str:

@@ -40,5 +40,5 @@ def test_alternative_that_is_not_there_has_no_model(created, monkeypatch):
     there = {"model": "mlp", "dataset": "digits", "global_batch": 64}
     monkeypatch.setattr("scaling.workloads.mnist.Mnist.available", lambda self: False)
     choice = workloads.Alternatives.model_validate({"first_available": [raw, there]})
-    assert workloads.choose(choice, lambda _: None).model.name == "mlp"
+    assert workloads.choose(choice, "cpu", lambda _: None).model.name == "mlp"
     assert created == {"data set": 2, "model": 1}
