@@ -1,12 +1,14 @@
-"""Makes the README's table and figures again from the committed studies: `make figures`.
+"""Makes the tables and figures of README.md and docs/measured.md again: `make figures`.
 
-The table is milliseconds an iteration on four GPUs, with and without peer access, from the raw samples of
-results/reference/fcn-r-4xh200: median and half of the 95% interval's width, ordered by the host-only column.
+The README's table is one line a number of GPUs with the library's all-reduce over NVLink. That of
+docs/measured.md is milliseconds a step on four GPUs, with and without peer access: median and half of the 95%
+interval's width, ordered by the host-only column. Both come from the raw samples of
+results/reference/fcn-r-4xh200.
 The figures are those of the reports of the folders in OF_THE_FIGURES. What was measured before the code
 changed how long it takes is named so, in the table as in the figures.
 
-    python benchmarks/readme_figures.py            # writes README.md and the reports
-    python benchmarks/readme_figures.py --check    # exit code 1 if README.md has other numbers
+    python benchmarks/readme_figures.py            # writes both documents and the reports
+    python benchmarks/readme_figures.py --check    # exit code 1 if a document has other numbers
 """
 
 from __future__ import annotations
@@ -18,16 +20,21 @@ from pathlib import Path
 
 from scaling.analysis import summary_table
 from scaling.analysis.columns import Row, is_of_older_code, to_rows
+from scaling.analysis.formats import percent, rate
 from scaling.report import write_report
 from scaling.store import ResultsFolder
 
 ROOT = Path(__file__).parents[1]
-README = ROOT / "README.md"
+README, MEASURED = ROOT / "README.md", ROOT / "docs" / "measured.md"
 REFERENCE = ROOT / "results" / "reference"
 OF_THE_TABLE = REFERENCE / "fcn-r-4xh200"
 OF_THE_FIGURES = (OF_THE_TABLE, REFERENCE / "one-bit-step-4xh200", REFERENCE / "device-small-networks-h200")
 
 HEAD = "| aggregator | NVLink | host-only |\n|---|---|---|\n"
+EXAMPLE_HEAD = (
+    "| GPUs | ms a step | samples/s | speedup | computation | exposed communication |\n"
+    "|---|---|---|---|---|---|\n"
+)
 REMARKS = {
     "none": "(no exchange)",
     "all_reduce": "(NCCL)",
@@ -38,12 +45,13 @@ REMARKS = {
 }
 """Behind the name of an aggregator."""
 
+_EXAMPLE = re.compile(re.escape(EXAMPLE_HEAD) + r"(?:\|.*\n)+")
 _TABLE = re.compile(re.escape(HEAD) + r"(?:\|.*\n)+")
 _SINGLE = re.compile(r"\(on 1 GPU: [\d.]+\)")
 
 
 def table(rows: list[Row]) -> str:
-    """The README's table, of the rows of a summary."""
+    """The table of docs/measured.md, of the rows of a summary."""
     four = [row for row in rows if row["world_size"] == 4 and not row["aa_replicate"]]
     columns = [
         {row["aggregator"]: row for row in four if row["peer_access"] is access} for access in (True, False)
@@ -74,21 +82,48 @@ def single(rows: list[Row]) -> str:
     return f"(on 1 GPU: {1e3 * one['iteration_s']:.2f})"
 
 
+def example(rows: list[Row]) -> str:
+    """The README's table: the library's all-reduce over NVLink, and one GPU without exchange."""
+    wanted = {1: "none", 2: "all_reduce", 4: "all_reduce"}
+    lines = []
+    for row in sorted(rows, key=lambda row: int(row["world_size"])):
+        is_shown = wanted.get(row["world_size"]) == row["aggregator"] and row["peer_access"]
+        if not is_shown or row["aa_replicate"]:
+            continue
+        step_s = row["profiled_iteration_s"]
+        computation = (row["forward_s"] + row["backward_s"]) / step_s
+        exposed = ((row["exposed_comm_s"] or 0.0) + (row["wait_s"] or 0.0)) / step_s
+        values = [str(row["world_size"]), measured(row), rate(row["samples_per_s"]), f"{row['speedup']:.2f}"]
+        lines.append(f"| {' | '.join([*values, percent(computation, 0), percent(exposed, 0)])} |\n")
+    return EXAMPLE_HEAD + "".join(lines)
+
+
 def updated(readme: str, rows: list[Row]) -> str:
-    """The README with the table and the sentence of these rows.
+    """The README with the table of these rows.
+
+    Raises:
+        ValueError: it does not hold the table once.
+    """
+    if len(_EXAMPLE.findall(readme)) != 1:
+        raise ValueError("README.md should hold its table once; restore it")
+    return _EXAMPLE.sub(lambda _: example(rows), readme)
+
+
+def updated_measured(text: str, rows: list[Row]) -> str:
+    """docs/measured.md with the table and the sentence of these rows.
 
     Raises:
         ValueError: it does not hold the table or the sentence once.
     """
-    if len(_TABLE.findall(readme)) != 1 or len(_SINGLE.findall(readme)) != 1:
-        raise ValueError("README.md should hold once the table and `(on 1 GPU: ...)`; restore them")
-    readme = _TABLE.sub(lambda _: table(rows), readme)
-    return _SINGLE.sub(single(rows), readme)
+    if len(_TABLE.findall(text)) != 1 or len(_SINGLE.findall(text)) != 1:
+        raise ValueError("docs/measured.md should hold once the table and `(on 1 GPU: ...)`; restore them")
+    return _SINGLE.sub(single(rows), _TABLE.sub(lambda _: table(rows), text))
 
 
-def figures(readme: str) -> list[str]:
-    """The paths of the images that the README shows."""
-    return re.findall(r"!\[[^\]]*\]\(([^)]+)\)", readme)
+def figures(*texts: str) -> list[str]:
+    """The images that documents show, as paths from the repository's root."""
+    found = re.findall(r"(?:!\[[^\]]*\]\(|^\[\w+\]: )([^)\s]+\.(?:png|svg))", "\n".join(texts), re.MULTILINE)
+    return [path.removeprefix("../") for path in found]
 
 
 def main() -> int:
@@ -96,16 +131,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="README's table and figures from the committed studies")
     parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if it would differ")
     check = parser.parse_args().check
-    readme = README.read_text(encoding="utf-8")
-    new = updated(readme, to_rows(summary_table(ResultsFolder(OF_THE_TABLE))))
+    rows = to_rows(summary_table(ResultsFolder(OF_THE_TABLE)))
+    before = {path: path.read_text(encoding="utf-8") for path in (README, MEASURED)}
+    new = {README: updated(before[README], rows), MEASURED: updated_measured(before[MEASURED], rows)}
     if check:
-        return int(new != readme)
-    README.write_text(new, encoding="utf-8")
+        return int(new != before)
+    for path, text in new.items():
+        path.write_text(text, encoding="utf-8")
     for folder in OF_THE_FIGURES:
         print(write_report(ResultsFolder(folder)).page)
-    missing = [name for name in figures(new) if not (ROOT / name).is_file()]
+    missing = [name for name in figures(*new.values()) if not (ROOT / name).is_file()]
     for name in missing:
-        print(f"README.md shows {name}, which the reports no longer draw; name another", file=sys.stderr)
+        print(f"a document shows {name}, which the reports no longer draw; name another", file=sys.stderr)
     return int(bool(missing))
 
 

@@ -14,6 +14,8 @@ from pydantic import (
     PlainSerializer,
     SerializerFunctionWrapHandler,
     Tag,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
     model_serializer,
 )
 
@@ -48,24 +50,31 @@ Number = Annotated[float, BeforeValidator(_no_boolean), Field(allow_inf_nan=Fals
 """A finite number; `1e-3`, which YAML takes for a text, is one too."""
 
 
-def _as_sizes(value: Any) -> Any:
-    """World sizes: a list, one number, or a word for those of the machine."""
-    return value if value in SIZE_WORDS else _as_list(value)
-
-
-def _as_batches(value: Any) -> Any:
-    """Batches: a list, one number, or `auto`."""
-    return value if value in ("auto", None) else _as_list(value)
-
-
 DEFAULT_BATCH = {"cuda": 8192, "cpu": 128}
-"""Of `global_batch: auto` before `scaling run` has tried some (`scaling.study.trial`), as for `scaling plan`."""
+"""Of `global_batch: auto` until `scaling run` has tried some (`scaling.study.trial`): `scaling plan` has it."""
 
 SIZE_WORDS = ("auto", "all")
 """In place of world sizes: 1, 2, 4, ... and all GPUs of the machine or the allocation; these all alone."""
 
 PositiveInt = Annotated[int, Field(gt=0, strict=True)]
 Axis = BeforeValidator(_as_list)
+
+
+def _or_word(*words: str) -> tuple[WrapValidator, PlainSerializer]:
+    """Takes one of these words in place of what the field holds."""
+
+    def checked(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
+        return value if isinstance(value, str) and value in words else check(value)
+
+    return WrapValidator(checked), PlainSerializer(lambda value: value)
+
+
+if TYPE_CHECKING:
+    Sizes = list[int] | Literal["auto", "all"]
+    Batches = list[int] | Literal["auto"]
+else:
+    Sizes = Annotated[(list[PositiveInt], Field(min_length=1), Axis, *_or_word(*SIZE_WORDS))]
+    Batches = Annotated[(list[PositiveInt], Axis, *_or_word("auto"))]
 
 
 class Strict(BaseModel):
@@ -138,7 +147,7 @@ class Workload(Training, Recipe):
     model: Component
     dataset: Component
     device: Literal["cpu", "cuda"] | None = None
-    global_batch: Annotated[list[PositiveInt] | Literal["auto"], BeforeValidator(_as_batches)] | None = None
+    global_batch: Batches | None = None
     local_batch: Annotated[list[PositiveInt], Axis] | None = None
 
 
@@ -195,9 +204,7 @@ class AnyPart(Strict):
 class Part(AnyPart):
     """What the parts of kinds with world sizes have in common."""
 
-    world_sizes: Annotated[
-        list[PositiveInt] | Literal["auto", "all"], BeforeValidator(_as_sizes), Field(min_length=1)
-    ]
+    world_sizes: Sizes
     repeats: PositiveInt = 1
     device: Device = "auto"
     missing_devices: Literal["error", "drop"] = "error"

@@ -1,4 +1,4 @@
-"""`world_sizes: auto` and `all`, workloads for one device, batches sized by a trial, data that is not here."""
+"""`world_sizes: auto` and `all`, workloads for one device, batches sized by a trial, missing data."""
 
 import pytest
 
