@@ -51,7 +51,7 @@ Number = Annotated[float, BeforeValidator(_no_boolean), Field(allow_inf_nan=Fals
 
 
 DEFAULT_BATCH = {"cuda": 8192, "cpu": 128}
-"""Of `global_batch: auto` until `scaling run` has tried some (`scaling.study.trial`): `scaling plan` has it."""
+"""Of `global_batch: auto` where no trial was made (`scaling.study.trial`), as for `scaling plan`."""
 
 SIZE_WORDS = ("auto", "all")
 """In place of world sizes: 1, 2, 4, ... and all GPUs of the machine or the allocation; these all alone."""

@@ -82,7 +82,10 @@ def test_every_script_that_users_edit_is_one_of_these():
         (["mnist", "--style", "mpirun"], "no style 'mpirun'; allowed: torchrun, srun"),
         (["mnist", "--time", "2"], "time 2 is used up at once: the job begins to end 120 s before its limit"),
         (["mnist", "--time", "soon"], "time 'soon' is not of Slurm's form; write HH:MM:SS"),
-        (["mnist", "world_sizes=[1,2,4]", "--nodes", "1", "--gpus-per-node", "2"], "world size 4 needs 2 nodes of 2 workers"),
+        (
+            ["mnist", "world_sizes=[1,2,4]", "--nodes", "1", "--gpus-per-node", "2"],
+            "world size 4 needs 2 nodes of 2 workers",
+        ),
         (["mnist", "world_sizes=[3]", "--gpus-per-node", "2"], "3 workers do not spread evenly over 2"),
         (["mnist", "device=cuda", "--gpus-per-node", "0"], "has device: cuda; give --gpus-per-node"),
         (["mnist", "--partition", "two words"], "partition 'two words' must be one word"),
