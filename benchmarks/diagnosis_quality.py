@@ -30,6 +30,8 @@ from scaling.store import ResultsFolder
 PLACE = Path(__file__).parent
 HEALTHY = 12
 NOT_AVOIDABLE = ("computation", "update")
+NOT_PLANTED = "busy_host"
+"""What other processes on the machine do is found, and is no plant: it is left out of the judgement."""
 
 
 @dataclass(frozen=True)
@@ -209,7 +211,8 @@ def judged(folder: Path, cells: Sequence[Planted]) -> pd.DataFrame:
             and all(cell["model_parameters"].get(key) == value for key, value in planted.parameters.items())
         ]
         limits = [one for one in findings[cell_id] if one["is_limit"]]
-        first = limits[0] if limits else None
+        disturbed = [one for one in limits if one["rule"] == NOT_PLANTED]
+        first = next((one for one in limits if one not in disturbed), None)
         rows.append(
             {
                 "plant": planted.parameters["plant"],
@@ -218,6 +221,7 @@ def judged(folder: Path, cells: Sequence[Planted]) -> pd.DataFrame:
                 "said_first": first["rule"] if first else "",
                 "sentence": first["sentence"] if first else "",
                 "is_right": _is_right(planted, first),
+                "disturbed_ratio": disturbed[0]["share"] if disturbed else 0.0,
             }
         )
     return pd.DataFrame(rows)
@@ -268,8 +272,9 @@ def main() -> None:
     healthy = table.plant == "healthy"
     print(f"{table[~healthy].is_right.sum()} of {(~healthy).sum()} causes named first")
     print(f"{(~table[healthy].is_right).sum()} of {healthy.sum()} healthy cells with a cause")
-    if disturbed := int((table.said_first == "busy_host").sum()):
-        print(f"other processes disturbed {disturbed} cells: run it again on a quiet host")
+    if disturbed := int((table.disturbed_ratio > 0).sum()):
+        share = table.disturbed_ratio.max()
+        print(f"other processes took the cores in {disturbed} cells, for up to {share:.0%} of the time")
 
 
 if __name__ == "__main__":
