@@ -40,6 +40,7 @@ app = typer.Typer(
     epilog="Example: scaling run quickstart",
     no_args_is_help=True,
     add_completion=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
 

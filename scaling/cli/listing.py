@@ -143,17 +143,26 @@ def _comment(text: str) -> str:
 
 def list_(
     kind: Annotated[
-        str,
+        str | None,
         typer.Argument(
-            metavar="KIND", help="studies, experiments, aggregators, models, datasets or topologies."
+            metavar="KIND",
+            help="studies, experiments, aggregators, models, datasets or topologies; without it these words.",
         ),
-    ],
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """List what is known by name."""
+    if kind is None:
+        kinds = [{"name": name, "description": _first_line(made.__doc__)} for name, made in LISTS.items()]
+        _show(kinds, as_json=as_json)
+        return
     if kind not in LISTS:
         raise StudyError(f"cannot list {kind!r}; allowed: {', '.join(LISTS)}")
-    entries = LISTS[kind]()
+    _show(LISTS[kind](), as_json=as_json)
+
+
+def _show(entries: list[dict[str, Any]], *, as_json: bool) -> None:
+    """Prints names with descriptions, or all of them as JSON."""
     if as_json:
         typer.echo(json.dumps(entries, indent=1))
         return

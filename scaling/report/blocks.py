@@ -13,7 +13,7 @@ from scaling.analysis.groups import Group
 from scaling.report.figures.base import SavedFigure
 from scaling.report.sections import Section, arrange
 from scaling.report.tables import Column, Table, table_of
-from scaling.report.verdict_text import short_names
+from scaling.report.verdict_text import short_names, title_parts
 
 ANSWER = "answer"
 """The section of figures and tables that stand open."""
@@ -74,7 +74,7 @@ def blocks_of(
     titles = short_names([group.title for group in ordered])
     members: dict[str, list[tuple[Group, str]]] = {}
     for group, title in zip(ordered, titles, strict=True):
-        members.setdefault(title.partition(", ")[0], []).append((group, title))
+        members.setdefault(title_parts(title)[0], []).append((group, title))
     blocks = []
     for name, own in members.items():
         variants = [_variant(group, title, figures, tables, named) for group, title in own]
@@ -105,7 +105,7 @@ def _variant(
     own_figures = [one for one in figures if one.group == group.key]
     own_tables = [one for one in tables if one.group == group.key]
     kind = TRAINING if group.kind == "convergence" else ""
-    _, _, differs = title.partition(", ")
+    differs = ", ".join(title_parts(title)[1:])
     answer = answer_table(group, named)
     return Variant(
         f"{kind}{differs or title}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -9,6 +10,8 @@ from scaling.analysis.findings import Finding
 from scaling.report.text import text_of
 
 MOST_LINES = 5
+
+_BETWEEN_PARTS = re.compile(r", (?![^(\[]*[)\]])")
 
 
 @dataclass(frozen=True)
@@ -40,9 +43,14 @@ def verdict_lines(verdicts: Sequence[Finding]) -> list[str]:
     return lines
 
 
+def title_parts(title: str) -> list[str]:
+    """The parts of a title between commas; those within brackets, of a label's parameters, separate nothing."""
+    return _BETWEEN_PARTS.split(title)
+
+
 def short_names(titles: Sequence[str]) -> list[str]:
     """Titles without the parts, after the first, that all of them share."""
-    parts = [title.split(", ") for title in titles]
+    parts = [title_parts(title) for title in titles]
     if len(parts) < 2:
         return [own[0] for own in parts]
     shared = set(parts[0]).intersection(*parts[1:])

@@ -86,3 +86,6 @@ def test_names_keep_what_distinguishes_them():
     titles = ["m on d, strong scaling, batch 8", "m on d, strong scaling, batch 16"]
     assert short_names(titles) == ["m on d, batch 8", "m on d, batch 16"]
     assert short_names(titles[:1]) == ["m on d"]
+    labels = ["m(a=[1, 2], b=3) on d(c=[4]), batch 8", "m(a=[1, 2], b=3) on d(c=[4]), batch 16"]
+    assert short_names(labels) == labels
+    assert short_names(labels[:1]) == ["m(a=[1, 2], b=3) on d(c=[4])"]

@@ -5,6 +5,9 @@ import subprocess
 import sys
 
 import pytest
+from typer.testing import CliRunner
+
+from scaling.cli import app
 
 STUDY = """
 name: small
@@ -164,3 +167,19 @@ def test_help_and_list_of_studies_do_not_import_torch():
             "assert not heavy, heavy\n"
         )
         subprocess.run([sys.executable, "-c", program, *arguments], check=True, capture_output=True)
+
+
+@pytest.mark.parametrize(
+    "words", [["-h"], ["run", "-h"], ["topology", "-h"], ["topology", "show", "-h"], ["list", "-h"]]
+)
+def test_short_help_works_everywhere(words):
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0
+    assert "Usage:" in done.stdout
+
+
+def test_list_alone_says_what_can_be_listed():
+    done = CliRunner().invoke(app, ["list"])
+    assert done.exit_code == 0
+    for kind in ("studies", "aggregators", "models", "datasets", "topologies", "experiments"):
+        assert kind in done.stdout
