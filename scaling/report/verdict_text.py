@@ -44,7 +44,7 @@ def verdict_lines(verdicts: Sequence[Finding]) -> list[str]:
 
 
 def title_parts(title: str) -> list[str]:
-    """The parts of a title between commas; those within brackets, of a label's parameters, separate nothing."""
+    """The parts of a title between commas; commas within brackets belong to a label."""
     return _BETWEEN_PARTS.split(title)
 
 
