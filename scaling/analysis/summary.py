@@ -85,6 +85,8 @@ def cell_row(study: str, cell: CellResult) -> Row:
         state=cell.state,
         repeats=len(cell.done),
         wire_bytes_per_rank=_largest(record.summary.get("wire_bytes_per_rank") for record in cell.done),
+        optimizer_state_bytes=_largest(record.summary.get("optimizer_state_bytes") for record in cell.done),
+        model_flops=_only(record.summary.get("model_flops") for record in cell.done),
         reason=_joined(record.reason for record in cell.records if record.state == "failed"),
         notes=_joined([*(note for record in cell.records for note in record.notes), *_divergence(cell)]),
         memory_peak_bytes=memory_peak_bytes(cell),
@@ -92,6 +94,9 @@ def cell_row(study: str, cell: CellResult) -> Row:
     )
     if cell.launches:
         row.update(_iteration_values(cell))
+        if row["model_flops"] and row["iteration_s"]:
+            per_worker = row["model_flops"] / cell.cell["world_size"]
+            row["flops_per_s_per_worker"] = per_worker / row["iteration_s"]
     if cell.trainings:
         row.update(convergence_values(cell))
     return row

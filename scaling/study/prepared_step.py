@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import cast
 
 from torch import Tensor
@@ -17,6 +18,7 @@ from scaling.training.activations import with_checkpointing
 from scaling.training.batch_norm import synchronized
 from scaling.training.captured import CapturedStep
 from scaling.training.compute import AUTOCAST, Compute
+from scaling.training.flops import model_flops
 from scaling.training.gradients import WIRES, ClippedGradient, GradientSettings
 from scaling.training.layered import LayeredStep
 from scaling.training.memory_format import with_channels_last
@@ -88,8 +90,19 @@ class PreparedStep:
             memory_peak_bytes=self._context.memory_peak_bytes(),
             seconds=self._context.seconds,
             tensor_shapes=shapes_by_dtype_text(self.step.replica.layouts),
+            model_flops=self._model_flops(),
+            optimizer_state_bytes=self.step.optimizer_state_bytes,
             checks=self.check.findings.as_dict(),
         )
+
+    def _model_flops(self) -> int | None:
+        """Of rank 0, whose batch is as large as the others'."""
+        cell, train = self._cell, self.splits.train
+        if self._context.group.rank:
+            return None
+        module = copy.deepcopy(self._context.loaded.module(cell)).to("meta")
+        batch = (values[: cell.local_batch] for values in (train.inputs, train.targets))
+        return model_flops(module, self.step.replica.loss, *batch)
 
 
 def build_step(cell: Cell, context: RunContext) -> Step:

@@ -32,6 +32,8 @@ class RankSummary:
         host: see `scaling.measure.host`.
         hosts_before: where a training was before it was cut off, without the host of the run.
         tensor_shapes: of the trainable parameters (`scaling.bucket.shapes_by_dtype_text`), for predictions.
+        model_flops: of a step on this rank (`scaling.training.flops`); None where they cannot be counted.
+        optimizer_state_bytes: what the optimizer keeps on this rank, on its device or in host memory.
         checks: what the checks of its exchanges found (`scaling.training.step_check`).
     """
 
@@ -53,6 +55,8 @@ class RankSummary:
     host: dict[str, Any] | None = None
     hosts_before: list[str] = field(default_factory=list)
     tensor_shapes: str = ""
+    model_flops: int | None = None
+    optimizer_state_bytes: int | None = None
     checks: dict[str, Any] = field(default_factory=dict)
 
 

@@ -102,6 +102,8 @@ class TrainingKind(Kind[TrainingPartT, "Cell"]):
             "wire_bytes_per_rank": [rank.bytes_sent for rank in ranks],
             "messages_per_rank": [rank.messages_sent for rank in ranks],
             "checksums": ranks[0].checksums,
+            "model_flops": ranks[0].model_flops and ranks[0].model_flops * len(ranks),
+            "optimizer_state_bytes": [rank.optimizer_state_bytes for rank in ranks],
             DATA_IN_HOST_MEMORY: [rank.data_in_host_memory for rank in ranks],
             **super().summary(ranks),
             "checks": ranks[0].checks,
