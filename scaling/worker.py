@@ -9,6 +9,7 @@ and 130 when SIGTERM or SIGUSR1 stopped it: the run that was cut off is planned 
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import platform
 import sys
@@ -55,6 +56,7 @@ EXIT_GIVEN_UP = 75  # EX_TEMPFAIL of sysexits.h: try again
 def main(arguments: list[str] | None = None) -> int:
     """Runs this process's part of a study; returns the exit code."""
     options = _parse(arguments)
+    gc.freeze()  # what was imported is not searched after each cell
     try:
         info = RankInfo.from_env(os.environ)
         if info.table == "torchrun" and _led_by_scaling_run():

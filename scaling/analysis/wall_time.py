@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from scaling.analysis.findings import Finding
@@ -15,7 +15,8 @@ class WallTime:
 
     Attributes:
         num_launches: that wrote theirs down.
-        total_s: from the launchers' start to the end of the last cell.
+        total_s: of the commands that recorded theirs, and of launches from their start to the end of the last
+            cell.
         start_up_s: until the first cell: processes, imports, connections.
         setup_s: of cells: data, replicas, captures.
         warmup_s: iterations that are discarded.
@@ -28,11 +29,13 @@ class WallTime:
     setup_s: float
     warmup_s: float
     measuring_s: float
+    outside_s: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def other_s(self) -> float:
-        """What is left: writing, agreeing, convergence runs, failed cells."""
+        """What is left: writing, agreeing, failed cells."""
         known_s = self.start_up_s + self.setup_s + self.warmup_s + self.measuring_s
+        known_s += sum(self.outside_s.values())
         return max(0.0, self.total_s - known_s)
 
     def parts_s(self) -> dict[str, float]:
@@ -42,6 +45,7 @@ class WallTime:
             "set-up": self.setup_s,
             "warm-up": self.warmup_s,
             "measuring": self.measuring_s,
+            **self.outside_s,
             "other": self.other_s,
         }
 
@@ -60,15 +64,29 @@ class WallTime:
             "setup_s": self.setup_s,
             "warmup_s": self.warmup_s,
             "measuring_s": self.measuring_s,
+            **{f"{name.replace(' ', '_')}_s": seconds for name, seconds in self.outside_s.items()},
             "other_s": self.other_s,
         }
 
 
-def wall_time(launches: Sequence[Mapping[str, Any]]) -> WallTime | None:
-    """The sum over launches.
+OUTSIDE = {
+    "command": "command_s",
+    "predictions": "predictions_s",
+    "between launches": "gaps_s",
+    "report": "report_s",
+}
+"""What a command does outside of launches, as people read it -> as it is recorded: its own start, with the
+study's reading; predictions before launches; the time between launches; the report."""
+
+
+def wall_time(
+    launches: Sequence[Mapping[str, Any]], commands: Sequence[Mapping[str, Any]] = ()
+) -> WallTime | None:
+    """The sum over launches, and over what commands did outside of them.
 
     Args:
         launches: what `ResultsFolder.launch_times` gave.
+        commands: the same of commands.
 
     Returns:
         None where no launch wrote down its time, as in old folders.
@@ -77,13 +95,15 @@ def wall_time(launches: Sequence[Mapping[str, Any]]) -> WallTime | None:
     total_s = _sum(launches, "total_s")
     if total_s <= 0:
         return None
+    outside_s = {name: _sum(commands, key) for name, key in OUTSIDE.items()} if commands else {}
     return WallTime(
         num_launches=len(launches),
-        total_s=total_s,
+        total_s=total_s + sum(outside_s.values()),
         start_up_s=_sum(launches, "start_up_s"),
         setup_s=_sum(cells, "setup_s"),
         warmup_s=_sum(cells, "warmup_s"),
-        measuring_s=_sum(cells, "unsplit_s") + _sum(cells, "split_s"),
+        measuring_s=_sum(cells, "unsplit_s") + _sum(cells, "split_s") + _sum(cells, "training_s"),
+        outside_s=outside_s,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -33,9 +34,11 @@ def report(
         typer.echo(json.dumps(made.as_dict(), indent=1) if as_json else made.page)
 
 
-def written_report(path: Path, *, png: bool = False) -> Report:
+def written_report(
+    path: Path, *, png: bool = False, before_page: Callable[[], None] = lambda: None
+) -> Report:
     """Makes the report of a results folder anew."""
     from scaling.report import write_report
     from scaling.store import ResultsFolder
 
-    return write_report(ResultsFolder(path).require(), png=png)
+    return write_report(ResultsFolder(path).require(), png=png, before_page=before_page)

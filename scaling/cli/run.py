@@ -66,6 +66,7 @@ def _run(
 ) -> None:
     from scaling.store import ResultsFolder
     from scaling.study.cells import resolve
+    from scaling.study.launch_times import CommandTimes
     from scaling.study.libraries import runnable
     from scaling.study.overrides import load_study
     from scaling.study.pre_launch_prediction import PreLaunchPrediction
@@ -94,17 +95,21 @@ def _run(
             note(line)
         if retry_failed:
             note(f"{reset_failed(folder, scope)} failed runs are tried again")
+        times = CommandTimes(folder)
         try:
             with progress_for(sys.stderr) as progress:
                 command = RunCommand(study, overrides, folder.path)
-                predict = PreLaunchPrediction(folder, progress.say)
+                predict = times.predicting(PreLaunchPrediction(folder, progress.say))
                 run_study(folder, can_run.study, command, progress, scope, predict, zygotes)
         except KeyboardInterrupt:
             note(f"stopped; the same command goes on from here, `scaling status {folder.path}` shows where")
             if world_size is None:
                 note(f"report of what is done: {written_report(folder.path).page}")
             raise typer.Exit(130) from None
-        made = written_report(folder.path) if world_size is None else None
+        finally:
+            times.reporting()
+            times.write()
+        made = written_report(folder.path, before_page=times.write) if world_size is None else None
     if made is None:
         note(f"world size {world_size} is over; `scaling report {folder.path}` when the others are")
     else:

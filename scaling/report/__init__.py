@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from scaling.analysis.status import status_table
@@ -14,7 +15,9 @@ if TYPE_CHECKING:
 __all__ = ["status_table", "summary_table", "write_report"]
 
 
-def write_report(folder: ResultsFolder, *, png: bool = False) -> Report:
+def write_report(
+    folder: ResultsFolder, *, png: bool = False, before_page: Callable[[], None] = lambda: None
+) -> Report:
     """Makes summary.csv, budget.csv, figures/ and report.html anew from the raw samples.
 
     Where there are transfer cells, also transfers.csv and the machine file probed.yaml.
@@ -22,6 +25,7 @@ def write_report(folder: ResultsFolder, *, png: bool = False) -> Report:
     Args:
         folder: a study's results, finished or not.
         png: figures as PNG too.
+        before_page: called when all but the page is written, for who records the time that it took.
 
     Returns:
         The path of report.html, the summary and the wall time.
@@ -34,4 +38,4 @@ def write_report(folder: ResultsFolder, *, png: bool = False) -> Report:
         write_all,
     )  # matplotlib takes a while: not for callers that want the status
 
-    return write_all(folder, png=png)
+    return write_all(folder, png=png, before_page=before_page)

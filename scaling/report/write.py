@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -105,11 +105,13 @@ class Report:
         }
 
 
-def write_all(folder: ResultsFolder, *, png: bool = False) -> Report:
+def write_all(
+    folder: ResultsFolder, *, png: bool = False, before_page: Callable[[], None] = lambda: None
+) -> Report:
     """See `scaling.report.write_report`."""
     folder.require()
     cells = read_cells(folder)
-    experiments, times = read_devices(folder), wall_time(folder.launch_times())
+    experiments = read_devices(folder)
     table = with_devices(build_table(study_name(folder), cells), experiments)
     folder.write_text("summary.csv", table_csv(with_texts(table)))
     folder.write_text("budget.csv", table_csv(step_table(cells), digits=STEP_DIGITS))
@@ -146,6 +148,8 @@ def write_all(folder: ResultsFolder, *, png: bool = False) -> Report:
         remarks=[*remarks, *(("more", failure) for failure in failures)],
         verdicts=answers,
     )
+    before_page()
+    times = wall_time(folder.launch_times(), folder.launch_times("command-"))
     content = content_of(folder.study(), environment, table, figures, times, extras, folder.path.name)
     page = folder.write_text("report.html", render_page(content))
     return Report(page, table, transfers, times, content, experiments)

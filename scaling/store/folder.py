@@ -312,7 +312,7 @@ class ResultsFolder:
 
         Args:
             times: world_size, repeat, settings, start_up_s, total_s, and cells: a list of cell_id, setup_s,
-                warmup_s, unsplit_s, split_s, other_s.
+                warmup_s, unsplit_s, split_s, training_s, other_s.
             number: that of the launch's log; None: the next one that is free.
         """
         if number is None:
@@ -352,14 +352,16 @@ class ResultsFolder:
         files = sorted(self.path.glob("sheets/*.json"))
         return {path.stem: self._read_mapping(f"sheets/{path.name}", json.loads) for path in files}
 
-    def launch_times(self) -> list[dict[str, Any]]:
-        """What `write_launch_times` wrote of every launch, by number.
+    def launch_times(self, prefix: str = "") -> list[dict[str, Any]]:
+        """What `write_launch_times` wrote of every launch, by number; with "command-" what commands wrote.
 
         Raises:
             StoreError: a file is damaged.
         """
-        files = [path for path in self.path.glob("launches/*.json") if path.stem.isdecimal()]
-        files.sort(key=lambda path: int(path.stem))
+        numbered = {
+            path.stem.removeprefix(prefix): path for path in self.path.glob(f"launches/{prefix}*.json")
+        }
+        files = [numbered[number] for number in sorted(filter(str.isdecimal, numbered), key=int)]
         return [self._read_mapping(f"launches/{path.name}", json.loads) for path in files]
 
     @contextmanager

@@ -1,10 +1,11 @@
-"""How a launch's wall time divides: start-up, and of each cell set-up, warm-up and measuring."""
+"""How wall time divides: of a launch start-up, and of each cell its parts; of a command what is outside."""
 
 from __future__ import annotations
 
+import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from scaling.study.launches import Launch
 STARTED_VARIABLE = "SCALING_LAUNCH_STARTED_AT"
 """Set by what starts the launcher: seconds since the epoch."""
 
-PARTS = ("setup", "warmup", "unsplit", "split")
+PARTS = ("setup", "warmup", "unsplit", "split", "training")
 
 
 class LaunchTimes:
@@ -56,6 +57,52 @@ class LaunchTimes:
         self._last = now
         path = self._folder.write_launch_times({**self._times, "total_s": now - self._started}, self._number)
         self._number = int(path.stem)
+
+
+class CommandTimes:
+    """Where the wall time of one `scaling run` went outside of its launches, from the start of its process.
+
+    Args:
+        folder: of the study, which is prepared.
+    """
+
+    def __init__(self, folder: ResultsFolder) -> None:
+        self._folder = folder
+        self._started = _process_started()
+        self._number = len(folder.launch_times("command-")) + 1
+        self._before_s = _launched_s(folder)
+        self._parts = {"command_s": time.time() - self._started, "predictions_s": 0.0, "report_s": 0.0}
+        self._report_began: float | None = None
+
+    def predicting(self, predict: Callable[[Launch], None]) -> Callable[[Launch], None]:
+        """The same function; its time is counted."""
+
+        def counted(launch: Launch) -> None:
+            began = time.time()
+            try:
+                predict(launch)
+            finally:
+                self._parts["predictions_s"] += time.time() - began
+
+        return counted
+
+    def reporting(self) -> None:
+        """The launches are over, and the report begins."""
+        self._report_began = time.time()
+        known_s = sum(self._parts.values()) + _launched_s(self._folder) - self._before_s
+        gaps_s = max(0.0, self._report_began - self._started - known_s)
+        self._parts["gaps_s"] = gaps_s
+
+    def write(self) -> None:
+        """Writes launches/command-<number>.json, with the report's time as far as it has come."""
+        if self._report_began is not None:
+            self._parts["report_s"] = time.time() - self._report_began
+        text = json.dumps(self._parts, indent=1) + "\n"
+        self._folder.write_text(f"launches/command-{self._number:03d}.json", text)
+
+
+def _launched_s(folder: ResultsFolder) -> float:
+    return sum(float(launch.get("total_s") or 0.0) for launch in folder.launch_times())
 
 
 def _process_started() -> float:

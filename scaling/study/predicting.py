@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from scaling.aggregators.base import Aggregator
 from scaling.aggregators.registry import create as create_aggregator
@@ -140,9 +141,29 @@ def _layouts(
 ) -> dict[str, BucketLayout]:
     network = create_model(model, json.loads(model_parameters))
     shape = resolve_shape(network, create_dataset(dataset, json.loads(dataset_parameters)))
-    with own_errors(f"model {model!r}"), torch.device("meta"):
+    with own_errors(f"model {model!r}"), torch.device("meta"), _NothingDrawn():
         module = build_module(network, shape)
     return Replica(module).layouts
+
+
+class _NothingDrawn(TorchFunctionMode):
+    """Leaves tensors without memory as they are; to draw their values, torch first imports its compiler."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        given = kwargs or {}
+        tensor = args[0] if args else given.get("tensor")
+        if isinstance(tensor, torch.Tensor) and tensor.is_meta and _draws(func):
+            return tensor
+        return func(*args, **given)
+
+
+def _draws(function: Any) -> bool:
+    return (
+        getattr(function, "__name__", "") in ("normal_", "uniform_")
+        or getattr(function, "__module__", "") == "torch.nn.init"
+    )
 
 
 def cells_on(

@@ -40,7 +40,7 @@ class RunContext:
         write: takes this rank's samples, in order.
         saved: where a training's checkpoints are; None: it has none.
         loaded: data sets and initial models, kept from cell to cell.
-        seconds: part of the run (`setup`, `warmup`, `unsplit`, `split`) -> wall time, as far as it came.
+        seconds: part of the run (`scaling.study.launch_times.PARTS`) -> wall time, as far as it came.
         heartbeat: is told of phases and steps, so that a rank that stands still is found.
     """
 

@@ -45,6 +45,21 @@ def test_line_tells_shares_and_number_of_launches():
     )
 
 
+def test_what_a_command_did_outside_of_launches_is_accounted_for():
+    outside = {"command_s": 4.0, "predictions_s": 1.0, "gaps_s": 2.0, "report_s": 8.0}
+    times = wall_time([launch()], [outside, {"report_s": 2.0}])
+    assert times.total_s == 105.0 + 17.0 == sum(times.parts_s().values())
+    assert text_of(times.finding) == (
+        "wall time 2:02 in 1 launch: start-up 12%, set-up 16%, warm-up 8%, measuring 49%, command 3%, "
+        "predictions 1%, between launches 2%, report 8%, other 0%"
+    )
+
+
+def test_a_training_measures():
+    trained = {"cell_id": "a", "setup_s": 10.0, "training_s": 70.0, "other_s": 0.0}
+    assert wall_time([launch(cells=[trained], total_s=95.0)]).measuring_s == 70.0
+
+
 @pytest.mark.parametrize("launches", [[], [{"world_size": 2}], [launch(total_s=None)]])
 def test_launches_that_wrote_no_time_have_none(launches):
     assert wall_time(launches) is None

@@ -9,7 +9,7 @@ import pytest
 
 from scaling.store import ResultsFolder
 from scaling.study import launch_times
-from scaling.study.launch_times import STARTED_VARIABLE, LaunchTimes
+from scaling.study.launch_times import STARTED_VARIABLE, CommandTimes, LaunchTimes
 from scaling.study.launches import Launch, Settings
 
 LAUNCH = Launch(Settings(world_size=2, device="cpu", threads=1, peer_access=None), repeat=1, cells=[])
@@ -90,6 +90,7 @@ def test_parts_sum_to_the_total(clock, folder):
         "warmup_s": 2.0,
         "unsplit_s": 3.0,
         "split_s": 0.5,
+        "training_s": 0.0,
         "other_s": 1.5,
     }
     assert [cell["other_s"] for cell in written["cells"]] == [1.5, 4.0, 8.0]
@@ -100,4 +101,24 @@ def test_parts_sum_to_the_total(clock, folder):
 def test_every_launch_has_a_file_of_its_own(clock, folder):
     for _ in range(2):
         LaunchTimes(folder, LAUNCH, STARTED).add("cell", {})
+    assert len(folder.launch_times()) == 2
+
+
+def test_command_counts_what_is_outside_of_its_launches(clock, folder, monkeypatch):
+    monkeypatch.setattr(launch_times, "_process_started", lambda: 1000.0)
+    folder.write_launch_times({"total_s": 500.0})  # of an earlier command
+    times = CommandTimes(folder)
+
+    def takes_2_s(launch):
+        clock.now_s += 2
+
+    times.predicting(takes_2_s)(LAUNCH)
+    clock.now_s += 34
+    folder.write_launch_times({"total_s": 30.0})
+    times.reporting()
+    times.write()
+    clock.now_s += 5
+    times.write()
+    (written,) = folder.launch_times("command-")
+    assert written == {"command_s": 7.5, "predictions_s": 2.0, "gaps_s": 4.0, "report_s": 5.0}
     assert len(folder.launch_times()) == 2

@@ -49,7 +49,9 @@ def converge(cell: Cell, context: RunContext) -> RankSummary:
     _throw_away_step(cell, prepared.splits.train, context)
     prepared.check_first_steps()
     begun = _last_common(context.saved, context.group) if context.saved else None
+    context.seconds["setup"] = context.elapsed_s()
     rows, before = _train(cell, prepared, context, begun)
+    context.seconds["training"] = context.elapsed_s() - context.seconds["setup"]
     notes = [_went_on(begun.progress.epoch, before)] if begun else []
     if cell.batch_norm == "sync" and not has_batch_norm(prepared.step.replica.module):
         notes.append("batch_norm: sync changes nothing: the model has no batch normalisation")
