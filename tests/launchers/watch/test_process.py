@@ -11,6 +11,8 @@ import pytest
 
 from launchers.watch.start import end_watcher, start_watcher
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).parents[3]
 LIMIT_S = 120
 HOST = platform.node()
