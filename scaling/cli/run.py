@@ -10,14 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from launchers.local import LocalLauncher
-from launchers.zygote import Zygotes
 from scaling.cli.options import Out, Overrides, StudyArgument, note
 from scaling.cli.report import written_report
-from scaling.study.worker_modules import IMPORTED_BEFORE_FORKS
 from topologies.texts import folded
 
 if TYPE_CHECKING:
+    from launchers.zygote import Zygotes
     from scaling.report.write import Report
     from scaling.store import RunRecord
 
@@ -48,6 +46,10 @@ def run(
     world_size: _WorldSize = None,
 ) -> None:
     """Run a study, or go on with one: finished cells are skipped. Ends with the report."""
+    from launchers.local import LocalLauncher
+    from launchers.zygote import Zygotes
+    from scaling.study.worker_modules import IMPORTED_BEFORE_FORKS
+
     with closing(Zygotes(IMPORTED_BEFORE_FORKS)) as zygotes:
         if launcher == "local" and LocalLauncher.forks_workers:
             zygotes.begin()  # imports while the study is read
