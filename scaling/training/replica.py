@@ -70,7 +70,7 @@ class Replica:
     ) -> Tensor:
         """The loss, a scalar with its graph; of `module`, where the replica's is wrapped in one."""
         with self.compute.casting(inputs.device.type):
-            return self.loss((module or self.module)(inputs), targets)
+            return self.loss((self.module if module is None else module)(inputs), targets)
 
     def backward(self, loss: Tensor, *, adding: bool = False) -> None:
         """Gives every parameter the gradient of `loss`, in place of what was there, or adding to it."""
