@@ -30,7 +30,7 @@ def exposed_communication(view: View) -> Values | None:
 def _is_a_symptom(view: View, share: float) -> bool:
     """Whether what was found before makes the exchange take so long: its threads have no core either."""
     busy = view.fired.get("busy_host", {}).get("share", 0.0)
-    return bool(view.fired.keys() & {"oversubscribed", "tiny_buckets"}) or share < 2 * busy
+    return bool(view.fired.keys() & {"oversubscribed", "tiny_buckets"}) or share < busy
 
 
 def _less(view: View) -> Values:
