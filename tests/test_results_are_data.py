@@ -17,20 +17,12 @@ import yaml
 from scaling.bucket import BucketLayout
 from scaling.errors import StoreError
 from scaling.report.exports import FORMATS
-from scaling.store import ResultsFolder, RunRecord
+from scaling.store import ResultsFolder
 from scaling.study import predicting
 from scaling.study.cells import Machine, resolve
 from scaling.study.overrides import load_study
 from tests.made_studies import StudyFolder
-
-REFERENCE = Path(__file__).parents[1] / "results" / "reference"
-TAKEN = {
-    "libraries-2xh200": ("iteration", 6),
-    "transfer-2xh200": ("transfer", 1),
-    "device-surface-regression-cpu": ("device", 3),
-    "converge-fcn-2xh200": ("convergence", 2),
-}
-"""Committed folder -> kind of its cells, and how many of them are taken."""
+from tests.received_folder import received_folder
 
 OF_THE_FORM = {
     *(
@@ -59,13 +51,6 @@ OF_THE_FORM = {
 }
 """Keys that have one of a few words: with another one a verb refuses before it comes to the rest."""
 
-SHEET = {
-    **{"world_size": 4, "num_steps": 50, "trained_on": "digits", "measured_on": "a CPU"},
-    **{"first_error_ratio": 0.5, "sum_error_ratio": 0.01, "replicas_agree": True, "replicas_off_by": 0.0},
-    **{"metered_bytes": 1000, "exact_bytes": 32_000, "encode_bytes_per_s": 2e9, "decode_bytes_per_s": None},
-    "break_even_bytes_per_s": 0.25e9,
-}
-
 KINDS = {"model": "model", "dataset": "data set", "aggregator": "aggregator"}
 
 STUDY = """
@@ -85,36 +70,7 @@ max_seconds: 5
 @pytest.fixture(scope="module")
 def committed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A few cells of each kind, of committed results."""
-    made = ResultsFolder(tmp_path_factory.mktemp("committed") / "received")
-    first = ResultsFolder(REFERENCE / next(iter(TAKEN)))
-    made.write_study(first.study())
-    made.write_environment(first.environment())
-    made.write_topology(yaml.safe_load(first.topology_text() or ""))
-    made.write_launch_times(first.launch_times()[0])
-    for name, (kind, count) in TAKEN.items():
-        source = ResultsFolder(REFERENCE / name)
-        records = [one for one in source.runs() if one.cell["kind"] == kind and one.state == "done"]
-        for record in sorted(records, key=lambda one: (one.cell["world_size"], one.repeat))[:count]:
-            made.write_run(record)
-            for rank, rows in enumerate(source.samples(record.cell_id, record.repeat)):
-                made.sample_writer(record.cell_id, record.repeat, rank)(rows[:60])
-    taken = [record for record in made.runs() if record.cell["kind"] == "iteration"]
-    interval = {"iteration_s": 0.01, "iteration_s_low": 0.008, "iteration_s_high": 0.012}
-    more = {
-        "compute_s": 0.005,
-        "exposed_comm_s": 0.005,
-        "notes": ["compute"],
-        "transport": "sends",
-        "topology": "x",
-    }
-    names = {"model": "mlp", "aggregator": "ring", "step": "eager", "world_size": 2}
-    made.write_predictions([{"cell_id": record.cell_id, **names, **interval, **more} for record in taken])
-    made.write_sheet("sign", SHEET)
-    failed = RunRecord("0123456789ab", 0, dict(taken[0].cell))
-    made.write_run(failed)
-    made.start_run(failed, {"launcher": "local", "host": "here"})
-    made.fail_run(failed, "out of memory")
-    return made.path
+    return received_folder(tmp_path_factory.mktemp("committed") / "received").path
 
 
 @pytest.fixture
@@ -285,7 +241,7 @@ class TestPlaces:
     def test_id_of_a_run_that_is_a_path_is_refused(self, folder, cell_id):
         path = next(folder.path.glob("runs/*/0/run.json"))
         path.write_text(json.dumps({**json.loads(path.read_text()), "cell_id": cell_id}))
-        with pytest.raises(StoreError, match=r"run\.json is damaged \(cell_id"):
+        with pytest.raises(StoreError, match=r"run\.json is damaged: cell_id"):
             folder.runs()
 
     def test_record_of_another_run_is_refused(self, folder):

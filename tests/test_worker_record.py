@@ -97,6 +97,6 @@ def test_a_failure_is_recorded_with_its_kind(tmp_path, monkeypatch, error, repor
     stream = SimpleNamespace(query=Mock(side_effect=reported))
     monkeypatch.setattr(torch.cuda, "default_stream", lambda device: stream)
     folder = ResultsFolder(tmp_path)
-    record = RunRecord("a" * 12, 0, {"kind": "iteration"})
+    record = RunRecord("a" * 12, 0, {"kind": "own", "device": "cpu", "world_size": 1})
     folder.fail_run(record, str(error), _failure_kind(error, torch.device(device)))
     assert folder.run("a" * 12, 0).summary == {"failure_kind": kind}

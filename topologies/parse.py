@@ -3,29 +3,19 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
-import yaml
 from pydantic import BaseModel, ValidationError
 
+from topologies.documents import DocumentError, from_yaml, line_of
 from topologies.errors import TopologyError
 from topologies.file_format import NESTED, DerivedFile, MachineFile
 
 AnyFile = TypeVar("AnyFile", bound=BaseModel)
 
-
-class _Loader(yaml.SafeLoader):
-    """Refuses a key that stands twice in a mapping; YAML would silently keep the last."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        for at, key in enumerate(keys):
-            if key in keys[:at]:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"key {key!r} stands twice", node.value[at][0].start_mark
-                )
-        return super().construct_mapping(node, deep)
+MOST_PROBLEMS = 10
+"""That a message names."""
 
 
 def parse(text: str, source: str) -> MachineFile | DerivedFile:
@@ -39,12 +29,14 @@ def parse(text: str, source: str) -> MachineFile | DerivedFile:
         TopologyError: naming every key that is wrong.
     """
     try:
-        raw = yaml.load(text, _Loader)  # noqa: S506 (a SafeLoader)
-    except yaml.YAMLError as error:
-        raise TopologyError(f"{source}: no valid YAML: {error}") from error
+        raw = from_yaml(text)
+    except DocumentError as error:
+        raise TopologyError(f"{source}: {error}") from None
     if not isinstance(raw, Mapping):
         raise TopologyError(f"{source}: a machine file is a mapping of keys, as in `name: my-machine`")
-    return _validated(DerivedFile, raw, source) if "machine" in raw else machine_file(raw, source)
+    if "machine" in raw:
+        return _validated(DerivedFile, raw, source, text)
+    return _validated(MachineFile, raw, source, text)
 
 
 def machine_file(raw: Mapping[str, Any], source: str) -> MachineFile:
@@ -56,11 +48,15 @@ def machine_file(raw: Mapping[str, Any], source: str) -> MachineFile:
     return _validated(MachineFile, raw, source)
 
 
-def _validated(cls: type[AnyFile], raw: Mapping[str, Any], source: str) -> AnyFile:
+def _validated(cls: type[AnyFile], raw: Mapping[str, Any], source: str, text: str = "") -> AnyFile:
     try:
         return cls.model_validate(raw)
     except ValidationError as error:
-        lines = dict.fromkeys(f"{source}: {_explain(dict(problem), cls)}" for problem in error.errors())
+        problems: list[dict[str, Any]] = [dict(one) for one in error.errors(include_url=False)]
+        found = dict.fromkeys((line_of(text, list(one["loc"])), _explain(one, cls)) for one in problems)
+        lines = [f"{source}: {what}{'' if line is None else f' (line {line})'}" for line, what in found]
+        if len(lines) > MOST_PROBLEMS:
+            lines[MOST_PROBLEMS:] = [f"{source}: {len(lines) - MOST_PROBLEMS} more are wrong"]
         raise TopologyError("\n".join(lines)) from None
 
 

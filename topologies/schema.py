@@ -13,6 +13,7 @@ from importlib import resources
 from pathlib import Path
 
 from topologies.build import build, check, check_ids, derived
+from topologies.documents import MAX_YAML_BYTES, DocumentError, read_text
 from topologies.errors import TopologyError
 from topologies.file_format import DerivedFile, MachineFile
 from topologies.model import Device, Link, Machine, Network, Topology
@@ -112,10 +113,13 @@ def _read(
     name: str, folder: Path | None, above: tuple[str, ...]
 ) -> tuple[MachineFile | DerivedFile, list[MachineFile | DerivedFile]]:
     """A file, and the files that it is made from: the machine that it names, the one that that names, ..."""
-    text, path = _text(name, folder)
+    try:
+        text, path = _text(name, folder)
+    except TopologyError as error:
+        raise (TopologyError(f"{above[-1]}: key 'machine': {error}") if above else error) from None
     if path in above:
         raise TopologyError(f"{name}: key 'machine' leads back to this file; name a machine in full")
-    file = parse(text, name)
+    file = parse(text, name if path == name else os.fspath(folder / name) if folder else name)
     if isinstance(file, MachineFile):
         return file, []
     # A shipped machine names shipped ones only, whatever files lie where the program was started.
@@ -126,10 +130,16 @@ def _read(
     return file, [base, *chain]
 
 
+def _beside(source: str, machine: str) -> str:
+    """The file that another one names by a path from its own folder; a shipped machine's name."""
+    path = Path(source).parent / machine
+    return os.fspath(path) if path.is_file() else machine
+
+
 def _whole(file: DerivedFile, chain: Sequence[MachineFile | DerivedFile], source: str) -> MachineFile:
     base, *further = chain
     full = base if isinstance(base, MachineFile) else _whole(base, further, file.machine)
-    check_ids(full, file.machine)  # an error in it is reported as its own
+    check_ids(full, _beside(source, file.machine))  # an error in it is reported as its own
     return derived(full, file, source)
 
 
@@ -138,10 +148,11 @@ def _text(name: str, folder: Path | None) -> tuple[str, str]:
     path = None if folder is None else folder / name
     if path is not None and (path.suffix in (".yaml", ".yml") or os.path.isfile(path)):
         try:
-            return path.read_text(encoding="utf-8"), os.path.abspath(path)
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is no text"
-            raise TopologyError(f"machine file {path}: cannot be read: {reason}") from error
+            return read_text(path, MAX_YAML_BYTES), os.path.abspath(path)
+        except FileNotFoundError:
+            raise TopologyError(f"machine file {path}: cannot be read: No such file or directory") from None
+        except DocumentError as error:
+            raise TopologyError(f"machine file {path}: {error}") from None
     machines = shipped()
     if name not in machines:
         raise TopologyError(f"{unknown('machine', name, machines)}; or give a YAML file")

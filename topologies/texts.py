@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+import unicodedata
 from collections.abc import Sequence
 
 WIDTH = 80
@@ -70,3 +71,22 @@ def _follows(name: str, other: str) -> bool:
     stem, other_stem = name.rstrip("0123456789"), other.rstrip("0123456789")
     number, other_number = name[len(stem) :], other[len(other_stem) :]
     return stem == other_stem and number != "" != other_number and int(number) + 1 == int(other_number)
+
+
+_BIDIRECTIONAL = frozenset("\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+
+
+def is_clean(text: str) -> bool:
+    """Whether a text can be shown: it has no control characters but ends of lines and tabs."""
+    return text.isprintable() or not any(map(_is_control, text))
+
+
+def _is_control(one: str) -> bool:
+    return (unicodedata.category(one) in ("Cc", "Cs") and one not in "\n\t") or one in _BIDIRECTIONAL
+
+
+def clean(text: str) -> str:
+    """The text with each control character as an escape, as `\\x1b`: for terminals and records."""
+    if is_clean(text):
+        return text
+    return "".join(one.encode("unicode_escape").decode("ascii") if _is_control(one) else one for one in text)

@@ -36,6 +36,7 @@ class Progress:
         counts: state -> runs; besides the records' states `killed`, where there are any.
         running: what runs now, and for how many seconds.
         killed: what was killed on this host while it ran, and the seconds since it began.
+        without_record: runs that have samples, but no record.
         runs_per_hour: ended runs over the wall time of this go; None before the first has ended.
         left_s: estimated seconds to the end; 0 when it is over, None before the first has ended.
         idle_s: seconds since the last run ended, where something is left and nothing runs; else None.
@@ -49,6 +50,7 @@ class Progress:
     idle_s: float | None
     last_error: tuple[str, str] | None
     killed: list[tuple[str, float]] = field(default_factory=list)
+    without_record: int = 0
 
     @property
     def num_runs(self) -> int:
@@ -73,6 +75,8 @@ class Progress:
         lines += [
             f"killed while it ran: {name}, begun {duration(seconds)} ago" for name, seconds in self.killed
         ]
+        if self.without_record:
+            lines.append(f"{self.without_record} more have samples, but no record: `scaling status`")
         if self.idle_s is not None:
             perhaps = " (a launch may be starting)" if self.idle_s < LONGEST_START_S else ""
             lines.append(f"nothing runs now{perhaps}; the last run ended {duration(self.idle_s)} ago")
@@ -91,6 +95,7 @@ class Progress:
             "is_over": self.is_over,
             "running": [{"cell": name, "seconds": seconds} for name, seconds in self.running],
             "killed": [{"cell": name, "seconds": seconds} for name, seconds in self.killed],
+            "without_record": self.without_record,
             "runs_per_hour": self.runs_per_hour,
             "left_s": self.left_s,
             "idle_s": self.idle_s,
@@ -135,6 +140,7 @@ def progress(folder: ResultsFolder, now: datetime) -> Progress:
         idle_s=None if running or not left or last_end is None else (now - last_end).total_seconds(),
         last_error=(run_name(failed[-1]), str(failed[-1].reason)) if failed else None,
         killed=[run for state, run in begun if state == KILLED],
+        without_record=len(folder.without_record()),
     )
 
 

@@ -28,7 +28,8 @@ def status_table(folder: ResultsFolder) -> list[dict[str, Any]]:
         aa_replicate (1 for the second cell of an A/A pair), state (of the cell), states (one a repeat, in
         their order; of a run that was killed by force `killed`), reason (why it failed, or what the last
         launch lacked that left it planned; else None), num_waiting (runs left planned so), name (what sets
-        it apart from the others of its model).
+        it apart from the others of its model). A cell of which runs have samples, but no record, has a dict
+        more, of state `no record`; what nobody knows of it is None.
 
     Raises:
         StoreError: the folder is none, or a record is damaged.
@@ -50,6 +51,7 @@ def status_table(folder: ResultsFolder) -> list[dict[str, Any]]:
         "reason",
     )
     rows = to_rows(build_table(study_name(folder), cells))
+    lost = without_record(folder)
     states = {cell: [seen_state(record, folder) for record in of_cell] for cell, of_cell in records.items()}
     return [
         {
@@ -62,7 +64,34 @@ def status_table(folder: ResultsFolder) -> list[dict[str, Any]]:
             "name": _name(row, rows) if row["model"] else without_model(records[row["cell_id"]][0].cell),
         }
         for row in rows
-    ]
+    ] + [_lost_row(kept, cell_id, repeats) for cell_id, repeats in lost.items()]
+
+
+NO_RECORD = "no record"
+"""State of a run that has samples, but no run.json."""
+
+
+def without_record(folder: ResultsFolder) -> dict[str, list[int]]:
+    """Cell id -> the repeats that have samples, but no record."""
+    lost: dict[str, list[int]] = {}
+    for cell_id, repeat in folder.without_record():
+        lost.setdefault(cell_id, []).append(repeat)
+    return lost
+
+
+def lost_text(cell_id: str, repeats: Sequence[int]) -> str:
+    """What is said of them."""
+    which = f"repeat{'s' * (len(repeats) > 1)} {', '.join(map(str, repeats))}"
+    return (
+        f"cell {cell_id}, {which}: samples without a record: run.json is gone; `scaling run` with the same "
+        "study measures it again and keeps the samples"
+    )
+
+
+def _lost_row(names: Sequence[str], cell_id: str, repeats: Sequence[int]) -> dict[str, Any]:
+    known = {"cell_id": cell_id, "state": NO_RECORD, "reason": lost_text(cell_id, repeats)}
+    states = {"num_waiting": 0, "states": [NO_RECORD] * len(repeats), "name": cell_id}
+    return {**dict.fromkeys(names), **known, **states}
 
 
 def _state(row: Row, states: Sequence[str]) -> Any:
@@ -99,6 +128,10 @@ def _name(row: Row, rows: list[Row]) -> str:
 
 def describe_status(rows: list[dict[str, Any]]) -> str:
     """The same as text of a terminal's width: the cells of each model, then what is left."""
+    lost = [folded("", row["reason"], indent=2) for row in rows if row.get("state") == NO_RECORD]
+    rows = [row for row in rows if row.get("state") != NO_RECORD]
+    if lost and not rows:
+        return "\n".join(lost)
     lines: list[str] = []
     models = list(dict.fromkeys(row.get("model") for row in rows))
     for model in models:
@@ -109,7 +142,7 @@ def describe_status(rows: list[dict[str, Any]]) -> str:
         widest = WIDTH - len(_start(of_model[0])) - 1 - room
         width = min(widest, max(len(_shown(row)) for row in of_model))
         lines += [line for row in of_model for line in _lines(row, width)]
-    return "\n".join([*lines, folded("", what_is_left(rows), indent=2)])
+    return "\n".join([*lines, *lost, folded("", what_is_left(rows), indent=2)])
 
 
 def _lines(row: dict[str, Any], width: int) -> Iterator[str]:

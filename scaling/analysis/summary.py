@@ -18,6 +18,7 @@ from scaling.analysis.columns import (
     to_table,
 )
 from scaling.analysis.control import control_arm, exposed_check, is_baseline_of
+from scaling.analysis.csv_cells import safe_cell
 from scaling.analysis.learning import add_seeds_and_predictions, convergence_values
 from scaling.analysis.noise import noise_floors
 from scaling.analysis.samples import CellResult, read_cells
@@ -65,7 +66,10 @@ def table_csv(table: pd.DataFrame, *, digits: int | None = None) -> str:
         digits: significant ones of numbers that are not whole; None: as many as tell them apart.
     """
     number_format = None if digits is None else f"%.{digits}g"
-    return table.to_csv(index=False, lineterminator="\r\n", float_format=number_format)
+    texts = [name for name, kind in table.dtypes.items() if not pd.api.types.is_numeric_dtype(kind)]
+    safe = table.assign(**{str(name): table[name].map(safe_cell, na_action="ignore") for name in texts})
+    safe = safe.rename(columns=safe_cell)
+    return safe.to_csv(index=False, lineterminator="\r\n", float_format=number_format)
 
 
 def study_name(folder: ResultsFolder) -> str:

@@ -15,12 +15,15 @@ from typing import Any
 
 import numpy as np
 
+from scaling.analysis.csv_cells import safe_cell
 from scaling.errors import StoreError
 from scaling.measure.probe.cases import Sample, bus_factor
 from scaling.measure.probe.machine_file import result_of
 from scaling.measure.probe.series import OneSeries, Series
 from scaling.measure.statistics import Estimate, estimate_median
 from scaling.store import ResultsFolder, RunRecord
+from scaling.store.files import MEND_SAMPLES, fitting
+from scaling.store.sample_schemas import TransferLineModel, validate_lines
 
 KIND = "transfer"
 PAIRWISE = ("peer_copy", "send", "swap")
@@ -145,11 +148,9 @@ def _read(folder: ResultsFolder, records: Sequence[RunRecord]) -> TransferResult
     for record in records:
         where = folder.path / "runs" / record.cell_id / str(record.repeat)
         (rows, *_) = folder.samples(record.cell_id, record.repeat) or [[]]
-        try:
-            launches.append([Sample.from_row(row["sample"]) for row in rows if "sample" in row])
-            facts += [row["facts"] for row in rows if "facts" in row]
-        except (TypeError, KeyError) as error:
-            raise StoreError(f"{where}/rank0.jsonl is damaged: a sample is none ({error})") from error
+        validate_lines(TransferLineModel, rows, f"{where}/rank0.jsonl")
+        launches.append([Sample.from_row(row["sample"]) for row in rows if row.get("sample")])
+        facts += [row["facts"] for row in rows if row.get("facts")]
         if not launches[-1] or not facts:
             raise StoreError(f"{where}: the run is done, but nothing that it measured was recorded")
         notes += record.notes
@@ -181,7 +182,7 @@ def transfers_csv(study: str, results: Iterable[TransferResult]) -> str:
     writer.writerow(COLUMNS)
     for row in transfer_rows(results):
         named = {"study": study, **row}
-        writer.writerow([_field(named[name]) for name in COLUMNS])
+        writer.writerow([safe_cell(_field(named[name])) for name in COLUMNS])
     return text.getvalue()
 
 
@@ -267,4 +268,5 @@ def machine_text(results: Sequence[TransferResult]) -> str | None:
             if not is_second or sample.operation in MESSAGES
         ]
     notes = list(dict.fromkeys(note for result in chosen for note in result.notes))
-    return result_of(first.facts, samples, notes, COMMAND).machine
+    with fitting(f"samples of cell {first.cell_id}", MEND_SAMPLES):
+        return result_of(first.facts, samples, notes, COMMAND).machine

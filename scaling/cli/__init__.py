@@ -6,6 +6,7 @@ regression, 130 interrupted.
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -33,6 +34,7 @@ from scaling.cli.verify import verify
 from scaling.cli.watch import watch
 from scaling.errors import ScalingError
 from topologies.errors import TopologyError
+from topologies.texts import clean
 
 app = typer.Typer(
     name="scaling",
@@ -101,12 +103,32 @@ def _with_new_names(words: list[str]) -> list[str]:
     return renamed
 
 
+PACKAGES = {"yaml": "pyyaml", "sklearn": "scikit-learn", "pynvml": "nvidia-ml-py"}
+"""Module -> the package that has it, where their names differ."""
+
+
+def installed_by(error: ModuleNotFoundError) -> str:
+    """What is missing, and the command that installs it.
+
+    Raises:
+        ModuleNotFoundError: it is a module of this package's own, which no command installs.
+    """
+    module = (error.name or "").partition(".")[0]
+    if module in ("", "scaling", "launchers", "topologies"):
+        raise error
+    command = shlex.join([sys.executable, "-m", "pip", "install", PACKAGES.get(module, module)])
+    return f"{module} is needed, and this Python has no module of that name; `{command}` installs it"
+
+
 def main() -> None:
     """The entry point: errors of the user's are one message and exit code 2, never a traceback."""
     try:
         app(_with_new_names(sys.argv[1:]))
     except (ScalingError, TopologyError) as error:
-        note(f"error: {error}")
+        note(f"error: {clean(str(error))}")
+        sys.exit(2)
+    except ModuleNotFoundError as error:
+        note(f"error: {installed_by(error)}")
         sys.exit(2)
     except OSError as error:
         from scaling.store.disk_full import disk_full

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from scaling.errors import ScheduleError
+from topologies.documents import DocumentError, read_text
 from topologies.errors import TopologyError
 
 schedule = typer.Typer(
@@ -19,6 +20,9 @@ schedule = typer.Typer(
 )
 
 FORMATS = ("msccl-xml", "chakra")
+
+MAX_FOREIGN_BYTES = 16 << 20
+"""Of what other tools wrote: the JSON of a thousand GPUs is smaller."""
 
 
 @schedule.callback()
@@ -91,10 +95,11 @@ def import_(
 ) -> None:
     """Take over what other tools found: NCCL's topology XML, or measurements for `predict --samples`."""
     try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
-        raise TopologyError(f"{file}: cannot be read: {reason}") from error
+        text = read_text(file, MAX_FOREIGN_BYTES)
+    except FileNotFoundError:
+        raise TopologyError(f"{file}: cannot be read: No such file or directory") from None
+    except DocumentError as error:
+        raise TopologyError(f"{file}: {error}; give what the tool wrote") from None
     is_xml = text.lstrip().startswith("<")
     if machine is not None:
         content, data = _measured_machine(text, file, machine, is_xml=is_xml)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
+import csv
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
@@ -19,9 +19,11 @@ from scaling.measure.probe.cases import Sample, from_csv
 from scaling.prediction.measured import MeasuredCell, MeasuredTransfer, measured_cells
 from scaling.prediction.sources import Sources, gpu_names
 from scaling.store import ResultsFolder, RunRecord, changes_since
+from topologies.documents import decoded, gunzipped, read_bytes
 from topologies.errors import TopologyError
 from topologies.model import Topology
 from topologies.schema import load
+from topologies.texts import clean
 
 OPERATIONS = ("send", "swap", "shift", "all_reduce", "mpi_all_reduce")
 LEAST_RELATIVE_SD = 0.005
@@ -116,13 +118,14 @@ def read_samples(path: Path) -> list[Sample]:
     Raises:
         TopologyError: the file cannot be read.
     """
+    mend = "name what `topology probe` or `topology import` wrote"
     try:
-        content = path.read_bytes()
-        return from_csv((gzip.decompress(content) if path.suffix == ".gz" else content).decode())
-    except (OSError, ValueError, KeyError) as error:
-        raise TopologyError(
-            f"samples {path}: cannot be read: {error}; name what `topology probe` wrote"
-        ) from error
+        content = read_bytes(path)
+        return from_csv(decoded(gunzipped(content) if path.suffix == ".gz" else content))
+    except FileNotFoundError:
+        raise TopologyError(f"samples {path}: there is no such file; {mend}") from None
+    except (ValueError, csv.Error) as error:
+        raise TopologyError(f"samples {path}: {clean(str(error))}; {mend}") from None
 
 
 def libraries_of(folders: Sequence[ResultsFolder]) -> tuple[dict[str, str], list[str]]:

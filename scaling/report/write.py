@@ -16,6 +16,7 @@ from scaling.analysis.learning import epoch_table
 from scaling.analysis.reading import environment_of, num_cores
 from scaling.analysis.samples import CellResult, read_cells
 from scaling.analysis.seed_noise import seed_noise, seed_noise_finding
+from scaling.analysis.status import lost_text, without_record
 from scaling.analysis.summary import build_table, study_name, table_csv
 from scaling.analysis.training_findings import unfinished_trainings
 from scaling.analysis.transfer_lines import transfer_findings
@@ -139,6 +140,7 @@ def write_all(
             *sheet_tables(folder.sheets()),
         ],
         findings=[
+            *(Sentence(f"{lost_text(*one)}.") for one in without_record(folder).items()),
             *sentences_of(unfinished_trainings(groups, by_id)),
             *sentences_of(seed_noise_finding(family) for family in noise),
             *sentences_of(transfer_findings(transfers)),

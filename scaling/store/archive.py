@@ -16,21 +16,21 @@ A folder is archived as soon as it has a runs.jsonl, which is written last and r
 from __future__ import annotations
 
 import csv
-import gzip
 import io
 import json
-import zlib
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from scaling.errors import StoreError
-from scaling.store.files import parsed_lines
-from scaling.store.records import record_from
+from scaling.store.files import damaged, parsed_lines, text_of
+from scaling.store.records import checked
+from topologies.documents import DocumentError, gunzipped, json_samples, read_bytes
 
 SAMPLES, RUNS = "samples.csv.gz", "runs.jsonl"
 OWN_COLUMNS = ("cell_id", "repeat", "attempt", "rank", "keys", "line")
+MEND_ARCHIVE = "restore both files of the archive from a copy; one of them alone holds no study"
 NUM_IDS = 4
 """Columns that say which file a row belongs to."""
 
@@ -100,17 +100,15 @@ class Archive:
             StoreError: the file is damaged.
         """
         records: dict[tuple[str, int], dict[str, Any]] = {}
-        try:
-            for line in self._runs.read_text(encoding="utf-8").splitlines():
-                values = json.loads(line)
-                record = record_from(values, f"{self._runs}, line {len(records) + 1}")
-                records[record.cell_id, record.repeat] = values
-        except OSError as error:
-            raise StoreError(f"{self._runs}: cannot be read: {error.strerror}") from error
-        except ValueError as error:
-            if isinstance(error, StoreError):
-                raise
-            raise StoreError(f"{self._runs} is damaged: line {len(records) + 1}: {error}") from error
+        lines = text_of(self._runs, MEND_ARCHIVE).rstrip("\n").split("\n")
+        for number, line in enumerate(lines if lines != [""] else [], 1):
+            values = checked(line, f"{self._runs}, line {number}", MEND_ARCHIVE)
+            key = values["cell_id"], values["repeat"]
+            if key in records:
+                raise StoreError(
+                    f"{self._runs}, line {number}: run {key[0]}/{key[1]} came before; {MEND_ARCHIVE}"
+                )
+            records[key] = values
         return dict(sorted(records.items()))
 
     def ranks(self, cell_id: str, repeat: int) -> list[RankFile]:
@@ -148,15 +146,15 @@ class Archive:
         where = f"{self.path}, {file.name}"
         if not are_samples:
             # A byte that is no UTF-8 becomes \xff, which is no JSON either.
-            texts = (
-                line.encode(errors="surrogateescape").decode(errors="backslashreplace") for line in lines
-            )
-            return list(parsed_lines(texts, where, unfinished=unfinished))
+            texts = (one.encode(errors="surrogateescape").decode(errors="backslashreplace") for one in lines)
+            return parsed_lines(list(texts), where, unfinished=unfinished)
         try:
-            rows: list[dict[str, Any]] = json.loads(f"[{','.join(lines)}]")  # faster than one by one
-        except ValueError as error:
-            raise StoreError(f"{where} is damaged: {error}") from error
-        return rows
+            found: list[dict[str, Any]] = json_samples(f"[{','.join(lines)}]")  # faster than one by one
+        except DocumentError as error:
+            raise damaged(where, error, MEND_ARCHIVE) from None
+        if len(found) != len(lines):
+            raise StoreError(f"{where} is damaged: a value is no JSON; {MEND_ARCHIVE}")
+        return found
 
     def _lines(self, file: RankFile) -> tuple[list[str], bool]:
         """With whether each is a sample as the store writes it."""
@@ -178,8 +176,8 @@ class Archive:
                     parts = [start + cell for start, cell in zip(starts, cells, strict=True) if cell]
                 if parts:
                     lines.append(f"{{{', '.join(parts)}}}\n")
-        except (ValueError, KeyError, csv.Error) as error:
-            raise StoreError(f"{self.path} is damaged: {file.name}: {error}") from error
+        except (ValueError, KeyError, TypeError, RecursionError, csv.Error) as error:
+            raise StoreError(f"{self.path} is damaged: {file.name}: {error}; {MEND_ARCHIVE}") from error
         return lines, are_samples
 
     @cached_property
@@ -187,7 +185,7 @@ class Archive:
         """The table's text, the keys of its samples, and where each file's rows begin and end."""
         _allow_long_values()
         try:
-            content = gzip.decompress(self.path.read_bytes())
+            content = gunzipped(read_bytes(self.path))
             stream = io.BytesIO(content)
             header = next(csv.reader([stream.readline().decode()], strict=True))
             if tuple(header[: len(OWN_COLUMNS)]) != OWN_COLUMNS:
@@ -199,9 +197,12 @@ class Archive:
             return content, header[len(OWN_COLUMNS) :], places
         except StoreError:
             raise
-        except (OSError, EOFError, ValueError, StopIteration, csv.Error, zlib.error) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise StoreError(f"{self.path} is damaged, or cannot be read: {reason}") from error
+        except FileNotFoundError:
+            raise StoreError(f"{self.path} is missing; {MEND_ARCHIVE}") from None
+        except DocumentError as error:
+            raise damaged(self.path, error, MEND_ARCHIVE) from None
+        except (ValueError, StopIteration, csv.Error) as error:
+            raise StoreError(f"{self.path} is damaged: {error}; {MEND_ARCHIVE}") from error
 
 
 def _places(rows: io.BytesIO) -> dict[RankFile, tuple[int, int]]:

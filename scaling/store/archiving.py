@@ -6,23 +6,38 @@ import csv
 import gzip
 import io
 import json
-import zlib
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from scaling.errors import StoreError
-from scaling.store.archive import OWN_COLUMNS, RUNS, SAMPLES, Archive, RankFile, is_archived
-from scaling.store.files import inside, rank_of, write_whole, writing
+from scaling.store.archive import (
+    MEND_ARCHIVE,
+    OWN_COLUMNS,
+    RUNS,
+    SAMPLES,
+    Archive,
+    RankFile,
+    is_archived,
+)
+from scaling.store.files import damaged, inside, rank_of, sample_files, write_whole, writing
+from scaling.store.records import MEND
+from topologies.documents import DocumentError, decoded, from_json, gunzipped, read_bytes
+
+_ATTEMPT = re.compile(r"attempt-[1-9]\d*", re.ASCII)
 
 
 def plain_files(folder: Path) -> Iterator[Path]:
     """Records and samples, compressed or not; a run's record is its last file."""
     for record in sorted(folder.glob("runs/*/*/run.json")):
         if record.parent.name.isdecimal():
-            for run in (record.parent, *sorted(record.parent.glob("attempt-[0-9]*"))):
-                yield from sorted([*run.glob("rank*.jsonl"), *run.glob("rank*.jsonl.gz")], key=rank_of)
+            attempts = sorted(
+                path for path in record.parent.glob("attempt-*") if _ATTEMPT.fullmatch(path.name)
+            )
+            for run in (record.parent, *attempts):
+                yield from sample_files(run)
             yield record
 
 
@@ -33,12 +48,14 @@ def content_of(path: Path) -> bytes:
         StoreError: it cannot be read.
     """
     try:
-        content = path.read_bytes()
+        content = read_bytes(path)
         if path.name == "run.json":
-            return record_text(json.loads(content)).encode()
-        return gzip.decompress(content) if path.suffix == ".gz" else content
-    except (OSError, EOFError, ValueError, zlib.error) as error:
-        raise StoreError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
+            return record_text(from_json(decoded(content))).encode()
+        return gunzipped(content) if path.suffix == ".gz" else content
+    except FileNotFoundError:
+        raise StoreError(f"{path} is missing; {MEND}") from None
+    except DocumentError as error:
+        raise damaged(path, error, MEND) from None
 
 
 def record_text(record: Any) -> str:
@@ -57,7 +74,10 @@ def _archived_files(archive: Archive) -> Iterator[tuple[str, bytes]]:
     for (cell_id, repeat), record in archive.records.items():
         yield f"runs/{cell_id}/{repeat}/run.json", record_text(record).encode()
     for file in archive.files:
-        yield file.name, "".join(archive.lines(file)).encode(errors="surrogateescape")
+        try:
+            yield file.name, "".join(archive.lines(file)).encode(errors="surrogateescape")
+        except UnicodeEncodeError as error:
+            raise StoreError(f"{archive.path} is damaged: {file.name}: {error}; {MEND_ARCHIVE}") from None
 
 
 # -- from one form to the other ------------------------------------------------------------------------------

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from scaling.errors import StoreError
 from scaling.store.files import write_whole, writing
+from topologies.documents import DocumentError, read_bytes
 
 
 @dataclass(frozen=True)
@@ -32,31 +33,37 @@ class CheckpointFiles:
     def _before(self) -> Path:
         return self.folder / f"{self.stem}.before.pt"
 
-    def read(self) -> list[bytes]:
-        """Those that there are, the last one first.
-
-        Raises:
-            StoreError: one cannot be read.
-        """
-        contents = []
+    def read(self) -> list[tuple[Path, bytes | None]]:
+        """The files that there are, the last first, with their contents; None where one cannot be read."""
+        found: list[tuple[Path, bytes | None]] = []
         for path in (self._last, self._before):
             try:
-                contents.append(path.read_bytes())
+                found.append((path, read_bytes(path)))
             except FileNotFoundError:
                 continue
-            except OSError as error:
-                raise StoreError(f"{path}: cannot be read: {error.strerror}") from error
-        return contents
+            except DocumentError:
+                found.append((path, None))
+        return found
 
     def write(self, content: bytes) -> None:
         """A new one; of those before, the last is kept."""
-        if self._last.exists():
+        if self._last.is_file():
             with writing(self._before):
+                _make_room(self._before)
                 os.replace(self._last, self._before)
+        with writing(self._last):
+            _make_room(self._last)
         write_whole(self._last, content)
 
     def clear(self) -> None:
         """Removes them."""
         for path in (self._last, self._before):
             with writing(path):
+                _make_room(path)
                 path.unlink(missing_ok=True)
+
+
+def _make_room(path: Path) -> None:
+    """Removes a folder that stands in a file's place, which no file replaces."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)

@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import fcntl
-import gzip
-import json
 import math
 import os
+import re
 import tempfile
 import time
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-import yaml
+from pydantic import BaseModel
 
 from scaling.errors import StoreError
 from scaling.store.disk_full import disk_full
+from scaling.store.schemas import validate
+from topologies.documents import (
+    DocumentError,
+    UnreadableError,
+    gunzipped,
+    json_samples,
+    read_bytes,
+    read_text,
+)
+from topologies.texts import clean
 
 LOOK_S = 0.02
 """Longer than a look at a lock takes."""
@@ -84,21 +92,75 @@ def inside(folder: Path, name: str) -> Path:
     return path
 
 
-def read_mapping(path: Path, parse: Callable[[str], Any]) -> dict[str, Any]:
-    """The mapping that `parse` makes of a file's text.
+def read_document(
+    path: Path, parse: Callable[[str], Any], model: type[BaseModel], mend: str
+) -> dict[str, Any]:
+    """The mapping that a file holds, checked.
+
+    Args:
+        path: of the file.
+        parse: `topologies.documents.from_json` or `from_yaml`.
+        model: what may be in it.
+        mend: what to do about one that is wrong.
 
     Raises:
-        StoreError: it cannot be read, or holds no mapping.
+        StoreError: it cannot be read, or holds something else.
+    """
+    text = text_of(path, mend)
+    try:
+        value = parse(text)
+    except DocumentError as error:
+        raise damaged(path, error, mend) from None
+    validate(model, value, path, mend, text)
+    return dict(value)
+
+
+def text_of(path: Path, mend: str) -> str:
+    """The text of a file.
+
+    Raises:
+        StoreError: there is none, or it cannot be read.
     """
     try:
-        value = parse(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise StoreError(f"{path}: cannot be read: {error.strerror}") from error
-    except (ValueError, yaml.YAMLError) as error:
-        raise StoreError(f"{path} is damaged: {error}") from error
-    if not isinstance(value, dict):
-        raise StoreError(f"{path} is damaged: it should be a mapping")
-    return value
+        return read_text(path)
+    except FileNotFoundError:
+        raise StoreError(f"{path} is missing; {mend}") from None
+    except DocumentError as error:
+        raise damaged(path, error, mend) from None
+
+
+def damaged(where: object, error: DocumentError, mend: str) -> StoreError:
+    """The error that says what is wrong with a file, and what to do."""
+    if isinstance(error, UnreadableError):
+        return StoreError(f"{where}: {error.problem}; {mend}")
+    return StoreError(f"{where} is damaged: {error}; {mend}")
+
+
+@contextmanager
+def fitting(where: object, mend: str) -> Iterator[None]:
+    """Turns what values lead to that are each allowed, but do not fit together, into an error of their file.
+
+    Args:
+        where: the file or folder that they are from.
+        mend: what to do.
+
+    Raises:
+        StoreError: naming it.
+    """
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        if isinstance(error, StoreError):
+            raise
+        what = clean(f"{type(error).__name__}: {error}")
+        raise StoreError(f"{where}: values do not fit together ({what:.200}); {mend}") from error
+
+
+def run_folders(folder: Path) -> list[Path]:
+    """Those of runs that have files of their own, `runs/<cell>/<repeat>`, by cell and repeat."""
+    found = [path for cell in listed(folder / "runs") for path in listed(cell)]
+    runs = [path for path in found if path.name.isascii() and path.name.isdecimal()]
+    return sorted(runs, key=lambda path: (path.parts[-2], int(path.name)))
 
 
 def take_number(folder: Path, suffix: str) -> int:
@@ -163,21 +225,51 @@ def is_held(path: Path) -> bool:
     return False
 
 
-def finite(value: Any) -> Any:
-    """`value` without NaN and infinities, which JSON does not know."""
+def storable(value: Any) -> Any:
+    """`value` as readers take it: NaN and infinities are null, control characters in texts are escapes."""
+    if isinstance(value, str):
+        return clean(value)
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {key: finite(item) for key, item in value.items()}
-    return [finite(item) for item in value] if isinstance(value, list) else value
+        return {key: storable(item) for key, item in value.items()}
+    return [storable(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+_SAMPLES = re.compile(r"rank(0|[1-9]\d{0,6})\.jsonl(\.gz)?", re.ASCII)
+
+
+def sample_files(run: Path) -> list[Path]:
+    """Those of a run's folder, by rank, compressed or not."""
+    found = [path for path in listed(run) if _SAMPLES.fullmatch(path.name)]
+    return sorted(found, key=rank_of)
 
 
 def rank_of(samples: Path) -> int:
     """Of `rank3.jsonl` or `rank3.jsonl.gz`."""
-    return int(samples.name.split(".")[0].removeprefix("rank"))
+    match = _SAMPLES.fullmatch(samples.name)
+    assert match, samples
+    return int(match[1])
 
 
-def json_lines(path: Path, *, unfinished: bool = False) -> Iterator[dict[str, Any]]:
+def listed(folder: Path) -> list[Path]:
+    """What a folder holds, by name; nothing where there is no such folder.
+
+    Raises:
+        StoreError: it cannot be read.
+    """
+    try:
+        return sorted(folder.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise StoreError(f"{folder}: cannot be read: {error.strerror}; check its permissions") from error
+
+
+MEND_SAMPLES = "delete its run's folder, and `scaling run` measures it again"
+
+
+def json_lines(path: Path, *, unfinished: bool = False) -> list[dict[str, Any]]:
     """The lines of a file, compressed or not.
 
     Args:
@@ -188,26 +280,33 @@ def json_lines(path: Path, *, unfinished: bool = False) -> Iterator[dict[str, An
         StoreError: it cannot be read, or a line is damaged.
     """
     try:
-        # A byte that is no UTF-8 becomes \xff, which is no JSON either.
-        opened = gzip.open if path.suffix == ".gz" else open
-        with opened(path, "rt", encoding="utf-8", errors="backslashreplace") as file:
-            yield from parsed_lines(file, str(path), unfinished=unfinished)
-    except (OSError, EOFError, zlib.error) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise StoreError(f"{path}: cannot be read: {reason}") from error
+        content = read_bytes(path)
+        if path.suffix == ".gz":
+            content = gunzipped(content)
+    except FileNotFoundError:
+        raise StoreError(f"{path} is missing; {MEND_SAMPLES}") from None
+    except DocumentError as error:
+        raise damaged(path, error, MEND_SAMPLES) from None
+    # A byte that is no UTF-8 becomes \xff, which is no JSON either.
+    lines = content.decode("utf-8", errors="backslashreplace").split("\n")
+    return parsed_lines(lines[:-1] if lines[-1] == "" else lines, str(path), unfinished=unfinished)
 
 
-def parsed_lines(lines: Iterable[str], where: str, *, unfinished: bool) -> Iterator[dict[str, Any]]:
+def parsed_lines(lines: Sequence[str], where: str, *, unfinished: bool) -> list[dict[str, Any]]:
     """What the lines of the file `where` say; see `json_lines`.
 
     Raises:
         StoreError: a line is damaged.
     """
-    left = iter(lines)
-    for number, line in enumerate(left, 1):
+    samples = []
+    for number, line in enumerate(lines, 1):
         try:
-            yield json.loads(line)
-        except ValueError as error:
-            if unfinished and next(left, None) is None:
-                return
-            raise StoreError(f"{where}, line {number} is damaged: {error}") from error
+            sample = json_samples(line)
+            if not isinstance(sample, dict):
+                raise DocumentError("it should be an object, as {...}")
+        except DocumentError as error:
+            if unfinished and number == len(lines):
+                break
+            raise StoreError(f"{where}, line {number} is damaged: {error.problem}; {MEND_SAMPLES}") from None
+        samples.append(sample)
+    return samples

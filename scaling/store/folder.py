@@ -24,21 +24,32 @@ from scaling.store.archiving import (
 )
 from scaling.store.checkpoints import CheckpointFiles
 from scaling.store.code_changes import CODE_CHANGES
+from scaling.store.contents import (
+    MEND_TOPOLOGY,
+    read_environment,
+    read_launch_times,
+    read_predictions,
+    read_sheets,
+    read_study,
+)
 from scaling.store.files import (
+    MEND_SAMPLES,
     append_whole,
-    finite,
     inside,
     is_held,
     json_lines,
     locked,
     rank_of,
-    read_mapping,
+    run_folders,
+    sample_files,
+    storable,
     take_number,
+    text_of,
     write_whole,
     writing,
 )
 from scaling.store.records import MAX_DEATHS, SCHEMA_VERSION, RunRecord, now, read_run, record_from
-from scaling.store.upgrades import FAILURE_KIND, upgraded_prediction
+from scaling.store.upgrades import FAILURE_KIND
 
 ROOM_BYTES = 65_536
 """More than a run's record takes."""
@@ -90,33 +101,24 @@ class ResultsFolder:
 
     def study(self) -> dict[str, Any]:
         """The resolved study, as written."""
-        return self._read_mapping("study.yaml", yaml.safe_load)
+        return read_study(self.path)
 
     def write_environment(self, environment: Mapping[str, Any]) -> None:
         """Writes where and with what the study is run."""
-        self._write("environment.json", json.dumps(finite(environment), indent=2) + "\n")
+        self._write("environment.json", json.dumps(storable(environment), indent=2) + "\n")
 
     def environment(self) -> dict[str, Any]:
         """What `write_environment` wrote."""
-        return self._read_mapping("environment.json", json.loads)
+        return read_environment(self.path)
 
     def write_topology(self, topology: Mapping[str, Any]) -> None:
         """Writes the machine's devices."""
         self._write("topology.yaml", yaml.safe_dump(dict(topology), sort_keys=False))
 
     def topology_text(self) -> str | None:
-        """What `write_topology` wrote, as text; None where nothing was.
-
-        Raises:
-            StoreError: it cannot be read.
-        """
+        """What `write_topology` wrote, as text; None where nothing was; raises as the others do."""
         path = self.path / "topology.yaml"
-        try:
-            return path.read_text(encoding="utf-8")
-        except FileNotFoundError:
-            return None
-        except (OSError, UnicodeDecodeError) as error:
-            raise StoreError(f"{path}: cannot be read: {error}") from error
+        return text_of(path, MEND_TOPOLOGY) if path.exists() else None
 
     # -- runs ------------------------------------------------------------------------------------------------
 
@@ -128,7 +130,7 @@ class ResultsFolder:
     def write_run(self, record: RunRecord) -> None:
         """Replaces a run's record."""
         path = self._run_file_to_write(record.cell_id, record.repeat)
-        self._write(str(path.relative_to(self.path)), json.dumps(finite(asdict(record)), indent=1) + "\n")
+        self._write(str(path.relative_to(self.path)), json.dumps(storable(asdict(record)), indent=1) + "\n")
 
     def run(self, cell_id: str, repeat: int) -> RunRecord:
         """One run's record.
@@ -141,7 +143,7 @@ class ResultsFolder:
             return read_run(self._run_file(cell_id, repeat))
         if not self._has_run(cell_id, repeat):
             raise StoreError(f"{self.path / RUNS} has no run {repeat} of cell {cell_id}")
-        return record_from(archive.records[cell_id, repeat], self.path / RUNS)
+        return record_from(archive.records[cell_id, repeat])
 
     def runs(self) -> list[RunRecord]:
         """All runs, by cell and repeat.
@@ -152,15 +154,23 @@ class ResultsFolder:
         archive = self._archive()
         if archive is not None:
             require_one_form(self.path)
-            return [record_from(values, self.path / RUNS) for values in archive.records.values()]
-        files = [path for path in self.path.glob("runs/*/*/run.json") if path.parts[-2].isdecimal()]
-        files.sort(key=lambda path: (path.parts[-3], int(path.parts[-2])))
-        return [read_run(path) for path in files]
+            return [record_from(values) for values in archive.records.values()]
+        files = (path / "run.json" for path in run_folders(self.path))
+        return [read_run(path) for path in files if os.path.lexists(path)]
+
+    def without_record(self) -> list[tuple[str, int]]:
+        """Cell id and repeat of the runs that have samples, but no record: run.json is gone.
+
+        Raises:
+            StoreError: the folder cannot be read.
+        """
+        lost = (path for path in run_folders(self.path) if not os.path.lexists(path / "run.json"))
+        return [(path.parts[-2], int(path.name)) for path in lost if sample_files(path)]
 
     def start_run(self, record: RunRecord, launch: Mapping[str, Any]) -> None:
         """Marks a run as running; samples of an earlier attempt that was cut off are moved aside."""
         folder = self._run_file_to_write(record.cell_id, record.repeat).parent
-        left_over = _sample_files(folder)
+        left_over = sample_files(folder)
         if left_over:
             attempt = next(path for n in count(1) if not (path := folder / f"attempt-{n}").exists())
             with writing(attempt):
@@ -203,7 +213,7 @@ class ResultsFolder:
         path = self._run_file_to_write(cell_id, repeat).parent / f"rank{rank}.jsonl"
 
         def append(rows: Iterable[Mapping[str, Any]]) -> None:
-            lines = [json.dumps(finite(row), allow_nan=False) + "\n" for row in rows]
+            lines = [json.dumps(storable(row), allow_nan=False) + "\n" for row in rows]
             append_whole(path, "".join(lines).encode())
 
         return append
@@ -220,14 +230,16 @@ class ResultsFolder:
             StoreError: a file is missing or damaged.
         """
         folder = self._run_file(cell_id, repeat).parent
-        archive, files = self._archive(), _sample_files(folder)
+        archive, files = self._archive(), sample_files(folder)
         archived = archive.ranks(cell_id, repeat) if archive else []
         ranks = [file.rank for file in archived] if archive else [rank_of(path) for path in files]
         if ranks != list(range(len(ranks))):
-            raise StoreError(f"{folder}: samples of ranks {ranks} are there; some are missing")
+            raise StoreError(
+                f"{folder}: samples of ranks {ranks!s:.60} are there; some are missing; {MEND_SAMPLES}"
+            )
         if archive:
             return [archive.samples(file, unfinished=unfinished) for file in archived]
-        return [list(json_lines(path, unfinished=unfinished)) for path in files]
+        return [json_lines(path, unfinished=unfinished) for path in files]
 
     # -- the archived form -----------------------------------------------------------------------------------
 
@@ -317,31 +329,22 @@ class ResultsFolder:
         """
         if number is None:
             number = take_number(self.path / "launches", ".json")
-        text = json.dumps(finite(times), indent=1) + "\n"
+        text = json.dumps(storable(times), indent=1) + "\n"
         return self._write(f"launches/{number:03d}.json", text)
 
     def write_predictions(self, predictions: Iterable[Mapping[str, Any]]) -> Path:
         """Writes what was simulated before it was measured, a mapping a cell; returns the path."""
-        rows = [finite(dict(prediction)) for prediction in predictions]
+        rows = [storable(dict(one)) for one in predictions]
         content = {"schema_version": SCHEMA_VERSION, "simulated": True, "predictions": rows}
         return self._write("predictions.json", json.dumps(content, indent=1) + "\n")
 
     def predictions(self) -> list[dict[str, Any]]:
-        """What `write_predictions` wrote; nothing where it never did.
-
-        Raises:
-            StoreError: the file is damaged.
-        """
-        if not (self.path / "predictions.json").is_file():
-            return []
-        predictions = self._read_mapping("predictions.json", json.loads).get("predictions")
-        if not isinstance(predictions, list) or not all(isinstance(row, dict) for row in predictions):
-            raise StoreError(f"{self.path / 'predictions.json'} is damaged: it has no list of predictions")
-        return [upgraded_prediction(row) for row in predictions]
+        """What `write_predictions` wrote; nothing where it never did; raises as the others do."""
+        return read_predictions(self.path)
 
     def write_sheet(self, name: str, sheet: Mapping[str, Any]) -> Path:
         """Writes a lossy aggregator's fidelity sheet (`scaling verify --save-to`); returns the path."""
-        return self._write(f"sheets/{name}.json", json.dumps(finite(sheet), indent=1) + "\n")
+        return self._write(f"sheets/{name}.json", json.dumps(storable(sheet), indent=1) + "\n")
 
     def sheets(self) -> dict[str, dict[str, Any]]:
         """What `write_sheet` wrote, by the aggregator's name.
@@ -349,8 +352,7 @@ class ResultsFolder:
         Raises:
             StoreError: a file is damaged.
         """
-        files = sorted(self.path.glob("sheets/*.json"))
-        return {path.stem: self._read_mapping(f"sheets/{path.name}", json.loads) for path in files}
+        return read_sheets(self.path)
 
     def launch_times(self, prefix: str = "") -> list[dict[str, Any]]:
         """What `write_launch_times` wrote of every launch, by number; with "command-" what commands wrote.
@@ -358,11 +360,7 @@ class ResultsFolder:
         Raises:
             StoreError: a file is damaged.
         """
-        numbered = {
-            path.stem.removeprefix(prefix): path for path in self.path.glob(f"launches/{prefix}*.json")
-        }
-        files = [numbered[number] for number in sorted(filter(str.isdecimal, numbered), key=int)]
-        return [self._read_mapping(f"launches/{path.name}", json.loads) for path in files]
+        return read_launch_times(self.path, prefix)
 
     @contextmanager
     def lock(self, part: str = "", *, shared: bool = False, wait: bool = False) -> Iterator[None]:
@@ -397,13 +395,5 @@ class ResultsFolder:
         archive = self._archive()
         return (cell_id, repeat) in archive.records if archive else self._run_file(cell_id, repeat).exists()
 
-    def _read_mapping(self, name: str, parse: Any) -> dict[str, Any]:
-        return read_mapping(self.path / name, parse)
-
     def _write(self, name: str, text: str) -> Path:
         return write_whole(self.path / name, text.encode())
-
-
-def _sample_files(run: Path) -> list[Path]:
-    """By rank, compressed or not."""
-    return sorted([*run.glob("rank*.jsonl"), *run.glob("rank*.jsonl.gz")], key=rank_of)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import re
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from scaling.errors import StoreError
+from scaling.store.files import damaged, text_of
+from scaling.store.schemas import RunModel, validate
 from scaling.store.upgrades import upgraded
+from topologies.documents import DocumentError, from_json
 
 SCHEMA_VERSION = 3  # what the ones before had: `scaling.store.upgrades`
 
@@ -47,20 +48,6 @@ class RunRecord:
     schema_version: int = SCHEMA_VERSION
 
 
-TYPES: dict[str, tuple[type, ...]] = {
-    "cell_id": (str,),
-    "repeat": (int,),
-    "cell": (dict,),
-    "state": (str,),
-    "reason": (str, type(None)),
-    "deaths": (int,),
-    "launch": (dict,),
-    "notes": (list,),
-    "summary": (dict,),
-}
-"""What the values of a record are in JSON."""
-
-
 def now() -> str:
     """The time, UTC, ISO 8601 to the second."""
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
@@ -72,46 +59,44 @@ def read_run(path: Path) -> RunRecord:
     Raises:
         StoreError: it cannot be read, is damaged, of another version, or of another run.
     """
-    again = "delete its folder to run this cell again"
-    try:
-        record = record_from(json.loads(path.read_text(encoding="utf-8")), path)
-    except OSError as error:
-        raise StoreError(f"{path}: cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        if isinstance(error, StoreError):
-            raise
-        raise StoreError(f"{path} is damaged ({error}); {again}") from error
+    text = text_of(path, MEND)
+    record = record_from(checked(text, path, numbered=True))
     if (record.cell_id, str(record.repeat)) != path.parts[-3:-1]:
-        raise StoreError(f"{path} is of run {record.cell_id}/{record.repeat}, not of its folder; {again}")
+        raise StoreError(f"{path} is of run {record.cell_id}/{record.repeat}, not of its folder; {MEND}")
     return record
 
 
-def record_from(values: Any, where: object) -> RunRecord:
-    """A record from what was written of it; its id and repeat name files, so they are checked.
+MEND = "delete its run's folder, and `scaling run` measures it again"
+
+
+def checked(text: str, where: object, mend: str = MEND, *, numbered: bool = False) -> dict[str, Any]:
+    """What was written of a run; its id and repeat name files, so they are checked too.
 
     Args:
-        values: as JSON has them.
+        text: JSON.
         where: the file, for messages.
+        mend: what to do about a damaged one.
+        numbered: the text has several lines, which messages name.
 
     Raises:
-        StoreError: it is of another version, a key is missing or unknown, or a value is of the wrong type.
+        StoreError: it is damaged, of another version, a key is missing or unknown, or a value is not allowed.
     """
+    try:
+        values = from_json(text)
+    except DocumentError as error:
+        raise damaged(where, error, mend) from None
     if not isinstance(values, dict):
-        raise StoreError(f"{where} is damaged: it should be a mapping; delete it to run its cell again")
+        raise StoreError(f"{where} is damaged: it should be a mapping; {mend}")
     version = values.get("schema_version")
     if type(version) is not int or not 1 <= version <= SCHEMA_VERSION:
-        raise StoreError(f"{where}: schema version {version}; this program reads 1 to {SCHEMA_VERSION}")
-    try:
-        record = RunRecord(**upgraded(values, version))
-        for name, kinds in TYPES.items():
-            if type(value := getattr(record, name)) not in kinds:
-                raise TypeError(f"{name} is {value!r:.40}; allowed: {' or '.join(k.__name__ for k in kinds)}")
-        if not re.fullmatch(r"\w[\w.-]*", record.cell_id, re.ASCII) or record.repeat < 0:
-            raise TypeError(f"cell_id {record.cell_id!r:.40}, repeat {record.repeat} name no run")
-        if record.state not in get_args(State):
-            raise TypeError(f"state is {record.state!r:.40}; allowed: {', '.join(get_args(State))}")
-    except (TypeError, AttributeError) as error:
         raise StoreError(
-            f"{where} is damaged ({error}); delete what is stored of this run to run its cell again"
-        ) from error
-    return record
+            f"{where}: schema_version is {version!r:.40}; this program reads 1 to {SCHEMA_VERSION}; read it "
+            f"with the program that wrote it, or {mend}"
+        )
+    validate(RunModel, values, where, mend, text if numbered else None)
+    return values
+
+
+def record_from(values: dict[str, Any]) -> RunRecord:
+    """A record of what `checked` gave."""
+    return RunRecord(**upgraded(values, values["schema_version"]))

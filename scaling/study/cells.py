@@ -6,6 +6,7 @@ run, but are no part of it: the same cell measured under another launcher is the
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -13,11 +14,18 @@ from scaling.axes import AXES, Role
 from scaling.errors import StudyError
 from scaling.study.kinds import KINDS
 from scaling.study.kinds.base import AnyCell, Machine, digest
+from scaling.study.parts import AnyPart, Workload
 from scaling.study.schema import Study
 from scaling.study.workloads import label
 from scaling.training.learning_rate import Rule, Schedule
 
 __all__ = ["AnyCell", "Cell", "Machine", "ResolvedStudy", "resolve"]
+
+MOST = {"cells": 20_000, "runs": 200_000}
+"""Of a study. A run takes a second at least: these would take two days."""
+
+NO_AXES = frozenset({"workloads", "milestones"})
+"""Lists of a part that its cells do not differ in."""
 
 NO_PART_OF_THE_IDENTITY = frozenset(
     {"model_label", "dataset_label", "aggregator_label", "exchanges", "lossy", "keep_checkpoints"}
@@ -166,15 +174,45 @@ def resolve(study: Study, machine: Machine) -> ResolvedStudy:
     labelled: dict[str, Cell] = {}
     for index, part in enumerate(study.parts):
         where = f"{study.name}: " + (f"parts.{index}: " if len(study.parts) > 1 else "")
-        for cell in KINDS[part.kind].cells(part, machine, where, notes):
-            _require_own_label(cell, labelled)
-            cells[cell.id] = cell
-            part_of[cell.id] = index
-            repeats[cell.id] = max(part.repeats, repeats.get(cell.id, 0))
+        _require_few(num_combinations(part), where)
+        try:
+            for cell in KINDS[part.kind].cells(part, machine, where, notes):
+                _require_own_label(cell, labelled)
+                cells[cell.id] = cell
+                part_of[cell.id] = index
+                repeats[cell.id] = max(part.repeats, repeats.get(cell.id, 0))
+        except StudyError as error:
+            message = str(error)
+            raise StudyError(message if message.startswith(where) else f"{where}{message}") from error
+    _require_few(sum(repeats.values()), f"{study.name}: ", "runs")
     if not cells:
         # A part that is dropped as a whole says so in its note.
         raise StudyError(f"{study.name}: nothing is left to measure here: {'; '.join(dict.fromkeys(notes))}")
     return ResolvedStudy(study.name, repeats, cells, list(dict.fromkeys(notes)), part_of)
+
+
+def num_combinations(part: AnyPart) -> int:
+    """The most cells that a part may have: the product of the lengths of its lists."""
+    values = {name: getattr(part, name) for name in type(part).model_fields if name not in NO_AXES}
+    axes = math.prod(len(value) for value in values.values() if isinstance(value, list))
+    workloads = getattr(part, "workloads", None)
+    if workloads is None:
+        return axes
+    chosen = [max(getattr(one, "first_available", [one]), key=_num_batches) for one in workloads]
+    return axes * sum(map(_num_batches, chosen))
+
+
+def _num_batches(workload: Workload) -> int:
+    return len(workload.global_batch or workload.local_batch or [1])
+
+
+def _require_few(number: int, where: str, what: str = "cells") -> None:
+    """Raises StudyError before so many are made that nobody could wait for them."""
+    if number > MOST[what]:
+        raise StudyError(
+            f"{where}it would have {number} {what}; at most {MOST[what]} are planned: leave some values out, "
+            "or make several studies of it"
+        )
 
 
 def _require_own_label(cell: AnyCell, labelled: dict[str, Cell]) -> None:

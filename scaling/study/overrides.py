@@ -8,11 +8,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from scaling.errors import StudyError
 from scaling.registry import trust
 from scaling.study.schema import Study, parse_study
+from topologies.documents import MAX_YAML_BYTES, DocumentError, from_yaml, read_text
 
 
 def shipped_studies() -> dict[str, str]:
@@ -58,10 +57,11 @@ def study_text(name: str) -> str:
     path = Path(name)
     if path.suffix in (".yaml", ".yml") or os.path.isfile(path):  # which takes any text, however long
         try:
-            return path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is no text"
-            raise StudyError(f"study file {name}: cannot be read: {reason}") from error
+            return read_text(path, MAX_YAML_BYTES)
+        except FileNotFoundError:
+            raise StudyError(f"study file {name}: cannot be read: No such file or directory") from None
+        except DocumentError as error:
+            raise StudyError(f"study file {name}: {error}") from None
     shipped = shipped_studies()
     if name not in shipped:
         raise StudyError(
@@ -72,9 +72,9 @@ def study_text(name: str) -> str:
 
 def _parse(text: str, name: str) -> Any:
     try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise StudyError(f"{name}: no valid YAML: {error}") from error
+        return from_yaml(text)
+    except DocumentError as error:
+        raise StudyError(f"{name}: {error}") from None
 
 
 def _apply(raw: Any, override: str) -> None:

@@ -56,7 +56,13 @@ DEFAULT_BATCH = {"cuda": 8192, "cpu": 128}
 SIZE_WORDS = ("auto", "all")
 """In place of world sizes: 1, 2, 4, ... and all GPUs of the machine or the allocation; these all alone."""
 
-PositiveInt = Annotated[int, Field(gt=0, strict=True)]
+PositiveInt = Annotated[int, Field(gt=0, le=10**9, strict=True)]
+Repeats = Annotated[int, Field(gt=0, le=10_000, strict=True)]
+Threads = Annotated[int, Field(gt=0, le=4096, strict=True)]
+WorldSize = Annotated[int, Field(gt=0, le=2**16, strict=True)]
+Seed = Annotated[int, Field(ge=0, lt=2**63, strict=True)]
+"""What torch's generators take."""
+
 Axis = BeforeValidator(_as_list)
 
 
@@ -205,10 +211,10 @@ class Part(AnyPart):
     """What the parts of kinds with world sizes have in common."""
 
     world_sizes: Sizes
-    repeats: PositiveInt = 1
+    repeats: Repeats = 1
     device: Device = "auto"
     missing_devices: Literal["error", "drop"] = "error"
-    threads: PositiveInt | None = None
+    threads: Threads | None = None
     peer_access: Annotated[list[bool], Axis] = [True]
 
 
@@ -231,6 +237,6 @@ class TrainingPart(Part, Training):
     find_unused_parameters: Annotated[list[bool], Axis] | None = None
     static_graph: Annotated[list[bool], Axis] | None = None
     gradient_as_bucket_view: Annotated[list[bool], Axis] | None = None
-    seed: Annotated[list[Annotated[int, Field(ge=0, strict=True)]], Axis] = [0]
+    seed: Annotated[list[Seed], Axis] = [0]
     batch_norm: Annotated[list[Literal["replica", "sync"]], Axis] = ["replica"]
     memory_format: Annotated[list[Literal["contiguous", "channels_last"]], Axis] = ["contiguous"]

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -20,8 +21,8 @@ WriteSamples = Callable[[Iterable[Mapping[str, Any]]], None]
 class SavedCheckpoints(Protocol):
     """Where this rank's checkpoints of one run are stored (`scaling.store.CheckpointFiles`)."""
 
-    def read(self) -> list[bytes]:
-        """Those that there are, at most two."""
+    def read(self) -> list[tuple[Path, bytes | None]]:
+        """The files that there are, at most two, with their contents; None where one cannot be read."""
 
     def write(self, content: bytes) -> None:
         """A new one; of those before, the last is kept."""

@@ -3,22 +3,72 @@
 A rank's checkpoint holds its step (parameters, buffers such as the statistics of batch normalisation,
 momentum, residuals), torch's random states, and what was recorded so far. Everything else follows from the
 cell: order of the samples, augmentation and learning rate are functions of seed, epoch and step.
+
+The bytes begin with a digest of the rest, and the rest says what it was made for: bits that were flipped, and
+another model, rank or world size, are found before anything is restored.
 """
 
 from __future__ import annotations
 
+import hashlib
 import io
 import pickle
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
+from scaling.errors import CheckpointError
 from scaling.training.convergence import Progress
 from scaling.training.step import Step
 
-SCHEMA_VERSION = 2  # 1: residuals of some aggregators by bucket, not by parameter
+SCHEMA_VERSION = (
+    3  # 2: without digest and target; 1: residuals of some aggregators by bucket, not by parameter
+)
+MAGIC = b"scaling checkpoint 3\n"
+DIGEST_BYTES = 32
+PARAMETER_DIGEST_BYTES = 6
+"""Travels as a float64, which holds 53 bits."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a checkpoint is for; one that was made for another is not restored.
+
+    Attributes:
+        cell_id: of the training.
+        rank, world_size: of the worker.
+        shapes: parameter or buffer of the model -> its shape and dtype.
+    """
+
+    cell_id: str
+    rank: int
+    world_size: int
+    shapes: Mapping[str, str]
+
+    @classmethod
+    def of(cls, module: nn.Module, cell_id: str, rank: int, world_size: int) -> Target:
+        """That of a rank's model."""
+        shapes = {name: f"{list(one.shape)} {one.dtype}" for name, one in module.state_dict().items()}
+        return cls(cell_id, rank, world_size, shapes)
+
+    def require(self, made_for: Mapping[str, Any]) -> None:
+        """Raises CheckpointError where a checkpoint was made for something else: what differs."""
+        for name, there in made_for["shapes"].items():
+            if (here := self.shapes.get(name)) != there:
+                raise CheckpointError(
+                    f"it is of another model: {name} is {there} there, {here or 'missing'} here"
+                )
+        if len(made_for["shapes"]) != len(self.shapes):
+            names = [name for name in self.shapes if name not in made_for["shapes"]]
+            raise CheckpointError(f"it is of another model: it has no {names[0]}")
+        for name in ("world_size", "rank", "cell_id"):
+            there, here = made_for[name], getattr(self, name)
+            if there != here:
+                words = name.replace("_", " ")
+                raise CheckpointError(f"it is of another {words}: {there} there, {here} here")
 
 
 @dataclass(frozen=True)
@@ -61,26 +111,44 @@ class Checkpoint:
         if device.type == "cuda":
             torch.cuda.set_rng_state(self.random_states[1], device)
 
-    def to_bytes(self) -> bytes:
+    def to_bytes(self, target: Target) -> bytes:
         """As `from_bytes` reads it."""
         buffer = io.BytesIO()
-        values = {name: getattr(self, name) for name in ("rows", "step", "random_states", "hosts")}
-        progress = asdict(self.progress)
-        torch.save({"schema_version": SCHEMA_VERSION, "progress": progress, **values}, buffer)
-        return buffer.getvalue()
+        own = {name: getattr(self, name) for name in ("rows", "step", "random_states", "hosts")}
+        made_for = {"made_for": {**asdict(target), "shapes": dict(target.shapes)}}
+        torch.save({**made_for, "progress": asdict(self.progress), **own}, buffer)
+        content = buffer.getvalue()
+        return MAGIC + hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest() + content
 
     @classmethod
-    def from_bytes(cls, content: bytes) -> Checkpoint | None:
-        """The checkpoint, its tensors in host memory; None where it is damaged or of another version.
+    def from_bytes(cls, content: bytes, target: Target) -> Checkpoint:
+        """The checkpoint, its tensors in host memory.
 
         Nothing but tensors and plain values is read: no code in the file is run.
+
+        Raises:
+            CheckpointError: it is damaged, of another version, or made for another training.
         """
+        if not content.startswith(MAGIC):
+            raise CheckpointError(f"it is no checkpoint of version {SCHEMA_VERSION}")
+        start = len(MAGIC) + DIGEST_BYTES
+        if hashlib.blake2b(content[start:], digest_size=DIGEST_BYTES).digest() != content[len(MAGIC) : start]:
+            raise CheckpointError("its digest is another one: it was changed, or cut short")
         try:
-            values = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-            if values["schema_version"] != SCHEMA_VERSION:
-                return None
-            progress = Progress(**values["progress"])
-            hosts = values.get("hosts", [])  # those of before did not say
-            return cls(progress, values["rows"], values["step"], values["random_states"], hosts)
-        except (RuntimeError, EOFError, KeyError, TypeError, ValueError, pickle.UnpicklingError):
-            return None
+            values = torch.load(io.BytesIO(content[start:]), map_location="cpu", weights_only=True)
+            target.require(values["made_for"])
+            own = (values[name] for name in ("rows", "step", "random_states", "hosts"))
+            return cls(Progress(**values["progress"]), *own)
+        except CheckpointError:
+            raise
+        except (RuntimeError, EOFError, LookupError, TypeError, ValueError, pickle.UnpicklingError) as error:
+            raise CheckpointError(f"it cannot be read: {error!r:.100}") from error
+
+    def parameter_digest(self, names: Sequence[str]) -> float:
+        """Equal on all ranks whose parameters are equal; zeros' signs and the bits of NaN do not count."""
+        digest = hashlib.blake2b(digest_size=PARAMETER_DIGEST_BYTES)
+        for name in names:
+            values: Tensor = self.step["module"][name].detach().cpu() + 0.0
+            values = torch.where(values.isnan(), torch.nan, values).contiguous()
+            digest.update(values.reshape(-1).view(torch.uint8).numpy().data)
+        return float(int.from_bytes(digest.digest(), "big"))

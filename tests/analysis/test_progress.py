@@ -21,10 +21,24 @@ def folder(tmp_path):
     return made
 
 
+VARIABLES = {
+    **{
+        "kind": "iteration",
+        "model": "mlp",
+        "dataset": "digits",
+        "step": "eager",
+        "device": "cpu",
+        "threads": 1,
+    },
+    **{"scaling": "strong", "local_batch": 32, "global_batch": 64, "learning_rate": 0.1, "momentum": 0.0},
+    **{"threads": 1, "seed": 0},
+}
+
+
 def write(folder, number, state, start=None, end=None, *, size=2, repeat=0, reason=None, host=None, **cell):
     launch = {"started_at": start and start.isoformat(), "finished_at": end and end.isoformat(), "host": host}
     launch = {name: value for name, value in launch.items() if value}
-    own = {"kind": "iteration", "aggregator": "ring", "aggregator_label": "ring", "world_size": size, **cell}
+    own = {**VARIABLES, "aggregator": "ring", "aggregator_label": "ring", "world_size": size, **cell}
     folder.write_run(RunRecord(f"{number:012x}", repeat, own, state, reason, launch=launch))
 
 

@@ -299,9 +299,10 @@ class TestMachineFile:
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([{"facts": {}}, {"sample": {"operation": "h2d"}}], "rank0.jsonl is damaged"),
-        ([{"facts": {}}, {"sample": 3}], "rank0.jsonl is damaged"),
-        ([{"facts": {}}], "nothing that it measured was recorded"),
+        ([{"sample": {"operation": "h2d"}}], "rank0.jsonl, line 1 is damaged: sample.launch is missing"),
+        ([{}, {"sample": 3}], "rank0.jsonl, line 2 is damaged: sample is 3"),
+        ([{"facts": {}}], "rank0.jsonl, line 1 is damaged: facts.device is missing"),
+        ([{"note": "none"}], "nothing that it measured was recorded"),
     ],
 )
 def test_damaged_samples_are_an_error_that_names_the_file(study, rows, message):

@@ -11,6 +11,8 @@ from scaling.study.cells import Machine, resolve
 from scaling.study.overrides import load_study
 from tests.made_studies import StudyFolder
 
+OWN = {"kind": "own", "device": "cpu", "world_size": 1}
+
 STUDY = """
 name: small
 device: {device}
@@ -269,8 +271,8 @@ def test_the_mpi_of_the_measured_launches_is_that_of_the_prediction(call, tmp_pa
 
     folder = StudyFolder(tmp_path / "measured").folder
     for number, words in enumerate(("MPICH Version: 5.0.2", "Open MPI v5.0.11")):
-        folder.write_run(RunRecord(f"{number:012x}", 0, {}, launch={"mpi": words}))
-    folder.write_run(RunRecord("f" * 12, 0, {}, launch={"horovod": "Horovod 0.28.1 over MPI"}))
+        folder.write_run(RunRecord(f"{number:012x}", 0, OWN, launch={"mpi": words}))
+    folder.write_run(RunRecord("f" * 12, 0, OWN, launch={"horovod": "Horovod 0.28.1 over MPI"}))
     libraries, notes = libraries_of([folder])
     assert libraries == {"mpi": "MPICH Version: 5.0.2", "horovod": "Horovod 0.28.1 over MPI"}
     assert any("several libraries" in note for note in notes)

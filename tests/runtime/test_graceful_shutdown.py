@@ -28,7 +28,9 @@ with closing_on_signals(lambda: close_runs(folder, rank, 2)):
 def folder(tmp_path):
     folder = ResultsFolder(tmp_path / "out")
     for cell, size, state in (("a", 2, "done"), ("b", 2, "running"), ("c", 1, "running")):
-        folder.write_run(RunRecord(cell, 0, {"world_size": size}, state=state))
+        folder.write_run(
+            RunRecord(cell, 0, {"kind": "own", "device": "cpu", "world_size": size}, state=state)
+        )
     return folder
 
 

@@ -38,7 +38,7 @@ def make(path: Path) -> ResultsFolder:
     folder = ResultsFolder(path)
     folder.write_study({"name": "by-hand"})
     for cell_id, repeat in ((A, 0), (A, 10), (B, 2)):
-        folder.plan_run(cell_id, repeat, {"world_size": 2, "rate": 0.1})
+        folder.plan_run(cell_id, repeat, {"kind": "own", "device": "cpu", "world_size": 2, "rate": 0.1})
     record = folder.run(A, 0)
     folder.start_run(record, {"launcher": "local"})
     folder.sample_writer(A, 0, 0)([{"iteration": 0, "step_s": 9.0}])
@@ -203,7 +203,7 @@ class TestWhatIsRefused:
         with pytest.raises(StoreError, match=r"samples\.csv\.gz is damaged: runs/.*attempt-1"):
             folder.unarchive()
         (folder.path / "runs.jsonl").write_text("{]\n")
-        with pytest.raises(StoreError, match=r"runs\.jsonl is damaged: line 1"):
+        with pytest.raises(StoreError, match=r"runs\.jsonl, line 1 is damaged"):
             folder.runs()
 
     @pytest.mark.parametrize("name", ["samples.csv.gz", "runs.jsonl"])
@@ -216,7 +216,7 @@ class TestWhatIsRefused:
         else:
             path.write_bytes(gzip.compress(gzip.decompress(content).replace(A.encode(), b"../../../abc")))
         before = contents(folder)
-        with pytest.raises(StoreError, match=r"\.\./\.\./\.\./abc.* (name no run|is of no run)"):
+        with pytest.raises(StoreError, match=r"\.\./\.\./\.\./abc.* (names no run|is of no run)"):
             folder.unarchive()
         assert contents(folder) == before
         assert not any(folder.path.parent.rglob("*abc*"))
@@ -276,14 +276,14 @@ class TestNothingIsLost:
     def test_other_files_of_a_run_stay(self, folder):
         folder.checkpoints(A, 0, 0).write(b"weights")
         folder.archive()
-        assert folder.checkpoints(A, 0, 0).read() == [b"weights"]
+        assert [content for _, content in folder.checkpoints(A, 0, 0).read()] == [b"weights"]
         assert not (folder.path / "runs" / B).exists()
         folder.runs()
 
     def test_unarchived_folder_can_be_run_again(self, folder):
         folder.archive()
         folder.unarchive()
-        folder.plan_run(A, 11, {})
+        folder.plan_run(A, 11, {"kind": "own", "device": "cpu", "world_size": 2})
         record = folder.run(A, 11)
         folder.start_run(record, {})
         folder.sample_writer(A, 11, 0)([{"iteration": 0}])

@@ -12,6 +12,8 @@ from scaling.errors import StoreError
 from scaling.store import ResultsFolder, RunRecord, files
 
 CELL = "0123456789ab"
+VARIABLES = {"kind": "own", "device": "cpu", "world_size": 2}
+"""Of the least that a cell has."""
 
 
 @pytest.fixture
@@ -19,7 +21,7 @@ def folder(tmp_path: Path) -> ResultsFolder:
     """A results folder with a study and one planned run."""
     made = ResultsFolder(tmp_path / "results")
     made.write_study({"name": "by-hand"})
-    made.plan_run(CELL, 0, {"world_size": 2})
+    made.plan_run(CELL, 0, VARIABLES)
     return made
 
 
@@ -112,7 +114,7 @@ class TestStates:
         folder.finish_run(record, {"bytes": 3}, ["a note"])
         done = folder.run(CELL, 0)
         assert (done.state, done.summary, done.notes) == ("done", {"bytes": 3}, ["a note"])
-        assert done.cell == {"world_size": 2}
+        assert done.cell == VARIABLES
         assert "finished_at" in done.launch
 
     def test_failed_run_keeps_its_reason(self, folder):
@@ -148,7 +150,7 @@ class TestStates:
 
     def test_runs_are_in_the_order_of_cell_and_repeat(self, folder):
         for cell_id, repeat in ((CELL, 10), (CELL, 2), ("000000000000", 1)):
-            folder.plan_run(cell_id, repeat, {})
+            folder.plan_run(cell_id, repeat, VARIABLES)
         assert [(r.cell_id, r.repeat) for r in folder.runs()] == [
             ("000000000000", 1),
             (CELL, 0),
@@ -310,12 +312,12 @@ class TestDamage:
         path = run_folder(folder) / "run.json"
         path.write_text(json.dumps({**json.loads(path.read_text()), "schema_version": version}))
         with pytest.raises(
-            StoreError, match=rf"run\.json: schema version {version}; this program reads 1 to 3"
+            StoreError, match=rf"run\.json: schema_version is {version}; this program reads 1 to 3"
         ):
             folder.run(CELL, 0)
 
     def test_record_that_is_not_there_is_an_error_with_its_path(self, folder):
-        with pytest.raises(StoreError, match=rf"runs/{CELL}/7/run\.json: cannot be read"):
+        with pytest.raises(StoreError, match=rf"runs/{CELL}/7/run\.json is missing"):
             folder.run(CELL, 7)
 
     @pytest.mark.parametrize(("name", "read"), [("study.yaml", "study"), ("environment.json", "environment")])
@@ -326,7 +328,7 @@ class TestDamage:
             getattr(folder, read)()
 
     def test_missing_environment_is_an_error_with_its_path(self, folder):
-        with pytest.raises(StoreError, match=r"results/environment\.json: cannot be read"):
+        with pytest.raises(StoreError, match=r"results/environment\.json is missing; restore it"):
             folder.environment()
 
 

@@ -17,7 +17,8 @@ def read_back(tmp_path, version, aggregator, counted, device="cuda", num_paramet
     """The summary of a run that was recorded in that version."""
     folder = ResultsFolder(tmp_path)
     summary = {"num_parameters": num_parameters, "wire_bytes_per_rank": counted, "messages_per_rank": [1, 1]}
-    cell = {"aggregator": aggregator, "aggregator_parameters": parameters, "device": device, "world_size": 2}
+    own = {"aggregator": aggregator, "aggregator_parameters": parameters, "device": device}
+    cell = {"kind": "own", "world_size": 2, **own}
     folder.write_run(RunRecord("abc", 0, cell, "done", summary=summary))
     path = tmp_path / "runs" / "abc" / "0" / "run.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "schema_version": version}))
@@ -90,7 +91,8 @@ def test_kind_of_a_failure_is_recorded_and_of_older_runs_follows_from_the_reason
 @pytest.mark.parametrize("version", [1, 2])
 def test_replicate_of_an_a_a_pair_had_another_name(tmp_path, version):
     folder = ResultsFolder(tmp_path)
-    folder.write_run(RunRecord("abc", 0, {"aggregator": "ring", "twin": 1}))
+    folder.write_run(RunRecord("abc", 0, {"kind": "own", "device": "cpu", "world_size": 2, "twin": 1}))
     path = tmp_path / "runs" / "abc" / "0" / "run.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "schema_version": version}))
-    assert folder.run("abc", 0).cell == {"aggregator": "ring", "aa_replicate": 1}
+    assert folder.run("abc", 0).cell["aa_replicate"] == 1
+    assert "twin" not in folder.run("abc", 0).cell

@@ -90,7 +90,7 @@ class TestNames:
 
     def test_file_that_is_no_text_is_an_error_with_its_name(self, tmp_path):
         (tmp_path / "my.yaml").write_bytes(b"\xff\xfe\x00")
-        with pytest.raises(StudyError, match=r"my\.yaml: cannot be read: it is no text"):
+        with pytest.raises(StudyError, match=r"my\.yaml: it is no UTF-8 text \(line 1\)"):
             load_study(str(tmp_path / "my.yaml"))
 
     def test_file_that_is_no_yaml_is_an_error_with_its_name(self, tmp_path):

@@ -19,6 +19,7 @@ from scaling.study.cells import Cell
 from scaling.study.kinds import run_convergence
 from scaling.study.prepared_step import PreparedStep
 from scaling.study.run_cell import CellRunner
+from scaling.training.checkpoint import Checkpoint, Target
 
 CPU = torch.device("cpu")
 EPOCHS, CUT_AFTER = 4, 2
@@ -112,6 +113,33 @@ def trained(cell: Cell, group: TorchGroup, files: CheckpointFiles, cut_after: in
     return {"rows": recorder.rows, "notes": summary.notes, "state": fingerprint()}
 
 
+def damaged(group: TorchGroup, folder: ResultsFolder, rank: int) -> dict[str, dict]:
+    """How trainings go on of which checkpoints were damaged after the cut."""
+    seen = {}
+    for repeat, damage in enumerate(("flipped", "other model", "apart", "both"), 1):
+        files = folder.checkpoints(BASE.id, repeat, rank)
+        trained(BASE, group, files, CUT_AFTER)
+        for path, content in files.read():
+            assert content is not None
+            is_last = path == files._last
+            if rank == 1 and (damage == "both" or (damage == "flipped" and is_last)):
+                path.write_bytes(content[:-9] + bytes([content[-9] ^ 1]) + content[-8:])
+            elif rank == 1 and is_last and damage == "other model":
+                path.write_bytes(rewritten(content, group, shapes={"weight": "[3] torch.float32"}))
+            elif rank == 1 and is_last and damage == "apart":
+                path.write_bytes(rewritten(content, group, moved_by=1e-3))
+        seen[damage] = trained(BASE, group, files)
+    return seen
+
+
+def rewritten(content: bytes, group: TorchGroup, moved_by: float = 0.0, **other: Any) -> bytes:
+    """A good checkpoint of other content."""
+    target = Target.of(KeptStep.last.step.replica.module, BASE.id, group.rank, group.world_size)
+    read = Checkpoint.from_bytes(content, target)
+    read.step["module"][next(iter(read.step["module"]))] += moved_by
+    return read.to_bytes(replace(target, **other))
+
+
 def main(out: Path) -> None:
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     workers = Workers(RankInfo(rank, rank, world_size, world_size, "test"))
@@ -129,6 +157,7 @@ def main(out: Path) -> None:
         if name == "one_bit" and rank == 1:  # cut off while it wrote: the other has one more
             folder.checkpoints(cell.id, 0, rank)._last.unlink()
         seen[name]["resumed"] = trained(cell, group, folder.checkpoints(cell.id, 0, rank))
+    seen["damaged"] = damaged(workers.group(CPU), folder, rank)
     workers.close()
     out.write_text(json.dumps(seen))
 

@@ -20,7 +20,7 @@ from scaling.errors import NotFiniteError
 from scaling.process_group import Group, TorchGroup, run_in_process
 from scaling.runtime.workers import Workers
 from scaling.training.captured import CapturedStep
-from scaling.training.checkpoint import Checkpoint
+from scaling.training.checkpoint import Checkpoint, Target
 from scaling.training.convergence import Progress
 from scaling.training.layered import LayeredStep
 from scaling.training.optimizers import SgdSettings
@@ -194,11 +194,11 @@ def resumed(
     uncut: Any = captured()
     fresh = uncut.state_dict()["aggregator"]
     take_steps(uncut, group, device, range(NUM_TRAINED))
-    content = Checkpoint.of(uncut, Progress(1, 1.0), [], device).to_bytes()
+    target = Target.of(uncut.replica.module, "cell", group.rank, group.world_size)
+    content = Checkpoint.of(uncut, Progress(1, 1.0), [], device).to_bytes(target)
     seen: dict[str, Any] = {"uncut": take_steps(uncut, group, device, later)}
     other: Any = captured()
-    saved = Checkpoint.from_bytes(content)
-    assert saved is not None
+    saved = Checkpoint.from_bytes(content, target)
     saved.restore(other, device)
     seen["resumed"] = take_steps(other, group, device, later)
     seen["apart"] = (uncut.replica.parameters - other.replica.parameters).abs().max().item()

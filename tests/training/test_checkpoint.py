@@ -1,12 +1,19 @@
 """A training that is cut off and resumed has the same bits as one that is not, on every rank."""
 
-import io
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from scaling.training.checkpoint import SCHEMA_VERSION, Checkpoint
+from scaling.errors import CheckpointError
+from scaling.training.checkpoint import Checkpoint, Target
 from scaling.training.convergence import Progress
+
+SHAPES = {"w": "[3] torch.float32"}
+TARGET = Target("a", 1, 2, SHAPES)
 
 EPOCHS, CUT_AFTER = 4, 2
 CELLS = (
@@ -59,33 +66,79 @@ class TestFormat:
         rows = [{"epoch": 1, "train_loss": float("nan"), "step_losses": [1.0]}]
         return Checkpoint(Progress(1, 2.5, None), rows, step, [torch.get_rng_state()], ["one/0123abcd"])
 
+    def read(self, content: bytes, **other: Any) -> Checkpoint:
+        return Checkpoint.from_bytes(content, replace(TARGET, **other))
+
     def test_what_is_written_is_read(self):
-        read = Checkpoint.from_bytes(self.checkpoint().to_bytes())
-        assert read is not None
+        read = self.read(self.checkpoint().to_bytes(TARGET))
         assert read.progress == Progress(1, 2.5, None)
         assert torch.equal(read.step["update"]["0:3"], torch.ones(3))
         assert read.rows[0]["step_losses"] == [1.0]
         assert read.hosts == ["one/0123abcd"]
 
-    def test_hosts_of_one_that_does_not_say_are_not_known(self):
-        values = torch.load(io.BytesIO(self.checkpoint().to_bytes()), weights_only=True)
-        del values["hosts"]
-        buffer = io.BytesIO()
-        torch.save(values, buffer)
-        read = Checkpoint.from_bytes(buffer.getvalue())
-        assert read is not None
-        assert read.hosts == []
-
     @pytest.mark.parametrize("content", [b"", b"no archive", b"PK\x03\x04cut"])
-    def test_damaged_one_is_none(self, content):
-        assert Checkpoint.from_bytes(content) is None
+    def test_other_bytes_are_no_checkpoint(self, content):
+        with pytest.raises(CheckpointError, match="no checkpoint of version 3"):
+            self.read(content)
 
-    def test_part_of_one_is_none(self):
-        content = self.checkpoint().to_bytes()
-        assert Checkpoint.from_bytes(content[: len(content) // 2]) is None
+    def test_half_of_one_is_told_by_its_digest(self):
+        content = self.checkpoint().to_bytes(TARGET)
+        with pytest.raises(CheckpointError, match="changed, or cut short"):
+            self.read(content[: len(content) // 2])
 
-    def test_one_of_another_version_is_none(self, monkeypatch):
-        monkeypatch.setattr("scaling.training.checkpoint.SCHEMA_VERSION", SCHEMA_VERSION + 1)
-        content = self.checkpoint().to_bytes()
-        monkeypatch.undo()
-        assert Checkpoint.from_bytes(content) is None
+    @given(st.data())
+    def test_no_bit_can_be_flipped_unnoticed(self, data):
+        content = bytearray(self.checkpoint().to_bytes(TARGET))
+        bit = data.draw(st.integers(0, 8 * len(content) - 1))
+        content[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(CheckpointError):
+            self.read(bytes(content))
+
+    @pytest.mark.parametrize(
+        ("other", "message"),
+        [
+            ({"world_size": 4}, "another world size: 2 there, 4 here"),
+            ({"rank": 0}, "another rank: 1 there, 0 here"),
+            ({"cell_id": "b"}, "another cell id: a there, b here"),
+            ({"shapes": {"w": "[4] torch.float32"}}, r"another model: w is \[3\] .* there, \[4\] .* here"),
+            ({"shapes": {"v": "[3] torch.float32"}}, "another model: w is .* missing here"),
+            ({"shapes": {**SHAPES, "v": "[3] torch.float32"}}, "another model: it has no v"),
+        ],
+    )
+    def test_one_of_something_else_says_what_differs(self, other, message):
+        with pytest.raises(CheckpointError, match=message):
+            self.read(self.checkpoint().to_bytes(TARGET), **other)
+
+    def test_parameters_that_are_equal_have_equal_digests(self):
+        one, other = self.checkpoint(), self.checkpoint()
+        other.step["module"]["w"][0] = -0.0
+        assert one.parameter_digest(["w"]) == other.parameter_digest(["w"])
+        other.step["module"]["w"][0] = 1e-30
+        assert one.parameter_digest(["w"]) != other.parameter_digest(["w"])
+
+
+@pytest.mark.processes
+class TestDamaged:
+    """What checkpoint_worker.py damages, and how the training goes on."""
+
+    @pytest.mark.parametrize(
+        ("damage", "note"),
+        [
+            ("flipped", "rank1.pt is not used: its digest is another one"),
+            ("other model", "rank1.pt is not used: it is of another model"),
+            ("apart", "after epoch 2 are not used: the ranks' parameters differ"),
+        ],
+    )
+    def test_training_goes_on_from_the_one_before_with_the_same_bits(self, ranks, damage, note):
+        for rank in ranks:
+            notes = rank["damaged"][damage]["notes"]
+            assert rank["damaged"][damage]["state"] == rank["all_reduce"]["uncut"]["state"]
+            assert any(note in one for one in notes)
+            assert any(f"cut off after epoch {CUT_AFTER - 1}" in one for one in notes)
+
+    def test_training_without_a_good_one_begins_anew(self, ranks):
+        for rank in ranks:
+            found = rank["damaged"]["both"]
+            assert found["state"] == rank["all_reduce"]["uncut"]["state"]
+            assert any("the training began anew" in one for one in found["notes"])
+            assert not any("cut off" in one for one in found["notes"])

@@ -16,7 +16,9 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import combinations, permutations
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field, ValidationError
 
 Operation = Literal[
     "h2d",
@@ -256,19 +258,40 @@ def as_csv(samples: Iterable[Sample]) -> str:
     return text.getvalue()
 
 
+class _Row(BaseModel):
+    """A row of `as_csv`, as the csv module gives it."""
+
+    launch: str
+    operation: str
+    ranks: Annotated[list[Annotated[int, Field(ge=0, le=10**6)]], Field(min_length=1)]
+    memory: str
+    captured: Literal["True", "False"]
+    num_threads: Annotated[int, Field(ge=1)] | None
+    num_bytes: Annotated[int, Field(ge=1, lt=2**62)]
+    repeats: Annotated[int, Field(ge=1, lt=2**62)]
+    seconds: Annotated[float, Field(gt=0, lt=1e9)]
+
+
 def from_csv(text: str) -> list[Sample]:
-    """The inverse of `as_csv`, to as many digits as it keeps."""
-    return [
-        Sample(
-            launch=row["launch"],
-            operation=row["operation"],
-            ranks=tuple(map(int, row["ranks"].split())),
-            memory=row["memory"],
-            captured=row["captured"] == "True",
-            num_threads=int(row["num_threads"]) if row["num_threads"] else None,
-            num_bytes=int(row["num_bytes"]),
-            repeats=int(row["repeats"]),
-            seconds=float(row["seconds"]),
-        )
-        for row in csv.DictReader(io.StringIO(text))
-    ]
+    """The inverse of `as_csv`, to as many digits as it keeps.
+
+    Raises:
+        ValueError: a column is missing, or a value is none; naming the line.
+    """
+    samples = []
+    for number, row in enumerate(csv.DictReader(io.StringIO(text), strict=True), 2):
+        values = {
+            **row,
+            "ranks": (row.get("ranks") or "").split(),
+            "num_threads": row.get("num_threads") or None,
+        }
+        try:
+            found = _Row.model_validate(values)
+        except ValidationError as error:
+            problem = error.errors(include_url=False)[0]
+            key = problem["loc"][0]
+            what = f"{key} is {values.get(str(key))!r:.40}: {problem['msg']}"
+            raise ValueError(f"line {number} is damaged: {what}") from None
+        fields_of = {**found.model_dump(), "ranks": tuple(found.ranks), "captured": found.captured == "True"}
+        samples.append(Sample(**fields_of))
+    return samples

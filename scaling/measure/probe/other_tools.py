@@ -13,13 +13,15 @@ Each value is one sample: neither tool gives the single ones, so that their spre
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
 from statistics import fmean
-from typing import Any
+from typing import Annotated, Any, TypeVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from scaling.measure.probe.cases import Sample
+from topologies.documents import DocumentError, from_json, shown_path
 from topologies.errors import TopologyError
 
 PROGRAMS = {"all_reduce_perf": "all_reduce", "sendrecv_perf": "shift"}
@@ -33,6 +35,57 @@ BOTH_WAYS_AT_ONCE = ("host_to_all_bidirectional_memcpy_ce", "all_to_host_bidirec
 PEER_COPIES = {"device_to_device_memcpy_write_ce": False, "device_to_device_memcpy_read_ce": True}
 """Test -> whether the row's GPU reads from the column's, so that bytes flow to the row."""
 
+
+class _Open(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+
+Few = Annotated[int, Field(ge=1, le=4096)]
+
+
+class _Time(_Open):
+    time: Annotated[float, Field(gt=0, lt=1e15)]
+
+
+class _NcclResult(_Open):
+    size: Annotated[int, Field(ge=0, lt=2**62)]
+    in_place: _Time | None = None
+    out_of_place: _Time | None = None
+
+
+class _NcclConfig(_Open):
+    nthreads: Few = 1
+    ngpus: Few = 1
+    graph: int = 0
+    devices: Annotated[list[Any], Field(max_length=4096)] | None = None
+
+
+class _NcclTests(_Open):
+    args: Annotated[list[str], Field(min_length=1)]
+    env: list[str] = []
+    config: _NcclConfig = _NcclConfig()
+    devices: Annotated[list[Any], Field(max_length=4096)] = []
+    results: list[_NcclResult]
+
+
+def _is_rate(text: str) -> str:
+    if text == "N/A" or 0 <= float(text) < 1e9:
+        return text
+    raise ValueError("should be a rate in GB/s, or N/A")
+
+
+class _NvTest(_Open):
+    name: str
+    bandwidth_matrix: list[list[Annotated[str, AfterValidator(_is_rate)]]] | None = None
+
+
+class _NvBandwidth(_Open):
+    version: str = ""
+    bufferSize: Annotated[int, Field(ge=1, le=1 << 24)] = NVBANDWIDTH_BYTES >> 20  # noqa: N815 (its name there)
+    testcases: list[_NvTest]
+
+
+Tool = TypeVar("Tool", bound=BaseModel)
 
 Rate = tuple[str, tuple[int, ...], float]
 """Operation, GPUs that take part, bytes a second of each and in each direction."""
@@ -49,59 +102,60 @@ def samples_of(text: str, source: str) -> list[Sample]:
         TopologyError: it is neither, or measured nothing that a probe does.
     """
     try:
-        content = json.loads(text)
-    except ValueError as error:
-        raise TopologyError(f"{source}: no JSON: {error}") from error
-    try:
-        if isinstance(content, dict) and "nvbandwidth" in content:
-            results = list(_nvbandwidth(content["nvbandwidth"]))
-        elif isinstance(content, dict) and "results" in content:
-            results = list(_nccl_tests(content))
-        else:
-            raise TopologyError(f"{source}: neither nccl-tests' nor nvbandwidth's JSON")
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        if isinstance(error, TopologyError):
-            raise
-        raise TopologyError(f"{source}: not as the tool writes it: {error!r}") from error
-    if not results:
+        content = from_json(text)
+    except DocumentError as error:
+        raise TopologyError(f"{source}: {error}") from None
+    if isinstance(content, dict) and "nvbandwidth" in content:
+        found = list(_nvbandwidth(_checked(_NvBandwidth, content["nvbandwidth"], source)))
+    elif isinstance(content, dict) and "results" in content:
+        found = list(_nccl_tests(_checked(_NcclTests, content, source)))
+    else:
+        raise TopologyError(f"{source}: neither nccl-tests' nor nvbandwidth's JSON")
+    if not found:
         raise TopologyError(f"{source}: no operation that a probe measures ({', '.join(PROGRAMS)}, copies)")
-    return results
+    return found
 
 
-def _nccl_tests(content: Mapping[str, Any]) -> Iterator[Sample]:
-    program = PurePath(str(content["args"][0])).name
+def _checked(model: type[Tool], values: Any, source: str) -> Tool:
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        key, message = shown_path(problem["loc"]) or "the document", problem["msg"]
+        given = "" if isinstance(problem["input"], dict | list) else f" is {problem['input']!r:.40}"
+        raise TopologyError(f"{source}: not as the tool writes it: {key}{given}: {message}") from None
+
+
+def _nccl_tests(content: _NcclTests) -> Iterator[Sample]:
+    program = PurePath(content.args[0]).name
     if program not in PROGRAMS:
         return
-    config = content.get("config", {})
-    gpus_of_process = int(config.get("nthreads", 1)) * int(config.get("ngpus", 1))
+    config = content.config
     # nccl-tests lists one device of each process.
-    num_ranks = max(1, len(config.get("devices", content.get("devices", [])))) * gpus_of_process
-    environment = {str(line) for line in content.get("env", [])}
-    launch = "host_only" if "NCCL_P2P_DISABLE=1" in environment else "default"
-    captured = bool(config.get("graph"))
-    for result in content["results"]:
-        times = [result.get(place) for place in ("in_place", "out_of_place")]
-        known = [time["time"] for time in times if time and "time" in time]
-        if known and result["size"]:
-            seconds = float(known[0]) * 1e-6
+    devices = content.devices if config.devices is None else config.devices
+    num_ranks = max(1, len(devices)) * config.nthreads * config.ngpus
+    launch = "host_only" if "NCCL_P2P_DISABLE=1" in content.env else "default"
+    for result in content.results:
+        times = [one.time for one in (result.in_place, result.out_of_place) if one is not None]
+        if times and result.size:
+            seconds = times[0] * 1e-6
             ranks = tuple(range(num_ranks))
-            yield Sample(
-                launch, PROGRAMS[program], ranks, "", captured, None, int(result["size"]), 1, seconds
-            )
+            captured = bool(config.graph)
+            yield Sample(launch, PROGRAMS[program], ranks, "", captured, None, result.size, 1, seconds)
 
 
 def nvbandwidth_version(text: str) -> str | None:
     """`nvbandwidth v0.8` where the JSON is nvbandwidth's, else None."""
-    content = json.loads(text)
-    results = content.get("nvbandwidth") if isinstance(content, dict) else None
-    return f"nvbandwidth {results.get('version', '')}".strip() if isinstance(results, dict) else None
+    content = from_json(text)
+    own = content.get("nvbandwidth") if isinstance(content, dict) else None
+    return f"nvbandwidth {own.get('version', '')}".strip() if isinstance(own, dict) else None
 
 
-def _nvbandwidth(content: Mapping[str, Any]) -> Iterator[Sample]:
-    num_bytes = int(content.get("bufferSize", NVBANDWIDTH_BYTES >> 20)) << 20
+def _nvbandwidth(content: _NvBandwidth) -> Iterator[Sample]:
+    num_bytes = content.bufferSize << 20
     matrices = {
-        test["name"]: [[_rate(text) for text in values] for values in test.get("bandwidth_matrix") or []]
-        for test in content["testcases"]
+        test.name: [[_rate(text) for text in values] for values in test.bandwidth_matrix or []]
+        for test in content.testcases
     }
     for operation, ranks, bytes_per_s in (*_single_copies(matrices), *_copies_at_once(matrices)):
         memory = "" if operation == "peer_copy" else "pinned"
@@ -110,7 +164,7 @@ def _nvbandwidth(content: Mapping[str, Any]) -> Iterator[Sample]:
 
 def _rate(text: str) -> float:
     """Bytes a second; 0 where it was not measured."""
-    return 0.0 if text == "N/A" else max(0.0, float(text) * 1e9)
+    return 0.0 if text == "N/A" else float(text) * 1e9
 
 
 def _single_copies(matrices: Mapping[str, Sequence[Sequence[float]]]) -> Iterator[Rate]:

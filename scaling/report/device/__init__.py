@@ -7,6 +7,7 @@ stands first on the page. Experiments of other packages have a plain table (`pla
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -27,6 +28,7 @@ from scaling.report.device.declared import Report
 from scaling.report.device.results import STEP, DeviceResult, Results, grouped, read_devices
 from scaling.report.figures.base import Drawn, FigureInput, figure
 from scaling.report.tables import Table
+from scaling.store.files import fitting
 
 __all__ = ["Results", "device_sentences", "device_tables", "experiments", "read_devices", "with_devices"]
 
@@ -52,12 +54,17 @@ def report_of(results: Results) -> Report:
 def experiments(data: FigureInput) -> Iterator[Drawn]:
     """The figures of all experiments."""
     for results in data.experiments:
-        yield from report_of(results).figures(results)
+        with _fitting(results):
+            drawn = [*report_of(results).figures(results)]
+        yield from drawn
 
 
 def device_tables(experiments: Sequence[Results]) -> list[Table]:
     """The page's tables of all experiments."""
-    tables = [table for results in experiments for table in report_of(results).tables(results)]
+    tables: list[Table] = []
+    for results in experiments:
+        with _fitting(results):
+            tables += report_of(results).tables(results)
     return [replace(table, section=SECTION) for table in tables]
 
 
@@ -65,9 +72,16 @@ def device_sentences(experiments: Sequence[Results]) -> list[str]:
     """What was found, of all experiments: of each what is unfinished, its answer, then the rest."""
     told = []
     for results in experiments:
-        *others, answer = [*report_of(results).sentences(results)] or [""]
+        with _fitting(results):
+            *others, answer = [*report_of(results).sentences(results)] or [""]
         told += [*_unfinished(results), *([answer] if answer else []), *others]
     return told
+
+
+def _fitting(results: Results) -> AbstractContextManager[None]:
+    """An experiment's report takes points and facts to be those that the experiment records."""
+    where = f"{results.folder}: experiment {results.experiment!r}: points or facts of its cells"
+    return fitting(where, "delete the runs of its cells, and `scaling run` measures them again")
 
 
 def _unfinished(results: Results) -> Iterator[str]:
@@ -104,7 +118,8 @@ def with_devices(table: pd.DataFrame, experiments: Sequence[Results]) -> pd.Data
             names += [name for name in values if name not in names]
     wide = pd.DataFrame([{name: row.get(name) for name in names} for row in rows.values()], columns=names)
     types = {name: kind for name, kind in columns().items() if name in wide}
-    return wide.astype(types).convert_dtypes()
+    with _fitting(experiments[0]):
+        return wide.astype(types).convert_dtypes()
 
 
 def _values(cell: DeviceResult) -> dict[str, Any]:

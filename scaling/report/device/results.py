@@ -12,6 +12,7 @@ from scaling.analysis.reading import environment_of, num_cores
 from scaling.errors import StoreError
 from scaling.measure.statistics import Estimate, estimate_median
 from scaling.store import ResultsFolder, RunRecord
+from scaling.store.sample_schemas import DeviceLineModel, validate_lines
 
 LEFT_OUT = "left_out"
 SAMPLES = "samples"
@@ -124,6 +125,7 @@ class Results:
         cells: one for each point and device.
         missing: devices that the study asked for and this machine has not.
         num_cores: that could be used; None where that was not recorded.
+        folder: of the results, for messages.
     """
 
     experiment: str
@@ -132,6 +134,7 @@ class Results:
     cells: list[DeviceResult]
     missing: list[str]
     num_cores: int | None
+    folder: str = ""
 
     @property
     def num_launches(self) -> int:
@@ -175,7 +178,9 @@ def read_devices(folder: ResultsFolder) -> list[Results]:
         missing = sorted(asked.get(name, set()) - here) if no_gpu else []
         cells.sort(key=_order)
         slug = f"{name}-{same + 1}" if same else name
-        found.append(Results(name, slug, cells[0].cell["parameters"], cells, missing, cores))
+        found.append(
+            Results(name, slug, cells[0].cell["parameters"], cells, missing, cores, str(folder.path))
+        )
     return found
 
 
@@ -184,9 +189,7 @@ def _rows(folder: ResultsFolder, record: RunRecord) -> list[dict[str, Any]]:
     (rows, *_) = folder.samples(record.cell_id, record.repeat) or [[]]
     if not rows:
         raise StoreError(f"{where}: the run is done, but nothing that it measured was recorded")
-    for row in rows:
-        if "fact" not in row and not ("phase" in row and isinstance(row.get("seconds"), float)):
-            raise StoreError(f"{where}/rank0.jsonl is damaged: a row is neither a sample nor a fact: {row}")
+    validate_lines(DeviceLineModel, rows, f"{where}/rank0.jsonl")
     return rows
 
 

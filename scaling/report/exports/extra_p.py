@@ -37,7 +37,9 @@ def extra_p(folder: ResultsFolder, cells: Sequence[CellResult]) -> Iterator[str]
     sizes = _common_sizes(regions)
     kept = {name: region for name, region in regions.items() if set(sizes) <= set(region)}
     if len(sizes) < 2:
-        raise ScalingError("no cell was timed at two world sizes; Extra-P needs five to fit a law")
+        raise ScalingError(
+            f"{folder.path}: no cell was timed at two world sizes; Extra-P needs five to fit a law"
+        )
     yield f"# seconds; p is the number of workers; {len(sizes)} points of the five that Extra-P asks for"
     for name in regions:
         if name not in kept:

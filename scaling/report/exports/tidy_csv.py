@@ -26,6 +26,7 @@ from typing import Any
 
 from scaling.analysis.budgets import step_table
 from scaling.analysis.columns import DEVICE
+from scaling.analysis.csv_cells import safe_cell
 from scaling.analysis.learning import epoch_table
 from scaling.analysis.samples import CellResult
 from scaling.analysis.summary import study_name
@@ -124,5 +125,5 @@ def _of_the_cell(cell: CellResult, name: str) -> Any:
 def _line(values: Sequence[Any]) -> str:
     """Without the line's end."""
     text = io.StringIO()
-    csv.writer(text, lineterminator="").writerow(values)
+    csv.writer(text, lineterminator="").writerow([safe_cell(value) for value in values])
     return text.getvalue()

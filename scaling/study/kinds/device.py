@@ -12,7 +12,7 @@ from pydantic import Field
 from scaling.errors import StudyError
 from scaling.study.kinds.base import CellWithoutModel, Kind, Machine
 from scaling.study.kinds.device_times import FIRST_CELL_S, START_UP_S, cell_seconds
-from scaling.study.parts import AnyPart, Axis, Component, Device, Number, PositiveInt
+from scaling.study.parts import AnyPart, Axis, Component, Device, Number, Repeats
 
 if TYPE_CHECKING:
     import torch
@@ -46,7 +46,7 @@ class DevicePart(AnyPart):
     devices: Annotated[list[Literal["cpu", "cuda"]], Axis] = ["cpu", "cuda"]
     seconds: Number = Field(1.0, gt=0)
     limit_seconds: Number = Field(10.0, gt=0)
-    repeats: PositiveInt = 1
+    repeats: Repeats = 1
 
     @property
     def world_sizes(self) -> list[int]:

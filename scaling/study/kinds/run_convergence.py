@@ -2,8 +2,8 @@
 
 After an epoch each rank writes a checkpoint, unless that would take more than a small part of the time: what
 a cut costs is then a few seconds of training. Ranks may be cut off while they write, so each keeps its last
-two, and the run goes on from the last epoch that all of them have. Ranks agree on both. What was recorded up
-to there comes from the checkpoint too, so that the samples are those of one uncut training.
+two, and the run goes on from the last epoch of which all have a good one (`training_checkpoints`). What was
+recorded up to there comes from the checkpoint too, so that the samples are those of one uncut training.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from scaling.measure import power
 from scaling.measure.clock import clock_for
 from scaling.process_group import TorchGroup
 from scaling.study.cells import Cell
+from scaling.study.kinds.training_checkpoints import TrainingCheckpoints, saved_of
 from scaling.study.prepared_step import PreparedStep, build_step
 from scaling.study.rank_summary import RankSummary
-from scaling.study.run_context import RunContext, SavedCheckpoints
+from scaling.study.run_context import RunContext
 from scaling.training.batch_norm import has_batch_norm
 from scaling.training.checkpoint import Checkpoint
 from scaling.training.convergence import Progress, TrainingPlan, train
@@ -48,11 +49,12 @@ def converge(cell: Cell, context: RunContext) -> RankSummary:
     prepared = PreparedStep(cell, context)
     _throw_away_step(cell, prepared.splits.train, context)
     prepared.check_first_steps()
-    begun = _last_common(context.saved, context.group) if context.saved else None
+    saved = saved_of(cell, prepared, context)
+    begun, notes = saved.last_common() if saved else (None, [])
     context.seconds["setup"] = context.elapsed_s()
-    rows, before = _train(cell, prepared, context, begun)
+    rows, before = _train(cell, prepared, context, saved, begun)
     context.seconds["training"] = context.elapsed_s() - context.seconds["setup"]
-    notes = [_went_on(begun.progress.epoch, before)] if begun else []
+    notes = [*notes, *([_went_on(begun.progress.epoch, before)] if begun else [])]
     if cell.batch_norm == "sync" and not has_batch_norm(prepared.step.replica.module):
         notes.append("batch_norm: sync changes nothing: the model has no batch normalisation")
     summary = prepared.summary(
@@ -77,17 +79,22 @@ def _throw_away_step(cell: Cell, split: Split, context: RunContext) -> None:
 
 
 def _train(
-    cell: Cell, prepared: PreparedStep, context: RunContext, begun: Checkpoint | None
+    cell: Cell,
+    prepared: PreparedStep,
+    context: RunContext,
+    saved: TrainingCheckpoints | None,
+    begun: Checkpoint | None,
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """All epochs, or those after a checkpoint; returns their rows, and the other hosts that trained some."""
     group, device, step, splits = context.group, context.device, prepared.step, prepared.splits
     rows: list[dict[str, Any]] = []
-    if begun is not None:
-        begun.restore(step, device)
+    if saved is not None and begun is not None:
+        saved.restore(begun, step, device)
+        prepared.check.replicas()
         rows = begun.rows
         context.write(rows)
     after = begun.progress if begun else Progress()
-    saver = _Saver(context.saved, group) if context.saved else None
+    saver = _Saver(saved, group) if saved else None
     here = this_start()
     before = [host for host in begun.hosts if host != here] if begun else []
     parts = (step, splits.train, splits.test, plan_of(cell), group, clock_for(device), group.largest)
@@ -133,7 +140,7 @@ def plan_of(cell: Cell) -> TrainingPlan:
 class _Saver:
     """Writes this rank's checkpoints, as often as their share of the time allows. Collective."""
 
-    def __init__(self, saved: SavedCheckpoints, group: TorchGroup) -> None:
+    def __init__(self, saved: TrainingCheckpoints, group: TorchGroup) -> None:
         self._saved, self._group = saved, group
         self._next_s = 0.0
 
@@ -143,23 +150,9 @@ class _Saver:
 
     def save(self, checkpoint: Checkpoint) -> None:
         start_s = time.monotonic()
-        self._saved.write(checkpoint.to_bytes())
+        self._saved.write(checkpoint)
         written_s = time.monotonic()
         self._next_s = written_s + (written_s - start_s) / LARGEST_WRITING_SHARE
-
-
-def _last_common(saved: SavedCheckpoints, group: TorchGroup) -> Checkpoint | None:
-    """This rank's checkpoint of the last epoch of which every rank has one. Collective.
-
-    Where there is no such epoch the training begins anew, and what was left of another is removed.
-    """
-    read = [checkpoint for content in saved.read() if (checkpoint := Checkpoint.from_bytes(content))]
-    by_epoch = {checkpoint.progress.epoch: checkpoint for checkpoint in read}
-    common = int(-group.largest(-float(max(by_epoch, default=0))))
-    if group.largest(float(common not in by_epoch)):
-        saved.clear()
-        return None
-    return by_epoch[common]
 
 
 def _energy_meter(device: torch.device) -> Callable[[], Callable[[], float | None]] | None:

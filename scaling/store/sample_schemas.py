@@ -1,0 +1,104 @@
+"""What samples of transfers and experiments may hold; `analysis.sample_lines` has those of trained cells."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+
+from scaling.errors import StoreError
+from scaling.store.files import MEND_SAMPLES
+from scaling.store.schemas import LARGEST_WORLD, OpenModel, Scalar, Seconds, Size, explain
+
+Rank = Annotated[int, Field(ge=0, lt=LARGEST_WORLD)]
+
+
+class TransferSampleModel(BaseModel):
+    """`scaling.measure.probe.cases.Sample`, after JSON."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    launch: str
+    operation: Annotated[str, Field(min_length=1)]
+    ranks: Annotated[list[Rank], Field(min_length=1)]
+    memory: str
+    captured: bool
+    num_threads: Size | None
+    num_bytes: Annotated[int, Field(ge=1, lt=2**62)]
+    repeats: Annotated[int, Field(ge=1, lt=2**62)]
+    seconds: Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
+
+
+class _RankFactsModel(OpenModel):
+    name: str | None = None
+    uuid: str | None = None
+    peers: list[Rank] = []
+
+
+class _DetectedModel(OpenModel):
+    name: str
+    description: str
+    device_types: dict[str, Any]
+    link_types: dict[str, Any]
+    devices: list[Any]
+    links: list[Any]
+
+
+class TransferFactsModel(OpenModel):
+    """What the workers of a probe found of the machine."""
+
+    device: str
+    ranks: Annotated[list[_RankFactsModel], Field(min_length=1)]
+    torch: str
+    nccl: str | None = None
+    mpi: str | None = None
+    date: str
+    detected: _DetectedModel
+    gpu_ids: list[str]
+    missing: list[str]
+
+
+class TransferLineModel(OpenModel):
+    """A line of a transfer cell's samples."""
+
+    sample: TransferSampleModel | None = None
+    facts: TransferFactsModel | None = None
+
+
+class DeviceLineModel(OpenModel):
+    """A line of an experiment's: a sample of a phase, or a fact with a value or a point of a curve."""
+
+    phase: str | None = None
+    seconds: Seconds | None = None
+    fact: str | None = None
+    value: Scalar | list[Any] | dict[str, Any] = None
+    x: Scalar | list[Scalar] = None
+    y: Scalar | list[Scalar] = None
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> DeviceLineModel:
+        if self.fact is None and (self.phase is None or self.seconds is None):
+            raise ValueError("is neither a sample nor a fact")
+        return self
+
+
+@cache
+def _lines_of(model: type[BaseModel]) -> TypeAdapter[Any]:
+    return TypeAdapter(list[model])  # type: ignore[valid-type]
+
+
+def validate_lines(model: type[BaseModel], lines: Sequence[Mapping[str, Any]], where: str) -> None:
+    """Checks the lines of a rank's samples.
+
+    Raises:
+        StoreError: naming the first line that is wrong, its key, and what is allowed.
+    """
+    try:
+        _lines_of(model).validate_python(lines)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        number, *path = first["loc"]
+        problem = explain({**first, "loc": tuple(path)}, None)
+        raise StoreError(f"{where}, line {int(number) + 1} is damaged: {problem}; {MEND_SAMPLES}") from None

@@ -1,0 +1,196 @@
+"""Files and folders that are damaged at random, and what the commands say of them.
+
+Each mutant is a valid folder, study or machine file with one damage: a value of another type or size, a key
+that is missing or stands twice, bytes that are changed, half a file, no file, a folder or a link in its
+place. The command that reads it runs in this process. It must end within LIMIT_S with a documented exit code,
+print no control character, and, where it refuses the file, say so in one message that names it.
+
+    python -m tests.faults.mutants --mutants 5000 --seed 7
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.faults.damages import MUTANT, damage
+from tests.faults.valid_inputs import BASES, REPORTS, Base
+
+LIMIT_S = 5.0
+HANG_S = 30.0
+"""After so long a command is interrupted, so that the others can still be tried."""
+
+
+CODES = {
+    **{"compare": {0, 2, 3}, "status": {0, 2}, "watch": {0, 1, 2}, "recommend": {0, 2, 3}, "explain": {0, 2}},
+    **{"export": {0, 2}, "predict": {0, 2}, "plan": {0, 2}, "report": {0, 2}, "topology": {0, 2}},
+}
+"""Verb -> exit codes that docs/reference says it may end with."""
+
+
+class HangsError(Exception):
+    """A command did not come to its end."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended: exit code, texts, seconds, and the traceback of an error that is none of ours."""
+
+    code: int | None
+    out: str
+    err: str
+    seconds: float
+    traceback: str = ""
+
+
+def run(words: Sequence[object]) -> Ended:
+    """Runs `scaling *words` in this process."""
+    from scaling.cli import main
+
+    out, err, code, found = io.StringIO(), io.StringIO(), 0, ""
+    argv, sys.argv = sys.argv, ["scaling", *map(str, words)]
+    before = signal.signal(signal.SIGALRM, _hang)
+    signal.setitimer(signal.ITIMER_REAL, HANG_S)
+    start = time.monotonic()
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            main()
+    except SystemExit as ended:
+        code = int(ended.code or 0)
+    except BaseException:
+        code, found = -1, traceback.format_exc()
+    finally:
+        seconds = time.monotonic() - start
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        sys.argv = argv
+    return Ended(code, out.getvalue(), err.getvalue(), seconds, found)
+
+
+def _hang(*_: object) -> None:
+    raise HangsError(f"no end after {HANG_S:g} s")
+
+
+def complaint(words: Sequence[object], ended: Ended, folder: Path) -> str | None:
+    """What is wrong with how a command ended; None where nothing is."""
+    if ended.traceback:
+        *_, last = ended.traceback.strip().splitlines()
+        ours = [
+            line.strip()
+            for line in ended.traceback.splitlines()
+            if "/scaling/" in line or "/topologies/" in line
+        ]
+        return f"{last[:150]} in {ours[-1] if ours else '?'}"
+    if ended.seconds > LIMIT_S:
+        return f"took {ended.seconds:.1f} s"
+    if ended.code not in CODES[str(words[0])]:
+        return f"exit code {ended.code}"
+    shown = ended.out + ended.err
+    if "Traceback" in shown:
+        return "prints a traceback"
+    if any((ord(one) < 32 and one not in "\n\t\r") or 127 <= ord(one) < 160 for one in shown):
+        return "prints a control character"
+    named = (str(folder), "error: own: ", "error: override ")
+    if ended.code == 2 and not any(name in ended.err for name in named):
+        return f"names no file: {ended.err.strip()[:150]}"
+    if ended.code == 2 and ended.err.count("error: ") != 1:
+        return f"says not one thing: {ended.err.strip()[:150]}"
+    return None
+
+
+@dataclass
+class Tried:
+    """What came of many mutants.
+
+    Attributes:
+        counts: (kind of input, whether it was refused) -> mutants.
+        failures: complaint -> the first mutants of it: seed, base, damage and command.
+        slowest_s: the longest command.
+    """
+
+    counts: Counter[tuple[str, bool]] = field(default_factory=Counter)
+    failures: dict[str, list[str]] = field(default_factory=dict)
+    slowest_s: float = 0.0
+
+    @property
+    def num_mutants(self) -> int:
+        return sum(self.counts.values())
+
+
+def try_mutants(
+    seed: object, number: int, place: Path, bases: Sequence[Base] = BASES, limit_s: float = float("inf")
+) -> Tried:
+    """Makes mutants and runs a command on each.
+
+    Args:
+        seed: mutant k is drawn by `seed` and k.
+        number: of mutants.
+        place: an empty folder.
+        bases: taken in turn.
+        limit_s: no more are begun after it.
+    """
+    tried, start = Tried(), time.monotonic()
+    for base in bases:
+        (place / base.name).mkdir(parents=True)
+        base.fill(place / base.name)
+    for k in range(number):
+        if time.monotonic() - start > limit_s:
+            break
+        base, draw = bases[k % len(bases)], random.Random(f"{seed}/{k}")
+        folder = place / MUTANT
+        shutil.copytree(place / base.name, folder, symlinks=True)
+        name, done = damage(folder, draw)
+        words = base.words(folder, name, draw)
+        ended = run(words)
+        tried.counts[base.name, ended.code == 2] += 1
+        tried.slowest_s = max(tried.slowest_s, ended.seconds)
+        problem = complaint(words, ended, folder)
+        if problem is not None:
+            tried.failures.setdefault(problem, []).append(
+                f"seed {seed}/{k}: {name}: {done}; {' '.join(map(str, words))}"
+            )
+        shutil.rmtree(folder, ignore_errors=True)
+    return tried
+
+
+def main() -> None:
+    """Tries many, and tells each class of failure."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--mutants", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--limit-s", type=float, default=500.0)
+    parser.add_argument("--only", default="")
+    options = parser.parse_args()
+    bases = [base for base in [*BASES, *REPORTS] if options.only in base.name]
+    with tempfile.TemporaryDirectory() as place:
+        tried = try_mutants(options.seed, options.mutants, Path(place), bases, options.limit_s)
+    for problem, mutants in sorted(tried.failures.items(), key=lambda item: -len(item[1])):
+        print(f"{len(mutants):4} {problem}\n       {mutants[0][:400]}")
+    refused = sum(count for (_, is_refused), count in tried.counts.items() if is_refused)
+    print(f"{tried.num_mutants} mutants, {refused} refused, slowest {tried.slowest_s:.1f} s, "
+          f"{sum(map(len, tried.failures.values()))} wrong in {len(tried.failures)} ways")  # fmt: skip
+    print(
+        json.dumps(
+            {
+                f"{name}{' refused' if refused else ''}": n
+                for (name, refused), n in sorted(tried.counts.items())
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,33 @@
+"""Whatever is damaged at random is refused in one message, or read; `SCALING_MUTANTS=20000` tries more."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.faults.mutants import try_mutants
+
+NUM_MUTANTS = int(os.environ.get("SCALING_MUTANTS", "250"))
+SEED = os.environ.get("SCALING_MUTANTS_SEED", "ci")
+
+
+@pytest.fixture(scope="module")
+def tried(tmp_path_factory: pytest.TempPathFactory):
+    return try_mutants(SEED, NUM_MUTANTS, tmp_path_factory.mktemp("mutants"))
+
+
+def test_every_mutant_is_read_or_refused_in_one_message(tried):
+    assert tried.failures == {}
+
+
+def test_mutants_are_of_every_kind_and_many_are_refused(tried):
+    assert tried.num_mutants == NUM_MUTANTS
+    kinds = {name for name, _ in tried.counts}
+    assert len(kinds) == 5
+    assert all(tried.counts[name, True] > 0 for name in kinds)
+
+
+def test_a_command_that_raises_is_told(monkeypatch, tmp_path: Path):
+    monkeypatch.setattr("topologies.parse.from_yaml", lambda _: 1 / 0)
+    failures = try_mutants(SEED, 12, tmp_path).failures
+    assert any("ZeroDivisionError" in problem for problem in failures)
