@@ -21,7 +21,9 @@ def study(*sizes: int):
 def test_sizes_that_the_job_does_not_hold_stay_planned_and_are_named(tmp_path):
     folder = ResultsFolder(tmp_path)
     for cell, size, state in (("a", 2, "done"), ("b", 4, "planned"), ("c", 4, "planned"), ("d", 8, "done")):
-        folder.write_run(RunRecord(cell, 0, {"world_size": size}, state=state))
+        folder.write_run(
+            RunRecord(cell, 0, {"kind": "own", "device": "cpu", "world_size": size}, state=state)
+        )
     assert job(1).left_out(folder, study(2, 4, 8)) == [
         "2 runs with 4 workers stay planned: 4 workers need 2 nodes of 2; the job has 1"
     ]
