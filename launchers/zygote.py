@@ -34,6 +34,9 @@ COMMAND_LINE_ROOM = " " * 4096
 START_LIMIT_S = 300.0
 """For importing on a slow disk; then something is wrong."""
 
+STARTED_AT_ONCE = 4
+"""Zygotes that import at the same time, before the first launch: those of so many repeats."""
+
 
 class ZygoteError(RuntimeError):
     """The zygote cannot start, or refuses to fork; with what it printed."""
@@ -106,6 +109,7 @@ class Zygote:
         )
         self._heard = b""
         self._is_over = False
+        self._has_imported = False
 
     @property
     def pid(self) -> int:
@@ -137,6 +141,7 @@ class Zygote:
             "log": str(log.absolute()),
         }
         try:
+            self.wait_until_imported()
             assert self._process.stdin is not None
             with contextlib.suppress(BrokenPipeError):  # heard below
                 self._process.stdin.write(json.dumps(request).encode() + b"\n")
@@ -150,6 +155,12 @@ class Zygote:
             self.close()
             raise ZygoteError(f"workers cannot be forked: {why}; --launcher torchrun starts them without")
         return ForkedLaunch(self, report["leader"])
+
+    def wait_until_imported(self) -> None:
+        """Returns when it can fork, or is gone, which `launch` then says."""
+        if not self._has_imported:
+            report = self.hear(START_LIMIT_S)
+            self._has_imported = report is not None and "imported" in report
 
     def hear(self, limit_s: float) -> dict[str, Any] | None:
         """The next report, as soon as it is there; None after that time. At the end: `{"ended": ...}`."""
@@ -203,25 +214,29 @@ class Zygotes:
         self._modules = list(modules)
         self._zygote: Zygote | None = None
         self._repeat: int | None = None
+        self._prepared: list[Zygote] = []
 
-    def begin(self) -> None:
-        """Starts the first, which imports while the command does other things."""
-        if self._zygote is None:
-            self._zygote = Zygote(self._modules)
+    def begin(self, num_repeats: int = 1) -> None:
+        """Starts those of the next repeats, which import at once while the command does other things."""
+        for _ in range(len(self._prepared), min(num_repeats, STARTED_AT_ONCE)):
+            self._prepared.append(Zygote(self._modules))
 
     def launch(
         self, repeat: int, spec: LaunchSpec, environment: Mapping[str, str], log: Path
     ) -> ForkedLaunch:
         """Has the workers of a launch forked by that repeat's zygote (`Zygote.launch`)."""
-        if self._zygote is not None and (self._repeat not in (None, repeat) or not self._zygote.is_alive):
-            self.close()
-        self.begin()
-        self._repeat = repeat
-        assert self._zygote is not None
+        if self._zygote is None or self._repeat != repeat or not self._zygote.is_alive:
+            if self._zygote is not None:
+                self._zygote.close()
+            self.begin()
+            self._zygote, self._repeat = self._prepared.pop(0), repeat
+        for prepared in self._prepared:
+            prepared.wait_until_imported()  # nothing is imported while something is timed
         return self._zygote.launch(spec, environment, log)
 
     def close(self) -> None:
         """Ends what there is, with a launch that is under way."""
-        if self._zygote is not None:
-            self._zygote.close()
+        for zygote in [*self._prepared, *([self._zygote] if self._zygote else [])]:
+            zygote.close()
+        self._prepared.clear()
         self._zygote = self._repeat = None

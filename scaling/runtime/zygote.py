@@ -49,6 +49,7 @@ def main() -> NoReturn:
     gc.collect()
     gc.freeze()
     processes.adopt_orphans()
+    _report(reports, imported=True)
     with open(STANDARD_INPUT, "rb", buffering=0, closefd=False) as requests:
         while line := requests.readline():
             _serve(json.loads(line), reports)

@@ -96,6 +96,8 @@ def _run_launches(
 ) -> None:
     _reset_left_over(folder, scope)
     failed_starts: dict[tuple[object, int], int] = {}
+    if scope.launcher.forks_workers:
+        zygotes.begin(len({launch.repeat for launch in scope.launches(folder, study)}))
     while launches := scope.launches(folder, study):
         launch = launches[0]
         before = _num_over(folder, scope)

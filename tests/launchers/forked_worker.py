@@ -27,8 +27,8 @@ def main(arguments):
             "words": sys.argv,
         }
         (folder / f"{rank}.json").write_text(json.dumps(facts))
-        print("out of", rank)
-        print("err of", rank, file=sys.stderr)
+        print(f"out of {rank}\n", end="")  # one write, also where output is not buffered
+        print(f"err of {rank}\n", end="", file=sys.stderr)
         workers.close()
         return 0
     if what == "fails" and rank == 1:

@@ -80,6 +80,7 @@ def test_ranks_of_two_launches_are_fresh_processes_in_the_launchs_environment(la
 def test_each_repeat_has_a_zygote_of_its_own(tmp_path):
     hashes = []
     zygotes = Zygotes([MODULE])
+    zygotes.begin(2)  # both import at once
     try:
         for repeat in (0, 0, 1):
             spec = LaunchSpec(2, 1, MODULE, ["facts", str(tmp_path)])
@@ -121,6 +122,7 @@ def test_killed_leader_leaves_no_rank_and_the_zygote_goes_on(launch):
 
 def test_killed_zygote_ends_its_launch_and_is_replaced(tmp_path):
     zygotes = Zygotes([MODULE])
+    zygotes.begin(2)  # both import at once
     try:
         running = zygotes.launch(0, LaunchSpec(2, 1, MODULE, ["waits", ""]), os.environ, tmp_path / "log")
         ranks = ranks_of(running)
