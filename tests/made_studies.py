@@ -12,8 +12,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from scaling.analysis.samples import CellResult, IterationLaunch, ProfiledStep, Training
-from scaling.analysis.summary import build_table
+from scaling.analysis.noise import scatter_of
+from scaling.analysis.samples import CellResult, IterationLaunch, ProfiledStep, Training, read_cells
+from scaling.analysis.summary import build_table, study_name
 from scaling.analysis.summary_findings import summary_findings
 from scaling.measure.budget import RankStep, Span
 from scaling.report.text import sentences_of
@@ -240,6 +241,7 @@ def texts_of(found):
     return [sentence.text for sentence in sentences_of(found)]
 
 
-def findings(table, num_cores=None):
-    """What the summary shows, in words."""
-    return texts_of(summary_findings(table, num_cores))
+def findings(folder, num_cores=None):
+    """What the summary of a results folder shows, in words."""
+    cells = read_cells(folder)
+    return texts_of(summary_findings(build_table(study_name(folder), cells), scatter_of(cells), num_cores))

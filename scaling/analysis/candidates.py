@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import median
 from typing import Any
-
-import numpy as np
 
 from scaling.analysis.accuracy import why_not
 from scaling.analysis.columns import (
@@ -24,13 +23,16 @@ from scaling.analysis.columns import (
     is_of_older_code,
     shares_gpus,
 )
+from scaling.analysis.decisions import Difference, with_variance
 from scaling.analysis.findings import Finding
 from scaling.analysis.formats import percent, workers
 from scaling.analysis.launch_values import energies_per_sample, seconds_to_target
 from scaling.analysis.learning import REACHED, family_key
+from scaling.analysis.noise import scatter_of
 from scaling.analysis.samples import CellResult
+from scaling.analysis.study_scatter import MODERATED, StudyScatter, Times, study_scatter
 from scaling.axes import Role, Shared, columns, fixed_batch, with_columns
-from scaling.measure.statistics import ONE_LAUNCH, estimate_median
+from scaling.measure.statistics import ONE_LAUNCH
 
 TIME, ACCURACY, EFFICIENCY, HOURS, ENERGY = "time", "time-to-accuracy", "efficiency", "gpu-hours", "energy"
 
@@ -52,7 +54,9 @@ class Candidate:
         low, high: its 95% interval; None where there is none.
         unit: for people.
         method: how the interval was made.
-        launches: the value of each launch (or training), for their spread.
+        times: the value of each launch, or training, for differences to other candidates.
+        factor: of the value to what `times` has.
+        open_ratio: what the instrument leaves open of each value, whatever the number of launches.
     """
 
     row: Row
@@ -62,7 +66,19 @@ class Candidate:
     high: float | None
     unit: str
     method: str
-    launches: list[float]
+    times: Times
+    factor: float = 1.0
+    open_ratio: float = 0.0
+
+    @property
+    def cell_id(self) -> str:
+        """Of its cell; of several seeds, the first's."""
+        return str(self.row["cell_id"])
+
+    @property
+    def num_launches(self) -> int:
+        """Or trainings."""
+        return len(self.times.by_launch)
 
     @property
     def name(self) -> str:
@@ -78,13 +94,8 @@ class Candidate:
             "high": self.high,
             "unit": self.unit,
             "is_one_launch": self.method == ONE_LAUNCH,
-            "num_launches": len(self.launches),
+            "num_launches": self.num_launches,
         }
-
-    @property
-    def spread(self) -> float | None:
-        """Standard deviation over launches; None with fewer than two."""
-        return float(np.std(self.launches, ddof=1)) if len(self.launches) > 1 else None
 
 
 @dataclass(frozen=True)
@@ -115,6 +126,48 @@ class Workload:
     title: str
     candidates: list[Candidate]
     excluded: list[Excluded]
+
+
+@dataclass(frozen=True)
+class Scatters:
+    """What is known of the scatter of candidates over launches.
+
+    Attributes:
+        of_times: of the study's cells.
+        of_values: of what else is made smallest: joules, seconds to an accuracy; None where it is times.
+    """
+
+    of_times: StudyScatter
+    of_values: StudyScatter | None
+
+    def difference(self, first: Candidate, second: Candidate) -> Difference:
+        """Of the second's value from the first's."""
+        log_factor = math.log(second.factor / first.factor)
+        found = (self.of_values or self.of_times).difference(first.cell_id, second.cell_id, log_factor)
+        left_open = (first.open_ratio**2 + second.open_ratio**2) / 3  # evenly within the instrument's step
+        return with_variance(found, left_open, found.degrees or 1.0) if left_open else found
+
+
+def scatters_of(
+    objective: str, asked: Sequence[Workload], cells: Sequence[CellResult]
+) -> tuple[Scatters, list[Workload]]:
+    """The scatter of all workloads' candidates, and the workloads with the intervals that it gives them."""
+    of_times = scatter_of(cells)
+    if objective not in (ACCURACY, ENERGY):
+        return Scatters(of_times, None), list(asked)
+    of_values = study_scatter({one.cell_id: one.times for own in asked for one in own.candidates})
+    with_intervals = [
+        replace(own, candidates=[_with_interval(one, of_values) for one in own.candidates]) for own in asked
+    ]
+    return Scatters(of_times, of_values), with_intervals
+
+
+def _with_interval(one: Candidate, scatter: StudyScatter) -> Candidate:
+    interval = scatter.interval(one.cell_id)
+    if interval is None:
+        return one
+    low, high = interval[0] * (1 - one.open_ratio), interval[1] * (1 + one.open_ratio)
+    return replace(one, low=low, high=high, method=MODERATED)
 
 
 def workloads(objective: str, rows: Sequence[Row], cells: Sequence[CellResult]) -> list[Workload]:
@@ -230,7 +283,8 @@ def _scaled(row: Row, cell: CellResult, parts: tuple[str, ...], factor: float, u
         None if high is None else factor * high,
         unit,
         row["interval_method"],
-        [factor * float(np.median(launch.step_s)) for launch in cell.launches],
+        Times(row["world_size"], {launch.repeat: launch.median_s for launch in cell.launches}),
+        factor,
     )
 
 
@@ -239,21 +293,12 @@ def _by_energy(row: Row, cell: CellResult, parts: tuple[str, ...]) -> Candidate 
     energies = energies_per_sample(cell)
     if not energies:
         return None
-    estimate = estimate_median([[1e3 * one.joules] for one in energies])
-    open_part = max(ENERGY_STEP_S / one.window_s for one in energies)
-    low, high = estimate.low, estimate.high
-    if len(energies) == 1:
-        low = high = estimate.median
-    return Candidate(
-        row,
-        parts,
-        estimate.median,
-        None if low is None else low * (1 - open_part),
-        None if high is None else high * (1 + open_part),
-        "J a thousand samples",
-        estimate.method,
-        [1e3 * one.joules for one in energies],
-    )
+    values = [1e3 * one.joules for one in energies]
+    open_ratio = max(ENERGY_STEP_S / one.window_s for one in energies)
+    middle, times = median(values), Times(row["world_size"], dict(enumerate(values)))
+    low, high = middle * (1 - open_ratio), middle * (1 + open_ratio)
+    unit = "J a thousand samples"
+    return Candidate(row, parts, middle, low, high, unit, ONE_LAUNCH, times, open_ratio=open_ratio)
 
 
 _MEASURES: dict[str, Callable[[Row, CellResult, tuple[str, ...]], Candidate | None]] = {
@@ -288,14 +333,17 @@ def _trained(
             names = ("world_size", "workers_per_gpu")
             reason = Finding("seconds_on_shared_gpus", ids, {name: row[name] for name in names})
         else:
-            seconds = [s for one in own for s in seconds_to_target(cells[one["cell_id"]])]
-            estimate = estimate_median([[one] for one in seconds])
-            candidates.append(
-                Candidate(
-                    row, parts, estimate.median, estimate.low, estimate.high, f"s to {target}",
-                    estimate.method, seconds,
-                )
-            )  # fmt: skip
+            seconds: dict[Hashable, float] = {
+                (one["seed"], number): value
+                for one in own
+                for number, value in enumerate(seconds_to_target(cells[one["cell_id"]]))
+            }
+            middle, unit, times = (
+                median(seconds.values()),
+                f"s to {target}",
+                Times(row["world_size"], seconds),
+            )
+            candidates.append(Candidate(row, parts, middle, None, None, unit, ONE_LAUNCH, times))
             continue
         excluded.append(_excluded(row, parts, reason))
     title = f"{first['model']} on {first['dataset']} to an accuracy of {target}, {first['device']}"
@@ -327,10 +375,3 @@ def _parts(row: Row, family: Sequence[Row]) -> tuple[str, ...]:
         if len({other[choice.key] for other in family if other[choice.key] is not None}) > 1:
             parts.append(choice.text(value))
     return (*parts, "older code") if is_of_older_code(row) else tuple(parts)
-
-
-def relative_half_width(candidate: Candidate) -> float:
-    """Half of the interval over the value; infinite where there is none."""
-    if candidate.low is None or candidate.high is None:
-        return math.inf
-    return (candidate.high - candidate.low) / 2 / candidate.value

@@ -1,181 +1,78 @@
 """Two studies, cell by cell: what became faster or slower, and how sure that is.
 
-1. Cells are paired (`scaling.analysis.matching`); of each pair the ratio b / a of the times is taken, with
-   its 95% interval (`scaling.measure.ratios`): iterations of timed cells, seconds of training of others.
-2. With two launches or more on both sides, all pairs are tested together: Holm's correction of Welch's t test
-   at a family-wise level. A pair is called faster or slower if its corrected p value is below the level, its
-   interval leaves 1 out and the ratio is further from 1 than the noise floor of either study.
-3. With one launch on a side nobody knows how much launches scatter. Such a pair is called faster or slower
-   "within this launch only", if its interval leaves 1 out and the ratio is further from 1 than the noise
-   floor that an A/A pair measured, and than ONE_LAUNCH_MARGIN; no level is kept there. Without an A/A pair,
-   or between the floor and the margin, it stays undecided.
+1. Cells are paired (`scaling.analysis.matching`); of each pair the ratio b / a of the times is taken:
+   iterations of timed cells, seconds of training of others.
+2. Two folders are two campaigns: the shift of all cells of a world size is a line of its own, and cells are
+   called relative to it (`scaling.analysis.decisions.campaigns`). All pairs are tested together: Holm's
+   correction at a family-wise level.
+3. Several folders on both sides are as many campaigns, and each is one value of a cell: what differs from one
+   campaign to the next is then measured. Several on one side alone are taken as more launches.
+4. Folders of `run --against` have launches that alternated: each is held against the one next to it, nothing
+   stands between them, and the shift of all cells is a difference of both environments.
+5. With one launch on a side nobody knows how much launches scatter: the pair is undecided.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
 
+import numpy as np
 import pandas as pd
 
 from scaling.analysis.columns import Row, to_rows
-from scaling.analysis.environments import Difference, environment_differences
-from scaling.analysis.findings import Finding
+from scaling.analysis.comparison import CellComparison, Comparison, Shift, Verdict
+from scaling.analysis.decisions import CAMPAIGN_RATIO, Campaigns, adjusted, campaigns, goes_along, interleaved
+from scaling.analysis.environments import environment_differences
 from scaling.analysis.groups import group_rows
 from scaling.analysis.matching import COMPARED_KINDS, Match, has_time, match_cells, nearest_differences
+from scaling.analysis.noise import aa_warnings
 from scaling.analysis.samples import CellResult, read_cells
+from scaling.analysis.study_scatter import TIMER_S, Times, cell_times, log_matrix
 from scaling.analysis.summary import build_table, study_name
 from scaling.errors import ScalingError
-from scaling.measure.ratios import Ratio, adjusted, estimate_ratio
 from scaling.store import ResultsFolder
 
 FAMILY_LEVEL = 0.02
 """The probability that any of the cells is called different where none is."""
 
-ONE_LAUNCH_MARGIN = 0.05
-"""What launches of the same cell may well differ by, on processors that others use too. It is no measurement:
-an A/A pair tells the noise within a launch, and with one launch nothing tells that between launches."""
-
-Verdict = Literal["faster", "slower", "indistinguishable", "undecided"]
-
-Reason = Literal["below_noise_floor", "no_interval", "one_launch_no_pair", "one_launch_margin"]
-
-Samples = list[list[float]]
-
 
 @dataclass(frozen=True)
-class CellComparison:
-    """A pair of cells.
+class Side:
+    """The folders of one side.
 
     Attributes:
-        group: what it has in common with others, for people.
-        name: what sets it apart from them: aggregator and the like.
-        match: both rows of the summaries.
-        quantity: the column that is compared: iteration_s, or train_s of a training.
-        ratio: b / a.
-        p_adjusted: corrected for all pairs; None with one launch on a side.
-        noise_floor: the larger one of both studies, as a ratio; None where none was measured.
-        verdict: of b against a.
-        reason: why it is undecided, or indistinguishable although the test finds a difference: a short name;
-            else None.
+        tables: their summaries.
+        cells: the samples that these were made of.
     """
 
-    group: str
-    name: str
-    match: Match
-    quantity: str
-    ratio: Ratio
-    p_adjusted: float | None
-    noise_floor: float | None
-    verdict: Verdict
-    reason: Reason | None
-
-    @property
-    def kind(self) -> str:
-        """iteration or convergence: times of different kinds are never in one table."""
-        return str(self.match.a["kind"])
-
-    @property
-    def within_one_launch(self) -> bool:
-        """Whether nothing is known of the scatter between launches."""
-        return self.ratio.p_value is None
-
-    @property
-    def reason_finding(self) -> Finding | None:
-        """The reason, to be said in words."""
-        if self.reason is None:
-            return None
-        cells = (self.match.a["cell_id"], self.match.b["cell_id"])
-        return Finding(self.reason, cells, {"margin_ratio": ONE_LAUNCH_MARGIN})
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        a, b, ratio = self.match.a, self.match.b, self.ratio
-        return {
-            "kind": self.kind,
-            "group": self.group,
-            "name": self.name,
-            "world_size": a["world_size"],
-            "cell_id_a": a["cell_id"],
-            "cell_id_b": b["cell_id"],
-            "quantity": self.quantity,
-            "a": a[self.quantity],
-            "b": b[self.quantity],
-            "ratio": ratio.ratio,
-            "ratio_low": ratio.low,
-            "ratio_high": ratio.high,
-            "interval_method": ratio.method,
-            "launches_a": a["repeats"],
-            "launches_b": b["repeats"],
-            "p_value": ratio.p_value,
-            "p_adjusted": self.p_adjusted,
-            "noise_floor": self.noise_floor,
-            "verdict": self.verdict,
-            "within_one_launch": self.within_one_launch,
-            "reason": self.reason,
-            "final_test_accuracy_a": a["final_test_accuracy"],
-            "final_test_accuracy_b": b["final_test_accuracy"],
-            "differing": {name: list(values) for name, values in self.match.differing.items()},
-        }
+    tables: Sequence[pd.DataFrame]
+    cells: Sequence[Sequence[CellResult]]
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """Two folders.
-
-    Attributes:
-        environment: fields that differ.
-        cells: the pairs, in the first folder's order.
-        only_in_a, only_in_b: rows without a partner, or whose partner has no samples.
-        level: the family-wise one.
-        num_left_out: cells of kinds that are not compared, and trainings whose workers shared GPUs, in both.
-    """
-
-    environment: list[Difference]
-    cells: list[CellComparison]
-    only_in_a: list[Row]
-    only_in_b: list[Row]
-    level: float
-    num_left_out: int
-
-    @property
-    def num_tests(self) -> int:
-        """Pairs that were tested together."""
-        return sum(not cell.within_one_launch for cell in self.cells)
-
-    def detectable(self, cell: CellComparison) -> float | None:
-        """The smallest ratio that would have been found in this pair, whatever the others were; None with
-        one launch."""
-        return cell.ratio.detectable(self.level / max(1, self.num_tests))
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        kept = ("kind", "model", "aggregator", "step", "world_size", "state", "reason", "cell_id")
-        return {
-            "method": "Welch's t test of the launches' medians (logarithms), Holm's correction",
-            "family_wise_level": self.level,
-            "num_tests": self.num_tests,
-            "environment": [one.as_dict() for one in self.environment],
-            "cells": [{**cell.as_dict(), "detectable_ratio": self.detectable(cell)} for cell in self.cells],
-            "only_in_a": [{name: row[name] for name in kept} for row in self.only_in_a],
-            "only_in_b": [{name: row[name] for name in kept} for row in self.only_in_b],
-            "num_left_out": self.num_left_out,
-        }
-
-
-def compare(a: ResultsFolder, b: ResultsFolder, level: float = FAMILY_LEVEL) -> Comparison:
-    """Compares two folders; ratios are b / a.
+def compare(
+    a: Sequence[ResultsFolder], b: Sequence[ResultsFolder], level: float = FAMILY_LEVEL
+) -> Comparison:
+    """Compares two sides of one folder or several each; ratios are b / a.
 
     Raises:
         StoreError: a folder is none, or samples are missing or damaged.
         ScalingError: they have no measured cell in common.
     """
-    sides = [(study_name(folder.require()), read_cells(folder)) for folder in (a, b)]
-    tables = [build_table(name, cells) for name, cells in sides]
-    found = compare_tables(tables[0], sides[0][1], tables[1], sides[1][1], level)
-    return replace(found, environment=environment_differences(a, b))
+    found = compare_sides(_side(a), _side(b), level, are_interleaved=_alternated(a, b))
+    return replace(found, environment=environment_differences(a[0], b[0]))
+
+
+def _side(folders: Sequence[ResultsFolder]) -> Side:
+    names = [study_name(folder.require()) for folder in folders]
+    cells = [read_cells(folder) for folder in folders]
+    return Side([build_table(name, own) for name, own in zip(names, cells, strict=True)], cells)
+
+
+def _alternated(a: Sequence[ResultsFolder], b: Sequence[ResultsFolder]) -> bool:
+    """Whether both are folders of one `run --against`."""
+    marks = [folder.campaign() for folder in (*a, *b)]
+    return len(marks) == 2 and marks[0] is not None and marks[0] == marks[1]
 
 
 def compare_tables(
@@ -186,40 +83,123 @@ def compare_tables(
     level: float = FAMILY_LEVEL,
 ) -> Comparison:
     """The same of summaries and samples that were read already; it knows of no environment."""
+    return compare_sides(Side([table_a], [cells_a]), Side([table_b], [cells_b]), level)
+
+
+def compare_sides(a: Side, b: Side, level: float, *, are_interleaved: bool = False) -> Comparison:
+    """The same of several folders a side.
+
+    Raises:
+        ScalingError: the level is no probability, or there is no measured cell in common.
+    """
     if not 0 < level < 1:
         raise ScalingError(f"the level is {level:g}; it is a probability between 0 and 1, such as 0.02")
-    rows_a, rows_b = to_rows(table_a), to_rows(table_b)
-    samples = _samples(cells_a), _samples(cells_b)
+    rows_a, rows_b = (to_rows(side.tables[0]) for side in (a, b))
+    are_campaigns = min(len(a.tables), len(b.tables)) > 1
+    times_a, times_b = (_times(side, are_campaigns=are_campaigns) for side in (a, b))
     matches, alone_a, alone_b = match_cells(rows_a, rows_b)
     measured = [
         one
         for one in matches
-        if one.a["cell_id"] in samples[0] and one.b["cell_id"] in samples[1] and _as_long(one)
+        if one.a["cell_id"] in times_a and one.b["cell_id"] in times_b and _as_long(one)
     ]
     if not measured:
         raise ScalingError(_nothing_in_common(rows_a, rows_b, matched=bool(matches)))
     left = [one for one in matches if one not in measured]
-    pairs = [
-        _compared(one, samples[0][one.a["cell_id"]], samples[1][one.b["cell_id"]], _names(rows_a))
-        for one in measured
-    ]
+    families: dict[Hashable, list[Match]] = {}
+    for one in measured:
+        families.setdefault(times_a[one.a["cell_id"]].family, []).append(one)
+    found: dict[str, CellComparison] = {}
+    shifts, names = [], _names(rows_a)
+    for family in families.values():
+        own = ([times_a[one.a["cell_id"]] for one in family], [times_b[one.b["cell_id"]] for one in family])
+        compared = _campaigns(*own, are_interleaved=are_interleaved, are_campaigns=are_campaigns)
+        found.update(_pairs(family, own, compared, names))
+        if compared.shift is not None:
+            first = family[0].a
+            is_relative = compared.relative is not None
+            shifts.append(
+                Shift(
+                    first["kind"],
+                    first["world_size"],
+                    len(family),
+                    compared.shift,
+                    is_relative,
+                    are_interleaved,
+                )
+            )
     return Comparison(
         environment=[],
-        cells=_judged(pairs, level),
-        only_in_a=[*alone_a, *(one.a for one in left if one.a["cell_id"] in samples[0])],
-        only_in_b=[*alone_b, *(one.b for one in left if one.b["cell_id"] in samples[1])],
+        cells=_judged([found[one.a["cell_id"]] for one in measured], level),
+        shifts=shifts,
+        only_in_a=[*alone_a, *(one.a for one in left if one.a["cell_id"] in times_a)],
+        only_in_b=[*alone_b, *(one.b for one in left if one.b["cell_id"] in times_b)],
         level=level,
         num_left_out=sum(not has_time(row) for row in (*rows_a, *rows_b)),
+        warnings=[warning for side in (a, b) for cells in side.cells for warning in aa_warnings(cells)],
     )
 
 
-def _samples(cells: Sequence[CellResult]) -> dict[str, Samples]:
-    """Cell id -> the samples of each launch; trainings give one value each."""
-    timed = {cell.cell_id: [one.step_s.tolist() for one in cell.launches] for cell in cells if cell.launches}
-    trained = {
-        cell.cell_id: [[float(one.train_s[-1])] for one in cell.trainings] for cell in cells if cell.trainings
-    }
-    return {**timed, **trained}
+def _times(side: Side, *, are_campaigns: bool) -> dict[Hashable, Times]:
+    """Of the first folder's cells, with the values of all folders: of launches, or of whole campaigns."""
+    rows = to_rows(side.tables[0])
+    merged: dict[Hashable, dict[Hashable, float]] = {}
+    families: dict[Hashable, Hashable] = {}
+    for number, (table, cells) in enumerate(zip(side.tables, side.cells, strict=True)):
+        own_id = {one.b["cell_id"]: one.a["cell_id"] for one in match_cells(rows, to_rows(table))[0]}
+        for cell_id, own in cell_times(cells).items():
+            first = own_id.get(str(cell_id)) if number else cell_id
+            if first is None or not own.by_launch:
+                continue
+            families.setdefault(first, own.family)
+            by_launch: dict[Hashable, float] = {(number, name): one for name, one in own.by_launch.items()}
+            if are_campaigns:
+                by_launch = {number: float(np.exp(np.mean(np.log([*own.by_launch.values()]))))}
+            merged.setdefault(first, {}).update(by_launch)
+    return {cell_id: Times(families[cell_id], values) for cell_id, values in merged.items()}
+
+
+def _campaigns(
+    a: Sequence[Times], b: Sequence[Times], *, are_interleaved: bool, are_campaigns: bool
+) -> Campaigns:
+    if are_interleaved:
+        ratios = [
+            {launch: other.by_launch[launch] / seconds for launch, seconds in one.by_launch.items()
+             if launch in other.by_launch}
+            for one, other in zip(a, b, strict=True)
+        ]  # fmt: skip
+        both = [Times(one.family, own) for one, own in zip(a, ratios, strict=True)]
+        return interleaved(log_matrix(both))
+    logs = log_matrix(a), log_matrix(b)
+    smallest = (TIMER_S / np.exp(np.nanmean(logs[0], axis=1))) ** 2
+    return campaigns(*logs, smallest, campaign=0.0 if are_campaigns else CAMPAIGN_RATIO)
+
+
+def _pairs(
+    family: Sequence[Match],
+    times: tuple[Sequence[Times], Sequence[Times]],
+    compared: Campaigns,
+    names: Mapping[str, tuple[str, str]],
+) -> dict[str, CellComparison]:
+    """Cell id of a -> the pair, before all are judged together."""
+    found = {}
+    for index, match in enumerate(family):
+        cell_id = match.a["cell_id"]
+        group, name = names[cell_id]
+        quantity = "train_s" if match.a["kind"] == "convergence" else "iteration_s"
+        counts = len(times[0][index].by_launch), len(times[1][index].by_launch)
+        found[cell_id] = CellComparison(
+            group,
+            name,
+            match,
+            quantity,
+            compared.ratios[index],
+            compared.tested[index],
+            None,
+            "undecided",
+            counts,
+        )
+    return found
 
 
 def _as_long(match: Match) -> bool:
@@ -237,57 +217,23 @@ def _names(rows: Sequence[Row]) -> Mapping[str, tuple[str, str]]:
     }
 
 
-def _compared(match: Match, a: Samples, b: Samples, names: Mapping[str, tuple[str, str]]) -> CellComparison:
-    """A pair before all are judged together."""
-    floors = [row["noise_floor"] for row in (match.a, match.b) if row["noise_floor"] is not None]
-    group, name = names[match.a["cell_id"]]
-    quantity = "train_s" if match.a["kind"] == "convergence" else "iteration_s"
-    ratio = estimate_ratio(a, b)
-    return CellComparison(
-        group, name, match, quantity, ratio, None, max(floors, default=None), "undecided", None
-    )
-
-
 def _judged(pairs: Sequence[CellComparison], level: float) -> list[CellComparison]:
-    corrected = iter(adjusted([one.ratio.p_value for one in pairs if one.ratio.p_value is not None]))
+    known = [one.tested.p_value for one in pairs]
+    corrected = iter(adjusted([own for own in known if own is not None]))
     return [
-        _judge_within_launch(one) if one.ratio.p_value is None else _judge(one, next(corrected), level)
-        for one in pairs
+        one if own is None else _judge(replace(one, p_adjusted=next(corrected)), level)
+        for one, own in zip(pairs, known, strict=True)
     ]
 
 
-def _judge(pair: CellComparison, p_adjusted: float, level: float) -> CellComparison:
-    if p_adjusted >= level or _holds_1(pair.ratio):
-        return replace(pair, p_adjusted=p_adjusted, verdict="indistinguishable")
-    if _within_floor(pair):
-        return replace(pair, p_adjusted=p_adjusted, verdict="indistinguishable", reason="below_noise_floor")
-    return replace(pair, p_adjusted=p_adjusted, verdict=_direction(pair.ratio))
-
-
-def _judge_within_launch(pair: CellComparison) -> CellComparison:
-    if pair.ratio.low is None:
-        return replace(pair, verdict="undecided", reason="no_interval")
-    if _holds_1(pair.ratio):
-        return replace(pair, verdict="indistinguishable")
-    if pair.noise_floor is None:
-        return replace(pair, verdict="undecided", reason="one_launch_no_pair")
-    if _within_floor(pair):
-        return replace(pair, verdict="indistinguishable", reason="below_noise_floor")
-    if abs(math.log(pair.ratio.ratio)) <= math.log1p(ONE_LAUNCH_MARGIN):
-        return replace(pair, verdict="undecided", reason="one_launch_margin")
-    return replace(pair, verdict=_direction(pair.ratio))
-
-
-def _holds_1(ratio: Ratio) -> bool:
-    return ratio.low is None or ratio.high is None or ratio.low <= 1 <= ratio.high
-
-
-def _within_floor(pair: CellComparison) -> bool:
-    return pair.noise_floor is not None and abs(math.log(pair.ratio.ratio)) <= math.log1p(pair.noise_floor)
-
-
-def _direction(ratio: Ratio) -> Verdict:
-    return "slower" if ratio.ratio > 1 else "faster"
+def _judge(pair: CellComparison, level: float) -> CellComparison:
+    own, tested, p_adjusted = pair.difference, pair.tested, pair.p_adjusted
+    verdict: Verdict = "indistinguishable"
+    if p_adjusted is not None and p_adjusted < level and goes_along(own, tested):
+        verdict = "slower" if own.ratio > 1 else "faster"
+    elif own.is_same() and tested.is_same():
+        verdict = "same"
+    return replace(pair, verdict=verdict)
 
 
 def _nothing_in_common(a: Sequence[Row], b: Sequence[Row], *, matched: bool) -> str:
@@ -303,7 +249,7 @@ def _nothing_in_common(a: Sequence[Row], b: Sequence[Row], *, matched: bool) -> 
                 f"{' and '.join(COMPARED_KINDS)} with a GPU a worker; `scaling report DIR` shows what it has"
             )
     different = nearest_differences(a, b)
-    nearest = f"; the most alike ones differ in {', '.join(different)}" if different else ""
+    nearest = f"; the nearest ones differ in {', '.join(different)}" if different else ""
     return (
         f"the studies have no cell in common that `compare` reads ({' or '.join(COMPARED_KINDS)}){nearest}; "
         "name two folders of one study"

@@ -4,24 +4,37 @@ By intervals, exposed time is what the exchange's spans show outside of computat
 cell's iteration less that of its control arm; it may be negative, and is not clipped. The two must agree, or
 one of them misses something: an exchange that slows the computation that it overlaps, or marks that cost
 time.
+
+Both cells ran in the same launches. What the difference is known by is its interval over these, of one launch
+the A/A pairs' noise floor; where that is too coarse, the check is not resolved. A cause is named only where
+the launches show it: the phase takes longer in the arm than in the control arm, by a paired t test.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
+from scaling.analysis.budgets import cell_budget
 from scaling.analysis.columns import CONTROL_ARMS, Row, aggregator_name
+from scaling.analysis.decisions import TIE_RATIO, Difference
 from scaling.analysis.findings import Finding
+from scaling.analysis.moderated import t_quantile
 from scaling.analysis.samples import CellResult
 from scaling.axes import Shared, agree, fixed_batch
+from scaling.measure.statistics import CONFIDENCE
 
 AGREEMENT = 0.10
 """Two exposed times that differ by no more than this part of the larger one agree."""
 
 COMPUTATION = ("input", "forward", "backward", "update")
 """Phases that both arms have."""
+
+COLUMNS_COMPARED = (*(f"{phase}_s" for phase in COMPUTATION), "unattributed_s")
+"""Of the budget."""
 
 SLOWED_BY_EXCHANGE = ("input", "forward", "backward")
 """Those that are the same work in both arms; the update may be at another place."""
@@ -36,6 +49,20 @@ def is_baseline_of(other: Mapping[str, Any], cell: Mapping[str, Any]) -> bool:
         and agree(Shared.BASELINE, other, cell)
         and fixed_batch(other) == fixed_batch(cell)
     )
+
+
+def baseline_of(cell: CellResult, cells: Iterable[CellResult]) -> CellResult | None:
+    """The measured cell to which the cell's speedup refers; None where there is none.
+
+    Of several the one of the same peer access, then the one with the most iterations.
+    """
+    fitting = [other for other in cells if other.launches and is_baseline_of(other.cell, cell.cell)]
+
+    def preference(other: CellResult) -> tuple[bool, int, str]:
+        same_access = other.cell.get("peer_access") == cell.cell.get("peer_access")
+        return (not same_access, -_num_iterations(other), other.cell_id)
+
+    return min(fitting, key=preference, default=None)
 
 
 def control_labels(cell: Mapping[str, Any]) -> list[str]:
@@ -77,44 +104,69 @@ def _num_iterations(cell: CellResult) -> int:
     return sum(len(launch.iterations) for launch in cell.launches)
 
 
-def exposed_check(arm: Row, control: Row) -> Finding | None:
+def exposed_check(
+    arm: Row, control: Row, difference: Difference, differing_s: Callable[[], Mapping[str, float]]
+) -> Finding | None:
     """Whether the two exposed times of a cell agree.
 
     Args:
         arm: the cell's row of the summary, with `exposed_by_difference_s` and `noise_floor`.
         control: that of its control arm.
+        difference: of the arm's time from the control arm's.
+        differing_s: columns of the budget -> by how much the arm has more, where the launches show it.
 
     Returns:
-        `exposed_times_agree` with the bound that it rests on, or `exposed_times_differ` with both times and
-        what the difference comes from; None where one of the times does not exist.
+        `exposed_times_agree`; `exposed_times_unresolved` where the difference is known too coarsely; or
+        `exposed_times_differ` with both times and what the difference comes from. None where one of the
+        times does not exist.
     """
     by_intervals, by_difference = arm["exchange_overhead_s"], arm["exposed_by_difference_s"]
     if by_intervals is None or by_difference is None:
         return None
-    cells = (arm["cell_id"], control["cell_id"])
-    bound = _agreement(by_intervals, by_difference, arm, control)
-    if bound is not None:
+    cells, iteration_s = (arm["cell_id"], control["cell_id"]), arm["iteration_s"]
+    gap_s = by_difference - by_intervals
+    half = difference.half_width()
+    known_to = arm["noise_floor"] if half is None else math.expm1(half)
+    tolerance_s = AGREEMENT * max(abs(by_intervals), abs(by_difference))
+    if known_to is None or known_to * iteration_s > max(tolerance_s, TIE_RATIO * iteration_s):
+        values = {"known_to_ratio": known_to, "is_one_launch": half is None}
+        return Finding("exposed_times_unresolved", cells, values)
+    if abs(gap_s) <= max(tolerance_s, known_to * iteration_s):
+        bound = "ratio" if abs(gap_s) <= tolerance_s else "launches"
         return Finding("exposed_times_agree", cells, {"bound": bound, "agreement_ratio": AGREEMENT})
     values = {"exchange_overhead_s": by_intervals, "exposed_by_difference_s": by_difference}
-    values |= {"control": control["aggregator"], **_explanation(by_difference - by_intervals, arm, control)}
-    return Finding("exposed_times_differ", cells, values)
+    explanation = (
+        {"cause": "one_launch"} if half is None else _explanation(gap_s, arm, control, differing_s())
+    )
+    return Finding("exposed_times_differ", cells, {**values, "control": control["aggregator"], **explanation})
 
 
-def _agreement(by_intervals: float, by_difference: float, arm: Row, control: Row) -> str | None:
-    """The bound within which they agree, the first that holds; None where none does."""
-    apart = abs(by_intervals - by_difference)
-    if apart <= AGREEMENT * max(abs(by_intervals), abs(by_difference)):
-        return "ratio"
-    if arm["noise_floor"] is not None and apart <= arm["noise_floor"] * arm["iteration_s"]:
-        return "noise_floor"
-    low, high = arm["iteration_s_low"], arm["iteration_s_high"]
-    control_low, control_high = control["iteration_s_low"], control["iteration_s_high"]
-    if None in (low, high, control_low, control_high):
-        return None
-    return "intervals" if low - control_high <= by_intervals <= high - control_low else None
+def differences_of_launches(arm: CellResult, control: CellResult) -> dict[str, float]:
+    """Columns of the budget -> by how many seconds the arm has more, where their common launches show it."""
+    launches = [{one.repeat: one for one in cell.launches if one.profiled_steps} for cell in (arm, control)]
+    common = sorted(launches[0].keys() & launches[1].keys())
+    budgets = [
+        [found.columns_s for repeat in common if (found := cell_budget([own[repeat]])) is not None]
+        for own in launches
+    ]
+    if len(common) < 2:
+        return {}
+    found_s = {}
+    for name in COLUMNS_COMPARED:
+        more_s = np.array(
+            [one.get(name, 0.0) - other.get(name, 0.0) for one, other in zip(*budgets, strict=True)]
+        )
+        half_s = (
+            float(t_quantile(len(more_s) - 1.0, (1 + CONFIDENCE) / 2))
+            * more_s.std(ddof=1)
+            / len(more_s) ** 0.5
+        )
+        if abs(more_s.mean()) > half_s:
+            found_s[name] = float(more_s.mean())
+    return found_s
 
 
-def _explanation(gap_s: float, arm: Row, control: Row) -> dict[str, Any]:
+def _explanation(gap_s: float, arm: Row, control: Row, differing_s: Mapping[str, float]) -> dict[str, Any]:
     """Where a difference of `gap_s` that the intervals do not show comes from, if half of it can be told.
 
     The difference is that of unprofiled iterations: what computation adds during the exchange is in it, and
@@ -129,13 +181,13 @@ def _explanation(gap_s: float, arm: Row, control: Row) -> dict[str, Any]:
     shared_s = control["exchange_overhead_s"] or 0.0
     if gap_s < 0 and shared_s >= enough_s:
         return {"cause": "path", "seconds": shared_s}
-    phases = _slowest_first(gap_s, arm, control)
+    phases = _slowest_first(gap_s, differing_s)
     total_s = 0.0
     for count, (_, seconds) in enumerate(phases, 1):
         total_s += seconds
         if total_s >= enough_s:
             return {"cause": "phases", **_differing(phases[:count], total_s, gap_s)}
-    unattributed_s = _difference(arm, control, "unattributed_s")
+    unattributed_s = differing_s.get("unattributed_s", 0.0)
     if unattributed_s * gap_s > 0 and abs(unattributed_s) >= enough_s:
         return {"cause": "no_phase", "seconds": unattributed_s}
     profiling_overhead_s = _difference(arm, control, "profiling_overhead_s")
@@ -150,10 +202,10 @@ def _differing(phases: Sequence[tuple[str, float]], total_s: float, gap_s: float
     return {"phases": names, "seconds": math.copysign(total_s, gap_s), "exchange_slows": slows}
 
 
-def _slowest_first(gap_s: float, arm: Row, control: Row) -> list[tuple[str, float]]:
+def _slowest_first(gap_s: float, differing_s: Mapping[str, float]) -> list[tuple[str, float]]:
     """The phases of the computation that differ in the gap's direction, and by how much, the most first."""
     sign = 1 if gap_s > 0 else -1
-    longer_s = [(phase, sign * _difference(arm, control, f"{phase}_s")) for phase in COMPUTATION]
+    longer_s = [(phase, sign * differing_s.get(f"{phase}_s", 0.0)) for phase in COMPUTATION]
     return sorted((pair for pair in longer_s if pair[1] > 0), key=lambda pair: -pair[1])
 
 

@@ -15,7 +15,7 @@ IDENTITY = ("cpu", "gpus", "memory_bytes", "versions", "settings", "cpu_governor
 memory's size; `scaling.measure.environment` writes them."""
 
 FOR_PEOPLE = ("hostname", "git")
-"""Recorded with it: differs between any two days, and decides nothing by itself."""
+"""Recorded too: where it was, and the commit with a digest of what was changed since."""
 
 
 @dataclass(frozen=True)
@@ -53,12 +53,17 @@ def environment_differences(a: ResultsFolder, b: ResultsFolder) -> list[Differen
     if not first or not second:
         known = ["recorded" if environment else None for environment in environments]
         return [] if first == second else [Difference("environment.json", known[0], known[1], True)]
-    return [
+    found = [
         Difference(field, here, there, decides)
         for names, decides in ((IDENTITY, True), (FOR_PEOPLE, False))
         for name in names
         for field, here, there in _differences(name, _value(first, name), _value(second, name))
     ]
+    # Folders from before the digest of changes was recorded: both had some, perhaps not the same.
+    states = [environment.get("git") or {} for environment in environments]
+    if all(one.get("dirty") and "changes" not in one for one in states):
+        found.append(Difference("git.changes", "some", "some, perhaps others", decides=False))
+    return found
 
 
 def _read(folder: ResultsFolder) -> dict[str, Any]:

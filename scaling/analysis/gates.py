@@ -5,16 +5,21 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from scaling.analysis.compare import CellComparison, Comparison
+from scaling.analysis.comparison import CellComparison, Comparison
 from scaling.analysis.findings import Finding
 from scaling.errors import ScalingError
 
 _GATE = re.compile(r"\s*(slower|faster)\s*(?:>\s*(\d+(?:\.\d+)?)\s*%)?\s*")
 
 
+LEVEL_SHARE = 1 / 3
+"""The part of the comparison's level at which a cell fails: a build that fails without a reason costs more
+than a line that says slower. On identical folders a gate at 5% fails in less than 1%."""
+
+
 @dataclass(frozen=True)
 class Gate:
-    """Which cells fail it: those of that verdict whose times differ by more than the ratio.
+    """Which cells fail it: those of that verdict, surely, whose times differ by more than the ratio.
 
     Attributes:
         verdict: slower or faster.
@@ -25,8 +30,14 @@ class Gate:
     more_than: float
 
     def failing(self, comparison: Comparison) -> list[CellComparison]:
-        """The cells that fail, those within one launch among them."""
-        return [cell for cell in comparison.cells if cell.verdict == self.verdict and self._is_beyond(cell)]
+        """The cells that fail; none of one launch does."""
+        return [
+            one
+            for one in comparison.cells
+            if one.verdict == self.verdict
+            and (one.p_adjusted or 0.0) < LEVEL_SHARE * comparison.level
+            and self._is_beyond(one)
+        ]
 
     def blind(self, comparison: Comparison) -> list[CellComparison]:
         """The cells that pass although so small a difference could not have been found in them."""
@@ -34,11 +45,11 @@ class Gate:
         return [cell for cell in comparison.cells if cell not in failing and self._is_blind(comparison, cell)]
 
     def _is_beyond(self, cell: CellComparison) -> bool:
-        times = cell.ratio.ratio if self.verdict == "slower" else 1 / cell.ratio.ratio
+        times = cell.difference.ratio if self.verdict == "slower" else 1 / cell.difference.ratio
         return times > 1 + self.more_than
 
     def _is_blind(self, comparison: Comparison, cell: CellComparison) -> bool:
-        smallest = comparison.detectable(cell)
+        smallest = cell.tested.detectable(LEVEL_SHARE * comparison.level_of_each)
         return cell.verdict == "undecided" or (smallest is not None and smallest > 1 + self.more_than)
 
 
@@ -60,5 +71,5 @@ def changed_time(cell: CellComparison) -> Finding:
     """How much longer a cell takes."""
     a, b = cell.match.a, cell.match.b
     values = {"kind": cell.kind, "name": cell.name, "world_size": a["world_size"], "group": cell.group}
-    values |= {"ratio": cell.ratio.ratio, "within_one_launch": cell.within_one_launch}
+    values |= {"ratio": cell.difference.ratio}
     return Finding("changed_time", (a["cell_id"], b["cell_id"]), values)

@@ -185,9 +185,9 @@ def _prediction(family: Sequence[CellResult], cells: Sequence[CellResult], rows:
     bounds = (
         {}
         if relative is None
-        else {"low": predicted_s * (1 - relative), "high": predicted_s * (1 + relative)}
+        else {"low": predicted_s * math.exp(-relative), "high": predicted_s * math.exp(relative)}
     )
-    named = {f"predicted_s_to_target_{end}": max(0.0, value) for end, value in bounds.items()}
+    named = {f"predicted_s_to_target_{end}": value for end, value in bounds.items()}
     lacks = None if _augmentation(timed[0]) == _augmentation(family[0]) else "augmentation"
     return {"predicted_s_to_target": predicted_s, **named, "prediction_lacks": lacks}
 
@@ -204,15 +204,15 @@ def _augmentation(cell: CellResult) -> Any:
 
 
 def _relative_half_width(row: Row, iterations: Sequence[float]) -> float | None:
-    """Of the product; None where the iteration time has no interval."""
+    """Of the logarithm of the product; None where the iteration time has no interval."""
     if row["iteration_s_low"] is None or row["iteration_s_high"] is None:
         return None
-    of_time = (row["iteration_s_high"] - row["iteration_s_low"]) / 2 / row["iteration_s"]
+    of_time = math.log(row["iteration_s_high"] / row["iteration_s_low"]) / 2
     of_count = 0.0
     if len(iterations) > 1:
         spread = estimate_median([[count] for count in iterations])
         if spread.low is not None and spread.high is not None:
-            of_count = (spread.high - spread.low) / 2 / spread.median
+            of_count = math.log(spread.high / spread.low) / 2
     # The interval of one launch is that within it; of several it holds how far they are apart.
     floor = row["noise_floor"] if row["repeats"] == 1 else None
     return math.hypot(of_time, floor or 0.0, of_count)

@@ -1,14 +1,19 @@
-"""The noise floor: how much two measurements of the very same differ.
+"""A/A pairs: how much two measurements of the very same differ.
 
 An A/A pair is a cell that was measured twice under two identities (`aa_replicate` 0 and 1), in the same
-launches. In each launch the floor is the difference of the two medians over their mean; that of a group of
-comparable cells is the largest of its pairs and launches. Smaller differences between other cells say
-nothing.
+launches. Its difference is that of the two means of the launches' medians, as logarithms: it falls with the
+launches, down to what stays from launch to launch. The floor of a group of comparable cells is the root mean
+square of its pairs' differences.
+
+The floor is told, and decides nothing: what launches scatter by is measured on all cells, and what stays is a
+component of variance where enough pairs show it (`scaling.analysis.study_scatter`). A pair that differs by
+more than its launches scatter is a warning.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +23,7 @@ from scaling.analysis.columns import Row
 from scaling.analysis.findings import Finding
 from scaling.analysis.groups import Group, group_key
 from scaling.analysis.samples import CellResult
+from scaling.analysis.study_scatter import StudyScatter, cell_times, study_scatter
 
 Key = Callable[[Row], tuple[Any, ...]]
 
@@ -34,13 +40,19 @@ def noise_floors(cells: Sequence[CellResult], rows: Mapping[str, Row]) -> dict[s
         for cell, replicate in aa_pairs(cells)
         if (floor := pair_floor(cell, replicate)) is not None
     ]
-    in_group, in_family = _largest(pairs, group_key), _largest(pairs, _family)
+    in_group, in_family = _root_mean_squares(pairs, group_key), _root_mean_squares(pairs, _family)
     floors = {}
     for cell_id, row in rows.items():
         floor = in_group.get(group_key(row), in_family.get(_family(row)))
         if floor is not None:
             floors[cell_id] = floor
     return floors
+
+
+def scatter_of(cells: Sequence[CellResult]) -> StudyScatter:
+    """The scatter of a study's timed cells and trainings, with what its A/A pairs show."""
+    pairs = [(first.cell_id, second.cell_id) for first, second in aa_pairs(cells)]
+    return study_scatter(cell_times(cells), pairs)
 
 
 def aa_pairs(cells: Sequence[CellResult]) -> list[tuple[CellResult, CellResult]]:
@@ -51,18 +63,35 @@ def aa_pairs(cells: Sequence[CellResult]) -> list[tuple[CellResult, CellResult]]
 
 
 def pair_floor(first: CellResult, second: CellResult) -> float | None:
-    """The largest difference of an A/A pair over its launches, as a ratio; None without a common launch."""
-    medians = [
-        {launch.repeat: float(np.median(launch.step_s)) for launch in cell.launches}
-        for cell in (first, second)
-    ]
-    both = medians[0].keys() & medians[1].keys()
-    ratios = [
-        2 * abs(medians[0][repeat] - medians[1][repeat]) / (medians[0][repeat] + medians[1][repeat])
+    """By how much an A/A pair differs over its common launches, as a ratio; None without one."""
+    seconds = [{launch.repeat: launch.median_s for launch in cell.launches} for cell in (first, second)]
+    both = seconds[0].keys() & seconds[1].keys()
+    logs = [
+        math.log(seconds[1][repeat] / seconds[0][repeat])
         for repeat in both
-        if medians[0][repeat] + medians[1][repeat] > 0
+        if seconds[0][repeat] > 0 and seconds[1][repeat] > 0
     ]
-    return max(ratios, default=None)
+    return abs(float(np.mean(logs))) if logs else None
+
+
+def aa_warnings(cells: Sequence[CellResult]) -> list[Finding]:
+    """The A/A pairs that differ by more than their launches scatter; none where their component is in use."""
+    pairs = [(first.cell_id, second.cell_id) for first, second in aa_pairs(cells)]
+    found = scatter_of(cells)
+    if found.num_pairs:
+        return []
+    known = {cell.cell_id: cell for cell in cells}
+    warnings = []
+    for pair in pairs:
+        if all(found.num_launches(cell_id) for cell_id in pair):
+            difference = found.difference(*pair)
+            if difference.is_significant:
+                first = known[pair[0]]
+                values = {"name": first.label("aggregator"), "world_size": first.cell["world_size"]}
+                warnings.append(
+                    Finding("aa_pair_differs", pair, {**values, "ratio": abs(difference.log_ratio)})
+                )
+    return warnings
 
 
 def noise_finding(group: Group, groups: Sequence[Group]) -> Finding | None:
@@ -91,11 +120,11 @@ def _measured(replicates: Sequence[Row]) -> list[Row]:
     return [replicate for replicate in replicates if replicate["iteration_s"] is not None]
 
 
-def _largest(pairs: Sequence[tuple[Row, float]], key: Key) -> dict[tuple[Any, ...], float]:
-    floors: dict[tuple[Any, ...], float] = {}
+def _root_mean_squares(pairs: Sequence[tuple[Row, float]], key: Key) -> dict[tuple[Any, ...], float]:
+    floors: dict[tuple[Any, ...], list[float]] = {}
     for row, floor in pairs:
-        floors[key(row)] = max(floor, floors.get(key(row), 0.0))
-    return floors
+        floors.setdefault(key(row), []).append(floor)
+    return {name: math.sqrt(float(np.mean(np.square(own)))) for name, own in floors.items()}
 
 
 def _family(row: Row) -> tuple[Any, ...]:

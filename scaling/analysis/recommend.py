@@ -1,19 +1,21 @@
-"""Which setting to use: one with its interval and what being wrong costs, or "undecided".
+"""Which setting to use: the one with the smallest value, how sure that is, and what being wrong costs.
 
 1. Of each workload the candidates (`scaling.analysis.candidates`) are ordered by the objective. Control arms
    with several workers, failed cells and lossy aggregators without a measured accuracy are none.
-2. The first is recommended if it is apart from all others: the 95% intervals do not overlap, and the
-   difference is above the noise floor of the A/A pairs. Within one launch it has to be above
-   ONE_LAUNCH_MARGIN too, because nothing tells how much launches differ.
-3. Else it is undecided between those; `scaling.analysis.repeats` says how many more repeats would tell.
-4. `efficiency >= E` is the shortest time among candidates of that parallel efficiency. One whose interval
-   holds E is neither in nor out, which leaves the choice undecided if it is the choice or faster.
+2. The first is the choice. Its difference from every other is taken launch by launch where both share them,
+   and decides (`scaling.analysis.decisions`): "decided" if all others are larger, "tie" if none can be
+   smaller by more than TIE_RATIO, else "undecided". With one launch nothing is decided: what was seen is
+   told.
+3. How many workers, and which aggregator, are two decisions: the first among the best of each world size, the
+   second among the best of each aggregator on the choice's workers.
+4. `efficiency >= E` is the shortest time among candidates of that parallel efficiency. One of which the
+   interval holds E is neither in nor out, which leaves the choice undecided if it is the choice or faster.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,26 +23,21 @@ import pandas as pd
 
 from scaling.analysis.accuracy import lossy_ids
 from scaling.analysis.candidates import (
-    EFFICIENCY,
-    HOURS,
     TIME,
     Candidate,
     Excluded,
+    Scatters,
     Workload,
-    relative_half_width,
+    scatters_of,
     workloads,
 )
 from scaling.analysis.columns import Row, to_rows
-from scaling.analysis.compare import ONE_LAUNCH_MARGIN
-from scaling.analysis.control import is_baseline_of
+from scaling.analysis.control import baseline_of
+from scaling.analysis.decisions import FEWEST, TIE_RATIO, Difference, State, launches_needed, state_of
 from scaling.analysis.explain import explain_cell, limit_of
-from scaling.analysis.explain_doubts import LARGE_FLOOR
 from scaling.analysis.findings import Finding
-from scaling.analysis.intervals import within_noise
 from scaling.analysis.objectives import OBJECTIVES, Objective, parse_objective
-from scaling.analysis.repeats import FEWEST, launches_needed
 from scaling.analysis.samples import CellResult
-from scaling.measure.statistics import ONE_LAUNCH
 
 __all__ = ["OBJECTIVES", "Choice", "Recommendation", "recommend"]
 
@@ -54,20 +51,46 @@ Limit = Callable[[Row], "Finding | None"]
 Cells = Mapping[str, CellResult]
 """The study's, by id."""
 
+_STATES: dict[State, str] = {"alone": "decided", "best": "decided"}
+"""What a state is called of a whole recommendation; others keep their names."""
+
 
 @dataclass(frozen=True)
 class Rival:
-    """A candidate that cannot be told apart from the choice.
+    """A candidate that is not shown to be larger than the choice.
 
     Attributes:
         candidate: itself.
-        why: overlap, noise, launch (within one launch, too close), unknown (no interval) or efficiency.
-        launches: that would tell, in all; None where no number of them would.
+        why: tie (the choice is larger by TIE_RATIO at most), undecided, one_launch or efficiency.
+        is_same: whether it is shown to be the same within TIE_RATIO, either way.
+        launches: that would show a difference, in all; None where no number would, or where it would not pay.
     """
 
     candidate: Candidate
     why: str
+    is_same: bool
     launches: int | None
+
+
+@dataclass(frozen=True)
+class Decision:
+    """One of the two: how many workers, or which aggregator.
+
+    Attributes:
+        state: of the choice among the best of each.
+        choice: the world size, or the aggregator's label.
+        rivals: those that are not shown to be worse.
+        others: all other ones that were measured.
+    """
+
+    state: State
+    choice: int | str
+    rivals: list[int | str]
+    others: list[int | str]
+
+    def as_dict(self) -> dict[str, Any]:
+        """For findings and JSON."""
+        return {"state": self.state, "choice": self.choice, "rivals": self.rivals, "others": self.others}
 
 
 @dataclass(frozen=True)
@@ -77,14 +100,15 @@ class Recommendation:
     Attributes:
         objective: as asked.
         workload: its title.
-        state: decided, undecided, or none (there is no candidate).
+        state: decided, tie, undecided, one_launch, or none (there is no candidate).
         choice: the smallest value; also while undecided.
         runner_up: the next one.
-        rivals: those that cannot be told apart from the choice; none if decided.
-        more_repeats: that would tell; None if decided, or if no number would.
+        rivals: those that are not shown to be larger than the choice; none if decided.
+        more_repeats: that would show a difference; None if decided, or if none would that is worth having.
         limit: what takes most of the choice's time.
         cost: what it costs to be wrong; None without a choice.
         excluded: cells that may not be chosen.
+        workers, aggregator: the two decisions; None without a choice.
     """
 
     objective: str
@@ -97,6 +121,8 @@ class Recommendation:
     limit: Finding | None
     cost: Finding | None
     excluded: list[Excluded]
+    workers: Decision | None = None
+    aggregator: Decision | None = None
 
     @property
     def finding(self) -> Finding:
@@ -108,25 +134,26 @@ class Recommendation:
         rivals = [
             {
                 "why": rival.why,
+                "is_same": rival.is_same,
                 "is_choice": rival.candidate is self.choice,
                 "name": rival.candidate.parts[0],
                 "differs_in": [part for part in rival.candidate.parts[1:] if part not in shared],
             }
             for rival in self.rivals
         ]
-        floor = _largest_floor(self.choice, self.rivals)
         values |= {
             "choice": self.choice.values(),
             "rivals": rivals,
             "more_repeats": self.more_repeats,
             "fewest_launches": FEWEST,
-            "noise_floor": floor,
-            "is_noisy": floor > LARGE_FLOOR,
+            "tie_ratio": TIE_RATIO,
+            "workers": self.workers and self.workers.as_dict(),
+            "aggregator": self.aggregator and self.aggregator.as_dict(),
             "cost": self.cost,
             "limit": self.limit,
         }
         named = [self.choice, *(rival.candidate for rival in self.rivals)]
-        return Finding("recommendation", tuple(one.row["cell_id"] for one in named), values)
+        return Finding("recommendation", tuple(one.cell_id for one in named), values)
 
 
 def recommend(
@@ -149,112 +176,107 @@ def recommend(
     def limit(row: Row) -> Finding | None:
         return limit_of(explain_cell(row, by_id[row["cell_id"]], rows, num_cores, lossy))
 
-    asked = workloads(wanted.name, rows, cells)
-    return [_recommend(wanted, workload, rows, by_id, limit) for workload in asked]
+    scatters, asked = scatters_of(wanted.name, workloads(wanted.name, rows, cells), cells)
+    return [_recommend(wanted, workload, by_id, scatters, limit) for workload in asked]
 
 
 def _recommend(
-    wanted: Objective, workload: Workload, rows: Sequence[Row], cells: Cells, limit: Limit
+    wanted: Objective, workload: Workload, cells: Cells, scatters: Scatters, limit: Limit
 ) -> Recommendation:
     candidates, excluded = workload.candidates, list(workload.excluded)
     unsure: list[Rival] = []
     if wanted.smallest_efficiency is not None:
-        candidates, unsure, too_low = _efficient(candidates, rows, cells, wanted.smallest_efficiency)
+        candidates, unsure, too_low = _efficient(candidates, cells, scatters, wanted.smallest_efficiency)
         excluded += too_low
     if not candidates:
         return Recommendation(wanted.text, workload.title, "none", None, None, [], None, None, None, excluded)
     choice, others = candidates[0], candidates[1:]
-    rivals = [rival for other in others if (rival := _rival(wanted, choice, other)) is not None]
-    rivals += [rival for rival in unsure if rival.candidate.value <= choice.value]
+    differences = [scatters.difference(choice, other) for other in others]
+    state: str = state_of(differences)
+    rivals = [
+        _rival(other, one, min(choice.num_launches, other.num_launches))
+        for other, one in zip(others, differences, strict=True)
+        if not one.is_larger
+    ]
+    before = [rival for rival in unsure if rival.candidate.value <= choice.value]
+    if before:
+        state = "one_launch" if any(rival.why == "one_launch" for rival in before) else "undecided"
     excluded += [
         Excluded(one.candidate.name, one.candidate.name, Finding("efficiency_perhaps_below"))
         for one in unsure
         if one.candidate not in candidates and one.candidate.value > choice.value
     ]
-    runner_up = min(others, key=lambda one: one.value, default=None)
     return Recommendation(
         wanted.text,
         workload.title,
-        "undecided" if rivals else "decided",
+        _STATES.get(state, state),  # type: ignore[call-overload]
         choice,
-        runner_up,
-        rivals,
-        _more_repeats(choice, rivals),
+        others[0] if others else None,
+        [*rivals, *before],
+        _more_repeats(choice, [*rivals, *before]),
         limit(choice.row),
-        _cost_of_error(choice, runner_up, rivals),
+        _cost_of_error(choice, others, differences, are_rivals=bool(rivals)),
         excluded,
+        _decision(choice, others, scatters, lambda one: one.row["world_size"]),
+        _decision(
+            choice,
+            [one for one in others if one.row["world_size"] == choice.row["world_size"]],
+            scatters,
+            lambda one: one.row["aggregator"],
+        ),
     )
 
 
-def _cost_of_error(choice: Candidate, runner_up: Candidate | None, rivals: Sequence[Rival]) -> Finding:
-    """What is lost at most if another is the best in truth; if none can be, what the runner-up costs.
+def _decision(
+    choice: Candidate, others: Sequence[Candidate], scatters: Scatters, key: Callable[[Candidate], Any]
+) -> Decision:
+    """The choice among the best candidate of each value of the key; `others` come in the order of their
+    values."""
+    best: dict[Hashable, Candidate] = {}
+    for one in others:
+        if key(one) != key(choice):
+            best.setdefault(key(one), one)
+    differences = {name: scatters.difference(choice, one) for name, one in best.items()}
+    rivals: list[Any] = [name for name, one in differences.items() if not one.is_larger]
+    others_named: list[Any] = [name for name in best if name not in rivals]
+    return Decision(state_of([*differences.values()]), key(choice), rivals, others_named)
 
-    Where the noise floor is what keeps them from being told apart, no bound below it is stated: two
-    measurements of the very same were as far apart, which the intervals of one launch do not show.
-    """
-    if rivals:
-        case, cost = _cost_of_rivals(choice, rivals)
-        return Finding("cost_of_error", (), {"case": case, "cost_ratio": cost})
-    if runner_up is None:
+
+def _rival(other: Candidate, difference: Difference, num_launches: int) -> Rival:
+    if difference.error is None:
+        return Rival(other, "one_launch", False, FEWEST)
+    lowest = difference.log_ratio - (difference.half_width() or 0.0)
+    if lowest > -math.log1p(TIE_RATIO):
+        return Rival(other, "tie", difference.is_same(), None)
+    if difference.log_ratio <= math.log1p(TIE_RATIO):  # so small a difference is not worth more repeats
+        return Rival(other, "undecided", False, None)
+    deviation = difference.error * math.sqrt(num_launches)
+    return Rival(other, "undecided", False, launches_needed(difference.log_ratio, deviation))
+
+
+def _cost_of_error(
+    choice: Candidate, others: Sequence[Candidate], differences: Sequence[Difference], *, are_rivals: bool
+) -> Finding:
+    """What is lost at most if another is the best in truth; if none can be, what the runner-up costs."""
+    if not others:
         return Finding("cost_of_error", (), {"case": "alone"})
-    values = {"runner_up": runner_up.name, "cost_ratio": runner_up.value / choice.value - 1}
-    if choice.low and choice.high and runner_up.low is not None and runner_up.high is not None:
-        values["low_ratio"] = runner_up.low / choice.high - 1
-        values["high_ratio"] = runner_up.high / choice.low - 1
-    return Finding("cost_of_error", (runner_up.row["cell_id"],), {"case": "runner_up", **values})
-
-
-def _cost_of_rivals(choice: Candidate, rivals: Sequence[Rival]) -> tuple[str, float | None]:
-    """What the bound on the cost rests on, and the bound as a ratio."""
-    lows = [rival.candidate.low for rival in rivals if rival.candidate.low is not None]
-    if choice.high is None or len(lows) < len(rivals):
-        return "no_interval", None
-    if min(lows) <= 0:
-        return "down_to_zero", None
-    worst, floor = choice.high / min(lows) - 1, _largest_floor(choice, rivals)
-    if any(rival.why == "noise" for rival in rivals) and worst < floor:
-        return "noise_floor", floor
-    if choice.method == ONE_LAUNCH:
-        return ("one_launch_best", None) if worst <= 0 else ("one_launch", worst)
-    return "intervals", max(0.0, worst)
-
-
-def _largest_floor(choice: Candidate, rivals: Sequence[Rival]) -> float:
-    """The largest noise floor of them; 0 where none was measured."""
-    return max(one.row["noise_floor"] or 0.0 for one in (choice, *(rival.candidate for rival in rivals)))
-
-
-def _rival(wanted: Objective, choice: Candidate, other: Candidate) -> Rival | None:
-    """Why two cannot be told apart; None if they can."""
-    difference = other.value - choice.value
-    if None in (choice.low, choice.high, other.low, other.high):
-        return Rival(other, "unknown", max(FEWEST, _needed(difference, choice, other) or FEWEST))
-    if wanted.name in (TIME, HOURS, EFFICIENCY) and _is_within_noise(choice, other):
-        return Rival(other, "noise", None)
-    assert choice.high is not None
-    assert other.low is not None
-    if other.low <= choice.high:
-        one_launch = ONE_LAUNCH in (choice.method, other.method)
-        return Rival(other, "overlap", FEWEST if one_launch else _needed(difference, choice, other))
-    if ONE_LAUNCH in (choice.method, other.method) and difference <= ONE_LAUNCH_MARGIN * choice.value:
-        return Rival(other, "launch", FEWEST)
-    return None
-
-
-def _is_within_noise(choice: Candidate, other: Candidate) -> bool:
-    return within_noise(choice.value, other.value, choice.row["noise_floor"], other.row["noise_floor"])
-
-
-def _needed(difference: float, choice: Candidate, other: Candidate) -> int | None:
-    if choice.spread is None or other.spread is None:
-        return FEWEST
-    return launches_needed(difference, [choice.spread, other.spread])
+    intervals = [one.interval for one in differences]
+    known = [interval for interval in intervals if interval is not None]
+    if len(known) < len(intervals):
+        return Finding("cost_of_error", (), {"case": "one_launch"})
+    if are_rivals:
+        cost_ratio = max(0.0, 1 / min(low for low, _ in known) - 1)
+        return Finding("cost_of_error", (), {"case": "intervals", "cost_ratio": cost_ratio})
+    (low, high), runner_up = known[0], others[0]
+    values = {"runner_up": runner_up.name, "cost_ratio": differences[0].ratio - 1}
+    values |= {"low_ratio": low - 1, "high_ratio": high - 1}
+    return Finding("cost_of_error", (runner_up.cell_id,), {"case": "runner_up", **values})
 
 
 def _more_repeats(choice: Candidate, rivals: Sequence[Rival]) -> int | None:
-    """The most that any rival asks for; None if there is none that repeats could tell apart."""
+    """The most that any rival asks for; None if there is none that repeats could distinguish."""
     missing = [
-        max(1, one.launches - min(len(choice.launches), len(one.candidate.launches)))
+        max(1, one.launches - min(choice.num_launches, one.candidate.num_launches))
         for one in rivals
         if one.launches is not None
     ]
@@ -262,7 +284,7 @@ def _more_repeats(choice: Candidate, rivals: Sequence[Rival]) -> int | None:
 
 
 def _efficient(
-    candidates: Sequence[Candidate], rows: Sequence[Row], cells: Cells, smallest: float
+    candidates: Sequence[Candidate], cells: Cells, scatters: Scatters, smallest: float
 ) -> tuple[list[Candidate], list[Rival], list[Excluded]]:
     """Those that keep the efficiency, those of which that is not sure, and those that do not.
 
@@ -271,33 +293,25 @@ def _efficient(
     kept, unsure, excluded = [], [], []
     for one in candidates:
         efficiency = one.row["parallel_efficiency"]
-        if efficiency is None:
+        baseline = baseline_of(cells[one.cell_id], cells.values())
+        if efficiency is None or baseline is None:
             excluded.append(Excluded(one.name, one.name, Finding("no_efficiency")))
             continue
-        gap = abs(efficiency - smallest) / efficiency
-        half = 0.0 if one.row["world_size"] == 1 else _efficiency_half_width(one, rows, cells)
+        gap = math.log(efficiency / smallest)
         if efficiency >= smallest:
             kept.append(one)
-        if gap <= half:
-            spread = None if one.spread is None else one.spread / one.value
-            launches = FEWEST if spread is None else launches_needed(gap, [spread])
-            unsure.append(Rival(one, "efficiency", launches))
+        difference = scatters.of_times.difference(baseline.cell_id, one.cell_id)
+        half = 0.0 if one.row["world_size"] == 1 else difference.half_width()
+        if half is None or abs(gap) <= half:
+            launches = min(one.num_launches, scatters.of_times.num_launches(baseline.cell_id))
+            needed = (
+                FEWEST
+                if difference.error is None
+                else launches_needed(gap, difference.error * math.sqrt(launches))
+            )
+            unsure.append(Rival(one, "one_launch" if half is None else "efficiency", False, needed))
         elif efficiency < smallest:
-            reason = Finding("efficiency_below", (one.row["cell_id"],), {"smallest_ratio": smallest})
+            reason = Finding("efficiency_below", (one.cell_id,), {"smallest_ratio": smallest})
             name = f"{one.name}: {efficiency:.2f}"
             excluded.append(Excluded(name, name, reason))
     return kept, unsure, excluded
-
-
-def _efficiency_half_width(candidate: Candidate, rows: Sequence[Row], cells: Cells) -> float:
-    """Relative: of its own time and of one worker's, which are independent."""
-    cell = cells[candidate.row["cell_id"]].cell
-    singles = [
-        other
-        for other in rows
-        if other["iteration_s_low"] is not None and is_baseline_of(cells[other["cell_id"]].cell, cell)
-    ]
-    of_single = [
-        (one["iteration_s_high"] - one["iteration_s_low"]) / 2 / one["iteration_s"] for one in singles
-    ]
-    return math.hypot(relative_half_width(candidate), max(of_single, default=math.inf))

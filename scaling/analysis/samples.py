@@ -86,6 +86,11 @@ class IterationLaunch:
         return slowest
 
     @cached_property
+    def median_s(self) -> float:
+        """The median of `step_s`."""
+        return float(np.median(self.step_s))
+
+    @cached_property
     def budgets(self) -> list[list[StepBudget]]:
         """Where the time of the profiled iterations went: [step][rank]."""
         return [step_budgets(step.ranks) for step in self.profiled_steps]

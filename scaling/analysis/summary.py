@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,11 +17,12 @@ from scaling.analysis.columns import (
     row_order,
     to_table,
 )
-from scaling.analysis.control import control_arm, exposed_check, is_baseline_of
+from scaling.analysis.control import baseline_of, control_arm, differences_of_launches, exposed_check
 from scaling.analysis.csv_cells import safe_cell
 from scaling.analysis.learning import add_seeds_and_predictions, convergence_values
-from scaling.analysis.noise import noise_floors
+from scaling.analysis.noise import noise_floors, scatter_of
 from scaling.analysis.samples import CellResult, read_cells
+from scaling.analysis.study_scatter import MODERATED, StudyScatter
 from scaling.axes import AXES
 from scaling.measure.statistics import estimate_median
 from scaling.store import ResultsFolder, RunRecord
@@ -49,13 +50,25 @@ def build_table(study: str, cells: Sequence[CellResult]) -> pd.DataFrame:
     own_rows = {cell.cell_id: rows[cell.cell_id] for cell in trained}
     for cell_id, floor in noise_floors(trained, own_rows).items():
         rows[cell_id]["noise_floor"] = floor
+    scatter = scatter_of(trained)
+    add_intervals(scatter, own_rows)
     add_seeds_and_predictions(trained, rows)
     for cell in trained:
         row = rows[cell.cell_id]
         row.update(_speedup(cell, trained, rows))
-        row.update(_exposed_by_difference(cell, trained, rows))
+        row.update(_exposed_by_difference(cell, trained, rows, scatter))
         row["warnings"] = cautions(cell, row) or None
     return to_table(sorted(rows.values(), key=row_order))
+
+
+def add_intervals(scatter: StudyScatter, rows: Mapping[str, Row]) -> None:
+    """Gives the rows of timed cells with several launches the intervals that the study's cells know
+    together."""
+    for cell_id, row in rows.items():
+        interval = scatter.interval(cell_id) if row["iteration_s"] is not None else None
+        if interval is not None:
+            row["iteration_s_low"], row["iteration_s_high"] = interval
+            row["interval_method"] = MODERATED
 
 
 def table_csv(table: pd.DataFrame, *, digits: int | None = None) -> str:
@@ -135,29 +148,29 @@ def _divergence(cell: CellResult) -> list[str]:
 
 
 def _speedup(cell: CellResult, cells: Iterable[CellResult], rows: dict[str, Row]) -> Row:
-    samples_per_s = rows[cell.cell_id]["samples_per_s"]
-    baselines = [other for other in cells if other.launches and is_baseline_of(other.cell, cell.cell)]
-    if samples_per_s is None or not baselines:
+    samples_per_s, baseline = rows[cell.cell_id]["samples_per_s"], baseline_of(cell, cells)
+    if samples_per_s is None or baseline is None:
         return {}
-
-    def preference(other: CellResult) -> tuple[bool, int, str]:
-        same_access = other.cell.get("peer_access") == cell.cell.get("peer_access")
-        return (not same_access, -(rows[other.cell_id]["iterations"] or 0), other.cell_id)
-
-    reference = rows[min(baselines, key=preference).cell_id]["samples_per_s"]
+    reference = rows[baseline.cell_id]["samples_per_s"]
     if reference is None:
         return {}
     ratio = samples_per_s / reference
     return {"speedup": ratio, "parallel_efficiency": ratio / cell.cell["world_size"]}
 
 
-def _exposed_by_difference(cell: CellResult, cells: Sequence[CellResult], rows: dict[str, Row]) -> Row:
+def _exposed_by_difference(
+    cell: CellResult, cells: Sequence[CellResult], rows: dict[str, Row], scatter: StudyScatter
+) -> Row:
     row, control = rows[cell.cell_id], control_arm(cell, cells)
     if control is None or row["iteration_s"] is None:
         return {}
     other = rows[control.cell_id]
     by_difference = {"exposed_by_difference_s": row["iteration_s"] - other["iteration_s"]}
-    return {**by_difference, "exposed_check": exposed_check({**row, **by_difference}, other)}
+    difference = scatter.difference(control.cell_id, cell.cell_id)
+    check = exposed_check(
+        {**row, **by_difference}, other, difference, lambda: differences_of_launches(cell, control)
+    )
+    return {**by_difference, "exposed_check": check}
 
 
 def _joined(values: Iterable[Any]) -> str | None:

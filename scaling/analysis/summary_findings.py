@@ -1,12 +1,13 @@
 """What the summary shows: which setting is fastest if any is, and whether more workers helped.
 
-Two cells differ where their 95% intervals do not overlap and their medians are further apart than the noise
-floor; that errs on the side of no difference. Control arms are left out: they exchange nothing, so they bound
-the others without being a choice.
+Two cells differ where the launches that they share show it (`scaling.analysis.study_scatter`). Control arms
+are
+left out: they exchange nothing, so they bound the others without being a choice.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,9 +15,10 @@ from typing import Any
 import pandas as pd
 
 from scaling.analysis.columns import SEPARATOR, Row, aggregator_name, is_control_arm, to_rows
+from scaling.analysis.decisions import TIE_RATIO, Difference, state_of
 from scaling.analysis.findings import Finding
 from scaling.analysis.groups import Group, group_rows
-from scaling.analysis.intervals import overlap, within_noise
+from scaling.analysis.study_scatter import StudyScatter
 from scaling.analysis.training_findings import training_findings
 from scaling.measure.statistics import ONE_LAUNCH
 
@@ -32,35 +34,34 @@ class _Throughput:
 
     row: Row
     name: str
-    median: float
-    low: float | None
-    high: float | None
+    scatter: StudyScatter
 
     @property
-    def is_one_launch(self) -> bool:
-        return bool(self.row["interval_method"] == ONE_LAUNCH)
+    def sample_s(self) -> float:
+        return float(self.row["iteration_s"] / self.row["global_batch"])
 
     def values(self) -> dict[str, Any]:
         columns = ("world_size", "iteration_s", "iteration_s_low", "iteration_s_high", "speedup")
         return {
             "name": self.name,
             **{column: self.row[column] for column in columns},
-            "one_launch": self.is_one_launch,
+            "one_launch": self.row["interval_method"] == ONE_LAUNCH,
         }
 
-    def is_near(self, other: _Throughput) -> bool:
-        """Whether they differ by no more than the noise floor."""
-        return within_noise(self.median, other.median, self.row["noise_floor"], other.row["noise_floor"])
-
-    def overlaps(self, other: _Throughput) -> bool | None:
-        return overlap(self.low, self.high, other.low, other.high)
+    def difference(self, other: _Throughput) -> Difference:
+        """Of the other's time from this one's."""
+        batches = math.log(self.row["global_batch"] / other.row["global_batch"])
+        return self.scatter.difference(self.row["cell_id"], other.row["cell_id"], batches)
 
 
-def summary_findings(table: pd.DataFrame, num_cores: int | None = None) -> list[Finding]:
+def summary_findings(
+    table: pd.DataFrame, scatter: StudyScatter, num_cores: int | None = None
+) -> list[Finding]:
     """What a summary shows, the most important first.
 
     Args:
         table: what `summary_table` made.
+        scatter: of its cells over launches.
         num_cores: CPU cores of a node; None where they are unknown.
     """
     rows = to_rows(table)
@@ -69,26 +70,24 @@ def summary_findings(table: pd.DataFrame, num_cores: int | None = None) -> list[
     findings: list[Finding] = []
     for group in group_rows(rows):
         if group.kind == "iteration":
-            findings += _throughput(group)
+            findings += _throughput(group, scatter)
         elif group.kind == "convergence":
             findings += training_findings(group)
     return [*findings, *_oversubscribed(rows, num_cores), *_several_hosts(rows), *_unfinished(rows)]
 
 
-def _throughput(group: Group) -> Iterator[Finding]:
-    done = [_throughput_of(group, row) for row in group.rows if row["iteration_s"] is not None]
+def _throughput(group: Group, scatter: StudyScatter) -> Iterator[Finding]:
+    done = [
+        _Throughput(row, group.name(row), scatter) for row in group.rows if row["iteration_s"] is not None
+    ]
     several = sorted(
-        (
-            throughput
-            for throughput in done
-            if throughput.row["world_size"] > 1 and not is_control_arm(throughput.row)
-        ),
-        key=lambda throughput: throughput.median,
+        (one for one in done if one.row["world_size"] > 1 and not is_control_arm(one.row)),
+        key=lambda one: one.sample_s,
     )
     singles = [throughput for throughput in done if throughput.row["world_size"] == 1]
     # The cell without exchange; where it was not measured, the fastest other one.
-    plain = [throughput for throughput in singles if aggregator_name(throughput.row["aggregator"]) == "none"]
-    single = min(plain or singles, key=lambda throughput: throughput.median, default=None)
+    plain = [one for one in singles if aggregator_name(one.row["aggregator"]) == "none"]
+    single = min(plain or singles, key=lambda one: one.sample_s, default=None)
     cells = tuple(row["cell_id"] for row in group.rows)
     if several:
         best, *others = several
@@ -105,27 +104,11 @@ def _throughput(group: Group) -> Iterator[Finding]:
         yield Finding("one_worker_alone", cells, {"title": group.title, "single": single.values()})
 
 
-def _throughput_of(group: Group, row: Row) -> _Throughput:
-    low, high, batch = row["iteration_s_low"], row["iteration_s_high"], row["global_batch"]
-    return _Throughput(
-        row,
-        group.name(row),
-        row["iteration_s"] / batch,
-        None if low is None else low / batch,
-        None if high is None else high / batch,
-    )
-
-
 def _compared(best: _Throughput, others: Sequence[_Throughput]) -> dict[str, Any]:
-    """Which others do not differ from the best one, and why."""
-    apart = [other for other in others if not best.is_near(other)]
-    return {
-        "num_others": len(others),
-        "within_noise": [_setting(other) for other in others if best.is_near(other)],
-        "overlapping": [_setting(other) for other in apart if best.overlaps(other)],
-        "unknown": [_setting(other) for other in apart if best.overlaps(other) is None],
-        "noise_floor": best.row["noise_floor"],
-    }
+    """What is known of the best one, and which others are not shown to take longer."""
+    differences = [best.difference(other) for other in others]
+    rivals = [_setting(other) for other, one in zip(others, differences, strict=True) if not one.is_larger]
+    return {"state": state_of(differences), "rivals": rivals, "tie_ratio": TIE_RATIO}
 
 
 def _setting(throughput: _Throughput) -> dict[str, Any]:
@@ -136,16 +119,14 @@ def _gain(best: _Throughput, single: _Throughput | None) -> str:
     """What the workers brought over one, where that was measured."""
     if single is None:
         return "not_measured"
-    if best.is_near(single):
-        return "within_noise"
-    overlaps = best.overlaps(single)
-    if overlaps is None:
-        return "unknown"
-    if best.is_one_launch or single.is_one_launch:
+    difference = best.difference(single)
+    if difference.error is None:
         return "one_launch"
-    if overlaps:
-        return "overlapping"
-    return "slower" if single.median < best.median else "faster"
+    if difference.is_same():
+        return "same"
+    if not difference.is_significant:
+        return "unresolved"
+    return "slower" if difference.log_ratio < 0 else "faster"
 
 
 def _oversubscribed(rows: Sequence[Row], num_cores: int | None) -> Iterator[Finding]:

@@ -2,8 +2,8 @@
 
 1. `recommend` names of each workload the best setting, and those that the samples cannot distinguish from it.
 2. How many workers: the world size of the best setting, with all others among the indistinguishable ones.
-3. Which aggregator, on so many workers: those within TIE_RATIO are equally fast; another one that is not
-   distinguished leaves the choice open.
+3. Which aggregator, on so many workers: those that are shown to be faster by TIE_RATIO at most are equally
+   fast; another one that is not distinguished leaves the choice open.
 
 The template `verdict` and its parts say it, for `run`, `recommend` and the page.
 """
@@ -20,9 +20,6 @@ from scaling.analysis.columns import shares_gpus, to_rows
 from scaling.analysis.findings import Finding
 from scaling.analysis.recommend import Recommendation, recommend
 from scaling.analysis.samples import CellResult
-
-TIE_RATIO = 0.03
-"""Settings whose times differ by no more are named together: either will do."""
 
 OBJECTIVES = (TIME, ACCURACY)
 """Those of which a study has an answer, where it measured them."""
@@ -61,9 +58,10 @@ def verdict_of(recommendation: Recommendation, candidates: Sequence[Candidate]) 
     row, size = choice.row, choice.row["world_size"]
     others = [one for one in candidates if one.row["cell_id"] != row["cell_id"]]
     rival_ids = {rival.candidate.row["cell_id"] for rival in recommendation.rivals}
+    tie_ids = {rival.candidate.row["cell_id"] for rival in recommendation.rivals if rival.why == "tie"}
     rivals = [one for one in others if one.row["cell_id"] in rival_ids]
     same_size = [one for one in rivals if one.row["world_size"] == size]
-    ties = [one for one in same_size if _ratio(one, choice) <= 1 + TIE_RATIO]
+    ties = [one for one in same_size if one.row["cell_id"] in tie_ids]
     open_sizes = sorted({one.row["world_size"] for one in rivals} - {size})
     values = {
         "objective": recommendation.objective,
@@ -82,7 +80,7 @@ def verdict_of(recommendation: Recommendation, candidates: Sequence[Candidate]) 
         "other_size": _best_of_other_sizes(choice, others),
         "limit": recommendation.limit,
         "confidence": _confidence(choice, open_sizes, is_tie=len(ties) == len(same_size)),
-        "num_launches": len(choice.launches),
+        "num_launches": choice.num_launches,
         "half_width_ratio": _half_width(choice),
         "noise_floor": row["noise_floor"],
         "more_repeats": recommendation.more_repeats,

@@ -10,12 +10,13 @@ import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from scaling import __version__
-from scaling.cli.compare import compare
+from scaling.cli.compare import AgainstCommand, compare
 from scaling.cli.doctor import doctor
 from scaling.cli.explain import explain
 from scaling.cli.export import export
@@ -64,11 +65,14 @@ VERBS: list[tuple[Callable[..., None], str]] = [
 ]
 """Each verb with the example that its help ends with."""
 
+COMMANDS: dict[Any, type[TyperCommand]] = {compare: AgainstCommand}
+"""Of verbs with options that take several words."""
+
 topology.command("import", epilog="Example: scaling topology import system.xml --out my-box.yaml")(import_)
 app.add_typer(topology)
 app.add_typer(schedule)
 for verb, example in VERBS:
-    app.command(verb.__name__.rstrip("_"), epilog=f"Example: {example}")(verb)
+    app.command(verb.__name__.rstrip("_"), cls=COMMANDS.get(verb), epilog=f"Example: {example}")(verb)
 
 
 @app.callback(invoke_without_command=True)

@@ -4,20 +4,46 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
+
+
+class AgainstCommand(TyperCommand):
+    """`--against B1 B2`: all folders that follow it, up to the next option."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Names the option before each of its folders, as click knows one value each."""
+        named: list[str] = []
+        follows = False
+        for one in args:
+            if one.startswith("-"):
+                follows = one == "--against"
+                named += [] if follows else [one]
+            else:
+                named += ["--against", one] if follows else [one]
+        return super().parse_args(ctx, named)
 
 
 def compare(
-    a: Annotated[Path, typer.Argument(metavar="A", help="A results folder: what was before.")],
-    b: Annotated[Path, typer.Argument(metavar="B", help="Another one: ratios are B / A.")],
+    folders: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="A B", help="Two results folders: ratios are B / A. With --against, those of A."
+        ),
+    ],
+    against: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="B...", help="Folders of B, where a side has several campaigns."),
+    ] = None,
     fail_if: Annotated[
         str | None,
         typer.Option(
             "--fail-if",
             metavar="CONDITION",
-            help="End with exit code 3 if a cell is called so: 'slower > 5%', 'slower', 'faster > 10%'.",
+            help="End with exit code 3 if a cell is surely so: 'slower > 5%', 'slower', 'faster > 10%'. One "
+            "launch never is.",
         ),
     ] = None,
     level: Annotated[
@@ -26,19 +52,28 @@ def compare(
     ] = 0.02,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Compare two studies: differences of the environments, then faster, slower or indistinguishable.
+    """Compare two studies: differences of the environments, then faster, slower or the same.
 
-    Cells are tested by Welch's t test of their launches' medians with Holm's correction for many comparisons;
-    `repeats: 3` or more on both sides is what that needs. With one launch a verdict speaks of it alone.
+    Cells are tested together, relative to the shift of all of them: two folders are two campaigns. Several
+    folders a side tell how far campaigns differ (`compare a1 a2 --against b1 b2`), and `run --against`
+    alternates the launches of both. `repeats: 3` or more on both sides is what a verdict needs.
     """
     from scaling.analysis.compare import compare as compare_folders
     from scaling.analysis.gates import changed_time, parse_gate
+    from scaling.errors import ScalingError
     from scaling.report.compare_text import comparison_as_dict, render_comparison
     from scaling.report.text import text_of
     from scaling.store import ResultsFolder
 
     gate = None if fail_if is None else parse_gate(fail_if)
-    comparison = compare_folders(ResultsFolder(a), ResultsFolder(b), level)
+    if not against and len(folders) != 2:
+        raise ScalingError(
+            f"{len(folders)} folders are given; allowed: two, A and B, or several a side: "
+            "A1 A2 --against B1 B2"
+        )
+    sides = (folders, against) if against else (folders[:1], folders[1:])
+    a, b = ([ResultsFolder(path) for path in side] for side in sides)
+    comparison = compare_folders(a, b, level)
     if as_json:
         typer.echo(json.dumps(comparison_as_dict(comparison), indent=1))
     else:
@@ -52,7 +87,7 @@ def compare(
     if blind := gate.blind(comparison):
         typer.echo(
             f"in {len(blind)} of {len(comparison.cells)} cells a difference of {gate.more_than:.0%} could "
-            "not have been found: more repeats on both sides would",
+            "not have been found: more repeats on both sides find smaller ones",
             err=True,
         )
     if failing := gate.failing(comparison):

@@ -7,6 +7,7 @@ recorded for people. Seeds stand in the study, checksums of the data with each r
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import os
 import platform
@@ -126,7 +127,9 @@ def git_state(folder: Path) -> dict[str, Any] | None:
         return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
 
     try:
-        return {"commit": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain", "-uno"))}
+        changes = git("diff", "HEAD")
+        digest = hashlib.sha256(changes.encode()).hexdigest()[:12] if changes else None
+        return {"commit": git("rev-parse", "HEAD"), "dirty": bool(changes), "changes": digest}
     except (OSError, subprocess.SubprocessError):
         return None
 

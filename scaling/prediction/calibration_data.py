@@ -10,9 +10,9 @@ from pathlib import Path
 
 from scaling.analysis.columns import TRANSFER, Row, row_order
 from scaling.analysis.environments import environment_differences
-from scaling.analysis.noise import noise_floors
+from scaling.analysis.noise import noise_floors, scatter_of
 from scaling.analysis.samples import CellResult, read_cell, read_records
-from scaling.analysis.summary import cell_row, study_name
+from scaling.analysis.summary import add_intervals, cell_row, study_name
 from scaling.analysis.transfers import read_transfers
 from scaling.errors import StoreError
 from scaling.measure.probe.cases import Sample, from_csv
@@ -55,7 +55,9 @@ class MeasuredFolder:
                 cell = read_cell(self._folder, records)
                 self._timed[cell_id] = cell, cell_row(study, cell)
         rows = {cell_id: row for cell_id, (_, row) in self._timed.items()}
-        floors = noise_floors([cell for cell, _ in self._timed.values()], rows)
+        timed = [cell for cell, _ in self._timed.values()]
+        floors = noise_floors(timed, rows)
+        add_intervals(scatter_of(timed), rows)
         measured = [
             (cell.cell, _tensor_shapes(cell), {**row, "noise_floor": floors.get(cell.cell_id)})
             for cell, row in sorted(self._timed.values(), key=lambda pair: row_order(pair[1]))

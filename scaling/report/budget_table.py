@@ -87,7 +87,9 @@ def _check(row: Row) -> str:
     check = row["exposed_check"]
     if check is None:
         return MISSING
-    return "agree" if check.kind == "exposed_times_agree" else DIFFERS
+    return {"exposed_times_agree": "agree", "exposed_times_unresolved": "not resolved"}.get(
+        check.kind, DIFFERS
+    )
 
 
 def part_label(column: str) -> str:

@@ -12,15 +12,22 @@ from rich.table import Table
 from rich.text import Text
 
 from scaling.analysis.columns import Row
-from scaling.analysis.compare import CellComparison, Comparison
-from scaling.analysis.explain_doubts import LARGE_FLOOR
+from scaling.analysis.comparison import CellComparison, Comparison, Shift
+from scaling.analysis.decisions import ONE_LAUNCH_SCATTER, TIE_RATIO, Difference
 from scaling.analysis.formats import MISSING, like, listed, number, percent, workers
 from scaling.report.terminal import wrapped
 from scaling.report.text import text_of
 
 NAME_WIDTH = 19
-WITHIN = "*"
-"""Marks a verdict that holds for these launches only."""
+
+VERDICTS = {
+    "slower": "slower",
+    "faster": "faster",
+    "same": f"the same within {percent(TIE_RATIO, 0)}",
+    "indistinguishable": "indistinguishable",
+    "undecided": "undecided (one launch)",
+}
+"""In the order in which they are counted."""
 
 HEADINGS = {"iteration": "time of an iteration", "convergence": "time of a whole training"}
 """Kinds in the order of their tables."""
@@ -50,15 +57,17 @@ def render_comparison(comparison: Comparison) -> Iterator[RenderableType]:
 
 def _environment(comparison: Comparison) -> Iterator[RenderableType]:
     deciding = [one for one in comparison.environment if one.decides]
-    minor = [one.field for one in comparison.environment if not one.decides]
+    code = [one for one in comparison.environment if one.field.startswith("git")]
+    further = [one.field for one in comparison.environment if not one.decides and one not in code]
     if not deciding:
-        yield wrapped("environments: the same hardware, drivers, versions and settings")
+        but = ", but the code differs:" if code else ""
+        yield wrapped(f"environments: the same hardware, drivers, versions and settings{but}")
     else:
         yield wrapped("environments differ: a ratio may be theirs, and not what was changed on purpose")
-        for one in deciding:
-            yield wrapped(f"  {one.line()}")
-    if minor:
-        yield wrapped(f"  (and {listed(minor)}, which decide nothing by themselves)")
+    for one in (*deciding, *code):
+        yield wrapped(f"  {one.line()}")
+    if further:
+        yield wrapped(f"  (and {listed(further)}, which decide nothing by themselves)")
 
 
 def _table(title: str, cells: Sequence[CellComparison]) -> Table:
@@ -74,9 +83,9 @@ def _table(title: str, cells: Sequence[CellComparison]) -> Table:
     for cell in cells:
         a, b = (row[cell.quantity] for row in (cell.match.a, cell.match.b))
         times = [number(a), number(b)] if trained else [like(a, a), like(b, b)]
-        verdict = f"{cell.verdict}{WITHIN if _is_starred(cell) else ''}"
         size = str(cell.match.a["world_size"])
-        values = [cell.name, size, *times, _ratio(cell.ratio.ratio), _interval(cell), verdict]
+        ratio = _ratio(cell.difference.ratio)
+        values = [cell.name, size, *times, ratio, _interval(cell.difference), cell.verdict]
         rendered.add_row(*(Text(text) for text in values))
     return rendered
 
@@ -88,14 +97,11 @@ def _percent(difference: float) -> str:
     return percent(difference, 1 if difference < 0.1 else 0)
 
 
-def _is_starred(cell: CellComparison) -> bool:
-    return cell.within_one_launch and cell.verdict != "undecided"
-
-
-def _interval(cell: CellComparison) -> str:
-    low, high = cell.ratio.low, cell.ratio.high
-    if low is None or high is None:
+def _interval(difference: Difference) -> str:
+    interval = difference.interval
+    if interval is None:
         return MISSING
+    low, high = interval
     return "any" if high > 100 or low < 0.01 else f"{_ratio(low)} to {_ratio(high)}"
 
 
@@ -105,29 +111,35 @@ def _ratio(value: float) -> str:
 
 def _remarks(comparison: Comparison) -> Iterator[str]:
     for kind, what in COUNTED.items():
-        counts = Counter(cell.verdict for cell in comparison.cells if cell.kind == kind)
-        told = ", ".join(
-            f"{counts[verdict]} {verdict}"
-            for verdict in ("slower", "faster", "indistinguishable", "undecided")
-            if counts[verdict]
-        )
+        counts = Counter[str](cell.verdict for cell in comparison.cells if cell.kind == kind)
+        told = ", ".join(f"{counts[name]} {text}" for name, text in VERDICTS.items() if counts[name])
         if told:
             yield f"Of {counts.total()} {what} of B: {told}."
+    yield from map(_shift, comparison.shifts)
     if comparison.num_tests:
         yield (
-            f"Method: Welch's t test of the launches' medians in {comparison.num_tests} cells, Holm's "
-            f"correction: with {percent(comparison.level, 0)} probability at most is any cell called faster "
-            "or slower that is not. B/A is of the launches' geometric means, A and B are medians of all "
+            f"Method: moderated t tests of the launches' medians in {comparison.num_tests} cells, Holm's "
+            f"correction: with {percent(comparison.level, 0)} probability at most is any cell called "
+            "different that is not. B/A is of the launches' geometric means, A and B are medians of all "
             "samples; intervals are of each cell alone."
         )
         yield from _sensitivity(comparison)
-    if any(_is_starred(cell) for cell in comparison.cells):
-        yield (
-            f"{WITHIN} One launch on a side: within these launches only, beyond the noise floor of their A/A "
-            "pairs. How much launches scatter is not known; repeats=3 would tell."
-        )
-    yield from _reasons(comparison)
+    yield from _one_launch(comparison)
+    yield from (f"Warning: {text_of(one)}." for one in comparison.warnings)
+    yield from _differing(comparison)
     yield from _alone(comparison)
+
+
+def _shift(shift: Shift) -> str:
+    """What all cells of a world size have in common."""
+    ratio = f"{_ratio(shift.difference.ratio)} ({_interval(shift.difference)})"
+    what = f"All {shift.num_cells} {COUNTED[shift.kind]} on {workers(shift.world_size)}: B/A {ratio}"
+    found = "shifted" if shift.difference.is_significant else "no shift shown"
+    if shift.is_interleaved:
+        return f"{what}, {found}; launches of both alternated, so cells are called as they are."
+    if shift.is_relative:
+        return f"{what}, {found}; cells are called relative to it, as two campaigns differ by such a shift."
+    return f"{what}, {found}; with so few cells a campaign's shift is not taken out of their ratios."
 
 
 def _sensitivity(comparison: Comparison) -> Iterator[str]:
@@ -142,15 +154,25 @@ def _sensitivity(comparison: Comparison) -> Iterator[str]:
             )
 
 
-def _reasons(comparison: Comparison) -> Iterator[str]:
-    reasons = Counter((cell.verdict, cell.reason) for cell in comparison.cells if cell.reason)
-    texts = {cell.reason: text_of(found) for cell in comparison.cells if (found := cell.reason_finding)}
-    floors = [cell.noise_floor or 0.0 for cell in comparison.cells]
-    for (verdict, reason), count in reasons.items():
-        largest = f" (at most {_percent(max(floors))})" if reason == "below_noise_floor" else ""
-        yield f"{count} {verdict}: {texts[reason]}{largest}."
-    if max(floors) > LARGE_FLOOR:
-        yield "A noise floor so large hides differences: a quieter machine, or longer measuring, shows them."
+def _one_launch(comparison: Comparison) -> Iterator[str]:
+    """What is missing where one launch was measured."""
+    cells = [cell for cell in comparison.cells if cell.within_one_launch]
+    if not cells:
+        return
+    level = comparison.level / len(comparison.cells)
+    needed = [cell.launches_needed(level) for cell in cells]
+    known = [number for number in needed if number is not None]
+    largest = max(cells, key=lambda cell: abs(cell.difference.log_ratio))
+    told = f"{len(cells)} undecided: one launch on a side shows nothing of how launches scatter."
+    if known:
+        told += (
+            f" If they scatter by {percent(ONE_LAUNCH_SCATTER, 0)}, repeats={min(known)} on both sides would "
+            f"tell the largest ratio seen, {_ratio(largest.difference.ratio)}."
+        )
+    yield told
+
+
+def _differing(comparison: Comparison) -> Iterator[str]:
     differing = Counter(name for cell in comparison.cells for name in cell.match.differing)
     for name, count in differing.items():
         pairs = dict.fromkeys(
@@ -184,8 +206,5 @@ def _named(row: Row) -> str:
 
 
 def comparison_as_dict(comparison: Comparison) -> dict[str, Any]:
-    """A comparison for JSON, with the reasons in words."""
-    values = comparison.as_dict()
-    for entry, cell in zip(values["cells"], comparison.cells, strict=True):
-        entry["reason"] = text_of(found) if (found := cell.reason_finding) else None
-    return values
+    """A comparison for JSON, with the warnings in words."""
+    return {**comparison.as_dict(), "warnings": [text_of(one) for one in comparison.warnings]}

@@ -13,6 +13,7 @@ from scaling.analysis.findings import Finding
 from scaling.analysis.formats import MISSING
 from scaling.analysis.groups import group_rows
 from scaling.analysis.reading import num_cores
+from scaling.analysis.study_scatter import StudyScatter, study_scatter
 from scaling.analysis.summary_findings import summary_findings
 from scaling.analysis.wall_time import WallTime
 from scaling.report.blocks import Block, blocks_of
@@ -72,12 +73,14 @@ class Extras:
         tables, findings: of cells without a model, and of predictions; they stand behind the summary's.
         remarks: (section, what is said there: what is left out, and why).
         verdicts: the answers (`scaling.analysis.verdict`).
+        scatter: of the cells over launches.
     """
 
     tables: list[Table] = field(default_factory=list)
     findings: list[Sentence] = field(default_factory=list)
     remarks: list[tuple[str, str]] = field(default_factory=list)
     verdicts: Sequence[Finding] = ()
+    scatter: StudyScatter = field(default_factory=lambda: study_scatter({}))
 
 
 def content_of(
@@ -102,7 +105,7 @@ def content_of(
     """
     rows, extras = to_rows(table), extras or Extras()
     groups = group_rows(rows)
-    found = summary_findings(table, num_cores(environment))
+    found = summary_findings(table, extras.scatter, num_cores(environment))
     summary = sentences_of(found)
     tables = [table for group in groups for table in page_tables(group, groups)]
     return Content(

@@ -74,5 +74,5 @@ def _choice(choice: Candidate | None) -> dict[str, Any] | None:
         "high": choice.high,
         "unit": choice.unit,
         "method": choice.method,
-        "launches": len(choice.launches),
+        "launches": choice.num_launches,
     }

@@ -13,6 +13,7 @@ from scaling.analysis.budgets import step_table
 from scaling.analysis.columns import Row, to_rows
 from scaling.analysis.groups import group_rows
 from scaling.analysis.learning import epoch_table
+from scaling.analysis.noise import scatter_of
 from scaling.analysis.reading import environment_of, num_cores
 from scaling.analysis.samples import CellResult, read_cells
 from scaling.analysis.seed_noise import seed_noise, seed_noise_finding
@@ -149,6 +150,7 @@ def write_all(
         ],
         remarks=[*remarks, *(("more", failure) for failure in failures)],
         verdicts=answers,
+        scatter=scatter_of(cells),
     )
     before_page()
     times = wall_time(folder.launch_times(), folder.launch_times("command-"))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from scaling.analysis.compare import compare, compare_tables
+from scaling.analysis.compare import Side, compare, compare_sides, compare_tables
 from scaling.analysis.gates import changed_time, parse_gate
 from scaling.analysis.matching import match_cells
 from scaling.errors import ScalingError
@@ -42,33 +42,15 @@ def verdicts(comparison, *wanted):
     }
 
 
-def test_few_of_100_studies_of_the_same_raise_a_false_alarm(make_study):
+def test_few_studies_of_the_same_raise_a_false_alarm(make_study):
     generator, alarms = np.random.default_rng(2026), 0
-    for _ in range(100):
+    for _ in range(60):
         first, second = noisy(make_study, generator), noisy(make_study, generator)
         alarms += bool(verdicts(compared(first, second), "faster", "slower"))
-    assert alarms <= 5
+    assert alarms <= 6
 
 
-def test_few_of_100_studies_with_ten_launches_raise_a_false_alarm(make_study, monkeypatch):
-    monkeypatch.setattr("scaling.measure.ratios.BOOTSTRAP_RESAMPLES", 2)  # the test is Welch's all the same
-    monkeypatch.setattr("scaling.measure.statistics.BOOTSTRAP_RESAMPLES", 2)
-    generator, alarms = np.random.default_rng(11), 0
-    for _ in range(100):
-        ratios = compared_ratios(generator)
-        alarms += min(ratios) < 0.02
-    assert alarms <= 5
-
-
-def compared_ratios(generator):
-    """Corrected p values of 15 pairs of ten launches."""
-    from scaling.measure.ratios import adjusted, estimate_ratio
-
-    values = [np.exp(generator.normal(0, 0.02, (2, 10))) for _ in range(15)]
-    return adjusted([estimate_ratio([[x] for x in a], [[x] for x in b]).p_value for a, b in values])
-
-
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(5))
 def test_planted_slow_down_of_a_tenth_is_found_and_nothing_else(make_study, seed):
     generator = np.random.default_rng(seed)
     before = noisy(make_study, generator, num_launches=5, spread=0.005)
@@ -81,94 +63,106 @@ def test_planted_slow_down_of_a_tenth_is_found_and_nothing_else(make_study, seed
     assert verdicts(back, "slower") == set()
 
 
-def test_with_one_launch_a_verdict_is_within_it_and_needs_an_a_a_pair(make_study):
+def test_one_launch_has_no_verdict_and_fails_no_gate_and_says_how_many_would_tell(make_study):
     generator = np.random.default_rng(1)
-    options = {"num_launches": 1, "spread": 0.0}
+    options = {"num_launches": 1, "spread": 0.0, "pairs": True}
     before = noisy(make_study, generator, **options)
-    after = noisy(make_study, generator, **options, slow=("tree", 4), slow_factor=1.3)
-    without = next(cell for cell in compared(before, after).cells if cell.verdict == "undecided")
-    assert without.reason == "one_launch_no_pair"
-    with_pair = compared(
-        noisy(make_study, generator, **options, pairs=True),
-        noisy(make_study, generator, **options, pairs=True, slow=("tree", 4), slow_factor=1.3),
+    after = noisy(make_study, generator, **options, slow=("tree", 4), slow_factor=2)
+    found = compared(before, after)
+    assert verdicts(found, "undecided") == {(name, size) for name in AGGREGATORS for size in WORLD_SIZES}
+    assert parse_gate("slower").failing(found) == []
+    assert len(parse_gate("slower").blind(found)) == 15
+    assert "repeats=3 on both sides would tell the largest ratio seen, 2.0" in " ".join(
+        printed(found).split()
     )
-    assert verdicts(with_pair, "slower") == {("tree", 4)}
-    assert all(cell.within_one_launch for cell in with_pair.cells)
-    assert with_pair.num_tests == 0
 
 
-def test_difference_of_three_percent_in_one_launch_stays_undecided(make_study):
-    a, b = make_study(), make_study()
-    for study, factor in ((a, 1.0), (b, 1.03)):
-        for replicate in (0, 1):
-            study.add([[0.01 * factor] * 20], aggregator="ring", world_size=2, aa_replicate=replicate)
-    (cell,) = compared(a, b).cells
-    assert (cell.verdict, cell.ratio.ratio) == ("undecided", pytest.approx(1.03))
-
-
-def steady(middle_s, num_launches):
-    """Launches that differ by a millionth."""
-    middles = [middle_s * (1 + 1e-6 * number) for number in range(num_launches)]
-    return [[one * (1 + 1e-7 * sample) for sample in range(12)] for one in middles]
-
-
-def with_floor(make_study, floor, num_launches, tree_s=0.01):
-    """A study whose A/A pair differs by `floor` of its mean, and a cell of tree."""
+def with_common(make_study, generator, factor=1.0, slow=1.0):
+    """Nine cells of one world size, of which all are longer by a factor and one by another."""
     study = make_study()
-    for replicate, middle_s in enumerate((0.01 * (1 - floor / 2), 0.01 * (1 + floor / 2))):
-        study.add(steady(middle_s, num_launches), aggregator="ring", world_size=4, aa_replicate=replicate)
-    study.add(steady(tree_s, num_launches), aggregator="tree", world_size=4)
+    for number in range(9):
+        middle_s = 0.01 * factor * (slow if number == 0 else 1.0)
+        middles = middle_s * np.exp(generator.normal(0, 0.004, 4))
+        study.add(
+            [[one] * 9 for one in middles], aggregator="ring", world_size=2, bucket_mb=float(number + 1)
+        )
     return study
 
 
-@pytest.mark.parametrize("num_launches", [1, 3])
-@pytest.mark.parametrize("factor", [1.1, 1 / 1.1])
-@pytest.mark.parametrize("floors", [(0.02, 0.12), (0.12, 0.02), (0.02, 0.08)])
-def test_difference_has_to_be_above_the_larger_noise_floor_of_both_studies(
-    make_study, num_launches, factor, floors
-):
-    a = with_floor(make_study, floors[0], num_launches)
-    b = with_floor(make_study, floors[1], num_launches, 0.01 * factor)
-    tree = next(cell for cell in compared(a, b).cells if cell.match.a["aggregator"] == "tree")
-    assert tree.noise_floor == pytest.approx(max(floors), rel=1e-4)
-    if max(floors) > 0.1:
-        assert (tree.verdict, tree.reason) == ("indistinguishable", "below_noise_floor")
-    else:
-        assert (tree.verdict, tree.reason) == ("slower" if factor > 1 else "faster", None)
+def test_shift_of_a_campaign_is_one_line_and_no_cell_is_called_for_it(make_study):
+    generator = np.random.default_rng(3)
+    found = compared(with_common(make_study, generator), with_common(make_study, generator, 1.03, 1.06))
+    assert [cell.verdict for cell in found.cells if cell.match.a["bucket_mb"] != 1.0].count("slower") == 0
+    assert [cell.verdict for cell in found.cells if cell.match.a["bucket_mb"] == 1.0] == ["slower"]
+    (shift,) = found.shifts
+    assert shift.difference.ratio == pytest.approx(1.03, abs=0.005)
+    assert not shift.difference.is_significant, "two campaigns of one machine differ by 2%"
+    assert "All 9 timed cells on 2 workers: B/A 1.0" in printed(found)
 
 
-def test_one_launch_needs_five_percent_however_low_the_noise_floor_is(make_study):
-    for factor, verdict in ((1.049, "undecided"), (1.051, "slower"), (1 / 1.049, "undecided")):
-        a, b = with_floor(make_study, 0.001, 1), with_floor(make_study, 0.001, 1, 0.01 * factor)
-        tree = next(cell for cell in compared(a, b).cells if cell.match.a["aggregator"] == "tree")
-        assert tree.verdict == verdict
+def test_several_folders_a_side_tell_how_far_campaigns_differ(make_study):
+    generator = np.random.default_rng(4)
+
+    def side(factors):
+        studies = [with_common(make_study, generator, factor) for factor in factors]
+        return Side([one.table for one in studies], [one.cells for one in studies])
+
+    steady = compare_sides(side([1, 1.001, 0.999]), side([1.03, 1.031, 1.029]), 0.02)
+    assert steady.shifts[0].difference.is_significant
+    restless = compare_sides(side([1, 1.04, 0.96]), side([1.03, 1.07, 0.99]), 0.02)
+    assert not restless.shifts[0].difference.is_significant
+    assert {cell.num_launches for cell in steady.cells} == {(3, 3)}
+
+
+def test_launches_that_alternated_show_a_shift_of_all_cells(make_study):
+    generator = np.random.default_rng(5)
+    drift = np.array([1.0, 1.1, 0.9, 1.05])
+    sides = []
+    for factor in (1.0, 1.02):
+        study = make_study()
+        for number in range(6):
+            middles = 0.01 * factor * drift * np.exp(generator.normal(0, 0.001, 4))
+            cell = {"aggregator": "ring", "world_size": 2, "bucket_mb": float(number + 1)}
+            study.add([[one] * 9 for one in middles], **cell)
+        sides.append(Side([study.table], [study.cells]))
+    assert {cell.verdict for cell in compare_sides(*sides, 0.02, are_interleaved=True).cells} == {"slower"}
+    apart = compare_sides(*sides, 0.02)
+    assert "slower" not in {cell.verdict for cell in apart.cells}
 
 
 @pytest.mark.parametrize("num_others", [0, 3, 9])
 def test_detectable_ratio_is_the_smallest_that_is_found_among_all_pairs(make_study, num_others):
     generator = np.random.default_rng(num_others)
-    scatter = {size: np.exp(generator.normal(0, 0.01, 4)) for size in range(1, num_others + 2)}
+    scatter = {number: np.exp(generator.normal(0, 0.01, 4)) for number in range(num_others + 1)}
 
     def study(factor):
         made = make_study()
-        for size, middles in scatter.items():
-            times = middles * (factor if size == 1 else 1.0)
-            made.add([[0.01 * one] * 9 for one in times], aggregator="ring", world_size=size, batch=5040)
-        made.add([[0.01] * 9], aggregator="tree", world_size=2, batch=5040)  # of one launch: no test
+        for number, middles in scatter.items():
+            times = middles * (factor if number == 0 else 1.0)
+            cell = {"aggregator": "ring", "world_size": 2, "bucket_mb": float(number + 1)}
+            made.add([[0.01 * one] * 9 for one in times], **cell)
+        made.add([[0.01] * 9], aggregator="tree", world_size=4)  # of one launch: no test
         return made
 
     before = compared(study(1.0), study(1.0))
     assert before.num_tests == num_others + 1
-    planted = next(cell for cell in before.cells if cell.match.a["world_size"] == 1)
-    smallest = before.detectable(planted)
+    smallest = before.detectable(before.cells[0])
     assert smallest > 1
-    for factor, verdict in ((smallest**1.01, "slower"), (smallest**0.99, "indistinguishable")):
+    for factor, is_found in ((smallest**1.01, True), (smallest**0.99, False)):
         found = compared(study(1.0), study(factor))
-        cell = next(one for one in found.cells if one.match.a["world_size"] == 1)
-        assert cell.verdict == verdict
-        assert found.detectable(cell) == pytest.approx(smallest)
+        assert (found.cells[0].verdict == "slower") == is_found
         one_launch = next(one for one in found.cells if one.match.a["aggregator"] == "tree")
         assert found.detectable(one_launch) is None
+
+
+def test_more_launches_find_smaller_differences(make_study):
+    smallest = []
+    for count in (2, 3, 5, 9):
+        generator = np.random.default_rng(8)
+        studies = [noisy(make_study, generator, num_launches=count, pairs=True) for _ in range(2)]
+        found = compared(*studies)
+        smallest.append(np.median([found.detectable(cell) for cell in found.cells]))
+    assert sorted(smallest, reverse=True) == smallest
 
 
 def test_replicates_stand_aside_and_cells_without_partner_are_named(make_study):
@@ -187,7 +181,7 @@ def test_trainings_are_compared_by_their_seconds_and_not_with_other_epochs(make_
     b.add_training([20.0, 20.1, 20.2], aggregator="ring", world_size=2)
     (cell,) = compared(a, b).cells
     assert (cell.quantity, cell.verdict) == ("train_s", "slower")
-    assert cell.ratio.ratio == pytest.approx(2, rel=0.01)
+    assert cell.difference.ratio == pytest.approx(2, rel=0.01)
 
 
 def printed(comparison):
@@ -213,7 +207,7 @@ def test_iterations_and_trainings_have_tables_and_counts_of_their_own(make_study
     assert "10.1" not in iterations
     assert "A s " in trainings
     assert "12.5" not in trainings
-    assert "Of 1 timed cells of B: 1 indistinguishable." in told
+    assert "Of 1 timed cells of B: 1 the same within 3%." in told
     assert "Of 1 trainings of B: 1 slower." in told
     assert [one["kind"] for one in found.as_dict()["cells"]] == [cell.kind for cell in found.cells]
     (failing,) = parse_gate("slower > 5%").failing(found)
@@ -243,7 +237,7 @@ def test_augmented_steps_are_not_compared_with_plain_ones(make_study):
     a, b = make_study(), make_study()
     a.add([[0.1] * 9] * 2)
     b.add([[0.1] * 9] * 2, augmentation="standard")
-    with pytest.raises(ScalingError, match="the most alike ones differ in augmentation"):
+    with pytest.raises(ScalingError, match="the nearest ones differ in augmentation"):
         compared(a, b)
 
 
@@ -299,7 +293,7 @@ def test_environments_come_first_with_every_field_that_differs(study, tmp_path):
     environment["gpus"] = [{"name": "A"}, {"name": "A"}]
     environment["hostname"] = "elsewhere"
     other.folder.write_environment(environment)
-    found = compare(study.folder, other.folder)
+    found = compare([study.folder], [other.folder])
     told = {one.field: (one.a, one.b, one.decides) for one in found.environment}
     assert told == {
         "gpus": ("none", "2 x A", True),
@@ -307,4 +301,14 @@ def test_environments_come_first_with_every_field_that_differs(study, tmp_path):
         "hostname": (None, "elsewhere", False),
     }
     assert [one.decides for one in found.environment] == [True, True, False]
-    assert compare(study.folder, study.folder).environment == []
+    assert compare([study.folder], [study.folder]).environment == []
+
+
+def test_other_code_is_said_though_the_environments_are_the_same(study, tmp_path):
+    other = type(study)(tmp_path / "other")
+    for one, commit in ((study, "aaa"), (other, "bbb")):
+        one.add_steps([[0.1] * 9], aggregator="ring", world_size=2)
+        one.folder.write_environment({**one.folder.environment(), "git": {"commit": commit, "dirty": True}})
+    told = " ".join(printed(compare([study.folder], [other.folder])).split())
+    assert "the same hardware, drivers, versions and settings, but the code differs: git.commit: aaa" in told
+    assert "git.changes: some against some, perhaps others" in told

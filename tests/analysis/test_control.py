@@ -3,7 +3,8 @@
 import pytest
 
 from scaling.analysis.columns import columns, to_rows
-from scaling.analysis.control import control_labels, exposed_check
+from scaling.analysis.control import COLUMNS_COMPARED, control_labels, exposed_check
+from scaling.analysis.decisions import Difference
 from scaling.analysis.summary import summary_table
 from scaling.report.text import text_of
 
@@ -101,9 +102,18 @@ def arm(exposed_s, by_difference_s, **values):
     return row(exchange_overhead_s=exposed_s, exposed_by_difference_s=by_difference_s, **values)
 
 
-def checked(cell, control):
-    """The check in words."""
-    return text_of(exposed_check(cell, control))
+def checked(cell, control, half_ratio=0.005, differing_s=None):
+    """The check in words, of a difference that is known to within `half_ratio` of the iteration."""
+    error = None if half_ratio is None else half_ratio / 2
+    difference = Difference(0.0, error, None if error is None else 1000.0)
+    shown = {
+        name: cell[name] - control[name]
+        for name in COLUMNS_COMPARED
+        if cell[name] is not None and control[name] is not None
+    }
+    return text_of(
+        exposed_check(cell, control, difference, lambda: shown if differing_s is None else differing_s)
+    )
 
 
 class TestCheck:
@@ -111,19 +121,30 @@ class TestCheck:
         assert checked(arm(0.901e-3, 1.0e-3), row()) == "agree (within 10%)"
         assert not checked(arm(0.899e-3, 1.0e-3), row()).startswith("agree")
 
-    def test_times_within_the_noise_of_the_iteration_agree(self):
-        noisy = arm(0.1e-3, 0.3e-3, noise_floor=0.03)
-        assert checked(noisy, row()) == "agree (within the noise floor)"
+    def test_times_within_what_the_launches_scatter_agree(self):
+        wide = arm(0.5e-3, 0.65e-3)
+        assert checked(wide, row(), 0.02) == "agree (within what their launches scatter)"
+        assert not checked(wide, row(), 0.01).startswith("agree")
 
-    def test_times_within_what_the_intervals_allow_agree(self):
-        wide = arm(0.5e-3, 1.0e-3, iteration_s_low=0.00969, iteration_s_high=0.0103)
-        control = row(iteration_s_low=0.0088, iteration_s_high=0.0092)
-        assert checked(wide, control) == "agree (within the 95% intervals)"
-        assert not checked({**wide, "exchange_overhead_s": 0.4e-3}, control).startswith("agree")
+    def test_difference_that_is_known_too_coarsely_resolves_nothing(self):
+        assert checked(arm(0.5e-3, 0.5e-3), row(), 0.33) == "not resolved: the launches scatter by 38.2%"
+
+    def test_one_launch_resolves_what_its_a_a_pairs_tell_and_names_no_cause(self):
+        coarse = arm(0.5e-3, 0.5e-3, noise_floor=0.33)
+        assert checked(coarse, row(), None) == "not resolved: one launch tells the difference to within 33.0%"
+        alone = arm(0.5e-3, 0.5e-3)
+        assert checked(alone, row(), None).startswith("not resolved: one launch and no A/A pair")
+        fine = arm(1.0e-3, 2.0e-3, noise_floor=0.01, backward_s=6e-3)
+        assert checked(fine, row(backward_s=5e-3), None).endswith("one launch shows no cause")
 
     def test_time_that_does_not_exist_is_not_checked(self):
-        assert exposed_check(arm(None, 1e-3), row()) is None
-        assert exposed_check(arm(1e-3, None), row()) is None
+        for cell in (arm(None, 1e-3), arm(1e-3, None)):
+            assert exposed_check(cell, row(), Difference(0.0, 0.001, 9.0), dict) is None
+
+    def test_phase_that_the_launches_do_not_show_is_no_cause(self):
+        slowed = arm(1.0e-3, 1.4e-3, backward_s=5.31e-3)
+        text = checked(slowed, row(backward_s=5.0e-3), differing_s={})
+        assert text.endswith("not explained")
 
     def test_negative_difference_does_not_agree_with_a_positive_time(self):
         text = checked(arm(1.0e-3, -0.5e-3), row())

@@ -1,10 +1,13 @@
 """A/A pairs: the floor that they give, and what is indistinguishable under it."""
 
+import math
+
 import pytest
 
 from scaling.analysis.columns import to_rows
 from scaling.analysis.groups import group_rows
-from scaling.analysis.noise import noise_finding
+from scaling.analysis.noise import aa_warnings, noise_finding, scatter_of
+from scaling.analysis.samples import read_cells
 from scaling.analysis.summary import summary_table
 from scaling.report.text import text_of
 from tests.made_studies import findings
@@ -14,6 +17,10 @@ def add_pair(study, first, second, **cell):
     """An A/A pair from the launches' step times."""
     study.add_steps(first, **cell)
     study.add_steps(second, aa_replicate=1, **cell)
+
+
+def around(step_s):
+    return [[step_s * 0.999], [step_s], [step_s * 1.001]]
 
 
 def floors(study):
@@ -32,22 +39,34 @@ def lines(study):
 RING = {"aggregator": "ring", "world_size": 2}
 
 
-def test_floor_is_the_largest_difference_of_the_launches_medians_over_their_mean(study):
+def test_floor_is_the_difference_of_the_mean_logarithms_of_the_launches_medians(study):
     add_pair(study, [[1.0, 1.0, 9.0], [2.0]], [[1.02], [1.9]], **RING)
-    assert floors(study)["ring", "mlp", 0] == pytest.approx(0.1 / 1.95)
+    assert floors(study)["ring", "mlp", 0] == pytest.approx(-math.log(1.02 * 1.9 / 2) / 2)
+
+
+def test_floor_falls_with_the_launches_where_nothing_stays(study):
+    add_pair(study, [[1.0], [1.1], [1.0], [1.1]], [[1.1], [1.0], [1.1], [1.0]], **RING)
+    assert floors(study)["ring", "mlp", 0] == pytest.approx(0)
 
 
 def test_floor_holds_for_all_cells_of_the_group(study):
     study.add_steps([[4.0]])
     add_pair(study, [[1.0]], [[1.1]], **RING)
-    assert list(floors(study).values()) == pytest.approx([0.1 / 1.05] * 3)
+    assert list(floors(study).values()) == pytest.approx([math.log(1.1)] * 3)
 
 
-def test_floor_of_several_pairs_is_the_largest(study):
+def test_floor_of_several_pairs_is_their_root_mean_square(study):
     add_pair(study, [[1.0]], [[1.1]], **RING)
     add_pair(study, [[1.0]], [[1.01]], aggregator="tree", world_size=2)
-    assert floors(study)["tree", "mlp", 0] == pytest.approx(0.1 / 1.05)
-    assert lines(study) == ["noise floor 9.5% (the largest of 2 A/A pairs)"]
+    expected = math.hypot(math.log(1.1), math.log(1.01)) / math.sqrt(2)
+    assert floors(study)["tree", "mlp", 0] == pytest.approx(expected)
+    assert lines(study) == ["noise floor 6.8% (of 2 A/A pairs)"]
+
+
+@pytest.mark.parametrize(("second", "warned"), [(1.1, True), (1.001, False)])
+def test_a_pair_that_differs_more_than_its_launches_scatter_is_a_warning(study, second, warned):
+    add_pair(study, around(1.0), around(second)[::-1], **RING)
+    assert [one.kind for one in aa_warnings(read_cells(study.folder))] == ["aa_pair_differs"] * warned
 
 
 def test_group_without_a_pair_takes_that_of_the_same_model_step_and_device(study):
@@ -85,37 +104,19 @@ def test_replicates_are_rows_of_the_summary_but_of_no_group(study):
     assert [row["aa_replicate"] for row in group.replicates] == [1]
 
 
-def around(step_s):
-    return [[step_s - 1e-6], [step_s], [step_s + 1e-6]]
-
-
-def test_cells_closer_than_the_floor_are_indistinguishable_though_their_intervals_are_apart(study):
-    study.add_steps(around(4.0))
-    add_pair(study, around(1.000), around(1.010), **RING)
-    study.add_steps(around(1.005), aggregator="tree", world_size=2)
-    study.add_steps(around(1.5), aggregator="host_serial", world_size=2)
-    (text,) = findings(summary_table(study.folder))
-    assert "the fastest is" not in text
-    assert "tree on 2 workers is indistinguishable from it (less than the noise floor of 1.0% apart)" in text
-    assert "host_serial" not in text
-
-
 def test_replicate_is_no_candidate(study):
     add_pair(study, around(1.0), around(0.5), **RING)
-    (text,) = findings(summary_table(study.folder))
-    assert "ring on 2 workers takes 1000.0000 ms" in text
+    (text,) = findings(study.folder)
+    assert "ring on 2 workers takes 1000.0" in text
 
 
-def test_cell_that_is_further_away_than_the_floor_is_not_alike(study):
-    add_pair(study, around(1.0), around(1.01), **RING)
-    study.add_steps(around(1.02), aggregator="tree", world_size=2)
-    (text,) = findings(summary_table(study.folder))
-    assert "the fastest is ring on 2 workers" in text
-
-
-def test_one_worker_within_the_noise_is_said_to_be_indistinguishable(study):
-    study.add_steps(around(1.005))
-    add_pair(study, around(1.0), around(1.01), **RING)
-    (text,) = findings(summary_table(study.folder))
-    assert "It is indistinguishable from one worker (none on 1 worker" in text
-    assert "below the noise floor" in text
+def test_four_pairs_that_differ_are_part_of_every_difference(study):
+    for number, aggregator in enumerate(("ring", "tree", "all_reduce", "caffe")):
+        add_pair(study, around(1.0), around(1.05), **{**RING, "aggregator": aggregator, "seed": number})
+    cells = read_cells(study.folder)
+    scatter = scatter_of(cells)
+    assert (scatter.num_pairs, aa_warnings(cells)) == (4, [])
+    # The pairs' differences have twice the component's variance.
+    assert math.sqrt(2 * scatter.offset_variance) == pytest.approx(math.log(1.05), rel=0.1)
+    first, second = (cell.cell_id for cell in cells[:2])
+    assert scatter.difference(first, second).error > math.log(1.05)

@@ -2,11 +2,10 @@
 
 import numpy as np
 import pytest
-from scipy import special
 
+from scaling.analysis.decisions import FEWEST
 from scaling.analysis.objectives import parse_objective
 from scaling.analysis.recommend import recommend
-from scaling.analysis.repeats import FEWEST, launches_needed
 from scaling.errors import ScalingError
 from scaling.report.text import text_of
 
@@ -133,52 +132,87 @@ def test_without_a_target_a_lossy_aggregator_has_to_keep_the_accuracy(make_study
     assert (only(study).choice.row["cell_id"] == lossy) == is_chosen
 
 
-def test_overlapping_intervals_are_undecided_with_the_repeats_that_would_tell(make_study):
+def test_choice_that_the_launches_do_not_show_is_undecided_with_the_repeats_that_would_tell(make_study):
     study = make_study()
-    a = [[0.0100], [0.0101], [0.0102]]
-    b = [[0.0101], [0.0102], [0.0103]]
-    study.add([one * 12 for one in a], aggregator="ring", world_size=4)
-    study.add([one * 12 for one in b], aggregator="tree", world_size=4)
+    generator = np.random.default_rng(6)
+    for name, middle_s in (("ring", 0.0100), ("tree", 0.0106)):
+        middles = middle_s * np.exp(0.06 * generator.permutation([-1, 0, 1]))
+        study.add([[one] * 12 for one in middles], aggregator=name, world_size=4)
     found = only(study)
     assert found.state == "undecided"
     assert [one.candidate.row["aggregator"] for one in found.rivals] == ["tree"]
-    needed = next(
-        n for n in range(3, 200) if special.stdtrit(n - 1, 0.975) * 0.2 / np.sqrt(n) < 0.1 * (1 - 1e-9)
-    )
-    assert found.more_repeats == needed - 3
-    assert f"about {needed - 3} more repeats would tell" in text_of(found.finding)
+    assert found.more_repeats > 0
+    assert f"about {found.more_repeats} more repeats would tell" in text_of(found.finding)
     assert "at most" in text_of(found.cost)
 
 
 def test_twice_as_many_repeats_as_asked_for_do_tell(make_study):
     for count, state in ((3, "undecided"), (40, "decided")):
         study = make_study()
-        for name, middle_s in (("ring", 0.0100), ("tree", 0.0102)):
-            study.add(launches(middle_s, count=count, spread=0.01), aggregator=name, world_size=4)
+        for name, middle_s in (("ring", 0.0100), ("tree", 0.0106)):
+            study.add(launches(middle_s, count=count, spread=0.04), aggregator=name, world_size=4)
         assert only(study).state == state
 
 
-def test_difference_below_the_noise_floor_is_undecided_and_no_repeats_would_tell(make_study):
+@pytest.mark.parametrize(("spread", "state"), [(0.001, "tie"), (0.1, "undecided")])
+def test_no_gap_is_a_tie_where_that_is_shown_and_asks_for_no_repeats(make_study, spread, state):
     study = make_study()
-    study.add(launches(0.0100, spread=0.0001), aggregator="ring", world_size=4)
-    study.add(launches(0.0104, spread=0.0001), aggregator="ring", world_size=4, aa_replicate=1)
-    study.add(launches(0.0102, spread=0.0001), aggregator="tree", world_size=4)
+    pattern = np.array([-1, 0, 1])
+    for name, signs in (("ring", 1), ("tree", -1)):
+        middles = 0.010 * np.exp(spread * signs * pattern)
+        study.add([[one] * 12 for one in middles], aggregator=name, world_size=4)
     found = only(study)
-    assert (found.state, found.more_repeats) == ("undecided", None)
-    assert "noise floor" in text_of(found.finding)
-    assert "either will do" in text_of(found.finding)
-    assert text_of(found.cost).startswith("Choosing it wrongly may cost as much as the noise floor, ")
+    assert (found.state, found.more_repeats) == (state, None)
+    text = text_of(found.finding)
+    assert ("either ring on 4 workers or tree on 4 workers, within 3%" in text) == (state == "tie")
+    assert ("either will do" in text) == (state == "undecided")
 
 
-@pytest.mark.parametrize(("factor", "state"), [(1.03, "undecided"), (1.3, "decided")])
-def test_one_launch_decides_large_differences_only_and_says_so(make_study, factor, state):
+def test_launches_that_scatter_together_decide_what_their_intervals_do_not(make_study):
+    study = make_study()
+    together = np.exp(0.1 * np.array([-1, 0, 1]))
+    for name, middle_s in (("ring", 0.0100), ("tree", 0.0106)):
+        study.add([[one] * 12 for one in middle_s * together], aggregator=name, world_size=4)
+    found = only(study)
+    assert found.choice.high > found.runner_up.low
+    assert found.state == "decided"
+
+
+def test_how_many_workers_and_which_aggregator_are_two_decisions(make_study):
+    study = make_study()
+    study.add(launches(0.020))
+    pattern = np.array([-1, 0, 1])
+    for name, middle_s, spread in (
+        ("ring", 0.0100, 0.001),
+        ("tree", 0.0100, -0.001),
+        ("caffe", 0.015, 0.001),
+    ):
+        study.add([[one] * 9 for one in middle_s * np.exp(spread * pattern)], aggregator=name, world_size=4)
+    found = only(study)
+    assert found.state == "tie"
+    assert found.workers.as_dict() == {"state": "best", "choice": 4, "rivals": [], "others": [1]}
+    aggregator = found.aggregator.as_dict()
+    assert {aggregator["choice"], *aggregator["rivals"]} == {"ring", "tree"}
+    assert (aggregator["state"], aggregator["others"]) == ("tie", ["caffe"])
+
+
+def test_unequal_launches_are_compared_with_what_both_have(make_study):
+    study = make_study()
+    study.add(launches(0.020, count=2))
+    study.add(launches(0.010, count=5), aggregator="ring", world_size=4)
+    study.add(launches(0.014, count=3), aggregator="tree", world_size=4)
+    found = only(study)
+    assert (found.state, found.choice.row["aggregator"]) == ("decided", "ring")
+
+
+@pytest.mark.parametrize("factor", [1.03, 2.0])
+def test_one_launch_decides_nothing_and_says_so(make_study, factor):
     study = make_study()
     study.add(launches(0.010, count=1), aggregator="ring", world_size=4)
     study.add(launches(0.010 * factor, count=1), aggregator="tree", world_size=4)
     found = only(study)
-    assert found.state == state
-    assert "one launch" in text_of(found.finding)
-    assert found.more_repeats == (FEWEST - 1 if state == "undecided" else None)
+    assert (found.state, found.more_repeats) == ("one_launch", FEWEST - 1)
+    assert "one launch, no verdict. The lowest seen is ring" in text_of(found.finding)
 
 
 def test_efficiency_is_the_shortest_time_that_keeps_it(make_study):
@@ -259,7 +293,7 @@ def test_time_to_accuracy_needs_the_target_and_several_trainings(make_study):
     once.add_training([5.0], aggregator="ring", world_size=4)
     once.add_training([9.0], aggregator="tree", world_size=4)
     found = only(once, "time-to-accuracy")
-    assert (found.state, found.more_repeats) == ("undecided", FEWEST - 1)
+    assert (found.state, found.more_repeats) == ("one_launch", FEWEST - 1)
 
 
 @pytest.mark.parametrize(
@@ -300,77 +334,3 @@ def test_workloads_are_recommended_one_by_one_and_weak_scaling_by_the_sample(mak
 def test_objective_that_is_none_says_what_is_allowed(text):
     with pytest.raises(ScalingError, match=r"allowed: 'time'|a ratio such as 0\.8"):
         parse_objective(text)
-
-
-def test_launches_needed_grow_with_the_square_of_the_spread():
-    few, many = launches_needed(1.0, [0.5, 0.5]), launches_needed(1.0, [1.5, 1.5])
-    assert few < many
-    assert launches_needed(1e-9, [1.0]) is None
-    assert launches_needed(5.0, [0.01]) == FEWEST
-
-
-def test_floor_of_a_busy_machine_is_no_reason_to_take_either(make_study):
-    study = make_study()
-    study.add(launches(0.010), aggregator="ring", world_size=4)
-    study.add(launches(0.020), aggregator="ring", world_size=4, aa_replicate=1)
-    study.add(launches(0.014), aggregator="tree", world_size=4)
-    found = only(study)
-    assert (found.state, found.more_repeats) == ("undecided", None)
-    assert "either will do" not in text_of(found.finding)
-    assert "a quieter machine" in text_of(found.finding)
-
-
-def pair_and_another(study, floor, other_s, *, own_step="eager", step="eager", other_floor=None):
-    """An A/A pair of 10 ms that differs by `floor` of its mean, and another candidate."""
-
-    def add(middle_s, **cell):
-        middles = [middle_s * (1 + 1e-6 * number) for number in range(4)]
-        study.add([[one] * 12 for one in middles], world_size=4, **cell)
-
-    for name, middle_s, own, difference in (
-        ("ring", 0.010, own_step, floor), ("tree", other_s, step, other_floor)
-    ):  # fmt: skip
-        add(middle_s, aggregator=name, step=own)
-        if difference is not None:
-            further_s = middle_s * (2 + difference) / (2 - difference)  # their difference over their mean
-            add(further_s, aggregator=name, step=own, aa_replicate=1)
-
-
-@pytest.mark.parametrize("floor", [0.02, 0.4])
-@pytest.mark.parametrize(("part", "state"), [(0.98, "undecided"), (1.02, "decided")])
-def test_candidates_are_distinguished_from_the_noise_floor_on(make_study, floor, part, state):
-    study, difference = make_study(), part * floor
-    pair_and_another(study, floor, 0.010 * (2 + difference) / (2 - difference))
-    found = only(study)
-    assert (found.state, found.choice.row["aggregator"]) == (state, "ring")
-
-
-@pytest.mark.parametrize("floors", [(0.02, 0.2), (0.2, 0.02)])
-def test_larger_of_two_noise_floors_holds_for_candidates_of_different_steps(make_study, floors):
-    study = make_study()
-    pair_and_another(study, floors[0], 0.0115, step="overlapped", other_floor=floors[1])
-    found = only(study)
-    assert (found.state, found.choice.row["aggregator"]) == ("undecided", "ring")
-    assert found.choice.row["noise_floor"] == pytest.approx(floors[0], rel=1e-3)
-    assert found.rivals[0].candidate.row["noise_floor"] == pytest.approx(floors[1], rel=1e-3)
-    assert "as the noise floor, 20%." in text_of(found.cost)
-
-
-@pytest.mark.parametrize(("factor", "state"), [(1.04, "undecided"), (1.06, "decided")])
-def test_one_launch_needs_five_percent_without_a_noise_floor(make_study, factor, state):
-    study = make_study()
-    for name, middle_s in (("ring", 0.010), ("tree", 0.010 * factor)):
-        study.add([[middle_s * (1 + 1e-6 * n) for n in range(20)]], aggregator=name, world_size=4)
-    assert only(study).state == state
-
-
-@pytest.mark.parametrize("spreads", [[0.5], [0.3, 0.2], [1.0, 2.0]])
-def test_launches_needed_are_the_fewest_by_students_quantiles(spreads):
-    from scipy import stats
-
-    number = launches_needed(1.0, spreads)
-
-    def half_widths(launches):
-        return stats.t.ppf(0.975, launches - 1) * sum(spreads) / np.sqrt(launches)
-
-    assert half_widths(number) < 1.0 <= half_widths(number - 1)

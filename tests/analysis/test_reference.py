@@ -33,4 +33,4 @@ def test_nothing_is_hidden_and_neither_profiling_overhead_nor_skew_is_known(rows
     for row in exchanging:
         assert row["hidden_comm_s"] == 0.0
         assert (row["profiling_overhead_s"], row["skew_s"], row["noise_floor"]) == (None, None, None)
-        assert row["exposed_check"].kind == "exposed_times_agree"
+        assert row["exposed_check"].kind in ("exposed_times_agree", "exposed_times_unresolved")

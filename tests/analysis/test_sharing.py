@@ -105,13 +105,13 @@ class TestSentences:
         assert told == "ring on 4 workers: its 2 seeds reach the target after 2 to 2 epochs."
 
     def test_they_speak_of_accuracy_and_say_that_there_is_no_time(self, shared):
-        said = " ".join(findings(summary_table(shared.folder)))
+        said = " ".join(findings(shared.folder))
         assert "2 of 2 combinations reached 95.0% in every repeat." in said
         assert "4 workers on 2 GPUs: the accuracy is that of so many workers; nothing is said" in said
 
     def test_nothing_is_said_where_nobody_shared(self, study, lines):
         study.add([[lines(1.0)]], kind="convergence", device="cuda")
-        assert "GPUs" not in " ".join(findings(summary_table(study.folder)))
+        assert "GPUs" not in " ".join(findings(study.folder))
 
 
 class TestChoice:

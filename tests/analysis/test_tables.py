@@ -100,14 +100,14 @@ def test_columns_come_in_their_order_with_phases_after_the_copies(study):
     assert set(BUDGET_COLUMNS) <= set(names)
 
 
-def test_interval_of_three_launches_is_students_t_on_their_medians(study):
-    study.add_steps([[1.0, 1.0, 5.0], [2.0, 2.0, 0.0], [3.0, 3.0, 9.0]])
+def test_interval_of_a_single_cell_is_students_t_on_its_launches_medians(study):
+    study.add_steps([[1.0, 1.0, 5.0], [2.0, 2.0, 0.0], [4.0, 4.0, 9.0]])
     (row,) = rows_of(study)
-    # Medians 1, 2, 3: mean 2, standard deviation 1, t(0.975, 2 degrees of freedom) = 4.30265.
-    half_width = 4.302652729911275 / np.sqrt(3)
-    assert row["iteration_s_low"] == pytest.approx(2 - half_width)
-    assert row["iteration_s_high"] == pytest.approx(2 + half_width)
-    assert row["interval_method"] == "t interval of the launches' medians"
+    # ln 1, ln 2, ln 4: mean ln 2, standard deviation ln 2, t(0.975, 2 degrees of freedom) = 4.30265.
+    factor = 2 ** (4.302652729911275 / np.sqrt(3))
+    assert row["iteration_s_low"] == pytest.approx(2 / factor)
+    assert row["iteration_s_high"] == pytest.approx(2 * factor)
+    assert row["interval_method"] == "moderated t interval over launches"
     assert (row["repeats"], row["iterations"]) == (3, 9)
 
 

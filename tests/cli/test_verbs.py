@@ -64,29 +64,30 @@ def test_compare_of_a_folder_with_itself_finds_nothing_and_passes_a_gate(call):
     assert "environments: the same" in out
     assert "0 slower" not in out
     assert not re.search(r"\bslower\*?$", out, re.MULTILINE)
-    assert "could not have been found" in err, "two launches of the host strategies are too unsteady for 5%"
+    assert "could not have been found" in err, "three launches of the host strategies are too unsteady for 5%"
 
 
 def test_compare_gate_ends_with_3_and_names_the_cells(call):
     before, after = REFERENCE / "fcn-r-4xh200", TIMED
     code, out, err = call("compare", before, after, "--fail-if", "slower > 5%", "--json")
     comparison = json.loads(out)
-    slower = [cell for cell in comparison["cells"] if cell["verdict"] == "slower" and cell["ratio"] > 1.05]
+    called = [cell for cell in comparison["cells"] if cell["verdict"] == "slower" and cell["ratio"] > 1.05]
+    slower = [cell for cell in called if cell["p_adjusted"] < comparison["family_wise_level"] / 3]
     assert code == 3
     assert slower
-    assert all(cell["p_adjusted"] < comparison["family_wise_level"] for cell in slower)
+    assert all(cell["p_adjusted"] < comparison["family_wise_level"] for cell in called)
     assert sum(line.startswith("slower:") for line in err.splitlines()) == len(slower)
     assert [one["field"] for one in comparison["environment"]][:1] == ["memory_bytes"]
     assert call("compare", before, after, "--fail-if", "slower > 900%")[0] == 0
 
 
-def test_recommend_is_decided_with_0_and_undecided_with_3(call):
+def test_recommend_is_decided_with_0_and_one_launch_sets_no_exit_code(call):
     code, out, _ = call("recommend", TIMED, "--json")
     (found,) = json.loads(out)
     assert (code, found["state"], found["choice"]["aggregator"]) == (0, "decided", "all_reduce")
     code, out, _ = call("recommend", TIMED, "--objective", "time-to-accuracy")
-    assert code == 3
-    assert "undecided" in out
+    assert code == 0
+    assert "one launch, no verdict" in " ".join(out.split())
 
 
 def test_explain_names_the_slow_rank_that_was_planted(call):

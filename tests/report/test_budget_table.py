@@ -127,7 +127,9 @@ def test_why_exposed_times_disagree_stands_below(study, split_line):
     for aggregator, unsplit_s, exposed_s in (("none", 4e-3, 0.0), ("ring", 7e-3, 1e-3)):
         spans = [("backward", "main", 0.0, 4e-3), ("communicate", "main", 4e-3, 4e-3 + exposed_s)]
         lines = [split_line(9, 4e-3 + exposed_s, *spans[: 1 + bool(exposed_s)])]
-        study.add_split([[unsplit_s]], [lines] * 2, aggregator=aggregator)
+        study.add_split(
+            [[unsplit_s * factor] for factor in (0.999, 1, 1.001)], [lines] * 2, aggregator=aggregator
+        )
     remark = "ring on 2 workers: by intervals 1.00 ms, by difference 3.00 ms: profiling costs"
     (group,) = groups_of(study)
     assert [row[-1] for row in budget_table(group).rows] == ["–", "no"]  # noqa: RUF001

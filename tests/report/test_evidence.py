@@ -2,6 +2,7 @@
 
 import html
 import json
+import math
 import re
 import shutil
 import statistics
@@ -106,8 +107,9 @@ def test_time_per_iteration_is_the_median_of_the_slowest_ranks_samples(report):
         for ranks in report.lines(row["cell"]):
             kept = [[x["step_s"] for x in rank if not x["warmup"] and not x.get("split")] for rank in ranks]
             medians.append(statistics.median(max(steps) for steps in zip(*kept, strict=True)))
-        half = 4.302652729911275 * statistics.stdev(medians) / 3**0.5  # Student's t, two degrees of freedom
-        assert high - low == pytest.approx(2 * 1000 * half, rel=0.02)
+        middle = 1000 * statistics.geometric_mean(medians)
+        assert low < middle < high
+        assert low * high == pytest.approx(middle**2, rel=2e-3)  # the same factor to both sides
 
 
 def test_speedup_and_efficiency_are_ratios_of_two_cells_samples(report):
@@ -154,8 +156,8 @@ def test_noise_floor_is_the_distance_of_an_a_a_pair(report):
         for ranks in (own, other):
             kept = [[x["step_s"] for x in rank if not x["warmup"] and not x.get("split")] for rank in ranks]
             pair.append(statistics.median(max(steps) for steps in zip(*kept, strict=True)))
-        distances.append(abs(pair[0] - pair[1]) / statistics.mean(pair))
-    assert floor == pytest.approx(max(distances), abs=0.0006)
+        distances.append(math.log(pair[1] / pair[0]))
+    assert floor == pytest.approx(abs(statistics.mean(distances)), abs=0.0006)
 
 
 def test_bytes_sent_are_those_that_the_run_recorded(report):

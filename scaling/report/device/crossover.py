@@ -17,7 +17,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from scaling.analysis import intervals
 from scaling.measure.statistics import Estimate
 
 
@@ -39,8 +38,9 @@ class Ratio:
 
 def overlap(first: Estimate, second: Estimate) -> bool:
     """Whether two intervals overlap; where one is missing, whether the medians are equal."""
-    known = intervals.overlap(first.low, first.high, second.low, second.high)
-    return first.median == second.median if known is None else known
+    if first.low is None or first.high is None or second.low is None or second.high is None:
+        return first.median == second.median
+    return first.low <= second.high and second.low <= first.high
 
 
 def ratio_of(at: float, slow: Estimate, fast: Estimate) -> Ratio:

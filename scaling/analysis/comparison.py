@@ -1,0 +1,191 @@
+"""What a comparison of two sides is: the cells, the shift of all of them, and what could have been found."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from scaling.analysis.columns import Row
+from scaling.analysis.decisions import FEWEST, ONE_LAUNCH_SCATTER, TIE_RATIO, Difference, launches_needed
+from scaling.analysis.environments import Difference as EnvironmentDifference
+from scaling.analysis.findings import Finding
+from scaling.analysis.matching import Match
+
+Verdict = Literal["faster", "slower", "same", "indistinguishable", "undecided"]
+"""Of b: `same` is shown to be within TIE_RATIO; `indistinguishable` neither the same nor different;
+`undecided` has one launch on a side."""
+
+METHOD = "moderated t of the launches' medians (logarithms), relative to all cells' shift, Holm's correction"
+
+
+@dataclass(frozen=True)
+class CellComparison:
+    """A pair of cells.
+
+    Attributes:
+        group: what it has in common with others, for people.
+        name: what distinguishes it from them: aggregator and the like.
+        match: both rows of the summaries.
+        quantity: the column that is compared: iteration_s, or train_s of a training.
+        difference: of b from a.
+        tested: the same relative to what all cells of the world size have in common; `difference` itself
+            where there are too few for that, or where launches of both were interleaved.
+        p_adjusted: of `tested`, corrected for all pairs; None with one launch on a side.
+        verdict: of b against a.
+        num_launches: of a and b.
+    """
+
+    group: str
+    name: str
+    match: Match
+    quantity: str
+    difference: Difference
+    tested: Difference
+    p_adjusted: float | None
+    verdict: Verdict
+    num_launches: tuple[int, int]
+
+    @property
+    def kind(self) -> str:
+        """iteration or convergence: times of different kinds are never in one table."""
+        return str(self.match.a["kind"])
+
+    @property
+    def within_one_launch(self) -> bool:
+        """Whether nothing is known of the scatter between launches."""
+        return self.tested.error is None
+
+    def launches_needed(self, level: float) -> int | None:
+        """Launches of both from which on so large a difference would be found at that level; None if more
+        than anybody starts. Of one launch, with the scatter of a typical machine."""
+        if self.tested.error is None:
+            deviation = ONE_LAUNCH_SCATTER * 2**0.5
+        else:
+            deviation = self.tested.error * min(self.num_launches) ** 0.5
+        needed = launches_needed(self.tested.log_ratio, deviation, level)
+        return None if needed is None else max(FEWEST, needed)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        a, b, interval = self.match.a, self.match.b, self.difference.interval
+        return {
+            "kind": self.kind,
+            "group": self.group,
+            "name": self.name,
+            "world_size": a["world_size"],
+            "cell_id_a": a["cell_id"],
+            "cell_id_b": b["cell_id"],
+            "quantity": self.quantity,
+            "a": a[self.quantity],
+            "b": b[self.quantity],
+            "ratio": self.difference.ratio,
+            "ratio_low": interval and interval[0],
+            "ratio_high": interval and interval[1],
+            "relative_ratio": self.tested.ratio,
+            "launches_a": self.num_launches[0],
+            "launches_b": self.num_launches[1],
+            "p_value": self.tested.p_value,
+            "p_adjusted": self.p_adjusted,
+            "verdict": self.verdict,
+            "within_one_launch": self.within_one_launch,
+            "final_test_accuracy_a": a["final_test_accuracy"],
+            "final_test_accuracy_b": b["final_test_accuracy"],
+            "differing": {name: list(values) for name, values in self.match.differing.items()},
+        }
+
+
+@dataclass(frozen=True)
+class Shift:
+    """What all cells of a world size have in common.
+
+    Attributes:
+        kind, world_size: of the cells.
+        num_cells: how many they are.
+        difference: of b from a.
+        is_relative: whether cells are called relative to it.
+        is_interleaved: whether launches of both alternated, so that no campaign stands between them.
+    """
+
+    kind: str
+    world_size: int
+    num_cells: int
+    difference: Difference
+    is_relative: bool
+    is_interleaved: bool
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        low, high = self.difference.interval or (None, None)
+        return {
+            "kind": self.kind,
+            "world_size": self.world_size,
+            "num_cells": self.num_cells,
+            "ratio": self.difference.ratio,
+            "ratio_low": low,
+            "ratio_high": high,
+            "is_significant": self.difference.is_significant,
+            "cells_are_relative_to_it": self.is_relative,
+            "is_interleaved": self.is_interleaved,
+        }
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two sides: a folder each, or several.
+
+    Attributes:
+        environment: fields that differ.
+        cells: the pairs, in the first folder's order.
+        shifts: of all cells, one a kind and world size.
+        only_in_a, only_in_b: rows without a partner, or whose partner has no samples.
+        level: the family-wise one.
+        num_left_out: cells of kinds that are not compared, and trainings whose workers shared GPUs, in both.
+        warnings: A/A pairs that differ more than their launches scatter.
+    """
+
+    environment: list[EnvironmentDifference]
+    cells: list[CellComparison]
+    shifts: list[Shift]
+    only_in_a: list[Row]
+    only_in_b: list[Row]
+    level: float
+    num_left_out: int
+    warnings: list[Finding] = field(default_factory=list)
+
+    @property
+    def num_tests(self) -> int:
+        """Pairs that were tested together."""
+        return sum(not cell.within_one_launch for cell in self.cells)
+
+    @property
+    def level_of_each(self) -> float:
+        """At which a pair is called different, whatever the others are."""
+        return self.level / max(1, self.num_tests)
+
+    def detectable(self, cell: CellComparison) -> float | None:
+        """The smallest ratio that would have been called different in this pair, whatever the others were;
+        None with one launch."""
+        return cell.tested.detectable(self.level_of_each)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        kept = ("kind", "model", "aggregator", "step", "world_size", "state", "reason", "cell_id")
+        return {
+            "method": METHOD,
+            "family_wise_level": self.level,
+            "tie_ratio": TIE_RATIO,
+            "num_tests": self.num_tests,
+            "environment": [one.as_dict() for one in self.environment],
+            "shifts": [one.as_dict() for one in self.shifts],
+            "cells": [
+                {
+                    **cell.as_dict(),
+                    "detectable_ratio": self.detectable(cell),
+                    "launches_needed": cell.launches_needed(self.level_of_each),
+                }
+                for cell in self.cells
+            ],
+            "only_in_a": [{name: row[name] for name in kept} for row in self.only_in_a],
+            "only_in_b": [{name: row[name] for name in kept} for row in self.only_in_b],
+            "num_left_out": self.num_left_out,
+        }

@@ -1,0 +1,339 @@
+"""Whether two times differ, which of many is the smallest, and what could have been found.
+
+All is of logarithms of launches' medians, with variances that `scaling.analysis.moderated` made. A
+difference has a standard error and degrees of freedom; of unequal launches or variances they are
+Satterthwaite's.
+
+- One difference: Student's t; many: Holm's correction, which keeps the family-wise level whatever the
+  comparisons have to do with each other.
+- The same cells of two folders are two campaigns: on another day all cells of a machine may be 2% slower. A
+  cell's difference is taken relative to the median of the other cells', and what all have in common is a
+  line of its own. A cell is called different only if its own ratio, too, goes that way by half as much.
+- The best of many: decided if all others are significantly larger; a tie if none can be smaller by more than
+  TIE_RATIO; else undecided. "The same within x%" is TOST: the whole interval is within the bound.
+- One launch shows no scatter: there is no difference, no verdict and no exit code.
+
+Sources: F. E. Satterthwaite, Biometrics Bulletin 2 (1946); S. Holm, Scandinavian Journal of Statistics 6
+(1979); D. J. Schuirmann, Journal of Pharmacokinetics and Biopharmaceutics 15 (1987) for TOST.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scaling.analysis.moderated import (
+    FEWEST_FOR_MEDIAN,
+    FloatArray,
+    Variances,
+    common_variance,
+    means,
+    medians_of_others,
+    moderated,
+    own_variances,
+    scatter,
+    t_quantile,
+    variances_within_launches,
+    with_common,
+)
+from scaling.measure.statistics import CONFIDENCE
+
+TIE_RATIO = 0.03
+"""Times that differ by less are the same in practice: "either, within 3%"."""
+
+CAMPAIGN_RATIO = 0.02
+"""How far all times of one machine are from one campaign to the next, where nothing measured it: one standard
+deviation. Two folders of one machine, days apart, differed by 0.5% to 3%."""
+
+FEWEST = 3
+"""Launches to ask for where there is one: from three on, few cells are enough."""
+
+MOST = 200
+"""More launches than this nobody starts to find a difference."""
+
+ONE_LAUNCH_SCATTER = 0.03
+"""What launches of a typical machine scatter by, for what one launch cannot tell: how many launches would."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Of two times, as a logarithm of their ratio.
+
+    Attributes:
+        log_ratio: ln(second / first).
+        error: its standard error; None where one of both has one launch.
+        degrees: of freedom; None likewise.
+    """
+
+    log_ratio: float
+    error: float | None
+    degrees: float | None
+
+    @property
+    def ratio(self) -> float:
+        """Second over first."""
+        return math.exp(self.log_ratio)
+
+    def half_width(self, level: float = 1 - CONFIDENCE) -> float | None:
+        """Of the interval of log_ratio at that two-sided level; None where there is none."""
+        if self.error is None or self.degrees is None:
+            return None
+        return self.error * float(t_quantile(self.degrees, 1 - level / 2))
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95% interval of the ratio; None with one launch."""
+        half = self.half_width()
+        return None if half is None else (_exp(self.log_ratio - half), _exp(self.log_ratio + half))
+
+    @property
+    def p_value(self) -> float | None:
+        """Of the test that both are equal, two-sided; None with one launch."""
+        if self.error is None or self.degrees is None:
+            return None
+        from scipy import special
+
+        return float(2 * special.stdtr(self.degrees, -abs(self.log_ratio) / self.error))
+
+    @property
+    def is_significant(self) -> bool:
+        """Whether the 95% interval leaves 1 out."""
+        half = self.half_width()
+        return half is not None and abs(self.log_ratio) > half
+
+    @property
+    def is_larger(self) -> bool:
+        """Whether the second is shown to be larger."""
+        half = self.half_width()
+        return half is not None and self.log_ratio > half
+
+    def is_same(self, within_ratio: float = TIE_RATIO) -> bool:
+        """Whether both are the same within that ratio, at 5% (TOST)."""
+        half = self.half_width(2 * (1 - CONFIDENCE))
+        return half is not None and abs(self.log_ratio) + half < math.log1p(within_ratio)
+
+    def detectable(self, level: float = 1 - CONFIDENCE) -> float | None:
+        """The ratio above 1 from which on a difference is found at that level; None with one launch."""
+        half = self.half_width(level)
+        return None if half is None else _exp(half)
+
+
+def with_variance(found: Difference, variance: float, degrees: float) -> Difference:
+    """The same with a further component, which more launches do not make smaller.
+
+    Args:
+        found: of launches.
+        variance: of the difference.
+        degrees: of freedom behind it.
+    """
+    if found.error is None or found.degrees is None:
+        return found
+    total = found.error**2 + variance
+    below = found.error**4 / found.degrees + variance**2 / degrees
+    return replace(found, error=math.sqrt(total), degrees=total**2 / below)
+
+
+def difference(
+    logs: tuple[float, float],
+    variances: tuple[float, float],
+    counts: tuple[int, int],
+    degrees: tuple[float, float],
+) -> Difference:
+    """Of two means over launches that share nothing.
+
+    Args:
+        logs: the means.
+        variances: of one launch, each.
+        counts: of launches.
+        degrees: of the variances; 0 where there is one launch alone.
+    """
+    if min(degrees) <= 0:
+        return Difference(logs[1] - logs[0], None, None)
+    parts = [value / count for value, count in zip(variances, counts, strict=True)]
+    below = sum(part**2 / own for part, own in zip(parts, degrees, strict=True))
+    total = sum(parts)
+    return Difference(logs[1] - logs[0], math.sqrt(total), total**2 / below if below else min(degrees))
+
+
+def adjusted(p_values: Sequence[float]) -> list[float]:
+    """Holm's: each p value such that those below a level are found at that family-wise level."""
+    order = sorted(range(len(p_values)), key=p_values.__getitem__)
+    result, largest = [0.0] * len(p_values), 0.0
+    for rank, index in enumerate(order):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
+        result[index] = largest
+    return result
+
+
+def launches_needed(log_ratio: float, deviation: float, level: float = 1 - CONFIDENCE) -> int | None:
+    """The smallest number of launches of both from which on that difference would be found; None beyond MOST.
+
+    Args:
+        log_ratio: of the difference.
+        deviation: of one launch, of both times together: the root of the sum of both variances.
+        level: two-sided.
+    """
+    if log_ratio == 0:
+        return None
+    counts = np.arange(2, MOST + 1, dtype=np.float64)
+    halves = t_quantile(2.0 * (counts - 1), 1 - level / 2) * deviation / np.sqrt(counts)
+    enough = counts[halves < abs(log_ratio)]
+    return int(enough[0]) if len(enough) else None
+
+
+State = Literal["alone", "best", "tie", "undecided", "one_launch"]
+"""Of a choice: there is no other; all others are larger; none is smaller by more than TIE_RATIO; neither;
+unknown."""
+
+
+def state_of(differences: Sequence[Difference]) -> State:
+    """What is known of the smallest of many, by the differences of all others from it (step "best of
+    many")."""
+    if not differences:
+        return "alone"
+    halves = [one.half_width() for one in differences]
+    known = [(one.log_ratio, half) for one, half in zip(differences, halves, strict=True) if half is not None]
+    if len(known) < len(differences):
+        return "one_launch"
+    lowest = min(log_ratio - half for log_ratio, half in known)
+    if lowest > 0:
+        return "best"
+    return "tie" if lowest > -math.log1p(TIE_RATIO) else "undecided"
+
+
+@dataclass(frozen=True)
+class Campaigns:
+    """The same cells in two folders.
+
+    Attributes:
+        ratios: each cell's, with its absolute standard error.
+        relative: the same relative to what the other cells have in common; None with fewer than
+            FEWEST_FOR_MEDIAN cells, where nothing protects from a campaign's shift.
+        shift: of all cells; None with one launch on a side.
+    """
+
+    ratios: list[Difference]
+    relative: list[Difference] | None
+    shift: Difference | None
+
+    @property
+    def tested(self) -> list[Difference]:
+        """What is held against a level."""
+        return self.ratios if self.relative is None else self.relative
+
+
+def goes_along(own: Difference, relative: Difference) -> bool:
+    """Whether a cell changed itself, and not all others the other way: else no p value makes it a
+    difference."""
+    return own.log_ratio * relative.log_ratio > 0 and abs(own.log_ratio) > abs(relative.log_ratio) / 2
+
+
+def campaigns(
+    a: FloatArray, b: FloatArray, smallest: FloatArray | float = 0.0, campaign: float = CAMPAIGN_RATIO
+) -> Campaigns:
+    """Compares the cells of two campaigns.
+
+    Args:
+        a, b: logarithms of the launches' medians, [cell, launch], each side with launches of its own; NaN
+            where a cell has no such launch.
+        smallest: variance that the timer cannot tell from zero, [cell].
+        campaign: how far all times are from one campaign to the next, one standard deviation.
+    """
+    sides, log_ratios = (a, b), means(b) - means(a)
+    counts = [np.isfinite(side).sum(axis=1) for side in sides]
+    shift = _shift(log_ratios, sides, campaign)
+    if len(a) < FEWEST_FOR_MEDIAN:
+        own = [own_variances(side) for side in sides]
+        return Campaigns(_differences(log_ratios, _squared_errors(own, counts, smallest)), None, shift)
+    within = _squared_errors([variances_within_launches(side) for side in sides], counts, smallest)
+    total = within
+    for side in sides:
+        shared, degrees = common_variance(side)
+        total = with_common(total, (shared / max(1, side.shape[1]), degrees))
+    relative = log_ratios - medians_of_others(log_ratios[:, None])[:, 0]
+    with_median = replace(within, values=within.values + _squared_error_of_median(within))
+    return Campaigns(_differences(log_ratios, total), _differences(relative, with_median), shift)
+
+
+def interleaved(logs: FloatArray) -> Campaigns:
+    """Compares two settings of which launches alternated: each is held against the one next to it.
+
+    Args:
+        logs: logarithm of the ratio of both medians in each pair of launches, [cell, pair], NaN where a cell
+            has no such pair.
+    """
+    (found,) = scatter([logs])
+    counts = np.maximum(np.isfinite(logs).sum(axis=1), 1)
+    ratios = _differences(means(logs), replace(found.total, values=found.total.values / counts))
+    shared, degrees = common_variance(logs)
+    shift = None
+    if degrees and len(logs) > 1:
+        shift = Difference(float(np.median(means(logs))), math.sqrt(shared / (degrees + 1)), float(degrees))
+    return Campaigns(ratios, None, shift)
+
+
+def _squared_errors(
+    variances: Sequence[Variances], counts: Sequence[NDArray[np.int_]], smallest: FloatArray | float
+) -> Variances:
+    """Of the ratios of two sides' means, moderated; 0 degrees where a side has one launch.
+
+    Equal launches: both sides' variances are one. Unequal ones: each has its own, added by Satterthwaite's
+    rule.
+    """
+    first, second = variances
+    known = (first.degrees > 0) & (second.degrees > 0)
+    if (counts[0] == counts[1]).all():
+        degrees = np.where(known, first.degrees + second.degrees, 0.0)
+        squares = first.values * first.degrees + second.values * second.degrees
+        pooled = Variances(squares / np.where(known, degrees, np.nan), degrees, first.num_launches)
+        both = moderated(pooled, smallest)
+        return replace(both, values=2 * both.values / counts[0])
+    each = [moderated(one, smallest) for one in variances]
+    parts = [one.values / np.maximum(count, 1) for one, count in zip(each, counts, strict=True)]
+    below = sum(part**2 / np.where(known, one.degrees, 1.0) for part, one in zip(parts, each, strict=True))
+    total = parts[0] + parts[1]
+    degrees = np.where(known, total**2 / np.where(known, below, 1.0), 0.0)
+    return Variances(total, degrees, min(first.num_launches, second.num_launches))
+
+
+def _squared_error_of_median(within: Variances) -> FloatArray:
+    """Of the median of the other cells' ratios, [cell]: pi / 2 times that of their best weighted mean."""
+    known = within.degrees > 0
+    weights = np.where(known, 1 / np.sqrt(np.where(known, within.values, 1.0)), 0.0)
+    others = np.maximum(weights.sum() - weights, 1e-100)
+    squares: FloatArray = (math.pi / 2) * max(1, known.sum() - 1) / others**2
+    return squares
+
+
+def _differences(log_ratios: FloatArray, squared_errors: Variances) -> list[Difference]:
+    return [
+        Difference(float(log_ratio), math.sqrt(square), float(degrees))
+        if degrees > 0
+        else Difference(float(log_ratio), None, None)
+        for log_ratio, square, degrees in zip(
+            log_ratios, squared_errors.values, squared_errors.degrees, strict=True
+        )
+    ]
+
+
+def _shift(log_ratios: FloatArray, sides: Sequence[FloatArray], campaign: float) -> Difference | None:
+    """The median ratio of all cells, with the scatter of what a launch's cells share, and of campaigns."""
+    parts = [(shared / max(1, degrees + 1), degrees) for shared, degrees in map(common_variance, sides)]
+    if min(degrees for _, degrees in parts) < 1:
+        return None
+    (of_a, _), (of_b, _) = parts
+    below = sum(part**2 / degrees for part, degrees in parts)
+    total, of_campaigns = of_a + of_b, 2 * campaign**2
+    # How far campaigns are apart is stated, and has no degrees of freedom to lose.
+    degrees = (total + of_campaigns) ** 2 / below if below else float(sum(degrees for _, degrees in parts))
+    return Difference(float(np.median(log_ratios)), math.sqrt(total + of_campaigns), degrees)
+
+
+def _exp(exponent: float) -> float:
+    """Of at most what a float holds."""
+    return math.exp(max(-700.0, min(700.0, exponent)))

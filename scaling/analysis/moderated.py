@@ -1,0 +1,298 @@
+"""How much the cells of a study scatter over launches: what each shows, moderated by what all show together.
+
+A study has 2 to 9 launches, so that a cell's own variance has 1 to 8 degrees of freedom: Student's t of one
+cell alone finds almost nothing. The cells of a study know more together. All times are logarithms: they
+scatter in proportion to their length, and no interval reaches below zero.
+
+1. A cell's variance s2 over its n launches, with d = n - 1 degrees. For differences within a launch, what
+   all of its cells share is taken out first: the median over the other cells of (value - mean of its cell).
+2. The prior of G cells: e = ln s2 - psi(d/2) + ln(d/2) scatters by psi'(d/2) even if all cells have one true
+   variance. What it scatters more gives the prior's degrees d0 (2 psi'^-1 of it), its mean the prior's
+   variance. From few cells that excess is hardly known: eight cells of a typical machine's are added
+   (PRIOR_CELLS).
+3. A cell that scatters far more than the prior has it keeps its own variance, and the prior is made of the
+others.
+4. The moderated variance is (d0 s02 + d s2) / (d0 + d), with min(d0 + d, G d) degrees.
+5. A cell's time, and its ratio to another launch's, also scatter by what all cells of a launch share: the
+   variance of the launches' medians is added, with its own n - 1 degrees (Satterthwaite's of the sum).
+
+Sources: G. K. Smyth, "Linear models and empirical Bayes methods for assessing differential expression in
+microarray experiments", Statistical Applications in Genetics and Molecular Biology 3:3 (2004); B. Phipson
+et al., "Robust hyperparameter estimation protects against hypervariable genes", Annals of Applied
+Statistics 10 (2016). Differs: the few cells of a study make step 2's typical cells necessary, medians take
+out what a launch's cells share, and step 5 adds it again. What it gives, by simulation:
+docs/background/statistics.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+FloatArray = NDArray[np.float64]
+
+PRIOR_CELLS = 8
+"""Cells of a typical machine that are added to those of a study when the prior is made."""
+
+TYPICAL_EXCESS = 0.65
+"""How much ln s2 of these scatters, as a variance, beyond what samples of one true variance do."""
+
+TYPICAL_EXCESS_OF_TWO = 1.6
+"""The same from two launches, which show less."""
+
+MOST_DEGREES_OF_TWO = 5.0
+"""The prior's, from two launches."""
+
+CERTAIN = 1e4
+"""The prior's degrees where the cells' variances scatter no more than those of one true variance."""
+
+MEDIAN_OF_OTHERS = 1.35
+"""A median of k values has this many k-ths of one value's variance (1.57 of many, less of few)."""
+
+FEWEST_FOR_MEDIAN = 5
+"""Cells from which the median of the others stands for what a launch's cells share; of fewer it is the
+mean."""
+
+SMALLEST_RATIO = 1e-5
+"""A variance is at least this part of the median one: cells that by chance hardly differ are no evidence."""
+
+OUTLIER_LEVEL = 0.01
+"""Family-wise, for a variance that is not of the prior."""
+
+MOST_OUTLIERS = 3
+
+
+@dataclass(frozen=True)
+class Variances:
+    """Of the cells of a family, of the logarithm of one launch's median.
+
+    Attributes:
+        values: [cell]; NaN for a cell with one launch.
+        degrees: of freedom, [cell]; 0 likewise.
+        num_launches: that most cells have.
+    """
+
+    values: FloatArray
+    degrees: FloatArray
+    num_launches: int
+
+
+def t_quantile(degrees: FloatArray | float, probability: FloatArray | float) -> FloatArray:
+    """Student's, of any shape that both broadcast to."""
+    from scipy import special  # scipy.stats has the same by name, but takes seconds to import
+
+    return np.asarray(special.stdtrit(degrees, probability), dtype=np.float64)
+
+
+def own_variances(logs: FloatArray) -> Variances:
+    """Each cell's over its launches, by itself.
+
+    Args:
+        logs: [cell, launch], NaN where a cell has no such launch.
+    """
+    known = np.isfinite(logs)
+    count = known.sum(axis=1)
+    deviations = np.where(known, logs - means(logs)[:, None], 0.0)
+    degrees = np.maximum(count - 1, 0).astype(np.float64)
+    values = np.where(degrees > 0, (deviations**2).sum(axis=1) / np.maximum(degrees, 1), np.nan)
+    return Variances(values, degrees, int(np.median(count)))
+
+
+def variances_within_launches(logs: FloatArray) -> Variances:
+    """The same without what the cells of a launch share: for differences between cells, and between folders.
+
+    Args:
+        logs: [cell, launch] as above. A single cell has nothing to differ from: 0 degrees.
+    """
+    deviations, num_cells = logs - means(logs)[:, None], len(logs)
+    if num_cells < 2:
+        return Variances(np.full(num_cells, np.nan), np.zeros(num_cells), 1)
+    if num_cells < FEWEST_FOR_MEDIAN:
+        with_common = deviations - np.nanmean(deviations, axis=0)
+        correction = (num_cells - 1) / num_cells
+    else:
+        with_common = deviations - medians_of_others(deviations)
+        correction = 1 + MEDIAN_OF_OTHERS / (num_cells - 1)
+    own = own_variances(with_common)
+    return Variances(own.values / correction, own.degrees * (num_cells - 1) / num_cells, own.num_launches)
+
+
+def medians_of_others(values: FloatArray) -> FloatArray:
+    """For each value the median of all others in its column, [cell, column]; NaN values are no others."""
+    result = np.full(values.shape, np.nan)
+    for column, own in enumerate(values.T):
+        known = np.flatnonzero(np.isfinite(own))
+        if len(known) < 2:
+            result[known, column] = 0.0
+            continue
+        order = known[np.argsort(own[known], kind="stable")]
+        ordered, place = own[order], np.arange(len(order))
+        low, high = (len(order) - 2) // 2, (len(order) - 1) // 2
+        result[order, column] = (ordered[low + (place <= low)] + ordered[high + (place <= high)]) / 2
+    return result
+
+
+def moderated(variances: Variances, smallest: FloatArray | float = 0.0) -> Variances:
+    """Steps 2 to 4: each cell's variance with what its family knows.
+
+    Args:
+        variances: of the family; cells with 0 degrees get the prior's, with its degrees less one launch's.
+        smallest: what the timer cannot tell from zero, [cell]: it takes the place of a variance of zero.
+
+    Returns:
+        NaN and 0 degrees for all where no cell has two launches.
+    """
+    degrees, known = variances.degrees, variances.degrees > 0
+    if not known.any():
+        return variances
+    values = np.where(variances.values > 0, variances.values, smallest)
+    if known.sum() < 2:
+        return replace(variances, values=np.where(known, values, np.nan))
+    values = np.maximum(values, SMALLEST_RATIO * float(np.median(values[known])))
+    others, prior = _without_outliers(replace(variances, values=values), known)
+    result = np.where(
+        known, (prior.degrees * prior.value + degrees * values) / (prior.degrees + degrees), np.nan
+    )
+    total = np.minimum(prior.degrees + degrees, float(known.sum()) * degrees)
+    is_outlier = known & ~others
+    own, all_degrees = np.where(is_outlier, values, result), np.where(is_outlier, degrees, total)
+    return replace(variances, values=own, degrees=all_degrees)
+
+
+@dataclass(frozen=True)
+class Scatter:
+    """How the cells of a family scatter over launches.
+
+    Attributes:
+        within: of differences between cells of a launch: without what these share.
+        total: of a cell's time, and of its difference from another launch's.
+    """
+
+    within: Variances
+    total: Variances
+
+
+def scatter(families: Sequence[FloatArray], smallest: Sequence[FloatArray] | None = None) -> list[Scatter]:
+    """Steps 1 to 5 of the cells of a study.
+
+    Args:
+        families: of each world size, logarithms of the launches' medians, [cell, launch], NaN where a cell
+            has no such launch. Those of fewer than FEWEST_FOR_MEDIAN cells have one prior together.
+        smallest: of each, variance that the timer cannot tell from zero, [cell].
+    """
+    floors = [np.zeros(len(logs)) for logs in families] if smallest is None else smallest
+    found: dict[int, Scatter] = {}
+    few = [index for index, logs in enumerate(families) if len(logs) < FEWEST_FOR_MEDIAN]
+    for index in sorted(set(range(len(families))) - set(few)):
+        logs = families[index]
+        within = moderated(variances_within_launches(logs), floors[index])
+        found[index] = Scatter(within, with_common(within, common_variance(logs)))
+    if few:
+        floor = np.concatenate([floors[index] for index in few])
+        totals = moderated(_joined([own_variances(families[index]) for index in few]), floor)
+        differences = moderated(_joined([variances_within_launches(families[index]) for index in few]), floor)
+        ends = np.cumsum([len(families[index]) for index in few])
+        for index, stop in zip(few, ends, strict=True):
+            own = slice(stop - len(families[index]), stop)
+            found[index] = Scatter(_part(differences, own), _part(totals, own))
+    return [found[index] for index in range(len(families))]
+
+
+def _joined(variances: Sequence[Variances]) -> Variances:
+    values, degrees = (
+        np.concatenate([getattr(one, name) for one in variances]) for name in ("values", "degrees")
+    )
+    return Variances(values, degrees, int(np.median([one.num_launches for one in variances])))
+
+
+def _part(variances: Variances, own: slice) -> Variances:
+    return replace(variances, values=variances.values[own], degrees=variances.degrees[own])
+
+
+def common_variance(logs: FloatArray) -> tuple[float, int]:
+    """Of what the cells of a launch share, over launches, with its degrees of freedom."""
+    medians = np.nanmedian(logs - means(logs)[:, None], axis=0)
+    return (float(medians.var(ddof=1)), len(medians) - 1) if len(medians) > 1 else (0.0, 0)
+
+
+def with_common(within: Variances, common: tuple[float, int]) -> Variances:
+    """Step 5."""
+    shared, shared_degrees = common
+    if shared_degrees == 0:
+        return within
+    known, total = within.degrees > 0, within.values + shared
+    below = within.values**2 / np.where(known, within.degrees, 1.0) + shared**2 / shared_degrees
+    return replace(within, values=total, degrees=np.where(known, total**2 / below, 0.0))
+
+
+@dataclass(frozen=True)
+class _Prior:
+    value: float
+    degrees: float
+
+
+def _without_outliers(variances: Variances, known: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], _Prior]:
+    """Which cells the prior is made of, and the prior (step 3)."""
+    from scipy import special
+
+    values, degrees = variances.values, variances.degrees
+    kept, num_cells = known.copy(), int(known.sum())
+    for _ in range(min(num_cells // 4, MOST_OUTLIERS)):
+        largest = int(np.argmax(np.where(kept, values, -np.inf)))
+        others = kept.copy()
+        others[largest] = False
+        prior = _prior(variances, others)
+        probability = special.fdtrc(degrees[largest], prior.degrees, values[largest] / prior.value)
+        if num_cells * probability >= OUTLIER_LEVEL:
+            break
+        kept = others
+    return kept, _prior(variances, kept)
+
+
+def _prior(variances: Variances, kept: NDArray[np.bool_]) -> _Prior:
+    """Step 2, of some of the cells."""
+    from scipy import special
+
+    values, degrees = variances.values[kept], variances.degrees[kept]
+    half = degrees / 2
+    expected = float(np.mean(special.polygamma(1, half)))
+    shifted = np.log(values) - special.psi(half) + np.log(half)
+    is_of_two = variances.num_launches <= 2
+    typical = TYPICAL_EXCESS_OF_TWO if is_of_two else TYPICAL_EXCESS
+    mean = float(shifted.mean())
+    squares = float(((shifted - mean) ** 2).sum()) + PRIOR_CELLS * (expected + typical)
+    excess = squares / (len(values) - 1 + PRIOR_CELLS) - expected
+    if excess <= 0:
+        return _Prior(float(np.average(values, weights=degrees)), CERTAIN)
+    prior_degrees = min(2 * _inverse_trigamma(excess), MOST_DEGREES_OF_TWO if is_of_two else CERTAIN)
+    half_prior = prior_degrees / 2
+    return _Prior(math.exp(mean + float(special.psi(half_prior)) - math.log(half_prior)), prior_degrees)
+
+
+def _inverse_trigamma(value: float) -> float:
+    """By Newton's method on 1 / psi', as Smyth's appendix has it; `value` is positive."""
+    from scipy import special
+
+    if value > 1e7:
+        return 1 / math.sqrt(value)
+    if value < 1e-6:
+        return 1 / value
+    found = 0.5 + 1 / value
+    for _ in range(50):
+        trigamma = float(special.polygamma(1, found))
+        step = trigamma * (1 - trigamma / value) / float(special.polygamma(2, found))
+        found += step
+        if -step / found < 1e-8:
+            break
+    return found
+
+
+def means(logs: FloatArray) -> FloatArray:
+    """Over the launches that a cell has, [cell]."""
+    known = np.isfinite(logs)
+    result: FloatArray = np.where(known, logs, 0.0).sum(axis=1) / np.maximum(known.sum(axis=1), 1)
+    return result

@@ -1,0 +1,185 @@
+"""The scatter of a study's cells over launches, from its samples: intervals of cells, differences of two.
+
+Cells of one world size have launches in common: their difference is taken launch by launch, and what a launch
+does to all of its cells cancels. Cells of different world sizes share none.
+
+An A/A pair is the same cell, measured twice in the same launches. What its two means differ by, beyond the
+scatter over launches, stays however many launches there are: where a cell's memory lies, say. One pair tells
+little of it and is a warning; from FEWEST_PAIRS on their component of variance is part of every difference.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from scaling.analysis.decisions import Difference, difference, with_variance
+from scaling.analysis.moderated import FloatArray, Scatter, scatter, t_quantile
+from scaling.analysis.samples import CellResult
+from scaling.measure.statistics import CONFIDENCE
+
+TIMER_S = 5e-7
+"""The resolution of CUDA events, the coarser one of the clocks."""
+
+FEWEST_PAIRS = 4
+"""A/A pairs of a folder from which on their component of variance is known well enough to be used."""
+
+MODERATED = "moderated t interval over launches"
+"""How an interval over launches is made, for people; a single launch has ONE_LAUNCH's."""
+
+
+@dataclass(frozen=True)
+class Times:
+    """What is compared of a cell.
+
+    Attributes:
+        family: equal for the cells that have their launches in common.
+        by_launch: launch -> its median, positive: seconds, joules.
+    """
+
+    family: Hashable
+    by_launch: Mapping[Hashable, float]
+
+
+@dataclass(frozen=True)
+class _Place:
+    family: int
+    index: int
+
+
+@dataclass(frozen=True)
+class StudyScatter:
+    """Of a study's cells.
+
+    Attributes:
+        logs: of each family the logarithms of the medians, [cell, launch], NaN where there is no such launch.
+        scatters: of each family.
+        places: where each cell is found in these.
+        offset_variance: of a cell's mean, by which A/A pairs differ beyond the scatter over launches; 0 where
+            that is not known.
+        num_pairs: A/A pairs behind it.
+    """
+
+    logs: list[FloatArray]
+    scatters: list[Scatter]
+    places: Mapping[Hashable, _Place]
+    offset_variance: float = 0.0
+    num_pairs: int = 0
+
+    def num_launches(self, cell: Hashable) -> int:
+        """That the cell has; 0 of one that has no time."""
+        place = self.places.get(cell)
+        return 0 if place is None else int(np.isfinite(self.logs[place.family][place.index]).sum())
+
+    def interval(self, cell: Hashable) -> tuple[float, float] | None:
+        """The 95% interval of the cell's time, in its unit; None with one launch, or without a time."""
+        place = self.places.get(cell)
+        if place is None:
+            return None
+        total, own = self.scatters[place.family].total, self.logs[place.family][place.index]
+        degrees = float(total.degrees[place.index])
+        if degrees <= 0:
+            return None
+        squared = float(total.values[place.index]) / self.num_launches(cell) + self.offset_variance
+        half = math.sqrt(squared) * float(t_quantile(degrees, (1 + CONFIDENCE) / 2))
+        mean = float(np.nanmean(own))
+        return math.exp(mean - half), math.exp(mean + half)
+
+    def difference(self, first: Hashable, second: Hashable, log_factor: float = 0.0) -> Difference:
+        """Of two cells' times: second over first, times e to the log_factor.
+
+        Raises:
+            KeyError: one has no time.
+        """
+        one, other = self.places[first], self.places[second]
+        found = self._paired(one, other) if one.family == other.family else self._apart(one, other)
+        if self.offset_variance > 0:
+            found = with_variance(found, 2 * self.offset_variance, self.num_pairs)
+        return replace(found, log_ratio=found.log_ratio + log_factor)
+
+    def _paired(self, one: _Place, other: _Place) -> Difference:
+        logs, within = self.logs[one.family], self.scatters[one.family].within
+        both = logs[other.index] - logs[one.index]
+        count = int(np.isfinite(both).sum())
+        if count == 0:
+            return self._apart(one, other)
+        mean = float(np.nanmean(both))
+        degrees = float(min(within.degrees[one.index], within.degrees[other.index]))
+        if count < 2 or degrees <= 0:
+            return Difference(mean, None, None)
+        squared = float(within.values[one.index] + within.values[other.index]) / count
+        return Difference(mean, math.sqrt(squared), degrees)
+
+    def _apart(self, one: _Place, other: _Place) -> Difference:
+        places, totals = (one, other), [self.scatters[place.family].total for place in (one, other)]
+        logs = [self.logs[place.family][place.index] for place in places]
+        indices = [place.index for place in places]
+        return difference(
+            (float(np.nanmean(logs[0])), float(np.nanmean(logs[1]))),
+            (float(totals[0].values[indices[0]]), float(totals[1].values[indices[1]])),
+            (int(np.isfinite(logs[0]).sum()), int(np.isfinite(logs[1]).sum())),
+            (float(totals[0].degrees[indices[0]]), float(totals[1].degrees[indices[1]])),
+        )
+
+
+def study_scatter(
+    times: Mapping[Hashable, Times], pairs: Sequence[tuple[Hashable, Hashable]] = ()
+) -> StudyScatter:
+    """Of cells with these times.
+
+    Args:
+        times: by cell.
+        pairs: its A/A pairs.
+    """
+    members: dict[Hashable, list[Hashable]] = {}
+    for cell, own in times.items():
+        if own.by_launch and all(value > 0 for value in own.by_launch.values()):
+            members.setdefault(own.family, []).append(cell)
+    logs: list[FloatArray] = []
+    smallest: list[FloatArray] = []
+    places: dict[Hashable, _Place] = {}
+    for cells in members.values():
+        matrix = log_matrix([times[cell] for cell in cells])
+        places.update({cell: _Place(len(logs), index) for index, cell in enumerate(cells)})
+        logs.append(matrix)
+        smallest.append((TIMER_S / np.exp(np.nanmean(matrix, axis=1))) ** 2)
+    found = StudyScatter(logs, scatter(logs, smallest), places)
+    return _with_offsets(found, [pair for pair in pairs if pair[0] in places and pair[1] in places])
+
+
+def log_matrix(cells: Sequence[Times]) -> FloatArray:
+    """Logarithms of the medians, [cell, launch], NaN where a cell has no such launch."""
+    columns = {
+        launch: index
+        for index, launch in enumerate(dict.fromkeys(name for one in cells for name in one.by_launch))
+    }
+    matrix = np.full((len(cells), len(columns)), np.nan)
+    for row, one in zip(matrix, cells, strict=True):
+        for launch, value in one.by_launch.items():
+            row[columns[launch]] = math.log(value)
+    return matrix
+
+
+def _with_offsets(found: StudyScatter, pairs: Sequence[tuple[Hashable, Hashable]]) -> StudyScatter:
+    known = [one for one in (found.difference(*pair) for pair in pairs) if one.error is not None]
+    if len(known) < FEWEST_PAIRS:
+        return found
+    excess = sum(one.log_ratio**2 - (one.error or 0.0) ** 2 for one in known) / len(known)
+    return StudyScatter(found.logs, found.scatters, found.places, max(0.0, excess / 2), len(known))
+
+
+def cell_times(cells: Sequence[CellResult]) -> dict[Hashable, Times]:
+    """Cell id -> the seconds of an iteration, or of a whole training, of each launch; none where there are
+    none."""
+    found: dict[Hashable, Times] = {}
+    for cell in cells:
+        family = (cell.cell["kind"], cell.cell["device"], cell.cell["world_size"])
+        if cell.launches:
+            found[cell.cell_id] = Times(family, {one.repeat: one.median_s for one in cell.launches})
+        elif cell.trainings:
+            seconds = {one.repeat: float(one.train_s[-1]) for one in cell.trainings}
+            found[cell.cell_id] = Times(family, {name: own for name, own in seconds.items() if own > 0})
+    return found

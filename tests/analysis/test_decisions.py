@@ -1,0 +1,140 @@
+"""Differences, the best of many, campaigns, and how many launches would tell."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from scaling.analysis.decisions import (
+    MOST,
+    TIE_RATIO,
+    Difference,
+    adjusted,
+    campaigns,
+    difference,
+    goes_along,
+    launches_needed,
+    state_of,
+    with_variance,
+)
+
+
+def test_difference_of_launches_that_share_nothing_is_welchs():
+    generator = np.random.default_rng(0)
+    a, b = generator.normal(0, 1, 4), generator.normal(1, 3, 7)
+    found = difference((a.mean(), b.mean()), (a.var(ddof=1), b.var(ddof=1)), (4, 7), (3, 6))
+    assert found.p_value == pytest.approx(stats.ttest_ind(a, b, equal_var=False).pvalue)
+
+
+def test_interval_is_never_below_zero_and_one_launch_has_none():
+    low, high = Difference(0.0, 50.0, 1.0).interval
+    assert 0 < low < 1 < high
+    alone = Difference(1.0, None, None)
+    assert (alone.interval, alone.p_value, alone.detectable(), alone.is_significant) == (
+        None,
+        None,
+        None,
+        False,
+    )
+
+
+def test_holms_correction():
+    assert adjusted([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert adjusted([]) == []
+
+
+@pytest.mark.parametrize(
+    ("log_ratios", "error", "state"),
+    [
+        ([], 0.1, "alone"),
+        ([0.10, 0.20], 0.01, "best"),
+        ([0.00, 0.20], 0.01, "tie"),
+        ([0.00, 0.20], 0.05, "undecided"),
+        ([0.10], None, "one_launch"),
+    ],
+)
+def test_best_of_many(log_ratios, error, state):
+    degrees = None if error is None else 20.0
+    assert state_of([Difference(one, error, degrees) for one in log_ratios]) == state
+
+
+def test_same_within_a_ratio_needs_the_whole_interval_in_it():
+    assert Difference(0.01, 0.005, 30.0).is_same()
+    assert not Difference(0.01, 0.02, 30.0).is_same()
+    assert not Difference(math.log1p(TIE_RATIO), 0.001, 30.0).is_same()
+
+
+def test_detectable_is_where_a_difference_begins_to_be_found():
+    found = Difference(0.0, 0.02, 8.0)
+    smallest = math.log(found.detectable(0.01))
+    for factor, is_found in ((1.001, True), (0.999, False)):
+        assert (Difference(factor * smallest, 0.02, 8.0).p_value < 0.01) == is_found
+
+
+def test_component_that_stays_keeps_more_launches_from_helping():
+    sure = with_variance(Difference(0.1, 1e-6, 1000.0), 0.03**2, 4.0)
+    assert sure.error == pytest.approx(0.03, rel=1e-3)
+    assert sure.degrees == pytest.approx(4, rel=1e-3)
+
+
+def test_launches_needed_are_the_fewest_and_none_for_no_gap():
+    number = launches_needed(0.03, 0.05)
+
+    def half_width(launches):
+        return stats.t.ppf(0.975, 2 * (launches - 1)) * 0.05 / math.sqrt(launches)
+
+    assert half_width(number) < 0.03 <= half_width(number - 1)
+    assert launches_needed(0.0, 0.05) is None
+    assert launches_needed(1e-5, 0.05) is None
+    assert launches_needed(-0.03, 0.05) == number <= MOST
+
+
+@pytest.mark.parametrize(
+    ("own", "relative", "goes"), [(0.1, 0.1, True), (0.0, 0.1, False), (-0.1, 0.1, False)]
+)
+def test_cell_is_called_only_if_it_changed_itself(own, relative, goes):
+    assert goes_along(Difference(own, 0.01, 9.0), Difference(relative, 0.01, 9.0)) is goes
+
+
+class TestCampaigns:
+    def sides(self, num_cells, *counts, seed=0):
+        generator = np.random.default_rng(seed)
+        return [generator.normal(0, 0.01, (num_cells, count)) for count in counts]
+
+    def test_shift_of_all_cells_is_in_no_relative_ratio(self):
+        a, b = self.sides(9, 4, 4)
+        plain, shifted = campaigns(a, b), campaigns(a, b + 0.5)
+        for one, other in zip(plain.tested, shifted.tested, strict=True):
+            assert one.log_ratio == pytest.approx(other.log_ratio)
+        assert shifted.shift.log_ratio == pytest.approx(plain.shift.log_ratio + 0.5)
+
+    def test_few_cells_are_compared_as_they_are(self):
+        found = campaigns(*self.sides(4, 3, 3))
+        assert found.relative is None
+        assert found.tested is found.ratios
+
+    def test_the_other_way_round_is_the_inverse_also_of_unequal_launches(self):
+        a, b = self.sides(9, 3, 6)
+        for one, other in zip(campaigns(a, b).tested, campaigns(b, a).tested, strict=True):
+            assert one.log_ratio == pytest.approx(-other.log_ratio)
+            assert one.error == pytest.approx(other.error)
+
+    def test_unequal_launches_and_unequal_noise_keep_the_level(self):
+        generator, found = np.random.default_rng(2), []
+        for _ in range(200):
+            a, b = generator.normal(0, 0.05, (9, 3)), generator.normal(0, 0.01, (9, 9))
+            found += [one.p_value < 0.05 for one in campaigns(a, b).ratios]
+        assert np.mean(found) < 0.08
+
+    @pytest.mark.parametrize("counts", [(1, 1), (1, 5)])
+    def test_one_launch_on_a_side_has_no_p_value(self, counts):
+        found = campaigns(*self.sides(9, *counts))
+        assert {one.p_value for one in found.tested} == {None}
+        assert found.shift is None
+
+    def test_planted_cell_is_found_and_no_other(self):
+        a, b = self.sides(9, 5, 5, seed=3)
+        b[4] += 0.1
+        p_values = adjusted([one.p_value for one in campaigns(a, b).tested])
+        assert [index for index, own in enumerate(p_values) if own < 0.02] == [4]

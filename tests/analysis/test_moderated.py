@@ -1,0 +1,91 @@
+"""Variances that the cells of a study know together."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from scaling.analysis.moderated import (
+    Variances,
+    medians_of_others,
+    moderated,
+    own_variances,
+    scatter,
+    t_quantile,
+    variances_within_launches,
+)
+
+
+def test_median_of_the_others_leaves_each_out_and_missing_values_too():
+    values = np.array([[1.0, 5.0], [4.0, np.nan], [2.0, 7.0], [9.0, 6.0]])
+    expected = [[4, 6.5], [2, np.nan], [4, 5.5], [2, 6]]
+    np.testing.assert_array_equal(medians_of_others(values), expected)
+
+
+def test_variance_of_a_cell_is_over_the_launches_it_has():
+    found = own_variances(np.array([[1.0, 3.0, np.nan], [1.0, np.nan, np.nan]]))
+    assert found.values[0] == pytest.approx(2)
+    np.testing.assert_array_equal(found.degrees, [1, 0])
+
+
+@pytest.mark.parametrize("num_cells", [2, 4, 9])
+def test_what_a_launch_does_to_all_of_its_cells_is_no_variance_within_it(num_cells):
+    generator = np.random.default_rng(num_cells)
+    own = generator.normal(0, 0.01, (num_cells, 4))
+    common = generator.normal(0, 0.5, 4)
+    quiet, shared = variances_within_launches(own), variances_within_launches(own + common)
+    np.testing.assert_allclose(quiet.values, shared.values)
+
+
+@pytest.mark.parametrize("num_cells", [3, 9])
+def test_variance_within_launches_is_that_of_the_cells(num_cells):
+    generator = np.random.default_rng(1)
+    means = [variances_within_launches(generator.normal(0, 1, (num_cells, 5))).values for _ in range(400)]
+    assert np.mean(means) == pytest.approx(1, rel=0.08)
+
+
+def test_cells_of_one_variance_share_it_and_one_that_scatters_more_keeps_its_own():
+    generator = np.random.default_rng(5)
+    logs = generator.normal(0, 0.01, (12, 4))
+    logs[3] *= 30
+    own, found = own_variances(logs), moderated(own_variances(logs))
+    assert found.values[3] == pytest.approx(own.values[3])
+    assert found.degrees[3] == own.degrees[3]
+    others = np.delete(np.arange(12), 3)
+    assert np.std(np.log(found.values[others])) < np.std(np.log(own.values[others])) / 2
+    assert (found.degrees[others] > own.degrees[others]).all()
+
+
+def test_single_cell_and_single_launch_are_left_as_they_are():
+    alone = moderated(own_variances(np.array([[1.0, 3.0, 5.0]])))
+    assert (alone.values[0], alone.degrees[0]) == (pytest.approx(4), 2)
+    one_launch = moderated(own_variances(np.array([[1.0], [3.0]])))
+    np.testing.assert_array_equal(one_launch.degrees, [0, 0])
+
+
+def test_equal_samples_have_what_the_timer_cannot_tell_from_zero():
+    found = moderated(own_variances(np.zeros((3, 3))), np.full(3, 1e-8))
+    np.testing.assert_allclose(found.values, 1e-8, rtol=1)
+
+
+def test_prior_follows_smyth():
+    """Against the formulas of the paper, without the typical cells: many cells outweigh them."""
+    generator = np.random.default_rng(7)
+    degrees, prior_degrees, num_cells = 4, 6.0, 4000
+    true = prior_degrees / generator.chisquare(prior_degrees, num_cells)
+    values = true * generator.chisquare(degrees, num_cells) / degrees
+    found = moderated(Variances(values, np.full(num_cells, float(degrees)), 5))
+    expected = (prior_degrees + degrees * values) / (prior_degrees + degrees)
+    assert np.median(np.abs(found.values / expected - 1)) < 0.03
+    assert np.median(found.degrees) == pytest.approx(prior_degrees + degrees, rel=0.1)
+
+
+@pytest.mark.parametrize("sizes", [(9,), (1, 3, 3)])
+def test_interval_of_a_cell_covers_its_time(sizes):
+    generator, held = np.random.default_rng(11), []
+    for _ in range(150):
+        families = [generator.normal(0, 0.03, (size, 3)) + generator.normal(0, 0.03, 3) for size in sizes]
+        for logs, found in zip(families, scatter(families), strict=True):
+            half = t_quantile(found.total.degrees, 0.975) * np.sqrt(found.total.values / 3)
+            held += (np.abs(logs.mean(axis=1)) <= half).tolist()
+    assert np.mean(held) > 0.91
+    assert t_quantile(3.0, 0.975) == pytest.approx(stats.t.ppf(0.975, 3))
