@@ -57,7 +57,7 @@ _STATES: dict[State, str] = {"alone": "decided", "best": "decided"}
 
 @dataclass(frozen=True)
 class Rival:
-    """A candidate that is not shown to be larger than the choice.
+    """A candidate that is not shown to be larger than the choice, or not by more than TIE_RATIO.
 
     Attributes:
         candidate: itself.
@@ -196,8 +196,10 @@ def _recommend(
     rivals = [
         _rival(other, one, min(choice.num_launches, other.num_launches))
         for other, one in zip(others, differences, strict=True)
-        if not one.is_larger
+        if not one.is_larger or one.is_same()
     ]
+    if state == "best" and rivals:  # they are larger, but not by so much that it matters
+        state = "tie"
     before = [rival for rival in unsure if rival.candidate.value <= choice.value]
     if before:
         state = "one_launch" if any(rival.why == "one_launch" for rival in before) else "undecided"
@@ -237,16 +239,17 @@ def _decision(
         if key(one) != key(choice):
             best.setdefault(key(one), one)
     differences = {name: scatters.difference(choice, one) for name, one in best.items()}
-    rivals: list[Any] = [name for name, one in differences.items() if not one.is_larger]
+    rivals: list[Any] = [name for name, one in differences.items() if not one.is_larger or one.is_same()]
     others_named: list[Any] = [name for name in best if name not in rivals]
-    return Decision(state_of([*differences.values()]), key(choice), rivals, others_named)
+    state = state_of([*differences.values()])
+    return Decision("tie" if state == "best" and rivals else state, key(choice), rivals, others_named)
 
 
 def _rival(other: Candidate, difference: Difference, num_launches: int) -> Rival:
     if difference.error is None:
         return Rival(other, "one_launch", False, FEWEST)
     lowest = difference.log_ratio - (difference.half_width() or 0.0)
-    if lowest > -math.log1p(TIE_RATIO):
+    if lowest > -math.log1p(TIE_RATIO) or difference.is_same():
         return Rival(other, "tie", difference.is_same(), None)
     if difference.log_ratio <= math.log1p(TIE_RATIO):  # so small a difference is not worth more repeats
         return Rival(other, "undecided", False, None)
