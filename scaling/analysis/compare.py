@@ -7,9 +7,7 @@
    correction at a family-wise level.
 3. Several folders on both sides are as many campaigns, and each is one value of a cell: what differs from one
    campaign to the next is then measured. Several on one side alone are taken as more launches.
-4. Folders of `run --against` have launches that alternated: each is held against the one next to it, nothing
-   stands between them, and the shift of all cells is a difference of both environments.
-5. With one launch on a side nobody knows how much launches scatter: the pair is undecided.
+4. With one launch on a side nobody knows how much launches scatter: the pair is undecided.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ import pandas as pd
 
 from scaling.analysis.columns import Row, to_rows
 from scaling.analysis.comparison import CellComparison, Comparison, Shift, Verdict
-from scaling.analysis.decisions import CAMPAIGN_RATIO, Campaigns, adjusted, campaigns, goes_along, interleaved
+from scaling.analysis.decisions import CAMPAIGN_RATIO, Campaigns, adjusted, campaigns, goes_along
 from scaling.analysis.environments import environment_differences
 from scaling.analysis.groups import group_rows
 from scaling.analysis.matching import COMPARED_KINDS, Match, has_time, match_cells, nearest_differences
@@ -59,7 +57,7 @@ def compare(
         StoreError: a folder is none, or samples are missing or damaged.
         ScalingError: they have no measured cell in common.
     """
-    found = compare_sides(_side(a), _side(b), level, are_interleaved=_alternated(a, b))
+    found = compare_sides(_side(a), _side(b), level)
     return replace(found, environment=environment_differences(a[0], b[0]))
 
 
@@ -67,12 +65,6 @@ def _side(folders: Sequence[ResultsFolder]) -> Side:
     names = [study_name(folder.require()) for folder in folders]
     cells = [read_cells(folder) for folder in folders]
     return Side([build_table(name, own) for name, own in zip(names, cells, strict=True)], cells)
-
-
-def _alternated(a: Sequence[ResultsFolder], b: Sequence[ResultsFolder]) -> bool:
-    """Whether both are folders of one `run --against`."""
-    marks = [folder.campaign() for folder in (*a, *b)]
-    return len(marks) == 2 and marks[0] is not None and marks[0] == marks[1]
 
 
 def compare_tables(
@@ -86,7 +78,7 @@ def compare_tables(
     return compare_sides(Side([table_a], [cells_a]), Side([table_b], [cells_b]), level)
 
 
-def compare_sides(a: Side, b: Side, level: float, *, are_interleaved: bool = False) -> Comparison:
+def compare_sides(a: Side, b: Side, level: float) -> Comparison:
     """The same of several folders a side.
 
     Raises:
@@ -113,7 +105,7 @@ def compare_sides(a: Side, b: Side, level: float, *, are_interleaved: bool = Fal
     shifts, names = [], _names(rows_a)
     for family in families.values():
         own = ([times_a[one.a["cell_id"]] for one in family], [times_b[one.b["cell_id"]] for one in family])
-        compared = _campaigns(*own, are_interleaved=are_interleaved, are_campaigns=are_campaigns)
+        compared = _campaigns(*own, are_campaigns=are_campaigns)
         found.update(_pairs(family, own, compared, names))
         if compared.shift is not None:
             first = family[0].a
@@ -125,7 +117,6 @@ def compare_sides(a: Side, b: Side, level: float, *, are_interleaved: bool = Fal
                     len(family),
                     compared.shift,
                     is_relative,
-                    are_interleaved,
                 )
             )
     return Comparison(
@@ -159,17 +150,7 @@ def _times(side: Side, *, are_campaigns: bool) -> dict[Hashable, Times]:
     return {cell_id: Times(families[cell_id], values) for cell_id, values in merged.items()}
 
 
-def _campaigns(
-    a: Sequence[Times], b: Sequence[Times], *, are_interleaved: bool, are_campaigns: bool
-) -> Campaigns:
-    if are_interleaved:
-        ratios = [
-            {launch: other.by_launch[launch] / seconds for launch, seconds in one.by_launch.items()
-             if launch in other.by_launch}
-            for one, other in zip(a, b, strict=True)
-        ]  # fmt: skip
-        both = [Times(one.family, own) for one, own in zip(a, ratios, strict=True)]
-        return interleaved(log_matrix(both))
+def _campaigns(a: Sequence[Times], b: Sequence[Times], *, are_campaigns: bool) -> Campaigns:
     logs = log_matrix(a), log_matrix(b)
     smallest = (TIMER_S / np.exp(np.nanmean(logs[0], axis=1))) ** 2
     return campaigns(*logs, smallest, campaign=0.0 if are_campaigns else CAMPAIGN_RATIO)

@@ -29,7 +29,7 @@ class CellComparison:
         quantity: the column that is compared: iteration_s, or train_s of a training.
         difference: of b from a.
         tested: the same relative to what all cells of the world size have in common; `difference` itself
-            where there are too few for that, or where launches of both were interleaved.
+            where there are too few for that.
         p_adjusted: of `tested`, corrected for all pairs; None with one launch on a side.
         verdict: of b against a.
         num_launches: of a and b.
@@ -103,7 +103,6 @@ class Shift:
         num_cells: how many they are.
         difference: of b from a.
         is_relative: whether cells are called relative to it.
-        is_interleaved: whether launches of both alternated, so that no campaign stands between them.
     """
 
     kind: str
@@ -111,7 +110,6 @@ class Shift:
     num_cells: int
     difference: Difference
     is_relative: bool
-    is_interleaved: bool
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -125,7 +123,6 @@ class Shift:
             "ratio_high": high,
             "is_significant": self.difference.is_significant,
             "cells_are_relative_to_it": self.is_relative,
-            "is_interleaved": self.is_interleaved,
         }
 
 

@@ -36,7 +36,6 @@ from scaling.analysis.moderated import (
     medians_of_others,
     moderated,
     own_variances,
-    scatter,
     t_quantile,
     variances_within_launches,
     with_common,
@@ -258,23 +257,6 @@ def campaigns(
     relative = log_ratios - medians_of_others(log_ratios[:, None])[:, 0]
     with_median = replace(within, values=within.values + _squared_error_of_median(within))
     return Campaigns(_differences(log_ratios, total), _differences(relative, with_median), shift)
-
-
-def interleaved(logs: FloatArray) -> Campaigns:
-    """Compares two settings of which launches alternated: each is held against the one next to it.
-
-    Args:
-        logs: logarithm of the ratio of both medians in each pair of launches, [cell, pair], NaN where a cell
-            has no such pair.
-    """
-    (found,) = scatter([logs])
-    counts = np.maximum(np.isfinite(logs).sum(axis=1), 1)
-    ratios = _differences(means(logs), replace(found.total, values=found.total.values / counts))
-    shared, degrees = common_variance(logs)
-    shift = None
-    if degrees and len(logs) > 1:
-        shift = Difference(float(np.median(means(logs))), math.sqrt(shared / (degrees + 1)), float(degrees))
-    return Campaigns(ratios, None, shift)
 
 
 def _squared_errors(

@@ -55,8 +55,8 @@ def compare(
     """Compare two studies: differences of the environments, then faster, slower or the same.
 
     Cells are tested together, relative to the shift of all of them: two folders are two campaigns. Several
-    folders a side tell how far campaigns differ (`compare a1 a2 --against b1 b2`), and `run --against`
-    alternates the launches of both. `repeats: 3` or more on both sides is what a verdict needs.
+    folders a side tell how far campaigns differ (`compare a1 a2 --against b1 b2`). `repeats: 3` or more on
+    both sides is what a verdict needs.
     """
     from scaling.analysis.compare import compare as compare_folders
     from scaling.analysis.gates import changed_time, parse_gate

@@ -135,8 +135,6 @@ def _shift(shift: Shift) -> str:
     ratio = f"{_ratio(shift.difference.ratio)} ({_interval(shift.difference)})"
     what = f"All {shift.num_cells} {COUNTED[shift.kind]} on {workers(shift.world_size)}: B/A {ratio}"
     found = "shifted" if shift.difference.is_significant else "no shift shown"
-    if shift.is_interleaved:
-        return f"{what}, {found}; launches of both alternated, so cells are called as they are."
     if shift.is_relative:
         return f"{what}, {found}; cells are called relative to it, as two campaigns differ by such a shift."
     return f"{what}, {found}; with so few cells a campaign's shift is not taken out of their ratios."

@@ -74,7 +74,7 @@ class ResultsFolder:
 
     def holds_foreign_files(self) -> bool:
         """Whether there is anything that no study of ours writes before its study.yaml."""
-        reserved = {"environment.json", "topology.yaml", "campaign.txt", "launches"}
+        reserved = {"environment.json", "topology.yaml", "launches"}
         return self.path.is_dir() and any(
             item.name not in reserved and not item.name.startswith(".") for item in self.path.iterdir()
         )
@@ -110,15 +110,6 @@ class ResultsFolder:
     def environment(self) -> dict[str, Any]:
         """What `write_environment` wrote."""
         return read_environment(self.path)
-
-    def write_campaign(self, name: str) -> None:
-        """Marks a folder of `run --against`: those of one name have launches that alternated."""
-        self._write("campaign.txt", f"{name}\n")
-
-    def campaign(self) -> str | None:
-        """What `write_campaign` wrote; None where nothing was."""
-        path = self.path / "campaign.txt"
-        return path.read_text(encoding="utf-8").strip() if path.exists() else None
 
     def write_topology(self, topology: Mapping[str, Any]) -> None:
         """Writes the machine's devices."""

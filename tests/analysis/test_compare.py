@@ -114,22 +114,6 @@ def test_several_folders_a_side_tell_how_far_campaigns_differ(make_study):
     assert {cell.num_launches for cell in steady.cells} == {(3, 3)}
 
 
-def test_launches_that_alternated_show_a_shift_of_all_cells(make_study):
-    generator = np.random.default_rng(5)
-    drift = np.array([1.0, 1.1, 0.9, 1.05])
-    sides = []
-    for factor in (1.0, 1.02):
-        study = make_study()
-        for number in range(6):
-            middles = 0.01 * factor * drift * np.exp(generator.normal(0, 0.001, 4))
-            cell = {"aggregator": "ring", "world_size": 2, "bucket_mb": float(number + 1)}
-            study.add([[one] * 9 for one in middles], **cell)
-        sides.append(Side([study.table], [study.cells]))
-    assert {cell.verdict for cell in compare_sides(*sides, 0.02, are_interleaved=True).cells} == {"slower"}
-    apart = compare_sides(*sides, 0.02)
-    assert "slower" not in {cell.verdict for cell in apart.cells}
-
-
 @pytest.mark.parametrize("num_others", [0, 3, 9])
 def test_detectable_ratio_is_the_smallest_that_is_found_among_all_pairs(make_study, num_others):
     generator = np.random.default_rng(num_others)
