@@ -37,8 +37,12 @@ from mutation_sites import Mutant, draw
 
 REPOSITORY = Path(__file__).parents[1]
 NAMED: dict[str, tuple[str, str, str]] = {
-    "nesterov": ("scaling/training/update.py", "nesterov=self.nesterov", "nesterov=False"),
-    "weight-decay": ("scaling/training/update.py", "weight_decay=self.weight_decay", "weight_decay=0.0"),
+    "nesterov": ("scaling/training/optimizers.py", "nesterov=self.nesterov", "nesterov=False"),
+    "weight-decay": (
+        "scaling/training/optimizers.py",
+        "weight_decay=self.weight_decay,\n            nesterov",
+        "weight_decay=0.0,\n            nesterov",
+    ),
     "sent-slice": ("scaling/process_group/in_process.py", "put(tensor.clone())", "put(tensor)"),
     "broadcast-slice": (
         "scaling/process_group/in_process.py",

@@ -66,7 +66,7 @@ class TestFiles:
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
         monkeypatch.delenv("SCALING_DATA_DIR", raising=False)
         line = files.data_sets()
-        assert (line.state, line.text) == ("warning", "digits, synthetic; not here: mnist, cifar10")
+        assert (line.state, line.text) == ("warning", "digits, text, synthetic; not here: mnist, cifar10")
         monkeypatch.setenv("SCALING_DATA_DIR", str(tmp_path / "none"))
         assert files.data_sets().state == "error"
 

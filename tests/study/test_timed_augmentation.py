@@ -181,7 +181,7 @@ def seen(runner, group, **changes: Any) -> tuple[list[torch.Tensor], list[dict[s
     trust([f"{__name__}:seeing"])
     values = {**TIMED.to_dict(), "model": f"{__name__}:seeing", "model_parameters": {}, **changes}
     rows, _ = run(runner, group, Cell(**values))
-    return list(Seeing.seen), rows
+    return [given for given in Seeing.seen if not given.is_meta], rows  # meta: operations are counted
 
 
 def digits() -> Split:

@@ -23,6 +23,7 @@ NUM_PARAMETERS = {
     "resnet-56": 853_018,
     "resnet-50": 25_557_032,
     "lstm": 6_180_624,
+    "gpt": 124_439_808,
 }
 REDUCED = {
     "fcn-r": DataShape((1, 8, 8), 10),
@@ -34,6 +35,7 @@ REDUCED = {
     "resnet-56": DataShape((3, 16, 16), 10),
     "resnet-50": DataShape((3, 32, 32), 10),
     "lstm": DataShape((5,), 20, tokens=True),
+    "gpt": DataShape((5,), 50_257, tokens=True),
 }
 """Shapes of which a step takes little time."""
 
