@@ -58,22 +58,17 @@ NAMED: dict[str, tuple[str, str, str]] = {
         "scaling/collectives/schedule.py", "unit = 1 if fine else ALIGNMENT_ELEMENTS", "unit = 1",
     ),
     "qsgd-clamp": ("scaling/aggregators/qsgd.py", "levels.clamp_(max=self.num_levels)", "levels"),
-    "compare-floor": (
-        "scaling/analysis/compare.py",
-        "if _within_floor(pair):\n        return replace(pair, p_adjusted",
-        "if False:\n        return replace(pair, p_adjusted",
+    "goes-along": (
+        "scaling/analysis/decisions.py",
+        "own.log_ratio * relative.log_ratio > 0 and abs(own",
+        "abs(own",
     ),
-    "compare-floor-one-launch": (
-        "scaling/analysis/compare.py",
-        "if _within_floor(pair):\n        return replace(pair, verdict",
-        "if False:\n        return replace(pair, verdict",
+    "tie-half": (
+        "scaling/analysis/decisions.py",
+        "abs(self.log_ratio) + half < math.log1p(within_ratio)",
+        "abs(self.log_ratio) < math.log1p(within_ratio)",
     ),
-    "compare-smaller-floor": (
-        "scaling/analysis/compare.py", "max(floors, default=None)", "min(floors, default=None)",
-    ),
-    "detectable-alone": ("scaling/analysis/compare.py", "self.level / max(1, self.num_tests)", "self.level"),
-    "smaller-floor": ("scaling/analysis/intervals.py", "max(known)", "min(known)"),
-    "floor-base": ("scaling/analysis/intervals.py", "(first + second) / 2", "first"),
+    "detectable-alone": ("scaling/analysis/comparison.py", "self.level / max(1, self.num_tests)", "self.level"),
     "no-shrinkage": ("scaling/prediction/calibration.py", "(kept * log, math.sqrt", "(log, math.sqrt"),
     "plain-loss": ("scaling/prediction/calibration.py", "_soft(off / sds)", "off / sds"),
     "no-requeue": ("launchers/slurm.py", '        "--requeue",\n', ""),
