@@ -68,7 +68,11 @@ NAMED: dict[str, tuple[str, str, str]] = {
         "abs(self.log_ratio) + half < math.log1p(within_ratio)",
         "abs(self.log_ratio) < math.log1p(within_ratio)",
     ),
-    "detectable-alone": ("scaling/analysis/comparison.py", "self.level / max(1, self.num_tests)", "self.level"),
+    "detectable-alone": (
+        "scaling/analysis/comparison.py",
+        "self.level / max(1, self.num_tests)",
+        "self.level",
+    ),
     "no-shrinkage": ("scaling/prediction/calibration.py", "(kept * log, math.sqrt", "(log, math.sqrt"),
     "plain-loss": ("scaling/prediction/calibration.py", "_soft(off / sds)", "off / sds"),
     "no-requeue": ("launchers/slurm.py", '        "--requeue",\n', ""),
