@@ -186,7 +186,7 @@ def verdict(log: str, codes: Mapping[int, int] | None = None) -> list[str]:
         log: what it printed.
         codes: rank -> exit code, of those of which the launcher knows it; negative: the signal.
     """
-    found = re.findall(rf"(?:^|\s|:){PREFIX}(.*)$", log, re.MULTILINE)
+    found = re.findall(rf"{PREFIX}(.*)$", log, re.MULTILINE)
     heads = [at for at, line in enumerate(found) if not line.startswith(" ")]
     if not heads:
         return []

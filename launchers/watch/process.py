@@ -153,7 +153,8 @@ class Watcher:
 
     def _say(self, lines: Sequence[str]) -> None:
         with suppress(OSError):  # a log on a full disk
-            print("\n".join(f"{PREFIX}{line}" for line in lines), file=sys.stderr, flush=True)
+            sys.stderr.write("".join(f"{PREFIX}{line}\n" for line in lines))  # one write
+            sys.stderr.flush()
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -178,7 +178,8 @@ def _ended(ranks: dict[int, int], pid: int, status: int, reports: int) -> int:
     if code:
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         with contextlib.suppress(OSError):  # the log may be on a full disk
-            print(f"rank {rank} (pid {pid}) {how}", file=sys.stderr, flush=True)
+            # One write: watchers write to the same log.
+            os.write(STANDARD_ERROR, f"rank {rank} (pid {pid}) {how}\n".encode())
     return code
 
 

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import inspect
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -265,14 +265,22 @@ class OverlappedStep:
         replica, computed = self.replica, []
         for _ in range(2):
             with torch.random.fork_rng([self._device] if self._device.type == "cuda" else []):
-                take_passes(replica, inputs, targets, UNMARKED, self.treatment.scaled)
-            computed.append([_filled(one.grad, one) for one in replica.trainable])
+                found = self._unexchanged(inputs, targets)
+            computed.append([_filled(*pair) for pair in zip(found, replica.trainable, strict=True)])
         largest = max(float(one.abs().max()) for one in computed[0] if one.numel())
         same = all(
             torch.allclose(gradient, other, rtol=0.0, atol=SAME * largest)
             for gradient, other in zip(*computed, strict=True)
         )
         return computed[0] if self._group.largest(float(not same)) == 0 else None
+
+    def _unexchanged(self, inputs: Tensor, targets: Tensor) -> Sequence[Tensor | None]:
+        """This rank's gradients of a batch. An optimizer that exchanges hears of each backward pass."""
+        if self._path == "optimizer":
+            loss = self.treatment.scaled(self.replica.forward(inputs, targets))
+            return torch.autograd.grad(loss, self.replica.trainable, allow_unused=True)
+        take_passes(self.replica, inputs, targets, UNMARKED, self.treatment.scaled)
+        return [parameter.grad for parameter in self.replica.trainable]
 
     def _stepping(self) -> AbstractContextManager[None]:
         """What an optimizer that has waited for its gradients wants around its step."""

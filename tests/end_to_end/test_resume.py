@@ -1,5 +1,7 @@
 """A worker that is killed in the middle of a training: the next one goes on from its last checkpoint."""
 
+import hashlib
+import io
 import json
 import os
 import socket
@@ -14,6 +16,7 @@ import yaml
 from scaling.analysis.columns import to_rows
 from scaling.analysis.summary import summary_table
 from scaling.store import ResultsFolder
+from scaling.training.checkpoint import DIGEST_BYTES, MAGIC
 from topologies.detect_host import this_start
 
 EPOCHS = 150
@@ -48,9 +51,12 @@ def lines(path) -> list[dict]:
 def as_if_from(host: str, out) -> None:
     """The checkpoints, as a host of another name would have left them."""
     for path in out.glob("runs/*/0/*checkpoint*"):
-        values = torch.load(path, weights_only=True)
+        values = torch.load(io.BytesIO(path.read_bytes()[len(MAGIC) + DIGEST_BYTES :]), weights_only=True)
         assert values["hosts"] == [this_start()]
-        torch.save({**values, "hosts": [host]}, path)
+        content = io.BytesIO()
+        torch.save({**values, "hosts": [host]}, content)
+        digest = hashlib.blake2b(content.getvalue(), digest_size=DIGEST_BYTES).digest()
+        path.write_bytes(MAGIC + digest + content.getvalue())
 
 
 @pytest.mark.processes
