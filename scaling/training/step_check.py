@@ -119,9 +119,8 @@ class StepCheck:
         self._inner: Step = step.uncaptured if isinstance(step, CapturedStep) else step
         module = step.replica.module
         self._initial = {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
-        self._unknown: set[str] = (
-            set()
-        )  # parameters of which a mean is not known: nor are their moments since
+        # Parameters of which a mean is not known: nor are their moments since.
+        self._unknown: set[str] = set()
         self.findings = Findings()
         if not aggregator.exchanges:
             self.findings.unchecked.add("a control arm exchanges nothing")

@@ -31,6 +31,7 @@ from scaling.training.step_check import FIRST_STEPS, LATER_STEPS, StepCheck
 SETTINGS = SgdSettings(0.05, momentum=0.9, weight_decay=1e-3, nesterov=True)
 PLAIN = SgdSettings(0.05)
 ADAM = AdamSettings(0.01, decoupled=True)
+ADAM_COUPLED = dataclasses.replace(ADAM, decoupled=False)
 IN_THREADS = [name for name in BUILT_IN if create(name).library is None]
 
 
@@ -273,6 +274,43 @@ class TestPlantedFaults:
         )
         with pytest.raises(ExchangeError, match="update is not SGD's"):
             check(create("ring"), 2, SETTINGS)
+
+    @pytest.mark.parametrize("settings", [SETTINGS, ADAM_COUPLED, ADAM], ids=["sgd", "adam", "adamw"])
+    @pytest.mark.parametrize("fault", ["rate", "twice", "stale", "correction"])
+    def test_a_wrong_step_of_every_optimizer(self, monkeypatch, settings, fault):
+        if fault == "correction" and settings is SETTINGS:
+            pytest.skip("SGD corrects no bias")
+        original = type(settings).optimizer
+
+        def wrong(self, *args, **named):
+            optimizer = original(self, *args, **named)
+            right, old = optimizer.step, []
+
+            def step():
+                parameters = [one for group in optimizer.param_groups for one in group["params"]]
+                new = [one.grad.clone() for one in parameters]
+                if fault == "stale" and old:
+                    for one, gradient in zip(parameters, old, strict=True):
+                        one.grad.copy_(gradient)
+                old[:] = new
+                if fault == "correction":
+                    for state in optimizer.state.values():
+                        state["step"] += 1000
+                rates = [group["lr"] for group in optimizer.param_groups]
+                for group in optimizer.param_groups:
+                    group["lr"] *= 1.01 if fault == "rate" else 1
+                right()
+                if fault == "twice":
+                    right()
+                for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                    group["lr"] = rate
+
+            optimizer.step = step
+            return optimizer
+
+        monkeypatch.setattr(type(settings), "optimizer", wrong)
+        with pytest.raises(ExchangeError, match=r"update is not (SGD|Adam|AdamW)'s"):
+            check(create("ring"), 2, settings)
 
 
 class TestReplicas:
