@@ -37,21 +37,22 @@ def device_of(part: Part, machine: Machine, notes: list[str]) -> str:
 
 
 CPU_WORKERS = 4
-"""Of `world_sizes: auto` and `all` where there is no GPU: 1, 2 and 4 processes."""
+"""Of `world_sizes: auto` where there is no GPU: 1, 2 and 4 processes; of `all` as many as cores."""
 
 
-def sizes_of(part: AnyPart, num_gpus: int) -> list[int]:
+def sizes_of(part: AnyPart, num_gpus: int, num_cores: int = CPU_WORKERS) -> list[int]:
     """The part's world sizes, with `auto` (1, 2, 4, ... and all GPUs) and `all` as numbers.
 
     Args:
         part: of the study.
         num_gpus: of all nodes; 0 on CPUs, where it is CPU_WORKERS processes.
+        num_cores: of all nodes. `all` has no more processes than that on CPUs.
     """
     if isinstance(part.world_sizes, list):
         return part.world_sizes
     most = num_gpus or CPU_WORKERS
     if part.world_sizes == "all":
-        return [most]
+        return [num_gpus or min(CPU_WORKERS, 2 ** (num_cores.bit_length() - 1))]
     return sorted({most, *(2**power for power in range(most.bit_length()))})
 
 
@@ -62,7 +63,7 @@ def world_sizes_on(part: Part, device: str, machine: Machine, where: str, notes:
         StudyError: there are too few, and the part does not drop what is missing.
     """
     available = machine.num_gpus * machine.num_nodes
-    wanted = sizes_of(part, 0 if device == "cpu" else available)
+    wanted = sizes_of(part, 0 if device == "cpu" else available, machine.num_cores * machine.num_nodes)
     if len(set(wanted)) != len(wanted):
         raise StudyError(f"{where}world_sizes {wanted} holds a size twice")
     if device == "cpu":

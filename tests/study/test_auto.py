@@ -28,6 +28,11 @@ def test_auto_is_every_power_of_two_and_all_gpus(num_gpus, num_nodes, expected):
     assert sizes(Machine(num_gpus, 16, num_nodes), "all")[0] == expected[-1:]
 
 
+@pytest.mark.parametrize(("num_cores", "expected"), [(1, 1), (2, 2), (3, 2), (4, 4), (64, 4)])
+def test_all_has_a_core_for_each_process_where_there_is_no_gpu(num_cores, expected):
+    assert sizes(Machine(0, num_cores, 1), "all") == ([expected], sizes(Machine(0, 64, 1), "all")[1])
+
+
 def test_processes_that_share_cores_are_said_in_a_line():
     found, notes = sizes(Machine(0, 2, 1))
     assert found == [1, 2, 4]
