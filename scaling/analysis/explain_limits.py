@@ -195,5 +195,12 @@ def _more_workers_help(view: View) -> bool:
         return False
     free = {"world_size", "local_batch", "global_batch", "num_nodes"}
     larger = [other for other in view.others(free) if other["world_size"] > row["world_size"]]
+    if not larger:  # no exchange is faster than none
+        bounds = view.others({*free, "aggregator"})
+        larger = [
+            other
+            for other in bounds
+            if other["aggregator"] == "none" and other["world_size"] > row["world_size"]
+        ]
     rate = row["global_batch"] / row["iteration_s"] if row["iteration_s"] else 0.0
     return not larger or any(other["global_batch"] / other["iteration_s"] > rate for other in larger)

@@ -112,7 +112,7 @@ def draw_answer_budget(title: str, bars: Sequence[AnswerBar]) -> Figure:
     axes.set_xlabel("milliseconds a step")
     set_title(figure, title)
     shown = [name for name in GROUPED if any(bar.parts_s[name] > SMALLEST_SHARE * longest for bar in bars)]
-    legend_below(figure, [Patch(label=name, **_look(name)) for name in shown])
+    legend_below(figure, [Patch(label=name, **_look(name)) for name in shown], fontsize="small")
     return figure
 
 
