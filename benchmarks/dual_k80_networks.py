@@ -6,7 +6,7 @@ A step is the computation, divided by the GPUs, and after it the aggregation and
 benchmarks/dual_k80_presets.py; nothing overlaps. The computation of FCN-R is the 100 ms that the paper states
 for a batch; that of the others is not stated, and is taken to run as many multiplications a second as FCN-R's
 does at the batch of the shipped study: an assumption, and a generous one for small convolutions.
-Prints Markdown, which docs/dual-k80.md has.
+Prints Markdown, which docs/background/dual-k80.md has.
 """
 
 from __future__ import annotations

@@ -5,7 +5,8 @@
 FCN-R's gradient, float32, on two Tesla K80 boards (topologies/dual-k80.yaml): the stages of aggregation and
 update that the preset states, each priced by the simulator. No constant is fitted to the paper's results. The
 last column is the step's speed over one GPU if forward and backward take the 100 ms a batch that the paper
-states for FCN-R, divided by the GPUs; nothing overlaps. docs/dual-k80.md compares it with the paper.
+states for FCN-R, divided by the GPUs; nothing overlaps. docs/background/dual-k80.md
+compares it with the paper.
 """
 
 from __future__ import annotations

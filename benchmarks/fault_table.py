@@ -1,4 +1,4 @@
-"""Writes the table of planted faults into docs/reliability.md, from what tests/faults have last seen.
+"""Writes the table of planted faults into docs/background/reliability.md, from what tests/faults last saw.
 
 SCALING_FAULT_RESULTS=benchmarks/results/faults.json python -m pytest tests/faults
 python benchmarks/fault_table.py
@@ -12,7 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "faults.json"
-PAGE = ROOT / "docs" / "reliability.md"
+PAGE = ROOT / "docs" / "background" / "reliability.md"
 START, END = "<!-- planted faults -->\n", "<!-- end -->\n"
 
 

@@ -1,8 +1,8 @@
-"""Makes the tables and figures of README.md and docs/measured.md again: `make figures`.
+"""Makes the tables and figures of README.md and docs/background/measured.md again: `make figures`.
 
 The README's table is one line a number of GPUs with the library's all-reduce over NVLink. That of
-docs/measured.md is milliseconds a step on four GPUs, with and without peer access: median and half of the 95%
-interval's width, ordered by the host-only column. Both come from the raw samples of
+docs/background/measured.md is milliseconds a step on four GPUs, with and without peer access: median and half of
+the 95% interval's width, ordered by the host-only column. Both come from the raw samples of
 results/reference/fcn-r-4xh200.
 The figures are those of the reports of the folders in OF_THE_FIGURES. What was measured before the code
 changed how long it takes is named so, in the table as in the figures.
@@ -25,7 +25,7 @@ from scaling.report import write_report
 from scaling.store import ResultsFolder
 
 ROOT = Path(__file__).parents[1]
-README, MEASURED = ROOT / "README.md", ROOT / "docs" / "measured.md"
+README, MEASURED = ROOT / "README.md", ROOT / "docs" / "background" / "measured.md"
 REFERENCE = ROOT / "results" / "reference"
 OF_THE_TABLE = REFERENCE / "fcn-r-4xh200"
 OF_THE_FIGURES = (OF_THE_TABLE, REFERENCE / "one-bit-step-4xh200", REFERENCE / "device-small-networks-h200")
@@ -51,7 +51,7 @@ _SINGLE = re.compile(r"\(on 1 GPU: [\d.]+\)")
 
 
 def table(rows: list[Row]) -> str:
-    """The table of docs/measured.md, of the rows of a summary."""
+    """The table of docs/background/measured.md, of the rows of a summary."""
     four = [row for row in rows if row["world_size"] == 4 and not row["aa_replicate"]]
     columns = [
         {row["aggregator"]: row for row in four if row["peer_access"] is access} for access in (True, False)
@@ -110,20 +110,20 @@ def updated(readme: str, rows: list[Row]) -> str:
 
 
 def updated_measured(text: str, rows: list[Row]) -> str:
-    """docs/measured.md with the table and the sentence of these rows.
+    """docs/background/measured.md with the table and the sentence of these rows.
 
     Raises:
         ValueError: it does not hold the table or the sentence once.
     """
     if len(_TABLE.findall(text)) != 1 or len(_SINGLE.findall(text)) != 1:
-        raise ValueError("docs/measured.md should hold once the table and `(on 1 GPU: ...)`; restore them")
+        raise ValueError(f"{MEASURED} should hold once the table and `(on 1 GPU: ...)`; restore them")
     return _SINGLE.sub(single(rows), _TABLE.sub(lambda _: table(rows), text))
 
 
 def figures(*texts: str) -> list[str]:
     """The images that documents show, as paths from the repository's root."""
     found = re.findall(r"(?:!\[[^\]]*\]\(|^\[\w+\]: )([^)\s]+\.(?:png|svg))", "\n".join(texts), re.MULTILINE)
-    return [path.removeprefix("../") for path in found]
+    return [path.replace("../", "") for path in found]
 
 
 def main() -> int:

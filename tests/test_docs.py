@@ -39,7 +39,7 @@ def four_gpu_rows(study, peer_access):
 
 def test_table_of_aggregators_is_that_of_the_committed_results():
     table = re.findall(r"^\| `([^`]+)`[^|]*\| ([\d.]+) ± ([\d.]+) \| ([\d.]+) ± ([\d.]+) \|$",
-                       (ROOT / "docs" / "measured.md").read_text(), re.MULTILINE)  # fmt: skip
+                       (ROOT / "docs" / "background" / "measured.md").read_text(), re.MULTILINE)  # fmt: skip
     columns = [four_gpu_rows("fcn-r-4xh200", peer_access) for peer_access in ("True", "False")]
     assert {line[0] for line in table} == set(columns[0]) == set(columns[1])
     for name, *numbers in table:
@@ -58,8 +58,9 @@ def test_readme_study_is_valid():
 
 @pytest.fixture
 def examples(tmp_path, monkeypatch, named_by_a_study):
-    """The modules of docs/extending.md, importable."""
-    for block in code_blocks("docs/extending.md", "python"):
+    """The modules of docs/how-to, importable."""
+    pages = ("docs/how-to/own-aggregator.md", "docs/how-to/own-network.md")
+    for block in [block for page in pages for block in code_blocks(page, "python")]:
         name = re.match(r"# (\w+\.py)\n", block)
         if name:
             (tmp_path / name[1]).write_text(block)
@@ -89,7 +90,7 @@ def test_example_codec_runs_its_own_kernel_where_that_is_asked_for(examples, mon
 
 
 def test_everything_that_extending_says_to_verify_holds(examples):
-    names = re.findall(r"scaling verify (my_\w+:\w+)", (ROOT / "docs/extending.md").read_text())
+    names = re.findall(r"scaling verify (my_\w+:\w+)", (ROOT / "docs/how-to/own-aggregator.md").read_text())
     assert names == [
         "my_aggregators:ScaledSigns",
         "my_schedules:chain",

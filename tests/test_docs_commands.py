@@ -14,8 +14,8 @@ from scaling.cli import app
 from scaling.store import ResultsFolder
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = [ROOT / "README.md", ROOT / "docs" / "measured.md"]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [ROOT / "README.md", ROOT / "docs" / "background" / "measured.md"]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def commands(page):
@@ -38,7 +38,7 @@ def command_of(words):
     return command, words
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_commands_of_a_page_exist_with_their_options(page):
     for line in commands(page):
         words = shlex.split(re.sub(r" > [\w.]+$", "", line))[1:]
@@ -53,7 +53,8 @@ def test_commands_of_a_page_exist_with_their_options(page):
 
 
 def test_tutorial_and_faq_show_the_verbs_that_answer():
-    shown = {name: " ".join(commands(ROOT / "docs" / name)) for name in ("tutorial.md", "faq.md")}
+    pages = ("tutorial/first-study.md", "how-to/questions.md")
+    shown = {name: " ".join(commands(ROOT / "docs" / name)) for name in pages}
     for verb in ("explain", "recommend", "compare", "export", "status", "watch"):
         for name, text in shown.items():
             assert f"scaling {verb}" in text, (name, verb)
@@ -78,7 +79,7 @@ def test_readme_is_what_make_figures_gives(readme_figures):
     readme = (ROOT / "README.md").read_text()
     rows = to_rows(summary_table(ResultsFolder(readme_figures.OF_THE_TABLE)))
     assert readme_figures.updated(readme, rows) == readme
-    measured = (ROOT / "docs" / "measured.md").read_text()
+    measured = (ROOT / "docs" / "background" / "measured.md").read_text()
     changed = measured.replace("| `tree` (ours) | 2.89", "| `tree` (ours) | 2.79")
     assert changed != measured
     assert readme_figures.updated_measured(changed, rows) == measured

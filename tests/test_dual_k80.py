@@ -25,7 +25,7 @@ def simulated():
 
 
 def test_table_has_the_simulated_times_of_every_preset(simulated):
-    text = (ROOT / "docs" / "dual-k80.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "background" / "dual-k80.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `(\w+)`[^|]*\| ([\d.]+) \| ([\d.]+) \|", text, re.MULTILINE)
     assert {name: two for name, two, _ in rows} == simulated[2]
     assert {name: four for name, _, four in rows} == simulated[4]

@@ -1,4 +1,4 @@
-"""What docs/convergence.md says is what the committed trainings have."""
+"""What docs/background/convergence.md says is what the committed trainings have."""
 
 import math
 import re
@@ -18,7 +18,7 @@ from tests.numbers_in_docs import holds_numbers
 
 ROOT = Path(__file__).parents[1]
 REFERENCE = ROOT / "results" / "reference"
-TEXT = (ROOT / "docs" / "convergence.md").read_text(encoding="utf-8")
+TEXT = (ROOT / "docs" / "background" / "convergence.md").read_text(encoding="utf-8")
 SENTENCES = " ".join(TEXT.split())
 
 
@@ -180,7 +180,7 @@ def test_steps_predicted_from_one_local_batch_are_as_short_as_said():
     world_sizes = pd.Series([one.predicted["world_size"] for one in predicted])
     short = (-100 * errors).round().astype(int)
     two, four = short[world_sizes == 2], short[world_sizes == 4]
-    text = " ".join((ROOT / "docs" / "prediction.md").read_text(encoding="utf-8").split())
+    text = " ".join((ROOT / "docs" / "background" / "prediction.md").read_text(encoding="utf-8").split())
     assert holds_numbers(text, f"{len(predicted)} cells")
     inside = sum(one.is_inside for one in predicted)
     errors_and_inside = f"{two.min()} to {two.max()}%, {four.min()} to {four.max()}%, {inside}"

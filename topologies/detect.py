@@ -69,7 +69,7 @@ def parse_gpu_line(line: str) -> dict[str, Any]:
 
 
 def detect() -> dict[str, Any]:
-    """This machine as the content of a machine file, with nominal figures (docs/topologies.md)."""
+    """This machine as a machine file with nominal figures (docs/reference/machine-files.md)."""
     from topologies.detected_file import machine_file  # networkx takes a while to import
 
     return machine_file(read_facts())

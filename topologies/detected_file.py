@@ -54,7 +54,7 @@ def _figures(figures: dict[str, Figure | None], origin: str) -> dict[str, Any]:
 
 
 def machine_file(facts: Facts) -> dict[str, Any]:
-    """The machine as the content of a machine file (docs/topologies.md)."""
+    """The machine as the content of a machine file (docs/reference/machine-files.md)."""
     parts = _Parts()
     _add_host(parts, facts)
     _add_gpus(parts, facts)

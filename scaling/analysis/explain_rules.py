@@ -1,6 +1,6 @@
 """The table of rules by which `explain` reads a budget.
 
-They are tried in this order; docs/reading-the-report.md has the same table, with the words of each. A
+They are tried in this order; docs/how-to/read-a-report.md has the same table, with the words of each. A
 threshold is a part of the step unless that table says otherwise.
 """
 

@@ -23,7 +23,7 @@ def explain(
 ) -> None:
     """Say what limits the cells of a study, each with the experiment that would tell more or mend it.
 
-    The rules and their thresholds stand in docs/reading-the-report.md; --json gives the numbers behind each
+    The rules and their thresholds stand in docs/how-to/read-a-report.md; --json gives the numbers behind each
     sentence and the columns of summary.csv that it rests on.
     """
     from scaling.analysis.columns import to_rows

@@ -1,1 +1,1 @@
-"""What a cell would take on a machine that need not be there: see docs/prediction.md. Never imports torch."""
+"""The time of a cell on a machine that need not be present (docs/background/prediction.md). Never imports torch."""

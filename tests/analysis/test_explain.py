@@ -9,7 +9,7 @@ from scaling.analysis.explain import explain, is_limit, limit_of
 from scaling.analysis.explain_rules import RULES
 from scaling.report.text import next_experiment, text_of
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "reading-the-report.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "how-to" / "read-a-report.md"
 MS = 0.001
 
 

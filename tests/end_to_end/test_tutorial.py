@@ -1,4 +1,4 @@
-"""The commands of docs/tutorial.md, run as they stand."""
+"""The commands of docs/tutorial/first-study.md, run as they stand."""
 
 import os
 import re
@@ -11,7 +11,7 @@ import pytest
 pytestmark = pytest.mark.processes
 
 ROOT = Path(__file__).parents[2]
-TUTORIAL = (ROOT / "docs" / "tutorial.md").read_text()
+TUTORIAL = (ROOT / "docs" / "tutorial" / "first-study.md").read_text()
 SCALING = f'scaling() {{ "{sys.executable}" -m scaling "$@"; }}\n'
 
 UNDECIDED = {"recommend": {0, 3}, "compare": {0, 3}}

@@ -13,7 +13,7 @@ __all__ = ["scaling"]
 
 SEED_VARIABLE = "SCALING_FAULT_SEED"
 RESULTS_VARIABLE = "SCALING_FAULT_RESULTS"
-"""A JSON file: what these tests have seen is written there, for the table in docs/reliability.md."""
+"""A JSON file of what these tests have seen, for the table in docs/background/reliability.md."""
 
 HERE = Path(__file__).parent
 

@@ -1,4 +1,4 @@
-"""The table in docs/reliability.md is that of the tests: all of them, with what they have last seen."""
+"""The table in docs/background/reliability.md has all planted faults, with what the tests last saw."""
 
 import ast
 import json

@@ -18,6 +18,7 @@ from scaling.study.planning import describe_plan
 from scaling.study.prepare import prepare
 from scaling.study.schema import parse_study
 
+DOCUMENT = Path(__file__).parents[2] / "docs" / "background" / "device-studies.md"
 ONE_GPU = Machine(num_gpus=1, num_cores=16)
 NO_GPU = Machine(num_gpus=0, num_cores=2)
 SMALL = {
@@ -185,7 +186,7 @@ def test_shipped_studies_are_listed_with_their_question():
 
 @pytest.mark.usefixtures("named_by_a_study")
 def test_example_of_the_documents_is_an_experiment(tmp_path, monkeypatch):
-    text = (Path(__file__).parents[2] / "docs" / "device-studies.md").read_text(encoding="utf-8")
+    text = DOCUMENT.read_text(encoding="utf-8")
     source = text.partition("```python\n")[2].partition("```")[0]
     (tmp_path / "my_experiments.py").write_text(source, encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -197,6 +198,6 @@ def test_example_of_the_documents_is_an_experiment(tmp_path, monkeypatch):
 
 
 def test_study_of_the_documents_is_valid():
-    text = (Path(__file__).parents[2] / "docs" / "device-studies.md").read_text(encoding="utf-8")
+    text = DOCUMENT.read_text(encoding="utf-8")
     study = parse_study(yaml.safe_load(text.partition("```yaml\n")[2].partition("```")[0]), "docs")
     assert resolve(study, ONE_GPU).cells

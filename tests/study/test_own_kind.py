@@ -1,4 +1,4 @@
-"""A kind of a user's own: the module of docs/extending.md, and one line in the table of kinds."""
+"""A kind of a user's own: the module of docs/how-to/own-parts.md, and one line in the table of kinds."""
 
 import sys
 from pathlib import Path
@@ -24,7 +24,7 @@ MACHINE = Machine(num_gpus=0, num_cores=4)
 
 @pytest.fixture(autouse=True)
 def kind(tmp_path, monkeypatch):
-    text = (Path(__file__).parents[2] / "docs" / "extending.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[2] / "docs" / "how-to" / "own-parts.md").read_text(encoding="utf-8")
     _, _, source = text.partition("# my_kind.py\n")
     (tmp_path / "my_kind.py").write_text(source.partition("```")[0], encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)

@@ -118,7 +118,7 @@ def test_plan_has_its_time_and_no_parameters(tmp_path):
 
 
 def test_study_of_the_documents_is_valid():
-    text = (Path(__file__).parents[2] / "docs" / "measuring.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "background" / "measuring.md").read_text()
     (study,) = re.findall(r"```yaml\n(name: links\n.*?)```", text, re.DOTALL)
     (part,) = parse_study(yaml.safe_load(study), "measuring.md").parts
     assert part.kind == "transfer"

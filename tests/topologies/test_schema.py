@@ -114,7 +114,7 @@ class TestWhatAFileSays:
 
 
 class TestTheDocument:
-    text = (Path(__file__).parents[2] / "docs" / "topologies.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "reference" / "machine-files.md").read_text()
 
     def test_its_files_are_valid(self, tmp_path):
         box, grown = re.findall(r"```yaml\n(.*?)```", self.text, re.DOTALL)
