@@ -4,8 +4,8 @@
 
 Each fold fits the model to the cells that it knows and predicts others; that no cell is in both is asserted.
 
-- `4 from 1 and 2`, `2 from 1`, `4 from 1`: a world size from smaller ones. From 1 alone no message of a probe is
-  known, and the machine is the shipped file `hgx-h200`.
+- `4 from 1 and 2`, `2 from 1`, `4 from 1`: a world size from smaller ones. From 1 alone no message of a probe
+  is known, and the machine is the shipped file `hgx-h200`.
 - `NETWORK from others`: a network's cells of several GPUs from the other networks', and from its own cells of
   one GPU.
 - `host-only from NVLink`: cells without access between GPUs from those with it and from the probe of two.
