@@ -1,8 +1,8 @@
 """Makes the tables and figures of README.md and docs/background/measured.md again: `make figures`.
 
 The README's table is one line a number of GPUs with the library's all-reduce over NVLink. That of
-docs/background/measured.md is milliseconds a step on four GPUs, with and without peer access: median and half of
-the 95% interval's width, ordered by the host-only column. Both come from the raw samples of
+docs/background/measured.md is milliseconds a step on four GPUs, with and without peer access: median and half
+of the 95% interval's width, ordered by the host-only column. Both come from the raw samples of
 results/reference/fcn-r-4xh200.
 The figures are those of the reports of the folders in OF_THE_FIGURES. What was measured before the code
 changed how long it takes is named so, in the table as in the figures.

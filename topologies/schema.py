@@ -1,7 +1,7 @@
 """Machine files by name or path, and clusters of machines.
 
-The form of a file is in topologies/file_format.py and docs/reference/machine-files.md; whatever is wrong in one
-is a `TopologyError` that names file, key, what was given and what is allowed.
+The form of a file is in topologies/file_format.py and docs/reference/machine-files.md; whatever is wrong in
+one is a `TopologyError` that names file, key, what was given and what is allowed.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The time of a cell on a machine that need not be present (docs/background/prediction.md). Never imports torch."""
+"""Predicts cells for a machine that need not exist (docs/background/prediction.md). Never imports torch."""
