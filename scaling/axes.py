@@ -22,6 +22,11 @@ TRAINED = ("iteration", "convergence")
 EVERY_KIND = (*TRAINED, "transfer", "device")
 
 
+LARGEST_COUNT = 2**62
+LARGEST_WORLD = 1_000_000
+"""Ranks, threads, nodes and repeats: more than any machine has."""
+
+
 class Shared(Flag):
     """With which cells a cell shares the value, besides the batch that the world size does not change."""
 
@@ -78,6 +83,8 @@ class Axis:
     Attributes:
         name: its key in a cell.
         dtype: pandas' type of its column.
+        holds: what a cell has of it: a "scalar" of its type, a "mapping", or "numbers".
+        least, most: of a number.
         default: what it was in folders that lack it, and what None stands for.
         older: the same, where that depends on the cell's other values.
         since: the schema version (`scaling.store.records`) that brought it. After the first one it is no part
@@ -96,6 +103,9 @@ class Axis:
     name: str
     dtype: str = "string"
     default: Any = None
+    holds: str = "scalar"
+    least: float = 0
+    most: float = LARGEST_COUNT
     since: int = 1
     was: str = ""
     kinds: tuple[str, ...] = TRAINED
@@ -155,6 +165,7 @@ def _float32_or_tf32(cell: Mapping[str, Any]) -> str:
 
 
 _ALL, _NONE = Shared.ALL, Shared.NONE
+BYTE_MB = 2.0**-20
 _EXTENT = Shared.CONTROL | Shared.TIMED | Shared.FOLDERS
 _RATE = Shared.BASELINE | Shared.CONTROL | Shared.GROUP
 _INPUT = Shared.BASELINE | Shared.CONTROL | Shared.FOLDERS
@@ -168,34 +179,36 @@ AXES: list[Axis] = [
     Axis("study", kinds=EVERY_KIND, shared=_NONE, role=Role.RECORDED),
     Axis("kind", kinds=EVERY_KIND, shared=_ALL & ~(Shared.TIMED | Shared.CURVE), role=Role.GIVEN),
     Axis("model", role=Role.GIVEN, labelled=True),
-    Axis("model_parameters", role=Role.GIVEN, column=""),
+    Axis("model_parameters", holds="mapping", role=Role.GIVEN, column=""),
     Axis("dataset", shared=_ALL & ~Shared.CURVE, role=Role.GIVEN, labelled=True),
-    Axis("dataset_parameters", shared=_ALL & ~Shared.CURVE, role=Role.GIVEN, column=""),
+    Axis("dataset_parameters", holds="mapping", shared=_ALL & ~Shared.CURVE, role=Role.GIVEN, column=""),
     Axis("aggregator", shared=Shared.TIMED | Shared.FOLDERS, role=Role.NONE, labelled=True),
-    Axis("aggregator_parameters", shared=Shared.TIMED | Shared.FOLDERS, role=Role.NONE, column=""),
+    Axis("aggregator_parameters", holds="mapping", shared=Shared.TIMED | Shared.FOLDERS, role=Role.NONE,
+         column=""),
     Axis("step", shared=_ALL & ~(Shared.WORKLOAD | Shared.RIVALS), role=Role.CHOSEN | Role.PREDICTED,
          label="{} step", short="{}"),
     Axis("launcher", kinds=EVERY_KIND, shared=_NONE, role=Role.RECORDED),
     Axis("device", kinds=EVERY_KIND, role=Role.GIVEN | Role.PREDICTED),
     Axis("scaling", shared=_ALL & ~Shared.CURVE, role=Role.GIVEN | Role.PREDICTED),
-    Axis("world_size", "Int64", kinds=EVERY_KIND, shared=_EXTENT, role=Role.PREDICTED),
-    Axis("local_batch", "Int64", shared=_EXTENT, role=Role.PREDICTED),
-    Axis("global_batch", "Int64", shared=_EXTENT | Shared.UPDATE, role=Role.PREDICTED),
-    Axis("bucket_mb", "Float64", shared=Shared.TIMED | Shared.FOLDERS, role=_SET,
+    Axis("world_size", "Int64", least=1, most=LARGEST_WORLD, kinds=EVERY_KIND, shared=_EXTENT,
+         role=Role.PREDICTED),
+    Axis("local_batch", "Int64", least=1, shared=_EXTENT, role=Role.PREDICTED),
+    Axis("global_batch", "Int64", least=1, shared=_EXTENT | Shared.UPDATE, role=Role.PREDICTED),
+    Axis("bucket_mb", "Float64", least=BYTE_MB, shared=Shared.TIMED | Shared.FOLDERS, role=_SET,
          label="buckets of {:g} MiB", short="{:g} MiB"),
     Axis("input_placement", default="device", shared=_INPUT | Shared.CURVE, role=_SET,
          label="input {}", short="{}"),
-    Axis("loader_workers", "Int64", shared=_INPUT, role=Role.CHOSEN,
+    Axis("loader_workers", "Int64", most=LARGEST_WORLD, shared=_INPUT, role=Role.CHOSEN,
          label="{} loader workers", short="{} loaders"),
-    Axis("threads", "Int64", kinds=EVERY_KIND, shared=_INPUT | Shared.TIMED | Shared.GROUP, role=Role.CHOSEN,
-         label="{} threads a worker"),
+    Axis("threads", "Int64", least=1, most=LARGEST_WORLD, kinds=EVERY_KIND,
+         shared=_INPUT | Shared.TIMED | Shared.GROUP, role=Role.CHOSEN, label="{} threads a worker"),
     Axis("peer_access", "boolean", kinds=EVERY_KIND, shared=_EXTENT | Shared.GROUP,
          role=Role.CHOSEN | Role.PREDICTED),
-    Axis("num_nodes", "Int64", kinds=EVERY_KIND, shared=_NONE, role=Role.RECORDED | Role.CHOSEN,
-         label="on {} nodes"),
-    Axis("workers_per_gpu", "Int64", since=2, shared=Shared.TIMED | Shared.FOLDERS, role=Role.DESCRIBED,
-         label="{} workers a GPU"),
-    Axis("tf32", default=False, column="", role=Role.PREDICTED),
+    Axis("num_nodes", "Int64", least=1, most=LARGEST_WORLD, kinds=EVERY_KIND, shared=_NONE,
+         role=Role.RECORDED | Role.CHOSEN, label="on {} nodes"),
+    Axis("workers_per_gpu", "Int64", least=1, most=LARGEST_WORLD, since=2,
+         shared=Shared.TIMED | Shared.FOLDERS, role=Role.DESCRIBED, label="{} workers a GPU"),
+    Axis("tf32", "boolean", default=False, column="", role=Role.PREDICTED),
     Axis("precision", default="float32", since=4, label="{}", older=_float32_or_tf32,
          role=Role.RECIPE | Role.DESCRIBED | Role.PREDICTED),
     Axis("wire", default="float32", since=4, shared=Shared.TIMED | Shared.FOLDERS, role=_SET,
@@ -206,9 +219,9 @@ AXES: list[Axis] = [
          label="compile {}"),
     Axis("checkpoint_activations", "boolean", default=False, since=4, shared=_ALL & ~Shared.WORKLOAD,
          role=_SET, label="activation checkpointing {}"),
-    Axis("accumulate", "Int64", default=1, since=4, shared=_ALL & ~Shared.WORKLOAD, role=_SET,
-         label="{} micro-batches"),
-    Axis("first_bucket_mb", "Float64", since=4, shared=_OF_DDP, role=Role.CHOSEN,
+    Axis("accumulate", "Int64", least=1, most=LARGEST_WORLD, default=1, since=4,
+         shared=_ALL & ~Shared.WORKLOAD, role=_SET, label="{} micro-batches"),
+    Axis("first_bucket_mb", "Float64", least=BYTE_MB, since=4, shared=_OF_DDP, role=Role.CHOSEN,
          label="first bucket of {:g} MiB"),
     Axis("find_unused_parameters", "boolean", since=4, shared=_OF_DDP, role=Role.CHOSEN),
     Axis("static_graph", "boolean", default=False, since=4, shared=_OF_DDP, role=Role.CHOSEN),
@@ -225,11 +238,11 @@ AXES: list[Axis] = [
     Axis("weight_decay", "float64", shared=_RATE, label="weight decay {:g}"),
     Axis("nesterov", "boolean", shared=_RATE | Shared.TIMED | Shared.UPDATE),
     Axis("learning_rate_rule", default="fixed", since=2, kinds=_TRAINING, shared=_RATE, label="{} rule"),
-    Axis("base_batch", "Int64", since=2, kinds=_TRAINING, shared=_RATE, label="base batch {:g}"),
+    Axis("base_batch", "Int64", least=1, since=2, kinds=_TRAINING, shared=_RATE, label="base batch {:g}"),
     Axis("warmup_epochs", "float64", default=0.0, since=2, kinds=_TRAINING, shared=_RATE,
          label="warm-up {:g}"),
     Axis("schedule", default="constant", since=2, kinds=_TRAINING, shared=_RATE, label="{} schedule"),
-    Axis("milestones", since=2, kinds=_TRAINING, shared=_RATE, show=_milestones),
+    Axis("milestones", holds="numbers", since=2, kinds=_TRAINING, shared=_RATE, show=_milestones),
     Axis("gamma", "float64", since=2, kinds=_TRAINING, shared=_RATE, label="gamma {:g}"),
     Axis("target_bits_per_byte", "float64", since=4, kinds=_TRAINING, shared=_NONE,
          label="to {:g} bits a byte"),
@@ -237,7 +250,7 @@ AXES: list[Axis] = [
          role=Role.RECIPE | Role.DESCRIBED | Role.PREDICTED),
     Axis("batch_norm", default="replica", since=2),
     Axis("seed", "Int64", shared=_RATE, role=Role.REPETITION | Role.DESCRIBED),
-    Axis("aa_replicate", "Int64", was="twin", default=0, shared=Shared.FOLDERS, role=Role.DESCRIBED,
+    Axis("aa_replicate", "Int64", most=1, was="twin", default=0, shared=Shared.FOLDERS, role=Role.DESCRIBED,
          label="A/A pair"),
 ]
 # fmt: on

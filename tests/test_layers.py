@@ -51,7 +51,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "scaling.aggregators": ALGORITHMS,
     "scaling.conformance": ALGORITHMS | {"scaling.aggregators"},
     "scaling.conformance.fidelity": AGGREGATION | {"scaling.measure", "scaling.workloads"},
-    "scaling.store": VERSION_AND_ERRORS | {"topologies"},
+    "scaling.store": AND_AXES | {"topologies"},
     "scaling.workloads": GROUND,
     "scaling.measure": AGGREGATION,
     "scaling.measure.probe.run": AGGREGATION | {"scaling.measure", "launchers"},

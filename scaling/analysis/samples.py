@@ -16,41 +16,26 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scaling.analysis.columns import DEVICE, TRANSFER, has_no_model, shares_gpus
+from scaling.analysis.columns import has_no_model, shares_gpus
 from scaling.analysis.sample_lines import (
     Integers,
     Line,
     aligned,
     by_number,
-    field,
     is_split,
     is_unsplit,
     loss,
     rank_step,
-    seconds,
 )
-from scaling.axes import TRAINED
 from scaling.errors import StoreError
 from scaling.measure.budget import RankStep, StepBudget, step_budgets
 from scaling.store import ResultsFolder, RunRecord
+from scaling.store.sample_schemas import TRAINED_LINES, validate_lines
 
 Floats = NDArray[np.float64]
 
 WAITING = ("communicate", "wait")
 """Phases in which a rank may stand still for another."""
-
-REQUIRED_FIELDS = (
-    *("kind", "model", "dataset", "aggregator", "step", "device", "scaling", "world_size"),
-    *("local_batch", "global_batch", "threads", "learning_rate", "momentum", "seed"),
-)
-REQUIRED_OF = {
-    TRANSFER: ("kind", "device", "world_size", "threads", "peer_access"),
-    DEVICE: ("kind", "device", "world_size", "threads", "experiment", "parameters", "point"),
-}
-"""Of cells of these kinds."""
-
-REQUIRED_OF_OTHERS = ("kind", "device", "world_size")
-"""Of cells of a user's own kind."""
 
 
 @dataclass(frozen=True)
@@ -197,23 +182,12 @@ def read_records(folder: ResultsFolder) -> dict[str, list[RunRecord]]:
     """Cell id -> the records of its repeats, in their order.
 
     Raises:
-        StoreError: a record is damaged or lacks one of the cell's variables.
+        StoreError: a record is damaged.
     """
     cells: dict[str, list[RunRecord]] = {}
     for record in folder.runs():
-        required = _required(record.cell.get("kind"))
-        missing = [field for field in required if field not in record.cell]
-        if missing:
-            raise StoreError(f"{_where(folder, record)}/run.json: its cell lacks {', '.join(missing)}")
         cells.setdefault(record.cell_id, []).append(record)
     return cells
-
-
-def _required(kind: Any) -> Sequence[str]:
-    """The variables that a cell of that kind must have; of one without a kind those of all that train."""
-    if kind is None or kind in TRAINED:
-        return REQUIRED_FIELDS
-    return REQUIRED_OF.get(str(kind), REQUIRED_OF_OTHERS)
 
 
 def read_cells(folder: ResultsFolder) -> list[CellResult]:
@@ -237,26 +211,21 @@ def read_cell(folder: ResultsFolder, records: list[RunRecord]) -> CellResult:
 
 def _read_launch(folder: ResultsFolder, record: RunRecord) -> IterationLaunch:
     where = _where(folder, record)
-    # The warm-up's flag is required: a line without it might be either, and would be counted silently.
-    measured = [
-        [line for line in lines if not field(line, "warmup", where)] for lines in _lines(folder, record)
-    ]
+    measured = [[line for line in lines if not line["warmup"]] for lines in _lines(folder, record)]
     unsplit = [[line for line in lines if is_unsplit(line)] for lines in measured]
     captured = record.cell["step"] == "captured"
     split = [[line for line in lines if is_split(line, captured=captured)] for lines in measured]
     numbers = aligned(unsplit, "iteration", where)
-    steps_s = [
-        [seconds(line, "step_s", where) for line in by_number(lines, "iteration")] for lines in unsplit
-    ]
+    steps_s = [[line["step_s"] for line in by_number(lines, "iteration")] for lines in unsplit]
     rank_steps_s = np.array(steps_s, dtype=np.float64)
-    starts_s = _starts_s(by_number(unsplit[0], "iteration"), where)
+    starts_s = _starts_s(by_number(unsplit[0], "iteration"))
     return IterationLaunch(record.repeat, numbers, rank_steps_s, _profiled_steps(split, where), starts_s)
 
 
-def _starts_s(lines: Sequence[Line], where: str) -> Floats | None:
+def _starts_s(lines: Sequence[Line]) -> Floats | None:
     if any(line.get("start_s") is None for line in lines):
         return None
-    return np.array([seconds(line, "start_s", where) for line in lines], dtype=np.float64)
+    return np.array([line["start_s"] for line in lines], dtype=np.float64)
 
 
 def _profiled_steps(ranks: Sequence[Sequence[Line]], where: str) -> list[ProfiledStep]:
@@ -285,7 +254,7 @@ def _read_begun(folder: ResultsFolder, record: RunRecord) -> Training | None:
 def _training(record: RunRecord, ranks: Sequence[Sequence[Line]], where: str) -> Training:
     numbers = aligned(ranks, "epoch", where)
     ordered = [by_number(lines, "epoch") for lines in ranks]
-    train_s = [[seconds(line, "train_s", where) for line in lines] for lines in ordered]
+    train_s = [[line["train_s"] for line in lines] for lines in ordered]
 
     def of_rank_0(name: str, *, required: bool = True) -> Floats:
         return _floats(
@@ -309,7 +278,7 @@ def _training(record: RunRecord, ranks: Sequence[Sequence[Line]], where: str) ->
 def _joules(line: Line) -> float:
     """NaN in lines without: those of a CPU, or of a window too short for the GPU's counter."""
     value = line.get("train_j")
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else math.nan
+    return math.nan if value is None else float(value)
 
 
 def _lines(folder: ResultsFolder, record: RunRecord, *, unfinished: bool = False) -> list[list[Line]]:
@@ -318,8 +287,7 @@ def _lines(folder: ResultsFolder, record: RunRecord, *, unfinished: bool = False
     if len(ranks) != expected:
         raise StoreError(f"{where}: samples of {len(ranks)} ranks are there, its world size is {expected}")
     for rank, lines in enumerate(ranks):
-        if not all(isinstance(line, dict) for line in lines):
-            raise StoreError(f"{where}/rank{rank}.jsonl is damaged: every line should be an object")
+        validate_lines(TRAINED_LINES[record.cell["kind"]], lines, f"{where}/rank{rank}.jsonl")
     return ranks
 
 

@@ -11,6 +11,7 @@ import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -38,7 +39,8 @@ class TransferResult:
     Attributes:
         cell_id: the cell's hash.
         cell: its variables (`TransferCell.to_dict()`).
-        facts: of its first done run (`scaling.measure.probe.machine_file.with_detected`).
+        where: the samples of its first done run.
+        facts: in them (`scaling.measure.probe.machine_file.with_detected`).
         launches: the samples of each done run.
         notes: what was left out.
         num_nodes: of its launches; None where they differ or were not recorded.
@@ -46,6 +48,7 @@ class TransferResult:
 
     cell_id: str
     cell: Mapping[str, Any]
+    where: str
     facts: Mapping[str, Any]
     launches: list[list[Sample]]
     notes: list[str]
@@ -143,10 +146,14 @@ def read_transfers(folder: ResultsFolder) -> list[TransferResult]:
     )
 
 
+def _run(folder: ResultsFolder, record: RunRecord) -> Path:
+    return folder.path / "runs" / record.cell_id / str(record.repeat)
+
+
 def _read(folder: ResultsFolder, records: Sequence[RunRecord]) -> TransferResult:
     launches, facts, notes = [], [], []
     for record in records:
-        where = folder.path / "runs" / record.cell_id / str(record.repeat)
+        where = _run(folder, record)
         (rows, *_) = folder.samples(record.cell_id, record.repeat) or [[]]
         validate_lines(TransferLineModel, rows, f"{where}/rank0.jsonl")
         launches.append([Sample.from_row(row["sample"]) for row in rows if row.get("sample")])
@@ -158,6 +165,7 @@ def _read(folder: ResultsFolder, records: Sequence[RunRecord]) -> TransferResult
     return TransferResult(
         cell_id=records[0].cell_id,
         cell=records[0].cell,
+        where=f"{_run(folder, records[0])}/rank0.jsonl",
         facts=facts[0],
         launches=launches,
         notes=list(dict.fromkeys(notes)),
@@ -268,5 +276,5 @@ def machine_text(results: Sequence[TransferResult]) -> str | None:
             if not is_second or sample.operation in MESSAGES
         ]
     notes = list(dict.fromkeys(note for result in chosen for note in result.notes))
-    with fitting(f"samples of cell {first.cell_id}", MEND_SAMPLES):
+    with fitting(first.where, MEND_SAMPLES):
         return result_of(first.facts, samples, notes, COMMAND).machine

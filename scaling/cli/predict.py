@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -165,9 +166,12 @@ def plan_by_predictions(
         raise StudyError("name results to predict from: --from DIR, with world size 1 measured at least")
     if topology is None:
         paths = [path / name for path in results for name in ("probed.yaml", "topology.yaml")]
-        topology = next((str(path) for path in paths if path.is_file()), None)
+        topology = next((str(path) for path in paths if os.path.lexists(path)), None)
     if topology is None:
-        raise StudyError("the results have no machine file; name the machine: --topology NAME")
+        raise StudyError(
+            f"{', '.join(map(str, results))}: no probed.yaml or topology.yaml there; name the "
+            "machine: --topology NAME"
+        )
     machine = load(topology)
     loaded = load_study(study, overrides or [])
     cells = resolve_for(loaded, machine)

@@ -1,4 +1,4 @@
-"""What samples of transfers and experiments may hold; `analysis.sample_lines` has those of trained cells."""
+"""What a line of samples may hold: one schema a kind of cells."""
 
 from __future__ import annotations
 
@@ -7,12 +7,69 @@ from functools import cache
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from typing_extensions import NotRequired, TypedDict
 
+from scaling.axes import LARGEST_WORLD
 from scaling.errors import StoreError
 from scaling.store.files import MEND_SAMPLES
-from scaling.store.schemas import LARGEST_WORLD, OpenModel, Scalar, Seconds, Size, explain
+from scaling.store.schemas import Count, Finite, OpenModel, Scalar, Seconds, Size, explain
 
 Rank = Annotated[int, Field(ge=0, lt=LARGEST_WORLD)]
+Loss = Finite | None
+"""None where it was not finite, which JSON does not know."""
+
+Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None
+
+
+class _Line(TypedDict):
+    """Of many lines, as typed dictionaries are checked five times as fast as models."""
+
+    __pydantic_config__ = ConfigDict(extra="allow", strict=True)  # type: ignore[misc]
+
+
+Span = Annotated[tuple[str, str, Seconds, Seconds], Field(strict=False)]
+"""[phase, lane, start, stop], in seconds after the step's start; a list, as JSON has no tuples."""
+
+
+class IterationLine(_Line):
+    """A step of a timed cell; older folders have `<phase>_s` in place of `spans`."""
+
+    iteration: Count
+    warmup: bool
+    step_s: Seconds
+    split: NotRequired[bool]
+    start_s: NotRequired[Seconds | None]
+    spans: NotRequired[list[Span]]
+    behind_s: NotRequired[dict[str, Finite] | None]
+    input_s: NotRequired[Seconds]
+    h2d_s: NotRequired[Seconds]
+    forward_s: NotRequired[Seconds]
+    backward_s: NotRequired[Seconds]
+    encode_s: NotRequired[Seconds]
+    d2h_s: NotRequired[Seconds]
+    communicate_s: NotRequired[Seconds]
+    reduce_s: NotRequired[Seconds]
+    decode_s: NotRequired[Seconds]
+    clip_s: NotRequired[Seconds]
+    update_s: NotRequired[Seconds]
+    h2d_result_s: NotRequired[Seconds]
+    wait_s: NotRequired[Seconds]
+
+
+class ConvergenceLine(_Line):
+    """An epoch of a training; what is the same on all ranks is in the lines of rank 0 alone."""
+
+    epoch: Count
+    train_s: Seconds
+    train_j: NotRequired[Seconds | None]
+    bytes_sent: NotRequired[Count]
+    samples: NotRequired[Count]
+    learning_rate: NotRequired[Finite]
+    step_losses: NotRequired[list[Loss]]
+    train_loss: NotRequired[Loss]
+    test_loss: NotRequired[Loss]
+    train_accuracy: NotRequired[Share]
+    test_accuracy: NotRequired[Share]
 
 
 class TransferSampleModel(BaseModel):
@@ -84,12 +141,16 @@ class DeviceLineModel(OpenModel):
         return self
 
 
+TRAINED_LINES = {"iteration": IterationLine, "convergence": ConvergenceLine}
+"""Kind of cells that train -> a line of its samples."""
+
+
 @cache
-def _lines_of(model: type[BaseModel]) -> TypeAdapter[Any]:
-    return TypeAdapter(list[model])  # type: ignore[valid-type]
+def _lines_of(model: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(list[model])
 
 
-def validate_lines(model: type[BaseModel], lines: Sequence[Mapping[str, Any]], where: str) -> None:
+def validate_lines(model: Any, lines: Sequence[Mapping[str, Any]], where: str) -> None:
     """Checks the lines of a rank's samples.
 
     Raises:

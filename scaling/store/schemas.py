@@ -11,21 +11,26 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    create_model,
+    model_validator,
+)
 
+from scaling.axes import AXES, LARGEST_COUNT, LARGEST_WORLD, Axis, Role
 from scaling.errors import StoreError
 from topologies.documents import line_of, shown_path
 from topologies.texts import clean
 
-LARGEST_WORLD = 1_000_000
-"""Ranks, threads, nodes and repeats: more than any machine has."""
-
 MOST_PROBLEMS = 3
 """That a message names."""
 
-Count = Annotated[int, Field(ge=0, lt=2**62)]
+Count = Annotated[int, Field(ge=0, lt=LARGEST_COUNT)]
 Size = Annotated[int, Field(ge=1, le=LARGEST_WORLD)]
-Batch = Annotated[int, Field(ge=1, lt=2**62)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Seconds = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -74,57 +79,47 @@ REQUIRED: Mapping[str, tuple[str, ...]] = {
 Scalar = bool | int | Finite | str | None
 
 
-class CellModel(OpenModel):
-    """A cell's independent variables; the kind says which it must have."""
+def _type_of(axis: Axis) -> Any:
+    """What a cell may have of a variable."""
+    if axis.holds == "mapping":
+        return dict[str, Any]
+    if axis.holds == "numbers":
+        return list[Finite] | None
+    if axis.dtype in ("string", "boolean"):
+        return (str if axis.dtype == "string" else bool) | None
+    if axis.dtype == "Int64":
+        return Annotated[int, Field(ge=axis.least, le=axis.most)] | None
+    return Annotated[float, Field(ge=axis.least, le=axis.most, allow_inf_nan=False)] | None
+
+
+_VARIABLES: dict[str, Any] = {
+    row.name: (_type_of(row), {} if row.holds == "mapping" else None)
+    for row in AXES
+    if Role.RECORDED not in row.role
+}
+_Variables: Any = create_model("_Variables", __base__=OpenModel, **_VARIABLES)
+
+
+class CellModel(_Variables):  # type: ignore[misc]
+    """A cell: its variables, of `scaling.axes`, and what else it says; the kind says which it must have."""
 
     kind: Annotated[str, Field(min_length=1)]
     device: str
     world_size: Size
-    model: str | None = None
-    dataset: str | None = None
-    aggregator: str | None = None
+    scaling: Literal["strong", "weak"] | None = None
+    twin: Annotated[int, Field(ge=0, le=1)] | None = None  # `aa_replicate` in older folders
     model_label: str | None = None
     dataset_label: str | None = None
     aggregator_label: str | None = None
-    model_parameters: dict[str, Any] = {}
-    dataset_parameters: dict[str, Any] = {}
-    aggregator_parameters: dict[str, Any] = {}
-    step: str | None = None
-    scaling: Literal["strong", "weak"] | None = None
-    local_batch: Batch | None = None
-    global_batch: Batch | None = None
-    threads: Size | None = None
     launch_threads: Size | None = None
-    peer_access: bool | None = None
-    tf32: bool | None = None
-    seed: Count | None = None
-    learning_rate: Finite | None = None
-    momentum: Finite | None = None
-    weight_decay: Finite | None = None
-    nesterov: bool | None = None
-    bucket_mb: Positive | None = None
     warmup: Count | None = None
     iterations: Count | None = None
     precision_goal: Positive | None = None
     min_seconds: Seconds | None = None
     max_seconds: Seconds | None = None
     split_iterations: Count | None = None
-    input_placement: str | None = None
-    loader_workers: Annotated[int, Field(ge=0, le=LARGEST_WORLD)] | None = None
-    aa_replicate: Annotated[int, Field(ge=0, le=1)] | None = None
-    twin: Annotated[int, Field(ge=0, le=1)] | None = None  # its name in older folders
     epochs: Count | None = None
     target_accuracy: Finite | None = None
-    learning_rate_rule: str | None = None
-    base_batch: Batch | None = None
-    warmup_epochs: Seconds | None = None
-    schedule: str | None = None
-    milestones: list[Finite] | None = None
-    gamma: Finite | None = None
-    augmentation: str | None = None
-    batch_norm: str | None = None
-    workers_per_gpu: Size | None = None
-    memory_format: str | None = None
     exchanges: bool | None = None
     lossy: bool | None = None
     keep_checkpoints: bool | None = None

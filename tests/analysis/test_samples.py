@@ -75,10 +75,10 @@ def test_rank_that_waits_least_in_split_steps_is_waited_for(study, split_line):
     ("change", "message"),
     [
         ({"spans": None}, "spans is None"),
-        ({"spans": [["forward", "main", 0.0]]}, r"\[phase, lane, start, stop\]"),
+        ({"spans": [["forward", "main", 0.0]]}, r"spans.0.3 is missing"),
         ({"spans": [["foward", "main", 0.0, 1.0]]}, "phase 'foward'; allowed: input,"),
-        ({"spans": [["forward", 3, 0.0, 1.0]]}, "times in seconds"),
-        ({"spans": [["forward", "main", 0.0, None]]}, "times in seconds"),
+        ({"spans": [["forward", 3, 0.0, 1.0]]}, "valid string"),
+        ({"spans": [["forward", "main", 0.0, None]]}, "valid number"),
         ({"start_s": "noon"}, "start_s is 'noon'"),
         ({"step_s": None}, "step_s is None"),
     ],

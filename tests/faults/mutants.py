@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import io
 import json
 import random
@@ -22,7 +23,7 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -131,7 +132,12 @@ class Tried:
 
 
 def try_mutants(
-    seed: object, number: int, place: Path, bases: Sequence[Base] = BASES, limit_s: float = float("inf")
+    seed: object,
+    number: int,
+    place: Path,
+    bases: Sequence[Base] = BASES,
+    limit_s: float = float("inf"),
+    told: Callable[[str], None] | None = None,
 ) -> Tried:
     """Makes mutants and runs a command on each.
 
@@ -141,6 +147,7 @@ def try_mutants(
         place: an empty folder.
         bases: taken in turn.
         limit_s: no more are begun after it.
+        told: gets each failure as it is found.
     """
     tried, start = Tried(), time.monotonic()
     for base in bases:
@@ -159,9 +166,10 @@ def try_mutants(
         tried.slowest_s = max(tried.slowest_s, ended.seconds)
         problem = complaint(words, ended, folder)
         if problem is not None:
-            tried.failures.setdefault(problem, []).append(
-                f"seed {seed}/{k}: {name}: {done}; {' '.join(map(str, words))}"
-            )
+            mutant = f"seed {seed}/{k}: {name}: {done}; {' '.join(map(str, words))}"
+            tried.failures.setdefault(problem, []).append(mutant)
+            if told is not None:
+                told(f"{problem}\n    {mutant[:400]}")
         shutil.rmtree(folder, ignore_errors=True)
     return tried
 
@@ -175,8 +183,9 @@ def main() -> None:
     parser.add_argument("--only", default="")
     options = parser.parse_args()
     bases = [base for base in [*BASES, *REPORTS] if options.only in base.name]
+    tell = functools.partial(print, flush=True)
     with tempfile.TemporaryDirectory() as place:
-        tried = try_mutants(options.seed, options.mutants, Path(place), bases, options.limit_s)
+        tried = try_mutants(options.seed, options.mutants, Path(place), bases, options.limit_s, tell)
     for problem, mutants in sorted(tried.failures.items(), key=lambda item: -len(item[1])):
         print(f"{len(mutants):4} {problem}\n       {mutants[0][:400]}")
     refused = sum(count for (_, is_refused), count in tried.counts.items() if is_refused)

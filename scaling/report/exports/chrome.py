@@ -16,7 +16,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from scaling.analysis.sample_lines import rank_step, seconds
+from scaling.analysis.sample_lines import rank_step
 from scaling.analysis.samples import CellResult
 from scaling.errors import ScalingError
 from scaling.report.exchange_plans import known_plan
@@ -69,7 +69,7 @@ def _run(folder: ResultsFolder, cell: CellResult, repeat: int) -> Iterator[Event
 def _step(
     line: dict[str, Any], rank: int, about: Mapping[str, Any], sent: Mapping[str, Any], where: str
 ) -> Iterator[Event]:
-    start_s, step_s = seconds(line, "start_s", where), seconds(line, "step_s", where)
+    start_s, step_s = line["start_s"], line["step_s"]
     kind = "warm-up" if line.get("warmup") else "profiled" if line.get("split") else "unprofiled"
     args = {**about, "iteration": line.get("iteration"), "kind": kind}
     yield _complete(f"step ({kind})", "step", rank, start_s, step_s, args)
