@@ -8,7 +8,7 @@ TEST_PROCESSES ?= $(if $(shell nvidia-smi --list-gpus 2>/dev/null | grep '^GPU '
 
 REST := processes or programs or slurm or gpu
 
-.PHONY: study test test-all lint install horovod docs figures clean
+.PHONY: study test test-all lint install horovod docs figures reference clean
 
 study: $(VENV)/.installed
 	$(BIN)/scaling run quickstart
@@ -31,6 +31,10 @@ install: $(VENV)/.installed
 # The README's table and figures, from the raw samples of the committed studies.
 figures: $(VENV)/.installed
 	$(BIN)/python benchmarks/readme_figures.py
+
+# docs/reference from the code: keys of studies, columns, commands.
+reference: $(VENV)/.installed
+	$(BIN)/python benchmarks/reference_pages.py
 
 # Docstrings as pages: build/reference/index.html.
 docs: $(VENV)/.installed

@@ -30,33 +30,32 @@ def compare(
     folders: Annotated[
         list[Path],
         typer.Argument(
-            metavar="A B", help="Two results folders: ratios are B / A. With --against, those of A."
+            metavar="A B", help="Two results folders; ratios are B / A. With --against: folders of A."
         ),
     ],
     against: Annotated[
         list[Path] | None,
-        typer.Option(metavar="B...", help="Folders of B, where a side has several campaigns."),
+        typer.Option(metavar="B...", help="Folders of B, if a side has several."),
     ] = None,
     fail_if: Annotated[
         str | None,
         typer.Option(
             "--fail-if",
             metavar="CONDITION",
-            help="End with exit code 3 if a cell is surely so: 'slower > 5%', 'slower', 'faster > 10%'. One "
-            "launch never is.",
+            help="Exit code 3 if a cell is certainly 'slower > 5%', 'slower' or 'faster > 10%'; one launch "
+            "is never enough.",
         ),
     ] = None,
     level: Annotated[
         float,
-        typer.Option(help="Probability that any cell at all is called different where none is."),
+        typer.Option(help="Probability of any false alarm over all cells."),
     ] = 0.02,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Compare two studies: differences of the environments, then faster, slower or the same.
 
-    Cells are tested together, relative to the shift of all of them: two folders are two campaigns. Several
-    folders a side tell how far campaigns differ (`compare a1 a2 --against b1 b2`). `repeats: 3` or more on
-    both sides is what a verdict needs.
+    All cells are tested together, relative to their common shift. Several folders per side show how much
+    campaigns differ (`compare a1 a2 --against b1 b2`). A verdict needs `repeats: 3` or more on both sides.
     """
     from scaling.analysis.compare import compare as compare_folders
     from scaling.analysis.gates import changed_time, parse_gate

@@ -12,7 +12,7 @@ from scaling.cli.options import AsJson
 
 
 def doctor(as_json: AsJson = False) -> None:
-    """Look at this machine as a study would find it; exit code 1 if something would make one fail."""
+    """Check this machine; exit code 1 if something would make a study fail."""
     from scaling.doctor import examine
 
     lines = examine(os.environ, Path.cwd())

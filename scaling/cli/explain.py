@@ -16,15 +16,15 @@ def explain(
         str | None,
         typer.Argument(
             metavar="[CELL]",
-            help="One cell, with all that was found: its id, or aggregator@workers (ring@4).",
+            help="One cell in full: its id, or aggregator@workers (ring@4).",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Say what limits the cells of a study, each with the experiment that would tell more or mend it.
+    """Say what limits the cells of a study, each with an experiment to try.
 
-    The rules and their thresholds stand in docs/how-to/read-a-report.md; --json gives the numbers behind each
-    sentence and the columns of summary.csv that it rests on.
+    Rules and thresholds: docs/how-to/read-a-report.md. --json adds the numbers behind each sentence and the
+    columns of summary.csv that it uses.
     """
     from scaling.analysis.columns import to_rows
     from scaling.analysis.explain import explain as find

@@ -26,7 +26,9 @@ _Format = Annotated[
     ),
 ]
 _Archive = Annotated[bool, typer.Option("--archive", help="Put all runs into samples.csv.gz and runs.jsonl.")]
-_Unfinished = Annotated[bool, typer.Option("--unfinished", help="With --archive: also where runs are left.")]
+_Unfinished = Annotated[
+    bool, typer.Option("--unfinished", help="With --archive: also if the study is not finished.")
+]
 
 
 def export(
@@ -34,14 +36,14 @@ def export(
     cell: _Cell = None,
     format_: _Format = "csv",
     archive: _Archive = False,
-    unarchive: Annotated[bool, typer.Option("--unarchive", help="The reverse of --archive.")] = False,
+    unarchive: Annotated[bool, typer.Option("--unarchive", help="Undo --archive.")] = False,
     unfinished: _Unfinished = False,
 ) -> None:
     """Print raw samples in another tool's format, or archive the folder.
 
-    chrome: open the file in chrome://tracing or ui.perfetto.dev. Phases stand in profiled iterations alone.
-    --archive puts the runs of a finished study into two files, samples.csv.gz and runs.jsonl, which every
-    command reads as well; --unarchive gives them their own files again.
+    Open a chrome file in chrome://tracing or ui.perfetto.dev; only profiled iterations have phases.
+    --archive packs the runs of a finished study into samples.csv.gz and runs.jsonl; every command
+    reads them.
     """
     from scaling.analysis.columns import to_rows
     from scaling.analysis.reading import read_study

@@ -146,12 +146,12 @@ def list_(
         str | None,
         typer.Argument(
             metavar="KIND",
-            help="studies, experiments, aggregators, models, datasets or topologies; without it these words.",
+            help="studies, experiments, aggregators, models, datasets or topologies.",
         ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List what is known by name."""
+    """List the names that a study or a command can use."""
     if kind is None:
         kinds = [{"name": name, "description": _first_line(made.__doc__)} for name, made in LISTS.items()]
         _show(kinds, as_json=as_json)

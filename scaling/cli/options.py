@@ -25,7 +25,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def note(message: str) -> None:
-    """Tells people something on stderr; stdout is data."""
+    """Prints a message on stderr; stdout is for data."""
     typer.echo(message, err=True)
 
 

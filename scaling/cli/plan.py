@@ -1,4 +1,4 @@
-"""`scaling plan`: what a study would run, without running it."""
+"""`scaling plan`: the cells, launches and time of a study, without running it."""
 
 from __future__ import annotations
 
@@ -16,23 +16,26 @@ def plan(
     overrides: Overrides = None,
     out: Out = None,
     skip_dominated: Annotated[
-        bool, typer.Option("--skip-dominated", help="Say which cells can still win, by predictions.")
+        bool,
+        typer.Option("--skip-dominated", help="Predict which cells can be the fastest, and skip the rest."),
     ] = False,
     budget: Annotated[
-        str | None, typer.Option("--budget", metavar="TIME", help="And which of them fit into 10m, 90s, 2h.")
+        str | None,
+        typer.Option("--budget", metavar="TIME", help="Keep only what fits into this time: 10m, 90s, 2h."),
     ] = None,
     results: Annotated[
-        list[Path] | None, typer.Option("--from", metavar="DIR", help="Results to predict from.")
+        list[Path] | None, typer.Option("--from", metavar="DIR", help="Results folder to predict from.")
     ] = None,
     topology_name: Annotated[
-        str | None, typer.Option("--topology", metavar="NAME", help="The machine (default: this one).")
+        str | None,
+        typer.Option("--topology", metavar="NAME", help="Machine to predict for (default: this one)."),
     ] = None,
     write: Annotated[
         Path | None, typer.Option("--write", metavar="FILE", help="Write a study of the cells to measure.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print a study's cells, its launches and a rough estimate of the time, without running anything."""
+    """Print the cells and launches of a study and an estimate of the time; runs nothing."""
     from scaling.study.planning import describe_plan, plan_as_dict
 
     if skip_dominated or budget:

@@ -1,4 +1,4 @@
-"""`scaling predict`: what a study would take on a machine that need not be there."""
+"""`scaling predict`: predicts a study's times on another machine."""
 
 from __future__ import annotations
 
@@ -26,25 +26,29 @@ _TopologyOption = Annotated[
 ]
 _WorldSizes = Annotated[
     str | None,
-    typer.Option("--world-sizes", metavar="SIZES", help="As in 1,2,4,8,64,1024 (default: the study's)."),
+    typer.Option(
+        "--world-sizes",
+        metavar="SIZES",
+        help="Numbers of workers, such as 1,2,4,8,64,1024 (default: those of the study).",
+    ),
 ]
 _ResultsOption = Annotated[
     list[Path] | None,
     typer.Option(
         "--from",
         metavar="DIR",
-        help="Results of world size 1 at least, for the computation; more calibrate the exchange. "
-        "Several times for several folders. Without: communication alone.",
+        help="Results folder to predict from: world size 1 gives the computation, larger ones calibrate "
+        "the exchange. Repeatable. Default: communication alone.",
     ),
 ]
 _SamplesOption = Annotated[
     list[Path] | None,
-    typer.Option("--samples", metavar="FILE", help="Samples of `topology probe`, which calibrate too."),
+    typer.Option("--samples", metavar="FILE", help="Samples of `topology probe`, to calibrate the exchange."),
 ]
 _SourceTopology = Annotated[
     str | None,
     typer.Option(
-        "--source-topology", metavar="NAME", help="The machine of --from and --samples, if another."
+        "--source-topology", metavar="NAME", help="Machine of --from and --samples, if it is another one."
     ),
 ]
 _Changes = Annotated[
@@ -52,12 +56,12 @@ _Changes = Annotated[
     typer.Option(
         "--what-if",
         metavar="KEY=VALUE",
-        help="nvlink.bandwidth=2x, network.latency=5e-6, peer_access=off, gpus=2x, nodes=16, ...",
+        help="Change the machine: nvlink.bandwidth=2x, network.latency=5e-6, peer_access=off, gpus=2x.",
     ),
 ]
 _BestOrder = Annotated[
     bool,
-    typer.Option("--best-order", help="Also search which GPUs and which order of ranks would be best."),
+    typer.Option("--best-order", help="Also search the best GPUs and order of ranks."),
 ]
 
 
@@ -73,7 +77,7 @@ def predict(
     best_order: _BestOrder = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Predict time, speedup and exposed communication of every cell; nothing is measured."""
+    """Predict time, speedup and exposed communication of every cell; measures nothing."""
     from scaling.prediction.calibration_data import sources_of
     from scaling.prediction.rows import text_table
     from scaling.prediction.what_if import what_if

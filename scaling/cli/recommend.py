@@ -16,15 +16,15 @@ def recommend(
     objective: Annotated[
         str,
         typer.Option(
-            help="time, time-to-accuracy, 'efficiency >= 0.8' (the shortest time that keeps it), gpu-hours "
+            help="time, time-to-accuracy, 'efficiency >= 0.8' (shortest time at that efficiency), gpu-hours "
             "or energy."
         ),
     ] = "time",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Name the setting to use for each workload, or say what would decide; exit code 3 if undecided.
+    """Recommend a setting for each workload, or say what would decide; exit code 3 if undecided.
 
-    Never a lossy aggregator whose accuracy was not measured, never the control arm.
+    Never recommends a lossy aggregator without a measured accuracy, or a control arm.
     """
     from scaling.analysis.reading import read_study
     from scaling.analysis.recommend import recommend as find

@@ -24,7 +24,7 @@ def report(
     ] = False,
     png: Annotated[bool, typer.Option("--png", help="Save the figures as PNG too.")] = False,
 ) -> None:
-    """Make summary.csv, budget.csv, the figures and report.html from the raw samples; needs no torch."""
+    """Make summary.csv, budget.csv, the figures and report.html from the raw samples."""
     if as_json and markdown:
         raise StudyError("--json and --markdown both print the report; give one of them")
     made = written_report(directory, png=png)

@@ -1,4 +1,4 @@
-"""`scaling run`: a study from its start, or from where it was, to its report."""
+"""`scaling run`: starts or resumes a study and ends with its report."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 _Launcher = Annotated[
     str,
     typer.Option(
-        help="What starts workers: local (forked, fast), torchrun, mpirun or horovodrun on this host; "
+        help="Starts the workers: local (forked, fast), torchrun, mpirun or horovodrun on this host; "
         "inside a Slurm job slurm-torchrun or slurm-srun; or module:Class of your own."
     ),
 ]
 _WorkersPerNode = Annotated[
-    int | None, typer.Option(min=1, help="In a Slurm job: at most so many a node (default: its GPUs).")
+    int | None, typer.Option(min=1, help="In a Slurm job: most workers per node (default: its GPUs).")
 ]
 _WorldSize = Annotated[
     int | None,
-    typer.Option(min=1, help="Run this size alone, while others run the rest; no report."),
+    typer.Option(min=1, help="Run only this number of workers; make no report."),
 ]
 
 
@@ -45,7 +45,7 @@ def run(
     workers_per_node: _WorkersPerNode = None,
     world_size: _WorldSize = None,
 ) -> None:
-    """Run a study, or go on with one: finished cells are skipped. Ends with the report."""
+    """Run or resume a study; finished cells are skipped. Ends with the report and the verdict."""
     from launchers.local import LocalLauncher
     from launchers.zygote import Zygotes
     from scaling.study.worker_modules import IMPORTED_BEFORE_FORKS

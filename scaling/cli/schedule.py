@@ -14,7 +14,7 @@ from topologies.errors import TopologyError
 
 schedule = typer.Typer(
     name="schedule",
-    help="Collectives as data, in the formats of other engines.",
+    help="Export collectives in the formats of other engines.",
     epilog="Example: scaling schedule export ring --world-size 8 --out ring.xml",
     no_args_is_help=True,
 )
@@ -27,7 +27,7 @@ MAX_FOREIGN_BYTES = 16 << 20
 
 @schedule.callback()
 def _top() -> None:
-    """Collectives as data, in the formats of other engines."""
+    """Export collectives in the formats of other engines."""
 
 
 @schedule.command(
@@ -37,22 +37,29 @@ def export(
     name: Annotated[
         str, typer.Argument(metavar="NAME", help="A collective that `scaling verify` knows, or all_reduce.")
     ],
-    world_size: Annotated[int, typer.Option("--world-size", min=1, help="Ranks.")],
+    world_size: Annotated[int, typer.Option("--world-size", min=1, help="Number of ranks.")],
     out: Annotated[
         Path,
-        typer.Option("--out", metavar="FILE", help="Of chakra traces the prefix: FILE.0.et, FILE.1.et, ..."),
+        typer.Option(
+            "--out",
+            metavar="FILE",
+            help="File to write; for Chakra traces a prefix: FILE.0.et, FILE.1.et, ...",
+        ),
     ],
     format_: Annotated[
-        str, typer.Option("--format", help="msccl-xml, or chakra for ASTRA-sim.")
+        str, typer.Option("--format", help="msccl-xml, or chakra (for ASTRA-sim).")
     ] = "msccl-xml",
     num_bytes: Annotated[
-        int, typer.Option("--bytes", min=4, help="Of the float32 buffer; MSCCL's takes any.")
+        int, typer.Option("--bytes", min=4, help="Size of the float32 buffer in Chakra traces.")
     ] = 64 << 20,
     compute_s: Annotated[
-        float, typer.Option("--compute-seconds", min=0.0, help="Of a computation before it (chakra).")
+        float,
+        typer.Option(
+            "--compute-seconds", min=0.0, help="Computation before the collective in Chakra traces."
+        ),
     ] = 0.0,
 ) -> None:
-    """Write a collective for MSCCL, or as Chakra traces; all_reduce leaves the algorithm to the engine."""
+    """Write a collective as MSCCL XML or Chakra traces; all_reduce leaves the algorithm to the engine."""
     from scaling.collectives.listing import schedule as made
     from scaling.interchange.chakra import all_reduce_traces, traces
     from scaling.interchange.msccl_xml import to_xml
@@ -80,7 +87,7 @@ def import_(
         typer.Option(
             "--out",
             metavar="FILE",
-            help="A machine file (of XML, or with --machine), or samples as CSV (default: to stdout).",
+            help="File to write: a machine file, or samples as CSV (default: stdout).",
         ),
     ] = None,
     machine: Annotated[
@@ -88,12 +95,12 @@ def import_(
         typer.Option(
             "--machine",
             metavar="NAME",
-            help="Of nvbandwidth: a shipped machine, or a file; its links get the measured bandwidths.",
+            help="With nvbandwidth: machine that gets the measured bandwidths.",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Take over what other tools found: NCCL's topology XML, or measurements for `predict --samples`."""
+    """Import NCCL's topology XML, or measurements of nccl-tests or nvbandwidth."""
     try:
         text = read_text(file, MAX_FOREIGN_BYTES)
     except FileNotFoundError:

@@ -11,7 +11,7 @@ from scaling.cli.options import AsJson, Folder
 
 
 def status(directory: Folder, as_json: AsJson = False) -> None:
-    """Show the state of every cell (planned, running, done or failed), and what is left."""
+    """Show the state of every cell (planned, running, done or failed) and what is left to run."""
     from scaling.analysis import status_table
     from scaling.analysis.progress import progress
     from scaling.analysis.status import describe_status

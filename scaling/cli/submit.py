@@ -31,44 +31,49 @@ Out = Annotated[
     Path | None, typer.Option(help="Results folder, seen by all nodes (default: results/<name>).")
 ]
 Partition = Annotated[str | None, typer.Option(help="Slurm's partition (default: Slurm's).")]
-Account = Annotated[str | None, typer.Option(help="Whom Slurm charges (default: Slurm's).")]
-TimeLimit = Annotated[str, typer.Option(help="Time limit, as Slurm writes it.")]
+Account = Annotated[str | None, typer.Option(help="Slurm's account (default: Slurm's).")]
+TimeLimit = Annotated[str, typer.Option(help="Time limit in Slurm's format.")]
 Nodes = Annotated[
-    int | None, typer.Option(min=1, help="Nodes (default: as few as hold the largest world size).")
+    int | None, typer.Option(min=1, help="Number of nodes (default: enough for the largest world size).")
 ]
 GpusPerNode = Annotated[
     int | None,
-    typer.Option(min=0, help="GPUs, and workers, a node (default: the largest world size's share)."),
+    typer.Option(min=0, help="GPUs and workers per node (default: what the largest world size needs)."),
 ]
 CpusPerTask = Annotated[
     int | None,
     typer.Option(
         min=1,
-        help=f"CPUs of a worker (srun) or of a node (torchrun); default: {CPUS_PER_WORKER} a worker.",
+        help=f"CPUs per worker (srun) or per node (torchrun); default: {CPUS_PER_WORKER} per worker.",
     ),
 ]
-StyleName = Annotated[
-    str, typer.Option(help="torchrun: one task a node, which starts its workers; srun: a task a worker.")
-]
+StyleName = Annotated[str, typer.Option(help="torchrun: one task per node; srun: one task per worker.")]
 AsArray = Annotated[
-    bool, typer.Option("--array", help="One task a world size, side by side; a report job after them.")
+    bool, typer.Option("--array", help="One task per world size, and a report job after them.")
 ]
-JobName = Annotated[str | None, typer.Option(help="Default: scaling-<name>.")]
-PythonProgram = Annotated[str, typer.Option(help="Runs the workers, on every node.")]
+JobName = Annotated[str | None, typer.Option(help="Name of the job (default: scaling-<name>).")]
+PythonProgram = Annotated[str, typer.Option(help="Python program that runs the workers on every node.")]
 Setup = Annotated[
-    list[str] | None, typer.Option(metavar="LINE", help="Bash to be run first, as 'module load cuda'.")
+    list[str] | None,
+    typer.Option(metavar="LINE", help="Bash line to run first, such as 'module load cuda'. Repeatable."),
 ]
 Sbatch = Annotated[
-    list[str] | None, typer.Option(metavar="OPTION", help="One more for sbatch: --sbatch=--exclusive.")
+    list[str] | None,
+    typer.Option(metavar="OPTION", help="Extra option for sbatch: --sbatch=--exclusive. Repeatable."),
 ]
 SignalSeconds = Annotated[
-    int, typer.Option("--signal", min=1, help="Seconds before the limit at which the job begins to end.")
+    int,
+    typer.Option(
+        "--signal", min=1, help="Seconds before the time limit at which the job stops and requeues."
+    ),
 ]
 JoinTimeoutSeconds = Annotated[
     int,
-    typer.Option("--join-timeout", min=1, help="Seconds that workers wait for each other at a start."),
+    typer.Option(
+        "--join-timeout", min=1, help="Seconds that workers wait for each other at the start of a launch."
+    ),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the batch script, submit nothing.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the batch script; submit nothing.")]
 
 
 def submit(
@@ -91,9 +96,9 @@ def submit(
     join_timeout_s: JoinTimeoutSeconds = int(JOIN_TIMEOUT_S),
     dry_run: DryRun = False,
 ) -> None:
-    """Submit a study to Slurm, or go on with one; prints the job's id.
+    """Submit or resume a study on Slurm; prints the job's id.
 
-    A job that reaches its time limit goes back to the queue by itself, once.
+    A job that reaches its time limit requeues itself once.
     """
     from scaling.study.job_shape import job_shape
     from scaling.study.overrides import load_study

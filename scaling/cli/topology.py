@@ -12,7 +12,7 @@ from topologies.errors import TopologyError
 
 topology = typer.Typer(
     name="topology",
-    help="Machines as data: devices, links and paths.",
+    help="Machine files: devices, links and paths.",
     epilog="Example: scaling topology show hgx-h200-4",
     no_args_is_help=True,
 )
@@ -20,7 +20,7 @@ topology = typer.Typer(
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 MachineOut = Annotated[
     Path | None,
-    typer.Option("--out", metavar="FILE.yaml", help="Write the machine file there (default: to stdout)."),
+    typer.Option("--out", metavar="FILE.yaml", help="Machine file to write (default: stdout)."),
 ]
 
 
@@ -46,7 +46,7 @@ def show(
     ],
     as_json: AsJson = False,
     svg: Annotated[
-        Path | None, typer.Option("--svg", metavar="FILE", help="Also draw it, and write the picture there.")
+        Path | None, typer.Option("--svg", metavar="FILE", help="Also draw the machine into this file.")
     ] = None,
 ) -> None:
     """Check a machine file, and print devices, links, peer access, paths and the source of every figure."""
@@ -63,7 +63,7 @@ def show(
 
 @topology.command(epilog="Example: scaling topology detect --out my-box.yaml")
 def detect(out: MachineOut = None, as_json: AsJson = False) -> None:
-    """Find this machine's devices and links, and give them nominal figures; measures nothing."""
+    """Write this machine's devices and links with nominal figures; measures nothing."""
     from topologies.detect import read_facts
     from topologies.detected_file import machine_file
     from topologies.file_text import as_yaml, validated
@@ -94,18 +94,20 @@ _Samples = Annotated[
 ]
 _WorldSize = Annotated[
     int | None,
-    typer.Option("--world-size", help="Workers (default: one a GPU; without GPUs, up to 4 processes)."),
+    typer.Option("--world-size", help="Number of workers (default: one per GPU; without GPUs up to 4)."),
 ]
 _NoPeerAccess = Annotated[
     bool,
-    typer.Option("--no-peer-access", help="Only without access between GPUs (else: with it, then without)."),
+    typer.Option(
+        "--no-peer-access", help="Measure only without GPU peer access (default: with it, then without)."
+    ),
 ]
 _Seconds = Annotated[
-    float, typer.Option("--seconds", help="For measuring; starting the workers comes on top.")
+    float, typer.Option("--seconds", help="Time for measuring, without the start of the workers.")
 ]
 _Launcher = Annotated[
     str,
-    typer.Option("--launcher", help="local (torchrun) or mpirun, which measures MPI's all-reduce too."),
+    typer.Option("--launcher", help="local (torchrun), or mpirun, which also measures MPI's all-reduce."),
 ]
 
 

@@ -1,4 +1,4 @@
-"""`scaling verify`: proofs of schedules, and the contract of aggregators."""
+"""`scaling verify`: proves schedules and checks aggregators against the contract."""
 
 from __future__ import annotations
 
@@ -24,27 +24,23 @@ _Name = Annotated[
 ]
 _Everything = Annotated[
     bool,
-    typer.Option("--all", help="Every collective and every registered aggregator; takes some ten minutes."),
+    typer.Option("--all", help="Every collective and every registered aggregator; takes about ten minutes."),
 ]
 _WorldSizes = Annotated[
     str,
     typer.Option(
         metavar="SIZES",
-        help="Of schedules, as in 1-8,16; aggregators run with 1 to 8 ranks, those named here.",
+        help="Numbers of ranks, such as 1-8,16; aggregators run with 1 to 8.",
     ),
 ]
 _Examples = Annotated[
     int,
-    typer.Option(
-        min=1, metavar="N", help="Cases to draw for an aggregator and each number of ranks: 25, or more."
-    ),
+    typer.Option(min=1, metavar="N", help="Random cases per aggregator and number of ranks."),
 ]
-_Seed = Annotated[
-    int, typer.Option(min=0, metavar="SEED", help="Of the drawing: another seed gives other cases.")
-]
+_Seed = Annotated[int, typer.Option(min=0, metavar="SEED", help="Seed of the random cases.")]
 _SaveTo = Annotated[
     Path | None,
-    typer.Option(metavar="DIR", help="Save the sheet in this results folder, for its report."),
+    typer.Option(metavar="DIR", help="Save the fidelity sheet in this results folder, for its report."),
 ]
 
 
@@ -59,8 +55,8 @@ def verify(
 ) -> None:
     """Prove that schedules deliver the sum; check aggregators against the contract. Starts no processes.
 
-    Of a schedule it says what the rank sends that sends most; S is the size of the buffer. A lossy aggregator
-    that is named gets a sheet: its error, bytes and speed, and the link speed below which it pays.
+    For a schedule it prints what the busiest rank sends; S is the size of the buffer. For a lossy aggregator
+    it prints a fidelity sheet: error, bytes, speed, and the link speed below which compression pays.
     """
     from rich.console import Console
 

@@ -21,15 +21,14 @@ EVERY_S = 2.0
 def watch(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="A results folder.")],
     every: Annotated[
-        float, typer.Option(min=0.1, metavar="SECONDS", help="How often the folder is read.")
+        float, typer.Option(min=0.1, metavar="SECONDS", help="Seconds between two reads of the folder.")
     ] = EVERY_S,
-    once: Annotated[bool, typer.Option("--once", help="Say where it is, and end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print the state once and end.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON at each change.")] = False,
 ) -> None:
-    """Follow a study until it is over: states, rate, what is left, the last error.
+    """Follow a running study: states, rate, what is left, the last error.
 
-    Works from any machine that sees the folder; no server is asked. On a terminal one block is kept up to
-    date, elsewhere each change is a block. Ends with exit code 1 if a run failed.
+    Only reads the folder, so it works from any machine that sees it. Exit code 1 if a run failed.
     """
     from rich.console import Console
     from rich.live import Live

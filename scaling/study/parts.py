@@ -116,14 +116,23 @@ class Training(Strict):
     """How the optimizer is set; the defaults of each are in `scaling.study.optimizers`."""
 
     learning_rate: Number | None = Field(None, gt=0)
+    """Default 0.01 with SGD, 0.001 with Adam and AdamW."""
     momentum: Number | None = Field(None, ge=0, lt=1)
+    """Of SGD; default 0.9."""
     weight_decay: Number | None = Field(None, ge=0)
+    """Default 0; with AdamW 0.01."""
     nesterov: bool | None = None
+    """Of SGD; default false."""
     beta1: Number | None = Field(None, ge=0, lt=1)
+    """Of Adam and AdamW; default 0.9."""
     beta2: Number | None = Field(None, ge=0, lt=1)
+    """Of Adam and AdamW; default 0.999."""
     epsilon: Number | None = Field(None, gt=0)
+    """Of Adam and AdamW; default 1e-8."""
     clip_norm: Number | None = Field(None, gt=0)
+    """Clips the gradient to this norm."""
     clip_gradient: Literal["mean", "local"] | None = None
+    """Which gradient is clipped: the mean, or each worker's own before a lossy codec."""
 
 
 Augmentation = Literal["none", "standard"]
@@ -133,15 +142,25 @@ class Recipe(Strict):
     """How a training goes on over its epochs (`scaling.training.learning_rate`)."""
 
     learning_rate_rule: Literal["fixed", "linear", "sqrt"] | None = None
+    """How the learning rate grows with the global batch; default fixed."""
     base_batch: PositiveInt | None = None
+    """The global batch that `learning_rate` is meant for, with the rules linear and sqrt."""
     warmup_epochs: Number | None = Field(None, ge=0)
+    """Epochs over which the learning rate rises from near 0; default 0."""
     schedule: Literal["constant", "step", "cosine"] | None = None
+    """Of the learning rate after the warm-up; default constant."""
     milestones: list[Annotated[Number, Field(gt=0)]] | None = Field(None, min_length=1)
+    """Epochs after which the schedule `step` multiplies the learning rate by `gamma`."""
     gamma: Number | None = Field(None, gt=0, lt=1)
+    """See `milestones`; default 0.1."""
     augmentation: Augmentation | None = None
+    """standard: shift images by up to 4 pixels and mirror them; default none."""
     epochs: PositiveInt | None = None
+    """Length of the training; default 5."""
     target_accuracy: Number | None = Field(None, gt=0, le=1)
+    """Test accuracy; the report gives the time to reach it."""
     target_bits_per_byte: Number | None = Field(None, gt=0)
+    """The same for text: test loss in bits per byte."""
 
 
 class Workload(Training, Recipe):
@@ -151,16 +170,22 @@ class Workload(Training, Recipe):
     """
 
     model: Component
+    """A name of `scaling list models` or `module:attribute`, alone or with parameters."""
     dataset: Component
+    """A name of `scaling list datasets` or `module:attribute`, alone or with parameters."""
     device: Literal["cpu", "cuda"] | None = None
+    """Only under `first_available`: the alternative is for this device."""
     global_batch: Batches | None = None
+    """Batch of all workers together, for strong scaling; auto: found by a trial step."""
     local_batch: Annotated[list[PositiveInt], Axis] | None = None
+    """Batch of each worker, for weak scaling."""
 
 
 class Alternatives(Strict):
     """The first of several workloads for this device whose data is on this machine."""
 
     first_available: list[Workload] = Field(min_length=1)
+    """Workloads; the first for this device with its data on this machine is taken."""
 
 
 def _workload_tag(value: Any) -> str:
@@ -177,12 +202,11 @@ AnyWorkload = Annotated[
 class AnyPart(Strict):
     """A part of any kind: its keys are fields, but for those of these that the kind fixes.
 
-    Attributes:
-        stall_timeout: seconds for which a rank may stand still before its launch is ended; 0: any time. It
-            decides no result, so that it is no part of a cell.
+    The text below a field of this class or a subclass is what docs/reference/study-keys.md says of the key.
     """
 
     stall_timeout: Number = Field(DEFAULT_STALL_TIMEOUT_S, ge=0)
+    """Seconds without progress after which a launch is ended; 0: no limit. No part of a cell."""
 
     if TYPE_CHECKING:
 
@@ -211,32 +235,57 @@ class Part(AnyPart):
     """What the parts of kinds with world sizes have in common."""
 
     world_sizes: Sizes
+    """Numbers of workers; auto: 1, 2, 4, ... and all GPUs; all: all GPUs."""
     repeats: Repeats = 1
+    """Number of launches; a decision needs two or more."""
     device: Device = "auto"
+    """auto: GPUs if there are any."""
     missing_devices: Literal["error", "drop"] = "error"
+    """drop: leave out the world sizes for which there are too few GPUs."""
     threads: Threads | None = None
+    """CPU threads of a worker; default 1 on CPUs, 3/4 of its GPU's share of the cores on GPUs."""
     peer_access: Annotated[list[bool], Axis] = [True]
+    """false: no direct access between GPUs (host-only)."""
 
 
 class TrainingPart(Part, Training):
     """What the parts of every kind that trains have in common."""
 
     workloads: list[AnyWorkload] = Field(min_length=1)
+    """Each has the keys of the table "A workload", or `first_available`."""
     aggregators: Annotated[list[Component], Field(min_length=1)]
+    """Names of `scaling list aggregators` or `module:Class`, alone or with parameters."""
     scaling: Literal["strong", "weak"]
+    """strong: the global batch is fixed; weak: the batch of each worker is fixed."""
     step: Annotated[list[Literal["eager", "overlapped", "captured"]], Axis] = ["eager"]
+    """eager: exchange after the backward pass; overlapped: under it (DDP); captured: one CUDA graph."""
     bucket_mb: Annotated[list[Annotated[Number, Field(gt=0)]], Axis] | None = None
+    """Size of gradient buckets in MiB, with `step: overlapped` or a layer-by-layer exchange."""
     tf32: Annotated[list[bool], Axis] | None = None
+    """Older form of `precision: tf32`."""
     precision: Annotated[list[Literal["float32", "tf32", "bf16", "fp16"]], Axis] | None = None
+    """Of the computation; bf16 and fp16 by torch.autocast, parameters stay float32."""
     wire: Annotated[list[Literal["float32", "bf16", "fp16"]], Axis] = ["float32"]
+    """Type of the exchanged gradient."""
     optimizer: Annotated[list[Literal["sgd", "adam", "adamw"]], Axis] = ["sgd"]
+    """Its numbers are keys of their own (`learning_rate`, `momentum`, ...)."""
     accumulate: Annotated[list[PositiveInt], Axis] = [1]
+    """Micro-batches per step, with one exchange."""
     checkpoint_activations: Annotated[list[bool], Axis] = [False]
+    """Recompute activations in the backward pass."""
     compile: Annotated[list[bool], Axis] = [False]
+    """Compile the model with torch.compile."""
     first_bucket_mb: Annotated[list[Annotated[Number, Field(gt=0)]], Axis] | None = None
+    """Of DDP: size of its first bucket in MiB; DDP's default is 1."""
     find_unused_parameters: Annotated[list[bool], Axis] | None = None
+    """Of DDP."""
     static_graph: Annotated[list[bool], Axis] | None = None
+    """Of DDP."""
     gradient_as_bucket_view: Annotated[list[bool], Axis] | None = None
+    """Of DDP."""
     seed: Annotated[list[Seed], Axis] = [0]
+    """Of the initial weights and of the order of the data."""
     batch_norm: Annotated[list[Literal["replica", "sync"]], Axis] = ["replica"]
+    """replica: statistics of each worker's share; sync: of the global batch."""
     memory_format: Annotated[list[Literal["contiguous", "channels_last"]], Axis] = ["contiguous"]
+    """channels_last is for networks with convolutions."""

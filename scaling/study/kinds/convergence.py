@@ -24,12 +24,15 @@ class ConvergencePart(TrainingPart, Recipe):
 
     kind: Literal["convergence"] = "convergence"
     epochs: PositiveInt = 5
+    """Length of the training."""
     keep_checkpoints: bool = False
+    """Keep the checkpoints of a finished training."""
     workers_per_gpu: PositiveInt = Field(
         1,
         description="workers that share a GPU take turns on it: they learn what as many GPUs would, but "
         "their times are not those of as many GPUs",
     )
+    """Most workers that may share a GPU; their times are not those of as many GPUs."""
 
 
 class ConvergenceKind(TrainingKind[ConvergencePart]):

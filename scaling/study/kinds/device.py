@@ -43,10 +43,15 @@ class DevicePart(AnyPart):
 
     kind: Literal["device"] = "device"
     experiment: Component
+    """A name of `scaling list experiments` or `module:Class`, alone or with parameters."""
     devices: Annotated[list[Literal["cpu", "cuda"]], Axis] = ["cpu", "cuda"]
+    """A device that the machine lacks is left out."""
     seconds: Number = Field(1.0, gt=0)
+    """Time for each point."""
     limit_seconds: Number = Field(10.0, gt=0)
+    """A point that would take longer is left out."""
     repeats: Repeats = 1
+    """Number of launches; a decision needs two or more."""
 
     @property
     def world_sizes(self) -> list[int]:

@@ -34,15 +34,25 @@ class IterationPart(TrainingPart):
 
     kind: Literal["iteration"] = "iteration"
     warmup: PositiveInt = 10
+    """Least number of iterations before the measured ones."""
     iterations: PositiveInt = 1000
+    """Most measured iterations of a launch."""
     precision_goal: Number | None = Field(0.01, gt=0, lt=1)
+    """Stop when the 95% interval of the median is within this share of it; null: never earlier."""
     min_seconds: Number | None = Field(None, ge=0)
+    """Least time of the measured iterations; default 0.5 on GPUs, 0 on CPUs."""
     max_seconds: Number | None = Field(20.0, gt=0)
+    """Most time of the measured iterations; null: no limit."""
     split_iterations: PositiveInt = 20
+    """Profiled iterations, in which phases are marked."""
     input_placement: Annotated[list[Literal["device", "pinned", "pageable", "loader"]], Axis] = ["device"]
+    """Where batches come from: GPU memory, host memory (pinned, pageable), or a DataLoader."""
     loader_workers: PositiveInt | None = None
+    """Processes of the DataLoader; default 2."""
     augmentation: Augmentation | None = None
+    """standard: time the step with augmented images, as a training has it."""
     noise_pair: bool = True
+    """Measure some cells twice (A/A pairs) for the noise floor."""
 
 
 class IterationKind(TrainingKind[IterationPart]):

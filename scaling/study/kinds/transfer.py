@@ -29,6 +29,7 @@ class TransferPart(Part):
 
     kind: Literal["transfer"] = "transfer"
     seconds: Number = Field(20.0, gt=0)
+    """Time for measuring."""
 
 
 @dataclass(frozen=True)
