@@ -62,8 +62,8 @@ def table(*head: str, rows: Iterable[str]) -> str:
 def allowed(schema: Mapping[str, Any]) -> str:
     """What a key takes, from its JSON schema: `one of a, b`, `integer > 0`."""
     if "anyOf" in schema:
-        limits = {name: schema[name] for name in LIMITS if name in schema}
-        return " or ".join(allowed(one | limits) for one in schema["anyOf"] if one.get("type") != "null")
+        outer = {name: schema[name] for name in LIMITS if name in schema}
+        return " or ".join(allowed(one | outer) for one in schema["anyOf"] if one.get("type") != "null")
     if "enum" in schema:
         return ", ".join(map(str, schema["enum"]))
     if "const" in schema:
