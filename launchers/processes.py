@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import IO, Protocol
 
 GRACE_S = 10.0
@@ -37,7 +38,7 @@ class Running(Protocol):
 
 
 def start(
-    command: Sequence[str], environment: Mapping[str, str], output: IO[bytes]
+    command: Sequence[str], environment: Mapping[str, str], output: IO[bytes], folder: Path | None = None
 ) -> subprocess.Popen[bytes]:
     """Starts a launch, which ends when this process dies; whoever leaves it early calls `end`.
 
@@ -45,10 +46,12 @@ def start(
         command: of a launcher.
         environment: all of it.
         output: a real file for what it and the workers print.
+        folder: in which it starts; None: that of this process.
     """
     return subprocess.Popen(
         command,
         env=environment,
+        cwd=folder,
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=subprocess.STDOUT,

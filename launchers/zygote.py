@@ -17,7 +17,6 @@ import os
 import select
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -26,6 +25,7 @@ from typing import Any
 
 from launchers import processes
 from launchers.base import LaunchSpec
+from launchers.worker_environment import THIS_ENVIRONMENT, WorkerEnvironment
 
 SERVER = "scaling.runtime.zygote"
 COMMAND_LINE_ROOM = " " * 4096
@@ -91,16 +91,17 @@ class Zygote:
 
     Args:
         modules: what workers run (`LaunchSpec.module`) and what else is to be imported.
-        environ: the environment in which it imports.
+        environment: in which it imports, and of the workers.
     """
 
-    def __init__(self, modules: Sequence[str], environ: Mapping[str, str] = os.environ) -> None:
+    def __init__(self, modules: Sequence[str], environment: WorkerEnvironment = THIS_ENVIRONMENT) -> None:
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 (closed in `close`)
         # BLAS libraries make their threads when they are loaded; a zygote has one thread.
         one_thread = {"OPENBLAS_NUM_THREADS": "1"}
         self._process = subprocess.Popen(
-            [sys.executable, "-u", "-m", SERVER, ",".join(modules), COMMAND_LINE_ROOM],
-            env={**environ, **one_thread},
+            [environment.python, "-u", "-m", SERVER, ",".join(modules), COMMAND_LINE_ROOM],
+            env={**environment.variables_from(os.environ), **one_thread},
+            cwd=environment.folder,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._said,
@@ -207,11 +208,12 @@ class Zygotes:
     """Those of one command: one a repeat, so that repeats share neither addresses nor hash seeds.
 
     Args:
-        modules: see `Zygote`.
+        modules, environment: see `Zygote`.
     """
 
-    def __init__(self, modules: Sequence[str]) -> None:
+    def __init__(self, modules: Sequence[str], environment: WorkerEnvironment = THIS_ENVIRONMENT) -> None:
         self._modules = list(modules)
+        self._environment = environment
         self._zygote: Zygote | None = None
         self._repeat: int | None = None
         self._prepared: list[Zygote] = []
@@ -219,7 +221,12 @@ class Zygotes:
     def begin(self, num_repeats: int = 1) -> None:
         """Starts those of the next repeats, which import at once while the command does other things."""
         for _ in range(len(self._prepared), min(num_repeats, STARTED_AT_ONCE)):
-            self._prepared.append(Zygote(self._modules))
+            self._prepared.append(Zygote(self._modules, self._environment))
+
+    def wait_until_imported(self) -> None:
+        """Returns when those that were begun can fork: nothing is imported while something is timed."""
+        for prepared in self._prepared:
+            prepared.wait_until_imported()
 
     def launch(
         self, repeat: int, spec: LaunchSpec, environment: Mapping[str, str], log: Path
@@ -230,8 +237,7 @@ class Zygotes:
                 self._zygote.close()
             self.begin()
             self._zygote, self._repeat = self._prepared.pop(0), repeat
-        for prepared in self._prepared:
-            prepared.wait_until_imported()  # nothing is imported while something is timed
+        self.wait_until_imported()
         return self._zygote.launch(spec, environment, log)
 
     def close(self) -> None:

@@ -78,7 +78,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "scaling.cli.listing": STUDYING | {"scaling.experiments"},
     "scaling.cli.plan": STUDYING | {"scaling.cli.predict"},
     "scaling.cli.report": READING,
-    "scaling.cli.run": STUDYING | READING | {"scaling.cli.report"},
+    "scaling.cli.run": STUDYING | READING | {"scaling.cli.report", "scaling.cli.run_against"},
+    "scaling.cli.run_against": STUDYING | READING | {"scaling.cli.compare"},
     "scaling.cli.topology": STUDYING | {"scaling.measure.probe.run"},
     "scaling.cli.verify": AGGREGATION
     | {"scaling.cli.options", "scaling.store", "scaling.conformance.fidelity"},

@@ -59,6 +59,9 @@ def environment_differences(a: ResultsFolder, b: ResultsFolder) -> list[Differen
         for name in names
         for field, here, there in _differences(name, _value(first, name), _value(second, name))
     ]
+    names = [_name(folder) for folder in (a, b)]
+    if None not in names and names[0] != names[1]:
+        found.insert(0, Difference("--against", names[0], names[1], decides=True))
     # Folders from before the digest of changes was recorded: both had some, perhaps not the same.
     states = [environment.get("git") or {} for environment in environments]
     if all(one.get("dirty") and "changes" not in one for one in states):
@@ -68,6 +71,13 @@ def environment_differences(a: ResultsFolder, b: ResultsFolder) -> list[Differen
 
 def _read(folder: ResultsFolder) -> dict[str, Any]:
     return folder.environment() if (folder.path / "environment.json").exists() else {}
+
+
+def _name(folder: ResultsFolder) -> str | None:
+    """What `run --against` called it; None where nothing did."""
+    return next(
+        (record.launch.get("environment") for record in folder.runs() if record.state == "done"), None
+    )
 
 
 def _value(environment: Mapping[str, Any], name: str) -> Any:

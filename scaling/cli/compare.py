@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand
+
+if TYPE_CHECKING:
+    from scaling.analysis.comparison import Comparison
+    from scaling.store import ResultsFolder
 
 
 class AgainstCommand(TyperCommand):
@@ -60,7 +64,7 @@ def compare(
     from scaling.analysis.compare import compare as compare_folders
     from scaling.analysis.gates import changed_time, parse_gate
     from scaling.errors import ScalingError
-    from scaling.report.compare_text import comparison_as_dict, render_comparison
+    from scaling.report.compare_text import comparison_as_dict
     from scaling.report.text import text_of
     from scaling.store import ResultsFolder
 
@@ -76,11 +80,7 @@ def compare(
     if as_json:
         typer.echo(json.dumps(comparison_as_dict(comparison), indent=1))
     else:
-        from rich.console import Console
-
-        console = Console(soft_wrap=True, highlight=False)
-        for part in render_comparison(comparison):
-            console.print(part)
+        _print(comparison)
     if gate is None:
         return
     if blind := gate.blind(comparison):
@@ -93,3 +93,20 @@ def compare(
         for cell in failing:
             typer.echo(f"{gate.verdict}: {text_of(changed_time(cell))}", err=True)
         raise typer.Exit(3)
+
+
+def show_comparison(a: ResultsFolder, b: ResultsFolder) -> None:
+    """Prints how the times of two folders differ."""
+    from scaling.analysis.compare import compare as compare_folders
+
+    _print(compare_folders([a], [b]))
+
+
+def _print(comparison: Comparison) -> None:
+    from rich.console import Console
+
+    from scaling.report.compare_text import render_comparison
+
+    console = Console(soft_wrap=True, highlight=False)
+    for part in render_comparison(comparison):
+        console.print(part)

@@ -34,6 +34,15 @@ _WorldSize = Annotated[
     int | None,
     typer.Option(min=1, help="Run only this number of workers; make no report."),
 ]
+_Against = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ENVIRONMENT",
+        help="Compare with another environment, launch by launch, in results/<name>-campaign/a and b: "
+        "env:NAME=VALUE (or several, in quotes; NAME= removes one), venv:FOLDER, checkout:FOLDER, or "
+        "commit:REVISION of this folder's repository. Ends with the comparison.",
+    ),
+]
 
 
 def run(
@@ -44,6 +53,7 @@ def run(
     launcher: _Launcher = "local",
     workers_per_node: _WorkersPerNode = None,
     world_size: _WorldSize = None,
+    against: _Against = None,
 ) -> None:
     """Run or resume a study; finished cells are skipped. Ends with the report and the verdict."""
     from launchers.local import LocalLauncher
@@ -53,7 +63,18 @@ def run(
     with closing(Zygotes(IMPORTED_BEFORE_FORKS)) as zygotes:
         if launcher == "local" and LocalLauncher.forks_workers:
             zygotes.begin()  # imports while the study is read
-        _run(study, overrides or [], out, retry_failed, launcher, workers_per_node, world_size, zygotes)
+        if against is None:
+            _run(study, overrides or [], out, retry_failed, launcher, workers_per_node, world_size, zygotes)
+            return
+        from scaling.cli.run_against import run_against
+        from scaling.errors import LaunchError
+        from scaling.study.scope import scope_for
+
+        if world_size is not None:
+            raise LaunchError("--against runs all world sizes; leave --world-size out or set world_sizes=[N]")
+        scope = scope_for(launcher, workers_per_node, None, os.environ)
+        words = overrides or []
+        run_against(study, words, out, against, scope, zygotes, retry_failed=retry_failed)
 
 
 def _run(

@@ -31,7 +31,8 @@ class RunRecord:
         state: planned, running, done or failed.
         reason: why it failed, or why the last launch left it planned, for people.
         deaths: how often a worker's death has cut it off.
-        launch: launcher, host, job id, position in the launch, times.
+        launch: launcher, host, job id, position in the launch, times; `campaign` and `environment` where it
+            took turns with the same run of another environment (`scaling.study.campaign`).
         notes: warnings that belong to the numbers.
         summary: per-run facts that are not samples (bytes per rank, counts, checksums).
     """

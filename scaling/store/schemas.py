@@ -159,6 +159,8 @@ class LaunchModel(OpenModel):
     code_changes: Count | None = None
     started_at: Time | None = None
     finished_at: Time | None = None
+    campaign: str | None = None
+    environment: str | None = None
 
 
 class GpuModel(OpenModel):

@@ -70,6 +70,19 @@ def study_text(name: str) -> str:
     return shipped[name]
 
 
+def study_file(name: str) -> Path:
+    """The file of the study of that name, with its whole path.
+
+    Raises:
+        StudyError: there is none.
+    """
+    study_text(name)
+    path = Path(name)
+    if path.suffix in (".yaml", ".yml") or path.is_file():
+        return path.absolute()
+    return Path(str(resources.files("scaling.study") / "studies" / f"{name}.yaml"))
+
+
 def _parse(text: str, name: str) -> Any:
     try:
         return from_yaml(text)

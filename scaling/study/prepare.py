@@ -34,7 +34,7 @@ def prepare(folder: ResultsFolder, study: Study, resolved: ResolvedStudy) -> Non
         StoreError: the folder holds something else, or was measured in another environment.
         DataError: a data set is missing or damaged.
     """
-    _check_settings(resolved, os.environ)
+    check_settings(resolved, os.environ)
     # In this order: another job may write the study between the two looks.
     if folder.holds_foreign_files() and not folder.exists():
         raise StoreError(f"{folder.path} is not empty and holds no study; use another --out")
@@ -81,8 +81,12 @@ def _runs_left(folder: ResultsFolder, resolved: ResolvedStudy) -> bool:
     )
 
 
-def _check_settings(resolved: ResolvedStudy, environ: Mapping[str, str]) -> None:
-    """Refuses environment variables that would make cells something else than they say."""
+def check_settings(resolved: ResolvedStudy, environ: Mapping[str, str]) -> None:
+    """Refuses environment variables that would make cells something else than they say.
+
+    Raises:
+        StudyError: naming the variable.
+    """
 
     def is_set(name: str) -> bool:
         return environ.get(name, "0") not in ("", "0")

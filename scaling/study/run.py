@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from launchers import processes
 from launchers.base import LaunchSpec
 from launchers.watch.judgement import verdict
+from launchers.worker_environment import THIS_ENVIRONMENT, WorkerEnvironment
 from launchers.zygote import ForkedLaunch, ZygoteError, Zygotes
 from scaling.errors import DiskFullError, LaunchError
 from scaling.store import ResultsFolder
@@ -63,6 +63,75 @@ class RunCommand:
         return [self.study, *self.overrides, "--out", str(self.out)]
 
 
+@dataclass
+class StudyRun:
+    """A results folder that is prepared, and what its launches are started with.
+
+    Attributes:
+        study: as resolved here.
+        before_launch: called before each launch.
+        zygotes: fork the workers, if the launcher forks.
+        environment: of the workers.
+    """
+
+    folder: ResultsFolder
+    study: ResolvedStudy
+    command: RunCommand
+    progress: Progress
+    zygotes: Zygotes
+    scope: Scope = EVERYTHING_HERE
+    before_launch: Callable[[Launch], None] = lambda _: None
+    environment: WorkerEnvironment = THIS_ENVIRONMENT
+    _failed_starts: dict[tuple[object, int], int] = field(default_factory=dict)
+
+    def begin(self) -> None:
+        """To be called before the first launch."""
+        _reset_left_over(self.folder, self.scope)
+        if self.scope.launcher.forks_workers:
+            self.zygotes.begin(len({launch.repeat for launch in self.launches()}))
+
+    def launches(self) -> list[Launch]:
+        """Those that are left."""
+        return self.scope.launches(self.folder, self.study)
+
+    def run(self, launch: Launch) -> None:
+        """Runs a launch to its end, and judges what it left.
+
+        Raises:
+            KeyboardInterrupt: the user stopped it; what is finished is kept, the rest is planned again.
+            LaunchError: workers cannot be started, and trying again would not help; the rest is planned.
+        """
+        folder, scope = self.folder, self.scope
+        before = _num_over(folder, scope)
+        self.before_launch(launch)
+        log = folder.next_log_path()
+        code, rank_codes = _start_and_watch(launch, self, log)
+        found = verdict(log.read_text(encoding="utf-8", errors="replace"), rank_codes)
+        why = found[0] if found else f"launch ended with exit code {code}"
+        _require_room(folder, scope, log, code)
+        died = _reset_left_over(folder, scope, died=f"{why}, see {log}")
+        if died:
+            self.progress.say("\n".join([f"a worker died in its cell: {why}, see {log}", *found[1:]]))
+        if _num_over(folder, scope) > before or died:
+            return
+        reason = scope.launcher.why_not_started(log.read_text(encoding="utf-8", errors="replace"))
+        if reason is not None:
+            raise LaunchError(f"{reason} (exit code {code} of the launch, see {log})")
+        self._not_begun(launch, code, log)
+
+    def _not_begun(self, launch: Launch, code: int, log: Path) -> None:
+        """The workers could not start. The second time, their runs are failed."""
+        key = (launch.settings, launch.repeat)
+        self._failed_starts[key] = self._failed_starts.get(key, 0) + 1
+        self.progress.say(
+            f"launch of {launch.settings.world_size} workers ended with exit code {code}:\n{_tail(log)}"
+        )
+        if self._failed_starts[key] > 1:
+            for cell in launch.cells:
+                reason = f"the workers did not start (exit code {code}), see {log}"
+                self.folder.fail_run(self.folder.run(cell.id, launch.repeat), reason)
+
+
 def run_study(
     folder: ResultsFolder,
     study: ResolvedStudy,
@@ -78,53 +147,13 @@ def run_study(
         zygotes: fork the workers, if the launcher forks; None: those of this call.
 
     Raises:
-        KeyboardInterrupt: the user stopped it; what is finished is kept, the rest is planned again.
-        LaunchError: workers cannot be started, and trying again would not help; the rest is planned.
+        KeyboardInterrupt, LaunchError: see `StudyRun.run`.
     """
     with closing(zygotes or Zygotes(IMPORTED_BEFORE_FORKS)) as started:
-        _run_launches(folder, study, command, progress, scope, before_launch, started)
-
-
-def _run_launches(
-    folder: ResultsFolder,
-    study: ResolvedStudy,
-    command: RunCommand,
-    progress: Progress,
-    scope: Scope,
-    before_launch: Callable[[Launch], None],
-    zygotes: Zygotes,
-) -> None:
-    _reset_left_over(folder, scope)
-    failed_starts: dict[tuple[object, int], int] = {}
-    if scope.launcher.forks_workers:
-        zygotes.begin(len({launch.repeat for launch in scope.launches(folder, study)}))
-    while launches := scope.launches(folder, study):
-        launch = launches[0]
-        before = _num_over(folder, scope)
-        before_launch(launch)
-        log = folder.next_log_path()
-        code, rank_codes = _start_and_watch(launch, folder, command, log, progress, scope, zygotes)
-        found = verdict(log.read_text(encoding="utf-8", errors="replace"), rank_codes)
-        why = found[0] if found else f"launch ended with exit code {code}"
-        _require_room(folder, scope, log, code)
-        died = _reset_left_over(folder, scope, died=f"{why}, see {log}")
-        if died:
-            progress.say("\n".join([f"a worker died in its cell: {why}, see {log}", *found[1:]]))
-        if _num_over(folder, scope) > before or died:
-            continue
-        reason = scope.launcher.why_not_started(log.read_text(encoding="utf-8", errors="replace"))
-        if reason is not None:
-            raise LaunchError(f"{reason} (exit code {code} of the launch, see {log})")
-        # Nothing was even begun: the workers could not start. The second time, their runs are failed.
-        key = (launch.settings, launch.repeat)
-        failed_starts[key] = failed_starts.get(key, 0) + 1
-        progress.say(
-            f"launch of {launch.settings.world_size} workers ended with exit code {code}:\n{_tail(log)}"
-        )
-        if failed_starts[key] > 1:
-            for cell in launch.cells:
-                reason = f"the workers did not start (exit code {code}), see {log}"
-                folder.fail_run(folder.run(cell.id, launch.repeat), reason)
+        run = StudyRun(folder, study, command, progress, started, scope, before_launch)
+        run.begin()
+        while launches := run.launches():
+            run.run(launches[0])
 
 
 def _require_room(folder: ResultsFolder, scope: Scope, log: Path, code: int) -> None:
@@ -165,53 +194,43 @@ def _reset_left_over(folder: ResultsFolder, scope: Scope, died: str | None = Non
     return len(running)
 
 
-def _start_and_watch(
-    launch: Launch,
-    folder: ResultsFolder,
-    command: RunCommand,
-    log: Path,
-    progress: Progress,
-    scope: Scope,
-    zygotes: Zygotes,
-) -> tuple[int, dict[int, int]]:
+def _start_and_watch(launch: Launch, run: StudyRun, log: Path) -> tuple[int, dict[int, int]]:
     """Runs one launch to its end; returns its exit code, and those of ranks where the launcher tells them."""
     with log.open("wb") as file, _ended_on_signals():
-        process = _start(launch, command, scope, zygotes, file)
+        process = _start(launch, run, file)
         try:
             printed_at = 0.0
             while (code := process.poll()) is None:
                 if time.monotonic() - printed_at > PRINT_EVERY_S:
-                    _tell(folder, launch, progress)
+                    _tell(run.folder, launch, run.progress)
                     printed_at = time.monotonic()
                 time.sleep(POLL_S)
         except BaseException:
             with processes.interrupts_hurry(process):
-                progress.say("stopping the workers; what is finished is kept")
+                run.progress.say("stopping the workers; what is finished is kept")
                 processes.end(process)
-                _reset_left_over(folder, scope)
+                _reset_left_over(run.folder, run.scope)
             raise
-    _tell(folder, launch, progress)
+    _tell(run.folder, launch, run.progress)
     return code, process.rank_codes if isinstance(process, ForkedLaunch) else {}
 
 
-def _start(
-    launch: Launch, command: RunCommand, scope: Scope, zygotes: Zygotes, log: BinaryIO
-) -> processes.Running:
+def _start(launch: Launch, run: StudyRun, log: BinaryIO) -> processes.Running:
     """The workers of a launch, which print to the log; its first line says how they are started by hand."""
-    size = launch.settings.world_size
-    arguments = [*command.arguments(), f"--world-size={size}"]
+    size, launcher, environment = launch.settings.world_size, run.scope.launcher, run.environment
+    arguments = [*run.command.arguments(), f"--world-size={size}"]
     spec = LaunchSpec(size, launch.settings.threads, WORKER, arguments)
     started = {STARTED_VARIABLE: repr(time.time())}
     try:
-        scope.launcher.before_start()
-        words = scope.launcher.command(spec)
+        launcher.before_start()
+        words = launcher.command(spec, environment.python)
         with writing(Path(log.name)):
-            log.write(f"$ {shlex.join(words)}\n".encode())
+            log.write(f"$ {environment.shown(words)}\n".encode())
             log.flush()
-        variables = {**os.environ, **scope.launcher.environment(spec), **started}
-        if scope.launcher.forks_workers:
-            return zygotes.launch(launch.repeat, spec, variables, Path(log.name))
-        return processes.start(words, variables, log)
+        variables = {**environment.variables_from(os.environ), **launcher.environment(spec), **started}
+        if launcher.forks_workers:
+            return run.zygotes.launch(launch.repeat, spec, variables, Path(log.name))
+        return processes.start(words, variables, log, environment.folder)
     except (ValueError, ZygoteError) as error:
         raise LaunchError(str(error)) from error
 

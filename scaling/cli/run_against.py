@@ -1,0 +1,174 @@
+"""`scaling run --against`: a study in two environments, launch by launch, and what differs."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from scaling.cli.compare import show_comparison
+from scaling.cli.options import note
+
+if TYPE_CHECKING:
+    from launchers.zygote import Zygotes
+    from scaling.store import ResultsFolder
+    from scaling.study.cells import ResolvedStudy
+    from scaling.study.other_environment import OtherEnvironment
+    from scaling.study.scope import Scope
+
+
+def run_against(
+    study: str,
+    overrides: Sequence[str],
+    out: Path | None,
+    against: str,
+    scope: Scope,
+    zygotes: Zygotes,
+    *,
+    retry_failed: bool,
+) -> None:
+    """Runs both environments' launches in turns, in the folders `a` and `b` of `out`, and compares them.
+
+    Args:
+        zygotes: of the command's own environment.
+    """
+    from launchers.zygote import Zygotes
+    from scaling.errors import StoreError
+    from scaling.store import ResultsFolder
+    from scaling.study.campaign import SIDES
+    from scaling.study.libraries import runnable
+    from scaling.study.other_environment import other_environment
+    from scaling.study.overrides import load_study, study_file
+    from scaling.study.worker_modules import IMPORTED_BEFORE_FORKS
+
+    loaded = load_study(study, overrides)
+    out = out or Path("results") / f"{loaded.name}-campaign"
+    if ResultsFolder(out).exists():
+        raise StoreError(f"{out} holds a study of one environment; --against needs an --out of its own")
+    other = other_environment(against, out)
+    folders = [ResultsFolder(out / side) for side in SIDES]
+    with closing(Zygotes(IMPORTED_BEFORE_FORKS, other.workers)) as zygotes_of_other:
+        if scope.launcher.forks_workers:
+            zygotes_of_other.begin()
+        file = str(study_file(study))
+        overrides, resolved = _resolved(file, list(overrides), folders, other, scope)
+        can_run = runnable(resolved, by_mpi=scope.launcher.is_mpi, world_size=None)
+        with _prepared(folders, file, overrides, resolved, scope):
+            for line in can_run.record_missing_libraries(folders[0]):
+                note(line)
+            if retry_failed:
+                _reset_failed(folders, scope)
+            _run(folders, can_run.study, [file, *overrides], other, scope, (zygotes, zygotes_of_other))
+    _end(folders, out)
+
+
+def _resolved(
+    file: str, overrides: list[str], folders: Sequence[ResultsFolder], other: OtherEnvironment, scope: Scope
+) -> tuple[list[str], ResolvedStudy]:
+    """The study as both environments resolve it, with the overrides that size its batches."""
+    from scaling.study.cells import resolve
+    from scaling.study.other_environment import require_same_cells
+    from scaling.study.overrides import load_study
+    from scaling.study.prepare import check_settings, this_machine
+    from scaling.study.trial import trial_overrides
+
+    loaded = load_study(file, overrides)
+    machine = this_machine(scope.launcher.num_nodes)
+    if sized := trial_overrides(loaded, machine, folders[0], note):
+        overrides = [*overrides, *sized]
+        loaded = load_study(file, overrides)
+    resolved = resolve(loaded, machine)
+    for text in resolved.notes:
+        note(text)
+    check_settings(resolved, other.workers.variables_from(os.environ))
+    require_same_cells(other, file, overrides, folders[1].path, resolved)
+    return overrides, resolved
+
+
+@contextmanager
+def _prepared(
+    folders: Sequence[ResultsFolder],
+    file: str,
+    overrides: Sequence[str],
+    resolved: ResolvedStudy,
+    scope: Scope,
+) -> Iterator[None]:
+    """Both folders locked, and the first one ready; the other environment's first workers prepare theirs."""
+    from scaling.study.overrides import load_study
+    from scaling.study.prepare import prepare
+
+    with ExitStack() as locks:
+        for folder in folders:
+            locks.enter_context(scope.lock(folder))
+        prepare(folders[0], load_study(file, overrides), resolved)
+        yield
+
+
+def _reset_failed(folders: Sequence[ResultsFolder], scope: Scope) -> None:
+    from scaling.study.run import retry_failed
+
+    note(f"{sum(retry_failed(folder, scope) for folder in folders)} failed runs are tried again")
+
+
+def _run(
+    folders: Sequence[ResultsFolder],
+    resolved: ResolvedStudy,
+    words: Sequence[str],
+    other: OtherEnvironment,
+    scope: Scope,
+    zygotes: Sequence[Zygotes],
+) -> None:
+    from launchers.worker_environment import THIS_ENVIRONMENT
+    from scaling.study.campaign import Campaign, SideProgress, run_campaign
+    from scaling.study.progress import progress_for
+    from scaling.study.run import RunCommand, StudyRun
+
+    a, b = folders
+    campaign = Campaign.of(a, b, other.name)
+    note(f"A is this environment, B is {other.name}; their launches take turns")
+    if again := campaign.measure_halves_again():
+        note(f"{again} runs were done in one environment alone and are measured again in both")
+    try:
+        with progress_for(sys.stderr) as progress:
+            runs = [
+                StudyRun(
+                    folder=own,
+                    study=resolved,
+                    command=RunCommand(words[0], words[1:], own.path.absolute()),
+                    progress=SideProgress(progress, name, partner),
+                    zygotes=forks,
+                    scope=scope,
+                    environment=environment,
+                )
+                for own, partner, name, forks, environment in (
+                    (a, b, "A", zygotes[0], THIS_ENVIRONMENT),
+                    (b, a, "B", zygotes[1], other.workers),
+                )
+            ]
+            run_campaign(runs[0], runs[1], campaign)
+    except KeyboardInterrupt:
+        note("stopped; the same command goes on from here")
+        raise typer.Exit(130) from None
+
+
+def _end(folders: Sequence[ResultsFolder], out: Path) -> None:
+    """The comparison, then what has failed, which sets the exit code."""
+    from scaling.study.kinds import label_of
+
+    a, b = folders
+    done = [{record.cell_id for record in folder.runs() if record.state == "done"} for folder in folders]
+    if done[0] & done[1]:
+        show_comparison(a, b)
+        note(f"again: `scaling compare {a.path} {b.path}`; pages: `scaling report {a.path}`, or of {b.path}")
+    failed = [(own, record) for own in folders for record in own.runs() if record.state == "failed"]
+    for folder, record in failed:
+        where = f"{folder.path}: {label_of(record.cell)}, {record.cell['world_size']} workers"
+        note(f"failed: {where}, repeat {record.repeat}: {record.reason}")
+    if failed:
+        note(f"`--retry-failed --out {out}` runs them again, with their partners")
+        raise typer.Exit(1)
