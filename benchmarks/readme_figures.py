@@ -20,8 +20,8 @@ from pathlib import Path
 
 from scaling.analysis import summary_table
 from scaling.analysis.columns import Row, is_of_older_code, to_rows
-from scaling.analysis.formats import percent, rate
 from scaling.report import write_report
+from scaling.report.formats import percent, rate
 from scaling.store import ResultsFolder
 
 ROOT = Path(__file__).parents[1]

@@ -256,6 +256,11 @@ AXES: list[Axis] = [
 # fmt: on
 
 
+def workers(world_size: int) -> str:
+    """`1 worker`, `4 workers`."""
+    return f"{world_size} worker{'' if world_size == 1 else 's'}"
+
+
 def kind_of_table(cell: Mapping[str, Any]) -> str:
     """The cell's kind; `iteration` for a user's own kind that trains a model."""
     kind = str(cell["kind"])

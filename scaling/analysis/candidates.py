@@ -25,13 +25,13 @@ from scaling.analysis.columns import (
 )
 from scaling.analysis.decisions import Difference, with_variance
 from scaling.analysis.findings import Finding
-from scaling.analysis.formats import percent, workers
+from scaling.analysis.groups import given_of
 from scaling.analysis.launch_values import energies_per_sample, seconds_to_target
 from scaling.analysis.learning import REACHED, family_key
 from scaling.analysis.noise import scatter_of
 from scaling.analysis.samples import CellResult
 from scaling.analysis.study_scatter import MODERATED, StudyScatter, Times, study_scatter
-from scaling.axes import Role, Shared, columns, fixed_batch, with_columns
+from scaling.axes import Role, Shared, columns, fixed_batch, with_columns, workers
 from scaling.measure.statistics import ONE_LAUNCH
 
 TIME, ACCURACY, EFFICIENCY, HOURS, ENERGY = "time", "time-to-accuracy", "efficiency", "gpu-hours", "energy"
@@ -50,9 +50,10 @@ class Candidate:
     Attributes:
         row: its row of the summary.
         parts: aggregator and world size, then the further choices by which the workload's cells differ.
-        value: what the objective makes smallest, in `unit`.
+        value: what the objective makes smallest, a `quantity`.
         low, high: its 95% interval; None where there is none.
-        unit: for people.
+        quantity: iteration_ms, sample_us, gpu_hours or worker_hours (a billion samples), energy (J a thousand
+            samples) or training_s (to the target).
         method: how the interval was made.
         times: the value of each launch, or training, for differences to other candidates.
         factor: of the value to what `times` has.
@@ -64,7 +65,7 @@ class Candidate:
     value: float
     low: float | None
     high: float | None
-    unit: str
+    quantity: str
     method: str
     times: Times
     factor: float = 1.0
@@ -92,7 +93,8 @@ class Candidate:
             "value": self.value,
             "low": self.low,
             "high": self.high,
-            "unit": self.unit,
+            "quantity": self.quantity,
+            "target_accuracy": self.row["target_accuracy"],
             "is_one_launch": self.method == ONE_LAUNCH,
             "num_launches": self.num_launches,
         }
@@ -118,12 +120,13 @@ class Workload:
     """What is given, and what may be chosen for it.
 
     Attributes:
-        title: for people.
+        given: model, dataset, device; of timed cells also scaling, batch and `further`, by axis, what is not
+            the default; of trainings target_accuracy.
         candidates: by value, the smallest first.
         excluded: cells that may not be chosen.
     """
 
-    title: str
+    given: dict[str, Any]
     candidates: list[Candidate]
     excluded: list[Excluded]
 
@@ -193,31 +196,27 @@ def workloads(objective: str, rows: Sequence[Row], cells: Sequence[CellResult]) 
     return [make(objective, own, rows, by_id) for own in families.values()]
 
 
+_TRAINED_FOR = ("model", "dataset", "device", "target_accuracy")
+
+
 def _given(row: Row, *, trained: bool) -> Hashable:
     if trained:  # batch and rate are chosen too: the target says what they are good for
-        return tuple(row[name] for name in ("model", "dataset", "device", "target_accuracy"))
+        return tuple(row[name] for name in _TRAINED_FOR)
     return (*(row[name] for name in columns(Shared.WORKLOAD)), fixed_batch(row))
 
 
-def _unusual(row: Row) -> Iterator[str]:
+def _unusual(row: Row) -> Iterator[tuple[str, Any]]:
     """What is given besides model, data set, scaling, batch and device, where it is not the default."""
     for given in with_columns(Shared.WORKLOAD):
         value = row[given.key]
         if not given.role & Role.GIVEN and value not in (None, given.default_shown):
-            yield given.text(value)
+            yield given.name, value
 
 
 def _timed(
     objective: str, family: Sequence[Row], rows: Sequence[Row], cells: Mapping[str, CellResult]
 ) -> Workload:
-    first = family[0]
-    batch = (
-        f"{fixed_batch(first)} a worker"
-        if first["scaling"] == "weak"
-        else f"global batch {fixed_batch(first)}"
-    )
-    title = f"{first['model']} on {first['dataset']}, {first['scaling']} scaling, {batch}, {first['device']}"
-    title += "".join(f", {text}" for text in _unusual(first))
+    given = {**given_of(family[0]), "further": dict(_unusual(family[0]))}
     singles = _one_of_each_single(family)
     candidates, excluded = [], []
     for row in family:
@@ -236,7 +235,7 @@ def _timed(
             reason = None if candidate else Finding("energy_not_measured", (row["cell_id"],))
         candidates += [candidate] if candidate else []
         excluded += [_excluded(row, parts, reason)] if reason else []
-    return Workload(title, sorted(candidates, key=lambda one: one.value), excluded)
+    return Workload(given, sorted(candidates, key=lambda one: one.value), excluded)
 
 
 def _excluded(row: Row, parts: tuple[str, ...], reason: Finding) -> Excluded:
@@ -263,17 +262,16 @@ def _is_single(row: Row) -> bool:
 
 def _by_time(row: Row, cell: CellResult, parts: tuple[str, ...]) -> Candidate:
     if row["scaling"] == "weak":
-        return _scaled(row, cell, parts, 1e6 / row["global_batch"], "us a sample")
-    return _scaled(row, cell, parts, 1e3, "ms an iteration")
+        return _scaled(row, cell, parts, 1e6 / row["global_batch"], "sample_us")
+    return _scaled(row, cell, parts, 1e3, "iteration_ms")
 
 
 def _by_hours(row: Row, cell: CellResult, parts: tuple[str, ...]) -> Candidate:
     factor = row["world_size"] / row["global_batch"] / 3600 * 1e9
-    unit = f"{'GPU' if row['device'] == 'cuda' else 'worker'} hours a billion samples"
-    return _scaled(row, cell, parts, factor, unit)
+    return _scaled(row, cell, parts, factor, f"{'gpu' if row['device'] == 'cuda' else 'worker'}_hours")
 
 
-def _scaled(row: Row, cell: CellResult, parts: tuple[str, ...], factor: float, unit: str) -> Candidate:
+def _scaled(row: Row, cell: CellResult, parts: tuple[str, ...], factor: float, quantity: str) -> Candidate:
     low, high = row["iteration_s_low"], row["iteration_s_high"]
     return Candidate(
         row,
@@ -281,7 +279,7 @@ def _scaled(row: Row, cell: CellResult, parts: tuple[str, ...], factor: float, u
         factor * row["iteration_s"],
         None if low is None else factor * low,
         None if high is None else factor * high,
-        unit,
+        quantity,
         row["interval_method"],
         Times(row["world_size"], {launch.repeat: launch.median_s for launch in cell.launches}),
         factor,
@@ -297,8 +295,7 @@ def _by_energy(row: Row, cell: CellResult, parts: tuple[str, ...]) -> Candidate 
     open_ratio = max(ENERGY_STEP_S / one.window_s for one in energies)
     middle, times = median(values), Times(row["world_size"], dict(enumerate(values)))
     low, high = middle * (1 - open_ratio), middle * (1 + open_ratio)
-    unit = "J a thousand samples"
-    return Candidate(row, parts, middle, low, high, unit, ONE_LAUNCH, times, open_ratio=open_ratio)
+    return Candidate(row, parts, middle, low, high, "energy", ONE_LAUNCH, times, open_ratio=open_ratio)
 
 
 _MEASURES: dict[str, Callable[[Row, CellResult, tuple[str, ...]], Candidate | None]] = {
@@ -312,7 +309,7 @@ _MEASURES: dict[str, Callable[[Row, CellResult, tuple[str, ...]], Candidate | No
 def _trained(
     objective: str, family: Sequence[Row], rows: Sequence[Row], cells: Mapping[str, CellResult]
 ) -> Workload:
-    first, target = family[0], percent(family[0]["target_accuracy"])
+    first = family[0]
     candidates, excluded = [], []
     singles = _one_of_each_single(family)
     for own in _over_seeds(family):
@@ -338,16 +335,12 @@ def _trained(
                 for one in own
                 for number, value in enumerate(seconds_to_target(cells[one["cell_id"]]))
             }
-            middle, unit, times = (
-                median(seconds.values()),
-                f"s to {target}",
-                Times(row["world_size"], seconds),
-            )
-            candidates.append(Candidate(row, parts, middle, None, None, unit, ONE_LAUNCH, times))
+            middle, times = median(seconds.values()), Times(row["world_size"], seconds)
+            candidates.append(Candidate(row, parts, middle, None, None, "training_s", ONE_LAUNCH, times))
             continue
         excluded.append(_excluded(row, parts, reason))
-    title = f"{first['model']} on {first['dataset']} to an accuracy of {target}, {first['device']}"
-    return Workload(title, sorted(candidates, key=lambda one: one.value), excluded)
+    given = {name: first[name] for name in _TRAINED_FOR}
+    return Workload(given, sorted(candidates, key=lambda one: one.value), excluded)
 
 
 def _over_seeds(family: Sequence[Row]) -> Iterator[list[Row]]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -160,7 +161,7 @@ def _pairs(
     family: Sequence[Match],
     times: tuple[Sequence[Times], Sequence[Times]],
     compared: Campaigns,
-    names: Mapping[str, tuple[str, str]],
+    names: Mapping[str, tuple[dict[str, Any], str]],
 ) -> dict[str, CellComparison]:
     """Cell id of a -> the pair, before all are judged together."""
     found = {}
@@ -188,10 +189,10 @@ def _as_long(match: Match) -> bool:
     return bool(match.a["epochs"] == match.b["epochs"])
 
 
-def _names(rows: Sequence[Row]) -> Mapping[str, tuple[str, str]]:
-    """Cell id -> its group's title, its name in it, with the seed where trainings differ in it."""
+def _names(rows: Sequence[Row]) -> Mapping[str, tuple[dict[str, Any], str]]:
+    """Cell id -> what its group has in common, its name in it, with the seed where trainings differ in it."""
     return {
-        row["cell_id"]: (group.title, f"{group.name(row)}, seed {row['seed']}" if seeds else group.name(row))
+        row["cell_id"]: (group.given, f"{group.name(row)}, seed {row['seed']}" if seeds else group.name(row))
         for group in group_rows(rows)
         for seeds in [group.kind == "convergence" and group.differs("seed")]
         for row in group.rows

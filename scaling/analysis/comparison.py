@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -23,7 +24,7 @@ class CellComparison:
     """A pair of cells.
 
     Attributes:
-        group: what it has in common with others, for people.
+        given: what it has in common with others.
         name: what distinguishes it from them: aggregator and the like.
         match: both rows of the summaries.
         quantity: the column that is compared: iteration_s, or train_s of a training.
@@ -35,7 +36,7 @@ class CellComparison:
         num_launches: of a and b.
     """
 
-    group: str
+    given: Mapping[str, Any]
     name: str
     match: Match
     quantity: str
@@ -70,7 +71,6 @@ class CellComparison:
         a, b, interval = self.match.a, self.match.b, self.difference.interval
         return {
             "kind": self.kind,
-            "group": self.group,
             "name": self.name,
             "world_size": a["world_size"],
             "cell_id_a": a["cell_id"],

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from scaling.analysis.formats import MISSING
 from scaling.store import ResultsFolder
 
 IDENTITY = ("cpu", "gpus", "memory_bytes", "versions", "settings", "cpu_governors")
@@ -97,4 +96,4 @@ def _differences(name: str, a: Any, b: Any) -> Iterator[tuple[str, Any, Any]]:
 
 
 def _shown(value: Any) -> str:
-    return MISSING if value is None else str(value)
+    return "nothing" if value is None else str(value)

@@ -70,6 +70,6 @@ def parse_gate(text: str) -> Gate:
 def changed_time(cell: CellComparison) -> Finding:
     """How much longer a cell takes."""
     a, b = cell.match.a, cell.match.b
-    values = {"kind": cell.kind, "name": cell.name, "world_size": a["world_size"], "group": cell.group}
+    values = {"kind": cell.kind, "name": cell.name, "world_size": a["world_size"], "given": cell.given}
     values |= {"ratio": cell.difference.ratio}
     return Finding("changed_time", (a["cell_id"], b["cell_id"]), values)

@@ -22,14 +22,15 @@ class Group:
 
     Attributes:
         kind: iteration or convergence.
-        title: what they have in common, for people.
+        given: what they have in common: model, dataset, scaling, batch (that does not change with the
+            world size), device, and `further`, the other axes in which groups of this model differ, by name.
         slug: the same for file names; unique among the groups of a kind.
         rows: in the table's order, without A/A replicates.
         replicates: the second cells of its A/A pairs.
     """
 
     kind: str
-    title: str
+    given: dict[str, Any]
     slug: str
     rows: list[Row]
     replicates: list[Row]
@@ -81,14 +82,14 @@ def group_rows(rows: Sequence[Row]) -> list[Group]:
         primary = [row for row in everyone if not is_aa_replicate(row)]
         if not primary:
             continue
-        extras = _extras(primary[0], rows)
-        base = slug = _slug(primary[0], extras)
+        further = _further(primary[0], rows)
+        base = slug = _slug(primary[0], further)
         taken = {group.slug for group in groups if group.kind == primary[0]["kind"]}
         number = 2
         while slug in taken:
             slug, number = f"{base}-{number}", number + 1
         replicates = [row for row in everyone if is_aa_replicate(row)]
-        groups.append(Group(primary[0]["kind"], _title(primary, extras), slug, primary, replicates))
+        groups.append(Group(primary[0]["kind"], _given(primary, further), slug, primary, replicates))
     return groups
 
 
@@ -103,38 +104,35 @@ def _axes(row: Row) -> list[Axis]:
     return [axis for axis in with_columns(Shared.GROUP) if not (trained and axis.role & Role.REPETITION)]
 
 
-def _extras(row: Row, rows: Sequence[Row]) -> list[str]:
-    """The further axes on which groups of this kind, model and dataset differ."""
-    alike = [
+def _further(row: Row, rows: Sequence[Row]) -> list[tuple[Axis, Any]]:
+    """The further axes on which groups of this kind, model and dataset differ, with the row's values."""
+    same_model = [
         other for other in rows if all(other[name] == row[name] for name in ("kind", "model", "dataset"))
     ]
-    texts = []
+    pairs = []
     for axis in _axes(row):
-        differs = len({other[axis.key] for other in alike}) > 1
+        differs = len({other[axis.key] for other in same_model}) > 1
         value = axis.default_shown if row[axis.key] is None else row[axis.key]
         if differs and value is not None and not axis.role & Role.GIVEN:
-            texts.append(axis.text(value))
-    return texts
+            pairs.append((axis, value))
+    return pairs
 
 
-def _title(rows: Sequence[Row], extras: Sequence[str]) -> str:
-    row = rows[0]
-    batch = (
-        f"{fixed_batch(row)} a worker" if row["scaling"] == "weak" else f"global batch {row['global_batch']}"
-    )
-    parts = [
-        f"{row['model']} on {row['dataset']}",
-        f"{row['scaling']} scaling",
-        batch,
-        row["device"],
-        *extras,
-    ]
+def _given(rows: Sequence[Row], further: Sequence[tuple[Axis, Any]]) -> dict[str, Any]:
+    values = {axis.name: value for axis, value in further}
     placements = {row["input_placement"] for row in rows}
     if len(placements) == 1 and placements != {"device"}:
-        parts.append(f"input {row['input_placement']}")
-    return ", ".join(parts)
+        values["input_placement"] = rows[0]["input_placement"]
+    return {**given_of(rows[0]), "further": values}
 
 
-def _slug(row: Row, extras: Sequence[str]) -> str:
-    words = [row["model"], row["dataset"], row["scaling"], str(fixed_batch(row)), row["device"], *extras]
+def given_of(row: Row) -> dict[str, Any]:
+    """What every title of timed cells names."""
+    names = ("model", "dataset", "scaling", "device")
+    return {**{name: row[name] for name in names}, "batch": fixed_batch(row)}
+
+
+def _slug(row: Row, further: Sequence[tuple[Axis, Any]]) -> str:
+    labels = [axis.text(value) for axis, value in further]
+    words = [row["model"], row["dataset"], row["scaling"], str(fixed_batch(row)), row["device"], *labels]
     return re.sub(r"[^a-z0-9.]+", "-", "-".join(words).lower()).strip("-.")[:MAX_SLUG_LENGTH]

@@ -14,11 +14,8 @@ from datetime import datetime
 from statistics import mean, median
 from typing import Any
 
-from scaling.analysis.formats import duration, workers
 from scaling.analysis.killed import KILLED, seen_state
-from scaling.analysis.status import without_model
 from scaling.store import ResultsFolder, RunRecord
-from topologies.texts import folded
 
 OVER = ("done", "failed")
 PAUSE_S = 600
@@ -40,16 +37,16 @@ class Progress:
         runs_per_hour: ended runs over the wall time of this go; None before the first has ended.
         left_s: estimated seconds to the end; 0 when it is over, None before the first has ended.
         idle_s: seconds since the last run ended, where something is left and nothing runs; else None.
-        last_error: what failed last and why; None if nothing did.
+        last_error: what failed last; None if nothing did.
     """
 
     counts: dict[str, int]
-    running: list[tuple[str, float]]
+    running: list[tuple[RunRecord, float]]
     runs_per_hour: float | None
     left_s: float | None
     idle_s: float | None
-    last_error: tuple[str, str] | None
-    killed: list[tuple[str, float]] = field(default_factory=list)
+    last_error: RunRecord | None
+    killed: list[tuple[RunRecord, float]] = field(default_factory=list)
     without_record: int = 0
 
     @property
@@ -66,43 +63,6 @@ class Progress:
     def is_over(self) -> bool:
         """Whether nothing is left."""
         return self.num_over == self.num_runs
-
-    def lines(self) -> list[str]:
-        """For people, each as wide as a terminal: states, what runs, rate and rest, the last error."""
-        states = ", ".join(f"{count} {state}" for state, count in self.counts.items() if count)
-        lines = [f"{self.num_over}/{self.num_runs} runs over: {states}"]
-        lines += [f"now: {name}, for {duration(seconds)}" for name, seconds in self.running]
-        lines += [
-            f"killed while it ran: {name}, begun {duration(seconds)} ago" for name, seconds in self.killed
-        ]
-        if self.without_record:
-            lines.append(f"{self.without_record} more have samples, but no record: `scaling status`")
-        if self.idle_s is not None:
-            perhaps = " (a launch may be starting)" if self.idle_s < LONGEST_START_S else ""
-            lines.append(f"nothing runs now{perhaps}; the last run ended {duration(self.idle_s)} ago")
-        if not self.is_over and self.runs_per_hour is not None and self.left_s is not None:
-            lines.append(f"{self.runs_per_hour:.0f} runs an hour, about {duration(self.left_s)} left")
-        if self.last_error is not None:
-            lines.append(f"last error: {self.last_error[0]}: {self.last_error[1]}")
-        return [folded("", line, indent=2) for line in lines]
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return {
-            "counts": self.counts,
-            "num_runs": self.num_runs,
-            "num_over": self.num_over,
-            "is_over": self.is_over,
-            "running": [{"cell": name, "seconds": seconds} for name, seconds in self.running],
-            "killed": [{"cell": name, "seconds": seconds} for name, seconds in self.killed],
-            "without_record": self.without_record,
-            "runs_per_hour": self.runs_per_hour,
-            "left_s": self.left_s,
-            "idle_s": self.idle_s,
-            "last_error": None
-            if self.last_error is None
-            else {"cell": self.last_error[0], "reason": self.last_error[1]},
-        }
 
 
 def progress(folder: ResultsFolder, now: datetime) -> Progress:
@@ -124,7 +84,7 @@ def progress(folder: ResultsFolder, now: datetime) -> Progress:
         key=lambda record: str(record.launch["finished_at"]),
     )
     begun = [
-        (state, (run_name(record), max(0.0, (now - start).total_seconds())))
+        (state, (record, max(0.0, (now - start).total_seconds())))
         for record, state in zip(records, states, strict=True)
         if record.state == "running" and (start := _times(record)[0]) is not None
     ]
@@ -136,21 +96,21 @@ def progress(folder: ResultsFolder, now: datetime) -> Progress:
         counts=counts,
         running=running,
         runs_per_hour=_runs_per_hour(ended),
-        left_s=_left_s(left, ended, dict(running), _start_up_s(folder.launch_times())),
+        left_s=_left_s(
+            left,
+            ended,
+            {_key(record): seconds for record, seconds in running},
+            _start_up_s(folder.launch_times()),
+        ),
         idle_s=None if running or not left or last_end is None else (now - last_end).total_seconds(),
-        last_error=(run_name(failed[-1]), str(failed[-1].reason)) if failed else None,
+        last_error=failed[-1] if failed else None,
         killed=[run for state, run in begun if state == KILLED],
         without_record=len(folder.without_record()),
     )
 
 
-def run_name(record: RunRecord) -> str:
-    """`ring on 4 workers, repeat 2`; of cells without an aggregator, their kind or experiment."""
-    cell = record.cell
-    what = cell.get("aggregator_label") or cell.get("aggregator") or without_model(cell)
-    replicate = " (A/A replicate)" if cell.get("aa_replicate") else ""
-    model = f", {cell['model_label']}" if cell.get("model_label") else ""
-    return f"{what}{replicate} on {workers(cell['world_size'])}{model}, repeat {record.repeat}"
+def _key(record: RunRecord) -> tuple[str, int]:
+    return record.cell_id, record.repeat
 
 
 def _times(record: RunRecord) -> tuple[datetime | None, datetime | None]:
@@ -185,7 +145,10 @@ def _runs_per_hour(ended: Sequence[RunRecord]) -> float | None:
 
 
 def _left_s(
-    left: Sequence[RunRecord], ended: Sequence[RunRecord], running: Mapping[str, float], start_up_s: float
+    left: Sequence[RunRecord],
+    ended: Sequence[RunRecord],
+    running: Mapping[tuple[str, int], float],
+    start_up_s: float,
 ) -> float | None:
     if not left:
         return 0.0
@@ -199,7 +162,7 @@ def _left_s(
     for record in left:
         lengths = by_size.get(record.cell["world_size"])
         expected = mean(lengths) if lengths else overall
-        seconds += max(0.0, expected - running.get(run_name(record), 0.0))
+        seconds += max(0.0, expected - running.get(_key(record), 0.0))
     launches = {(record.repeat, record.cell["world_size"]) for record in left if record.state == "planned"}
     under_way = {(record.repeat, record.cell["world_size"]) for record in left if record.state == "running"}
     return seconds + start_up_s * len(launches - under_way)

@@ -99,7 +99,7 @@ class Recommendation:
 
     Attributes:
         objective: as asked.
-        workload: its title.
+        workload: what is given.
         state: decided, tie, undecided, one_launch, or none (there is no candidate).
         choice: the smallest value; also while undecided.
         runner_up: the next one.
@@ -112,7 +112,7 @@ class Recommendation:
     """
 
     objective: str
-    workload: str
+    workload: Mapping[str, Any]
     state: str
     choice: Choice | None
     runner_up: Choice | None
@@ -127,7 +127,7 @@ class Recommendation:
     @property
     def finding(self) -> Finding:
         """All of it."""
-        values: dict[str, Any] = {"title": self.workload, "state": self.state}
+        values: dict[str, Any] = {"given": self.workload, "state": self.state}
         if self.choice is None:
             return Finding("recommendation", (), {**values, "has_cells": bool(self.excluded)})
         shared = self.choice.parts
@@ -189,7 +189,7 @@ def _recommend(
         candidates, unsure, too_low = _efficient(candidates, cells, scatters, wanted.smallest_efficiency)
         excluded += too_low
     if not candidates:
-        return Recommendation(wanted.text, workload.title, "none", None, None, [], None, None, None, excluded)
+        return Recommendation(wanted.text, workload.given, "none", None, None, [], None, None, None, excluded)
     choice, others = candidates[0], candidates[1:]
     differences = [scatters.difference(choice, other) for other in others]
     state: str = state_of(differences)
@@ -210,7 +210,7 @@ def _recommend(
     ]
     return Recommendation(
         wanted.text,
-        workload.title,
+        workload.given,
         _STATES.get(state, state),  # type: ignore[call-overload]
         choice,
         others[0] if others else None,

@@ -64,7 +64,7 @@ class SeedNoise:
     """All trainings of one recipe, compared with the one with the most seeds.
 
     Attributes:
-        title: of the reference's group.
+        given: what the reference's group has in common.
         reference: its row over seeds.
         cells: the reference's cells.
         is_lossy: whether its aggregator is, on its number of workers.
@@ -72,7 +72,7 @@ class SeedNoise:
         others: in the table's order.
     """
 
-    title: str
+    given: Mapping[str, Any]
     reference: Row
     cells: list[str]
     is_lossy: bool
@@ -124,7 +124,7 @@ def seed_noise(groups: Sequence[Group], cells: Mapping[str, CellResult]) -> list
             row, group = reference[0]
             bound = noise_bound(row["seed_sd_accuracy"], row["num_seeds"])
             lossy = _is_lossy(row, cells)
-            noises.append(SeedNoise(group.title, row, _ids(reference[1]), lossy, bound, others))
+            noises.append(SeedNoise(group.given, row, _ids(reference[1]), lossy, bound, others))
     return noises
 
 
@@ -186,7 +186,7 @@ def seed_noise_finding(noise: SeedNoise) -> Finding:
         abs(other.at_equal_seed) for other in others if not other.is_lossy and other.at_equal_seed is not None
     ]
     values = {
-        "title": noise.title,
+        "given": noise.given,
         "reference": {**reference, "exchange": _exactness(noise.is_lossy)},
         "noise_ratio": noise.noise,
         "others": [_values(other) for other in others],

@@ -92,7 +92,7 @@ def _throughput(group: Group, scatter: StudyScatter) -> Iterator[Finding]:
     if several:
         best, *others = several
         values = {
-            "title": group.title,
+            "given": group.given,
             "best": best.values(),
             "is_weak": best.row["scaling"] == "weak",
             **_compared(best, others),
@@ -101,7 +101,7 @@ def _throughput(group: Group, scatter: StudyScatter) -> Iterator[Finding]:
         }
         yield Finding("highest_throughput", cells, values)
     elif single:
-        yield Finding("one_worker_alone", cells, {"title": group.title, "single": single.values()})
+        yield Finding("one_worker_alone", cells, {"given": group.given, "single": single.values()})
 
 
 def _compared(best: _Throughput, others: Sequence[_Throughput]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ def training_findings(group: Group) -> Iterator[Finding]:
     """
     cells = tuple(row["cell_id"] for row in group.rows)
     for kind, values in _found(group):
-        yield Finding(kind, cells, {"title": group.title, **values})
+        yield Finding(kind, cells, {"given": group.given, **values})
 
 
 def _found(group: Group) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -72,7 +72,7 @@ def unfinished_trainings(groups: Sequence[Group], cells: Mapping[str, CellResult
             for training in cell.begun:
                 loss, accuracy = float(training.train_loss[-1]), float(training.test_accuracy[-1])
                 values = {
-                    "title": group.title,
+                    "given": group.given,
                     **setting(row),
                     "seed": row["seed"] if group.differs("seed") else None,
                     "repeat": training.repeat,

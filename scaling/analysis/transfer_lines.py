@@ -4,29 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from scaling.analysis.findings import Finding
-from scaling.analysis.formats import workers
 from scaling.analysis.transfers import Transfer, TransferResult
-
-NAMES = {
-    "h2d_d2h": "h2d and d2h at once",
-    "peer_copy": "copy to a peer",
-    "peer_shift": "copies to the next",
-    "send": "message",
-    "swap": "messages both ways",
-    "shift": "messages to the next",
-    "all_reduce": "all-reduce",
-    "mpi_all_reduce": "MPI all-reduce",
-    "host_copy": "host memory, copy",
-    "host_sum": "host memory, sum",
-    "device_copy": "GPU memory, copy",
-    "device_sum": "GPU memory, sum",
-}
-"""Operation -> what the report calls it; others keep their names."""
 
 
 @dataclass(frozen=True)
@@ -44,16 +27,18 @@ class TransferGroup:
     results: list[TransferResult]
 
     @property
-    def title(self) -> str:
-        """For people."""
-        gpus = f"{self.world_size} GPU{'s' if self.world_size > 1 else ''}"
-        who = gpus if self.device == "cuda" else f"{workers(self.world_size)} on the CPU"
-        return f"Transfers: {who}, {self.threads} thread{'s' if self.threads > 1 else ''} each"
-
-    @property
     def slug(self) -> str:
-        """The same for file names."""
+        """For file names."""
         return f"{self.device}-{self.world_size}x{self.threads}"
+
+
+class What(NamedTuple):
+    """What was done, whatever the size and whoever did it."""
+
+    operation: str
+    memory: str
+    num_threads: int | None
+    captured: bool
 
 
 @dataclass(frozen=True)
@@ -61,13 +46,13 @@ class Line:
     """An operation of a size, by all ranks or equal pairs together.
 
     Attributes:
-        what: the operation, `pinned`, `captured`, ...
+        what: the operation, its memory, on how many threads, whether it was captured.
         host_only: without access between GPUs.
         who: `alone`, `pair` or `at once`.
         members: of which there are several alone or in pairs.
     """
 
-    what: str
+    what: What
     host_only: bool
     who: str
     members: list[Transfer]
@@ -76,14 +61,6 @@ class Line:
     def num_bytes(self) -> int:
         """The size."""
         return self.members[0].num_bytes
-
-    @property
-    def who_text(self) -> str:
-        """`4 alone`, `12 pairs`, `4 at once`."""
-        if self.who == "at once":
-            return f"{len(self.members[0].example.ranks)} at once"
-        count = len(self.members)
-        return f"{count} pair{'s' if count > 1 else ''}" if self.who == "pair" else f"{count} alone"
 
     @property
     def seconds(self) -> float:
@@ -131,7 +108,9 @@ def lines_of(group: TransferGroup) -> list[Line]:
     for result in group.results:
         host_only = result.cell["peer_access"] is False
         for transfer in result.transfers:
-            key = (what(transfer), host_only, transfer.who)
+            example = transfer.example
+            what = What(example.operation, example.memory, example.num_threads, example.captured)
+            key = (what, host_only, transfer.who)
             line = lines.setdefault((*key, transfer.num_bytes), Line(*key, []))
             line.members.append(transfer)
     order = {(line.what, line.host_only, line.who): at for at, line in reversed([*enumerate(lines.values())])}
@@ -145,17 +124,7 @@ def largest_of(lines: Sequence[Line]) -> list[Line]:
     return list({(line.what, line.host_only, line.who): line for line in lines}.values())
 
 
-def what(transfer: Transfer) -> str:
-    """`h2d pinned`, `all-reduce, captured`."""
-    example = transfer.example
-    name = NAMES.get(example.operation, example.operation)
-    threads = "1 thread" if example.num_threads == 1 else ""
-    captured = "captured" if example.captured else ""
-    named = " ".join(filter(None, [name, example.memory]))
-    return ", ".join(filter(None, [named, threads, captured]))
-
-
-_Lines = Mapping[tuple[str, bool, str], Line]
+_Lines = Mapping[tuple[What, bool, str], Line]
 
 
 def transfer_findings(results: Sequence[TransferResult]) -> Iterator[Finding]:
@@ -177,15 +146,29 @@ def _copies(lines: _Lines, who: str) -> dict[str, float] | None:
     rates = {
         name: line.algbw_bytes_per_s
         for name in ("h2d", "d2h")
-        for line in [lines.get((f"{name} pinned", False, who)) or lines.get((f"{name} pinned", True, who))]
+        for line in [_pinned(lines, name, who)]
         if line
     }
     return rates if len(rates) == 2 else None
 
 
+def _pinned(lines: _Lines, operation: str, who: str) -> Line | None:
+    """With access between GPUs, where that was measured."""
+    every = [
+        line
+        for line in lines.values()
+        if (line.what.operation, line.what.memory, line.who) == (operation, "pinned", who)
+    ]
+    return min(every, key=lambda line: line.host_only, default=None)
+
+
 def _all_reduce(lines: _Lines, host_only: bool) -> dict[str, float] | None:
-    line = lines.get(("all-reduce, captured", host_only, "at once"))
-    line = line or lines.get(("all-reduce", host_only, "at once"))
+    every = [
+        line
+        for (what, *key), line in lines.items()
+        if (what.operation, *key) == ("all_reduce", host_only, "at once")
+    ]
+    line = max(every, key=lambda line: line.what.captured, default=None)
     return (
         None if line is None else {"busbw_bytes_per_s": line.busbw_bytes_per_s, "num_bytes": line.num_bytes}
     )

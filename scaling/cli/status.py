@@ -12,9 +12,9 @@ from scaling.cli.options import AsJson, Folder
 
 def status(directory: Folder, as_json: AsJson = False) -> None:
     """Show the state of every cell (planned, running, done or failed) and what is left to run."""
-    from scaling.analysis import status_table
     from scaling.analysis.progress import progress
-    from scaling.analysis.status import describe_status
+    from scaling.report.progress import progress_lines
+    from scaling.report.status import describe_status, status_table
     from scaling.store import ResultsFolder
 
     folder = ResultsFolder(directory).require()
@@ -23,5 +23,5 @@ def status(directory: Folder, as_json: AsJson = False) -> None:
         typer.echo(json.dumps(rows, indent=1))
         return
     typer.echo(describe_status(rows))
-    for line in progress(folder, datetime.now(timezone.utc)).lines()[1:]:
+    for line in progress_lines(progress(folder, datetime.now(timezone.utc)))[1:]:
         typer.echo(line)

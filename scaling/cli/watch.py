@@ -34,6 +34,8 @@ def watch(
     from rich.live import Live
     from rich.text import Text
 
+    from scaling.report.progress import progress_as_dict, progress_lines
+
     looks = _looks(directory, every, once=once)
     console = Console(soft_wrap=True)
     last = None
@@ -41,10 +43,10 @@ def watch(
         if console.is_terminal and not as_json:
             with Live(console=console, auto_refresh=False) as live:
                 for last in looks:
-                    live.update(Text("\n".join(last.lines())), refresh=True)
+                    live.update(Text("\n".join(progress_lines(last))), refresh=True)
         else:
             for last in _changes(looks):
-                typer.echo(json.dumps(last.as_dict()) if as_json else "\n".join(last.lines()))
+                typer.echo(json.dumps(progress_as_dict(last)) if as_json else "\n".join(progress_lines(last)))
                 sys.stdout.flush()
     except KeyboardInterrupt:
         typer.echo("no longer watching; the study goes on by itself", err=True)
@@ -72,7 +74,7 @@ def _changes(looks: Iterator[Progress]) -> Iterator[Progress]:
     """Those in which a state differs from the one before."""
     before = None
     for now in looks:
-        state = (now.counts, [name for name, _ in now.running], now.last_error)
+        state = (now.counts, [(run.cell_id, run.repeat) for run, _ in now.running], now.last_error)
         if state != before:
             yield now
         before = state

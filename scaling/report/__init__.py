@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from scaling.analysis.status import status_table
 from scaling.analysis.summary import summary_table
+from scaling.report.status import status_table
 from scaling.store import ResultsFolder
 
 if TYPE_CHECKING:

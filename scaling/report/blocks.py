@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 
 from scaling.analysis.columns import Row, is_control_arm
 from scaling.analysis.findings import Finding
-from scaling.analysis.formats import half_width_percent, milliseconds, percent, rate, ratio, workers
 from scaling.analysis.groups import Group
+from scaling.axes import workers
 from scaling.report.figures.base import SavedFigure
+from scaling.report.formats import half_width_percent, milliseconds, percent, rate, ratio
 from scaling.report.sections import Section, arrange
 from scaling.report.tables import Column, Table, table_of
-from scaling.report.verdict_text import short_names, title_parts
+from scaling.report.titles import short_names, title_parts
 
 ANSWER = "answer"
 """The section of figures and tables that stand open."""
@@ -71,10 +72,10 @@ def blocks_of(
     chosen = {verdict.cells[0]: place for place, verdict in enumerate(verdicts)}
     named = {cell for verdict in verdicts for cell in verdict.cells}
     ordered = sorted(groups, key=lambda group: _place(group, chosen))
-    titles = short_names([group.title for group in ordered])
-    members: dict[str, list[tuple[Group, str]]] = {}
+    titles = short_names([title_parts(group.given) for group in ordered])
+    members: dict[str, list[tuple[Group, list[str]]]] = {}
     for group, title in zip(ordered, titles, strict=True):
-        members.setdefault(title_parts(title)[0], []).append((group, title))
+        members.setdefault(title[0], []).append((group, title))
     blocks = []
     for name, own in members.items():
         variants = [_variant(group, title, figures, tables, named) for group, title in own]
@@ -97,7 +98,7 @@ def _holds(group: Group, verdict: Finding) -> bool:
 
 def _variant(
     group: Group,
-    title: str,
+    title: Sequence[str],
     figures: Iterable[SavedFigure],
     tables: Iterable[Table],
     named: Collection[str],
@@ -105,10 +106,10 @@ def _variant(
     own_figures = [one for one in figures if one.group == group.key]
     own_tables = [one for one in tables if one.group == group.key]
     kind = TRAINING if group.kind == "convergence" else ""
-    differs = ", ".join(title_parts(title)[1:])
+    differs = ", ".join(title[1:])
     answer = answer_table(group, named)
     return Variant(
-        f"{kind}{differs or title}",
+        f"{kind}{differs or title[0]}",
         _summary(group),
         [one for one in own_figures if one.section == ANSWER],
         [answer] if answer else [],

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from scaling.analysis.columns import BUDGET_COLUMNS, Row
-from scaling.analysis.formats import MISSING, like, workers
 from scaling.analysis.groups import Group
+from scaling.axes import workers
+from scaling.report.formats import MISSING, like
 from scaling.report.tables import Column, Table, table_of
 from scaling.report.text import text_of
+from scaling.report.titles import title_of
 
 HIDDEN = ("hidden_comm_s", "hidden_h2d_s")
 """Under the computation, so no part of the sum."""
@@ -54,7 +56,7 @@ def budget_table(group: Group, rows: Sequence[Row] | None = None) -> Table | Non
     ]
     differing = [row for row in shown if _check(row) == DIFFERS]
     return table_of(
-        f"Where a step's time goes, ms: {group.title}",
+        f"Where a step's time goes, ms: {title_of(group.given)}",
         READING,
         columns,
         shown,

@@ -14,9 +14,11 @@ from rich.text import Text
 from scaling.analysis.columns import Row
 from scaling.analysis.comparison import CellComparison, Comparison, Shift
 from scaling.analysis.decisions import ONE_LAUNCH_SCATTER, TIE_RATIO, Difference
-from scaling.analysis.formats import MISSING, like, listed, number, percent, workers
+from scaling.axes import workers
+from scaling.report.formats import MISSING, like, listed, number, percent
 from scaling.report.terminal import wrapped
 from scaling.report.text import text_of
+from scaling.report.titles import title_of
 
 NAME_WIDTH = 19
 
@@ -44,7 +46,7 @@ def render_comparison(comparison: Comparison) -> Iterator[RenderableType]:
     yield from _environment(comparison)
     tables: dict[tuple[str, str], list[CellComparison]] = {}
     for cell in comparison.cells:
-        tables.setdefault((cell.kind, cell.group), []).append(cell)
+        tables.setdefault((cell.kind, title_of(cell.given)), []).append(cell)
     for kind in HEADINGS:
         for (own, group), cells in tables.items():
             if own == kind:
@@ -205,4 +207,7 @@ def _named(row: Row) -> str:
 
 def comparison_as_dict(comparison: Comparison) -> dict[str, Any]:
     """A comparison for JSON, with the warnings in words."""
-    return {**comparison.as_dict(), "warnings": [text_of(one) for one in comparison.warnings]}
+    found = comparison.as_dict()
+    for cell, values in zip(comparison.cells, found["cells"], strict=True):
+        values["group"] = title_of(cell.given)
+    return {**found, "warnings": [text_of(one) for one in comparison.warnings]}

@@ -10,7 +10,6 @@ import pandas as pd
 
 from scaling.analysis.columns import SEPARATOR, Row, to_rows
 from scaling.analysis.findings import Finding
-from scaling.analysis.formats import MISSING
 from scaling.analysis.groups import group_rows
 from scaling.analysis.reading import num_cores
 from scaling.analysis.study_scatter import StudyScatter, study_scatter
@@ -18,6 +17,7 @@ from scaling.analysis.summary_findings import summary_findings
 from scaling.analysis.wall_time import WallTime
 from scaling.report.blocks import Block, blocks_of
 from scaling.report.figures.base import SavedFigure
+from scaling.report.formats import MISSING
 from scaling.report.page_tables import page_tables
 from scaling.report.sections import Section, arrange
 from scaling.report.tables import Table

@@ -10,11 +10,13 @@ from scaling.analysis.columns import Row, is_control_arm
 from scaling.analysis.explain import EXPLAINED_KINDS, is_limit
 from scaling.analysis.explain_rules import RULES
 from scaling.analysis.findings import Finding
-from scaling.analysis.formats import milliseconds, percent, workers
 from scaling.analysis.groups import Group, group_rows
+from scaling.axes import workers
 from scaling.errors import ScalingError
+from scaling.report.formats import milliseconds, percent
 from scaling.report.terminal import WIDTH
 from scaling.report.text import line_of, next_experiment, text_of
+from scaling.report.titles import title_of
 
 MOST_SHOWN = 2
 """Findings a cell in the overview."""
@@ -30,7 +32,7 @@ def overview(rows: Sequence[Row], findings: Findings) -> Iterator[str]:
             continue
         largest = max(row["world_size"] for row in explained)
         shown = [row for row in explained if row["world_size"] == largest and not is_control_arm(row)]
-        yield _wrapped(f"{group.title}, on {workers(largest)}", indent=0)
+        yield _wrapped(f"{title_of(group.given)}, on {workers(largest)}", indent=0)
         ordered = sorted(shown or explained[-1:], key=lambda row: row["iteration_s"] or 0.0)
         for same in _with_one_cause(ordered, findings):
             yield _wrapped(", ".join(f"{group.name(row)}{_time(row)}" for row in same), indent=2)
@@ -78,7 +80,7 @@ def details(rows: Sequence[Row], findings: Findings, chosen: Sequence[Row]) -> I
     for row in chosen:
         group = next(candidate for candidate in groups if row in candidate.rows)
         yield f"{group.name(row)} on {workers(row['world_size'])}{_time(row)}, cell {row['cell_id']}"
-        yield _wrapped(group.title, indent=2)
+        yield _wrapped(title_of(group.given), indent=2)
         for finding in findings[row["cell_id"]]:
             yield from _detail(finding)
         if not findings[row["cell_id"]]:

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from scaling.analysis.columns import Row, aggregator_name, is_control_arm
-from scaling.analysis.formats import MISSING, megabytes, milliseconds, percent
 from scaling.analysis.groups import Group
 from scaling.analysis.learning import over_seeds
 from scaling.analysis.samples import CellResult
+from scaling.report.formats import MISSING, megabytes, milliseconds, percent
 from scaling.report.tables import Column, Table, table_of
+from scaling.report.titles import title_of
 
 REFERENCE = "all_reduce"
 """The exact aggregator that others are compared with; where it is missing, the fastest exact one."""
@@ -159,7 +160,7 @@ def fidelity_tables(groups: Sequence[Group], cells: Mapping[str, CellResult]) ->
         pairs = [_Pair(group, row, _exact_one(row, exact)) for row in lossy]
         tables.append(
             table_of(
-                f"{'Trainings' if group.kind == 'convergence' else 'Iterations'}: {group.title}",
+                f"{'Trainings' if group.kind == 'convergence' else 'Iterations'}: {title_of(group.given)}",
                 STATISTIC,
                 COLUMNS[group.kind],
                 pairs,

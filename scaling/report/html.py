@@ -8,7 +8,8 @@ from scaling.report.figures.base import SavedFigure
 from scaling.report.figures.svg import for_page, page_styles
 from scaling.report.sections import Section
 from scaling.report.text import TEMPLATES, environment, text_of
-from scaling.report.verdict_text import facts_of, short_names, title_parts
+from scaling.report.titles import title_parts
+from scaling.report.verdict_text import facts_of, names_of
 
 TEMPLATE = "report.html.j2"
 
@@ -26,7 +27,7 @@ def render_page(content: Content) -> str:
     return templates.get_template(TEMPLATE).render(
         content=content,
         rest=[one for section in content.sections if (one := _of_no_group(section)) is not None],
-        names=short_names([str(verdict.values["workload"]) for verdict in content.verdicts]),
+        names=names_of(content.verdicts),
         svgs={figure.name: for_page(texts[figure.name], figure.name, _label(figure)) for figure in figures},
         figure_styles=page_styles(texts.values()),
         paths=PATHS,

@@ -9,7 +9,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from scaling.analysis.columns import Row, shares_gpus
-from scaling.analysis.formats import (
+from scaling.analysis.groups import Group
+from scaling.analysis.learning import REACHED, family_key, over_seeds
+from scaling.analysis.noise import noise_finding
+from scaling.analysis.training_findings import without_augmentation
+from scaling.axes import workers
+from scaling.report.budget_table import budget_table
+from scaling.report.formats import (
     MISSING,
     half_width,
     interval,
@@ -19,15 +25,10 @@ from scaling.analysis.formats import (
     number,
     percent,
     ratio,
-    workers,
 )
-from scaling.analysis.groups import Group
-from scaling.analysis.learning import REACHED, family_key, over_seeds
-from scaling.analysis.noise import noise_finding
-from scaling.analysis.training_findings import without_augmentation
-from scaling.report.budget_table import budget_table
 from scaling.report.tables import Column, Table, table_of
 from scaling.report.text import recipe_text, text_of
+from scaling.report.titles import title_of
 from scaling.report.warnings_text import warnings_of
 
 AGGREGATOR_WIDTH = 26
@@ -59,7 +60,7 @@ def _tables(group: Group, groups: Sequence[Group]) -> list[Table]:
         return []
     noise = noise_finding(group, groups)
     table = table_of(
-        f"Time per iteration: {group.title}",
+        f"Time per iteration: {title_of(group.given)}",
         _iteration_statistic(group),
         columns_of(group),
         group.rows,
@@ -89,7 +90,7 @@ def _convergence_table(group: Group) -> Table:
     for row in group.rows:
         members.setdefault(family_key(row), []).append(row["cell_id"])
     return table_of(
-        f"Convergence: {group.title}",
+        f"Convergence: {title_of(group.given)}",
         f"Recipe: {recipe_text(group.rows[0])}. {CONVERGENCE_STATISTIC}",
         columns_of(group),
         merged,

@@ -16,9 +16,9 @@ import pandas as pd
 from scaling.analysis.budgets import EXPOSED
 from scaling.analysis.columns import Row
 from scaling.analysis.findings import Finding
-from scaling.analysis.formats import MISSING, interval, milliseconds
 from scaling.analysis.summary import table_csv
 from scaling.axes import axis
+from scaling.report.formats import MISSING, interval, milliseconds
 from scaling.report.tables import Column, Table, table_of
 from scaling.report.text import sentences_of, text_of
 from scaling.store import ResultsFolder

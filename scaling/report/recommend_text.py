@@ -10,6 +10,7 @@ from scaling.analysis.candidates import Candidate
 from scaling.analysis.recommend import Recommendation
 from scaling.report.terminal import WIDTH
 from scaling.report.text import line_of, text_of
+from scaling.report.titles import title_of, unit_of
 
 BY_SETTING = ("target_missed", "no_efficiency", "efficiency_below", "efficiency_perhaps_below")
 """Reasons that hold for one setting of an aggregator, and not for another: the whole setting is named."""
@@ -31,7 +32,7 @@ def as_dict(recommendation: Recommendation) -> dict[str, Any]:
     """A recommendation for JSON."""
     return {
         "objective": recommendation.objective,
-        "workload": recommendation.workload,
+        "workload": title_of(recommendation.workload),
         "state": recommendation.state,
         "choice": _choice(recommendation.choice),
         "runner_up": _choice(recommendation.runner_up),
@@ -52,7 +53,7 @@ def choice_text(choice: Candidate) -> str:
     bounds = ""
     if choice.low is not None and choice.high is not None:
         bounds = f" (95% interval {choice.low:.4g} to {choice.high:.4g})"
-    return f"{choice.name}: {choice.value:.4g} {choice.unit}{bounds}"
+    return f"{choice.name}: {choice.value:.4g} {unit_of(choice.values())}{bounds}"
 
 
 def verdict(recommendation: Recommendation) -> str:
@@ -72,7 +73,7 @@ def _choice(choice: Candidate | None) -> dict[str, Any] | None:
         "value": choice.value,
         "low": choice.low,
         "high": choice.high,
-        "unit": choice.unit,
+        "unit": unit_of(choice.values()),
         "method": choice.method,
         "launches": choice.num_launches,
     }

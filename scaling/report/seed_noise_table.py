@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from scaling.analysis.formats import MISSING, percent, points
 from scaling.analysis.seed_noise import Compared, SeedNoise
+from scaling.report.formats import MISSING, percent, points
 from scaling.report.tables import Column, Table, table_of
+from scaling.report.titles import title_of
 
 STATISTIC = (
     "The reference is the combination with the most seeds. Difference: from its mean. Noise: what a further "
@@ -40,7 +41,7 @@ def seed_noise_tables(noises: Sequence[SeedNoise]) -> list[Table]:
 
 
 def _table(noise: SeedNoise) -> Table:
-    title = f"Accuracy compared with the noise of seeds: {noise.title}"
+    title = f"Accuracy compared with the noise of seeds: {title_of(noise.given)}"
     cells = [noise.cells, *(other.cells for other in noise.others)]
     table = table_of(title, STATISTIC, COLUMNS, noise.others, cells=cells, section="training")
     return replace(table, rows=[_reference_row(noise), *table.rows])

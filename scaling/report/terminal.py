@@ -13,15 +13,17 @@ from rich.table import Table
 from rich.text import Text
 
 from scaling.analysis.columns import Row, to_rows
-from scaling.analysis.formats import MISSING, workers
 from scaling.analysis.groups import Group, group_rows
 from scaling.analysis.learning import over_seeds
 from scaling.analysis.noise import noise_finding
 from scaling.analysis.variants import main_variant
+from scaling.axes import workers
 from scaling.report.budget_table import CHECK, SUM, budget_rows, budget_table
+from scaling.report.formats import MISSING
 from scaling.report.page_tables import columns_of
 from scaling.report.tables import Column, bare_table, in_terminal
 from scaling.report.text import recipe_text, text_of
+from scaling.report.titles import title_of
 from scaling.report.warnings_text import warnings_of
 
 WIDTH = 80
@@ -57,7 +59,7 @@ def _render(group: Group, groups: Sequence[Group]) -> Iterator[RenderableType]:
     columns = columns_of(group)
     if any(row["warnings"] for row in group.rows):
         columns = _marked(columns)
-    yield in_terminal(wrapped(group.title), columns, rows)
+    yield in_terminal(wrapped(title_of(group.given)), columns, rows)
     if group.kind == "convergence":
         yield wrapped(recipe_text(group.rows[0]))
     if noise := noise_finding(group, groups):

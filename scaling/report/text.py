@@ -14,10 +14,12 @@ from typing import Any
 
 import jinja2
 
-from scaling.analysis import formats
 from scaling.analysis.columns import Row
 from scaling.analysis.findings import Finding
+from scaling.axes import workers
 from scaling.measure.probe.series import size_text
+from scaling.report import formats
+from scaling.report.titles import title_of, unit_of
 from topologies.texts import gigabytes
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -73,8 +75,15 @@ def environment(folder: Path, *, autoescape: bool) -> jinja2.Environment:
         lstrip_blocks=True,
     )
     shown = ("duration", "interval", "like", "megabytes", "milliseconds", "number", "on_gpus", "percent")
-    templates.filters |= {name: getattr(formats, name) for name in (*shown, "rate", "ratio", "workers")}
-    templates.filters |= {"listed": _listed, "setting": _setting, "points": formats.points}
+    templates.filters |= {name: getattr(formats, name) for name in (*shown, "rate", "ratio")}
+    templates.filters |= {
+        "listed": _listed,
+        "setting": _setting,
+        "title": title_of,
+        "unit": unit_of,
+        "points": formats.points,
+        "workers": workers,
+    }
     templates.filters |= {"setting_name": _setting_name}
     templates.filters |= {"gigabytes": gigabytes, "size": size_text}
     return templates
@@ -103,7 +112,7 @@ def _listed(words: Iterable[Any]) -> str:
 
 def _setting(setting: Mapping[str, Any]) -> str:
     """`ring on 4 workers`."""
-    return f"{setting['name']} on {formats.workers(setting['world_size'])}"
+    return f"{setting['name']} on {workers(setting['world_size'])}"
 
 
 def _setting_name(setting: Mapping[str, Any]) -> str:

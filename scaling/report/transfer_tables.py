@@ -7,10 +7,11 @@ from collections.abc import Sequence
 import rich.table
 from rich.text import Text
 
-from scaling.analysis.formats import milliseconds, number
-from scaling.analysis.transfer_lines import Line, largest_of, lines_of, transfer_groups
+from scaling.analysis.transfer_lines import Line, TransferGroup, largest_of, lines_of, transfer_groups
 from scaling.analysis.transfers import TransferResult
+from scaling.axes import workers
 from scaling.measure.probe.series import size_text
+from scaling.report.formats import milliseconds, number
 from scaling.report.tables import Column, Table, in_terminal, table_of
 
 WHAT_WIDTH = 24
@@ -27,14 +28,55 @@ STATISTIC = (
 )
 
 
+NAMES = {
+    "h2d_d2h": "h2d and d2h at once",
+    "peer_copy": "copy to a peer",
+    "peer_shift": "copies to the next",
+    "send": "message",
+    "swap": "messages both ways",
+    "shift": "messages to the next",
+    "all_reduce": "all-reduce",
+    "mpi_all_reduce": "MPI all-reduce",
+    "host_copy": "host memory, copy",
+    "host_sum": "host memory, sum",
+    "device_copy": "GPU memory, copy",
+    "device_sum": "GPU memory, sum",
+}
+"""What operations are called; others keep their names."""
+
+
+def title_of(group: TransferGroup) -> str:
+    """`Transfers: 4 GPUs, 1 thread each`."""
+    gpus = f"{group.world_size} GPU{'s' if group.world_size > 1 else ''}"
+    who = gpus if group.device == "cuda" else f"{workers(group.world_size)} on the CPU"
+    return f"Transfers: {who}, {group.threads} thread{'s' if group.threads > 1 else ''} each"
+
+
+def name_of(line: Line) -> str:
+    """`h2d pinned`, `all-reduce, captured, host-only`."""
+    what = line.what
+    named = " ".join(filter(None, [NAMES.get(what.operation, what.operation), what.memory]))
+    threads = "1 thread" if what.num_threads == 1 else ""
+    captured = "captured" if what.captured else ""
+    return ", ".join(filter(None, [named, threads, captured, "host-only" if line.host_only else ""]))
+
+
+def who_did(line: Line) -> str:
+    """`4 alone`, `12 pairs`, `4 at once`."""
+    if line.who == "at once":
+        return f"{len(line.members[0].example.ranks)} at once"
+    count = len(line.members)
+    return f"{count} pair{'s' if count > 1 else ''}" if line.who == "pair" else f"{count} alone"
+
+
 def _milliseconds(line: Line, seconds: float | None) -> str:
     low, high = line.low_s, line.high_s
     return milliseconds(seconds, None if low is None or high is None else high - low)
 
 
 COLUMNS: tuple[Column[Line], ...] = (
-    Column("what", lambda line: f"{line.what}{', host-only' if line.host_only else ''}", "what", WHAT_WIDTH),
-    Column("who", lambda line: line.who_text, "who"),
+    Column("what", name_of, "what", WHAT_WIDTH),
+    Column("who", who_did, "who"),
     Column("size", lambda line: size_text(line.num_bytes), "size"),
     Column("ms", lambda line: _milliseconds(line, line.seconds), "ms"),
     Column("low", lambda line: _milliseconds(line, line.low_s), "low"),
@@ -48,7 +90,7 @@ def render_transfers(results: Sequence[TransferResult]) -> list[rich.table.Table
     """One table for each world size: the largest size of every operation."""
     return [
         in_terminal(
-            Text(f"{group.title}; ms, GB/s (more sizes: transfers.csv)"),
+            Text(f"{title_of(group)}; ms, GB/s (more sizes: transfers.csv)"),
             COLUMNS,
             largest_of(lines_of(group)),
             gap=1,
@@ -61,7 +103,7 @@ def page_tables(results: Sequence[TransferResult]) -> list[Table]:
     """One table for each world size: every operation and size."""
     return [
         table_of(
-            group.title,
+            title_of(group),
             "Read as the table above." if place else STATISTIC,
             COLUMNS,
             lines_of(group),

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from scaling.analysis.findings import Finding
 from scaling.report.text import text_of
+from scaling.report.titles import short_names, title_parts
 
 MOST_LINES = 5
-
-_BETWEEN_PARTS = re.compile(r", (?![^(\[]*[)\]])")
 
 
 @dataclass(frozen=True)
@@ -35,7 +33,7 @@ def verdict_lines(verdicts: Sequence[Finding]) -> list[str]:
     """At most MOST_LINES: of one answer all its parts, of several the headline of each."""
     if len(verdicts) == 1:
         return list(_all_of(verdicts[0]))
-    names = short_names([str(verdict.values["workload"]) for verdict in verdicts])
+    names = names_of(verdicts)
     lines = [_line_of(name, verdict) for name, verdict in zip(names, verdicts, strict=True)]
     if len(lines) > MOST_LINES:
         num_more = len(lines) - MOST_LINES + 1
@@ -43,18 +41,10 @@ def verdict_lines(verdicts: Sequence[Finding]) -> list[str]:
     return lines
 
 
-def title_parts(title: str) -> list[str]:
-    """The parts of a title between commas; commas within brackets belong to a label."""
-    return _BETWEEN_PARTS.split(title)
-
-
-def short_names(titles: Sequence[str]) -> list[str]:
-    """Titles without the parts, after the first, that all of them share."""
-    parts = [title_parts(title) for title in titles]
-    if len(parts) < 2:
-        return [own[0] for own in parts]
-    shared = set(parts[0]).intersection(*parts[1:])
-    return [", ".join([own[0], *(part for part in own[1:] if part not in shared)]) for own in parts]
+def names_of(verdicts: Sequence[Finding]) -> list[str]:
+    """The workloads, each by what distinguishes it from the others."""
+    names = short_names([title_parts(verdict.values["workload"]) for verdict in verdicts])
+    return [", ".join(parts) for parts in names]
 
 
 def _all_of(verdict: Finding) -> Iterator[str]:

@@ -9,8 +9,8 @@ import pandas as pd
 
 from scaling.analysis.columns import SEPARATOR
 from scaling.analysis.findings import Finding
-from scaling.analysis.formats import workers
 from scaling.analysis.groups import Group
+from scaling.axes import workers
 from scaling.report.text import text_of
 
 

@@ -17,7 +17,6 @@ from scaling.analysis.noise import scatter_of
 from scaling.analysis.reading import environment_of, num_cores
 from scaling.analysis.samples import CellResult, read_cells
 from scaling.analysis.seed_noise import seed_noise, seed_noise_finding
-from scaling.analysis.status import lost_text, without_record
 from scaling.analysis.summary import build_table, study_name, table_csv
 from scaling.analysis.training_findings import unfinished_trainings
 from scaling.analysis.transfer_lines import transfer_findings
@@ -52,7 +51,9 @@ from scaling.report.predictions import (
     read_predictions,
 )
 from scaling.report.seed_noise_table import seed_noise_tables
+from scaling.report.status import lost_text, without_record
 from scaling.report.text import Sentence, sentences_of
+from scaling.report.titles import title_of
 from scaling.report.transfer_tables import page_tables
 from scaling.report.verdict_text import MOST_LINES, verdict_lines
 from scaling.report.warnings_text import with_texts
@@ -178,7 +179,7 @@ def _write_links(
     topology, links, left_out = read_topology(folder), {}, {}
     for group in group_rows(rows):
         if group.kind == "iteration":
-            links[group.slug], left_out[group.title] = links_of(group, cells, topology)
+            links[group.slug], left_out[title_of(group.given)] = links_of(group, cells, topology)
     if any(links.values()):
         linked = [cell for cells_of_group in links.values() for cell in cells_of_group]
         folder.write_text("links.csv", table_csv(link_table(linked), digits=STEP_DIGITS))

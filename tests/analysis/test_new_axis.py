@@ -10,10 +10,11 @@ from scaling.analysis.groups import group_rows
 from scaling.analysis.matching import match_cells
 from scaling.analysis.recommend import recommend
 from scaling.analysis.samples import read_cells
-from scaling.analysis.status import status_table
 from scaling.prediction.compute import ComputeModel
 from scaling.prediction.measured import MeasuredCell
 from scaling.report.exports import FORMATS
+from scaling.report.status import status_table
+from scaling.report.titles import title_of
 from scaling.study.cells import Cell, Machine, resolve
 from scaling.study.pruning import judge
 from scaling.study.schema import parse_study
@@ -56,7 +57,7 @@ def test_summary_has_its_column_and_the_default_where_cells_lack_it(made):
 def test_groups_differ_in_it_and_their_titles_say_so(made):
     groups = group_rows(rows_of(made))
     assert [[row["dropout"] for row in group.rows] for group in groups] == [[0.0] * 2, [0.5] * 2]
-    assert [group.title.rpartition(", ")[2] for group in groups] == ["dropout 0", "dropout 0.5"]
+    assert [title_of(group.given).rpartition(", ")[2] for group in groups] == ["dropout 0", "dropout 0.5"]
 
 
 def test_baseline_shares_it(made):

@@ -6,7 +6,8 @@ from datetime import datetime, timezone
 import pytest
 
 from scaling.analysis.progress import progress
-from scaling.analysis.status import describe_status, status_table
+from scaling.report.progress import progress_as_dict, progress_lines, run_name
+from scaling.report.status import describe_status, status_table
 from scaling.store import ResultsFolder, RunRecord
 
 
@@ -60,12 +61,12 @@ def test_running_cell_is_named_and_its_time_counts(folder):
     write(folder, 1, "done", at(0), at(2))
     write(folder, 2, "running", at(2), aggregator_label="tree")
     found = progress(folder, at(3))
-    ((name, seconds),) = found.running
-    assert name.startswith("tree on 2 workers")
+    ((run, seconds),) = found.running
+    assert run_name(run).startswith("tree on 2 workers")
     assert seconds == 60
     assert found.left_s == pytest.approx(60)
     assert found.idle_s is None
-    assert "now: tree on 2 workers" in "\n".join(found.lines())
+    assert "now: tree on 2 workers" in "\n".join(progress_lines(found))
 
 
 @pytest.mark.parametrize("part", ["", ".2"])
@@ -77,14 +78,14 @@ def test_what_was_killed_is_not_said_to_run(folder, part):
         assert len(progress(folder, at(3)).running) == 2
         assert progress(folder, at(3)).killed == []
     found = progress(folder, at(3))
-    ((name, seconds),) = found.killed
-    assert name.startswith("tree on 2 workers")
+    ((run, seconds),) = found.killed
+    assert run_name(run).startswith("tree on 2 workers")
     assert seconds == 60
     ((elsewhere, _),) = found.running
-    assert elsewhere.startswith("ring on 2 workers")
-    assert "killed while it ran: tree on 2 workers" in "\n".join(found.lines())
-    assert [cell["seconds"] for cell in found.as_dict()["killed"]] == [60]
-    assert found.lines()[0] == "1/3 runs over: 1 done, 1 running, 1 killed"
+    assert run_name(elsewhere).startswith("ring on 2 workers")
+    assert "killed while it ran: tree on 2 workers" in "\n".join(progress_lines(found))
+    assert [cell["seconds"] for cell in progress_as_dict(found)["killed"]] == [60]
+    assert progress_lines(found)[0] == "1/3 runs over: 1 done, 1 running, 1 killed"
 
 
 def test_status_calls_a_killed_run_so(study, monkeypatch):
@@ -101,8 +102,8 @@ def test_status_calls_a_killed_run_so(study, monkeypatch):
 def test_the_look_at_a_folder_that_others_share_keeps_nobody_out(folder):
     write(folder, 2, "running", at(2), host=platform.node())
     with folder.lock(shared=True):
-        ((name, _),) = progress(folder, at(3)).killed
-        assert name.startswith("ring on 2 workers")
+        ((run, _),) = progress(folder, at(3)).killed
+        assert run_name(run).startswith("ring on 2 workers")
         with folder.lock(".2"):
             assert progress(folder, at(3)).killed == []
 
@@ -111,7 +112,8 @@ def test_last_error_is_the_latest_and_nothing_is_left_of_a_finished_study(folder
     write(folder, 1, "failed", at(0), at(1), reason="out of memory")
     write(folder, 2, "failed", at(1), at(2), reason="a worker died")
     found = progress(folder, at(9))
-    assert found.last_error == ("ring on 2 workers, repeat 0", "a worker died")
+    assert run_name(found.last_error) == "ring on 2 workers, repeat 0"
+    assert found.last_error.reason == "a worker died"
     assert (found.is_over, found.left_s) == (True, 0.0)
 
 
@@ -126,7 +128,7 @@ def test_before_the_first_run_nothing_is_estimated(folder):
     write(folder, 1, "planned")
     found = progress(folder, at(0))
     assert (found.runs_per_hour, found.left_s, found.last_error, found.idle_s) == (None, None, None, None)
-    assert found.lines() == ["0/1 runs over: 1 planned"]
+    assert progress_lines(found) == ["0/1 runs over: 1 planned"]
 
 
 def test_status_tells_replicates_and_what_else_was_chosen_apart(study):

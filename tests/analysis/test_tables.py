@@ -12,6 +12,7 @@ from scaling.analysis.groups import group_rows
 from scaling.analysis.samples import read_cells
 from scaling.analysis.summary import summary_table, table_csv
 from scaling.errors import StoreError
+from scaling.report.titles import title_of
 
 
 def rows_of(study):
@@ -162,7 +163,7 @@ def test_memory_formats_are_tables_of_their_own_and_folders_without_the_key_are_
     rows = rows_of(study)
     assert [row["memory_format"] for row in rows] == ["channels_last", "contiguous", "channels_last"]
     assert [row["speedup"] for row in rows] == [1.0, 1.0, 1.5]
-    titles = [group.title for group in group_rows(rows)]
+    titles = [title_of(group.given) for group in group_rows(rows)]
     assert [title.rsplit(", ", 1)[1] for title in titles] == ["channels_last", "contiguous"]
 
 
@@ -174,7 +175,9 @@ def test_augmented_timings_are_tables_of_their_own_and_plain_ones_have_an_empty_
     rows = rows_of(study)
     assert [row["augmentation"] for row in rows] == [None, "standard", None, "standard"]
     assert [row["speedup"] for row in rows] == [1.0, 1.0, 2.0, 3.0]
-    groups = {group.title: {row["augmentation"] for row in group.rows} for group in group_rows(rows)}
+    groups = {
+        title_of(group.given): {row["augmentation"] for row in group.rows} for group in group_rows(rows)
+    }
     ends = {title.rsplit(", ", 1)[1]: own for title, own in groups.items()}
     assert ends == {"augmentation none": {None}, "augmentation standard": {"standard"}}
     assert len({group.slug for group in group_rows(rows)}) == 2

@@ -9,17 +9,17 @@ from dataclasses import asdict
 import pytest
 from rich.console import Console
 
-from scaling.analysis import status_table, summary_table
+from scaling.analysis import summary_table
 from scaling.analysis.columns import to_rows
 from scaling.analysis.transfer_lines import largest_of, lines_of, transfer_findings, transfer_groups
 from scaling.analysis.transfers import read_transfers, transfer_rows
 from scaling.errors import StoreError
 from scaling.measure.probe.cases import MIB, Sample, cases
 from scaling.measure.probe.machine_file import with_detected
-from scaling.report import write_report
+from scaling.report import status_table, write_report
 from scaling.report.figures.transfers import bandwidth_lines
 from scaling.report.terminal import render_tables
-from scaling.report.transfer_tables import render_transfers
+from scaling.report.transfer_tables import name_of, render_transfers, who_did
 from scaling.store import RunRecord
 from tests.made_studies import texts_of
 from topologies.facts import Facts, Gpu, Host, NumaNode, PcieLink
@@ -112,13 +112,10 @@ def links(study):
     return study
 
 
-def found_line(results, what, who, *, host_only=False):
+def found_line(results, name, who, *, host_only=False):
     (group,) = transfer_groups(results)
-    return next(
-        one
-        for one in largest_of(lines_of(group))
-        if (one.what, one.who, one.host_only) == (what, who, host_only)
-    )
+    name = f"{name}, host-only" if host_only else name
+    return next(one for one in largest_of(lines_of(group)) if (name_of(one), one.who) == (name, who))
 
 
 class TestTable:
@@ -190,9 +187,9 @@ class TestTable:
 class TestPeople:
     def test_ranks_that_did_the_same_share_a_line(self, links):
         results = read_transfers(links.folder)
-        assert found_line(results, "h2d pinned", "alone").who_text == "2 alone"
-        assert found_line(results, "h2d pinned", "at once").who_text == "2 at once"
-        assert found_line(results, "copy to a peer", "pair").who_text == "2 pairs"
+        assert who_did(found_line(results, "h2d pinned", "alone")) == "2 alone"
+        assert who_did(found_line(results, "h2d pinned", "at once")) == "2 at once"
+        assert who_did(found_line(results, "copy to a peer", "pair")) == "2 pairs"
         line = found_line(results, "all-reduce, captured", "at once", host_only=True)
         assert line.num_bytes == 1024 * MIB
         assert math.isclose(line.busbw_bytes_per_s, 20e9, rel_tol=0.01)  # 2(n-1)/n is 1 with two

@@ -5,7 +5,8 @@ import pytest
 from scaling.analysis.samples import read_cells
 from scaling.analysis.summary import build_table
 from scaling.analysis.verdict import verdicts
-from scaling.report.verdict_text import MOST_LINES, short_names, verdict_lines
+from scaling.report.titles import short_names
+from scaling.report.verdict_text import MOST_LINES, verdict_lines
 
 
 def answers(study):
@@ -83,9 +84,6 @@ def test_study_without_candidates_has_no_answer(study):
 
 
 def test_names_keep_what_distinguishes_them():
-    titles = ["m on d, strong scaling, batch 8", "m on d, strong scaling, batch 16"]
-    assert short_names(titles) == ["m on d, batch 8", "m on d, batch 16"]
-    assert short_names(titles[:1]) == ["m on d"]
-    labels = ["m(a=[1, 2], b=3) on d(c=[4]), batch 8", "m(a=[1, 2], b=3) on d(c=[4]), batch 16"]
-    assert short_names(labels) == labels
-    assert short_names(labels[:1]) == ["m(a=[1, 2], b=3) on d(c=[4])"]
+    titles = [["m(a=[1, 2]) on d", "strong scaling", f"batch {batch}"] for batch in (8, 16)]
+    assert short_names(titles) == [["m(a=[1, 2]) on d", "batch 8"], ["m(a=[1, 2]) on d", "batch 16"]]
+    assert short_names(titles[:1]) == [["m(a=[1, 2]) on d"]]

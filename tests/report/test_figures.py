@@ -25,6 +25,7 @@ from scaling.report.figures.placements import placed
 from scaling.report.figures.speedup import speedup_lines
 from scaling.report.figures.style import aggregator_looks
 from scaling.report.figures.training import training_lines
+from scaling.report.titles import title_of
 
 
 def groups_of(study):
@@ -176,7 +177,7 @@ def test_groups_part_where_more_than_aggregator_and_world_size_differs(study):
     study.add_steps([[1.0]], scaling="weak")
     groups = groups_of(study)
     assert [len(group.rows) for group in groups] == [2, 1, 1]
-    assert [group.title for group in groups] == [
+    assert [title_of(group.given) for group in groups] == [
         "mlp on synthetic, strong scaling, global batch 64, cpu, seed 0",
         "mlp on synthetic, strong scaling, global batch 64, cpu, seed 1",
         "mlp on synthetic, weak scaling, 64 a worker, cpu, seed 0",

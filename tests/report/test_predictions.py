@@ -6,11 +6,11 @@ import json
 import pytest
 
 from scaling.analysis.columns import columns, to_rows
-from scaling.analysis.formats import MISSING
 from scaling.analysis.summary import summary_table
 from scaling.report import write_report
 from scaling.report.figures.predictions import PredictedPoint, draw_predictions, predicted_points
 from scaling.report.figures.style import aggregator_looks
+from scaling.report.formats import MISSING
 from scaling.report.predictions import prediction_findings, prediction_tables, read_predictions
 from tests.made_studies import texts_of
 

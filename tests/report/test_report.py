@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from scaling.analysis import status_table, summary_table
+from scaling.analysis import summary_table
 from scaling.errors import StoreError
-from scaling.report import write_report
+from scaling.report import status_table, write_report
 from scaling.report.content import num_cores
 from scaling.report.terminal import render_tables
 from scaling.store import ResultsFolder
@@ -162,7 +162,7 @@ def test_report_works_without_torch(filled):
         "        if name.partition('.')[0] == 'torch':\n"
         "            raise ModuleNotFoundError('no torch here')\n"
         "sys.meta_path.insert(0, NoTorch())\n"
-        "from scaling.analysis import status_table\n"
+        "from scaling.report import status_table\n"
         "from scaling.report import write_report\n"
         "from scaling.report.terminal import render_tables\n"
         "from scaling.store import ResultsFolder\n"

@@ -12,6 +12,7 @@ MODULE = """
 from matplotlib.figure import Figure
 
 from scaling.report.figures.base import Drawn, figure
+from scaling.report.titles import title_of
 
 CAPTION = "Samples a second over the workers (columns world_size and samples_per_s)."
 
@@ -23,7 +24,7 @@ def throughput(data):
         axes = drawing.add_subplot()
         sizes = [row["world_size"] for row in group.rows]
         axes.plot(sizes, [row["samples_per_s"] for row in group.rows], marker="o")
-        yield Drawn(f"throughput-{group.slug}", group.title, CAPTION, drawing, group=group)
+        yield Drawn(f"throughput-{group.slug}", title_of(group.given), CAPTION, drawing, group=group)
 
 
 @figure(section="speedup")
@@ -34,7 +35,7 @@ def broken(data):
 @figure(section="speedup")
 def same_name(data):
     (group,) = data.groups
-    yield Drawn(f"speedup-{group.slug}", group.title, CAPTION, Figure())
+    yield Drawn(f"speedup-{group.slug}", title_of(group.given), CAPTION, Figure())
 
 
 def undecorated(data):

@@ -4,8 +4,8 @@ import importlib.util
 
 import pytest
 
-from scaling.analysis.status import describe_status, status_table
 from scaling.errors import LaunchError
+from scaling.report.status import describe_status, status_table
 from scaling.store import ResultsFolder
 from scaling.study.cells import Machine, resolve
 from scaling.study.libraries import runnable

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from scaling.analysis.formats import listed, number
 from scaling.report.device.common import (
     Arm,
     arms_of,
@@ -22,6 +21,7 @@ from scaling.report.device.declared import RATE, Lines, Report
 from scaling.report.device.drawing import Panel
 from scaling.report.device.remarks import no_gpu, remarks
 from scaling.report.device.results import DeviceResult, Results, by_network, fastest_on_each, grouped
+from scaling.report.formats import listed, number
 from scaling.report.tables import Table
 
 ENOUGH = 0.9

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from itertools import cycle
 from typing import TypeVar, cast
 
-from scaling.analysis.formats import MISSING, interval, milliseconds, number
 from scaling.measure.statistics import Estimate
 from scaling.report.device.crossover import overlap
 from scaling.report.device.results import DeviceResult, Results
 from scaling.report.figures.style import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY_BLUE, VERMILLION
+from scaling.report.formats import MISSING, interval, milliseconds, number
 from scaling.report.tables import Column, Table, table_of
 
 Item = TypeVar("Item")

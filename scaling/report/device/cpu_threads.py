@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from scaling.analysis.formats import MISSING, listed, ratio
 from scaling.report.device.common import (
     OTHER_COLOURS,
     OTHER_MARKERS,
@@ -26,6 +25,7 @@ from scaling.report.device.drawing import Line, draw_lines, handle, handles, new
 from scaling.report.device.remarks import remarks
 from scaling.report.device.results import DeviceResult, Results, by_network
 from scaling.report.figures.parts import legend_below, plain_ticks
+from scaling.report.formats import MISSING, listed, ratio
 from scaling.report.tables import Column, Table
 
 ALMOST = 1.05

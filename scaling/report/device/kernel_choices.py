@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from scaling.analysis.formats import MISSING, listed, megabytes, milliseconds, number
 from scaling.report.device.common import (
     DEVICES,
     device_table,
@@ -36,6 +35,7 @@ from scaling.report.device.kernel_figures import PLOTS
 from scaling.report.device.kernel_workspace import capped, faster_by_older, interfaces, limit_costs
 from scaling.report.device.remarks import NO_ROWS, missing_remark, remarks
 from scaling.report.device.results import DeviceResult, Results
+from scaling.report.formats import MISSING, listed, megabytes, milliseconds, number
 from scaling.report.tables import Column, Table
 
 READINGS = ("transposed", "transpose-first")

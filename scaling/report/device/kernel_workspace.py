@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from scaling.analysis.formats import listed, megabytes, milliseconds
 from scaling.report.device.common import finding, one_launch, times
 from scaling.report.device.kernel_data import CAPPED, NO_CAP, Case, median, overlap
 from scaling.report.device.results import DeviceResult, Results
+from scaling.report.formats import listed, megabytes, milliseconds
 
 
 def capped(results: Results, convolutions: Sequence[Case]) -> Iterator[str]:

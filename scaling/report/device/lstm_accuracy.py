@@ -14,12 +14,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from scaling.analysis.formats import MISSING, listed, percent
 from scaling.report.device.common import DEVICES, device_table, scientific
 from scaling.report.device.drawing import stacked
 from scaling.report.device.results import DeviceResult, Results
 from scaling.report.figures.parts import add_tip
 from scaling.report.figures.style import BLACK, BLUE, GREY, ORANGE
+from scaling.report.formats import MISSING, listed, percent
 from scaling.report.tables import Column, Table
 
 IMPLEMENTATIONS = ("elementary", "cell", "fused")

@@ -11,7 +11,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
-from scaling.analysis.formats import listed, number
 from scaling.measure.statistics import Estimate
 from scaling.report.device.common import (
     DEVICES,
@@ -42,6 +41,7 @@ from scaling.report.device.remarks import missing_remark, remarks
 from scaling.report.device.results import DeviceResult, Results, fastest_on_each, grouped
 from scaling.report.figures.parts import add_tip, legend_below
 from scaling.report.figures.style import BLACK
+from scaling.report.formats import listed, number
 from scaling.report.tables import Column, Table
 
 VARIABLES = ("task", "width", "batch", "precision", "implementation")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from scaling.analysis.formats import MISSING, number
 from scaling.report.device.common import device_table, interval_cell, time_cell
 from scaling.report.device.declared import Report
 from scaling.report.device.remarks import NO_ROWS, remarks
 from scaling.report.device.results import DeviceResult, Results
+from scaling.report.formats import MISSING, number
 from scaling.report.tables import Column, Table
 
 

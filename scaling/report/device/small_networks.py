@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from scaling.analysis.formats import MISSING, listed, number
 from scaling.report.device.common import (
     Arm,
     Cells,
@@ -36,6 +35,7 @@ from scaling.report.device.small_networks_figures import (
     times_by,
     width_crossings,
 )
+from scaling.report.formats import MISSING, listed, number
 from scaling.report.tables import Column, Table
 
 VARIABLES = ("network", "batch", "depth", "inputs", "width")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from scaling.analysis.formats import listed, milliseconds, number
 from scaling.measure.statistics import Estimate
 from scaling.report.device.common import (
     Cells,
@@ -31,6 +30,7 @@ from scaling.report.device.surface_figures import (
     way_named,
     ways_of,
 )
+from scaling.report.formats import listed, milliseconds, number
 from scaling.report.tables import Column, Table
 
 

@@ -10,14 +10,16 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from scaling.analysis.columns import PART_COLUMNS, Row, aggregator_name
-from scaling.analysis.formats import milliseconds, percent, workers
 from scaling.analysis.groups import Group
 from scaling.analysis.variants import main_variant
+from scaling.axes import workers
 from scaling.report.figures.base import Drawn, FigureInput, figure
 from scaling.report.figures.parts import ANSWER_WIDTH, legend_below, set_title
 from scaling.report.figures.speedup import best_of, speedup_lines
 from scaling.report.figures.style import GROUPED_PARTS
 from scaling.report.figures.svg import with_tip
+from scaling.report.formats import milliseconds, percent
+from scaling.report.titles import title_of
 
 CAPTION = (
     "Mean of the profiled steps, on the rank that the others wait for. The number is the time of a step "
@@ -44,7 +46,7 @@ def answer_budget(data: FigureInput) -> Iterator[Drawn]:
         name, bars = answer_bars(group, data.best)
         if bars:
             drawing = draw_answer_budget(f"Where the step goes: {name}", bars)
-            yield Drawn(f"step-{group.slug}", group.title, CAPTION, drawing, group=group)
+            yield Drawn(f"step-{group.slug}", title_of(group.given), CAPTION, drawing, group=group)
 
 
 @dataclass(frozen=True)

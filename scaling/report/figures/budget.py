@@ -12,8 +12,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from scaling.analysis.columns import PART_COLUMNS, Row
-from scaling.analysis.formats import percent, workers
 from scaling.analysis.groups import Group
+from scaling.axes import workers
 from scaling.measure.budget import PARTS
 from scaling.report.budget_table import part_label
 from scaling.report.figures.base import Drawn, FigureInput, figure
@@ -27,6 +27,8 @@ from scaling.report.figures.parts import (
 )
 from scaling.report.figures.style import HIDDEN_LOOK, part_look
 from scaling.report.figures.svg import with_tip
+from scaling.report.formats import percent
+from scaling.report.titles import title_of
 
 CAPTION = (
     "Where a step's time goes: mean over the middle half of the steps whose phases were marked, of the rank "
@@ -52,8 +54,8 @@ def budget(data: FigureInput) -> Iterator[Drawn]:
     """One a group that has cells with profiled iterations."""
     for group in data.groups_of("iteration"):
         if bars := budget_bars(group):
-            drawing = draw_budget(group.title, bars)
-            yield Drawn(f"budget-{group.slug}", group.title, CAPTION, drawing, group=group)
+            drawing = draw_budget(title_of(group.given), bars)
+            yield Drawn(f"budget-{group.slug}", title_of(group.given), CAPTION, drawing, group=group)
 
 
 @dataclass(frozen=True)

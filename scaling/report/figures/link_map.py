@@ -9,12 +9,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from scaling.analysis.formats import megabytes, percent
 from scaling.report.figures.base import Drawn, FigureInput, figure
 from scaling.report.figures.links import CellLinks, LinkUse, all_links
 from scaling.report.figures.parts import WIDTH, broken, on_most_workers, set_title
 from scaling.report.figures.style import LATE_COLOURS
 from scaling.report.figures.svg import with_tip
+from scaling.report.formats import megabytes, percent
 
 CAPTION = (
     "Simulated, not measured: the bytes that one exchange puts on each direction of a link, by the "

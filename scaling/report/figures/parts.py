@@ -15,11 +15,12 @@ from matplotlib.textpath import text_to_path
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from scaling.analysis.columns import aggregator_name
-from scaling.analysis.formats import workers
 from scaling.analysis.groups import Group
+from scaling.axes import workers
 from scaling.report.figures.style import Look
 from scaling.report.figures.svg import with_tip
 from scaling.report.text import recipe_text
+from scaling.report.titles import title_of
 
 Looks = dict[str, Look]
 
@@ -156,10 +157,10 @@ def in_ms(seconds: float | None) -> float | None:
 
 def on_most_workers(group: Group) -> str:
     """The title of a figure that shows a group at its largest world size."""
-    return f"{group.title}, on {workers(max(group.world_sizes))}"
+    return f"{title_of(group.given)}, on {workers(max(group.world_sizes))}"
 
 
 def title_with_recipe(group: Group) -> str:
     """A group of trainings with how they were trained."""
     recipe = recipe_text(group.rows[0])
-    return f"{group.title}. {recipe[:1].upper()}{recipe[1:]}"
+    return f"{title_of(group.given)}. {recipe[:1].upper()}{recipe[1:]}"

@@ -11,9 +11,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from scaling.analysis.columns import Row, aggregator_name, is_control_arm
-from scaling.analysis.formats import percent, workers
 from scaling.analysis.groups import Group
 from scaling.analysis.variants import main_variant
+from scaling.axes import workers
 from scaling.report.figures.base import Drawn, FigureInput, figure
 from scaling.report.figures.parts import (
     ANSWER_WIDTH,
@@ -25,6 +25,8 @@ from scaling.report.figures.parts import (
 )
 from scaling.report.figures.style import BEST, BOUND, IDEAL, OTHER, REFERENCE
 from scaling.report.figures.svg import with_tip
+from scaling.report.formats import percent
+from scaling.report.titles import title_of
 
 CAPTION = (
     "Throughput over that of one worker without exchange. Bars: 95% intervals; a hollow point has none. No "
@@ -45,7 +47,7 @@ def speedup(data: FigureInput) -> Iterator[Drawn]:
         lines = speedup_lines(group)
         if len({size for line in lines for size in line.world_sizes}) > 1:
             drawing = draw_speedup("Speedup over one worker", lines, data.best)
-            yield Drawn(f"speedup-{group.slug}", group.title, CAPTION, drawing, group=group)
+            yield Drawn(f"speedup-{group.slug}", title_of(group.given), CAPTION, drawing, group=group)
 
 
 @dataclass(frozen=True)

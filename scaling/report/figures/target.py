@@ -11,9 +11,9 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from scaling.analysis.columns import Row, shares_gpus
-from scaling.analysis.formats import percent, workers
 from scaling.analysis.groups import Group
 from scaling.analysis.learning import over_seeds
+from scaling.axes import workers
 from scaling.report.figures.base import Drawn, FigureInput, figure
 from scaling.report.figures.parts import (
     WIDTH,
@@ -24,6 +24,7 @@ from scaling.report.figures.parts import (
 )
 from scaling.report.figures.style import SKY_BLUE, VERMILLION
 from scaling.report.figures.svg import with_tip
+from scaling.report.formats import percent
 
 CAPTION = (
     "Seconds of training, without evaluation, to the end of the first epoch that reaches the target (column "

@@ -14,10 +14,10 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from scaling.analysis.columns import Row
-from scaling.analysis.formats import percent, workers
 from scaling.analysis.groups import Group
 from scaling.analysis.learning import family_key
 from scaling.analysis.samples import CellResult, Training
+from scaling.axes import workers
 from scaling.report.figures.base import Drawn, FigureInput, figure
 from scaling.report.figures.parts import (
     WIDTH,
@@ -29,6 +29,8 @@ from scaling.report.figures.parts import (
     title_with_recipe,
 )
 from scaling.report.figures.style import line_styles
+from scaling.report.formats import percent
+from scaling.report.titles import title_of
 
 Against = Literal["epochs", "seconds", "joules"]
 
@@ -82,7 +84,7 @@ def training(data: FigureInput) -> Iterator[Drawn]:
             if known := placed_lines(lines, against):
                 drawing = draw_training(title, known, data.looks, against)
                 name = f"loss-{against}-{group.slug}"
-                yield Drawn(name, group.title, caption, drawing, "convergence.csv", group)
+                yield Drawn(name, title_of(group.given), caption, drawing, "convergence.csv", group)
 
 
 @dataclass(frozen=True)

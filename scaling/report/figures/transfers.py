@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
-from scaling.analysis.transfer_lines import Line, TransferGroup, lines_of, transfer_groups
+from scaling.analysis.transfer_lines import Line, TransferGroup, What, lines_of, transfer_groups
 from scaling.analysis.transfers import MESSAGES
 from scaling.measure.probe.series import size_text
 from scaling.report.figures.base import Drawn, FigureInput, figure
@@ -24,6 +24,7 @@ from scaling.report.figures.style import (
     VERMILLION,
     LineStyle,
 )
+from scaling.report.transfer_tables import name_of, title_of, who_did
 
 CAPTION = (
     "Bus bandwidth (busbw of nccl-tests; column busbw_bytes_per_s of transfers.csv) of the median time, and "
@@ -61,7 +62,7 @@ def bandwidths(data: FigureInput) -> Iterator[Drawn]:
     """One a device and world size that has an operation of several sizes."""
     for group in transfer_groups(data.transfers):
         if (drawing := draw_bandwidths(group)) is not None:
-            yield Drawn(f"bandwidth-{group.slug}", group.title, CAPTION, drawing, "transfers.csv")
+            yield Drawn(f"bandwidth-{group.slug}", title_of(group), CAPTION, drawing, "transfers.csv")
 
 
 @dataclass(frozen=True)
@@ -89,9 +90,9 @@ class BandwidthLine:
 
 def bandwidth_lines(group: TransferGroup, operations: Sequence[str]) -> list[BandwidthLine]:
     """One line for each of these operations that has several sizes."""
-    found: dict[tuple[str, bool, str], list[Line]] = {}
+    found: dict[tuple[What, bool, str], list[Line]] = {}
     for line in lines_of(group):
-        if line.members[0].example.operation in operations:
+        if line.what.operation in operations:
             found.setdefault((line.what, line.host_only, line.who), []).append(line)
     return [_line(group, own) for own in found.values() if len(own) > 1]
 
@@ -99,7 +100,6 @@ def bandwidth_lines(group: TransferGroup, operations: Sequence[str]) -> list[Ban
 def _line(group: TransferGroup, lines: Sequence[Line]) -> BandwidthLine:
     first = lines[0]
     example = first.members[0].example
-    host_only = ", host-only" if first.host_only else ""
 
     def rates(times: Sequence[float | None]) -> list[float | None]:
         """A time's bound is the opposite bound of the bandwidth."""
@@ -109,7 +109,7 @@ def _line(group: TransferGroup, lines: Sequence[Line]) -> BandwidthLine:
         ]
 
     return BandwidthLine(
-        label=f"{first.what}{host_only}, {first.who_text}",
+        label=f"{name_of(first)}, {who_did(first)}",
         operation=example.operation,
         who=first.who,
         dashes=DASHED if first.host_only or example.memory == "pageable" else PLAIN,
@@ -131,7 +131,7 @@ def draw_bandwidths(group: TransferGroup) -> Figure | None:
     if not panels:
         return None
     figure = Figure(figsize=(WIDTH, 0.6 + 5.0 * len(panels)), layout="constrained")
-    set_title(figure, group.title)
+    set_title(figure, title_of(group))
     subfigures = figure.subfigures(len(panels), 1, squeeze=False)[:, 0]
     for subfigure, (title, lines) in zip(subfigures, panels, strict=True):
         axes = subfigure.add_subplot()

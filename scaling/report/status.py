@@ -1,4 +1,4 @@
-"""How far a study is: the states of its cells. Reads the records alone, no samples."""
+"""How far a study is, in words: the states of its cells, what runs, what is left. Reads no samples."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What is left of a study, in words."""
 
-from scaling.analysis.status import describe_status, status_table, what_is_left
+from scaling.report.status import describe_status, status_table, what_is_left
 
 
 def row(world_size, *states, reason=None, aggregator="ring", num_waiting=0):

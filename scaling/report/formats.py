@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from scaling.axes import workers
+
 MISSING = "–"  # noqa: RUF001 (an en dash is what stands in an empty field)
 
 
@@ -100,11 +102,6 @@ def on_gpus(cell: Mapping[str, Any]) -> str:
     """`4 workers on 2 GPUs`: of a cell, or a row of it, whose workers shared GPUs."""
     num_gpus = -(-cell["world_size"] // cell["workers_per_gpu"])
     return f"{workers(cell['world_size'])} on {num_gpus} GPU{'s' if num_gpus > 1 else ''}"
-
-
-def workers(world_size: int) -> str:
-    """`1 worker`, `4 workers`."""
-    return f"{world_size} worker{'' if world_size == 1 else 's'}"
 
 
 def listed(words: list[str]) -> str:
