@@ -89,6 +89,7 @@ def progress(folder: ResultsFolder, now: datetime) -> Progress:
         if record.state == "running" and (start := _times(record)[0]) is not None
     ]
     running = [run for state, run in begun if state != KILLED]
+    since_s = {_key(record): seconds for record, seconds in running}
     left = [record for record in records if record.state not in OVER]
     failed = [record for record in ended if record.state == "failed"]
     last_end = _times(ended[-1])[1] if ended else None
@@ -96,12 +97,7 @@ def progress(folder: ResultsFolder, now: datetime) -> Progress:
         counts=counts,
         running=running,
         runs_per_hour=_runs_per_hour(ended),
-        left_s=_left_s(
-            left,
-            ended,
-            {_key(record): seconds for record, seconds in running},
-            _start_up_s(folder.launch_times()),
-        ),
+        left_s=_left_s(left, ended, since_s, _start_up_s(folder.launch_times())),
         idle_s=None if running or not left or last_end is None else (now - last_end).total_seconds(),
         last_error=failed[-1] if failed else None,
         killed=[run for state, run in begun if state == KILLED],
@@ -147,7 +143,7 @@ def _runs_per_hour(ended: Sequence[RunRecord]) -> float | None:
 def _left_s(
     left: Sequence[RunRecord],
     ended: Sequence[RunRecord],
-    running: Mapping[tuple[str, int], float],
+    since_s: Mapping[tuple[str, int], float],
     start_up_s: float,
 ) -> float | None:
     if not left:
@@ -162,7 +158,7 @@ def _left_s(
     for record in left:
         lengths = by_size.get(record.cell["world_size"])
         expected = mean(lengths) if lengths else overall
-        seconds += max(0.0, expected - running.get(_key(record), 0.0))
+        seconds += max(0.0, expected - since_s.get(_key(record), 0.0))
     launches = {(record.repeat, record.cell["world_size"]) for record in left if record.state == "planned"}
     under_way = {(record.repeat, record.cell["world_size"]) for record in left if record.state == "running"}
     return seconds + start_up_s * len(launches - under_way)

@@ -165,8 +165,8 @@ def _pinned(lines: _Lines, operation: str, who: str) -> Line | None:
 def _all_reduce(lines: _Lines, host_only: bool) -> dict[str, float] | None:
     every = [
         line
-        for (what, *key), line in lines.items()
-        if (what.operation, *key) == ("all_reduce", host_only, "at once")
+        for line in lines.values()
+        if (line.what.operation, line.host_only, line.who) == ("all_reduce", host_only, "at once")
     ]
     line = max(every, key=lambda line: line.what.captured, default=None)
     return (

@@ -82,7 +82,10 @@ def test_cells_of_two_folders_match_by_it(made, make_study):
 
 
 def test_it_makes_a_workload_of_its_own_to_recommend_for(made):
-    found = {one.workload.rpartition(", ")[2]: one.choice.row for one in recommend(made.table, made.cells)}
+    found = {
+        title_of(one.workload).rpartition(", ")[2]: one.choice.row
+        for one in recommend(made.table, made.cells)
+    }
     assert {title: row["dropout"] for title, row in found.items()} == {"cpu": 0.0, "dropout 0.5": 0.5}
 
 
