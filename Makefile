@@ -36,10 +36,11 @@ figures: $(VENV)/.installed
 reference: $(VENV)/.installed
 	$(BIN)/python benchmarks/reference_pages.py
 
-# Docstrings as pages: build/reference/index.html.
-docs: $(VENV)/.installed
+# The documents, the reports of the committed results and the docstrings as one static site: build/site/index.html.
+docs: reference
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt --editable '.[docs]'
-	$(BIN)/python -m pdoc --docformat google --output-directory build/reference scaling launchers topologies '!scaling.worker' '!scaling.__main__'
+	$(BIN)/python benchmarks/docs_site.py --out build/site
+	$(BIN)/python -m pdoc --docformat google --output-directory build/site/api scaling launchers topologies '!scaling.worker' '!scaling.__main__'
 
 # Horovod beside this torch: built once a version of torch and Python, then taken from the user's cache.
 horovod: $(VENV)/.installed
