@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -12,6 +13,7 @@ from scaling.store import ResultsFolder
 from scaling.study.cells import AnyCell, Cell, ResolvedStudy
 from scaling.study.kinds import KINDS
 from scaling.study.kinds.base import START_UP_S
+from scaling.study.step_time import ModelSize
 
 
 @dataclass(frozen=True)
@@ -84,16 +86,16 @@ def remaining_launches(folder: ResultsFolder, study: ResolvedStudy) -> list[Laun
     return sorted(launches, key=lambda launch: launch.repeat)
 
 
-def estimate_seconds(launch: Launch, num_parameters: dict[str, int], num_cores: int) -> float:
+def estimate_seconds(launch: Launch, sizes: Mapping[str, ModelSize], num_cores: int) -> float:
     """A rough time for a launch: its start-up, and its cells.
 
     Args:
         launch: what is to run.
-        num_parameters: cell id -> trainable parameters of its model, where it has one.
+        sizes: cell id -> size of its model, where it has one.
         num_cores: cores of the machine, which the workers share.
     """
     device, kinds = launch.settings.device, {cell.kind for cell in launch.cells}
     start_up_s = KINDS[kinds.pop()].start_up_s(device) if len(kinds) == 1 else START_UP_S[device]
     return start_up_s + sum(
-        KINDS[cell.kind].seconds(cell, num_cores, num_parameters.get(cell.id)) for cell in launch.cells
+        KINDS[cell.kind].seconds(cell, num_cores, sizes.get(cell.id)) for cell in launch.cells
     )

@@ -12,15 +12,20 @@ from scaling.study.cells import Cell, ResolvedStudy
 from scaling.study.kinds import KINDS
 from scaling.study.kinds.base import Kind
 from scaling.study.launches import Launch, estimate_seconds, remaining_launches
+from scaling.study.step_time import ModelSize
+from scaling.training.flops import model_flops
 from scaling.workloads.registry import build_module, create_dataset, create_model, resolve_shape
 from topologies.detect import num_usable_cores
 from topologies.texts import folded
+
+BATCH = 2
+"""With which operations are counted."""
 
 
 def plan_as_dict(study: ResolvedStudy, path: Path) -> dict[str, Any]:
     """Cells, launches that are left, and the estimate, as JSON has them."""
     launches = remaining_launches(ResultsFolder(path), study)
-    sizes = _num_parameters(study)
+    sizes = model_sizes(study)
     return {
         "study": study.name,
         "notes": study.notes,
@@ -28,7 +33,7 @@ def plan_as_dict(study: ResolvedStudy, path: Path) -> dict[str, Any]:
             {
                 "id": cell.id,
                 "repeats": study.repeats[cell.id],
-                "num_parameters": sizes.get(cell.id),
+                "num_parameters": sizes[cell.id].num_parameters if cell.id in sizes else None,
                 **cell.to_dict(),
             }
             for cell in study.cells.values()
@@ -62,7 +67,7 @@ def describe_plan(study: ResolvedStudy, path: Path) -> str:
     return "\n".join(lines)
 
 
-def _launch(launch: Launch, num_parameters: dict[str, int]) -> dict[str, Any]:
+def _launch(launch: Launch, sizes: dict[str, ModelSize]) -> dict[str, Any]:
     settings = launch.settings
     return {
         "repeat": launch.repeat,
@@ -73,25 +78,30 @@ def _launch(launch: Launch, num_parameters: dict[str, int]) -> dict[str, Any]:
         "variables": dict(settings.variables),
         "num_cells": len(launch.cells),
         "cells": [cell.id for cell in launch.cells],
-        "estimated_seconds": round(estimate_seconds(launch, num_parameters, num_usable_cores())),
+        "estimated_seconds": round(estimate_seconds(launch, sizes, num_usable_cores())),
     }
 
 
-def _num_parameters(study: ResolvedStudy) -> dict[str, int]:
-    """Trainable parameters of each cell's model, where it has one, without making their values."""
+def model_sizes(study: ResolvedStudy) -> dict[str, ModelSize]:
+    """Cell id -> size of its model, where it has one, without making its values."""
 
-    def count(cell: Cell) -> int:
+    def size_of(cell: Cell) -> ModelSize:
         model = create_model(cell.model, cell.model_parameters)
         shape = resolve_shape(model, create_dataset(cell.dataset, cell.dataset_parameters))
         with torch.device("meta"):
             module = build_module(model, shape)
-        return sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
+            dtype = torch.int64 if shape.tokens else torch.float32
+            inputs = torch.empty((BATCH, *shape.input_shape), dtype=dtype)
+            targets = torch.zeros(inputs.shape if shape.tokens else (BATCH,), dtype=torch.int64)
+        trained = [parameter.numel() for parameter in module.parameters() if parameter.requires_grad]
+        flops = model_flops(module, model.loss, inputs, targets)
+        return ModelSize(sum(trained), len(trained), flops and flops / BATCH)
 
-    known: dict[str, int] = {}
+    known: dict[str, ModelSize] = {}
     sizes = {}
     for cell in study.trained:
         key = f"{cell.model} {cell.model_parameters} {cell.dataset_label}"
         if key not in known:
-            known[key] = count(cell)
+            known[key] = size_of(cell)
         sizes[cell.id] = known[key]
     return sizes

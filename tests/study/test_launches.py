@@ -8,6 +8,7 @@ import pytest
 from scaling.store import ResultsFolder
 from scaling.study.cells import Cell, ResolvedStudy
 from scaling.study.launches import Settings, estimate_seconds, remaining_launches
+from scaling.study.step_time import ModelSize
 
 CELL = Cell(
     kind="iteration",
@@ -141,7 +142,7 @@ class TestWhatIsLeft:
 class TestEstimate:
     def seconds(self, folder: ResultsFolder, cells: list[Cell], num_parameters: int = 10**6) -> float:
         (launch,) = remaining_launches(folder, study_of(cells))
-        return estimate_seconds(launch, {cell.id: num_parameters for cell in cells}, num_cores=8)
+        return estimate_seconds(launch, {cell.id: ModelSize(num_parameters) for cell in cells}, num_cores=8)
 
     def test_grows_with_cells_iterations_and_parameters(self, folder):
         one = self.seconds(folder, seeds(1))

@@ -11,6 +11,7 @@ from scaling.study.cells import Cell, Machine, ResolvedStudy, resolve
 from scaling.study.launches import Launch, Settings, estimate_seconds
 from scaling.study.schema import parse_study
 from scaling.study.sharing import described, gpu_of, num_gpus_used, sharing_note
+from scaling.study.step_time import ModelSize
 from scaling.worker import _device
 
 BASE = {
@@ -183,7 +184,7 @@ class TestLaunch:
         (shared,) = cells(workers_per_gpu=2, world_sizes=[4])
         apart = replace(shared, workers_per_gpu=None)
         times = [
-            estimate_seconds(Launch(Settings.of(cell), 0, [cell]), {cell.id: 10**7}, 8)
+            estimate_seconds(Launch(Settings.of(cell), 0, [cell]), {cell.id: ModelSize(10**7)}, 8)
             for cell in (apart, shared)
         ]
         assert times[0] < times[1]

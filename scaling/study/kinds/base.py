@@ -17,8 +17,9 @@ from scaling.study.parts import AnyPart
 if TYPE_CHECKING:
     from scaling.study.rank_summary import RankSummary
     from scaling.study.run_context import RunContext
+    from scaling.study.step_time import ModelSize
 
-START_UP_S = {"cpu": 8.0, "cuda": 20.0}
+START_UP_S = {"cpu": 2.0, "cuda": 5.0}
 """What a launch is assumed to take before its first cell."""
 
 
@@ -141,13 +142,13 @@ class Kind(ABC, Generic[PartT, CellT]):
         """
 
     @abstractmethod
-    def seconds(self, cell: CellT, num_cores: int, num_parameters: int | None) -> float:
+    def seconds(self, cell: CellT, num_cores: int, size: ModelSize | None) -> float:
         """About how long the cell takes.
 
         Args:
             cell: of this kind.
             num_cores: of the machine, which the workers share.
-            num_parameters: trainable ones of its model; None where it has none.
+            size: of its model; None where it has none.
         """
 
     def start_up_s(self, device: str) -> float:

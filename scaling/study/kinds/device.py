@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from scaling.experiments.base import Point
     from scaling.study.rank_summary import RankSummary
     from scaling.study.run_context import RunContext
+    from scaling.study.step_time import ModelSize
 
 ALL_THREADS = "all"
 NOT_VARIABLES = ("only_device", "threads")
@@ -160,7 +161,7 @@ class DeviceKind(Kind[DevicePart, DeviceCell]):
         context.seconds["unsplit"] = context.elapsed_s()
         return RankSummary(memory_peak_bytes=context.memory_peak_bytes(), seconds=context.seconds)
 
-    def seconds(self, cell: DeviceCell, num_cores: int, num_parameters: int | None) -> float:
+    def seconds(self, cell: DeviceCell, num_cores: int, size: ModelSize | None) -> float:
         """As such cells took elsewhere."""
         return cell_seconds(cell.experiment, cell.device, cell.seconds, cell.limit_s, num_cores)
 

@@ -117,7 +117,8 @@ class IterationKind(TrainingKind[IterationPart]):
         assert cell.warmup is not None
         seconds = (cell.iterations + cell.warmup) * step_s
         if cell.precision_goal is not None:
-            seconds = min(seconds, (USUAL_ITERATIONS + cell.warmup) * step_s + (cell.min_seconds or 0.0))
+            usual_s = max(USUAL_ITERATIONS * step_s, cell.min_seconds or 0.0)
+            seconds = min(seconds, cell.warmup * step_s + usual_s)
         seconds += (cell.split_iterations or 0) * step_s
         if cell.max_seconds is not None:
             seconds = min(seconds, max(1.5 * cell.max_seconds, 7 * step_s))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from scaling.store.upgrades import DATA_IN_HOST_MEMORY
 from scaling.study.kinds.base import Kind, Machine
 from scaling.study.parts import TrainingPart
+from scaling.study.step_time import ModelSize, set_up_seconds, step_seconds
 
 if TYPE_CHECKING:
     from scaling.aggregators.base import Aggregator
@@ -18,14 +19,6 @@ if TYPE_CHECKING:
 
 TIMING_BATCHES = 4
 """Different global batches that timed iterations take in turn."""
-
-OPERATIONS_PER_S = {"cpu": 8e10, "cuda": 3e13}
-"""Floating-point operations a second that the estimate assumes of a CPU core and of a GPU, in float32."""
-
-THROUGH_HOST_BYTES_PER_S = 5e8
-"""Of a gradient in float32 that Gloo brings together between workers that share a GPU."""
-
-CELL_SET_UP_S = 0.5
 
 TrainingPartT = TypeVar("TrainingPartT", bound=TrainingPart)
 
@@ -81,18 +74,10 @@ class TrainingKind(Kind[TrainingPartT, "Cell"]):
     def steps_s(self, cell: Cell, step_s: float) -> float:
         """What all steps of the cell take, if each takes `step_s`."""
 
-    def seconds(self, cell: Cell, num_cores: int, num_parameters: int | None) -> float:
-        """Of its floating-point operations at an assumed rate."""
-        assert num_parameters is not None
-        if cell.device == "cpu":
-            rate = OPERATIONS_PER_S["cpu"] * min(num_cores, cell.world_size * cell.threads)
-        else:
-            rate = OPERATIONS_PER_S["cuda"] * cell.world_size / (cell.workers_per_gpu or 1)
-        # 2 operations a parameter and sample forward, 4 backward; dense layers, which is what there is.
-        step_s = 6.0 * num_parameters * cell.global_batch / rate + 1e-3 * cell.world_size
-        if cell.workers_per_gpu is not None and cell.exchanges:
-            step_s += 4.0 * num_parameters / THROUGH_HOST_BYTES_PER_S
-        return self.steps_s(cell, step_s) + CELL_SET_UP_S
+    def seconds(self, cell: Cell, num_cores: int, size: ModelSize | None) -> float:
+        """Of its steps, at assumed rates, and its set-up."""
+        assert size is not None
+        return self.steps_s(cell, step_seconds(cell, size, num_cores)) + set_up_seconds(cell, size)
 
     def summary(self, ranks: Sequence[RankSummary]) -> dict[str, Any]:
         """What `run.json` says of the network, the exchange and the data."""

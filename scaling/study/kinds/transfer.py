@@ -19,6 +19,7 @@ from scaling.study.parts import Number, Part
 if TYPE_CHECKING:
     from scaling.study.rank_summary import RankSummary
     from scaling.study.run_context import RunContext
+    from scaling.study.step_time import ModelSize
 
 SLACK_RATIO = 1.2
 """Of a cell's time: what its operations set up comes on top."""
@@ -107,6 +108,6 @@ class TransferKind(Kind[TransferPart, TransferCell]):
         """What `run.json` says: the seconds; memory is no question here."""
         return {"seconds": ranks[0].seconds}
 
-    def seconds(self, cell: TransferCell, num_cores: int, num_parameters: int | None) -> float:
+    def seconds(self, cell: TransferCell, num_cores: int, size: ModelSize | None) -> float:
         """The seconds that the study gives it, and a little."""
         return cell.seconds * SLACK_RATIO
