@@ -67,6 +67,7 @@ class Execution:
 
     def _compile(self, step: Step, rank: int) -> _RankStep | None:
         compiled = _RankStep()
+        step = tuple(step)  # each transfer one object
         for source, target, transfers in messages(step):
             if source == rank:
                 compiled.sends.append((target, [self._span(t) for t in transfers]))

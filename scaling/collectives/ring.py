@@ -25,9 +25,9 @@ machines take part, the rotation there is inside each machine.
 
 from __future__ import annotations
 
-from itertools import repeat
+import numpy as np
 
-from scaling.collectives.schedule import LazySteps, Operation, Schedule, Step, Transfer
+from scaling.collectives.schedule import Columns, LazySteps, Schedule, Step
 from scaling.errors import ScheduleError
 
 
@@ -49,20 +49,16 @@ def ring(world_size: int, subrings: int = 1, directions: int = 1) -> Schedule:
         return _both_ways(ring(n, k))
     if not 1 <= k <= n:
         raise ScheduleError(f"ring: {k} sub-rings of {n} ranks; allowed are 1 to {n}")
-    starts = [s * (n // k) for s in range(k)]
-    sources = [r for r in range(n) for _ in range(k)]
-    successors = [(r + 1) % n for r in sources]
+    rank, subring = np.divmod(np.arange(n * k), k)
+    successor = (rank + 1) % n
+    position = (rank - subring * (n // k)) % n
 
-    def transfers(first_segment: int, t: int, operation: Operation) -> Step:
-        chunks = [0] * (n * k)
-        for s, start in enumerate(starts):
-            first = (first_segment - t - start) % n * k + s  # rank 0's chunk of this sub-ring
-            chunks[s::k] = [*range(first, n * k, k), *range(s, first, k)]
-        stops = [chunk + 1 for chunk in chunks]
-        return tuple(map(Transfer, sources, successors, chunks, stops, repeat(operation)))
+    def transfers(first_segment: int, t: int, is_add: bool) -> Step:
+        chunk = (position + first_segment - t) % n * k + subring
+        return Columns(rank, successor, chunk, chunk + 1, is_add)
 
     def step(t: int) -> Step:
-        return transfers(0, t, "add") if t < n - 1 else transfers(1, t - (n - 1), "copy")
+        return transfers(0, t, True) if t < n - 1 else transfers(1, t - (n - 1), False)
 
     steps = LazySteps(2 * (n - 1), step, kind_of=lambda t: "add" if t < n - 1 else "copy")
     return Schedule("ring", n, n * k, steps)
@@ -73,17 +69,14 @@ def _both_ways(one_way: Schedule) -> Schedule:
     n, chunks = one_way.world_size, one_way.num_chunks
 
     def step(t: int) -> Step:
-        forward = one_way.steps[t]
-        back = tuple(
-            move._replace(
-                source=n - 1 - move.source,
-                target=n - 1 - move.target,
-                start=move.start + chunks,
-                stop=move.stop + chunks,
-            )
-            for move in forward
+        forth = Columns.of(one_way.steps[t])
+        return Columns(
+            np.append(forth.source, n - 1 - forth.source),
+            np.append(forth.target, n - 1 - forth.target),
+            np.append(forth.start, forth.start + chunks),
+            np.append(forth.stop, forth.stop + chunks),
+            np.append(forth.is_add, forth.is_add),
         )
-        return forward + back
 
     steps = LazySteps(len(one_way.steps), step, kind_of=lambda t: "add" if t < n - 1 else "copy")
     return Schedule("ring", n, 2 * chunks, steps)

@@ -19,6 +19,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal, NamedTuple, overload
 
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
 from scaling.errors import ScheduleError
 
 Operation = Literal["copy", "add"]
@@ -34,7 +37,57 @@ class Transfer(NamedTuple):
     operation: Operation
 
 
-Step = tuple[Transfer, ...]
+Step = Sequence[Transfer]
+
+
+class Columns(Sequence[Transfer]):
+    """The transfers of a step as columns: a step of the stripes of 1,024 ranks has a million.
+
+    Args:
+        source, target, start, stop: [num_transfers] whole numbers, or one number for all.
+        is_add: [num_transfers] bools, or one for all: `add`, else `copy`.
+    """
+
+    def __init__(
+        self, source: ArrayLike, target: ArrayLike, start: ArrayLike, stop: ArrayLike, is_add: ArrayLike
+    ) -> None:
+        numbers = [np.asarray(column, dtype=np.int64) for column in (source, target, start, stop)]
+        *wide, adds = np.broadcast_arrays(*np.atleast_1d(*numbers), np.asarray(is_add, dtype=bool))
+        self.source, self.target, self.start, self.stop = wide
+        self.is_add: NDArray[np.bool_] = adds
+
+    @classmethod
+    def of(cls, step: Step) -> Columns:
+        """The columns of any step. Its operations must be `add` or `copy`."""
+        if isinstance(step, Columns):
+            return step
+        source, target, start, stop, operation = zip(*step, strict=True) if step else ((),) * 5
+        return cls(source, target, start, stop, [each == "add" for each in operation])
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __iter__(self) -> Iterator[Transfer]:
+        columns = (self.source, self.target, self.start, self.stop, self.is_add)
+        for source, target, start, stop, is_add in zip(*(column.tolist() for column in columns), strict=True):
+            yield Transfer(source, target, start, stop, "add" if is_add else "copy")
+
+    @overload
+    def __getitem__(self, index: int) -> Transfer: ...
+    @overload
+    def __getitem__(self, index: slice) -> Columns: ...
+    def __getitem__(self, index: int | slice) -> Transfer | Columns:
+        columns = (self.source, self.target, self.start, self.stop, self.is_add)
+        if isinstance(index, slice):
+            return Columns(*(column[index] for column in columns))
+        source, target, start, stop, is_add = (column[index].item() for column in columns)
+        return Transfer(source, target, start, stop, "add" if is_add else "copy")
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and len(self) == len(other) and tuple(self) == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))  # that of the tuple that it equals
 
 
 class LazySteps(Sequence[Step]):

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from scaling.collectives.fair_sharing import Activities, Floats, Ints, Times, Uses, ranges, run
 from scaling.collectives.placement import Placement
-from scaling.collectives.schedule import Schedule, Step
+from scaling.collectives.schedule import Columns, Schedule, Step
 from topologies.errors import TopologyError
 
 
@@ -131,11 +131,9 @@ class StepReader:
 
     def _columns(self, step: Step) -> tuple[Ints, Ints, Ints, Ints, NDArray[np.bool_]]:
         """The transfers that carry something."""
-        *columns, operations = zip(*step, strict=True) if step else ((),) * 5
-        sources, targets, starts, stops = (np.array(column, dtype=np.int64) for column in columns)
-        is_add = np.array([operation == "add" for operation in operations], dtype=bool)
-        sent = self._elements_before[stops] > self._elements_before[starts]
-        return sources[sent], targets[sent], starts[sent], stops[sent], is_add[sent]
+        moves = Columns.of(step)
+        sent = self._elements_before[moves.stop] > self._elements_before[moves.start]
+        return moves.source[sent], moves.target[sent], moves.start[sent], moves.stop[sent], moves.is_add[sent]
 
     def _check_hosts(self, sources: Ints, targets: Ints) -> None:
         """With several hosts, each rank has to be on the node of the host that it adds to."""

@@ -17,12 +17,17 @@ order of arrival and sends its stripe to each rank by itself; here the stripes a
 
 from __future__ import annotations
 
-from scaling.collectives.schedule import Schedule, Transfer
+import numpy as np
+
+from scaling.collectives.schedule import Columns, Schedule
 
 
 def stripes(world_size: int) -> Schedule:
     """The exchange of `world_size` ranks over n stripes, stripe r being rank r's."""
-    others = [(r, other) for r in range(world_size) for other in range(world_size) if other != r]
-    to_owner = tuple(Transfer(r, owner, owner, owner + 1, "add") for r, owner in others)
-    to_all = tuple(Transfer(owner, r, owner, owner + 1, "copy") for owner, r in others)
-    return Schedule("stripes", world_size, world_size, (to_owner, to_all) if others else ())
+    if world_size == 1:
+        return Schedule("stripes", 1, 1, ())
+    ranks = np.arange(world_size)
+    rank, owner = np.divmod(np.flatnonzero(ranks[:, None] != ranks), world_size)
+    to_owner = Columns(rank, owner, owner, owner + 1, is_add=True)
+    to_all = Columns(owner, rank, owner, owner + 1, is_add=False)
+    return Schedule("stripes", world_size, world_size, (to_owner, to_all))

@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from scaling.collectives.schedule import Schedule, Step, Transfer
+from scaling.collectives.schedule import Columns, Schedule, Step, Transfer
 from scaling.collectives.well_formed import OPERATIONS, check_shape, check_types
 from scaling.errors import ScheduleError
 
@@ -116,13 +116,11 @@ class _Interpreter:
             self._write_at_once(moves)
 
     def _read(self, index: int, step: Step) -> _Moves:
-        *columns, operations = zip(*step, strict=True)
-        sources, targets, starts, stops = map(np.array, columns)
+        if not isinstance(step, Columns):
+            self._check_operations(index, step)
+        columns = Columns.of(step)
+        sources, targets, starts, stops = columns.source, columns.target, columns.start, columns.stop
         self._check_ranges(index, step, sources, targets, starts, stops)
-        if not set(OPERATIONS).issuperset(operations):
-            wrong = next(t for t in step if t.operation not in OPERATIONS)
-            allowed = ", ".join(OPERATIONS)
-            raise ScheduleError(f"{self._where(index, wrong)}: unknown operation; allowed: {allowed}")
         np.add.at(self.elements_sent, sources, self.elements_before[stops] - self.elements_before[starts])
         pairs = np.sort(sources * self.schedule.num_nodes + targets)
         pairs = pairs[np.append(True, pairs[1:] != pairs[:-1])]  # np.unique takes many times as long
@@ -131,15 +129,18 @@ class _Interpreter:
         transfer = np.repeat(np.arange(len(step)), lengths)
         chunk = np.arange(len(transfer)) + (starts - (np.cumsum(lengths) - lengths))[transfer]
         target = targets[transfer] * self.schedule.num_chunks + chunk
-        num_adds = operations.count("add")
-        is_add = np.full(len(transfer), num_adds > 0)
-        if 0 < num_adds < len(step):
-            is_add = np.array([operation == "add" for operation in operations])[transfer]
+        is_add = columns.is_add[transfer]
         arriving = self.places[sources[transfer] * self.schedule.num_chunks + chunk]
         moves = _Moves(index, step, transfer, chunk, target, is_add, arriving)
         if self.schedule.num_hosts and 0 in arriving:
             self._refuse(moves, int(np.argmax(arriving == 0)), "is empty at the source")
         return moves
+
+    def _check_operations(self, index: int, step: Step) -> None:
+        wrong = next((t for t in step if t.operation not in OPERATIONS), None)
+        if wrong is not None:
+            allowed = ", ".join(OPERATIONS)
+            raise ScheduleError(f"{self._where(index, wrong)}: unknown operation; allowed: {allowed}")
 
     def _write_at_once(self, moves: _Moves) -> None:
         """Where no place is written twice."""
