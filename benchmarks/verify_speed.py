@@ -1,9 +1,16 @@
-"""How long schedules of many ranks take to make and verify: `python benchmarks/verify_speed.py [RANKS]`."""
+"""How long schedules of many ranks take to make and verify: `python benchmarks/verify_speed.py [RANKS]`.
+
+Prints CSV: CPU seconds of this process (steps made and proved) and the peak of its memory so far.
+Two commits are compared by running the script in turns in a checkout of each (`PYTHONPATH=CHECKOUT`).
+"""
 
 import resource
+import subprocess
 import sys
 import time
+from pathlib import Path
 
+import scaling
 from scaling.collectives.listing import schedule
 from scaling.collectives.verify import verify
 
@@ -13,20 +20,25 @@ COLLECTIVES = (
     "binary_blocks",
     "recursive_doubling",
     "double_binary_tree",
+    "stripes",
     "ring",
 )
 
 
 def main() -> None:
-    """Prints one line a collective; the peak of the memory is that of the process so far."""
+    """Prints one line a collective."""
     world_size = int(sys.argv[1]) if len(sys.argv) > 1 else 1024
-    print(f"{world_size} ranks    wall s    CPU s   peak MB")
+    checkout = Path(scaling.__path__[0]).parent
+    shown = subprocess.run(
+        ["git", "-C", checkout, "rev-parse", "--short", "HEAD"], check=True, capture_output=True, text=True
+    )
+    print("commit,collective,world_size,cpu_s,peak_mb")
     for name in COLLECTIVES:
-        wall_s, cpu_s = time.perf_counter(), time.process_time()
+        start_s = time.process_time()
         verify(schedule(name, world_size))
-        wall_s, cpu_s = time.perf_counter() - wall_s, time.process_time() - cpu_s
+        cpu_s = time.process_time() - start_s
         peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000  # kilobytes on Linux
-        print(f"{name:20} {wall_s:8.2f} {cpu_s:8.2f} {peak_mb:8.0f}", flush=True)
+        print(f"{shown.stdout.strip()},{name},{world_size},{cpu_s:.3f},{peak_mb:.0f}", flush=True)
 
 
 if __name__ == "__main__":
