@@ -173,7 +173,7 @@ def test_an_exact_aggregator_that_packs_tensors_is_no_codec_that_pays(make_study
         ([("forward", 2), ("encode", 6), ("decode", 2)], {"aggregator": "one_bit", "world_size": 2}, "codec",
          "encoding and decoding take 80%"),
         ([("forward", 4), ("update", 6)], {}, "update", "the update takes 60%"),
-        ([("forward", 4)], {}, "open_time", "60% of the step lies in no phase"),
+        ([("forward", 4)], {}, "open_time", "60% of the step is in no phase"),
         ([("forward", 4), ("backward", 6)], {}, "computation", "forward and backward 100%"),
         ([("forward", 4), ("wait", 6)], {"aggregator": "host_serial", "world_size": 2}, "waiting",
          "waiting for other ranks 60%"),
