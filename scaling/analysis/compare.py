@@ -7,11 +7,15 @@
    correction at a family-wise level.
 3. Several folders on both sides are as many campaigns, and each is one value of a cell: what differs from one
    campaign to the next is then measured. Several on one side alone are taken as more launches.
-4. With one launch on a side nobody knows how much launches scatter: the pair is undecided.
+4. Two folders with launches that took turns (`run --against`) are one campaign: what a launch does to all
+   cells is paired launch by launch, and no shift between campaigns is allowed for.
+5. What a cell differs by between campaigns, however many launches, is the A/A pairs' component of variance.
+6. With one launch on a side nobody knows how much launches scatter: the pair is undecided.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,13 +25,13 @@ import pandas as pd
 
 from scaling.analysis.columns import Row, to_rows
 from scaling.analysis.comparison import CellComparison, Comparison, Shift, Verdict
-from scaling.analysis.decisions import CAMPAIGN_RATIO, Campaigns, adjusted, campaigns, goes_along
+from scaling.analysis.decisions import Campaigns, Design, adjusted, campaigns, goes_along
 from scaling.analysis.environments import environment_differences
 from scaling.analysis.groups import group_rows
 from scaling.analysis.matching import COMPARED_KINDS, Match, has_time, match_cells, nearest_differences
-from scaling.analysis.noise import aa_warnings
+from scaling.analysis.noise import aa_pairs, aa_warnings, scatter_of
 from scaling.analysis.samples import CellResult, read_cells
-from scaling.analysis.study_scatter import TIMER_S, Times, cell_times, log_matrix
+from scaling.analysis.study_scatter import TIMER_S, Times, cell_times, log_matrix, offset_variance
 from scaling.analysis.summary import build_table, study_name
 from scaling.errors import ScalingError
 from scaling.store import ResultsFolder
@@ -41,12 +45,17 @@ class Side:
     """The folders of one side.
 
     Attributes:
-        tables: their summaries.
+        rows: of their summaries.
         cells: the samples that these were made of.
     """
 
-    tables: Sequence[pd.DataFrame]
+    rows: Sequence[Sequence[Row]]
     cells: Sequence[Sequence[CellResult]]
+
+    @classmethod
+    def of(cls, tables: Sequence[pd.DataFrame], cells: Sequence[Sequence[CellResult]]) -> Side:
+        """Of summaries as `build_table` makes them."""
+        return cls([to_rows(table) for table in tables], cells)
 
 
 def compare(
@@ -65,7 +74,7 @@ def compare(
 def _side(folders: Sequence[ResultsFolder]) -> Side:
     names = [study_name(folder.require()) for folder in folders]
     cells = [read_cells(folder) for folder in folders]
-    return Side([build_table(name, own) for name, own in zip(names, cells, strict=True)], cells)
+    return Side.of([build_table(name, own) for name, own in zip(names, cells, strict=True)], cells)
 
 
 def compare_tables(
@@ -76,7 +85,7 @@ def compare_tables(
     level: float = FAMILY_LEVEL,
 ) -> Comparison:
     """The same of summaries and samples that were read already; it knows of no environment."""
-    return compare_sides(Side([table_a], [cells_a]), Side([table_b], [cells_b]), level)
+    return compare_sides(Side.of([table_a], [cells_a]), Side.of([table_b], [cells_b]), level)
 
 
 def compare_sides(a: Side, b: Side, level: float) -> Comparison:
@@ -87,8 +96,9 @@ def compare_sides(a: Side, b: Side, level: float) -> Comparison:
     """
     if not 0 < level < 1:
         raise ScalingError(f"the level is {level:g}; it is a probability between 0 and 1, such as 0.02")
-    rows_a, rows_b = (to_rows(side.tables[0]) for side in (a, b))
-    are_campaigns = min(len(a.tables), len(b.tables)) > 1
+    rows_a, rows_b = a.rows[0], b.rows[0]
+    are_campaigns = min(len(a.rows), len(b.rows)) > 1
+    design = Design(are_campaigns, not are_campaigns and _took_turns(a, b), _offset(a, b, are_campaigns))
     times_a, times_b = (_times(side, are_campaigns=are_campaigns) for side in (a, b))
     matches, alone_a, alone_b = match_cells(rows_a, rows_b)
     measured = [
@@ -106,7 +116,7 @@ def compare_sides(a: Side, b: Side, level: float) -> Comparison:
     shifts, names = [], _names(rows_a)
     for family in families.values():
         own = ([times_a[one.a["cell_id"]] for one in family], [times_b[one.b["cell_id"]] for one in family])
-        compared = _campaigns(*own, are_campaigns=are_campaigns)
+        compared = _campaigns(*own, design)
         found.update(_pairs(family, own, compared, names))
         if compared.shift is not None:
             first = family[0].a
@@ -118,6 +128,7 @@ def compare_sides(a: Side, b: Side, level: float) -> Comparison:
                     len(family),
                     compared.shift,
                     is_relative,
+                    are_campaigns or design.is_paired,
                 )
             )
     return Comparison(
@@ -128,17 +139,19 @@ def compare_sides(a: Side, b: Side, level: float) -> Comparison:
         only_in_b=[*alone_b, *(one.b for one in left if one.b["cell_id"] in times_b)],
         level=level,
         num_left_out=sum(not has_time(row) for row in (*rows_a, *rows_b)),
+        is_paired=design.is_paired,
+        offset_ratio=math.sqrt(design.offset[0]),
         warnings=[warning for side in (a, b) for cells in side.cells for warning in aa_warnings(cells)],
     )
 
 
 def _times(side: Side, *, are_campaigns: bool) -> dict[Hashable, Times]:
     """Of the first folder's cells, with the values of all folders: of launches, or of whole campaigns."""
-    rows = to_rows(side.tables[0])
+    rows = side.rows[0]
     merged: dict[Hashable, dict[Hashable, float]] = {}
     families: dict[Hashable, Hashable] = {}
-    for number, (table, cells) in enumerate(zip(side.tables, side.cells, strict=True)):
-        own_id = {one.b["cell_id"]: one.a["cell_id"] for one in match_cells(rows, to_rows(table))[0]}
+    for number, (table, cells) in enumerate(zip(side.rows, side.cells, strict=True)):
+        own_id = {one.b["cell_id"]: one.a["cell_id"] for one in match_cells(rows, table)[0]} if number else {}
         for cell_id, own in cell_times(cells).items():
             first = own_id.get(str(cell_id)) if number else cell_id
             if first is None or not own.by_launch:
@@ -151,10 +164,30 @@ def _times(side: Side, *, are_campaigns: bool) -> dict[Hashable, Times]:
     return {cell_id: Times(families[cell_id], values) for cell_id, values in merged.items()}
 
 
-def _campaigns(a: Sequence[Times], b: Sequence[Times], *, are_campaigns: bool) -> Campaigns:
-    logs = log_matrix(a), log_matrix(b)
+def _took_turns(a: Side, b: Side) -> bool:
+    """Whether both are one campaign, in which their launches took turns: its id is in their run records."""
+    ids = [
+        {record.launch.get("campaign") for cells in side.cells for cell in cells for record in cell.done}
+        - {None}
+        for side in (a, b)
+    ]
+    return len(a.rows) == len(b.rows) == 1 and ids[0] == ids[1] and len(ids[0]) == 1
+
+
+def _offset(a: Side, b: Side, are_campaigns: bool) -> tuple[float, int]:
+    """Variance of a cell's ratio by what differs between campaigns of the very same, by the A/A pairs of all
+    folders, with its degrees of freedom. Where campaigns are the values, their scatter has it already."""
+    with_pairs = [cells for side in (a, b) for cells in side.cells if aa_pairs(cells)]
+    scatters = [scatter_of(cells) for cells in with_pairs]
+    variance, num_pairs = offset_variance([pair for one in scatters for pair in one.pairs])
+    return (0.0, 0) if are_campaigns else (variance * (1 / len(a.rows) + 1 / len(b.rows)), num_pairs)
+
+
+def _campaigns(a: Sequence[Times], b: Sequence[Times], design: Design) -> Campaigns:
+    launches = list(dict.fromkeys(name for one in (*a, *b) for name in one.by_launch))
+    logs = [log_matrix(side, launches if design.is_paired else None) for side in (a, b)]
     smallest = (TIMER_S / np.exp(np.nanmean(logs[0], axis=1))) ** 2
-    return campaigns(*logs, smallest, campaign=0.0 if are_campaigns else CAMPAIGN_RATIO)
+    return campaigns(logs[0], logs[1], smallest, design)
 
 
 def _pairs(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -50,6 +51,11 @@ class CellComparison:
     def kind(self) -> str:
         """iteration or convergence: times of different kinds are never in one table."""
         return str(self.match.a["kind"])
+
+    @property
+    def log_shift(self) -> float:
+        """What the other cells have in common, as a logarithm; 0 where nothing is called relative to it."""
+        return self.difference.log_ratio - self.tested.log_ratio
 
     @property
     def within_one_launch(self) -> bool:
@@ -103,6 +109,8 @@ class Shift:
         num_cells: how many they are.
         difference: of b from a.
         is_relative: whether cells are called relative to it.
+        is_measured: whether it is known how far two measurements of the same differ in it: launches took
+            turns, or there are several campaigns a side. Else CAMPAIGN_RATIO stands for that.
     """
 
     kind: str
@@ -110,6 +118,7 @@ class Shift:
     num_cells: int
     difference: Difference
     is_relative: bool
+    is_measured: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -123,6 +132,7 @@ class Shift:
             "ratio_high": high,
             "is_significant": self.difference.is_significant,
             "cells_are_relative_to_it": self.is_relative,
+            "campaigns_are_measured": self.is_measured,
         }
 
 
@@ -137,6 +147,9 @@ class Comparison:
         only_in_a, only_in_b: rows without a partner, or whose partner has no samples.
         level: the family-wise one.
         num_left_out: cells of kinds that are not compared, and trainings whose workers shared GPUs, in both.
+        is_paired: whether launches of both sides took turns in one campaign.
+        offset_ratio: what stays of a cell's ratio however many launches there are, by the A/A pairs: one
+            standard deviation; 0 where that is not known.
         warnings: A/A pairs that differ more than their launches scatter.
     """
 
@@ -147,6 +160,8 @@ class Comparison:
     only_in_b: list[Row]
     level: float
     num_left_out: int
+    is_paired: bool = False
+    offset_ratio: float = 0.0
     warnings: list[Finding] = field(default_factory=list)
 
     @property
@@ -160,9 +175,10 @@ class Comparison:
         return self.level / max(1, self.num_tests)
 
     def detectable(self, cell: CellComparison) -> float | None:
-        """The smallest ratio that would have been called different in this pair, whatever the others were;
-        None with one launch."""
-        return cell.tested.detectable(self.level_of_each)
+        """The smallest ratio to what all cells share that would have been called different in this pair,
+        whatever the others were and whichever way it goes; None with one launch."""
+        half = cell.tested.half_width(self.level_of_each)
+        return None if half is None else math.exp(max(half, 2 * abs(cell.log_shift)))
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -185,4 +201,6 @@ class Comparison:
             "only_in_a": [{name: row[name] for name in kept} for row in self.only_in_a],
             "only_in_b": [{name: row[name] for name in kept} for row in self.only_in_b],
             "num_left_out": self.num_left_out,
+            "launches_took_turns": self.is_paired,
+            "offset_ratio": self.offset_ratio,
         }

@@ -55,6 +55,9 @@ FEWEST = 3
 MOST = 200
 """More launches than this nobody starts to find a difference."""
 
+MEDIAN_OF_MANY = math.pi / 2
+"""The variance of a median over that of the mean of as many normal values."""
+
 ONE_LAUNCH_SCATTER = 0.03
 """What launches of a typical machine scatter by, for what one launch cannot tell: how many launches would."""
 
@@ -232,31 +235,67 @@ def goes_along(own: Difference, relative: Difference) -> bool:
     return own.log_ratio * relative.log_ratio > 0 and abs(own.log_ratio) > abs(relative.log_ratio) / 2
 
 
+@dataclass(frozen=True)
+class Design:
+    """How two sides were measured.
+
+    Attributes:
+        are_campaigns: each value of a cell is that of a whole campaign; else of a launch.
+        is_paired: launches of both took turns in one campaign: column by column they belong together.
+        offset: variance of a cell's ratio by what stays however many launches there are, with its degrees of
+            freedom; (0, 0) where that is not known.
+    """
+
+    are_campaigns: bool = False
+    is_paired: bool = False
+    offset: tuple[float, int] = (0.0, 0)
+
+    @property
+    def campaign_variance(self) -> float:
+        """Of the shift, by what is not measured: how far two campaigns are from each other."""
+        return 0.0 if self.are_campaigns or self.is_paired else 2 * CAMPAIGN_RATIO**2
+
+
 def campaigns(
-    a: FloatArray, b: FloatArray, smallest: FloatArray | float = 0.0, campaign: float = CAMPAIGN_RATIO
+    a: FloatArray, b: FloatArray, smallest: FloatArray | float = 0.0, design: Design | None = None
 ) -> Campaigns:
-    """Compares the cells of two campaigns.
+    """Compares the cells of two sides.
 
     Args:
-        a, b: logarithms of the launches' medians, [cell, launch], each side with launches of its own; NaN
-            where a cell has no such launch.
+        a, b: logarithms of the launches' medians, [cell, launch], each side with launches of its own unless
+            they are paired; NaN where a cell has no such launch. Of paired ones those count that both have.
         smallest: variance that the timer cannot tell from zero, [cell].
-        campaign: how far all times are from one campaign to the next, one standard deviation.
+        design: how they were measured; by default as two campaigns.
     """
-    sides, log_ratios = (a, b), means(b) - means(a)
-    counts = [np.isfinite(side).sum(axis=1) for side in sides]
-    shift = _shift(log_ratios, sides, campaign)
+    design = design or Design()
+    if design.is_paired:
+        a, b = np.where(np.isfinite(b), a, np.nan), np.where(np.isfinite(a), b, np.nan)
+    log_ratios = means(b) - means(a)
+    counts = [np.isfinite(side).sum(axis=1) for side in (a, b)]
+    shared = _shared(a, b, design)
+    shift = _shift(log_ratios, shared, design)
     if len(a) < FEWEST_FOR_MEDIAN:
-        own = [own_variances(side) for side in sides]
-        return Campaigns(_differences(log_ratios, _squared_errors(own, counts, smallest)), None, shift)
-    within = _squared_errors([variances_within_launches(side) for side in sides], counts, smallest)
+        if design.is_paired:
+            own = moderated(own_variances(b - a), smallest)
+            pairs = np.maximum(np.isfinite(b - a).sum(axis=1), 1)
+            total = replace(own, values=own.values / pairs)
+        else:
+            total = _squared_errors([own_variances(side) for side in (a, b)], counts, smallest)
+        return Campaigns(_differences(log_ratios, with_common(total, design.offset)), None, shift)
+    within = _squared_errors([variances_within_launches(side) for side in (a, b)], counts, smallest)
+    within = with_common(within, design.offset)
     total = within
-    for side in sides:
-        shared, degrees = common_variance(side)
-        total = with_common(total, (shared / max(1, side.shape[1]), degrees))
+    for part in shared:
+        total = with_common(total, part)
     relative = log_ratios - medians_of_others(log_ratios[:, None])[:, 0]
     with_median = replace(within, values=within.values + _squared_error_of_median(within))
     return Campaigns(_differences(log_ratios, total), _differences(relative, with_median), shift)
+
+
+def _shared(a: FloatArray, b: FloatArray, design: Design) -> list[tuple[float, int]]:
+    """Variances, with their degrees of freedom, of the ratio of both means by what a launch's cells share."""
+    found = [common_variance(side) for side in ((b - a,) if design.is_paired else (a, b))]
+    return [(variance / (degrees + 1), degrees) for variance, degrees in found]
 
 
 def _squared_errors(
@@ -288,7 +327,7 @@ def _squared_error_of_median(within: Variances) -> FloatArray:
     known = within.degrees > 0
     weights = np.where(known, 1 / np.sqrt(np.where(known, within.values, 1.0)), 0.0)
     others = np.maximum(weights.sum() - weights, 1e-100)
-    squares: FloatArray = (math.pi / 2) * max(1, known.sum() - 1) / others**2
+    squares: FloatArray = MEDIAN_OF_MANY * max(1, known.sum() - 1) / others**2
     return squares
 
 
@@ -303,17 +342,16 @@ def _differences(log_ratios: FloatArray, squared_errors: Variances) -> list[Diff
     ]
 
 
-def _shift(log_ratios: FloatArray, sides: Sequence[FloatArray], campaign: float) -> Difference | None:
+def _shift(log_ratios: FloatArray, shared: Sequence[tuple[float, int]], design: Design) -> Difference | None:
     """The median ratio of all cells, with the scatter of what a launch's cells share, and of campaigns."""
-    parts = [(shared / max(1, degrees + 1), degrees) for shared, degrees in map(common_variance, sides)]
-    if min(degrees for _, degrees in parts) < 1:
+    if min(degrees for _, degrees in shared) < 1:
         return None
-    (of_a, _), (of_b, _) = parts
-    below = sum(part**2 / degrees for part, degrees in parts)
-    total, of_campaigns = of_a + of_b, 2 * campaign**2
+    total = sum(variance for variance, _ in shared)
+    below = sum(variance**2 / degrees for variance, degrees in shared)
     # How far campaigns are apart is stated, and has no degrees of freedom to lose.
-    degrees = (total + of_campaigns) ** 2 / below if below else float(sum(degrees for _, degrees in parts))
-    return Difference(float(np.median(log_ratios)), math.sqrt(total + of_campaigns), degrees)
+    stated = design.campaign_variance + MEDIAN_OF_MANY * design.offset[0] / len(log_ratios)
+    degrees = (total + stated) ** 2 / below if below else float(sum(degrees for _, degrees in shared))
+    return Difference(float(np.median(log_ratios)), math.sqrt(total + stated), degrees)
 
 
 def _exp(exponent: float) -> float:

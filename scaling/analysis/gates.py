@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 
-from scaling.analysis.comparison import CellComparison, Comparison
+from scaling.analysis.comparison import CellComparison, Comparison, Shift
 from scaling.analysis.findings import Finding
 from scaling.errors import ScalingError
 
@@ -13,13 +14,14 @@ _GATE = re.compile(r"\s*(slower|faster)\s*(?:>\s*(\d+(?:\.\d+)?)\s*%)?\s*")
 
 
 LEVEL_SHARE = 1 / 3
-"""The part of the comparison's level at which a cell fails: a build that fails without a reason costs more
-than a line that says slower. On identical folders a gate at 5% fails in less than 1%."""
+"""The part of the comparison's level at which a cell, or the shift of all, fails: a build that fails without
+a reason costs more than a line that says slower. On identical folders a gate at 5% fails in less than 1%."""
 
 
 @dataclass(frozen=True)
 class Gate:
-    """Which cells fail it: those of that verdict, surely, whose times differ by more than the ratio.
+    """What fails it: cells of that verdict, surely, with times that differ by more than the ratio, and the
+    shift of all cells likewise.
 
     Attributes:
         verdict: slower or faster.
@@ -39,6 +41,18 @@ class Gate:
             and self._is_beyond(one)
         ]
 
+    def failing_shifts(self, comparison: Comparison) -> list[Shift]:
+        """The shifts of all cells that fail; between two campaigns that is allowed for by which campaigns of
+        one machine differ."""
+        level = LEVEL_SHARE * comparison.level / max(1, len(comparison.shifts))
+        sign = 1 if self.verdict == "slower" else -1
+        return [
+            one
+            for one in comparison.shifts
+            if (half := one.difference.half_width(level)) is not None
+            and sign * one.difference.log_ratio > max(half, math.log1p(self.more_than))
+        ]
+
     def blind(self, comparison: Comparison) -> list[CellComparison]:
         """The cells that pass although so small a difference could not have been found in them."""
         failing = self.failing(comparison)
@@ -49,8 +63,11 @@ class Gate:
         return times > 1 + self.more_than
 
     def _is_blind(self, comparison: Comparison, cell: CellComparison) -> bool:
-        smallest = cell.tested.detectable(LEVEL_SHARE * comparison.level_of_each)
-        return cell.verdict == "undecided" or (smallest is not None and smallest > 1 + self.more_than)
+        half = cell.tested.half_width(LEVEL_SHARE * comparison.level_of_each)
+        if half is None:
+            return True
+        shift = cell.log_shift if self.verdict == "slower" else -cell.log_shift
+        return max(half + shift, -shift) > math.log1p(self.more_than)  # of the ratio itself: see `goes_along`
 
 
 def parse_gate(text: str) -> Gate:
@@ -65,6 +82,12 @@ def parse_gate(text: str) -> Gate:
             f"--fail-if is {text!r}; allowed: 'slower > P%' and 'faster > P%' with a number P, or without it"
         )
     return Gate(match[1], float(match[2] or 0) / 100)
+
+
+def changed_times(shift: Shift) -> Finding:
+    """How much longer all cells of a world size take."""
+    values = {"kind": shift.kind, "num_cells": shift.num_cells, "world_size": shift.world_size}
+    return Finding("changed_times", (), {**values, "ratio": shift.difference.ratio})
 
 
 def changed_time(cell: CellComparison) -> Finding:

@@ -13,8 +13,9 @@ scatter in proportion to their length, and no interval reaches below zero.
 3. A cell that scatters far more than the prior has it keeps its own variance, and the prior is made of the
 others.
 4. The moderated variance is (d0 s02 + d s2) / (d0 + d), with min(d0 + d, G d) degrees.
-5. A cell's time, and its ratio to another launch's, also scatter by what all cells of a launch share: the
-   variance of the launches' medians is added, with its own n - 1 degrees (Satterthwaite's of the sum).
+5. A cell's time also scatters by what all cells of a launch share: the variance of the launches' medians is
+   added, with its own n - 1 degrees (Satterthwaite's of the sum). A launch is added to it that scatters as
+   the cells do (LAUNCHES_ADDED).
 
 Sources: G. K. Smyth, "Linear models and empirical Bayes methods for assessing differential expression in
 microarray experiments", Statistical Applications in Genetics and Molecular Biology 3:3 (2004); B. Phipson
@@ -52,6 +53,14 @@ CERTAIN = 1e4
 
 MEDIAN_OF_OTHERS = 1.35
 """A median of k values has this many k-ths of one value's variance (1.57 of many, less of few)."""
+
+LAUNCHES_ADDED = 1
+"""Launches that are added to those of a study, which scatter together as much as a cell of it does by itself:
+two or three launches may by chance agree in what their cells share."""
+
+SHARED_OF_FEW = 0.5
+"""The part of what two cells of a small family know of their variance that both know, by what they share.
+With half as much, intervals of two launches held 90 to 92%."""
 
 FEWEST_FOR_MEDIAN = 5
 """Cells from which the median of the others stands for what a launch's cells share; of fewer it is the
@@ -190,16 +199,24 @@ def scatter(families: Sequence[FloatArray], smallest: Sequence[FloatArray] | Non
     for index in sorted(set(range(len(families))) - set(few)):
         logs = families[index]
         within = moderated(variances_within_launches(logs), floors[index])
-        found[index] = Scatter(within, with_common(within, common_variance(logs)))
+        found[index] = Scatter(within, with_common(within, common_variance(logs, within)))
     if few:
         floor = np.concatenate([floors[index] for index in few])
         totals = moderated(_joined([own_variances(families[index]) for index in few]), floor)
+        totals = _with_shared(totals, [families[index] for index in few])
         differences = moderated(_joined([variances_within_launches(families[index]) for index in few]), floor)
         ends = np.cumsum([len(families[index]) for index in few])
         for index, stop in zip(few, ends, strict=True):
             own = slice(stop - len(families[index]), stop)
             found[index] = Scatter(_part(differences, own), _part(totals, own))
     return [found[index] for index in range(len(families))]
+
+
+def _with_shared(totals: Variances, families: Sequence[FloatArray]) -> Variances:
+    """Of cells of small families: as many degrees of freedom as cells would have that share nothing."""
+    independent = sum(len(logs) / (1 + (len(logs) - 1) * SHARED_OF_FEW) for logs in families)
+    own_degrees = np.concatenate([own_variances(logs).degrees for logs in families])
+    return replace(totals, degrees=np.minimum(totals.degrees, independent * own_degrees))
 
 
 def _joined(variances: Sequence[Variances]) -> Variances:
@@ -213,10 +230,24 @@ def _part(variances: Variances, own: slice) -> Variances:
     return replace(variances, values=variances.values[own], degrees=variances.degrees[own])
 
 
-def common_variance(logs: FloatArray) -> tuple[float, int]:
-    """Of what the cells of a launch share, over launches, with its degrees of freedom."""
-    medians = np.nanmedian(logs - means(logs)[:, None], axis=0)
-    return (float(medians.var(ddof=1)), len(medians) - 1) if len(medians) > 1 else (0.0, 0)
+def common_variance(logs: FloatArray, within: Variances | None = None) -> tuple[float, int]:
+    """Of what the cells of a launch share, over launches, with its degrees of freedom.
+
+    Args:
+        logs: [cell, launch].
+        within: the cells' own variances, of which the median counts as a further launch; by default nothing
+            does.
+    """
+    known = logs[:, np.isfinite(logs).any(axis=0)]
+    medians = np.nanmedian(known - means(known)[:, None], axis=0)
+    degrees = len(medians) - 1
+    if degrees < 1:
+        return 0.0, 0
+    found = float(medians.var(ddof=1))
+    if within is None or not (within.degrees > 0).any():
+        return found, degrees
+    typical = float(np.median(within.values[within.degrees > 0]))
+    return (degrees * found + LAUNCHES_ADDED * typical) / (degrees + LAUNCHES_ADDED), degrees
 
 
 def with_common(within: Variances, common: tuple[float, int]) -> Variances:

@@ -57,6 +57,8 @@ def scatter_of(cells: Sequence[CellResult]) -> StudyScatter:
 
 def aa_pairs(cells: Sequence[CellResult]) -> list[tuple[CellResult, CellResult]]:
     """All A/A pairs: cells that differ in the replicate's number alone, the first before the second."""
+    if not any(cell.cell.get("aa_replicate") for cell in cells):
+        return []
     firsts = {_without_replicate(cell): cell for cell in cells if not cell.cell.get("aa_replicate")}
     seconds = [(_without_replicate(cell), cell) for cell in cells if cell.cell.get("aa_replicate")]
     return [(firsts[key], cell) for key, cell in seconds if key in firsts]
@@ -77,8 +79,7 @@ def pair_floor(first: CellResult, second: CellResult) -> float | None:
 def aa_warnings(cells: Sequence[CellResult]) -> list[Finding]:
     """The A/A pairs that differ by more than their launches scatter; none where their component is in use."""
     pairs = [(first.cell_id, second.cell_id) for first, second in aa_pairs(cells)]
-    found = scatter_of(cells)
-    if found.num_pairs:
+    if not pairs or (found := scatter_of(cells)).num_pairs:
         return []
     known = {cell.cell_id: cell for cell in cells}
     warnings = []

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from scaling.analysis.decisions import Difference, difference, with_variance
-from scaling.analysis.moderated import FloatArray, Scatter, scatter, t_quantile
+from scaling.analysis.moderated import FEWEST_FOR_MEDIAN, FloatArray, Scatter, scatter, t_quantile
 from scaling.analysis.samples import CellResult
 from scaling.measure.statistics import CONFIDENCE
 
@@ -61,6 +61,7 @@ class StudyScatter:
         offset_variance: of a cell's mean, by which A/A pairs differ beyond the scatter over launches; 0 where
             that is not known.
         num_pairs: A/A pairs behind it.
+        pairs: differences of all A/A pairs, by the scatter over launches alone.
     """
 
     logs: list[FloatArray]
@@ -68,6 +69,7 @@ class StudyScatter:
     places: Mapping[Hashable, _Place]
     offset_variance: float = 0.0
     num_pairs: int = 0
+    pairs: tuple[Difference, ...] = ()
 
     def num_launches(self, cell: Hashable) -> int:
         """That the cell has; 0 of one that has no time."""
@@ -117,12 +119,20 @@ class StudyScatter:
         places, totals = (one, other), [self.scatters[place.family].total for place in (one, other)]
         logs = [self.logs[place.family][place.index] for place in places]
         indices = [place.index for place in places]
-        return difference(
+        found = difference(
             (float(np.nanmean(logs[0])), float(np.nanmean(logs[1]))),
             (float(totals[0].values[indices[0]]), float(totals[1].values[indices[1]])),
             (int(np.isfinite(logs[0]).sum()), int(np.isfinite(logs[1]).sum())),
             (float(totals[0].degrees[indices[0]]), float(totals[1].degrees[indices[1]])),
         )
+        if (
+            found.degrees is None
+            or max(len(self.logs[place.family]) for place in places) >= FEWEST_FOR_MEDIAN
+        ):
+            return found
+        # Small families share what is known of their variances: it does not count twice.
+        most = max(float(total.degrees[index]) for total, index in zip(totals, indices, strict=True))
+        return replace(found, degrees=min(found.degrees, most))
 
 
 def study_scatter(
@@ -150,12 +160,16 @@ def study_scatter(
     return _with_offsets(found, [pair for pair in pairs if pair[0] in places and pair[1] in places])
 
 
-def log_matrix(cells: Sequence[Times]) -> FloatArray:
-    """Logarithms of the medians, [cell, launch], NaN where a cell has no such launch."""
-    columns = {
-        launch: index
-        for index, launch in enumerate(dict.fromkeys(name for one in cells for name in one.by_launch))
-    }
+def log_matrix(cells: Sequence[Times], launches: Sequence[Hashable] | None = None) -> FloatArray:
+    """Logarithms of the medians, [cell, launch], NaN where a cell has no such launch.
+
+    Args:
+        cells: their medians.
+        launches: the columns; by default all that any cell has.
+    """
+    if launches is None:
+        launches = list(dict.fromkeys(name for one in cells for name in one.by_launch))
+    columns = {launch: index for index, launch in enumerate(launches)}
     matrix = np.full((len(cells), len(columns)), np.nan)
     for row, one in zip(matrix, cells, strict=True):
         for launch, value in one.by_launch.items():
@@ -164,11 +178,22 @@ def log_matrix(cells: Sequence[Times]) -> FloatArray:
 
 
 def _with_offsets(found: StudyScatter, pairs: Sequence[tuple[Hashable, Hashable]]) -> StudyScatter:
-    known = [one for one in (found.difference(*pair) for pair in pairs) if one.error is not None]
+    differences = tuple(found.difference(*pair) for pair in pairs)
+    variance, num_pairs = offset_variance(differences)
+    return replace(found, offset_variance=variance, num_pairs=num_pairs, pairs=differences)
+
+
+def offset_variance(pairs: Sequence[Difference]) -> tuple[float, int]:
+    """Of a cell's mean, and the number of A/A pairs that tell it; (0, 0) of fewer than FEWEST_PAIRS.
+
+    It is what k pairs show, times k / (k - 2), the mean of an inverse chi-squared: by chance a few pairs show
+    too little as easily as too much, and too little is what makes false alarms.
+    """
+    known = [one for one in pairs if one.error is not None]
     if len(known) < FEWEST_PAIRS:
-        return found
+        return 0.0, 0
     excess = sum(one.log_ratio**2 - (one.error or 0.0) ** 2 for one in known) / len(known)
-    return StudyScatter(found.logs, found.scatters, found.places, max(0.0, excess / 2), len(known))
+    return max(0.0, excess / 2) * len(known) / (len(known) - 2), len(known)
 
 
 def cell_times(cells: Sequence[CellResult]) -> dict[Hashable, Times]:

@@ -59,10 +59,11 @@ def compare(
     """Compare two studies: differences of the environments, then faster, slower or the same.
 
     All cells are tested together, relative to their common shift. Several folders per side show how much
-    campaigns differ (`compare a1 a2 --against b1 b2`). A verdict needs `repeats: 3` or more on both sides.
+    campaigns differ (`compare a1 a2 --against b1 b2`); the two that `run --against` leaves are one campaign.
+    A verdict needs `repeats: 3` or more on both sides.
     """
     from scaling.analysis.compare import compare as compare_folders
-    from scaling.analysis.gates import changed_time, parse_gate
+    from scaling.analysis.gates import changed_time, changed_times, parse_gate
     from scaling.errors import ScalingError
     from scaling.report.compare_text import comparison_as_dict
     from scaling.report.text import text_of
@@ -89,9 +90,13 @@ def compare(
             "not have been found: more repeats on both sides find smaller ones",
             err=True,
         )
-    if failing := gate.failing(comparison):
-        for cell in failing:
-            typer.echo(f"{gate.verdict}: {text_of(changed_time(cell))}", err=True)
+    failing = [
+        *(changed_time(cell) for cell in gate.failing(comparison)),
+        *(changed_times(shift) for shift in gate.failing_shifts(comparison)),
+    ]
+    for one in failing:
+        typer.echo(f"{gate.verdict}: {text_of(one)}", err=True)
+    if failing:
         raise typer.Exit(3)
 
 

@@ -117,6 +117,8 @@ def _remarks(comparison: Comparison) -> Iterator[str]:
         told = ", ".join(f"{counts[name]} {text}" for name, text in VERDICTS.items() if counts[name])
         if told:
             yield f"Of {counts.total()} {what} of B: {told}."
+    if comparison.is_paired:
+        yield "Launches of A and B took turns in one campaign: what a pair of launches shares cancels."
     yield from map(_shift, comparison.shifts)
     if comparison.num_tests:
         yield (
@@ -138,11 +140,16 @@ def _shift(shift: Shift) -> str:
     what = f"All {shift.num_cells} {COUNTED[shift.kind]} on {workers(shift.world_size)}: B/A {ratio}"
     found = "shifted" if shift.difference.is_significant else "no shift shown"
     if shift.is_relative:
-        return f"{what}, {found}; cells are called relative to it, as two campaigns differ by such a shift."
+        why = "" if shift.is_measured else ", as two campaigns differ by such a shift"
+        return f"{what}, {found}; cells are called relative to it{why}."
+    if shift.is_measured:
+        return f"{what}, {found}."
     return f"{what}, {found}; with so few cells a campaign's shift is not taken out of their ratios."
 
 
 def _sensitivity(comparison: Comparison) -> Iterator[str]:
+    offset = comparison.offset_ratio
+    stays = f", down to the {_percent(offset)} that A/A pairs differ by however many there are"
     for kind, what in COUNTED.items():
         own = [cell for cell in comparison.cells if cell.kind == kind]
         smallest = [one - 1 for cell in own if (one := comparison.detectable(cell)) is not None]
@@ -150,7 +157,7 @@ def _sensitivity(comparison: Comparison) -> Iterator[str]:
             yield (
                 f"What it could have found: a difference of {_percent(median(smallest))} in half of the "
                 f"{what}, of {_percent(min(smallest))} in the steadiest and {_percent(max(smallest))} in the "
-                "least steady one. More repeats find smaller ones."
+                f"least steady one. More repeats find smaller ones{stays if offset else ''}."
             )
 
 

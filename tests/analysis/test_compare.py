@@ -105,7 +105,7 @@ def test_several_folders_a_side_tell_how_far_campaigns_differ(make_study):
 
     def side(factors):
         studies = [with_common(make_study, generator, factor) for factor in factors]
-        return Side([one.table for one in studies], [one.cells for one in studies])
+        return Side.of([one.table for one in studies], [one.cells for one in studies])
 
     steady = compare_sides(side([1, 1.001, 0.999]), side([1.03, 1.031, 1.029]), 0.02)
     assert steady.shifts[0].difference.is_significant
