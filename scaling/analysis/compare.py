@@ -68,7 +68,9 @@ def compare(
         ScalingError: they have no measured cell in common.
     """
     found = compare_sides(_side(a), _side(b), level)
-    return replace(found, environment=environment_differences(a[0], b[0]))
+    others = [environment_differences(a[0], other) for other in (*b, *a[1:])]
+    by_field = {one.field: one for differences in reversed(others) for one in differences}
+    return replace(found, environment=sorted(by_field.values(), key=lambda one: not one.decides))
 
 
 def _side(folders: Sequence[ResultsFolder]) -> Side:

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from scaling.analysis.compare import Side, compare, compare_sides, compare_tables
-from scaling.analysis.gates import changed_time, parse_gate
+from scaling.analysis.gates import changed_time, changed_times, parse_gate
 from scaling.analysis.matching import match_cells
 from scaling.errors import ScalingError
 from scaling.report.compare_text import render_comparison
@@ -112,6 +112,66 @@ def test_several_folders_a_side_tell_how_far_campaigns_differ(make_study):
     restless = compare_sides(side([1, 1.04, 0.96]), side([1.03, 1.07, 0.99]), 0.02)
     assert not restless.shifts[0].difference.is_significant
     assert {cell.num_launches for cell in steady.cells} == {(3, 3)}
+
+
+def drifting(make_study, generator, campaign, factor=1.0):
+    """Nine cells of six launches, all of which follow a machine that drifts by a tenth."""
+    drift = np.exp(np.linspace(0, 0.1, 6) + generator.normal(0, 0.002, 6))
+    study = make_study()
+    for number in range(9):
+        middles = 0.01 * factor * drift * np.exp(generator.normal(0, 0.002, 6))
+        cell = {"aggregator": "ring", "world_size": 2, "bucket_mb": float(number + 1)}
+        study.add([[one] * 9 for one in middles], **cell)
+    for cell in study.cells:
+        for record in cell.records:
+            record.launch["campaign"] = campaign
+    return study
+
+
+@pytest.mark.parametrize(("campaigns", "is_paired"), [(("x", "x"), True), (("x", "y"), False)])
+def test_launches_that_took_turns_show_a_shift_of_all_cells_and_a_gate_fails_on_it(
+    make_study, campaigns, is_paired
+):
+    generator = np.random.default_rng(6)
+    a, b = (
+        drifting(make_study, generator, name, factor)
+        for name, factor in zip(campaigns, (1.0, 1.03), strict=True)
+    )
+    found = compared(a, b)
+    assert found.is_paired is is_paired
+    assert found.shifts[0].difference.is_significant is is_paired
+    assert bool(parse_gate("slower > 2%").failing_shifts(found)) is is_paired
+    assert parse_gate("faster > 2%").failing_shifts(found) == []
+    assert verdicts(found, "slower", "faster") == set(), "cells are called relative to it"
+    assert ("took turns" in printed(found)) is is_paired
+    assert text_of(changed_times(found.shifts[0])).startswith("all 9 timed cells on 2 workers take 1.03")
+
+
+def test_gate_fails_where_all_cells_are_a_tenth_slower_than_in_another_campaign(make_study):
+    generator = np.random.default_rng(7)
+    a, b = with_common(make_study, generator), with_common(make_study, generator, 1.1)
+    assert parse_gate("slower > 5%").failing_shifts(compared(a, b))
+    assert not parse_gate("slower > 5%").failing_shifts(compared(a, with_common(make_study, generator, 1.03)))
+
+
+def test_what_pairs_of_a_a_differ_by_is_part_of_every_difference_between_folders(make_study):
+    generator = np.random.default_rng(9)
+
+    def side(offset):
+        study = make_study()
+        for number in range(9):
+            for replicate in range(1 + (number < 4)):
+                middle_s = 0.01 * np.exp(generator.normal(0, offset))
+                middles = middle_s * np.exp(generator.normal(0, 0.002, 4))
+                cell = {"aggregator": "ring", "world_size": 2, "bucket_mb": float(number + 1)}
+                study.add([[one] * 9 for one in middles], aa_replicate=replicate, **cell)
+        return study
+
+    steady, restless = (compared(side(offset), side(offset)) for offset in (1e-6, 0.03))
+    assert restless.offset_ratio > 0.02 > steady.offset_ratio
+    assert verdicts(restless, "slower", "faster") == set()
+    assert restless.detectable(restless.cells[0]) > steady.detectable(steady.cells[0])
+    assert "that A/A pairs differ by" in " ".join(printed(restless).split())
 
 
 @pytest.mark.parametrize("num_others", [0, 3, 9])

@@ -1,0 +1,60 @@
+"""Decisions on synthetic studies of which the truth is known: a short run with bounds."""
+
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+PAIRS, CHOICES = 60, 40
+
+MORE = 2.5
+"""Standard errors by which a short run may miss a bound."""
+
+
+@pytest.fixture
+def quality(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import decision_quality
+
+    yield decision_quality
+    for name in ("decision_quality", "decision_trials", "decision_models"):
+        sys.modules.pop(name, None)
+
+
+def missed(rows):
+    """The rows that miss their bound by more than chance explains."""
+    asked = pd.DataFrame(rows)
+    asked = asked[asked.bound != ""]
+    assert len(asked) > 1
+    limit = asked.bound.str.split().str[-1].astype(float)
+    sign = asked.bound.str.startswith("at most").map({True: 1, False: -1})
+    beyond = sign * (asked.share - limit)
+    return asked[beyond > MORE * asked.standard_error]
+
+
+@pytest.mark.parametrize("noise", ["quiet", "typical", "one cell in four noisy", "heavy tails, unequal"])
+def test_comparisons_find_what_is_there_and_nothing_else(quality, noise):
+    (model,) = [one for one in quality.MODELS if one.name == noise]
+    found = missed(quality.pair_rows(model, 9, 3, PAIRS, seed=11))
+    assert found.empty, found.to_string()
+
+
+@pytest.mark.parametrize("gap", [0.15, 0.0])
+def test_best_of_eight_is_chosen_and_equal_ones_are_a_tie(quality, gap):
+    noise = quality.UNEQUAL_TYPICAL if gap else quality.QUIET
+    found = missed(quality.choice_rows(noise, 3, gap, CHOICES, seed=11))
+    assert found.empty, found.to_string()
+
+
+def test_more_launches_find_smaller_differences_and_as_often_as_detectable_says(quality):
+    shares = []
+    for launches in (2, 3, 5):
+        pairs = quality.Pairs(quality.TYPICAL, 9, launches)
+        counts = [pairs.count(5, index) for index in range(PAIRS)]
+        shares.append(sum(one[quality.FOUND] for one in counts) / PAIRS)
+        assert 0.3 < sum(one[quality.AT_DETECTABLE] for one in counts) / PAIRS < 0.7
+    assert shares == sorted(shares)
+    assert shares[-1] > shares[0] + 0.3
