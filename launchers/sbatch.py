@@ -6,6 +6,9 @@ import subprocess
 
 LIMIT_S = 60.0
 
+SIGNAL_S = 120
+"""Seconds before the time limit at which Slurm signals the batch shell; Slurm may be up to a minute early."""
+
 
 class SubmitError(ValueError):
     """Slurm is not there, or does not take the job."""

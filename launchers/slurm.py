@@ -20,6 +20,7 @@ from pathlib import Path
 
 from launchers.base import LaunchSpec
 from launchers.joining import JOIN_TIMEOUT_S, JOIN_TIMEOUT_VARIABLE
+from launchers.sbatch import SIGNAL_S
 from launchers.slurm_srun import SlurmSrun
 from launchers.slurm_steps import SlurmLauncher, nodes_for
 from launchers.slurm_torchrun import SlurmTorchrun
@@ -27,9 +28,6 @@ from launchers.slurm_variables import FIRST_PORT, NUM_PORTS
 
 STYLES: dict[str, type[SlurmLauncher]] = {"torchrun": SlurmTorchrun, "srun": SlurmSrun}
 """How srun starts workers: through torchrun, or directly."""
-
-SIGNAL_S = 120
-"""Seconds before the time limit at which Slurm signals the batch shell; Slurm may be up to a minute early."""
 
 REPORT_TIME = "00:15:00"
 

@@ -11,12 +11,12 @@ too.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import hypergeom
 
 from scaling.analysis.rank_times import own_times_s
 from scaling.analysis.samples import IterationLaunch
@@ -97,12 +97,22 @@ def comb(steps_s: Floats, starts_s: Floats | None = None) -> Comb | None:
         on_comb, places = int(hits[offset]), len(range(offset, count, period))
         if on_comb < max(FEWEST_EVENTS, ON_THE_COMB * places) or on_comb < ON_THE_COMB * len(slow):
             continue
-        chance = float(hypergeom.sf(on_comb - 1, count, places, len(slow))) * sum(periods)
+        chance = _chance(on_comb, count, places, len(slow)) * sum(periods)
         if chance < LEVEL and (found is None or chance < found[0]):
             mine = slow[slow % period == offset]
             own_s = float(np.median(times[mine])) - usual_s
             found = chance, Comb(period, own_s, float(times.mean()), on_comb / places)
     return None if found is None else found[1]
+
+
+def _chance(num_hits: int, count: int, places: int, drawn: int) -> float:
+    """That so many or more of the steps drawn fall on these places of `count` (hypergeometric, exact)."""
+    # scipy.stats has it, but takes a second to import.
+    ways = sum(
+        math.comb(places, hits) * math.comb(count - places, drawn - hits)
+        for hits in range(num_hits, min(places, drawn) + 1)
+    )
+    return ways / math.comb(count, drawn)
 
 
 def _after_pauses(steps_s: Floats, starts_s: Floats | None) -> NDArray[np.bool_]:

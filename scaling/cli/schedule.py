@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 
 from scaling.errors import ScheduleError
-from topologies.documents import DocumentError, read_text
 from topologies.errors import TopologyError
 
 schedule = typer.Typer(
@@ -101,6 +100,8 @@ def import_(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Import NCCL's topology XML, or measurements of nccl-tests or nvbandwidth."""
+    from topologies.documents import DocumentError, read_text
+
     try:
         text = read_text(file, MAX_FOREIGN_BYTES)
     except FileNotFoundError:

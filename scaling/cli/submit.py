@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, TypedDict
 import typer
 
 from launchers.joining import JOIN_TIMEOUT_S
+from launchers.sbatch import SIGNAL_S
 from launchers.sbatch import submit as submit_script
-from launchers.slurm import SIGNAL_S, JobOptions, script
 from scaling.errors import LaunchError
 
 if TYPE_CHECKING:
@@ -100,6 +100,7 @@ def submit(
 
     A job that reaches its time limit requeues itself once.
     """
+    from launchers.slurm import JobOptions, script
     from scaling.study.job_shape import job_shape
     from scaling.study.overrides import load_study
 

@@ -6,7 +6,8 @@ Line breaks and indents of a template are no part of the text.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -24,6 +25,7 @@ from topologies.texts import gigabytes
 
 TEMPLATES = Path(__file__).parent / "templates"
 FINDINGS = TEMPLATES / "findings"
+MACRO = re.compile(r"{%-?\s*macro\s+([a-z]\w*)\s*\(")
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ def text_of(finding: Finding, part: str = "") -> str:
         finding: of any kind that has a template.
         part: the name of another text of the same kind, such as the next experiment; "" for its main one.
     """
-    macro = _macros()[f"{finding.kind}_{part}" if part else finding.kind]
+    macro = _macro(f"{finding.kind}_{part}" if part else finding.kind)
     return " ".join(macro(finding.values).split())
 
 
@@ -90,20 +92,29 @@ def environment(folder: Path, *, autoescape: bool) -> jinja2.Environment:
 
 
 @cache
-def _macros() -> Mapping[str, Any]:
-    """Kind -> its macro; names with an underscore in front are parts of others."""
+def _templates() -> jinja2.Environment:
     templates = environment(FINDINGS, autoescape=False)
     templates.filters |= {"text": text_of, "line": line_of, "next": next_experiment}
     templates.filters |= {"cost": _cost, "small": _small}
-    macros: dict[str, Any] = {}
-    for name in sorted(templates.list_templates()):
-        exported = templates.get_template(name).module.__dict__
-        for kind, macro in exported.items():
-            if kind.startswith("_") or not callable(macro):
-                continue
-            assert kind not in macros, f"two templates of findings are called {kind}"
-            macros[kind] = macro
-    return macros
+    return templates
+
+
+@cache
+def macros() -> Mapping[str, str]:
+    """Kind -> the template that has its macro; names with an underscore in front are parts of others."""
+    found: dict[str, str] = {}
+    for path in sorted(FINDINGS.glob("*.j2")):
+        for kind in MACRO.findall(path.read_text(encoding="utf-8")):
+            assert kind not in found, f"two templates of findings are called {kind}"
+            found[kind] = path.name
+    return found
+
+
+@cache
+def _macro(kind: str) -> Callable[[Any], str]:
+    """The macro of that kind: a template is compiled when something of it is said."""
+    macro: Callable[[Any], str] = getattr(_templates().get_template(macros()[kind]).module, kind)
+    return macro
 
 
 def _listed(words: Iterable[Any]) -> str:

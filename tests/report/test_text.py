@@ -8,7 +8,7 @@ import pytest
 
 from scaling.analysis.explain_rules import RULES
 from scaling.analysis.findings import Finding
-from scaling.report.text import _macros, next_experiment, text_of
+from scaling.report.text import macros, next_experiment, text_of
 
 ROOT = Path(__file__).parents[2] / "scaling"
 
@@ -25,12 +25,12 @@ def kinds_in_code():
 def test_every_kind_of_finding_has_a_template():
     kinds = set(kinds_in_code())
     assert len(kinds) > 20
-    assert kinds - set(_macros()) == set()
+    assert kinds - set(macros()) == set()
 
 
 def test_every_rule_has_a_sentence_and_a_next_experiment():
     for rule in RULES:
-        assert {rule.name, f"{rule.name}_next"} <= set(_macros())
+        assert {rule.name, f"{rule.name}_next"} <= set(macros())
 
 
 def test_a_value_that_is_missing_is_an_error():
