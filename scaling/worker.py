@@ -25,19 +25,20 @@ from launchers.mpi import started_by_mpi
 from launchers.processes import die_with_parent
 from launchers.rank_info import LAUNCHER_VARIABLE, RankError, RankInfo
 from launchers.watch.heartbeat import DEFAULT_STALL_TIMEOUT_S, Heartbeat
-from scaling.errors import DiskFullError, LaunchError, ScalingError, StoreError
+from scaling.errors import LaunchError, ScalingError, StoreError
 from scaling.registry import trust
 from scaling.runtime import LaunchLibraries
 from scaling.runtime.address import own_address
+from scaling.runtime.failures import failure_kind
 from scaling.runtime.graceful_shutdown import RECORDING, close_runs, closing_on_signals
 from scaling.runtime.watching import watched
 from scaling.runtime.workers import CellOutcome, Workers
 from scaling.store import ResultsFolder, RunRecord
-from scaling.store.upgrades import DEVICE_LOST, DISK_FULL, OTHER_FAILURE, OUT_OF_MEMORY
+from scaling.store.upgrades import DISK_FULL, OUT_OF_MEMORY
 from scaling.study.cells import AnyCell, Cell, resolve
 from scaling.study.kinds import KINDS
-from scaling.study.launch_times import LaunchTimes
-from scaling.study.launches import Launch, remaining_launches
+from scaling.study.launch_times import LaunchTimes, checked_by_command
+from scaling.study.launches import Launch, handed_over, remaining_launches
 from scaling.study.libraries import libraries_of, runnable
 from scaling.study.overrides import load_study, texts
 from scaling.study.prepare import prepare, this_machine
@@ -102,9 +103,13 @@ def _lead(
     stall_timeout_s = DEFAULT_STALL_TIMEOUT_S
     if info.rank == 0:
         try:
-            study = load_study(options.study, options.overrides)
-            stall_timeout_s = max(part.stall_timeout for part in study.parts)
-            folder, launch = _choose_launch(study, options, info, locks)
+            if told := handed_over(os.environ):
+                (launch, stall_timeout_s), folder = told, ResultsFolder(options.out)
+                _require_same_nodes(folder, launch, _num_nodes(info))
+            else:
+                study = load_study(options.study, options.overrides)
+                stall_timeout_s = max(part.stall_timeout for part in study.parts)
+                folder, launch = _choose_launch(study, options, info, locks)
         except ScalingError as error:
             problem = str(error)
             _usage_error(problem)  # before the others hear of it: the first to exit has the rest killed
@@ -251,8 +256,9 @@ def _work(
         if info.rank == 0:
             folder.start_run(record, {**_started_by(info, launch, libraries), "position": position})
         # No rank may write samples before rank 0 has moved aside what an earlier attempt left.
-        record = workers.share(record)
-        failure, kind, summary = _attempt(workers, runner, folder, launch, cell)
+        is_checked = info.rank == 0 and checked_by_command(folder, record, os.environ)
+        record, is_checked = workers.share((record, is_checked))
+        failure, kind, summary = _attempt(workers, runner, folder, launch, cell, is_checked=is_checked)
         heartbeat.phase("the end")
         key = f"{launch.repeat}/{cell.id}"
         failure_order = workers.first_failure(key) if failure else 0
@@ -338,7 +344,13 @@ def _set_variables(launch: Launch, folder: ResultsFolder) -> None:
 
 
 def _attempt(
-    workers: Workers, runner: CellRunner, folder: ResultsFolder, launch: Launch, cell: AnyCell
+    workers: Workers,
+    runner: CellRunner,
+    folder: ResultsFolder,
+    launch: Launch,
+    cell: AnyCell,
+    *,
+    is_checked: bool,
 ) -> tuple[str | None, str | None, RankSummary | None]:
     """Runs the cell on this rank: (reason of failure, its kind, None) or (None, None, summary)."""
     runner.seconds = {}  # not those of the cell before, if this one cannot even begin
@@ -351,31 +363,14 @@ def _attempt(
         )
         write = folder.sample_writer(cell.id, launch.repeat, workers.info.rank)
         saved = folder.checkpoints(cell.id, launch.repeat, workers.info.rank)
-        return None, None, runner.run(cell, group, write, saved)
+        return None, None, runner.run(cell, group, write, saved, is_checked=is_checked)
     except Exception as error:  # noqa: BLE001 (of the cell, which fails by it)
         with suppress(OSError):  # the log may be on a full disk
             traceback.print_exc()
-        kind = _failure_kind(error, torch.device(launch.settings.device))
+        kind = failure_kind(error, torch.device(launch.settings.device))
         name = "out of memory" if kind == OUT_OF_MEMORY else type(error).__name__
         first_line = (str(error).splitlines() or [""])[0]
         return f"rank {workers.info.rank}: {name}: {first_line}", kind, None
-
-
-def _failure_kind(error: Exception, device: torch.device) -> str:
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return OUT_OF_MEMORY
-    if isinstance(error, DiskFullError):
-        return DISK_FULL
-    return DEVICE_LOST if device.type == "cuda" and _is_lost(device) else OTHER_FAILURE
-
-
-def _is_lost(device: torch.device) -> bool:
-    """Whether the driver reports an earlier error to whatever comes next. A query waits for nothing."""
-    try:
-        torch.cuda.default_stream(device).query()
-    except RuntimeError:
-        return True
-    return False
 
 
 def _record(

@@ -8,12 +8,13 @@ import pytest
 import torch
 
 from launchers.rank_info import RankInfo
+from scaling.runtime.failures import failure_kind
 from scaling.runtime.workers import CellOutcome
 from scaling.store import ResultsFolder, RunRecord
 from scaling.study.cells import Cell
 from scaling.study.rank_summary import IN_HOST_MEMORY, RankSummary
 from scaling.study.recorded_plan import plan_record
-from scaling.worker import _failure_kind, _record
+from scaling.worker import _record
 
 TRAINED = Cell(
     kind="convergence",
@@ -98,5 +99,5 @@ def test_a_failure_is_recorded_with_its_kind(tmp_path, monkeypatch, error, repor
     monkeypatch.setattr(torch.cuda, "default_stream", lambda device: stream)
     folder = ResultsFolder(tmp_path)
     record = RunRecord("a" * 12, 0, {"kind": "own", "device": "cpu", "world_size": 1})
-    folder.fail_run(record, str(error), _failure_kind(error, torch.device(device)))
+    folder.fail_run(record, str(error), failure_kind(error, torch.device(device)))
     assert folder.run("a" * 12, 0).summary == {"failure_kind": kind}

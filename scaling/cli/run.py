@@ -121,7 +121,8 @@ def _run(
         times = CommandTimes(folder)
         try:
             with progress_for(sys.stderr) as progress:
-                command = RunCommand(study, overrides, folder.path)
+                stall_timeout_s = max(part.stall_timeout for part in loaded.parts)
+                command = RunCommand(study, overrides, folder.path, stall_timeout_s)
                 predict = times.predicting(PreLaunchPrediction(folder, progress.say))
                 run_study(folder, can_run.study, command, progress, scope, predict, zygotes)
         except KeyboardInterrupt:

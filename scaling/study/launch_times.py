@@ -10,13 +10,24 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from scaling.store import ResultsFolder
+from scaling.store import ResultsFolder, RunRecord
 from scaling.study.launches import Launch
 
 STARTED_VARIABLE = "SCALING_LAUNCH_STARTED_AT"
 """Set by what starts the launcher: seconds since the epoch."""
 
+COMMAND_VARIABLE = "SCALING_COMMAND_STARTED_AT"
+"""Set by `scaling run`: when it began with its launches, as run records have times."""
+
 PARTS = ("setup", "warmup", "unsplit", "split", "training")
+
+
+def checked_by_command(folder: ResultsFolder, record: RunRecord, environ: Mapping[str, str]) -> bool:
+    """Whether the command that started this launch has measured another repeat of the cell before."""
+    if (began := environ.get(COMMAND_VARIABLE)) is None:
+        return False
+    before = [folder.run(record.cell_id, repeat) for repeat in range(record.repeat)]
+    return any(one.state == "done" and str(one.launch.get("started_at")) >= began for one in before)
 
 
 class LaunchTimes:

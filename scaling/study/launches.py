@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import pickle
 import random
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -14,6 +17,12 @@ from scaling.study.cells import AnyCell, Cell, ResolvedStudy
 from scaling.study.kinds import KINDS
 from scaling.study.kinds.base import START_UP_S
 from scaling.study.step_time import ModelSize
+
+HANDED_OVER = "SCALING_LAUNCH"
+"""Set by `scaling run`: the launch and its stall_timeout, so that workers need not resolve the study anew."""
+
+MOST_CHARACTERS = 100_000
+"""Of a variable; Linux takes 131,072. Workers of a longer one resolve the study."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +93,21 @@ def remaining_launches(folder: ResultsFolder, study: ResolvedStudy) -> list[Laun
         random.Random(f"{study.name} {repeat} {settings}").shuffle(cells)
         launches.append(Launch(settings, repeat, cells))
     return sorted(launches, key=lambda launch: launch.repeat)
+
+
+def hand_over(launch: Launch, stall_timeout_s: float) -> dict[str, str]:
+    """The variable that tells workers of the same code what to run; none where it would be too long."""
+    text = base64.b64encode(zlib.compress(pickle.dumps((launch, stall_timeout_s)))).decode()
+    return {HANDED_OVER: text} if len(text) < MOST_CHARACTERS else {}
+
+
+def handed_over(environ: Mapping[str, str]) -> tuple[Launch, float] | None:
+    """The launch and its stall_timeout, as `hand_over` wrote them; None where nothing was."""
+    if (text := environ.get(HANDED_OVER)) is None:
+        return None
+    # From the command that started this process: whoever sets its variables chooses its program too.
+    launch, stall_timeout_s = pickle.loads(zlib.decompress(base64.b64decode(text)))  # noqa: S301
+    return launch, stall_timeout_s
 
 
 def estimate_seconds(launch: Launch, sizes: Mapping[str, ModelSize], num_cores: int) -> float:

@@ -54,8 +54,8 @@ class PreparedStep:
         self.check = StepCheck(self.step, aggregator, settings_of(cell), context.group)
 
     def check_first_steps(self) -> None:
-        """Before anything is measured."""
-        self._check_steps(FIRST_STEPS)
+        """Before anything is measured; how many were checked is recorded."""
+        self._check_steps(LATER_STEPS if self._context.is_checked else FIRST_STEPS)
 
     def check_later_steps(self) -> None:
         """After the samples were taken, or before a checkpoint is: the replicas too."""

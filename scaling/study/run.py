@@ -26,10 +26,11 @@ from scaling.errors import DiskFullError, LaunchError
 from scaling.store import ResultsFolder
 from scaling.store.disk_full import MARK, REASONS
 from scaling.store.files import writing
+from scaling.store.records import now
 from scaling.study.cells import ResolvedStudy
 from scaling.study.kinds import label_of
-from scaling.study.launch_times import STARTED_VARIABLE
-from scaling.study.launches import Launch
+from scaling.study.launch_times import COMMAND_VARIABLE, STARTED_VARIABLE
+from scaling.study.launches import Launch, hand_over
 from scaling.study.scope import EVERYTHING_HERE, Scope
 from scaling.study.worker_modules import IMPORTED_BEFORE_FORKS, WORKER
 
@@ -52,11 +53,17 @@ class Progress(Protocol):
 
 @dataclass(frozen=True)
 class RunCommand:
-    """What a worker is started with: the same words as `scaling run`."""
+    """What a worker is started with: the same words as `scaling run`.
+
+    Attributes:
+        stall_timeout_s: of the study, where workers are told the launch (`scaling.study.launches.hand_over`);
+            None: they resolve the study themselves.
+    """
 
     study: str
     overrides: Sequence[str]
     out: Path
+    stall_timeout_s: float | None = None
 
     def arguments(self) -> list[str]:
         """The worker's command line."""
@@ -72,6 +79,7 @@ class StudyRun:
         before_launch: called before each launch.
         zygotes: fork the workers, if the launcher forks.
         environment: of the workers.
+        began: the time at which it was made.
     """
 
     folder: ResultsFolder
@@ -82,6 +90,7 @@ class StudyRun:
     scope: Scope = EVERYTHING_HERE
     before_launch: Callable[[Launch], None] = lambda _: None
     environment: WorkerEnvironment = THIS_ENVIRONMENT
+    began: str = field(default_factory=now)
     _failed_starts: dict[tuple[object, int], int] = field(default_factory=dict)
 
     def begin(self) -> None:
@@ -220,7 +229,9 @@ def _start(launch: Launch, run: StudyRun, log: BinaryIO) -> processes.Running:
     size, launcher, environment = launch.settings.world_size, run.scope.launcher, run.environment
     arguments = [*run.command.arguments(), f"--world-size={size}"]
     spec = LaunchSpec(size, launch.settings.threads, WORKER, arguments)
-    started = {STARTED_VARIABLE: repr(time.time())}
+    started = {STARTED_VARIABLE: repr(time.time()), COMMAND_VARIABLE: run.began}
+    if run.command.stall_timeout_s is not None:
+        started |= hand_over(launch, run.command.stall_timeout_s)
     try:
         launcher.before_start()
         words = launcher.command(spec, environment.python)

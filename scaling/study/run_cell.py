@@ -37,6 +37,8 @@ class CellRunner:
         group: TorchGroup,
         write: WriteSamples,
         saved: SavedCheckpoints | None = None,
+        *,
+        is_checked: bool = False,
     ) -> RankSummary:
         """Measures or trains `cell`. Collective.
 
@@ -45,11 +47,12 @@ class CellRunner:
             group: the ranks of the cell.
             write: takes this rank's samples, in order.
             saved: where a training's checkpoints are; None: it has none.
+            is_checked: see `RunContext`.
         """
         configure_torch(cell, self._device)
         self.seconds = {}
         context = RunContext(
-            group, self._device, write, saved, self._loaded, self.seconds, heartbeat=self._heartbeat
+            group, self._device, write, saved, self._loaded, self.seconds, is_checked, self._heartbeat
         )
         self._heartbeat.phase("the cell", UNLIMITED)  # a kind that says nothing of its steps has any time
         if self._device.type == "cuda":

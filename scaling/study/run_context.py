@@ -42,6 +42,7 @@ class RunContext:
         saved: where a training's checkpoints are; None: it has none.
         loaded: data sets and initial models, kept from cell to cell.
         seconds: part of the run (`scaling.study.launch_times.PARTS`) -> wall time, as far as it came.
+        is_checked: the command has checked the first steps of another repeat of the cell: fewer are enough.
         heartbeat: is told of phases and steps, so that a rank that stands still is found.
     """
 
@@ -51,6 +52,7 @@ class RunContext:
     saved: SavedCheckpoints | None
     loaded: Loaded
     seconds: dict[str, float]
+    is_checked: bool = False
     heartbeat: Heartbeat = SILENT
     _started: float = field(default_factory=time.perf_counter)
     _peak_bytes: int = 0

@@ -8,8 +8,15 @@ from types import SimpleNamespace
 import pytest
 
 from scaling.store import ResultsFolder
+from scaling.store.records import RunRecord
 from scaling.study import launch_times
-from scaling.study.launch_times import STARTED_VARIABLE, CommandTimes, LaunchTimes
+from scaling.study.launch_times import (
+    COMMAND_VARIABLE,
+    STARTED_VARIABLE,
+    CommandTimes,
+    LaunchTimes,
+    checked_by_command,
+)
 from scaling.study.launches import Launch, Settings
 
 LAUNCH = Launch(Settings(world_size=2, device="cpu", threads=1, peer_access=None), repeat=1, cells=[])
@@ -122,3 +129,20 @@ def test_command_counts_what_is_outside_of_its_launches(clock, folder, monkeypat
     (written,) = folder.launch_times("command-")
     assert written == {"command_s": 7.5, "predictions_s": 2.0, "gaps_s": 4.0, "report_s": 5.0}
     assert len(folder.launch_times()) == 2
+
+
+@pytest.mark.parametrize(
+    ("began", "state", "is_checked"),
+    [
+        ("2026-01-01T12:00:00+00:00", "done", True),
+        ("2026-01-01T12:00:00+00:00", "failed", False),
+        ("2026-01-01T12:00:05+00:00", "done", False),  # by another command
+        (None, "done", False),  # started by hand
+    ],
+)
+def test_further_repeats_of_one_command_know_that_the_first_was_checked(folder, began, state, is_checked):
+    launch = {"started_at": "2026-01-01T12:00:03+00:00"}
+    cell = {"kind": "own", "device": "cpu", "world_size": 1}
+    folder.write_run(RunRecord("a" * 12, 0, cell, state=state, launch=launch))
+    environ = {} if began is None else {COMMAND_VARIABLE: began}
+    assert checked_by_command(folder, RunRecord("a" * 12, 1, cell), environ) == is_checked

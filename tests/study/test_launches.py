@@ -1,5 +1,6 @@
 """Which launches a study still needs."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,7 +8,14 @@ import pytest
 
 from scaling.store import ResultsFolder
 from scaling.study.cells import Cell, ResolvedStudy
-from scaling.study.launches import Settings, estimate_seconds, remaining_launches
+from scaling.study.launches import (
+    Launch,
+    Settings,
+    estimate_seconds,
+    hand_over,
+    handed_over,
+    remaining_launches,
+)
 from scaling.study.step_time import ModelSize
 
 CELL = Cell(
@@ -182,3 +190,14 @@ class TestVariables:
         plain = replace(CELL, aggregator="horovod", aggregator_parameters={"compression": "fp16"})
         (launch,) = remaining_launches(folder, study_of([CELL, plain]))
         assert len(launch.cells) == 2
+
+
+def test_workers_are_told_the_very_launch():
+    launch = Launch(Settings.of(CELL), 2, [CELL, replace(CELL, aggregator_parameters={"slots": (1, 2)})])
+    assert handed_over(hand_over(launch, 30.0)) == (launch, 30.0)
+    assert handed_over({}) is None
+
+
+def test_launch_that_no_variable_holds_is_resolved_by_its_workers():
+    long = [replace(CELL, aggregator_parameters={"seed": os.urandom(2000).hex()}) for _ in range(60)]
+    assert hand_over(Launch(Settings.of(CELL), 0, long), 30.0) == {}

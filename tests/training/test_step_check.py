@@ -20,7 +20,7 @@ from scaling.aggregators.summed import Bf16, Fp16
 from scaling.aggregators.top_k import TopK
 from scaling.errors import ExchangeError
 from scaling.process_group import run_in_process
-from scaling.training import step_check, update
+from scaling.training import replica_digest, step_check, update
 from scaling.training.layered import LayeredStep
 from scaling.training.optimizers import AdamSettings, SgdSettings
 from scaling.training.replica import FlatReplica
@@ -363,6 +363,20 @@ class TestReplicas:
             return True
 
         assert run_in_process(2, work) == [True, True]
+
+    @pytest.mark.parametrize("element", [1, 16, 17, 49])
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.bool])
+    def test_one_element_of_any_type_and_block_is_found(self, dtype, element, monkeypatch):
+        monkeypatch.setattr(replica_digest, "BLOCK", 16)
+
+        def work(group):
+            values = torch.ones(50, dtype=dtype)
+            if group.rank:
+                values[element] = 0
+            require_equal({"values": values[1:]}, group)  # which begins at no whole word
+
+        with pytest.raises(ExchangeError, match="in values rank 1 differs from rank 0 by up to 1"):
+            run_in_process(2, work)
 
     def test_a_control_arm_is_exempt(self):
         def work(group):
