@@ -8,6 +8,7 @@ failed.
 from __future__ import annotations
 
 import os
+import platform
 import re
 import signal
 import time
@@ -114,7 +115,8 @@ class StudyRun:
         before = _num_over(folder, scope)
         self.before_launch(launch)
         log = folder.next_log_path()
-        code, rank_codes = _start_and_watch(launch, self, log)
+        with alone_on_this_host(folder, scope, self.progress):
+            code, rank_codes = _start_and_watch(launch, self, log)
         found = verdict(log.read_text(encoding="utf-8", errors="replace"), rank_codes)
         why = found[0] if found else f"launch ended with exit code {code}"
         _require_room(folder, scope, log, code)
@@ -163,6 +165,19 @@ def run_study(
         run.begin()
         while launches := run.launches():
             run.run(launches[0])
+
+
+@contextmanager
+def alone_on_this_host(folder: ResultsFolder, scope: Scope, progress: Progress) -> Iterator[None]:
+    """Waits while a command for another world size of the study measures here: two are never timed at once."""
+    if scope.world_size is None:  # this command has the folder to itself
+        yield
+        return
+    part = f".host-{platform.node()}"
+    if folder.is_locked(part):
+        progress.say("another world size of this study is measured on this host: waiting for its launch")
+    with folder.lock(part, wait=True):
+        yield
 
 
 def _require_room(folder: ResultsFolder, scope: Scope, log: Path, code: int) -> None:

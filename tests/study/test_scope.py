@@ -1,5 +1,8 @@
 """One `scaling run` is concerned with all launches of a folder, or with one world size beside others."""
 
+import threading
+from types import SimpleNamespace
+
 import pytest
 
 from launchers.local import LocalLauncher
@@ -7,7 +10,7 @@ from launchers.slurm_srun import SlurmSrun
 from scaling.errors import LaunchError, StoreError
 from scaling.store import ResultsFolder, RunRecord
 from scaling.study.cells import Machine, resolve
-from scaling.study.run import retry_failed
+from scaling.study.run import alone_on_this_host, retry_failed
 from scaling.study.schema import parse_study
 from scaling.study.scope import Scope, scope_for
 
@@ -94,3 +97,20 @@ def test_launcher_is_chosen_by_name():
 def test_launcher_that_cannot_be_used_here_is_refused(name, workers, environ, message):
     with pytest.raises(LaunchError, match=message):
         scope_for(name, workers, None, environ)
+
+
+def test_two_world_sizes_of_one_host_are_never_timed_at_once(folder):
+    began, said = threading.Event(), []
+    progress = SimpleNamespace(say=said.append)
+
+    def measure():
+        with alone_on_this_host(folder, Scope(world_size=2), progress):
+            began.set()
+
+    thread = threading.Thread(target=measure)
+    with alone_on_this_host(folder, Scope(world_size=1), progress):
+        thread.start()
+        assert not began.wait(0.3)
+    thread.join(60)
+    assert began.is_set()
+    assert said == ["another world size of this study is measured on this host: waiting for its launch"]
