@@ -169,7 +169,7 @@ def run_study(
 
 @contextmanager
 def alone_on_this_host(folder: ResultsFolder, scope: Scope, progress: Progress) -> Iterator[None]:
-    """Waits while a command for another world size of the study measures here: two are never timed at once."""
+    """Waits while a command for another world size of the study measures here: never two at once."""
     if scope.world_size is None:  # this command has the folder to itself
         yield
         return
