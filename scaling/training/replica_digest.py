@@ -93,7 +93,8 @@ def _digest(tensor: Tensor) -> Tensor:
     values = torch.view_as_real(tensor) if tensor.is_complex() else tensor
     bits = values.detach().contiguous().reshape(-1).view(BITS[values.element_size()])
     keys, total = _keys(tensor.device), torch.zeros((), dtype=torch.int64, device=tensor.device)
-    for block in bits.split(BLOCK):
+    for start in range(0, len(bits), BLOCK):
+        block = bits[start : start + BLOCK]
         total = total * BETWEEN_BLOCKS + (block.to(torch.int64) * keys[: len(block)]).sum()
     return total >> DROPPED_BITS
 
