@@ -11,6 +11,7 @@ import os
 import platform
 import re
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -35,7 +36,6 @@ from scaling.study.launches import Launch, hand_over
 from scaling.study.scope import EVERYTHING_HERE, Scope
 from scaling.study.worker_modules import IMPORTED_BEFORE_FORKS, WORKER
 
-POLL_S = 0.25
 PRINT_EVERY_S = 3.0
 """How often the folder is read for the progress: seldom, since on a CPU that takes time from the workers."""
 
@@ -223,12 +223,9 @@ def _start_and_watch(launch: Launch, run: StudyRun, log: Path) -> tuple[int, dic
     with log.open("wb") as file, _ended_on_signals():
         process = _start(launch, run, file)
         try:
-            printed_at = 0.0
-            while (code := process.poll()) is None:
-                if time.monotonic() - printed_at > PRINT_EVERY_S:
-                    _tell(run.folder, launch, run.progress)
-                    printed_at = time.monotonic()
-                time.sleep(POLL_S)
+            _tell(run.folder, launch, run.progress)
+            while (code := _code_within(PRINT_EVERY_S, process)) is None:
+                _tell(run.folder, launch, run.progress)
         except BaseException:
             with processes.interrupts_hurry(process):
                 run.progress.say("stopping the workers; what is finished is kept")
@@ -237,6 +234,14 @@ def _start_and_watch(launch: Launch, run: StudyRun, log: Path) -> tuple[int, dic
             raise
     _tell(run.folder, launch, run.progress)
     return code, process.rank_codes if isinstance(process, ForkedLaunch) else {}
+
+
+def _code_within(limit_s: float, process: processes.Running) -> int | None:
+    """The exit code as soon as the launch is over; None if it is not by then."""
+    try:
+        return process.wait(limit_s)
+    except subprocess.TimeoutExpired:
+        return None
 
 
 def _start(launch: Launch, run: StudyRun, log: BinaryIO) -> processes.Running:

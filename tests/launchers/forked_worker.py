@@ -33,6 +33,8 @@ def main(arguments):
         return 0
     if what == "fails" and rank == 1:
         return 3
+    if what == "raises" and rank == 1:
+        raise ValueError("planted")
     if what == "dies" and rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     if what == "deaf":

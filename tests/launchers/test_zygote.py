@@ -93,13 +93,19 @@ def test_each_repeat_has_a_zygote_of_its_own(tmp_path):
 
 @pytest.mark.parametrize(
     ("what", "code", "said"),
-    [("fails", 3, "ended with exit code 3"), ("dies", 128 + signal.SIGKILL, "was ended by SIGKILL")],
+    [
+        ("fails", 3, "ended with exit code 3"),
+        ("raises", 1, "ended with exit code 1"),
+        ("dies", 128 + signal.SIGKILL, "was ended by SIGKILL"),
+    ],
 )
 def test_rank_that_fails_ends_the_launch_with_its_code(launch, tmp_path, what, code, said):
     running = launch(what)
     assert running.wait(LIMIT_S) == code
-    assert running.rank_codes == {0: -signal.SIGTERM, 1: code if what == "fails" else -signal.SIGKILL}
-    assert f"rank 1 (pid {running.rank_pids[1]}) {said}" in (tmp_path / "log").read_text()
+    assert running.rank_codes == {0: -signal.SIGTERM, 1: -signal.SIGKILL if what == "dies" else code}
+    log = (tmp_path / "log").read_text()
+    assert f"rank 1 (pid {running.rank_pids[1]}) {said}" in log
+    assert ("ValueError: planted" in log) == (what == "raises")
 
 
 @pytest.mark.parametrize("stopped", [False, True], ids=["ignored", "stopped"])
