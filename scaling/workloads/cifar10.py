@@ -25,6 +25,7 @@ import torch
 from scaling.errors import DataError
 from scaling.workloads.base import Dataset, DataShape, DataSplits, Split
 from scaling.workloads.data_files import DataFile, DataHome, find, looked_in, md5_of
+from scaling.workloads.decoded import decoded
 
 HOME = DataHome("CIFAR-10", "cifar10")
 UNPACKED = "cifar-10-batches-py"
@@ -207,14 +208,27 @@ class Cifar10(Dataset):
                 "Fetch the data set, put one of them into one of these folders, or set SCALING_DATA_DIR to a "
                 f"folder that holds {HOME.folder}/"
             )
-        batches = {file.name: parse_batch(content) for file, content in read_checked(source)}
-        train, test = ([batches[file.name] for file in files] for files in (TRAIN, TEST))
+        paths = sorted(source.iterdir()) if source.is_dir() else [source]
+        arrays = (
+            decoded(folders[-1], paths, lambda: _decoded(source)) if source.exists() else _decoded(source)
+        )
+        train_images, train_labels, test_images, test_labels = arrays
         checksums = {f"{UNPACKED}/{file.name}": f"md5:{file.md5}" for file in (*TRAIN, *TEST)}
-        return DataSplits(_split(train), _split(test), checksums)
+        return DataSplits(_split(train_images, train_labels), _split(test_images, test_labels), checksums)
 
 
-def _split(batches: Sequence[Batch]) -> Split:
-    images = torch.from_numpy(np.concatenate([batch.images for batch in batches])).view(-1, 3, 32, 32)
+def _decoded(source: Path) -> list[npt.NDArray[np.uint8]]:
+    """Images [n, 3072] and labels [n] to train on, then those to test on."""
+    batches = {file.name: parse_batch(content) for file, content in read_checked(source)}
+    arrays = []
+    for files in (TRAIN, TEST):
+        own = [batches[file.name] for file in files]
+        arrays.append(np.concatenate([batch.images for batch in own]))
+        arrays.append(np.array([label for batch in own for label in batch.labels], np.uint8))
+    return arrays
+
+
+def _split(images: npt.NDArray[np.uint8], labels: npt.NDArray[np.uint8]) -> Split:
     mean, deviation = (torch.tensor(of).view(3, 1, 1) for of in (MEAN, STANDARD_DEVIATION))
-    inputs = images.to(torch.float32).sub_(mean).div_(deviation)
-    return Split(inputs, torch.tensor([label for batch in batches for label in batch.labels]))
+    inputs = torch.from_numpy(images.astype(np.float32)).view(-1, 3, 32, 32).sub_(mean).div_(deviation)
+    return Split(inputs, torch.from_numpy(labels.astype(np.int64)))

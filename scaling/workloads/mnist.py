@@ -15,6 +15,7 @@ import torch
 
 from scaling.workloads.base import Dataset, DataShape, DataSplits, Split
 from scaling.workloads.data_files import DataFile, DataHome, find
+from scaling.workloads.decoded import decoded
 
 # Training images, training labels, test images, test labels: MD5s as published, of the compressed files.
 FILES = (
@@ -89,7 +90,12 @@ class Mnist(Dataset):
             DataError: a file is missing or damaged.
         """
         folders = data_folders(os.environ)
-        arrays = [parse_idx(gzip.decompress(read_checked(file, folders))) for file in FILES]
+
+        def decode() -> list[npt.NDArray[np.uint8]]:
+            return [parse_idx(gzip.decompress(read_checked(file, folders))) for file in FILES]
+
+        paths = [path for file in FILES if (path := find(file.name, folders)) and path.is_file()]
+        arrays = decoded(folders[-1], paths, decode) if len(paths) == len(FILES) else decode()
         train_images, train_labels, test_images, test_labels = arrays
         checksums = {file.name: f"md5:{file.md5}" for file in FILES}
         return DataSplits(_split(train_images, train_labels), _split(test_images, test_labels), checksums)
