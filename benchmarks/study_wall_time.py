@@ -6,9 +6,9 @@
 Every variant is a checkout, and a launcher of it (default: local). In each round each variant runs the whole
 command once, from a start without results to its verdict, in an order that changes from round to round, so
 that what else the machine does meets all of them. Written are, of each run: the command's wall time by the
-clock here; what its launches recorded of it; the median iteration of each cell. Printed are the wall times,
-the share of measuring (a training measures), and of two variants the ratio of the medians of the same cells,
-with the spread of that ratio between two rounds of one variant: the noise.
+clock here, and the CPU time of all its processes; what its launches recorded of it; the median iteration of
+each cell. Printed are the times, the share of measuring (a training measures), and of two variants the ratio
+of the medians of the same cells, with the spread of that ratio between two rounds of one variant: the noise.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import json
 import math
 import os
 import platform
+import resource
 import statistics
 import subprocess
 import sys
@@ -86,14 +87,22 @@ def run_once(variant: Variant, study: str, overrides: Sequence[str]) -> dict[str
         words = [sys.executable, "-m", "scaling", "run", study, *overrides, "--out", str(out)]
         words += ["--launcher", variant.launcher]
         environment = {**os.environ, "PYTHONPATH": str(variant.folder)}
-        started = time.perf_counter()
+        started, cpu_s = time.perf_counter(), _children_cpu_s()
         done = subprocess.run(
             words, cwd=variant.folder, env=environment, capture_output=True, text=True, check=False
         )
         wall_s = time.perf_counter() - started
         if done.returncode:
             raise SystemExit(f"{variant.name}: exit code {done.returncode}\n{done.stdout}{done.stderr}")
-        return {"variant": variant.name, "launcher": variant.launcher, "wall_s": wall_s, **account(out)}
+        cpu_s = _children_cpu_s() - cpu_s
+        times = {"wall_s": wall_s, "cpu_s": cpu_s}
+        return {"variant": variant.name, "launcher": variant.launcher, **times, **account(out)}
+
+
+def _children_cpu_s() -> float:
+    """Of all processes that have ended below this one: what other load on the machine changes least."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def account(out: Path) -> dict[str, Any]:
@@ -148,6 +157,7 @@ def lines(runs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         shares = [one["measuring_s"] / one["wall_s"] for one in own]
         yield (
             f"{name}: {statistics.median(walls):.1f} s ({walls[0]:.1f} to {walls[-1]:.1f}, n {len(walls)}), "
+            f"{statistics.median(one['cpu_s'] for one in own):.1f} CPU s, "
             f"measuring {statistics.median(shares):.0%}, {own[0]['launches']} launches, "
             f"start-up {statistics.median(one['start_up_s'] / one['launches'] for one in own):.2f} s each"
         )
