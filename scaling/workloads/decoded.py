@@ -35,11 +35,11 @@ def decoded(folder: Path, sources: Sequence[Path], decode: Callable[[], Sequence
         decode: gives the arrays; what it raises is the caller's.
     """
     path = folder / f"{PREFIX}{_key(sources)}"
-    arrays = _mapped(path)
-    if arrays is None:
-        arrays = decode()
-        with suppress(OSError):  # a full disk, a cache that is read-only: decoded each time
-            _store(path, arrays)
+    if (mapped := _mapped(path)) is not None:
+        return mapped
+    arrays = decode()
+    with suppress(OSError):  # a full disk, a cache that is read-only: decoded each time
+        _store(path, arrays)
     return arrays
 
 
@@ -56,7 +56,7 @@ def _mapped(path: Path) -> list[Bytes] | None:
         known = json.loads(header)
         values = np.memmap(path, np.uint8, "r", offset=len(header))
         ends = np.cumsum([math.prod(shape) for shape in known["shapes"]])
-        if zlib.crc32(values) != known["crc32"] or ends[-1] != len(values):
+        if zlib.crc32(values.data) != known["crc32"] or ends[-1] != len(values):
             return None
         parts = np.split(values, ends[:-1])
         return [part.reshape(shape) for part, shape in zip(parts, known["shapes"], strict=True)]
@@ -69,7 +69,7 @@ def _store(path: Path, arrays: Sequence[Bytes]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     checksum = 0
     for array in arrays:
-        checksum = zlib.crc32(np.ascontiguousarray(array), checksum)
+        checksum = zlib.crc32(np.ascontiguousarray(array).data, checksum)
     header = json.dumps({"shapes": [array.shape for array in arrays], "crc32": checksum})
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".decoded-")
     try:
