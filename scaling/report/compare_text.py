@@ -64,6 +64,8 @@ def _environment(comparison: Comparison) -> Iterator[RenderableType]:
     if not deciding:
         but = ", but the code differs:" if code else ""
         yield wrapped(f"environments: the same hardware, drivers, versions and settings{but}")
+    elif comparison.is_paired:
+        yield wrapped("environments that took turns, and are compared, differ in")
     else:
         yield wrapped("environments differ: a ratio may be theirs, and not what was changed on purpose")
     for one in (*deciding, *code):
