@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from scaling.analysis.cautions import LARGEST_PROFILING_OVERHEAD
 from scaling.analysis.columns import BUDGET_COLUMNS, Row
 from scaling.analysis.groups import Group
 from scaling.axes import workers
@@ -24,10 +25,15 @@ _AFTER_THE_SUM = {
     "exposed_by_difference_s": "by difference",
 }
 SUM = "= profiled iteration"
+UNPROFILED = "step"
+MARK = "*"
+"""Of a step that differs from its profiled iteration by more than LARGEST_PROFILING_OVERHEAD."""
 CHECK, DIFFERS = "check", "no"
 
 READING = (
     "Mean over the middle half of the steps whose phases were marked, of the rank that the others wait for. "
+    "The parts add up to the profiled iteration; * marks a step without profiling that differs from it by "
+    "over 5%: there the parts are shares. "
     "Hidden: under the computation. Profiling overhead: what the marks cost. Skew: the last rank's arrival "
     "at the first exchange after the first one's. Exposed: what the exchange adds, by its spans, and by "
     "difference to the control arm."
@@ -77,12 +83,24 @@ def budget_rows(group: Group) -> list[Row]:
 def _lines(rows: Sequence[Row]) -> list[Column[Row]]:
     """A column for each part that occurs in a row, for the sum, and for what is not in it."""
     parts = {name: part_label(name) for name in BUDGET_COLUMNS if name not in HIDDEN}
-    labels = {**parts, "profiled_iteration_s": SUM, **_AFTER_THE_SUM}
+    labels = {**parts, "profiled_iteration_s": SUM}
+    return [*_times(rows, labels), Column(UNPROFILED, _unprofiled), *_times(rows, _AFTER_THE_SUM)]
+
+
+def _times(rows: Sequence[Row], labels: Mapping[str, str]) -> list[Column[Row]]:
     return [
         Column(label, lambda row, name=name: like(row[name], row["profiled_iteration_s"]))  # type: ignore[misc]
         for name, label in labels.items()
         if any(row[name] is not None for row in rows)
     ]
+
+
+def _unprofiled(row: Row) -> str:
+    if row["iteration_s"] is None:
+        return MISSING
+    profiled_s, step_s = row["profiled_iteration_s"], row["iteration_s"]
+    differs = abs(profiled_s - step_s) > LARGEST_PROFILING_OVERHEAD * step_s
+    return like(step_s, profiled_s) + (MARK if differs else "")
 
 
 def _check(row: Row) -> str:

@@ -10,6 +10,7 @@ from scaling.analysis.groups import group_rows
 from scaling.analysis.summary import summary_table
 from scaling.report import write_report
 from scaling.report.budget_table import budget_table
+from scaling.report.figures.answer_budget import answer_bars
 from scaling.report.page_tables import page_tables
 from scaling.report.terminal import render_tables
 
@@ -58,6 +59,7 @@ def test_lines_are_of_parts_that_occur_then_the_sum_and_what_is_beside_it(filled
             "wait",
             "unattributed",
             "= profiled iteration",
+            "step",
             "hidden comm.",
         ),
         *("profiling overhead", "skew", "exposed", "by difference", "check"),
@@ -160,3 +162,18 @@ def test_noise_floor_stands_below_the_table_and_the_replicate_in_none(study):
     page = write_report(study.folder).page.read_text()
     assert "noise floor 9.5%" in page
     assert page.count('<th scope="row">ring</th>') == 2  # of all settings, and of those on two workers
+
+
+@pytest.mark.parametrize(("profiled_s", "is_marked"), [(0.0104, False), (0.011, True), (0.0094, True)])
+def test_step_that_differs_from_its_profiled_iteration_is_marked_and_its_bar_scaled(
+    study, split_line, profiled_s, is_marked
+):
+    spans = [("forward", "main", 0.0, profiled_s / 2), ("backward", "main", profiled_s / 2, profiled_s)]
+    lines = [split_line(9, profiled_s, *spans)]
+    study.add_split([[0.01] * 3] * 2, [lines], aggregator="none", step="captured")
+    (group,) = groups_of(study)
+    table = budget_table(group)
+    (row,) = table.rows
+    assert row[list(table.headings).index("step")].endswith("*") is is_marked
+    (bar,) = answer_bars(group, ())[1]
+    assert sum(bar.parts_s.values()) == pytest.approx(0.01)

@@ -22,8 +22,8 @@ from scaling.report.formats import milliseconds, percent
 from scaling.report.titles import title_of
 
 CAPTION = (
-    "Mean of the profiled steps, on the rank that the others wait for. The number is the time of a step "
-    "without profiling. Communication under the computation takes no time and is not drawn."
+    "Mean of the profiled steps, on the rank that the others wait for, scaled to the time of a step without "
+    "profiling: the number at its end. Communication under the computation takes no time and is not drawn."
 )
 
 GROUPED = {
@@ -51,7 +51,7 @@ def answer_budget(data: FigureInput) -> Iterator[Drawn]:
 
 @dataclass(frozen=True)
 class AnswerBar:
-    """One world size: its grouped parts and its step without profiling, in seconds."""
+    """One world size: its grouped parts, which add up to its step without profiling, in seconds."""
 
     world_size: int
     parts_s: dict[str, float]
@@ -87,7 +87,9 @@ def _bar(row: Row) -> AnswerBar:
     parts = {
         name: sum(row[PART_COLUMNS[part]] or 0.0 for part in members) for name, members in GROUPED.items()
     }
-    return AnswerBar(row["world_size"], parts, row["iteration_s"])
+    scale = row["iteration_s"] / (sum(parts.values()) or row["iteration_s"])
+    scaled = {name: scale * seconds for name, seconds in parts.items()}
+    return AnswerBar(row["world_size"], scaled, row["iteration_s"])
 
 
 def draw_answer_budget(title: str, bars: Sequence[AnswerBar]) -> Figure:
