@@ -157,6 +157,8 @@ def table(rows: pd.DataFrame) -> str:
     """As Markdown: a row a quantity, a column a number of launches, the worst or the named noise in each."""
     lines = ["| | n = 2 | n = 3 | n = 5 | n = 9 |", "|---|---|---|---|---|"]
     for text, chosen, is_worst in _lines(rows):
+        if chosen.empty:
+            continue
         cells = [_shown(chosen[chosen.launches == launches], at_most=is_worst) for launches in LAUNCHES]
         lines.append(f"| {text} | {' | '.join(cells)} |")
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""Decisions on synthetic studies of which the truth is known: a short run with bounds."""
+"""Decisions on synthetic studies of which the truth is known: a short run with bounds, and the committed long one."""
 
 import sys
 from pathlib import Path
@@ -6,7 +6,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+ROOT = Path(__file__).parents[2]
+BENCHMARKS = ROOT / "benchmarks"
+COMMITTED = BENCHMARKS / "results" / "decision-quality"
+PAGE = ROOT / "docs" / "background" / "statistics.md"
 
 PAIRS, CHOICES = 60, 40
 
@@ -58,3 +61,9 @@ def test_more_launches_find_smaller_differences_and_as_often_as_detectable_says(
         assert 0.3 < sum(one[quality.AT_DETECTABLE] for one in counts) / PAIRS < 0.7
     assert shares == sorted(shares)
     assert shares[-1] > shares[0] + 0.3
+
+
+def test_page_has_the_table_of_the_committed_run(quality):
+    """`python benchmarks/decision_quality.py --table benchmarks/results/decision-quality` prints it."""
+    rows = pd.read_csv(COMMITTED / quality.FILE)
+    assert quality.table(rows) in PAGE.read_text(encoding="utf-8")
