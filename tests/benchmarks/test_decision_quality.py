@@ -1,4 +1,4 @@
-"""Decisions on synthetic studies of which the truth is known: a short run with bounds, and the committed long one."""
+"""Decisions on synthetic studies with a known truth: a short run with bounds, and the committed long one."""
 
 import sys
 from pathlib import Path
