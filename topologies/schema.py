@@ -118,7 +118,7 @@ def _read(
     except TopologyError as error:
         raise (TopologyError(f"{above[-1]}: key 'machine': {error}") if above else error) from None
     if path in above:
-        raise TopologyError(f"{name}: key 'machine' leads back to this file; name a machine in full")
+        raise TopologyError(f"{above[-1]}: key 'machine' leads back to {name}; name a machine in full")
     file = parse(text, name if path == name else os.fspath(folder / name) if folder else name)
     if isinstance(file, MachineFile):
         return file, []

@@ -18,6 +18,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -65,14 +66,16 @@ class RankFile:
 
 def is_archived(folder: Path) -> bool:
     """Whether its runs are in the archived form."""
-    return (folder / RUNS).is_file()
+    return os.path.lexists(folder / RUNS)
 
 
 def opened(folder: Path, before: Archive | None) -> Archive | None:
     """The archive of a folder, which is `before` where it is still the same; None where it has none."""
     try:
         status = (folder / RUNS).stat()
-    except OSError:
+    except OSError as error:
+        if is_archived(folder):
+            raise StoreError(f"{folder / RUNS}: cannot be read: {error.strerror}; restore it") from None
         return None
     state = (status.st_mtime_ns, status.st_size)
     return before if before and before.state == state else Archive(folder / SAMPLES, folder / RUNS, state)

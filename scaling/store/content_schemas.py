@@ -107,8 +107,10 @@ class PredictionModel(OpenModel):
     @model_validator(mode="after")
     def _complete(self) -> PredictionModel:
         known = (self.iteration_s_low, self.iteration_s_high, self.model, self.aggregator, self.step)
-        if self.cell_id and self.iteration_s and None in (*known, self.world_size):
-            raise ValueError("has iteration_s, but lacks its interval, model, aggregator, step or world_size")
+        if self.cell_id and self.iteration_s and None in (*known, self.topology, self.world_size):
+            raise ValueError(
+                "has iteration_s, but lacks its interval, model, aggregator, step, topology or world_size"
+            )
         return self
 
 

@@ -169,8 +169,29 @@ class GpuModel(OpenModel):
     window_s: Seconds | None = None
     energy_j: Seconds | None = None
     energy_per_sample_j: Seconds | None = None
+    mean_power_w: Finite | None = None
+    power_after_w: Finite | None = None
+    sm_clock_before_hz: Seconds | None = None
+    sm_clock_after_hz: Seconds | None = None
+    sm_clock_max_hz: Positive | None = None
+    memory_clock_before_hz: Seconds | None = None
+    memory_clock_after_hz: Seconds | None = None
+    temperature_before_c: Finite | None = None
+    temperature_after_c: Finite | None = None
+    memory_used_bytes: Count | None = None
+    other_processes: Count | None = None
+    other_processes_memory_bytes: Count | None = None
     throttled_s: dict[str, Seconds] | None = None
     throttle_reasons: list[str] | None = None
+
+
+class HostModel(OpenModel):
+    """What was read of a rank's process (`scaling.measure.host`)."""
+
+    window_s: Seconds | None = None
+    cpu_s: Seconds | None = None
+    queued_s: Seconds | None = None
+    cores: list[Count] | None = None
 
 
 class SummaryModel(OpenModel):
@@ -189,6 +210,10 @@ class SummaryModel(OpenModel):
     clock_uncertainty_s: list[Seconds | None] | None = None
     gpu: list[GpuModel | None] | None = None
     power: list[GpuModel | None] | None = None
+    host: list[HostModel | None] | None = None
+    data_in_host_memory: list[bool] = []
+    model_flops: Count | None = None
+    optimizer_state_bytes: list[Count | None] | None = None
     hosts_before: list[str] = []
     tensor_shapes: str | None = None
     failure_kind: str | None = None

@@ -79,7 +79,7 @@ if TYPE_CHECKING:
     Sizes = list[int] | Literal["auto", "all"]
     Batches = list[int] | Literal["auto"]
 else:
-    Sizes = Annotated[(list[PositiveInt], Field(min_length=1), Axis, *_or_word(*SIZE_WORDS))]
+    Sizes = Annotated[(list[WorldSize], Field(min_length=1), Axis, *_or_word(*SIZE_WORDS))]
     Batches = Annotated[(list[PositiveInt], Axis, *_or_word("auto"))]
 
 

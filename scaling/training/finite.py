@@ -1,7 +1,7 @@
 """Whether a step still computes with numbers: losses, gradients and parameters that are NaN or infinite.
 
-To be asked outside of measured windows. What is not finite once stays so in the parameters, which is why the
-last step tells of all before it.
+To be asked outside of measured windows. A gradient that is not finite once leaves parameters that stay so,
+and the last step tells of all before it; a loss need not, and is summed over the steps.
 """
 
 from __future__ import annotations
@@ -13,12 +13,18 @@ from scaling.training.replica import Replica
 
 
 @torch.no_grad()
+def add_up(total: Tensor | None, loss: Tensor) -> Tensor:
+    """The sum of the losses so far, in place: not finite from the first one on that is not."""
+    return loss.clone() if total is None else total.add_(loss)
+
+
+@torch.no_grad()
 def not_finite(loss: Tensor | None, replica: Replica) -> list[str]:
     """Which of "loss", "gradients", "parameters" are not finite on this rank; waits for the device.
 
     Args:
-        loss: of the last step; None before the first.
-        replica: after it; a gradient that it no longer has counts as finite.
+        loss: the sum over the steps; None before the first.
+        replica: after them; a gradient that it no longer has counts as finite.
     """
     gradients = [parameter.grad for parameter in replica.trainable if parameter.grad is not None]
     values: dict[str, list[Tensor]] = {

@@ -15,7 +15,7 @@ from scaling.study.prepared_step import PreparedStep
 from scaling.study.rank_summary import RankSummary
 from scaling.study.run_context import RunContext
 from scaling.training.feeding import AugmentedFeeder, Feeder, InputPlacement, feeder_for
-from scaling.training.finite import not_finite
+from scaling.training.finite import add_up, not_finite
 from scaling.training.timing import Extent, Measurement
 from scaling.workloads.augmentation import epoch_variations
 
@@ -33,17 +33,24 @@ def time_cell(cell: Cell, context: RunContext) -> RankSummary:
     prepared = PreparedStep(cell, context)
     step, feeder = prepared.step, _feeder(cell, prepared, context)
 
-    last_loss: Tensor | None = None
+    loss: Tensor | None = None
+    losses: Tensor | None = None
 
     def iterate(marks: Marks) -> None:
-        nonlocal last_loss
+        nonlocal loss
         group.meter.reset()
-        last_loss = step(*feeder.next(marks), marks)
+        loss = step(*feeder.next(marks), marks)
+
+    def after_each() -> None:
+        nonlocal losses
+        heartbeat.step()
+        assert loss is not None
+        losses = add_up(losses, loss)
 
     recorder = PhaseRecorder(clock_for(device))
     offset_s, offset_uncertainty_s = group.host_clock_offset()
     measurement = Measurement(
-        iterate, recorder, extent_of(cell), group, offset_s, heartbeat.step, seconds=seconds
+        iterate, recorder, extent_of(cell), group, offset_s, after_each, seconds=seconds
     )
     heartbeat.phase("checked steps")
     prepared.check_first_steps()
@@ -56,7 +63,7 @@ def time_cell(cell: Cell, context: RunContext) -> RankSummary:
     measurement.measure()
     after, host_after = gpu.reading() if gpu else None, host.reading()
     memory_peak_bytes = context.memory_peak_bytes()  # what marking takes besides is not the step's
-    bad_values = not_finite(last_loss, step.replica)
+    bad_values = not_finite(losses, step.replica)
     heartbeat.phase("profiled iterations")
     step.check()
     if step.prepare_split(recorder):

@@ -1,0 +1,42 @@
+"""Numbers that no machine has are refused, or planned, at once: the real command in this process."""
+
+import pytest
+import yaml
+
+from tests.faults.mutants import complaint, run
+from tests.faults.valid_inputs import PREDICTED
+
+STUDY = {**yaml.safe_load(PREDICTED), "device": "cpu"}
+
+MANY = list(range(100_000))
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"threads": 10**6}, "threads is 1000000: "),
+        ({"repeats": 300_000}, "repeats is 300000: "),
+        ({"seed": 10**26}, f"seed.0 is {10**26}: "),
+        ({"seed": MANY}, "100000 cells; at most 20000 are planned"),
+        ({"world_sizes": [2, 10**9]}, "world_sizes.1 is 1000000000: "),
+        ({"world_sizes": ["auto", 10**9]}, "world_sizes"),
+        ({"iterations": 10**30}, "iterations is "),
+    ],
+    ids=lambda value: f"{value!s:.30}",
+)
+def test_number_that_no_machine_has_is_refused_at_once(tmp_path, keys, said):
+    path = tmp_path / "study.yaml"
+    path.write_text(yaml.safe_dump({**STUDY, **keys}))
+    words = ("plan", path)
+    ended = run(words)
+    assert complaint(words, ended, tmp_path) is None
+    assert ended.code == 2, ended.err
+    assert said in ended.err
+
+
+def test_grid_that_is_large_and_allowed_is_planned_at_once(tmp_path):
+    path = tmp_path / "study.yaml"
+    path.write_text(yaml.safe_dump({**STUDY, "seed": MANY[:100]}))
+    words = ("plan", path, "--json")
+    ended = run(words)
+    assert (ended.code, complaint(words, ended, tmp_path)) == (0, None)
