@@ -17,7 +17,7 @@ MANY = list(range(100_000))
         ({"threads": 10**6}, "threads is 1000000: "),
         ({"repeats": 300_000}, "repeats is 300000: "),
         ({"seed": 10**26}, f"seed.0 is {10**26}: "),
-        ({"seed": MANY}, "100000 cells; at most 20000 are planned"),
+        ({"seed": MANY}, "cells; at most 20000 are planned"),
         ({"world_sizes": [2, 10**9]}, "world_sizes.1 is 1000000000: "),
         ({"world_sizes": ["auto", 10**9]}, "world_sizes"),
         ({"iterations": 10**30}, "iterations is "),
