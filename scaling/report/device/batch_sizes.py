@@ -14,13 +14,12 @@ from scaling.report.device.common import (
     measured,
     one_launch,
     times,
-    times_of,
     variable,
 )
 from scaling.report.device.declared import RATE, Lines, Report
 from scaling.report.device.drawing import Panel
 from scaling.report.device.remarks import no_gpu, remarks
-from scaling.report.device.results import DeviceResult, Results, by_network, fastest_on_each, grouped
+from scaling.report.device.results import DeviceResult, Results, by_network, grouped
 from scaling.report.formats import listed, number
 from scaling.report.tables import Table
 
@@ -115,12 +114,7 @@ def _against(results: Results, gpus: Sequence[Arm]) -> str:
             f"At the best measured batch of each, the GPU's samples a second over the CPU's: "
             f"{'; '.join(clauses)}{one_launch(results)}."
         )
-    alike = "; ".join(_alike(results))
-    compared = f"; at the largest batch that both have, its samples a second over the CPU's: {alike}"
-    return (
-        f"How far ahead the GPU is at the best batch of each is not answered, as no network was "
-        f"measured in full on both{f'{compared}{one_launch(results)}' if alike else ''}."
-    )
+    return "How far ahead the GPU is is not answered, as no network was measured in full on both."
 
 
 def _known(results: Results) -> str:
@@ -146,23 +140,11 @@ def _batch(reached: tuple[int, float, int]) -> str:
     return f"at least {batch:,}" if batch == largest else f"{batch:,}"
 
 
-def _alike(results: Results) -> list[str]:
-    """The fastest of the GPU over the CPU at the largest batch that both have, of each network."""
-    clauses = []
-    for name, cells in by_network(results).items():
-        for batch, same in reversed(grouped(cells, "batch").items()):
-            cpu, gpu = fastest_on_each(same)
-            if cpu and gpu:
-                clauses.append(f"{name} {times_of(cpu, gpu)} at {batch:,}")
-                break
-    return clauses
-
-
 REPORT = Report(
     question="Which mini-batch does a device need?",
     plots=(
-        Lines("throughput", RATES, _title, _panels, y=RATE, row_height=2.0, share="sharex"),
-        Lines("time", TIMES, _title, _panels, row_height=2.0, share="sharex"),
+        Lines("throughput", RATES, _title, _panels, y=RATE, row_height=2.0, share={"sharex": True}),
+        Lines("time", TIMES, _title, _panels, row_height=2.0, share={"sharex": True}),
     ),
     rows=_rows,
     named=("model", "batch"),

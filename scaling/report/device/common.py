@@ -10,7 +10,7 @@ from typing import TypeVar, cast
 from scaling.measure.statistics import Estimate
 from scaling.report.device.crossover import overlap
 from scaling.report.device.results import DeviceResult, Results
-from scaling.report.figures.style import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY_BLUE, VERMILLION
+from scaling.report.figures.style import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY_BLUE, VERMILLION, LineStyle
 from scaling.report.formats import MISSING, interval, milliseconds, number
 from scaling.report.tables import Column, Table, table_of
 
@@ -33,7 +33,8 @@ class Arm:
         device, step: as cells have them.
         threads: of the CPU; None on a GPU, and for any number.
         colour, marker: in every figure of the experiment.
-        data: where the data is, as cells have it; None for anywhere.
+        part: a further variable of its cells, and its value.
+        dashes: of its line; what is dashed has hollow markers.
         label: its name where that does not follow from the others.
     """
 
@@ -42,8 +43,9 @@ class Arm:
     threads: int | None
     colour: str
     marker: str
-    data: str | None = None
+    part: tuple[str, str] | None = None
     label: str = ""
+    dashes: LineStyle = "-"
 
     @property
     def name(self) -> str:
@@ -60,7 +62,7 @@ class Arm:
             cell.device == self.device
             and cell.point.get("step", "eager") == self.step
             and self.threads in (None, cell.threads)
-            and self.data in (None, cell.point.get("data"))
+            and (self.part is None or cell.point.get(self.part[0]) == self.part[1])
         )
 
     def of(self, cells: Iterable[DeviceResult]) -> list[DeviceResult]:

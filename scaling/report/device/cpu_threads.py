@@ -17,11 +17,10 @@ from scaling.report.device.common import (
     measured,
     median_text,
     one_launch,
-    times_of,
     variable,
 )
 from scaling.report.device.declared import Drawing, Report
-from scaling.report.device.drawing import Line, draw_lines, handle, handles, new_figure, step_seconds
+from scaling.report.device.drawing import Line, draw_lines, handle, handles, new_figure, seconds_of
 from scaling.report.device.remarks import remarks
 from scaling.report.device.results import DeviceResult, Results, by_network
 from scaling.report.figures.parts import legend_below, plain_ticks
@@ -67,7 +66,7 @@ def speedup_lines(results: Results) -> list[Line]:
     lines = []
     looks = zip(cycle(OTHER_COLOURS), cycle(OTHER_MARKERS), strict=False)
     for (model, cells), look in zip(networks(results).items(), looks, strict=False):
-        medians, lows, highs = step_seconds(cells)
+        medians, lows, highs = seconds_of(cells)
         if np.isnan(medians[0]):
             continue
         low, high = lows[0] / highs, highs[0] / lows
@@ -121,7 +120,7 @@ def _answer(results: Results) -> str:
     """How many threads each network is worth."""
     found = {model: worth for model, cells in networks(results).items() if (worth := worthwhile(cells))}
     if not found:
-        return f"Not answered: no network was measured with all of them.{_so_far(results)}"
+        return "Not answered: no network was measured with all of them."
     most = max(cell.threads for cell in results.cells)
     least = min(cell.threads for cell in results.cells)
     alone = [model for model, (threads, _) in found.items() if threads == least]
@@ -138,20 +137,6 @@ def _answer(results: Results) -> str:
         f"Of {least} to {most}, the fewest that are within 5% of the "
         f"fastest are {'; '.join(clauses)}{one_launch(results)}.{missing}"
     )
-
-
-def _so_far(results: Results) -> str:
-    """The fastest of the numbers of threads that were measured, of networks that have the fewest."""
-    clauses = []
-    for model, cells in networks(results).items():
-        measured = [(cell.threads, estimate) for cell in cells if (estimate := cell.estimate())]
-        if len(measured) < 2 or cells[0].estimate() is None:
-            continue
-        threads, best = min(measured, key=lambda pair: pair[1].median)
-        tried = listed([str(count) for count, _ in measured])
-        gain = "" if threads == cells[0].threads else f", {times_of(measured[0][1], best)} as fast as"
-        clauses.append(f"{model} {threads} of {tried}{gain}{f' with {cells[0].threads}' if gain else ''}")
-    return f" Fastest so far: {'; '.join(clauses)}{one_launch(results)}." if clauses else ""
 
 
 REPORT = Report(

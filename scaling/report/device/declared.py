@@ -6,9 +6,8 @@ of figures, the table of points without numbers, and the question before its ans
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -42,9 +41,9 @@ class Lines:
         panels: what each shows, over which variable.
         y: the values' axis; RATE: samples a second, and not milliseconds.
         hues: the lines of a panel.
-        columns: panels side by side; None: all of them.
+        columns: panels side by side.
         row_height: of a row of panels, in inches.
-        share: which axes the panels share (`sharex`, `sharey`).
+        share: which axes the panels share, as `Figure.subplots` takes it.
     """
 
     name: str
@@ -53,19 +52,18 @@ class Lines:
     panels: Callable[[Results], Sequence[Panel]]
     y: str = "ms a step"
     hues: Callable[[Results], Sequence[Arm]] = arms_of
-    columns: int | None = 2
+    columns: Callable[[Sequence[Panel]], int] = lambda _: 2
     row_height: float = 2.5
-    share: str | None = None
+    share: Mapping[str, bool | str] = field(default_factory=dict)
 
     def draw(self, results: Results, title: str) -> Figure | None:
         """The figure; None where no cell of its panels has a time."""
         panels, arms = self.panels(results), self.hues(results)
-        if not any(cell.estimate() for panel in panels for cell in panel.cells):
+        if not any(cell.estimate(panel.phase) for panel in panels for cell in panel.cells):
             return None
-        columns = self.columns or len(panels)
+        columns = self.columns(panels)
         rows = -(-len(panels) // columns)
-        how: dict[str, Any] = {self.share: True} if self.share else {}
-        figure, grid = new_figure(title, 0.9 + self.row_height * rows, rows, columns, **how)
+        figure, grid = new_figure(title, 0.9 + self.row_height * rows, rows, columns, **self.share)
         for axes, panel in zip(grid.flat, panels, strict=False):
             self._draw(axes, panel, arms)
         for axes in grid.flat[len(panels) :]:
@@ -74,11 +72,11 @@ class Lines:
         return figure
 
     def _draw(self, axes: Axes, panel: Panel, arms: Sequence[Arm]) -> None:
-        every = [time_line(arm, arm.of(panel.cells), panel.x) for arm in arms]
+        every = [time_line(arm, arm.of(panel.cells), panel.x, panel.phase) for arm in arms]
         lines = [line for line in every if not line.is_empty]
         is_rate = self.y == RATE
         draw_lines(axes, map(as_rates, lines) if is_rate else lines, RATE if is_rate else "ms")
-        log_axes(axes, panel.label or panel.x, self.y)
+        log_axes(axes, panel.label or panel.x, panel.y or self.y)
         axes.tick_params(labelbottom=True)
         axes.set_title(panel.title, loc="left")
         if panel.doubles:

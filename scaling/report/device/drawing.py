@@ -15,8 +15,9 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from scaling.report.device.common import Arm
-from scaling.report.device.results import DeviceResult, grouped
+from scaling.report.device.results import STEP, DeviceResult, grouped
 from scaling.report.figures.parts import WIDTH, add_tip, set_title
+from scaling.report.figures.style import LineStyle
 
 Floats = npt.NDArray[np.float64]
 
@@ -53,6 +54,8 @@ class Panel:
         x: the axis: a variable, or a fact that is a number.
         label: of the axis; without it, `x`.
         title: of the panel.
+        y: label of the values' axis; without it, the figure's.
+        phase: whose time is shown.
         doubles: whether the axis has a tick at every value, as far apart as they double.
     """
 
@@ -60,6 +63,8 @@ class Panel:
     x: str
     label: str = ""
     title: str = ""
+    y: str = ""
+    phase: str = STEP
     doubles: bool = False
 
 
@@ -73,7 +78,7 @@ class Line:
     """Values over an axis, with their intervals, as a figure shows them.
 
     Attributes:
-        name, colour, marker: of the line.
+        name, colour, marker, dashes: of the line.
         at, values: of each point; NaN, where the line is broken, for one that has no number.
         low, high: ends of the interval; NaN where there is none.
     """
@@ -85,6 +90,7 @@ class Line:
     values: Floats
     low: Floats
     high: Floats
+    dashes: LineStyle = "-"
 
     @property
     def is_empty(self) -> bool:
@@ -92,20 +98,20 @@ class Line:
         return bool(np.isnan(self.values).all())
 
 
-def step_seconds(cells: Iterable[DeviceResult]) -> Floats:
-    """[3, num_cells] median of a step, lower and upper end of its interval; NaN where there is none."""
+def seconds_of(cells: Iterable[DeviceResult], phase: str = STEP) -> Floats:
+    """[3, num_cells] median of a phase, lower and upper end of its interval; NaN where there is none."""
     ends = [
-        (estimate.median, estimate.low, estimate.high) if (estimate := cell.estimate()) else (None,) * 3
+        (estimate.median, estimate.low, estimate.high) if (estimate := cell.estimate(phase)) else (None,) * 3
         for cell in cells
     ]
     return np.array(ends, dtype=np.float64).reshape(-1, 3).T
 
 
-def time_line(arm: Arm, cells: Iterable[DeviceResult], x: str) -> Line:
-    """Times of a step in milliseconds over an axis; broken at cells without one."""
+def time_line(arm: Arm, cells: Iterable[DeviceResult], x: str, phase: str = STEP) -> Line:
+    """Times of a phase in milliseconds over an axis; broken at cells without one."""
     ordered = sorted(cells, key=lambda cell: cell.value(x) or 0)
     at = np.array([cell.value(x) or 0 for cell in ordered], dtype=np.float64)
-    return Line(arm.name, arm.colour, arm.marker, at, *(1e3 * step_seconds(ordered)))
+    return Line(arm.name, arm.colour, arm.marker, at, *(1e3 * seconds_of(ordered, phase)), arm.dashes)
 
 
 def as_rates(line: Line) -> Line:
@@ -117,7 +123,7 @@ def as_rates(line: Line) -> Line:
 def draw_lines(axes: Axes, lines: Iterable[Line], unit: str) -> None:
     """All lines with markers, intervals as bars, and a tip a point."""
     for line in lines:
-        axes.plot(line.at, line.values, color=line.colour, marker=line.marker, linewidth=1.2, markersize=4)
+        axes.plot(line.at, line.values, **look(line), linewidth=1.2)
         for at, value, low, high in zip(line.at, line.values, line.low, line.high, strict=True):
             if np.isnan(value):
                 continue
@@ -128,7 +134,13 @@ def draw_lines(axes: Axes, lines: Iterable[Line], unit: str) -> None:
 
 def handles(hues: Iterable[Line | Arm]) -> list[Artist]:
     """Entries of a legend."""
-    return [handle(hue.name, color=hue.colour, marker=hue.marker) for hue in hues]
+    return [Line2D([], [], label=hue.name, **look(hue)) for hue in hues]
+
+
+def look(hue: Line | Arm) -> dict[str, Any]:
+    """Of a line and of its entry in a legend."""
+    hollow = {} if hue.dashes == "-" else {"linestyle": hue.dashes, "markerfacecolor": "white"}
+    return {"color": hue.colour, "marker": hue.marker, "markersize": 4, **hollow}
 
 
 def handle(label: str, **look: Any) -> Line2D:

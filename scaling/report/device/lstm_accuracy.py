@@ -44,9 +44,6 @@ with the 18 degrees of freedom of nine combinations of three seeds, at 5% shared
 NARROWEST = 1.0
 """Of an axis of accuracies, in percentage points: where all seeds agree."""
 
-MOST_NAMED = 3
-"""Combinations without an accuracy, in a sentence."""
-
 ACCURACY = (
     "Accuracy on held-out samples after training (columns accuracy, accuracy_sd): a small marker for each "
     "seed, a large one for their mean. The band is that of the fused implementation in float32: its mean and "
@@ -64,7 +61,6 @@ class Comparison:
         scores: accuracy, 0 to 1, by combination (`fused, float32`) and seed; NaN where a seed is missing.
         cells: combination -> its cell, in the order of `scores`.
         left_out: cells of the task's batch whose accuracy was not measured.
-        unmeasured: those that are still to be run.
     """
 
     task: str
@@ -72,7 +68,6 @@ class Comparison:
     scores: pd.DataFrame
     cells: Mapping[str, DeviceResult]
     left_out: list[DeviceResult]
-    unmeasured: list[DeviceResult]
 
     def seeds(self, name: str) -> Floats:
         """[num_seeds] accuracies of a combination."""
@@ -140,7 +135,6 @@ class Comparison:
 def comparisons(results: Results) -> list[Comparison]:
     """One for each task and device with an accuracy, in the order of the tasks."""
     compared = []
-    trained = {name: results.parameters[f"accuracy_{name}"] for name in ("width", "batch")}
     for task in dict.fromkeys(cell.point["task"] for cell in ordered(results.cells)):
         for device in DEVICES:
             cells = ordered(results.all(device, task=task))
@@ -148,10 +142,8 @@ def comparisons(results: Results) -> list[Comparison]:
             rows = {name: cell.facts("accuracy_by_seed")[0] for name, cell in scored.items()}
             scores = pd.DataFrame({name: pd.Series(row["y"], row["x"]) for name, row in rows.items()}).T
             left_out = [cell for cell in cells if cell.fact("accuracy_left_out") is not None]
-            planned = ordered(results.all(device, task=task, **trained))
-            unmeasured = [cell for cell in planned if not cell.is_over]
             if scored:
-                compared.append(Comparison(task, device, scores, scored, left_out, unmeasured))
+                compared.append(Comparison(task, device, scores, scored, left_out))
     return compared
 
 
@@ -315,13 +307,6 @@ def _largest(kind: str, differences: Mapping[str, float]) -> str:
 
 
 def _missing(compared: Comparison) -> str:
-    reasons = []
-    groups = {
-        "not trained, as it would take too long": compared.left_out,
-        "not measured yet": compared.unmeasured,
-    }
-    for why, cells in groups.items():
-        names = [name_of(cell) for cell in cells]
-        short = "; ".join(names) if len(names) <= MOST_NAMED else f"{len(names)} other combinations"
-        reasons += [f"{why}: {short}"] if names else []
-    return f" ({'. '.join(reasons)})" if reasons else ""
+    if not compared.left_out:
+        return ""
+    return f" (not trained, as it would take too long: {'; '.join(map(name_of, compared.left_out))})"

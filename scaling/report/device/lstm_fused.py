@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import product
+from collections.abc import Iterator, Mapping
 from typing import Any
-
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
 from scaling.measure.statistics import Estimate
 from scaling.report.device.common import (
     DEVICES,
+    Arm,
     Cells,
     device_table,
     finding,
@@ -23,8 +18,8 @@ from scaling.report.device.common import (
     times_of,
     variable,
 )
-from scaling.report.device.declared import Drawing, Report
-from scaling.report.device.drawing import handle, new_figure, short
+from scaling.report.device.declared import RATE, Drawing, Lines, Report
+from scaling.report.device.drawing import Panel
 from scaling.report.device.lstm_accuracy import (
     ACCURACY,
     COLOURS,
@@ -38,9 +33,8 @@ from scaling.report.device.lstm_accuracy import (
     place,
 )
 from scaling.report.device.remarks import missing_remark, remarks
-from scaling.report.device.results import DeviceResult, Results, fastest_on_each, grouped
-from scaling.report.figures.parts import add_tip, legend_below
-from scaling.report.figures.style import BLACK
+from scaling.report.device.results import DeviceResult, Results, fastest_on_each, grouped, paired
+from scaling.report.figures.style import LineStyle
 from scaling.report.formats import listed, number
 from scaling.report.tables import Column, Table
 
@@ -48,12 +42,10 @@ VARIABLES = ("task", "width", "batch", "precision", "implementation")
 PHASES = {"step": "training", "evaluate": "evaluation", "predict": "prediction"}
 NAMES = {"elementary": "elementary operations", "cell": "LSTMCell loop", "fused": "fused nn.LSTM"}
 OTHERS = {"cell": "a loop over LSTMCell", "elementary": "elementary operations"}
-DEVICE_LOOKS: dict[str, dict[str, Any]] = {
-    "cuda": {"linestyle": "-"},
-    "cpu": {"linestyle": (0, (4, 2)), "markerfacecolor": "white"},
-}
+DASHES: dict[str, LineStyle] = {"cuda": "-", "cpu": (0, (4, 2))}
 SPEED = (
-    "Samples a second over the mini-batch, a column of panels for each precision (columns batch, precision; "
+    "Samples a second over the mini-batch, with 95% intervals as bars, a column of panels for each precision "
+    "(columns batch, precision; "
     "batch over iteration_s, evaluate_seconds and predict_seconds). Both axes are logarithmic. Training: an "
     "optimizer update on samples on the device. Evaluation: forward pass, loss and right answers there. "
     "Prediction: from host memory to host memory. A line is broken where a batch has no number."
@@ -104,52 +96,28 @@ def _title(results: Results) -> str:
     return f"speed on {chosen.get('task')}, width {chosen.get('width')}"
 
 
-def _draw_speeds(results: Results, title: str) -> Figure | None:
+def _panels(results: Results) -> list[Panel]:
+    """A row for each phase, a column for each precision."""
     chosen = timed(results)
-    if not chosen or not any(cell.estimate() for cell in results.all(**chosen)):
-        return None
-    precisions = [name for name in PRECISIONS if results.all(**chosen, precision=name)]
-    figure, panels = new_figure(title, 6.2, len(PHASES), len(precisions), sharex=True, sharey="row")
-    batches = sorted({cell.point["batch"] for cell in results.all(**chosen)})
-    for row, (phase, name) in enumerate(PHASES.items()):
-        for axes, precision in zip(panels[row], precisions, strict=True):
-            _speed_lines(axes, results, {**chosen, "precision": precision}, phase)
-            _speed_axes(axes, batches)
-        panels[row][0].set_ylabel(f"{name}, samples/s")
-    for axes, precision in zip(panels[0], precisions, strict=True):
-        axes.set_title(precision, loc="left")
-    for axes in panels[-1]:
-        axes.set_xlabel("batch")
-    ways = [way for way in IMPLEMENTATIONS if results.all(implementation=way)]
-    looks = {DEVICES[name]: look for name, look in DEVICE_LOOKS.items() if results.all(name)}
-    entries = [handle(NAMES[way], color=COLOURS[way], marker=MARKERS[way]) for way in ways]
-    entries += [handle(name, color=BLACK, marker="o", **look) for name, look in looks.items()]
-    legend_below(figure, entries)
-    return figure
+    return [
+        Panel(cells, "batch", title=f"{name}, {precision}", phase=phase)
+        for phase, name in PHASES.items()
+        for precision in PRECISIONS
+        if chosen and (cells := results.all(**chosen, precision=precision))
+    ]
 
 
-def _speed_axes(axes: Axes, batches: Sequence[int]) -> None:
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.xaxis.set_major_locator(FixedLocator(list(batches)))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.yaxis.set_major_locator(LogLocator(numticks=6))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_minor_locator(NullLocator())
-
-
-def _speed_lines(axes: Axes, results: Results, chosen: dict[str, Any], phase: str) -> None:
-    for device, way in product(DEVICES, IMPLEMENTATIONS):
-        groups = grouped(results.all(device, **chosen, implementation=way), "batch")
-        rates = {batch: rate(cells[0], phase) for batch, cells in groups.items()}
-        look = {"color": COLOURS[way], "marker": MARKERS[way], **DEVICE_LOOKS[device]}
-        values = [value or math.nan for value in rates.values()]
-        axes.plot([*rates], values, markersize=4, linewidth=1.2, **look)
-        for batch, value in rates.items():
-            if value:
-                name = f"{DEVICES[device]}, {NAMES[way]}"
-                add_tip(axes, batch, value, f"{name}, {batch}: {value:,.0f} samples/s")
+def _arms(results: Results) -> list[Arm]:
+    return [
+        Arm(
+            *(device, "eager", None, COLOURS[name], MARKERS[name], ("implementation", name)),
+            label=f"{DEVICES[device]}, {NAMES[name]}",
+            dashes=dashes,
+        )
+        for device, dashes in DASHES.items()
+        for name in IMPLEMENTATIONS
+        if results.all(device, implementation=name)
+    ]
 
 
 def _findings(results: Results) -> Iterator[str]:
@@ -218,15 +186,8 @@ def _at(results: Results, chosen: dict[str, Any], pairs: Mapping[Any, Pairs]) ->
 
 def _pairs(results: Results, chosen: dict[str, Any], device: str, phase: str, **other: str) -> Pairs:
     reference = {**chosen, "implementation": "fused", "precision": "float32"}
-    fused, others = (
-        {
-            cell.point["batch"]: estimate
-            for cell in results.all(device, **point)
-            if (estimate := cell.estimate(phase))
-        }
-        for point in (reference, {**reference, **other})
-    )
-    return {batch: (others[batch], fused[batch]) for batch in sorted(fused.keys() & others.keys())}
+    others, fused = results.all(device, **{**reference, **other}), results.all(device, **reference)
+    return paired(others, fused, "batch", phase)
 
 
 def _devices(results: Results, chosen: dict[str, Any]) -> Iterator[str]:
@@ -248,11 +209,15 @@ def _devices(results: Results, chosen: dict[str, Any]) -> Iterator[str]:
 REPORT = Report(
     question="Does the accuracy change with the implementation or the precision?",
     plots=(
-        Drawing("speed", SPEED, _title, _draw_speeds),
+        Lines(
+            "speed", SPEED, _title, _panels, y=RATE, hues=_arms,
+            columns=lambda panels: len(panels) // len(PHASES), row_height=1.8,
+            share={"sharex": True, "sharey": "row"},
+        ),
         Drawing("accuracy", ACCURACY, accuracy_title, draw_accuracies),
     ),
     rows=_rows,
     named=VARIABLES,
     findings=_findings,
     answer=accuracy_answer,
-)
+)  # fmt: skip

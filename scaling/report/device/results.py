@@ -220,6 +220,17 @@ def grouped(cells: Iterable[DeviceResult], *names: str) -> dict[Any, list[Device
     return dict(sorted(groups.items()))
 
 
+def paired(
+    slow: Iterable[DeviceResult], fast: Iterable[DeviceResult], x: str, phase: str = STEP
+) -> dict[Any, tuple[Estimate, Estimate]]:
+    """Value of a variable -> a phase's time of both, where both have one; ascending."""
+    first, second = (
+        {cell.value(x): estimate for cell in cells if (estimate := cell.estimate(phase))}
+        for cells in (slow, fast)
+    )
+    return {value: (first[value], second[value]) for value in sorted(first.keys() & second.keys())}
+
+
 def by_network(results: Results, device: str | None = None) -> dict[str, list[DeviceResult]]:
     """Network -> its cells; the networks in the study's order."""
     groups = grouped(results.all(device), "model")

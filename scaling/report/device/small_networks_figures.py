@@ -145,12 +145,12 @@ PLOTS = (
     Drawing("break-even", BREAK_EVEN, _grid_title, _draw_break_even),
     Lines(
         "widths", TIMES, _grid_title, lambda results: panels_by(grid(results), "batch", "width"),
-        row_height=2.1, share="sharex",
+        row_height=2.1, share={"sharex": True},
     ),
-    Lines("sweeps", SWEEPS, _sweep_title, _sweep_panels, columns=None),
+    Lines("sweeps", SWEEPS, _sweep_title, _sweep_panels, columns=len),
     Lines(
         "recurrent", FAMILIES,
         lambda results: f"recurrent and feed-forward networks, batch {results.parameters['batch']}",
-        _kind_panels, share="sharey",
+        _kind_panels, share={"sharey": True},
     ),
 )  # fmt: skip

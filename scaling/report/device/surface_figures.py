@@ -11,12 +11,11 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
-from scaling.measure.statistics import Estimate
 from scaling.report.device.common import Arm
 from scaling.report.device.crossover import Crossing, crossing_of
 from scaling.report.device.declared import Drawing, Lines
 from scaling.report.device.drawing import Panel, log_axes
-from scaling.report.device.results import DeviceResult, Results
+from scaling.report.device.results import DeviceResult, Results, paired
 from scaling.report.figures.parts import WIDTH, legend_below, set_title
 from scaling.report.figures.style import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY_BLUE, VERMILLION
 
@@ -26,14 +25,14 @@ EXTENT = 3.0
 
 
 WAYS = (
-    Arm("cpu", "eager", None, BLUE, "o", "device", "CPU eager"),
-    Arm("cpu", "compiled", None, SKY_BLUE, "P", "device", "CPU compiled"),
-    Arm("cpu", "eager", None, GREEN, "v", "loader", "CPU eager, DataLoader"),
-    Arm("cuda", "eager", None, ORANGE, "s", "device", "GPU eager"),
-    Arm("cuda", "compiled", None, PURPLE, "X", "device", "GPU compiled"),
-    Arm("cuda", "captured", None, VERMILLION, "D", "device", "GPU captured"),
-    Arm("cuda", "eager", None, BLACK, "<", "host", "GPU eager, data in host memory"),
-    Arm("cuda", "eager", None, GREY, "^", "loader", "GPU eager, DataLoader"),
+    Arm("cpu", "eager", None, BLUE, "o", ("data", "device"), "CPU eager"),
+    Arm("cpu", "compiled", None, SKY_BLUE, "P", ("data", "device"), "CPU compiled"),
+    Arm("cpu", "eager", None, GREEN, "v", ("data", "loader"), "CPU eager, DataLoader"),
+    Arm("cuda", "eager", None, ORANGE, "s", ("data", "device"), "GPU eager"),
+    Arm("cuda", "compiled", None, PURPLE, "X", ("data", "device"), "GPU compiled"),
+    Arm("cuda", "captured", None, VERMILLION, "D", ("data", "device"), "GPU captured"),
+    Arm("cuda", "eager", None, BLACK, "<", ("data", "host"), "GPU eager, data in host memory"),
+    Arm("cuda", "eager", None, GREY, "^", ("data", "loader"), "GPU eager, DataLoader"),
 )
 
 
@@ -51,25 +50,14 @@ def ways_of(results: Results) -> dict[Arm, list[DeviceResult]]:
 def way_named(results: Results, device: str, step: str, data: str = "device") -> list[DeviceResult]:
     """The cells of that way; [] unless one has an epoch's time."""
     for way, cells in ways_of(results).items():
-        if (way.device, way.step, way.data) == (device, step, data):
+        if (way.device, way.step, way.part) == (device, step, ("data", data)):
             return cells if any(cell.estimate() for cell in cells) else []
     return []
 
 
-def common(
-    slow: Sequence[DeviceResult], fast: Sequence[DeviceResult]
-) -> dict[int, tuple[Estimate, Estimate]]:
-    """Points -> an epoch's time of both ways, where both have one; ascending."""
-    times, others = (
-        {cell.point["points"]: estimate for cell in cells if (estimate := cell.estimate())}
-        for cells in (slow, fast)
-    )
-    return {points: (times[points], other) for points, other in others.items() if points in times}
-
-
 def break_even(slow: Sequence[DeviceResult], fast: Sequence[DeviceResult]) -> Crossing | None:
     """From how many points on `fast` takes less time for an epoch; None where too little was measured."""
-    both = common(slow, fast)
+    both = paired(slow, fast, "points")
     return crossing_of(both) if len(both) > 1 else None
 
 
@@ -223,7 +211,7 @@ PLOTS = (
     Lines(
         "epochs", EPOCHS, lambda _: "an epoch of the 2-20-5-1 network",
         lambda results: [Panel(results.cells, "points")],
-        y="ms an epoch", hues=_timed, columns=1, row_height=3.9,
+        y="ms an epoch", hues=_timed, columns=lambda _: 1, row_height=3.9,
     ),
     Drawing("fit", PICTURE, _fit_title, _fit),
 )  # fmt: skip

@@ -19,13 +19,12 @@ from scaling.report.device.common import (
 from scaling.report.device.crossover import Crossing, crossing_text, overlap, rounded
 from scaling.report.device.declared import Report
 from scaling.report.device.remarks import NO_ROWS, no_gpu, remarks
-from scaling.report.device.results import DeviceResult, Results, grouped
+from scaling.report.device.results import DeviceResult, Results, grouped, paired
 from scaling.report.device.surface_figures import (
     PLOTS,
     Training,
     activation,
     break_even,
-    common,
     trainings,
     way_named,
     ways_of,
@@ -116,7 +115,7 @@ def _loader_sentences(results: Results) -> Iterator[str]:
     clauses = []
     for device, name in (("cpu", "CPU"), ("cuda", "GPU")):
         near, loader = (way_named(results, device, "eager", place) for place in ("device", "loader"))
-        if both := common(near, loader):
+        if both := paired(near, loader, "points"):
             ratios = [f"{times_of(other, timed)} at {at:,} points" for at, (timed, other) in both.items()]
             clauses.append(f"on the {name} {listed(ratios)}")
     before = "How much longer an epoch takes whose batch a DataLoader puts together point by point than one"
@@ -172,19 +171,12 @@ def _answer(results: Results) -> str:
     for step in ("eager", "captured"):
         gpu = way_named(results, "cuda", step)
         if cpu and gpu:
-            clauses.append(f"{step} {_faster(common(cpu, gpu), break_even(cpu, gpu))}")
+            clauses.append(f"{step} {_faster(paired(cpu, gpu, 'points'), break_even(cpu, gpu))}")
     whole = [f"{number(training.total_s)} s on {training.way.name}{_made(training)}" for training in trained]
     training = f" A complete training takes {listed(whole)}." if whole else ""
-    without = [
-        f"{way.name} at {listed([f'{count:,}' for count in points])}"
-        for way, cells in ways_of(results).items()
-        if way.name in ("CPU eager", "GPU eager", "GPU captured")
-        and (points := [cell.point["points"] for cell in cells if not cell.is_over])
-    ]
-    missing = f" Not measured yet, in numbers of points: {'; '.join(without)}." if without else ""
     return (
         f"By the time of an epoch it is faster than the CPU{_cores(cpu)}, in numbers of points: "
-        f"{'; '.join(clauses) or 'not measured on both'}{one_launch(results)}.{training}{missing}"
+        f"{'; '.join(clauses) or 'not measured on both'}{one_launch(results)}.{training}"
     )
 
 

@@ -112,18 +112,18 @@ class TestPartly:
         convolution("library", None)
         answer = told_of(folder)[-1]
         assert "fastest convolution" not in answer
-        assert "GPU: ResNet 3x3, batch 64 (the library's guess)" in answer
+        assert "GPU: ResNet 3x3, batch 64." in answer
         (_, table) = (None, device_tables([folder.results()])[0])
         assert [row[1:3] for row in table.rows] == [["the library's guess, float32", "–"], table.rows[1][1:3]]  # noqa: RUF001
 
-    def test_device_without_any_number_is_named_once(self, kernels):
+    def test_cases_of_a_device_without_any_number_are_named(self, kernels):
         folder, _, convolution = kernels()
         convolution("library", 0.01)
         convolution("library", None, device="cpu")
         convolution("native", None, device="cpu")
         answer = told_of(folder)[-1]
         assert "the fastest convolution by the library's guess for ResNet 3x3" in answer
-        assert answer.endswith("not measured yet: on the CPU all.")
+        assert answer.endswith("not measured yet: CPU: ResNet 3x3, batch 64.")
 
 
 class TestConvolutions:

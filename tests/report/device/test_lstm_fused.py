@@ -140,16 +140,6 @@ class TestAccuracy:
         assert "mnist-rows on the CPU: no" in told
         assert "mnist-rows on the GPU: no" in told
 
-    def test_what_is_not_measured_yet_is_named(self, lstm):
-        folder, add = lstm()
-        add("fused", "float32", REFERENCE)
-        add("cell", "float32", REFERENCE)
-        point = {"task": "mnist-rows", "implementation": "fused", "precision": "float16"}
-        folder.add(planned=True, width=8, batch=128, **point)
-        told = answer(folder)
-        assert "After 5 steps" in told
-        assert "so that a smaller change would not be seen (not measured yet: fused, float16)" in told
-
     def test_without_the_reference_only_the_range_is_told(self, lstm):
         folder, add = lstm()
         add("cell", "float32", REFERENCE)

@@ -71,7 +71,7 @@ class TestThreads:
         assert (line.low[0], line.high[0]) == (1.0, 1.0)
         assert line.low[1] < 1.0 < line.high[1]
 
-    def test_partly_measured_networks_tell_which_threads_were_tried(self, of):
+    def test_partly_measured_networks_are_not_answered(self, of):
         made = of("cpu-threads", networks=["fcn-r", "lstm"])
         for count, seconds in ((1, 0.1), (4, 0.04)):
             made.add(exactly(seconds), threads=count, model="fcn-r", batch=64)
@@ -80,8 +80,6 @@ class TestThreads:
         made.add(exactly(0.1), threads=4, model="lstm", batch=16)
         answer = sentences_of(made.results())[-1]
         assert "Not answered: no network was measured with all of them." in answer
-        assert "Fastest so far: fcn-r 4 of 1 and 4, 2.5 times as fast as with 1" in answer
-        assert "lstm" not in answer
 
     def test_figure_is_drawn(self, threads):
         (figure,) = write_figures(threads.folder, [threads.results()])
@@ -133,8 +131,6 @@ class TestBatches:
         told = sentences_of(batches.results())
         assert not any("on the GPU eager: fcn-r" in text for text in told)
         assert "no network was measured in full on both" in told[-1]
-        assert "at the largest batch that both have" in told[-1]
-        assert "fcn-r 100 times at 16" in told[-1]
 
     def test_smaller_batches_that_are_not_measured_yet_change_nothing(self, of):
         made = of("batch-sizes", networks=["fcn-r"])

@@ -114,14 +114,6 @@ class TestBreakEven:
         answer = sentences_of(folder.results())[-1]
         assert "eager not answered (0.25 times as fast as the CPU at 100, the only number" in answer
 
-    def test_points_that_are_not_measured_yet_are_named(self, peaks):
-        folder, add = peaks()
-        add(0.001, 100)
-        add(0.004, 100, device="cuda")
-        folder.add(planned=True, device="cpu", points=10_000, step="eager", data="device")
-        answer = sentences_of(folder.results())[-1]
-        assert answer.endswith("Not measured yet, in numbers of points: CPU eager at 10,000.")
-
     def test_swing_of_the_residual_is_told(self, peaks):
         folder, add = peaks()
         fit = trained(1.0)
