@@ -123,13 +123,18 @@ def submit(
             signal_s=signal_s,
             join_timeout_s=join_timeout_s,
         )
-        if dry_run:
-            typer.echo(script(options), nl=False)
-            return
-        typer.echo(submit_script(script(options)))
+        _send(options, dry_run=dry_run)
     except ValueError as error:
         raise LaunchError(str(error)) from error
-    typer.echo(f"`squeue` shows the job, `scaling status {folder}` what is left of the study", err=True)
+
+
+def _send(options: JobOptions, *, dry_run: bool) -> None:
+    """Submits the job, or prints its batch script."""
+    if dry_run:
+        typer.echo(script(options), nl=False)
+        return
+    typer.echo(submit_script(script(options)))
+    typer.echo(f"`squeue` shows the job, `scaling status {options.out}` what is left of the study", err=True)
 
 
 class _Tasks(TypedDict):

@@ -89,23 +89,13 @@ def _combinations(
     placements = kind.input_placements(part)
     extents = {placement: kind.extent(workload, part, device, placement) for placement in placements}
     check_optimizer_keys(workload.keys, part, where)
+    formats = memory_formats(workload, part, where)
     axes = itertools.product(
-        *(
-            workload.batches(device),
-            shares,
-            aggregators,
-            part.step,
-            peer_access,
-            precisions(part, device),
-            part.seed,
-            placements,
-        ),
-        *(part.batch_norm, memory_formats(workload, part, where)),
+        *(workload.batches(device), shares, aggregators, part.step, peer_access, precisions(part, device)),
+        *(part.seed, placements, part.batch_norm, formats),
     )
-    for batch, size, (
-        name,
-        aggregator,
-    ), step, peer, precision, seed, placement, batch_norm, memory_format in axes:
+    for batch, size, named, step, peer, precision, seed, placement, batch_norm, memory_format in axes:
+        name, aggregator = named
         local, total = _batch_sizes(part, batch, size, where)
         workload.require_samples(total, where)
         if shares[size] and peer is not peer_access[0]:

@@ -19,6 +19,7 @@ from scaling.measure.clock import Clock
 from scaling.process_group import Group
 from scaling.training.compute import FLOAT32, Compute
 from scaling.training.learning_rate import LearningRate
+from scaling.training.replica import Replica
 from scaling.training.step import Step
 from scaling.workloads.augmentation import crop_and_flip, epoch_variations
 from scaling.workloads.base import Loss, Split, cross_entropy
@@ -110,12 +111,8 @@ def train(
         train_j = None if train_j is None or timed.joules is None else train_j + timed.joules
         train_s += seconds_of_slowest(timed.seconds)
         step.check()
-        losses, replica = timed.losses, step.replica
-        group.all_reduce(losses)
-        losses.div_(group.world_size)
-        evaluated = (group, replica.loss, after_each, replica.compute)
-        _, train_accuracy = evaluate(replica.module, probed, *evaluated)
-        test_loss, test_accuracy = evaluate(replica.module, test_split, *evaluated)
+        group.all_reduce(timed.losses)
+        losses = timed.losses.div_(group.world_size)
         yield {
             "epoch": epoch,
             "samples": epoch * feed.num_steps * plan.global_batch,
@@ -124,11 +121,18 @@ def train(
             "learning_rate": timed.learning_rate,
             "step_losses": losses.tolist(),
             "train_loss": losses.double().mean().item(),
-            "train_accuracy": train_accuracy,
-            "test_loss": test_loss,
-            "test_accuracy": test_accuracy,
+            **_evaluated(step.replica, probed, test_split, group, after_each),
             "bytes_sent": timed.bytes_sent,
         }
+
+
+def _evaluated(
+    replica: Replica, probed: Split, test_split: Split, group: Group, after_each: Callable[[], None]
+) -> dict[str, float]:
+    how = (group, replica.loss, after_each, replica.compute)
+    _, train_accuracy = evaluate(replica.module, probed, *how)
+    test_loss, test_accuracy = evaluate(replica.module, test_split, *how)
+    return {"train_accuracy": train_accuracy, "test_loss": test_loss, "test_accuracy": test_accuracy}
 
 
 @dataclass(frozen=True)

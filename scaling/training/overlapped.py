@@ -125,11 +125,10 @@ class OverlappedStep:
         self._state_names = settings.state_names
         self._places = {str(number): one for number, one in enumerate(replica.trainable)}
         self.treatment = GradientTreatment(gradients, replica.compute, self._device)
-        self._optimizer: Any = settings.optimizer(
-            replica.trainable, skippable=self.treatment.found_inf is not None
-        )
-        if self.treatment.found_inf is not None:
-            skip_where(self._optimizer, self.treatment.found_inf)
+        found_inf = self.treatment.found_inf
+        self._optimizer: Any = settings.optimizer(replica.trainable, skippable=found_inf is not None)
+        if found_inf is not None:
+            skip_where(self._optimizer, found_inf)
         self._example = (inputs, targets)
         self._micro_batch = len(inputs) // replica.compute.accumulate
         self._marks: Marks = UNMARKED
@@ -151,13 +150,23 @@ class OverlappedStep:
                 self._forward = torch.compile(replica.module)
             return
         self._unused = self._parameters_without_gradient()
+        self._wrap(bucket_mb, ddp)
+        num_passes = PASSES_UNTIL_BUCKETS_STAY + int(ddp.static_graph)
+        if self._path == "hook":
+            self._hook_in(num_passes)
+        else:
+            self._run_dry(num_passes)
+
+    def _wrap(self, bucket_mb: float, ddp: DdpSettings) -> None:
+        """Makes the module one of DDP. Collective."""
+        aggregator, group = self._aggregator, self._group
         alone = self._path == "own" and not aggregator.exchanges
         # Without it DDP waits for their gradients, for ever; with it it walks the graph of every step.
         finds_unused = group.largest(len(self._unused)) > 0 or bool(ddp.find_unused_parameters)
         with _first_bucket_of(ddp.first_bucket_mb):
             cls = DistributedDataParallel if ddp.first_bucket_mb is None else _FirstBucketDdp
             self._ddp = self._forward = cls(
-                replica.module,
+                self.replica.module,
                 process_group=group.single_rank_group() if alone else group.data,
                 bucket_cap_mb=bucket_mb,
                 find_unused_parameters=finds_unused,
@@ -167,11 +176,6 @@ class OverlappedStep:
             )
         if ddp.compiled:
             self._forward = torch.compile(self._ddp)
-        num_passes = PASSES_UNTIL_BUCKETS_STAY + int(ddp.static_graph)
-        if self._path == "hook":
-            self._hook_in(num_passes)
-        else:
-            self._run_dry(num_passes)
 
     @property
     def notes(self) -> list[str]:

@@ -134,7 +134,7 @@ class EagerStep:
             _started(bucket, *chosen, capturable=capturable, skippable=skippable)
             for bucket in replica.buckets
         ]
-        site = _common_site(aggregator, replica, gradients)
+        site = _common_site(aggregator, {part.update.site for part in self._parts}, gradients)
         device = torch.device("cpu") if site in HOST_SITES else replica.trainable[0].device
         self.treatment = GradientTreatment(gradients, replica.compute, device)
         self._add_up = _sum_over_owners(group, site)
@@ -216,10 +216,9 @@ class EagerStep:
 
 
 def _common_site(
-    aggregator: Aggregator[Any], replica: FlatReplica, gradients: GradientSettings
+    aggregator: Aggregator[Any], sites: set[UpdateSite], gradients: GradientSettings
 ) -> UpdateSite:
     """Where the parameters are stepped; the norm of a mean gradient needs one place for all of them."""
-    sites = {aggregator.site(bucket.layout) for bucket in replica.buckets}
     if len(sites) > 1 and gradients.clip_norm is not None:
         raise StudyError(
             f"clip_norm: aggregator {aggregator.label()!r} takes the optimizer step of this model at several "
@@ -253,8 +252,8 @@ def _started(
         bucket.place_gradient(buffer)
     if state.parameter_buffer is not None:
         bucket.place_parameters(state.parameter_buffer)
-    site = update_at(bucket, settings, aggregator, state, capturable=capturable, skippable=skippable)
-    return _Part(bucket, state, site)
+    update = update_at(bucket, settings, aggregator, state, capturable=capturable, skippable=skippable)
+    return _Part(bucket, state, update)
 
 
 def by_bucket(saved: Sequence[dict[str, Tensor]]) -> dict[str, Any]:

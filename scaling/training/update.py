@@ -20,6 +20,7 @@ from scaling.aggregators.base import (
     AggregatorState,
     PhaseMarker,
     Span,
+    UpdateSite,
     unmarked,
 )
 from scaling.aggregators.host import threads
@@ -38,6 +39,7 @@ S = TypeVar("S", bound=AggregatorState)
 class Update(ABC):
     """An update site, bound to one bucket of one rank's replica."""
 
+    site: UpdateSite
     _owned: _Owned
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -83,6 +85,7 @@ class DeviceUpdate(Update):
         settings: of the optimizer.
         aggregator: of the site "replica", "root" or "owner".
         state: its state.
+        site: where it takes the step of this bucket.
         capturable: the step is to be captured in a CUDA graph.
         skippable: `skip_where` may be used.
     """
@@ -93,12 +96,13 @@ class DeviceUpdate(Update):
         settings: OptimizerSettings,
         aggregator: Aggregator[S],
         state: S,
+        site: UpdateSite,
         *,
         capturable: bool = False,
         skippable: bool = False,
     ) -> None:
         self._aggregator, self._state = aggregator, state
-        self._site = aggregator.site(state.layout)
+        self.site = site
         self._parameters = bucket.parameters
         self._owned = _Owned(
             bucket.parameters,
@@ -111,7 +115,7 @@ class DeviceUpdate(Update):
     def apply(self, mean: Tensor | None, phase: PhaseMarker = unmarked) -> None:
         with phase("update"):
             self._owned.step(mean)
-        if self._site != "replica":
+        if self.site != "replica":
             self._aggregator.distribute(self._state, self._parameters, phase)
 
 
@@ -123,14 +127,21 @@ class HostUpdate(Update):
         settings: of the optimizer.
         aggregator: of the site "host_serial" or "host_parallel".
         state: its state.
+        site: where it takes the step of this bucket.
     """
 
     def __init__(
-        self, bucket: FlatBucket, settings: OptimizerSettings, aggregator: Aggregator[S], state: S
+        self,
+        bucket: FlatBucket,
+        settings: OptimizerSettings,
+        aggregator: Aggregator[S],
+        state: S,
+        site: UpdateSite,
     ) -> None:
         self._group = group = state.group
         self._bucket = bucket
-        self._num_threads = 1 if aggregator.site(state.layout) == "host_serial" else None
+        self.site = site
+        self._num_threads = 1 if site == "host_serial" else None
         shared = group.shared_host_buffer(
             bucket.parameters.nbytes, register=bucket.parameters.device.type == "cuda"
         )
@@ -285,6 +296,7 @@ def update_at(
     skippable: bool = False,
 ) -> Update:
     """The update of the aggregator's site. Collective for sites in shared memory."""
-    if aggregator.site(state.layout) in HOST_SITES:
-        return HostUpdate(bucket, settings, aggregator, state)
-    return DeviceUpdate(bucket, settings, aggregator, state, capturable=capturable, skippable=skippable)
+    site = aggregator.site(state.layout)
+    if site in HOST_SITES:
+        return HostUpdate(bucket, settings, aggregator, state, site)
+    return DeviceUpdate(bucket, settings, aggregator, state, site, capturable=capturable, skippable=skippable)
