@@ -19,7 +19,9 @@ NO_TEST = "no test began"
 """In place of the test's name, where pytest ends or hangs before the first."""
 
 KERNELS = "scaling/codecs/kernels/"
-TESTS_OF_KERNELS = ("tests/codecs/test_one_bit_kernels.py", "tests/codecs/test_chunk_kernels.py")
+TESTS_OF_KERNELS = tuple(
+    f"tests/codecs/test_{name}.py" for name in ("one_bit_kernels", "chunk_kernels", "chunk_aggregators")
+)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from scaling.aggregators.ef_sign import MeanSignCodec
 from scaling.aggregators.one_bit_flat import OneBitFlatCodec
 from scaling.aggregators.one_bit_momentum import NormSignCodec
 from scaling.aggregators.qsgd import QsgdCodec
-from scaling.aggregators.registry import create
 from scaling.aggregators.sign import VoteCodec
 from scaling.aggregators.two_bit import TwoBitCodec
 from scaling.bucket import BucketLayout
@@ -20,7 +19,6 @@ from scaling.codecs.kernels import chunk_engine, triton_problem
 from scaling.codecs.kernels.chunk_engine import BlockSize, TritonChunks
 from scaling.codecs.noise import Noise
 from scaling.codecs.packing import unpack
-from scaling.process_group import run_in_process
 
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 CPU = torch.device("cpu")
@@ -346,52 +344,6 @@ class TestDecode:
             watch.raise_if_marked()
         finite = result[: num // 2].isfinite().all()
         assert bool(finite)
-
-
-AGGREGATORS = [
-    ("one_bit_flat", {"chunk_elements": 64}),
-    ("one_bit_flat", {"chunk_elements": 64, "error_feedback": False}),
-    ("one_bit_momentum", {"chunk_elements": 64}),
-    ("two_bit", {"threshold": 0.5}),
-    ("sign", {"chunk_elements": 64}),
-    ("ef_sign", {"chunk_elements": 64}),
-    ("qsgd", {"chunk_elements": 64}),
-]
-LAYOUT = BucketLayout.of([("filter", (6, 3, 5, 5)), ("bias", (7,)), ("wide", (40, 37))])
-
-
-@pytest.mark.parametrize(("name", "parameters"), AGGREGATORS)
-class TestAggregators:
-    def steps_of(self, name, parameters, kernels, bad=False):
-        aggregator = create(name, {**parameters, "kernels": kernels})
-
-        def work(group):
-            state = aggregator.start(LAYOUT, group, torch.float32, DEVICE)
-            results = []
-            for step in range(1 if bad else 3):
-                gradient = normal(LAYOUT.num_elements, 10 * step + group.rank)
-                if bad and group.rank == 1:
-                    gradient[-3] = float("inf")
-                results.append(aggregator.aggregate(state, gradient.to(DEVICE)).cpu().clone())
-            return results, state.notes, state.watch
-
-        return run_in_process(3, work)
-
-    def test_are_those_of_plain_torch(self, name, parameters):
-        ours, theirs = (self.steps_of(name, parameters, kernels) for kernels in ("triton", "torch"))
-        for step in range(3):
-            assert all(torch.equal(results[step], ours[0][0][step]) for results, *_ in ours), "replicas"
-            expected = theirs[0][0][step]
-            size = expected.abs().max()
-            near = torch.isclose(ours[0][0][step], expected, rtol=1e-5, atol=1e-5 * size.item())
-            # A norm's rounding may lift one of QSGD's values to another level.
-            assert near.float().mean() >= (0.999 if name == "qsgd" else 1)
-        assert all(notes == [f"{name} in Triton's kernels"] for _, notes, _ in ours)
-
-    def test_what_is_not_finite_is_an_error_on_all_ranks(self, name, parameters):
-        for _, _, watch in self.steps_of(name, parameters, "triton", bad=True):
-            with pytest.raises(NotFiniteError, match="in 'wide':"):
-                watch.raise_if_marked()
 
 
 @pytest.mark.skipif(IS_INTERPRETED, reason="there are no graphs without a GPU")
