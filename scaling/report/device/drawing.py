@@ -111,7 +111,8 @@ def time_line(arm: Arm, cells: Iterable[DeviceResult], x: str, phase: str = STEP
     """Times of a phase in milliseconds over an axis; broken at cells without one."""
     ordered = sorted(cells, key=lambda cell: cell.value(x) or 0)
     at = np.array([cell.value(x) or 0 for cell in ordered], dtype=np.float64)
-    return Line(arm.name, arm.colour, arm.marker, at, *(1e3 * seconds_of(ordered, phase)), arm.dashes)
+    median, low, high = 1e3 * seconds_of(ordered, phase)
+    return Line(arm.name, arm.colour, arm.marker, at, median, low, high, arm.dashes)
 
 
 def as_rates(line: Line) -> Line:
