@@ -48,20 +48,6 @@ def as_dict(recommendation: Recommendation) -> dict[str, Any]:
     }
 
 
-def choice_text(choice: Candidate) -> str:
-    """A setting with what it reaches: `ring on 4 workers: 1.2 ms/iteration (95% interval 1.1 to 1.3)`."""
-    bounds = ""
-    if choice.low is not None and choice.high is not None:
-        bounds = f" (95% interval {choice.low:.4g} to {choice.high:.4g})"
-    return f"{choice.name}: {choice.value:.4g} {unit_of(choice.values())}{bounds}"
-
-
-def verdict(recommendation: Recommendation) -> str:
-    """What kind of recommendation it is, in a word or two."""
-    words = {"decided": "Recommended", "undecided": "Undecided"}
-    return words.get(recommendation.state, "No recommendation")
-
-
 def _choice(choice: Candidate | None) -> dict[str, Any] | None:
     if choice is None:
         return None

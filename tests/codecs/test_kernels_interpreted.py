@@ -18,18 +18,10 @@ HERE = Path(__file__).parent
 def test_kernels_are_their_reference_in_the_interpreter(cases, need):
     has_triton = importlib.util.find_spec("triton") is not None
     need(has_triton, "Triton is not installed; pip install -e '.[test]' brings it on Linux")
+    paths = [str(HERE / name) for name in cases]
     environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-x",
-            "-p",
-            "no:cacheprovider",
-            *(str(HERE / name) for name in cases),
-        ],
+        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *paths],
         env=environment,
         cwd=HERE.parents[1],
         capture_output=True,
