@@ -63,12 +63,12 @@ def why_not(row: Row, cell: CellResult, rows: Sequence[Row], cells: Sequence[Cel
     same_aggregator = [other for other in trained if other["aggregator"] == row["aggregator"]]
     if not same_aggregator:
         return Finding("lossy_not_trained")
-    alike = [other for other in trained if all(other[name] == row[name] for name in SAME_UPDATE)]
-    own_alike = [other for other in alike if other["aggregator"] == row["aggregator"]]
-    if not own_alike:
+    same_update = [other for other in trained if all(other[name] == row[name] for name in SAME_UPDATE)]
+    own_same = [other for other in same_update if other["aggregator"] == row["aggregator"]]
+    if not own_same:
         return _trained_otherwise(row, same_aggregator)
-    exact = [other for other in alike if other["cell_id"] not in lossy]
-    for other in own_alike:
+    exact = [other for other in same_update if other["cell_id"] not in lossy]
+    for other in own_same:
         if other["target_state"] == REACHED:
             continue
         if other["target_state"] is not None:

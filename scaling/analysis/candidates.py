@@ -25,6 +25,7 @@ from scaling.analysis.columns import (
 )
 from scaling.analysis.decisions import Difference, with_variance
 from scaling.analysis.findings import Finding
+from scaling.analysis.grouping import by_key
 from scaling.analysis.groups import given_of
 from scaling.analysis.launch_values import energies_per_sample, seconds_to_target
 from scaling.analysis.learning import REACHED, family_key
@@ -312,7 +313,7 @@ def _trained(
     first = family[0]
     candidates, excluded = [], []
     singles = _one_of_each_single(family)
-    for own in _over_seeds(family):
+    for own in by_key(family, family_key).values():
         row, ids = own[0], tuple(one["cell_id"] for one in own)
         if _is_single(row) and row["cell_id"] not in singles:
             continue
@@ -341,13 +342,6 @@ def _trained(
         excluded.append(_excluded(row, parts, reason))
     given = {name: first[name] for name in _TRAINED_FOR}
     return Workload(given, sorted(candidates, key=lambda one: one.value), excluded)
-
-
-def _over_seeds(family: Sequence[Row]) -> Iterator[list[Row]]:
-    groups: dict[Hashable, list[Row]] = {}
-    for row in family:
-        groups.setdefault(family_key(row), []).append(row)
-    yield from groups.values()
 
 
 def _recipe(row: Row, family: Sequence[Row]) -> list[str]:

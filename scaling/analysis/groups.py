@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from scaling.analysis.columns import Row, has_no_model, is_aa_replicate, is_of_older_code
+from scaling.analysis.grouping import by_key
 from scaling.axes import Axis, Role, Shared, fixed_batch, with_columns
 
 MAX_SLUG_LENGTH = 120
@@ -72,11 +73,7 @@ def placement_name(row: Row, *, several_workers: bool) -> str:
 
 def group_rows(rows: Sequence[Row]) -> list[Group]:
     """All groups of a table, in its order; cells without a model are in none."""
-    members: dict[tuple[Any, ...], list[Row]] = {}
-    for row in rows:
-        if has_no_model(row):
-            continue
-        members.setdefault(group_key(row), []).append(row)
+    members = by_key((row for row in rows if not has_no_model(row)), group_key)
     groups: list[Group] = []
     for everyone in members.values():
         primary = [row for row in everyone if not is_aa_replicate(row)]

@@ -20,6 +20,7 @@ import numpy as np
 import pandas as pd
 
 from scaling.analysis.columns import Row
+from scaling.analysis.grouping import by_key
 from scaling.analysis.samples import CellResult, Floats, Training
 from scaling.axes import Role, Shared, agree, axis, columns_without
 from scaling.measure.statistics import estimate_median
@@ -155,9 +156,7 @@ def add_seeds_and_predictions(cells: Sequence[CellResult], rows: Mapping[str, Ro
 
 def seed_families(cells: Iterable[CellResult], rows: Mapping[str, Row]) -> list[list[CellResult]]:
     """Cells that differ in the seed alone, in their order."""
-    families: dict[tuple[Any, ...], list[CellResult]] = {}
-    for cell in cells:
-        families.setdefault(family_key(rows[cell.cell_id]), []).append(cell)
+    families = by_key(cells, lambda cell: family_key(rows[cell.cell_id]))
     return list(families.values())
 
 
@@ -229,9 +228,7 @@ def over_seeds(rows: Sequence[Row]) -> list[Row]:
     A value that one seed lacks is missing; the state is that of the seed that is furthest from done, and
     repeats and those done are summed.
     """
-    families: dict[tuple[Any, ...], list[Row]] = {}
-    for row in rows:
-        families.setdefault(family_key(row), []).append(row)
+    families = by_key(rows, family_key)
     return [family[0] if len(family) == 1 else _merged(family) for family in families.values()]
 
 

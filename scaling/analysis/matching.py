@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from scaling.analysis.columns import Row, has_no_model, is_aa_replicate, shares_gpus
+from scaling.analysis.grouping import by_key
 from scaling.axes import Role, Shared, column_types, columns, columns_without
 
 COMPARED_KINDS = ("iteration", "convergence")
@@ -82,9 +83,7 @@ def _loose_variables(row: Row) -> Hashable:
 
 
 def _unique(rows: Sequence[Row], key: Callable[[Row], Hashable]) -> dict[Hashable, Row]:
-    by_name: dict[Hashable, list[Row]] = {}
-    for row in rows:
-        by_name.setdefault(key(row), []).append(row)
+    by_name = by_key(rows, key)
     return {name: rows[0] for name, rows in by_name.items() if len(rows) == 1}
 
 

@@ -21,6 +21,7 @@ import numpy as np
 
 from scaling.analysis.columns import Row
 from scaling.analysis.findings import Finding
+from scaling.analysis.grouping import by_key
 from scaling.analysis.groups import Group, group_key
 from scaling.analysis.samples import CellResult
 from scaling.analysis.study_scatter import StudyScatter, cell_times, study_scatter
@@ -122,10 +123,11 @@ def _measured(replicates: Sequence[Row]) -> list[Row]:
 
 
 def _root_mean_squares(pairs: Sequence[tuple[Row, float]], key: Key) -> dict[tuple[Any, ...], float]:
-    floors: dict[tuple[Any, ...], list[float]] = {}
-    for row, floor in pairs:
-        floors.setdefault(key(row), []).append(floor)
-    return {name: math.sqrt(float(np.mean(np.square(own)))) for name, own in floors.items()}
+    groups = by_key(pairs, lambda pair: key(pair[0]))
+    return {
+        name: math.sqrt(float(np.mean(np.square([floor for _, floor in own]))))
+        for name, own in groups.items()
+    }
 
 
 def _family(row: Row) -> tuple[Any, ...]:

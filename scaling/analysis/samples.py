@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scaling.analysis.columns import has_no_model, shares_gpus
+from scaling.analysis.grouping import by_key
 from scaling.analysis.sample_lines import (
     Integers,
     Line,
@@ -184,9 +185,7 @@ def read_records(folder: ResultsFolder) -> dict[str, list[RunRecord]]:
     Raises:
         StoreError: a record is damaged.
     """
-    cells: dict[str, list[RunRecord]] = {}
-    for record in folder.runs():
-        cells.setdefault(record.cell_id, []).append(record)
+    cells = by_key(folder.runs(), lambda record: record.cell_id)
     return cells
 
 

@@ -21,6 +21,7 @@ from typing import Any
 
 from scaling.analysis.columns import Row
 from scaling.analysis.findings import Finding
+from scaling.analysis.grouping import by_key
 from scaling.analysis.groups import Group, group_key
 from scaling.analysis.learning import family_key, over_seeds
 from scaling.analysis.samples import CellResult
@@ -104,10 +105,8 @@ def seed_noise(groups: Sequence[Group], cells: Mapping[str, CellResult]) -> list
         groups: all of the summary.
         cells: the samples, by cell id.
     """
-    recipes: dict[tuple[object, ...], list[Group]] = {}
-    for group in groups:
-        if group.kind == "convergence":
-            recipes.setdefault(group_key({**group.rows[0], "step": None}), []).append(group)
+    trained = (group for group in groups if group.kind == "convergence")
+    recipes = by_key(trained, lambda group: group_key({**group.rows[0], "step": None}))
     noises = []
     for recipe in recipes.values():
         families = _families(recipe)
@@ -145,10 +144,8 @@ def _families(groups: Sequence[Group]) -> list[_Family]:
     families: list[_Family] = []
     for group in groups:
         done = [row for row in group.rows if row["repeats"]]
-        members: dict[tuple[object, ...], list[Row]] = {}
-        for row in done:
-            members.setdefault(family_key(row), []).append(row)
-        for merged, rows in zip(over_seeds(done), members.values(), strict=True):
+        members = by_key(done, family_key).values()
+        for merged, rows in zip(over_seeds(done), members, strict=True):
             if merged["final_test_accuracy"] is not None:
                 families.append(((merged, group), rows))
     return families

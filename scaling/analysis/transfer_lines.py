@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from scaling.analysis.findings import Finding
+from scaling.analysis.grouping import by_key
 from scaling.analysis.transfers import Transfer, TransferResult
 
 
@@ -93,13 +94,9 @@ class Line:
 
 def transfer_groups(results: Sequence[TransferResult]) -> list[TransferGroup]:
     """All cells, those that are shown together together."""
-    groups: dict[tuple[str, int, int], list[TransferResult]] = {}
-    for result in results:
-        cell = result.cell
-        groups.setdefault((cell["device"], cell["world_size"], cell["threads"]), []).append(result)
-    return [
-        TransferGroup(device, size, threads, members) for (device, size, threads), members in groups.items()
-    ]
+    names = ("device", "world_size", "threads")
+    groups = by_key(results, lambda result: tuple(result.cell[name] for name in names))
+    return [TransferGroup(*key, members) for key, members in groups.items()]
 
 
 def lines_of(group: TransferGroup) -> list[Line]:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from scaling.analysis.csv_cells import safe_cell
+from scaling.analysis.grouping import by_key
 from scaling.errors import StoreError
 from scaling.measure.probe.cases import Sample, bus_factor
 from scaling.measure.probe.machine_file import result_of
@@ -129,10 +130,8 @@ def read_transfers(folder: ResultsFolder) -> list[TransferResult]:
     Raises:
         StoreError: a record or a sample of a done run is missing or damaged.
     """
-    done: dict[str, list[RunRecord]] = {}
-    for record in folder.runs():
-        if record.cell.get("kind") == KIND and record.state == "done":
-            done.setdefault(record.cell_id, []).append(record)
+    own = (run for run in folder.runs() if run.cell.get("kind") == KIND and run.state == "done")
+    done = by_key(own, lambda record: record.cell_id)
     results = [_read(folder, records) for records in done.values()]
     return sorted(
         results,

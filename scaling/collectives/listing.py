@@ -46,11 +46,11 @@ def schedule(name: str, world_size: int) -> Schedule:
     Raises:
         ScheduleError: there is none of that name, or `world_size` is below 1.
     """
-    if name not in CATALOGUE:
-        raise ScheduleError(f"unknown collective {name!r}; known: {', '.join(CATALOGUE)}")
+    if name not in COLLECTIVES:
+        raise ScheduleError(f"unknown collective {name!r}; known: {', '.join(COLLECTIVES)}")
     if world_size < 1:
         raise ScheduleError(f"{name}: {world_size} ranks; allowed are 1 and more")
-    return CATALOGUE[name].schedule(world_size)
+    return COLLECTIVES[name].schedule(world_size)
 
 
 def _xring(world_size: int) -> Schedule:
@@ -67,7 +67,7 @@ def _ranks_per_host(world_size: int) -> int:
     return max(g for g in range(1, MAX_RANKS_PER_HOST + 1) if world_size % g == 0)
 
 
-CATALOGUE: dict[str, Entry] = {
+COLLECTIVES: dict[str, Entry] = {
     "ring": Entry("reduce-scatter and all-gather round one ring", ring),
     "ring_both_ways": Entry("half of the buffer round each way", lambda n: ring(n, directions=2)),
     "xring": Entry("TensorFlow's ring of two sub-rings with rotated starts", _xring),

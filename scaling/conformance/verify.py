@@ -19,7 +19,7 @@ from scaling.aggregators.base import Aggregator
 from scaling.aggregators.host import threads
 from scaling.aggregators.registry import REGISTRY, create
 from scaling.aggregators.scheduled import Scheduled
-from scaling.collectives.listing import CATALOGUE
+from scaling.collectives.listing import COLLECTIVES
 from scaling.collectives.schedule import Schedule
 from scaling.collectives.verify import Verification, verify
 from scaling.errors import ScheduleError, StudyError
@@ -140,12 +140,12 @@ def subjects_of(name: str) -> list[Subject]:
     """
     if ":" in name:
         return [_own(name)]
-    subjects = [_collective(name)] if name in CATALOGUE else []
+    subjects = [_collective(name)] if name in COLLECTIVES else []
     if name in REGISTRY.targets():
         aggregator = create(name)
         subjects.append(Subject(name, "aggregator", lambda examination: _aggregator(aggregator, examination)))
     if not subjects:
-        known = sorted({*CATALOGUE, *REGISTRY.targets()})
+        known = sorted({*COLLECTIVES, *REGISTRY.targets()})
         near = difflib.get_close_matches(name, known, n=1)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
         raise StudyError(
@@ -164,7 +164,7 @@ def all_subjects(world_sizes: Sequence[int]) -> list[Subject]:
     if not set(world_sizes) & set(conformance.WORLD_SIZES):
         allowed = _spelled(conformance.WORLD_SIZES)
         raise StudyError(f"--all: aggregators are checked at {allowed}; name one in --world-sizes")
-    return [*map(_collective, CATALOGUE), *map(_registered, REGISTRY.targets())]
+    return [*map(_collective, COLLECTIVES), *map(_registered, REGISTRY.targets())]
 
 
 def _registered(name: str) -> Subject:
@@ -241,7 +241,7 @@ def _spelled(sizes: Sequence[int]) -> str:
 
 
 def _collective(name: str) -> Subject:
-    make = CATALOGUE[name].schedule
+    make = COLLECTIVES[name].schedule
     return Subject(name, "collective", lambda examination: _schedules(lambda n: verify(make(n)), examination))
 
 

@@ -8,7 +8,7 @@ fewer ranks than GPUs the choice of GPUs. An order is priced by the simulator, w
    at a time are swapped as long as that helps, at most `MAX_PRICED` orders in all. Best and worst are those
    found: a heuristic, and the answer says so.
 
-NCCL chooses its own order, and MPI's processes are alike: what a library does is left out.
+NCCL chooses its own order, and MPI's processes are equal: what a library does is left out.
 """
 
 from __future__ import annotations

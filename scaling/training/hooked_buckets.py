@@ -1,4 +1,4 @@
-"""The buckets that DDP hands to a communication hook, and the exchanges of them beside the computation."""
+"""The buckets that DDP hands to a communication hook, and their exchanges during the computation."""
 
 from __future__ import annotations
 

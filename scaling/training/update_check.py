@@ -7,7 +7,7 @@ and Adam add weight_decay p; AdamW multiplies p with 1 - rate weight_decay inste
 - Adam, AdamW: m = b1 m + (1 - b1) g; s = b2 s + (1 - b2) g g;
   p - rate (m / (1 - b1^t)) / (sqrt(s / (1 - b2^t)) + epsilon).
 
-Beside each value goes that of absolute values, which bounds what rounding has added up to.
+With each value goes that of absolute values, which bounds what rounding has added up to.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def _adam(
         (one[chunk] / correction[1]).sqrt() for one in (moments.second, moments.second_size)
     )
     divisor = second + settings.epsilon
-    # Where terms cancel, what is rounded of them is large beside their difference, and so beside the divisor.
+    # Where terms cancel, what is rounded of them is large against their difference and against the divisor.
     sensitivity = 1 + second_size / divisor
     decay = settings.weight_decay * p if settings.decoupled else torch.zeros_like(p)
     size = first_size / divisor * sensitivity + decay.abs()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from scaling.aggregators.registry import BUILT_IN, create
-from scaling.collectives.listing import CATALOGUE
+from scaling.collectives.listing import COLLECTIVES
 from scaling.conformance import verify as verification
 from scaling.conformance.fidelity import has_sheet
 from scaling.errors import StudyError
@@ -123,14 +123,14 @@ class TestAll:
         code, out, _ = verified("--all", "--world-sizes", "1-2", "--examples", "1")
         assert code == 0
         assert [tuple(line.split()[:3]) for line in out.splitlines()] == [
-            *((name, "collective", "ok") for name in CATALOGUE), ("none", "aggregator", "ok")
+            *((name, "collective", "ok") for name in COLLECTIVES), ("none", "aggregator", "ok")
         ]  # fmt: skip
 
     def test_one_that_fails_does_not_keep_the_others_from_being_checked(self, verified, monkeypatch):
         targets = {"bad": "mine:Sum", "missing": "mine:NoSuchClass", "good": "mine:Correct"}
         monkeypatch.setattr(verification.REGISTRY, "_built_in", targets)
         monkeypatch.setattr(verification.REGISTRY, "_group", "nobody")
-        monkeypatch.setattr(verification, "CATALOGUE", {"ring": CATALOGUE["ring"]})
+        monkeypatch.setattr(verification, "COLLECTIVES", {"ring": COLLECTIVES["ring"]})
         code, out, _ = verified("--all", "--world-sizes", "2", "--examples", "1", "--json")
         found = {one["name"]: one["ok"] for one in json.loads(out)}
         assert (code, found) == (1, {"ring": True, "bad": False, "missing": False, "good": True})

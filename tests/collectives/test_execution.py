@@ -8,7 +8,7 @@ import torch
 from scaling.collectives.execute import Execution
 from scaling.collectives.execute_host import HostExecution
 from scaling.collectives.execute_peer import PeerExecution
-from scaling.collectives.listing import CATALOGUE, schedule
+from scaling.collectives.listing import COLLECTIVES, schedule
 from scaling.collectives.ring import ring
 from scaling.collectives.schedule import ALIGNMENT_ELEMENTS, Schedule
 from scaling.collectives.sharded_owners import sharded_owners
@@ -18,8 +18,8 @@ from tests.collectives.run_on_tensors import run_on_tensors
 WORLD_SIZES = [1, 2, 3, 4, 6, 7, 8]
 SIZES = [0, 1, 5, 37, 1027]
 DTYPES = [torch.float32, torch.int64]
-BETWEEN_RANKS = [name for name in CATALOGUE if not schedule(name, 2).num_hosts]
-THROUGH_A_HOST = [name for name in CATALOGUE if name not in BETWEEN_RANKS]
+BETWEEN_RANKS = [name for name in COLLECTIVES if not schedule(name, 2).num_hosts]
+THROUGH_A_HOST = [name for name in COLLECTIVES if name not in BETWEEN_RANKS]
 CPU = torch.device("cpu")
 
 

@@ -2,25 +2,25 @@
 
 import pytest
 
-from scaling.collectives.listing import CATALOGUE, schedule
+from scaling.collectives.listing import COLLECTIVES, schedule
 from scaling.errors import ScheduleError
 
 
-@pytest.mark.parametrize("name", CATALOGUE)
+@pytest.mark.parametrize("name", COLLECTIVES)
 def test_every_rank_gets_each_contribution_exactly_once_from_1_to_64_ranks(name, verified):
     for world_size in range(1, 65):
         assert len(verified(name, world_size).messages_per_rank) == world_size
 
 
-@pytest.mark.parametrize("name", CATALOGUE)
+@pytest.mark.parametrize("name", COLLECTIVES)
 def test_one_rank_alone_sends_to_no_other_rank(name):
     steps = schedule(name, 1).steps
     assert all({transfer.source, transfer.target} == {0, 1} for step in steps for transfer in step)
 
 
-@pytest.mark.parametrize("name", CATALOGUE)
+@pytest.mark.parametrize("name", COLLECTIVES)
 def test_description_is_one_short_line(name):
-    description = CATALOGUE[name].description
+    description = COLLECTIVES[name].description
     assert description
     assert len(description) < 80
     assert "\n" not in description

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from scaling.collectives.listing import CATALOGUE, schedule
+from scaling.collectives.listing import COLLECTIVES, schedule
 from scaling.collectives.schedule import Schedule, Transfer
 from scaling.collectives.sharded_owners import sharded_owners
 from scaling.errors import ScheduleError
@@ -66,7 +66,7 @@ def test_contributions_are_left_as_they_are_and_results_are_new():
     assert items(inputs) == [1, 2]
 
 
-@pytest.mark.parametrize("name", CATALOGUE)
+@pytest.mark.parametrize("name", COLLECTIVES)
 def test_every_collective_is_the_sum_on_integers(name):
     for world_size in (1, 2, 5, 17):
         plan = schedule(name, world_size)

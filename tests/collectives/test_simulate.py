@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from scaling.collectives.listing import CATALOGUE, schedule
+from scaling.collectives.listing import COLLECTIVES, schedule
 from scaling.collectives.ring import ring
 from scaling.collectives.simulate import simulate
 from scaling.collectives.star import star
@@ -35,7 +35,7 @@ class TestResults:
             | {f"node0/gpu{i}/sums": 30 for i in range(4)}
         )
 
-    @pytest.mark.parametrize("name", CATALOGUE)
+    @pytest.mark.parametrize("name", COLLECTIVES)
     def test_messages_carry_the_bytes_that_the_verifier_counts(self, name):
         one_schedule = schedule(name, 4)
         verification = verify(one_schedule)
@@ -58,7 +58,7 @@ class TestResults:
         assert simulation.utilisation_ratio == 0
         assert "0 steps" in simulation.describe()
 
-    @pytest.mark.parametrize("name", CATALOGUE)
+    @pytest.mark.parametrize("name", COLLECTIVES)
     def test_timeline_ends_with_the_collective_and_stays_within_its_steps(self, name):
         simulation = simulate(schedule(name, 4), one(), NUM_BYTES)
         begins = np.concatenate([[0], np.cumsum(simulation.step_seconds)])

@@ -8,7 +8,7 @@ import pytest
 
 from scaling.collectives.composition import mirrored, placed, side_by_side
 from scaling.collectives.hierarchical import hierarchical
-from scaling.collectives.listing import CATALOGUE, schedule
+from scaling.collectives.listing import COLLECTIVES, schedule
 from scaling.collectives.ring import ring
 from scaling.collectives.schedule import LazySteps
 from scaling.collectives.sharded_owners import sharded_owners
@@ -60,14 +60,14 @@ def links_used(topology, simulation):
 
 
 class TestLaws:
-    @pytest.mark.parametrize("name", CATALOGUE)
+    @pytest.mark.parametrize("name", COLLECTIVES)
     @pytest.mark.parametrize(("machine", "peer_access"), MACHINES)
     def test_more_bytes_never_take_less(self, name, machine, peer_access):
         sizes = (0, 1e3, 1e6, 1e9)
         seconds = [seconds_on(load(machine), name, size, peer_access=peer_access) for size in sizes]
         assert all(less <= more for less, more in pairwise(seconds))
 
-    @pytest.mark.parametrize("name", CATALOGUE)
+    @pytest.mark.parametrize("name", COLLECTIVES)
     @pytest.mark.parametrize("peer_access", [True, False])
     def test_half_of_the_busiest_links_bandwidth_costs_time(self, name, peer_access):
         topology = load(SYMMETRIC)
@@ -75,7 +75,7 @@ class TestLaws:
         slower = halved(topology, links_used(topology, simulation)[0])
         assert seconds_on(slower, name, peer_access=peer_access) > simulation.seconds
 
-    @pytest.mark.parametrize("name", CATALOGUE)
+    @pytest.mark.parametrize("name", COLLECTIVES)
     def test_renamed_ranks_on_a_symmetric_machine_change_nothing(self, name):
         topology = load(SYMMETRIC)
         places = topology.ranks(4)
@@ -126,7 +126,7 @@ def eager_hierarchical(num_hosts, g, intra):
 
 
 class TestKinds:
-    @pytest.mark.parametrize("name", CATALOGUE)
+    @pytest.mark.parametrize("name", COLLECTIVES)
     def test_steps_of_one_kind_differ_in_their_chunks_only(self, name):
         for world_size in [*range(1, 17), 24, 32]:
             one_schedule = schedule(name, world_size)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from scaling.collectives.listing import CATALOGUE
+from scaling.collectives.listing import COLLECTIVES
 from scaling.collectives.schedule import LazySteps, Schedule, Transfer, chunk_bounds
 from scaling.collectives.verify import verify
 from scaling.errors import ScheduleError
@@ -26,7 +26,7 @@ NUMBERS = ("source", "target", "start", "stop")
 @st.composite
 def valid(draw):
     """A collective of the catalogue."""
-    make = CATALOGUE[draw(st.sampled_from(sorted(CATALOGUE)))].schedule
+    make = COLLECTIVES[draw(st.sampled_from(sorted(COLLECTIVES)))].schedule
     schedule = make(draw(st.integers(2, 8)))
     verify(schedule)
     return replace(schedule, steps=tuple(tuple(step) for step in schedule.steps))

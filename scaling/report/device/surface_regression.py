@@ -91,7 +91,7 @@ def _findings(results: Results) -> Iterator[str]:
 
 
 def _swing(trained: Sequence[Training]) -> str:
-    """What the residual does in the last half of the epochs, of every way alike."""
+    """What the residual does in the last half of the epochs, whatever the way."""
     late = [
         math.sqrt(loss)
         for training in trained
