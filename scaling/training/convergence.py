@@ -111,19 +111,26 @@ def train(
         train_j = None if train_j is None or timed.joules is None else train_j + timed.joules
         train_s += seconds_of_slowest(timed.seconds)
         step.check()
-        group.all_reduce(timed.losses)
-        losses = timed.losses.div_(group.world_size)
         yield {
             "epoch": epoch,
             "samples": epoch * feed.num_steps * plan.global_batch,
             "train_s": train_s,
             "train_j": train_j,
-            "learning_rate": timed.learning_rate,
-            "step_losses": losses.tolist(),
-            "train_loss": losses.double().mean().item(),
+            **_learned(timed, group),
             **_evaluated(step.replica, probed, test_split, group, after_each),
-            "bytes_sent": timed.bytes_sent,
         }
+
+
+def _learned(timed: _Timed, group: Group) -> dict[str, Any]:
+    """What the steps of an epoch gave. Collective."""
+    group.all_reduce(timed.losses)
+    losses = timed.losses.div_(group.world_size)
+    return {
+        "learning_rate": timed.learning_rate,
+        "step_losses": losses.tolist(),
+        "train_loss": losses.double().mean().item(),
+        "bytes_sent": timed.bytes_sent,
+    }
 
 
 def _evaluated(
