@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from scaling.cli.options import AsJson, note
 from topologies.errors import TopologyError
 
 topology = typer.Typer(
@@ -17,15 +18,10 @@ topology = typer.Typer(
     no_args_is_help=True,
 )
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 MachineOut = Annotated[
     Path | None,
     typer.Option("--out", metavar="FILE.yaml", help="Machine file to write (default: stdout)."),
 ]
-
-
-def _note(message: str) -> None:
-    typer.echo(message, err=True)
 
 
 def _write(what: str, path: Path, text: str) -> None:
@@ -33,7 +29,7 @@ def _write(what: str, path: Path, text: str) -> None:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise TopologyError(f"{what} {path}: cannot be written: {error.strerror}") from error
-    _note(f"{what}: {path}")
+    note(f"{what}: {path}")
 
 
 @topology.command(epilog="Example: scaling topology show dual-k80 --svg dual-k80.svg")
@@ -73,8 +69,8 @@ def detect(out: MachineOut = None, as_json: AsJson = False) -> None:
     notes = [f"not found: {what}" for what in facts.missing]
     text = as_yaml(file, ["Nothing is measured here: `scaling topology probe` does that.", *notes])
     validated(text, "the detected machine")
-    for note in notes:
-        _note(note)
+    for text in notes:
+        note(text)
     if out is not None:
         _write("machine file", out, text)
     if as_json:
@@ -133,9 +129,9 @@ def probe(
         if path is not None and not path.absolute().parent.is_dir():
             raise TopologyError(f"{path}: there is no folder {path.parent}; make it first")
     try:
-        measured = measure(spec_for(*this_machine(), world_size, seconds, no_peer_access, launcher), _note)
+        measured = measure(spec_for(*this_machine(), world_size, seconds, no_peer_access, launcher), note)
     except KeyboardInterrupt:
-        _note("stopped; nothing is written")
+        note("stopped; nothing is written")
         raise typer.Exit(130) from None
     if samples is not None:  # first of all: the rest can be made of them again
         _write("samples", samples, measured.samples_text(as_json=samples.suffix == ".json"))
@@ -143,7 +139,7 @@ def probe(
         _write("environment", out.with_suffix(".environment.json"), measured.environment_text())
     result = machine_of(measured, read_facts())
     for line in [*result.table, *result.notes, *measured.failures]:
-        _note(line)
+        note(line)
     if out is not None:
         _write("machine file", out, result.machine)
     else:

@@ -36,10 +36,9 @@ from scaling.training.replica import FlatBucket
 S = TypeVar("S", bound=AggregatorState)
 
 
-class Update(ABC):
-    """An update site, bound to one bucket of one rank's replica."""
+class OwnedStep:
+    """The optimizer's step of the elements that this rank owns."""
 
-    site: UpdateSite
     _owned: _Owned
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -55,10 +54,6 @@ class Update(ABC):
         """Of the optimizer's state on this rank."""
         return self._owned.state_bytes
 
-    def owned_parts(self, mean: Tensor | None) -> list[Tensor]:
-        """The parts of the mean gradient that this rank steps with."""
-        return self._owned.parts(mean)
-
     def skip_where(self, found: Tensor) -> None:
         """From now on no step is taken where `found`, on the device, is 1."""
         self._owned.skip_where(found)
@@ -66,6 +61,16 @@ class Update(ABC):
     def set_learning_rate(self, rate: float) -> None:
         """That of the next steps."""
         self._owned.set_learning_rate(rate)
+
+
+class Update(OwnedStep, ABC):
+    """An update site, bound to one bucket of one rank's replica."""
+
+    site: UpdateSite
+
+    def owned_parts(self, mean: Tensor | None) -> list[Tensor]:
+        """The parts of the mean gradient that this rank steps with."""
+        return self._owned.parts(mean)
 
     @abstractmethod
     def apply(self, mean: Tensor | None, phase: PhaseMarker = unmarked) -> None:
@@ -237,7 +242,7 @@ class _Owned:
         self._optimizer.step()
 
 
-class SpansUpdate:
+class SpansUpdate(OwnedStep):
     """The step of some spans of the flat parameters, on every replica.
 
     Args:
@@ -259,27 +264,6 @@ class SpansUpdate:
     ) -> None:
         self._owned = _Owned(parameters, spans, settings, capturable=capturable, skippable=skippable)
         self._sizes = [stop - start for start, stop in spans]
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """Copies of the optimizer's state, by span."""
-        return self._owned.state_dict()
-
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Takes it over, in place, from that of many spans."""
-        self._owned.load_state_dict(state)
-
-    @property
-    def state_bytes(self) -> int:
-        """Of the optimizer's state."""
-        return self._owned.state_bytes
-
-    def skip_where(self, found: Tensor) -> None:
-        """See `Update`."""
-        self._owned.skip_where(found)
-
-    def set_learning_rate(self, rate: float) -> None:
-        """That of the next steps."""
-        self._owned.set_learning_rate(rate)
 
     def step(self, mean: Tensor) -> None:
         """One step with the mean gradient of the spans, one behind the other."""
