@@ -94,9 +94,8 @@ class Line:
 
 def transfer_groups(results: Sequence[TransferResult]) -> list[TransferGroup]:
     """All cells, those that are shown together together."""
-    names = ("device", "world_size", "threads")
-    groups = by_key(results, lambda result: tuple(result.cell[name] for name in names))
-    return [TransferGroup(*key, members) for key, members in groups.items()]
+    cells = by_key(results, lambda one: (one.cell["device"], one.cell["world_size"], one.cell["threads"]))
+    return [TransferGroup(*key, members) for key, members in cells.items()]
 
 
 def lines_of(group: TransferGroup) -> list[Line]:
