@@ -16,6 +16,7 @@ from launchers.sbatch import submit as submit_script
 from scaling.errors import LaunchError
 
 if TYPE_CHECKING:
+    from launchers.slurm import JobOptions
     from scaling.study.job_shape import JobShape
 
 CPUS_PER_WORKER = 4
@@ -100,7 +101,7 @@ def submit(
 
     A job that reaches its time limit requeues itself once.
     """
-    from launchers.slurm import JobOptions, script
+    from launchers.slurm import JobOptions
     from scaling.study.job_shape import job_shape
     from scaling.study.overrides import load_study
 
@@ -130,6 +131,8 @@ def submit(
 
 def _send(options: JobOptions, *, dry_run: bool) -> None:
     """Submits the job, or prints its batch script."""
+    from launchers.slurm import script
+
     if dry_run:
         typer.echo(script(options), nl=False)
         return
