@@ -3,16 +3,18 @@
 1. Cells that exchange nothing are grouped by model, step, precision, memory format, input, augmentation and
    device; of the overlapped step those that DDP wraps apart from those that it does not, of the captured step
    those that go layer by layer (`bucket_mb`) apart from those that update after the backward pass.
-2. Those of one local batch are one point: the mean, with the larger of their own deviation and their spread.
+2. Those of one local batch are one point. More samples take no less time: points that say so are pooled.
 3. Between two points the time is interpolated linearly. Beyond them it goes on along the line through the two
-   nearest, and says so: `EXTRAPOLATION_SD` for each factor of two.
-4. Where a step has one point only, the truth lies between two bounds: in proportion to the batch (all time is
-   that of samples), and no change at all (launches and latencies bound it). Without an eager step of several
-   points it is taken in proportion, says so, and its 95% interval holds both bounds. An overlapped step
-   follows the differences of the eager step: the host starts its kernels likewise. A captured step does so
-   where these lie between the bounds, and its interval holds proportion too: launches may bound the eager
-   step and not the captured one. Where they do not, the eager step tells nothing of it.
-5. Layer by layer the update runs under the backward pass. Where only the captured step that updates after it
+   nearest, between proportion and no change from the nearest one, and says so: `EXTRAPOLATION_SD` for each
+   factor of two.
+4. Where a step has one point only, the truth is between two bounds: in proportion to the batch (all time is
+   that of samples), and no change at all (launches and latencies bound it). It is taken as their geometric
+   middle, with a 95% interval that holds both. An overlapped step follows the differences of the eager step:
+   the host starts its kernels likewise. A captured step does so where these are between the bounds.
+5. A step that takes over `HOST_BOUND` times the captured one is bound by the processor, which starts its
+   kernels: this time is a floor, which does not shrink with the batch, and differs between machines by
+   `HOST_SD`. Other steps differ by `MACHINE_SD`.
+6. Layer by layer the update runs under the backward pass. Where only the captured step that updates after it
    was measured, half of its update is taken as hidden, and the 95% interval holds none and all of it.
 """
 
@@ -21,7 +23,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean, stdev
 from typing import Any
 
@@ -35,6 +37,17 @@ EXTRAPOLATION_SD = 0.10
 
 BORROWED_SD = 0.10
 """The same where a step's dependence on the batch is that of the eager step. An assumption."""
+
+HOST_BOUND = 1.5
+"""A step launched by the host that takes so many times the captured one waits for the processor. Measured:
+1.2 at most for steps of large layers (FCN), 1.9 to 3.3 for many small ones (ResNet-56 at 32, AlexNet-R)."""
+
+HOST_SD = 0.20
+"""Between launches and machines, of steps bound by the processor: ResNet-56, eager, on four machines of a type
+took 12.4 to 16.8 ms at a local batch of 32 and 13.5 to 23.5 at 64."""
+
+MACHINE_SD = 0.01
+"""The same of other steps: FCN-R 0.3%, GPT-2 small 0.8% between two machines."""
 
 SLOWEST_SD = 0.01
 """Of a step of several ranks, whose slowest counts: GPUs of one type differ by about that. An assumption."""
@@ -62,12 +75,14 @@ class Computed:
         update_s: of that, the update.
         backward_s: of that, the backward pass.
         notes: what of it was not measured.
+        without_ddp: DDP would wrap the step, and what that costs is not in it.
     """
 
     step_s: Estimate
     update_s: float
     backward_s: float
     notes: tuple[str, ...] = ()
+    without_ddp: bool = False
 
 
 class ComputeModel:
@@ -85,7 +100,7 @@ class ComputeModel:
             if cell.exchanges_nothing and alone:
                 grouped[_key(cell.cell)][int(cell.cell["local_batch"])].append(cell)
         self._curves = {
-            key: [_point(batch, cells) for batch, cells in sorted(by_batch.items())]
+            key: _rising([_point(batch, cells) for batch, cells in sorted(by_batch.items())])
             for key, by_batch in grouped.items()
         }
 
@@ -107,14 +122,20 @@ class ComputeModel:
                 "and name its folder by --from"
             )
         eager = self._curves.get(_key({**cell, "step": "eager"}, exchanges=False))
+        is_host_bound = self._is_host_bound(cell, curve)
         batches = [point.local_batch for point in curve]
-        if len(curve) > 1 or local_batch in batches or eager is None or len(eager) < 2:
+        if len(curve) == 1 and is_host_bound and local_batch <= batches[0]:
+            note = f"bound by the processor: as long as at local batch {batches[0]}"
+            value = Estimate.of(curve[0].step_s, "compute", curve[0].relative_sd)
+            notes = [note] if local_batch < batches[0] else []
+        elif len(curve) > 1 or local_batch in batches or eager is None or len(eager) < 2:
             value, notes = _along(curve, local_batch)
         else:
             by_host = cell["step"] != "captured"
             value, notes = _borrowed(curve[0], eager, local_batch, launched_by_host=by_host)
         name = f"compute of {cell['model_label']}, {cell['step']}"
         step = Estimate.of(value.value, name, value.relative_sd)
+        step = step.also("launches and machines", HOST_SD if is_host_bound else MACHINE_SD)
         if int(cell["world_size"]) > 1:
             step = step.also("the slowest of several ranks", SLOWEST_SD)
         phases = eager or curve
@@ -128,7 +149,17 @@ class ComputeModel:
                 f"measured without layers: half of its update of {update_s * 1e3:.3g} ms is hidden",
             ]
         backward_s = _phase(phases, "backward_s", local_batch) or BACKWARD_SHARE * (step.value - update_s)
-        return Computed(step, update_s, min(backward_s, step.value - update_s), tuple(notes))
+        without_ddp = cell["step"] == "overlapped" and _key(cell)[-2] and _key(cell) not in self._curves
+        return Computed(step, update_s, min(backward_s, step.value - update_s), tuple(notes), without_ddp)
+
+    def _is_host_bound(self, cell: Mapping[str, Any], curve: Sequence[Point]) -> bool:
+        """Whether the processor bounds the step at the least measured batch, as the captured one tells."""
+        plain = {**cell, "step": "captured", "bucket_mb": None}
+        captured = self._curves.get(_key(plain, exchanges=False)) or self._curves.get(_key(plain))
+        if cell["step"] == "captured" or captured is None:
+            return False
+        batch = max(curve[0].local_batch, captured[0].local_batch)
+        return _along(curve, batch)[0].value > HOST_BOUND * _along(captured, batch)[0].value
 
     def _curve(self, cell: Mapping[str, Any]) -> list[Point] | None:
         # Where DDP's own cost was not measured, the bare step stands for it; for one by layers the whole one.
@@ -160,28 +191,49 @@ def _point(local_batch: int, cells: Sequence[MeasuredCell]) -> Point:
     return Point(local_batch, step_s, max(spread, *(cell.relative_sd for cell in cells)), phases)
 
 
+def _rising(points: Sequence[Point]) -> list[Point]:
+    """Neighbours of which the larger batch takes less time get their mean, with their spread."""
+    blocks: list[list[Point]] = []
+    for point in points:
+        blocks.append([point])
+        while len(blocks) > 1 and fmean(p.step_s for p in blocks[-1]) < fmean(p.step_s for p in blocks[-2]):
+            blocks[-2:] = [[*blocks[-2], *blocks[-1]]]
+    return [pooled for block in blocks for pooled in _pooled(block)]
+
+
+def _pooled(block: Sequence[Point]) -> list[Point]:
+    if len(block) == 1:
+        return list(block)
+    step_s = fmean(point.step_s for point in block)
+    spread = stdev(point.step_s for point in block) / step_s
+    return [replace(point, step_s=step_s, relative_sd=max(spread, point.relative_sd)) for point in block]
+
+
 def _along(curve: Sequence[Point], local_batch: int) -> tuple[Estimate, list[str]]:
     batches = [point.local_batch for point in curve]
     relative_sd = max(point.relative_sd for point in curve)
     if len(curve) == 1:
-        return _in_proportion(curve[0], local_batch)
+        return _between_bounds(curve[0], local_batch)
     value = _line(curve, [point.step_s for point in curve], local_batch)
     if batches[0] <= local_batch <= batches[-1]:
         return Estimate.of(value, "compute", relative_sd), []
+    nearest = curve[0] if local_batch < batches[0] else curve[-1]
+    low, high = sorted((nearest.step_s, nearest.step_s * local_batch / nearest.local_batch))
+    value = min(max(value, low), high)
     note = f"compute extrapolated to local batch {local_batch}; measured from {batches[0]} to {batches[-1]}"
     beyond = max(batches[0] / local_batch, local_batch / batches[-1])
     spread = math.hypot(relative_sd, EXTRAPOLATION_SD * math.log2(max(beyond, 1.0)))
     return Estimate.of(value, "compute", spread), [note]
 
 
-def _in_proportion(point: Point, local_batch: int) -> tuple[Estimate, list[str]]:
-    """From a single batch; the interval reaches to a step that takes as long as at that batch."""
+def _between_bounds(point: Point, local_batch: int) -> tuple[Estimate, list[str]]:
+    """From a single batch: the middle between proportion and no change; the interval holds both."""
     if local_batch == point.local_batch:
         return Estimate.of(point.step_s, "compute", point.relative_sd), []
-    ratio = local_batch / point.local_batch
+    ratio = math.sqrt(local_batch / point.local_batch)
     note = (
-        f"compute extrapolated in proportion: local batch {local_batch}, measured at {point.local_batch} "
-        f"alone; a step bound by launches or latency would take {point.step_s * 1e3:.4g} ms as there"
+        f"compute measured at local batch {point.local_batch} alone, {point.step_s * 1e3:.4g} ms: for "
+        f"{local_batch} the middle between in proportion and as long as there"
     )
     spread = math.hypot(point.relative_sd, _sd_that_reaches(ratio))
     return Estimate.of(point.step_s * ratio, "compute", spread), [note]
@@ -211,7 +263,7 @@ def _borrowed(
     if 1 / (1 + BORROWED_SD) <= value / in_proportion <= 1 + BORROWED_SD:
         value = min(max(value, low), high)
     if not low <= value <= high:
-        scaled, why = _in_proportion(point, local_batch)
+        scaled, why = _between_bounds(point, local_batch)
         return scaled, [f"{why[0]}; the eager step's change, to {value * 1e3:.4g} ms, tells nothing of it"]
     note += f", and the interval reaches to proportion, {in_proportion * 1e3:.4g} ms"
     spread = max(spread, _sd_that_reaches(value / in_proportion))
