@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +39,7 @@ PRIOR_SD: dict[str, tuple[float, float]] = {
     "mpi": (1.0, 0.60),
     "host": (0.7, 0.50),
     "host_work": (0.7, 0.60),
+    "host_threads": (0.7, 0.60),
     "codec": (1.0, 1.0),
     "codec_kernels": (1.0, 0.5),
     "gpu_work": (0.7, 0.20),
@@ -52,6 +54,10 @@ CLOCK_S = 10e-6
 
 LEFT_OVER_SD = 0.08
 """Of a strategy's left-over for each doubling of the world size it was measured at. An assumption."""
+
+SLOWDOWN, SLOWDOWN_SD = 0.3, 0.3
+"""Of the backward pass by hidden messages, as a ratio of their time: the library's kernels take multiprocessors.
+Where nothing was measured, an assumption (NCCL's issues 338 and 661 tell of as much)."""
 
 SOFT_SDS = 2.0
 """Errors beyond so many deviations count less and less in the fit."""
@@ -99,6 +105,7 @@ class Calibration:
         native_left_over: kind -> (bytes, logarithm) by size.
         left_over_sd: of strategies that were not measured, by the last part of their key.
         num_observations: fitted to.
+        slowdowns: with access between GPUs or not -> what `slowdown` returns.
     """
 
     names: tuple[tuple[str, int], ...] = ()
@@ -108,6 +115,11 @@ class Calibration:
     native_left_over: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)
     left_over_sd: Mapping[str, float] = field(default_factory=dict)
     num_observations: int = 0
+    slowdowns: Mapping[bool, tuple[float, float]] = field(default_factory=dict)
+
+    def slowdown(self, cell: Mapping[str, Any]) -> tuple[float, float]:
+        """Seconds that a hidden second of messages adds to the backward pass, and the deviation of that."""
+        return self.slowdowns.get(cell.get("peer_access") is not False, (SLOWDOWN, SLOWDOWN_SD))
 
     def factor(self, kind: str, part: int) -> float:
         """Of a kind's latency (0) or flow (1)."""

@@ -11,7 +11,7 @@ from scaling.prediction.calibration import Calibration, Observation, calibrate
 from scaling.prediction.measured import MeasuredCell, MeasuredTransfer
 from scaling.prediction.mpi import mpi_native
 from scaling.prediction.native import gloo_all_reduce, nccl_all_reduce
-from scaling.prediction.predict import strategy_key
+from scaling.prediction.predict import by_host, strategy_key
 from scaling.prediction.terms import Machinery, Strategy, Term, divide_term, terms_of, update_terms
 from scaling.prediction.transports import measured_host_sends, moves
 from topologies.errors import TopologyError
@@ -23,11 +23,13 @@ LEAST_TRANSFER_BYTES = 1 << 16
 def observations_of_cells(
     measured: Iterable[tuple[MeasuredCell, Strategy]], machinery: Machinery
 ) -> list[Observation]:
-    """Measured exchanges of eager steps with two ranks and more, as their spans recorded them."""
+    """Measured exchanges of eager steps with two ranks and more, or with the host, by their spans."""
     observations = []
     for cell, strategy in measured:
         exchange_s = cell.exchange_s
-        if cell.world_size < 2 or cell.cell["step"] != "eager" or exchange_s is None:
+        if cell.cell["step"] != "eager" or exchange_s is None:
+            continue
+        if cell.world_size < 2 and not by_host(strategy):
             continue
         if not cell.cell.get("exchanges", True):
             continue

@@ -19,6 +19,7 @@ from scaling.prediction.terms import (
     Machinery,
     Strategy,
     Term,
+    ddp_terms,
     divide_term,
     terms_of,
     transport_of,
@@ -106,12 +107,14 @@ class Predictor:
         notes: list[str] = []
         computed = self._computed(cell, notes)
         compute_notes = tuple(notes)
-        alone = world_size == 1 and not _by_host(strategy)
+        alone = world_size == 1 and not by_host(strategy)
         buckets, after = ([], []) if alone else self._terms(strategy, world_size)
         exchanges = [self._sum(strategy, terms, world_size, notes) for terms in buckets]
         left = total(exchanges)
         if cell["step"] == "overlapped" and buckets and computed is not None:
-            left = exposed(exchanges, strategy.bucket_elements, computed.backward_s)
+            left = self._exposed(strategy, buckets, computed, notes)
+            if computed.without_ddp:
+                after = [*after, *ddp_terms(strategy, self._machinery)]
         elif cell["step"] == "overlapped" and buckets:
             notes.append("no backward pass is known: nothing of the exchange is taken as hidden")
         afterwards = self._sum(strategy, after, world_size, notes)
@@ -131,6 +134,25 @@ class Predictor:
             tuple(dict.fromkeys(notes)),
             compute_notes,
         )
+
+    def _exposed(
+        self, strategy: Strategy, buckets: Sequence[Sequence[Term]], computed: Computed, notes: list[str]
+    ) -> Estimate:
+        """What messages are not hidden, how far the hidden ones slow the backward pass, and GPUs' own work."""
+        world_size = int(strategy.cell["world_size"])
+        moved = [
+            self._sum(strategy, [term for term in terms if not term.by_gpu], world_size, notes)
+            for terms in buckets
+        ]
+        own = [
+            self._sum(strategy, [term for term in terms if term.by_gpu], world_size, []) for terms in buckets
+        ]
+        left = exposed(moved, strategy.bucket_elements, computed.backward_s)
+        hidden = total(moved)
+        hidden_s = max(0.0, hidden.value - left.value)
+        ratio, sd = self._calibration.slowdown(strategy.cell)
+        slowed = Estimate(hidden_s * ratio, {"backward pass slowed by exchanges": hidden_s * sd})
+        return left + slowed + total(own)
 
     def _terms(self, strategy: Strategy, world_size: int) -> tuple[list[list[Term]], list[Term]]:
         """Those of each bucket, and those that come after all of them."""
@@ -212,7 +234,7 @@ def _between_ranks(strategy: Strategy) -> bool:
     )
 
 
-def _by_host(strategy: Strategy) -> bool:
+def by_host(strategy: Strategy) -> bool:
     """Whether a rank alone has work besides its step: host strategies copy all the same."""
     return any(
         getattr(stage, "where", "rank") == "host" or getattr(getattr(stage, "schedule", None), "num_hosts", 0)

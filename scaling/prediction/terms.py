@@ -6,10 +6,11 @@ multiplies each part by a factor of its kind. Terms follow one another.
 
 - exchanges between ranks: peer_memory, sends, sends_host, by `scaling.prediction.transports`;
 - a library's own: native, native_host (`scaling.prediction.native`), mpi (`scaling.prediction.mpi`);
-- exchanges with host memory: `host`, and the processor's sums in them `host_work`;
+- exchanges with host memory: `host`, and the processor's sums in them;
 - encoding and decoding by a rank: `codec`, where it starts torch's kernels tensor by tensor, `CODEC_LAUNCH_S`
   each, else `codec_kernels`, a few of its own for all;
-- sums, means and updates by the processor: `host_work`; by a GPU: `gpu_work`, its memory's rate.
+- sums, means and updates by one thread of the processor: `host_work`; by several: `host_threads`, which take
+  none where copies in a pipeline hide them; by a GPU: `gpu_work`, its memory's rate.
 """
 
 from __future__ import annotations
@@ -29,7 +30,14 @@ from scaling.prediction.transports import HostSends, for_host_sends, without_lat
 from topologies.model import Topology
 
 CODEC_LAUNCH_S = 100e-6
-"""What starting a codec's kernels takes for a tensor: some twenty of them. An assumption; calibrated."""
+"""What starting the kernels takes that decode a tensor of one message. An assumption; calibrated."""
+
+ENCODE_LAUNCHES = 3.5
+"""As many times that takes encoding. Measured: 0.55 ms a tensor for encoding and 0.31 for decoding two messages
+(1-bit codecs of torch's operations on H200)."""
+
+HOST_MEETING_S = 200e-6
+"""What processes take to meet before and after an exchange through host memory. An assumption; calibrated."""
 
 CODEC_KERNELS = 3
 """That a codec with kernels of its own starts for a message. An assumption; calibrated."""
@@ -37,8 +45,18 @@ CODEC_KERNELS = 3
 KERNEL_S = 3e-6
 """What a kernel takes at least. An assumption; calibrated."""
 
+PIPELINE_STEPS = 2
+"""Up and down; a schedule of more steps copies and sums at the same time."""
+
 DIVIDE_BYTES_MOVED = 2.0
 """The sum is divided by the world size where it is on a GPU: read and written."""
+
+CAST_BYTES_MOVED = 3.0
+"""For each byte in float32: 4 are read and 2 written for the wire, 2 read and 4 written back."""
+
+DDP_BYTES_MOVED = 4.0
+"""DDP copies a gradient into its bucket and the mean back, each read and written (torch's reducer.cpp).
+Measured: 0.51 to 0.54 ms for 489 MB on an H200, where this is 0.47."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +82,11 @@ class Term:
     native_bytes: float | None = None
     note: str | None = None
 
+    @property
+    def by_gpu(self) -> bool:
+        """Whether the GPU itself works on it, so that nothing that it computes hides it."""
+        return self.kind in ("codec", "codec_kernels", "gpu_work")
+
 
 @dataclass(frozen=True)
 class Strategy:
@@ -77,6 +100,7 @@ class Strategy:
         updates: the update, where it is not every replica's.
         num_elements: of the whole gradient, as many as its bytes are in float32.
         codes_by_tensor: its codec starts kernels for each tensor.
+        cast: the gradient is cast to 16 bits for the wire, and back.
     """
 
     cell: Mapping[str, Any]
@@ -86,6 +110,7 @@ class Strategy:
     updates: tuple[Update, ...]
     num_elements: int
     codes_by_tensor: bool = False
+    cast: bool = False
 
     @property
     def gpu_update_share(self) -> float:
@@ -183,7 +208,20 @@ def divide_term(num_elements: int, strategy: Strategy, machinery: Machinery, wor
     if bandwidth is None:
         return []
     share = strategy.gpu_update_share if strategy.updates else 1.0
-    return [Term("gpu_work", "divide", 0.0, share * 4.0 * num_elements * DIVIDE_BYTES_MOVED / bandwidth)]
+    gradient_s = 4.0 * num_elements / bandwidth
+    terms = [Term("gpu_work", "divide", 0.0, share * gradient_s * DIVIDE_BYTES_MOVED)]
+    if strategy.cast:
+        terms.append(Term("gpu_work", "cast", 0.0, gradient_s * CAST_BYTES_MOVED))
+    return terms
+
+
+def ddp_terms(strategy: Strategy, machinery: Machinery) -> list[Term]:
+    """DDP's own copies, for a computation that was measured without it."""
+    gpus = machinery.topology.machine.of_kind("gpu")
+    if not gpus or gpus[0].bandwidth_bytes_per_s is None:
+        return []
+    flow_s = 4.0 * strategy.num_elements * DDP_BYTES_MOVED / gpus[0].bandwidth_bytes_per_s
+    return [Term("gpu_work", "copies of DDP", 0.0, flow_s)]
 
 
 def _exchange_terms(stage: Exchange, transport: str, machinery: Machinery, world_size: int) -> list[Term]:
@@ -221,8 +259,19 @@ def _exchange_terms(stage: Exchange, transport: str, machinery: Machinery, world
     if kind != "host":
         return [Term(kind, name, latency_s, flowing.seconds, busiest)]
     sums_s = flowing.reduce_seconds
-    copies = Term("host", name, latency_s, flowing.seconds - sums_s, busiest)
-    return [copies, Term("host_work", f"{name}: sums", 0.0, sums_s)] if sums_s else [copies]
+    copies = Term("host", name, latency_s + HOST_MEETING_S, flowing.seconds - sums_s, busiest)
+    by_threads = _sums_by_threads(stage.schedule)
+    if not sums_s or (by_threads and len(stage.schedule.steps) > PIPELINE_STEPS):
+        return [copies]
+    return [copies, Term("host_threads" if by_threads else "host_work", f"{name}: sums", 0.0, sums_s)]
+
+
+def _sums_by_threads(schedule: Schedule) -> bool:
+    """Whether host memory takes what a rank adds in several pieces, each summed by a thread."""
+    starts: dict[int, set[int]] = {}
+    for transfer in schedule.steps[0]:
+        starts.setdefault(transfer.source, set()).add(transfer.start)
+    return any(len(pieces) > 1 for pieces in starts.values())
 
 
 def _by_mpi(stage: Stage, machinery: Machinery) -> bool:
@@ -261,11 +310,14 @@ def _codec_term(stage: Codec, strategy: Strategy, bucket: int, machinery: Machin
     priced = simulate_plan([stage], machinery.topology, world_size).seconds
     num_messages = world_size if stage.name == "decode" else 1
     if strategy.codes_by_tensor:
-        launches_s = strategy.bucket_tensors[bucket] * num_messages * CODEC_LAUNCH_S
+        # The messages of all ranks are stacked, and half of the kernels decode all of them at once.
+        launches = 1 + num_messages / 2 if stage.name == "decode" else ENCODE_LAUNCHES
+        launches_s = strategy.bucket_tensors[bucket] * launches * CODEC_LAUNCH_S
         return Term("codec", stage.name, launches_s, priced)
     return Term("codec_kernels", stage.name, CODEC_KERNELS * num_messages * KERNEL_S, priced)
 
 
 def _host_work(stage: Stage, machinery: Machinery, world_size: int) -> Term:
     priced = simulate_plan([stage], machinery.topology, world_size).seconds
-    return Term("host_work", stage.name or "work", 0.0, priced)
+    by_threads = getattr(stage, "num_threads", 1) > 1
+    return Term("host_threads" if by_threads else "host_work", stage.name or "work", 0.0, priced)

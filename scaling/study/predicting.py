@@ -30,6 +30,7 @@ from topologies.errors import TopologyError
 from topologies.model import Topology
 
 FLOAT32_BYTES = 4
+WIRE_BYTES = {"bf16": 2, "fp16": 2}
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,10 @@ def strategy_of(cell: Mapping[str, Any], tensor_shapes: str = "") -> Strategy:
         if cell["step"] == "overlapped" and cell.get("bucket_mb") is not None:
             parts = ddp_buckets(layout, float(cell["bucket_mb"]), itemsize)
         for part in parts:
-            stages = [_in_dtype(s, itemsize, aggregator) for s in _stages(aggregator, part, world_size)]
+            stages = [
+                _in_dtype(stage, _message_itemsize(cell, stage, itemsize), aggregator)
+                for stage in _stages(aggregator, part, world_size)
+            ]
             buckets.append(tuple(_threaded(s, cell) for s in stages if not isinstance(s, Update)))
             updates += [s for s in stages if isinstance(s, Update) and s.site != "replica"]
             sizes.append(part)
@@ -73,6 +77,7 @@ def strategy_of(cell: Mapping[str, Any], tensor_shapes: str = "") -> Strategy:
         tuple(updates),
         sum(size.num_elements * ITEMSIZES[dtype] for dtype, size in layouts.items()) // FLOAT32_BYTES,
         parameters.get("kernels") == "torch",
+        bool(cell.get("wire")) and world_size > 1,
     )
 
 
@@ -90,6 +95,12 @@ def _threaded(stage: Stage, cell: Mapping[str, Any]) -> Stage:
     if isinstance(stage, Codec) and stage.where == "host" and stage.name == "divide":
         return replace(stage, num_threads=int(cell.get("threads") or 1))
     return stage
+
+
+def _message_itemsize(cell: Mapping[str, Any], stage: Stage, itemsize: int) -> int:
+    """Bytes of an element: `wire` casts what is exchanged between several ranks, and no update."""
+    is_cast = cell.get("wire") and int(cell["world_size"]) > 1 and not isinstance(stage, Update)
+    return WIRE_BYTES.get(str(cell["wire"]), itemsize) if is_cast else itemsize
 
 
 def _stages(aggregator: Aggregator[Any], layout: BucketLayout, world_size: int) -> list[Stage]:
