@@ -1,9 +1,11 @@
 """How far each kind of work is off what the machine file says: factors, fitted to what was measured.
 
-Every kind of term (`scaling.prediction.terms`) has two factors, of its latency and of its flow. They are the
-maximum a posteriori of
+Every kind of term (`scaling.prediction.terms`) has two factors, of its latency and of its flow, and a trend:
+what each doubling of the ranks beyond two multiplies its flow by, since they share host memory, root ports or
+switches. They are the maximum a posteriori of
 
-    log(measured) = log(sum over terms of latency factor x latency + flow factor x flow) + error,
+    log(measured) = log(sum over terms of latency factor x latency + flow factor x trend^log2(ranks / 2) x flow)
+                    + error,
 
 with log-normal priors round 1 (`PRIOR_SD`), and errors of which each measurement has its own deviation, that
 of the model (`MODEL_SD`), and `CLOCK_S` in seconds. The posterior is taken as normal in the logarithms
@@ -46,6 +48,15 @@ PRIOR_SD: dict[str, tuple[float, float]] = {
 }
 """Of the logarithms of a kind's latency and flow factors: assumptions, from how far files were off."""
 
+TREND_SD: dict[str, float] = {
+    **dict.fromkeys(("peer_memory", "sends", "native"), 0.10),
+    **dict.fromkeys(("sends_host", "native_host", "host", "host_work", "host_threads"), 0.15),
+    "mpi": 0.20,
+}
+"""Of the logarithm of what each doubling of the ranks beyond two does to a kind's flow, where ranks share host
+memory, root ports and switches. Assumptions: measured were -8% (NCCL, NVLink) to +13% (NCCL, host-only) of the
+time from two ranks to four."""
+
 MODEL_SD = 0.08
 """Relative deviation that the model has of its own at each measurement. An assumption."""
 
@@ -58,6 +69,8 @@ LEFT_OVER_SD = 0.08
 SLOWDOWN, SLOWDOWN_SD = 0.3, 0.3
 """Of the backward pass by hidden messages, as a ratio of their time: the library's kernels take multiprocessors.
 Where nothing was measured, an assumption (NCCL's issues 338 and 661 tell of as much)."""
+
+PARTS = ("latency", "flow", "more ranks")
 
 SOFT_SDS = 2.0
 """Errors beyond so many deviations count less and less in the fit."""
@@ -98,7 +111,7 @@ class Calibration:
     """The factors.
 
     Attributes:
-        names: (kind, 0 latency or 1 flow) of each entry.
+        names: (kind, 0 latency, 1 flow or 2 trend) of each entry.
         logs: their logarithms.
         covariance: of those.
         left_over: strategy -> (logarithm, its deviation, the world size).
@@ -128,16 +141,20 @@ class Calibration:
     def seconds(self, term: Term) -> Estimate:
         """A term, calibrated."""
         scale = self._native_scale(term)
-        parts = [(0, term.latency_s), (1, term.flow_s)]
-        values = {part: scale * seconds * self.factor(term.kind, part) for part, seconds in parts}
+        doublings = _doublings(term.num_ranks)
+        trend = self.factor(term.kind, 2) ** doublings
+        values = {
+            0: scale * term.latency_s * self.factor(term.kind, 0),
+            1: scale * term.flow_s * self.factor(term.kind, 1) * trend,
+        }
         changes: dict[str, float] = {}
-        for part, value in values.items():
+        for part, weight in ((0, values[0]), (1, values[1]), (2, doublings * values[1])):
             if (term.kind, part) not in self.names:
-                changes[f"{('latency', 'flow')[part]} of {term.kind}"] = value * _prior_sd(term.kind, part)
+                changes[f"{PARTS[part]} of {term.kind}"] = weight * _prior_sd(term.kind, part)
                 continue
             row = self._roots[self.names.index((term.kind, part))]
             for index, root in enumerate(row.tolist()):
-                changes[f"calibration {index}"] = changes.get(f"calibration {index}", 0.0) + value * root
+                changes[f"calibration {index}"] = changes.get(f"calibration {index}", 0.0) + weight * root
         return Estimate(sum(values.values()), changes)
 
     @property
@@ -178,35 +195,66 @@ def calibrate(observations: Iterable[Observation]) -> Calibration:
         for observation in observations
         if observation.seconds > 0 and any(t.latency_s + t.flow_s for t in observation.terms)
     ]
-    names = sorted(
-        {
-            (term.kind, part)
-            for observation in seen
-            for term in observation.terms
-            for part in (0, 1)
-            if _part(term, part)
-        }
-    )
     if not seen:
         return Calibration()
-    design = np.zeros((len(seen), len(names)))
-    for row, observation in enumerate(seen):
-        for term in observation.terms:
+    fit = _Fit.of(seen)
+    measured = np.log([observation.seconds for observation in seen])
+    sds = np.array([observation.sd for observation in seen])
+    prior_sds = np.array([_prior_sd(*name) for name in fit.names])
+
+    def errors(logs: Floats) -> Floats:
+        off: Floats = np.log(fit.parts(logs).sum(axis=1)) - measured
+        return np.concatenate([_soft(off / sds), logs / prior_sds])
+
+    fitted = least_squares(errors, np.zeros(len(fit.names))).x
+    off = measured - np.log(fit.parts(fitted).sum(axis=1))
+    covariance = _covariance(fit.shares(fitted), off, sds, prior_sds)
+    return _with_left_overs(Calibration(fit.names, tuple(fitted.tolist()), covariance), seen, off)
+
+
+@dataclass(frozen=True)
+class _Fit:
+    """What is fitted: `design` has each observation's seconds by parameter, none for trends."""
+
+    names: tuple[tuple[str, int], ...]
+    design: Floats
+    doublings: Floats
+
+    @classmethod
+    def of(cls, seen: Sequence[Observation]) -> _Fit:
+        terms = [(row, term) for row, observation in enumerate(seen) for term in observation.terms]
+        known = {(term.kind, part) for _, term in terms for part in (0, 1) if _part(term, part)}
+        names = sorted(known | {(kind, 2) for kind, part in known if part == 1 and kind in TREND_SD})
+        design = np.zeros((len(seen), len(names)))
+        for row, term in terms:
             for part in (0, 1):
                 if _part(term, part):
                     design[row, names.index((term.kind, part))] += _part(term, part)
-    measured = np.log([observation.seconds for observation in seen])
-    sds = np.array([observation.sd for observation in seen])
-    prior_sds = np.array([_prior_sd(*name) for name in names])
+        return cls(tuple(names), design, np.array([_doublings(one.world_size) for one in seen]))
 
-    def errors(logs: Floats) -> Floats:
-        off: Floats = np.log(design @ np.exp(logs)) - measured
-        return np.concatenate([_soft(off / sds), logs / prior_sds])
+    def parts(self, logs: Floats) -> Floats:
+        """Seconds by observation and parameter."""
+        parts: Floats = self.design * np.exp(logs)
+        for trend, flow in self._trends():
+            parts[:, flow] *= np.exp(logs[trend] * self.doublings)
+        return parts
 
-    fitted = least_squares(errors, np.zeros(len(names))).x
-    off = measured - np.log(design @ np.exp(fitted))
-    base = Calibration(tuple(names), tuple(fitted.tolist()), _covariance(design, fitted, off, sds, prior_sds))
-    return _with_left_overs(base, seen, off)
+    def shares(self, logs: Floats) -> Floats:
+        """How an observation's logarithm changes with each parameter."""
+        parts = self.parts(logs)
+        shares: Floats = parts / parts.sum(axis=1, keepdims=True)
+        for trend, flow in self._trends():
+            shares[:, trend] = shares[:, flow] * self.doublings
+        return shares
+
+    def _trends(self) -> list[tuple[int, int]]:
+        kinds = [(index, kind) for index, (kind, part) in enumerate(self.names) if part == 2]
+        return [(index, self.names.index((kind, 1))) for index, kind in kinds]
+
+
+def _doublings(num_ranks: int) -> float:
+    """Of two ranks; -1 for a rank alone."""
+    return math.log2(num_ranks / 2)
 
 
 def _soft(errors: Floats) -> Floats:
@@ -215,10 +263,9 @@ def _soft(errors: Floats) -> Floats:
     return soft
 
 
-def _covariance(design: Floats, logs: Floats, off: Floats, sds: Floats, prior_sds: Floats) -> Floats:
+def _covariance(shares: Floats, off: Floats, sds: Floats, prior_sds: Floats) -> Floats:
     """Of the logarithms: the inverse of the curvature, larger where errors are larger than they should be."""
-    parts = design * np.exp(logs)
-    shares = parts / parts.sum(axis=1, keepdims=True) / sds[:, None]
+    shares = shares / sds[:, None]
     excess = max(1.0, float(np.median((off / sds) ** 2)) / MEDIAN_OF_CHI_SQUARE)
     covariance: Floats = np.linalg.inv(shares.T @ shares / excess + np.diag(prior_sds**-2.0))
     return covariance
@@ -284,4 +331,4 @@ def _part(term: Term, part: int) -> float:
 
 
 def _prior_sd(kind: str, part: int) -> float:
-    return PRIOR_SD[kind][part]
+    return TREND_SD.get(kind, 0.0) if part == 2 else PRIOR_SD[kind][part]

@@ -128,11 +128,12 @@ class ComputeModel:
             note = f"bound by the processor: as long as at local batch {batches[0]}"
             value = Estimate.of(curve[0].step_s, "compute", curve[0].relative_sd)
             notes = [note] if local_batch < batches[0] else []
-        elif len(curve) > 1 or local_batch in batches or eager is None or len(eager) < 2:
+        elif batches[0] <= local_batch <= batches[-1] or (donor := self._donor(cell, curve)) is None:
             value, notes = _along(curve, local_batch)
         else:
             by_host = cell["step"] != "captured"
-            value, notes = _borrowed(curve[0], eager, local_batch, launched_by_host=by_host)
+            nearest = curve[0] if local_batch < batches[0] else curve[-1]
+            value, notes = _borrowed(nearest, donor, local_batch, launched_by_host=by_host)
         name = f"compute of {cell['model_label']}, {cell['step']}"
         step = Estimate.of(value.value, name, value.relative_sd)
         step = step.also("launches and machines", HOST_SD if is_host_bound else MACHINE_SD)
@@ -151,6 +152,14 @@ class ComputeModel:
         backward_s = _phase(phases, "backward_s", local_batch) or BACKWARD_SHARE * (step.value - update_s)
         without_ddp = cell["step"] == "overlapped" and _key(cell)[-2] and _key(cell) not in self._curves
         return Computed(step, update_s, min(backward_s, step.value - update_s), tuple(notes), without_ddp)
+
+    def _donor(self, cell: Mapping[str, Any], curve: Sequence[Point]) -> list[Point] | None:
+        """A curve over more batches, which the cell's own follows beyond what it has of them."""
+        keys = [_key({**cell, "step": "eager"}, exchanges=False)] if len(curve) == 1 else []
+        if cell["step"] == "overlapped":
+            keys.insert(0, _key(cell, exchanges=False))
+        curves = [self._curves.get(key, []) for key in keys]
+        return next((other for other in curves if len(other) > max(1, len(curve))), None)
 
     def _is_host_bound(self, cell: Mapping[str, Any], curve: Sequence[Point]) -> bool:
         """Whether the processor bounds the step at the least measured batch, as the captured one tells."""
@@ -253,8 +262,8 @@ def _borrowed(
     value = max(point.step_s + there.value - here.value, 0.1 * point.step_s)
     spread = math.sqrt(point.relative_sd**2 + there.relative_sd**2 + BORROWED_SD**2)
     note = (
-        f"compute measured at local batch {point.local_batch} alone; its change to {local_batch} is that of "
-        "the eager step"
+        f"compute measured up to local batch {point.local_batch}; its change to {local_batch} is that of "
+        "the step without DDP, or the eager one"
     )
     if launched_by_host:
         return Estimate.of(value, "compute", spread), [note, *notes]

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from scaling.collectives.mpi_library import MpiLibrary
@@ -71,6 +71,7 @@ class Term:
         choice: a library's algorithm and protocol.
         native_bytes: of a library's all-reduce, the buffer; else None.
         note: what was assumed of it.
+        num_ranks: that take part.
     """
 
     kind: str
@@ -81,6 +82,7 @@ class Term:
     choice: str = ""
     native_bytes: float | None = None
     note: str | None = None
+    num_ranks: int = 2
 
     @property
     def by_gpu(self) -> bool:
@@ -190,12 +192,15 @@ def terms_of(strategy: Strategy, bucket: int, machinery: Machinery, world_size: 
             terms.append(_codec_term(stage, strategy, bucket, machinery, world_size))
         else:
             terms.append(_host_work(stage, machinery, world_size))
-    return terms
+    return [replace(term, num_ranks=world_size) for term in terms]
 
 
 def update_terms(strategy: Strategy, machinery: Machinery, world_size: int) -> list[Term]:
     """Those of an update on the host; an update on GPUs follows the measured one (`gpu_update_share`)."""
-    return [_host_work(update, machinery, world_size) for update in strategy.updates if update.site == "host"]
+    works = [
+        _host_work(update, machinery, world_size) for update in strategy.updates if update.site == "host"
+    ]
+    return [replace(work, num_ranks=world_size) for work in works]
 
 
 def divide_term(num_elements: int, strategy: Strategy, machinery: Machinery, world_size: int) -> list[Term]:
