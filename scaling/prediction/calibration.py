@@ -4,8 +4,8 @@ Every kind of term (`scaling.prediction.terms`) has two factors, of its latency 
 what each doubling of the ranks beyond two multiplies its flow by, since they share host memory, root ports or
 switches. They are the maximum a posteriori of
 
-    log(measured) = log(sum over terms of latency factor x latency + flow factor x trend^log2(ranks / 2) x flow)
-                    + error,
+    log(measured) = error + log(sum over terms of latency factor x latency
+                                + flow factor x trend^log2(ranks / 2) x flow),
 
 with log-normal priors round 1 (`PRIOR_SD`), and errors of which each measurement has its own deviation, that
 of the model (`MODEL_SD`), and `CLOCK_S` in seconds. The posterior is taken as normal in the logarithms
@@ -21,7 +21,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +41,7 @@ PRIOR_SD: dict[str, tuple[float, float]] = {
     "host": (0.7, 0.50),
     "host_work": (0.7, 0.60),
     "host_threads": (0.7, 0.60),
+    "horovod": (0.7, 0.0),
     "codec": (1.0, 1.0),
     "codec_kernels": (1.0, 0.5),
     "gpu_work": (0.7, 0.20),
@@ -53,9 +53,9 @@ TREND_SD: dict[str, float] = {
     **dict.fromkeys(("sends_host", "native_host", "host", "host_work", "host_threads"), 0.15),
     "mpi": 0.20,
 }
-"""Of the logarithm of what each doubling of the ranks beyond two does to a kind's flow, where ranks share host
-memory, root ports and switches. Assumptions: measured were -8% (NCCL, NVLink) to +13% (NCCL, host-only) of the
-time from two ranks to four."""
+"""Of the logarithm of what each doubling of the ranks beyond two does to a kind's flow, where ranks share
+host memory, root ports and switches. Assumptions: from two ranks to four the time changed by -8% (NCCL,
+NVLink) to +13% (NCCL, host-only)."""
 
 MODEL_SD = 0.08
 """Relative deviation that the model has of its own at each measurement. An assumption."""
@@ -66,10 +66,6 @@ CLOCK_S = 10e-6
 LEFT_OVER_SD = 0.08
 """Of a strategy's left-over for each doubling of the world size it was measured at. An assumption."""
 
-SLOWDOWN, SLOWDOWN_SD = 0.3, 0.3
-"""Of the backward pass by hidden messages, as a ratio of their time: the library's kernels take multiprocessors.
-Where nothing was measured, an assumption (NCCL's issues 338 and 661 tell of as much)."""
-
 PARTS = ("latency", "flow", "more ranks")
 
 SOFT_SDS = 2.0
@@ -77,6 +73,10 @@ SOFT_SDS = 2.0
 
 MEDIAN_OF_CHI_SQUARE = 0.455
 """Of one degree of freedom: what the median of squared errors is if they are as large as stated."""
+
+PRIOR_FACTOR: dict[tuple[str, int], float] = {("host_threads", 1): 0.25}
+"""Where a kind's factor is not expected to be 1: the file's rate of sums is that of one thread a rank; all
+threads of two ranks reached 25.5 GB/s where one reached 6.2 (probe of two H200)."""
 
 UNMEASURED_LEFT_OVER_SD = 0.15
 """Of strategies that were measured at no world size, unless the others' left-overs spread more."""
@@ -118,7 +118,6 @@ class Calibration:
         native_left_over: kind -> (bytes, logarithm) by size.
         left_over_sd: of strategies that were not measured, by the last part of their key.
         num_observations: fitted to.
-        slowdowns: with access between GPUs or not -> what `slowdown` returns.
     """
 
     names: tuple[tuple[str, int], ...] = ()
@@ -128,15 +127,12 @@ class Calibration:
     native_left_over: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)
     left_over_sd: Mapping[str, float] = field(default_factory=dict)
     num_observations: int = 0
-    slowdowns: Mapping[bool, tuple[float, float]] = field(default_factory=dict)
-
-    def slowdown(self, cell: Mapping[str, Any]) -> tuple[float, float]:
-        """Seconds that a hidden second of messages adds to the backward pass, and the deviation of that."""
-        return self.slowdowns.get(cell.get("peer_access") is not False, (SLOWDOWN, SLOWDOWN_SD))
 
     def factor(self, kind: str, part: int) -> float:
         """Of a kind's latency (0) or flow (1)."""
-        return math.exp(self.logs[self.names.index((kind, part))]) if (kind, part) in self.names else 1.0
+        if (kind, part) not in self.names:
+            return PRIOR_FACTOR.get((kind, part), 1.0)
+        return math.exp(self.logs[self.names.index((kind, part))])
 
     def seconds(self, term: Term) -> Estimate:
         """A term, calibrated."""
@@ -202,11 +198,13 @@ def calibrate(observations: Iterable[Observation]) -> Calibration:
     sds = np.array([observation.sd for observation in seen])
     prior_sds = np.array([_prior_sd(*name) for name in fit.names])
 
+    expected = np.log([PRIOR_FACTOR.get(name, 1.0) for name in fit.names])
+
     def errors(logs: Floats) -> Floats:
         off: Floats = np.log(fit.parts(logs).sum(axis=1)) - measured
-        return np.concatenate([_soft(off / sds), logs / prior_sds])
+        return np.concatenate([_soft(off / sds), (logs - expected) / prior_sds])
 
-    fitted = least_squares(errors, np.zeros(len(fit.names))).x
+    fitted = least_squares(errors, expected).x
     off = measured - np.log(fit.parts(fitted).sum(axis=1))
     covariance = _covariance(fit.shares(fitted), off, sds, prior_sds)
     return _with_left_overs(Calibration(fit.names, tuple(fitted.tolist()), covariance), seen, off)

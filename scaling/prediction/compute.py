@@ -43,8 +43,8 @@ HOST_BOUND = 1.5
 1.2 at most for steps of large layers (FCN), 1.9 to 3.3 for many small ones (ResNet-56 at 32, AlexNet-R)."""
 
 HOST_SD = 0.20
-"""Between launches and machines, of steps bound by the processor: ResNet-56, eager, on four machines of a type
-took 12.4 to 16.8 ms at a local batch of 32 and 13.5 to 23.5 at 64."""
+"""Between launches and machines, of steps bound by the processor: ResNet-56, eager, on four machines of a
+type took 12.4 to 16.8 ms at a local batch of 32 and 13.5 to 23.5 at 64."""
 
 MACHINE_SD = 0.01
 """The same of other steps: FCN-R 0.3%, GPT-2 small 0.8% between two machines."""

@@ -5,15 +5,17 @@ Nothing here is measured: every result says so (`simulated`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from scaling.collectives.plan import Exchange
-from scaling.errors import PredictionError
+from scaling.errors import PredictionError, ScheduleError
 from scaling.prediction.calibration import Calibration
 from scaling.prediction.compute import Computed, ComputeModel
 from scaling.prediction.estimate import Estimate, total
+from scaling.prediction.measured import MeasuredCell
+from scaling.prediction.overlap_fit import OverlapFit, OverlappedStep, fit_left_overs, fit_slowdowns
 from scaling.prediction.overlapped import exposed
 from scaling.prediction.terms import (
     Machinery,
@@ -25,6 +27,7 @@ from scaling.prediction.terms import (
     transport_of,
     update_terms,
 )
+from topologies.errors import TopologyError
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,7 @@ class Prediction:
         busiest: the resource that bounds the longest exchange.
         notes: what was assumed or not known.
         compute_notes: those of them on the computation.
+        hidden_s: messages under the backward pass.
     """
 
     cell: Mapping[str, Any]
@@ -66,6 +70,7 @@ class Prediction:
     busiest: str | None = None
     notes: tuple[str, ...] = ()
     compute_notes: tuple[str, ...] = ()
+    hidden_s: float = 0.0
     simulated: bool = field(default=True, init=False)
 
 
@@ -76,6 +81,7 @@ class Predictor:
         machinery: the machine.
         compute: measured steps without exchange.
         calibration: of the kinds of work.
+        overlap: of overlapped steps.
     """
 
     def __init__(
@@ -83,10 +89,12 @@ class Predictor:
         machinery: Machinery,
         compute: ComputeModel | None = None,
         calibration: Calibration | None = None,
+        overlap: OverlapFit | None = None,
     ) -> None:
         self._machinery = machinery
         self._compute = compute
         self._calibration = calibration or Calibration()
+        self._overlap = overlap or OverlapFit()
 
     @property
     def calibration(self) -> Calibration:
@@ -95,7 +103,36 @@ class Predictor:
 
     def exchange_only(self) -> Predictor:
         """The same without a word on computation."""
-        return Predictor(self._machinery, None, self._calibration)
+        return Predictor(self._machinery, None, self._calibration, self._overlap)
+
+    def fitted_overlap(self, known: Iterable[tuple[MeasuredCell, Strategy]]) -> OverlapFit:
+        """What measured overlapped steps tell."""
+        overlapped = [
+            (cell, strategy)
+            for cell, strategy in known
+            if cell.cell["step"] == "overlapped" and cell.world_size > 1 and cell.cell.get("exchanges", True)
+        ]
+        parts = (self._machinery, self._compute, self._calibration)
+        fit = fit_slowdowns(Predictor(*parts)._overlapped_steps(overlapped))
+        return fit_left_overs(Predictor(*parts, fit)._overlapped_steps(overlapped), fit)
+
+    def _overlapped_steps(self, known: Iterable[tuple[MeasuredCell, Strategy]]) -> Iterator[OverlappedStep]:
+        for cell, strategy in known:
+            try:
+                predicted = self.predict(strategy)
+            except (ScheduleError, TopologyError):
+                continue  # more ranks than the machine file has
+            if predicted.iteration is None:
+                continue
+            yield OverlappedStep(
+                strategy_key(strategy),
+                cell.cell.get("peer_access") is not False,
+                all(term.kind in ("native", "native_host", "gpu_work") for term in predicted.terms),
+                cell.world_size,
+                cell.iteration_s,
+                predicted.iteration.value,
+                predicted.hidden_s,
+            )
 
     def predict(self, strategy: Strategy) -> Prediction:
         """One cell.
@@ -110,9 +147,9 @@ class Predictor:
         alone = world_size == 1 and not by_host(strategy)
         buckets, after = ([], []) if alone else self._terms(strategy, world_size)
         exchanges = [self._sum(strategy, terms, world_size, notes) for terms in buckets]
-        left = total(exchanges)
+        left, hidden_s = total(exchanges), 0.0
         if cell["step"] == "overlapped" and buckets and computed is not None:
-            left = self._exposed(strategy, buckets, computed, notes)
+            left, hidden_s = self._exposed(strategy, buckets, computed, notes)
             if computed.without_ddp:
                 after = [*after, *ddp_terms(strategy, self._machinery)]
         elif cell["step"] == "overlapped" and buckets:
@@ -133,12 +170,16 @@ class Predictor:
             longest.busiest if longest else None,
             tuple(dict.fromkeys(notes)),
             compute_notes,
+            hidden_s,
         )
 
     def _exposed(
         self, strategy: Strategy, buckets: Sequence[Sequence[Term]], computed: Computed, notes: list[str]
-    ) -> Estimate:
-        """What messages are not hidden, how far the hidden ones slow the backward pass, and GPUs' own work."""
+    ) -> tuple[Estimate, float]:
+        """Messages that are not hidden, how the others slow the backward pass, and GPUs' own work.
+
+        Also the seconds of messages that are hidden.
+        """
         world_size = int(strategy.cell["world_size"])
         moved = [
             self._sum(strategy, [term for term in terms if not term.by_gpu], world_size, notes)
@@ -148,11 +189,10 @@ class Predictor:
             self._sum(strategy, [term for term in terms if term.by_gpu], world_size, []) for terms in buckets
         ]
         left = exposed(moved, strategy.bucket_elements, computed.backward_s)
-        hidden = total(moved)
-        hidden_s = max(0.0, hidden.value - left.value)
-        ratio, sd = self._calibration.slowdown(strategy.cell)
-        slowed = Estimate(hidden_s * ratio, {"backward pass slowed by exchanges": hidden_s * sd})
-        return left + slowed + total(own)
+        hidden_s = max(0.0, total(moved).value - left.value)
+        slowed = self._overlap.slowed(strategy.cell, hidden_s)
+        further = self._overlap.left_over(strategy_key(strategy), world_size)
+        return left + slowed + total(own) + further, hidden_s
 
     def _terms(self, strategy: Strategy, world_size: int) -> tuple[list[list[Term]], list[Term]]:
         """Those of each bucket, and those that come after all of them."""

@@ -68,7 +68,8 @@ class Sources:
         there = machinery_for(self.machine, self.transfers, self.machine, self.libraries)
         calibration = fitted(there, known, self.transfers)
         machinery = machinery_for(topology, self.transfers, self.machine, self.libraries)
-        return Predictor(machinery, compute, calibration), compute
+        overlap = Predictor(there, compute, calibration).fitted_overlap(known)
+        return Predictor(machinery, compute, calibration, overlap), compute
 
 
 def gpu_names(topology: Topology) -> set[str]:

@@ -33,8 +33,11 @@ CODEC_LAUNCH_S = 100e-6
 """What starting the kernels takes that decode a tensor of one message. An assumption; calibrated."""
 
 ENCODE_LAUNCHES = 3.5
-"""As many times that takes encoding. Measured: 0.55 ms a tensor for encoding and 0.31 for decoding two messages
-(1-bit codecs of torch's operations on H200)."""
+"""As many times that takes encoding. Measured: 0.55 ms a tensor for encoding and 0.31 for decoding two
+messages (1-bit codecs of torch's operations on H200)."""
+
+HOROVOD_CYCLE_S = 1e-3
+"""Horovod's ranks agree on what to exchange once in so long (HOROVOD_CYCLE_TIME); half of that is waited."""
 
 HOST_MEETING_S = 200e-6
 """What processes take to meet before and after an exchange through host memory. An assumption; calibrated."""
@@ -244,7 +247,10 @@ def _exchange_terms(stage: Exchange, transport: str, machinery: Machinery, world
         kind = "native" if peer else "native_host"
         machine, bare = machinery.on(kind)
         time = nccl_all_reduce(machine, bare, world_size, num_bytes, peer_access=peer)
-        return [Term(kind, name, time.latency_s, time.flow_s, time.busiest, time.choice, num_bytes)]
+        native = Term(kind, name, time.latency_s, time.flow_s, time.busiest, time.choice, num_bytes)
+        if stage.library != "horovod" or world_size == 1:
+            return [native]
+        return [native, Term("horovod", "negotiation", HOROVOD_CYCLE_S / 2, 0.0)]
     kind = "host" if stage.schedule.num_hosts else transport
     machine, bare = machinery.on(kind)
     if stage.native:

@@ -1,0 +1,117 @@
+"""What overlapped steps took beyond their prediction, where they were measured.
+
+1. Hidden messages slow the backward pass: the library's kernels take multiprocessors and memory. The slowdown
+   is a ratio of their time, with access between GPUs and without: the median over measured overlapped steps
+   with a library's all-reduce.
+2. What a strategy took beyond that stays with it at other world sizes, in seconds: hooks of several kernels
+   hold the backward pass up while the host starts them. It is shrunk by the share of noise in it.
+
+Reference: github.com/NVIDIA/nccl, issues 338 and 661 (computation that slows while NCCL's kernels run).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean, median, stdev
+from typing import Any
+
+from scaling.prediction.estimate import NOTHING, Estimate
+
+SLOWDOWN, SLOWDOWN_SD = 0.3, 0.3
+"""Seconds that a hidden second of messages adds, where nothing was measured. An assumption."""
+
+LEAST_SLOWDOWN_SD = 0.1
+"""What a fitted slowdown is uncertain by at least: an assumption."""
+
+LEAST_HIDDEN_SHARE = 0.02
+"""Of the step: messages of which less is hidden tell nothing of the slowdown."""
+
+STEP_SD = 0.02
+"""Of a predicted step without exchange: what smaller left-overs are taken as noise."""
+
+KEPT_SD = 0.5
+"""Of a left-over for each doubling of the world size: hooks that hold the host up need not grow."""
+
+
+@dataclass(frozen=True)
+class OverlappedStep:
+    """A measured overlapped step with its prediction; times in seconds.
+
+    Attributes:
+        key: of the strategy.
+        peer_access: between GPUs.
+        by_library: a library's own all-reduce.
+        world_size: ranks.
+        measured_s, predicted_s: the step.
+        hidden_s: of its messages.
+    """
+
+    key: tuple[str, ...]
+    peer_access: bool
+    by_library: bool
+    world_size: int
+    measured_s: float
+    predicted_s: float
+    hidden_s: float
+
+
+@dataclass(frozen=True)
+class OverlapFit:
+    """Slowdowns by access between GPUs, as (ratio, deviation), and left-overs by strategy."""
+
+    slowdowns: Mapping[bool, tuple[float, float]] = field(default_factory=dict)
+    left_overs: Mapping[tuple[str, ...], tuple[float, float, int]] = field(default_factory=dict)
+
+    def slowed(self, cell: Mapping[str, Any], hidden_s: float) -> Estimate:
+        """What hidden messages add to the backward pass."""
+        ratio, sd = self.slowdowns.get(cell.get("peer_access") is not False, (SLOWDOWN, SLOWDOWN_SD))
+        return Estimate(hidden_s * ratio, {"backward pass slowed by exchanges": hidden_s * sd})
+
+    def left_over(self, key: tuple[str, ...], world_size: int) -> Estimate:
+        """What the strategy's overlapped step took on top; nothing where it was not measured."""
+        if key not in self.left_overs:
+            return NOTHING
+        seconds, sd, at = self.left_overs[key]
+        further = KEPT_SD * abs(seconds) * abs(math.log2(world_size / at))
+        return Estimate(seconds, {f"overlap of {' '.join(key)}": math.hypot(sd, further)})
+
+
+def fit_slowdowns(steps: Iterable[OverlappedStep]) -> OverlapFit:
+    """From steps that were predicted with the assumed slowdown."""
+    ratios: dict[bool, list[float]] = defaultdict(list)
+    for step in steps:
+        if step.by_library and step.hidden_s > LEAST_HIDDEN_SHARE * step.measured_s:
+            ratio = SLOWDOWN + (step.measured_s - step.predicted_s) / step.hidden_s
+            ratios[step.peer_access].append(min(max(ratio, 0.0), 1.0))
+    return OverlapFit(
+        {
+            access: (median(values), max(LEAST_SLOWDOWN_SD, stdev(values)))
+            for access, values in ratios.items()
+            if len(values) > 2
+        }
+    )
+
+
+def fit_left_overs(steps: Iterable[OverlappedStep], fit: OverlapFit) -> OverlapFit:
+    """From steps that were predicted with the slowdowns of `fit`."""
+    by_key: dict[tuple[str, ...], list[OverlappedStep]] = defaultdict(list)
+    for step in steps:
+        by_key[step.key].append(step)
+    left_overs = {}
+    for key, measured in by_key.items():
+        largest = max(step.world_size for step in measured)
+        left_overs[key] = (*_kept([step for step in measured if step.world_size == largest]), largest)
+    return OverlapFit(fit.slowdowns, left_overs)
+
+
+def _kept(steps: Sequence[OverlappedStep]) -> tuple[float, float]:
+    """The mean left-over without its share of noise, and its deviation."""
+    values = [step.measured_s - step.predicted_s for step in steps]
+    spread = stdev(values) if len(values) > 1 else 0.0
+    noise = max(spread, STEP_SD * fmean(step.predicted_s for step in steps))
+    own = max(0.0, fmean(values) ** 2 - noise**2)
+    share = own / (own + noise**2)
+    return share * fmean(values), math.sqrt(share) * noise
