@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +14,10 @@ import typer
 from scaling.errors import StudyError
 
 if TYPE_CHECKING:
+    from scaling.prediction.predict import Prediction
     from scaling.study.cells import Cell
+    from scaling.study.predicting import NotPredicted
+    from scaling.study.schema import Study
     from topologies.model import Topology
 
 
@@ -59,6 +63,12 @@ _Changes = Annotated[
         help="Change the machine: nvlink.bandwidth=2x, network.latency=5e-6, peer_access=off, gpus=2x.",
     ),
 ]
+_MeasureNext = Annotated[
+    Path | None,
+    typer.Option(
+        "--measure-next", metavar="FILE", help="Write a study of what would narrow the intervals most."
+    ),
+]
 _BestOrder = Annotated[
     bool,
     typer.Option("--best-order", help="Also search the best GPUs and order of ranks."),
@@ -75,6 +85,7 @@ def predict(
     source_topology: _SourceTopology = None,
     changes: _Changes = None,
     best_order: _BestOrder = False,
+    measure_next: _MeasureNext = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Predict time, speedup and exposed communication of every cell; measures nothing."""
@@ -94,14 +105,16 @@ def predict(
     for note in notes:
         typer.echo(note, err=True)
     cells, left_out = cells_on(loaded, machine, sizes)
-    rows = predicted_rows(cells, machine, sources, known=bool(results))
+    predictions, rows = predicted(cells, machine, sources, known=bool(results))
     rows += [
         {"simulated": True, **refused.cell, "topology": machine.name, "reason": refused.reason}
         for refused in left_out
     ]
     orders = _orders(cells, machine) if best_order else []
+    next_text = _next_measurement(predictions, cells, loaded, measure_next)
     if as_json:
         typer.echo(json.dumps([*rows, *orders], indent=1))
+        _require_predictions(predictions, left_out, machine)
         return
     typer.echo(
         f"simulated on {machine.name}, {machine.num_gpus or 'no'} GPUs: nothing here is measured; [95%]"
@@ -109,6 +122,9 @@ def predict(
     typer.echo(text_table(rows))
     for order in orders:
         typer.echo(order["text"])
+    if next_text:
+        typer.echo(f"narrows most: {next_text}")
+    _require_predictions(predictions, left_out, machine)
 
 
 def parse_sizes(text: str) -> list[int]:
@@ -126,26 +142,72 @@ def predicted_rows(
     cells: list[Cell], machine: Topology, sources: Any, *, known: bool
 ) -> list[dict[str, Any]]:
     """Each cell as a row: predicted, or with the reason why not."""
+    return predicted(cells, machine, sources, known=known)[1]
+
+
+def predicted(
+    cells: list[Cell], machine: Topology, sources: Any, *, known: bool
+) -> tuple[list[Prediction], list[dict[str, Any]]]:
+    """The predictions, and each cell as a row: predicted, or with the reason why not."""
     from scaling.prediction.rows import reason_row, row_of
     from scaling.study.predicting import predict_cells, strategy_of
 
     predictor, compute = sources.predictor(machine, strategy_of, lambda note: typer.echo(note, err=True))
-    predicted, failed = predict_cells(cells, predictor if known else predictor.exchange_only())
+    predictions, failed = predict_cells(cells, predictor if known else predictor.exchange_only())
     ids = {json.dumps(cell.to_dict(), sort_keys=True): cell.id for cell in cells}
 
     def identity(cell: Any) -> str | None:
         return ids.get(json.dumps(dict(cell), sort_keys=True))
 
     rows = [
-        row_of(prediction, compute if known else None, identity(prediction.cell)) for prediction in predicted
+        row_of(prediction, compute if known else None, identity(prediction.cell))
+        for prediction in predictions
     ]
-    return [
+    return predictions, [
         *rows,
         *(
             reason_row(refused.cell, machine.name, refused.reason, identity(refused.cell))
             for refused in failed
         ),
     ]
+
+
+def _next_measurement(
+    predictions: list[Prediction], cells: list[Cell], study: Study, path: Path | None
+) -> str | None:
+    """What would narrow the intervals most, in a line; its study is written to `path`."""
+    from scaling.cli.schedule import write_file
+    from scaling.prediction.narrowing import next_measurement
+    from scaling.study.pruning import study_of_cell
+
+    found = next_measurement(predictions)
+    if path is not None:
+        if found is None:
+            raise StudyError("--measure-next: no interval would be narrower: name results by --from")
+        own = next(cell for cell in cells if cell.to_dict() == dict(found.cell))
+        write_file(path, study_of_cell(study, replace(own, **found.changes), repeats=3).encode())
+    return found.text if found else None
+
+
+def _require_predictions(
+    predictions: list[Prediction], refused: list[NotPredicted], machine: Topology
+) -> None:
+    """Exits with 2 where nothing was predicted, and offers machines that are large enough."""
+    if predictions:
+        return
+    from topologies.schema import load, shipped
+
+    sizes = [int(one.cell["world_size"]) for one in refused if "world_size" in one.cell]
+    names = {gpu.name for gpu in machine.machine.of_kind("gpu")}
+    larger = [
+        name
+        for name in shipped()
+        if (other := load(name)).num_gpus >= max(sizes, default=1) > machine.num_gpus
+        and {gpu.name for gpu in other.machine.of_kind("gpu")} == names
+    ]
+    offer = f"; with enough of them there are --topology {', '.join(larger)}" if larger else ""
+    typer.echo(f"nothing was predicted: {machine.name} has {machine.num_gpus} GPUs{offer}", err=True)
+    raise typer.Exit(2)
 
 
 def plan_by_predictions(

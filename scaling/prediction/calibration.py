@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -153,7 +154,7 @@ class Calibration:
                 changes[f"calibration {index}"] = changes.get(f"calibration {index}", 0.0) + weight * root
         return Estimate(sum(values.values()), changes)
 
-    @property
+    @cached_property
     def _roots(self) -> Floats:
         """A root of the covariance: rows are parameters, columns independent inputs of deviation 1."""
         if not len(self.covariance):

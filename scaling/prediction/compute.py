@@ -137,6 +137,9 @@ class ComputeModel:
         name = f"compute of {cell['model_label']}, {cell['step']}"
         step = Estimate.of(value.value, name, value.relative_sd)
         step = step.also("launches and machines", HOST_SD if is_host_bound else MACHINE_SD)
+        if cell["step"] == "eager" and eager is None:
+            step = step.also("eager as overlapped", BORROWED_SD)
+            notes = [*notes, "the eager step was not measured: the overlapped one without DDP stands for it"]
         if int(cell["world_size"]) > 1:
             step = step.also("the slowest of several ranks", SLOWEST_SD)
         phases = eager or curve
@@ -172,7 +175,9 @@ class ComputeModel:
 
     def _curve(self, cell: Mapping[str, Any]) -> list[Point] | None:
         # Where DDP's own cost was not measured, the bare step stands for it; for one by layers the whole one.
-        keys = (_key(cell), _key(cell, exchanges=False), _key({**cell, "bucket_mb": None}, exchanges=False))
+        keys = [_key(cell), _key(cell, exchanges=False), _key({**cell, "bucket_mb": None}, exchanges=False)]
+        if cell["step"] == "eager":  # the host starts the same kernels, but for the update's
+            keys.append(_key({**cell, "step": "overlapped"}, exchanges=False))
         return next((self._curves[key] for key in keys if key in self._curves), None)
 
 
@@ -271,7 +276,7 @@ def _borrowed(
     low, high = sorted((in_proportion, point.step_s))
     if 1 / (1 + BORROWED_SD) <= value / in_proportion <= 1 + BORROWED_SD:
         value = min(max(value, low), high)
-    if not low <= value <= high:
+    if not low <= value < 0.99 * high:
         scaled, why = _between_bounds(point, local_batch)
         return scaled, [f"{why[0]}; the eager step's change, to {value * 1e3:.4g} ms, tells nothing of it"]
     note += f", and the interval reaches to proportion, {in_proportion * 1e3:.4g} ms"

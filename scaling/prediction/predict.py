@@ -6,7 +6,7 @@ Nothing here is measured: every result says so (`simulated`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from scaling.collectives.plan import Exchange
@@ -192,7 +192,8 @@ class Predictor:
         hidden_s = max(0.0, total(moved).value - left.value)
         slowed = self._overlap.slowed(strategy.cell, hidden_s)
         further = self._overlap.left_over(strategy_key(strategy), world_size)
-        return left + slowed + total(own) + further, hidden_s
+        exposed_s = left + slowed + total(own) + further
+        return replace(exposed_s, value=max(0.0, exposed_s.value)), hidden_s
 
     def _terms(self, strategy: Strategy, world_size: int) -> tuple[list[list[Term]], list[Term]]:
         """Those of each bucket, and those that come after all of them."""
@@ -204,6 +205,9 @@ class Predictor:
 
     def _computed(self, cell: Mapping[str, Any], notes: list[str]) -> Computed | None:
         if self._compute is None:
+            return None
+        if (cell.get("device") == "cpu") == self._machinery.has_gpus:
+            notes.append(_other_device(cell, self._machinery.topology.name))
             return None
         try:
             computed = self._compute.step(cell, int(cell["local_batch"]))
@@ -247,6 +251,15 @@ class Predictor:
         return (PredictedTerm(name, kind, seconds, how) for (name, kind, how), seconds in merged.items())
 
 
+def _other_device(cell: Mapping[str, Any], topology: str) -> str:
+    if cell.get("device") == "cpu":
+        return (
+            f"a step computed by the processor tells nothing of the GPUs of {topology}: say device=cuda, and "
+            "name results of GPUs by --from"
+        )
+    return f"{topology} has no GPUs: say device=cpu, and name results of processors by --from"
+
+
 def _without_saved_update(computed: Computed, strategy: Strategy) -> Estimate:
     """The computed step, less what it takes of the update where not every rank takes all of it."""
     if not strategy.updates:
@@ -256,13 +269,14 @@ def _without_saved_update(computed: Computed, strategy: Strategy) -> Estimate:
 
 
 def strategy_key(strategy: Strategy) -> tuple[str, ...]:
-    """What a left-over is known for: model, aggregator and transport."""
+    """What a left-over is known for: model, aggregator with its codec's kernels, and transport."""
     cell = strategy.cell
     if not _between_ranks(strategy):
         access = "through the host"
     else:
         access = "host-only" if cell.get("peer_access") is False else "peer access"
-    return str(cell["model_label"]), str(cell["aggregator_label"]), access
+    kernels = " by torch's kernels" if strategy.codes_by_tensor else ""
+    return str(cell["model_label"]), f"{cell['aggregator_label']}{kernels}", access
 
 
 def _between_ranks(strategy: Strategy) -> bool:

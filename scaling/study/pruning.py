@@ -25,7 +25,7 @@ from scaling.study.kinds.base import START_UP_S
 from scaling.study.kinds.iteration import USUAL_ITERATIONS, IterationPart
 from scaling.study.launches import Settings
 from scaling.study.optimizers import CLIPPING, DEFAULTS
-from scaling.study.parts import Training
+from scaling.study.parts import NamedComponent, Training
 from scaling.study.schema import Study
 from scaling.study.variants import OF_DDP
 from topologies.texts import folded
@@ -214,6 +214,22 @@ def study_of(study: Study, verdicts: Sequence[Verdict], resolved: ResolvedStudy)
         parts += _parts_of(part, of_part, resolved.repeats)
     pruned = study.model_copy(update={"parts": tuple(parts)})
     return yaml.safe_dump(pruned.model_dump(mode="json"), sort_keys=False)
+
+
+def study_of_cell(study: Study, cell: Cell, repeats: int) -> str:
+    """A study file of one cell, with the settings of the study's first part that is timed.
+
+    Raises:
+        StudyError: no part is.
+    """
+    part = next((part for part in study.parts if isinstance(part, IterationPart)), None)
+    if part is None:
+        raise StudyError("no part of the study times steps: there is nothing to measure next")
+    spec = NamedComponent(name=cell.aggregator, parameters=dict(cell.aggregator_parameters))
+    timed = part.model_copy(update={"aggregators": [spec], "scaling": cell.scaling})
+    alone = _part_of(timed, [cell], repeats)
+    next_study = study.model_copy(update={"name": f"{study.name}-next", "parts": (alone,)})
+    return yaml.safe_dump(next_study.model_dump(mode="json"), sort_keys=False)
 
 
 def _parts_of(part: IterationPart, cells: Sequence[Cell], repeats: Mapping[str, int]) -> list[IterationPart]:

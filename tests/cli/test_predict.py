@@ -62,6 +62,32 @@ def test_json_is_an_array_with_one_simulated_object_a_cell(call, study, results)
     assert any("extrapolated" in note for note in ring[4]["notes"])
 
 
+def test_processors_steps_price_no_gpu(call, study, results):
+    on_cpu = ("device=cpu", "aggregators=[all_reduce]")
+    rows = predicted(
+        call, study, *on_cpu, "--topology", "hgx-h200-4", "--world-sizes", "4", "--from", results
+    )
+    assert [row["iteration_s"] for row in rows] == [None]
+    assert "say device=cuda" in " ".join(rows[0]["notes"])
+
+
+def test_more_workers_than_the_machine_has_exit_with_2_and_an_offer(call, study):
+    code, _, err = call("predict", study, "--topology", "hgx-h200", "--world-sizes", "64", "device=cuda")
+    assert code == 2
+    assert "hgx-h200-x16-infiniband" in err
+
+
+def test_what_narrows_most_is_said_and_its_study_resolves(call, study, results, tmp_path):
+    path = tmp_path / "next.yaml"
+    arguments = ("--topology", "hgx-h200-4", "--world-sizes", "4", "--from", results, "--measure-next", path)
+    code, out, _ = call("predict", study, *arguments)
+    assert code == 0
+    (line,) = [line for line in out.splitlines() if line.startswith("narrows most: measure ")]
+    (cell,) = resolve(load_study(str(path)), Machine(4, 16)).trained
+    assert f"measure {cell.aggregator_label} of" in line
+    assert f"on {cell.world_size} worker" in line
+
+
 def test_overlapped_cells_of_one_worker_have_nothing_to_hide(call, study, tmp_path):
     changes = ("step=overlapped", "aggregators=[none, all_reduce, ring]")
     folder = StudyFolder(tmp_path / "overlapped")

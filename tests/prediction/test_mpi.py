@@ -51,7 +51,8 @@ def test_library_changes_the_algorithm_and_the_price():
 
 
 def test_division_takes_the_threads_of_the_cell():
-    one, four = (of_kind(terms(2, threads=n), "host_work")[0].flow_s for n in (1, 4))
+    works = ((1, "host_work"), (4, "host_threads"))
+    one, four = (of_kind(terms(2, threads=n), kind)[0].flow_s for n, kind in works)
     assert one == pytest.approx(4 * four)
 
 
@@ -101,7 +102,7 @@ def test_horovod_between_gpus_is_nccls():
     machinery = machinery_for(
         machine(), [], machine(), {"horovod": "Horovod 0.28.1 over MPI, GPUs over NCCL"}
     )
-    assert [term.kind for term in terms_of(own, 0, machinery, 2)] == ["native"]
+    assert [term.kind for term in terms_of(own, 0, machinery, 2)] == ["native", "horovod"]
 
 
 def test_measured_cells_of_two_ranks_calibrate_four():

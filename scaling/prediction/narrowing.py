@@ -1,0 +1,122 @@
+"""Which one measurement would narrow the intervals of predictions most.
+
+Two kinds of measurement are weighed for each predicted cell:
+
+- its step without exchange on one worker, at the worker's batch: what is uncertain of the computation goes;
+- its aggregator on half of the workers (on both of two): what is uncertain of the exchange goes, but for
+  `AFTER_SD` for each doubling from there.
+
+One measurement serves all cells that ask for it; the one that takes most off their intervals together wins.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from scaling.prediction.estimate import NORMAL_95, Estimate
+from scaling.prediction.predict import Prediction
+
+AFTER_SD = 0.10
+"""Of an exchange that was measured on half of the workers. An assumption, from folds of committed results:
+benchmarks/prediction_quality.py."""
+
+OF_COMPUTE = ("compute of ", "how much of the update")
+OF_EVERY_STEP = ("launches and machines", "the slowest of several ranks")
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What to measure next.
+
+    Attributes:
+        cell: the predicted cell that gains most.
+        changes: of its variables, which give what to measure.
+        before, after: half of its 95% interval, as a ratio of the step.
+        num_cells: whose intervals it narrows.
+    """
+
+    cell: Mapping[str, Any]
+    changes: Mapping[str, Any]
+    before: float
+    after: float
+    num_cells: int = 1
+
+    @property
+    def text(self) -> str:
+        """`measure all_reduce on 4 workers without peer access: interval from 60% to 12%`."""
+        cell = {**self.cell, **self.changes}
+        num_ranks = int(cell["world_size"])
+        access = " without peer access" if num_ranks > 1 and cell.get("peer_access") is False else ""
+        workers = f"{num_ranks} worker{'s' * (num_ranks > 1)}{access}"
+        also = f", and of {self.num_cells - 1} more" if self.num_cells > 1 else ""
+        return (
+            f"measure {cell['aggregator_label']} of {cell['model_label']} ({cell['step']}, batch "
+            f"{cell['local_batch']} a worker) on {workers}: interval of {self.cell['aggregator_label']} on "
+            f"{self.cell['world_size']} from {self.before:.0%} to {self.after:.0%}{also}"
+        )
+
+
+def next_measurement(predictions: Iterable[Prediction]) -> Measurement | None:
+    """The measurement that narrows most; None where no interval would be narrower."""
+    found: dict[tuple[Any, ...], list[Measurement]] = defaultdict(list)
+    for prediction in predictions:
+        if prediction.iteration is None or not prediction.iteration.value:
+            continue
+        for one in (_of_compute(prediction), _of_exchange(prediction)):
+            if one is not None and one.after < one.before:
+                found[_identity({**one.cell, **one.changes})].append(one)
+    if not found:
+        return None
+    most = max(found.values(), key=lambda same: sum(one.before - one.after for one in same))
+    widest = max(most, key=lambda one: one.before - one.after)
+    return Measurement(widest.cell, widest.changes, widest.before, widest.after, len(most))
+
+
+def half_width(iteration: Estimate, changes: Mapping[str, float]) -> float:
+    """How far the upper end of a 95% interval is above the value, as a ratio of it."""
+    relative_sd = math.sqrt(sum(change**2 for change in changes.values())) / iteration.value
+    return math.expm1(NORMAL_95 * math.sqrt(math.log1p(relative_sd**2)))
+
+
+def _of_compute(prediction: Prediction) -> Measurement:
+    iteration, cell = prediction.iteration, prediction.cell
+    assert iteration is not None
+    left = {name: sd for name, sd in iteration.changes.items() if not name.startswith(OF_COMPUTE)}
+    alone = {
+        "aggregator": "none",
+        "aggregator_label": "none",
+        "aggregator_parameters": {},
+        "exchanges": False,
+        "world_size": 1,
+        "global_batch": cell["local_batch"],
+        "scaling": "weak",
+        "wire": None,
+        "peer_access": True if cell.get("device") == "cuda" else cell.get("peer_access"),
+    }
+    return Measurement(cell, alone, half_width(iteration, iteration.changes), half_width(iteration, left))
+
+
+def _of_exchange(prediction: Prediction) -> Measurement | None:
+    iteration, cell = prediction.iteration, prediction.cell
+    assert iteration is not None
+    world_size = int(cell["world_size"])
+    if world_size < 2 or not prediction.exchange.value:
+        return None
+    fewer = max(2, world_size // 2)
+    kept = {
+        name: sd
+        for name, sd in iteration.changes.items()
+        if name.startswith(OF_COMPUTE) or name in OF_EVERY_STEP
+    }
+    further_sd = AFTER_SD * math.log2(world_size / fewer) * prediction.exposed_exchange.value
+    after = half_width(iteration, {**kept, "exchange": further_sd})
+    changes = {"world_size": fewer, "scaling": "weak", "global_batch": int(cell["local_batch"]) * fewer}
+    return Measurement(cell, changes, half_width(iteration, iteration.changes), after)
+
+
+def _identity(cell: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(sorted((name, str(value)) for name, value in cell.items() if name != "loader_workers"))

@@ -1,0 +1,43 @@
+"""What overlapped steps took beyond their prediction."""
+
+import pytest
+
+from scaling.prediction.overlap_fit import (
+    SLOWDOWN,
+    OverlapFit,
+    OverlappedStep,
+    fit_left_overs,
+    fit_slowdowns,
+)
+
+KEY = ("net", "all_reduce", "peer access")
+
+
+def step(measured_s, predicted_s=10.0, hidden_s=2.0, by_library=True, world_size=2):
+    return OverlappedStep(KEY, True, by_library, world_size, measured_s, predicted_s, hidden_s)
+
+
+def test_slowdown_is_that_of_the_measured_steps():
+    fit = fit_slowdowns([step(10.0 + 2.0 * extra) for extra in (0.1, 0.2, 0.3)])
+    assert fit.slowdowns[True][0] == pytest.approx(SLOWDOWN + 0.2)
+    slowed = fit.slowed({"peer_access": True}, 4.0)
+    assert slowed.value == pytest.approx(4.0 * (SLOWDOWN + 0.2))
+    assert fit.slowed({"peer_access": False}, 4.0).value == pytest.approx(4.0 * SLOWDOWN)
+
+
+def test_codecs_and_steps_that_hide_nothing_tell_no_slowdown():
+    assert not fit_slowdowns([step(20.0, by_library=False)] * 3).slowdowns
+    assert not fit_slowdowns([step(20.0, hidden_s=0.01)] * 3).slowdowns
+
+
+def test_left_over_beyond_the_noise_stays_with_the_strategy():
+    fit = fit_left_overs([step(14.0), step(14.1)], OverlapFit())
+    same, twice = (fit.left_over(KEY, size) for size in (2, 4))
+    assert same.value == pytest.approx(4.05, rel=0.02)
+    assert twice.value == same.value
+    assert twice.sd > 3 * same.sd
+    assert fit.left_over(("other", *KEY[1:]), 2).value == 0.0
+
+
+def test_left_over_within_the_noise_is_dropped():
+    assert fit_left_overs([step(10.1)], OverlapFit()).left_over(KEY, 2).value == 0.0
