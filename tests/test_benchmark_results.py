@@ -327,21 +327,3 @@ def test_codec_tables_are_those_of_the_samples(monkeypatch):
     ]
     assert holds_numbers(text, f"{decoding[0]:.3f} and {decoding[1]:.3f}, torch {decoding[2]:.3f}")
     assert max(value for one in document["codecs"] for value in one["equality"].values()) < 3e-7
-
-
-def test_later_cells_beside_their_predictions_are_those_of_the_table():
-    table = pd.read_csv(RESULTS / "prediction-later-4xh200" / "predictions.csv")
-    error, inside = table.error_ratio.abs(), table.inside == "yes"
-    groups = {
-        "all": table.step != "",
-        "captured": table.step == "captured",
-        "overlapped, `all_reduce`": (table.step == "overlapped") & (table.aggregator == "all_reduce"),
-        "overlapped, `one_bit`": (table.step == "overlapped") & (table.aggregator == "one_bit"),
-    }
-    text = (RESULTS / "README.md").read_text(encoding="utf-8")
-    section = text[text.index("## prediction-later-4xh200") :].splitlines()
-    shown = [row for row in cells(section) if row[0] in groups][: len(groups)]
-    assert shown == [
-        [name, str(own.sum()), f"{error[own].median():.1%}", str(inside[own].sum())]
-        for name, own in groups.items()
-    ]

@@ -59,7 +59,7 @@ def test_json_is_an_array_with_one_simulated_object_a_cell(call, study, results)
     assert ring[1]["iteration_s"] == pytest.approx(0.010, rel=0.02)
     assert ring[4]["speedup"] > ring[2]["speedup"] > 1
     assert ring[4]["iteration_s_low"] < ring[4]["iteration_s"] < ring[4]["iteration_s_high"]
-    assert any("extrapolated" in note for note in ring[4]["notes"])
+    assert any("middle between" in note for note in ring[4]["notes"])
 
 
 def test_processors_steps_price_no_gpu(call, study, results):
@@ -279,7 +279,7 @@ def test_nvbandwidths_figures_go_into_a_machine_file_that_predictions_take(call,
         for machine in ("hgx-h200-4", own)
     }
     before, after = exchange_s.values()
-    assert after["host_serial"] > 1.05 * before["host_serial"]
+    assert after["host_serial"] > 1.005 * before["host_serial"]
     assert after["ring"] == before["ring"]
 
 

@@ -1,0 +1,111 @@
+"""Predictions over folds of the committed results are as good as their committed table, or better."""
+
+import csv
+import importlib.util
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+TABLES = ROOT / "benchmarks" / "results" / "prediction-quality"
+WORSE = {"median_error": 0.002, "p95_error": 0.01, "mean_regret": 0.002}
+"""How much more than committed passes: what another version of numpy or scipy may change."""
+FEWER = {"coverage": 0.01, "order": 0.01}
+
+
+def script():
+    path = ROOT / "benchmarks" / "prediction_quality.py"
+    spec = importlib.util.spec_from_file_location("prediction_quality", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def quality():
+    return script()
+
+
+@pytest.fixture(scope="module")
+def rows(quality):
+    return {fold.name: quality.rows_of(fold) for fold in quality.FOLDS}
+
+
+def committed(name):
+    with (TABLES / name / "folds.csv").open(newline="", encoding="utf-8") as file:
+        return {(row["fold"], row["family"]): row for row in csv.DictReader(file)}
+
+
+def test_no_fold_is_worse_than_its_committed_row(quality, rows):
+    bounds, worse = committed("after"), []
+    for name, own in rows.items():
+        now, bound = quality.figures(own), bounds[name, "all"]
+        worse += [f"{name}: {column}" for column in WORSE if _above(now, bound, column)]
+        worse += [f"{name}: {column}" for column in FEWER if _below(now, bound, column)]
+        assert now["not_predicted"] <= int(bound["not_predicted"])
+    assert not worse
+
+
+def _above(now, bound, column):
+    return bound[column] != "" and now[column] > float(bound[column]) + WORSE[column]
+
+
+def _below(now, bound, column):
+    # Intervals may get narrower, as long as they hold 95%.
+    least = min(float(bound[column]), 0.95) if bound[column] != "" else 0.0
+    return now[column] != "" and now[column] < least - FEWER[column]
+
+
+def test_one_step_beyond_meets_its_goals(quality, rows):
+    now = quality.figures(rows["4 from 1 and 2"])
+    assert now["median_error"] <= 0.05
+    assert now["coverage"] >= 0.93
+    assert now["mean_regret"] <= 0.02
+    assert now["order"] >= 0.95
+
+
+def test_every_fold_has_a_committed_row_before_and_after(quality):
+    for name in ("before", "after"):
+        assert {(fold.name, "all") for fold in quality.FOLDS} <= committed(name).keys()
+
+
+def test_predicted_cells_have_no_say_in_their_prediction(quality, rows, monkeypatch):
+    fold = next(fold for fold in quality.FOLDS if fold.name == "gpt from others")
+    cells, transfers = quality.measured()
+    slower = tuple(
+        replace(cell, iteration_s=3 * cell.iteration_s, phases={}) if fold.predicts(cell) else cell
+        for cell in cells
+    )
+    monkeypatch.setattr(quality, "measured", lambda: (slower, transfers))
+    again = quality.rows_of(fold)
+    assert [row["predicted_s"] for row in again] == [row["predicted_s"] for row in rows[fold.name]]
+    assert again[0]["measured_s"] == pytest.approx(3 * rows[fold.name][0]["measured_s"])
+
+
+def test_regret_is_what_the_chosen_cell_takes_above_the_best(quality):
+    rivals = [
+        {"predicted_s": predicted, "measured_s": measured}
+        for predicted, measured in ((1.0, 2.4), (2.0, 2.0), (3.0, 3.0))
+    ]
+    assert quality.regret(rivals) == pytest.approx(0.2)
+    assert list(quality.ordered_right(rivals)) == [False, True, True]
+
+
+def test_tables_of_the_readme_are_those_of_the_folds(quality):
+    readme = (TABLES.parent / "README.md").read_text(encoding="utf-8")
+    for name in ("before", "after"):
+        shown = [_read(row) for (_, family), row in committed(name).items() if family == "all"]
+        for line in quality.table(shown):
+            assert line in readme, (name, line)
+
+
+def _read(row):
+    numbers = {name: float(value) if value else "" for name, value in row.items() if name not in LABELS}
+    whole = {name: int(numbers[name]) for name in ("cells", "not_predicted")}
+    return {**row, **numbers, **whole}
+
+
+LABELS = ("fold", "family")
