@@ -22,7 +22,8 @@ Writes cells.csv, a row a predicted cell, and folds.csv, a row a fold and family
 - order: share predicted in the right order of the pairs of a workload that differ by over 10% as measured.
 
 `--blind` prints predictions that were committed before the cells were measured, against these, and what the
-model makes of the same cells now.
+model makes of the same cells now. `--probe` prints NCCL's all-reduce on four GPUs as it is predicted from
+two, against a probe of four.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ from typing import Any
 
 from scaling.collectives.plan import Codec, Exchange
 from scaling.errors import ScalingError
-from scaling.prediction.calibration_data import MeasuredFolder
+from scaling.prediction.calibration_data import MeasuredFolder, read_samples, transfers_from
+from scaling.prediction.fitting import machinery_for, term_of_transfer
 from scaling.prediction.measured import MeasuredCell, MeasuredTransfer
 from scaling.prediction.predict import Predictor
 from scaling.prediction.rows import cell_fields
@@ -56,6 +58,7 @@ from topologies.model import Topology
 from topologies.schema import load
 
 REFERENCE = Path(__file__).parents[1] / "results" / "reference"
+PROBE = Path(__file__).parent / "results" / "probe-4xh200" / "samples.csv.gz"
 BLIND = Path(__file__).parents[1] / "results" / "predictions"
 LEFT_OUT = ("planted-faults-4xh200", "mnist-4xh200")
 NETWORKS = ("fcn-r", "fcn-s4", "resnet-56", "alexnet-r", "gpt")
@@ -290,6 +293,27 @@ def blind() -> Iterator[str]:
                 yield line(f"{path.name}, the same cells by the model as it is", now_rows)
 
 
+def probe() -> Iterator[str]:
+    """The library's all-reduce on four GPUs, from its curves on two."""
+    fold = FOLDS[0]
+    calibration, machine = predictor_of(fold).calibration, machine_of(fold)
+    machinery = machinery_for(machine, measured()[1], machine)
+    yield "| all_reduce on 4 GPUs | measured, us | predicted, us [95%] | predicted / measured |"
+    yield "|---|---|---|---|"
+    for transfer in transfers_from(read_samples(PROBE)):
+        if transfer.operation != "all_reduce" or transfer.num_ranks != 4 or transfer.num_bytes < 1 << 20:
+            continue
+        term = term_of_transfer(transfer, machinery)
+        assert term is not None
+        told = calibration.seconds(term)
+        low, high = told.interval
+        access = "host-only" if transfer.host_only else "NVLink"
+        yield (
+            f"| {transfer.num_bytes >> 20} MiB, {access} | {1e6 * transfer.seconds:.1f} | "
+            f"{1e6 * told.value:.1f} [{1e6 * low:.1f}, {1e6 * high:.1f}] | {told.value / transfer.seconds:.2f} |"
+        )
+
+
 def line(name: str, pairs: Sequence[tuple[MeasuredCell, Mapping[str, Any]]]) -> str:
     """Median error, largest and coverage."""
     ratios = [row["iteration_s"] / cell.iteration_s - 1 for cell, row in pairs]
@@ -336,9 +360,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--blind", action="store_true")
+    parser.add_argument("--probe", action="store_true")
     options = parser.parse_args()
-    if options.blind:
-        print("\n".join(blind()))
+    if options.blind or options.probe:
+        print("\n".join(blind() if options.blind else probe()))
         return
     rows = [row for fold in FOLDS for row in rows_of(fold)]
     folds = list(summary(rows))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from scaling.collectives.mpi_library import MpiLibrary
 from scaling.collectives.simulate import simulate
@@ -58,7 +59,7 @@ def observations_of_transfers(
         if transfer.num_bytes < LEAST_TRANSFER_BYTES or transfer.num_ranks < 2:
             continue
         try:
-            term = _term_of(transfer, machinery)
+            term = term_of_transfer(transfer, machinery)
         except TopologyError:
             continue  # the machine file has fewer ranks than were measured
         if term is not None:
@@ -68,8 +69,17 @@ def observations_of_transfers(
     return observations
 
 
-def _term_of(transfer: MeasuredTransfer, machinery: Machinery) -> Term | None:
-    """What a transfer is by the machine file; None where it calibrates nothing."""
+def term_of_transfer(transfer: MeasuredTransfer, machinery: Machinery) -> Term | None:
+    """What a transfer is by the machine file; None where it calibrates nothing.
+
+    Raises:
+        TopologyError: the file has fewer ranks.
+    """
+    term = _priced(transfer, machinery)
+    return None if term is None else replace(term, num_ranks=transfer.num_ranks)
+
+
+def _priced(transfer: MeasuredTransfer, machinery: Machinery) -> Term | None:
     peer = not transfer.host_only
     if transfer.operation == "mpi_all_reduce":
         time = mpi_native(*machinery.on("host"), transfer.num_ranks, transfer.num_bytes, machinery.mpi).time
