@@ -308,9 +308,10 @@ def probe() -> Iterator[str]:
         told = calibration.seconds(term)
         low, high = told.interval
         access = "host-only" if transfer.host_only else "NVLink"
+        size = f"{transfer.num_bytes >> 20} MiB, {access}"
         yield (
-            f"| {transfer.num_bytes >> 20} MiB, {access} | {1e6 * transfer.seconds:.1f} | "
-            f"{1e6 * told.value:.1f} [{1e6 * low:.1f}, {1e6 * high:.1f}] | {told.value / transfer.seconds:.2f} |"
+            f"| {size} | {1e6 * transfer.seconds:.1f} | {1e6 * told.value:.1f} "
+            f"[{1e6 * low:.1f}, {1e6 * high:.1f}] | {told.value / transfer.seconds:.2f} |"
         )
 
 

@@ -79,6 +79,10 @@ PRIOR_FACTOR: dict[tuple[str, int], float] = {("host_threads", 1): 0.25}
 """Where a kind's factor is not expected to be 1: the file's rate of sums is that of one thread a rank; all
 threads of two ranks reached 25.5 GB/s where one reached 6.2 (probe of two H200)."""
 
+CURVE_SD = 0.12
+"""Of a library's all-reduce by its curve over sizes on two ranks, for each doubling from there. Measured: 4 to
+33% off on four H200 GPUs."""
+
 UNMEASURED_LEFT_OVER_SD = 0.15
 """Of strategies that were measured at no world size, unless the others' left-overs spread more."""
 
@@ -152,6 +156,8 @@ class Calibration:
             row = self._roots[self.names.index((term.kind, part))]
             for index, root in enumerate(row.tolist()):
                 changes[f"calibration {index}"] = changes.get(f"calibration {index}", 0.0) + weight * root
+        if scale != 1.0 and doublings > 0:
+            changes[f"curve of {term.kind} at more ranks"] = sum(values.values()) * CURVE_SD * doublings
         return Estimate(sum(values.values()), changes)
 
     @cached_property
