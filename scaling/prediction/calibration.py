@@ -80,8 +80,8 @@ PRIOR_FACTOR: dict[tuple[str, int], float] = {("host_threads", 1): 0.25}
 threads of two ranks reached 25.5 GB/s where one reached 6.2 (probe of two H200)."""
 
 CURVE_SD = 0.12
-"""Of a library's all-reduce by its curve over sizes on two ranks, for each doubling from there. Measured: 4 to
-33% off on four H200 GPUs."""
+"""Of a library's all-reduce by its curve over sizes on two ranks, for each doubling from there. Measured: 4
+to 33% off on four H200 GPUs."""
 
 UNMEASURED_LEFT_OVER_SD = 0.15
 """Of strategies that were measured at no world size, unless the others' left-overs spread more."""
