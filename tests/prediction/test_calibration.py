@@ -249,3 +249,29 @@ class TestShrinkage:
         ]
         log, _ = self.left_over(calibrate([*exact_transfers(), *strategies]), world_size=4)
         assert log == pytest.approx(math.log(1.3), abs=0.02)
+
+
+class TestRanksThatShareAPath:
+    """A kind's flow changes by its trend for each doubling of the ranks."""
+
+    @staticmethod
+    def fitted(times):
+        observations = [
+            Observation(None, [Term("native_host", "a", 0.0, 1.0, num_ranks=ranks)], seconds, 0.005, ranks)
+            for ranks, seconds in times
+        ]
+        return calibrate(observations * 10)
+
+    def test_from_two_sizes_it_goes_on(self):
+        found = self.fitted([(2, 1.0), (4, 1.15)])
+        eight = found.seconds(Term("native_host", "a", 0.0, 1.0, num_ranks=8))
+        assert eight.value == pytest.approx(1.15**2, rel=0.03)
+
+    def test_from_one_size_it_is_an_interval_that_widens(self):
+        found = self.fitted([(2, 1.0)])
+        two, four, eight = (
+            found.seconds(Term("native_host", "a", 0.0, 1.0, num_ranks=ranks)) for ranks in (2, 4, 8)
+        )
+        assert eight.value == pytest.approx(two.value)
+        assert four.relative_sd == pytest.approx(math.hypot(0.15, two.relative_sd), rel=0.02)
+        assert eight.relative_sd == pytest.approx(math.hypot(0.30, two.relative_sd), rel=0.02)

@@ -58,6 +58,29 @@ def test_overlapped_step_follows_an_eager_step_that_launches_bound():
     assert computed.step_s.relative_sd < 0.2
 
 
+def test_step_bound_by_the_processor_does_not_shrink_with_the_batch():
+    model = ComputeModel([alone(128, 18e-3), alone(128, 9e-3, step="captured")])
+    computed = model.step(cell(4), 32)
+    assert computed.step_s.value == pytest.approx(18e-3)
+    assert computed.step_s.relative_sd >= 0.2
+    assert any("bound by the processor" in note for note in computed.notes)
+
+
+def test_more_samples_take_no_less_time():
+    model = ComputeModel([alone(32, 16e-3), alone(64, 20e-3), alone(128, 14e-3)])
+    assert model.step(cell(1, "none"), 64).step_s.value == pytest.approx((20e-3 + 14e-3) / 2)
+    assert model.step(cell(1, "none"), 128).step_s.relative_sd > 0.2
+
+
+def test_ddps_step_follows_the_one_without_it_over_other_batches():
+    plain = [alone(batch, batch * 1e-6 + 1e-3, step="overlapped") for batch in (512, 1024, 2048)]
+    ddp = measured(cell(1, step="overlapped", local_batch=2048), 3.5e-3, exchange_s=1e-6)
+    computed = ComputeModel([*plain, ddp]).step(cell(4, step="overlapped"), 512)
+    assert computed.step_s.value == pytest.approx(512e-6 + 1e-3 + 0.452e-3)
+    assert not computed.without_ddp
+    assert ComputeModel(plain).step(cell(4, step="overlapped"), 512).without_ddp
+
+
 def test_the_slowest_of_several_ranks_is_less_certain_than_one():
     model = ComputeModel([alone(4096, 4e-3)])
     one, several = (model.step(cell(n, "none"), 4096).step_s for n in (1, 4))
