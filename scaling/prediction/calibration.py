@@ -270,7 +270,7 @@ def _soft(errors: Floats) -> Floats:
 
 def _covariance(shares: Floats, off: Floats, sds: Floats, prior_sds: Floats) -> Floats:
     """Of the logarithms: the inverse of the curvature, larger where errors are larger than they should be."""
-    scaled: Floats = shares / sds[:, None]
+    scaled = shares / sds[:, None]
     excess = max(1.0, float(np.median((off / sds) ** 2)) / MEDIAN_OF_CHI_SQUARE)
     covariance: Floats = np.linalg.inv(scaled.T @ scaled / excess + np.diag(prior_sds**-2.0))
     return covariance
