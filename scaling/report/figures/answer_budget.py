@@ -15,7 +15,8 @@ from scaling.analysis.variants import main_variant
 from scaling.axes import workers
 from scaling.report.figures.base import Drawn, FigureInput, figure
 from scaling.report.figures.parts import ANSWER_WIDTH, legend_below, set_title
-from scaling.report.figures.speedup import best_of, speedup_lines
+from scaling.report.figures.scaling_lines import best_of
+from scaling.report.figures.speedup import speedup_lines
 from scaling.report.figures.style import GROUPED_PARTS
 from scaling.report.figures.svg import with_tip
 from scaling.report.formats import milliseconds, percent
@@ -45,7 +46,7 @@ def answer_budget(data: FigureInput) -> Iterator[Drawn]:
     for group in data.groups_of("iteration"):
         name, bars = answer_bars(group, data.best)
         if bars:
-            drawing = draw_answer_budget(f"Where the step goes: {name}", bars)
+            drawing = draw_answer_budget(data.titled(f"Where the step goes: {name}", group), bars)
             yield Drawn(f"step-{group.slug}", title_of(group.given), CAPTION, drawing, group=group)
 
 

@@ -14,8 +14,9 @@ from matplotlib.ticker import MaxNLocator
 from scaling.analysis.groups import Group
 from scaling.analysis.samples import CellResult, Floats, IterationLaunch
 from scaling.analysis.variants import main_variant
+from scaling.axes import workers
 from scaling.report.figures.base import Drawn, FigureInput, figure
-from scaling.report.figures.parts import WIDTH, on_most_workers, set_title
+from scaling.report.figures.parts import WIDTH, set_title
 from scaling.report.figures.style import LATE_COLOURS
 from scaling.report.figures.svg import with_tip
 
@@ -41,7 +42,7 @@ def late_ranks(data: FigureInput) -> Iterator[Drawn]:
     """One a group whose arrivals on the most workers are known."""
     for group in data.groups_of("iteration"):
         if panels := arrivals(group, data.cells):
-            title = on_most_workers(group)
+            title = data.titled(f"Late arrivals, {workers(max(group.world_sizes))}", group)
             drawing = draw_arrivals(title, panels)
             yield Drawn(f"arrivals-{group.slug}", title, CAPTION, drawing, "budget.csv", group)
 

@@ -17,6 +17,7 @@ from scaling.analysis.transfers import TransferResult
 from scaling.errors import StudyError
 from scaling.report.figures.style import Look, aggregator_looks
 from scaling.report.sections import TITLES
+from scaling.report.titles import title_parts
 
 if TYPE_CHECKING:  # they draw figures themselves
     from scaling.report.device.results import Results
@@ -57,8 +58,16 @@ class FigureInput:
 
     @cached_property
     def looks(self) -> dict[str, Look]:
-        """An aggregator's label -> its colour and marker, the same in every figure."""
-        return aggregator_looks(row["aggregator"] for row in self.rows if not has_no_model(row))
+        """An aggregator's label -> its colour and marker, the same in every figure of several aggregators."""
+        labels = [row["aggregator"] for row in self.rows if not has_no_model(row)]
+        trained = {row["aggregator"] for row in self.rows if row["kind"] == "convergence"}
+        return aggregator_looks(labels, trained)
+
+    def titled(self, what: str, group: Group) -> str:
+        """`what`, and what distinguishes the group from the report's others of its kind."""
+        parts = [title_parts(one.given) for one in self.groups_of(group.kind)]
+        shared = set(parts[0]).intersection(*parts[1:])
+        return ", ".join([what, *(part for part in title_parts(group.given) if part not in shared)])
 
 
 @dataclass(frozen=True)

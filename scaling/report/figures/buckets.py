@@ -10,22 +10,15 @@ from matplotlib.figure import Figure
 
 from scaling.analysis.groups import Group
 from scaling.analysis.variants import main_variant, measured_at_most_workers
+from scaling.axes import workers
 from scaling.report.figures.base import Drawn, FigureInput, figure
-from scaling.report.figures.parts import (
-    WIDTH,
-    Looks,
-    add_tip,
-    aggregator_handle,
-    in_ms,
-    legend_below,
-    on_most_workers,
-    plain_ticks,
-    set_title,
-)
+from scaling.report.figures.parts import ANSWER_WIDTH, in_ms, set_title
+from scaling.report.figures.style import BEST, OTHER
+from scaling.report.figures.svg import with_tip
 
 CAPTION = (
-    "Iteration time over the bucket size, on the most workers (columns bucket_mb and iteration_s, with its "
-    "95% interval, cut off at the plot's edge)."
+    "Time of a step on the most workers (columns bucket_mb, iteration_s), with its 95% interval, cut off "
+    "at the plot's edge. Green: each aggregator's fastest bucket size."
 )
 
 
@@ -34,8 +27,8 @@ def buckets(data: FigureInput) -> Iterator[Drawn]:
     """One a group with several bucket sizes, on the most workers."""
     for group in data.groups_of("iteration"):
         if lines := bucket_responses(group):
-            title = on_most_workers(group)
-            drawing = draw_buckets(title, lines, data.looks)
+            title = data.titled(f"Bucket size, {workers(max(group.world_sizes))}", group)
+            drawing = draw_buckets(title, lines)
             yield Drawn(f"buckets-{group.slug}", title, CAPTION, drawing, group=group)
 
 
@@ -71,32 +64,41 @@ def bucket_responses(group: Group) -> list[Response]:
     return responses
 
 
-def draw_buckets(title: str, lines: Sequence[Response], looks: Looks) -> Figure:
-    """Iteration over the bucket size, in powers of two."""
-    figure = Figure(figsize=(WIDTH, 4.0), layout="constrained")
+def draw_buckets(title: str, lines: Sequence[Response]) -> Figure:
+    """A bar a bucket size from 0 on, so that equal times look equal; each aggregator's fastest stands out."""
+    num_bars = sum(len(line.values) for line in lines)
+    height = 1.1 + 0.24 * num_bars + 0.3 * len(lines)
+    figure = Figure(figsize=(ANSWER_WIDTH, height), layout="constrained")
     axes = figure.add_subplot()
-    axes.set_xscale("log", base=2)
+    longest_ms = max(time_ms for line in lines for time_ms in line.iteration_ms)
+    axes.set_xlim(0, 1.25 * longest_ms)
+    place, ticks = 0.0, {}
     for line in lines:
-        look = looks[line.aggregator]
-        axes.plot(line.values, line.iteration_ms, color=look.colour, marker=look.marker)
-        for value, time_ms in zip(line.values, line.iteration_ms, strict=True):
-            add_tip(axes, value, time_ms, f"{line.aggregator}, {value:g} MiB: {time_ms:.4g} ms an iteration")
-        for value, low, high in zip(line.values, line.low_ms, line.high_ms, strict=True):
-            if low is not None and high is not None:
-                axes.plot([value, value], [low, high], color=look.colour, linewidth=0.9, marker="_")
-    plain_ticks(axes, sorted({value for line in lines for value in line.values}))
-    _cut(axes, [value for line in lines for value in line.iteration_ms])
-    axes.set_xlabel("bucket size, MiB")
-    axes.set_ylabel("milliseconds an iteration")
+        axes.text(0, place, f" {line.aggregator}", va="center", fontsize=9)
+        for index, value in enumerate(line.values):
+            place += 1.0
+            ticks[place] = f"{value:g} MiB"
+            _draw_bar(axes, place, line, index)
+        place += 1.2
+    axes.set_ylim(place - 0.6, -0.7)
+    axes.set_yticks(list(ticks), list(ticks.values()))
+    axes.grid(visible=False, axis="y")
+    axes.set_xlabel("milliseconds a step")
     set_title(figure, title)
-    handles = [aggregator_handle(line.aggregator, looks) for line in lines]
-    legend_below(figure, handles, "aggregator")
     return figure
 
 
-def _cut(axes: Axes, values: Sequence[float]) -> None:
-    """Keeps the values in view where an interval is many times as long as they are apart."""
-    low, high = min(values), max(values)
-    room = max(0.6 * (high - low), 0.02 * high)
-    bottom, top = axes.get_ylim()
-    axes.set_ylim(max(bottom, low - room), min(top, high + room))
+def _draw_bar(axes: Axes, place: float, line: Response, index: int) -> None:
+    """With its interval, cut off at the axis, and its time."""
+    time_ms, low, high = line.iteration_ms[index], line.low_ms[index], line.high_ms[index]
+    end_ms = axes.get_xlim()[1]
+    colour = BEST if time_ms == min(line.iteration_ms) else OTHER
+    (bar,) = axes.barh(place, time_ms, height=0.66, color=colour)
+    has_interval = low is not None and high is not None
+    interval = f", 95% interval {low:.4g} to {high:.4g} ms" if has_interval else ""
+    with_tip(bar, f"{line.aggregator}, {line.values[index]:g} MiB: {time_ms:.4g} ms a step{interval}")
+    if low is not None and high is not None:
+        axes.plot([max(0.0, low), min(high, end_ms)], [place] * 2, color="#202020", marker="|", linewidth=1.0)
+    note = "" if has_interval else ", no interval"
+    beyond_ms = min(max(time_ms, high or 0.0), 0.84 * end_ms)
+    axes.text(beyond_ms + 0.015 * end_ms, place, f"{time_ms:.4g}{note}", va="center", fontsize=8)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,9 +19,8 @@ from scaling.measure.budget import PARTS
 from scaling.report.budget_table import part_label
 from scaling.report.figures.base import Drawn, FigureInput, figure
 from scaling.report.figures.parts import (
-    WIDTH,
+    ANSWER_WIDTH,
     add_tip,
-    broken,
     in_ms,
     legend_below,
     set_title,
@@ -31,12 +31,14 @@ from scaling.report.formats import percent
 from scaling.report.titles import title_of
 
 CAPTION = (
-    "Where a step's time goes: mean over the middle half of the steps whose phases were marked, of the rank "
-    "that the others wait for (columns <part>_s, which sum to profiled_iteration_s). Communication under the "
-    "computation takes no time of the step: it is outlined above the bar (hidden_comm_s). The diamond is the "
-    "iteration without any mark, with its 95% interval (iteration_s); what it lacks to the bar's end is the "
-    "profiling overhead (profiling_overhead_s)."
+    "Mean over the middle half of the profiled steps, on the rank that the others wait for (columns "
+    "<part>_s). The outlined part above a bar is communication under the computation, which takes no time "
+    "of the step (hidden_comm_s). Diamond: the step without profiling, with its 95% interval; hollow: it "
+    "has none. A bar more than ten times the median is broken; its number is its length."
 )
+
+BROKEN_RATIO = 10.0
+"""A step this many times as long as the median is cut off: it would flatten all others."""
 
 BAR_HEIGHT = 0.66
 
@@ -45,16 +47,13 @@ HIDDEN_HEIGHT = 0.15
 HIDES = ("input", "h2d", "forward", "backward")
 """The parts whose end a hidden exchange is drawn at: it runs under the backward pass."""
 
-FEW_BARS = 4
-"""Rows of bars up to which the axis's name takes two lines."""
-
 
 @figure(section="budget")
 def budget(data: FigureInput) -> Iterator[Drawn]:
     """One a group that has cells with profiled iterations."""
     for group in data.groups_of("iteration"):
         if bars := budget_bars(group):
-            drawing = draw_budget(title_of(group.given), bars)
+            drawing = draw_budget(data.titled("Parts of a step", group), bars)
             yield Drawn(f"budget-{group.slug}", title_of(group.given), CAPTION, drawing, group=group)
 
 
@@ -82,8 +81,12 @@ class BudgetBar:
 
 
 def budget_bars(group: Group) -> list[BudgetBar]:
-    """One bar a cell that has profiled iterations, in the table's order; parts it never had have no entry."""
-    return [_bar(group, row) for row in group.rows if row["profiled_iteration_s"] is not None]
+    """One bar a cell that has profiled iterations; parts it never had have no entry.
+
+    They are sorted by the workers, the most first, and then by the time of the step.
+    """
+    bars = [_bar(group, row) for row in group.rows if row["profiled_iteration_s"] is not None]
+    return sorted(bars, key=lambda bar: (-bar.world_size, bar.iteration_ms))
 
 
 def _bar(group: Group, row: Row) -> BudgetBar:
@@ -101,31 +104,63 @@ def _bar(group: Group, row: Row) -> BudgetBar:
 
 
 def draw_budget(title: str, bars: Sequence[BudgetBar]) -> Figure:
-    """One stacked bar a cell, in the table's order, with the unprofiled iteration as a diamond."""
+    """One stacked bar a cell, in their order, with the unprofiled iteration as a diamond."""
     names = [name for name in PARTS if any(name in bar.parts_ms for bar in bars)]
-    places = _places(bars)
-    figure = Figure(figsize=(WIDTH, 1.9 + 0.3 * (places[-1] + 1)), layout="constrained")
+    places, end_ms = _places(bars), axis_end_ms(bars)
+    figure = Figure(figsize=(ANSWER_WIDTH, 1.8 + 0.17 * (places[-1] + 1)), layout="constrained")
     axes = figure.add_subplot()
-    ends = [_draw_bar(axes, place, bar) for place, bar in zip(places, bars, strict=True)]
-    longest = max([*ends, *(bar.iteration_ms for bar in bars)])
-    # A t interval of scattered launches may be several times as long as the iteration: cut it, not the bars.
-    axes.set_xlim(0, 1.03 * min(max([longest, *(bar.high_ms or 0.0 for bar in bars)]), 1.5 * longest))
-    axes.set_ylim(places[-1] + 0.7, -0.7)
-    axes.set_yticks(places, [f"{broken(bar.name)}, {bar.world_size}" for bar in bars])
+    axes.set_xlim(0, end_ms)
+    axes.set_ylim(places[-1] + 0.9, -0.9)
+    for place, bar in zip(places, bars, strict=True):
+        _draw_bar(axes, place, bar)
+        if sum(bar.parts_ms.values()) > end_ms:
+            _break(axes, place, bar)
+    axes.set_yticks(places, [bar.name for bar in bars], fontsize=7.5)
+    for size in dict.fromkeys(bar.world_size for bar in bars):
+        first = next(place for place, bar in zip(places, bars, strict=True) if bar.world_size == size)
+        axes.text(end_ms, first - 0.55, workers(size), ha="right", va="bottom", fontsize=7.5)
     axes.grid(visible=False, axis="y")
     axes.set_xlabel("milliseconds a step")
-    # Next to few bars one line would reach into the title.
-    axes.set_ylabel("aggregator, workers" if places[-1] > FEW_BARS else "aggregator,\nworkers")
     set_title(figure, title)
     patches = [Patch(label=part_label(f"{name}_s"), **part_look(name)) for name in names]
     if any(bar.hidden_ms for bar in bars):
         patches.append(Patch(label="hidden comm.", **HIDDEN_LOOK))
-    legend_below(figure, [*patches, _iteration_handle()], "part of the step")
+    legend_below(figure, [*patches, _iteration_handle()], fontsize="small")
     return figure
 
 
-def _draw_bar(axes: Axes, place: float, bar: BudgetBar) -> float:
-    """Draws it; returns where it ends."""
+def axis_end_ms(bars: Sequence[BudgetBar]) -> float:
+    """Where the axis ends: beyond the longest bar that is not more than `BROKEN_RATIO` times the median."""
+    ends = [max(sum(bar.parts_ms.values()), bar.iteration_ms) for bar in bars]
+    whole = [end for end in ends if end <= BROKEN_RATIO * statistics.median(ends)]
+    # A t interval of scattered launches may be several times as long as the iteration: cut it, not the bars.
+    room = 1.03 if len(whole) == len(ends) else 1.25
+    return room * max(whole)
+
+
+def _break(axes: Axes, place: float, bar: BudgetBar) -> None:
+    """A gap across a bar that goes on beyond the axis, and its length."""
+    end_ms = axes.get_xlim()[1]
+    at = 0.84 * end_ms
+    axes.plot(
+        [at, at + 0.012 * end_ms],
+        [place + 0.5, place - 0.5],
+        color="white",
+        linewidth=3.0,
+        solid_capstyle="butt",
+    )
+    axes.text(
+        0.995 * end_ms,
+        place,
+        f"{bar.iteration_ms:.3g}",
+        ha="right",
+        va="center",
+        fontsize=7.5,
+        bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.0},
+    )
+
+
+def _draw_bar(axes: Axes, place: float, bar: BudgetBar) -> None:
     left = hidden_end = 0.0
     for name in PARTS:
         if name in bar.parts_ms:
@@ -140,27 +175,36 @@ def _draw_bar(axes: Axes, place: float, bar: BudgetBar) -> float:
             place - (BAR_HEIGHT + HIDDEN_HEIGHT) / 2 - 0.03, bar.hidden_ms, left=start, **above
         )
         with_tip(part, f"{_who(bar)}: hidden communication {bar.hidden_ms:.4g} ms")
-    _draw_iteration(axes, place, bar)
-    return left
+    if bar.iteration_ms <= axes.get_xlim()[1]:
+        _draw_iteration(axes, place, bar)
 
 
 def _places(bars: Sequence[BudgetBar]) -> list[float]:
-    """Top to bottom, with a gap between aggregators."""
+    """Top to bottom, with a gap between numbers of workers."""
     places, place = [], 0.0
     for index, bar in enumerate(bars):
         if index:
-            place += 1.0 if bar.aggregator == bars[index - 1].aggregator else 1.5
+            place += 1.0 if bar.world_size == bars[index - 1].world_size else 2.0
         places.append(place)
     return places
 
 
 def _draw_iteration(axes: Axes, place: float, bar: BudgetBar) -> None:
+    is_hollow = bar.low_ms is None or bar.high_ms is None
     if bar.low_ms is not None and bar.high_ms is not None:
-        ends, places = [bar.low_ms, bar.high_ms], [place, place]
+        ends, places = [max(0.0, bar.low_ms), min(bar.high_ms, axes.get_xlim()[1])], [place, place]
         axes.plot(ends, places, color="white", linewidth=3.4)  # a rim: the bars below are dark, too
         axes.plot(ends, places, color="black", linewidth=1.4)
         axes.plot(ends, places, color="black", marker="|", linestyle="")
-    axes.plot([bar.iteration_ms], [place], **_DIAMOND)
+    axes.plot(
+        [bar.iteration_ms],
+        [place],
+        **{
+            **_DIAMOND,
+            "markerfacecolor": "white" if is_hollow else "black",
+            "markeredgecolor": "black" if is_hollow else "white",
+        },
+    )
     interval = "" if bar.low_ms is None else f" (95% interval {bar.low_ms:.4g} to {bar.high_ms:.4g} ms)"
     add_tip(axes, bar.iteration_ms, place, f"{_who(bar)}: iteration {bar.iteration_ms:.4g} ms{interval}")
 
@@ -178,11 +222,11 @@ def _part_tip(bar: BudgetBar, name: str) -> str:
 _DIAMOND: Any = {
     "color": "black",
     "marker": "D",
-    "markersize": 4.5,
-    "markerfacecolor": "white",
-    "markeredgecolor": "black",
+    "markersize": 3.5,
+    "markeredgecolor": "white",
+    "markeredgewidth": 0.6,
 }
 
 
 def _iteration_handle() -> Line2D:
-    return Line2D([], [], label="iteration and its\n95% interval", **_DIAMOND)
+    return Line2D([], [], label="step, 95% interval", **_DIAMOND)

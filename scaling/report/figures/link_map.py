@@ -9,19 +9,19 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
+from scaling.axes import workers
 from scaling.report.figures.base import Drawn, FigureInput, figure
 from scaling.report.figures.links import CellLinks, LinkUse, all_links
-from scaling.report.figures.parts import WIDTH, broken, on_most_workers, set_title
+from scaling.report.figures.parts import WIDTH, broken, set_title
 from scaling.report.figures.style import LATE_COLOURS
 from scaling.report.figures.svg import with_tip
 from scaling.report.formats import megabytes, percent
 
 CAPTION = (
-    "Simulated, not measured: the bytes that one exchange puts on each direction of a link, by the "
-    "aggregator's schedule on topology.yaml, and the time that they take at the link's full bandwidth over "
-    "the measured iteration (columns bytes and utilisation of links.csv). A schedule is shown only if it "
-    "sends, rank by rank, the bytes that were metered. Aggregators with a star: a library exchanges in its "
-    "own way, which it does not tell; shown are links and bytes of the schedule in the column kind."
+    "Simulated, not measured: the time that the bytes of one exchange take at a link's full bandwidth, "
+    "over the measured iteration (columns bytes and utilisation of links.csv). The bytes follow from the "
+    "aggregator's schedule on topology.yaml. Star: a library's own exchange, shown as the schedule in the "
+    "column kind."
 )
 
 MOST_LINKS = 32
@@ -36,20 +36,19 @@ def link_map(data: FigureInput) -> Iterator[Drawn]:
     """One a group that has a cell with a known plan on a known machine."""
     for group in data.groups_of("iteration"):
         if cells := data.links.get(group.slug):
-            title = on_most_workers(group)
+            title = data.titled(f"Busy part of the links, {workers(max(group.world_sizes))}", group)
             yield Drawn(f"links-{group.slug}", title, CAPTION, draw_links(title, cells), "links.csv", group)
 
 
 def draw_links(title: str, cells: Sequence[CellLinks]) -> Figure:
-    """Links over aggregators; the colour says the utilisation, the numbers that and the megabytes."""
+    """Links over aggregators; colour and number say the utilisation, on a scale from 0 to 100%."""
     links, uses = busiest_links(cells), [{use.link: use for use in cell.uses} for cell in cells]
-    figure = Figure(figsize=(WIDTH, 1.7 + 0.28 * len(links)), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 1.7 + 0.19 * len(links)), layout="constrained")
     axes = figure.add_subplot()
     shares = np.array([[own[link].utilisation if link in own else 0.0 for own in uses] for link in links])
-    brightest = min(1.0, max(float(shares.max()), 1e-9))
     extent = (0, len(cells), len(links), 0)
     image = axes.imshow(
-        shares, cmap=LATE_COLOURS, vmin=0, vmax=brightest, aspect="auto", interpolation="none", extent=extent
+        shares, cmap=LATE_COLOURS, vmin=0, vmax=1, aspect="auto", interpolation="none", extent=extent
     )
     for column, (cell, own) in enumerate(zip(cells, uses, strict=True)):
         for line, link in enumerate(links):
@@ -57,7 +56,7 @@ def draw_links(title: str, cells: Sequence[CellLinks]) -> Figure:
             box = Rectangle((column, line), 1, 1, facecolor="none", edgecolor="#ffffff", linewidth=0.8)
             axes.add_patch(with_tip(box, f"{cell.name}, {link_name(link)}: {_told(use)} (simulated)"))
             if use is not None:
-                _write_use(axes, (column + 0.5, line + 0.5), use, use.utilisation > DARK * brightest)
+                _write_use(axes, (column + 0.5, line + 0.5), use, use.utilisation > DARK)
     axes.set_xticks(
         [at + 0.5 for at in range(len(cells))], [_column(cell) for cell in cells], rotation=35, ha="right"
     )
@@ -83,11 +82,10 @@ def _write_use(axes: Axes, place: tuple[float, float], use: LinkUse, on_dark: bo
     # Not quite black and white: those are the page's ink and paper, which change places in the dark.
     axes.text(
         *place,
-        f"{share}\n{megabytes(round(use.bytes))} MB",
+        share,
         ha="center",
         va="center",
-        fontsize=6,
-        linespacing=1.0,
+        fontsize=7.5,
         color="#fefefe" if on_dark else "#010101",
     )
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,15 +13,11 @@ from matplotlib.figure import Figure, SubFigure
 from matplotlib.font_manager import FontProperties
 from matplotlib.lines import Line2D
 from matplotlib.textpath import text_to_path
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
 from scaling.analysis.columns import aggregator_name
-from scaling.analysis.groups import Group
-from scaling.axes import workers
 from scaling.report.figures.style import Look
 from scaling.report.figures.svg import with_tip
-from scaling.report.text import recipe_text
-from scaling.report.titles import title_of
 
 Looks = dict[str, Look]
 
@@ -108,13 +105,14 @@ class EndLabel:
     series: str = ""
 
 
-def label_ends(axes: Axes, labels: Sequence[EndLabel], gap: float = LABEL_GAP) -> None:
+def label_ends(axes: Axes, labels: Sequence[EndLabel], gap: float = LABEL_GAP, size: float = 9.0) -> None:
     """Writes labels right of the plot, each at its line's end, moved apart where they would overlap.
 
     Args:
         axes: its limits are set.
         labels: those outside the limits are placed at the edge.
         gap: the least distance of two labels, as a share of the plot's height.
+        size: of the text, in points.
     """
     low, high = axes.transAxes.inverted(), axes.transData
     heights = {one: float(low.transform(high.transform((axes.get_xlim()[1], one.y)))[1]) for one in labels}
@@ -122,7 +120,7 @@ def label_ends(axes: Axes, labels: Sequence[EndLabel], gap: float = LABEL_GAP) -
     places = spread([min(1.0, max(0.0, heights[one])) for one in ordered], gap)
     for one, place in zip(ordered, places, strict=True):
         text = axes.text(
-            1.02, place, one.text, transform=axes.transAxes, color=one.colour, va="center", fontsize=9
+            1.02, place, one.text, transform=axes.transAxes, color=one.colour, va="center", fontsize=size
         )
         with_tip(text, "", one.series)
 
@@ -140,9 +138,39 @@ def spread(heights: Sequence[float], gap: float) -> list[float]:
     return [start + gap * index for members, start in clusters for index in range(len(members))]
 
 
-def plain_ticks(axes: Axes, values: Sequence[float]) -> None:
+def draw_point(
+    axes: Axes,
+    place: tuple[float, float],
+    interval: tuple[float, float],
+    limits: tuple[float, float],
+    colour: str,
+    series: str = "",
+) -> None:
+    """A point with its interval, which is cut off at the limits; one without an interval is hollow.
+
+    Args:
+        axes: where.
+        place: of the point.
+        interval: ends of its interval along y; NaN where there is none.
+        limits: of y.
+        colour, series: of its line.
+    """
+    low, high = interval
+    face = "white" if math.isnan(low) else colour
+    look: dict[str, Any] = {"marker": "o", "markersize": 4, "linestyle": "", "markerfacecolor": face}
+    (point,) = axes.plot([place[0]], [place[1]], color=colour, **look)
+    with_tip(point, "", series)
+    if not math.isnan(low):
+        ends = [max(low, limits[0]), min(high, limits[1])]
+        (bar,) = axes.plot([place[0]] * 2, ends, color=colour, marker="_", linewidth=1.0, markersize=5)
+        with_tip(bar, "", series)
+
+
+def plain_ticks(
+    axes: Axes, values: Sequence[float], written: Callable[[float], str] = lambda value: f"{value:g}"
+) -> None:
     """Ticks at those values of x, and numbers without exponents on both axes."""
-    plain = FuncFormatter(lambda value, _: f"{value:g}")
+    plain = FuncFormatter(lambda value, _: written(value))
     axes.xaxis.set_major_locator(FixedLocator(list(values)))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_minor_locator(NullLocator())
@@ -150,17 +178,19 @@ def plain_ticks(axes: Axes, values: Sequence[float]) -> None:
     axes.yaxis.set_major_formatter(plain)
 
 
+def plain_log(axes: Axes, written: Callable[[float], str]) -> None:
+    """The vertical axis on a log scale, with ticks at 1, 2 and 5 in a plain form."""
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: written(value)))
+    axes.yaxis.set_minor_locator(NullLocator())
+
+
+def percent_tick(value: float) -> str:
+    """A share at an axis: `99.5%`."""
+    return f"{100 * value:g}%"
+
+
 def in_ms(seconds: float | None) -> float | None:
     """Seconds in milliseconds; None stays None."""
     return None if seconds is None else 1000 * seconds
-
-
-def on_most_workers(group: Group) -> str:
-    """The title of a figure that shows a group at its largest world size."""
-    return f"{title_of(group.given)}, on {workers(max(group.world_sizes))}"
-
-
-def title_with_recipe(group: Group) -> str:
-    """A group of trainings with how they were trained."""
-    recipe = recipe_text(group.rows[0])
-    return f"{title_of(group.given)}. {recipe[:1].upper()}{recipe[1:]}"

@@ -12,15 +12,15 @@ from matplotlib.patches import Patch
 from scaling.analysis.columns import Row
 from scaling.analysis.groups import Group, placement_name
 from scaling.analysis.variants import main_variant, measured_at_most_workers
+from scaling.axes import workers
 from scaling.report.figures.base import Drawn, FigureInput, figure
 from scaling.report.figures.parts import (
     WIDTH,
     in_ms,
     legend_below,
-    on_most_workers,
     set_title,
 )
-from scaling.report.figures.style import BLUE, GREY, ORANGE, SKY_BLUE, VERMILLION
+from scaling.report.figures.style import FURTHER, MEASURED
 from scaling.report.figures.svg import with_tip
 
 CAPTION = (
@@ -28,7 +28,7 @@ CAPTION = (
     "iteration_s, with its 95% interval)."
 )
 
-_PLACEMENT_COLOURS = (SKY_BLUE, BLUE, ORANGE, VERMILLION, GREY)
+_PLACEMENT_COLOURS = (MEASURED, *FURTHER)
 
 _EDGE: Any = {"edgecolor": "#202020", "linewidth": 0.4}
 
@@ -38,7 +38,7 @@ def placements(data: FigureInput) -> Iterator[Drawn]:
     """One a group with several input placements, on the most workers."""
     for group in data.groups_of("iteration"):
         if bars := placed(group):
-            title = on_most_workers(group)
+            title = data.titled(f"Input, {workers(max(group.world_sizes))}", group)
             yield Drawn(f"input-{group.slug}", title, CAPTION, draw_placements(title, bars), group=group)
 
 
@@ -81,14 +81,15 @@ def draw_placements(title: str, bars: Sequence[Placed]) -> Figure:
     names = list(dict.fromkeys(bar.placement for bar in bars))
     colours = {name: _PLACEMENT_COLOURS[index % len(_PLACEMENT_COLOURS)] for index, name in enumerate(names)}
     places, ticks = _places(bars)
+    longest = max(bar.iteration_ms for bar in bars)
     figure = Figure(figsize=(WIDTH, 1.3 + 0.25 * (places[-1] + 1)), layout="constrained")
     axes = figure.add_subplot()
     for place, bar in zip(places, bars, strict=True):
         (drawn,) = axes.barh(place, bar.iteration_ms, height=0.8, facecolor=colours[bar.placement], **_EDGE)
         with_tip(drawn, f"{bar.aggregator}, input {bar.placement}: {bar.iteration_ms:.4g} ms an iteration")
         if bar.low_ms is not None and bar.high_ms is not None:
-            axes.plot([bar.low_ms, bar.high_ms], [place, place], color="black", linewidth=1.2, marker="|")
-    longest = max(bar.iteration_ms for bar in bars)
+            ends = [max(0.0, bar.low_ms), min(bar.high_ms, 1.5 * longest)]
+            axes.plot(ends, [place, place], color="black", linewidth=1.2, marker="|")
     widest = max([longest, *(bar.high_ms or 0.0 for bar in bars)])
     axes.set_xlim(0, 1.03 * min(widest, 1.5 * longest))
     axes.set_ylim(places[-1] + 0.8, -0.8)

@@ -1,12 +1,12 @@
-"""How the figures look: colours that colour-blind readers can tell apart, and markers that do without colour.
+"""How the figures look: a colour for each role of a line and each kind of a part; none means two things.
 
-Reference: M. Okabe, K. Ito, "Color Universal Design", 2008 (the palette; its yellow is left to
-the bars, which have an outline).
+Device studies, which compare arms of their own, take the colours of M. Okabe, K. Ito, "Color Universal
+Design", 2008.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -21,6 +21,21 @@ BEST, REFERENCE, BOUND, IDEAL, OTHER = "#0b6e4f", "#2457a6", "#111111", "#6b7280
 """Of the line that is the answer, the library's all-reduce, the bound without exchange, ideal speedup, and
 all others."""
 
+FURTHER = ("#a3195b", "#00838f", "#8a5a00", "#6a3fb5")
+"""Of four more aggregators, where a figure tells several from each other."""
+
+MOST_COLOURED = 6
+"""Lines that stand out in one plot; the others are grey."""
+
+NEARLY_ALL = 0.9
+"""From this accuracy on the error is drawn, on a log scale: accuracies would all look the same."""
+
+OTHERS = "-others"
+"""The series of the grey lines; the minus: hidden on the page until asked for."""
+
+MEASURED, PREDICTED = "#8ba3b8", "#3d4852"
+"""Of the bars and marks of figures that compare what was measured with a prediction."""
+
 GROUPED_PARTS = {
     "computation": "#6f9bd1",
     "exposed communication": "#d1662e",
@@ -30,7 +45,6 @@ GROUPED_PARTS = {
 }
 """The parts of a step, summed to five, -> their colours, which no line has."""
 
-_LINE_COLOURS = (BLACK, BLUE, ORANGE, GREEN, VERMILLION, SKY_BLUE, PURPLE, GREY)
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "h")
 
 LineStyle = Literal["-"] | tuple[float, Sequence[float]]
@@ -43,25 +57,28 @@ _DASHES: tuple[LineStyle, ...] = (
     (0, (3, 1.5, 1, 1.5, 1, 1.5)),
 )
 
+_COMPUTATION, _COMMUNICATION, _CODING, _HOST, _REST = GROUPED_PARTS.values()
+
 _PART_LOOKS = {
-    "input": (GREY, ""),
-    "h2d": (YELLOW, ""),
-    "forward": (SKY_BLUE, ""),
-    "backward": (BLUE, ""),
-    "encode": (PURPLE, ""),
-    "d2h": (ORANGE, ""),
-    "exposed_comm": (VERMILLION, ""),
-    "reduce": (GREEN, ""),
-    "decode": (PURPLE, "////"),
-    "clip": (GREY, "////"),
-    "update": ("#404040", ""),
-    "h2d_result": (YELLOW, "////"),
-    "wait": ("#ffffff", "||||"),
+    "input": (_REST, "...."),
+    "h2d": (_REST, "////"),
+    "forward": (_COMPUTATION, "////"),
+    "backward": (_COMPUTATION, ""),
+    "encode": (_CODING, ""),
+    "d2h": (_HOST, "////"),
+    "exposed_comm": (_COMMUNICATION, ""),
+    "reduce": (_HOST, ""),
+    "decode": (_CODING, "////"),
+    "clip": (_REST, "xxxx"),
+    "update": (_REST, ""),
+    "h2d_result": (_HOST, "...."),
+    "wait": (_COMMUNICATION, "||||"),
     "unattributed": ("#d9d9d9", "xxxx"),
 }
+"""Part of a step -> the colour of its kind, as in the figure of five parts, and its hatching."""
 assert set(_PART_LOOKS) == set(PARTS)
 
-HIDDEN_LOOK: Any = {"facecolor": "#ffffff", "edgecolor": VERMILLION, "linewidth": 1.0}
+HIDDEN_LOOK: Any = {"facecolor": "#ffffff", "edgecolor": _COMMUNICATION, "linewidth": 1.0}
 """Communication under the computation: outlined, since it takes no time of the step."""
 
 LATE_COLOURS = "YlOrBr"
@@ -99,11 +116,21 @@ class Look:
     marker: str
 
 
-def aggregator_looks(labels: Iterable[str]) -> dict[str, Look]:
-    """Label -> look. No two of the first 88 aggregators look alike."""
+def aggregator_looks(labels: Iterable[str], first: Collection[str] = ()) -> dict[str, Look]:
+    """Label -> look: at most `MOST_COLOURED` have a colour of their own, the library's all-reduce among them.
+
+    Args:
+        labels: all.
+        first: those that are given the colours before others, whose order is the table's.
+    """
     ordered = sorted(set(labels), key=aggregator_order)
+    colours = {"all_reduce": REFERENCE, "none": BOUND}
+    further = sorted(
+        (label for label in ordered if label not in colours), key=lambda label: label not in first
+    )
+    colours |= dict(zip(further, FURTHER, strict=False))
     return {
-        label: Look(_LINE_COLOURS[index % len(_LINE_COLOURS)], _MARKERS[index % len(_MARKERS)])
+        label: Look(colours.get(label, OTHER), _MARKERS[index % len(_MARKERS)])
         for index, label in enumerate(ordered)
     }
 

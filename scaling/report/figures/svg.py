@@ -40,6 +40,12 @@ PAGE_COLOURS = {
     "#b9a3cc": "--coding",
     "#d8c26a": "--host",
     "#8f8f8f": "--rest",
+    "#a3195b": "--line-3",
+    "#00838f": "--line-4",
+    "#8a5a00": "--line-5",
+    "#6a3fb5": "--line-6",
+    "#8ba3b8": "--measured",
+    "#3d4852": "--predicted",
 }
 """Colours that differ between a light and a dark page -> the page's variables."""
 

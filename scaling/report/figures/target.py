@@ -16,28 +16,25 @@ from scaling.analysis.learning import over_seeds
 from scaling.axes import workers
 from scaling.report.figures.base import Drawn, FigureInput, figure
 from scaling.report.figures.parts import (
-    WIDTH,
+    ANSWER_WIDTH,
     add_tip,
     legend_below,
     set_title,
-    title_with_recipe,
 )
-from scaling.report.figures.style import SKY_BLUE, VERMILLION
+from scaling.report.figures.style import MEASURED, PREDICTED
 from scaling.report.figures.svg import with_tip
 from scaling.report.formats import percent
+from scaling.report.titles import title_of
 
 CAPTION = (
-    "Seconds of training, without evaluation, to the end of the first epoch that reaches the target (column "
-    "seconds_to_target; the median over repeats and seeds, only if all reach it). Predicted: the iteration "
-    "time of the timed cell that takes the same step x the iterations to the target, with the 95% interval "
-    "of both (columns predicted_s_to_target and its bounds; of one launch with its noise floor), with one "
-    "training without that of the iterations; the gap is what a training does besides its steps, and "
-    "augmentation where the timed step has none (column prediction_lacks)."
+    "To the end of the first epoch that reaches the target, without evaluation (column seconds_to_target; "
+    "median over repeats and seeds). Predicted: time of a timed step x iterations to the target, with its "
+    "95% interval; hollow: it has none. The gap is what a training does besides its steps."
 )
 
-_BAR: Any = {"facecolor": SKY_BLUE, "edgecolor": "#202020", "linewidth": 0.4}
+_BAR: Any = {"facecolor": MEASURED, "edgecolor": "#202020", "linewidth": 0.4}
 
-_PREDICTED: Any = {"color": VERMILLION, "marker": "D", "markersize": 4.5, "linestyle": ""}
+_PREDICTED: Any = {"color": PREDICTED, "marker": "D", "markersize": 4.5, "linestyle": ""}
 
 
 @figure(section="answer")
@@ -45,8 +42,11 @@ def target(data: FigureInput) -> Iterator[Drawn]:
     """One a group of trainings that has a combination that reached its target."""
     for group in data.groups_of("convergence"):
         if bars := target_bars(group):
-            title = title_with_recipe(group)
-            yield Drawn(f"target-{group.slug}", title, CAPTION, draw_target(title, bars), group=group)
+            goal = ", ".join(dict.fromkeys(percent(bar.target) for bar in bars))
+            title = data.titled(f"Seconds to {goal}", group)
+            yield Drawn(
+                f"target-{group.slug}", title_of(group.given), CAPTION, draw_target(title, bars), group=group
+            )
 
 
 @dataclass(frozen=True)
@@ -95,8 +95,10 @@ def _seeds(row: Row) -> str:
 
 def draw_target(title: str, bars: Sequence[TargetBar]) -> Figure:
     """One bar a combination, a diamond with an interval where it was predicted, words where it was missed."""
-    figure = Figure(figsize=(WIDTH, 1.6 + 0.22 * len(bars)), layout="constrained")
+    figure = Figure(figsize=(ANSWER_WIDTH, 1.5 + 0.22 * len(bars)), layout="constrained")
     axes = figure.add_subplot()
+    known_s = [bar.seconds or 0.0 for bar in bars] + [bar.predicted_s or 0.0 for bar in bars]
+    longest_s = min(1.5 * max(known_s), 1.08 * max([*known_s, *(bar.high_s or 0.0 for bar in bars)]))
     for place, bar in enumerate(bars):
         if bar.seconds is not None:
             (drawn,) = axes.barh(place, bar.seconds, height=0.7, **_BAR)
@@ -105,15 +107,17 @@ def draw_target(title: str, bars: Sequence[TargetBar]) -> Figure:
             axes.text(0, place, f"  {bar.state}", va="center", fontsize=8)
         if bar.predicted_s is not None:
             if bar.low_s is not None and bar.high_s is not None:
-                axes.plot([bar.low_s, bar.high_s], [place, place], color=VERMILLION, linewidth=1.2)
-            axes.plot([bar.predicted_s], [place], **_PREDICTED)
+                ends = [max(0.0, bar.low_s), min(bar.high_s, longest_s)]
+                axes.plot(ends, [place, place], color=PREDICTED, linewidth=1.2)
+            face = PREDICTED if bar.low_s is not None else "white"
+            axes.plot([bar.predicted_s], [place], **_PREDICTED, markerfacecolor=face)
             interval = "" if bar.low_s is None else f" ({bar.low_s:.4g} to {bar.high_s:.4g})"
             add_tip(axes, bar.predicted_s, place, f"{bar.name}: predicted {bar.predicted_s:.4g} s{interval}")
-    axes.set_xlim(left=0)
+    axes.set_xlim(0, longest_s)
     axes.set_ylim(len(bars) - 0.4, -0.6)
     axes.set_yticks(range(len(bars)), [bar.name for bar in bars])
     axes.grid(visible=False, axis="y")
-    axes.set_xlabel("seconds of training to the target, without evaluation")
+    axes.set_xlabel("seconds of training, without evaluation")
     set_title(figure, title)
     handles: list[Any] = [Patch(label="measured", **_BAR)]
     if any(bar.predicted_s is not None for bar in bars):

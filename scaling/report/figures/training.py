@@ -10,8 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from scaling.analysis.columns import Row
 from scaling.analysis.groups import Group
@@ -20,58 +19,50 @@ from scaling.analysis.samples import CellResult, Training
 from scaling.axes import workers
 from scaling.report.figures.base import Drawn, FigureInput, figure
 from scaling.report.figures.parts import (
-    WIDTH,
+    ANSWER_WIDTH,
+    EndLabel,
     Looks,
     add_tip,
-    aggregator_handle,
-    legend_below,
+    broken,
+    label_ends,
+    percent_tick,
+    plain_log,
     set_title,
-    title_with_recipe,
 )
-from scaling.report.figures.style import line_styles
+from scaling.report.figures.style import MOST_COLOURED, NEARLY_ALL, OTHER, OTHERS, line_styles
+from scaling.report.figures.svg import with_tip
 from scaling.report.formats import percent
 from scaling.report.titles import title_of
 
 Against = Literal["epochs", "seconds", "joules"]
 
 EPOCHS = (
-    "Training loss (mean over the epoch's steps) and accuracy after every epoch, medians over seeds and "
-    "repeats in a band from the smallest to the largest (convergence.csv; last points: the columns "
-    "train_loss, train_accuracy and final_test_accuracy). Training accuracy, the thin line, is that on as "
-    "many training samples as there are test samples, not augmented. A line ends or has a gap where a loss "
-    "was not finite; a ring is at the end of trainings that are not over (state of convergence.csv), whose "
-    "values are in no other table."
+    "Medians over seeds and repeats, in a band from the smallest to the largest (convergence.csv). A line "
+    "has a gap where a loss was not finite; a ring ends trainings that are not over. Grey: other "
+    "aggregators and numbers of workers. Accuracy near 100% is drawn as the error, on a log scale."
 )
 
-SECONDS = (
-    "The same against the slowest rank's seconds of training without evaluation (train_s of convergence.csv; "
-    "columns train_s and seconds_to_target)."
-)
+SECONDS = "The same against the slowest rank's seconds, without evaluation (train_s of convergence.csv)."
 
-JOULES = (
-    "The same against the energy that all GPUs took for training, without evaluation (train_j of "
-    "convergence.csv; columns joules_per_sample and joules_to_target)."
-)
+JOULES = "The same against the energy that all GPUs took for training (train_j of convergence.csv)."
 
 TRAININGS: dict[Against, str] = {"epochs": EPOCHS, "seconds": SECONDS, "joules": JOULES}
 
 _PLACES = {
     "epochs": ("epochs", "epoch"),
-    "seconds": ("train_s", "seconds of training, without evaluation"),
-    "joules": ("train_j", "joules of training, of all GPUs, without evaluation"),
+    "seconds": ("train_s", "seconds of training"),
+    "joules": ("train_j", "joules of training, of all GPUs"),
 }
 """What a training is drawn against -> the line's values, and the axis' label."""
 
-FAINT = 0.45
-
 BAND = 0.15
-"""How opaque training accuracy is, and the band from the smallest to the largest of several trainings."""
+"""How opaque the band from the smallest to the largest of several trainings is."""
 
 LOG_LOSS_RATIO = 10
 """Losses that span more than this are drawn on a logarithmic axis."""
 
-MARKERS_A_LINE = 8
-"""A longer line is marked at some of its epochs only."""
+TIPS_A_LINE = 8
+"""A longer line shows its values at some of its epochs only."""
 
 
 @figure(section="training")
@@ -79,9 +70,9 @@ def training(data: FigureInput) -> Iterator[Drawn]:
     """Of each group of trainings one against epochs, seconds and joules, as far as these are known."""
     for group in data.groups_of("convergence"):
         lines = training_lines(group, data.cells)
-        title = title_with_recipe(group)
         for against, caption in TRAININGS.items():
             if known := placed_lines(lines, against):
+                title = data.titled(f"Training over {against}", group)
                 drawing = draw_training(title, known, data.looks, against)
                 name = f"loss-{against}-{group.slug}"
                 yield Drawn(name, title_of(group.given), caption, drawing, "convergence.csv", group)
@@ -164,96 +155,121 @@ def placed_lines(lines: Sequence[TrainingLine], against: Against) -> list[Traini
     return [line for line in lines if math.isfinite(getattr(line, _PLACES[against][0])[-1])]
 
 
-def draw_training(title: str, lines: Sequence[TrainingLine], looks: Looks, against: Against) -> Figure:
-    """Training loss above, accuracy below; colour and marker: aggregator, dashes: world size.
+def standing_out(lines: Sequence[TrainingLine], looks: Looks) -> list[TrainingLine]:
+    """At most `MOST_COLOURED` with a colour: on the most workers first, then one alone, then others."""
+    most = max((line.world_size for line in lines), default=1)
+    coloured = [line for line in lines if looks[line.aggregator].colour != OTHER]
+    ordered = sorted(coloured, key=lambda line: (line.world_size != most, line.world_size != 1))
+    return ordered[:MOST_COLOURED]
 
-    Of several trainings the median, in a band from the smallest to the largest. Training accuracy is thin.
+
+def draw_training(title: str, lines: Sequence[TrainingLine], looks: Looks, against: Against) -> Figure:
+    """Training loss above, accuracy or error below; colour: aggregator, dashes: world size.
+
+    Of several trainings the median, in a band from the smallest to the largest.
     """
-    figure = Figure(figsize=(WIDTH, 6.2), layout="constrained")
+    figure = Figure(figsize=(ANSWER_WIDTH, 5.2), layout="constrained")
     loss_axes, accuracy_axes = figure.subplots(2, 1, sharex=True)
-    styles = line_styles(line.world_size for line in lines)
-    for index, line in enumerate(lines):
-        places = getattr(line, _PLACES[against][0])
-        look = looks[line.aggregator]
-        style = styles[line.world_size]
-        accuracy_axes.plot(
-            places, line.train_accuracy, color=look.colour, linestyle=style, linewidth=0.7, alpha=FAINT
-        )
-        for axes, name in ((loss_axes, "train_loss"), (accuracy_axes, "test_accuracy")):
-            if name in line.ranges:
-                axes.fill_between(places, *line.ranges[name], color=look.colour, alpha=BAND, linewidth=0)
-            axes.plot(
-                places,
-                getattr(line, name),
-                color=look.colour,
-                marker=look.marker,
-                linestyle=style,
-                markevery=_marked(index, len(places)),
-                markersize=3.5,
-                linewidth=1.0,
-            )
-            if not line.is_over:
-                axes.plot(places[-1], getattr(line, name)[-1], color=look.colour, **_NOT_OVER)
-        _training_tips(loss_axes, accuracy_axes, line, against, _marked(index, len(places)))
+    chosen, is_error = standing_out(lines, looks), is_drawn_as_error(lines)
+    panels = [_Panel(loss_axes, "train_loss"), _Panel(accuracy_axes, "test_accuracy", is_error)]
+    for line in sorted(lines, key=lambda line: line in chosen):
+        colour = looks[line.aggregator].colour if line in chosen else OTHER
+        for panel in panels:
+            _draw_line(panel, line, colour, chosen, against)
     if _spans_decades(value for line in lines for value in line.train_loss):
-        loss_axes.set_yscale("log")
-        loss_axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-        loss_axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        loss_axes.yaxis.set_minor_locator(NullLocator())
+        plain_log(loss_axes, "{:g}".format)
     loss_axes.set_ylabel("training loss")
-    accuracy_axes.set_ylabel("test accuracy (thin: training)")
-    accuracy_axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g}%"))
+    if is_error:
+        plain_log(accuracy_axes, percent_tick)
+        accuracy_axes.set_ylabel("test error")
+    else:
+        accuracy_axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: percent_tick(value)))
+        accuracy_axes.set_ylabel("test accuracy")
     if against == "epochs":
         accuracy_axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     accuracy_axes.set_xlabel(_PLACES[against][1])
+    for panel in panels:
+        panel.axes.set_xlim(right=max(getattr(line, _PLACES[against][0])[-1] for line in lines) * 1.02)
+        label_ends(panel.axes, _end_labels(panel, chosen, looks), gap=0.09, size=8)
     set_title(figure, title)
-    _training_legends(figure, lines, looks)
     return figure
+
+
+@dataclass(frozen=True)
+class _Panel:
+    """One of the two plots: the line's values that it shows, as they are or as 1 - value."""
+
+    axes: Axes
+    name: str
+    is_error: bool = False
+
+    def shown(self, values: Sequence[float]) -> list[float]:
+        """What is drawn of them; without any error there is no place on a log scale."""
+        return [(1 - value if value < 1 else math.nan) if self.is_error else value for value in values]
+
+
+def is_drawn_as_error(lines: Sequence[TrainingLine]) -> bool:
+    """Whether any ends at an accuracy so near 1 that lines would be the same."""
+    ends = [line.test_accuracy[-1] for line in lines]
+    return any(NEARLY_ALL <= end <= 1 for end in ends)
+
+
+def _draw_line(
+    panel: _Panel, line: TrainingLine, colour: str, chosen: Sequence[TrainingLine], against: Against
+) -> None:
+    places = getattr(line, _PLACES[against][0])
+    series = _name(line, chosen) if line in chosen else OTHERS
+    style = line_styles(one.world_size for one in chosen)[line.world_size] if line in chosen else "-"
+    if panel.name in line.ranges and line in chosen:
+        low, high = (panel.shown(ends) for ends in line.ranges[panel.name])
+        band = panel.axes.fill_between(places, low, high, color=colour, alpha=BAND, linewidth=0)
+        with_tip(band, "", series)
+    values = panel.shown(getattr(line, panel.name))
+    is_point = len(values) == 1
+    (drawn,) = panel.axes.plot(
+        places, values, color=colour, linestyle=style, linewidth=1.2, marker="o" if is_point else ""
+    )
+    with_tip(drawn, "", series)
+    if not line.is_over:
+        (ring,) = panel.axes.plot(places[-1], values[-1], color=colour, **_NOT_OVER)
+        with_tip(ring, "not over yet", series)
+    distance = max(1, len(places) // TIPS_A_LINE)
+    for at in sorted({*range(0, len(places), distance), len(places) - 1}):
+        if math.isfinite(values[at]) and math.isfinite(places[at]):
+            add_tip(panel.axes, places[at], values[at], _tip(line, at), series)
+
+
+def _name(line: TrainingLine, chosen: Sequence[TrainingLine]) -> str:
+    """The aggregator, with its workers where the lines have several numbers of them."""
+    is_same = len({one.world_size for one in chosen}) == 1
+    return line.aggregator if is_same else f"{line.aggregator}, {workers(line.world_size)}"
+
+
+def _end_labels(panel: _Panel, chosen: Sequence[TrainingLine], looks: Looks) -> list[EndLabel]:
+    labels = []
+    for line in chosen:
+        known = [value for value in panel.shown(getattr(line, panel.name)) if math.isfinite(value)]
+        if known:
+            name = _name(line, chosen)
+            labels.append(EndLabel(known[-1], broken(name), looks[line.aggregator].colour, name))
+    return labels
 
 
 _NOT_OVER: Any = {"marker": "o", "markersize": 7, "markerfacecolor": "white", "linestyle": ""}
 """The end of a line whose trainings will go on."""
 
 
-def _training_tips(
-    loss_axes: Axes, accuracy_axes: Axes, line: TrainingLine, against: Against, marked: tuple[int, int]
-) -> None:
-    """At the epochs that have a marker, and the last."""
-    places = getattr(line, _PLACES[against][0])
-    first, distance = marked
-    for at in sorted({*range(first, len(places), distance), len(places) - 1}):
-        loss, accuracy = line.train_loss[at], line.test_accuracy[at]
-        text = (
-            f"{line.aggregator} on {workers(line.world_size)}, epoch {line.epochs[at]}, "
-            f"{_seconds(line.train_s[at])}training loss {loss:.4g}, test accuracy {percent(accuracy, 2)}"
-        )
-        for axes, value in ((loss_axes, loss), (accuracy_axes, accuracy)):
-            if math.isfinite(value) and math.isfinite(places[at]):
-                add_tip(axes, places[at], value, text)
+def _tip(line: TrainingLine, at: int) -> str:
+    return (
+        f"{line.aggregator} on {workers(line.world_size)}, epoch {line.epochs[at]}, "
+        f"{_seconds(line.train_s[at])}training loss {line.train_loss[at]:.4g}, "
+        f"test accuracy {percent(line.test_accuracy[at], 2)}"
+    )
 
 
 def _seconds(train_s: float) -> str:
     """`12.3 s: `; empty where they are not known."""
     return f"{train_s:.4g} s: " if math.isfinite(train_s) else ""
-
-
-def _marked(index: int, num_epochs: int) -> tuple[int, int]:
-    """First marked epoch, distance to the next: neighbours differ, so that markers do not pile up."""
-    distance = max(1, num_epochs // MARKERS_A_LINE)
-    return index % distance, distance
-
-
-def _training_legends(figure: Figure, lines: Sequence[TrainingLine], looks: Looks) -> None:
-    styles = line_styles(line.world_size for line in lines)
-    labels = dict.fromkeys(line.aggregator for line in lines)
-    dashes = [
-        Line2D([], [], color="#444444", linestyle=style, label=workers(size))
-        for size, style in styles.items()
-    ]
-    ends = [Line2D([], [], color="#444444", label="not over yet", **_NOT_OVER)]
-    handles = [*(aggregator_handle(label, looks) for label in labels), *dashes]
-    handles += ends if any(not line.is_over for line in lines) else []
-    legend_below(figure, handles, "aggregator", handlelength=3)
 
 
 def _spans_decades(values: Iterable[float]) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -13,42 +15,27 @@ from scaling.analysis.transfer_lines import Line, TransferGroup, What, lines_of,
 from scaling.analysis.transfers import MESSAGES
 from scaling.measure.probe.series import size_text
 from scaling.report.figures.base import Drawn, FigureInput, figure
-from scaling.report.figures.parts import WIDTH, add_tip, legend_below, set_title
-from scaling.report.figures.style import (
-    BLACK,
-    BLUE,
-    GREEN,
-    ORANGE,
-    PURPLE,
-    SKY_BLUE,
-    VERMILLION,
-    LineStyle,
-)
-from scaling.report.transfer_tables import name_of, title_of, who_did
+from scaling.report.figures.parts import WIDTH, EndLabel, add_tip, draw_point, label_ends, set_title
+from scaling.report.figures.style import BOUND, FURTHER, MOST_COLOURED, OTHER, OTHERS, REFERENCE, LineStyle
+from scaling.report.figures.svg import with_tip
+from scaling.report.titles import title_of
 
 CAPTION = (
-    "Bus bandwidth (busbw of nccl-tests; column busbw_bytes_per_s of transfers.csv) of the median time, and "
-    "its 95% interval as a bar, over the size; both axes are logarithmic. Alone and in pairs: the median of "
-    "the ranks or pairs that did the same. Host-only is without access between GPUs, captured is replayed "
-    "from a CUDA graph; hollow markers: the host starts each message."
+    "Bus bandwidth (busbw of nccl-tests; column busbw_bytes_per_s of transfers.csv) of the median time "
+    "over the size. Bars: 95% intervals; a hollow point has none. Alone and in pairs: the median of those "
+    "that did the same. Dashed: without access between GPUs. Grey: slower forms of the same."
 )
 
-COPIES = ("h2d", "d2h", "h2d_d2h", "peer_copy", "peer_shift")
+TO_HOST = ("h2d", "d2h", "h2d_d2h")
+TO_PEER = ("peer_copy", "peer_shift", "send", "swap", "shift")
+TOGETHER = tuple(name for name in MESSAGES if name not in TO_PEER)
 
-COLOURS = {
-    "h2d": BLUE,
-    "d2h": ORANGE,
-    "h2d_d2h": GREEN,
-    "peer_copy": BLACK,
-    "peer_shift": PURPLE,
-    "send": BLACK,
-    "swap": PURPLE,
-    "shift": SKY_BLUE,
-    "all_reduce": VERMILLION,
-    "mpi_all_reduce": ORANGE,
-}
+COLOURS = (REFERENCE, *FURTHER, BOUND)
 
-MARKERS = {"alone": "o", "pair": "s", "at once": "^"}
+LABEL_CHARACTERS = 24
+"""Longer labels at the ends of lines take two lines."""
+
+PANEL_HEIGHT = 2.7
 
 AXIS_SIZES = tuple(1024 * 16**step for step in range(6))
 
@@ -70,22 +57,19 @@ class BandwidthLine:
     """One line of the figure: bus bandwidths in GB/s over sizes in bytes.
 
     Attributes:
-        label: for the legend.
-        operation, who: decide colour and marker.
-        dashes: plain; dashed where it is host-only or pageable.
-        is_hollow: its markers, where the host starts each message on a GPU.
-        sizes_bytes, busbw, low, high: a value for each size; low and high None where there is no interval.
+        label: at its end.
+        what: the operation and its form; of its lines the fastest stands out.
+        host_only: without access between GPUs.
+        sizes_bytes, busbw, low, high: a value for each size; low and high NaN where there is no interval.
     """
 
     label: str
-    operation: str
-    who: str
-    dashes: LineStyle
-    is_hollow: bool
+    what: str
+    host_only: bool
     sizes_bytes: list[int]
     busbw: list[float]
-    low: list[float | None]
-    high: list[float | None]
+    low: list[float]
+    high: list[float]
 
 
 def bandwidth_lines(group: TransferGroup, operations: Sequence[str]) -> list[BandwidthLine]:
@@ -99,21 +83,19 @@ def bandwidth_lines(group: TransferGroup, operations: Sequence[str]) -> list[Ban
 
 def _line(group: TransferGroup, lines: Sequence[Line]) -> BandwidthLine:
     first = lines[0]
-    example = first.members[0].example
+    host_only = ", host-only" if first.host_only else ""
 
-    def rates(times: Sequence[float | None]) -> list[float | None]:
+    def rates(times: Sequence[float | None]) -> list[float]:
         """A time's bound is the opposite bound of the bandwidth."""
         return [
-            line.busbw_bytes_per_s * line.seconds / seconds / 1e9 if seconds else None
+            line.busbw_bytes_per_s * line.seconds / seconds / 1e9 if seconds else math.nan
             for line, seconds in zip(lines, times, strict=True)
         ]
 
     return BandwidthLine(
-        label=f"{name_of(first)}, {who_did(first)}",
-        operation=example.operation,
-        who=first.who,
-        dashes=DASHED if first.host_only or example.memory == "pageable" else PLAIN,
-        is_hollow=example.operation in MESSAGES and group.device == "cuda" and not example.captured,
+        label=f"{first.what}{host_only}, {first.who_text}",
+        what=first.what,
+        host_only=first.host_only,
         sizes_bytes=[line.num_bytes for line in lines],
         busbw=[line.busbw_bytes_per_s / 1e9 for line in lines],
         low=rates([line.high_s for line in lines]),
@@ -121,52 +103,72 @@ def _line(group: TransferGroup, lines: Sequence[Line]) -> BandwidthLine:
     )
 
 
-def draw_bandwidths(group: TransferGroup) -> Figure | None:
-    """Copies above, messages below; None where no operation has several sizes."""
+def panels_of(group: TransferGroup) -> list[tuple[str, list[BandwidthLine]]]:
+    """What is drawn: title and lines of each panel that has any."""
+    peers = bandwidth_lines(group, TO_PEER)
+    # Copies between host and device do not depend on access between GPUs: one setting of it is enough.
+    host = bandwidth_lines(group, TO_HOST)
     panels = [
-        (title, lines)
-        for title, operations in (("copies", COPIES), ("messages and collectives", MESSAGES))
-        if (lines := bandwidth_lines(group, operations))
+        ("host to device and back", [line for line in host if not line.host_only] or host),
+        (
+            "between GPUs" if group.device == "cuda" else "between ranks",
+            [one for one in peers if not one.host_only],
+        ),
+        ("between GPUs, host-only", [line for line in peers if line.host_only]),
+        ("collectives", bandwidth_lines(group, TOGETHER)),
     ]
+    return [(title, lines) for title, lines in panels if lines]
+
+
+def standing_out(lines: Sequence[BandwidthLine]) -> list[BandwidthLine]:
+    """Of each operation and form the fastest line; of more than `MOST_COLOURED` the fastest."""
+    fastest: dict[tuple[str, bool], BandwidthLine] = {}
+    for line in sorted(lines, key=lambda line: -line.busbw[-1]):
+        fastest.setdefault((line.what, line.host_only), line)
+    return list(fastest.values())[:MOST_COLOURED]
+
+
+def draw_bandwidths(group: TransferGroup) -> Figure | None:
+    """A panel for each kind of operation; None where no operation has several sizes."""
+    panels = panels_of(group)
     if not panels:
         return None
-    figure = Figure(figsize=(WIDTH, 0.6 + 5.0 * len(panels)), layout="constrained")
-    set_title(figure, title_of(group))
-    subfigures = figure.subfigures(len(panels), 1, squeeze=False)[:, 0]
-    for subfigure, (title, lines) in zip(subfigures, panels, strict=True):
-        axes = subfigure.add_subplot()
-        for line in lines:
-            _draw(axes, line)
+    figure = Figure(figsize=(WIDTH, 0.5 + PANEL_HEIGHT * len(panels)), layout="constrained")
+    set_title(figure, f"Bandwidth: {title_of(group.given)}")
+    for axes, (title, lines) in zip(
+        figure.subplots(len(panels), 1, squeeze=False)[:, 0], panels, strict=True
+    ):
         _label_axes(axes, title, lines)
-        legend_below(subfigure, axes.get_legend_handles_labels()[0])
+        coloured = standing_out(lines)
+        labels = []
+        for line in sorted(lines, key=lambda line: line in coloured):
+            is_grey = line not in coloured
+            colour = OTHER if is_grey else COLOURS[coloured.index(line)]
+            _draw(axes, line, colour, OTHERS if is_grey else line.label)
+            if not is_grey:
+                text = textwrap.fill(line.label, LABEL_CHARACTERS)
+                labels.append(EndLabel(line.busbw[-1], text, colour, line.label))
+        label_ends(axes, labels, gap=0.15, size=7.5)
     return figure
 
 
-def _draw(axes: Axes, line: BandwidthLine) -> None:
-    colour = COLOURS[line.operation]
-    axes.plot(
-        line.sizes_bytes,
-        line.busbw,
-        color=colour,
-        marker=MARKERS[line.who],
-        linestyle=line.dashes,
-        markersize=4,
-        markerfacecolor="white" if line.is_hollow else colour,
-        linewidth=1.2,
-        label=line.label,
-    )
-    for size, low, high in zip(line.sizes_bytes, line.low, line.high, strict=True):
-        if low is not None and high is not None:
-            axes.plot([size, size], [low, high], color=colour, linewidth=0.8)
-    for size, busbw in zip(line.sizes_bytes, line.busbw, strict=True):
-        add_tip(axes, size, busbw, f"{line.label}, {size_text(size)}: busbw {busbw:.4g} GB/s")
+def _draw(axes: Axes, line: BandwidthLine, colour: str, series: str) -> None:
+    dashes = DASHED if line.host_only else PLAIN
+    (drawn,) = axes.plot(line.sizes_bytes, line.busbw, color=colour, linestyle=dashes, linewidth=1.2)
+    with_tip(drawn, "", series)
+    for at, (size, busbw) in enumerate(zip(line.sizes_bytes, line.busbw, strict=True)):
+        draw_point(axes, (size, busbw), (line.low[at], line.high[at]), axes.get_ylim(), colour, series)
+        add_tip(axes, size, busbw, f"{line.label}, {size_text(size)}: busbw {busbw:.4g} GB/s", series)
 
 
 def _label_axes(axes: Axes, title: str, lines: Sequence[BandwidthLine]) -> None:
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     sizes = sorted({size for line in lines for size in line.sizes_bytes})
-    shown = [size for size in AXIS_SIZES if sizes[0] / 4 <= size <= sizes[-1] * 4]
+    values = [value for line in lines for value in line.busbw]
+    axes.set_xlim(sizes[0] / 1.5, sizes[-1] * 1.5)
+    axes.set_ylim(min(values) / 1.6, max(values) * 1.6)
+    shown = [size for size in AXIS_SIZES if sizes[0] / 1.5 <= size <= sizes[-1] * 1.5]
     axes.xaxis.set_major_locator(FixedLocator(shown))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: size_text(round(value))))
@@ -175,4 +177,4 @@ def _label_axes(axes: Axes, title: str, lines: Sequence[BandwidthLine]) -> None:
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.set_title(title, loc="left")
     axes.set_xlabel("size of one operation")
-    axes.set_ylabel("bus bandwidth, GB/s")
+    axes.set_ylabel("busbw, GB/s")

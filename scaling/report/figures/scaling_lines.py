@@ -1,0 +1,192 @@
+"""Lines over the workers, on scales of powers of two: what speedup and throughput have in common."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from scaling.analysis.columns import Row, aggregator_name, is_control_arm
+from scaling.analysis.groups import Group
+from scaling.analysis.variants import main_variant
+from scaling.axes import workers
+from scaling.report.figures.parts import (
+    ANSWER_WIDTH,
+    EndLabel,
+    add_tip,
+    draw_point,
+    label_ends,
+    plain_ticks,
+    set_title,
+)
+from scaling.report.figures.style import BEST, BOUND, IDEAL, OTHER, OTHERS, REFERENCE
+from scaling.report.figures.svg import with_tip
+from scaling.report.formats import rate
+
+LIBRARY = "all_reduce"
+"""The communication library's own all-reduce: what others are compared with."""
+
+HIDDEN_FACTOR = 4.0
+"""Lines below the fastest by more than this factor are left to the table: they would flatten the others."""
+
+_STANDS_OUT = (LIBRARY, "none")
+
+
+@dataclass(frozen=True)
+class ScalingLine:
+    """One aggregator's values, in one of its variants if it has several, which `name` tells.
+
+    `low` and `high` are NaN where there is no interval; `high` may be infinite. `tips`: a text a point.
+    """
+
+    aggregator: str
+    name: str
+    world_sizes: list[int]
+    values: list[float]
+    low: list[float]
+    high: list[float]
+    tips: list[str]
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether it exchanges nothing."""
+        return aggregator_name(self.aggregator) == "none"
+
+
+def lines_over_workers(group: Group, column: str, tip: Callable[[Row, str], str]) -> list[ScalingLine]:
+    """One line an aggregator that has the value, which is inversely proportional to the iteration's time.
+
+    Args:
+        group: comparable cells.
+        column: of the value.
+        tip: of a row and its interval in words (or ""), the text of its point.
+    """
+    lines = []
+    for label in dict.fromkeys(row["aggregator"] for row in group.rows):
+        rows = [row for row in main_variant(group, label) if row[column] is not None]
+        if not rows:
+            continue
+        name = group.name(rows[0])
+        bounds = [_interval(row, column) for row in rows]
+        tips = [
+            f"{name}, {workers(row['world_size'])}: {tip(row, _ends(*ends))}"
+            for row, ends in zip(rows, bounds, strict=True)
+        ]
+        lines.append(
+            ScalingLine(
+                label,
+                name,
+                [row["world_size"] for row in rows],
+                [float(row[column]) for row in rows],
+                [low for low, _ in bounds],
+                [high for _, high in bounds],
+                tips,
+            )
+        )
+    return lines
+
+
+def _interval(row: Row, column: str) -> tuple[float, float]:
+    """value x iteration_s is fixed: a time's bound becomes the value's opposite bound."""
+    fixed = row[column] * row["iteration_s"]
+    low, high = row["iteration_s_low"], row["iteration_s_high"]
+    if low is None or high is None:
+        return math.nan, math.nan
+    # A t interval of scattered launches can reach below 0 seconds: then the value has no upper bound.
+    return fixed / high, fixed / low if low > 0 else math.inf
+
+
+def _ends(low: float, high: float) -> str:
+    return "" if math.isnan(low) else f" (95% interval {_short(low)} to {_short(high)})"
+
+
+def _short(value: float) -> str:
+    return rate(value) if math.isfinite(value) and value >= 1000 else f"{value:.3g}"
+
+
+def best_of(lines: Sequence[ScalingLine], best: Collection[str]) -> str | None:
+    """The label of the line to stand out: the study's choice, or else the highest on the most workers."""
+    exchanging = [line for line in lines if not is_control_arm({"aggregator": line.aggregator})]
+    chosen = [line for line in exchanging if line.aggregator in best] or exchanging
+    best_line = max(chosen, key=lambda line: (line.world_sizes[-1], line.values[-1]), default=None)
+    return None if best_line is None else best_line.aggregator
+
+
+def draw_scaling(
+    title: str,
+    unit: str,
+    lines: Sequence[ScalingLine],
+    best: Collection[str] = (),
+    ideal: float | None = None,
+) -> Figure:
+    """Values over the world size, both on scales of powers of two, with labels at the ends of the lines.
+
+    Args:
+        title: of the figure.
+        unit: name of the vertical axis.
+        lines: one an aggregator.
+        best: labels that the study's answer names.
+        ideal: of one worker; None draws no ideal line.
+    """
+    figure = Figure(figsize=(ANSWER_WIDTH, 3.2), layout="constrained")
+    axes = figure.add_subplot()
+    sizes = sorted({size for line in lines for size in line.world_sizes})
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log", base=2)
+    winner = best_of(lines, best)
+    drawn = _within_reach(lines)
+    values = [value for line in drawn for value in line.values]
+    ideals = [] if ideal is None else [ideal * size for size in sizes]
+    limits = min([*ideals[:1], *values]) / 1.25, 1.12 * max([*values, *ideals])
+    axes.set_ylim(*limits)
+    axes.set_xlim(sizes[0] / 1.08, sizes[-1] * 1.08)
+    labels = []
+    if ideals:
+        (line_of_ideal,) = axes.plot(sizes, ideals, color=IDEAL, linestyle=(0, (2, 2)), linewidth=1.2)
+        with_tip(line_of_ideal, "", "ideal")
+        labels.append(EndLabel(ideals[-1], f"ideal {_short(ideals[-1])}", IDEAL, "ideal"))
+    for line in sorted(drawn, key=lambda line: line.aggregator in _STANDS_OUT or line.aggregator == winner):
+        how = _how(line, winner)
+        _draw_line(axes, line, how, limits)
+        if how["series"] != OTHERS and line.world_sizes[-1] == sizes[-1]:
+            name = "no exchange" if line.is_bound else line.name
+            text = f"{name} {_short(line.values[-1])}"
+            labels.append(EndLabel(line.values[-1], text, how["color"], how["series"]))
+    label_ends(axes, labels)
+    plain_ticks(axes, sizes, _short)
+    axes.set_xlabel("workers")
+    axes.set_ylabel(unit)
+    set_title(figure, title)
+    return figure
+
+
+def _within_reach(lines: Sequence[ScalingLine]) -> list[ScalingLine]:
+    fastest = max(line.values[-1] for line in lines)
+    return [
+        line for line in lines if line.values[-1] * HIDDEN_FACTOR >= fastest or line.aggregator in _STANDS_OUT
+    ]
+
+
+def _how(line: ScalingLine, winner: str | None) -> dict[str, Any]:
+    """Colour, width and series of a line."""
+    if line.aggregator == winner:
+        return {"color": BEST, "linewidth": 2.4, "series": line.name}
+    if line.is_bound:
+        return {"color": BOUND, "linewidth": 1.3, "series": "no exchange"}
+    if line.aggregator == LIBRARY:
+        return {"color": REFERENCE, "linewidth": 1.6, "series": line.name}
+    return {"color": OTHER, "linewidth": 0.9, "series": OTHERS}
+
+
+def _draw_line(axes: Axes, line: ScalingLine, how: dict[str, Any], limits: tuple[float, float]) -> None:
+    """Values with the ends of their intervals, cut off at the limits; a hollow point has no interval."""
+    colour, series = how["color"], how["series"]
+    (drawn,) = axes.plot(line.world_sizes, line.values, color=colour, linewidth=how["linewidth"])
+    with_tip(drawn, "", series)
+    for at, (size, value) in enumerate(zip(line.world_sizes, line.values, strict=True)):
+        draw_point(axes, (size, value), (line.low[at], line.high[at]), limits, colour, series)
+        add_tip(axes, size, value, line.tips[at], series)
