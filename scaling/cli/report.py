@@ -23,11 +23,18 @@ def report(
         bool, typer.Option("--markdown", help="Print the report as Markdown, for a pull request.")
     ] = False,
     png: Annotated[bool, typer.Option("--png", help="Save the figures as PNG too.")] = False,
+    paper: Annotated[
+        bool,
+        typer.Option("--paper", help="Save them for a paper too: figures/paper/*.svg, 3.3 inches wide."),
+    ] = False,
+    titles: Annotated[bool, typer.Option("--titles", help="With --paper: figures with titles.")] = False,
 ) -> None:
     """Make summary.csv, budget.csv, the figures and report.html from the raw samples."""
     if as_json and markdown:
         raise StudyError("--json and --markdown both print the report; give one of them")
-    made = written_report(directory, png=png)
+    if titles and not paper:
+        raise StudyError("--titles is for the figures of --paper; give both, or neither")
+    made = written_report(directory, png=png, paper=paper, titles=titles)
     if markdown:
         typer.echo(made.markdown(), nl=False)
     else:
@@ -35,10 +42,16 @@ def report(
 
 
 def written_report(
-    path: Path, *, png: bool = False, before_page: Callable[[], None] = lambda: None
+    path: Path,
+    *,
+    png: bool = False,
+    paper: bool = False,
+    titles: bool = False,
+    before_page: Callable[[], None] = lambda: None,
 ) -> Report:
     """Makes the report of a results folder anew."""
     from scaling.report import write_report
     from scaling.store import ResultsFolder
 
-    return write_report(ResultsFolder(path).require(), png=png, before_page=before_page)
+    folder = ResultsFolder(path).require()
+    return write_report(folder, png=png, paper=paper, titles=titles, before_page=before_page)

@@ -16,7 +16,12 @@ __all__ = ["status_table", "summary_table", "write_report"]
 
 
 def write_report(
-    folder: ResultsFolder, *, png: bool = False, before_page: Callable[[], None] = lambda: None
+    folder: ResultsFolder,
+    *,
+    png: bool = False,
+    paper: bool = False,
+    titles: bool = False,
+    before_page: Callable[[], None] = lambda: None,
 ) -> Report:
     """Makes summary.csv, budget.csv, figures/ and report.html anew from the raw samples.
 
@@ -25,6 +30,8 @@ def write_report(
     Args:
         folder: a study's results, finished or not.
         png: figures as PNG too.
+        paper: figures for a column of a paper too, in figures/paper.
+        titles: those with titles.
         before_page: called when all but the page is written, for who records the time that it took.
 
     Returns:
@@ -34,8 +41,8 @@ def write_report(
         StoreError: there is no such folder, samples of a done run are missing or damaged, or a file cannot be
             written.
     """
-    from scaling.report.write import (
-        write_all,
-    )  # matplotlib takes a while: not for callers that want the status
+    # matplotlib takes a while: not for callers that want the status
+    from scaling.report.figures.draw import Formats
+    from scaling.report.write import write_all
 
-    return write_all(folder, png=png, before_page=before_page)
+    return write_all(folder, Formats(png, paper, titles), before_page)

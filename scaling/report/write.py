@@ -39,7 +39,7 @@ from scaling.report.device import (
 )
 from scaling.report.fidelity import fidelity_tables, sheet_tables
 from scaling.report.figures.base import FigureInput
-from scaling.report.figures.draw import draw_figures
+from scaling.report.figures.draw import Formats, draw_figures
 from scaling.report.figures.links import CellLinks, link_remarks, link_table, links_of
 from scaling.report.html import render_page
 from scaling.report.markdown import render_markdown
@@ -109,7 +109,7 @@ class Report:
 
 
 def write_all(
-    folder: ResultsFolder, *, png: bool = False, before_page: Callable[[], None] = lambda: None
+    folder: ResultsFolder, formats: Formats, before_page: Callable[[], None] = lambda: None
 ) -> Report:
     """See `scaling.report.write_report`."""
     folder.require()
@@ -129,7 +129,7 @@ def write_all(
     answers = verdicts(table, cells, num_cores(environment))
     best = {row["aggregator"] for row in to_rows(table) for one in answers if row["cell_id"] == one.cells[0]}
     data = FigureInput(to_rows(table), by_id, links, transfers, predicted, experiments, best)
-    figures, failures = draw_figures(folder, data, png=png)
+    figures, failures = draw_figures(folder, data, formats)
     groups = group_rows(to_rows(table))
     noise = seed_noise(groups, by_id)
     extras = Extras(

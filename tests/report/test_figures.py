@@ -18,14 +18,32 @@ from scaling.report.figures import draw as drawing
 from scaling.report.figures.arrivals import arrivals
 from scaling.report.figures.base import FigureInput
 from scaling.report.figures.buckets import bucket_responses
-from scaling.report.figures.budget import budget_bars
-from scaling.report.figures.draw import draw_figures
-from scaling.report.figures.parts import set_title
+from scaling.report.figures.budget import BudgetBar, axis_end_ms, budget_bars, draw_budget
+from scaling.report.figures.draw import Formats, draw_figures
+from scaling.report.figures.link_map import draw_links
+from scaling.report.figures.links import CellLinks, LinkUse
+from scaling.report.figures.parts import draw_point, set_title
 from scaling.report.figures.placements import placed
 from scaling.report.figures.speedup import speedup_lines
-from scaling.report.figures.style import aggregator_looks
-from scaling.report.figures.training import training_lines
+from scaling.report.figures.style import (
+    BEST,
+    BOUND,
+    FURTHER,
+    GROUPED_PARTS,
+    IDEAL,
+    MEASURED,
+    MOST_COLOURED,
+    OTHER,
+    PREDICTED,
+    REFERENCE,
+    aggregator_looks,
+    part_look,
+)
+from scaling.report.figures.trade import TradePoint, pareto_front, trade_points
+from scaling.report.figures.training import draw_training, training_lines
 from scaling.report.titles import title_of
+
+STEP = "step-mlp-synthetic-strong-64-cpu"
 
 
 def groups_of(study):
@@ -46,9 +64,9 @@ def test_speedup_interval_is_the_times_interval_at_a_fixed_baseline(study):
     study.add_steps([[1.9], [2.0], [2.1]], aggregator="ring", world_size=2)
     (group,) = groups_of(study)
     none, ring = speedup_lines(group)
-    assert (none.aggregator, none.world_sizes, none.speedup) == ("none", [1], [1.0])
+    assert (none.aggregator, none.world_sizes, none.values) == ("none", [1], [1.0])
     assert math.isnan(none.low[0])
-    assert (ring.world_sizes, ring.speedup) == ([2], [2.0])
+    assert (ring.world_sizes, ring.values) == ([2], [2.0])
     (row,) = [row for row in group.rows if row["aggregator"] == "ring"]
     assert ring.low[0] == pytest.approx(4.0 / row["iteration_s_high"])
     assert ring.high[0] == pytest.approx(4.0 / row["iteration_s_low"])
@@ -88,7 +106,12 @@ def test_arrivals_are_of_the_largest_world_size_by_rank_and_step(study, split_li
     (panel,) = arrivals(groups_of(study)[0], cells)
     assert (panel.aggregator, panel.iterations) == ("ring", [10, 11, 12])
     assert panel.late_ms == pytest.approx(np.array([[0.0] * 3, [0.0] * 3, [200.0] * 3]))
-    assert [figure.name.partition("-mlp")[0] for figure in draw(study)] == ["step", "budget", "arrivals"]
+    assert [figure.name.partition("-mlp")[0] for figure in draw(study)] == [
+        "step",
+        "rate",
+        "budget",
+        "arrivals",
+    ]
 
 
 def test_bucket_response_is_a_line_an_aggregator_at_the_largest_world_size(study):
@@ -102,7 +125,7 @@ def test_bucket_response_is_a_line_an_aggregator_at_the_largest_world_size(study
     (line,) = bucket_responses(group)
     assert (line.aggregator, line.values) == ("ring", [4.0, 25.0, 100.0])
     assert line.iteration_ms == [2000.0, 1000.0, 3000.0]
-    assert {figure.name.partition("-mlp")[0] for figure in draw(study)} == {"buckets"}
+    assert {figure.name.partition("-mlp")[0] for figure in draw(study)} == {"rate", "buckets"}
 
 
 def test_captured_step_layer_by_layer_is_told_from_the_one_that_exchanges_at_the_end(study):
@@ -127,7 +150,7 @@ def test_placements_are_bars_of_the_largest_world_size_in_their_order(study):
         ("none", "pageable", 1500.0),
     ]
     assert [group.name(row) for row in group.rows] == ["none, device", "none, pageable"] * 2
-    assert {figure.name.partition("-mlp")[0] for figure in draw(study)} == {"speedup", "input"}
+    assert {figure.name.partition("-mlp")[0] for figure in draw(study)} == {"speedup", "rate", "input"}
 
 
 def test_speedup_shows_of_several_variants_the_fastest_bucket_size_on_the_device(study):
@@ -145,7 +168,7 @@ def test_speedup_shows_of_several_variants_the_fastest_bucket_size_on_the_device
     assert [row["bucket_mb"] for row in main_variant(group, "ring")] == [25.0, 25.0]
     _, ring = speedup_lines(group)
     assert (ring.aggregator, ring.name) == ("ring", "ring, 25 MiB, device")
-    assert (ring.world_sizes, ring.speedup) == ([1, 2], [1.0, 2.0])
+    assert (ring.world_sizes, ring.values) == ([1, 2], [1.0, 2.0])
 
 
 def test_replicates_are_in_no_figure(study):
@@ -154,7 +177,7 @@ def test_replicates_are_in_no_figure(study):
         study.add_steps([[2.0 + replicate]], aggregator="ring", world_size=2, aa_replicate=replicate)
     (group,) = groups_of(study)
     assert [row["aa_replicate"] for row in group.replicates] == [1]
-    assert [line.speedup for line in speedup_lines(group)] == [[1.0], [2.0]]
+    assert [line.values for line in speedup_lines(group)] == [[1.0], [2.0]]
 
 
 def test_training_line_is_the_median_over_repeats_with_gaps_where_not_finite(study, epoch_line):
@@ -193,9 +216,92 @@ def test_slugs_of_awkward_labels_are_short_file_names_and_differ(study):
     assert all(len(slug) < 130 and "/" not in slug and "\\" not in slug for slug in slugs)
 
 
-def test_every_aggregator_looks_different():
+def test_at_most_six_aggregators_have_a_colour_of_their_own():
     labels = ["none", "all_reduce", *(f"mine(size={i})" for i in range(20))]
-    assert len(set(aggregator_looks(labels).values())) == len(labels)
+    looks = aggregator_looks(labels, first={"mine(size=19)"})
+    coloured = {label: look.colour for label, look in looks.items() if look.colour != OTHER}
+    assert len(coloured) == len(set(coloured.values())) == MOST_COLOURED
+    assert {"none", "all_reduce", "mine(size=19)"} <= set(coloured)
+
+
+def test_no_colour_means_two_things():
+    roles = [BEST, REFERENCE, BOUND, IDEAL, OTHER, MEASURED, PREDICTED, *FURTHER, *GROUPED_PARTS.values()]
+    assert len(set(roles)) == len(roles)
+    parts = {part_look(name)["facecolor"] for name in PARTS} - {"#d9d9d9"}
+    assert parts <= set(GROUPED_PARTS.values())
+
+
+def bar(name, iteration_ms, world_size=2):
+    return BudgetBar(name, name, world_size, {"backward": iteration_ms}, 0.0, iteration_ms, None, None)
+
+
+def test_budget_axis_ends_at_the_longest_bar_that_is_not_ten_times_the_median():
+    usual = [bar("a", 1.0), bar("b", 2.0), bar("c", 3.0)]
+    assert axis_end_ms(usual) == pytest.approx(3.09)
+    assert axis_end_ms([*usual, bar("slow", 50.0)]) == pytest.approx(3.75)
+    texts = [text.get_text() for text in draw_budget("", [*usual, bar("slow", 50.0)]).axes[0].texts]
+    assert "50" in texts
+
+
+def test_budget_is_sorted_by_workers_and_time(study, line):
+    for label, size, step_s in (("ring", 2, 0.03), ("tree", 2, 0.02), ("none", 1, 0.01), ("caffe", 4, 0.04)):
+        study.add(
+            [[[line(i, step_s, forward_s=0.005) for i in range(8)]] * size], aggregator=label, world_size=size
+        )
+    bars = budget_bars(groups_of(study)[0])
+    assert [bar.aggregator for bar in bars] == ["caffe", "tree", "ring", "none"]
+
+
+def test_link_map_has_a_fixed_scale():
+    cell = CellLinks("id", "ring", "ring", 2, [LinkUse("gpu0-gpu1>", 1e6, 1e9, 0.02)])
+    (image,) = draw_links("", [cell]).axes[0].images
+    assert image.get_clim() == (0, 1)
+
+
+def trade_point(name, accuracy, gigabytes):
+    return TradePoint(name, 2, accuracy, math.nan, math.nan, gigabytes, 1.0)
+
+
+def test_pareto_front_leaves_out_what_is_beaten_in_both():
+    points = [
+        trade_point("dear", 0.9, 8.0),
+        trade_point("cheap", 0.7, 1.0),
+        trade_point("beaten", 0.6, 2.0),
+        trade_point("same", 0.7, 1.5),
+        trade_point("best", 0.95, 8.0),
+    ]
+    assert [point.name for point in pareto_front(points, "bytes")] == ["cheap", "best"]
+
+
+def test_accuracy_against_bytes_counts_all_steps_of_the_training(study, epoch_line):
+    lines = [epoch_line(1, 1.0, 0.5, 0.8), epoch_line(2, 2.0, 0.4, 0.97)]
+    lines = [{**line, "step_losses": [0.5] * 10} for line in lines]
+    for label, num_bytes in (("all_reduce", 3_000_000_000), ("one_bit", 100_000_000)):
+        summary = {"wire_bytes_per_rank": [num_bytes]}
+        study.add([[lines]], kind="convergence", aggregator=label, summary=summary)
+    (group,) = groups_of(study)
+    cells = {cell.cell_id: cell for cell in read_cells(study.folder)}
+    found = {point.name: point.gigabytes for point in trade_points(group, cells)}
+    assert found == pytest.approx({"all_reduce": 60.0, "one_bit": 2.0})
+
+
+def test_training_near_all_right_is_drawn_as_its_error(study, epoch_line):
+    study.add([[[epoch_line(1, 1.0, 0.5, 0.8), epoch_line(2, 2.0, 0.4, 0.97)]]], kind="convergence")
+    cells = {cell.cell_id: cell for cell in read_cells(study.folder)}
+    lines = training_lines(groups_of(study)[0], cells)
+    figure = draw_training("", lines, aggregator_looks([lines[0].aggregator]), "epochs")
+    assert figure.axes[1].get_yscale() == "log"
+    assert figure.axes[1].lines[0].get_ydata() == pytest.approx([0.2, 0.03])
+
+
+def test_intervals_stay_inside_the_plot_and_a_point_without_one_is_hollow():
+    axes = Figure().add_subplot()
+    axes.set_ylim(1, 10)
+    draw_point(axes, (1, 5), (0.01, 400), (1, 10), "#000000")
+    draw_point(axes, (1, 5), (math.nan, math.nan), (1, 10), "#000000")
+    full, interval, hollow = axes.lines
+    assert list(interval.get_ydata()) == [1, 10]
+    assert (full.get_markerfacecolor(), hollow.get_markerfacecolor()) == ("#000000", "white")
 
 
 def test_figures_are_the_same_files_every_time(study, line):
@@ -203,7 +309,7 @@ def test_figures_are_the_same_files_every_time(study, line):
         ranks = [[line(i, 0.01 / size, forward_s=0.005) for i in range(8)]] * size
         study.add([ranks], world_size=size)
     first = {figure.name: figure.svg.read_bytes() for figure in draw(study)}
-    assert sorted(name.partition("-")[0] for name in first) == ["budget", "speedup", "step"]
+    assert sorted(name.partition("-")[0] for name in first) == ["budget", "speedup", "step", "rate"]
     assert {figure.name: figure.svg.read_bytes() for figure in draw(study)} == first
 
 
@@ -235,6 +341,19 @@ def test_one_world_size_gives_no_speedup_figure(study, line):
 def test_training_that_diverged_at_once_is_drawn(study, epoch_line):
     study.add([[[epoch_line(1, 1.0, None, None)]]], kind="convergence")
     assert [figure.name.rsplit("-mlp")[0] for figure in draw(study)] == ["loss-epochs", "loss-seconds"]
+
+
+def test_figures_for_a_paper_are_a_column_wide_without_a_title_and_with_text_as_text(study, line):
+    study.add([[[line(i, 0.01, forward_s=0.005) for i in range(8)]]])
+    cells = read_cells(study.folder)
+    data = FigureInput(to_rows(build_table("by-hand", cells)), {cell.cell_id: cell for cell in cells})
+    for titles in (False, True):
+        draw_figures(study.folder, data, Formats(paper=True, titles=titles))
+        text = (study.folder.path / "figures" / "paper" / f"{STEP}.svg").read_text()
+        assert 'width="237.60pt"' in text
+        assert "milliseconds a step</text>" in text
+        assert ("Where the step goes" in text) == titles
+        assert "Where the step goes" in (study.folder.path / "figures" / f"{STEP}.svg").read_text()
 
 
 @pytest.mark.parametrize("width", [5.8, 3.0])

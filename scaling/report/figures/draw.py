@@ -18,7 +18,7 @@ from scaling.errors import StoreError, StudyError
 from scaling.registry import Registry
 from scaling.report.figures.base import Drawn, FigureInput, FigureKind, SavedFigure
 from scaling.report.figures.style import SETTINGS
-from scaling.report.figures.svg import compact
+from scaling.report.figures.svg import compact, resized
 from scaling.store import ResultsFolder
 from topologies.detect import num_usable_cores
 
@@ -30,7 +30,7 @@ _HERE = "scaling.report.figures"
 BUILT_IN = {
     "speedup": f"{_HERE}.speedup:speedup",
     "step": f"{_HERE}.answer_budget:answer_budget",
-    "throughput": f"{_HERE}.throughput:throughput",
+    "rate": f"{_HERE}.throughput:throughput",
     "budget": f"{_HERE}.budget:budget",
     "arrivals": f"{_HERE}.arrivals:late_ranks",
     "buckets": f"{_HERE}.buckets:buckets",
@@ -52,19 +52,44 @@ MANY_ROWS = 40
 """Cells of a study whose figures are drawn by several processes: fewer take about a second."""
 
 
+PAPER_WIDTH = 3.3
+"""Of a figure in a column of a paper, in inches."""
+
+PAPER_SCALE = 0.8
+"""Of the text in such a figure: 7 points for 9."""
+
+
+@dataclass(frozen=True)
+class Formats:
+    """In which forms figures are saved besides the page's SVG.
+
+    Attributes:
+        png: as pixels.
+        paper: for a column of a paper, in figures/paper.
+        titles: whether the paper's have titles; their captions say it usually.
+    """
+
+    png: bool = False
+    paper: bool = False
+    titles: bool = False
+
+
+PAGE_ALONE = Formats()
+
+
 Placed = tuple[int, SavedFigure]
 """A figure, and the place of its group among the groups."""
 
 
 def draw_figures(
-    folder: ResultsFolder, data: FigureInput, *, png: bool = False
+    folder: ResultsFolder, data: FigureInput, formats: Formats = PAGE_ALONE
 ) -> tuple[list[SavedFigure], list[str]]:
     """Draws and saves every figure that the results allow.
 
     Args:
         folder: where they go.
         data: what they are made of.
-        png: also as pixels.
+        formats: in which forms besides the page's.
 
     Returns:
         The figures, those of a group together; and which figures of other packages failed, and why.
@@ -74,7 +99,7 @@ def draw_figures(
     """
     saved: dict[str, Placed] = {}
     registry, failures = _usable()
-    job = _Job(folder, data, png)
+    job = _Job(folder, data, formats)
     for placed in _drawn_by_processes(job, list(BUILT_IN)):
         saved |= placed
     for name in [name for name in registry.targets() if name not in BUILT_IN]:
@@ -95,7 +120,7 @@ class _Job:
 
     folder: ResultsFolder
     data: FigureInput
-    png: bool
+    formats: Formats
 
     def draw(self, registry: Registry, name: str, saved: Mapping[str, Placed]) -> dict[str, Placed]:
         """The figures of that name, by the names of their files; within `SETTINGS`."""
@@ -106,7 +131,7 @@ class _Job:
                 if drawn.name in saved or drawn.name in made:
                     raise StudyError(f"there is a figure {drawn.name!r} already; give it another name")
                 place = len(places) if drawn.group is None else places[drawn.group.kind, drawn.group.slug]
-                made[drawn.name] = place, save(self.folder, drawn, section, name, png=self.png)
+                made[drawn.name] = place, save(self.folder, drawn, section, name, self.formats)
         return made
 
     def draw_built_in(self, name: str) -> dict[str, Placed]:
@@ -154,20 +179,37 @@ def _drawn(registry: Registry, name: str, data: FigureInput) -> Iterator[tuple[s
         yield kind.section, drawn
 
 
-def save(folder: ResultsFolder, drawn: Drawn, section: str, kind: str, *, png: bool = False) -> SavedFigure:
+def save(
+    folder: ResultsFolder, drawn: Drawn, section: str, kind: str, formats: Formats = PAGE_ALONE
+) -> SavedFigure:
     """Writes its files; within `SETTINGS`.
 
     Raises:
         StoreError: one cannot be written.
     """
     FigureCanvasAgg(drawn.figure)
-    # Element ids are hashes with this salt instead of random ones; the date would differ at every call.
-    with matplotlib.rc_context({"svg.hashsalt": drawn.name}):
-        vectors, pixels = io.StringIO(), io.BytesIO()
-        drawn.figure.savefig(vectors, format="svg", metadata={"Date": None, "Creator": None})
-        svg = folder.write_figure(f"{drawn.name}.svg", compact(vectors.getvalue()).encode())
-        if png:
-            drawn.figure.savefig(pixels, format="png")
-            folder.write_figure(f"{drawn.name}.png", pixels.getvalue())
+    svg = folder.write_figure(f"{drawn.name}.svg", _svg(drawn).encode())
+    if formats.png:
+        pixels = io.BytesIO()
+        drawn.figure.savefig(pixels, format="png")
+        folder.write_figure(f"{drawn.name}.png", pixels.getvalue())
+    if formats.paper:
+        folder.write_figure(f"paper/{drawn.name}.svg", _for_paper(drawn, titles=formats.titles).encode())
     group = drawn.group.key if drawn.group else ""
     return SavedFigure(drawn.name, drawn.title, drawn.caption, section, svg, drawn.source, kind, group)
+
+
+def _svg(drawn: Drawn) -> str:
+    # Element ids are hashes with this salt instead of random ones; the date would differ at every call.
+    with matplotlib.rc_context({"svg.hashsalt": drawn.name}):
+        vectors = io.StringIO()
+        drawn.figure.savefig(vectors, format="svg", metadata={"Date": None, "Creator": None})
+    return compact(vectors.getvalue())
+
+
+def _for_paper(drawn: Drawn, *, titles: bool) -> str:
+    """The figure set for a narrower page, with its text at `PAPER_SCALE`; it is of no other use then."""
+    if not titles:
+        drawn.figure.suptitle("")
+    drawn.figure.set_figwidth(PAPER_WIDTH / PAPER_SCALE)
+    return resized(_svg(drawn), PAPER_WIDTH)

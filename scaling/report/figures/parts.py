@@ -17,7 +17,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocat
 
 from scaling.analysis.columns import aggregator_name
 from scaling.report.figures.style import Look
-from scaling.report.figures.svg import with_tip
+from scaling.report.figures.svg import POINTS_PER_INCH, with_tip
 
 Looks = dict[str, Look]
 
@@ -33,12 +33,10 @@ TITLE_SIZE = 10.0
 TITLE_LEFT = 0.01
 """Its distance from the figure's edges, as a share of the width."""
 
-POINTS_PER_INCH = 72.0
-
 LONGEST_LABEL = 18
 """A longer label is set on two lines, so that it leaves room for the plot."""
 
-LEGEND_CHARACTERS = 84
+LEGEND_CHARACTERS_PER_INCH = 13.0
 """So many fit side by side below a figure."""
 
 HANDLE_CHARACTERS = 8
@@ -83,7 +81,8 @@ def legend_below(
 ) -> None:
     """In as many columns as fit under the plot."""
     longest = max(len(line) for handle in handles for line in str(handle.get_label()).split("\n"))
-    columns = max(1, min(len(handles), LEGEND_CHARACTERS // (longest + HANDLE_CHARACTERS)))
+    room = LEGEND_CHARACTERS_PER_INCH * figure.bbox.width / figure.dpi
+    columns = max(1, min(len(handles), int(room / (longest + HANDLE_CHARACTERS))))
     figure.legend(
         handles=handles, title=title, loc="outside lower left", alignment="left", ncols=columns, **how
     )

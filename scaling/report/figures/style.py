@@ -60,9 +60,9 @@ _DASHES: tuple[LineStyle, ...] = (
 _COMPUTATION, _COMMUNICATION, _CODING, _HOST, _REST = GROUPED_PARTS.values()
 
 _PART_LOOKS = {
-    "input": (_REST, "...."),
+    "input": (_REST, "----"),
     "h2d": (_REST, "////"),
-    "forward": (_COMPUTATION, "////"),
+    "forward": (_COMPUTATION, "\\\\\\\\"),
     "backward": (_COMPUTATION, ""),
     "encode": (_CODING, ""),
     "d2h": (_HOST, "////"),
@@ -71,7 +71,7 @@ _PART_LOOKS = {
     "decode": (_CODING, "////"),
     "clip": (_REST, "xxxx"),
     "update": (_REST, ""),
-    "h2d_result": (_HOST, "...."),
+    "h2d_result": (_HOST, "----"),
     "wait": (_COMMUNICATION, "||||"),
     "unattributed": ("#d9d9d9", "xxxx"),
 }

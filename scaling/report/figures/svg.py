@@ -49,6 +49,8 @@ PAGE_COLOURS = {
 }
 """Colours that differ between a light and a dark page -> the page's variables."""
 
+POINTS_PER_INCH = 72.0
+
 _TIP, _SERIES = "tip:", "\ue000"
 """What an id begins with that carries a tip, a series or both, and what stands between these."""
 
@@ -88,6 +90,22 @@ def compact(text: str) -> str:
     _flatten(root)
     _name_styles(root)
     return ElementTree.tostring(root, encoding="unicode") + "\n"
+
+
+def resized(text: str, width_inches: float) -> str:
+    """The same picture at another width, its text with it.
+
+    Args:
+        text: what `compact` made.
+        width_inches: of the new picture, whose height follows.
+    """
+    opening = text[text.index("<svg") : text.index(">", text.index("<svg"))]
+    size = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', opening)
+    assert size is not None, "matplotlib writes a viewBox"
+    width_pt = POINTS_PER_INCH * width_inches
+    height_pt = width_pt * float(size[2]) / float(size[1])
+    new = re.sub(r'\bwidth="[^"]*"', f'width="{width_pt:.2f}pt"', opening)
+    return text.replace(opening, re.sub(r'\bheight="[^"]*"', f'height="{height_pt:.2f}pt"', new), 1)
 
 
 def _name_styles(root: ElementTree.Element) -> None:

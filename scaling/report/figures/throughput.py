@@ -25,7 +25,7 @@ def throughput(data: FigureInput) -> Iterator[Drawn]:
         if len({size for line in lines for size in line.world_sizes}) > 1:
             title = data.titled("Throughput", group)
             drawing = draw_scaling(title, "samples/s", lines, data.best, ideal=_of_one_worker(group))
-            yield Drawn(f"throughput-{group.slug}", title_of(group.given), CAPTION, drawing, group=group)
+            yield Drawn(f"rate-{group.slug}", title_of(group.given), CAPTION, drawing, group=group)
 
 
 def throughput_lines(group: Group) -> list[ScalingLine]:

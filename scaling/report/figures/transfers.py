@@ -18,7 +18,7 @@ from scaling.report.figures.base import Drawn, FigureInput, figure
 from scaling.report.figures.parts import WIDTH, EndLabel, add_tip, draw_point, label_ends, set_title
 from scaling.report.figures.style import BOUND, FURTHER, MOST_COLOURED, OTHER, OTHERS, REFERENCE, LineStyle
 from scaling.report.figures.svg import with_tip
-from scaling.report.titles import title_of
+from scaling.report.transfer_tables import name_of, title_of, who_did
 
 CAPTION = (
     "Bus bandwidth (busbw of nccl-tests; column busbw_bytes_per_s of transfers.csv) of the median time "
@@ -64,7 +64,7 @@ class BandwidthLine:
     """
 
     label: str
-    what: str
+    what: What
     host_only: bool
     sizes_bytes: list[int]
     busbw: list[float]
@@ -78,12 +78,11 @@ def bandwidth_lines(group: TransferGroup, operations: Sequence[str]) -> list[Ban
     for line in lines_of(group):
         if line.what.operation in operations:
             found.setdefault((line.what, line.host_only, line.who), []).append(line)
-    return [_line(group, own) for own in found.values() if len(own) > 1]
+    return [_line(own) for own in found.values() if len(own) > 1]
 
 
-def _line(group: TransferGroup, lines: Sequence[Line]) -> BandwidthLine:
+def _line(lines: Sequence[Line]) -> BandwidthLine:
     first = lines[0]
-    host_only = ", host-only" if first.host_only else ""
 
     def rates(times: Sequence[float | None]) -> list[float]:
         """A time's bound is the opposite bound of the bandwidth."""
@@ -93,7 +92,7 @@ def _line(group: TransferGroup, lines: Sequence[Line]) -> BandwidthLine:
         ]
 
     return BandwidthLine(
-        label=f"{first.what}{host_only}, {first.who_text}",
+        label=f"{name_of(first)}, {who_did(first)}",
         what=first.what,
         host_only=first.host_only,
         sizes_bytes=[line.num_bytes for line in lines],
@@ -122,7 +121,7 @@ def panels_of(group: TransferGroup) -> list[tuple[str, list[BandwidthLine]]]:
 
 def standing_out(lines: Sequence[BandwidthLine]) -> list[BandwidthLine]:
     """Of each operation and form the fastest line; of more than `MOST_COLOURED` the fastest."""
-    fastest: dict[tuple[str, bool], BandwidthLine] = {}
+    fastest: dict[tuple[What, bool], BandwidthLine] = {}
     for line in sorted(lines, key=lambda line: -line.busbw[-1]):
         fastest.setdefault((line.what, line.host_only), line)
     return list(fastest.values())[:MOST_COLOURED]
@@ -134,7 +133,7 @@ def draw_bandwidths(group: TransferGroup) -> Figure | None:
     if not panels:
         return None
     figure = Figure(figsize=(WIDTH, 0.5 + PANEL_HEIGHT * len(panels)), layout="constrained")
-    set_title(figure, f"Bandwidth: {title_of(group.given)}")
+    set_title(figure, title_of(group))
     for axes, (title, lines) in zip(
         figure.subplots(len(panels), 1, squeeze=False)[:, 0], panels, strict=True
     ):
