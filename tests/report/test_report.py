@@ -78,10 +78,10 @@ def test_report_writes_table_figures_and_page(filled):
     path = write_report(filled).page
     assert path == filled.path / "report.html"
     figures = sorted(figure.name.partition("-mlp")[0] for figure in (filled.path / "figures").glob("*.svg"))
-    assert figures == ["budget", "loss-epochs", "loss-seconds", "speedup", "step"]
+    assert figures == ["budget", "loss-epochs", "loss-seconds", "rate", "speedup", "step"]
     assert not list((filled.path / "figures").glob("*.png"))
     write_report(filled, png=True)
-    assert len(list((filled.path / "figures").glob("*.png"))) == 5
+    assert len(list((filled.path / "figures").glob("*.png"))) == 6
     assert (filled.path / "summary.csv").read_bytes().count(b"\r\n") == 10
     # A header, and of six cells, two world sizes and three repeats eight steps a rank.
     assert (filled.path / "budget.csv").read_bytes().count(b"\r\n") == 1 + 3 * (1 + 2) * 3 * 8
@@ -109,7 +109,7 @@ def test_page_is_small(page_text):
 
 def test_page_holds_every_figure_with_ids_of_its_own(page_text, written):
     page = Page(page_text)
-    assert page.tags.count("svg") == 5
+    assert page.tags.count("svg") == 6
     assert len(page.ids) == len(set(page.ids)) > 0
     assert set(page.references) <= set(page.ids)
     for figure in (written.path / "figures").glob("*.svg"):

@@ -89,7 +89,7 @@ def remarks_of(report):
 def test_a_figure_in_one_file_is_saved_and_stands_on_the_page_with_its_caption(offer, two_sizes):
     offer(throughput="their_figures:throughput")
     report = write_report(two_sizes.folder)
-    assert figures_of(report)["speedup"] == ["throughput"]
+    assert figures_of(report)["speedup"] == ["rate", "throughput"]
     files = {path.name.partition("-")[0] + path.suffix for path in report.page.parent.glob("figures/*")}
     assert "throughput.svg" in files
     page = report.page.read_text()

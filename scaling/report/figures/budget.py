@@ -107,7 +107,9 @@ def draw_budget(title: str, bars: Sequence[BudgetBar]) -> Figure:
     """One stacked bar a cell, in their order, with the unprofiled iteration as a diamond."""
     names = [name for name in PARTS if any(name in bar.parts_ms for bar in bars)]
     places, end_ms = _places(bars), axis_end_ms(bars)
-    figure = Figure(figsize=(ANSWER_WIDTH, 1.8 + 0.17 * (places[-1] + 1)), layout="constrained")
+    figure = Figure(
+        figsize=(ANSWER_WIDTH, 1.4 + 0.17 * (places[-1] + 1) + 0.09 * len(names)), layout="constrained"
+    )
     axes = figure.add_subplot()
     axes.set_xlim(0, end_ms)
     axes.set_ylim(places[-1] + 0.9, -0.9)
