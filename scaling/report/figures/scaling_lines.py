@@ -9,6 +9,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
 
 from scaling.analysis.columns import Row, aggregator_name, is_control_arm
 from scaling.analysis.groups import Group
@@ -158,6 +159,8 @@ def draw_scaling(
             labels.append(EndLabel(line.values[-1], text, how["color"], how["series"]))
     label_ends(axes, labels)
     plain_ticks(axes, sizes, _short)
+    if limits[0] > sizes[-1]:  # no ratio to one worker, which powers of two would suit
+        axes.yaxis.set_major_locator(LogLocator(10, subs=(1.0, 2.0, 5.0)))
     axes.set_xlabel("workers")
     axes.set_ylabel(unit)
     set_title(figure, title)

@@ -32,7 +32,7 @@ TOGETHER = tuple(name for name in MESSAGES if name not in TO_PEER)
 
 COLOURS = (REFERENCE, *FURTHER, BOUND)
 
-LABEL_CHARACTERS = 24
+LABEL_CHARACTERS = 28
 """Longer labels at the ends of lines take two lines."""
 
 PANEL_HEIGHT = 2.7
@@ -145,9 +145,10 @@ def draw_bandwidths(group: TransferGroup) -> Figure | None:
             colour = OTHER if is_grey else COLOURS[coloured.index(line)]
             _draw(axes, line, colour, OTHERS if is_grey else line.label)
             if not is_grey:
-                text = textwrap.fill(line.label, LABEL_CHARACTERS)
+                name = line.label.replace(", host-only", "") if "host-only" in title else line.label
+                text = textwrap.fill(name, LABEL_CHARACTERS)
                 labels.append(EndLabel(line.busbw[-1], text, colour, line.label))
-        label_ends(axes, labels, gap=0.15, size=7.5)
+        label_ends(axes, labels, gap=0.17, size=7.5)
     return figure
 
 
