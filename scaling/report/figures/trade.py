@@ -169,6 +169,6 @@ def _draw_point(
     place = cost, shown(point.accuracy)
     add_tip(axes, *place, text)
     name = axes.annotate(
-        broken(point.name), place, (5, 0), textcoords="offset points", va="center", fontsize=8
+        broken(point.name), place, (4, 3), textcoords="offset points", va="bottom", fontsize=8
     )
     with_tip(name, text)
