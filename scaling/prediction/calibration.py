@@ -272,8 +272,8 @@ def _covariance(shares: Floats, off: Floats, sds: Floats, prior_sds: Floats) -> 
     """Of the logarithms: the inverse of the curvature, larger where errors are larger than they should be."""
     scaled = shares / sds[:, None]
     excess = max(1.0, float(np.median((off / sds) ** 2)) / MEDIAN_OF_CHI_SQUARE)
-    covariance: Floats = np.linalg.inv(scaled.T @ scaled / excess + np.diag(prior_sds**-2.0))
-    return covariance
+    inverse = np.linalg.inv(scaled.T @ scaled / excess + np.diag(prior_sds**-2.0))
+    return np.asarray(inverse, dtype=np.float64)
 
 
 def _with_left_overs(base: Calibration, seen: Sequence[Observation], off: Floats) -> Calibration:
