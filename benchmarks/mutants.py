@@ -51,8 +51,8 @@ NAMED: dict[str, tuple[str, str, str]] = {
     ),
     "one-way-ring": (
         "scaling/collectives/ring.py",
-        "source=n - 1 - move.source,\n                target=n - 1 - move.target,",
-        "source=move.source,\n                target=move.target,",
+        "n - 1 - forth.source),\n            np.append(forth.target, n - 1 - forth.target),",
+        "forth.source),\n            np.append(forth.target, forth.target),",
     ),
     "unaligned-chunks": (
         "scaling/collectives/schedule.py", "unit = 1 if fine else ALIGNMENT_ELEMENTS", "unit = 1",

@@ -10,9 +10,6 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from scaling.analysis.columns import to_rows
-from scaling.analysis.summary import summary_table
-from scaling.report.predictions import read_predictions
 from scaling.store import ResultsFolder
 from tests.numbers_in_docs import holds_numbers
 
@@ -164,24 +161,6 @@ def test_six_seeds_of_fcn_r_bound_all_others():
     shown = f"{seeds.mean():.2f}%, {seeds.std():.2f}, {bound:.2f}, {furthest:.2f}"
     assert holds_numbers(SENTENCES, shown)
     assert abs(furthest) < bound
-
-
-def test_steps_predicted_from_one_local_batch_are_as_short_as_said():
-    folders = [REFERENCE / f"converge-{model}-4xh200" for model in ("alexnet", "resnet")]
-    predicted = [
-        one
-        for folder in map(ResultsFolder, folders)
-        for one in read_predictions(folder, to_rows(summary_table(folder)))
-    ]
-    errors = pd.Series([one.error_ratio for one in predicted])
-    world_sizes = pd.Series([one.predicted["world_size"] for one in predicted])
-    short = (-100 * errors).round().astype(int)
-    two, four = short[world_sizes == 2], short[world_sizes == 4]
-    text = " ".join((ROOT / "docs" / "background" / "prediction.md").read_text(encoding="utf-8").split())
-    assert holds_numbers(text, f"{len(predicted)} cells")
-    inside = sum(one.is_inside for one in predicted)
-    errors_and_inside = f"{two.min()} to {two.max()}%, {four.min()} to {four.max()}%, {inside}"
-    assert holds_numbers(text, errors_and_inside)
 
 
 def committed() -> list[Path]:

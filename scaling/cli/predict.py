@@ -114,7 +114,7 @@ def predict(
     next_text = _next_measurement(predictions, cells, loaded, measure_next)
     if as_json:
         typer.echo(json.dumps([*rows, *orders], indent=1))
-        _require_predictions(predictions, left_out, machine)
+        _require_predictions(predictions, left_out, machine, topology)
         return
     typer.echo(
         f"simulated on {machine.name}, {machine.num_gpus or 'no'} GPUs: nothing here is measured; [95%]"
@@ -124,7 +124,7 @@ def predict(
         typer.echo(order["text"])
     if next_text:
         typer.echo(f"narrows most: {next_text}")
-    _require_predictions(predictions, left_out, machine)
+    _require_predictions(predictions, left_out, machine, topology)
 
 
 def parse_sizes(text: str) -> list[int]:
@@ -190,9 +190,9 @@ def _next_measurement(
 
 
 def _require_predictions(
-    predictions: list[Prediction], refused: list[NotPredicted], machine: Topology
+    predictions: list[Prediction], refused: list[NotPredicted], machine: Topology, topology: str
 ) -> None:
-    """Exits with 2 where nothing was predicted, and offers machines that are large enough."""
+    """Refuses where nothing was predicted, and offers machines that are large enough."""
     if predictions:
         return
     from topologies.schema import load, shipped
@@ -206,8 +206,7 @@ def _require_predictions(
         and {gpu.name for gpu in other.machine.of_kind("gpu")} == names
     ]
     offer = f"; with enough of them there are --topology {', '.join(larger)}" if larger else ""
-    typer.echo(f"nothing was predicted: {machine.name} has {machine.num_gpus} GPUs{offer}", err=True)
-    raise typer.Exit(2)
+    raise StudyError(f"nothing was predicted: {topology} has {machine.num_gpus} GPUs{offer}")
 
 
 def plan_by_predictions(

@@ -101,7 +101,7 @@ def test_convergence_gives_the_range_and_names_the_worst(study, epoch_line):
         ranks = [[epoch_line(1, 1.0, 0.1, accuracy)], *[[{"epoch": 1, "train_s": 1.0}]] * (size - 1)]
         study.add([ranks], kind="convergence", aggregator="ring", world_size=size, target_accuracy=0.95)
     text = said(study)
-    assert "lies between 90.00% and 98.00% over 3 combinations" in text
+    assert "is between 90.00% and 98.00% over 3 combinations" in text
     assert "the lowest is that of ring on 4 workers" in text
     assert "2 of 3 combinations reached 95.0% in every repeat; not so ring on 4 workers" in text
 
@@ -144,9 +144,9 @@ def test_cells_of_a_machine_that_was_started_again_are_told_apart(study):
     for aggregator in ("ring", "tree"):
         study.add_steps([[0.1] * 3], aggregator=aggregator, world_size=2)
     with_boots(study, "3fa2c1b0", "3fa2c1b0")
-    assert not any("between two restarts" in sentence for sentence in findings(study.folder))
+    assert not any("several machines or restarts" in sentence for sentence in findings(study.folder))
     with_boots(study, "3fa2c1b0", "00ff00ff")
-    (told,) = [one for one in findings(study.folder) if "between two restarts" in one]
+    (told,) = [one for one in findings(study.folder) if "several machines or restarts" in one]
     assert "1 cell on here/3fa2c1b0 (ring on 2 workers); 1 cell on here/00ff00ff (tree on 2 workers)" in told
 
 
@@ -155,7 +155,7 @@ def test_many_cells_of_a_host_are_counted(study):
         study.add_steps([[0.1] * 3], aggregator="ring", world_size=size)
     study.add_steps([[0.1] * 3], aggregator="tree", world_size=8)
     with_boots(study, *["a"] * 4, "b")
-    (told,) = [one for one in findings(study.folder) if "between two restarts" in one]
+    (told,) = [one for one in findings(study.folder) if "several machines or restarts" in one]
     assert "4 cells on here/a; 1 cell on here/b (tree on 8 workers)" in told
 
 
@@ -165,8 +165,8 @@ def test_containers_on_one_machine_are_one_and_many_machines_are_counted(study):
     with_boots(study, *["a"] * 6)
     for number, record in enumerate(study.folder.runs()):
         study.folder.write_run(replace(record, launch={**record.launch, "host": f"pod{number}"}))
-    assert not any("between two restarts" in sentence for sentence in findings(study.folder))
+    assert not any("several machines or restarts" in sentence for sentence in findings(study.folder))
     with_boots(study, *"abcdef")
-    (told,) = [one for one in findings(study.folder) if "between two restarts" in one]
+    (told,) = [one for one in findings(study.folder) if "several machines or restarts" in one]
     assert told.count("1 cell on pod") == 4
     assert "the rest on 2 more" in told

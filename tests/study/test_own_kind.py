@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from scaling.errors import StudyError
-from scaling.report.write import write_all
+from scaling.report import write_report
 from scaling.store import ResultsFolder
 from scaling.study.cells import Machine, resolve
 from scaling.study.kinds import KINDS, label_of
@@ -66,7 +66,7 @@ def test_its_cell_is_run_recorded_reported_and_read_back(tmp_path, group):  # no
     folder.finish_run(record, KINDS["barrier"].summary([summary]))
     (rank,) = folder.samples(cell.id, 0)
     assert [row["barrier"] for row in rank] == [0, 1, 2, 3, 4]
-    table = write_all(folder).table
+    table = write_report(folder).table
     assert table[["kind", "world_size", "state"]].to_numpy().tolist() == [["barrier", 1, "done"]]
     assert remaining_launches(folder, resolved) == []
 
@@ -77,4 +77,4 @@ def test_folder_is_read_where_its_kind_is_not_known(tmp_path, monkeypatch):
     prepare(folder, study, resolve(study, MACHINE))
     monkeypatch.delitem(KINDS, "barrier")
     assert label_of(folder.runs()[0].cell) == "barrier"
-    assert write_all(folder).table["state"].tolist() == ["planned", "planned"]
+    assert write_report(folder).table["state"].tolist() == ["planned", "planned"]
