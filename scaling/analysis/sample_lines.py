@@ -17,7 +17,7 @@ Integers = NDArray[np.int64]
 Line = dict[str, Any]
 
 
-def is_unsplit(line: Line) -> bool:
+def is_unprofiled(line: Line) -> bool:
     """Whether a line's `step_s` is that of a whole step; lines of old folders count as both kinds."""
     return not line.get("split", False)
 

@@ -24,7 +24,7 @@ from scaling.analysis.sample_lines import (
     aligned,
     by_number,
     is_split,
-    is_unsplit,
+    is_unprofiled,
     loss,
     rank_step,
 )
@@ -211,13 +211,13 @@ def read_cell(folder: ResultsFolder, records: list[RunRecord]) -> CellResult:
 def _read_launch(folder: ResultsFolder, record: RunRecord) -> IterationLaunch:
     where = _where(folder, record)
     measured = [[line for line in lines if not line["warmup"]] for lines in _lines(folder, record)]
-    unsplit = [[line for line in lines if is_unsplit(line)] for lines in measured]
+    unprofiled = [[line for line in lines if is_unprofiled(line)] for lines in measured]
     captured = record.cell["step"] == "captured"
     split = [[line for line in lines if is_split(line, captured=captured)] for lines in measured]
-    numbers = aligned(unsplit, "iteration", where)
-    steps_s = [[line["step_s"] for line in by_number(lines, "iteration")] for lines in unsplit]
+    numbers = aligned(unprofiled, "iteration", where)
+    steps_s = [[line["step_s"] for line in by_number(lines, "iteration")] for lines in unprofiled]
     rank_steps_s = np.array(steps_s, dtype=np.float64)
-    starts_s = _starts_s(by_number(unsplit[0], "iteration"))
+    starts_s = _starts_s(by_number(unprofiled[0], "iteration"))
     return IterationLaunch(record.repeat, numbers, rank_steps_s, _profiled_steps(split, where), starts_s)
 
 

@@ -14,7 +14,7 @@ from scaling.store.content_schemas import (
     StudyModel,
 )
 from scaling.store.files import read_document
-from scaling.store.upgrades import upgraded_prediction
+from scaling.store.upgrades import upgraded_prediction, with_new_keys
 from topologies.documents import from_json, from_yaml
 from topologies.texts import is_clean
 
@@ -28,7 +28,8 @@ def read_study(folder: Path) -> dict[str, Any]:
         StoreError: it is missing or damaged.
     """
     mend = f"`scaling run STUDY --out {folder}` with the study that was measured writes it again"
-    return read_document(folder / "study.yaml", from_yaml, StudyModel, mend)
+    study = read_document(folder / "study.yaml", from_yaml, StudyModel, mend)
+    return {**study, "parts": [with_new_keys(part) for part in study["parts"]]} if "parts" in study else study
 
 
 def read_environment(folder: Path) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from scaling.store.schemas import RunModel, validate
 from scaling.store.upgrades import upgraded
 from topologies.documents import DocumentError, from_json
 
-SCHEMA_VERSION = 3  # what the ones before had: `scaling.store.upgrades`
+SCHEMA_VERSION = 4  # what the ones before had: `scaling.store.upgrades`
 
 State = Literal["planned", "running", "done", "failed"]
 MAX_DEATHS = 2

@@ -117,7 +117,8 @@ class CellModel(_Variables):  # type: ignore[misc]
     precision_goal: Positive | None = None
     min_seconds: Seconds | None = None
     max_seconds: Seconds | None = None
-    split_iterations: Count | None = None
+    profiled_iterations: Count | None = None
+    split_iterations: Count | None = None  # the same in older folders
     epochs: Count | None = None
     target_accuracy: Finite | None = None
     exchanges: bool | None = None

@@ -5,7 +5,8 @@ gradient that goes there, and not what comes back. Since version 2 it has both. 
 follows from the aggregator where that moved its whole gradient; else the bytes are dropped, so that no table
 mixes the two counts. `messages_per_rank` likewise, which is dropped with any such copy.
 
-Until version 2 the second cell of an A/A pair was called `twin`; since version 3 it is `aa_replicate`.
+Until version 2 the second cell of an A/A pair was called `twin`, since version 3 `aa_replicate`;
+until version 3 `profiled_iterations` were `split_iterations`.
 """
 
 from __future__ import annotations
@@ -58,18 +59,23 @@ _BETWEEN_RANKS = (
 """The aggregators of version 1 that copy nothing to host memory; the two of MPI where there is no GPU."""
 
 
-_RENAMED_KEYS = {"twin": "aa_replicate"}
-"""Of a cell, since version 3."""
+_RENAMED_KEYS = {"twin": "aa_replicate", "split_iterations": "profiled_iterations"}
+"""Of a cell or a part of a study."""
+
+
+def with_new_keys(values: Mapping[str, Any]) -> dict[str, Any]:
+    """A cell or a part of a study under the names of today."""
+    return {_RENAMED_KEYS.get(key, key): value for key, value in values.items()}
 
 
 def upgraded(values: Mapping[str, Any], version: int) -> dict[str, Any]:
     """The values of a run's record of that version, as one of today's."""
     cell, summary = values.get("cell"), values.get("summary")
-    upgraded_values = {**values, "schema_version": 3}
+    upgraded_values = {**values, "schema_version": 4}
     if version < 2 and isinstance(summary, dict) and summary.get(_BYTES):
         upgraded_values["summary"] = _both_directions(cell or {}, summary)
-    if version < 3 and isinstance(cell, dict):
-        upgraded_values["cell"] = {_RENAMED_KEYS.get(key, key): value for key, value in cell.items()}
+    if version < 4 and isinstance(cell, dict):
+        upgraded_values["cell"] = with_new_keys(cell)
     return upgraded_values
 
 

@@ -68,7 +68,7 @@ class Cell:
     precision_goal: float | None = None
     min_seconds: float | None = None
     max_seconds: float | None = None
-    split_iterations: int | None = None
+    profiled_iterations: int | None = None
     input_placement: str = "device"
     loader_workers: int | None = None
     aa_replicate: int = 0
@@ -115,6 +115,7 @@ class Cell:
         """Twelve hexadecimal digits of the identity's SHA-256."""
         added = {axis.name: axis.default for axis in AXES if axis.since > 1}
         names = {axis.name: axis.was for axis in AXES if axis.was}
+        names["profiled_iterations"] = "split_iterations"  # what it was called when identities began
         identity = {
             names.get(key, key): value
             for key, value in asdict(self).items()

@@ -174,7 +174,7 @@ def _sample_s(row: Mapping[str, Any], cell: Cell, end: str) -> float:
 def _measuring_s(cell: Cell, row: Mapping[str, Any] | None) -> float:
     step_s = float(row["iteration_s"]) if row else 0.1
     iterations = min(cell.iterations or USUAL_ITERATIONS, USUAL_ITERATIONS)
-    steps = iterations + (cell.warmup or 0) + (cell.split_iterations or 0)
+    steps = iterations + (cell.warmup or 0) + (cell.profiled_iterations or 0)
     seconds = max(steps * step_s, cell.min_seconds or 0.0)
     if cell.max_seconds is not None:
         seconds = min(seconds, 1.5 * cell.max_seconds)

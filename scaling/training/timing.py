@@ -62,7 +62,7 @@ class Extent:
         min_seconds: the unprofiled part lasts so long at least, where `iterations` allow.
         max_seconds: a budget for warm-up and unprofiled iterations together, and half as much for profiled
         ones.
-        split_iterations: at most, and fewer where half of `max_seconds` does not hold them.
+        profiled_iterations: at most, and fewer where half of `max_seconds` does not hold them.
     """
 
     warmup: int
@@ -70,7 +70,7 @@ class Extent:
     precision_goal: float | None = None
     min_seconds: float = 0.0
     max_seconds: float | None = None
-    split_iterations: int = 20
+    profiled_iterations: int = 20
 
     def warmup_end(self, times: Sequence[float], elapsed_s: float) -> str | None:
         """Why warm-up ends after iterations that took `times`; None: it goes on."""
@@ -109,9 +109,9 @@ class Extent:
     def num_split(self, pace_s: float) -> int:
         """Profiled iterations to keep."""
         if self.max_seconds is None:
-            return self.split_iterations
+            return self.profiled_iterations
         fitting = int(self.max_seconds / 2 / max(pace_s, 1e-9))
-        return max(min(self.split_iterations, fitting), min(MIN_ITERATIONS, self.split_iterations))
+        return max(min(self.profiled_iterations, fitting), min(MIN_ITERATIONS, self.profiled_iterations))
 
 
 @dataclass

@@ -27,7 +27,7 @@ def test_a_slow_rank_and_a_slow_tenth_step_are_named_in_real_processes(scaling):
             "iterations": 60,
             "precision_goal": None,
             "noise_pair": False,
-            "split_iterations": 12,
+            "profiled_iterations": 12,
         },
         **{"aggregators": ["all_reduce"], "bucket_mb": [0.008]},
         "workloads": [

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.processes
 
 HERE = [name for name in BUILT_IN if create(name).library is None and not create(name).overlapped_only]
 
-FEW = {"warmup": 1, "iterations": 6, "precision_goal": None, "split_iterations": 2, "noise_pair": False}
+FEW = {"warmup": 1, "iterations": 6, "precision_goal": None, "profiled_iterations": 2, "noise_pair": False}
 
 WORKLOAD = {
     "model": {"name": "mlp", "hidden": [16]},

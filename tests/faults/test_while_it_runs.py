@@ -24,7 +24,7 @@ WORKLOAD = {
     "dataset": {"name": "synthetic", "input_shape": [20], "num_classes": 3},
     "global_batch": 16,
 }
-FEW = {"warmup": 10, "iterations": 60, "precision_goal": None, "split_iterations": 2, "noise_pair": False}
+FEW = {"warmup": 10, "iterations": 60, "precision_goal": None, "profiled_iterations": 2, "noise_pair": False}
 FIRST_CALLS = 14
 """The checked steps and the first of the warm-up: those after them are known to be fast."""
 

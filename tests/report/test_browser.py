@@ -26,7 +26,7 @@ def fill(study: StudyFolder) -> None:
     for index, label in enumerate(AGGREGATORS):
         for size in (1, 2, 4):
             step_s = 0.1 / size + 0.003 * index * (size > 1)
-            unsplit = [[step_s, step_s * 1.01, step_s * 1.02] for _ in range(3)]
+            unprofiled = [[step_s, step_s * 1.01, step_s * 1.02] for _ in range(3)]
             ranks = [
                 [
                     split(
@@ -41,7 +41,7 @@ def fill(study: StudyFolder) -> None:
                 for rank in range(size)
             ]
             name = label.partition("(")[0]
-            study.add_split(unsplit, ranks, aggregator=name, aggregator_label=label)
+            study.add_split(unprofiled, ranks, aggregator=name, aggregator_label=label)
     for label, accuracy in (("all_reduce", 0.96), ("ring", 0.97)):
         lines = [epoch(1, 1.0, 0.5, 0.9), epoch(2, 2.0, 0.02, accuracy)]
         study.add([[lines]], kind="convergence", aggregator=label, target_accuracy=0.95)

@@ -81,7 +81,7 @@ class Report:
         ]
 
     def iteration_s(self, cell_id):
-        """The median over repeats and iterations of the slowest rank, unsplit and not warm-up."""
+        """The median over repeats and iterations of the slowest rank, unprofiled and not warm-up."""
         slowest = []
         for ranks in self.lines(cell_id):
             kept = [

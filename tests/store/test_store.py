@@ -307,12 +307,12 @@ class TestDamage:
         with pytest.raises(StoreError, match=r"run\.json is damaged"):
             folder.runs()
 
-    @pytest.mark.parametrize("version", [0, 4, None, True])
+    @pytest.mark.parametrize("version", [0, 5, None, True])
     def test_other_schema_version_is_an_error_with_both_numbers(self, folder, version):
         path = run_folder(folder) / "run.json"
         path.write_text(json.dumps({**json.loads(path.read_text()), "schema_version": version}))
         with pytest.raises(
-            StoreError, match=rf"run\.json: schema_version is {version}; this program reads 1 to 3"
+            StoreError, match=rf"run\.json: schema_version is {version}; this program reads 1 to 4"
         ):
             folder.run(CELL, 0)
 

@@ -23,7 +23,7 @@ def read_back(tmp_path, version, aggregator, counted, device="cuda", num_paramet
     path = tmp_path / "runs" / "abc" / "0" / "run.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "schema_version": version}))
     record = folder.run("abc", 0)
-    assert record.schema_version == 3
+    assert record.schema_version == 4
     assert folder.runs() == [record]
     return record.summary
 
@@ -96,3 +96,12 @@ def test_replicate_of_an_a_a_pair_had_another_name(tmp_path, version):
     path.write_text(json.dumps({**json.loads(path.read_text()), "schema_version": version}))
     assert folder.run("abc", 0).cell["aa_replicate"] == 1
     assert "twin" not in folder.run("abc", 0).cell
+
+
+def test_profiled_iterations_had_another_name(tmp_path):
+    folder = ResultsFolder(tmp_path)
+    cell = {"kind": "own", "device": "cpu", "world_size": 2, "split_iterations": 7}
+    folder.write_study({"name": "s", "parts": [{"kind": "iteration", "split_iterations": 7}]})
+    folder.write_run(RunRecord("abc", 0, cell, schema_version=3))
+    assert folder.run("abc", 0).cell["profiled_iterations"] == 7
+    assert folder.study()["parts"] == [{"kind": "iteration", "profiled_iterations": 7}]

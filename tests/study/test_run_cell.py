@@ -43,7 +43,7 @@ TIMED = Cell(
     precision_goal=0.5,
     min_seconds=0.0,
     max_seconds=20.0,
-    split_iterations=4,
+    profiled_iterations=4,
     model_parameters={"hidden": [8]},
 )
 TRAINED = replace(
@@ -53,7 +53,7 @@ TRAINED = replace(
     global_batch=128,
     warmup=None,
     iterations=None,
-    split_iterations=None,
+    profiled_iterations=None,
     epochs=1,
 )
 
@@ -236,6 +236,6 @@ class TestTimedCell:
 
 
 def test_extent_is_the_cells():
-    extent = extent_of(replace(TIMED, min_seconds=None, split_iterations=None))
+    extent = extent_of(replace(TIMED, min_seconds=None, profiled_iterations=None))
     assert (extent.warmup, extent.iterations, extent.precision_goal) == (2, 30, 0.5)
-    assert (extent.min_seconds, extent.max_seconds, extent.split_iterations) == (0.0, 20.0, 0)
+    assert (extent.min_seconds, extent.max_seconds, extent.profiled_iterations) == (0.0, 20.0, 0)

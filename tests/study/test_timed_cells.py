@@ -104,7 +104,7 @@ class TestExtent:
         (part,) = parse_study(BASE, "my.yaml").parts
         assert isinstance(part, IterationPart)
         assert (part.iterations, part.precision_goal, part.max_seconds) == (1000, 0.01, 20.0)
-        assert (part.split_iterations, part.noise_pair) == (20, True)
+        assert (part.profiled_iterations, part.noise_pair) == (20, True)
         assert part.input_placement == ["device"]
 
     @pytest.mark.parametrize(("machine", "min_seconds"), [(CPU, 0.0), (GPUS, 0.5)], ids=["cpu", "gpus"])
@@ -113,7 +113,7 @@ class TestExtent:
         assert {cell.min_seconds for cell in cells(machine, min_seconds=2)} == {2.0}
 
     def test_cells_have_what_the_study_says(self):
-        said = {"iterations": 7, "precision_goal": None, "max_seconds": None, "split_iterations": 5}
+        said = {"iterations": 7, "precision_goal": None, "max_seconds": None, "profiled_iterations": 5}
         for cell in cells(**said):
             assert {name: getattr(cell, name) for name in said} == said
 
@@ -128,7 +128,7 @@ class TestExtent:
     def test_convergence_has_none_of_it(self):
         for cell in cells(kind="convergence", aggregators=["ring"]):
             assert (cell.warmup, cell.iterations, cell.precision_goal, cell.min_seconds) == (None,) * 4
-            assert (cell.split_iterations, cell.loader_workers) == (None, None)
+            assert (cell.profiled_iterations, cell.loader_workers) == (None, None)
             assert cell.input_placement == "device"
 
     @pytest.mark.parametrize("value", [0, 1, -0.1, True])
@@ -140,3 +140,9 @@ class TestExtent:
     def test_buckets_have_a_size(self, value):
         with pytest.raises(StudyError, match=r"bucket_mb\.\d is (0|-1): input should be greater than 0"):
             parse_study({**BASE, "step": "overlapped", "bucket_mb": value}, "my.yaml")
+
+
+def test_old_name_of_profiled_iterations_works_with_a_warning():
+    with pytest.warns(FutureWarning, match="profiled_iterations"):
+        (part,) = parse_study({**BASE, "split_iterations": 7}, "my.yaml").parts
+    assert part.profiled_iterations == 7

@@ -40,7 +40,7 @@ LATE = Cell(
     warmup=1,
     iterations=3,
     max_seconds=1.5,
-    split_iterations=6,
+    profiled_iterations=6,
     model_parameters={"hidden": [8]},
 )
 SLOW = replace(

@@ -223,31 +223,31 @@ class TestSplitIterations:
         return made
 
     def test_first_ones_only_settle(self, clock):
-        made = self.split(clock, Extent(3, 5, split_iterations=7))
+        made = self.split(clock, Extent(3, 5, profiled_iterations=7))
         assert [row["warmup"] for row in made.rows] == [True] * SPLIT_SETTLING + [False] * 7
         assert {row["split"] for row in made.rows} == {True}
         assert made.seconds["split"] == SPLIT_SETTLING + 7
 
     @pytest.mark.parametrize(("max_seconds", "kept"), [(None, 20), (1000, 20), (40, 20), (20, 10), (1, 3)])
     def test_they_are_fewer_where_half_the_budget_does_not_hold_them(self, clock, max_seconds, kept):
-        made = self.split(clock, Extent(3, 5, max_seconds=max_seconds, split_iterations=20))
+        made = self.split(clock, Extent(3, 5, max_seconds=max_seconds, profiled_iterations=20))
         assert counts(made) == (SPLIT_SETTLING, kept)
 
     def test_study_may_ask_for_fewer_than_three(self, clock):
-        assert counts(self.split(clock, Extent(3, 5, max_seconds=1, split_iterations=2))) == (
+        assert counts(self.split(clock, Extent(3, 5, max_seconds=1, profiled_iterations=2))) == (
             SPLIT_SETTLING,
             2,
         )
 
     def test_they_go_by_the_slowest_rank(self, clock):
-        extent = Extent(3, 5, max_seconds=40, split_iterations=20)
+        extent = Extent(3, 5, max_seconds=40, profiled_iterations=20)
         made = self.split(clock, extent, seconds=lambda _: 1.0, factor=2)
         assert counts(made) == (SPLIT_SETTLING, 10)
         assert made.seconds["split"] == 2 * (SPLIT_SETTLING + 10)
 
     @pytest.mark.parametrize(("settle_each", "looks"), [(False, 2), (True, SPLIT_SETTLING + 7 + 2)])
     def test_marks_may_be_taken_after_each(self, clock, settle_each, looks):
-        made = measured(clock, Extent(3, 5, split_iterations=7))
+        made = measured(clock, Extent(3, 5, profiled_iterations=7))
         before = clock.num_anchors
         made.split(settle_each=settle_each)
         assert clock.num_anchors - before == looks
@@ -257,7 +257,7 @@ class TestSplitIterations:
 class TestRows:
     @pytest.fixture
     def rows(self, clock) -> list[dict]:
-        made = measurement(clock, Extent(3, 5, split_iterations=4))
+        made = measurement(clock, Extent(3, 5, profiled_iterations=4))
         made.host_offset_s = 500.0
         made.warm_up()
         made.measure()

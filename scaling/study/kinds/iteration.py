@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from scaling.errors import StudyError
+from scaling.store.upgrades import with_new_keys
 from scaling.study.kinds.base import Machine
 from scaling.study.kinds.training import TrainingKind
 from scaling.study.parts import Augmentation, Axis, Number, PositiveInt, TrainingPart
@@ -43,7 +45,7 @@ class IterationPart(TrainingPart):
     """Least time of the measured iterations; default 0.5 on GPUs, 0 on CPUs."""
     max_seconds: Number | None = Field(20.0, gt=0)
     """Most time of the measured iterations; null: no limit."""
-    split_iterations: PositiveInt = 20
+    profiled_iterations: PositiveInt = 20
     """Profiled iterations, in which phases are marked."""
     input_placement: Annotated[list[Literal["device", "pinned", "pageable", "loader"]], Axis] = ["device"]
     """Where batches come from: GPU memory, host memory (pinned, pageable), or a DataLoader."""
@@ -53,6 +55,15 @@ class IterationPart(TrainingPart):
     """standard: time the step with augmented images, as a training has it."""
     noise_pair: bool = True
     """Measure some cells twice (A/A pairs) for the noise floor."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _under_its_old_name(cls, values: Any) -> Any:
+        """`split_iterations` works one version more."""
+        if not isinstance(values, dict) or "split_iterations" not in values:
+            return values
+        warnings.warn("split_iterations is called profiled_iterations now", FutureWarning, stacklevel=2)
+        return with_new_keys(values)
 
 
 class IterationKind(TrainingKind[IterationPart]):
@@ -93,7 +104,7 @@ class IterationKind(TrainingKind[IterationPart]):
         """How many iterations are measured, and what loads their batches."""
         from scaling.study.recipes import timed_augmentation
 
-        names = ("warmup", "iterations", "precision_goal", "max_seconds", "split_iterations")
+        names = ("warmup", "iterations", "precision_goal", "max_seconds", "profiled_iterations")
         min_seconds = part.min_seconds
         if min_seconds is None:
             min_seconds = MIN_SECONDS_ON_GPU if device == "cuda" else 0.0
@@ -119,7 +130,7 @@ class IterationKind(TrainingKind[IterationPart]):
         if cell.precision_goal is not None:
             usual_s = max(USUAL_ITERATIONS * step_s, cell.min_seconds or 0.0)
             seconds = min(seconds, cell.warmup * step_s + usual_s)
-        seconds += (cell.split_iterations or 0) * step_s
+        seconds += (cell.profiled_iterations or 0) * step_s
         if cell.max_seconds is not None:
             seconds = min(seconds, max(1.5 * cell.max_seconds, 7 * step_s))
         return seconds

@@ -106,5 +106,5 @@ def extent_of(cell: Cell) -> Extent:
         cell.precision_goal,
         cell.min_seconds or 0.0,
         cell.max_seconds,
-        cell.split_iterations or 0,
+        cell.profiled_iterations or 0,
     )
