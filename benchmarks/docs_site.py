@@ -4,8 +4,7 @@
 
 The pages are docs/*.md and the README files of the results. Links to folders of results/reference lead to
 their reports, links to other files of the repository become their paths. The site needs no network: style and
-scripts are in it (Material for MkDocs, without its fonts from the web); search needs a server, such as
-`python -m http.server --directory build/site`.
+scripts are in it (Material for MkDocs, without its fonts from the web), and search works from file://.
 """
 
 from __future__ import annotations
@@ -83,6 +82,8 @@ def write_source(folder: Path, reports: list[str]) -> None:
         reports: names of the results folders that have a report in gallery/.
     """
     pages = page_paths()
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copy(ROOT / "docs" / "iframe-worker.js", folder)
     for page, place in pages.items():
         text, pictures = with_links_of_the_site((ROOT / page).read_text(encoding="utf-8"), page, pages)
         if page == "results/reference/README.md":
@@ -139,14 +140,15 @@ def main() -> int:
     names = sorted(path.parent.name for path in REFERENCE.glob("*/study.yaml"))
     if options.folders is not None:
         names = [name for name in options.folders.split(",") if name]
-    source = options.out.with_name(f"{options.out.name}-source")
-    for folder in (source, options.out):
+    site = options.out.resolve()
+    source = site.with_name(f"{site.name}-source")
+    for folder in (source, site):
         shutil.rmtree(folder, ignore_errors=True)
     write_source(source, names)
     write_reports(source / "gallery", names, source.with_name("reports"))
-    build(source, options.out)
+    build(source, site)
     shutil.rmtree(source)
-    print(options.out / "index.html")
+    print(site / "index.html")
     return 0
 
 
