@@ -55,13 +55,13 @@ def _with_one_cause(rows: Sequence[Row], findings: Findings) -> list[list[Row]]:
 
 
 def _of_others(findings: Sequence[Finding]) -> str:
-    """How much it is of the other cells of which the same is said."""
+    """The same share of a step in the other cells with this cause."""
     shares = sorted(one.values["share"] for one in findings)
     if not shares or shares[-1] <= 0:
         return ""
     low, high = percent(shares[0], 0), percent(shares[-1], 0)
-    others = "the other" if len(shares) == 1 else "the others"
-    return f" (of {others}: {low if low == high else f'{low} to {high}'})"
+    others = "the other cell" if len(shares) == 1 else "the other cells"
+    return f" ({others}: {low if low == high else f'{low} to {high}'})"
 
 
 def _foremost(findings: Sequence[Finding]) -> Sequence[Finding]:
@@ -84,7 +84,7 @@ def details(rows: Sequence[Row], findings: Findings, chosen: Sequence[Row]) -> I
         for finding in findings[row["cell_id"]]:
             yield from _detail(finding)
         if not findings[row["cell_id"]]:
-            yield "  no rule holds"
+            yield "  nothing found"
         yield ""
 
 

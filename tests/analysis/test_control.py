@@ -123,7 +123,7 @@ class TestCheck:
 
     def test_times_within_what_the_launches_scatter_agree(self):
         wide = arm(0.5e-3, 0.65e-3)
-        assert checked(wide, row(), 0.02) == "agree (within what their launches scatter)"
+        assert checked(wide, row(), 0.02) == "agree (within the scatter of their launches)"
         assert not checked(wide, row(), 0.01).startswith("agree")
 
     def test_difference_that_is_known_too_coarsely_resolves_nothing(self):

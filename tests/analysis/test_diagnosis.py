@@ -116,7 +116,7 @@ def test_a_busy_core_is_named_as_what_slows_the_rank(make_study):
     )
     found = said_first(study, cell, num_cores=2)
     assert found.kind == "slow_rank"
-    assert "its core is busy, it waits for one 30% of the time" in text_of(found)
+    assert "it waits for a CPU core 30% of the time" in text_of(found)
 
 
 def test_workers_that_may_use_one_core_alone_are_oversubscribed(make_study):
@@ -283,9 +283,9 @@ def test_nothing_is_named_where_all_ranks_take_equally_long(make_study, spans):
 def test_more_workers_are_not_advised_where_more_were_measured_and_brought_nothing(make_study):
     study = make_study()
     two = study.add(steps(12.5), spans=eager(), aggregator="ring", world_size=2)
-    assert "more workers share it" in line_of(said_first(study, two))
+    assert "try more workers" in line_of(said_first(study, two))
     study.add(steps(13.0), spans=eager(), aggregator="ring", world_size=4)
-    assert "more workers" not in line_of(said_first(study, two))
+    assert "try more workers" not in line_of(said_first(study, two))
 
 
 def test_the_overview_says_first_what_the_cell_says_first_and_the_same_of_several_once(make_study):

@@ -71,7 +71,7 @@ def test_small_batch_leaves_the_gpu_idle(make_study):
     )
     found = first(study, small)
     assert found.kind == "small_batch"
-    assert "batch per worker 32 leaves the GPU idle" in text_of(found)
+    assert "batch 32 per worker underuses the GPU" in text_of(found)
     # As fast per sample as with 128 it would take 10 / 4 of the 9.5 ms.
     assert found.values["share"] == pytest.approx((9.5 - 10 / 4) / 9.5)
 
@@ -169,7 +169,7 @@ def test_an_exact_aggregator_that_packs_tensors_is_no_codec_that_pays(make_study
          "bound by the loader (2 workers)"),
         ([("forward", 2), ("d2h", 2), ("reduce", 4), ("h2d_result", 2)],
          {"aggregator": "host_serial", "world_size": 2}, "host_sums",
-         "copies up 20%, sums 40%, copies back 20%"),
+         "copies to the host 20%, sums 40%, copies back 20%"),
         ([("forward", 2), ("encode", 6), ("decode", 2)], {"aggregator": "one_bit", "world_size": 2}, "codec",
          "encoding and decoding take 80%"),
         ([("forward", 4), ("update", 6)], {}, "update", "the update takes 60%"),
@@ -251,7 +251,7 @@ def test_document_has_every_rule_with_its_threshold_and_columns():
 
 @pytest.mark.parametrize(
     ("reason", "then"),
-    [("rank 0: out of memory: 2 GiB", "try a smaller batch per worker"), ("no tree", "mend it, then")],
+    [("rank 0: out of memory: 2 GiB", "try a smaller batch per worker"), ("no tree", "fix the cause, then")],
 )
 def test_a_failed_cell_has_its_reason_and_what_its_kind_of_failure_asks_for(make_study, reason, then):
     study = make_study()

@@ -238,7 +238,7 @@ class TestTrainingsThatAreNotOver:
         assert epochs.groupby("cell_id").state.first()[cell_id] == state
         assert set(epochs[epochs.cell_id != cell_id].state) == {"done"}
         page = report.page.read_text()
-        assert "ring on 2 workers is not over: after 2 of 9 epochs the training loss is 0.5 and" in page
+        assert "ring on 2 workers has not finished: after 2 of 9 epochs the training loss is 0.5 and" in page
         assert "not over yet" in page, "the legend of its line"
 
     def told(self, study):
@@ -253,9 +253,10 @@ class TestTrainingsThatAreNotOver:
         for cell_id, repeat, loss in ((ids[0], 0, 0.25), (ids[1], 1, None)):
             study.folder.sample_writer(cell_id, repeat, 0)([epoch_line(1, 1.0, loss, 0.5)])
         assert [one.partition(": ")[2] for one in self.told(study)] == [
-            "ring on 1 worker, seed 0 is not over: after 1 of 9 epochs the training loss is 0.25 and the "
-            "test accuracy 50.00%.",
-            "ring on 1 worker, seed 1, repeat 1 is not over: after 1 of 9 epochs the loss is not finite.",
+            "ring on 1 worker, seed 0 has not finished: after 1 of 9 epochs the training loss is 0.25 and "
+            "the test accuracy 50.00%.",
+            "ring on 1 worker, seed 1, repeat 1 has not finished: "
+            "after 1 of 9 epochs the loss is not finite.",
         ]
 
     def test_sentences_tell_recipes_apart(self, study, epoch_line):

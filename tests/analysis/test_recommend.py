@@ -118,7 +118,7 @@ def test_lossy_accuracy_is_not_held_against_an_exact_one_of_another_update(make_
     found = only(study)
     assert found.choice.row["cell_id"] == exact
     assert any(
-        "no exact training by that momentum and batch" in text_of(one.reason) for one in found.excluded
+        "no exact training with that momentum and batch" in text_of(one.reason) for one in found.excluded
     )
 
 
@@ -143,7 +143,7 @@ def test_choice_that_the_launches_do_not_show_is_undecided_with_the_repeats_that
     assert found.state == "undecided"
     assert [one.candidate.row["aggregator"] for one in found.rivals] == ["tree"]
     assert found.more_repeats > 0
-    assert f"about {found.more_repeats} more repeats would tell" in text_of(found.finding)
+    assert f"about {found.more_repeats} more repeats would decide" in text_of(found.finding)
     assert "at most" in text_of(found.cost)
 
 
@@ -213,7 +213,7 @@ def test_one_launch_decides_nothing_and_says_so(make_study, factor):
     study.add(launches(0.010 * factor, count=1), aggregator="tree", world_size=4)
     found = only(study)
     assert (found.state, found.more_repeats) == ("one_launch", FEWEST - 1)
-    assert "one launch, no verdict. The lowest seen is ring" in text_of(found.finding)
+    assert "one launch, no verdict. Fastest so far: ring" in text_of(found.finding)
 
 
 def test_efficiency_is_the_shortest_time_that_keeps_it(make_study):
@@ -251,7 +251,7 @@ def test_efficiency_on_the_bound_is_undecided(make_study):
     study.add(launches(0.010, spread=0.02), aggregator="ring", world_size=2)
     found = only(study, "efficiency >= 0.8")
     assert found.state == "undecided"
-    assert "may lie on either side" in text_of(found.finding)
+    assert "may be above or below the bound" in text_of(found.finding)
 
 
 def test_gpu_hours_count_the_workers(make_study):

@@ -104,9 +104,9 @@ def test_sentence_tells_exact_from_lossy(study, train, seeded):
     train(0.70, aggregator="one_bit", world_size=2)
     (told,) = texts_of(map(seed_noise_finding, found(study, lossy=("one_bit",))))
     assert "none on 1 worker reaches 92.00% (standard deviation over 3 seeds 2.00%)" in told
-    assert "another seed would lie within 9.94 points of it in 95% of cases" in told
+    assert "in 95% of cases another seed is within 9.94 points of it" in told
     assert "The exact ring on 1 worker is within that noise (+1.00 points)." in told
-    assert "Of the lossy ones one_bit on 2 workers (-22.00 points) lies beyond that noise." in told
+    assert "Of the lossy ones one_bit on 2 workers (-22.00 points) is beyond that noise." in told
     assert "of the same seed, exact ones differ in accuracy by 3.00 points at most" in told
 
 

@@ -107,7 +107,7 @@ class TestSentences:
     def test_they_speak_of_accuracy_and_say_that_there_is_no_time(self, shared):
         said = " ".join(findings(shared.folder))
         assert "2 of 2 combinations reached 95.0% in every repeat." in said
-        assert "4 workers on 2 GPUs: the accuracy is that of so many workers; nothing is said" in said
+        assert "4 workers on 2 GPUs: the accuracy holds for that many workers; times are left out" in said
 
     def test_nothing_is_said_where_nobody_shared(self, study, lines):
         study.add([[lines(1.0)]], kind="convergence", device="cuda")

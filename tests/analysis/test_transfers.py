@@ -212,9 +212,9 @@ class TestPeople:
     def test_sentence_names_copies_and_all_reduce(self, links):
         (sentence,) = texts_of(transfer_findings(read_transfers(links.folder)))
         assert sentence.startswith("One GPU alone copies 52.")
-        assert "of all 2 at once each copies 26." in sentence
+        assert "with all 2 at once, each copies 26." in sentence
         assert (
-            "2 GPUs without access between them reach a bus bandwidth of 20.0 GB/s in an all-reduce of 1 GiB"
+            "2 GPUs without peer access reach a bus bandwidth of 20.0 GB/s in an all-reduce of 1 GiB"
             in sentence
         )
 

@@ -71,7 +71,7 @@ def test_the_sentence_names_the_worst_cell_and_the_part_that_failed(study):
     found = read_predictions(study.folder, to_rows(summary_table(study.folder)))
     (sentence,) = texts_of(prediction_findings(found))
     assert "off by 100.0%" in sentence
-    assert "the computation was taken" in sentence
+    assert "the computation was predicted" in sentence
     assert "too long (compute extrapolated)" in sentence
 
 
@@ -94,7 +94,7 @@ def test_a_cell_that_exchanges_nothing_blames_no_exchange(study):
     changes = {"aggregator": "none", "compute_s": 0.020, "exposed_comm_s": 0.0}
     study.folder.write_predictions([predicted(cell, 0.020, **changes)])
     (one,) = read_predictions(study.folder, to_rows(summary_table(study.folder)))
-    assert "the computation was taken" in one.failed_assumption()
+    assert "the computation was predicted" in one.failed_assumption()
 
 
 def test_steps_whose_phases_tell_of_another_time_leave_open_what_failed(study):
@@ -106,7 +106,7 @@ def test_steps_whose_phases_tell_of_another_time_leave_open_what_failed(study):
     changes = {"aggregator": "none", "compute_s": 0.004, "exposed_comm_s": 0.0}
     study.folder.write_predictions([predicted(cell, 0.004, **changes)])
     (one,) = read_predictions(study.folder, to_rows(summary_table(study.folder)))
-    assert "it is not known which part failed" in one.failed_assumption()
+    assert "the wrong part is not known" in one.failed_assumption()
 
 
 @pytest.fixture
