@@ -123,7 +123,7 @@ def test_goal_that_was_reached_or_not_set_is_not_warned_of(study, reason, goal):
     assert warnings(study) == []
 
 
-IN_HOST_MEMORY = "host memory: the data set was copied batch by batch; the seconds hold that"
+IN_HOST_MEMORY = "host memory: the data set was copied batch by batch; the seconds include that"
 
 
 def add_training(study, epoch_line, in_host_memory, *, is_old=False, **cell):

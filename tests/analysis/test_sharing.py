@@ -77,8 +77,8 @@ class TestRow:
     def test_warning_says_how_many_shared_what(self, shared):
         (group,) = group_rows(list(rows_of(shared).values()))
         (warning,) = warnings_of(group)
-        assert warning.startswith("shared GPUs: 4 workers on 2 GPUs: the accuracy is that of 4 workers")
-        assert "not those of 4 GPUs" in warning
+        assert warning.startswith("shared GPUs: 4 workers on 2 GPUs: the accuracy holds for 4 workers")
+        assert "workers shared GPUs" in warning
         assert "ring on 4 workers" in warning
 
     def test_epochs_have_no_seconds(self, shared):
@@ -125,7 +125,7 @@ class TestChoice:
         assert found.choice is not None
         assert found.choice.row["world_size"] == 2
         reasons = {one.name: text_of(one.reason) for one in found.excluded}
-        assert reasons["ring on 8 workers"].startswith("8 workers on 2 GPUs: its seconds are not those")
+        assert reasons["ring on 8 workers"].startswith("8 workers on 2 GPUs: its seconds do not hold")
         assert reasons["ring on 4 workers"].startswith("4 workers on 2 GPUs")
 
     def test_a_lossy_timing_may_rest_on_their_accuracy(self, study, lines):
