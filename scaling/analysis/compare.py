@@ -10,7 +10,7 @@
 4. Two folders with launches that took turns (`run --against`) are one campaign: what a launch does to all
    cells is paired launch by launch, and no shift between campaigns is allowed for.
 5. What a cell differs by between campaigns, however many launches, is the A/A pairs' component of variance.
-6. With one launch on a side nobody knows how much launches scatter: the pair is undecided.
+6. With one launch on a side nobody knows how much launches scatter: the pair is not resolved.
 """
 
 from __future__ import annotations
@@ -213,7 +213,7 @@ def _pairs(
             compared.ratios[index],
             compared.tested[index],
             None,
-            "undecided",
+            "not resolved",
             counts,
         )
     return found
@@ -245,7 +245,7 @@ def _judged(pairs: Sequence[CellComparison], level: float) -> list[CellCompariso
 
 def _judge(pair: CellComparison, level: float) -> CellComparison:
     own, tested, p_adjusted = pair.difference, pair.tested, pair.p_adjusted
-    verdict: Verdict = "indistinguishable"
+    verdict: Verdict = "not resolved"
     if p_adjusted is not None and p_adjusted < level and goes_along(own, tested):
         verdict = "slower" if own.ratio > 1 else "faster"
     elif own.is_same() and tested.is_same():

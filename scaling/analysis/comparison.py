@@ -8,14 +8,24 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from scaling.analysis.columns import Row
-from scaling.analysis.decisions import FEWEST, ONE_LAUNCH_SCATTER, TIE_RATIO, Difference, launches_needed
+from scaling.analysis.decisions import (
+    FEWEST,
+    ONE_LAUNCH_SCATTER,
+    TIE_RATIO,
+    Difference,
+    goes_along,
+    launches_needed,
+)
 from scaling.analysis.environments import Difference as EnvironmentDifference
 from scaling.analysis.findings import Finding
 from scaling.analysis.matching import Match
 
-Verdict = Literal["faster", "slower", "same", "indistinguishable", "undecided"]
-"""Of b: `same` is shown to be within TIE_RATIO; `indistinguishable` neither the same nor different;
-`undecided` has one launch on a side."""
+Verdict = Literal["faster", "slower", "same", "not resolved"]
+"""Of b: `same` is shown to be within TIE_RATIO; `not resolved` is neither the same nor different."""
+
+Reason = Literal["one launch", "shift of the others", "scatter"]
+"""Why a pair is not resolved: one launch on a side; only what the others have in common differs from it; or
+launches scatter too much."""
 
 METHOD = "moderated t of the launches' medians (logarithms), relative to all cells' shift, Holm's correction"
 
@@ -58,6 +68,15 @@ class CellComparison:
         return self.difference.log_ratio - self.tested.log_ratio
 
     @property
+    def reason(self) -> Reason | None:
+        """Why it is not resolved; None where it is."""
+        if self.verdict != "not resolved":
+            return None
+        if self.within_one_launch:
+            return "one launch"
+        return "scatter" if goes_along(self.difference, self.tested) else "shift of the others"
+
+    @property
     def within_one_launch(self) -> bool:
         """Whether nothing is known of the scatter between launches."""
         return self.tested.error is None
@@ -93,6 +112,7 @@ class CellComparison:
             "p_value": self.tested.p_value,
             "p_adjusted": self.p_adjusted,
             "verdict": self.verdict,
+            "reason": self.reason,
             "within_one_launch": self.within_one_launch,
             "final_test_accuracy_a": a["final_test_accuracy"],
             "final_test_accuracy_b": b["final_test_accuracy"],

@@ -5,7 +5,8 @@ cell alone finds almost nothing. The cells of a study know more together. All ti
 scatter in proportion to their length, and no interval reaches below zero.
 
 1. A cell's variance s2 over its n launches, with d = n - 1 degrees. For differences within a launch, what
-   all of its cells share is taken out first: the median over the other cells of (value - mean of its cell).
+   all of its cells share is taken out first: the median over the other cells of (value - mean of its cell),
+   in which steady cells count for more (`steadiness`), as else noisy ones would make them noisy.
 2. The prior of G cells: e = ln s2 - psi(d/2) + ln(d/2) scatters by psi'(d/2) even if all cells have one true
    variance. What it scatters more gives the prior's degrees d0 (2 psi'^-1 of it), its mean the prior's
    variance. From few cells that excess is hardly known: eight cells of a typical machine's are added
@@ -69,6 +70,9 @@ mean."""
 SMALLEST_RATIO = 1e-5
 """A variance is at least this part of the median one: cells that by chance hardly differ are no evidence."""
 
+STEADIEST = 0.1
+"""The part of the other cells, the nearest ones, by which a cell is judged to be steady."""
+
 OUTLIER_LEVEL = 0.01
 """Family-wise, for a variance that is not of the prior."""
 
@@ -120,28 +124,69 @@ def variances_within_launches(logs: FloatArray) -> Variances:
     deviations, num_cells = logs - means(logs)[:, None], len(logs)
     if num_cells < 2:
         return Variances(np.full(num_cells, np.nan), np.zeros(num_cells), 1)
+    correction: FloatArray | float
     if num_cells < FEWEST_FOR_MEDIAN:
-        with_common = deviations - np.nanmean(deviations, axis=0)
+        alone = deviations - np.nanmean(deviations, axis=0)
         correction = (num_cells - 1) / num_cells
     else:
-        with_common = deviations - medians_of_others(deviations)
-        correction = 1 + MEDIAN_OF_OTHERS / (num_cells - 1)
-    own = own_variances(with_common)
+        weights = steadiness(logs)
+        alone = deviations - medians_of_others(deviations, weights)
+        others = np.maximum((weights**2).sum() - weights**2, 1e-100)
+        correction = 1 + MEDIAN_OF_OTHERS * np.minimum(1 / (num_cells - 1), weights**2 / others)
+    own = own_variances(alone)
     return Variances(own.values / correction, own.degrees * (num_cells - 1) / num_cells, own.num_launches)
 
 
-def medians_of_others(values: FloatArray) -> FloatArray:
-    """For each value the median of all others in its column, [cell, column]; NaN values are no others."""
+def steadiness(logs: FloatArray) -> FloatArray:
+    """What each cell counts for in what a launch's cells share, [cell]: 1 over a standard deviation.
+
+    It is that of its differences from the other cells with which it scatters least (STEADIEST): what all share
+    cancels, and noisy cells make no steady one noisy. A cell of one launch counts for nothing.
+    """
+    differences = logs[:, None, :] - logs[None, :, :]
+    counts = np.isfinite(differences).sum(axis=2)
+    deviations = np.where(
+        np.isfinite(differences),
+        differences - (np.nansum(differences, axis=2) / np.maximum(counts, 1))[..., None],
+        0.0,
+    )
+    squares = np.where(counts > 1, (deviations**2).sum(axis=2) / np.maximum(counts - 1, 1), np.nan)
+    np.fill_diagonal(squares, np.nan)
+    known = np.isfinite(squares).any(axis=1)
+    if not known.any():
+        return np.ones(len(logs))
+    values = np.full(len(logs), np.nan)
+    values[known] = np.nanquantile(squares[known], STEADIEST, axis=1)
+    smallest = SMALLEST_RATIO * float(np.median(values[known]))
+    if smallest == 0:
+        return known.astype(np.float64)
+    values = np.maximum(np.where(known, values, 1.0), smallest)
+    result: FloatArray = np.where(known, np.sqrt(smallest / values), 0.0)
+    return result
+
+
+def weighted_median(values: FloatArray, weights: FloatArray) -> float:
+    """Where half of the weight is below, linear between values; that of equal weights is the common one."""
+    order = np.argsort(values, kind="stable")
+    ordered = weights[order]
+    return float(np.interp(ordered.sum() / 2, np.cumsum(ordered) - ordered / 2, values[order]))
+
+
+def medians_of_others(values: FloatArray, weights: FloatArray | None = None) -> FloatArray:
+    """For each value the median of all others in its column, [cell, column]; NaN values are no others.
+
+    Args:
+        values: [cell, column].
+        weights: of the cells, [cell]; by default equal.
+    """
     result = np.full(values.shape, np.nan)
+    weights = np.ones(len(values)) if weights is None else weights
     for column, own in enumerate(values.T):
-        known = np.flatnonzero(np.isfinite(own))
-        if len(known) < 2:
-            result[known, column] = 0.0
-            continue
-        order = known[np.argsort(own[known], kind="stable")]
-        ordered, place = own[order], np.arange(len(order))
-        low, high = (len(order) - 2) // 2, (len(order) - 1) // 2
-        result[order, column] = (ordered[low + (place <= low)] + ordered[high + (place <= high)]) / 2
+        known = np.isfinite(own)
+        for cell in np.flatnonzero(known):
+            others = known & (weights > 0)
+            others[cell] = False
+            result[cell, column] = weighted_median(own[others], weights[others]) if others.any() else 0.0
     return result
 
 
@@ -246,7 +291,9 @@ def common_variance(logs: FloatArray, within: Variances | None = None) -> tuple[
     found = float(medians.var(ddof=1))
     if within is None or not (within.degrees > 0).any():
         return found, degrees
-    typical = float(np.median(within.values[within.degrees > 0]))
+    has_own = within.degrees > 0
+    # Of cells of very unequal noise nearer to the steady ones: what all share is no more than these show.
+    typical = weighted_median(within.values[has_own], within.values[has_own] ** -0.25)
     return (degrees * found + LAUNCHES_ADDED * typical) / (degrees + LAUNCHES_ADDED), degrees
 
 

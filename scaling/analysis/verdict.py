@@ -1,7 +1,7 @@
 """The answer of a study, as data: how many workers, which aggregator, what limits, what next, how sure.
 
 1. `recommend` names of each workload the best setting, and those that the samples cannot distinguish from it.
-2. How many workers: the world size of the best setting, with all others among the indistinguishable ones.
+2. How many workers: the world size of the best setting, with all others that are not shown to be slower.
 3. Which aggregator, on so many workers: those that are shown to be faster by TIE_RATIO at most are equally
    fast; another one that is not distinguished leaves the choice open.
 

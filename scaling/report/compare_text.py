@@ -22,13 +22,16 @@ from scaling.report.titles import title_of
 
 NAME_WIDTH = 19
 
-VERDICTS = {
-    "slower": "slower",
-    "faster": "faster",
-    "same": f"the same within {percent(TIE_RATIO, 0)}",
-    "indistinguishable": "indistinguishable",
-    "undecided": "undecided (one launch)",
-}
+SAME = f"same within {percent(TIE_RATIO, 0)}"
+
+VERDICTS = (
+    "slower",
+    "faster",
+    SAME,
+    "not resolved (scatter)",
+    "not resolved (shift of the others)",
+    "not resolved (one launch)",
+)
 """In the order in which they are counted."""
 
 HEADINGS = {"iteration": "time of an iteration", "convergence": "time of a whole training"}
@@ -83,15 +86,22 @@ def _table(title: str, cells: Sequence[CellComparison]) -> Table:
     rendered.add_column("aggregator", overflow="fold", max_width=NAME_WIDTH)
     for name in ("n", f"A {unit}", f"B {unit}", "B/A", "95% interval"):
         rendered.add_column(name, justify="right", no_wrap=True)
-    rendered.add_column("B is", no_wrap=True)
+    rendered.add_column("B is")
     for cell in cells:
         a, b = (row[cell.quantity] for row in (cell.match.a, cell.match.b))
         times = [number(a), number(b)] if trained else [like(a, a), like(b, b)]
         size = str(cell.match.a["world_size"])
         ratio = _ratio(cell.difference.ratio)
-        values = [cell.name, size, *times, ratio, _interval(cell.difference), cell.verdict]
+        values = [cell.name, size, *times, ratio, _interval(cell.difference), verdict_of(cell)]
         rendered.add_row(*(Text(text) for text in values))
     return rendered
+
+
+def verdict_of(cell: CellComparison) -> str:
+    """For people: one of VERDICTS."""
+    if cell.reason is not None:
+        return f"{cell.verdict} ({cell.reason})"
+    return SAME if cell.verdict == "same" else cell.verdict
 
 
 def _percent(difference: float) -> str:
@@ -115,8 +125,8 @@ def _ratio(value: float) -> str:
 
 def _remarks(comparison: Comparison) -> Iterator[str]:
     for kind, what in COUNTED.items():
-        counts = Counter[str](cell.verdict for cell in comparison.cells if cell.kind == kind)
-        told = ", ".join(f"{counts[name]} {text}" for name, text in VERDICTS.items() if counts[name])
+        counts = Counter(verdict_of(cell) for cell in comparison.cells if cell.kind == kind)
+        told = ", ".join(f"{counts[name]} {name}" for name in VERDICTS if counts[name])
         if told:
             yield f"Of {counts.total()} {what} of B: {told}."
     if comparison.is_paired:
@@ -172,7 +182,7 @@ def _one_launch(comparison: Comparison) -> Iterator[str]:
     needed = [cell.launches_needed(level) for cell in cells]
     known = [number for number in needed if number is not None]
     largest = max(cells, key=lambda cell: abs(cell.difference.log_ratio))
-    told = f"{len(cells)} undecided: one launch on a side shows nothing of how launches scatter."
+    told = f"{len(cells)} not resolved: one launch on a side shows nothing of how launches scatter."
     if known:
         told += (
             f" If they scatter by {percent(ONE_LAUNCH_SCATTER, 0)}, repeats={min(known)} on both sides would "

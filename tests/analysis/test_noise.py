@@ -1,4 +1,4 @@
-"""A/A pairs: the floor that they give, and what is indistinguishable under it."""
+"""A/A pairs: the floor that they give, and what differs by less."""
 
 import math
 

@@ -101,7 +101,7 @@ def test_pair_that_ctrl_c_cut_in_two_is_measured_again_in_both_environments(scal
     done = scaling.run("--against", f"venv:{tmp_path / 'venv'}")
     assert done.returncode == 0, done.stderr
     assert "1 runs were done in one environment alone and are measured again in both" in done.stderr
-    assert "undecided (one launch)" in done.stdout
+    assert "not resolved (one launch)" in done.stdout
     assert states(scaling) == [["done"], ["done"]]
     assert list(scaling.out.glob("*/runs/*/0/attempt-1"))
     medians = [
