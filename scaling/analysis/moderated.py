@@ -140,8 +140,8 @@ def variances_within_launches(logs: FloatArray) -> Variances:
 def steadiness(logs: FloatArray) -> FloatArray:
     """What each cell counts for in what a launch's cells share, [cell]: 1 over a standard deviation.
 
-    It is that of its differences from the other cells with which it scatters least (STEADIEST): what all share
-    cancels, and noisy cells make no steady one noisy. A cell of one launch counts for nothing.
+    It is that of its differences from the other cells with which it scatters least (STEADIEST): what all
+    share cancels, and noisy cells make no steady one noisy. A cell of one launch counts for nothing.
     """
     differences = logs[:, None, :] - logs[None, :, :]
     counts = np.isfinite(differences).sum(axis=2)
@@ -158,11 +158,9 @@ def steadiness(logs: FloatArray) -> FloatArray:
     values = np.full(len(logs), np.nan)
     values[known] = np.nanquantile(squares[known], STEADIEST, axis=1)
     smallest = SMALLEST_RATIO * float(np.median(values[known]))
-    if smallest == 0:
-        return known.astype(np.float64)
-    values = np.maximum(np.where(known, values, 1.0), smallest)
-    result: FloatArray = np.where(known, np.sqrt(smallest / values), 0.0)
-    return result
+    weights = np.zeros(len(logs))
+    weights[known] = np.sqrt(smallest / np.maximum(values[known], smallest)) if smallest else 1.0
+    return weights
 
 
 def weighted_median(values: FloatArray, weights: FloatArray) -> float:

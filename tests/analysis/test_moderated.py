@@ -89,3 +89,15 @@ def test_interval_of_a_cell_covers_its_time(sizes):
             held += (np.abs(logs.mean(axis=1)) <= half).tolist()
     assert np.mean(held) > 0.91
     assert t_quantile(3.0, 0.975) == pytest.approx(stats.t.ppf(0.975, 3))
+
+
+@pytest.mark.parametrize("common", [0.0, 0.5])
+def test_noisy_cells_do_not_make_steady_ones_noisy_nor_does_what_all_share(common):
+    generator = np.random.default_rng(2)
+    spreads = np.array([0.0005] * 4 + [0.1] * 4)
+    logs = generator.normal(0, 1, (8, 3)) * spreads[:, None] + generator.normal(0, common, 3)
+    own = np.sqrt(variances_within_launches(logs).values)
+    assert (own[:4] < 0.002).all()
+    assert (own[4:] > 0.005).all()
+    within = scatter([logs])[0].within
+    assert (np.sqrt(within.values[:4]) < 0.01).all()
