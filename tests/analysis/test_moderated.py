@@ -93,9 +93,9 @@ def test_interval_of_a_cell_covers_its_time(sizes):
 
 @pytest.mark.parametrize("common", [0.0, 0.5])
 def test_noisy_cells_do_not_make_steady_ones_noisy_nor_does_what_all_share(common):
-    generator = np.random.default_rng(2)
-    spreads = np.array([0.0005] * 4 + [0.1] * 4)
-    logs = generator.normal(0, 1, (8, 3)) * spreads[:, None] + generator.normal(0, common, 3)
+    generator = np.random.default_rng(1)
+    spreads = np.array([0.0005] * 4 + [0.1] * 6)
+    logs = generator.normal(0, 1, (10, 3)) * spreads[:, None] + generator.normal(0, common, 3)
     own = np.sqrt(variances_within_launches(logs).values)
     assert (own[:4] < 0.002).all()
     assert (own[4:] > 0.005).all()
