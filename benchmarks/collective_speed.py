@@ -27,7 +27,7 @@ import torch
 from launchers.rank_info import RankInfo
 from scaling.aggregators.host import HostParallel, HostSerial
 from scaling.bucket import BucketLayout
-from scaling.collectives.exchange import Exchange, Transport
+from scaling.collectives.exchange import RankExchange, Transport
 from scaling.collectives.ring import ring
 from scaling.collectives.stripes import stripes
 from scaling.measure.environment import collect
@@ -102,7 +102,7 @@ def ring_contenders(bench: Bench, num_elements: int, *, peer: bool) -> dict[str,
         ways["peer memory"] = "peer_memory"
     schedules = {"ring": ring(n), "ring, both ways,": ring(n, directions=2), "stripes": stripes(n)}
     exchanges = {
-        f"{name} {way}{', graph' if captured else ''}": Exchange(
+        f"{name} {way}{', graph' if captured else ''}": RankExchange(
             schedule, group, num_elements, torch.float32, device, transport=transport, captured=captured
         )
         for name, schedule in schedules.items()
@@ -123,7 +123,7 @@ def ring_contenders(bench: Bench, num_elements: int, *, peer: bool) -> dict[str,
     with torch.cuda.graph(graph):
         group.all_reduce(buffer)
 
-    def running(exchange: Exchange) -> Contender:
+    def running(exchange: RankExchange) -> Contender:
         buffer = exchange.buffer if exchange.buffer is not None else torch.zeros(num_elements, device=device)
         return lambda: exchange.run(buffer)
 

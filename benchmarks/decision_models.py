@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from scaling.analysis.samples import CellResult, IterationLaunch
 from scaling.store import ResultsFolder, RunRecord
 from scaling.study.cells import resolve
-from scaling.study.kinds.base import Machine
+from scaling.study.kinds.base import AvailableMachine
 from scaling.study.schema import parse_study
 
 Array = NDArray[np.float64]
@@ -173,7 +173,9 @@ def cells_of(num_cells: int, num_launches: int, num_pairs: int = 0) -> list[Temp
     }
     workloads = [{**sizes, "global_batch": batches}]
     part = {**common, "workloads": workloads, "aggregators": list(EIGHT)}
-    study = resolve(parse_study({"name": "synthetic", "parts": [part]}, "synthetic"), Machine(0, 8, 1))
+    study = resolve(
+        parse_study({"name": "synthetic", "parts": [part]}, "synthetic"), AvailableMachine(0, 8, 1)
+    )
     chosen = [cell for cell in study.trained if cell.world_size == 2][:num_cells]
     replicates = [replace(cell, aa_replicate=1) for cell in chosen[:num_pairs]]
     return [Template(cell.id, cell.to_dict()) for cell in (*chosen, *replicates)]

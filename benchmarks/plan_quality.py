@@ -16,7 +16,7 @@ from pathlib import Path
 
 from scaling.errors import StudyError
 from scaling.store import ResultsFolder
-from scaling.study.cells import Machine, resolve
+from scaling.study.cells import AvailableMachine, resolve
 from scaling.study.kinds import KINDS
 from scaling.study.overrides import load_study
 from scaling.study.planning import model_sizes
@@ -33,7 +33,7 @@ def seconds_of(path: Path) -> tuple[int, float, float]:
     folder = ResultsFolder(path)
     environment = folder.environment()
     num_cores = int(environment["cpu"]["usable_cores"])
-    machine = Machine(num_gpus=len(environment["gpus"] or ()), num_cores=num_cores)
+    machine = AvailableMachine(num_gpus=len(environment["gpus"] or ()), num_cores=num_cores)
     study = resolve(load_study(str(path / "study.yaml"), []), machine)
     sizes = model_sizes(study)
     number, measured_s, estimated_s = 0, 0.0, 0.0

@@ -18,7 +18,7 @@ from pathlib import Path
 from scaling.collectives.ring import ring
 from scaling.collectives.schedule import Schedule, Transfer
 from scaling.collectives.simulate import simulate
-from scaling.measure.probe.cases import MIB, Sample, from_csv
+from scaling.measure.probe.cases import MIB, ProbeSample, from_csv
 from scaling.measure.probe.series import OneSeries, Series, size_text
 from topologies.model import Topology
 from topologies.schema import load
@@ -44,7 +44,7 @@ class Comparison:
         return self.predicted_s / self.measured_s
 
 
-def read_samples(path: Path) -> list[Sample]:
+def read_samples(path: Path) -> list[ProbeSample]:
     """The probe's samples, compressed or not."""
     data = path.read_bytes()
     return from_csv((gzip.decompress(data) if path.suffix == ".gz" else data).decode())
@@ -59,7 +59,7 @@ def shift(world_size: int) -> Schedule:
 SCHEDULES = {"all_reduce": ring, "shift": shift}
 
 
-def compare(topology: Topology, samples: list[Sample]) -> Iterator[Comparison]:
+def compare(topology: Topology, samples: list[ProbeSample]) -> Iterator[Comparison]:
     """All sizes from 1 MiB on, operation by operation."""
     series = Series(samples)
     for launch in LAUNCHES:

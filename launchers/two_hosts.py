@@ -48,7 +48,7 @@ NO_SUCH_QUEUE = "Specified qdisc kind is unknown"
 
 
 @dataclass(frozen=True)
-class Link:
+class HostLink:
     """Between the two hosts, the same in both directions.
 
     Attributes:
@@ -92,13 +92,13 @@ def why_not() -> str | None:
     if os.geteuid():
         return "network namespaces are made by root alone"
     try:
-        with two_hosts(Link(rate="1gbit")):
+        with two_hosts(HostLink(rate="1gbit")):
             return None
     except RuntimeError as error:
         return f"no network namespaces can be made here: {error}"
 
 
-def set_up_commands(names: Sequence[str], link: Link) -> list[list[str]]:
+def set_up_commands(names: Sequence[str], link: HostLink) -> list[list[str]]:
     """What makes the two hosts and the link between them, in order."""
     made = [["ip", "netns", "add", name] for name in names]
     ends = [["name", INTERFACE, "netns", name] for name in names]
@@ -119,7 +119,7 @@ def set_up_commands(names: Sequence[str], link: Link) -> list[list[str]]:
 
 
 @contextlib.contextmanager
-def two_hosts(link: Link) -> Iterator[tuple[str, str]]:
+def two_hosts(link: HostLink) -> Iterator[tuple[str, str]]:
     """Two hosts for as long as the context lasts; yields the names of their namespaces.
 
     Raises:
@@ -137,7 +137,7 @@ def two_hosts(link: Link) -> Iterator[tuple[str, str]]:
             NAMES_FOLDER.rmdir()
 
 
-def _make(names: Sequence[str], link: Link) -> None:
+def _make(names: Sequence[str], link: HostLink) -> None:
     known = "".join(f"{address} {host}\n" for address, host in zip(ADDRESSES, HOSTS, strict=True))
     try:
         for name in names:
@@ -165,7 +165,7 @@ def on_host(index: int, name: str, command: Sequence[str]) -> list[str]:
     return ["ip", "netns", "exec", name, *named, *command]
 
 
-def run(link: Link, command: Sequence[str]) -> int:
+def run(link: HostLink, command: Sequence[str]) -> int:
     """Runs a command on both hosts at the same time; returns the first status that is not 0.
 
     What they print goes to standard error. However this ends, both have ended.
@@ -203,7 +203,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("which command?")
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
-        return run(Link(given.rate, given.delay), given.command)
+        return run(HostLink(given.rate, given.delay), given.command)
     except (ValueError, RuntimeError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 from scaling.analysis.noise import scatter_of
-from scaling.analysis.samples import CellResult, IterationLaunch, ProfiledStep, Training, read_cells
+from scaling.analysis.samples import CellResult, IterationLaunch, ProfiledStep, TrainingSamples, read_cells
 from scaling.analysis.summary import build_table, study_name
 from scaling.analysis.summary_findings import summary_findings
 from scaling.measure.budget import RankStep, Span
@@ -215,7 +215,7 @@ class Synthetic:
         records = [RunRecord(cell_id, repeat, variables, "done") for repeat in range(len(seconds))]
         unknown = np.full(2, np.nan)
         trainings = [
-            Training(
+            TrainingSamples(
                 repeat, np.arange(2), np.array([own / 2, own]), np.array([1.0, 0.5]),
                 np.array([0.5, accuracy]), unknown, np.full(2, 10.0), unknown, unknown, unknown,
             )

@@ -2,14 +2,14 @@
 
 from pathlib import Path
 
-from scaling.study.cells import Machine, resolve
+from scaling.study.cells import AvailableMachine, resolve
 from scaling.study.overrides import load_study
 
 STUDY = Path(__file__).parents[1] / "benchmarks" / "compute_curves.yaml"
 
 
 def cells():
-    return resolve(load_study(str(STUDY)), Machine(1, 16)).trained
+    return resolve(load_study(str(STUDY)), AvailableMachine(1, 16)).trained
 
 
 def test_holds_every_local_batch_that_occurs_on_one_to_four_workers():

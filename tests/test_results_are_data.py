@@ -19,7 +19,7 @@ from scaling.errors import StoreError
 from scaling.report.exports import FORMATS
 from scaling.store import ResultsFolder
 from scaling.study import predicting
-from scaling.study.cells import Machine, resolve
+from scaling.study.cells import AvailableMachine, resolve
 from scaling.study.overrides import load_study
 from tests.made_studies import StudyFolder
 from tests.received_folder import received_folder
@@ -309,7 +309,7 @@ class TestOwnCode:
         workload = {"model": "own_parts:net", "dataset": "digits", "global_batch": 64}
         path.write_text(yaml.safe_dump({**yaml.safe_load(STUDY), **changed, "workloads": [workload]}))
         folder = StudyFolder(tmp_path / "measured")
-        for cell in resolve(load_study(str(path)), Machine(4, 16)).trained:
+        for cell in resolve(load_study(str(path)), AvailableMachine(4, 16)).trained:
             folder.add_steps([[0.010, 0.0101, 0.0099]], **cell.to_dict())
         predicting._layouts.cache_clear()
         monkeypatch.setattr("scaling.registry._OWN_CODE", set())

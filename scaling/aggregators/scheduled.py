@@ -20,7 +20,7 @@ from scaling.aggregators.base import Aggregator, AggregatorState, PhaseMarker, S
 from scaling.aggregators.prediction import sent_elements, stepped_by_owners
 from scaling.bucket import BucketLayout
 from scaling.collectives import plan
-from scaling.collectives.exchange import Exchange, Transport
+from scaling.collectives.exchange import RankExchange, Transport
 from scaling.collectives.listing import schedule
 from scaling.collectives.ring import ring
 from scaling.collectives.schedule import Schedule
@@ -35,8 +35,8 @@ from scaling.process_group import Group
 class ScheduledState(AggregatorState):
     """The schedule bound to this rank and its buffers."""
 
-    reduction: Exchange  # the whole schedule where every replica takes the step
-    distribution: Exchange | None
+    reduction: RankExchange  # the whole schedule where every replica takes the step
+    distribution: RankExchange | None
     spans: list[Span]  # elements whose sum ends here
 
     @property
@@ -80,8 +80,10 @@ class Scheduled(Aggregator[ScheduledState]):
         """Compiles the schedule for this rank."""
         n = layout.num_elements
 
-        def bound(part: Schedule) -> Exchange:
-            return Exchange(part, group, n, dtype, device, transport=self.transport, captured=self.captured)
+        def bound(part: Schedule) -> RankExchange:
+            return RankExchange(
+                part, group, n, dtype, device, transport=self.transport, captured=self.captured
+            )
 
         schedule = self.schedule(group.world_size, layout)
         if self.update_site == "replica":

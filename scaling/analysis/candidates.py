@@ -31,7 +31,7 @@ from scaling.analysis.launch_values import energies_per_sample, seconds_to_targe
 from scaling.analysis.learning import REACHED, family_key
 from scaling.analysis.noise import scatter_of
 from scaling.analysis.samples import CellResult
-from scaling.analysis.study_scatter import MODERATED, StudyScatter, Times, study_scatter
+from scaling.analysis.study_scatter import MODERATED, CellTimes, StudyScatter, study_scatter
 from scaling.axes import Role, Shared, columns, fixed_batch, with_columns, workers
 from scaling.measure.statistics import ONE_LAUNCH
 
@@ -68,7 +68,7 @@ class Candidate:
     high: float | None
     quantity: str
     method: str
-    times: Times
+    times: CellTimes
     factor: float = 1.0
     open_ratio: float = 0.0
 
@@ -117,7 +117,7 @@ class Excluded:
 
 
 @dataclass(frozen=True)
-class Workload:
+class CandidateSet:
     """What is given, and what may be chosen for it.
 
     Attributes:
@@ -153,8 +153,8 @@ class Scatters:
 
 
 def scatters_of(
-    objective: str, asked: Sequence[Workload], cells: Sequence[CellResult]
-) -> tuple[Scatters, list[Workload]]:
+    objective: str, asked: Sequence[CandidateSet], cells: Sequence[CellResult]
+) -> tuple[Scatters, list[CandidateSet]]:
     """The scatter of all workloads' candidates, and the workloads with the intervals that it gives them."""
     of_times = scatter_of(cells)
     if objective not in (ACCURACY, ENERGY):
@@ -174,7 +174,7 @@ def _with_interval(one: Candidate, scatter: StudyScatter) -> Candidate:
     return replace(one, low=low, high=high, method=MODERATED)
 
 
-def workloads(objective: str, rows: Sequence[Row], cells: Sequence[CellResult]) -> list[Workload]:
+def workloads(objective: str, rows: Sequence[Row], cells: Sequence[CellResult]) -> list[CandidateSet]:
     """Every workload that an objective has something to say of, in the table's order.
 
     Args:
@@ -216,7 +216,7 @@ def _unusual(row: Row) -> Iterator[tuple[str, Any]]:
 
 def _timed(
     objective: str, family: Sequence[Row], rows: Sequence[Row], cells: Mapping[str, CellResult]
-) -> Workload:
+) -> CandidateSet:
     given = {**given_of(family[0]), "further": dict(_unusual(family[0]))}
     singles = _one_of_each_single(family)
     candidates, excluded = [], []
@@ -236,7 +236,7 @@ def _timed(
             reason = None if candidate else Finding("energy_not_measured", (row["cell_id"],))
         candidates += [candidate] if candidate else []
         excluded += [_excluded(row, parts, reason)] if reason else []
-    return Workload(given, sorted(candidates, key=lambda one: one.value), excluded)
+    return CandidateSet(given, sorted(candidates, key=lambda one: one.value), excluded)
 
 
 def _excluded(row: Row, parts: tuple[str, ...], reason: Finding) -> Excluded:
@@ -282,7 +282,7 @@ def _scaled(row: Row, cell: CellResult, parts: tuple[str, ...], factor: float, q
         None if high is None else factor * high,
         quantity,
         row["interval_method"],
-        Times(row["world_size"], {launch.repeat: launch.median_s for launch in cell.launches}),
+        CellTimes(row["world_size"], {launch.repeat: launch.median_s for launch in cell.launches}),
         factor,
     )
 
@@ -294,7 +294,7 @@ def _by_energy(row: Row, cell: CellResult, parts: tuple[str, ...]) -> Candidate 
         return None
     values = [1e3 * one.joules for one in energies]
     open_ratio = max(ENERGY_STEP_S / one.window_s for one in energies)
-    middle, times = median(values), Times(row["world_size"], dict(enumerate(values)))
+    middle, times = median(values), CellTimes(row["world_size"], dict(enumerate(values)))
     low, high = middle * (1 - open_ratio), middle * (1 + open_ratio)
     return Candidate(row, parts, middle, low, high, "energy", ONE_LAUNCH, times, open_ratio=open_ratio)
 
@@ -309,7 +309,7 @@ _MEASURES: dict[str, Callable[[Row, CellResult, tuple[str, ...]], Candidate | No
 
 def _trained(
     objective: str, family: Sequence[Row], rows: Sequence[Row], cells: Mapping[str, CellResult]
-) -> Workload:
+) -> CandidateSet:
     first = family[0]
     candidates, excluded = [], []
     singles = _one_of_each_single(family)
@@ -336,12 +336,12 @@ def _trained(
                 for one in own
                 for number, value in enumerate(seconds_to_target(cells[one["cell_id"]]))
             }
-            middle, times = median(seconds.values()), Times(row["world_size"], seconds)
+            middle, times = median(seconds.values()), CellTimes(row["world_size"], seconds)
             candidates.append(Candidate(row, parts, middle, None, None, "training_s", ONE_LAUNCH, times))
             continue
         excluded.append(_excluded(row, parts, reason))
     given = {name: first[name] for name in _TRAINED_FOR}
-    return Workload(given, sorted(candidates, key=lambda one: one.value), excluded)
+    return CandidateSet(given, sorted(candidates, key=lambda one: one.value), excluded)
 
 
 def _recipe(row: Row, family: Sequence[Row]) -> list[str]:

@@ -31,7 +31,7 @@ from scaling.analysis.groups import group_rows
 from scaling.analysis.matching import COMPARED_KINDS, Match, has_time, match_cells, nearest_differences
 from scaling.analysis.noise import aa_pairs, aa_warnings, scatter_of
 from scaling.analysis.samples import CellResult, read_cells
-from scaling.analysis.study_scatter import TIMER_S, Times, cell_times, log_matrix, offset_variance
+from scaling.analysis.study_scatter import TIMER_S, CellTimes, cell_times, log_matrix, offset_variance
 from scaling.analysis.summary import build_table, study_name
 from scaling.errors import ScalingError
 from scaling.store import ResultsFolder
@@ -147,7 +147,7 @@ def compare_sides(a: Side, b: Side, level: float) -> Comparison:
     )
 
 
-def _times(side: Side, *, are_campaigns: bool) -> dict[Hashable, Times]:
+def _times(side: Side, *, are_campaigns: bool) -> dict[Hashable, CellTimes]:
     """Of the first folder's cells, with the values of all folders: of launches, or of whole campaigns."""
     rows = side.rows[0]
     merged: dict[Hashable, dict[Hashable, float]] = {}
@@ -163,7 +163,7 @@ def _times(side: Side, *, are_campaigns: bool) -> dict[Hashable, Times]:
             if are_campaigns:
                 by_launch = {number: float(np.exp(np.mean(np.log([*own.by_launch.values()]))))}
             merged.setdefault(first, {}).update(by_launch)
-    return {cell_id: Times(families[cell_id], values) for cell_id, values in merged.items()}
+    return {cell_id: CellTimes(families[cell_id], values) for cell_id, values in merged.items()}
 
 
 def _took_turns(a: Side, b: Side) -> bool:
@@ -185,7 +185,7 @@ def _offset(a: Side, b: Side, are_campaigns: bool) -> tuple[float, int]:
     return (0.0, 0) if are_campaigns else (variance * (1 / len(a.rows) + 1 / len(b.rows)), num_pairs)
 
 
-def _campaigns(a: Sequence[Times], b: Sequence[Times], design: Design) -> Campaigns:
+def _campaigns(a: Sequence[CellTimes], b: Sequence[CellTimes], design: Design) -> Campaigns:
     launches = list(dict.fromkeys(name for one in (*a, *b) for name in one.by_launch))
     logs = [log_matrix(side, launches if design.is_paired else None) for side in (a, b)]
     smallest = (TIMER_S / np.exp(np.nanmean(logs[0], axis=1))) ** 2
@@ -194,7 +194,7 @@ def _campaigns(a: Sequence[Times], b: Sequence[Times], design: Design) -> Campai
 
 def _pairs(
     family: Sequence[Match],
-    times: tuple[Sequence[Times], Sequence[Times]],
+    times: tuple[Sequence[CellTimes], Sequence[CellTimes]],
     compared: Campaigns,
     names: Mapping[str, tuple[dict[str, Any], str]],
 ) -> dict[str, CellComparison]:

@@ -16,7 +16,7 @@ from scaling.analysis.decisions import (
     goes_along,
     launches_needed,
 )
-from scaling.analysis.environments import Difference as EnvironmentDifference
+from scaling.analysis.environments import DifferingKey as EnvironmentDifference
 from scaling.analysis.findings import Finding
 from scaling.analysis.matching import Match
 

@@ -18,7 +18,7 @@ FOR_PEOPLE = ("hostname", "git")
 
 
 @dataclass(frozen=True)
-class Difference:
+class DifferingKey:
     """A field that two environments do not share; None where one of them lacks it.
 
     Attributes:
@@ -41,7 +41,7 @@ class Difference:
         return {"field": self.field, "a": self.a, "b": self.b, "decides": self.decides}
 
 
-def environment_differences(a: ResultsFolder, b: ResultsFolder) -> list[Difference]:
+def environment_differences(a: ResultsFolder, b: ResultsFolder) -> list[DifferingKey]:
     """All fields in which the environments of two folders differ, those that decide the times first.
 
     Raises:
@@ -51,20 +51,20 @@ def environment_differences(a: ResultsFolder, b: ResultsFolder) -> list[Differen
     first, second = environments
     if not first or not second:
         known = ["recorded" if environment else None for environment in environments]
-        return [] if first == second else [Difference("environment.json", known[0], known[1], True)]
+        return [] if first == second else [DifferingKey("environment.json", known[0], known[1], True)]
     found = [
-        Difference(field, here, there, decides)
+        DifferingKey(field, here, there, decides)
         for names, decides in ((IDENTITY, True), (FOR_PEOPLE, False))
         for name in names
         for field, here, there in _differences(name, _value(first, name), _value(second, name))
     ]
     names = [_name(folder) for folder in (a, b)]
     if None not in names and names[0] != names[1]:
-        found.insert(0, Difference("--against", names[0], names[1], decides=True))
+        found.insert(0, DifferingKey("--against", names[0], names[1], decides=True))
     # Folders from before the digest of changes was recorded: both had some, perhaps not the same.
     states = [environment.get("git") or {} for environment in environments]
     if all(one.get("dirty") and "changes" not in one for one in states):
-        found.append(Difference("git.changes", "some", "some, perhaps others", decides=False))
+        found.append(DifferingKey("git.changes", "some", "some, perhaps others", decides=False))
     return found
 
 

@@ -18,7 +18,7 @@ MAX_SLUG_LENGTH = 120
 
 
 @dataclass(frozen=True)
-class Group:
+class CellGroup:
     """Comparable cells.
 
     Attributes:
@@ -71,10 +71,10 @@ def placement_name(row: Row, *, several_workers: bool) -> str:
     return str(row["input_placement"])
 
 
-def group_rows(rows: Sequence[Row]) -> list[Group]:
+def group_rows(rows: Sequence[Row]) -> list[CellGroup]:
     """All groups of a table, in its order; cells without a model are in none."""
     members = by_key((row for row in rows if not has_no_model(row)), group_key)
-    groups: list[Group] = []
+    groups: list[CellGroup] = []
     for everyone in members.values():
         primary = [row for row in everyone if not is_aa_replicate(row)]
         if not primary:
@@ -86,7 +86,7 @@ def group_rows(rows: Sequence[Row]) -> list[Group]:
         while slug in taken:
             slug, number = f"{base}-{number}", number + 1
         replicates = [row for row in everyone if is_aa_replicate(row)]
-        groups.append(Group(primary[0]["kind"], _given(primary, further), slug, primary, replicates))
+        groups.append(CellGroup(primary[0]["kind"], _given(primary, further), slug, primary, replicates))
     return groups
 
 

@@ -21,7 +21,7 @@ import pandas as pd
 
 from scaling.analysis.columns import Row
 from scaling.analysis.grouping import by_key
-from scaling.analysis.samples import CellResult, Floats, Training
+from scaling.analysis.samples import CellResult, Floats, TrainingSamples
 from scaling.axes import Role, Shared, agree, axis, columns_without
 from scaling.measure.statistics import estimate_median
 
@@ -60,7 +60,7 @@ _EPOCH_VALUES = (
     "test_loss",
     "test_accuracy",
 )
-"""Those of its columns that `Training` has an array of."""
+"""Those of its columns that `TrainingSamples` has an array of."""
 
 
 def convergence_values(cell: CellResult) -> Row:
@@ -90,7 +90,7 @@ def convergence_values(cell: CellResult) -> Row:
     }
 
 
-def index_of_target(training: Training, cell: Mapping[str, Any]) -> int | None:
+def index_of_target(training: TrainingSamples, cell: Mapping[str, Any]) -> int | None:
     """Index of the first epoch that reaches the cell's target; None if none does, or it has none."""
     target, bits = cell.get("target_accuracy"), cell.get(BITS_TARGET)
     if bits is not None:
@@ -112,7 +112,7 @@ def _at(reached: Sequence[int | None], values: Sequence[Any]) -> list[float]:
 
 
 def _target_state(
-    cell: Mapping[str, Any], trainings: Sequence[Training], reached: Sequence[int | None]
+    cell: Mapping[str, Any], trainings: Sequence[TrainingSamples], reached: Sequence[int | None]
 ) -> str:
     missed = [training for training, index in zip(trainings, reached, strict=True) if index is None]
     if not missed:
@@ -122,7 +122,7 @@ def _target_state(
     return f"not reached{who} in {epochs} epoch{'s' if epochs > 1 else ''}{_at_best(cell, missed)}"
 
 
-def _at_best(cell: Mapping[str, Any], missed: Sequence[Training]) -> str:
+def _at_best(cell: Mapping[str, Any], missed: Sequence[TrainingSamples]) -> str:
     values = [
         training.test_accuracy if cell.get(BITS_TARGET) is None else -training.test_loss / math.log(2)
         for training in missed
@@ -269,7 +269,7 @@ def epoch_table(cells: Sequence[CellResult]) -> pd.DataFrame:
     return table.astype(EPOCH_COLUMNS)
 
 
-def _epoch_rows(cell: CellResult, training: Training) -> Iterable[Row]:
+def _epoch_rows(cell: CellResult, training: TrainingSamples) -> Iterable[Row]:
     fixed = {name: cell.cell[name] for name in ("world_size", "global_batch", "seed")}
     fixed |= {name: cell.label(name) for name in ("model", "dataset", "aggregator")}
     samples = training.samples(cell.cell["global_batch"])

@@ -22,7 +22,7 @@ import numpy as np
 from scaling.analysis.columns import Row
 from scaling.analysis.findings import Finding
 from scaling.analysis.grouping import by_key
-from scaling.analysis.groups import Group, group_key
+from scaling.analysis.groups import CellGroup, group_key
 from scaling.analysis.samples import CellResult
 from scaling.analysis.study_scatter import StudyScatter, cell_times, study_scatter
 
@@ -96,7 +96,7 @@ def aa_warnings(cells: Sequence[CellResult]) -> list[Finding]:
     return warnings
 
 
-def noise_finding(group: Group, groups: Sequence[Group]) -> Finding | None:
+def noise_finding(group: CellGroup, groups: Sequence[CellGroup]) -> Finding | None:
     """The noise floor of a table and the A/A pairs that it comes from; None where none was measured.
 
     Args:

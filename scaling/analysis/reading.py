@@ -14,7 +14,7 @@ from scaling.store import ResultsFolder
 
 
 @dataclass(frozen=True)
-class Study:
+class MeasuredStudy:
     """What a folder holds.
 
     Attributes:
@@ -30,14 +30,14 @@ class Study:
     num_cores: int | None
 
 
-def read_study(folder: ResultsFolder) -> Study:
+def read_study(folder: ResultsFolder) -> MeasuredStudy:
     """Reads a folder, finished or not.
 
     Raises:
         StoreError: it is none, or samples of a done run are missing or damaged.
     """
     name, cells = study_name(folder.require()), read_cells(folder)
-    return Study(name, build_table(name, cells), cells, num_cores(environment_of(folder)))
+    return MeasuredStudy(name, build_table(name, cells), cells, num_cores(environment_of(folder)))
 
 
 def environment_of(folder: ResultsFolder) -> dict[str, Any] | None:

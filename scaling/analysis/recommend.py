@@ -25,9 +25,9 @@ from scaling.analysis.accuracy import lossy_ids
 from scaling.analysis.candidates import (
     TIME,
     Candidate,
+    CandidateSet,
     Excluded,
     Scatters,
-    Workload,
     scatters_of,
     workloads,
 )
@@ -181,7 +181,7 @@ def recommend(
 
 
 def _recommend(
-    wanted: Objective, workload: Workload, cells: Cells, scatters: Scatters, limit: Limit
+    wanted: Objective, workload: CandidateSet, cells: Cells, scatters: Scatters, limit: Limit
 ) -> Recommendation:
     candidates, excluded = workload.candidates, list(workload.excluded)
     unsure: list[Rival] = []

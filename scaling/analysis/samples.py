@@ -105,7 +105,7 @@ def _waits_s(step: ProfiledStep) -> list[float]:
 
 
 @dataclass(frozen=True)
-class Training:
+class TrainingSamples:
     """The epochs of one convergence run, in their order; every array has one value an epoch.
 
     Attributes:
@@ -155,8 +155,8 @@ class CellResult:
     cell: dict[str, Any]
     records: list[RunRecord]
     launches: list[IterationLaunch]
-    trainings: list[Training]
-    begun: tuple[Training, ...] = ()
+    trainings: list[TrainingSamples]
+    begun: tuple[TrainingSamples, ...] = ()
 
     @property
     def done(self) -> list[RunRecord]:
@@ -233,11 +233,11 @@ def _profiled_steps(ranks: Sequence[Sequence[Line]], where: str) -> list[Profile
     return [ProfiledStep(int(number), list(step)) for number, *step in zip(numbers, *recorded, strict=True)]
 
 
-def _read_training(folder: ResultsFolder, record: RunRecord) -> Training:
+def _read_training(folder: ResultsFolder, record: RunRecord) -> TrainingSamples:
     return _training(record, _lines(folder, record), _where(folder, record))
 
 
-def _read_begun(folder: ResultsFolder, record: RunRecord) -> Training | None:
+def _read_begun(folder: ResultsFolder, record: RunRecord) -> TrainingSamples | None:
     """The epochs that every rank has recorded; None where there are none, or they cannot be read yet."""
     if record.cell["kind"] != "convergence" or record.state not in ("running", "planned"):
         return None
@@ -250,7 +250,7 @@ def _read_begun(folder: ResultsFolder, record: RunRecord) -> Training | None:
         return None
 
 
-def _training(record: RunRecord, ranks: Sequence[Sequence[Line]], where: str) -> Training:
+def _training(record: RunRecord, ranks: Sequence[Sequence[Line]], where: str) -> TrainingSamples:
     numbers = aligned(ranks, "epoch", where)
     ordered = [by_number(lines, "epoch") for lines in ranks]
     train_s = [[line["train_s"] for line in lines] for lines in ordered]
@@ -262,7 +262,7 @@ def _training(record: RunRecord, ranks: Sequence[Sequence[Line]], where: str) ->
 
     joules = [[_joules(line) for line in lines] for lines in ordered]
     counted = math.nan if shares_gpus(record.cell) else 1.0
-    return Training(
+    return TrainingSamples(
         record.repeat,
         numbers,
         counted * np.max(np.array(train_s, dtype=np.float64), axis=0),

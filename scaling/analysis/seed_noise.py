@@ -22,7 +22,7 @@ from typing import Any
 from scaling.analysis.columns import Row
 from scaling.analysis.findings import Finding
 from scaling.analysis.grouping import by_key
-from scaling.analysis.groups import Group, group_key
+from scaling.analysis.groups import CellGroup, group_key
 from scaling.analysis.learning import family_key, over_seeds
 from scaling.analysis.samples import CellResult
 from scaling.analysis.training_findings import setting
@@ -95,7 +95,7 @@ def noise_bound(spread: float, num_seeds: int, num_others: int = 1) -> float:
     return quantile * spread * math.sqrt(1 / num_others + 1 / num_seeds)
 
 
-def seed_noise(groups: Sequence[Group], cells: Mapping[str, CellResult]) -> list[SeedNoise]:
+def seed_noise(groups: Sequence[CellGroup], cells: Mapping[str, CellResult]) -> list[SeedNoise]:
     """One for each recipe that was trained with several seeds and on several combinations.
 
     Groups that differ in the step alone are taken together: it changes the time, and no sum. Combinations
@@ -136,10 +136,10 @@ def _is_lossy(row: Row, cells: Mapping[str, CellResult]) -> bool:
     return row["world_size"] > 1 and bool(cells[row["cell_id"]].cell.get("lossy"))
 
 
-_Family = tuple[tuple[Row, Group], list[Row]]
+_Family = tuple[tuple[Row, CellGroup], list[Row]]
 
 
-def _families(groups: Sequence[Group]) -> list[_Family]:
+def _families(groups: Sequence[CellGroup]) -> list[_Family]:
     """((row over seeds, group), rows of the seeds) of all combinations that have an accuracy."""
     families: list[_Family] = []
     for group in groups:

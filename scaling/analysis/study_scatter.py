@@ -32,7 +32,7 @@ MODERATED = "moderated t interval over launches"
 
 
 @dataclass(frozen=True)
-class Times:
+class CellTimes:
     """What is compared of a cell.
 
     Attributes:
@@ -45,7 +45,7 @@ class Times:
 
 
 @dataclass(frozen=True)
-class _Place:
+class _CellPlace:
     family: int
     index: int
 
@@ -66,7 +66,7 @@ class StudyScatter:
 
     logs: list[FloatArray]
     scatters: list[Scatter]
-    places: Mapping[Hashable, _Place]
+    places: Mapping[Hashable, _CellPlace]
     offset_variance: float = 0.0
     num_pairs: int = 0
     pairs: tuple[Difference, ...] = ()
@@ -102,7 +102,7 @@ class StudyScatter:
             found = with_variance(found, 2 * self.offset_variance, self.num_pairs)
         return replace(found, log_ratio=found.log_ratio + log_factor)
 
-    def _paired(self, one: _Place, other: _Place) -> Difference:
+    def _paired(self, one: _CellPlace, other: _CellPlace) -> Difference:
         logs, within = self.logs[one.family], self.scatters[one.family].within
         both = logs[other.index] - logs[one.index]
         count = int(np.isfinite(both).sum())
@@ -115,7 +115,7 @@ class StudyScatter:
         squared = float(within.values[one.index] + within.values[other.index]) / count
         return Difference(mean, math.sqrt(squared), degrees)
 
-    def _apart(self, one: _Place, other: _Place) -> Difference:
+    def _apart(self, one: _CellPlace, other: _CellPlace) -> Difference:
         places, totals = (one, other), [self.scatters[place.family].total for place in (one, other)]
         logs = [self.logs[place.family][place.index] for place in places]
         indices = [place.index for place in places]
@@ -136,7 +136,7 @@ class StudyScatter:
 
 
 def study_scatter(
-    times: Mapping[Hashable, Times], pairs: Sequence[tuple[Hashable, Hashable]] = ()
+    times: Mapping[Hashable, CellTimes], pairs: Sequence[tuple[Hashable, Hashable]] = ()
 ) -> StudyScatter:
     """Of cells with these times.
 
@@ -150,17 +150,17 @@ def study_scatter(
             members.setdefault(own.family, []).append(cell)
     logs: list[FloatArray] = []
     smallest: list[FloatArray] = []
-    places: dict[Hashable, _Place] = {}
+    places: dict[Hashable, _CellPlace] = {}
     for cells in members.values():
         matrix = log_matrix([times[cell] for cell in cells])
-        places.update({cell: _Place(len(logs), index) for index, cell in enumerate(cells)})
+        places.update({cell: _CellPlace(len(logs), index) for index, cell in enumerate(cells)})
         logs.append(matrix)
         smallest.append((TIMER_S / np.exp(np.nanmean(matrix, axis=1))) ** 2)
     found = StudyScatter(logs, scatter(logs, smallest), places)
     return _with_offsets(found, [pair for pair in pairs if pair[0] in places and pair[1] in places])
 
 
-def log_matrix(cells: Sequence[Times], launches: Sequence[Hashable] | None = None) -> FloatArray:
+def log_matrix(cells: Sequence[CellTimes], launches: Sequence[Hashable] | None = None) -> FloatArray:
     """Logarithms of the medians, [cell, launch], NaN where a cell has no such launch.
 
     Args:
@@ -196,15 +196,15 @@ def offset_variance(pairs: Sequence[Difference]) -> tuple[float, int]:
     return max(0.0, excess / 2) * len(known) / (len(known) - 2), len(known)
 
 
-def cell_times(cells: Sequence[CellResult]) -> dict[Hashable, Times]:
+def cell_times(cells: Sequence[CellResult]) -> dict[Hashable, CellTimes]:
     """Cell id -> the seconds of an iteration, or of a whole training, of each launch; none where there are
     none."""
-    found: dict[Hashable, Times] = {}
+    found: dict[Hashable, CellTimes] = {}
     for cell in cells:
         family = (cell.cell["kind"], cell.cell["device"], cell.cell["world_size"])
         if cell.launches:
-            found[cell.cell_id] = Times(family, {one.repeat: one.median_s for one in cell.launches})
+            found[cell.cell_id] = CellTimes(family, {one.repeat: one.median_s for one in cell.launches})
         elif cell.trainings:
             seconds = {one.repeat: float(one.train_s[-1]) for one in cell.trainings}
-            found[cell.cell_id] = Times(family, {name: own for name, own in seconds.items() if own > 0})
+            found[cell.cell_id] = CellTimes(family, {name: own for name, own in seconds.items() if own > 0})
     return found

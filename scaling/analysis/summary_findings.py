@@ -17,7 +17,7 @@ import pandas as pd
 from scaling.analysis.columns import SEPARATOR, Row, aggregator_name, is_control_arm, to_rows
 from scaling.analysis.decisions import TIE_RATIO, Difference, state_of
 from scaling.analysis.findings import Finding
-from scaling.analysis.groups import Group, group_rows
+from scaling.analysis.groups import CellGroup, group_rows
 from scaling.analysis.study_scatter import StudyScatter
 from scaling.analysis.training_findings import training_findings
 from scaling.measure.statistics import ONE_LAUNCH
@@ -76,7 +76,7 @@ def summary_findings(
     return [*findings, *_oversubscribed(rows, num_cores), *_several_hosts(rows), *_unfinished(rows)]
 
 
-def _throughput(group: Group, scatter: StudyScatter) -> Iterator[Finding]:
+def _throughput(group: CellGroup, scatter: StudyScatter) -> Iterator[Finding]:
     done = [
         _Throughput(row, group.name(row), scatter) for row in group.rows if row["iteration_s"] is not None
     ]

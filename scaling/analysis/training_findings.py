@@ -8,12 +8,12 @@ from typing import Any
 
 from scaling.analysis.columns import Row, shares_gpus
 from scaling.analysis.findings import Finding
-from scaling.analysis.groups import Group
+from scaling.analysis.groups import CellGroup
 from scaling.analysis.learning import over_seeds
 from scaling.analysis.samples import CellResult
 
 
-def training_findings(group: Group) -> Iterator[Finding]:
+def training_findings(group: CellGroup) -> Iterator[Finding]:
     """What a group of trainings shows.
 
     Args:
@@ -24,7 +24,7 @@ def training_findings(group: Group) -> Iterator[Finding]:
         yield Finding(kind, cells, {"given": group.given, **values})
 
 
-def _found(group: Group) -> Iterator[tuple[str, dict[str, Any]]]:
+def _found(group: CellGroup) -> Iterator[tuple[str, dict[str, Any]]]:
     done = [row for row in over_seeds(group.rows) if row["repeats"]]
     scored = sorted(
         (row for row in done if row["final_test_accuracy"] is not None),
@@ -59,7 +59,7 @@ def _targets(aimed: Sequence[Row]) -> Iterator[tuple[str, dict[str, Any]]]:
         yield "target_reached", {"target_accuracy": target, "num_settings": len(rows), "missed": missed}
 
 
-def unfinished_trainings(groups: Sequence[Group], cells: Mapping[str, CellResult]) -> Iterator[Finding]:
+def unfinished_trainings(groups: Sequence[CellGroup], cells: Mapping[str, CellResult]) -> Iterator[Finding]:
     """How far each training is that runs, or was cut off and will go on.
 
     Args:

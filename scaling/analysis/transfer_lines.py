@@ -10,7 +10,7 @@ import numpy as np
 
 from scaling.analysis.findings import Finding
 from scaling.analysis.grouping import by_key
-from scaling.analysis.transfers import Transfer, TransferResult
+from scaling.analysis.transfers import TransferResult, TransferSamples
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class What(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Line:
+class TransferLine:
     """An operation of a size, by all ranks or equal pairs together.
 
     Attributes:
@@ -56,7 +56,7 @@ class Line:
     what: What
     host_only: bool
     who: str
-    members: list[Transfer]
+    members: list[TransferSamples]
 
     @property
     def num_bytes(self) -> int:
@@ -98,16 +98,16 @@ def transfer_groups(results: Sequence[TransferResult]) -> list[TransferGroup]:
     return [TransferGroup(*key, members) for key, members in cells.items()]
 
 
-def lines_of(group: TransferGroup) -> list[Line]:
+def lines_of(group: TransferGroup) -> list[TransferLine]:
     """Every operation with its sizes, those without access between GPUs last."""
-    lines: dict[tuple[Any, ...], Line] = {}
+    lines: dict[tuple[Any, ...], TransferLine] = {}
     for result in group.results:
         host_only = result.cell["peer_access"] is False
         for transfer in result.transfers:
             example = transfer.example
             what = What(example.operation, example.memory, example.num_threads, example.captured)
             key = (what, host_only, transfer.who)
-            line = lines.setdefault((*key, transfer.num_bytes), Line(*key, []))
+            line = lines.setdefault((*key, transfer.num_bytes), TransferLine(*key, []))
             line.members.append(transfer)
     order = {(line.what, line.host_only, line.who): at for at, line in reversed([*enumerate(lines.values())])}
     return sorted(
@@ -115,12 +115,12 @@ def lines_of(group: TransferGroup) -> list[Line]:
     )
 
 
-def largest_of(lines: Sequence[Line]) -> list[Line]:
+def largest_of(lines: Sequence[TransferLine]) -> list[TransferLine]:
     """Of each operation the largest size."""
     return list({(line.what, line.host_only, line.who): line for line in lines}.values())
 
 
-_Lines = Mapping[tuple[What, bool, str], Line]
+_Lines = Mapping[tuple[What, bool, str], TransferLine]
 
 
 def transfer_findings(results: Sequence[TransferResult]) -> Iterator[Finding]:
@@ -148,7 +148,7 @@ def _copies(lines: _Lines, who: str) -> dict[str, float] | None:
     return rates if len(rates) == 2 else None
 
 
-def _pinned(lines: _Lines, operation: str, who: str) -> Line | None:
+def _pinned(lines: _Lines, operation: str, who: str) -> TransferLine | None:
     """With access between GPUs, where that was measured."""
     every = [
         line

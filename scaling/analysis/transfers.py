@@ -19,7 +19,7 @@ import numpy as np
 from scaling.analysis.csv_cells import safe_cell
 from scaling.analysis.grouping import by_key
 from scaling.errors import StoreError
-from scaling.measure.probe.cases import Sample, bus_factor
+from scaling.measure.probe.cases import ProbeSample, bus_factor
 from scaling.measure.probe.machine_file import result_of
 from scaling.measure.probe.series import OneSeries, Series
 from scaling.measure.statistics import Estimate, estimate_median
@@ -51,12 +51,12 @@ class TransferResult:
     cell: Mapping[str, Any]
     where: str
     facts: Mapping[str, Any]
-    launches: list[list[Sample]]
+    launches: list[list[ProbeSample]]
     notes: list[str]
     num_nodes: int | None
 
     @cached_property
-    def transfers(self) -> list[Transfer]:
+    def transfers(self) -> list[TransferSamples]:
         """In the order in which they were measured."""
         pooled = Series(sample for launch in self.launches for sample in launch)
         by_launch = [
@@ -65,7 +65,7 @@ class TransferResult:
             if launch
         ]
         return [
-            Transfer(
+            TransferSamples(
                 self,
                 series,
                 num_bytes,
@@ -81,7 +81,7 @@ class TransferResult:
 
 
 @dataclass(frozen=True)
-class Transfer:
+class TransferSamples:
     """One operation of a size, by one set of ranks.
 
     Attributes:
@@ -112,7 +112,7 @@ class Transfer:
         return self.algbw_bytes_per_s * bus_factor(self.example.operation, len(self.example.ranks))
 
     @property
-    def example(self) -> Sample:
+    def example(self) -> ProbeSample:
         """What was done, and by whom."""
         return self.series.example
 
@@ -155,7 +155,7 @@ def _read(folder: ResultsFolder, records: Sequence[RunRecord]) -> TransferResult
         where = _run(folder, record)
         (rows, *_) = folder.samples(record.cell_id, record.repeat) or [[]]
         validate_lines(TransferLineModel, rows, f"{where}/rank0.jsonl")
-        launches.append([Sample.from_row(row["sample"]) for row in rows if row.get("sample")])
+        launches.append([ProbeSample.from_row(row["sample"]) for row in rows if row.get("sample")])
         facts += [row["facts"] for row in rows if row.get("facts")]
         if not launches[-1] or not facts:
             raise StoreError(f"{where}: the run is done, but nothing that it measured was recorded")
@@ -198,7 +198,7 @@ def transfer_rows(results: Iterable[TransferResult]) -> list[dict[str, Any]]:
     return [_row(transfer) for result in results for transfer in result.transfers]
 
 
-def _row(transfer: Transfer) -> dict[str, Any]:
+def _row(transfer: TransferSamples) -> dict[str, Any]:
     example, estimate = transfer.example, transfer.estimate
     pooled = [value for launch in transfer.seconds for value in launch]
     first, third = (float(value) for value in np.percentile(pooled, [25, 75]))

@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 
 from scaling.analysis.columns import Row
-from scaling.analysis.groups import Group
+from scaling.analysis.groups import CellGroup
 
 
-def main_variant(group: Group, label: str) -> list[Row]:
+def main_variant(group: CellGroup, label: str) -> list[Row]:
     """The rows of one aggregator with the same bucket size and input placement: one for each world size.
 
     Of several placements the first that it has (`device` if there), then of several bucket sizes the one that
@@ -31,7 +31,7 @@ def _placement(row: Row) -> tuple[str, int | None]:
     return row["input_placement"], row["loader_workers"]
 
 
-def measured_at_most_workers(group: Group, label: str) -> Sequence[Row]:
+def measured_at_most_workers(group: CellGroup, label: str) -> Sequence[Row]:
     """An aggregator's rows at the group's largest world size that have a time."""
     largest = max(group.world_sizes)
     rows = [row for row in group.rows if row["aggregator"] == label and row["world_size"] == largest]

@@ -258,10 +258,10 @@ def plan_by_predictions(
 
 def resolve_for(study: Any, machine: Topology) -> Any:
     """The study's cells on a machine that is a file."""
-    from scaling.study.cells import Machine, resolve
+    from scaling.study.cells import AvailableMachine, resolve
 
     cores = sum(device.cores or 0 for device in machine.machine.of_kind("cpu")) or 1
-    return resolve(study, Machine(len(machine.machine.of_kind("gpu")), cores, machine.num_nodes))
+    return resolve(study, AvailableMachine(len(machine.machine.of_kind("gpu")), cores, machine.num_nodes))
 
 
 def _orders(cells: list[Cell], machine: Topology) -> list[dict[str, Any]]:

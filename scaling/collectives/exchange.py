@@ -22,7 +22,7 @@ from scaling.process_group import Group, PeerMemory
 Transport = Literal["auto", "sends", "peer_memory"]
 
 
-class Exchange:
+class RankExchange:
     """One rank's part. Collective to make and to run.
 
     Args:

@@ -56,7 +56,7 @@ def sum_rows(rows: Sequence[Tensor], out: Tensor, divisor: int = 1) -> None:
 
 
 @dataclass
-class _Run:
+class _HostRun:
     """How far one call has come; chunks are counted from 0."""
 
     gradient: Tensor
@@ -122,7 +122,7 @@ class HostExecution:
         `result` is complete in the order of the current stream. Phases are what this rank waits for: `d2h`,
         `reduce`, `wait` for others, `h2d_result`.
         """
-        run = _Run(gradient, result, self._tickets + 1)
+        run = _HostRun(gradient, result, self._tickets + 1)
         self._tickets += len(self._chunks)
         num_directions = 1 if result is None else 2
         self._group.meter.count(num_directions * gradient.nbytes, num_directions * len(self._chunks))
@@ -150,7 +150,7 @@ class HostExecution:
                 self._fetched.tell(ticket)
         self._finish(run, phase)
 
-    def _until(self, run: _Run, condition: Callable[[], bool]) -> None:
+    def _until(self, run: _HostRun, condition: Callable[[], bool]) -> None:
         """Waits, and meanwhile starts every copy that may start."""
 
         def progressed() -> bool:
@@ -159,7 +159,7 @@ class HostExecution:
 
         self._group.wait_until(progressed)
 
-    def _progress(self, run: _Run) -> None:
+    def _progress(self, run: _HostRun) -> None:
         while len(run.copied) < len(self._chunks) and self._slot_is_free(run.first + len(run.copied)):
             run.copied.append(self._copy_up(run, len(run.copied)))
         while self._back is not None and run.result is not None and self._may_return(run):
@@ -167,11 +167,11 @@ class HostExecution:
         while self._fetching and self._fetching[0][1]():
             self._fetched.tell(self._fetching.popleft()[0])
 
-    def _may_return(self, run: _Run) -> bool:
+    def _may_return(self, run: _HostRun) -> bool:
         next_one = run.first + run.num_back
         return run.num_back < len(run.copied) and self._summed.reached(next_one, self._summing)
 
-    def _give_back(self, run: _Run, num_chunks: int, phase: Phase) -> None:
+    def _give_back(self, run: _HostRun, num_chunks: int, phase: Phase) -> None:
         """Copies back, on the processor, until that many chunks are."""
         while run.num_back < num_chunks:
             with phase("wait"):
@@ -183,11 +183,11 @@ class HostExecution:
     def _slot_is_free(self, ticket: int) -> bool:
         return ticket <= NUM_SLOTS or self._summed.reached(ticket - NUM_SLOTS, self._summing)
 
-    def _may_sum(self, run: _Run, ticket: int) -> bool:
+    def _may_sum(self, run: _HostRun, ticket: int) -> bool:
         fetched = ticket <= NUM_SLOTS or self._fetched.reached(ticket - NUM_SLOTS)
         return fetched and self._arrived.reached(ticket)
 
-    def _copy_up(self, run: _Run, chunk: int) -> Callable[[], object]:
+    def _copy_up(self, run: _HostRun, chunk: int) -> Callable[[], object]:
         start, stop = self._spans[chunk]
         row = self._slots[(run.first + chunk) % NUM_SLOTS, self._group.rank, : stop - start]
         if self._up is None:
@@ -204,7 +204,7 @@ class HostExecution:
             out = slot[-1, inside] if self.sums is None else self.sums[start:stop]
             sum_rows([slot[rank, inside] for rank in self._order], out, self._divisor)
 
-    def _copy_back(self, run: _Run) -> None:
+    def _copy_back(self, run: _HostRun) -> None:
         """The next chunk."""
         assert run.result is not None
         start, stop = self._spans[run.num_back]
@@ -216,7 +216,7 @@ class HostExecution:
             run.result[start:stop].copy_(source, non_blocking=True)
             self._fetching.append((ticket, _event().query if self._back is not None else lambda: True))
 
-    def _finish(self, run: _Run, phase: Phase) -> None:
+    def _finish(self, run: _HostRun, phase: Phase) -> None:
         if run.result is None:
             return
         if self._back is None:

@@ -87,7 +87,7 @@ class Activities:
 
 
 @dataclass(frozen=True)
-class Times:
+class ActivityTimes:
     """When each activity was free to start (its delay begins) and when it ended."""
 
     start_s: Floats
@@ -123,7 +123,7 @@ def max_min_rates(uses: Uses, highest_rate: Floats, capacity: Floats) -> Floats:
     return rates
 
 
-def run(activities: Activities, capacity: Floats) -> Times:
+def run(activities: Activities, capacity: Floats) -> ActivityTimes:
     """Follows the activities until all have ended.
 
     Args:
@@ -168,13 +168,13 @@ class _Run:
         self._rest = np.empty(0)
         self._rates = np.empty(0)
 
-    def to_the_end(self) -> Times:
+    def to_the_end(self) -> ActivityTimes:
         self._release(np.flatnonzero(self._waits_for == 0))
         while self._delayed.size or self._flowing.size:
             self._next_event()
         if np.isnan(self._end_s).any():
             raise ValueError("activities wait for one another in a circle")
-        return Times(self._start_s, self._end_s)
+        return ActivityTimes(self._start_s, self._end_s)
 
     def _next_event(self) -> None:
         rest_s = self._rest / self._rates

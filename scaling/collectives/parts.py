@@ -17,14 +17,14 @@ from scaling.collectives.composition import placed, side_by_side
 from scaling.collectives.schedule import Schedule
 
 
-class Part(NamedTuple):
+class BufferPart(NamedTuple):
     """A part of the buffer: its elements, and its collective; None leaves it as it is."""
 
     num_elements: int
     schedule: Schedule | None
 
 
-def of_parts(name: str, world_size: int, parts: Sequence[Part]) -> Schedule:
+def of_parts(name: str, world_size: int, parts: Sequence[BufferPart]) -> Schedule:
     """The collective of a buffer that consists of `parts`, one behind the other.
 
     Args:

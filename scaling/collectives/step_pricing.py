@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from scaling.collectives.fair_sharing import Activities, Floats, Ints, Times, Uses, ranges, run
+from scaling.collectives.fair_sharing import Activities, ActivityTimes, Floats, Ints, Uses, ranges, run
 from scaling.collectives.placement import Placement
 from scaling.collectives.schedule import Columns, Schedule, Step
 from topologies.errors import TopologyError
@@ -44,7 +44,7 @@ class Moves:
     target: Ints
     num_bytes: Floats
 
-    def events(self, kind: Literal["transfer", "reduce"], times: Times) -> Iterator[Event]:
+    def events(self, kind: Literal["transfer", "reduce"], times: ActivityTimes) -> Iterator[Event]:
         """One event for each that has bytes, within a step 0 that begins at 0."""
         columns = (self.source, self.target, times.start_s, times.end_s, self.num_bytes)
         for source, target, start_s, end_s, num_bytes in zip(*(c.tolist() for c in columns), strict=True):
@@ -68,9 +68,9 @@ class StepPrice:
     used: Ints
     bytes_passed: Floats
     messages: Moves
-    message_times: Times
+    message_times: ActivityTimes
     sums: Moves
-    sum_times: Times
+    sum_times: ActivityTimes
 
     def events(self) -> list[Event]:
         """Its messages and sums in the order in which they start; times within the step."""
@@ -215,7 +215,7 @@ def price(work: StepWork, placement: Placement, num_messages: int = 1) -> StepPr
         used=used,
         bytes_passed=Uses(uses.activity, position, uses.weight).units(all_work, len(used)),
         messages=work.messages,
-        message_times=Times(times.start_s[:num_first], times.end_s[:num_first]),
+        message_times=ActivityTimes(times.start_s[:num_first], times.end_s[:num_first]),
         sums=work.sums,
-        sum_times=Times(times.start_s[num_first:], times.end_s[num_first:]),
+        sum_times=ActivityTimes(times.start_s[num_first:], times.end_s[num_first:]),
     )

@@ -15,7 +15,7 @@ from itertools import pairwise
 
 from scaling.bucket import BucketLayout
 from scaling.collectives.halving_doubling import halving_doubling
-from scaling.collectives.parts import Part, of_parts
+from scaling.collectives.parts import BufferPart, of_parts
 from scaling.collectives.ring import ring
 from scaling.collectives.schedule import Schedule, Transfer, chunk_bounds
 from scaling.collectives.shuffle import shuffle
@@ -61,9 +61,9 @@ def schedule_between_ranks(tiers: list[TierTensors], num_elements: int, world_si
         return None
     parts, at = [], 0
     for (start, stop), schedule in sorted(collectives.items(), key=lambda item: item[0]):
-        parts += [Part(start - at, None)] * (start > at) + [Part(stop - start, schedule)]
+        parts += [BufferPart(start - at, None)] * (start > at) + [BufferPart(stop - start, schedule)]
         at = stop
-    parts += [Part(num_elements - at, None)] * (num_elements > at)
+    parts += [BufferPart(num_elements - at, None)] * (num_elements > at)
     return of_parts("tf_spec", world_size, parts)
 
 

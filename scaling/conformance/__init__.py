@@ -11,7 +11,7 @@ law is broken, and where.
 from scaling.aggregators.base import DTYPES
 from scaling.conformance.cases import WORLD_SIZES, Case, fixed_cases, layout_of
 from scaling.conformance.contract import check
-from scaling.conformance.drawn import NUM_EXAMPLES, Drawn, check_drawn, failure_text
+from scaling.conformance.drawn import NUM_EXAMPLES, DrawnCases, check_drawn, failure_text
 from scaling.conformance.laws import check_schedule
 
 __all__ = [
@@ -19,7 +19,7 @@ __all__ = [
     "NUM_EXAMPLES",
     "WORLD_SIZES",
     "Case",
-    "Drawn",
+    "DrawnCases",
     "check",
     "check_drawn",
     "check_schedule",

@@ -40,7 +40,7 @@ MULTIPLES = 8
 
 
 @dataclass(frozen=True)
-class Drawn:
+class DrawnCases:
     """What was checked.
 
     Attributes:
@@ -58,7 +58,7 @@ def check_drawn(
     num_examples: int = NUM_EXAMPLES,
     seed: int = 0,
     run: RunRanks = run_in_process,
-) -> Drawn:
+) -> DrawnCases:
     """Checks the contract on the fixed cases and on drawn ones.
 
     Args:
@@ -83,7 +83,7 @@ def check_drawn(
     failing = search.drawn(world_size, dtypes, num_examples, seed)
     if failing is not None:
         raise AssertionError(search.described(failing))
-    return Drawn(len(search.seen), search.has_residuals)
+    return DrawnCases(len(search.seen), search.has_residuals)
 
 
 def failure_text(error: Exception) -> str:

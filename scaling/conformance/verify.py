@@ -42,7 +42,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Sample:
+class SentSample:
     """What a schedule sends at one world size.
 
     Attributes:
@@ -65,7 +65,7 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class Finding:
+class SubjectResult:
     """How one subject did.
 
     Attributes:
@@ -80,7 +80,7 @@ class Finding:
     kind: str
     checked: list[str]
     failure: str | None
-    sample: Sample | None
+    sample: SentSample | None
 
     def line(self, width: int) -> str:
         """As text of a terminal's width, the name filled up to `width`."""
@@ -115,7 +115,7 @@ class Examination:
     where: str = ""
     again: str = ""
     checked: list[str] = field(default_factory=list)
-    sample: Sample | None = None
+    sample: SentSample | None = None
 
     def at(self, where: str) -> None:
         """Tells which case comes next."""
@@ -185,7 +185,7 @@ def examine(
     say: Say = lambda _: None,
     num_examples: int = conformance.NUM_EXAMPLES,
     seed: int = 0,
-) -> Finding:
+) -> SubjectResult:
     """Checks one subject, up to what fails first.
 
     Args:
@@ -209,7 +209,7 @@ def examine(
     except Exception as error:  # noqa: BLE001 (of the user's code)
         texts = [examination.where, conformance.failure_text(error), examination.again]
         failure = ": ".join(filter(None, texts[:2])) + (f"; again: {texts[2]}" if texts[2] else "")
-    return Finding(subject.name, subject.kind, examination.checked, failure, examination.sample)
+    return SubjectResult(subject.name, subject.kind, examination.checked, failure, examination.sample)
 
 
 def parse_world_sizes(text: str) -> list[int]:
@@ -256,7 +256,7 @@ def _schedules(
         examination.at(f"at {_spelled([size])}")
         verification = proved(size)
         if size == sample_size:
-            examination.sample = Sample(
+            examination.sample = SentSample(
                 size,
                 verification.num_steps,
                 max(verification.messages_per_rank),

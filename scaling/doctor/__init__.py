@@ -1,6 +1,7 @@
 """Looks at this machine as a study would find it: `scaling doctor`.
 
-Each check is a function of what it looks at, and gives a `Line`; `examine` looks, and runs all of them.
+Each check is a function of what it looks at, and gives a `CheckResult`;
+`examine` looks, and runs all of them.
 """
 
 from __future__ import annotations
@@ -10,25 +11,25 @@ from pathlib import Path
 
 from launchers.rank_info import RankError, RankInfo
 from scaling.doctor import devices, files, host, software
-from scaling.doctor.line import Line
+from scaling.doctor.line import CheckResult
 from topologies.detect import num_usable_cores
 
-__all__ = ["Line", "examine", "rank"]
+__all__ = ["CheckResult", "examine", "rank"]
 
 
-def rank(environ: Mapping[str, str]) -> Line:
+def rank(environ: Mapping[str, str]) -> CheckResult:
     """Which variable gave rank, local rank and world size."""
     try:
-        return Line("rank", "ok", RankInfo.from_env(environ).describe())
+        return CheckResult("rank", "ok", RankInfo.from_env(environ).describe())
     except RankError as error:
         if str(error).startswith("no launcher's variables are set"):
-            return Line("rank", "ok", "none: no launcher has started this process")
-        return Line(
+            return CheckResult("rank", "ok", "none: no launcher has started this process")
+        return CheckResult(
             "rank", "error", str(error), "unset what another launch has left, or start by one launcher"
         )
 
 
-def examine(environ: Mapping[str, str], here: Path) -> list[Line]:
+def examine(environ: Mapping[str, str], here: Path) -> list[CheckResult]:
     """All lines; under a launcher, ranks other than 0 say their rank alone.
 
     Args:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from scaling.doctor.line import Line
+from scaling.doctor.line import CheckResult
 from topologies.detect import nvidia_gpus
 
 
@@ -42,19 +42,19 @@ def look() -> Gpus:
     return Gpus(nvidia_gpus(), usable, torch.version.cuda, version, apart)
 
 
-def devices(gpus: Gpus, num_cores: int) -> Line:
+def devices(gpus: Gpus, num_cores: int) -> CheckResult:
     """What workers compute on."""
     if gpus.usable:
         names = sorted({str(gpu["name"]) for gpu in gpus.listed}) or ["GPU"]
         driver = f", driver {gpus.listed[0]['driver']}" if gpus.listed else ""
         text = f"{gpus.usable} x {' and '.join(names)}, CUDA {gpus.torch_cuda}{driver}; {num_cores} cores"
         if gpus.listed and len(gpus.listed) != gpus.usable:
-            return Line(
+            return CheckResult(
                 "devices", "warning", f"{text}; {len(gpus.listed)} are there", "see CUDA_VISIBLE_DEVICES"
             )
-        return Line("devices", "ok", text)
+        return CheckResult("devices", "ok", text)
     if not gpus.listed:
-        return Line("devices", "ok", f"no GPU: CPU processes over Gloo; {num_cores} cores")
+        return CheckResult("devices", "ok", f"no GPU: CPU processes over Gloo; {num_cores} cores")
     reason = (
         "was built without CUDA" if gpus.torch_cuda is None else f"(CUDA {gpus.torch_cuda}) cannot use them"
     )
@@ -64,34 +64,36 @@ def devices(gpus: Gpus, num_cores: int) -> Line:
         else "update the driver, or install an older torch"
     )
     listed = f"{len(gpus.listed)} GPUs, driver {gpus.listed[0]['driver']}"
-    return Line("devices", "error", f"{listed}, but torch {reason}", f"{fix}; or use device=cpu")
+    return CheckResult("devices", "error", f"{listed}, but torch {reason}", f"{fix}; or use device=cpu")
 
 
-def peer_access(gpus: Gpus, environ: Mapping[str, str]) -> Line:
+def peer_access(gpus: Gpus, environ: Mapping[str, str]) -> CheckResult:
     """Whether GPUs can read each other's memory."""
     if gpus.usable < 2:
-        return Line("peer access", "ok", "not needed: fewer than two GPUs")
+        return CheckResult("peer access", "ok", "not needed: fewer than two GPUs")
     if environ.get("NCCL_P2P_DISABLE", "0") not in ("", "0"):
         fix = "unset it, or use peer_access=false in studies"
-        return Line("peer access", "warning", "NCCL_P2P_DISABLE is set: NCCL goes through host memory", fix)
+        return CheckResult(
+            "peer access", "warning", "NCCL_P2P_DISABLE is set: NCCL goes through host memory", fix
+        )
     if not gpus.apart:
-        return Line("peer access", "ok", f"between all {gpus.usable} GPUs")
+        return CheckResult("peer access", "ok", f"between all {gpus.usable} GPUs")
     pairs = ", ".join(f"{a} to {b}" for a, b in gpus.apart[:6]) + (", ..." if len(gpus.apart) > 6 else "")
     fix = "enable it (IOMMU off, GPUs under one root), or measure the machine as it is: peer_access=false"
-    return Line("peer access", "warning", f"none from GPU {pairs}: these go through host memory", fix)
+    return CheckResult("peer access", "warning", f"none from GPU {pairs}: these go through host memory", fix)
 
 
-def nccl(gpus: Gpus, environ: Mapping[str, str]) -> Line:
+def nccl(gpus: Gpus, environ: Mapping[str, str]) -> CheckResult:
     """NCCL's version, and what the environment tells it."""
     if gpus.nccl is None:
-        return Line("NCCL", "ok", "not needed: no GPUs")
+        return CheckResult("NCCL", "ok", "not needed: no GPUs")
     names = sorted(name for name in environ if name.startswith("NCCL_") and name != "NCCL_VERSION")
     if names:
         variables = ", ".join(f"{name}={environ[name]}" for name in names)
-        return Line(
+        return CheckResult(
             "NCCL",
             "warning",
             f"{gpus.nccl}, told {variables}",
             "unset what is not meant: it counts in every run",
         )
-    return Line("NCCL", "ok", gpus.nccl)
+    return CheckResult("NCCL", "ok", gpus.nccl)

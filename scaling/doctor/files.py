@@ -8,14 +8,14 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from scaling.doctor.line import Line
+from scaling.doctor.line import CheckResult
 from scaling.errors import ScalingError
 from scaling.workloads.registry import DATASETS, create_dataset
 
 MIN_FREE_BYTES = 1 << 30
 
 
-def data_sets() -> Line:
+def data_sets() -> CheckResult:
     """Which data sets can be loaded without a download."""
     there: list[str] = []
     missing: list[str] = []
@@ -23,15 +23,15 @@ def data_sets() -> Line:
         for name in DATASETS.targets():
             (there if create_dataset(name).available() else missing).append(name)
     except ScalingError as error:
-        return Line("data sets", "error", str(error), "correct SCALING_DATA_DIR, or unset it")
+        return CheckResult("data sets", "error", str(error), "correct SCALING_DATA_DIR, or unset it")
     text = ", ".join(there) + (f"; not here: {', '.join(missing)}" if missing else "")
     if missing:
         fix = "set SCALING_DATA_DIR to a folder that holds them; else a study's first run downloads them"
-        return Line("data sets", "warning", text, fix)
-    return Line("data sets", "ok", text)
+        return CheckResult("data sets", "warning", text, fix)
+    return CheckResult("data sets", "ok", text)
 
 
-def write_access(environ: Mapping[str, str], here: Path) -> Line:
+def write_access(environ: Mapping[str, str], here: Path) -> CheckResult:
     """Whether results, and downloads, can be written.
 
     Args:
@@ -43,12 +43,12 @@ def write_access(environ: Mapping[str, str], here: Path) -> Line:
         nearest = _nearest(folder)
         if not _can_write(nearest):
             fix = "use --out elsewhere" if what == "results" else "set XDG_CACHE_HOME to a writable folder"
-            return Line("write access", "error", f"{nearest} cannot be written, for {what}", fix)
+            return CheckResult("write access", "error", f"{nearest} cannot be written, for {what}", fix)
     free = shutil.disk_usage(_nearest(here / "results")).free
     text = f"results in {here / 'results'}, {free / 1e9:.1f} GB free; cache in {cache}"
     if free < MIN_FREE_BYTES:
-        return Line("write access", "warning", text, "make room, or use --out elsewhere")
-    return Line("write access", "ok", text)
+        return CheckResult("write access", "warning", text, "make room, or use --out elsewhere")
+    return CheckResult("write access", "ok", text)
 
 
 def _nearest(path: Path) -> Path:

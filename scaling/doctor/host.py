@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
 
-from scaling.doctor.line import Line
+from scaling.doctor.line import CheckResult
 from topologies.detect_host import SYS, cpu_governors, node_cpus
 
 MIN_OPEN_FILES = 1024
@@ -22,22 +22,28 @@ SLOW_SOURCES = ("acpi_pm", "hpet", "jiffies")
 UNLIMITED = resource.RLIM_INFINITY
 
 
-def ports(environ: Mapping[str, str], resolve: Callable[[str], object] = socket.gethostbyname) -> Line:
+def ports(environ: Mapping[str, str], resolve: Callable[[str], object] = socket.gethostbyname) -> CheckResult:
     """Whether ranks can meet on this host."""
     try:
         with closing(socket.create_server(("127.0.0.1", 0))) as server:
             socket.create_connection(server.getsockname(), timeout=5).close()
     except OSError as error:
-        return Line("ports", "error", f"loopback cannot be used: {error}", "allow connections to 127.0.0.1")
+        return CheckResult(
+            "ports", "error", f"loopback cannot be used: {error}", "allow connections to 127.0.0.1"
+        )
     if taken := _taken_port(environ):
-        return Line("ports", "error", f"MASTER_PORT {taken} is taken", "set another, or unset MASTER_PORT")
+        return CheckResult(
+            "ports", "error", f"MASTER_PORT {taken} is taken", "set another, or unset MASTER_PORT"
+        )
     name = platform.node()
     try:
         resolve(name)
     except OSError:
         fix = f"add {name} to /etc/hosts, or set GLOO_SOCKET_IFNAME (lo on one host)"
-        return Line("ports", "warning", f"loopback works, but this host's name, {name}, has no address", fix)
-    return Line("ports", "ok", f"loopback works, {name} has an address")
+        return CheckResult(
+            "ports", "warning", f"loopback works, but this host's name, {name}, has no address", fix
+        )
+    return CheckResult("ports", "ok", f"loopback works, {name} has an address")
 
 
 def _taken_port(environ: Mapping[str, str]) -> str | None:
@@ -54,64 +60,70 @@ def _taken_port(environ: Mapping[str, str]) -> str | None:
     return None
 
 
-def shared_memory(folder: Path = Path("/dev/shm")) -> Line:  # noqa: S108 (it is looked at)
+def shared_memory(folder: Path = Path("/dev/shm")) -> CheckResult:  # noqa: S108 (it is looked at)
     """Where ranks of a host share memory."""
     if not folder.is_dir():
-        return Line("shared memory", "warning", f"no {folder}: temporary files are used, which may be slow")
+        return CheckResult(
+            "shared memory", "warning", f"no {folder}: temporary files are used, which may be slow"
+        )
     try:
         status = os.statvfs(folder)
     except OSError as error:
-        return Line("shared memory", "error", f"{folder}: {error}", "mount a tmpfs there")
+        return CheckResult("shared memory", "error", f"{folder}: {error}", "mount a tmpfs there")
     if not os.access(folder, os.W_OK):
-        return Line("shared memory", "error", f"{folder} cannot be written", f"make {folder} writable")
+        return CheckResult("shared memory", "error", f"{folder} cannot be written", f"make {folder} writable")
     size, free = status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize
     text = f"{free / 1e9:.1f} of {size / 1e9:.1f} GB free in {folder}"
     if free < MIN_SHARED_BYTES:
-        return Line(
+        return CheckResult(
             "shared memory", "warning", text, "enlarge it (docker: --shm-size=8g) for host aggregators"
         )
-    return Line("shared memory", "ok", text)
+    return CheckResult("shared memory", "ok", text)
 
 
-def limits(has_gpus: bool, limit: Callable[[int], tuple[int, int]] = resource.getrlimit) -> Line:
+def limits(has_gpus: bool, limit: Callable[[int], tuple[int, int]] = resource.getrlimit) -> CheckResult:
     """Open files, and memory that may be pinned."""
     files, locked = limit(resource.RLIMIT_NOFILE)[0], limit(resource.RLIMIT_MEMLOCK)[0]
     shown = "unlimited" if locked == UNLIMITED else f"{locked / 1e6:.0f} MB"
     text = f"{'unlimited' if files == UNLIMITED else files} open files, {shown} of locked memory"
     if files != UNLIMITED and files < MIN_OPEN_FILES:
-        return Line("limits", "warning", text, f"ulimit -n {MIN_OPEN_FILES}")
+        return CheckResult("limits", "warning", text, f"ulimit -n {MIN_OPEN_FILES}")
     if has_gpus and locked != UNLIMITED and locked < MIN_LOCKED_BYTES:
-        return Line("limits", "warning", f"{text}: pinning host memory may fail", "ulimit -l unlimited")
-    return Line("limits", "ok", text)
+        return CheckResult(
+            "limits", "warning", f"{text}: pinning host memory may fail", "ulimit -l unlimited"
+        )
+    return CheckResult("limits", "ok", text)
 
 
-def numa(num_usable: int, num_present: int | None = None, sys: Path = SYS) -> Line:
+def numa(num_usable: int, num_present: int | None = None, sys: Path = SYS) -> CheckResult:
     """Memory nodes, and the cores that this process may use."""
     nodes = max(1, len(node_cpus(sys)))
     present = num_present or os.cpu_count() or num_usable
     text = f"{nodes} node{'s' if nodes > 1 else ''}, {num_usable} of {present} cores may be used"
     if num_usable < present:
-        return Line(
+        return CheckResult(
             "NUMA", "warning", text, "only if that is not meant: see taskset, cgroups, the job's request"
         )
-    return Line("NUMA", "ok", text)
+    return CheckResult("NUMA", "ok", text)
 
 
 def clock(
     read: Callable[[], float] = time.perf_counter,
     source: Path = SYS / "devices/system/clocksource/clocksource0/current_clocksource",
     sys: Path = SYS,
-) -> Line:
+) -> CheckResult:
     """Whether time is read finely, quickly, and cores keep their speed."""
     step_s = min(filter(None, (abs(read() - read()) for _ in range(1000))), default=0.0)
     name = source.read_text(encoding="utf-8").strip() if source.exists() else platform.system()
     text = f"{name}, steps of {step_s * 1e9:.0f} ns"
     if step_s > SLOW_CLOCK_S or name in SLOW_SOURCES:
-        return Line(
+        return CheckResult(
             "clock", "warning", f"{text}: short phases are not timed well", "boot with clocksource=tsc"
         )
     governors = cpu_governors(sys)
     if governors and set(governors) & {"powersave", "conservative", "ondemand"}:
         fix = "cpupower frequency-set -g performance"
-        return Line("clock", "warning", f"{text}; cores change their speed ({', '.join(governors)})", fix)
-    return Line("clock", "ok", text)
+        return CheckResult(
+            "clock", "warning", f"{text}; cores change their speed ({', '.join(governors)})", fix
+        )
+    return CheckResult("clock", "ok", text)

@@ -11,7 +11,7 @@ State = Literal["ok", "warning", "error"]
 
 
 @dataclass(frozen=True)
-class Line:
+class CheckResult:
     """What one check found.
 
     Attributes:

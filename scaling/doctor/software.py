@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import scaling
 from scaling.codecs.kernels.versions import OLDEST_TRITON, triton_version, version_problem
-from scaling.doctor.line import Line
+from scaling.doctor.line import CheckResult
 from scaling.process_group.base import HOW_TO_BRING
 
 OLDEST_TORCH = (2, 6)
@@ -42,7 +42,7 @@ def version_line(program: str) -> str:
     return next((line.strip() for line in answer.stdout.splitlines() if line.strip()), "")
 
 
-def versions(version: Version = package_version) -> Line:
+def versions(version: Version = package_version) -> CheckResult:
     """This package, Python, and the packages that numbers depend on."""
     torch = version("torch") or "missing"
     python, numpy = platform.python_version(), version("numpy")
@@ -50,57 +50,59 @@ def versions(version: Version = package_version) -> Line:
     numbers = tuple(int(part) for part in torch.split("+")[0].split(".")[:2] if part.isdigit())
     if numbers < OLDEST_TORCH:
         oldest = ".".join(map(str, OLDEST_TORCH))
-        return Line(
+        return CheckResult(
             "versions", "error", text, f"torch {oldest} or later is needed: pip install 'torch>={oldest}'"
         )
-    return Line("versions", "ok", text)
+    return CheckResult("versions", "ok", text)
 
 
-def launchers(which: Which = shutil.which, ask: Ask = version_line) -> Line:
+def launchers(which: Which = shutil.which, ask: Ask = version_line) -> CheckResult:
     """What can start workers; torchrun always can."""
     programs = ["torchrun"]
     for program in ("mpirun", "mpiexec.hydra", "horovodrun", "srun"):
         if path := which(program):
             programs.append(f"{program} ({ask(path) or path})")
-    return Line("launchers", "ok", ", ".join(programs))
+    return CheckResult("launchers", "ok", ", ".join(programs))
 
 
-def triton(has_gpus: bool, version: Callable[[], str | None] = triton_version) -> Line:
+def triton(has_gpus: bool, version: Callable[[], str | None] = triton_version) -> CheckResult:
     """Whether codecs of few bits run as Triton's kernels, or in plain torch operations."""
     installed = version()
     problem = version_problem(installed)
     if problem is None:
         where = "codecs of few bits run as its kernels" if has_gpus else "its kernels need a GPU"
-        return Line("Triton", "ok", f"{installed}: {where}")
+        return CheckResult("Triton", "ok", f"{installed}: {where}")
     text = f"{problem}: codecs of few bits run in plain torch operations"
     if not has_gpus:
-        return Line("Triton", "ok", f"{text}, as they do without a GPU")
+        return CheckResult("Triton", "ok", f"{text}, as they do without a GPU")
     oldest = ".".join(map(str, OLDEST_TRITON))
-    return Line("Triton", "warning", text, f"pip install 'triton>={oldest}', if this torch allows it")
+    return CheckResult("Triton", "warning", text, f"pip install 'triton>={oldest}', if this torch allows it")
 
 
-def mpi(which: Which = shutil.which, version: Version = package_version) -> Line:
+def mpi(which: Which = shutil.which, version: Version = package_version) -> CheckResult:
     """Whether aggregators over MPI can run."""
     program, package = which("mpirun") or which("mpiexec"), version("mpi4py")
     if program and package:
-        return Line("MPI", "ok", f"mpi4py {package}, {program}")
+        return CheckResult("MPI", "ok", f"mpi4py {package}, {program}")
     if program or package:
         there, missing = (program, "mpi4py") if program else (f"mpi4py {package}", "mpirun")
-        return Line("MPI", "warning", f"{there}, but no {missing}", "pip install 'scaling-study[mpi]'")
-    return Line("MPI", "ok", f"none: {HOW_TO_BRING['mpi']}")
+        return CheckResult("MPI", "warning", f"{there}, but no {missing}", "pip install 'scaling-study[mpi]'")
+    return CheckResult("MPI", "ok", f"none: {HOW_TO_BRING['mpi']}")
 
 
-def horovod(has_gpus: bool, version: Version = package_version) -> Line:
+def horovod(has_gpus: bool, version: Version = package_version) -> CheckResult:
     """Whether Horovod's aggregators can run, and on GPUs."""
     if importlib.util.find_spec("horovod") is None:
-        return Line("Horovod", "ok", f"none: {HOW_TO_BRING['horovod']}")
+        return CheckResult("Horovod", "ok", f"none: {HOW_TO_BRING['horovod']}")
     name = f"Horovod {version('horovod')}"
     try:
         import horovod.torch as hvd
     except ImportError as error:
-        return Line("Horovod", "warning", f"{name} does not fit this torch: {error}", "make horovod")
+        return CheckResult("Horovod", "warning", f"{name} does not fit this torch: {error}", "make horovod")
     built = {"Gloo": hvd.gloo_built(), "MPI": hvd.mpi_built(), "NCCL": hvd.nccl_built()}
     text = f"{name} over {', '.join(library for library, is_built in built.items() if is_built)}"
     if has_gpus and not built["NCCL"]:
-        return Line("Horovod", "warning", f"{text}: not on GPUs", "HOROVOD_GPU_OPERATIONS=NCCL make horovod")
-    return Line("Horovod", "ok", text)
+        return CheckResult(
+            "Horovod", "warning", f"{text}: not on GPUs", "HOROVOD_GPU_OPERATIONS=NCCL make horovod"
+        )
+    return CheckResult("Horovod", "ok", text)

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from scaling.prediction.estimate import Estimate
+from scaling.prediction.estimate import PredictedValue
 from scaling.prediction.terms import Term
 
 Floats = NDArray[np.float64]
@@ -139,7 +139,7 @@ class Calibration:
             return PRIOR_FACTOR.get((kind, part), 1.0)
         return math.exp(self.logs[self.names.index((kind, part))])
 
-    def seconds(self, term: Term) -> Estimate:
+    def seconds(self, term: Term) -> PredictedValue:
         """A term, calibrated."""
         scale = self._native_scale(term)
         doublings = _doublings(term.num_ranks)
@@ -158,7 +158,7 @@ class Calibration:
                 changes[f"calibration {index}"] = changes.get(f"calibration {index}", 0.0) + weight * root
         if scale != 1.0 and doublings > 0:
             changes[f"curve of {term.kind} at more ranks"] = sum(values.values()) * CURVE_SD * doublings
-        return Estimate(sum(values.values()), changes)
+        return PredictedValue(sum(values.values()), changes)
 
     @cached_property
     def _roots(self) -> Floats:
@@ -177,8 +177,8 @@ class Calibration:
         return math.exp(float(np.interp(math.log(term.native_bytes), np.log(sizes), logs)))
 
     def with_left_over(
-        self, key: tuple[str, ...], seconds: Estimate, world_size: int
-    ) -> tuple[Estimate, bool]:
+        self, key: tuple[str, ...], seconds: PredictedValue, world_size: int
+    ) -> tuple[PredictedValue, bool]:
         """The strategy's left-over on top; whether it was measured."""
         if not seconds.value:
             return seconds, True

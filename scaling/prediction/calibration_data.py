@@ -15,7 +15,7 @@ from scaling.analysis.samples import CellResult, read_cell, read_records
 from scaling.analysis.summary import add_intervals, cell_row, study_name
 from scaling.analysis.transfers import read_transfers
 from scaling.errors import StoreError
-from scaling.measure.probe.cases import Sample, from_csv
+from scaling.measure.probe.cases import ProbeSample, from_csv
 from scaling.prediction.measured import MeasuredCell, MeasuredTransfer, measured_cells
 from scaling.prediction.sources import Sources, gpu_names
 from scaling.store import ResultsFolder, RunRecord, changes_since
@@ -88,7 +88,7 @@ def _tensor_shapes(cell: CellResult) -> str:
     return shapes[-1] if shapes else ""
 
 
-def transfers_from(samples: Iterable[Sample]) -> list[MeasuredTransfer]:
+def transfers_from(samples: Iterable[ProbeSample]) -> list[MeasuredTransfer]:
     """Medians of a probe's samples, captured ones where there are such."""
     grouped: dict[tuple[str, tuple[int, ...], str, bool, int], list[float]] = defaultdict(list)
     for sample in samples:
@@ -114,7 +114,7 @@ def transfers_from(samples: Iterable[Sample]) -> list[MeasuredTransfer]:
     return left
 
 
-def read_samples(path: Path) -> list[Sample]:
+def read_samples(path: Path) -> list[ProbeSample]:
     """A probe's samples, as CSV, compressed or not.
 
     Raises:

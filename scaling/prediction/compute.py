@@ -29,7 +29,7 @@ from typing import Any
 
 from scaling.axes import Shared, key_of, with_columns
 from scaling.errors import PredictionError
-from scaling.prediction.estimate import NORMAL_95, Estimate
+from scaling.prediction.estimate import NORMAL_95, PredictedValue
 from scaling.prediction.measured import MeasuredCell
 
 EXTRAPOLATION_SD = 0.10
@@ -78,7 +78,7 @@ class Computed:
         without_ddp: DDP would wrap the step, and what that costs is not in it.
     """
 
-    step_s: Estimate
+    step_s: PredictedValue
     update_s: float
     backward_s: float
     notes: tuple[str, ...] = ()
@@ -126,7 +126,7 @@ class ComputeModel:
         batches = [point.local_batch for point in curve]
         if len(curve) == 1 and is_host_bound and local_batch <= batches[0]:
             note = f"bound by the processor: as long as at local batch {batches[0]}"
-            value = Estimate.of(curve[0].step_s, "compute", curve[0].relative_sd)
+            value = PredictedValue.of(curve[0].step_s, "compute", curve[0].relative_sd)
             notes = [note] if local_batch < batches[0] else []
         elif batches[0] <= local_batch <= batches[-1] or (donor := self._donor(cell, curve)) is None:
             value, notes = _along(curve, local_batch)
@@ -135,7 +135,7 @@ class ComputeModel:
             nearest = curve[0] if local_batch < batches[0] else curve[-1]
             value, notes = _borrowed(nearest, donor, local_batch, launched_by_host=by_host)
         name = f"compute of {cell['model_label']}, {cell['step']}"
-        step = Estimate.of(value.value, name, value.relative_sd)
+        step = PredictedValue.of(value.value, name, value.relative_sd)
         step = step.also("launches and machines", HOST_SD if is_host_bound else MACHINE_SD)
         if cell["step"] == "eager" and eager is None:
             step = step.also("eager as overlapped", BORROWED_SD)
@@ -223,34 +223,34 @@ def _pooled(block: Sequence[Point]) -> list[Point]:
     return [replace(point, step_s=step_s, relative_sd=max(spread, point.relative_sd)) for point in block]
 
 
-def _along(curve: Sequence[Point], local_batch: int) -> tuple[Estimate, list[str]]:
+def _along(curve: Sequence[Point], local_batch: int) -> tuple[PredictedValue, list[str]]:
     batches = [point.local_batch for point in curve]
     relative_sd = max(point.relative_sd for point in curve)
     if len(curve) == 1:
         return _between_bounds(curve[0], local_batch)
     value = _line(curve, [point.step_s for point in curve], local_batch)
     if batches[0] <= local_batch <= batches[-1]:
-        return Estimate.of(value, "compute", relative_sd), []
+        return PredictedValue.of(value, "compute", relative_sd), []
     nearest = curve[0] if local_batch < batches[0] else curve[-1]
     low, high = sorted((nearest.step_s, nearest.step_s * local_batch / nearest.local_batch))
     value = min(max(value, low), high)
     note = f"compute extrapolated to local batch {local_batch}; measured from {batches[0]} to {batches[-1]}"
     beyond = max(batches[0] / local_batch, local_batch / batches[-1])
     spread = math.hypot(relative_sd, EXTRAPOLATION_SD * math.log2(max(beyond, 1.0)))
-    return Estimate.of(value, "compute", spread), [note]
+    return PredictedValue.of(value, "compute", spread), [note]
 
 
-def _between_bounds(point: Point, local_batch: int) -> tuple[Estimate, list[str]]:
+def _between_bounds(point: Point, local_batch: int) -> tuple[PredictedValue, list[str]]:
     """From a single batch: the middle between proportion and no change; the interval holds both."""
     if local_batch == point.local_batch:
-        return Estimate.of(point.step_s, "compute", point.relative_sd), []
+        return PredictedValue.of(point.step_s, "compute", point.relative_sd), []
     ratio = math.sqrt(local_batch / point.local_batch)
     note = (
         f"compute measured at local batch {point.local_batch} alone, {point.step_s * 1e3:.4g} ms: for "
         f"{local_batch} the middle between in proportion and as long as there"
     )
     spread = math.hypot(point.relative_sd, _sd_that_reaches(ratio))
-    return Estimate.of(point.step_s * ratio, "compute", spread), [note]
+    return PredictedValue.of(point.step_s * ratio, "compute", spread), [note]
 
 
 def _sd_that_reaches(ratio: float) -> float:
@@ -260,7 +260,7 @@ def _sd_that_reaches(ratio: float) -> float:
 
 def _borrowed(
     point: Point, eager: Sequence[Point], local_batch: int, *, launched_by_host: bool
-) -> tuple[Estimate, list[str]]:
+) -> tuple[PredictedValue, list[str]]:
     """The eager step's change on top of the one batch; `launched_by_host`: kernel by kernel, as there."""
     there, notes = _along(eager, local_batch)
     here, _ = _along(eager, point.local_batch)
@@ -271,7 +271,7 @@ def _borrowed(
         "the step without DDP, or the eager one"
     )
     if launched_by_host:
-        return Estimate.of(value, "compute", spread), [note, *notes]
+        return PredictedValue.of(value, "compute", spread), [note, *notes]
     in_proportion = point.step_s * local_batch / point.local_batch
     low, high = sorted((in_proportion, point.step_s))
     if 1 / (1 + BORROWED_SD) <= value / in_proportion <= 1 + BORROWED_SD:
@@ -281,7 +281,7 @@ def _borrowed(
         return scaled, [f"{why[0]}; the eager step's change, to {value * 1e3:.4g} ms, tells nothing of it"]
     note += f", and the interval reaches to proportion, {in_proportion * 1e3:.4g} ms"
     spread = max(spread, _sd_that_reaches(value / in_proportion))
-    return Estimate.of(value, "compute", spread), [note, *notes]
+    return PredictedValue.of(value, "compute", spread), [note, *notes]
 
 
 def _line(curve: Sequence[Point], values: Sequence[float], local_batch: int) -> float:

@@ -19,7 +19,7 @@ NORMAL_95 = 1.959964
 
 
 @dataclass(frozen=True)
-class Estimate:
+class PredictedValue:
     """A value of at least 0, in any unit.
 
     Attributes:
@@ -31,7 +31,7 @@ class Estimate:
     changes: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, value: float, source: str, relative_sd: float) -> Estimate:
+    def of(cls, value: float, source: str, relative_sd: float) -> PredictedValue:
         """One input of its own."""
         return cls(value, {source: value * relative_sd})
 
@@ -51,21 +51,25 @@ class Estimate:
         spread = math.exp(NORMAL_95 * math.sqrt(math.log1p(self.relative_sd**2)))
         return self.value / spread, self.value * spread
 
-    def times(self, factor: float) -> Estimate:
+    def times(self, factor: float) -> PredictedValue:
         """Every value and change multiplied."""
-        return Estimate(self.value * factor, {name: change * factor for name, change in self.changes.items()})
+        return PredictedValue(
+            self.value * factor, {name: change * factor for name, change in self.changes.items()}
+        )
 
-    def also(self, source: str, relative_sd: float) -> Estimate:
+    def also(self, source: str, relative_sd: float) -> PredictedValue:
         """With one more source of uncertainty, relative to the value."""
         before = self.changes.get(source, 0.0)
-        return Estimate(self.value, {**self.changes, source: math.hypot(before, self.value * relative_sd)})
+        return PredictedValue(
+            self.value, {**self.changes, source: math.hypot(before, self.value * relative_sd)}
+        )
 
-    def __add__(self, other: Estimate) -> Estimate:
+    def __add__(self, other: PredictedValue) -> PredictedValue:
         names = self.changes.keys() | other.changes.keys()
         changes = {name: self.changes.get(name, 0.0) + other.changes.get(name, 0.0) for name in sorted(names)}
-        return Estimate(self.value + other.value, changes)
+        return PredictedValue(self.value + other.value, changes)
 
-    def over(self, other: Estimate) -> Estimate:
+    def over(self, other: PredictedValue) -> PredictedValue:
         """The ratio; an input that both share counts by what it changes of that."""
         ratio = self.value / other.value
         names = self.changes.keys() | other.changes.keys()
@@ -74,13 +78,13 @@ class Estimate:
             * (self.changes.get(name, 0.0) / self.value - other.changes.get(name, 0.0) / other.value)
             for name in sorted(names)
         }
-        return Estimate(ratio, changes)
+        return PredictedValue(ratio, changes)
 
 
-NOTHING = Estimate(0.0)
+NOTHING = PredictedValue(0.0)
 
 
-def total(parts: Iterable[Estimate]) -> Estimate:
+def total(parts: Iterable[PredictedValue]) -> PredictedValue:
     """The sum."""
     result = NOTHING
     for part in parts:

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from scaling.prediction.estimate import NORMAL_95, Estimate
+from scaling.prediction.estimate import NORMAL_95, PredictedValue
 from scaling.prediction.predict import Prediction
 
 AFTER_SD = 0.10
@@ -29,7 +29,7 @@ OF_EVERY_STEP = ("launches and machines", "the slowest of several ranks")
 
 
 @dataclass(frozen=True)
-class Measurement:
+class NextMeasurement:
     """What to measure next.
 
     Attributes:
@@ -60,9 +60,9 @@ class Measurement:
         )
 
 
-def next_measurement(predictions: Iterable[Prediction]) -> Measurement | None:
+def next_measurement(predictions: Iterable[Prediction]) -> NextMeasurement | None:
     """The measurement that narrows most; None where no interval would be narrower."""
-    found: dict[tuple[Any, ...], list[Measurement]] = defaultdict(list)
+    found: dict[tuple[Any, ...], list[NextMeasurement]] = defaultdict(list)
     for prediction in predictions:
         if prediction.iteration is None or not prediction.iteration.value:
             continue
@@ -73,16 +73,16 @@ def next_measurement(predictions: Iterable[Prediction]) -> Measurement | None:
         return None
     most = max(found.values(), key=lambda same: sum(one.before - one.after for one in same))
     widest = max(most, key=lambda one: one.before - one.after)
-    return Measurement(widest.cell, widest.changes, widest.before, widest.after, len(most))
+    return NextMeasurement(widest.cell, widest.changes, widest.before, widest.after, len(most))
 
 
-def half_width(iteration: Estimate, changes: Mapping[str, float]) -> float:
+def half_width(iteration: PredictedValue, changes: Mapping[str, float]) -> float:
     """How far the upper end of a 95% interval is above the value, as a ratio of it."""
     relative_sd = math.sqrt(sum(change**2 for change in changes.values())) / iteration.value
     return math.expm1(NORMAL_95 * math.sqrt(math.log1p(relative_sd**2)))
 
 
-def _of_compute(prediction: Prediction) -> Measurement:
+def _of_compute(prediction: Prediction) -> NextMeasurement:
     iteration, cell = prediction.iteration, prediction.cell
     assert iteration is not None
     left = {name: sd for name, sd in iteration.changes.items() if not name.startswith(OF_COMPUTE)}
@@ -97,10 +97,10 @@ def _of_compute(prediction: Prediction) -> Measurement:
         "wire": None,
         "peer_access": True if cell.get("device") == "cuda" else cell.get("peer_access"),
     }
-    return Measurement(cell, alone, half_width(iteration, iteration.changes), half_width(iteration, left))
+    return NextMeasurement(cell, alone, half_width(iteration, iteration.changes), half_width(iteration, left))
 
 
-def _of_exchange(prediction: Prediction) -> Measurement | None:
+def _of_exchange(prediction: Prediction) -> NextMeasurement | None:
     iteration, cell = prediction.iteration, prediction.cell
     assert iteration is not None
     world_size = int(cell["world_size"])
@@ -115,7 +115,7 @@ def _of_exchange(prediction: Prediction) -> Measurement | None:
     further_sd = AFTER_SD * math.log2(world_size / fewer) * prediction.exposed_exchange.value
     after = half_width(iteration, {**kept, "exchange": further_sd})
     changes = {"world_size": fewer, "scaling": "weak", "global_batch": int(cell["local_batch"]) * fewer}
-    return Measurement(cell, changes, half_width(iteration, iteration.changes), after)
+    return NextMeasurement(cell, changes, half_width(iteration, iteration.changes), after)
 
 
 def _identity(cell: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from statistics import fmean, median, stdev
 from typing import Any
 
-from scaling.prediction.estimate import NOTHING, Estimate
+from scaling.prediction.estimate import NOTHING, PredictedValue
 
 SLOWDOWN, SLOWDOWN_SD = 0.3, 0.3
 """Seconds that a hidden second of messages adds, where nothing was measured. An assumption."""
@@ -37,7 +37,7 @@ KEPT_SD = 0.5
 
 
 @dataclass(frozen=True)
-class OverlappedStep:
+class OverlappedCell:
     """A measured overlapped step with its prediction; times in seconds.
 
     Attributes:
@@ -65,21 +65,21 @@ class OverlapFit:
     slowdowns: Mapping[bool, tuple[float, float]] = field(default_factory=dict)
     left_overs: Mapping[tuple[str, ...], tuple[float, float, int]] = field(default_factory=dict)
 
-    def slowed(self, cell: Mapping[str, Any], hidden_s: float) -> Estimate:
+    def slowed(self, cell: Mapping[str, Any], hidden_s: float) -> PredictedValue:
         """What hidden messages add to the backward pass."""
         ratio, sd = self.slowdowns.get(cell.get("peer_access") is not False, (SLOWDOWN, SLOWDOWN_SD))
-        return Estimate(hidden_s * ratio, {"backward pass slowed by exchanges": hidden_s * sd})
+        return PredictedValue(hidden_s * ratio, {"backward pass slowed by exchanges": hidden_s * sd})
 
-    def left_over(self, key: tuple[str, ...], world_size: int) -> Estimate:
+    def left_over(self, key: tuple[str, ...], world_size: int) -> PredictedValue:
         """What the strategy's overlapped step took on top; nothing where it was not measured."""
         if key not in self.left_overs:
             return NOTHING
         seconds, sd, at = self.left_overs[key]
         further = KEPT_SD * abs(seconds) * abs(math.log2(world_size / at))
-        return Estimate(seconds, {f"overlap of {' '.join(key)}": math.hypot(sd, further)})
+        return PredictedValue(seconds, {f"overlap of {' '.join(key)}": math.hypot(sd, further)})
 
 
-def fit_slowdowns(steps: Iterable[OverlappedStep]) -> OverlapFit:
+def fit_slowdowns(steps: Iterable[OverlappedCell]) -> OverlapFit:
     """From steps that were predicted with the assumed slowdown."""
     ratios: dict[bool, list[float]] = defaultdict(list)
     for step in steps:
@@ -95,9 +95,9 @@ def fit_slowdowns(steps: Iterable[OverlappedStep]) -> OverlapFit:
     )
 
 
-def fit_left_overs(steps: Iterable[OverlappedStep], fit: OverlapFit) -> OverlapFit:
+def fit_left_overs(steps: Iterable[OverlappedCell], fit: OverlapFit) -> OverlapFit:
     """From steps that were predicted with the slowdowns of `fit`."""
-    by_key: dict[tuple[str, ...], list[OverlappedStep]] = defaultdict(list)
+    by_key: dict[tuple[str, ...], list[OverlappedCell]] = defaultdict(list)
     for step in steps:
         by_key[step.key].append(step)
     left_overs = {}
@@ -107,7 +107,7 @@ def fit_left_overs(steps: Iterable[OverlappedStep], fit: OverlapFit) -> OverlapF
     return OverlapFit(fit.slowdowns, left_overs)
 
 
-def _kept(steps: Sequence[OverlappedStep]) -> tuple[float, float]:
+def _kept(steps: Sequence[OverlappedCell]) -> tuple[float, float]:
     """The mean left-over without its share of noise, and its deviation."""
     values = [step.measured_s - step.predicted_s for step in steps]
     spread = stdev(values) if len(values) > 1 else 0.0

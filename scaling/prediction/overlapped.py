@@ -19,7 +19,7 @@ import math
 from collections.abc import Sequence
 
 from scaling.bucket import BucketLayout
-from scaling.prediction.estimate import NOTHING, Estimate
+from scaling.prediction.estimate import NOTHING, PredictedValue
 
 FIRST_BUCKET_BYTES = 1 << 20
 
@@ -38,7 +38,9 @@ def ddp_buckets(layout: BucketLayout, bucket_mb: float, itemsize: int = 4) -> li
     return [BucketLayout.of(bucket) for bucket in buckets if bucket]
 
 
-def exposed(exchanges: Sequence[Estimate], bucket_elements: Sequence[int], backward_s: float) -> Estimate:
+def exposed(
+    exchanges: Sequence[PredictedValue], bucket_elements: Sequence[int], backward_s: float
+) -> PredictedValue:
     """What the backward pass does not hide.
 
     The uncertainty is that of the exchanges from the last moment on at which one had to wait for its bucket.
@@ -52,4 +54,4 @@ def exposed(exchanges: Sequence[Estimate], bucket_elements: Sequence[int], backw
             end_s, since_wait = ready_s, NOTHING
         end_s += exchange.value
         since_wait = since_wait + exchange
-    return Estimate(max(0.0, end_s - backward_s), since_wait.changes)
+    return PredictedValue(max(0.0, end_s - backward_s), since_wait.changes)

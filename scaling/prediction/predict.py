@@ -13,9 +13,9 @@ from scaling.collectives.plan import Exchange
 from scaling.errors import PredictionError, ScheduleError
 from scaling.prediction.calibration import Calibration
 from scaling.prediction.compute import Computed, ComputeModel
-from scaling.prediction.estimate import Estimate, total
+from scaling.prediction.estimate import PredictedValue, total
 from scaling.prediction.measured import MeasuredCell
-from scaling.prediction.overlap_fit import OverlapFit, OverlappedStep, fit_left_overs, fit_slowdowns
+from scaling.prediction.overlap_fit import OverlapFit, OverlappedCell, fit_left_overs, fit_slowdowns
 from scaling.prediction.overlapped import exposed
 from scaling.prediction.terms import (
     Machinery,
@@ -61,10 +61,10 @@ class Prediction:
 
     cell: Mapping[str, Any]
     topology: str
-    iteration: Estimate | None
-    compute: Estimate | None
-    exchange: Estimate
-    exposed_exchange: Estimate
+    iteration: PredictedValue | None
+    compute: PredictedValue | None
+    exchange: PredictedValue
+    exposed_exchange: PredictedValue
     terms: tuple[PredictedTerm, ...] = ()
     transport: str = ""
     busiest: str | None = None
@@ -116,7 +116,7 @@ class Predictor:
         fit = fit_slowdowns(Predictor(*parts)._overlapped_steps(overlapped))
         return fit_left_overs(Predictor(*parts, fit)._overlapped_steps(overlapped), fit)
 
-    def _overlapped_steps(self, known: Iterable[tuple[MeasuredCell, Strategy]]) -> Iterator[OverlappedStep]:
+    def _overlapped_steps(self, known: Iterable[tuple[MeasuredCell, Strategy]]) -> Iterator[OverlappedCell]:
         for cell, strategy in known:
             try:
                 predicted = self.predict(strategy)
@@ -124,7 +124,7 @@ class Predictor:
                 continue  # more ranks than the machine file has
             if predicted.iteration is None:
                 continue
-            yield OverlappedStep(
+            yield OverlappedCell(
                 strategy_key(strategy),
                 cell.cell.get("peer_access") is not False,
                 all(term.kind in ("native", "native_host", "gpu_work") for term in predicted.terms),
@@ -175,7 +175,7 @@ class Predictor:
 
     def _exposed(
         self, strategy: Strategy, buckets: Sequence[Sequence[Term]], computed: Computed, notes: list[str]
-    ) -> tuple[Estimate, float]:
+    ) -> tuple[PredictedValue, float]:
         """Messages that are not hidden, how the others slow the backward pass, and GPUs' own work.
 
         Also the seconds of messages that are hidden.
@@ -234,7 +234,9 @@ class Predictor:
             computed.notes,
         )
 
-    def _sum(self, strategy: Strategy, terms: Sequence[Term], world_size: int, notes: list[str]) -> Estimate:
+    def _sum(
+        self, strategy: Strategy, terms: Sequence[Term], world_size: int, notes: list[str]
+    ) -> PredictedValue:
         priced = total(self._calibration.seconds(term) for term in terms)
         if not priced.value or all(term.kind == "gpu_work" for term in terms):
             return priced
@@ -260,12 +262,12 @@ def _other_device(cell: Mapping[str, Any], topology: str) -> str:
     return f"{topology} has no GPUs: say device=cpu, and name results of processors by --from"
 
 
-def _without_saved_update(computed: Computed, strategy: Strategy) -> Estimate:
+def _without_saved_update(computed: Computed, strategy: Strategy) -> PredictedValue:
     """The computed step, less what it takes of the update where not every rank takes all of it."""
     if not strategy.updates:
         return computed.step_s
     saved = computed.update_s * (1 - min(1.0, strategy.gpu_update_share))
-    return Estimate(max(0.0, computed.step_s.value - saved), computed.step_s.changes)
+    return PredictedValue(max(0.0, computed.step_s.value - saved), computed.step_s.changes)
 
 
 def strategy_key(strategy: Strategy) -> tuple[str, ...]:

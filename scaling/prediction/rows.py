@@ -9,7 +9,7 @@ from typing import Any
 from scaling.axes import AXES, Role
 from scaling.errors import PredictionError
 from scaling.prediction.compute import ComputeModel
-from scaling.prediction.estimate import Estimate
+from scaling.prediction.estimate import PredictedValue
 from scaling.prediction.predict import Prediction
 
 CELL_FIELDS = ("model", "dataset", "aggregator")
@@ -68,7 +68,7 @@ def cell_fields(cell: Mapping[str, Any]) -> dict[str, Any]:
     return {**labels, **values} or dict(cell)
 
 
-def _speedup(prediction: Prediction, compute: ComputeModel | None) -> Estimate | None:
+def _speedup(prediction: Prediction, compute: ComputeModel | None) -> PredictedValue | None:
     """Throughput over that of one rank without exchange at the same batch rule."""
     cell = prediction.cell
     if compute is None or prediction.iteration is None or not prediction.iteration.value:
@@ -84,7 +84,7 @@ def _speedup(prediction: Prediction, compute: ComputeModel | None) -> Estimate |
     return ratio if strong else ratio.times(cell["world_size"])
 
 
-def _interval(name: str, estimate: Estimate | None) -> dict[str, float | None]:
+def _interval(name: str, estimate: PredictedValue | None) -> dict[str, float | None]:
     if estimate is None:
         return {name: None, f"{name}_low": None, f"{name}_high": None}
     low, high = estimate.interval

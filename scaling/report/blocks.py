@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from scaling.analysis.columns import Row, is_control_arm
 from scaling.analysis.findings import Finding
-from scaling.analysis.groups import Group
+from scaling.analysis.groups import CellGroup
 from scaling.axes import workers
 from scaling.report.figures.base import SavedFigure
 from scaling.report.formats import half_width_percent, milliseconds, percent, rate, ratio
@@ -57,7 +57,7 @@ class Block:
 
 
 def blocks_of(
-    groups: Sequence[Group],
+    groups: Sequence[CellGroup],
     figures: Sequence[SavedFigure],
     tables: Sequence[Table],
     verdicts: Sequence[Finding],
@@ -73,7 +73,7 @@ def blocks_of(
     named = {cell for verdict in verdicts for cell in verdict.cells}
     ordered = sorted(groups, key=lambda group: _place(group, chosen))
     titles = short_names([title_parts(group.given) for group in ordered])
-    members: dict[str, list[tuple[Group, list[str]]]] = {}
+    members: dict[str, list[tuple[CellGroup, list[str]]]] = {}
     for group, title in zip(ordered, titles, strict=True):
         members.setdefault(title[0], []).append((group, title))
     blocks = []
@@ -88,16 +88,16 @@ def blocks_of(
     return blocks
 
 
-def _place(group: Group, chosen: dict[str, int]) -> int:
+def _place(group: CellGroup, chosen: dict[str, int]) -> int:
     return min((chosen.get(row["cell_id"], len(chosen)) for row in group.rows), default=len(chosen))
 
 
-def _holds(group: Group, verdict: Finding) -> bool:
+def _holds(group: CellGroup, verdict: Finding) -> bool:
     return any(row["cell_id"] == verdict.cells[0] for row in group.rows)
 
 
 def _variant(
-    group: Group,
+    group: CellGroup,
     title: Sequence[str],
     figures: Iterable[SavedFigure],
     tables: Iterable[Table],
@@ -117,7 +117,7 @@ def _variant(
     )
 
 
-def _summary(group: Group) -> str:
+def _summary(group: CellGroup) -> str:
     """The best setting of a group in a line."""
     if group.kind == "convergence":
         reached = [row for row in group.rows if row["seconds_to_target"] is not None]
@@ -138,7 +138,7 @@ def _summary(group: Group) -> str:
     )
 
 
-def best_of_group(group: Group) -> Row | None:
+def best_of_group(group: CellGroup) -> Row | None:
     """The row with the highest throughput that is a choice: no control arm of several workers."""
     rows = [
         row
@@ -148,7 +148,7 @@ def best_of_group(group: Group) -> Row | None:
     return max(rows, key=lambda row: float(row["samples_per_s"]), default=None)
 
 
-def answer_table(group: Group, named: Collection[str]) -> Table | None:
+def answer_table(group: CellGroup, named: Collection[str]) -> Table | None:
     """Six columns of the settings on the best number of workers, the fastest first; None without any.
 
     Args:
@@ -183,7 +183,7 @@ def answer_table(group: Group, named: Collection[str]) -> Table | None:
     )
 
 
-def _training_table(group: Group, named: Collection[str]) -> Table | None:
+def _training_table(group: CellGroup, named: Collection[str]) -> Table | None:
     rows = [row for row in group.rows if row["repeats"]]
     if not rows:
         return None
@@ -208,7 +208,7 @@ def _training_table(group: Group, named: Collection[str]) -> Table | None:
     )
 
 
-def _marked(table: Table, rows: Sequence[Row], group: Group, named: Collection[str]) -> Table:
+def _marked(table: Table, rows: Sequence[Row], group: CellGroup, named: Collection[str]) -> Table:
     """The table with its cells, and with the rows that are bounds or choices."""
     return replace(
         table,
@@ -220,7 +220,7 @@ def _marked(table: Table, rows: Sequence[Row], group: Group, named: Collection[s
     )
 
 
-def _name(group: Group, row: Row) -> str:
+def _name(group: CellGroup, row: Row) -> str:
     return f"no exchange ({group.name(row)})" if is_control_arm(row) else group.name(row)
 
 

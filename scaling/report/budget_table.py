@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from scaling.analysis.cautions import LARGEST_PROFILING_OVERHEAD
 from scaling.analysis.columns import BUDGET_COLUMNS, Row
-from scaling.analysis.groups import Group
+from scaling.analysis.groups import CellGroup
 from scaling.axes import workers
 from scaling.report.formats import MISSING, like
 from scaling.report.tables import Column, Table, table_of
@@ -41,7 +41,7 @@ READING = (
 """What the lines mean."""
 
 
-def budget_table(group: Group, rows: Sequence[Row] | None = None) -> Table | None:
+def budget_table(group: CellGroup, rows: Sequence[Row] | None = None) -> Table | None:
     """The budgets of a group's cells; None where no step was split.
 
     Args:
@@ -75,7 +75,7 @@ def budget_table(group: Group, rows: Sequence[Row] | None = None) -> Table | Non
     )
 
 
-def budget_rows(group: Group) -> list[Row]:
+def budget_rows(group: CellGroup) -> list[Row]:
     """The rows of a group that have a budget."""
     return [row for row in group.rows if row["profiled_iteration_s"] is not None]
 

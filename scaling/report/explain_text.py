@@ -10,7 +10,7 @@ from scaling.analysis.columns import Row, is_control_arm
 from scaling.analysis.explain import EXPLAINED_KINDS, is_limit
 from scaling.analysis.explain_rules import RULES
 from scaling.analysis.findings import Finding
-from scaling.analysis.groups import Group, group_rows
+from scaling.analysis.groups import CellGroup, group_rows
 from scaling.axes import workers
 from scaling.errors import ScalingError
 from scaling.report.formats import milliseconds, percent
@@ -138,7 +138,7 @@ def choose(rows: Sequence[Row], wanted: str) -> list[Row]:
     return chosen
 
 
-def _groups(rows: Sequence[Row]) -> list[Group]:
+def _groups(rows: Sequence[Row]) -> list[CellGroup]:
     return [group for group in group_rows(rows) if group.kind in EXPLAINED_KINDS]
 
 

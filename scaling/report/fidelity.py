@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from scaling.analysis.columns import Row, aggregator_name, is_control_arm
-from scaling.analysis.groups import Group
+from scaling.analysis.groups import CellGroup
 from scaling.analysis.learning import over_seeds
 from scaling.analysis.samples import CellResult
 from scaling.report.formats import MISSING, megabytes, milliseconds, percent
@@ -91,7 +91,7 @@ SHEET_COLUMNS: tuple[Column[_NamedSheet], ...] = (
 class _Pair:
     """A lossy cell and the exact one that it is compared with; None where there is none."""
 
-    group: Group
+    group: CellGroup
     row: Row
     other: Row | None
 
@@ -142,7 +142,7 @@ COLUMNS: dict[str, tuple[Column[_Pair], ...]] = {
 }
 
 
-def fidelity_tables(groups: Sequence[Group], cells: Mapping[str, CellResult]) -> list[Table]:
+def fidelity_tables(groups: Sequence[CellGroup], cells: Mapping[str, CellResult]) -> list[Table]:
     """One table a group of cells that has a lossy aggregator on several workers.
 
     Args:
@@ -172,7 +172,7 @@ def fidelity_tables(groups: Sequence[Group], cells: Mapping[str, CellResult]) ->
     return tables
 
 
-def _rows(group: Group) -> list[Row]:
+def _rows(group: CellGroup) -> list[Row]:
     done = [row for row in group.rows if row["repeats"]]
     return over_seeds(done) if group.kind == "convergence" else done
 
@@ -196,7 +196,7 @@ def _exact_one(row: Row, exact: Iterable[Row]) -> Row | None:
     return min(comparable, key=order, default=None)
 
 
-def _remarks(group: Group, lossy: Sequence[Row], groups: Sequence[Group]) -> list[str]:
+def _remarks(group: CellGroup, lossy: Sequence[Row], groups: Sequence[CellGroup]) -> list[str]:
     """Which of them no training of this folder tells the accuracy of."""
     trained = {
         row["aggregator"]

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from scaling.analysis.columns import Row, shares_gpus
-from scaling.analysis.groups import Group
+from scaling.analysis.groups import CellGroup
 from scaling.analysis.learning import REACHED, family_key, over_seeds
 from scaling.analysis.noise import noise_finding
 from scaling.analysis.training_findings import without_augmentation
@@ -43,7 +43,7 @@ CONVERGENCE_STATISTIC = (
 )
 
 
-def page_tables(group: Group, groups: Sequence[Group]) -> list[Table]:
+def page_tables(group: CellGroup, groups: Sequence[CellGroup]) -> list[Table]:
     """A group of cells in human units: its table and, where steps were split, its budget.
 
     Args:
@@ -53,7 +53,7 @@ def page_tables(group: Group, groups: Sequence[Group]) -> list[Table]:
     return [replace(table, group=group.key) for table in _tables(group, groups)]
 
 
-def _tables(group: Group, groups: Sequence[Group]) -> list[Table]:
+def _tables(group: CellGroup, groups: Sequence[CellGroup]) -> list[Table]:
     if group.kind == "convergence":
         return [_convergence_table(group)]
     if group.kind != "iteration":
@@ -72,7 +72,7 @@ def _tables(group: Group, groups: Sequence[Group]) -> list[Table]:
     return [table] if budgets is None else [table, budgets]
 
 
-def columns_of(group: Group) -> list[Column[Row]]:
+def columns_of(group: CellGroup) -> list[Column[Row]]:
     """The columns of a group's table, on the page and in a terminal."""
     return [
         Column("aggregator", group.name),
@@ -84,7 +84,7 @@ def columns_of(group: Group) -> list[Column[Row]]:
     ]
 
 
-def _convergence_table(group: Group) -> Table:
+def _convergence_table(group: CellGroup) -> Table:
     merged = over_seeds(group.rows)
     members: dict[tuple[object, ...], list[str]] = {}
     for row in group.rows:
@@ -101,7 +101,7 @@ def _convergence_table(group: Group) -> Table:
     )
 
 
-def _unpredicted(group: Group, merged: Sequence[Row]) -> Iterator[str]:
+def _unpredicted(group: CellGroup, merged: Sequence[Row]) -> Iterator[str]:
     """Why a time to the target is not predicted, and what a study needs for that."""
     aimed = [row for row in merged if row["epochs_to_target"] is not None and not shares_gpus(row)]
     without = [row for row in aimed if row["predicted_s_to_target"] is None]
@@ -116,7 +116,7 @@ def _unpredicted(group: Group, merged: Sequence[Row]) -> Iterator[str]:
     )
 
 
-def _unaugmented(group: Group, merged: Sequence[Row]) -> Iterator[str]:
+def _unaugmented(group: CellGroup, merged: Sequence[Row]) -> Iterator[str]:
     """Which predicted times to the target lack the augmentation that the seconds of training contain."""
     predicted = [row for row in merged if row["predicted_s_to_target"] is not None]
     lacking = without_augmentation(predicted)
@@ -131,7 +131,7 @@ def _unaugmented(group: Group, merged: Sequence[Row]) -> Iterator[str]:
     )
 
 
-def _other_seeds(group: Group, merged: Sequence[Row]) -> Iterator[str]:
+def _other_seeds(group: CellGroup, merged: Sequence[Row]) -> Iterator[str]:
     """Between which epochs the seeds of a combination reach the target, where others are of fewer seeds."""
     if len({row["num_seeds"] for row in merged if row["repeats"]}) < 2:
         return
@@ -152,7 +152,7 @@ def _other_seeds(group: Group, merged: Sequence[Row]) -> Iterator[str]:
             )
 
 
-def _iteration_statistic(group: Group) -> str:
+def _iteration_statistic(group: CellGroup) -> str:
     methods = dict.fromkeys(row["interval_method"] for row in group.rows if row["interval_method"])
     intervals = f"Interval: {'; '.join(methods)}. " if methods else ""
     return (
@@ -161,7 +161,7 @@ def _iteration_statistic(group: Group) -> str:
     )
 
 
-def _with_state(group: Group, row: Row) -> str:
+def _with_state(group: CellGroup, row: Row) -> str:
     """The cell's name, with the state where not all repeats are in the numbers."""
     partial = row["repeats"] and row["state"] != "done"
     return f"{group.name(row)} ({row['state']})" if partial else group.name(row)

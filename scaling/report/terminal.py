@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from scaling.analysis.columns import Row, to_rows
-from scaling.analysis.groups import Group, group_rows
+from scaling.analysis.groups import CellGroup, group_rows
 from scaling.analysis.learning import over_seeds
 from scaling.analysis.noise import noise_finding
 from scaling.analysis.variants import main_variant
@@ -54,7 +54,7 @@ def render_tables(table: pd.DataFrame) -> list[Lines]:
     return [Lines(*_render(group, groups)) for group in groups]
 
 
-def _render(group: Group, groups: Sequence[Group]) -> Iterator[RenderableType]:
+def _render(group: CellGroup, groups: Sequence[CellGroup]) -> Iterator[RenderableType]:
     rows = over_seeds(group.rows) if group.kind == "convergence" else group.rows
     columns = columns_of(group)
     if any(row["warnings"] for row in group.rows):
@@ -80,7 +80,7 @@ def wrapped(text: str) -> Text:
     return Text("\n".join(textwrap.wrap(text, WIDTH, subsequent_indent="  ")))
 
 
-def _render_budgets(group: Group) -> Iterator[RenderableType]:
+def _render_budgets(group: CellGroup) -> Iterator[RenderableType]:
     """Lines are phases and columns cells: blocks of as many cells of one world size as fit side by side."""
     rows = _shown(group)
     table = budget_table(group, rows)
@@ -99,7 +99,7 @@ def _render_budgets(group: Group) -> Iterator[RenderableType]:
         yield wrapped(f"({num_more} more: report.html, summary.csv)")
 
 
-def _shown(group: Group) -> list[Row]:
+def _shown(group: CellGroup) -> list[Row]:
     rows = budget_rows(group)
     if len(rows) > MOST_BUDGETS:
         largest = max(row["world_size"] for row in rows)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import rich.table
 from rich.text import Text
 
-from scaling.analysis.transfer_lines import Line, TransferGroup, largest_of, lines_of, transfer_groups
+from scaling.analysis.transfer_lines import TransferGroup, TransferLine, largest_of, lines_of, transfer_groups
 from scaling.analysis.transfers import TransferResult
 from scaling.axes import workers
 from scaling.measure.probe.series import size_text
@@ -52,7 +52,7 @@ def title_of(group: TransferGroup) -> str:
     return f"Transfers: {who}, {group.threads} thread{'s' if group.threads > 1 else ''} each"
 
 
-def name_of(line: Line) -> str:
+def name_of(line: TransferLine) -> str:
     """`h2d pinned`, `all-reduce, captured, host-only`."""
     what = line.what
     named = " ".join(filter(None, [NAMES.get(what.operation, what.operation), what.memory]))
@@ -61,7 +61,7 @@ def name_of(line: Line) -> str:
     return ", ".join(filter(None, [named, threads, captured, "host-only" if line.host_only else ""]))
 
 
-def who_did(line: Line) -> str:
+def who_did(line: TransferLine) -> str:
     """`4 alone`, `12 pairs`, `4 at once`."""
     if line.who == "at once":
         return f"{len(line.members[0].example.ranks)} at once"
@@ -69,12 +69,12 @@ def who_did(line: Line) -> str:
     return f"{count} pair{'s' if count > 1 else ''}" if line.who == "pair" else f"{count} alone"
 
 
-def _milliseconds(line: Line, seconds: float | None) -> str:
+def _milliseconds(line: TransferLine, seconds: float | None) -> str:
     low, high = line.low_s, line.high_s
     return milliseconds(seconds, None if low is None or high is None else high - low)
 
 
-COLUMNS: tuple[Column[Line], ...] = (
+COLUMNS: tuple[Column[TransferLine], ...] = (
     Column("what", name_of, "what", WHAT_WIDTH),
     Column("who", who_did, "who"),
     Column("size", lambda line: size_text(line.num_bytes), "size"),

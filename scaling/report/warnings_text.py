@@ -9,7 +9,7 @@ import pandas as pd
 
 from scaling.analysis.columns import SEPARATOR
 from scaling.analysis.findings import Finding
-from scaling.analysis.groups import Group
+from scaling.analysis.groups import CellGroup
 from scaling.axes import workers
 from scaling.report.text import text_of
 
@@ -29,7 +29,7 @@ def with_texts(table: pd.DataFrame) -> pd.DataFrame:
     return table.assign(**{name: column.astype("string") for name, column in texts.items()})
 
 
-def warnings_of(group: Group, most: int | None = None) -> list[str]:
+def warnings_of(group: CellGroup, most: int | None = None) -> list[str]:
     """The warnings of a group's cells: one text a kind, with the cells that it is about.
 
     Args:

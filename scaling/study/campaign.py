@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from scaling.errors import StoreError
 from scaling.store import ResultsFolder, RunRecord
 from scaling.study.launches import Launch
-from scaling.study.run import Progress, StudyRun
+from scaling.study.run import ProgressListener, StudyRun
 
 SIDES = ("a", "b")
 """Names of the folders, in the order in which `compare` takes them."""
@@ -129,7 +129,7 @@ class SideProgress:
         other: folder of the other one.
     """
 
-    shown: Progress
+    shown: ProgressListener
     name: str
     other: ResultsFolder
 

@@ -13,13 +13,13 @@ from typing import Any
 from scaling.axes import AXES, Role
 from scaling.errors import StudyError
 from scaling.study.kinds import KINDS
-from scaling.study.kinds.base import AnyCell, Machine, digest
+from scaling.study.kinds.base import AnyCell, AvailableMachine, digest
 from scaling.study.parts import AnyPart, Workload
 from scaling.study.schema import Study
 from scaling.study.workloads import label
 from scaling.training.learning_rate import Rule, Schedule
 
-__all__ = ["AnyCell", "Cell", "Machine", "ResolvedStudy", "resolve"]
+__all__ = ["AnyCell", "AvailableMachine", "Cell", "ResolvedStudy", "resolve"]
 
 MOST = {"cells": 20_000, "runs": 200_000}
 """Of a study. A run takes a second at least: these would take two days."""
@@ -162,7 +162,7 @@ class ResolvedStudy:
         return [cell for cell in self.cells.values() if isinstance(cell, Cell)]
 
 
-def resolve(study: Study, machine: Machine) -> ResolvedStudy:
+def resolve(study: Study, machine: AvailableMachine) -> ResolvedStudy:
     """All cells of a study on that machine.
 
     Raises:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from scaling.errors import StudyError
-from scaling.study.kinds.base import Machine
+from scaling.study.kinds.base import AvailableMachine
 from scaling.study.parts import SIZE_WORDS, AnyPart, Part
 from scaling.study.sharing import most_workers_a_gpu, way_out
 
 
-def default_threads(device: str, machine: Machine, workers_per_gpu: int = 1) -> int:
+def default_threads(device: str, machine: AvailableMachine, workers_per_gpu: int = 1) -> int:
     """CPU threads of a worker: one for a CPU process, else its share of three quarters of its GPU's cores.
 
     The rest is left to the driver, the library's own threads and the loader: sums in host memory that take
@@ -25,7 +25,7 @@ def default_threads(device: str, machine: Machine, workers_per_gpu: int = 1) -> 
     return max(1, 3 * (machine.num_cores // machine.num_gpus) // 4 // workers_per_gpu)
 
 
-def device_of(part: Part, machine: Machine, notes: list[str]) -> str:
+def device_of(part: Part, machine: AvailableMachine, notes: list[str]) -> str:
     """ "cpu" or "cuda", with a note where it was found out."""
     if part.device != "auto":
         return part.device
@@ -56,7 +56,9 @@ def sizes_of(part: AnyPart, num_gpus: int, num_cores: int = CPU_WORKERS) -> list
     return sorted({most, *(2**power for power in range(most.bit_length()))})
 
 
-def world_sizes_on(part: Part, device: str, machine: Machine, where: str, notes: list[str]) -> list[int]:
+def world_sizes_on(
+    part: Part, device: str, machine: AvailableMachine, where: str, notes: list[str]
+) -> list[int]:
     """The part's world sizes for which there are GPUs; all of them on the CPU.
 
     Raises:

@@ -20,7 +20,7 @@ from scaling.errors import ScalingError, ScheduleError, StudyError
 from scaling.prediction.overlapped import ddp_buckets
 from scaling.prediction.predict import Prediction, Predictor
 from scaling.prediction.terms import Strategy
-from scaling.study.cells import Cell, Machine, resolve
+from scaling.study.cells import AvailableMachine, Cell, resolve
 from scaling.study.parts import TrainingPart
 from scaling.study.places import sizes_of
 from scaling.study.schema import Study
@@ -189,7 +189,7 @@ def cells_on(
     """
     gpus = topology.machine.of_kind("gpu")
     cores = sum(device.cores or 0 for device in topology.machine.of_kind("cpu")) or 1
-    machine = Machine(len(gpus), cores, topology.num_nodes)
+    machine = AvailableMachine(len(gpus), cores, topology.num_nodes)
     cells: dict[str, Cell] = {}
     left_out: list[NotPredicted] = []
     for part in study.parts:

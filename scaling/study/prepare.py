@@ -11,15 +11,15 @@ import torch
 from scaling.errors import StoreError, StudyError
 from scaling.measure.environment import collect, require_same
 from scaling.store import ResultsFolder
-from scaling.study.cells import Machine, ResolvedStudy
+from scaling.study.cells import AvailableMachine, ResolvedStudy
 from scaling.study.schema import Study
 from scaling.workloads.registry import create_dataset
 from topologies.detect import detect, num_usable_cores
 
 
-def this_machine(num_nodes: int = 1) -> Machine:
+def this_machine(num_nodes: int = 1) -> AvailableMachine:
     """What a study is resolved against, here."""
-    return Machine(torch.cuda.device_count(), num_usable_cores(), num_nodes)
+    return AvailableMachine(torch.cuda.device_count(), num_usable_cores(), num_nodes)
 
 
 def prepare(folder: ResultsFolder, study: Study, resolved: ResolvedStudy) -> None:

@@ -42,7 +42,7 @@ PRINT_EVERY_S = 3.0
 LOG_LINES_SHOWN = 15
 
 
-class Progress(Protocol):
+class ProgressListener(Protocol):
     """Hears how far the study is."""
 
     def update(self, num_over: int, num_runs: int, current: str) -> None:
@@ -86,7 +86,7 @@ class StudyRun:
     folder: ResultsFolder
     study: ResolvedStudy
     command: RunCommand
-    progress: Progress
+    progress: ProgressListener
     zygotes: Zygotes
     scope: Scope = EVERYTHING_HERE
     before_launch: Callable[[Launch], None] = lambda _: None
@@ -147,7 +147,7 @@ def run_study(
     folder: ResultsFolder,
     study: ResolvedStudy,
     command: RunCommand,
-    progress: Progress,
+    progress: ProgressListener,
     scope: Scope = EVERYTHING_HERE,
     before_launch: Callable[[Launch], None] = lambda _: None,
     zygotes: Zygotes | None = None,
@@ -168,7 +168,7 @@ def run_study(
 
 
 @contextmanager
-def alone_on_this_host(folder: ResultsFolder, scope: Scope, progress: Progress) -> Iterator[None]:
+def alone_on_this_host(folder: ResultsFolder, scope: Scope, progress: ProgressListener) -> Iterator[None]:
     """Waits while a command for another world size of the study measures here: never two at once."""
     if scope.world_size is None:  # this command has the folder to itself
         yield
@@ -266,7 +266,7 @@ def _start(launch: Launch, run: StudyRun, log: BinaryIO) -> processes.Running:
         raise LaunchError(str(error)) from error
 
 
-def _tell(folder: ResultsFolder, launch: Launch, progress: Progress) -> None:
+def _tell(folder: ResultsFolder, launch: Launch, progress: ProgressListener) -> None:
     records = folder.runs()
     running = [record for record in records if record.state == "running"]
     size = launch.settings.world_size

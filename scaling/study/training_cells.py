@@ -11,7 +11,7 @@ from scaling.aggregators.registry import create as create_aggregator
 from scaling.errors import StudyError
 from scaling.study.cells import Cell
 from scaling.study.dtypes import check_dtypes
-from scaling.study.kinds.base import Machine
+from scaling.study.kinds.base import AvailableMachine
 from scaling.study.kinds.training import TrainingKind
 from scaling.study.memory_format import memory_formats
 from scaling.study.optimizers import check_optimizer_keys
@@ -27,7 +27,7 @@ NamedAggregator = tuple[str, Aggregator[Any]]
 
 
 def training_cells(
-    kind: TrainingKind[Any], part: TrainingPart, machine: Machine, where: str, notes: list[str]
+    kind: TrainingKind[Any], part: TrainingPart, machine: AvailableMachine, where: str, notes: list[str]
 ) -> Iterator[Cell]:
     """All combinations of a part on that machine.
 

@@ -13,7 +13,7 @@ import torch
 
 from scaling.experiments.training_step import training_step
 from scaling.store import ResultsFolder
-from scaling.study.kinds.base import Machine
+from scaling.study.kinds.base import AvailableMachine
 from scaling.study.parts import Alternatives, TrainingPart, Workload
 from scaling.study.places import device_of
 from scaling.study.schema import Study
@@ -29,7 +29,7 @@ STEPS = 3
 
 
 def trial_overrides(
-    study: Study, machine: Machine, folder: ResultsFolder, note: Callable[[str], None]
+    study: Study, machine: AvailableMachine, folder: ResultsFolder, note: Callable[[str], None]
 ) -> list[str]:
     """Overrides that set each `global_batch: auto` of a study; none where it has no such batch.
 

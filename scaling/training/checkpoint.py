@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from scaling.errors import CheckpointError
-from scaling.training.convergence import Progress
+from scaling.training.convergence import TrainingProgress
 from scaling.training.step import Step
 
 SCHEMA_VERSION = (
@@ -83,7 +83,7 @@ class Checkpoint:
         hosts: where it was trained so far (`topologies.detect_host.this_start`), the first first.
     """
 
-    progress: Progress
+    progress: TrainingProgress
     rows: list[dict[str, Any]]
     step: dict[str, Any]
     random_states: list[torch.Tensor]
@@ -93,7 +93,7 @@ class Checkpoint:
     def of(
         cls,
         step: Step,
-        progress: Progress,
+        progress: TrainingProgress,
         rows: list[dict[str, Any]],
         device: torch.device,
         hosts: Sequence[str] = (),
@@ -138,7 +138,7 @@ class Checkpoint:
             values = torch.load(io.BytesIO(content[start:]), map_location="cpu", weights_only=True)
             target.require(values["made_for"])
             own = (values[name] for name in ("rows", "step", "random_states", "hosts"))
-            return cls(Progress(**values["progress"]), *own)
+            return cls(TrainingProgress(**values["progress"]), *own)
         except CheckpointError:
             raise
         except (RuntimeError, EOFError, LookupError, TypeError, ValueError, pickle.UnpicklingError) as error:

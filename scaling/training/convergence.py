@@ -50,7 +50,7 @@ class TrainingPlan:
 
 
 @dataclass(frozen=True)
-class Progress:
+class TrainingProgress:
     """How far a training has come: what is counted over its epochs.
 
     Attributes:
@@ -77,7 +77,7 @@ def train(
     clock: Clock,
     seconds_of_slowest: Callable[[float], float],
     *,
-    after: Progress = Progress(),
+    after: TrainingProgress = TrainingProgress(),
     energy_meter: EnergyMeter | None = None,
     after_each: Callable[[], None] = lambda: None,
 ) -> Iterator[dict[str, Any]]:
@@ -98,9 +98,9 @@ def train(
 
     Yields:
         `epoch` (from 1), `samples` (of all ranks, so far), `train_s` (seconds of training so far, slowest
-        rank), `train_j` (see `Progress`), `learning_rate` (of the epoch's last step; None where the plan has
-        none), `step_losses` (mean over the global batch, before each update), `train_loss` (their mean),
-        `train_accuracy` (after the epoch, on as many training samples as there are test samples, not
+        rank), `train_j` (see `TrainingProgress`), `learning_rate` (of the epoch's last step; None where the
+        plan has none), `step_losses` (mean over the global batch, before each update), `train_loss` (their
+        mean), `train_accuracy` (after the epoch, on as many training samples as there are test samples, not
         augmented), `test_loss`, `test_accuracy`, `bytes_sent` (by this rank, in the epoch's steps).
     """
     train_s, train_j = after.train_s, after.train_j

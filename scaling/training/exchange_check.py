@@ -26,7 +26,7 @@ from torch import Tensor
 from scaling.aggregators.base import Aggregator
 from scaling.bucket import BucketLayout
 from scaling.process_group import Meter
-from scaling.training.exchanges import Exchange
+from scaling.training.exchanges import BucketExchange
 
 T = TypeVar("T")
 
@@ -43,7 +43,7 @@ RECOMPUTED_ROUNDING = 1e-3
 """Of gradients computed a second time, as a ratio to the largest: kernels may add in another order."""
 
 
-class Ranks(Protocol):
+class ComparedRanks(Protocol):
     """The part of a group that comparisons need."""
 
     rank: int
@@ -76,7 +76,7 @@ class Deviation:
     expected: float = 0.0
 
 
-def law_of(aggregator: Aggregator[Any], exchange: Exchange, world_size: int) -> Law | None:
+def law_of(aggregator: Aggregator[Any], exchange: BucketExchange, world_size: int) -> Law | None:
     """The law that applies; None where the aggregator offers nothing to check it by."""
     if not aggregator.lossy:
         return "exact mean"
@@ -86,7 +86,9 @@ def law_of(aggregator: Aggregator[Any], exchange: Exchange, world_size: int) -> 
     return "error bound" if bounded else None
 
 
-def deviation(aggregator: Aggregator[Any], exchange: Exchange, law: Law, ranks: Ranks) -> Deviation | None:
+def deviation(
+    aggregator: Aggregator[Any], exchange: BucketExchange, law: Law, ranks: ComparedRanks
+) -> Deviation | None:
     """The worst element of this rank's mean; None where a contribution is not finite. Collective."""
     terms = _Terms.of(aggregator, exchange, law, ranks.world_size)
     finite = all(bool(tensor.isfinite().all()) for tensor in terms.own)
@@ -105,7 +107,7 @@ def deviation(aggregator: Aggregator[Any], exchange: Exchange, law: Law, ranks: 
     return worst
 
 
-def exact_mean(contribution: Tensor, ranks: Ranks) -> Tensor:
+def exact_mean(contribution: Tensor, ranks: ComparedRanks) -> Tensor:
     """[num_elements] the float64 mean of all ranks' contributions, rounded to their type. Collective."""
     mean = torch.empty_like(contribution)
     for start in range(0, contribution.numel(), CHUNK_ELEMENTS):
@@ -137,7 +139,7 @@ class _Terms:
     dtype: torch.dtype
 
     @classmethod
-    def of(cls, aggregator: Aggregator[Any], exchange: Exchange, law: Law, world_size: int) -> _Terms:
+    def of(cls, aggregator: Aggregator[Any], exchange: BucketExchange, law: Law, world_size: int) -> _Terms:
         tensors = [exchange.contribution]
         if law == "residuals":
             assert exchange.old_residual is not None
@@ -149,7 +151,7 @@ class _Terms:
             tensors.append(bound.float() * (1 + BOUND_ROUNDING))
         return cls(tensors, law, exchange.contribution.dtype)
 
-    def expected(self, start: int, stop: int, ranks: Ranks) -> tuple[Tensor, Tensor]:
+    def expected(self, start: int, stop: int, ranks: ComparedRanks) -> tuple[Tensor, Tensor]:
         """The mean that the law asks for in these elements, and how far off it may be: float64."""
         n, info = ranks.world_size, torch.finfo(self.dtype)
         totals = [_totals(tensor[start:stop], ranks) for tensor in self.own]
@@ -170,7 +172,7 @@ def _epsilon(values: Tensor) -> float:
     return max(torch.finfo(values.dtype).eps, 2.0**-10 if tf32 else torch.finfo(torch.float32).eps)
 
 
-def _totals(chunk: Tensor, ranks: Ranks) -> tuple[Tensor, Tensor]:
+def _totals(chunk: Tensor, ranks: ComparedRanks) -> tuple[Tensor, Tensor]:
     """The sums over the ranks of a chunk's values and of their magnitudes, float64. Collective."""
     total = torch.zeros(chunk.numel(), dtype=torch.float64, device=chunk.device)
     magnitude = torch.zeros_like(total)
@@ -182,7 +184,7 @@ def _totals(chunk: Tensor, ranks: Ranks) -> tuple[Tensor, Tensor]:
     return total, magnitude
 
 
-def _worst(exchange: Exchange, start: int, stop: int, expected: Tensor, allowed: Tensor) -> Deviation:
+def _worst(exchange: BucketExchange, start: int, stop: int, expected: Tensor, allowed: Tensor) -> Deviation:
     """Among the elements from `start` that this rank owns."""
     worst = Deviation(0.0)
     for first, last in exchange.owned:

@@ -15,7 +15,7 @@ from scaling.process_group import Group
 
 
 @dataclass(frozen=True)
-class Exchange:
+class BucketExchange:
     """One exchange of one bucket on this rank; all tensors are copies, flat and in the bucket's layout.
 
     Attributes:
@@ -37,7 +37,7 @@ class Exchange:
     recomputed: bool = False
 
 
-Record = list[Exchange]
+Record = list[BucketExchange]
 
 
 def aggregate(
@@ -99,13 +99,13 @@ def _recorded(
     new = _copied(state.withheld())
     # Strategies in host memory leave it there.
     here = None if mean is None else mean.detach().to(gradient.device, copy=True)
-    record.append(Exchange(state.layout, contribution, here, owned, old, new))
+    record.append(BucketExchange(state.layout, contribution, here, owned, old, new))
     return mean
 
 
 def recomputed_exchanges(
     names: Sequence[str], gradients: Sequence[Tensor], means: Sequence[Tensor]
-) -> list[Exchange]:
+) -> list[BucketExchange]:
     """Exchanges that a library made out of sight, one a dtype.
 
     Args:
@@ -120,7 +120,7 @@ def recomputed_exchanges(
         flat = torch.cat([gradients[number].reshape(-1) for number in chosen])
         mean = torch.cat([means[number].reshape(-1) for number in chosen])
         owned = [(0, flat.numel())] if flat.numel() else []
-        exchanges.append(Exchange(layout, flat, mean, owned, recomputed=True))
+        exchanges.append(BucketExchange(layout, flat, mean, owned, recomputed=True))
     return exchanges
 
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from scaling.errors import ExchangeError
 from scaling.training.batch_norm import synchronized_statistics
-from scaling.training.exchange_check import Ranks
+from scaling.training.exchange_check import ComparedRanks
 
 DROPPED_BITS = 12
 """The lowest ones, which know least; a float64, in which digests travel, holds 53 bits."""
@@ -37,7 +37,9 @@ BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 NUM_NAMED = 3
 
 
-def shared_tensors(module: nn.Module, initial: Mapping[str, Tensor], ranks: Ranks) -> dict[str, Tensor]:
+def shared_tensors(
+    module: nn.Module, initial: Mapping[str, Tensor], ranks: ComparedRanks
+) -> dict[str, Tensor]:
     """The tensors that must be the same on every rank. Collective.
 
     Args:
@@ -61,7 +63,7 @@ def shared_tensors(module: nn.Module, initial: Mapping[str, Tensor], ranks: Rank
     return tensors
 
 
-def require_equal(tensors: Mapping[str, Tensor], ranks: Ranks) -> None:
+def require_equal(tensors: Mapping[str, Tensor], ranks: ComparedRanks) -> None:
     """Compares the ranks' tensors. Collective.
 
     Args:
@@ -107,7 +109,7 @@ def _keys(device: torch.device) -> Tensor:
     return (drawn | 1).to(device)
 
 
-def _difference(name: str, tensor: Tensor, ranks: Ranks) -> str | None:
+def _difference(name: str, tensor: Tensor, ranks: ComparedRanks) -> str | None:
     """How a tensor differs between ranks; None where only zeros' signs or the bits of NaN do. Collective."""
     distances = []
     first = tensor

@@ -22,7 +22,7 @@ from scaling.training.exchanges import Record, aggregate, start_exchanges
 from scaling.training.gradients import AS_THEY_ARE, GradientSettings, GradientTreatment
 from scaling.training.optimizers import OptimizerSettings
 from scaling.training.replica import FlatBucket, FlatReplica, Replica
-from scaling.training.update import Update, update_at
+from scaling.training.update import SiteUpdate, update_at
 
 
 class Step(Protocol):
@@ -98,7 +98,7 @@ class _Part(NamedTuple):
 
     bucket: FlatBucket
     state: AggregatorState
-    update: Update
+    update: SiteUpdate
 
 
 class EagerStep:

@@ -30,14 +30,14 @@ from scaling.errors import ExchangeError
 from scaling.training.captured import CapturedStep
 from scaling.training.exchange_check import (
     ROUNDING,
+    ComparedRanks,
     Law,
-    Ranks,
     deviation,
     exact_mean,
     law_of,
     place,
 )
-from scaling.training.exchanges import Exchange, Record
+from scaling.training.exchanges import BucketExchange, Record
 from scaling.training.optimizers import OptimizerSettings
 from scaling.training.replica_digest import require_equal, shared_tensors
 from scaling.training.step import Step
@@ -71,7 +71,7 @@ ASKED: dict[Law, str] = {
 
 
 @dataclass
-class Findings:
+class StepCheckResult:
     """What the checks of one run found, for its record.
 
     Attributes:
@@ -112,7 +112,7 @@ class StepCheck:
     """
 
     def __init__(
-        self, step: Step, aggregator: Aggregator[Any], settings: OptimizerSettings, ranks: Ranks
+        self, step: Step, aggregator: Aggregator[Any], settings: OptimizerSettings, ranks: ComparedRanks
     ) -> None:
         self._step, self._aggregator, self._settings, self._ranks = step, aggregator, settings, ranks
         self._inner: Step = step.uncaptured if isinstance(step, CapturedStep) else step
@@ -120,7 +120,7 @@ class StepCheck:
         self._initial = {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
         # Parameters of which a mean is not known: nor are their moments since.
         self._unknown: set[str] = set()
-        self.findings = Findings()
+        self.findings = StepCheckResult()
         if not aggregator.exchanges:
             self.findings.unchecked.add("a control arm exchanges nothing")
 
@@ -246,7 +246,7 @@ class StepCheck:
         replica = self._step.replica
         return dict(zip(replica.layout.names, replica.trainable, strict=True))
 
-    def _check_exchange(self, exchange: Exchange) -> dict[str, Delivered]:
+    def _check_exchange(self, exchange: BucketExchange) -> dict[str, Delivered]:
         """Compares one exchange; gives what it delivered by parameter, where that is known."""
         law = law_of(self._aggregator, exchange, self._ranks.world_size)
         if law is None:
@@ -270,7 +270,7 @@ class StepCheck:
             self.findings.largest_error_ratio = max(self.findings.largest_error_ratio, worst_ratio)
         return self._delivered(exchange)
 
-    def _delivered(self, exchange: Exchange) -> dict[str, Delivered]:
+    def _delivered(self, exchange: BucketExchange) -> dict[str, Delivered]:
         """The mean by parameter: this rank's own, and elsewhere the exact one, which owners have rounded."""
         mean, rounding = exchange.mean, 0.0
         if self._aggregator.site(exchange.layout) != "replica":

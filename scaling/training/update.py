@@ -63,7 +63,7 @@ class OwnedStep:
         self._owned.set_learning_rate(rate)
 
 
-class Update(OwnedStep, ABC):
+class SiteUpdate(OwnedStep, ABC):
     """An update site, bound to one bucket of one rank's replica."""
 
     site: UpdateSite
@@ -82,7 +82,7 @@ class Update(OwnedStep, ABC):
         """
 
 
-class DeviceUpdate(Update):
+class DeviceUpdate(SiteUpdate):
     """Every rank steps the parameters that it owns, on its device, and sends them where all do not own them.
 
     Args:
@@ -124,7 +124,7 @@ class DeviceUpdate(Update):
             self._aggregator.distribute(self._state, self._parameters, phase)
 
 
-class HostUpdate(Update):
+class HostUpdate(SiteUpdate):
     """One copy of the parameters in host memory, stepped there by its owners; all ranks copy it back.
 
     Args:
@@ -278,7 +278,7 @@ def update_at(
     *,
     capturable: bool = False,
     skippable: bool = False,
-) -> Update:
+) -> SiteUpdate:
     """The update of the aggregator's site. Collective for sites in shared memory."""
     site = aggregator.site(state.layout)
     if site in HOST_SITES:

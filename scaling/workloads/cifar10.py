@@ -49,7 +49,7 @@ STANDARD_DEVIATION = (63.0, 62.1, 66.7)
 
 
 @dataclass(frozen=True)
-class Batch:
+class CifarFile:
     """One file's samples: `images` [n, 3072] (red, green, blue, each 32 rows of 32); `labels` [n], 0 to 9."""
 
     images: npt.NDArray[np.uint8]
@@ -137,7 +137,7 @@ class _ArrayUnpickler(pickle.Unpickler):
             ) from None
 
 
-def parse_batch(content: bytes) -> Batch:
+def parse_batch(content: bytes) -> CifarFile:
     """The samples in a file of the "python version": a dictionary, pickled by Python 2 and numpy.
 
     Raises:
@@ -149,7 +149,7 @@ def parse_batch(content: bytes) -> Batch:
     # Asserts: whoever calls has compared the checksum.
     assert images.dtype == np.uint8
     assert images.shape == (len(labels), 3 * 32 * 32)
-    return Batch(images, labels)
+    return CifarFile(images, labels)
 
 
 @final

@@ -26,7 +26,7 @@ def _conv1x1(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:
     return nn.Conv2d(inputs, outputs, 1, stride, bias=False)
 
 
-class Block(nn.Module):
+class ResidualBlock(nn.Module):
     """conv, BN, ReLU, conv, BN, and the input added to it: no ReLU after the sum.
 
     Args:
@@ -72,7 +72,7 @@ def build_resnet_56(shape: DataShape) -> nn.Module:
     channels = STAGES[0]
     for outputs in STAGES:
         for _ in range(BLOCKS_PER_STAGE):
-            layers.append(Block(channels, outputs, stride=1 if outputs == channels else 2))
+            layers.append(ResidualBlock(channels, outputs, stride=1 if outputs == channels else 2))
             channels = outputs
     network = nn.Sequential(
         *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, shape.num_classes)

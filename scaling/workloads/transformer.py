@@ -68,7 +68,7 @@ class Attention(nn.Module):
         return result
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
     """Attention, then two layers with a GELU between, each added to what comes in.
 
     Args:
@@ -104,7 +104,9 @@ class Gpt(nn.Module):
         width = dimensions.width
         self.tokens = nn.Embedding(dimensions.vocab, width)
         self.positions = nn.Embedding(dimensions.context, width)
-        self.blocks = nn.ModuleList(Block(width, dimensions.num_heads) for _ in range(dimensions.num_layers))
+        self.blocks = nn.ModuleList(
+            TransformerBlock(width, dimensions.num_heads) for _ in range(dimensions.num_layers)
+        )
         self.norm = nn.LayerNorm(width)
         self._draw_weights(dimensions.num_layers)
 
@@ -116,7 +118,7 @@ class Gpt(nn.Module):
             if isinstance(module, nn.Linear):
                 nn.init.zeros_(module.bias)
         for block in self.blocks:
-            assert isinstance(block, Block)
+            assert isinstance(block, TransformerBlock)
             for last in (block.attention.output, block.layers[-1]):
                 assert isinstance(last, nn.Linear)
                 nn.init.normal_(last.weight, std=WEIGHT_SD / math.sqrt(2 * num_layers))

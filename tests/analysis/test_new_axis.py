@@ -15,7 +15,7 @@ from scaling.prediction.measured import MeasuredCell
 from scaling.report.exports import FORMATS
 from scaling.report.status import status_table
 from scaling.report.titles import title_of
-from scaling.study.cells import Cell, Machine, resolve
+from scaling.study.cells import AvailableMachine, Cell, resolve
 from scaling.study.pruning import judge
 from scaling.study.schema import parse_study
 
@@ -129,7 +129,7 @@ def dropping(**changes):
         },
         "my.yaml",
     )
-    cells = resolve(whole, Machine(num_gpus=0, num_cores=2)).trained
+    cells = resolve(whole, AvailableMachine(num_gpus=0, num_cores=2)).trained
     return [DroppingCell(**{**vars(cell), **changes}) for cell in cells]
 
 

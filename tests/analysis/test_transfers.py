@@ -14,7 +14,7 @@ from scaling.analysis.columns import to_rows
 from scaling.analysis.transfer_lines import largest_of, lines_of, transfer_findings, transfer_groups
 from scaling.analysis.transfers import read_transfers, transfer_rows
 from scaling.errors import StoreError
-from scaling.measure.probe.cases import MIB, Sample, cases
+from scaling.measure.probe.cases import MIB, ProbeSample, cases
 from scaling.measure.probe.machine_file import with_detected
 from scaling.report import status_table, write_report
 from scaling.report.figures.transfers import bandwidth_lines
@@ -65,7 +65,7 @@ def lines(peer_access=True, factor=1.0, count=7):
         for size in case.sizes_bytes:
             for at in range(count):
                 seconds = factor * seconds_of(case, size, launch) * (1 + (at - count // 2) / 300)
-                sample = Sample(
+                sample = ProbeSample(
                     launch,
                     case.operation,
                     case.ranks,

@@ -7,7 +7,7 @@ import yaml
 
 from scaling.analysis.summary import summary_table
 from scaling.store import ResultsFolder
-from scaling.study.cells import Machine, resolve
+from scaling.study.cells import AvailableMachine, resolve
 from scaling.study.overrides import load_study
 from tests.made_studies import StudyFolder
 
@@ -38,7 +38,7 @@ def study(tmp_path):
 def results(tmp_path, study):
     """World size 1 as if measured on GPUs."""
     folder = StudyFolder(tmp_path / "results")
-    for cell in resolve(load_study(str(study)), Machine(4, 16)).trained:
+    for cell in resolve(load_study(str(study)), AvailableMachine(4, 16)).trained:
         if cell.world_size == 1 and cell.aggregator == "none":
             folder.add_steps([[0.010, 0.0101, 0.0099]], **cell.to_dict())
     folder.folder.write_environment({"gpus": [{"name": "NVIDIA H200"}], "cpu": {}})
@@ -83,7 +83,7 @@ def test_what_narrows_most_is_said_and_its_study_resolves(call, study, results, 
     code, out, _ = call("predict", study, *arguments)
     assert code == 0
     (line,) = [line for line in out.splitlines() if line.startswith("narrows most: measure ")]
-    (cell,) = resolve(load_study(str(path)), Machine(4, 16)).trained
+    (cell,) = resolve(load_study(str(path)), AvailableMachine(4, 16)).trained
     assert f"measure {cell.aggregator_label} of" in line
     assert f"on {cell.world_size} worker" in line
 
@@ -91,7 +91,7 @@ def test_what_narrows_most_is_said_and_its_study_resolves(call, study, results, 
 def test_overlapped_cells_of_one_worker_have_nothing_to_hide(call, study, tmp_path):
     changes = ("step=overlapped", "aggregators=[none, all_reduce, ring]")
     folder = StudyFolder(tmp_path / "overlapped")
-    for cell in resolve(load_study(str(study), changes), Machine(4, 16)).trained:
+    for cell in resolve(load_study(str(study), changes), AvailableMachine(4, 16)).trained:
         if cell.world_size == 1 and cell.aggregator == "none":
             folder.add_steps([[0.010, 0.0101, 0.0099]], **cell.to_dict())
     words = ("--topology", "hgx-h200-4", "--world-sizes", "1,4")
@@ -183,7 +183,7 @@ def test_plan_writes_a_study_of_the_same_cells(call, study, results, tmp_path):
     code, out, _ = plan(call, study, results, "--budget", "2m", "--write", path, "--json")
     assert code == 0
     kept = {one["cell_id"] for one in json.loads(out) if one["measure"]}
-    found = resolve(load_study(str(path)), Machine(4, 64))
+    found = resolve(load_study(str(path)), AvailableMachine(4, 64))
     assert {cell.id for cell in found.trained} == kept
     assert yaml.safe_load(path.read_text())["name"] == "small"
 
@@ -214,7 +214,9 @@ def test_a_launch_is_predicted_once_and_before_it_is_measured(results, study):
 
     folder = ResultsFolder(results)
     (results / "topology.yaml").write_text(shipped()["hgx-h200-4"])
-    cells = [one for one in resolve(load_study(str(study)), Machine(4, 16)).trained if one.world_size == 2]
+    cells = [
+        one for one in resolve(load_study(str(study)), AvailableMachine(4, 16)).trained if one.world_size == 2
+    ]
     launch = Launch(Settings.of(cells[0]), 0, cells)
     before = summary_table(folder)
     assert PreLaunchPrediction(folder, print).predict(launch) == 4
@@ -234,7 +236,7 @@ def curves(tmp_path, study):
     folder = StudyFolder(tmp_path / "curves")
     single = next(
         cell
-        for cell in resolve(load_study(str(study)), Machine(4, 16)).trained
+        for cell in resolve(load_study(str(study)), AvailableMachine(4, 16)).trained
         if cell.world_size == 1 and cell.aggregator == "none"
     )
     for batch, seconds in ((24, 0.004), (48, 0.006)):

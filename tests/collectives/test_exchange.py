@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from scaling.collectives.exchange import Exchange
+from scaling.collectives.exchange import RankExchange
 from scaling.collectives.listing import schedule
 from scaling.collectives.ring import ring
 from scaling.collectives.split_at_reduction import split_at_reduction
@@ -21,7 +21,7 @@ def values_of(world_size, num_elements, seed=0):
 
 
 def exchange_of(group, num_elements=10, plan=None, **fields):
-    return Exchange(plan or ring(group.world_size), group, num_elements, torch.float32, CPU, **fields)
+    return RankExchange(plan or ring(group.world_size), group, num_elements, torch.float32, CPU, **fields)
 
 
 def without_peer_memory(monkeypatch):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from scaling.collectives.halving_doubling import halving_doubling
-from scaling.collectives.parts import Part, of_parts
+from scaling.collectives.parts import BufferPart, of_parts
 from scaling.collectives.ring import ring
 from scaling.collectives.shuffle import shuffle
 from scaling.collectives.split_at_reduction import split_at_reduction
@@ -21,7 +21,7 @@ SIZES = (13, 0, 1, 7, 64)
 def mixed(world_size, sizes=SIZES):
     kinds = [ring, tree, star, lambda n: shuffle(n, [n - 1]), halving_doubling]
     return of_parts(
-        "mixed", world_size, [Part(s, kind(world_size)) for s, kind in zip(sizes, kinds, strict=True)]
+        "mixed", world_size, [BufferPart(s, kind(world_size)) for s, kind in zip(sizes, kinds, strict=True)]
     )
 
 
@@ -56,14 +56,14 @@ class TestParts:
         assert all(not r.numel() for r in run_on_tensors(schedule, [torch.empty(0)] * world_size))
 
     def test_part_without_a_collective_is_left_as_it_is(self, world_size):
-        schedule = of_parts("partly", world_size, [Part(3, None), Part(5, ring(world_size))])
+        schedule = of_parts("partly", world_size, [BufferPart(3, None), BufferPart(5, ring(world_size))])
         buffers = [torch.full((8,), float(rank + 1)) for rank in range(world_size)]
         for rank, result in enumerate(run_on_tensors(schedule, buffers)):
             assert result[:3].tolist() == [rank + 1] * 3
             assert result[3:].tolist() == [world_size * (world_size + 1) / 2] * 5
 
     def test_sums_with_one_owner_each_can_be_stepped_there(self, world_size):
-        parts = [Part(5, shuffle(world_size, [i % world_size])) for i in range(4)]
+        parts = [BufferPart(5, shuffle(world_size, [i % world_size])) for i in range(4)]
         _, _, owners = split_at_reduction(of_parts("owners", world_size, parts))
         assert owners == tuple(i % world_size for i in range(4))
 

@@ -6,7 +6,7 @@ import pytest
 
 from scaling import doctor
 from scaling.doctor import files
-from scaling.doctor.line import Line
+from scaling.doctor.line import CheckResult
 
 SUBJECTS = [
     "versions", "devices", "peer access", "NCCL", "Triton", "launchers", "MPI", "Horovod", "rank", "ports",
@@ -28,20 +28,20 @@ def test_every_subject_is_a_line_for_people_and_an_object_for_programs(call):
 @pytest.mark.parametrize(("state", "code"), [("ok", 0), ("warning", 0), ("error", 1)])
 def test_exit_code_is_1_for_errors_alone(call, monkeypatch, state, code):
     monkeypatch.setattr(
-        doctor, "examine", lambda *_: [Line("clock", "ok", ""), Line("ports", state, "x", "y")]
+        doctor, "examine", lambda *_: [CheckResult("clock", "ok", ""), CheckResult("ports", state, "x", "y")]
     )
     assert call("doctor")[0] == code
 
 
 def test_fix_is_a_line_of_its_own():
-    line = Line("ports", "error", "loopback cannot be used", "allow it")
+    line = CheckResult("ports", "error", "loopback cannot be used", "allow it")
     assert line.describe() == (
         "error    ports          loopback cannot be used\n                        fix: allow it"
     )
 
 
 def test_long_findings_go_on_below_where_they_began():
-    line = Line("launchers", "ok", ", ".join(["mpirun"] * 12), " ".join(["install"] * 20))
+    line = CheckResult("launchers", "ok", ", ".join(["mpirun"] * 12), " ".join(["install"] * 20))
     found, fix = line.describe().split("fix: ")
     assert max(map(len, line.describe().splitlines())) <= 80
     assert found.splitlines()[1].index("mpirun") == 24

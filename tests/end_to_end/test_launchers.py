@@ -8,7 +8,7 @@ import yaml
 
 from scaling.analysis import summary_table
 from scaling.store import ResultsFolder
-from scaling.study.cells import Machine, resolve
+from scaling.study.cells import AvailableMachine, resolve
 from scaling.study.launches import remaining_launches
 from scaling.study.schema import parse_study
 from tests.conftest import still_there
@@ -45,7 +45,9 @@ def write_study_that_begins_with(scaling, first, *others):
     """The order of cells is random, but the same for the same name: one is chosen."""
     for number in range(100):
         write_study(scaling, first, *others, name=f"tiny{number}")
-        study = resolve(parse_study(yaml.safe_load(scaling.study.read_text()), "study"), Machine(0, 2))
+        study = resolve(
+            parse_study(yaml.safe_load(scaling.study.read_text()), "study"), AvailableMachine(0, 2)
+        )
         (launch,) = remaining_launches(ResultsFolder(scaling.out), study)
         if launch.cells[0].aggregator == first:
             return

@@ -7,12 +7,12 @@ import sys
 import pytest
 import yaml
 
-from launchers.two_hosts import Link, why_not
+from launchers.two_hosts import HostLink, why_not
 from scaling.analysis import summary_table
 
 pytestmark = pytest.mark.processes
 
-SLOW = Link(rate="1mbit")
+SLOW = HostLink(rate="1mbit")
 HIDDEN, CLASSES, PIXELS = 256, 10, 64
 STEPS = 2
 MATRICES = ((HIDDEN, PIXELS), (HIDDEN, 1), (CLASSES, HIDDEN), (CLASSES, 1))  # rows, columns

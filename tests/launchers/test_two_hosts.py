@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from launchers.two_hosts import HOSTS, NAMES_FOLDER, Link, _wait, set_up_commands, why_not
+from launchers.two_hosts import HOSTS, NAMES_FOLDER, HostLink, _wait, set_up_commands, why_not
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_code_of_the_host_that_fails_is_the_launchs(codes):
 
 
 def test_hosts_have_an_address_each_and_a_link_between_them():
-    assert [" ".join(command) for command in set_up_commands(("a", "b"), Link())] == [
+    assert [" ".join(command) for command in set_up_commands(("a", "b"), HostLink())] == [
         "ip netns add a",
         "ip netns add b",
         "ip link add name link0 netns a type veth peer name link0 netns b",
@@ -79,10 +79,10 @@ def test_both_directions_are_limited_and_delay_comes_after_the_rate():
         return [" ".join(command) for command in set_up_commands(("a", "b"), link) if command[0] == "tc"]
 
     limited = "qdisc add dev link0 root handle 1: tbf rate 100mbit burst 125000b latency 1s"
-    assert queues(Link(rate="100mbit")) == [f"tc -n {name} {limited}" for name in "ab"]
+    assert queues(HostLink(rate="100mbit")) == [f"tc -n {name} {limited}" for name in "ab"]
     delayed = "qdisc add dev link0 {} netem delay 5ms limit 100000"
-    assert queues(Link(delay="5ms")) == [f"tc -n {name} {delayed.format('root')}" for name in "ab"]
-    assert queues(Link(rate="100mbit", delay="5ms")) == [
+    assert queues(HostLink(delay="5ms")) == [f"tc -n {name} {delayed.format('root')}" for name in "ab"]
+    assert queues(HostLink(rate="100mbit", delay="5ms")) == [
         f"tc -n {name} {queue}" for name in "ab" for queue in (limited, delayed.format("parent 1:1"))
     ]
 
@@ -91,7 +91,7 @@ def test_both_directions_are_limited_and_delay_comes_after_the_rate():
 def test_rate_or_delay_without_its_unit_is_refused(keys):
     (what,) = keys
     with pytest.raises(ValueError, match=rf"{what} '\w+' is not of the form"):
-        Link(**keys)
+        HostLink(**keys)
 
 
 def test_command_is_told_how_slow_the_link_is(start):

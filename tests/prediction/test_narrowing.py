@@ -2,15 +2,15 @@
 
 import pytest
 
-from scaling.prediction.estimate import Estimate
+from scaling.prediction.estimate import PredictedValue
 from scaling.prediction.narrowing import next_measurement
 from scaling.prediction.predict import Prediction
 from tests.prediction.conftest import cell
 
 
 def prediction(values, of_compute, of_exchange):
-    iteration = Estimate(10.0, {"compute of net, eager": of_compute, "flow of native": of_exchange})
-    return Prediction(values, "box", iteration, None, Estimate(4.0), Estimate(4.0))
+    iteration = PredictedValue(10.0, {"compute of net, eager": of_compute, "flow of native": of_exchange})
+    return Prediction(values, "box", iteration, None, PredictedValue(4.0), PredictedValue(4.0))
 
 
 def test_uncertain_exchange_asks_for_half_of_the_workers():

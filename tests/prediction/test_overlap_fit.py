@@ -5,7 +5,7 @@ import pytest
 from scaling.prediction.overlap_fit import (
     SLOWDOWN,
     OverlapFit,
-    OverlappedStep,
+    OverlappedCell,
     fit_left_overs,
     fit_slowdowns,
 )
@@ -14,7 +14,7 @@ KEY = ("net", "all_reduce", "peer access")
 
 
 def step(measured_s, predicted_s=10.0, hidden_s=2.0, by_library=True, world_size=2):
-    return OverlappedStep(KEY, True, by_library, world_size, measured_s, predicted_s, hidden_s)
+    return OverlappedCell(KEY, True, by_library, world_size, measured_s, predicted_s, hidden_s)
 
 
 def test_slowdown_is_that_of_the_measured_steps():

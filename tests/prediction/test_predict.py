@@ -2,7 +2,7 @@ import pytest
 
 from scaling.bucket import BucketLayout
 from scaling.prediction.compute import ComputeModel
-from scaling.prediction.estimate import Estimate
+from scaling.prediction.estimate import PredictedValue
 from scaling.prediction.overlapped import ddp_buckets, exposed
 from scaling.prediction.predict import Predictor
 from scaling.prediction.rows import reason_row, row_of, text_table
@@ -115,7 +115,7 @@ def test_ddp_closes_a_bucket_when_it_is_full_beginning_with_the_last_tensors():
 
 
 def test_exchange_hides_under_the_backward_pass_but_for_its_end():
-    one, two = Estimate.of(2.0, "a", 0.1), Estimate.of(3.0, "b", 0.1)
+    one, two = PredictedValue.of(2.0, "a", 0.1), PredictedValue.of(3.0, "b", 0.1)
     assert exposed([one, two], [50, 50], 10.0).value == pytest.approx(3.0)
     assert exposed([one, two], [90, 10], 10.0).value == pytest.approx(4.0)
     assert exposed([one, two], [90, 10], 0.0).value == pytest.approx(5.0)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from launchers.rank_info import RankInfo
 from scaling.aggregators.registry import BUILT_IN, create
 from scaling.bucket import BucketLayout
-from scaling.collectives.exchange import Exchange
+from scaling.collectives.exchange import RankExchange
 from scaling.collectives.ring import ring
 from scaling.errors import LaunchError, ScheduleError
 from scaling.process_group import Group, Message, ThroughHostGroup, TorchGroup
@@ -78,13 +78,13 @@ def peers(group: ThroughHostGroup) -> dict[str, Any]:
     said = []
     for attempt in (
         lambda: group.peer_memory(1, torch.float32, cuda),
-        lambda: Exchange(ring(group.world_size), group, 10, torch.float32, cuda, captured=True),
+        lambda: RankExchange(ring(group.world_size), group, 10, torch.float32, cuda, captured=True),
     ):
         try:
             attempt()
         except (LaunchError, ScheduleError) as error:
             said.append(str(error))
-    exchange = Exchange(ring(group.world_size), group, 10, torch.float32, CPU)
+    exchange = RankExchange(ring(group.world_size), group, 10, torch.float32, CPU)
     return {"access": group.can_access_peers(cuda), "said": said, "note": exchange.note}
 
 

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from launchers.rank_info import RankInfo
 from scaling.aggregators.host import HostParallel
 from scaling.bucket import BucketLayout
-from scaling.collectives.exchange import Exchange
+from scaling.collectives.exchange import RankExchange
 from scaling.collectives.ring import ring
 from scaling.errors import LaunchError
 from scaling.process_group import HostCounters, TorchGroup, over_torch
@@ -81,7 +81,7 @@ def peer_memory(group: TorchGroup) -> dict[str, Any]:
         refusal = ""
     except LaunchError as error:
         refusal = str(error)
-    exchange = Exchange(ring(group.world_size), group, 10, torch.float32, CPU)
+    exchange = RankExchange(ring(group.world_size), group, 10, torch.float32, CPU)
     result = exchange.run(torch.full((10,), float(group.rank)))
     return {"refusal": refusal, "transport": exchange.transport, "values": result.tolist()}
 

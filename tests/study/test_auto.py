@@ -5,7 +5,7 @@ import pytest
 from scaling.errors import StudyError
 from scaling.store import ResultsFolder
 from scaling.study.cells import resolve
-from scaling.study.kinds.base import Machine
+from scaling.study.kinds.base import AvailableMachine
 from scaling.study.overrides import load_study
 from scaling.study.schema import parse_study
 from scaling.study.trial import LARGEST, LONGEST_S, SHORTEST_S, _fitting, trial_overrides
@@ -24,24 +24,27 @@ def sizes(machine, world_sizes="auto", **keys):
     [(1, 1, [1]), (2, 1, [1, 2]), (6, 1, [1, 2, 4, 6]), (8, 1, [1, 2, 4, 8]), (4, 2, [1, 2, 4, 8])],
 )
 def test_auto_is_every_power_of_two_and_all_gpus(num_gpus, num_nodes, expected):
-    assert sizes(Machine(num_gpus, 16, num_nodes))[0] == expected
-    assert sizes(Machine(num_gpus, 16, num_nodes), "all")[0] == expected[-1:]
+    assert sizes(AvailableMachine(num_gpus, 16, num_nodes))[0] == expected
+    assert sizes(AvailableMachine(num_gpus, 16, num_nodes), "all")[0] == expected[-1:]
 
 
 @pytest.mark.parametrize(("num_cores", "expected"), [(1, 1), (2, 2), (3, 2), (4, 4), (64, 4)])
 def test_all_has_a_core_for_each_process_where_there_is_no_gpu(num_cores, expected):
-    assert sizes(Machine(0, num_cores, 1), "all") == ([expected], sizes(Machine(0, 64, 1), "all")[1])
+    assert sizes(AvailableMachine(0, num_cores, 1), "all") == (
+        [expected],
+        sizes(AvailableMachine(0, 64, 1), "all")[1],
+    )
 
 
 def test_processes_that_share_cores_are_said_in_a_line():
-    found, notes = sizes(Machine(0, 2, 1))
+    found, notes = sizes(AvailableMachine(0, 2, 1))
     assert found == [1, 2, 4]
     assert [note for note in notes if "4 workers share 2 CPU cores" in note]
-    assert not [note for note in sizes(Machine(0, 8, 1))[1] if "share" in note]
+    assert not [note for note in sizes(AvailableMachine(0, 8, 1))[1] if "share" in note]
 
 
 def test_a_size_that_does_not_divide_the_batch_is_left_out_with_a_note():
-    found, notes = sizes(Machine(7, 16, 1))
+    found, notes = sizes(AvailableMachine(7, 16, 1))
     assert found == [1, 2, 4]
     assert [note for note in notes if "world size 7 left out" in note]
 
@@ -50,16 +53,16 @@ def test_workload_for_a_device_is_taken_there_alone():
     choice = {"first_available": [{**WORKLOAD, "model": "fcn-r", "dataset": "synthetic", "device": "cuda"}]}
     both = {"first_available": [*choice["first_available"], WORKLOAD]}
     study = {"name": "s", "scaling": "strong", "aggregators": ["all_reduce"], "world_sizes": [1]}
-    for machine, expected in ((Machine(0, 2, 1), "mlp"), (Machine(2, 16, 1), "fcn-r")):
+    for machine, expected in ((AvailableMachine(0, 2, 1), "mlp"), (AvailableMachine(2, 16, 1), "fcn-r")):
         resolved = resolve(parse_study({**study, "workloads": [both]}, "s.yaml"), machine)
         assert {cell.model for cell in resolved.trained} == {expected}
     with pytest.raises(StudyError, match="no workload for device cpu"):
-        resolve(parse_study({**study, "workloads": [choice]}, "s.yaml"), Machine(0, 2, 1))
+        resolve(parse_study({**study, "workloads": [choice]}, "s.yaml"), AvailableMachine(0, 2, 1))
 
 
 def test_wrong_data_folder_does_not_stop_a_study_with_a_fallback(monkeypatch, tmp_path):
     monkeypatch.setenv("SCALING_DATA_DIR", str(tmp_path / "nothing"))
-    resolved = resolve(load_study("quickstart"), Machine(0, 2, 1))
+    resolved = resolve(load_study("quickstart"), AvailableMachine(0, 2, 1))
     assert "digits" in {cell.dataset for cell in resolved.trained}
     assert [note for note in resolved.notes if "SCALING_DATA_DIR" in note]
 
@@ -74,14 +77,16 @@ def test_trial_finds_a_batch_whose_step_is_neither_short_nor_long(seconds_a_samp
 def test_trial_sizes_each_automatic_batch_once_and_a_folder_keeps_its_own(tmp_path):
     told = []
     quickstart = load_study("quickstart", ["parts.0.workloads.0.first_available.1.model.hidden=[8]"])
-    found = trial_overrides(quickstart, Machine(0, 2, 1), ResultsFolder(tmp_path / "new"), told.append)
+    found = trial_overrides(
+        quickstart, AvailableMachine(0, 2, 1), ResultsFolder(tmp_path / "new"), told.append
+    )
     assert len(found) == 2
     assert len(told) == 1
     (batch,) = {int(one.rpartition("=")[2]) for one in found}
     sized = load_study("quickstart", found)
     folder = ResultsFolder(tmp_path / "old")
     folder.write_study(sized.model_dump(mode="json"))
-    assert trial_overrides(quickstart, Machine(0, 2, 1), folder, told.append) == found
+    assert trial_overrides(quickstart, AvailableMachine(0, 2, 1), folder, told.append) == found
     assert len(told) == 1
-    cells = resolve(sized, Machine(0, 2, 1)).trained
+    cells = resolve(sized, AvailableMachine(0, 2, 1)).trained
     assert {cell.global_batch for cell in cells if cell.kind == "iteration"} == {batch}

@@ -8,12 +8,12 @@ import pytest
 
 from scaling.aggregators.controls import NoExchange
 from scaling.errors import StudyError
-from scaling.study.cells import Cell, Machine, ResolvedStudy, resolve
+from scaling.study.cells import AvailableMachine, Cell, ResolvedStudy, resolve
 from scaling.study.schema import parse_study
 from scaling.workloads.mnist import Mnist
 
-CPU = Machine(num_gpus=0, num_cores=8)
-GPUS = Machine(num_gpus=4, num_cores=64)
+CPU = AvailableMachine(num_gpus=0, num_cores=8)
+GPUS = AvailableMachine(num_gpus=4, num_cores=64)
 
 WORKLOAD = {"model": "mlp", "dataset": "digits", "global_batch": 64}
 BASE = {
@@ -49,16 +49,16 @@ CELL = Cell(
 LABELS = {"model_label", "dataset_label", "aggregator_label", "exchanges", "lossy", "keep_checkpoints"}
 
 
-def resolved(machine: Machine = CPU, **changes: Any) -> ResolvedStudy:
+def resolved(machine: AvailableMachine = CPU, **changes: Any) -> ResolvedStudy:
     return resolve(parse_study({**BASE, **changes}, "my.yaml"), machine)
 
 
-def cells(machine: Machine = CPU, **changes: Any) -> list[Cell]:
+def cells(machine: AvailableMachine = CPU, **changes: Any) -> list[Cell]:
     """Without the second ones of A/A pairs: tests/study/test_timed_cells.py."""
     return [cell for cell in resolved(machine, **changes).trained if not cell.aa_replicate]
 
 
-def problem(machine: Machine = CPU, **changes: Any) -> str:
+def problem(machine: AvailableMachine = CPU, **changes: Any) -> str:
     with pytest.raises(StudyError) as caught:
         resolved(machine, **changes)
     return str(caught.value)
@@ -181,15 +181,15 @@ class TestThreads:
     @pytest.mark.parametrize("world_sizes", [[1], [1, 2, 4], [16]])
     def test_cpu_worker_has_one_thread_whatever_the_world_sizes(self, world_sizes):
         workload = {"model": "mlp", "dataset": "digits", "local_batch": 8}
-        found = cells(Machine(0, 8), world_sizes=world_sizes, scaling="weak", workloads=[workload])
+        found = cells(AvailableMachine(0, 8), world_sizes=world_sizes, scaling="weak", workloads=[workload])
         assert {c.threads for c in found} == {1}
 
     @pytest.mark.parametrize("world_sizes", [[1], [1, 2, 4]])
     def test_gpu_worker_has_its_gpus_share_of_the_cores(self, world_sizes):
-        assert {c.threads for c in cells(Machine(4, 64), world_sizes=world_sizes)} == {12}
+        assert {c.threads for c in cells(AvailableMachine(4, 64), world_sizes=world_sizes)} == {12}
 
     def test_every_node_brings_its_own_cores(self):
-        assert {c.threads for c in cells(Machine(4, 64, num_nodes=2), world_sizes=[8])} == {12}
+        assert {c.threads for c in cells(AvailableMachine(4, 64, num_nodes=2), world_sizes=[8])} == {12}
 
     def test_threads_in_the_study_come_first(self):
         assert {c.threads for c in cells(threads=3)} == {3}
@@ -232,7 +232,7 @@ class TestDevices:
         assert "world sizes [8] dropped: 4 GPUs here" in study.notes
 
     def test_gpus_of_all_nodes_count(self):
-        assert len(cells(Machine(4, 64, num_nodes=2), world_sizes=[8])) == 1
+        assert len(cells(AvailableMachine(4, 64, num_nodes=2), world_sizes=[8])) == 1
 
     def test_no_gpu_at_all_is_an_error(self):
         assert "world size 1 needs 1 GPUs and 0 can be used" in problem(CPU, device="cuda")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from scaling.study.cells import Machine, resolve
+from scaling.study.cells import AvailableMachine, resolve
 from scaling.study.overrides import load_study
 
 LOSSY = {
@@ -14,7 +14,7 @@ LOSSY = {
 
 @pytest.mark.parametrize(("num_gpus", "sharing"), [(8, None), (4, None), (3, 2), (2, 2), (1, 4)])
 def test_every_codec_trains_beside_the_exact_mean_at_one_rate(num_gpus, sharing):
-    cells = resolve(load_study("compression", []), Machine(num_gpus, 8)).cells.values()
+    cells = resolve(load_study("compression", []), AvailableMachine(num_gpus, 8)).cells.values()
     by_label = {cell.aggregator_label: cell for cell in cells}
     assert set(by_label) == LOSSY | {"host_parallel"}
     assert {cell.aggregator_label for cell in cells if cell.lossy} == LOSSY
@@ -24,5 +24,5 @@ def test_every_codec_trains_beside_the_exact_mean_at_one_rate(num_gpus, sharing)
 
 
 def test_density_is_one_in_a_hundred():
-    cells = resolve(load_study("compression", []), Machine(4, 8)).cells.values()
+    cells = resolve(load_study("compression", []), AvailableMachine(4, 8)).cells.values()
     assert {c.aggregator_parameters["density"] for c in cells if c.aggregator == "top_k"} == {0.01}

@@ -8,7 +8,7 @@ import yaml
 
 from scaling.errors import StudyError
 from scaling.store import ResultsFolder
-from scaling.study.cells import Machine, resolve
+from scaling.study.cells import AvailableMachine, resolve
 from scaling.study.job_shape import job_shape
 from scaling.study.kinds import label_of
 from scaling.study.kinds.device import DeviceCell, measure_device
@@ -19,8 +19,8 @@ from scaling.study.prepare import prepare
 from scaling.study.schema import parse_study
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "background" / "device-studies.md"
-ONE_GPU = Machine(num_gpus=1, num_cores=16)
-NO_GPU = Machine(num_gpus=0, num_cores=2)
+ONE_GPU = AvailableMachine(num_gpus=1, num_cores=16)
+NO_GPU = AvailableMachine(num_gpus=0, num_cores=2)
 SMALL = {
     "name": "small-networks",
     "widths": [10, 20],
@@ -117,7 +117,7 @@ class TestCells:
 
     def test_identity_is_that_of_the_point_not_of_the_machine(self):
         here = {cell.id for cell in cells() if cell.threads == 1}
-        there = {cell.id for cell in cells(Machine(1, 64)) if cell.threads == 1}
+        there = {cell.id for cell in cells(AvailableMachine(1, 64)) if cell.threads == 1}
         assert here == there
         assert len({cell.id for cell in cells()}) == 10
 

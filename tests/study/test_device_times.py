@@ -7,7 +7,7 @@ import pytest
 
 from scaling.experiments.registry import BUILT_IN, create
 from scaling.store import ResultsFolder
-from scaling.study.cells import Machine, resolve
+from scaling.study.cells import AvailableMachine, resolve
 from scaling.study.kinds import KINDS
 from scaling.study.kinds.device import DeviceCell
 from scaling.study.kinds.device_times import CELL_TIMES
@@ -78,7 +78,7 @@ def test_every_built_in_experiment_is_known_on_the_devices_that_it_asks(name):
      ("batch-sizes", 420 / FACTOR, 420 * FACTOR)],
 )  # fmt: skip
 def test_shipped_studies_take_on_two_cores_about_what_they_took(name, least_s, most_s, tmp_path):
-    study = resolve(load_study(name, []), Machine(0, 2))
+    study = resolve(load_study(name, []), AvailableMachine(0, 2))
     launches = remaining_launches(ResultsFolder(tmp_path), study)
     assert least_s < sum(estimate_seconds(launch, {}, 2) for launch in launches) < most_s
 

@@ -7,7 +7,7 @@ import pytest
 from scaling.errors import LaunchError
 from scaling.report.status import describe_status, status_table
 from scaling.store import ResultsFolder
-from scaling.study.cells import Machine, resolve
+from scaling.study.cells import AvailableMachine, resolve
 from scaling.study.libraries import runnable
 from scaling.study.schema import parse_study
 
@@ -22,7 +22,7 @@ def study(*aggregators, world_sizes=(2,)):
         "scaling": "strong",
         "repeats": 2,
     }
-    return resolve(parse_study(raw, "test"), Machine(0, 2))
+    return resolve(parse_study(raw, "test"), AvailableMachine(0, 2))
 
 
 @pytest.fixture

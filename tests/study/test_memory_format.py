@@ -8,12 +8,12 @@ import torch
 
 from scaling.errors import StudyError
 from scaling.store import ResultsFolder
-from scaling.study.cells import Cell, Machine, resolve
+from scaling.study.cells import AvailableMachine, Cell, resolve
 from scaling.study.pruning import Verdict, study_of
 from scaling.study.schema import Study, parse_study
 from tests.study.test_run_cell import TRAINED, group, losses, runner  # noqa: F401
 
-CPU = Machine(num_gpus=0, num_cores=8)
+CPU = AvailableMachine(num_gpus=0, num_cores=8)
 RESNET = {"model": "resnet-56", "dataset": "synthetic", "global_batch": 4}
 BASE = {"name": "by-hand", "workloads": [RESNET], "aggregators": ["all_reduce"], "world_sizes": [1],
         "scaling": "strong", "noise_pair": False}  # fmt: skip

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from scaling.errors import StudyError
-from scaling.study.cells import Machine, resolve
+from scaling.study.cells import AvailableMachine, resolve
 from scaling.study.overrides import load_study, shipped_studies
 
 TEXT = """
@@ -43,7 +43,7 @@ class TestNames:
         assert load_study(name).name == name
 
     @pytest.mark.parametrize("name", shipped_studies())
-    @pytest.mark.parametrize("machine", [Machine(0, 2), Machine(4, 64)], ids=str)
+    @pytest.mark.parametrize("machine", [AvailableMachine(0, 2), AvailableMachine(4, 64)], ids=str)
     def test_every_shipped_study_can_be_resolved_where_its_devices_are(self, name, machine):
         study = load_study(name)
         if not machine.num_gpus and any(part.device == "cuda" for part in study.parts):
@@ -68,7 +68,7 @@ class TestNames:
             "weight_decay",
             "nesterov",
         )
-        cells = [cell.to_dict() for cell in resolve(load_study(name), Machine(4, 64)).cells.values()]
+        cells = [cell.to_dict() for cell in resolve(load_study(name), AvailableMachine(4, 64)).cells.values()]
         timed = [[cell[key] for key in same] for cell in cells if cell["kind"] == "iteration"]
         trained = [cell for cell in cells if cell["kind"] == "convergence" and cell["step"] == "captured"]
         assert trained

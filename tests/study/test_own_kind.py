@@ -9,7 +9,7 @@ import torch
 from scaling.errors import StudyError
 from scaling.report import write_report
 from scaling.store import ResultsFolder
-from scaling.study.cells import Machine, resolve
+from scaling.study.cells import AvailableMachine, resolve
 from scaling.study.kinds import KINDS, label_of
 from scaling.study.launches import estimate_seconds, remaining_launches
 from scaling.study.planning import describe_plan
@@ -19,7 +19,7 @@ from scaling.study.schema import parse_study
 from tests.study.test_run_cell import group  # noqa: F401
 
 STUDY = {"name": "barriers", "kind": "barrier", "world_sizes": [1, 2], "device": "cpu", "count": 5}
-MACHINE = Machine(num_gpus=0, num_cores=4)
+MACHINE = AvailableMachine(num_gpus=0, num_cores=4)
 
 
 @pytest.fixture(autouse=True)

@@ -3,7 +3,7 @@
 import pytest
 
 from scaling.aggregators.registry import BUILT_IN
-from scaling.study.cells import Machine, resolve
+from scaling.study.cells import AvailableMachine, resolve
 from scaling.study.overrides import load_study, shipped_studies
 
 BATCHES = {
@@ -21,7 +21,7 @@ class TestPaperStudies:
         assert "arXiv 1608.07249" in comment
         assert f"global batch of {BATCHES[name][1]}" in comment
 
-    @pytest.mark.parametrize("machine", [Machine(0, 2), Machine(4, 64)], ids=str)
+    @pytest.mark.parametrize("machine", [AvailableMachine(0, 2), AvailableMachine(4, 64)], ids=str)
     def test_every_system_is_measured_at_the_papers_batch_on_1_2_and_4(self, name, machine):
         study = resolve(load_study(name), machine)
         cells = study.cells.values()

@@ -5,7 +5,7 @@ import pytest
 from scaling.bucket import layouts_of_text, shapes_by_dtype_text
 from scaling.collectives.plan import Codec, Exchange
 from scaling.errors import StudyError
-from scaling.study.cells import Machine, resolve
+from scaling.study.cells import AvailableMachine, resolve
 from scaling.study.predicting import strategy_of
 from scaling.study.schema import parse_study
 
@@ -16,7 +16,7 @@ STUDY = {
     "world_sizes": [2],
     "workloads": [{"model": "mlp", "dataset": "digits", "global_batch": 64}],
 }
-MACHINE = Machine(num_gpus=2, num_cores=8)
+MACHINE = AvailableMachine(num_gpus=2, num_cores=8)
 
 
 def bytes_moved(aggregator, device):

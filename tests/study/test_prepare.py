@@ -10,7 +10,7 @@ import pytest
 from scaling.errors import StoreError, StudyError
 from scaling.store import ResultsFolder
 from scaling.study import prepare as module
-from scaling.study.cells import Machine, resolve
+from scaling.study.cells import AvailableMachine, resolve
 from scaling.study.overrides import load_study
 from scaling.study.prepare import prepare
 from scaling.study.schema import parse_study
@@ -51,7 +51,7 @@ def folder(tmp_path: Path, environment: dict[str, Any]) -> ResultsFolder:
 def prepared(folder: ResultsFolder, **changes: Any) -> ResultsFolder:
     """Makes the folder ready for the study BASE with changes."""
     study = parse_study({**BASE, **changes}, "my.yaml")
-    prepare(folder, study, resolve(study, Machine(num_gpus=0, num_cores=8)))
+    prepare(folder, study, resolve(study, AvailableMachine(num_gpus=0, num_cores=8)))
     return folder
 
 
@@ -115,7 +115,7 @@ class TestNewFolder:
         workload = {"model": {"name": "mlp", "hidden": [8]}, "dataset": "digits", "global_batch": 64}
         choice = {"first_available": [workload]}
         study = parse_study({**BASE, "aggregators": ["ring", one_bit], "workloads": [choice]}, "my.yaml")
-        machine = Machine(num_gpus=0, num_cores=8)
+        machine = AvailableMachine(num_gpus=0, num_cores=8)
         prepare(folder, study, resolve(study, machine))
         again = load_study(str(folder.path / "study.yaml"))
         assert again == study
@@ -133,7 +133,10 @@ class TestNewFolder:
     )
     def test_what_it_says_against_a_default_is_written(self, folder, changes):
         prepared(folder, **changes)
-        study, machine = load_study(str(folder.path / "study.yaml")), Machine(num_gpus=0, num_cores=8)
+        study, machine = (
+            load_study(str(folder.path / "study.yaml")),
+            AvailableMachine(num_gpus=0, num_cores=8),
+        )
         assert study == parse_study({**BASE, **changes}, "my.yaml")
         assert {record.cell_id for record in folder.runs()} == set(resolve(study, machine).cells)
 
@@ -260,6 +263,6 @@ class TestSettings:
         monkeypatch.setenv(name, "1")
         study = parse_study({**BASE, "device": "cuda"}, "my.yaml")
         with pytest.raises(StudyError, match=f"{name} is set, but the study has cells"):
-            prepare(folder, study, resolve(study, Machine(num_gpus=4, num_cores=8)))
+            prepare(folder, study, resolve(study, AvailableMachine(num_gpus=4, num_cores=8)))
         assert not folder.path.exists()
         prepared(folder, device="cpu")  # on a CPU they mean nothing

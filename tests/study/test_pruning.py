@@ -3,11 +3,11 @@
 import pytest
 import yaml
 
-from scaling.study.cells import Machine, resolve
+from scaling.study.cells import AvailableMachine, resolve
 from scaling.study.pruning import Verdict, study_of
 from scaling.study.schema import parse_study
 
-HERE = Machine(num_gpus=4, num_cores=8)
+HERE = AvailableMachine(num_gpus=4, num_cores=8)
 RESNET = {"model": "resnet-56", "dataset": "synthetic", "global_batch": 8}
 BASE = {"name": "by-hand", "device": "cuda", "workloads": [RESNET], "aggregators": ["all_reduce"],
         "world_sizes": [1, 2], "scaling": "strong", "noise_pair": False}  # fmt: skip

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from scaling.errors import StudyError
-from scaling.study.cells import Cell, Machine, resolve
+from scaling.study.cells import AvailableMachine, Cell, resolve
 from scaling.study.kinds.run_convergence import plan_of
 from scaling.study.schema import parse_study
 
@@ -25,7 +25,7 @@ BODY = {
 def cells(workload: dict[str, Any] | None = None, **changes: Any) -> list[Cell]:
     body = {**BODY, **changes}
     body["workloads"] = [{**one, **(workload or {})} for one in body["workloads"]]
-    return resolve(parse_study(body, "test"), Machine(0, 2)).trained
+    return resolve(parse_study(body, "test"), AvailableMachine(0, 2)).trained
 
 
 def refused(workload: dict[str, Any] | None = None, **changes: Any) -> str:

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from scaling.study import workloads
-from scaling.study.cells import Machine, resolve
+from scaling.study.cells import AvailableMachine, resolve
 from scaling.study.overrides import load_study
 from scaling.workloads import registry
 
@@ -27,7 +27,7 @@ def created(monkeypatch):
 @pytest.mark.parametrize("name", ["mnist", "quickstart", "paper-fcn"])
 def test_data_sets_and_models_are_created_once_a_workload(name, created):
     study = load_study(name)
-    cells = resolve(study, Machine(num_gpus=4, num_cores=16)).trained
+    cells = resolve(study, AvailableMachine(num_gpus=4, num_cores=16)).trained
     choices = [choice for part in study.parts for choice in part.workloads]
     alternatives = sum(len(getattr(choice, "first_available", [choice])) for choice in choices)
     assert len(cells) > alternatives

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from scaling.errors import StudyError
-from scaling.study.cells import Cell, Machine, resolve
+from scaling.study.cells import AvailableMachine, Cell, resolve
 from scaling.study.schema import parse_study
 
-CPU = Machine(num_gpus=0, num_cores=8)
-GPUS = Machine(num_gpus=4, num_cores=64)
+CPU = AvailableMachine(num_gpus=0, num_cores=8)
+GPUS = AvailableMachine(num_gpus=4, num_cores=64)
 
 WORKLOAD = {"model": "mlp", "dataset": "digits", "global_batch": 64}
 BASE = {
@@ -22,13 +22,13 @@ BASE = {
 }
 
 
-def cells(machine: Machine = CPU, **changes: Any) -> list[Cell]:
+def cells(machine: AvailableMachine = CPU, **changes: Any) -> list[Cell]:
     """Without the second ones of A/A pairs."""
     study = resolve(parse_study({**BASE, **changes}, "my.yaml"), machine)
     return [cell for cell in study.trained if not cell.aa_replicate]
 
 
-def problem(machine: Machine = CPU, **changes: Any) -> str:
+def problem(machine: AvailableMachine = CPU, **changes: Any) -> str:
     with pytest.raises(StudyError) as caught:
         cells(machine, **changes)
     return str(caught.value)
@@ -155,7 +155,7 @@ class TestOverlapped:
         assert "leave it out" in message
 
     def test_captured_steps_overlap_where_the_study_sets_a_size_of_buckets(self):
-        machine, part = Machine(num_gpus=2, num_cores=8), {"step": "captured", "world_sizes": 2}
+        machine, part = AvailableMachine(num_gpus=2, num_cores=8), {"step": "captured", "world_sizes": 2}
         assert [cell.bucket_mb for cell in cells(machine, **part)] == [None]
         assert [cell.bucket_mb for cell in cells(machine, **part, bucket_mb=[4, 16])] == [4.0, 16.0]
 

@@ -9,7 +9,7 @@ from launchers.local import LocalLauncher
 from launchers.slurm_srun import SlurmSrun
 from scaling.errors import LaunchError, StoreError
 from scaling.store import ResultsFolder, RunRecord
-from scaling.study.cells import Machine, resolve
+from scaling.study.cells import AvailableMachine, resolve
 from scaling.study.run import alone_on_this_host, retry_failed
 from scaling.study.schema import parse_study
 from scaling.study.scope import Scope, scope_for
@@ -35,7 +35,7 @@ def resolved():
         "world_sizes": [1, 2],
         "scaling": "strong",
     }
-    return resolve(parse_study(study, "x.yaml"), Machine(0, 2))
+    return resolve(parse_study(study, "x.yaml"), AvailableMachine(0, 2))
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 
 from launchers.rank_info import RankInfo
 from scaling.errors import LaunchError, StudyError
-from scaling.study.cells import Cell, Machine, ResolvedStudy, resolve
+from scaling.study.cells import AvailableMachine, Cell, ResolvedStudy, resolve
 from scaling.study.launches import Launch, Settings, estimate_seconds
 from scaling.study.schema import parse_study
 from scaling.study.sharing import described, gpu_of, num_gpus_used, sharing_note
@@ -22,22 +22,22 @@ BASE = {
     "world_sizes": [1, 2, 4],
     "scaling": "strong",
 }
-TWO_GPUS = Machine(num_gpus=2, num_cores=32)
+TWO_GPUS = AvailableMachine(num_gpus=2, num_cores=32)
 
 
-def resolved(machine: Machine = TWO_GPUS, **changes: Any) -> ResolvedStudy:
+def resolved(machine: AvailableMachine = TWO_GPUS, **changes: Any) -> ResolvedStudy:
     return resolve(parse_study({**BASE, **changes}, "my.yaml"), machine)
 
 
-def cells(machine: Machine = TWO_GPUS, **changes: Any) -> list[Cell]:
+def cells(machine: AvailableMachine = TWO_GPUS, **changes: Any) -> list[Cell]:
     return resolved(machine, **changes).trained
 
 
-def shares(machine: Machine = TWO_GPUS, **changes: Any) -> dict[int, int | None]:
+def shares(machine: AvailableMachine = TWO_GPUS, **changes: Any) -> dict[int, int | None]:
     return {cell.world_size: cell.workers_per_gpu for cell in cells(machine, **changes)}
 
 
-def problem(machine: Machine = TWO_GPUS, **changes: Any) -> str:
+def problem(machine: AvailableMachine = TWO_GPUS, **changes: Any) -> str:
     with pytest.raises(StudyError) as caught:
         resolved(machine, **changes)
     return str(caught.value)
@@ -46,9 +46,9 @@ def problem(machine: Machine = TWO_GPUS, **changes: Any) -> str:
 class TestWorldSizes:
     def test_only_world_sizes_beyond_the_gpus_share_them_and_as_few_as_possible(self):
         assert shares(workers_per_gpu=4) == {1: None, 2: None, 4: 2}
-        assert shares(Machine(1, 8), workers_per_gpu=4) == {1: None, 2: 2, 4: 4}
-        assert shares(Machine(3, 8), workers_per_gpu=4) == {1: None, 2: None, 4: 2}
-        assert shares(Machine(4, 8), workers_per_gpu=4) == {1: None, 2: None, 4: None}
+        assert shares(AvailableMachine(1, 8), workers_per_gpu=4) == {1: None, 2: 2, 4: 4}
+        assert shares(AvailableMachine(3, 8), workers_per_gpu=4) == {1: None, 2: None, 4: 2}
+        assert shares(AvailableMachine(4, 8), workers_per_gpu=4) == {1: None, 2: None, 4: None}
 
     def test_without_the_key_they_are_missing_and_it_is_named(self):
         said = problem()
@@ -64,22 +64,22 @@ class TestWorldSizes:
         assert any("world sizes [8] dropped: 2 GPUs here for 2 workers each" in note for note in study.notes)
 
     def test_sharing_is_on_one_node(self):
-        machine = Machine(2, 32, num_nodes=2)
+        machine = AvailableMachine(2, 32, num_nodes=2)
         assert shares(machine, workers_per_gpu=2) == {1: None, 2: None, 4: None}
         assert "world size 8 needs 8 GPUs and 4 can be used" in problem(
             machine, workers_per_gpu=2, world_sizes=[8]
         )
 
     def test_without_a_gpu_there_is_nothing_to_share(self):
-        assert "use device=cpu" in problem(Machine(0, 8), workers_per_gpu=4, device="cuda")
-        study = resolved(Machine(0, 8), workers_per_gpu=4)
+        assert "use device=cpu" in problem(AvailableMachine(0, 8), workers_per_gpu=4, device="cuda")
+        study = resolved(AvailableMachine(0, 8), workers_per_gpu=4)
         assert {cell.workers_per_gpu for cell in study.trained} == {None}
         assert any("workers_per_gpu changes nothing on the CPU" in note for note in study.notes)
 
     def test_what_was_decided_is_noted(self):
         notes = resolved(workers_per_gpu=2).notes
         assert any("world size 4 on 2 GPUs: up to 2 workers share one" in note for note in notes)
-        assert not any("share" in note for note in resolved(Machine(4, 8), workers_per_gpu=2).notes)
+        assert not any("share" in note for note in resolved(AvailableMachine(4, 8), workers_per_gpu=2).notes)
 
 
 class TestIdentity:
@@ -89,7 +89,7 @@ class TestIdentity:
             assert list(plain.cells) == list(keyed.cells)
 
     def test_a_key_that_is_absent_leaves_the_id_as_it_was_before_there_was_one(self):
-        (cell,) = cells(Machine(4, 8), world_sizes=[4])
+        (cell,) = cells(AvailableMachine(4, 8), world_sizes=[4])
         identity = asdict(cell)
         assert identity.pop("workers_per_gpu") is None
         assert replace(cell, workers_per_gpu=2).id != cell.id

@@ -3,7 +3,7 @@
 import pytest
 
 from scaling.errors import StudyError
-from scaling.study.cells import Machine, resolve
+from scaling.study.cells import AvailableMachine, resolve
 from scaling.study.prepared_step import settings_of
 from scaling.study.schema import parse_study
 from scaling.training.optimizers import AdamSettings, SgdSettings
@@ -14,7 +14,7 @@ BASE = {"name": "by-hand", "workloads": [GPT], "aggregators": ["all_reduce"], "w
 
 
 def cells(num_gpus=0, **changes):
-    return resolve(parse_study({**BASE, **changes}, "my.yaml"), Machine(num_gpus, 8)).trained
+    return resolve(parse_study({**BASE, **changes}, "my.yaml"), AvailableMachine(num_gpus, 8)).trained
 
 
 def one(**changes):
@@ -132,7 +132,9 @@ class TestBitsPerByte:
     def trained(self, **changes):
         whole = {key: value for key, value in {**BASE, **self.TRAINED}.items() if value is not None}
         workload = {**self.TEXT, **changes}
-        return resolve(parse_study({**whole, "workloads": [workload]}, "my.yaml"), Machine(0, 8)).trained
+        return resolve(
+            parse_study({**whole, "workloads": [workload]}, "my.yaml"), AvailableMachine(0, 8)
+        ).trained
 
     def test_target_is_the_cells(self):
         assert [cell.target_bits_per_byte for cell in self.trained()] == [3.0]

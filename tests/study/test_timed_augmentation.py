@@ -11,7 +11,7 @@ from torch import nn
 from scaling.errors import StudyError
 from scaling.registry import trust
 from scaling.store import ResultsFolder
-from scaling.study.cells import Cell, Machine, resolve
+from scaling.study.cells import AvailableMachine, Cell, resolve
 from scaling.study.kinds.training import TIMING_BATCHES
 from scaling.study.overrides import load_study
 from scaling.study.pruning import Verdict, judge, study_of
@@ -23,7 +23,7 @@ from scaling.workloads.registry import create_dataset
 from scaling.workloads.sampling import epoch_batches
 from tests.study.test_run_cell import TIMED, group, run, runner  # noqa: F401
 
-CPU = Machine(num_gpus=0, num_cores=8)
+CPU = AvailableMachine(num_gpus=0, num_cores=8)
 REFERENCE = Path(__file__).parents[2] / "results" / "reference"
 DIGITS = {"model": "mlp", "dataset": "digits", "global_batch": 32}
 BASE = {"name": "by-hand", "workloads": [DIGITS], "aggregators": ["all_reduce"], "world_sizes": [1],
@@ -145,14 +145,14 @@ def test_a_study_that_was_recorded_has_the_cells_that_it_had(name):
     folder = REFERENCE / name
     recorded = {record.cell_id for record in ResultsFolder(folder).runs()}
     own = parse_study(yaml.safe_load((folder / "study.yaml").read_text()), "study.yaml")
-    found = resolve(own, Machine(4, 64))
+    found = resolve(own, AvailableMachine(4, 64))
     assert set(found.cells) == recorded
     assert any(cell.kind == "iteration" for cell in found.trained)
 
 
 @pytest.mark.parametrize("name", ["converge-alexnet", "converge-resnet"])
 def test_shipped_studies_time_the_steps_that_they_train(name):
-    found = resolve(load_study(name), Machine(4, 64)).trained
+    found = resolve(load_study(name), AvailableMachine(4, 64)).trained
     assert {(cell.kind, cell.augmentation) for cell in found} == {
         ("iteration", "standard"),
         ("convergence", "standard"),

@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 
 from scaling.errors import StudyError
-from scaling.study.cells import Cell, Machine, resolve
+from scaling.study.cells import AvailableMachine, Cell, resolve
 from scaling.study.kinds.iteration import IterationPart
 from scaling.study.schema import parse_study
 
-CPU = Machine(num_gpus=0, num_cores=8)
-GPUS = Machine(num_gpus=4, num_cores=64)
+CPU = AvailableMachine(num_gpus=0, num_cores=8)
+GPUS = AvailableMachine(num_gpus=4, num_cores=64)
 
 WORKLOAD = {"model": "mlp", "dataset": "digits", "global_batch": 64}
 BASE = {
@@ -22,11 +22,11 @@ BASE = {
 }
 
 
-def cells(machine: Machine = CPU, **changes: Any) -> list[Cell]:
+def cells(machine: AvailableMachine = CPU, **changes: Any) -> list[Cell]:
     return resolve(parse_study({**BASE, **changes}, "my.yaml"), machine).trained
 
 
-def replicates(machine: Machine = CPU, **changes: Any) -> list[Cell]:
+def replicates(machine: AvailableMachine = CPU, **changes: Any) -> list[Cell]:
     return [cell for cell in cells(machine, **changes) if cell.aa_replicate]
 
 

@@ -8,14 +8,14 @@ import yaml
 
 from scaling.errors import StudyError
 from scaling.store import ResultsFolder
-from scaling.study.cells import Machine, resolve
+from scaling.study.cells import AvailableMachine, resolve
 from scaling.study.kinds import label_of
 from scaling.study.kinds.transfer import TransferCell
 from scaling.study.launches import remaining_launches
 from scaling.study.planning import describe_plan, plan_as_dict
 from scaling.study.schema import parse_study
 
-FOUR_GPUS = Machine(num_gpus=4, num_cores=64)
+FOUR_GPUS = AvailableMachine(num_gpus=4, num_cores=64)
 STUDY = {"name": "links", "kind": "transfer", "world_sizes": [1, 2, 4], "peer_access": [True, False]}
 MODEL = {
     "kind": "iteration",
@@ -70,7 +70,7 @@ class TestCells:
         assert found == [(1, True), (2, True), (2, False), (4, True), (4, False)]
 
     def test_processes_have_no_access_to_forbid(self):
-        found = cells(Machine(num_gpus=0, num_cores=8))
+        found = cells(AvailableMachine(num_gpus=0, num_cores=8))
         assert [(cell.device, cell.world_size, cell.peer_access) for cell in found] == [
             ("cpu", 1, None),
             ("cpu", 2, None),

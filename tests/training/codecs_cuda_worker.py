@@ -21,7 +21,7 @@ from scaling.process_group import Group, TorchGroup, run_in_process
 from scaling.runtime.workers import Workers
 from scaling.training.captured import CapturedStep
 from scaling.training.checkpoint import Checkpoint, Target
-from scaling.training.convergence import Progress
+from scaling.training.convergence import TrainingProgress
 from scaling.training.layered import LayeredStep
 from scaling.training.optimizers import SgdSettings
 from scaling.training.replica import FlatReplica
@@ -195,7 +195,7 @@ def resumed(
     fresh = uncut.state_dict()["aggregator"]
     take_steps(uncut, group, device, range(NUM_TRAINED))
     target = Target.of(uncut.replica.module, "cell", group.rank, group.world_size)
-    content = Checkpoint.of(uncut, Progress(1, 1.0), [], device).to_bytes(target)
+    content = Checkpoint.of(uncut, TrainingProgress(1, 1.0), [], device).to_bytes(target)
     seen: dict[str, Any] = {"uncut": take_steps(uncut, group, device, later)}
     other: Any = captured()
     saved = Checkpoint.from_bytes(content, target)

@@ -9,7 +9,7 @@ from torch import nn
 from scaling.aggregators.registry import create
 from scaling.measure.clock import MonotonicClock, clock_for
 from scaling.process_group import InProcessGroup, run_in_process
-from scaling.training.convergence import Progress, TrainingPlan, train
+from scaling.training.convergence import TrainingPlan, TrainingProgress, train
 from scaling.training.learning_rate import LearningRate
 from scaling.training.optimizers import SgdSettings
 from scaling.training.replica import FlatReplica
@@ -28,7 +28,7 @@ def trained(world_size: int, augmented: bool, rate: float = 0.05, after: int = 0
         replica = FlatReplica(nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.Tanh(), nn.Linear(16, 10)))
         step = EagerStep(replica, create("all_reduce"), SgdSettings(7.0, 0.9), group)
         parts = (step, splits.train, splits.test, plan, group, MonotonicClock(), lambda seconds: seconds)
-        return list(train(*parts, after=Progress(after, 10.0, 5.0), energy_meter=lambda: lambda: 2.0))
+        return list(train(*parts, after=TrainingProgress(after, 10.0, 5.0), energy_meter=lambda: lambda: 2.0))
 
     return run_in_process(world_size, work)[0]
 

@@ -8,7 +8,7 @@ from scaling.aggregators.registry import create
 from scaling.process_group import InProcessGroup, run_in_process
 from scaling.training.captured import CapturedStep
 from scaling.training.checkpoint import Checkpoint
-from scaling.training.convergence import Progress
+from scaling.training.convergence import TrainingProgress
 from scaling.training.optimizers import SgdSettings
 from scaling.training.replica import FlatReplica
 from scaling.training.step import EagerStep
@@ -55,7 +55,7 @@ def test_resumed_training_has_the_bits_of_an_uncut_one(aggregator):
     def work(group: InProcessGroup) -> tuple[list[float], list[float]]:
         step = make(group, aggregator, capture=True, dropout=0.3)
         losses(step, RATES)
-        content = Checkpoint.of(step, Progress(1, 1.0), [], device).to_bytes()
+        content = Checkpoint.of(step, TrainingProgress(1, 1.0), [], device).to_bytes()
         uncut = losses(step, RATES)
         other = make(group, aggregator, capture=True, dropout=0.3)
         saved = Checkpoint.from_bytes(content)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from scaling.errors import CheckpointError
 from scaling.training.checkpoint import Checkpoint, Target
-from scaling.training.convergence import Progress
+from scaling.training.convergence import TrainingProgress
 
 SHAPES = {"w": "[3] torch.float32"}
 TARGET = Target("a", 1, 2, SHAPES)
@@ -64,14 +64,16 @@ class TestFormat:
     def checkpoint(self) -> Checkpoint:
         step = {"module": {"w": torch.arange(3.0)}, "aggregator": {}, "update": {"0:3": torch.ones(3)}}
         rows = [{"epoch": 1, "train_loss": float("nan"), "step_losses": [1.0]}]
-        return Checkpoint(Progress(1, 2.5, None), rows, step, [torch.get_rng_state()], ["one/0123abcd"])
+        return Checkpoint(
+            TrainingProgress(1, 2.5, None), rows, step, [torch.get_rng_state()], ["one/0123abcd"]
+        )
 
     def read(self, content: bytes, **other: Any) -> Checkpoint:
         return Checkpoint.from_bytes(content, replace(TARGET, **other))
 
     def test_what_is_written_is_read(self):
         read = self.read(self.checkpoint().to_bytes(TARGET))
-        assert read.progress == Progress(1, 2.5, None)
+        assert read.progress == TrainingProgress(1, 2.5, None)
         assert torch.equal(read.step["update"]["0:3"], torch.ones(3))
         assert read.rows[0]["step_losses"] == [1.0]
         assert read.hosts == ["one/0123abcd"]

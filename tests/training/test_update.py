@@ -21,7 +21,7 @@ from scaling.process_group import InProcessGroup, run_in_process
 from scaling.training.optimizers import SgdSettings
 from scaling.training.replica import FlatReplica
 from scaling.training.step import EagerStep
-from scaling.training.update import Update, update_at
+from scaling.training.update import SiteUpdate, update_at
 
 NUM_STEPS = 10
 WORLD_SIZES = [1, 2, 3, 4]
@@ -178,7 +178,7 @@ def test_a_step_meters_what_the_aggregator_states(aggregator, world_size):
         assert stated == [2 * 4 * NUM_PARAMETERS] * world_size  # there and back
 
 
-def momentum_elements(update: Update) -> int:
+def momentum_elements(update: SiteUpdate) -> int:
     """Elements of momentum that this rank keeps."""
     optimizer = vars(update)["_owned"]._optimizer
     return sum(of_one["momentum_buffer"].numel() for of_one in optimizer.state.values()) if optimizer else 0

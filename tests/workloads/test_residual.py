@@ -6,8 +6,8 @@ from torch import nn
 
 from scaling.workloads.base import DataShape
 from scaling.workloads.residual import (
-    Block,
     Bottleneck,
+    ResidualBlock,
     build_resnet_50,
     build_resnet_56,
     resnet_50,
@@ -36,8 +36,8 @@ class TestSize:
         assert len(of_kind(network, nn.Linear)) == 1
 
     def test_stages_have_nine_blocks_of_16_32_and_64_channels(self, network):
-        widths = [block.body[0].out_channels for block in of_kind(network, Block)]
-        strides = [block.body[0].stride[0] for block in of_kind(network, Block)]
+        widths = [block.body[0].out_channels for block in of_kind(network, ResidualBlock)]
+        strides = [block.body[0].stride[0] for block in of_kind(network, ResidualBlock)]
         assert widths == [16] * 9 + [32] * 9 + [64] * 9
         assert strides == [1] * 9 + ([2] + [1] * 8) * 2
 
@@ -48,14 +48,14 @@ class TestSize:
 class TestBlock:
     def test_one_relu_inside_a_block_and_none_after_the_sum(self, network):
         assert len(of_kind(network, nn.ReLU)) == 1 + 27
-        block = Block(4, 4, 1).eval()
+        block = ResidualBlock(4, 4, 1).eval()
         for parameter in block.parameters():
             nn.init.zeros_(parameter)
         inputs = torch.randn(2, 4, 6, 6)
         assert torch.equal(block(inputs), inputs)  # negative ones too
 
     def test_shortcut_leaves_out_every_other_row_and_adds_channels_of_zeros(self):
-        block = Block(4, 8, 2).eval()
+        block = ResidualBlock(4, 8, 2).eval()
         for parameter in block.parameters():
             nn.init.zeros_(parameter)
         inputs = torch.randn(2, 4, 6, 6)

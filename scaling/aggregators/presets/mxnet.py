@@ -56,7 +56,7 @@ from scaling.aggregators.presets.host_rows import HostRows
 from scaling.aggregators.scheduled import Scheduled
 from scaling.bucket import BucketLayout
 from scaling.collectives.mxnet_tree import mxnet_tree
-from scaling.collectives.parts import Part, of_parts
+from scaling.collectives.parts import BufferPart, of_parts
 from scaling.collectives.plan import Codec, Stage, Update
 from scaling.collectives.schedule import Schedule
 from scaling.collectives.sharded_owners import sharded_owners
@@ -93,12 +93,12 @@ class MxnetTree(Scheduled):
     def schedule(self, world_size: int, layout: BucketLayout) -> Schedule:
         """One tree, or all of them, for each tensor; neighbours on one tree are one part."""
         one_tree, all_trees = mxnet_tree(world_size, multi_root=False), mxnet_tree(world_size)
-        parts: list[Part] = []
+        parts: list[BufferPart] = []
         for is_cut, shapes in groupby(layout.shapes, key=lambda shape: _is_cut(shape, world_size)):
             if is_cut:
-                parts += [Part(math.prod(s), _by_rows(all_trees, s)) for s in shapes]
+                parts += [BufferPart(math.prod(s), _by_rows(all_trees, s)) for s in shapes]
             else:
-                parts.append(Part(sum(math.prod(shape) for shape in shapes), one_tree))
+                parts.append(BufferPart(sum(math.prod(shape) for shape in shapes), one_tree))
         return of_parts(self.name, world_size, parts)
 
 

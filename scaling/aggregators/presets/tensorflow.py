@@ -42,7 +42,7 @@ from scaling.aggregators.prediction import rows_to_host, stepped_on_host
 from scaling.aggregators.presets.host_rows import HostRows
 from scaling.aggregators.scheduled import Scheduled
 from scaling.bucket import BucketLayout
-from scaling.collectives.parts import Part, of_parts
+from scaling.collectives.parts import BufferPart, of_parts
 from scaling.collectives.plan import Codec, Stage
 from scaling.collectives.schedule import Schedule
 from scaling.collectives.shuffle import shuffle
@@ -118,7 +118,7 @@ class TfReplicated(Scheduled):
     def schedule(self, world_size: int, layout: BucketLayout) -> Schedule:
         """A shuffle with one owner for each tensor."""
         parts = [
-            Part(math.prod(shape), shuffle(world_size, [i % world_size]))
+            BufferPart(math.prod(shape), shuffle(world_size, [i % world_size]))
             for i, shape in enumerate(layout.shapes)
         ]
         return of_parts(self.name, world_size, parts)

@@ -45,7 +45,7 @@ from scaling.aggregators.base import Aggregator, AggregatorState, PhaseMarker, S
 from scaling.aggregators.prediction import all_reduce_bytes, native_all_reduce, sent_elements
 from scaling.bucket import BucketLayout
 from scaling.collectives import plan
-from scaling.collectives.exchange import Exchange, Transport
+from scaling.collectives.exchange import RankExchange, Transport
 from scaling.collectives.execute_host import HostExecution
 from scaling.collectives.tf_spec import parse_spec
 from scaling.collectives.tf_tiers import (
@@ -85,7 +85,7 @@ class HostTier:
 class TfSpecState(AggregatorState):
     """What each kind of tier needs."""
 
-    exchange: Exchange | None
+    exchange: RankExchange | None
     native: list[Span]
     host: list[HostTier]
     tiers: list[TierTensors]
@@ -139,7 +139,7 @@ class TfSpec(Aggregator[TfSpecState]):
         return TfSpecState(
             group,
             layout,
-            Exchange(schedule, group, n, dtype, device, transport=self.transport) if schedule else None,
+            RankExchange(schedule, group, n, dtype, device, transport=self.transport) if schedule else None,
             [span for tier in tiers if tier.tier.inside in NATIVE for span in tier.spans],
             [
                 _host_tier(tier, group, dtype, device)

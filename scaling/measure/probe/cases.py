@@ -69,7 +69,7 @@ WAKE_S = 0.5
 
 
 @dataclass(frozen=True)
-class Case:
+class ProbeCase:
     """One operation to be measured.
 
     Attributes:
@@ -99,7 +99,7 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Sample:
+class ProbeSample:
     """The time of one operation: of several in a row, on the slowest rank, divided by their number.
 
     Attributes:
@@ -126,7 +126,7 @@ class Sample:
         return (self.launch, self.operation, self.ranks, self.memory, self.captured, self.num_threads)
 
     @classmethod
-    def from_row(cls, row: Mapping[str, Any]) -> Sample:
+    def from_row(cls, row: Mapping[str, Any]) -> ProbeSample:
         """The inverse of `asdict`, after JSON."""
         return cls(**{**row, "ranks": tuple(row["ranks"])})
 
@@ -138,7 +138,7 @@ def cases(
     peer_copies: bool = False,
     only_messages: bool = False,
     with_mpi: bool = False,
-) -> list[Case]:
+) -> list[ProbeCase]:
     """Everything that a launch measures, in this order.
 
     Args:
@@ -148,7 +148,7 @@ def cases(
         only_messages: leave out copies, sums and MPI, which another launch measures.
         with_mpi: MPI carries the ranks' host buffers too.
     """
-    cases: list[Case] = []
+    cases: list[ProbeCase] = []
     if not only_messages:
         cases += _memory_cases(world_size, on_gpus=on_gpus)
         cases += _copy_cases(world_size) if on_gpus else []
@@ -158,7 +158,7 @@ def cases(
     if with_mpi and world_size > 1 and not only_messages:
         everyone = tuple(range(world_size))
         memory: Memory = "pinned" if on_gpus else ""
-        cases.append(Case("mpi_all_reduce", everyone, MESSAGE_SIZES, memory, weight=4))
+        cases.append(ProbeCase("mpi_all_reduce", everyone, MESSAGE_SIZES, memory, weight=4))
     return cases
 
 
@@ -168,47 +168,47 @@ def _at_once_and_alone(world_size: int) -> Iterator[tuple[int, ...]]:
         yield tuple(range(world_size))
 
 
-def _memory_cases(world_size: int, *, on_gpus: bool) -> Iterator[Case]:
+def _memory_cases(world_size: int, *, on_gpus: bool) -> Iterator[ProbeCase]:
     everyone = tuple(range(world_size))
     sizes = MEMORY_SIZES if on_gpus else MEMORY_SIZES_WITHOUT_GPU
-    yield Case("host_copy", everyone, sizes)
-    yield Case("host_sum", everyone, sizes)
-    yield Case("host_sum", (0,), sizes, num_threads=1)
+    yield ProbeCase("host_copy", everyone, sizes)
+    yield ProbeCase("host_sum", everyone, sizes)
+    yield ProbeCase("host_sum", (0,), sizes, num_threads=1)
     for rank in everyone:
         if on_gpus:
-            yield Case("device_copy", (rank,), sizes)
-            yield Case("device_sum", (rank,), sizes)
+            yield ProbeCase("device_copy", (rank,), sizes)
+            yield ProbeCase("device_sum", (rank,), sizes)
         elif world_size > 1:
-            yield Case("host_copy", (rank,), sizes)
+            yield ProbeCase("host_copy", (rank,), sizes)
 
 
-def _copy_cases(world_size: int) -> Iterator[Case]:
+def _copy_cases(world_size: int) -> Iterator[ProbeCase]:
     for ranks in _at_once_and_alone(world_size):
-        yield Case("h2d", ranks, COPY_SIZES, "pinned")
-        yield Case("d2h", ranks, COPY_SIZES, "pinned")
-        yield Case("h2d_d2h", ranks, COPY_SIZES, "pinned")
-        yield Case("h2d", ranks, PAGEABLE_SIZES, "pageable")
-        yield Case("d2h", ranks, PAGEABLE_SIZES, "pageable")
+        yield ProbeCase("h2d", ranks, COPY_SIZES, "pinned")
+        yield ProbeCase("d2h", ranks, COPY_SIZES, "pinned")
+        yield ProbeCase("h2d_d2h", ranks, COPY_SIZES, "pinned")
+        yield ProbeCase("h2d", ranks, PAGEABLE_SIZES, "pageable")
+        yield ProbeCase("d2h", ranks, PAGEABLE_SIZES, "pageable")
 
 
-def _peer_cases(world_size: int) -> Iterator[Case]:
+def _peer_cases(world_size: int) -> Iterator[ProbeCase]:
     for pair in permutations(range(world_size), 2):
-        yield Case("peer_copy", pair, COPY_SIZES)
-    yield Case("peer_shift", tuple(range(world_size)), COPY_SIZES)
+        yield ProbeCase("peer_copy", pair, COPY_SIZES)
+    yield ProbeCase("peer_shift", tuple(range(world_size)), COPY_SIZES)
 
 
-def _message_cases(world_size: int, *, on_gpus: bool) -> Iterator[Case]:
+def _message_cases(world_size: int, *, on_gpus: bool) -> Iterator[ProbeCase]:
     """Eager and captured on GPUs; on the CPU there is nothing to capture."""
     if world_size < 2:
         return
     everyone = tuple(range(world_size))
     weight = 2 if on_gpus else 1  # to capture takes time
     for pair in combinations(everyone, 2):
-        yield Case("send", pair, PAIR_SIZES, captured=on_gpus, weight=weight)
-    yield Case("swap", (0, 1), PAIR_SIZES, captured=on_gpus, weight=weight)
+        yield ProbeCase("send", pair, PAIR_SIZES, captured=on_gpus, weight=weight)
+    yield ProbeCase("swap", (0, 1), PAIR_SIZES, captured=on_gpus, weight=weight)
     for captured in (False, True) if on_gpus else (False,):
-        yield Case("shift", everyone, MESSAGE_SIZES, captured=captured, weight=3)
-        yield Case("all_reduce", everyone, MESSAGE_SIZES, captured=captured, weight=4)
+        yield ProbeCase("shift", everyone, MESSAGE_SIZES, captured=captured, weight=3)
+        yield ProbeCase("all_reduce", everyone, MESSAGE_SIZES, captured=captured, weight=4)
 
 
 def repeats_for(once_s: float) -> int:
@@ -243,10 +243,10 @@ def bus_factor(operation: str, world_size: int) -> float:
     return 2 * (world_size - 1) / world_size if operation in ALL_REDUCES else 1.0
 
 
-def as_csv(samples: Iterable[Sample]) -> str:
+def as_csv(samples: Iterable[ProbeSample]) -> str:
     """All samples as a table; `algbw` and `busbw` in bytes a second."""
     text = io.StringIO()
-    names = [field.name for field in fields(Sample)]
+    names = [field.name for field in fields(ProbeSample)]
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([*names, "algbw_bytes_per_s", "busbw_bytes_per_s"])
     for sample in samples:
@@ -272,7 +272,7 @@ class _Row(BaseModel):
     seconds: Annotated[float, Field(gt=0, lt=1e9)]
 
 
-def from_csv(text: str) -> list[Sample]:
+def from_csv(text: str) -> list[ProbeSample]:
     """The inverse of `as_csv`, to as many digits as it keeps.
 
     Raises:
@@ -293,5 +293,5 @@ def from_csv(text: str) -> list[Sample]:
             what = f"{key} is {values.get(str(key))!r:.40}: {problem['msg']}"
             raise ValueError(f"line {number} is damaged: {what}") from None
         fields_of = {**found.model_dump(), "ranks": tuple(found.ranks), "captured": found.captured == "True"}
-        samples.append(Sample(**fields_of))
+        samples.append(ProbeSample(**fields_of))
     return samples

@@ -27,7 +27,7 @@ THERE, BACK = "bandwidth_bytes_per_s", "back_bytes_per_s"
 
 
 @dataclass(frozen=True)
-class Findings:
+class ProbeReader:
     """Reads the samples with a machine in hand.
 
     Attributes:

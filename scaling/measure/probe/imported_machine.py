@@ -15,9 +15,9 @@ from typing import Any
 
 import yaml
 
-from scaling.measure.probe.cases import Sample
+from scaling.measure.probe.cases import ProbeSample
 from scaling.measure.probe.edit import set_figures
-from scaling.measure.probe.figures import Findings
+from scaling.measure.probe.figures import ProbeReader
 from scaling.measure.probe.series import Series
 from topologies.errors import TopologyError
 from topologies.file_format import DerivedFile
@@ -29,7 +29,7 @@ NOT_FIGURES = frozenset({"kind", "name", "source", "gpudirect", "duplex"})
 
 
 def with_measured(
-    text: str, machine: str, samples: Sequence[Sample], source: str
+    text: str, machine: str, samples: Sequence[ProbeSample], source: str
 ) -> tuple[str, dict[str, Any]]:
     """The file with measured figures, as text and as content.
 
@@ -49,7 +49,7 @@ def with_measured(
     num_measured = 1 + max((rank for sample in samples for rank in sample.ranks), default=-1)
     if num_measured > len(gpus):
         raise TopologyError(f"{source} measured {num_measured} GPUs, {machine} has {len(gpus)}; name another")
-    findings = Findings(topology, gpus[:num_measured], Series(samples))
+    findings = ProbeReader(topology, gpus[:num_measured], Series(samples))
     devices, links = findings.devices(), findings.links()
     if not devices and not links:
         raise TopologyError(

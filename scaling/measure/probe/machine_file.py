@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from scaling.measure.probe.cases import Sample
+from scaling.measure.probe.cases import ProbeSample
 from scaling.measure.probe.series import Series, table
-from scaling.measure.probe.topology import Measurement, measured_file
+from scaling.measure.probe.topology import ProbedTopology, measured_file
 from topologies.detected_file import machine_file
 from topologies.facts import Facts, Gpu
 from topologies.file_text import WIDTH, as_yaml, validated
@@ -82,7 +82,7 @@ def gpu_ids(gpus: Sequence[Gpu], uuids: Sequence[str]) -> list[str]:
 
 
 def result_of(
-    facts: Mapping[str, Any], samples: Sequence[Sample], notes: Sequence[str], command: str
+    facts: Mapping[str, Any], samples: Sequence[ProbeSample], notes: Sequence[str], command: str
 ) -> ProbeResult:
     """The machine file of what was found and measured.
 
@@ -107,7 +107,7 @@ def result_of(
     return ProbeResult(text, lines, remarks)
 
 
-def _measurement(facts: Mapping[str, Any], samples: Sequence[Sample], command: str) -> Measurement:
+def _measurement(facts: Mapping[str, Any], samples: Sequence[ProbeSample], command: str) -> ProbedTopology:
     ranks = facts["ranks"]
     kind = "GPU" if facts["device"] == "cuda" else "CPU process"
     plural = "" if len(ranks) == 1 else "s" if kind == "GPU" else "es"
@@ -119,7 +119,7 @@ def _measurement(facts: Mapping[str, Any], samples: Sequence[Sample], command: s
         for b in fields.get("peers", [])
         if a < b and a in ranks[b].get("peers", [])
     ]
-    return Measurement(
+    return ProbedTopology(
         detected=facts["detected"],
         gpu_ids=facts["gpu_ids"],
         samples=samples,

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from scaling.measure.probe.cases import Case
+from scaling.measure.probe.cases import ProbeCase
 from scaling.process_group import Group, Message, PeerMemory
 
 Run = Callable[[], object]
@@ -32,7 +32,7 @@ class Operations:
         on_gpu = device.type == "cuda"
         self._side = torch.cuda.Stream(device) if on_gpu else None  # type: ignore[no-untyped-call]
 
-    def prepare(self, case: Case, num_bytes: int) -> Run | None:
+    def prepare(self, case: ProbeCase, num_bytes: int) -> Run | None:
         """One operation of that size, not captured; None if this rank only waits. Called by every rank.
 
         Raises:
@@ -87,7 +87,7 @@ class Operations:
         where = name.partition("_")[0]
         return self._buffer(where, num_bytes), self._buffer(f"{where}_other", num_bytes)
 
-    def _messages(self, case: Case, num_bytes: int) -> Run:
+    def _messages(self, case: ProbeCase, num_bytes: int) -> Run:
         group, rank = self._group, self._group.rank
         out, into = self._buffer("device", num_bytes), self._buffer("device_other", num_bytes)
         place = case.ranks.index(rank)
@@ -96,7 +96,7 @@ class Operations:
         receives = [] if case.operation == "send" and place == 0 else [Message(before, into)]
         return lambda: group.exchange(sends, receives)
 
-    def _peer(self, case: Case, num_bytes: int) -> Run | None:
+    def _peer(self, case: ProbeCase, num_bytes: int) -> Run | None:
         """This rank writes into the memory of the next."""
         if self._peer_memory is None:
             num_elements = max(case.sizes_bytes) // 4

@@ -20,7 +20,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from scaling.measure.probe.cases import Sample
+from scaling.measure.probe.cases import ProbeSample
 from topologies.documents import DocumentError, from_json, shown_path
 from topologies.errors import TopologyError
 
@@ -91,7 +91,7 @@ Rate = tuple[str, tuple[int, ...], float]
 """Operation, GPUs that take part, bytes a second of each and in each direction."""
 
 
-def samples_of(text: str, source: str) -> list[Sample]:
+def samples_of(text: str, source: str) -> list[ProbeSample]:
     """Whatever of the two it is.
 
     Args:
@@ -126,7 +126,7 @@ def _checked(model: type[Tool], values: Any, source: str) -> Tool:
         raise TopologyError(f"{source}: not as the tool writes it: {key}{given}: {message}") from None
 
 
-def _nccl_tests(content: _NcclTests) -> Iterator[Sample]:
+def _nccl_tests(content: _NcclTests) -> Iterator[ProbeSample]:
     program = PurePath(content.args[0]).name
     if program not in PROGRAMS:
         return
@@ -141,7 +141,7 @@ def _nccl_tests(content: _NcclTests) -> Iterator[Sample]:
             seconds = times[0] * 1e-6
             ranks = tuple(range(num_ranks))
             captured = bool(config.graph)
-            yield Sample(launch, PROGRAMS[program], ranks, "", captured, None, result.size, 1, seconds)
+            yield ProbeSample(launch, PROGRAMS[program], ranks, "", captured, None, result.size, 1, seconds)
 
 
 def nvbandwidth_version(text: str) -> str | None:
@@ -151,7 +151,7 @@ def nvbandwidth_version(text: str) -> str | None:
     return f"nvbandwidth {own.get('version', '')}".strip() if isinstance(own, dict) else None
 
 
-def _nvbandwidth(content: _NvBandwidth) -> Iterator[Sample]:
+def _nvbandwidth(content: _NvBandwidth) -> Iterator[ProbeSample]:
     num_bytes = content.bufferSize << 20
     matrices = {
         test.name: [[_rate(text) for text in values] for values in test.bandwidth_matrix or []]
@@ -159,7 +159,9 @@ def _nvbandwidth(content: _NvBandwidth) -> Iterator[Sample]:
     }
     for operation, ranks, bytes_per_s in (*_single_copies(matrices), *_copies_at_once(matrices)):
         memory = "" if operation == "peer_copy" else "pinned"
-        yield Sample("default", operation, ranks, memory, False, None, num_bytes, 1, num_bytes / bytes_per_s)
+        yield ProbeSample(
+            "default", operation, ranks, memory, False, None, num_bytes, 1, num_bytes / bytes_per_s
+        )
 
 
 def _rate(text: str) -> float:

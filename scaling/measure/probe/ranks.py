@@ -24,7 +24,7 @@ import torch
 from scaling.errors import LaunchError
 from scaling.measure.clock import MonotonicClock, clock_for
 from scaling.measure.probe import cases as probe
-from scaling.measure.probe.cases import Case, Sample
+from scaling.measure.probe.cases import ProbeCase, ProbeSample
 from scaling.measure.probe.operations import Operations, Run
 from scaling.process_group import TorchGroup
 from scaling.process_group.over_mpi import library_version
@@ -150,7 +150,7 @@ class Prober:
             values.add_(1.0)
             self._clock.settle()
 
-    def _measure(self, case: Case, sizes: list[int], budget_s: float) -> None:
+    def _measure(self, case: ProbeCase, sizes: list[int], budget_s: float) -> None:
         end_s, once_s = time.monotonic() + budget_s, 0.0
         for position, size in enumerate(sizes):
             left_s = end_s - time.monotonic()
@@ -172,12 +172,12 @@ class Prober:
                 self._record(case, size, repeats, self._sample(case, run, repeats))
             torch.set_num_threads(self._num_threads)
 
-    def _one_in_a_row(self, case: Case, run: Run | None) -> float:
+    def _one_in_a_row(self, case: ProbeCase, run: Run | None) -> float:
         """About what one of several takes; a pause in one of the two samples does not spoil it."""
         alone_s = self._sample(case, run, repeats=1)
         return min(alone_s, self._sample(case, run, probe.repeats_for(alone_s)))
 
-    def _prepared(self, case: Case, size: int) -> tuple[Run | None, str]:
+    def _prepared(self, case: ProbeCase, size: int) -> tuple[Run | None, str]:
         """The operation, or why not: from the first rank that has a problem, known to all."""
         run, problem = self._agreed(lambda: self._operations.prepare(case, size))
         if problem or not case.captured:
@@ -195,7 +195,7 @@ class Prober:
         first = self._group.world_size - int(worst)
         return run, self._group.share(problem, first) if worst else ""
 
-    def _sample(self, case: Case, run: Run | None, repeats: int) -> float:
+    def _sample(self, case: ProbeCase, run: Run | None, repeats: int) -> float:
         """Seconds of one operation on the slowest rank that takes part."""
         on_host = case.operation.startswith(("host", "mpi"))
         clock = self._host_clock if on_host else self._clock
@@ -213,8 +213,8 @@ class Prober:
         self._after_each()
         return slowest_s
 
-    def _record(self, case: Case, size: int, repeats: int, seconds: float) -> None:
-        sample = Sample(
+    def _record(self, case: ProbeCase, size: int, repeats: int, seconds: float) -> None:
+        sample = ProbeSample(
             self._launch,
             case.operation,
             case.ranks,

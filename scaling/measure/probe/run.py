@@ -16,7 +16,7 @@ from launchers.processes import run_to_end
 from launchers.registry import launcher_class
 from scaling.errors import LaunchError
 from scaling.measure.environment import collect
-from scaling.measure.probe.cases import Sample, as_csv
+from scaling.measure.probe.cases import ProbeSample, as_csv
 from scaling.measure.probe.machine_file import ProbeResult, result_of, with_detected
 from topologies.detect import num_usable_cores
 from topologies.facts import Facts
@@ -47,7 +47,7 @@ class Measured:
 
     environment: dict[str, Any] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
-    samples: list[Sample] = field(default_factory=list)
+    samples: list[ProbeSample] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
 
@@ -65,7 +65,7 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Launch:
+class ProbeLaunch:
     """One start of the workers.
 
     Attributes:
@@ -104,12 +104,12 @@ class ProbeSpec:
     host_only: bool = False
     launcher: str = "local"
 
-    def launches(self) -> list[Launch]:
+    def launches(self) -> list[ProbeLaunch]:
         """One with access between GPUs, and one without, where there are several GPUs."""
         if self.host_only or self.device == "cpu" or self.world_size < 2:
-            return [Launch(self.host_only, only_messages=False, seconds=self.seconds)]
+            return [ProbeLaunch(self.host_only, only_messages=False, seconds=self.seconds)]
         second_s = self.seconds * HOST_ONLY_SHARE
-        return [Launch(False, False, self.seconds - second_s), Launch(True, True, second_s)]
+        return [ProbeLaunch(False, False, self.seconds - second_s), ProbeLaunch(True, True, second_s)]
 
 
 def this_machine() -> tuple[int, int]:
@@ -180,7 +180,7 @@ def _starter(name: str, environ: Mapping[str, str]) -> Launcher:
 
 
 def _run(
-    spec: ProbeSpec, launch: Launch, starter: Launcher, measured: Measured, environ: Mapping[str, str]
+    spec: ProbeSpec, launch: ProbeLaunch, starter: Launcher, measured: Measured, environ: Mapping[str, str]
 ) -> None:
     with tempfile.TemporaryDirectory(prefix="scaling-probe-") as folder, tempfile.TemporaryFile() as log:
         path = Path(folder) / "samples.jsonl"
@@ -214,7 +214,7 @@ def read_lines(path: Path, measured: Measured) -> bool:
         except ValueError:  # cut off while it was written
             break
         if "sample" in row:
-            measured.samples.append(Sample.from_row(row["sample"]))
+            measured.samples.append(ProbeSample.from_row(row["sample"]))
         elif "note" in row:
             measured.notes.append(row["note"])
         elif "facts" in row:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from scaling.measure.probe.cases import Sample, bus_factor
+from scaling.measure.probe.cases import ProbeSample, bus_factor
 from scaling.measure.probe.link_fit import LinkFit, fit_link
 from topologies.texts import gigabytes_per_s, microseconds
 
@@ -67,7 +67,7 @@ class OneSeries:
         seconds: size in bytes -> times.
     """
 
-    example: Sample
+    example: ProbeSample
     seconds: dict[int, list[float]]
 
     @cached_property
@@ -124,7 +124,7 @@ class Series:
         samples: of all launches.
     """
 
-    def __init__(self, samples: Iterable[Sample]) -> None:
+    def __init__(self, samples: Iterable[ProbeSample]) -> None:
         self._found: dict[tuple[Any, ...], OneSeries] = {}
         for sample in samples:
             known = self._found.setdefault(sample.series, OneSeries(sample, {}))
@@ -195,7 +195,7 @@ def _row(single: OneSeries) -> tuple[str, ...]:
     )
 
 
-def _label(sample: Sample) -> str:
+def _label(sample: ProbeSample) -> str:
     words = [sample.operation, sample.memory, "captured" if sample.captured else ""]
     words += [f"ranks {','.join(map(str, sample.ranks))}"]
     words += [f"{sample.num_threads} thread" if sample.num_threads else ""]

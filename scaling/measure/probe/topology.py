@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from scaling.measure.probe.cases import Sample
+from scaling.measure.probe.cases import ProbeSample
 from scaling.measure.probe.edit import set_figures, set_latency
-from scaling.measure.probe.figures import Findings
+from scaling.measure.probe.figures import ProbeReader
 from scaling.measure.probe.series import Observed, OneSeries, Series, size_text, together
 from topologies.build import build
 from topologies.detected_file import FOUND, peer_access
@@ -27,7 +27,7 @@ DIFFERS_RATIO = 0.25
 
 
 @dataclass(frozen=True)
-class Measurement:
+class ProbedTopology:
     """What is put into the file.
 
     Attributes:
@@ -40,17 +40,17 @@ class Measurement:
 
     detected: Mapping[str, Any]
     gpu_ids: Sequence[str]
-    samples: Sequence[Sample]
+    samples: Sequence[ProbeSample]
     peers: Sequence[tuple[int, int]]
     stamp: str
 
 
-def measured_file(measurement: Measurement) -> tuple[dict[str, Any], list[str]]:
+def measured_file(measurement: ProbedTopology) -> tuple[dict[str, Any], list[str]]:
     """The content of the machine file, and what the model gets wrong."""
     file: dict[str, Any] = copy.deepcopy(dict(measurement.detected))
     topology = _topology(file)
     series = Series(measurement.samples)
-    findings = Findings(topology, measurement.gpu_ids, series)
+    findings = ProbeReader(topology, measurement.gpu_ids, series)
     set_figures(file, "devices", findings.devices(), measurement.stamp)
     set_figures(file, "links", findings.links(), measurement.stamp)
     gpus = [gpu.id for gpu in topology.machine.of_kind("gpu")]
@@ -69,7 +69,7 @@ def _topology(file: Mapping[str, Any]) -> Topology:
 
 
 def _latencies(
-    measurement: Measurement, topology: Topology, series: Series
+    measurement: ProbedTopology, topology: Topology, series: Series
 ) -> Iterator[tuple[str, Observed, Path]]:
     """Kind of path, the whole latency of a message on it, and such a path."""
     ids, messages = measurement.gpu_ids, series.messages("default")
@@ -90,7 +90,7 @@ def _latencies(
             yield kind, replace(observed, what=f"{what}{how}"), path
 
 
-def _path(measurement: Measurement, topology: Topology, series: OneSeries, *, peers: bool) -> Path:
+def _path(measurement: ProbedTopology, topology: Topology, series: OneSeries, *, peers: bool) -> Path:
     """Of the messages or copies of a series."""
     host = topology.host(0)[1]
     ends = [measurement.gpu_ids[rank] if measurement.gpu_ids else host for rank in series.example.ranks]
@@ -99,7 +99,7 @@ def _path(measurement: Measurement, topology: Topology, series: OneSeries, *, pe
     return topology.path((0, ends[0]), (0, ends[1]), peer_access=peers)
 
 
-def misfits(topology: Topology, measurement: Measurement, series: Series) -> list[str]:
+def misfits(topology: Topology, measurement: ProbedTopology, series: Series) -> list[str]:
     """Where the model is far from what was measured between two GPUs or processes."""
     lines = []
     for title, several, peers in (

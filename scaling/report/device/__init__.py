@@ -24,7 +24,7 @@ from scaling.report.device import (
     surface_regression,
 )
 from scaling.report.device.common import DEVICES
-from scaling.report.device.declared import Report
+from scaling.report.device.declared import DeviceReport
 from scaling.report.device.results import STEP, DeviceResult, Results, grouped, read_devices
 from scaling.report.figures.base import Drawn, FigureInput, figure
 from scaling.report.tables import Table
@@ -35,7 +35,7 @@ __all__ = ["Results", "device_sentences", "device_tables", "experiments", "read_
 SECTION = "devices"
 
 
-REPORTS: Mapping[str, Report] = {
+REPORTS: Mapping[str, DeviceReport] = {
     "batch-sizes": batch_sizes.REPORT,
     "cpu-threads": cpu_threads.REPORT,
     "kernel-choices": kernel_choices.REPORT,
@@ -45,7 +45,7 @@ REPORTS: Mapping[str, Report] = {
 }
 
 
-def report_of(results: Results) -> Report:
+def report_of(results: Results) -> DeviceReport:
     """The experiment's own report, or the plain one."""
     return REPORTS.get(results.experiment) or plain.report(results)
 

@@ -16,7 +16,7 @@ from scaling.report.device.common import (
     times,
     variable,
 )
-from scaling.report.device.declared import RATE, Lines, Report
+from scaling.report.device.declared import RATE, DeviceReport, Lines
 from scaling.report.device.drawing import Panel
 from scaling.report.device.remarks import no_gpu, remarks
 from scaling.report.device.results import DeviceResult, Results, by_network, grouped
@@ -140,7 +140,7 @@ def _batch(reached: tuple[int, float, int]) -> str:
     return f"at least {batch:,}" if batch == largest else f"{batch:,}"
 
 
-REPORT = Report(
+REPORT = DeviceReport(
     question="Which mini-batch does a device need?",
     plots=(
         Lines("throughput", RATES, _title, _panels, y=RATE, row_height=2.0, share={"sharex": True}),

@@ -19,8 +19,8 @@ from scaling.report.device.common import (
     one_launch,
     variable,
 )
-from scaling.report.device.declared import Drawing, Report
-from scaling.report.device.drawing import Line, draw_lines, handle, handles, new_figure, seconds_of
+from scaling.report.device.declared import DeviceReport, Drawing
+from scaling.report.device.drawing import DrawnLine, draw_lines, handle, handles, new_figure, seconds_of
 from scaling.report.device.remarks import remarks
 from scaling.report.device.results import DeviceResult, Results, by_network
 from scaling.report.figures.parts import legend_below, plain_ticks
@@ -61,7 +61,7 @@ def _draw(results: Results, title: str) -> Figure | None:
     return figure
 
 
-def speedup_lines(results: Results) -> list[Line]:
+def speedup_lines(results: Results) -> list[DrawnLine]:
     """One for each network: speedup over the fewest threads."""
     lines = []
     looks = zip(cycle(OTHER_COLOURS), cycle(OTHER_MARKERS), strict=False)
@@ -72,7 +72,7 @@ def speedup_lines(results: Results) -> list[Line]:
         low, high = lows[0] / highs, highs[0] / lows
         low[0] = high[0] = 1.0
         threads = np.array([cell.threads for cell in cells], dtype=np.float64)
-        lines.append(Line(model, *look, threads, medians[0] / medians, low, high))
+        lines.append(DrawnLine(model, *look, threads, medians[0] / medians, low, high))
     return lines
 
 
@@ -139,7 +139,7 @@ def _answer(results: Results) -> str:
     )
 
 
-REPORT = Report(
+REPORT = DeviceReport(
     question="How many CPU threads are worth it?",
     plots=(Drawing("speedup", CAPTION, _title, _draw),),
     rows=_rows,

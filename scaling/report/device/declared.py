@@ -1,6 +1,6 @@
 """How the report of an experiment is declared: what is drawn over what, in which tables, and what is asked.
 
-An experiment's module has one `Report`. Everything that all experiments have in common follows from it: names
+An experiment's module has one `DeviceReport`. All that experiments have in common follows from it: names
 of figures, the table of points without numbers, and the question before its answer.
 """
 
@@ -101,7 +101,7 @@ def nothing(results: Results) -> Iterator[str]:
 
 
 @dataclass(frozen=True)
-class Report:
+class DeviceReport:
     """What the report of an experiment says.
 
     Attributes:

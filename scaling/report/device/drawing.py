@@ -74,7 +74,7 @@ def panels_by(cells: Iterable[DeviceResult], name: str, x: str) -> list[Panel]:
 
 
 @dataclass(frozen=True)
-class Line:
+class DrawnLine:
     """Values over an axis, with their intervals, as a figure shows them.
 
     Attributes:
@@ -107,21 +107,21 @@ def seconds_of(cells: Iterable[DeviceResult], phase: str = STEP) -> Floats:
     return np.array(ends, dtype=np.float64).reshape(-1, 3).T
 
 
-def time_line(arm: Arm, cells: Iterable[DeviceResult], x: str, phase: str = STEP) -> Line:
+def time_line(arm: Arm, cells: Iterable[DeviceResult], x: str, phase: str = STEP) -> DrawnLine:
     """Times of a phase in milliseconds over an axis; broken at cells without one."""
     ordered = sorted(cells, key=lambda cell: cell.value(x) or 0)
     at = np.array([cell.value(x) or 0 for cell in ordered], dtype=np.float64)
     median, low, high = 1e3 * seconds_of(ordered, phase)
-    return Line(arm.name, arm.colour, arm.marker, at, median, low, high, arm.dashes)
+    return DrawnLine(arm.name, arm.colour, arm.marker, at, median, low, high, arm.dashes)
 
 
-def as_rates(line: Line) -> Line:
+def as_rates(line: DrawnLine) -> DrawnLine:
     """What `at` counts a second, for times in milliseconds; a time's lower bound is the rate's upper one."""
     values, low, high = (1e3 * line.at / times for times in (line.values, line.high, line.low))
     return replace(line, values=values, low=low, high=high)
 
 
-def draw_lines(axes: Axes, lines: Iterable[Line], unit: str) -> None:
+def draw_lines(axes: Axes, lines: Iterable[DrawnLine], unit: str) -> None:
     """All lines with markers, intervals as bars, and a tip a point."""
     for line in lines:
         axes.plot(line.at, line.values, **look(line), linewidth=1.2)
@@ -133,12 +133,12 @@ def draw_lines(axes: Axes, lines: Iterable[Line], unit: str) -> None:
             add_tip(axes, at, value, f"{line.name}, {at:,g}: {value:.3g} {unit}")
 
 
-def handles(hues: Iterable[Line | Arm]) -> list[Artist]:
+def handles(hues: Iterable[DrawnLine | Arm]) -> list[Artist]:
     """Entries of a legend."""
     return [Line2D([], [], label=hue.name, **look(hue)) for hue in hues]
 
 
-def look(hue: Line | Arm) -> dict[str, Any]:
+def look(hue: DrawnLine | Arm) -> dict[str, Any]:
     """Of a line and of its entry in a legend."""
     hollow = {} if hue.dashes == "-" else {"linestyle": hue.dashes, "markerfacecolor": "white"}
     return {"color": hue.colour, "marker": hue.marker, "markersize": 4, **hollow}

@@ -18,13 +18,13 @@ from scaling.report.device.common import (
     times,
     times_of,
 )
-from scaling.report.device.declared import Report
+from scaling.report.device.declared import DeviceReport
 from scaling.report.device.kernel_data import (
     CHOICES,
     CONVOLUTION,
     MATMUL,
     PRECISION_NAMES,
-    Case,
+    KernelCase,
     cases,
     median,
     name_of,
@@ -46,10 +46,10 @@ def _rows(results: Results) -> Iterator[Table]:
             yield _table(results, shown, f": {title}", operation)
 
 
-def _table(results: Results, shown: Sequence[Case], title: str, operation: str) -> Table:
+def _table(results: Results, shown: Sequence[KernelCase], title: str, operation: str) -> Table:
     is_product = operation == MATMUL
     phase, second = ("transpose", "copy alone, ms") if is_product else ("forward", "forward, ms")
-    columns: list[Column[tuple[Case, DeviceResult]]] = [
+    columns: list[Column[tuple[KernelCase, DeviceResult]]] = [
         Column("on", lambda row: row[0].title),
         Column("choice", lambda row: name_of(row[1])),
         Column("ms" if is_product else "forward and backward, ms", lambda row: time_cell(row[1].estimate())),
@@ -96,13 +96,13 @@ def _answer(results: Results) -> str:
     return " ".join([*known, *_unanswered([*products, *convolutions]), *missing_remark(results, NO_ROWS)])
 
 
-def _unanswered(shown: Sequence[Case]) -> Iterator[str]:
+def _unanswered(shown: Sequence[KernelCase]) -> Iterator[str]:
     """`Not answered, as choices in float32 are not measured yet: GPU: AlexNet 5x5, batch 64.`"""
     if cases := [case.title for case in shown if case.unmeasured()]:
         yield f"Not answered, as choices in float32 are not measured yet: {'; '.join(cases)}."
 
 
-def _product(results: Results, case: Case) -> Iterator[str]:
+def _product(results: Results, case: KernelCase) -> Iterator[str]:
     plain, first, before = (median(case.find(choice)) for choice in list(CHOICES)[:3])
     copy = median(case.find("transpose-first"), "transpose")
     if plain and first and before and copy:
@@ -114,7 +114,7 @@ def _product(results: Results, case: Case) -> Iterator[str]:
         )
 
 
-def _precisions(results: Results, shown: Sequence[Case]) -> Iterator[str]:
+def _precisions(results: Results, shown: Sequence[KernelCase]) -> Iterator[str]:
     """What TF32 and bfloat16 gain, and lose in exactness, with the choice that needs nothing else."""
     for device, name in DEVICES.items():
         clauses: list[str] = []
@@ -136,7 +136,7 @@ def _precisions(results: Results, shown: Sequence[Case]) -> Iterator[str]:
         )
 
 
-def _gain(precision: str, pairs: Sequence[tuple[Case, DeviceResult, DeviceResult]]) -> str:
+def _gain(precision: str, pairs: Sequence[tuple[KernelCase, DeviceResult, DeviceResult]]) -> str:
     """With the one case's name, where there is only one."""
     estimates = [
         (first, second)
@@ -154,7 +154,7 @@ def _largest_error(cells: Sequence[DeviceResult]) -> str:
     return f"{max(errors):.1e}" if errors else MISSING
 
 
-def _autotuned(results: Results, convolutions: Sequence[Case]) -> Iterator[str]:
+def _autotuned(results: Results, convolutions: Sequence[KernelCase]) -> Iterator[str]:
     clauses = []
     for case in convolutions:
         guess, tried = (step_of(case.find(choice)) for choice in ("library", "autotuned"))
@@ -168,7 +168,7 @@ def _autotuned(results: Results, convolutions: Sequence[Case]) -> Iterator[str]:
     )
 
 
-def _advice(device: str, products: Sequence[Case], convolutions: Sequence[Case]) -> Iterator[str]:
+def _advice(device: str, products: Sequence[KernelCase], convolutions: Sequence[KernelCase]) -> Iterator[str]:
     """For one device: the product's reading, and each layer's fastest algorithm."""
     clauses = []
     for case in products:
@@ -206,7 +206,7 @@ def _better(plain: DeviceResult, first: DeviceResult) -> str:
     return f"transposed first ({times(1 / ratio)} as fast as reading it as it is stored)"
 
 
-REPORT = Report(
+REPORT = DeviceReport(
     question="Which kernel should a library choose?",
     plots=PLOTS,
     rows=_rows,

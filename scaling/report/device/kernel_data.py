@@ -26,7 +26,7 @@ NO_CAP = "none"
 
 
 @dataclass(frozen=True)
-class Case:
+class KernelCase:
     """One operation of one size on one device.
 
     Attributes:
@@ -70,12 +70,12 @@ class Case:
         return [cell for cell in timed if cell is timed[0] or overlap(timed[0], cell)]
 
 
-def cases(results: Results, operation: str) -> list[Case]:
+def cases(results: Results, operation: str) -> list[KernelCase]:
     """All of an operation: the GPU's first, larger products before smaller ones."""
     groups = grouped(results.all(operation=operation), "device", "case", "batch")
     order = sorted(groups, key=lambda key: (key[0] != "cuda", -key[2], key[1]))
     return [
-        Case(device, operation, name, batch, ordered(groups[device, name, batch]))
+        KernelCase(device, operation, name, batch, ordered(groups[device, name, batch]))
         for device, name, batch in order
     ]
 

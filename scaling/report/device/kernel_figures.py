@@ -20,7 +20,7 @@ from scaling.report.device.kernel_data import (
     MATMUL,
     NO_CAP,
     PRECISION_NAMES,
-    Case,
+    KernelCase,
     cases,
     median,
     name_of,
@@ -67,7 +67,7 @@ def _workspace(results: Results, title: str) -> Figure | None:
     return _draw_workspace(weighed, title) if weighed else None
 
 
-def _draw_bars(shown: Sequence[Case], title: str) -> Figure:
+def _draw_bars(shown: Sequence[KernelCase], title: str) -> Figure:
     measured = {case.title: [cell for cell in case.cells if cell.estimate()] for case in shown}
     figure, panels = stacked(title, {name: len(cells) for name, cells in measured.items()}, 0.19, 1.6)
     for axes, cells in zip(panels, measured.values(), strict=True):
@@ -105,7 +105,7 @@ def _short_name(cell: DeviceResult) -> str:
     return f"{CHOICES[point['choice']]}{cap}"
 
 
-def _weighed(case: Case) -> list[tuple[DeviceResult, float, float]]:
+def _weighed(case: KernelCase) -> list[tuple[DeviceResult, float, float]]:
     """Cells in float32 with their workspace in MB and their forward milliseconds."""
     shown = []
     for cell in case.cells:
@@ -115,7 +115,7 @@ def _weighed(case: Case) -> list[tuple[DeviceResult, float, float]]:
     return shown
 
 
-def _draw_workspace(shown: Sequence[Case], title: str) -> Figure:
+def _draw_workspace(shown: Sequence[KernelCase], title: str) -> Figure:
     figure, (panels,) = new_figure(title, 3.4, 1, len(shown))
     for axes, case in zip(panels, shown, strict=True):
         weighed = _weighed(case)
@@ -146,7 +146,7 @@ def _draw_workspace(shown: Sequence[Case], title: str) -> Figure:
     return figure
 
 
-def _annotate_caps(axes: Axes, case: Case) -> None:
+def _annotate_caps(axes: Axes, case: KernelCase) -> None:
     """The limits of the workspace next to their points; those of one place, to a per cent, share a text."""
     places: list[tuple[float, float, list[str]]] = []
     for cell, megabytes, milliseconds in _weighed(case):

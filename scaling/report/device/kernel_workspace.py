@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from scaling.report.device.common import finding, one_launch, times
-from scaling.report.device.kernel_data import CAPPED, NO_CAP, Case, median, overlap
+from scaling.report.device.kernel_data import CAPPED, NO_CAP, KernelCase, median, overlap
 from scaling.report.device.results import DeviceResult, Results
 from scaling.report.formats import listed, megabytes, milliseconds
 
 
-def capped(results: Results, convolutions: Sequence[Case]) -> Iterator[str]:
+def capped(results: Results, convolutions: Sequence[KernelCase]) -> Iterator[str]:
     """What a limit of the workspace costs, and whether it was kept."""
     for case in convolutions:
         free = case.find(CAPPED)
@@ -43,7 +43,7 @@ def _exceeds(cell: DeviceResult) -> bool:
     return workspace is not None and workspace > limit_bytes
 
 
-def faster_by_older(case: Case) -> str:
+def faster_by_older(case: KernelCase) -> str:
     """That cuDNN's older interface is faster still, which only an environment variable chooses."""
     older, best = case.find(CAPPED), case.fastest()
     if older is None or not best or overlap(older, best[0]):
@@ -52,7 +52,7 @@ def faster_by_older(case: Case) -> str:
     return f" ({case.name}'s is {times(ratio)} as fast still by cuDNN's older interface)" if ratio > 1 else ""
 
 
-def limit_costs(case: Case) -> Iterator[tuple[float, str, str]]:
+def limit_costs(case: KernelCase) -> Iterator[tuple[float, str, str]]:
     """(forward pass with a limited workspace over that without, layer, limit), where the limit was kept."""
     free = case.find(CAPPED)
     without_s = median(free, "forward")
@@ -62,7 +62,7 @@ def limit_costs(case: Case) -> Iterator[tuple[float, str, str]]:
             yield limited_s / without_s, case.name, str(cell.point["workspace_cap"])
 
 
-def interfaces(results: Results, convolutions: Sequence[Case]) -> Iterator[str]:
+def interfaces(results: Results, convolutions: Sequence[KernelCase]) -> Iterator[str]:
     """Whether choosing cuDNN's older interface did anything, as the times tell."""
     pairs = [
         (case, older, newer)

@@ -53,7 +53,7 @@ ACCURACY = (
 
 
 @dataclass(frozen=True)
-class Comparison:
+class AccuracyComparison:
     """All accuracies of one task on one device.
 
     Attributes:
@@ -132,7 +132,7 @@ class Comparison:
         return mean if len(seeds) < 2 else f"{mean} ± {100 * float(seeds.std(ddof=1)):.2f}"
 
 
-def comparisons(results: Results) -> list[Comparison]:
+def comparisons(results: Results) -> list[AccuracyComparison]:
     """One for each task and device with an accuracy, in the order of the tasks."""
     compared = []
     for task in dict.fromkeys(cell.point["task"] for cell in ordered(results.cells)):
@@ -143,7 +143,7 @@ def comparisons(results: Results) -> list[Comparison]:
             scores = pd.DataFrame({name: pd.Series(row["y"], row["x"]) for name, row in rows.items()}).T
             left_out = [cell for cell in cells if cell.fact("accuracy_left_out") is not None]
             if scored:
-                compared.append(Comparison(task, device, scores, scored, left_out))
+                compared.append(AccuracyComparison(task, device, scores, scored, left_out))
     return compared
 
 
@@ -169,7 +169,7 @@ def accuracy_tables(results: Results) -> Iterator[Table]:
     compared = comparisons(results)
     if not compared:
         return
-    columns: list[Column[tuple[Comparison, str, DeviceResult]]] = [
+    columns: list[Column[tuple[AccuracyComparison, str, DeviceResult]]] = [
         Column("task", lambda row: row[0].task),
         Column("on", lambda row: DEVICES[row[0].device]),
         Column("precision", lambda row: str(row[2].point["precision"])),
@@ -192,7 +192,7 @@ def accuracy_tables(results: Results) -> Iterator[Table]:
     )
 
 
-def _points(compared: Comparison, name: str) -> str:
+def _points(compared: AccuracyComparison, name: str) -> str:
     difference = 0.0 if name == REFERENCE else compared.differences.get(name)
     return MISSING if difference is None else f"{100 * difference:+.2f}"
 
@@ -221,7 +221,7 @@ def draw_accuracies(results: Results, title: str) -> Figure | None:
     return figure
 
 
-def _draw(axes: Axes, compared: Comparison) -> None:
+def _draw(axes: Axes, compared: AccuracyComparison) -> None:
     means, noise = compared.means, compared.noise
     if REFERENCE in means and noise is not None:
         middle = means[REFERENCE]
@@ -252,7 +252,7 @@ def accuracy_answer(results: Results) -> str:
     return f"{_verdict(compared)}After {results.parameters['steps']} steps: {each}"
 
 
-def _verdict(compared: Sequence[Comparison]) -> str:
+def _verdict(compared: Sequence[AccuracyComparison]) -> str:
     """The answer in a few words, where all tasks and devices give one; "" otherwise."""
     if not all(
         REFERENCE in comparison.cells and comparison.noise is not None and len(comparison.cells) > 1
@@ -262,7 +262,7 @@ def _verdict(compared: Sequence[Comparison]) -> str:
     return "Yes, in part. " if any(comparison.beyond for comparison in compared) else "Not beyond chance. "
 
 
-def _answer(compared: Comparison) -> str:
+def _answer(compared: AccuracyComparison) -> str:
     """`mnist-rows on the GPU: no change beyond chance; ...`."""
     where, noise = f"{compared.task} on the {DEVICES[compared.device]}", compared.noise
     if REFERENCE not in compared.cells:
@@ -286,7 +286,7 @@ def _answer(compared: Comparison) -> str:
     )
 
 
-def _spread(compared: Comparison) -> str:
+def _spread(compared: AccuracyComparison) -> str:
     """What those that were trained reach, where there are several."""
     means = sorted(compared.means.values())
     if len(means) < 2:
@@ -306,7 +306,7 @@ def _largest(kind: str, differences: Mapping[str, float]) -> str:
     return f"{which} {verb} that by {points} points at most ({name})"
 
 
-def _missing(compared: Comparison) -> str:
+def _missing(compared: AccuracyComparison) -> str:
     if not compared.left_out:
         return ""
     return f" (not trained, as it would take too long: {'; '.join(map(name_of, compared.left_out))})"

@@ -18,7 +18,7 @@ from scaling.report.device.common import (
     times_of,
     variable,
 )
-from scaling.report.device.declared import RATE, Drawing, Lines, Report
+from scaling.report.device.declared import RATE, DeviceReport, Drawing, Lines
 from scaling.report.device.drawing import Panel
 from scaling.report.device.lstm_accuracy import (
     ACCURACY,
@@ -206,7 +206,7 @@ def _devices(results: Results, chosen: dict[str, Any]) -> Iterator[str]:
     yield from finding(results, before, [listed(ratios)] if ratios else [])
 
 
-REPORT = Report(
+REPORT = DeviceReport(
     question="Does the accuracy change with the implementation or the precision?",
     plots=(
         Lines(

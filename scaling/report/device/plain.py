@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from scaling.report.device.common import device_table, interval_cell, time_cell
-from scaling.report.device.declared import Report
+from scaling.report.device.declared import DeviceReport
 from scaling.report.device.remarks import NO_ROWS, remarks
 from scaling.report.device.results import DeviceResult, Results
 from scaling.report.formats import MISSING, number
@@ -40,6 +40,6 @@ def _answer(results: Results) -> str:
     return f"{results.experiment}: {measured} of {len(results.cells)} points were measured; see its table."
 
 
-def report(results: Results) -> Report:
+def report(results: Results) -> DeviceReport:
     """Without figures: nothing is known of its variables."""
-    return Report(question="", plots=(), rows=_rows, named=_variables(results), answer=_answer)
+    return DeviceReport(question="", plots=(), rows=_rows, named=_variables(results), answer=_answer)

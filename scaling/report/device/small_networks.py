@@ -18,7 +18,7 @@ from scaling.report.device.common import (
     variable,
 )
 from scaling.report.device.crossover import bounds_text, crossing_of, crossing_text, rounded
-from scaling.report.device.declared import Report
+from scaling.report.device.declared import DeviceReport
 from scaling.report.device.remarks import missing_remark, remarks
 from scaling.report.device.results import DeviceResult, Results, fastest, grouped
 from scaling.report.device.small_networks_figures import (
@@ -163,7 +163,7 @@ def _thread_sentences(results: Results) -> Iterator[str]:
         yield from finding(results, f"On the CPU {counts[-1]} threads are faster than {counts[0]}: ", clauses)
 
 
-REPORT = Report(
+REPORT = DeviceReport(
     question="When is the GPU worth it for a small network?",
     plots=PLOTS,
     rows=_rows,

@@ -62,7 +62,7 @@ def break_even(slow: Sequence[DeviceResult], fast: Sequence[DeviceResult]) -> Cr
 
 
 @dataclass(frozen=True)
-class Training:
+class FitTraining:
     """A complete training.
 
     Attributes:
@@ -101,7 +101,7 @@ class Training:
         return None if rows is None else np.asarray(rows, dtype=float)
 
 
-def trainings(results: Results) -> list[Training]:
+def trainings(results: Results) -> list[FitTraining]:
     """All that were carried through, in the order of the ways."""
     every = []
     for way, cells in ways_of(results).items():
@@ -110,7 +110,7 @@ def trainings(results: Results) -> list[Training]:
             if whole is None or cell.fact("rms_residual") is None:
                 continue
             made = cell.estimate("capture") or cell.estimate("compile")
-            every.append(Training(way, cell, whole.median, made.median if made else None, _losses(cell)))
+            every.append(FitTraining(way, cell, whole.median, made.median if made else None, _losses(cell)))
     return every
 
 
@@ -132,7 +132,7 @@ def surface(side: int) -> Grid:
     )
 
 
-def shown(every: Sequence[Training]) -> Training | None:
+def shown(every: Sequence[FitTraining]) -> FitTraining | None:
     """The training whose fit is shown as a picture: that with the least total time that has one."""
     return min(
         (training for training in every if training.fit is not None),
@@ -171,7 +171,7 @@ def _fit(results: Results, title: str) -> Figure | None:
     return None if best is None or best.fit is None else _draw_fit(every, best.fit, title)
 
 
-def _draw_fit(every: Sequence[Training], fit: Grid, title: str) -> Figure:
+def _draw_fit(every: Sequence[FitTraining], fit: Grid, title: str) -> Figure:
     truth = surface(len(fit))
     residual = truth - fit
     figure = Figure(figsize=(WIDTH, 5.2), layout="constrained")

@@ -17,12 +17,12 @@ from scaling.report.device.common import (
     variable,
 )
 from scaling.report.device.crossover import Crossing, crossing_text, overlap, rounded
-from scaling.report.device.declared import Report
+from scaling.report.device.declared import DeviceReport
 from scaling.report.device.remarks import NO_ROWS, no_gpu, remarks
 from scaling.report.device.results import DeviceResult, Results, grouped, paired
 from scaling.report.device.surface_figures import (
     PLOTS,
-    Training,
+    FitTraining,
     activation,
     break_even,
     trainings,
@@ -48,9 +48,9 @@ def _rows(results: Results) -> Iterator[Table]:
         yield _training_table(results, trained)
 
 
-def _training_table(results: Results, trained: Sequence[Training]) -> Table:
+def _training_table(results: Results, trained: Sequence[FitTraining]) -> Table:
     height = next((value for training in trained if (value := training.cell.fact("rms_height"))), None)
-    columns: list[Column[Training]] = [
+    columns: list[Column[FitTraining]] = [
         Column("on", lambda training: training.way.name),
         Column("points", lambda training: plain(training.cell.point["points"])),
         Column("epochs", lambda training: plain(training.epochs)),
@@ -90,7 +90,7 @@ def _findings(results: Results) -> Iterator[str]:
         )
 
 
-def _swing(trained: Sequence[Training]) -> str:
+def _swing(trained: Sequence[FitTraining]) -> str:
     """What the residual does in the last half of the epochs, whatever the way."""
     late = [
         math.sqrt(loss)
@@ -106,7 +106,7 @@ def _swing(trained: Sequence[Training]) -> str:
     )
 
 
-def _training(training: Training) -> str:
+def _training(training: FitTraining) -> str:
     apart = f" after {number(training.made_s)} s of compiling" if training.made_s is not None else ""
     return f"{training.way.name}: {number(training.seconds)} s for {training.epochs:,} epochs{apart}."
 
@@ -122,7 +122,7 @@ def _loader_sentences(results: Results) -> Iterator[str]:
     yield from finding(results, f"{before} whose data is on the device: ", clauses)
 
 
-def _made_sentences(trained: Sequence[Training]) -> Iterator[str]:
+def _made_sentences(trained: Sequence[FitTraining]) -> Iterator[str]:
     """After how many epochs compiling or capturing has paid for itself."""
     eager = {training.way.device: training for training in trained if training.way.step == "eager"}
     for training in trained:
@@ -133,7 +133,7 @@ def _made_sentences(trained: Sequence[Training]) -> Iterator[str]:
             yield f"{verb} on the {device} takes {number(training.made_s)} s once; {_paid(training, base)}."
 
 
-def _paid(training: Training, base: Training) -> str:
+def _paid(training: FitTraining, base: FitTraining) -> str:
     """From the times of an epoch by itself, with their intervals; the complete trainings have to agree."""
     timed, eager = training.cell.estimate(), base.cell.estimate()
     trained_ms = [1e3 * each.seconds / each.epochs for each in (training, base)]
@@ -180,7 +180,7 @@ def _answer(results: Results) -> str:
     )
 
 
-def _made(training: Training) -> str:
+def _made(training: FitTraining) -> str:
     """` (52.3 s of it compiling)`."""
     if training.made_s is None:
         return ""
@@ -203,7 +203,7 @@ def _faster(both: dict[int, tuple[Estimate, Estimate]], trained: Crossing | None
     return f"not answered ({ahead})"
 
 
-REPORT = Report(
+REPORT = DeviceReport(
     question="Is a GPU worth it for the surface, with a network of 171 parameters?",
     plots=PLOTS,
     rows=_rows,

@@ -20,7 +20,7 @@ import numpy as np
 
 from scaling.analysis.columns import shares_gpus
 from scaling.analysis.learning import BITS_TARGET, index_of_target
-from scaling.analysis.samples import CellResult, Training
+from scaling.analysis.samples import CellResult, TrainingSamples
 from scaling.store import ResultsFolder, RunRecord
 
 START, END, POINT = "INTERVAL_START", "INTERVAL_END", "POINT_IN_TIME"
@@ -36,7 +36,7 @@ def mllog(folder: ResultsFolder, cells: Sequence[CellResult]) -> Iterator[str]:
             yield from _timing(cell, runs[launch.repeat], launch.step_s.tolist())
 
 
-def _training(cell: CellResult, record: RunRecord, training: Training) -> Iterator[str]:
+def _training(cell: CellResult, record: RunRecord, training: TrainingSamples) -> Iterator[str]:
     start_ms = _start_ms(record)
     yield from _head(cell, record, start_ms)
     yield _line(start_ms, START, "run_start", None, {})

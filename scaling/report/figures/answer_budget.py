@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from scaling.analysis.columns import PART_COLUMNS, Row, aggregator_name
-from scaling.analysis.groups import Group
+from scaling.analysis.groups import CellGroup
 from scaling.analysis.variants import main_variant
 from scaling.axes import workers
 from scaling.report.figures.base import Drawn, FigureInput, figure
@@ -59,7 +59,7 @@ class AnswerBar:
     iteration_s: float
 
 
-def answer_bars(group: Group, best: Collection[str]) -> tuple[str, list[AnswerBar]]:
+def answer_bars(group: CellGroup, best: Collection[str]) -> tuple[str, list[AnswerBar]]:
     """The best aggregator's name and a bar for each of its world sizes; one worker is that without exchange.
 
     Args:
@@ -78,7 +78,7 @@ def answer_bars(group: Group, best: Collection[str]) -> tuple[str, list[AnswerBa
     return name, [_bar(row) for row in known]
 
 
-def _fastest(group: Group) -> str | None:
+def _fastest(group: CellGroup) -> str | None:
     rows = [row for row in group.rows if row["iteration_s"] is not None]
     label = min(rows, key=lambda row: float(row["iteration_s"]), default=None)
     return None if label is None else str(label["aggregator"])

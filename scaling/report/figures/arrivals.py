@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
-from scaling.analysis.groups import Group
+from scaling.analysis.groups import CellGroup
 from scaling.analysis.samples import CellResult, Floats, IterationLaunch
 from scaling.analysis.variants import main_variant
 from scaling.axes import workers
@@ -56,7 +56,7 @@ class Arrivals:
     late_ms: Floats
 
 
-def arrivals(group: Group, cells: Mapping[str, CellResult]) -> list[Arrivals]:
+def arrivals(group: CellGroup, cells: Mapping[str, CellResult]) -> list[Arrivals]:
     """One an aggregator whose arrivals at the largest world size are known: those of its first launch.
 
     Args:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from matplotlib.figure import Figure
 
 from scaling.analysis.columns import Row, has_no_model
-from scaling.analysis.groups import Group, group_rows
+from scaling.analysis.groups import CellGroup, group_rows
 from scaling.analysis.samples import CellResult
 from scaling.analysis.transfers import TransferResult
 from scaling.errors import StudyError
@@ -48,11 +48,11 @@ class FigureInput:
     best: Collection[str] = ()
 
     @cached_property
-    def groups(self) -> list[Group]:
+    def groups(self) -> list[CellGroup]:
         """Comparable cells, in the table's order."""
         return group_rows(self.rows)
 
-    def groups_of(self, kind: str) -> Iterator[Group]:
+    def groups_of(self, kind: str) -> Iterator[CellGroup]:
         """Those of one kind: iteration or convergence."""
         return (group for group in self.groups if group.kind == kind)
 
@@ -63,7 +63,7 @@ class FigureInput:
         trained = {row["aggregator"] for row in self.rows if row["kind"] == "convergence"}
         return aggregator_looks(labels, trained)
 
-    def titled(self, what: str, group: Group) -> str:
+    def titled(self, what: str, group: CellGroup) -> str:
         """`what`, and what distinguishes the group from the report's others of its kind."""
         parts = [title_parts(one.given) for one in self.groups_of(group.kind)]
         shared = set(parts[0]).intersection(*parts[1:])
@@ -88,7 +88,7 @@ class Drawn:
     caption: str
     figure: Figure
     source: str = "summary.csv"
-    group: Group | None = None
+    group: CellGroup | None = None
 
 
 @dataclass(frozen=True)

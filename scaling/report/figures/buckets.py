@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from scaling.analysis.groups import Group
+from scaling.analysis.groups import CellGroup
 from scaling.analysis.variants import main_variant, measured_at_most_workers
 from scaling.axes import workers
 from scaling.report.figures.base import Drawn, FigureInput, figure
@@ -43,7 +43,7 @@ class Response:
     high_ms: list[float | None]
 
 
-def bucket_responses(group: Group) -> list[Response]:
+def bucket_responses(group: CellGroup) -> list[Response]:
     """A line an aggregator with several bucket sizes at the largest world size; none if there is no such."""
     responses = []
     for label in dict.fromkeys(row["aggregator"] for row in group.rows):

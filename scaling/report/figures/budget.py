@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from scaling.analysis.columns import PART_COLUMNS, Row
-from scaling.analysis.groups import Group
+from scaling.analysis.groups import CellGroup
 from scaling.axes import workers
 from scaling.measure.budget import PARTS
 from scaling.report.budget_table import part_label
@@ -80,7 +80,7 @@ class BudgetBar:
     high_ms: float | None
 
 
-def budget_bars(group: Group) -> list[BudgetBar]:
+def budget_bars(group: CellGroup) -> list[BudgetBar]:
     """One bar a cell that has profiled iterations; parts it never had have no entry.
 
     They are sorted by the workers, the most first, and then by the time of the step.
@@ -89,7 +89,7 @@ def budget_bars(group: Group) -> list[BudgetBar]:
     return sorted(bars, key=lambda bar: (-bar.world_size, bar.iteration_ms))
 
 
-def _bar(group: Group, row: Row) -> BudgetBar:
+def _bar(group: CellGroup, row: Row) -> BudgetBar:
     parts = {part: row[column] for part, column in PART_COLUMNS.items()}
     return BudgetBar(
         row["aggregator"],

@@ -17,7 +17,7 @@ from typing import Any
 import pandas as pd
 
 from scaling.analysis.columns import Row, is_control_arm
-from scaling.analysis.groups import Group
+from scaling.analysis.groups import CellGroup
 from scaling.analysis.samples import CellResult
 from scaling.analysis.variants import main_variant
 from scaling.errors import ScheduleError
@@ -79,7 +79,7 @@ class CellLinks:
 
 
 def links_of(
-    group: Group, cells: Mapping[str, CellResult], topology: Topology | None
+    group: CellGroup, cells: Mapping[str, CellResult], topology: Topology | None
 ) -> tuple[list[CellLinks], dict[str, str]]:
     """The links of a group's cells at the largest world size.
 
@@ -107,7 +107,7 @@ class _CannotTellError(Exception):
     """Why a cell's links are left out."""
 
 
-def _links(group: Group, row: Row, cell: CellResult, topology: Topology | None) -> CellLinks:
+def _links(group: CellGroup, row: Row, cell: CellResult, topology: Topology | None) -> CellLinks:
     if topology is None:
         raise _CannotTellError("the folder has no topology.yaml that can be read")
     if row["device"] != "cuda":

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from scaling.analysis.columns import Row
-from scaling.analysis.groups import Group, placement_name
+from scaling.analysis.groups import CellGroup, placement_name
 from scaling.analysis.variants import main_variant, measured_at_most_workers
 from scaling.axes import workers
 from scaling.report.figures.base import Drawn, FigureInput, figure
@@ -53,7 +53,7 @@ class Placed:
     high_ms: float | None
 
 
-def placed(group: Group) -> list[Placed]:
+def placed(group: CellGroup) -> list[Placed]:
     """A bar an aggregator and input placement at the largest world size; none if there is one place alone."""
     if not group.differs("input_placement"):
         return []

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 
 from scaling.analysis.columns import Row, aggregator_name, is_control_arm
-from scaling.analysis.groups import Group
+from scaling.analysis.groups import CellGroup
 from scaling.analysis.variants import main_variant
 from scaling.axes import workers
 from scaling.report.figures.parts import (
@@ -58,7 +58,7 @@ class ScalingLine:
         return aggregator_name(self.aggregator) == "none"
 
 
-def lines_over_workers(group: Group, column: str, tip: Callable[[Row, str], str]) -> list[ScalingLine]:
+def lines_over_workers(group: CellGroup, column: str, tip: Callable[[Row, str], str]) -> list[ScalingLine]:
     """One line an aggregator that has the value, which is inversely proportional to the iteration's time.
 
     Args:

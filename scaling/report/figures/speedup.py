@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from scaling.analysis.columns import Row
-from scaling.analysis.groups import Group
+from scaling.analysis.groups import CellGroup
 from scaling.report.figures.base import Drawn, FigureInput, figure
 from scaling.report.figures.scaling_lines import ScalingLine, draw_scaling, lines_over_workers
 from scaling.report.formats import percent
@@ -28,7 +28,7 @@ def speedup(data: FigureInput) -> Iterator[Drawn]:
             yield Drawn(f"speedup-{group.slug}", title_of(group.given), CAPTION, drawing, group=group)
 
 
-def speedup_lines(group: Group) -> list[ScalingLine]:
+def speedup_lines(group: CellGroup) -> list[ScalingLine]:
     """One line an aggregator that has a speedup, with the iteration time's intervals at a fixed baseline."""
     return lines_over_workers(group, "speedup", _tip)
 

@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from scaling.analysis.columns import Row, shares_gpus
-from scaling.analysis.groups import Group
+from scaling.analysis.groups import CellGroup
 from scaling.analysis.learning import over_seeds
 from scaling.axes import workers
 from scaling.report.figures.base import Drawn, FigureInput, figure
@@ -70,7 +70,7 @@ class TargetBar:
     high_s: float | None
 
 
-def target_bars(group: Group) -> list[TargetBar]:
+def target_bars(group: CellGroup) -> list[TargetBar]:
     """Those that aimed at a target and have a time, in the table's order; [] where none reached it."""
     bars = [
         TargetBar(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from scaling.analysis.columns import Row
-from scaling.analysis.groups import Group
+from scaling.analysis.groups import CellGroup
 from scaling.report.figures.base import Drawn, FigureInput, figure
 from scaling.report.figures.scaling_lines import ScalingLine, draw_scaling, lines_over_workers
 from scaling.report.formats import rate
@@ -28,7 +28,7 @@ def throughput(data: FigureInput) -> Iterator[Drawn]:
             yield Drawn(f"rate-{group.slug}", title_of(group.given), CAPTION, drawing, group=group)
 
 
-def throughput_lines(group: Group) -> list[ScalingLine]:
+def throughput_lines(group: CellGroup) -> list[ScalingLine]:
     """One line an aggregator, in samples a second."""
     return lines_over_workers(group, "samples_per_s", _tip)
 
@@ -37,7 +37,7 @@ def _tip(row: Row, interval: str) -> str:
     return f"{rate(row['samples_per_s'])} samples/s{interval}"
 
 
-def _of_one_worker(group: Group) -> float | None:
+def _of_one_worker(group: CellGroup) -> float | None:
     """Samples a second of the baseline that the speedups are ratios to; None where there is none."""
     known = (row for row in group.rows if row["speedup"] is not None)
     return next((row["samples_per_s"] / row["speedup"] for row in known), None)

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from scaling.analysis.columns import Row
-from scaling.analysis.groups import Group
+from scaling.analysis.groups import CellGroup
 from scaling.analysis.learning import family_key, over_seeds
 from scaling.analysis.samples import CellResult
 from scaling.axes import workers
@@ -72,7 +72,7 @@ class TradePoint:
         return self.gigabytes if against == "bytes" else self.seconds
 
 
-def trade_points(group: Group, cells: Mapping[str, CellResult]) -> list[TradePoint]:
+def trade_points(group: CellGroup, cells: Mapping[str, CellResult]) -> list[TradePoint]:
     """One a combination of a group's largest world size that trained and has an accuracy.
 
     Args:
@@ -87,7 +87,7 @@ def trade_points(group: Group, cells: Mapping[str, CellResult]) -> list[TradePoi
     return [_point(group, rows, cells) for rows in members.values()]
 
 
-def _point(group: Group, rows: Sequence[Row], cells: Mapping[str, CellResult]) -> TradePoint:
+def _point(group: CellGroup, rows: Sequence[Row], cells: Mapping[str, CellResult]) -> TradePoint:
     accuracies = [float(row["final_test_accuracy"]) for row in rows]
     (merged,) = over_seeds(rows)
     (training, *_) = cells[rows[0]["cell_id"]].trainings

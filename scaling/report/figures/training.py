@@ -13,9 +13,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from scaling.analysis.columns import Row
-from scaling.analysis.groups import Group
+from scaling.analysis.groups import CellGroup
 from scaling.analysis.learning import family_key
-from scaling.analysis.samples import CellResult, Training
+from scaling.analysis.samples import CellResult, TrainingSamples
 from scaling.axes import workers
 from scaling.report.figures.base import Drawn, FigureInput, figure
 from scaling.report.figures.parts import (
@@ -99,7 +99,7 @@ class TrainingLine:
     is_over: bool = True
 
 
-def training_lines(group: Group, cells: Mapping[str, CellResult]) -> list[TrainingLine]:
+def training_lines(group: CellGroup, cells: Mapping[str, CellResult]) -> list[TrainingLine]:
     """One line for all seeds and repeats of a combination: of those done, or else of those begun.
 
     They are in the table's order.
@@ -121,7 +121,7 @@ def training_lines(group: Group, cells: Mapping[str, CellResult]) -> list[Traini
     return lines
 
 
-def _training_line(row: Row, trainings: Sequence[Training], *, is_over: bool) -> TrainingLine:
+def _training_line(row: Row, trainings: Sequence[TrainingSamples], *, is_over: bool) -> TrainingLine:
     length = min(len(training.epochs) for training in trainings)
 
     def values(name: str) -> np.ndarray:

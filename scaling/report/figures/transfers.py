@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
-from scaling.analysis.transfer_lines import Line, TransferGroup, What, lines_of, transfer_groups
+from scaling.analysis.transfer_lines import TransferGroup, TransferLine, What, lines_of, transfer_groups
 from scaling.analysis.transfers import MESSAGES
 from scaling.measure.probe.series import size_text
 from scaling.report.figures.base import Drawn, FigureInput, figure
@@ -74,14 +74,14 @@ class BandwidthLine:
 
 def bandwidth_lines(group: TransferGroup, operations: Sequence[str]) -> list[BandwidthLine]:
     """One line for each of these operations that has several sizes."""
-    found: dict[tuple[What, bool, str], list[Line]] = {}
+    found: dict[tuple[What, bool, str], list[TransferLine]] = {}
     for line in lines_of(group):
         if line.what.operation in operations:
             found.setdefault((line.what, line.host_only, line.who), []).append(line)
     return [_line(own) for own in found.values() if len(own) > 1]
 
 
-def _line(lines: Sequence[Line]) -> BandwidthLine:
+def _line(lines: Sequence[TransferLine]) -> BandwidthLine:
     first = lines[0]
 
     def rates(times: Sequence[float | None]) -> list[float]:

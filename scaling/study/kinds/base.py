@@ -24,7 +24,7 @@ START_UP_S = {"cpu": 2.0, "cuda": 5.0}
 
 
 @dataclass(frozen=True)
-class Machine:
+class AvailableMachine:
     """What a study is resolved against.
 
     Attributes:
@@ -119,7 +119,7 @@ class Kind(ABC, Generic[PartT, CellT]):
     estimated_from: ClassVar[str] = "operations at an assumed rate"
 
     @abstractmethod
-    def cells(self, part: PartT, machine: Machine, where: str, notes: list[str]) -> Iterable[CellT]:
+    def cells(self, part: PartT, machine: AvailableMachine, where: str, notes: list[str]) -> Iterable[CellT]:
         """The cells of a part on that machine.
 
         Args:

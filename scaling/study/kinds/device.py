@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from scaling.errors import StudyError
-from scaling.study.kinds.base import CellWithoutModel, Kind, Machine
+from scaling.study.kinds.base import AvailableMachine, CellWithoutModel, Kind
 from scaling.study.kinds.device_times import FIRST_CELL_S, START_UP_S, cell_seconds
 from scaling.study.parts import AnyPart, Axis, Component, Device, Number, Repeats
 
@@ -121,7 +121,9 @@ class DeviceKind(Kind[DevicePart, DeviceCell]):
     why_other_keys_are_wrong = "kind: device runs an experiment, whose parameters stand with its name"
     estimated_from = "from such cells elsewhere"
 
-    def cells(self, part: DevicePart, machine: Machine, where: str, notes: list[str]) -> Iterator[DeviceCell]:
+    def cells(
+        self, part: DevicePart, machine: AvailableMachine, where: str, notes: list[str]
+    ) -> Iterator[DeviceCell]:
         """One GPU is used; a cell on the CPU takes all cores where its point says nothing else."""
         from scaling.experiments.registry import create, parameters_of
         from scaling.study.places import default_threads

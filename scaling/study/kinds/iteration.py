@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 
 from scaling.errors import StudyError
 from scaling.store.upgrades import with_new_keys
-from scaling.study.kinds.base import Machine
+from scaling.study.kinds.base import AvailableMachine
 from scaling.study.kinds.training import TrainingKind
 from scaling.study.parts import Augmentation, Axis, Number, PositiveInt, TrainingPart
 
@@ -71,7 +71,9 @@ class IterationKind(TrainingKind[IterationPart]):
 
     part = IterationPart
 
-    def cells(self, part: IterationPart, machine: Machine, where: str, notes: list[str]) -> list[Cell]:
+    def cells(
+        self, part: IterationPart, machine: AvailableMachine, where: str, notes: list[str]
+    ) -> list[Cell]:
         """All combinations, with the second cells of the A/A pairs."""
         cells = list(super().cells(part, machine, where, notes))
         return [*cells, *(_replicates(cells) if part.noise_pair else ())]

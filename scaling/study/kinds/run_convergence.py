@@ -26,7 +26,7 @@ from scaling.study.rank_summary import RankSummary
 from scaling.study.run_context import RunContext
 from scaling.training.batch_norm import has_batch_norm
 from scaling.training.checkpoint import Checkpoint
-from scaling.training.convergence import Progress, TrainingPlan, train
+from scaling.training.convergence import TrainingPlan, TrainingProgress, train
 from scaling.training.learning_rate import DEFAULT_GAMMA, LearningRate, scaled_rate
 from scaling.workloads.base import Split
 from topologies.detect_host import this_start
@@ -93,7 +93,7 @@ def _train(
         prepared.check.replicas()
         rows = begun.rows
         context.write(rows)
-    after = begun.progress if begun else Progress()
+    after = begun.progress if begun else TrainingProgress()
     saver = _Saver(saved, group) if saved else None
     here = this_start()
     before = [host for host in begun.hosts if host != here] if begun else []
@@ -108,7 +108,7 @@ def _train(
         context.write(rows[-1:])
         if saver is not None and row["epoch"] != cell.epochs and saver.is_due():
             prepared.check_later_steps()
-            progress = Progress(row["epoch"], row["train_s"], row["train_j"])
+            progress = TrainingProgress(row["epoch"], row["train_s"], row["train_j"])
             saver.save(Checkpoint.of(step, progress, rows, device, [*before, here]))
         heartbeat.phase("training")
     prepared.check_later_steps()

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from scaling.store.upgrades import DATA_IN_HOST_MEMORY
-from scaling.study.kinds.base import Kind, Machine
+from scaling.study.kinds.base import AvailableMachine, Kind
 from scaling.study.parts import TrainingPart
 from scaling.study.step_time import ModelSize, set_up_seconds, step_seconds
 
@@ -26,7 +26,9 @@ TrainingPartT = TypeVar("TrainingPartT", bound=TrainingPart)
 class TrainingKind(Kind[TrainingPartT, "Cell"]):
     """A cell for each combination of workload, aggregator, world size and the other variables."""
 
-    def cells(self, part: TrainingPartT, machine: Machine, where: str, notes: list[str]) -> Iterable[Cell]:
+    def cells(
+        self, part: TrainingPartT, machine: AvailableMachine, where: str, notes: list[str]
+    ) -> Iterable[Cell]:
         """All combinations, in the order of the study file."""
         from scaling.study.training_cells import training_cells
 

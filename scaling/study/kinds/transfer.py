@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from scaling.study.kinds.base import CellWithoutModel, Kind, Machine
+from scaling.study.kinds.base import AvailableMachine, CellWithoutModel, Kind
 from scaling.study.parts import Number, Part
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class TransferKind(Kind[TransferPart, TransferCell]):
     why_other_keys_are_wrong = "kind: transfer has no model and takes no step"
 
     def cells(
-        self, part: TransferPart, machine: Machine, where: str, notes: list[str]
+        self, part: TransferPart, machine: AvailableMachine, where: str, notes: list[str]
     ) -> Iterator[TransferCell]:
         """One GPU has no other to access: it is measured once."""
         from scaling.study.places import default_threads, device_of, world_sizes_on

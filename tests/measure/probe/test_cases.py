@@ -13,7 +13,7 @@ from scaling.measure.probe.cases import (
     MAX_SAMPLES,
     MESSAGE_SIZES,
     MIN_SAMPLES,
-    Sample,
+    ProbeSample,
     as_csv,
     bus_factor,
     cases,
@@ -23,7 +23,7 @@ from scaling.measure.probe.cases import (
     repeats_for,
 )
 
-SAMPLE = Sample("default", "all_reduce", (0, 1, 2, 3), "", True, None, 4096, 7, 2e-6)
+SAMPLE = ProbeSample("default", "all_reduce", (0, 1, 2, 3), "", True, None, 4096, 7, 2e-6)
 
 
 def operations(found):
@@ -141,4 +141,4 @@ class TestSamples:
         assert from_csv(as_csv(samples)) == samples
 
     def test_sample_survives_json(self):
-        assert Sample.from_row(json.loads(json.dumps(asdict(SAMPLE)))) == SAMPLE
+        assert ProbeSample.from_row(json.loads(json.dumps(asdict(SAMPLE)))) == SAMPLE

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from scaling.measure.probe import ranks as module
-from scaling.measure.probe.cases import COPY_SIZES, MAX_SAMPLES, MIN_SAMPLES, Case
+from scaling.measure.probe.cases import COPY_SIZES, MAX_SAMPLES, MIN_SAMPLES, ProbeCase
 from scaling.measure.probe.ranks import Prober
 
-COPIES = Case("host_copy", (0,), COPY_SIZES)
+COPIES = ProbeCase("host_copy", (0,), COPY_SIZES)
 
 
 class OneRank:

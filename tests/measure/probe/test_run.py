@@ -10,10 +10,10 @@ from launchers.mpirun import MpirunLauncher
 from launchers.rank_info import LAUNCHER_VARIABLE
 from scaling.errors import LaunchError
 from scaling.measure.probe import run as module
-from scaling.measure.probe.cases import Sample
-from scaling.measure.probe.run import Launch, Measured, ProbeSpec, measure, read_lines, spec_for
+from scaling.measure.probe.cases import ProbeSample
+from scaling.measure.probe.run import Measured, ProbeLaunch, ProbeSpec, measure, read_lines, spec_for
 
-SAMPLE = Sample("default", "send", (0, 1), "", True, None, 4096, 7, 2e-6)
+SAMPLE = ProbeSample("default", "send", (0, 1), "", True, None, 4096, 7, 2e-6)
 FACTS = {"facts": {"torch": "2.11.0"}}
 LINES = [FACTS, {"sample": asdict(SAMPLE)}, {"note": "too little memory"}]
 DONE = {"done": True}
@@ -45,17 +45,17 @@ class TestSpec:
 
     def test_second_launch_goes_without_access_between_gpus_and_measures_messages(self):
         first, second = spec_for(4, 64, None, 60.0, False).launches()
-        assert first == Launch(host_only=False, only_messages=False, seconds=first.seconds)
-        assert second == Launch(host_only=True, only_messages=True, seconds=second.seconds)
+        assert first == ProbeLaunch(host_only=False, only_messages=False, seconds=first.seconds)
+        assert second == ProbeLaunch(host_only=True, only_messages=True, seconds=second.seconds)
         assert first.seconds + second.seconds == 60.0
 
     @pytest.mark.parametrize("spec", [spec_for(1, 8, None, 60.0, False), spec_for(0, 8, None, 60.0, False)])
     def test_where_there_is_no_access_to_forbid_one_launch_is_enough(self, spec):
-        assert spec.launches() == [Launch(host_only=False, only_messages=False, seconds=60.0)]
+        assert spec.launches() == [ProbeLaunch(host_only=False, only_messages=False, seconds=60.0)]
 
     def test_host_only_alone_is_one_launch_of_everything(self):
         (launch,) = spec_for(4, 64, None, 60.0, True).launches()
-        assert launch == Launch(host_only=True, only_messages=False, seconds=60.0)
+        assert launch == ProbeLaunch(host_only=True, only_messages=False, seconds=60.0)
 
 
 class TestMeasure:
@@ -155,5 +155,5 @@ def test_samples_as_json_hold_the_facts():
     measured = Measured(facts=FACTS["facts"], samples=[SAMPLE], notes=["a note"])
     loaded = json.loads(measured.samples_text(as_json=True))
     assert loaded["facts"] == FACTS["facts"]
-    assert Sample.from_row(loaded["samples"][0]) == SAMPLE
+    assert ProbeSample.from_row(loaded["samples"][0]) == SAMPLE
     assert measured.samples_text(as_json=False).splitlines()[1].startswith("default,send,0 1,")

@@ -8,7 +8,7 @@ import pytest
 
 from scaling.collectives.ring import ring
 from scaling.collectives.simulate import simulate
-from scaling.measure.probe.cases import Sample, cases
+from scaling.measure.probe.cases import ProbeSample, cases
 from scaling.measure.probe.machine_file import gpu_ids
 from scaling.measure.probe.run import Measured, machine_of
 from topologies.facts import Facts, Gpu, Host, NumaNode, PcieLink, PciePlace
@@ -47,7 +47,7 @@ def samples_of(change=lambda case, seconds: seconds, world_size=4):
         for case in todo:
             for size in case.sizes_bytes:
                 seconds = change(case, seconds_of(case, size, launch))
-                one = Sample(
+                one = ProbeSample(
                     launch,
                     case.operation,
                     case.ranks,
@@ -261,7 +261,7 @@ def test_a_launch_that_was_cut_off_still_gives_a_file():
 
 def test_processes_on_a_cpu_have_memory_sums_and_latency():
     samples = [
-        Sample("default", case.operation, case.ranks, "", False, case.num_threads, size, 1,
+        ProbeSample("default", case.operation, case.ranks, "", False, case.num_threads, size, 1,
                (100e-6 if case.operation == "send" else 0) + size / 5e9)
         for case in cases(2, on_gpus=False) for size in case.sizes_bytes for _ in range(5)
     ]  # fmt: skip
