@@ -47,6 +47,7 @@ class Scale:
         tiny, small, large: width, depth, batch of the cells with tiny buckets, of the launch-bound batch, and
             of the exposed exchange.
         plain_batch: a batch with which the small cell's network is not launch-bound.
+        healthy_passes: of the healthy cells: an exchange that nothing hides takes far less than 10% of a step.
     """
 
     network: tuple[int, int, int]
@@ -58,6 +59,7 @@ class Scale:
     small: tuple[int, int, int]
     plain_batch: int
     large: tuple[int, int, int]
+    healthy_passes: int
 
 
 SCALES = {
@@ -71,6 +73,7 @@ SCALES = {
         small=(32, 80, 2),
         plain_batch=512,
         large=(512, 6, 16),
+        healthy_passes=12,
     ),
     "cuda": Scale(
         network=(2048, 10, 1),
@@ -82,6 +85,7 @@ SCALES = {
         small=(64, 40, 8),
         plain_batch=65536,
         large=(4096, 8, 128),
+        healthy_passes=1,
     ),
 }
 
@@ -156,8 +160,8 @@ def _copies(device: str, network: Mapping[str, Any], scale: Scale, draw: random.
 
 
 def _healthy(number: int, scale: Scale, draw: random.Random, overlapped: Mapping[str, Any]) -> Planted:
-    width, depth, passes = scale.network
-    parameters = {"plant": "healthy", "number": number, "width": width, "passes": passes}
+    width, depth, _ = scale.network
+    parameters = {"plant": "healthy", "number": number, "width": width, "passes": scale.healthy_passes}
     parameters["depth"] = depth + draw.randrange(-2, 3)
     batch = int(scale.batch * draw.choice([1.0, 1.25, 1.5])) // 2 * 2
     return Planted(parameters, draw.choice([{}, {"aggregators": ["ring"]}, overlapped]), [batch])
