@@ -47,7 +47,7 @@ class Scale:
         tiny, small, large: width, depth, batch of the cells with tiny buckets, of the launch-bound batch, and
             of the exposed exchange.
         plain_batch: a batch with which the small cell's network is not launch-bound.
-        healthy_passes: of the healthy cells: an exchange that nothing hides takes far less than 10% of a step.
+        healthy_passes: of healthy cells: so many that an exchange takes far less than 10% of a step.
     """
 
     network: tuple[int, int, int]
