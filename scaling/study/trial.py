@@ -6,8 +6,10 @@ ones make a first study slow. The batch is doubled or halved from FIRST until it
 
 from __future__ import annotations
 
+import multiprocessing
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 
 import torch
 
@@ -50,7 +52,7 @@ def trial_overrides(
         name = f"{workload.model.name} {workload.model.parameters} {workload.dataset.name}"
         if name not in batches:
             before = _stored(known, key) if known else None
-            batches[name] = before or _trial(ChosenWorkload.of(workload), device, part.threads or 1, note)
+            batches[name] = before or _trial(workload, device, part.threads or 1, note)
         found.append(f"{key}.global_batch={batches[name]}")
     return found
 
@@ -83,19 +85,31 @@ def _stored(study: object, key: str) -> int | None:
     return first if isinstance(first, int) else None
 
 
-def _trial(workload: ChosenWorkload, device: str, threads: int, note: Callable[[str], None]) -> int:
-    before = torch.get_num_threads()
+def _trial(workload: Workload, device: str, threads: int, note: Callable[[str], None]) -> int:
+    if device == "cuda":
+        batch, seconds = in_own_process(workload, device, threads)
+    else:
+        batch, seconds = _tried(workload, device, threads)
+    note(f"{workload.model.name}: batch {batch} by a trial, {1000 * seconds:.3g} ms a step on one worker")
+    return batch
+
+
+def in_own_process(workload: Workload, device: str, threads: int) -> tuple[int, float]:
+    """The batch and its time, found in a process that ends: here its context and memory would stay on the GPU
+    while the study is timed.
+    """
+    fresh = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=fresh) as process:
+        return process.submit(_tried, workload, device, threads).result()
+
+
+def _tried(workload: Workload, device: str, threads: int) -> tuple[int, float]:
+    chosen, before = ChosenWorkload.of(workload), torch.get_num_threads()
     torch.set_num_threads(threads if device == "cpu" else before)
     try:
-        batch, seconds = _fitting(lambda size: _step_s(workload, device, size), FIRST[device])
+        return _fitting(lambda size: _step_s(chosen, device, size), FIRST[device])
     finally:
         torch.set_num_threads(before)
-        if device == "cuda":
-            torch.cuda.empty_cache()
-    note(
-        f"{workload.keys.model.name}: batch {batch} by a trial, {1000 * seconds:.3g} ms a step on one worker"
-    )
-    return batch
 
 
 def _fitting(step_s: Callable[[int], float], first: int) -> tuple[int, float]:

@@ -1,5 +1,7 @@
 """`world_sizes: auto` and `all`, workloads for one device, batches sized by a trial, missing data."""
 
+import multiprocessing
+
 import pytest
 
 from scaling.errors import StudyError
@@ -8,7 +10,7 @@ from scaling.study.cells import resolve
 from scaling.study.kinds.base import AvailableMachine
 from scaling.study.overrides import load_study
 from scaling.study.schema import parse_study
-from scaling.study.trial import LARGEST, LONGEST_S, SHORTEST_S, _fitting, trial_overrides
+from scaling.study.trial import LARGEST, LONGEST_S, SHORTEST_S, _fitting, in_own_process, trial_overrides
 
 WORKLOAD = {"model": "mlp", "dataset": "digits", "global_batch": 96}
 
@@ -72,6 +74,16 @@ def test_trial_finds_a_batch_whose_step_is_neither_short_nor_long(seconds_a_samp
     batch, seconds = _fitting(lambda size: size * seconds_a_sample, 64)
     assert seconds == batch * seconds_a_sample
     assert SHORTEST_S <= seconds <= LONGEST_S or batch == LARGEST
+
+
+@pytest.mark.processes
+def test_trial_in_a_process_of_its_own_gives_a_batch_and_its_time():
+    """As on GPUs, where the command must not keep a context."""
+    (workload, *_) = load_study("quickstart").parts[0].workloads[0].first_available[1:]
+    batch, seconds = in_own_process(workload, "cpu", 1)
+    assert batch > 1
+    assert 0 < seconds < 10 * LONGEST_S
+    assert not multiprocessing.active_children()
 
 
 def test_trial_sizes_each_automatic_batch_once_and_a_folder_keeps_its_own(tmp_path):
