@@ -2,6 +2,7 @@
 
 1. `recommend` names of each workload the best setting, and those that the samples cannot distinguish from it.
 2. How many workers: the world size of the best setting, with all others that are not shown to be slower.
+   One that cannot be faster by more than TIE_RATIO, and was measured slower by more, is left out, also in 3.
 3. Which aggregator, on so many workers: those that are shown to be faster by TIE_RATIO at most are equally
    fast; another one that is not distinguished leaves the choice open.
 
@@ -17,6 +18,7 @@ import pandas as pd
 
 from scaling.analysis.candidates import ACCURACY, NO_EXCHANGE, TIME, Candidate, workloads
 from scaling.analysis.columns import shares_gpus, to_rows
+from scaling.analysis.decisions import TIE_RATIO
 from scaling.analysis.findings import Finding
 from scaling.analysis.recommend import Recommendation, recommend
 from scaling.analysis.samples import CellResult
@@ -59,7 +61,13 @@ def verdict_of(recommendation: Recommendation, candidates: Sequence[Candidate]) 
     others = [one for one in candidates if one.row["cell_id"] != row["cell_id"]]
     rival_ids = {rival.candidate.row["cell_id"] for rival in recommendation.rivals}
     tie_ids = {rival.candidate.row["cell_id"] for rival in recommendation.rivals if rival.why == "tie"}
-    rivals = [one for one in others if one.row["cell_id"] in rival_ids]
+    # One that cannot be faster by more than a tie, and was measured slower by more, is no choice.
+    slower_ids = {
+        one.row["cell_id"]
+        for one in others
+        if one.row["cell_id"] in tie_ids and _ratio(one, choice) > 1 + TIE_RATIO
+    }
+    rivals = [one for one in others if one.row["cell_id"] in rival_ids - slower_ids]
     same_size = [one for one in rivals if one.row["world_size"] == size]
     ties = [one for one in same_size if one.row["cell_id"] in tie_ids]
     open_sizes = sorted({one.row["world_size"] for one in rivals} - {size})
