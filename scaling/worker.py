@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from launchers.mpi import started_by_mpi
-from launchers.processes import die_with_parent
+from launchers.processes import die_with_parent, end_this
 from launchers.rank_info import LAUNCHER_VARIABLE, RankError, RankInfo
 from launchers.watch.heartbeat import DEFAULT_STALL_TIMEOUT_S, Heartbeat
 from scaling.errors import LaunchError, ScalingError, StoreError
@@ -31,7 +31,7 @@ from scaling.runtime import LaunchLibraries
 from scaling.runtime.address import own_address
 from scaling.runtime.failures import failure_kind
 from scaling.runtime.graceful_shutdown import RECORDING, close_runs, closing_on_signals
-from scaling.runtime.watching import watched
+from scaling.runtime.watching import Watched
 from scaling.runtime.workers import CellOutcome, Workers
 from scaling.store import ResultsFolder, RunRecord
 from scaling.store.upgrades import DISK_FULL, OUT_OF_MEMORY
@@ -67,17 +67,21 @@ def main(arguments: list[str] | None = None) -> int:
         libraries = LaunchLibraries(info)
     except (RankError, LaunchError) as error:
         return _usage_error(str(error))
+    watch = Watched()
+    heartbeat = watch.heartbeat
     try:
-        workers = Workers(info, libraries.share(), own_address(info, os.environ))
+        workers = Workers(info, libraries.share(), own_address(info, os.environ), watch)
     except LaunchError as error:
+        heartbeat.leave()
         libraries.end_all(2)
         return _usage_error(str(error))
     words = sys.argv[1:] if arguments is None else arguments
     if problem := _different_start(workers, options.study, words):
+        watch.close()
         return problem
     libraries.offer(workers)
     _say(info, info.describe())
-    with ExitStack() as locks, watched(workers) as heartbeat:
+    with ExitStack() as locks:
         try:
             code = _lead(options, workers, locks, libraries, heartbeat)
         except StoreError as error:  # outside of a cell: the others wait for this rank in vain
@@ -85,7 +89,9 @@ def main(arguments: list[str] | None = None) -> int:
             heartbeat.leave()
             os._exit(2)
         heartbeat.leave()  # whatever is wrong has been said
-    if not workers.closed:
+    if workers.closed:
+        watch.close()
+    else:
         libraries.end_all(code)
     return code
 
@@ -397,4 +403,4 @@ def _record(
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_this(main())

@@ -2,6 +2,7 @@
 
     heartbeat    what a rank says of how far it is
     judgement    who has left, who stands still, and who is behind: pure functions
+    peers        the watchers of several hosts in touch with each other
     process      the watcher
     start        starts and ends it
 

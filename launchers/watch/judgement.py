@@ -81,11 +81,13 @@ class Seen:
         position: where it is.
         stopped: by a signal, as SIGSTOP.
         frames: its main thread's, newest call first, as faulthandler writes them.
+        host: its name.
     """
 
     position: Position
     stopped: bool
     frames: Sequence[str]
+    host: str = ""
 
     @property
     def waits(self) -> bool:
@@ -109,7 +111,7 @@ def behind(seen: Mapping[int, Seen]) -> list[int]:
     nobody while others wait; the one with the fewest steps. None where all are the same.
 
     Args:
-        seen: rank -> how it is, of one host.
+        seen: rank -> how it is.
     """
     stopped = [rank for rank, one in seen.items() if one.stopped]
     if stopped or len(seen) == 1:
@@ -120,26 +122,26 @@ def behind(seen: Mapping[int, Seen]) -> list[int]:
     return next((found for found in (busy, slowest) if 0 < len(found) < len(seen)), [])
 
 
-def stall_report(seen: Mapping[int, Seen], still_s: float, host: str, num_ranks: int) -> list[str]:
-    """What a watcher says of a launch that stands still: a line on who is behind, and stacks.
+def stall_report(seen: Mapping[int, Seen], still_s: float, num_ranks: int) -> list[str]:
+    """What watchers say of a launch that stands still: a line on who is behind, and stacks.
 
     Args:
-        seen: rank -> how it is, of this host.
+        seen: rank -> how it is, of the hosts that answer.
         still_s: for how long.
-        host: its name.
         num_ranks: of the launch, on all hosts.
     """
     found = behind(seen)
     elsewhere = len(seen) < num_ranks
     if elsewhere and all(one.waits for one in seen.values()):
-        ranks = ", ".join(map(str, seen))
-        first = f"no progress for {still_s:.0f} s: ranks {ranks} on {host} wait for ranks of other hosts"
+        ranks, hosts = ", ".join(map(str, seen)), ", ".join(dict.fromkeys(one.host for one in seen.values()))
+        first = f"no progress for {still_s:.0f} s: ranks {ranks} on {hosts} wait for ranks of other hosts"
     elif found:
         names = f"rank {found[0]} is" if len(found) == 1 else f"ranks {', '.join(map(str, found))} are"
+        hosts = ", ".join(dict.fromkeys(seen[rank].host for rank in found))
         one = seen[found[0]]
         how = ", stopped by a signal," if one.stopped else ""
         first = (
-            f"{names} behind on {host}{how} in {one.position.describe()}: no progress for {still_s:.0f} s, "
+            f"{names} behind on {hosts}{how} in {one.position.describe()}: no progress for {still_s:.0f} s, "
             f"longer than stall_timeout ({one.position.stall_timeout_s:g} s) allows here"
         )
     else:
@@ -153,6 +155,12 @@ def stall_report(seen: Mapping[int, Seen], still_s: float, host: str, num_ranks:
         if not found or rank in found or elsewhere:
             lines += [f"  rank {rank}, newest call first:", *(f"    {f}" for f in one.frames[:FRAMES_SHOWN])]
     return lines
+
+
+def gone_report(host: str, ranks: Sequence[int]) -> str:
+    """What is said of a host of which nothing is heard any more."""
+    names = f"ranks {', '.join(map(str, ranks))}" if len(ranks) > 1 else f"rank {ranks[0]}"
+    return f"{names} left first on {host}, with the watcher there: the host or its part of the job has ended"
 
 
 def left_report(rank: int, status: int | None, position: Position, host: str) -> str:

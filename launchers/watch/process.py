@@ -4,22 +4,36 @@
    code; the others would wait for it in vain, and are killed.
 2. It looks at the ranks' heartbeats about once a second. When one has not moved for longer than it may
    (`judgement`), the stacks of all are asked for, who is behind is named, and all are killed.
+3. On several hosts rank 0's watcher decides for all (`peers`): the first who left, and who is behind of all
+   ranks. Every host says the same, and ends its ranks. One that does not hear of it speaks for itself.
 
 It ends with the last rank. The run that was cut off is the run loop's business, which reads what was printed.
 """
 
 from __future__ import annotations
 
+import json
 import select
 import signal
 import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-from launchers.watch.heartbeat import STACK_SIGNAL, Reader
-from launchers.watch.judgement import PREFIX, Pace, Seen, left_report, main_thread, stall_report
+from launchers.watch.heartbeat import STACK_SIGNAL, Position, Reader
+from launchers.watch.judgement import (
+    PREFIX,
+    Pace,
+    Seen,
+    gone_report,
+    left_report,
+    main_thread,
+    stall_report,
+)
+from launchers.watch.peers import GONE, Message, Peers
 
 STDIN = 0  # its other end is with the rank that started this process
 LOOK_S = 1.0
@@ -27,6 +41,9 @@ SHORTEST_LOOK_S = 0.05
 LOOKS_A_TIMEOUT = 20
 STACK_S = 2.0
 """What ranks have to write their stacks, and to end by themselves after one has left."""
+
+ANSWER_S = 2 * STACK_S
+"""What the watchers of other hosts have to say how their ranks are."""
 
 
 class _Rank:
@@ -64,16 +81,14 @@ class Watcher:
         ranks: of each: rank, pid, and the descriptors of its process and of its page.
         num_ranks: of the launch, on all hosts.
         host: its name, for people.
+        peers: the watchers of the other hosts.
     """
 
-    def __init__(self, ranks: Sequence[Sequence[int]], num_ranks: int, host: str) -> None:
-        self._num_ranks, self._host = num_ranks, host
+    def __init__(self, ranks: Sequence[Sequence[int]], num_ranks: int, host: str, peers: Peers) -> None:
+        self._num_ranks, self._host, self._peers = num_ranks, host, peers
         self._ranks = {handle: _Rank(number, pid, handle, page) for number, pid, handle, page in ranks}
-        self._poll = select.poll()
-        for handle in self._ranks:
-            self._poll.register(handle, select.POLLIN)
         self._starter = next(iter(self._ranks.values()), None)
-        self._poll.register(STDIN, 0)
+        self._messages: list[Message] = []
 
     def run(self) -> None:
         """Returns when no rank is left, or when the one that started this process leaves in order."""
@@ -83,7 +98,9 @@ class Watcher:
             ended = self._ended(period_s)
             silent = [one for one in ended if not one.reader.position().has_left]
             if silent:
-                self._name_who_left(silent)
+                self._end([self._who_left(silent)], STACK_S)
+                return
+            if self._messages and self._has_heard():
                 return
             now_s = time.monotonic()
             if now_s - looked_s > period_s + max(1.0, period_s):  # this process was stopped too
@@ -104,18 +121,61 @@ class Watcher:
 
     def _ended(self, wait_s: float) -> list[_Rank]:
         """The ranks that end within that time, as soon as one does; they are no longer watched."""
-        handles = [handle for handle, _ in self._poll.poll(wait_s * 1e3)]
-        for handle in handles:
-            self._poll.unregister(handle)
-        return [self._ranks.pop(handle) for handle in handles if handle != STDIN]
+        poll = select.poll()
+        for descriptor in (*self._ranks, *self._peers.descriptors):
+            poll.register(descriptor, select.POLLIN)
+        poll.register(STDIN, 0)
+        ready = [descriptor for descriptor, _ in poll.poll(wait_s * 1e3)]
+        for descriptor in ready:
+            if descriptor not in self._ranks and descriptor != STDIN:
+                self._messages += self._peers.take(descriptor)
+        return [self._ranks.pop(handle) for handle in ready if handle in self._ranks]
 
-    def _name_who_left(self, silent: Sequence[_Rank]) -> None:
-        """Says who was first, and ends the others unless their launcher does."""
+    def _next_message(self, until_s: float, *keys: str) -> Message | None:
+        """The next that has one of these keys; None at that time."""
+        while True:
+            while self._messages:
+                if any(key in (message := self._messages.pop(0)) for key in keys):
+                    return message
+            if (left_s := until_s - time.monotonic()) <= 0:
+                return None
+            self._ended(left_s)
+
+    def _has_heard(self) -> bool:
+        """Does what other watchers ask for; whether all is over."""
+        message = self._messages.pop(0)
+        if lines := message.get("left") or message.get("verdict"):
+            self._end(lines, STACK_S)
+        elif GONE in message:
+            self._end([gone_report(message[GONE], message["ranks"])], STACK_S)
+        elif "still_s" in message:
+            self._end_stall(message["still_s"])
+        elif "ask" in message:
+            self._answer()
+        else:
+            return False
+        return True
+
+    def _who_left(self, silent: Sequence[_Rank]) -> str:
         statuses = {one.number: one.status() for one in silent}
         first = min(silent, key=lambda one: statuses[one.number] == signal.SIGTERM)  # which a launcher sends
-        report = left_report(first.number, statuses[first.number], first.reader.position(), self._host)
-        self._say([report])
-        until_s = time.monotonic() + STACK_S
+        return left_report(first.number, statuses[first.number], first.reader.position(), self._host)
+
+    def _end(self, lines: Sequence[str], leave_s: float = 0.0) -> None:
+        """Says the verdict, here and to the others, and ends the ranks unless their launcher does.
+
+        Args:
+            lines: what this watcher has found, or heard of the one that decides.
+            leave_s: what ranks have to end by themselves.
+        """
+        if not self._peers.decides:
+            self._peers.say(left=list(lines))
+            answer = self._next_message(time.monotonic() + ANSWER_S, "verdict")
+            lines = lines if answer is None else answer["verdict"]
+        else:
+            self._peers.say(verdict=list(lines))
+        self._say(lines)
+        until_s = time.monotonic() + leave_s
         while self._ranks and (left_s := until_s - time.monotonic()) > 0:
             self._ended(left_s)
         self._kill()
@@ -130,20 +190,52 @@ class Watcher:
         return None
 
     def _end_stall(self, still_s: float) -> None:
+        """Ends a launch that stands still: rank 0's watcher asks all, the others tell it."""
+        if not self._peers.decides:
+            self._peers.say(still_s=still_s)
+            message = self._next_message(time.monotonic() + ANSWER_S, "ask", "verdict")
+            if message is not None and "ask" in message:
+                self._answer()
+                return
+            seen = self._seen()
+            self._say(message["verdict"] if message else stall_report(seen, still_s, self._num_ranks))
+            self._kill()
+            return
+        awaited = self._peers.num_members
+        self._peers.say(ask=True)
+        seen, until_s = self._seen(), time.monotonic() + ANSWER_S
+        while awaited and (message := self._next_message(until_s, "seen")):
+            seen |= _seen_from(message["seen"])
+            awaited -= 1
+        self._end(stall_report(dict(sorted(seen.items())), still_s, self._num_ranks))
+
+    def _answer(self) -> None:
+        """Tells rank 0's watcher how the ranks of this host are, and does as it says."""
+        seen = self._seen()
+        self._peers.say(seen=[[rank, asdict(one)] for rank, one in seen.items()])
+        message = self._next_message(time.monotonic() + 2 * ANSWER_S, "verdict")
+        self._say(message["verdict"] if message else stall_report(seen, 0.0, self._num_ranks))
+        self._kill()
+
+    def _seen(self) -> dict[int, Seen]:
+        """How the ranks of this host are; those that are stopped go on, and write their stacks first."""
         stopped = {one.number for one in self._ranks.values() if one.is_stopped()}
         for rank in self._ranks.values():
             rank.send(STACK_SIGNAL)
             if rank.number in stopped:
-                rank.send(signal.SIGCONT)  # it writes its stack before it does anything else
+                rank.send(signal.SIGCONT)
         until_s = time.monotonic() + STACK_S
         while time.monotonic() < until_s and not all(one.reader.stack() for one in self._ranks.values()):
             time.sleep(SHORTEST_LOOK_S)
-        seen = {
-            one.number: Seen(one.reader.position(), one.number in stopped, main_thread(one.reader.stack()))
+        return {
+            one.number: Seen(
+                one.reader.position(),
+                one.number in stopped,
+                main_thread(one.reader.stack()),
+                self._host,
+            )
             for one in sorted(self._ranks.values(), key=lambda one: one.number)
         }
-        self._say(stall_report(seen, still_s, self._host, self._num_ranks))
-        self._kill()
 
     def _kill(self) -> None:
         for rank in self._ranks.values():
@@ -157,9 +249,22 @@ class Watcher:
             sys.stderr.flush()
 
 
+def _seen_from(said: Any) -> dict[int, Seen]:
+    return {rank: Seen(**{**one, "position": Position(**one["position"])}) for rank, one in said}
+
+
 def main(arguments: Sequence[str]) -> None:
-    """`HOST NUM_RANKS RANK:PID:PROCESS:PAGE ...`: watches these until they have ended."""
+    """A JSON document (`start.start_watcher`): watches these ranks until they have ended."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)  # it ends with the ranks
-    host, num_ranks, *ranks = arguments
-    Watcher([[int(word) for word in rank.split(":")] for rank in ranks], int(num_ranks), host).run()
+    given = json.loads(arguments[0])
+    host, ranks = given["host"], given["ranks"]
+    if given["listener"] is not None:
+        peers = Peers.listening(given["listener"])
+    elif given["meeting"] is not None:
+        hub, port = given["meeting"]
+        peers = Peers.of(hub, port, host, [number for number, *_ in ranks])
+    else:
+        peers = Peers()
+    Watcher(ranks, given["num_ranks"], host, peers).run()
+    peers.say(bye=True)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
+
+from launchers.watch.peers import TOKEN_VARIABLE, Meeting
 
 END_S = 5.0
 """What the watcher has to end when the rank that started it leaves in order."""
@@ -21,16 +25,23 @@ main(sys.argv[2:])
 """
 
 
-def start_watcher(ranks: Mapping[int, tuple[int, int]], num_ranks: int) -> subprocess.Popen[bytes]:
+def start_watcher(
+    ranks: Mapping[int, tuple[int, int]],
+    num_ranks: int,
+    meeting: Meeting | None = None,
+    listener: socket.socket | None = None,
+) -> subprocess.Popen[bytes]:
     """Starts it, with what it reads of its ranks open: one that ends right now can still be named.
 
     Args:
         ranks: rank -> pid, and the descriptor of its page there (`SharedHeartbeat`); of this host.
         num_ranks: of the launch, on all hosts.
+        meeting: where the watchers of several hosts meet; None: there is one.
+        listener: of the meeting, for rank 0's watcher.
     """
     root = Path(__file__).parents[2]
     with ExitStack() as opened:
-        words, descriptors = [], []
+        watched, descriptors = [], []
         for rank, (pid, descriptor) in ranks.items():
             try:
                 handle = os.pidfd_open(pid)
@@ -42,12 +53,20 @@ def start_watcher(ranks: Mapping[int, tuple[int, int]], num_ranks: int) -> subpr
                 print(reason, file=sys.stderr, flush=True)
                 continue
             descriptors += [handle, page]
-            words.append(f"{rank}:{pid}:{handle}:{page}")
+            watched.append([rank, pid, handle, page])
+        given = {
+            "host": platform.node(),
+            "num_ranks": num_ranks,
+            "ranks": watched,
+            "meeting": meeting and [meeting.host, meeting.port],
+            "listener": listener and listener.fileno(),
+        }
         return subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", PROGRAM, str(root), platform.node(), str(num_ranks), *words],
+            [sys.executable, "-I", "-S", "-c", PROGRAM, str(root), json.dumps(given)],
+            env={**os.environ, TOKEN_VARIABLE: meeting.token if meeting else ""},
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
-            pass_fds=descriptors,
+            pass_fds=[*descriptors, *([listener.fileno()] if listener else [])],
             start_new_session=True,  # what ends the ranks is not to end it before it has said so
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 import time
 import urllib.error
@@ -16,6 +17,7 @@ Share = Callable[[str], str]
 
 POLL_S = 0.05
 REQUEST_LIMIT_S = 5.0
+DISCARD_PORT = 9
 
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # never by a proxy: it is our own host
 
@@ -25,6 +27,22 @@ def own_address(info: RankInfo, environ: Mapping[str, str]) -> str:
     if environ.get("MASTER_ADDR"):
         return environ["MASTER_ADDR"]
     return "127.0.0.1" if info.local_world_size == info.world_size else socket.gethostname()
+
+
+def reachable_address(environ: Mapping[str, str]) -> str:
+    """An address of this host that those can reach who reach MASTER_ADDR.
+
+    Its own address on the way there; where that is this host, by the name that all use.
+    """
+    name = environ.get("MASTER_ADDR") or socket.gethostname()
+    try:
+        family, kind, _, _, there = socket.getaddrinfo(name, DISCARD_PORT, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as sent_nothing:
+            sent_nothing.connect(there)
+            own: str = sent_nothing.getsockname()[0]
+    except OSError:
+        return name
+    return name if ipaddress.ip_address(own.partition("%")[0]).is_loopback else own
 
 
 def over_horovodrun(info: RankInfo, environ: Mapping[str, str], limit_s: float) -> Share:

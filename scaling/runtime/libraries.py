@@ -12,7 +12,7 @@ from scaling.process_group import Group
 from scaling.runtime.address import Share, over_horovodrun
 from scaling.runtime.horovod import Horovod, forget_network
 from scaling.runtime.mpi import Mpi
-from scaling.runtime.workers import JOIN_TIMEOUT, Workers
+from scaling.runtime.workers import JOIN_TIMEOUT_S, Workers
 
 
 class LaunchLibraries:
@@ -37,7 +37,7 @@ class LaunchLibraries:
         if self._mpi is not None:
             return self._mpi.share
         if self._info.table == "horovodrun":
-            return over_horovodrun(self._info, self._environ, JOIN_TIMEOUT.total_seconds())
+            return over_horovodrun(self._info, self._environ, JOIN_TIMEOUT_S)
         return None
 
     def offer(self, workers: Workers) -> None:

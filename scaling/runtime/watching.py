@@ -3,47 +3,60 @@
 from __future__ import annotations
 
 import os
-import platform
+import socket
+import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import NamedTuple
+from collections.abc import Sequence
 
+from launchers.rank_info import RankInfo
 from launchers.watch.heartbeat import SILENT, Heartbeat, SharedHeartbeat
+from launchers.watch.peers import Meeting, open_meeting
 from launchers.watch.start import end_watcher, start_watcher
-from scaling.runtime.workers import Workers
+from scaling.runtime.address import reachable_address
+from scaling.runtime.meeting import Place, here
 
 
-class _Place(NamedTuple):
-    """A rank, as a process of its host can find it."""
-
-    processes: str
-    pid: int
-    descriptor: int
-
-
-@contextmanager
-def watched(workers: Workers) -> Iterator[Heartbeat]:
-    """This rank's heartbeat, with a watcher on every host. Collective.
+class Watched:
+    """This rank's heartbeat, and the watcher that it starts where it is its host's first rank.
 
     Ranks are watched on Linux alone: elsewhere the heartbeat is heard by nobody.
 
-    Args:
-        workers: all ranks.
+    Attributes:
+        heartbeat: one a process.
     """
-    if sys.platform != "linux":
-        yield SILENT
-        return
-    heartbeat = SharedHeartbeat()
-    # Containers of one host have process numbers of their own, and their names may be the same.
-    here = f"{platform.node()} {os.readlink('/proc/self/ns/pid')}"
-    places = workers.gather(_Place(here, os.getpid(), heartbeat.descriptor))
-    local = {rank: one[1:] for rank, one in enumerate(places) if one.processes == here}
-    watcher = start_watcher(local, len(places)) if workers.info.rank == min(local) else None
-    try:
-        yield heartbeat
-    finally:
-        if workers.closed:
-            heartbeat.leave()
-            if watcher is not None:
-                end_watcher(watcher)
+
+    def __init__(self) -> None:
+        self.heartbeat: Heartbeat = SharedHeartbeat() if sys.platform == "linux" else SILENT
+        self._listener: socket.socket | None = None
+        self._watcher: subprocess.Popen[bytes] | None = None
+
+    def place(self, info: RankInfo) -> Place:
+        """What the others are told of this rank; rank 0 says where the watchers of several hosts meet."""
+        page = self.heartbeat.descriptor if isinstance(self.heartbeat, SharedHeartbeat) else -1
+        meeting = None
+        if info.rank == 0 and info.world_size > info.local_world_size and page >= 0:
+            self._listener, offered = open_meeting(reachable_address(os.environ))
+            meeting = (offered.host, offered.port, offered.token)
+        return Place(here(), os.getpid(), page, meeting)
+
+    def begin(self, places: Sequence[Place], rank: int) -> None:
+        """Starts the watcher, if that is this rank's part.
+
+        Args:
+            places: of all ranks, in rank order.
+            rank: this one.
+        """
+        local = {n: (one.pid, one.page) for n, one in enumerate(places) if one.processes == here()}
+        if rank == min(local) and self.heartbeat is not SILENT:
+            offered = places[0].meeting
+            has_others = offered is not None and len(local) < len(places)
+            meeting = Meeting(*offered) if offered is not None and has_others else None
+            self._watcher = start_watcher(local, len(places), meeting, self._listener if meeting else None)
+        if self._listener is not None:
+            self._listener.close()
+
+    def close(self) -> None:
+        """This rank ends in order; the watcher that it has started is gone."""
+        self.heartbeat.leave()
+        if self._watcher is not None:
+            end_watcher(self._watcher)

@@ -22,17 +22,18 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not in its list of names
 from torch.distributed.distributed_c10d import PrefixStore
-from torch.distributed.rendezvous import rendezvous
 
 from launchers.joining import join_timeout_s
 from launchers.rank_info import RankInfo
 from scaling.errors import LaunchError
 from scaling.process_group import Group, ThroughHostGroup, TorchGroup
+from scaling.runtime.meeting import Place, Waiting, here
+from scaling.runtime.watching import Watched
 from scaling.store.upgrades import DEVICE_LOST
 
 T = TypeVar("T")
 
-JOIN_TIMEOUT = timedelta(seconds=join_timeout_s(os.environ))
+JOIN_TIMEOUT_S = join_timeout_s(os.environ)
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 """A rank may wait this long for another inside a cell, as at the end of a control arm's iterations."""
 
@@ -67,6 +68,7 @@ class Workers:
         share: gives every rank what rank 0 says, over what the launcher has; None where the launcher's own
             variables say where the ranks meet (`MASTER_ADDR`, `MASTER_PORT`).
         address: of rank 0's host, as the other ranks reach it; with `share` only.
+        watch: watches the ranks as soon as all have come.
 
     Attributes:
         libraries: what groups can delegate messages to: name -> makes such a group. Collective.
@@ -78,32 +80,38 @@ class Workers:
     """
 
     def __init__(
-        self, info: RankInfo, share: Callable[[str], str] | None = None, address: str = "127.0.0.1"
+        self,
+        info: RankInfo,
+        share: Callable[[str], str] | None = None,
+        address: str = "127.0.0.1",
+        watch: Watched | None = None,
     ) -> None:
         self.info = info
         self.libraries: dict[str, Callable[[Group], Group]] = {}
         self.on_leave: Callable[[], None] = lambda: None
         self.closed = False
         try:
-            store, rank, world_size = _meet(info, share, address)
+            waiting = Waiting(info, JOIN_TIMEOUT_S)
+            store = _meet(info, share, address, waiting)
+            places = waiting.meet(store, watch.place(info) if watch else Place(here(), os.getpid(), -1))
+            if watch:
+                watch.begin(places, info.rank)
             dist.init_process_group(
                 "gloo",
                 store=PrefixStore("scaling-control", store),
-                rank=rank,
-                world_size=world_size,
+                rank=info.rank,
+                world_size=info.world_size,
                 timeout=COLLECTIVE_TIMEOUT,
             )
-        except (ValueError, RuntimeError) as error:
+        except LaunchError:
+            raise
+        except (KeyError, ValueError, RuntimeError) as error:
             if "EADDRINUSE" in str(error):
                 raise LaunchError(
                     f"port {os.environ.get('MASTER_PORT')} of this host, at which the ranks were to meet "
                     "(MASTER_PORT), is occupied by another program; set MASTER_PORT to a free one"
                 ) from error
             raise LaunchError(f"rank {info.rank} cannot join the other workers: {error}") from error
-        if (rank, world_size) != (info.rank, info.world_size):
-            raise LaunchError(
-                f"the launcher says {info.describe()}; the rendezvous says {rank} of {world_size}"
-            )
         self._store = PrefixStore("scaling-cells", store)
         self._group: TorchGroup | None = None
         self._gloo_groups: list[dist.ProcessGroup] = []
@@ -246,20 +254,24 @@ class Workers:
         self.closed = True
 
 
-def _meet(info: RankInfo, share: Callable[[str], str] | None, address: str) -> tuple[Any, int, int]:
-    """The store at which the ranks meet, this rank and their number. Rank 0 has it on a free port, unless
-    MASTER_PORT names one."""
+def _meet(info: RankInfo, share: Callable[[str], str] | None, address: str, waiting: Waiting) -> Any:
+    """The store at which the ranks meet. Rank 0 has it on a free port, unless MASTER_PORT names one or the
+    launcher has it.
+    """
     if share is None:
-        store, rank, world_size = next(rendezvous("env://", timeout=JOIN_TIMEOUT))
-        return store, rank, world_size
+        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        if info.rank or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+            return waiting.connect(host, port)
+        return _store(info, port)
     port, store = int(os.environ.get("MASTER_PORT") or 0), None
     if info.rank == 0:
-        store = _store(info, "127.0.0.1", port)
-        address, port = f"{address}:{store.port}", store.port
+        store = _store(info, port)
+        address = f"{address}:{store.port}"
     host, _, port_text = share(address).rpartition(":")
-    return store or _store(info, host, int(port_text)), info.rank, info.world_size
+    return store or waiting.connect(host, int(port_text))
 
 
-def _store(info: RankInfo, host: str, port: int) -> Any:
-    """Rank 0's, or a connection to it; does not wait for the other ranks, who do not know the port yet."""
-    return TCPStore(host, port, info.world_size, info.rank == 0, timeout=JOIN_TIMEOUT, wait_for_workers=False)
+def _store(info: RankInfo, port: int) -> Any:
+    """Rank 0's; does not wait for the other ranks, who do not know the port yet."""
+    limit = timedelta(seconds=JOIN_TIMEOUT_S)
+    return TCPStore("127.0.0.1", port, info.world_size, True, timeout=limit, wait_for_workers=False)

@@ -11,7 +11,6 @@ OpenMP and MKL have read their settings when they were loaded here: the rank set
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import ctypes
 import gc
@@ -32,6 +31,7 @@ import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not in its list of names
 
 from launchers import processes
+from scaling.runtime.meeting import say_pids
 
 STANDARD_INPUT, STANDARD_OUTPUT, STANDARD_ERROR = 0, 1, 2
 END_LIMIT_S = processes.GRACE_S - 2.0
@@ -122,6 +122,7 @@ def _lead(request: Mapping[str, Any], reports: int) -> NoReturn:
         _report(reports, ranks=list(ranks))
         # From here on this process has threads, and forks no more.
         store = _store(listener)
+        say_pids(store, list(ranks))
         code = _wait(ranks, reports)
         del store
     except _EndedError:
@@ -222,13 +223,7 @@ def _be_rank(rank: int, request: Mapping[str, Any], listener: socket.socket) -> 
         print("error: CUDA was asked for its devices before the fork", file=sys.stderr, flush=True)
         os._exit(2)
     torch.set_num_threads(request["threads"])
-    code = _code_of(lambda: importlib.import_module(module).main(arguments))
-    # Taking apart what was imported takes a third of a second a rank, and gives nothing back.
-    atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError):  # the log may be on a full disk
-            stream.flush()
-    os._exit(code)
+    processes.end_this(_code_of(lambda: importlib.import_module(module).main(arguments)))
 
 
 def _code_of(run: Callable[[], int | None]) -> int:

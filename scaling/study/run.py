@@ -134,12 +134,14 @@ class StudyRun:
         """The workers could not start. The second time, their runs are failed."""
         key = (launch.settings, launch.repeat)
         self._failed_starts[key] = self._failed_starts.get(key, 0) + 1
+        error = _first_error(log)
         self.progress.say(
-            f"launch of {launch.settings.world_size} workers ended with exit code {code}:\n{_tail(log)}"
+            f"launch of {launch.settings.world_size} workers ended with exit code {code}"
+            + (f": {error}, see {log}" if error else f":\n{_tail(log)}")
         )
         if self._failed_starts[key] > 1:
             for cell in launch.cells:
-                reason = f"the workers did not start (exit code {code}), see {log}"
+                reason = f"the workers did not start ({error or f'exit code {code}'}), see {log}"
                 self.folder.fail_run(self.folder.run(cell.id, launch.repeat), reason)
 
 
@@ -293,6 +295,11 @@ def _ended_on_signals() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _first_error(log: Path) -> str | None:
+    found = re.search(r"^error: (.+)$", log.read_text(encoding="utf-8", errors="replace"), re.MULTILINE)
+    return found and found[1]
 
 
 def _tail(log: Path) -> str:

@@ -5,7 +5,6 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -13,44 +12,23 @@ import pytest
 import yaml
 
 from scaling.store import ResultsFolder
-from tests.end_to_end.conftest import SECONDS, Scaling
-from tests.faults.conftest import HERE
+from tests.end_to_end.conftest import SECONDS
+from tests.faults.commands import (
+    WORKLOAD,
+    command_in,
+    free_port,
+    in_general,
+    line_with,
+    study_of,
+    worker,
+)
 
 pytestmark = pytest.mark.processes
 
-STALL_TIMEOUT_S = 3.0
-WORKLOAD = {
-    "model": {"name": "mlp", "hidden": [16]},
-    "dataset": {"name": "synthetic", "input_shape": [20], "num_classes": 3},
-    "global_batch": 16,
-}
-FEW = {"warmup": 10, "iterations": 60, "precision_goal": None, "profiled_iterations": 2, "noise_pair": False}
 FIRST_CALLS = 14
 """The checked steps and the first of the warm-up: those after them are known to be fast."""
 
 LAST_CALL = 60
-
-
-def study_of(**keys):
-    return {
-        "name": "faults",
-        "kind": "iteration",
-        "device": "cpu",
-        "threads": 1,
-        "world_sizes": [2],
-        "scaling": "strong",
-        "stall_timeout": STALL_TIMEOUT_S,
-        "workloads": [WORKLOAD],
-        "aggregators": ["all_reduce"],
-        **FEW,
-        **keys,
-    }
-
-
-def command_in(folder: Path) -> Scaling:
-    made = Scaling(folder)
-    made.environment["PYTHONPATH"] = os.pathsep.join([str(HERE), made.environment["PYTHONPATH"]])
-    return made
 
 
 @pytest.fixture(scope="module")
@@ -92,21 +70,6 @@ def study(planted, tmp_path_factory):
 def record_of(command, fault):
     records = command.results().runs()
     return next(r for r in records if r.cell["aggregator_parameters"].get("fault") == fault)
-
-
-def line_with(text, *words):
-    """The line that has all these words."""
-    lines = [line for line in text.splitlines() if all(word in line for word in words)]
-    assert lines, f"{words} are in no line of\n{text}"
-    return lines[0]
-
-
-def in_general(text):
-    """Without what differs from run to run."""
-    text = re.sub(r"rank \d", "rank N", text.partition(", see ")[0])
-    text = re.sub(r" of iteration .*? eager", " of CELL", text)
-    text = re.sub(r" on \S+(,? stopped|,? with|,? killed| in )", r" on HOST\1", text)
-    return re.sub(r"\(\d+ steps done\)", "(N steps done)", re.sub(r"for \d+ s", "for N s", text))
 
 
 def test_rank_that_is_stopped_by_a_signal(study, planted, found):
@@ -167,25 +130,6 @@ def test_everything_else_of_the_study_is_measured(study, found):
     assert states == {"mlp": "done", "planted:other_width": "failed"}
     assert (command.out / "report.html").exists()
     found("the study goes on with the next cell and ends with its report")
-
-
-def worker(command, rank, port, *arguments, **environment):
-    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
-    words = [sys.executable, "-m", "scaling.worker", str(command.study), "--out", str(command.out)]
-    return subprocess.Popen(
-        [*words, *arguments],
-        cwd=command.folder,
-        env={**command.environment, **place, **meeting, **environment},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def free_port():
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        return server.getsockname()[1]
 
 
 def test_ranks_that_are_started_with_other_arguments_studies_or_code(tmp_path, found):

@@ -1,0 +1,160 @@
+"""The watchers of a launch's hosts in touch with each other: rank 0's decides, the others tell it and ask.
+
+Lines of JSON over TCP. A member says who it is (`token`, `host`, `ranks`), that a rank has left (`left`),
+that its ranks stand still (`still_s`), how they are (`seen`), and that it ends (`bye`). Rank 0's asks how
+they are (`ask`), gives the verdict (`verdict`), and says that it ends. A connection that ends without a `bye`
+means that the host has gone, with its ranks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+Message = dict[str, Any]
+
+TOKEN_VARIABLE = "SCALING_WATCHERS_TOKEN"  # noqa: S105 (its name)
+CONNECT_S = 10.0
+KEEP_ALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
+"""Seconds, seconds and tries, until a host that answers no more counts as gone."""
+
+GONE = "gone"
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Where the watchers meet.
+
+    Attributes:
+        host, port: of rank 0's.
+        token: that a member has to say.
+    """
+
+    host: str
+    port: int
+    token: str
+
+
+def open_meeting(address: str) -> tuple[socket.socket, Meeting]:
+    """A listening socket for rank 0's watcher, and what the others have to know.
+
+    Args:
+        address: at which the other hosts reach this one.
+    """
+    has_both = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if has_both else socket.AF_INET
+    listener = socket.create_server(("", 0), family=family, dualstack_ipv6=has_both)
+    return listener, Meeting(address, listener.getsockname()[1], secrets.token_hex(16))
+
+
+class _Channel:
+    """One connection."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self._read = b""
+        self.who: Message = {}
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in KEEP_ALIVE.items():
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def say(self, message: Message) -> None:
+        with suppress(OSError):  # its end is heard of when it is read
+            self._socket.sendall(json.dumps(message).encode() + b"\n")
+
+    def hear(self) -> list[Message] | None:
+        """What has come; None at the end."""
+        try:
+            read = self._socket.recv(1 << 20)
+        except OSError:
+            read = b""
+        if not read:
+            self._socket.close()
+            return None
+        *lines, self._read = (self._read + read).split(b"\n")
+        with suppress(ValueError):
+            return [one for line in lines if isinstance(one := json.loads(line), dict)]
+        return []
+
+
+class Peers:
+    """The other hosts' watchers. Without any it hears and says nothing.
+
+    Attributes:
+        decides: this is rank 0's watcher, or the only one.
+    """
+
+    def __init__(self) -> None:
+        self.decides = True
+        self._listener: socket.socket | None = None
+        self._token = os.environ.get(TOKEN_VARIABLE, "")
+        self._channels: dict[int, _Channel] = {}
+
+    @classmethod
+    def listening(cls, descriptor: int) -> Peers:
+        """Those of rank 0's watcher, which come to a listening socket."""
+        made = cls()
+        made._listener = socket.socket(fileno=descriptor)
+        return made
+
+    @classmethod
+    def of(cls, host: str, port: int, own_host: str, ranks: Sequence[int]) -> Peers:
+        """Rank 0's, where it can be reached; else this watcher speaks for its host alone."""
+        made = cls()
+        with suppress(OSError):
+            channel = _Channel(socket.create_connection((host, port), CONNECT_S))
+            made._channels[channel.fileno()] = channel
+            made.decides = False
+            channel.who = {"host": host, "ranks": [0]}
+            channel.say({"token": made._token, "host": own_host, "ranks": list(ranks)})
+        return made
+
+    @property
+    def descriptors(self) -> list[int]:
+        """Of what is to be polled."""
+        listening = [] if self._listener is None else [self._listener.fileno()]
+        return [*listening, *self._channels]
+
+    @property
+    def num_members(self) -> int:
+        """Other watchers that are in touch."""
+        return sum(bool(channel.who) for channel in self._channels.values())
+
+    def take(self, descriptor: int) -> list[Message]:
+        """What came there; of a host that has gone `{"gone": host, "ranks": its ranks}`."""
+        if self._listener is not None and descriptor == self._listener.fileno():
+            with suppress(OSError):
+                channel = _Channel(self._listener.accept()[0])
+                self._channels[channel.fileno()] = channel
+            return []
+        if descriptor not in self._channels:
+            return []
+        channel, found = self._channels[descriptor], []
+        heard = channel.hear()
+        for message in heard or []:
+            if channel.who:
+                found.append(message)
+            elif message.get("token") == self._token:
+                channel.who = message
+        refused = bool(heard) and not channel.who
+        if heard is None or refused or any("bye" in message for message in found):
+            del self._channels[descriptor]
+            if heard is None and channel.who:
+                found.append({GONE: channel.who["host"], "ranks": channel.who["ranks"]})
+            self.decides = self.decides or not self._channels
+        return found
+
+    def say(self, **message: Any) -> None:
+        """To rank 0's watcher, or from it to all."""
+        for channel in self._channels.values():
+            if channel.who:
+                channel.say(message)

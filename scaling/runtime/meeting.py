@@ -1,0 +1,166 @@
+"""How the ranks of a launch meet at a store: each says who it is, and waits for the others with open eyes.
+
+Nothing else watches them yet. A rank of this host that has left, or is stopped, is named here (`Present`);
+what one rank finds, the store tells all.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from typing import Any
+
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not in its list of names
+from torch.distributed.distributed_c10d import PrefixStore
+
+from launchers.rank_info import RankInfo
+from launchers.watch.heartbeat import DEFAULT_STALL_TIMEOUT_S
+from launchers.watch.present import Present
+from scaling.errors import LaunchError
+
+POLL_S = 0.02
+LOOK_S = 1.0
+CONNECT_S = 3.0
+"""Tries to reach the store are so long, with a look at this host's ranks between them."""
+
+PIDS = "pids"
+TROUBLE = "trouble"
+PREFIX = "scaling-meeting"
+
+
+@dataclass(frozen=True)
+class Place:
+    """A rank, as a process of its host can find it.
+
+    Attributes:
+        processes: host and process numbers: containers of one host have their own, and maybe one name.
+        pid: of its process.
+        page: the descriptor of its heartbeat there; -1: it has none.
+        meeting: of watchers, where rank 0 offers one: host, port and token.
+    """
+
+    processes: str
+    pid: int
+    page: int
+    meeting: tuple[str, int, str] | None = None
+
+
+def here() -> str:
+    """`Place.processes` of this process."""
+    namespace = os.readlink("/proc/self/ns/pid") if sys.platform == "linux" else ""
+    return f"{platform.node()} {namespace}"
+
+
+class Waiting:
+    """This rank, as it waits for the others.
+
+    Args:
+        info: its place.
+        limit_s: how long it waits.
+    """
+
+    def __init__(self, info: RankInfo, limit_s: float) -> None:
+        self._info = info
+        self._limit_s = limit_s
+        self._present = Present(info, time.monotonic())
+        self._until_s = time.monotonic() + limit_s
+        self._looked_s = time.monotonic()
+
+    def connect(self, host: str, port: int) -> Any:
+        """A connection to the store, which somebody else has, or is about to make.
+
+        Raises:
+            LaunchError: the rank that makes it has gone.
+            RuntimeError: it is not there in time.
+        """
+        while True:
+            left_s = max(CONNECT_S, self._until_s - time.monotonic())
+            try:
+                limit = timedelta(seconds=min(CONNECT_S, left_s))
+                store = TCPStore(host, port, self._info.world_size, False, timeout=limit)
+            except RuntimeError:
+                if time.monotonic() > self._until_s:
+                    raise
+                self._look(None)
+                continue
+            store.set_timeout(timedelta(seconds=self._limit_s))
+            return store
+
+    def meet(self, store: Any, place: Place) -> list[Place]:
+        """The places of all ranks, in rank order, once they have come. Collective.
+
+        Raises:
+            LaunchError: one has left, is stopped, or has not come in time.
+        """
+        shared = PrefixStore(PREFIX, store)
+        shared.set(str(self._info.rank), json.dumps(asdict(place)))
+        names = [str(rank) for rank in range(self._info.world_size)]
+        while not shared.check(names):
+            if time.monotonic() > self._until_s:
+                self._find_trouble(shared, 0.0)
+                missing = [name for name in names if not shared.check([name])]
+                raise LaunchError(
+                    f"{len(missing)} of {len(names)} ranks did not come within {self._limit_s:g} s "
+                    f"(SCALING_JOIN_TIMEOUT_S): {', '.join(missing)}"
+                )
+            self._look(shared)
+            time.sleep(POLL_S)
+        return [_place(shared.get(name)) for name in names]
+
+    def _look(self, shared: Any) -> None:
+        now_s = time.monotonic()
+        if now_s - self._looked_s < LOOK_S:
+            return
+        self._looked_s = now_s
+        if shared is not None:
+            if shared.check([TROUBLE]):
+                raise LaunchError(shared.get(TROUBLE).decode())
+            self._know_ranks(shared)
+        self._present.look()
+        self._find_trouble(shared, min(DEFAULT_STALL_TIMEOUT_S, self._limit_s))
+
+    def _find_trouble(self, shared: Any, stall_timeout_s: float) -> None:
+        """Raises a LaunchError where a rank of this host has left or was stopped for so long; all hear it."""
+        now_s = time.monotonic()
+        if (found := self._present.trouble(now_s, stall_timeout_s)) is None:
+            return
+        rank, how = found
+        text = f"rank {rank} left first on {platform.node()}, before the ranks had met"
+        if how == "stopped":
+            with suppress(ProcessLookupError):  # its launcher could not end it otherwise
+                os.kill(self._present.pids[rank], signal.SIGKILL)
+            text = (
+                f"rank {rank} is behind on {platform.node()}, stopped by a signal, before the ranks had met"
+            )
+        if shared is not None:
+            shared.set(TROUBLE, text)
+        raise LaunchError(text)
+
+    def _know_ranks(self, shared: Any) -> None:
+        """The ranks of this host: those who forked them, or they themselves, have said who they are."""
+        if shared.check([PIDS]):
+            self._present.pids.update(enumerate(json.loads(shared.get(PIDS))))
+        for rank in self._present.local:
+            if rank not in self._present.pids and shared.check([str(rank)]):
+                place = _place(shared.get(str(rank)))
+                if place.processes == here():
+                    self._present.pids[rank] = place.pid
+
+
+def say_pids(store: Any, pids: Sequence[int]) -> None:
+    """Tells the ranks, by whom they were forked, which processes they are."""
+    PrefixStore(PREFIX, store).set(PIDS, json.dumps(list(pids)))
+
+
+def _place(said: bytes) -> Place:
+    values = json.loads(said)
+    meeting = values.pop("meeting")
+    return Place(**values, meeting=None if meeting is None else (meeting[0], meeting[1], meeting[2]))

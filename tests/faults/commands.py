@@ -1,0 +1,76 @@
+"""What the tests of this folder start, and how they read what is said."""
+
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.end_to_end.conftest import Scaling
+
+HERE = Path(__file__).parent
+STALL_TIMEOUT_S = 3.0
+WORKLOAD = {
+    "model": {"name": "mlp", "hidden": [16]},
+    "dataset": {"name": "synthetic", "input_shape": [20], "num_classes": 3},
+    "global_batch": 16,
+}
+FEW = {"warmup": 10, "iterations": 60, "precision_goal": None, "profiled_iterations": 2, "noise_pair": False}
+
+
+def study_of(**keys):
+    return {
+        "name": "faults",
+        "kind": "iteration",
+        "device": "cpu",
+        "threads": 1,
+        "world_sizes": [2],
+        "scaling": "strong",
+        "stall_timeout": STALL_TIMEOUT_S,
+        "workloads": [WORKLOAD],
+        "aggregators": ["all_reduce"],
+        **FEW,
+        **keys,
+    }
+
+
+def command_in(folder: Path) -> Scaling:
+    made = Scaling(folder)
+    made.environment["PYTHONPATH"] = os.pathsep.join([str(HERE), made.environment["PYTHONPATH"]])
+    return made
+
+
+def line_with(text, *words):
+    """The line that has all these words."""
+    lines = [line for line in text.splitlines() if all(word in line for word in words)]
+    assert lines, f"{words} are in no line of\n{text}"
+    return lines[0]
+
+
+def in_general(text):
+    """Without what differs from run to run."""
+    text = re.sub(r"rank \d", "rank N", text.partition(", see ")[0].removeprefix("watcher: "))
+    text = re.sub(r" of iteration .*? eager", " of CELL", text)
+    text = re.sub(r" on [^\s,]+(,? before|,? stopped|,? with|,? killed| in )", r" on HOST\1", text)
+    return re.sub(r"\(\d+ steps done\)", "(N steps done)", re.sub(r"for \d+ s", "for N s", text))
+
+
+def worker(command, rank, port, *arguments, before=(), **environment):
+    """A worker as a launcher of another kind starts it; `before`: what it is started by."""
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    words = [sys.executable, "-m", "scaling.worker", str(command.study), "--out", str(command.out)]
+    return subprocess.Popen(
+        [*before, *words, *arguments],
+        cwd=command.folder,
+        env={**command.environment, **place, **meeting, **environment},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def free_port():
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        return server.getsockname()[1]

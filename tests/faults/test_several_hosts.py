@@ -1,0 +1,74 @@
+"""Ranks of two hosts: their watchers find one verdict, which both say."""
+
+import os
+import shutil
+import subprocess
+
+import pytest
+import yaml
+
+from tests.end_to_end.conftest import SECONDS
+from tests.faults.commands import WORKLOAD, command_in, free_port, in_general, line_with, study_of, worker
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.fixture
+def on_two_hosts(tmp_path, draw, need):
+    """on_two_hosts(fault): one rank of four on two hosts goes wrong; its number, and what each host said."""
+    named = ["unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"']
+    tried = os.geteuid() == 0 and shutil.which("unshare") and shutil.which("hostname")
+    need(
+        tried and subprocess.run([*named, "host1", "true"], capture_output=True).returncode == 0,
+        "hosts with names of their own can be made by root alone",
+    )
+
+    def run(fault, **more):
+        rank = draw.randrange(4)
+        plant = {"name": "planted:Plant", "fault": fault, "rank": rank, "call": draw.randrange(20, 60)}
+        plant = {**plant, "once": str(tmp_path / "once"), **more}
+        command = command_in(tmp_path)
+        command.environment["GLOO_SOCKET_IFNAME"] = "lo"
+        study = study_of(world_sizes=[4], aggregators=[plant], workloads=[{**WORKLOAD, "global_batch": 32}])
+        command.study.write_text(yaml.safe_dump(study))
+        port = free_port()
+        place = {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}
+        workers = [
+            worker(
+                command,
+                str(one),
+                port,
+                before=[*named, f"host{1 + one // 2}"],
+                LOCAL_RANK=str(one % 2),
+                **place,
+            )
+            for one in range(4)
+        ]
+        said = [one.communicate(timeout=SECONDS)[1] for one in workers]
+        print(*said, sep="\n----\n")
+        return rank, [said[0] + said[1], said[2] + said[3]], [one.returncode for one in workers]
+
+    return run
+
+
+def lines_of(hosts):
+    return [[line for line in said.splitlines() if line.startswith("watcher: ")] for said in hosts]
+
+
+def test_rank_of_one_of_two_hosts_exits_without_a_word(on_two_hosts, found):
+    rank, hosts, _ = on_two_hosts("exit", code=0)
+    line = line_with(hosts[0], f"watcher: rank {rank} left first on host{1 + rank // 2}, with exit code 0")
+    first, second = lines_of(hosts)
+    assert first == second == [line]
+    found(f"on both hosts: {in_general(line)}", "nothing: the run is planned again")
+
+
+def test_rank_of_one_of_two_hosts_is_stopped(on_two_hosts, found):
+    rank, hosts, _ = on_two_hosts("stop")
+    words = f"watcher: rank {rank} is behind on host{1 + rank // 2}, stopped by a signal, in timed iterations"
+    line = line_with(hosts[0], words)
+    first, second = lines_of(hosts)
+    assert first == second
+    assert any("planted.py" in one for one in second), "its stack, on both"
+    assert [one for one in first if not one.startswith("watcher:   ")] == [line]
+    found(f"on both hosts: {in_general(line)}", "nothing: the run is planned again")
