@@ -16,7 +16,7 @@ SOON_S = 120
 WAITS = "waiting_aggregators:Waits"
 NOT_ALL_THERE = {
     "torchrun": "not all nodes came within 20 s",
-    "srun": "rank 0 cannot join the other workers",
+    "srun": "1 of 2 ranks did not come within 20 s",
 }
 
 

@@ -10,6 +10,7 @@ from launchers.watch.judgement import (
     Pace,
     Seen,
     behind,
+    gone_report,
     left_report,
     main_thread,
     stall_report,
@@ -29,7 +30,7 @@ def moved(position: Position, steps: int = 1) -> Position:
 
 
 def seen(frames=EXCHANGE, stopped=False, **changed):
-    return Seen(replace(AT, **changed), stopped, frames)
+    return Seen(replace(AT, **changed), stopped, frames, "here")
 
 
 def paced(*step_seconds: float, position: Position = AT) -> Pace:
@@ -87,18 +88,26 @@ def test_rank_behind_is_stopped_or_waits_for_nobody_or_has_the_fewest_steps(rank
 
 
 def test_report_names_rank_phase_cell_and_stack():
-    lines = stall_report({0: seen(), 1: seen(OWN)}, 61.2, "here", 2)
+    lines = stall_report({0: seen(), 1: seen(OWN)}, 61.2, 2)
     assert lines == [
         "rank 1 is behind on here in warm-up (7 steps done) of ring on 2 workers: no progress for 61 s, "
         "longer than stall_timeout (60 s) allows here",
         "  rank 1, newest call first:",
         f"    {OWN[0]}",
     ]
-    assert "stopped by a signal" in stall_report({0: seen(), 1: seen(stopped=True)}, 61, "here", 2)[0]
-    none = stall_report({0: seen(), 1: seen()}, 61, "here", 2)
+    assert "stopped by a signal" in stall_report({0: seen(), 1: seen(stopped=True)}, 61, 2)[0]
+    none = stall_report({0: seen(), 1: seen()}, 61, 2)
     assert "no rank is behind" in none[0]
     assert sum(EXCHANGE[0] in line for line in none) == 2, "of all, where none is behind"
-    assert "wait for ranks of other hosts" in stall_report({0: seen(), 1: seen()}, 61, "here", 4)[0]
+    assert "wait for ranks of other hosts" in stall_report({0: seen(), 1: seen()}, 61, 4)[0]
+
+
+def test_report_over_hosts_names_the_host_of_the_rank_that_is_behind():
+    ranks = {0: seen(), 1: replace(seen(), host="there"), 2: replace(seen(stopped=True), host="there")}
+    lines = stall_report(ranks, 61, 3)
+    assert lines[0].startswith("rank 2 is behind on there, stopped by a signal, in warm-up")
+    assert [line for line in lines if line.startswith("  rank")] == ["  rank 2, newest call first:"]
+    assert gone_report("there", [1, 2]).startswith("ranks 1, 2 left first on there, with the watcher there")
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from launchers.watch.peers import Meeting, open_meeting
 from launchers.watch.start import end_watcher, start_watcher
 
 pytestmark = pytest.mark.processes
@@ -143,3 +144,74 @@ def test_rank_that_is_gone_before_it_can_be_watched_is_said(start, capfd):
     gone.wait(LIMIT_S)
     end_watcher(start_watcher({0: (gone.pid, 3)}, 1))
     assert f"rank 0 (pid {gone.pid}) is not watched: No such process" in capfd.readouterr().err
+
+
+@pytest.fixture
+def watch_apart(ranks, capfd):
+    """A watcher for each of the two ranks, as on two hosts: (ranks, both watchers)."""
+    listener, meeting = open_meeting("127.0.0.1")
+    (first, page), (second, other_page) = ranks
+    with listener:
+        watchers = [
+            start_watcher({0: (first.pid, page)}, 2, meeting, listener),
+            start_watcher({1: (second.pid, other_page)}, 2, meeting),
+        ]
+    yield [first, second], watchers
+    for watcher in watchers:
+        watcher.kill()
+        watcher.communicate()
+
+
+def said_by(watchers, capfd):
+    for watcher in watchers:
+        watcher.communicate(timeout=LIMIT_S)
+    return capfd.readouterr().err.splitlines()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_rank_that_leaves_another_host_is_named_on_both(watch_apart, capfd, rank):
+    ranks, watchers = watch_apart
+    step(ranks[rank])
+    say(ranks[rank], "exit 3")
+    lines = said_by(watchers, capfd)
+    assert len(lines) == 2
+    assert lines[0] == lines[1]
+    assert lines[0].startswith(f"watcher: rank {rank} left first on {HOST}, with exit code 3, without a word")
+    assert ranks[1 - rank].wait(LIMIT_S) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_rank_of_another_host_that_is_stopped_is_named_on_both_with_its_stack(watch_apart, capfd, rank):
+    ranks, watchers = watch_apart
+    for one in ranks:
+        step(one)
+    os.kill(ranks[rank].pid, signal.SIGSTOP)
+    lines = said_by(watchers, capfd)
+    assert sum(f"rank {rank} is behind on {HOST}, stopped by a signal" in line for line in lines) == 2
+    assert sum('File "<string>"' in line for line in lines) >= 2
+    assert not any(f"rank {1 - rank}" in line for line in lines)
+
+
+def test_host_of_which_nothing_is_heard_any_more_is_named(watch_apart, capfd):
+    ranks, watchers = watch_apart
+    for one in ranks:
+        step(one)
+    watchers[1].kill()
+    ranks[1].kill()
+    (line,) = said_by(watchers, capfd)
+    assert line.startswith("watcher: rank 1 left first on ")
+    assert ranks[0].wait(LIMIT_S) == -signal.SIGKILL
+
+
+def test_stranger_without_the_token_is_not_heard(ranks, capfd):
+    listener, meeting = open_meeting("127.0.0.1")
+    (first, page), (second, other_page) = ranks
+    with listener:
+        watcher = start_watcher({0: (first.pid, page)}, 2, meeting, listener)
+    stranger = start_watcher({1: (second.pid, other_page)}, 2, Meeting("127.0.0.1", meeting.port, "guessed"))
+    say(second, "exit 3")
+    stranger.communicate(timeout=LIMIT_S)
+    assert first.poll() is None
+    say(first, "leave")
+    watcher.communicate(timeout=LIMIT_S)
+    assert capfd.readouterr().err.count("left first") == 1
