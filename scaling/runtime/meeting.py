@@ -10,6 +10,7 @@ import json
 import os
 import platform
 import signal
+import socket
 import sys
 import time
 from collections.abc import Sequence
@@ -28,8 +29,8 @@ from scaling.errors import LaunchError
 
 POLL_S = 0.02
 LOOK_S = 1.0
-CONNECT_S = 3.0
-"""Tries to reach the store are so long, with a look at this host's ranks between them."""
+CONNECT_S = 2.0
+RETRY_S = 0.05
 
 PIDS = "pids"
 TROUBLE = "trouble"
@@ -81,18 +82,11 @@ class Waiting:
             LaunchError: the rank that makes it has gone.
             RuntimeError: it is not there in time.
         """
-        while True:
-            left_s = max(CONNECT_S, self._until_s - time.monotonic())
-            try:
-                limit = timedelta(seconds=min(CONNECT_S, left_s))
-                store = TCPStore(host, port, self._info.world_size, False, timeout=limit)
-            except RuntimeError:
-                if time.monotonic() > self._until_s:
-                    raise
-                self._look(None)
-                continue
-            store.set_timeout(timedelta(seconds=self._limit_s))
-            return store
+        while not _answers(host, port) and time.monotonic() < self._until_s:
+            self._look(None)
+            time.sleep(RETRY_S)
+        limit = timedelta(seconds=self._limit_s)
+        return TCPStore(host, port, self._info.world_size, False, timeout=limit, wait_for_workers=False)
 
     def meet(self, store: Any, place: Place) -> list[Place]:
         """The places of all ranks, in rank order, once they have come. Collective.
@@ -153,6 +147,16 @@ class Waiting:
                 place = _place(shared.get(str(rank)))
                 if place.processes == here():
                     self._present.pids[rank] = place.pid
+
+
+def _answers(host: str, port: int) -> bool:
+    """Whether somebody listens there: a store that tries for long could not look at the ranks meanwhile."""
+    try:
+        with socket.create_connection((host, port), CONNECT_S) as tried:
+            # Without a listener, a connection within a host can have itself as its other end.
+            return bool(tried.getsockname() != tried.getpeername())
+    except OSError:
+        return False
 
 
 def say_pids(store: Any, pids: Sequence[int]) -> None:
