@@ -147,16 +147,19 @@ def test_rank_that_is_gone_before_it_can_be_watched_is_said(start, capfd):
 
 
 @pytest.fixture
-def watch_apart(ranks, capfd):
-    """A watcher for each of the two ranks, as on two hosts: (ranks, both watchers)."""
-    listener, meeting = open_meeting("127.0.0.1")
-    (first, page), (second, other_page) = ranks
-    with listener:
-        watchers = [
-            start_watcher({0: (first.pid, page)}, 2, meeting, listener),
-            start_watcher({1: (second.pid, other_page)}, 2, meeting),
-        ]
-    yield [first, second], watchers
+def watch_apart():
+    """watch_apart(ranks): starts a watcher for each of two ranks, as on two hosts."""
+    watchers = []
+
+    def begin(ranks):
+        listener, meeting = open_meeting("127.0.0.1")
+        (first, page), (second, other_page) = ranks
+        with listener:
+            watchers.append(start_watcher({0: (first.pid, page)}, 2, meeting, listener))
+        watchers.append(start_watcher({1: (second.pid, other_page)}, 2, meeting))
+        return [first, second], watchers
+
+    yield begin  # in the test: what they say is captured there alone
     for watcher in watchers:
         watcher.kill()
         watcher.communicate()
@@ -169,8 +172,8 @@ def said_by(watchers, capfd):
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_rank_that_leaves_another_host_is_named_on_both(watch_apart, capfd, rank):
-    ranks, watchers = watch_apart
+def test_rank_that_leaves_another_host_is_named_on_both(ranks, watch_apart, capfd, rank):
+    ranks, watchers = watch_apart(ranks)
     step(ranks[rank])
     say(ranks[rank], "exit 3")
     lines = said_by(watchers, capfd)
@@ -181,8 +184,8 @@ def test_rank_that_leaves_another_host_is_named_on_both(watch_apart, capfd, rank
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_rank_of_another_host_that_is_stopped_is_named_on_both_with_its_stack(watch_apart, capfd, rank):
-    ranks, watchers = watch_apart
+def test_rank_of_another_host_that_is_stopped_is_named_on_both_with_its_stack(ranks, watch_apart, capfd, rank):
+    ranks, watchers = watch_apart(ranks)
     for one in ranks:
         step(one)
     os.kill(ranks[rank].pid, signal.SIGSTOP)
@@ -192,8 +195,8 @@ def test_rank_of_another_host_that_is_stopped_is_named_on_both_with_its_stack(wa
     assert not any(f"rank {1 - rank}" in line for line in lines)
 
 
-def test_host_of_which_nothing_is_heard_any_more_is_named(watch_apart, capfd):
-    ranks, watchers = watch_apart
+def test_host_of_which_nothing_is_heard_any_more_is_named(ranks, watch_apart, capfd):
+    ranks, watchers = watch_apart(ranks)
     for one in ranks:
         step(one)
     watchers[1].kill()
