@@ -91,6 +91,7 @@ class Peers:
 
     Attributes:
         decides: this is rank 0's watcher, or the only one.
+        ranks: of the watchers that have come so far.
     """
 
     def __init__(self) -> None:
@@ -98,6 +99,8 @@ class Peers:
         self._listener: socket.socket | None = None
         self._token = os.environ.get(TOKEN_VARIABLE, "")
         self._channels: dict[int, _Channel] = {}
+        self._verdict: Message | None = None
+        self.ranks: set[int] = set()
 
     @classmethod
     def listening(cls, descriptor: int) -> Peers:
@@ -125,6 +128,11 @@ class Peers:
         return [*listening, *self._channels]
 
     @property
+    def listens(self) -> bool:
+        """Others come to this one."""
+        return self._listener is not None
+
+    @property
     def num_members(self) -> int:
         """Other watchers that are in touch."""
         return sum(bool(channel.who) for channel in self._channels.values())
@@ -145,6 +153,9 @@ class Peers:
                 found.append(message)
             elif message.get("token") == self._token:
                 channel.who = message
+                self.ranks.update(message["ranks"])
+                if self._verdict is not None:  # it has come late
+                    channel.say(self._verdict)
         refused = bool(heard) and not channel.who
         if heard is None or refused or any("bye" in message for message in found):
             del self._channels[descriptor]
@@ -154,7 +165,9 @@ class Peers:
         return found
 
     def say(self, **message: Any) -> None:
-        """To rank 0's watcher, or from it to all."""
+        """To rank 0's watcher, or from it to all; a verdict also to those who come later."""
+        if "verdict" in message:
+            self._verdict = message
         for channel in self._channels.values():
             if channel.who:
                 channel.say(message)

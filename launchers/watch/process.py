@@ -87,6 +87,7 @@ class Watcher:
     def __init__(self, ranks: Sequence[Sequence[int]], num_ranks: int, host: str, peers: Peers) -> None:
         self._num_ranks, self._host, self._peers = num_ranks, host, peers
         self._ranks = {handle: _Rank(number, pid, handle, page) for number, pid, handle, page in ranks}
+        self._num_watched = len(self._ranks)
         self._starter = next(iter(self._ranks.values()), None)
         self._messages: list[Message] = []
 
@@ -124,7 +125,8 @@ class Watcher:
         poll = select.poll()
         for descriptor in (*self._ranks, *self._peers.descriptors):
             poll.register(descriptor, select.POLLIN)
-        poll.register(STDIN, 0)
+        if self._starter is not None and self._starter.handle in self._ranks:
+            poll.register(STDIN, 0)  # at once when it leaves in order; always ready after its end
         ready = [descriptor for descriptor, _ in poll.poll(wait_s * 1e3)]
         for descriptor in ready:
             if descriptor not in self._ranks and descriptor != STDIN:
@@ -179,6 +181,16 @@ class Watcher:
         while self._ranks and (left_s := until_s - time.monotonic()) > 0:
             self._ended(left_s)
         self._kill()
+        self._tell_the_late()
+
+    def _tell_the_late(self) -> None:
+        """Watchers of other hosts may still be on their way to rank 0's: they hear the verdict then."""
+        until_s = time.monotonic() + ANSWER_S
+        num_elsewhere = self._num_ranks - self._num_watched
+        while self._peers.listens and len(self._peers.ranks) < num_elsewhere:
+            if (left_s := until_s - time.monotonic()) <= 0:
+                return
+            self._ended(left_s)
 
     def _stands_still(self, now_s: float) -> float | None:
         """For how long a rank has not moved, where that is longer than it may."""

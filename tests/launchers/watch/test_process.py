@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from launchers.watch.peers import Meeting, open_meeting
+from launchers.watch.peers import TOKEN_VARIABLE, Meeting, Peers, open_meeting
 from launchers.watch.start import end_watcher, start_watcher
 
 pytestmark = pytest.mark.processes
@@ -184,7 +184,9 @@ def test_rank_that_leaves_another_host_is_named_on_both(ranks, watch_apart, capf
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_rank_of_another_host_that_is_stopped_is_named_on_both_with_its_stack(ranks, watch_apart, capfd, rank):
+def test_rank_of_another_host_that_is_stopped_is_named_on_both_with_its_stack(
+    ranks, watch_apart, capfd, rank
+):
     ranks, watchers = watch_apart(ranks)
     for one in ranks:
         step(one)
@@ -195,15 +197,18 @@ def test_rank_of_another_host_that_is_stopped_is_named_on_both_with_its_stack(ra
     assert not any(f"rank {1 - rank}" in line for line in lines)
 
 
-def test_host_of_which_nothing_is_heard_any_more_is_named(ranks, watch_apart, capfd):
-    ranks, watchers = watch_apart(ranks)
-    for one in ranks:
-        step(one)
-    watchers[1].kill()
-    ranks[1].kill()
-    (line,) = said_by(watchers, capfd)
-    assert line.startswith("watcher: rank 1 left first on ")
-    assert ranks[0].wait(LIMIT_S) == -signal.SIGKILL
+def test_host_of_which_nothing_is_heard_any_more_is_named(ranks, capfd, monkeypatch):
+    listener, meeting = open_meeting("127.0.0.1")
+    monkeypatch.setenv(TOKEN_VARIABLE, meeting.token)
+    (first, page), _ = ranks
+    with listener:
+        watcher = start_watcher({0: (first.pid, page)}, 2, meeting, listener)
+    other = Peers.of(meeting.host, meeting.port, "elsewhere", [1])
+    assert not other.decides
+    del other  # its connection ends without a word
+    (line,) = said_by([watcher], capfd)
+    assert line.startswith("watcher: rank 1 left first on elsewhere, with the watcher there")
+    assert first.wait(LIMIT_S) == -signal.SIGKILL
 
 
 def test_stranger_without_the_token_is_not_heard(ranks, capfd):
