@@ -116,6 +116,7 @@ TORCH_DISTRIBUTED = frozenset(
         "scaling.process_group.through_host",
         "scaling.training.overlapped",  # the DDP hook
         "scaling.runtime.workers",
+        "scaling.runtime.meeting",  # at that store
         "scaling.runtime.zygote",  # holds the store at which the ranks meet
     }
 )
