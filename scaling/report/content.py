@@ -46,6 +46,7 @@ class Content:
         num_cells: of the study.
         environment: (dotted path, text); None where it was not recorded.
         machine: its GPUs, or its processor; "" where that was not recorded.
+        headline: the answer of a study without verdicts, in a sentence; "" where the first finding is it.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Content:
     num_cells: int
     environment: list[tuple[str, str]] | None
     machine: str = ""
+    headline: str = ""
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,7 @@ class Extras:
         remarks: (section, what is said there: what is left out, and why).
         verdicts: the answers (`scaling.analysis.verdict`).
         scatter: of the cells over launches.
+        headline: the answer of a study without verdicts, in a sentence.
     """
 
     tables: list[Table] = field(default_factory=list)
@@ -81,6 +84,7 @@ class Extras:
     remarks: list[tuple[str, str]] = field(default_factory=list)
     verdicts: Sequence[Finding] = ()
     scatter: StudyScatter = field(default_factory=lambda: study_scatter({}))
+    headline: str = ""
 
 
 def content_of(
@@ -126,6 +130,7 @@ def content_of(
         num_cells=len(rows),
         environment=None if environment is None else flatten(environment),
         machine=machine_of(environment),
+        headline=extras.headline,
     )
 
 

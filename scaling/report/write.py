@@ -32,6 +32,7 @@ from scaling.analysis.wall_time import WallTime, wall_time
 from scaling.report.content import Content, Extras, content_of
 from scaling.report.device import (
     Results,
+    device_headline,
     device_sentences,
     device_tables,
     read_devices,
@@ -52,7 +53,7 @@ from scaling.report.predictions import (
 )
 from scaling.report.seed_noise_table import seed_noise_tables
 from scaling.report.status import lost_text, without_record
-from scaling.report.text import Sentence, sentences_of
+from scaling.report.text import Sentence, sentences_of, text_of
 from scaling.report.titles import title_of
 from scaling.report.transfer_tables import page_tables
 from scaling.report.verdict_text import MOST_LINES, verdict_lines
@@ -89,7 +90,8 @@ class Report:
     @property
     def answer(self) -> list[str]:
         """The answer, in at most five lines; of a study without one what was found first."""
-        lines = verdict_lines(self.content.verdicts)
+        headline = [self.content.headline] if self.content.headline else []
+        lines = verdict_lines(self.content.verdicts) or headline
         return lines or [finding.text for finding in self.content.findings[:MOST_LINES]]
 
     def markdown(self) -> str:
@@ -132,6 +134,7 @@ def write_all(
     figures, failures = draw_figures(folder, data, formats)
     groups = group_rows(to_rows(table))
     noise = seed_noise(groups, by_id)
+    rates = [*transfer_findings(transfers)]
     extras = Extras(
         tables=[
             *seed_noise_tables(noise),
@@ -145,13 +148,14 @@ def write_all(
             *(Sentence(f"{lost_text(*one)}.") for one in without_record(folder).items()),
             *sentences_of(unfinished_trainings(groups, by_id)),
             *sentences_of(seed_noise_finding(family) for family in noise),
-            *sentences_of(transfer_findings(transfers)),
+            *sentences_of(rates),
             *map(Sentence, device_sentences(experiments)),
             *sentences_of(prediction_findings(predicted)),
         ],
         remarks=[*remarks, *(("more", failure) for failure in failures)],
         verdicts=answers,
         scatter=scatter_of(cells),
+        headline=device_headline(experiments) or " ".join(text_of(one, "headline") for one in rates),
     )
     before_page()
     times = wall_time(folder.launch_times(), folder.launch_times("command-"))

@@ -30,7 +30,15 @@ from scaling.report.figures.base import Drawn, FigureInput, figure
 from scaling.report.tables import Table
 from scaling.store.files import fitting
 
-__all__ = ["Results", "device_sentences", "device_tables", "experiments", "read_devices", "with_devices"]
+__all__ = [
+    "Results",
+    "device_headline",
+    "device_sentences",
+    "device_tables",
+    "experiments",
+    "read_devices",
+    "with_devices",
+]
 
 SECTION = "devices"
 
@@ -76,6 +84,20 @@ def device_sentences(experiments: Sequence[Results]) -> list[str]:
             *others, answer = [*report_of(results).sentences(results)] or [""]
         told += [*_unfinished(results), *([answer] if answer else []), *others]
     return told
+
+
+def device_headline(experiments: Sequence[Results]) -> str:
+    """Question and answer of all experiments, each in one short sentence; "" where one has none."""
+    told = []
+    for results in experiments:
+        report = report_of(results)
+        with _fitting(results):
+            headline = report.headline(results)
+        if not headline:
+            return ""
+        once = " (One launch.)" if results.num_launches == 1 else ""
+        told.append(" ".join([report.question, headline + once, *_unfinished(results)]))
+    return " ".join(told)
 
 
 def _fitting(results: Results) -> AbstractContextManager[None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from scaling.report.device.common import (
+    DEVICES,
     Arm,
     arms_of,
     columns_of,
@@ -12,7 +13,9 @@ from scaling.report.device.common import (
     finding,
     gpu_arms,
     measured,
+    networks_text,
     one_launch,
+    spread,
     times,
     variable,
 )
@@ -90,6 +93,28 @@ def _highest(results: Results) -> Iterator[str]:
         yield from finding(results, f"{smallest} {arm.name}: ", clauses)
 
 
+def _headline(results: Results) -> str:
+    """The smallest and the largest batch that is enough, of each device, and how far the GPU is ahead."""
+    clauses = []
+    for device, name in DEVICES.items():
+        arms = [arm for arm in arms_of(results) if arm.device == device]
+        each = [
+            reached
+            for cells in by_network(results).values()
+            for arm in arms
+            if (reached := settled(arm.of(cells)))
+        ]
+        if each:
+            more = " or more" if any(batch == largest for batch, _, largest in each) else ""
+            clauses.append(f"{spread([batch for batch, _, _ in each])}{more} on the {name}")
+    if not clauses:
+        return ""
+    ahead = spread([*ratios.values()]) if (ratios := _gpu_over_cpu(results, gpu_arms(results))) else ""
+    faster = f"; the GPU is then {ahead} times as fast as the CPU" if ahead else ""
+    num_networks = networks_text(len(by_network(results)))
+    return f"For 90% of the highest throughput, {' and '.join(clauses)}{num_networks}{faster}."
+
+
 def _answer(results: Results) -> str:
     """The batch that is enough, and how far the GPU is ahead."""
     if not any(cell.estimate() for cell in results.cells):
@@ -102,19 +127,25 @@ def _answer(results: Results) -> str:
 
 def _against(results: Results, gpus: Sequence[Arm]) -> str:
     """The GPU over the CPU, each at its highest throughput."""
-    clauses = []
-    for name, cells in by_network(results).items():
-        cpu = settled([cell for cell in cells if cell.device == "cpu"])
-        each = [settled(arm.of(cells)) for arm in gpus]
-        rates = [reached[1] for reached in each if reached is not None]
-        if cpu and len(rates) == len(gpus):
-            clauses.append(f"{name} {times(max(rates) / cpu[1])}")
+    clauses = [f"{name} {times(ratio)}" for name, ratio in _gpu_over_cpu(results, gpus).items()]
     if clauses:
         return (
             f"At the best measured batch of each, the GPU's samples a second over the CPU's: "
             f"{'; '.join(clauses)}{one_launch(results)}."
         )
     return "How far ahead the GPU is is not answered, as no network was measured in full on both."
+
+
+def _gpu_over_cpu(results: Results, gpus: Sequence[Arm]) -> dict[str, float]:
+    """Network -> the GPU's highest throughput over the CPU's, where both are measured in full."""
+    ratios = {}
+    for name, cells in by_network(results).items():
+        cpu = settled([cell for cell in cells if cell.device == "cpu"])
+        each = [settled(arm.of(cells)) for arm in gpus]
+        rates = [reached[1] for reached in each if reached is not None]
+        if cpu and rates and len(rates) == len(gpus):
+            ratios[name] = max(rates) / cpu[1]
+    return ratios
 
 
 def _known(results: Results) -> str:
@@ -150,4 +181,5 @@ REPORT = DeviceReport(
     named=("model", "batch"),
     findings=_highest,
     answer=_answer,
+    headline=_headline,
 )

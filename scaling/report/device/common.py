@@ -257,6 +257,18 @@ def range_of(pairs: Sequence[tuple[Estimate, Estimate]]) -> str:
     return f"{shown} (intervals overlap{f' for {num} of {len(pairs)}' if len(pairs) > 1 else ''})"
 
 
+def spread(values: Sequence[float]) -> str:
+    """`3.1 to 10`; one number where both ends are the same."""
+    decimals = 0 if all(value == int(value) for value in values) else 1
+    ends = (f"{value:,.{0 if value >= 9.95 else decimals}f}" for value in (min(values), max(values)))
+    return " to ".join(dict.fromkeys(ends))
+
+
+def networks_text(num_networks: int) -> str:
+    """Why a headline has a range."""
+    return "" if num_networks == 1 else f" ({num_networks} networks)"
+
+
 def times(ratio: float) -> str:
     """`0.32 times`, `3.2 times`, `41 times`."""
     digits = 0 if ratio >= 9.95 else 1 if ratio >= 0.995 else 2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import cycle
+from itertools import chain, cycle, repeat
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,9 @@ from scaling.report.device.common import (
     device_table,
     measured,
     median_text,
+    networks_text,
     one_launch,
+    spread,
     variable,
 )
 from scaling.report.device.declared import DeviceReport, Drawing
@@ -24,6 +26,7 @@ from scaling.report.device.drawing import DrawnLine, draw_lines, handle, handles
 from scaling.report.device.remarks import remarks
 from scaling.report.device.results import DeviceResult, Results, by_network
 from scaling.report.figures.parts import legend_below, plain_ticks
+from scaling.report.figures.style import MOST_COLOURED, OTHER
 from scaling.report.formats import MISSING, listed, ratio
 from scaling.report.tables import Column, Table
 
@@ -31,10 +34,8 @@ ALMOST = 1.05
 """Threads are not worth it that bring less than this over fewer."""
 
 CAPTION = (
-    "Time of a training step with the fewest threads over that with more (column iteration_s; threads). "
-    "Bars: the ratio of the two intervals' opposite ends. The dashed line is as many times faster as there "
-    "are threads. Batches are reduced, as the table says. A line is broken where a number of threads was not "
-    "measured; a network that was not measured with the fewest has none."
+    "Time of a training step with the fewest threads over that with more (column iteration_s). Bars: the "
+    "ratio of the intervals' opposite ends. Batches are reduced, as the table says."
 )
 
 
@@ -64,7 +65,8 @@ def _draw(results: Results, title: str) -> Figure | None:
 def speedup_lines(results: Results) -> list[DrawnLine]:
     """One for each network: speedup over the fewest threads."""
     lines = []
-    looks = zip(cycle(OTHER_COLOURS), cycle(OTHER_MARKERS), strict=False)
+    colours = chain(OTHER_COLOURS[:MOST_COLOURED], repeat(OTHER))
+    looks = zip(colours, cycle(OTHER_MARKERS), strict=False)
     for (model, cells), look in zip(networks(results).items(), looks, strict=False):
         medians, lows, highs = seconds_of(cells)
         if np.isnan(medians[0]):
@@ -116,6 +118,19 @@ def worthwhile(cells: list[DeviceResult]) -> tuple[int, float] | None:
     return threads, measured[0][1] / seconds
 
 
+def _headline(results: Results) -> str:
+    """The fewest and the most threads, and what they gain."""
+    found = [worth for cells in networks(results).values() if (worth := worthwhile(cells))]
+    if not found:
+        return ""
+    counts = [cell.threads for cell in results.cells]
+    enough = spread([threads for threads, _ in found])
+    return (
+        f"{enough} of {max(counts)}: a training step is then {spread([gain for _, gain in found])} times as "
+        f"fast as with {min(counts)}{networks_text(len(found))}."
+    )
+
+
 def _answer(results: Results) -> str:
     """How many threads each network is worth."""
     found = {model: worth for model, cells in networks(results).items() if (worth := worthwhile(cells))}
@@ -145,4 +160,5 @@ REPORT = DeviceReport(
     rows=_rows,
     named=("model", "batch"),
     answer=_answer,
+    headline=_headline,
 )

@@ -111,6 +111,7 @@ class DeviceReport:
         named: the variables that name a point.
         findings: what was found besides.
         answer: to the question; "" where there is none.
+        headline: the answer in one short sentence; "" where `answer` is short, or nothing is known.
     """
 
     question: str
@@ -119,6 +120,7 @@ class DeviceReport:
     named: Sequence[str]
     answer: Callable[[Results], str]
     findings: Callable[[Results], Iterator[str]] = nothing
+    headline: Callable[[Results], str] = lambda _: ""
 
     def figures(self, results: Results) -> Iterator[Drawn]:
         """Those that have something to show, under names that begin with `device-<slug>-`."""
@@ -135,5 +137,5 @@ class DeviceReport:
     def sentences(self, results: Results) -> Iterator[str]:
         """What was found; the last one answers the question."""
         yield from self.findings(results)
-        if answer := self.answer(results):
+        if answer := " ".join(filter(None, (self.headline(results), self.answer(results)))):
             yield f"{self.question} {answer}".strip()

@@ -13,6 +13,7 @@ from scaling.report.device.common import (
     one_launch,
     range_of,
     scientific,
+    spread,
     step_of,
     time_cell,
     times,
@@ -86,6 +87,31 @@ def _findings(results: Results) -> Iterator[str]:
     yield from _autotuned(results, convolutions)
     yield from capped(results, convolutions)
     yield from interfaces(results, convolutions)
+
+
+def _headline(results: Results) -> str:
+    """What the stored W gains over transposing first, and each device's fastest convolution."""
+    products, convolutions = cases(results, MATMUL), cases(results, CONVOLUTION)
+    pairs = [(case.find("transposed"), case.find("transpose-first")) for case in products]
+    known = [(plain, first) for plain, first in pairs if plain and first]
+    clauses = []
+    if known and all(_is_faster(plain, first) for plain, first in known):
+        gains = [(median(first) or 0.0) / (median(plain) or 1.0) for plain, first in known]
+        clauses.append(f"read W as it is stored ({spread(gains)} times as fast as transposing first)")
+    for device, name in DEVICES.items():
+        own = [case for case in convolutions if case.device == device and not case.unmeasured()]
+        common = (
+            set.intersection(*({cell.point["choice"] for cell in case.fastest()} for case in own))
+            if own
+            else ()
+        )
+        clauses += [f"{CHOICES[choice]} for convolutions on the {name}" for choice in sorted(common)[:1]]
+    text = "; ".join(clauses)
+    return f"{text[:1].upper()}{text[1:]}." if text else ""
+
+
+def _is_faster(first: DeviceResult, second: DeviceResult) -> bool:
+    return (median(first) or 0.0) < (median(second) or 0.0) and not overlap(first, second)
 
 
 def _answer(results: Results) -> str:
@@ -213,4 +239,5 @@ REPORT = DeviceReport(
     named=("operation", "case", "batch", "choice", "precision"),
     findings=_findings,
     answer=_answer,
+    headline=_headline,
 )

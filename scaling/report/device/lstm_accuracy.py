@@ -249,17 +249,18 @@ def accuracy_answer(results: Results) -> str:
     if not compared:
         return ""
     each = " ".join(_answer(comparison) for comparison in compared)
-    return f"{_verdict(compared)}After {results.parameters['steps']} steps: {each}"
+    return f"After {results.parameters['steps']} steps: {each}"
 
 
-def _verdict(compared: Sequence[AccuracyComparison]) -> str:
+def accuracy_headline(results: Results) -> str:
     """The answer in a few words, where all tasks and devices give one; "" otherwise."""
-    if not all(
+    compared = comparisons(results)
+    if not compared or not all(
         REFERENCE in comparison.cells and comparison.noise is not None and len(comparison.cells) > 1
         for comparison in compared
     ):
         return ""
-    return "Yes, in part. " if any(comparison.beyond for comparison in compared) else "Not beyond chance. "
+    return "Yes, in part." if any(comparison.beyond for comparison in compared) else "Not beyond chance."
 
 
 def _answer(compared: AccuracyComparison) -> str:

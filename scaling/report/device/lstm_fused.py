@@ -27,6 +27,7 @@ from scaling.report.device.lstm_accuracy import (
     MARKERS,
     PRECISIONS,
     accuracy_answer,
+    accuracy_headline,
     accuracy_tables,
     accuracy_title,
     draw_accuracies,
@@ -220,4 +221,5 @@ REPORT = DeviceReport(
     named=VARIABLES,
     findings=_findings,
     answer=accuracy_answer,
+    headline=accuracy_headline,
 )  # fmt: skip

@@ -95,6 +95,19 @@ def _findings(results: Results) -> Iterator[str]:
         yield from _thread_sentences(results)
 
 
+def _headline(results: Results) -> str:
+    """From which width on the GPU wins at every batch, of each kind of step; "" where it does not."""
+    clauses = []
+    for gpu in gpu_arms(results):
+        crossings = [*width_crossings(results, gpu).values()]
+        if any(one is None or one.wins == "nowhere" for one in crossings):
+            return ""
+        widths = [one.at for one in crossings if one and one.at is not None]
+        where = f"from width {rounded(max(widths))} on" if widths else "at every measured width"
+        clauses.append(f"with {gpu.step} steps {where}")
+    return f"At every measured batch, {' and '.join(clauses)}." if clauses else ""
+
+
 def _answer(results: Results) -> str:
     """From which width on the GPU wins."""
     gpus = gpu_arms(results)
@@ -170,4 +183,5 @@ REPORT = DeviceReport(
     named=VARIABLES,
     findings=_findings,
     answer=_answer,
+    headline=_headline,
 )

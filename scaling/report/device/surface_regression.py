@@ -160,6 +160,21 @@ def _paid(training: FitTraining, base: FitTraining) -> str:
     return f"it is paid for after {epochs} epochs{bounds}"
 
 
+def _headline(results: Results) -> str:
+    """The shortest complete training of each device; "" where only one has any."""
+    fastest: dict[str, FitTraining] = {}
+    for training in sorted(trainings(results), key=lambda one: one.total_s):
+        fastest.setdefault(training.way.device, training)
+    if len(fastest) < 2:
+        return ""
+    cpu, gpu = fastest["cpu"], fastest["cuda"]
+    answer = "Yes" if gpu.total_s < cpu.total_s else "No"
+    return (
+        f"{answer}: a complete training takes {number(gpu.total_s)} s on {gpu.way.name} and "
+        f"{number(cpu.total_s)} s on {cpu.way.name}."
+    )
+
+
 def _answer(results: Results) -> str:
     """Whether the GPU is worth it."""
     trained = trainings(results)
@@ -210,4 +225,5 @@ REPORT = DeviceReport(
     named=("points", "step", "data"),
     findings=_findings,
     answer=_answer,
+    headline=_headline,
 )

@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from scaling.report import write_report
 from scaling.report.device import device_sentences, device_tables
 from scaling.report.device.batch_sizes import enough, settled
 from scaling.report.device.common import arms_of
@@ -51,7 +52,10 @@ class TestThreads:
 
     def test_sentence_answers_the_question(self, threads):
         (sentence,) = sentences_of(threads.results())
-        assert sentence.startswith("How many CPU threads are worth it? Of 1 to 4,")
+        assert sentence.startswith(
+            "How many CPU threads are worth it? 1 to 2 of 4: a training step is then 1.0 to 2.0 times as fast "
+            "as with 1 (2 networks). Of 1 to 4,"
+        )
         assert (
             "2 for fcn-r (1.96 times as fast as with 1); 1 for lstm, which more do not make faster"
             in sentence
@@ -125,6 +129,12 @@ class TestBatches:
         told = device_sentences([batches.results()])
         assert told[0].startswith("Which mini-batch does a device need?")
         assert sorted(told) == sorted(sentences_of(batches.results()))
+
+    def test_page_shows_the_short_answer_alone(self, batches):
+        page = write_report(batches.folder).page.read_text(encoding="utf-8")
+        said = page.partition('<section class="answer">')[2].partition("</section>")[0]
+        assert said.startswith('<p class="say">Which mini-batch does a device need? For 90% of the highest')
+        assert len(said) < 300
 
     def test_network_that_is_not_finished_is_compared_with_nothing(self, batches):
         batches.add(planned=True, device="cuda", step="eager", model="fcn-r", batch=64)
