@@ -9,7 +9,7 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from scaling.analysis.columns import PART_COLUMNS, Row, aggregator_name
+from scaling.analysis.columns import PART_COLUMNS, Row, aggregator_name, is_control_arm
 from scaling.analysis.groups import CellGroup
 from scaling.analysis.variants import main_variant
 from scaling.axes import workers
@@ -36,7 +36,7 @@ GROUPED = {
 }
 """Part of the figure -> the parts of a step (`scaling.measure.budget`) that it sums."""
 
-SMALLEST_SHARE = 0.01
+SMALLEST_SHARE = 0.002
 """Of the longest step: a smaller part cannot be seen, and has no entry in the legend."""
 
 
@@ -74,13 +74,14 @@ def answer_bars(group: CellGroup, best: Collection[str]) -> tuple[str, list[Answ
         if row["world_size"] == 1 and aggregator_name(row["aggregator"]) == "none":
             rows.setdefault(1, row)
     known = [row for _, row in sorted(rows.items()) if row["profiled_iteration_s"] is not None]
-    name = next((group.name(row) for row in main_variant(group, label)), label)
+    name = next((group.name(row) for row in reversed(known) if row["aggregator"] == label), label)
     return name, [_bar(row) for row in known]
 
 
 def _fastest(group: CellGroup) -> str | None:
+    """Of the aggregators; of the control arms where nothing else was timed."""
     rows = [row for row in group.rows if row["iteration_s"] is not None]
-    label = min(rows, key=lambda row: float(row["iteration_s"]), default=None)
+    label = min(rows, key=lambda row: (is_control_arm(row), float(row["iteration_s"])), default=None)
     return None if label is None else str(label["aggregator"])
 
 

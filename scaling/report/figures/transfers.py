@@ -32,6 +32,8 @@ TOGETHER = tuple(name for name in MESSAGES if name not in TO_PEER)
 
 COLOURS = (REFERENCE, *FURTHER, BOUND)
 
+HOST_ONLY = ", host-only"
+
 LABEL_CHARACTERS = 28
 """Longer labels at the ends of lines take two lines."""
 
@@ -113,7 +115,7 @@ def panels_of(group: TransferGroup) -> list[tuple[str, list[BandwidthLine]]]:
             "between GPUs" if group.device == "cuda" else "between ranks",
             [one for one in peers if not one.host_only],
         ),
-        ("between GPUs, host-only", [line for line in peers if line.host_only]),
+        (f"between GPUs{HOST_ONLY}", [line for line in peers if line.host_only]),
         ("collectives", bandwidth_lines(group, TOGETHER)),
     ]
     return [(title, lines) for title, lines in panels if lines]
@@ -133,19 +135,23 @@ def draw_bandwidths(group: TransferGroup) -> Figure | None:
     if not panels:
         return None
     figure = Figure(figsize=(WIDTH, 0.5 + PANEL_HEIGHT * len(panels)), layout="constrained")
+    colours: dict[str, dict[What, str]] = {}
     set_title(figure, title_of(group))
     for axes, (title, lines) in zip(
         figure.subplots(len(panels), 1, squeeze=False)[:, 0], panels, strict=True
     ):
         _label_axes(axes, title, lines)
         coloured = standing_out(lines)
+        own = colours.setdefault(title.removesuffix(HOST_ONLY), {})
+        for line in coloured:  # an operation has one colour, with access between GPUs and without
+            own.setdefault(line.what, COLOURS[len(own) % len(COLOURS)])
         labels = []
         for line in sorted(lines, key=lambda line: line in coloured):
             is_grey = line not in coloured
-            colour = OTHER if is_grey else COLOURS[coloured.index(line)]
+            colour = OTHER if is_grey else own[line.what]
             _draw(axes, line, colour, OTHERS if is_grey else line.label)
             if not is_grey:
-                name = line.label.replace(", host-only", "") if "host-only" in title else line.label
+                name = line.label.replace(HOST_ONLY, "") if title.endswith(HOST_ONLY) else line.label
                 text = textwrap.fill(name, LABEL_CHARACTERS)
                 labels.append(EndLabel(line.busbw[-1], text, colour, line.label))
         label_ends(axes, labels, gap=0.17, size=7.5)
