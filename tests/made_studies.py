@@ -128,7 +128,7 @@ def _cell(**changes: Any) -> dict[str, Any]:
         **changes,
     }
     labels = {f"{field}_label": cell[field] for field in ("model", "dataset", "aggregator")}
-    return {**labels, **cell, "exchanges": cell["aggregator"] != "none", "lossy": False}
+    return {**labels, "lossy": False, **cell, "exchanges": cell["aggregator"] != "none"}
 
 
 @pytest.fixture

@@ -109,11 +109,13 @@ class Excluded:
         name: of the whole setting.
         aggregator: its label; of one worker, where there is nothing to exchange, the same as the name.
         reason: why.
+        row: its row of the summary, for cells that no objective weighed.
     """
 
     name: str
     aggregator: str
     reason: Finding
+    row: Row | None = None
 
 
 @dataclass(frozen=True)
@@ -241,7 +243,7 @@ def _timed(
 
 def _excluded(row: Row, parts: tuple[str, ...], reason: Finding) -> Excluded:
     name = ", ".join(parts)
-    return Excluded(name, name if _is_single(row) else row["aggregator"], reason)
+    return Excluded(name, name if _is_single(row) else row["aggregator"], reason, row)
 
 
 def _one_of_each_single(family: Sequence[Row]) -> set[str]:

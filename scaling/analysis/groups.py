@@ -59,9 +59,16 @@ class CellGroup:
             parts.append(f"{row['bucket_mb']:g} MiB")
         if self.differs("input_placement") or self.differs("loader_workers"):
             parts.append(placement_name(row, several_workers=self.differs("loader_workers")))
+        if len({other["wire"] for other in self._same_label(row)}) > 1:
+            parts.append(str(row["wire"]))
         if is_of_older_code(row):
             parts.append("older code")
         return ", ".join(parts)
+
+    def _same_label(self, row: Row) -> list[Row]:
+        """The rows with its aggregator and world size."""
+        names = ("aggregator", "world_size")
+        return [other for other in self.rows if all(other[name] == row[name] for name in names)]
 
 
 def placement_name(row: Row, *, several_workers: bool) -> str:

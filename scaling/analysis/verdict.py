@@ -16,7 +16,7 @@ from typing import Any
 
 import pandas as pd
 
-from scaling.analysis.candidates import ACCURACY, NO_EXCHANGE, TIME, Candidate, workloads
+from scaling.analysis.candidates import ACCURACY, NO_EXCHANGE, TIME, Candidate, Excluded, workloads
 from scaling.analysis.columns import shares_gpus, to_rows
 from scaling.analysis.decisions import TIE_RATIO
 from scaling.analysis.findings import Finding
@@ -44,16 +44,19 @@ def verdicts(table: pd.DataFrame, cells: Sequence[CellResult], num_cores: int | 
         asked = workloads(objective, to_rows(table), cells)
         for workload, one in zip(asked, recommend(table, cells, objective, num_cores), strict=True):
             if one.choice is not None:
-                found.append(verdict_of(one, workload.candidates))
+                found.append(verdict_of(one, workload.candidates, workload.excluded))
     return found
 
 
-def verdict_of(recommendation: Recommendation, candidates: Sequence[Candidate]) -> Finding:
+def verdict_of(
+    recommendation: Recommendation, candidates: Sequence[Candidate], excluded: Sequence[Excluded] = ()
+) -> Finding:
     """The answer for one workload.
 
     Args:
         recommendation: it has a choice.
         candidates: those that it was chosen from.
+        excluded: cells that may not be chosen.
     """
     choice = recommendation.choice
     assert choice is not None
@@ -78,6 +81,7 @@ def verdict_of(recommendation: Recommendation, candidates: Sequence[Candidate]) 
         "world_size": size,
         "world_sizes": sorted({one.row["world_size"] for one in candidates}),
         "open_world_sizes": open_sizes,
+        "untrained": _untrained(candidates, excluded),
         **_measured(choice, candidates),
         "setting": _setting(choice, choice),
         "shared": _shared(choice, ties),
@@ -94,6 +98,22 @@ def verdict_of(recommendation: Recommendation, candidates: Sequence[Candidate]) 
         "more_repeats": recommendation.more_repeats,
     }
     return Finding("verdict", tuple(one.row["cell_id"] for one in (choice, *ties)), values)
+
+
+def _untrained(candidates: Sequence[Candidate], excluded: Sequence[Excluded]) -> dict[str, Any] | None:
+    """The fastest lossy cell without a known accuracy, where one worker is the only other choice."""
+    if any(one.row["world_size"] > 1 for one in candidates):
+        return None
+    rows = [
+        one.row
+        for one in excluded
+        if one.row is not None
+        and one.reason.kind == "lossy_not_trained"
+        and one.row["iteration_s"] is not None
+        and (one.row["speedup"] or 0.0) > 1.0
+    ]
+    best = max(rows, key=lambda row: float(row["samples_per_s"]), default=None)
+    return best and {name: best[name] for name in ("aggregator", "world_size", "speedup", "wire")}
 
 
 def _measured(choice: Candidate, candidates: Sequence[Candidate]) -> dict[str, Any]:

@@ -57,6 +57,17 @@ def test_one_launch_is_never_sure_and_asks_for_more(study):
     assert any(line.startswith("Next: repeats=3") for line in verdict_lines([one]))
 
 
+def test_lossy_aggregators_of_unknown_accuracy_are_said_where_nothing_else_has_several_workers(study):
+    add(study, "none", 1, 1.0)
+    add(study, "one_bit", 2, 0.6, lossy=True)
+    (one,) = answers(study)
+    headline, aggregator, *_ = verdict_lines([one])
+    assert "On 2 workers: 1.67 times faster than one, but only with lossy aggregators of unknown" in headline
+    assert aggregator.startswith("Aggregator: one_bit on 2 workers")
+    add(study, "all_reduce", 2, 0.9)
+    assert verdict_lines(answers(study))[0].startswith("Use 2 workers: 1.11 times faster than one.")
+
+
 def test_best_case_comes_first_whatever_order_the_cells_have(study):
     add(study, "none", 1, 1.0, device="cuda", peer_access=False)
     add(study, "none", 1, 1.0, device="cuda", peer_access=True)
