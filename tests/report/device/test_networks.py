@@ -53,8 +53,8 @@ class TestThreads:
     def test_sentence_answers_the_question(self, threads):
         (sentence,) = sentences_of(threads.results())
         assert sentence.startswith(
-            "How many CPU threads are worth it? 1 to 2 of 4: a training step is then 1.0 to 2.0 times as fast "
-            "as with 1 (2 networks). Of 1 to 4,"
+            "How many CPU threads are worth it? 1 to 2 of 4: a training step is then 1.0 to 2.0 times as "
+            "fast as with 1 (2 networks). Of 1 to 4,"
         )
         assert (
             "2 for fcn-r (1.96 times as fast as with 1); 1 for lstm, which more do not make faster"
