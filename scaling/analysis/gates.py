@@ -13,7 +13,7 @@ from scaling.errors import ScalingError
 _GATE = re.compile(r"\s*(slower|faster)\s*(?:>\s*(\d+(?:\.\d+)?)\s*%)?\s*")
 
 
-LEVEL_SHARE = 1 / 3
+LEVEL_SHARE = 1 / 5
 """The part of the comparison's level at which a cell, or the shift of all, fails: a build that fails without
 a reason costs more than a line that says slower. On identical folders a gate at 5% fails in less than 1%."""
 
