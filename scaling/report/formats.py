@@ -43,10 +43,12 @@ def half_width(low: float | None, high: float | None) -> str:
 
 
 def half_width_percent(value: float, low: float | None, high: float | None) -> str:
-    """Half of an interval's width as a share of the value: `0.8%`; "" without an interval."""
+    """Half of an interval's width as a share of the value: `0.8%`, `>100%`; "" without an interval."""
     if low is None or high is None or not value:
         return ""
     share = (high - low) / 2 / value
+    if share > 1:  # two launches that differ much show no more than that
+        return ">100%"
     return "<0.1%" if share < 0.0005 else percent(share, 1 if share < 0.1 else 0)
 
 
