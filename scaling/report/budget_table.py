@@ -31,7 +31,7 @@ MARK = "*"
 CHECK, DIFFERS = "check", "no"
 
 READING = (
-    "Mean over the middle half of the steps whose phases were marked, of the rank that the others wait for. "
+    "Mean over the middle half of the profiled steps, of the rank that the others wait for. "
     "The parts add up to the profiled iteration; * marks a step without profiling that differs from it by "
     "over 5%: there the parts are shares. "
     "Hidden: under the computation. Profiling overhead: what the marks cost. Skew: the last rank's arrival "

@@ -211,8 +211,8 @@ def _alone(comparison: Comparison) -> Iterator[str]:
             yield f"Measured in {side} alone, or not done in the other: {listed([*names, *more])}."
     if comparison.num_left_out:
         yield (
-            f"{comparison.num_left_out} cells of other kinds than timings and trainings, or whose workers "
-            "shared GPUs, were left out."
+            f"{comparison.num_left_out} cells were left out: neither timings nor trainings, or trainings "
+            "with workers that shared GPUs."
         )
 
 

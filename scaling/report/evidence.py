@@ -76,7 +76,7 @@ PATHS = (
         "time to target",
         "summary.csv: seconds_to_target, target_state",
         "train_s of every rank and test_accuracy of rank 0, line by line",
-        "the largest train_s over ranks at the first epoch whose accuracy reaches the target; the median "
+        "the largest train_s over ranks at the first epoch that reaches the target accuracy; the median "
         "over repeats, if all reach it",
     ),
     EvidencePath(

@@ -29,20 +29,16 @@ from scaling.report.tables import Table
 ENOUGH = 0.9
 """Of the highest throughput: the smallest batch that reaches it is called enough."""
 
-RATES = (
-    "Samples a second over the mini-batch, a panel for each network (column samples_per_s; bars: from the "
-    "95% interval of iteration_s). Both axes are logarithmic. A line is broken where a batch has no number."
-)
+RATES = "Column samples_per_s; bars: 95% intervals. Both axes are logarithmic."
 TIMES = (
-    "Milliseconds of a training step over the mini-batch, a panel for each network (column iteration_s, "
-    "with its 95% interval as a bar). Both axes are logarithmic: where a line is flat, a larger batch costs "
-    "nothing. A line is broken where a batch has no number."
+    "Column iteration_s; bars: 95% intervals. Both axes are logarithmic: where a line is flat, a larger "
+    "batch costs nothing."
 )
 
 
 def _title(results: Results) -> str:
     arms = arms_of(results)
-    return f"training steps, {' and '.join(arm.name for arm in arms) if len(arms) < 3 else 'CPU and GPU'}"
+    return f"training step, {' and '.join(arm.name for arm in arms) if len(arms) < 3 else 'CPU and GPU'}"
 
 
 def _panels(results: Results) -> list[Panel]:
@@ -174,8 +170,23 @@ def _batch(reached: tuple[int, float, int]) -> str:
 REPORT = DeviceReport(
     question="Which mini-batch does a device need?",
     plots=(
-        Lines("throughput", RATES, _title, _panels, y=RATE, row_height=2.0, share={"sharex": True}),
-        Lines("time", TIMES, _title, _panels, row_height=2.0, share={"sharex": True}),
+        Lines(
+            "throughput",
+            RATES,
+            lambda results: f"throughput of a {_title(results)}",
+            _panels,
+            y=RATE,
+            row_height=2.0,
+            share={"sharex": True},
+        ),
+        Lines(
+            "time",
+            TIMES,
+            lambda results: f"time of a {_title(results)}",
+            _panels,
+            row_height=2.0,
+            share={"sharex": True},
+        ),
     ),
     rows=_rows,
     named=("model", "batch"),

@@ -157,9 +157,7 @@ def _precisions(results: Results, shown: Sequence[KernelCase]) -> Iterator[str]:
                 clauses.append(_gain(PRECISION_NAMES[precision], pairs))
                 compared += [exact for _, exact, _ in pairs]
         error = _largest_error(compared)
-        yield from finding(
-            results, f"On the {name}, over float32 (whose relative error is up to {error}): ", clauses
-        )
+        yield from finding(results, f"On the {name}, over float32 (relative error up to {error}): ", clauses)
 
 
 def _gain(precision: str, pairs: Sequence[tuple[KernelCase, DeviceResult, DeviceResult]]) -> str:

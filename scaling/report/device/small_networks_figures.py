@@ -142,9 +142,12 @@ def _draw_break_even(results: Results, title: str) -> Figure | None:
 
 
 PLOTS = (
-    Drawing("break-even", BREAK_EVEN, _grid_title, _draw_break_even),
+    Drawing(
+        "break-even", BREAK_EVEN, lambda results: f"GPU over CPU, {_grid_title(results)}", _draw_break_even
+    ),
     Lines(
-        "widths", TIMES, _grid_title, lambda results: panels_by(grid(results), "batch", "width"),
+        "widths", TIMES, lambda results: f"time over width, {_grid_title(results)}",
+        lambda results: panels_by(grid(results), "batch", "width"),
         row_height=2.1, share={"sharex": True},
     ),
     Lines("sweeps", SWEEPS, _sweep_title, _sweep_panels, columns=len),

@@ -118,8 +118,10 @@ def _loader_sentences(results: Results) -> Iterator[str]:
         if both := paired(near, loader, "points"):
             ratios = [f"{times_of(other, timed)} at {at:,} points" for at, (timed, other) in both.items()]
             clauses.append(f"on the {name} {listed(ratios)}")
-    before = "How much longer an epoch takes whose batch a DataLoader puts together point by point than one"
-    yield from finding(results, f"{before} whose data is on the device: ", clauses)
+    before = (
+        "An epoch with a DataLoader, which assembles the batch point by point, takes longer than one with"
+    )
+    yield from finding(results, f"{before} data on the device: ", clauses)
 
 
 def _made_sentences(trained: Sequence[FitTraining]) -> Iterator[str]:
