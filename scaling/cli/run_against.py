@@ -13,11 +13,13 @@ import typer
 
 from scaling.cli.compare import show_comparison
 from scaling.cli.options import note
+from topologies.texts import folded
 
 if TYPE_CHECKING:
     from launchers.zygote import Zygotes
     from scaling.store import ResultsFolder
     from scaling.study.cells import ResolvedStudy
+    from scaling.study.launch_times import CommandTimes
     from scaling.study.other_environment import OtherEnvironment
     from scaling.study.scope import Scope
 
@@ -41,6 +43,7 @@ def run_against(
     from scaling.errors import StoreError
     from scaling.store import ResultsFolder
     from scaling.study.campaign import SIDES
+    from scaling.study.launch_times import CommandTimes
     from scaling.study.libraries import runnable
     from scaling.study.other_environment import other_environment
     from scaling.study.overrides import load_study, study_file
@@ -63,8 +66,13 @@ def run_against(
                 note(line)
             if retry_failed:
                 _reset_failed(folders, scope)
-            _run(folders, can_run.study, [file, *overrides], other, scope, (zygotes, zygotes_of_other))
-    _end(folders, out)
+            times = CommandTimes(ResultsFolder(out), folders)
+            try:
+                _run(folders, can_run.study, [file, *overrides], other, scope, (zygotes, zygotes_of_other))
+            finally:
+                times.reporting()
+                times.write()
+    _end(folders, out, times)
 
 
 def _resolved(
@@ -156,14 +164,16 @@ def _run(
         raise typer.Exit(130) from None
 
 
-def _end(folders: Sequence[ResultsFolder], out: Path) -> None:
-    """The comparison, then what has failed, which sets the exit code."""
+def _end(folders: Sequence[ResultsFolder], out: Path, times: CommandTimes) -> None:
+    """The comparison and how the wall time divided, then what has failed, which sets the exit code."""
     from scaling.study.kinds import label_of
 
     a, b = folders
     done = [{record.cell_id for record in folder.runs() if record.state == "done"} for folder in folders]
     if done[0] & done[1]:
         show_comparison(a, b)
+        times.write()
+        _show_wall_time(folders, out)
         note(f"again: `scaling compare {a.path} {b.path}`; pages: `scaling report {a.path}`, or of {b.path}")
     failed = [(own, record) for own in folders for record in own.runs() if record.state == "failed"]
     for folder, record in failed:
@@ -172,3 +182,15 @@ def _end(folders: Sequence[ResultsFolder], out: Path) -> None:
     if failed:
         note(f"`--retry-failed --out {out}` runs them again, with their partners")
         raise typer.Exit(1)
+
+
+def _show_wall_time(folders: Sequence[ResultsFolder], out: Path) -> None:
+    """Of both environments' launches, and of the commands that ran them."""
+    from scaling.analysis.wall_time import wall_time
+    from scaling.report.text import text_of
+    from scaling.store import ResultsFolder
+
+    launches = [launch for folder in folders for launch in folder.launch_times()]
+    times = wall_time(launches, ResultsFolder(out).launch_times("command-"))
+    if times is not None:
+        typer.echo(folded("", text_of(times.finding), indent=2))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -74,14 +74,16 @@ class CommandTimes:
     """Where the wall time of one `scaling run` went outside of its launches, from the start of its process.
 
     Args:
-        folder: of the study, which is prepared.
+        folder: of the study, which is prepared; of a campaign, the one that holds those of its environments.
+        sides: of a campaign, the folders of its environments, where the launches are.
     """
 
-    def __init__(self, folder: ResultsFolder) -> None:
+    def __init__(self, folder: ResultsFolder, sides: Sequence[ResultsFolder] = ()) -> None:
         self._folder = folder
+        self._launched = sides or [folder]
         self._started = _process_started()
         self._number = len(folder.launch_times("command-")) + 1
-        self._before_s = _launched_s(folder)
+        self._before_s = _launched_s(self._launched)
         self._parts = {"command_s": time.time() - self._started, "predictions_s": 0.0, "report_s": 0.0}
         self._report_began: float | None = None
 
@@ -100,7 +102,7 @@ class CommandTimes:
     def reporting(self) -> None:
         """The launches are over, and the report begins."""
         self._report_began = time.time()
-        known_s = sum(self._parts.values()) + _launched_s(self._folder) - self._before_s
+        known_s = sum(self._parts.values()) + _launched_s(self._launched) - self._before_s
         gaps_s = max(0.0, self._report_began - self._started - known_s)
         self._parts["gaps_s"] = gaps_s
 
@@ -112,8 +114,9 @@ class CommandTimes:
         self._folder.write_text(f"launches/command-{self._number:03d}.json", text)
 
 
-def _launched_s(folder: ResultsFolder) -> float:
-    return sum(float(launch.get("total_s") or 0.0) for launch in folder.launch_times())
+def _launched_s(folders: Sequence[ResultsFolder]) -> float:
+    launches = (launch for folder in folders for launch in folder.launch_times())
+    return sum(float(launch.get("total_s") or 0.0) for launch in launches)
 
 
 def _process_started() -> float:

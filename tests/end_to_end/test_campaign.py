@@ -73,6 +73,7 @@ def test_slower_commit_is_found_in_one_campaign(scaling, code):
     assert done.returncode == 0, done.stderr
     assert "Of 1 timed cells of B: 1 slower." in done.stdout
     assert "--against: this environment against commit:" in " ".join(done.stdout.split())
+    assert " in 6 launches: start-up " in done.stdout  # of both environments
     campaigns = {record.launch["campaign"] for folder in sides(scaling) for record in folder.runs()}
     assert len(campaigns) == 1
     began = sorted(

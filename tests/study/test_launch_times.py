@@ -131,6 +131,20 @@ def test_command_counts_what_is_outside_of_its_launches(clock, folder, monkeypat
     assert len(folder.launch_times()) == 2
 
 
+def test_command_of_two_environments_counts_the_launches_of_both(clock, tmp_path, monkeypatch):
+    monkeypatch.setattr(launch_times, "_process_started", lambda: 1000.0)
+    campaign, *sides = [ResultsFolder(tmp_path / name) for name in ("", "a", "b")]
+    times = CommandTimes(campaign, sides)
+    clock.now_s += 70
+    for side in sides:
+        side.write_launch_times({"total_s": 30.0})
+    times.reporting()
+    times.write()
+    (written,) = campaign.launch_times("command-")
+    assert written == {"command_s": 7.5, "predictions_s": 0.0, "gaps_s": 10.0, "report_s": 0.0}
+    assert [side.launch_times("command-") for side in sides] == [[], []]
+
+
 @pytest.mark.parametrize(
     ("began", "state", "is_checked"),
     [
