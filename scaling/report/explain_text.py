@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -35,11 +36,17 @@ def overview(rows: Sequence[Row], findings: Findings) -> Iterator[str]:
         yield _wrapped(f"{title_of(group.given)}, on {workers(largest)}", indent=0)
         ordered = sorted(shown or explained[-1:], key=lambda row: row["iteration_s"] or 0.0)
         for same in _with_one_cause(ordered, findings):
-            yield _wrapped(", ".join(f"{group.name(row)}{_time(row)}" for row in same), indent=2)
+            yield _wrapped(_named([f"{group.name(row)}{_time(row)}" for row in same]), indent=2)
             foremost = [_foremost(findings[row["cell_id"]]) for row in same]
             for finding, *others in zip(*foremost, strict=True):
                 yield _wrapped(f"{line_of(finding)}{_of_others(others)}", indent=4)
         yield ""
+
+
+def _named(names: Sequence[str]) -> str:
+    """Each name once, with the number of cells that have it: trainings that differ in a seed, say."""
+    counts = Counter(names)
+    return ", ".join(name if count == 1 else f"{name} ({count} cells)" for name, count in counts.items())
 
 
 def _with_one_cause(rows: Sequence[Row], findings: Findings) -> list[list[Row]]:

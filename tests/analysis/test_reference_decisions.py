@@ -1,0 +1,88 @@
+"""What is concluded from every committed folder of timed cells or trainings stays within what it shows."""
+
+import math
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from scaling.analysis.columns import to_rows
+from scaling.analysis.compare import compare_tables
+from scaling.analysis.noise import aa_pairs
+from scaling.analysis.recommend import recommend
+from scaling.analysis.samples import read_cells
+from scaling.analysis.summary import build_table
+from scaling.errors import ScalingError
+from scaling.store import ResultsFolder
+
+REFERENCE = Path(__file__).parents[2] / "results" / "reference"
+FOLDERS = sorted(
+    path.name for path in REFERENCE.iterdir() if not path.name.startswith(("device-", "transfer-", "README"))
+)
+COARSE = 0.1
+"""Part of an iteration within which two times do not agree: it is not known so well."""
+
+WIDEST = 100.0
+"""Times that an interval's end is its start: a wider one tells nothing."""
+
+
+@cache
+def study(name):
+    """Of a committed folder: the summary, its rows and its cells, for reading alone."""
+    cells = read_cells(ResultsFolder(REFERENCE / name))
+    table = build_table(name, cells)
+    return table, to_rows(table), cells
+
+
+def is_sane(low, high):
+    return low >= 0 and math.isfinite(high) and high <= WIDEST * low
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_no_interval_is_below_zero_or_absurdly_wide(name):
+    table, rows, cells = study(name)
+    for row in rows:
+        if row["iteration_s_low"] is not None:
+            assert is_sane(row["iteration_s_low"], row["iteration_s_high"]), row["cell_id"]
+    for one in recommend(table, cells):
+        if one.choice is not None and one.choice.low is not None:
+            assert is_sane(one.choice.low, one.choice.high), one.choice.name
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_one_launch_has_no_verdict_and_a_folder_does_not_differ_from_itself(name):
+    table, _, cells = study(name)
+    for one in recommend(table, cells):
+        if one.choice is not None and one.choice.num_launches == 1:
+            is_alone = one.runner_up is None
+            assert is_alone or one.state in ("one_launch", "undecided"), one.choice.name
+    try:
+        found = compare_tables(table, cells, table, cells)
+    except ScalingError:  # it has no cell that is compared
+        return
+    assert {one.verdict for one in found.cells} <= {"same", "not resolved"}
+    for one in found.cells:
+        if min(one.num_launches) == 1:
+            assert (one.verdict, one.difference.interval) == ("not resolved", None)
+        else:
+            assert is_sane(*one.difference.interval), one.name
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_causes_have_a_controlled_pair_and_a_replicate_has_the_cause_of_its_cell(name):
+    _, rows, cells = study(name)
+    launches = {cell.cell_id: len(cell.launches) for cell in cells}
+    checks = {row["cell_id"]: row["exposed_check"] for row in rows if row["exposed_check"] is not None}
+    causes = {}
+    for cell_id, check in checks.items():
+        if check.kind == "exposed_times_differ":
+            causes[cell_id] = check.values["cause"]
+            fewest = min(launches[one] for one in check.cells)
+            assert len(check.cells) == 2, cell_id
+            assert fewest > 1 or causes[cell_id] == "one_launch", cell_id
+    for row in rows:
+        if row["cell_id"] in checks and checks[row["cell_id"]].kind == "exposed_times_agree":
+            assert row["noise_floor"] is None or row["noise_floor"] < COARSE, row["cell_id"]
+    for first, second in aa_pairs(cells):
+        both = {causes[one.cell_id] for one in (first, second) if one.cell_id in causes}
+        assert len(both) <= 1, (first.cell_id, second.cell_id)
