@@ -296,8 +296,15 @@ def test_cell_ids_are_hidden_until_they_are_asked_for(open_page):
     assert page.locator("td.cell:visible").count() > 0
 
 
-FOLDERS = ("fcn-r-4xh200", "converge-resnet-4xh200", "device-batch-sizes-h200")
-"""Committed ones: of one workload, of several with trainings, of a device study."""
+FOLDERS = (
+    "fcn-r-4xh200",
+    "converge-resnet-4xh200",
+    "gpt-2xh200",
+    "transfer-2xh200",
+    "device-batch-sizes-h200",
+    "device-cpu-threads-h200",
+)
+"""Committed ones: of one workload, with trainings, with failed cells, of transfers, of device studies."""
 
 CLIPPED = """() => {
   const wide = document.documentElement.clientWidth, found = [];
