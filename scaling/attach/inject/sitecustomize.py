@@ -1,0 +1,53 @@
+"""Python runs this at start where its folder is first on PYTHONPATH; it waits for torch, then loads the agent.
+
+It imports nothing of this project, so the script's own packages are the ones that it finds without it.
+"""
+
+import importlib.machinery
+import importlib.util
+import os
+import sys
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+def _run_existing() -> None:
+    """The environment's own sitecustomize, which this one hides."""
+    others = [entry for entry in sys.path if os.path.abspath(entry or ".") != HERE]
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
+    if spec is not None and spec.loader is not None:
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+
+
+def _load_agent() -> None:
+    path = os.path.join(os.path.dirname(HERE), "agent.py")
+    spec = importlib.util.spec_from_file_location("_scaling_attach_agent", path)
+    assert spec is not None and spec.loader is not None
+    agent = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = agent
+    spec.loader.exec_module(agent)
+    agent.start()
+
+
+class _TorchFinder:
+    """Finds torch once, as everybody else does, and loads the agent after it."""
+
+    def find_spec(self, name, path=None, target=None):  # type: ignore[no-untyped-def]
+        if name != "torch":
+            return None
+        sys.meta_path.remove(self)  # type: ignore[arg-type]
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def execute_and_load(module):  # type: ignore[no-untyped-def]
+                execute(module)
+                _load_agent()
+
+            spec.loader.exec_module = execute_and_load  # type: ignore[method-assign]
+        return spec
+
+
+_run_existing()
+if os.environ.get("SCALING_ATTACH"):
+    sys.meta_path.insert(0, _TorchFinder())  # type: ignore[arg-type]
