@@ -1,1 +1,1 @@
-"""Controlled experiments on a training script that is not ours: how a run of it is changed, marked and stopped."""
+"""Controlled experiments on a training script that is not ours: how a run is changed, marked and ended."""

@@ -4,8 +4,6 @@ Loaded by file, without this project's package. Nothing is changed before the sc
 DistributedDataParallel: torchrun's agent and loaders' workers have torch too.
 """
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os
@@ -94,7 +92,7 @@ class Agent:
 
     def stop(self) -> None:
         """Writes the record, meets the other ranks and ends the process, without the script's own ending."""
-        rank = dist.get_rank() if dist.is_initialized() else int(os.environ.get("RANK", 0))
+        rank = dist.get_rank() if dist.is_initialized() else int(os.environ.get("RANK", "0"))
         record = {
             "rank": rank,
             "world_size": dist.get_world_size() if dist.is_initialized() else 1,
@@ -138,6 +136,7 @@ def _meet(rank: int, world_size: int) -> None:
 
 
 def _local(_: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    # torch checks the annotations of a hook, so this file has them as objects, not as text.
     done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
     done.set_result(bucket.buffer())
     return done

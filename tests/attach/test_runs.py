@@ -9,7 +9,7 @@ from scaling.attach.launch import Run, run_arm, step_time_s
 
 pytestmark = pytest.mark.processes
 SCRIPTS = Path(__file__).parent / "scripts"
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=0"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
 
 
 def _run(folder: Path, arm: str, *words: str, command: list[str] = TORCHRUN, deadline_s: float = 60) -> Run:

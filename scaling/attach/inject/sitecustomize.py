@@ -1,4 +1,4 @@
-"""Python runs this at start where its folder is first on PYTHONPATH; it waits for torch, then loads the agent.
+"""Python runs this at start where its folder is first on PYTHONPATH; after torch it loads the agent.
 
 It imports nothing of this project, so the script's own packages are the ones that it finds without it.
 """
@@ -22,7 +22,8 @@ def _run_existing() -> None:
 def _load_agent() -> None:
     path = os.path.join(os.path.dirname(HERE), "agent.py")
     spec = importlib.util.spec_from_file_location("_scaling_attach_agent", path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     agent = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = agent
     spec.loader.exec_module(agent)

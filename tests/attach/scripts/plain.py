@@ -1,4 +1,4 @@
-"""A plain script: DDP, a DataLoader, a checkpoint after every step; a rank may be slow in its forward pass."""
+"""A plain script: DDP, a DataLoader, a checkpoint every step; a rank may be slow in its forward pass."""
 
 import os
 import sys
