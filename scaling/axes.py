@@ -21,6 +21,9 @@ TRAINED = ("iteration", "convergence")
 
 EVERY_KIND = (*TRAINED, "transfer", "device")
 
+ATTACHED = "attached"
+"""The kind of cells that are a run of a user's own script; tables have them as iteration."""
+
 
 LARGEST_COUNT = 2**62
 LARGEST_WORLD = 1_000_000
@@ -177,7 +180,8 @@ _SET = Role.CHOSEN | Role.DESCRIBED | Role.PREDICTED
 # fmt: off
 AXES: list[Axis] = [
     Axis("study", kinds=EVERY_KIND, shared=_NONE, role=Role.RECORDED),
-    Axis("kind", kinds=EVERY_KIND, shared=_ALL & ~(Shared.TIMED | Shared.CURVE), role=Role.GIVEN),
+    Axis("kind", kinds=EVERY_KIND, show=lambda kind: "iteration" if kind == ATTACHED else kind,
+         shared=_ALL & ~(Shared.TIMED | Shared.CURVE), role=Role.GIVEN),
     Axis("model", role=Role.GIVEN, labelled=True),
     Axis("model_parameters", holds="mapping", role=Role.GIVEN, column=""),
     Axis("dataset", shared=_ALL & ~Shared.CURVE, role=Role.GIVEN, labelled=True),
@@ -249,6 +253,7 @@ AXES: list[Axis] = [
     Axis("augmentation", default="none", since=2, kinds=_TRAINING, shared=_ALL & ~Shared.TIMED,
          role=Role.RECIPE | Role.DESCRIBED | Role.PREDICTED),
     Axis("batch_norm", default="replica", since=2),
+    Axis("arm", since=4, shared=Shared.FOLDERS, role=Role.CHOSEN, label="arm {}", short="{}"),
     Axis("seed", "Int64", shared=_RATE, role=Role.REPETITION | Role.DESCRIBED),
     Axis("aa_replicate", "Int64", most=1, was="twin", default=0, shared=Shared.FOLDERS, role=Role.DESCRIBED,
          label="A/A pair"),

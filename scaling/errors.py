@@ -47,3 +47,7 @@ class ExchangeError(ScalingError):
 
 class NotFiniteError(ScalingError):
     """A gradient is NaN or infinite, or was after it had been encoded."""
+
+
+class AttachError(ScalingError):
+    """A user's own script cannot be measured as asked for."""

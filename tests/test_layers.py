@@ -71,6 +71,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "scaling.interchange": VERSION_AND_ERRORS | {"scaling.collectives"},
     "scaling.doctor": PARTS,
     "scaling.worker": STUDYING,
+    "scaling.attach": VERSION_AND_ERRORS | {"scaling.store", "scaling.measure", "scaling.study"},
     "scaling.cli.options": VERSION_AND_ERRORS | {"scaling.study"},
     "scaling.cli.schedule": ALGORITHMS | {"scaling.measure", "scaling.interchange"},
     "scaling.cli.predict": STUDYING
@@ -83,6 +84,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "scaling.cli.topology": STUDYING | {"scaling.measure.probe.run"},
     "scaling.cli.verify": AGGREGATION
     | {"scaling.cli.options", "scaling.store", "scaling.conformance.fidelity"},
+    "scaling.cli.attach": STUDYING | {"scaling.attach"},
     "scaling.cli.doctor": frozenset({"scaling.cli.options", "scaling.doctor"}),
     "scaling.cli.submit": STUDYING,
     "scaling.cli.compare": READING,
@@ -96,7 +98,18 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     | {
         f"scaling.cli.{verb}"
         for verb in (
-            *("compare", "doctor", "explain", "export", "listing", "plan", "predict", "recommend", "report"),
+            *(
+                "attach",
+                "compare",
+                "doctor",
+                "explain",
+                "export",
+                "listing",
+                "plan",
+                "predict",
+                "recommend",
+                "report",
+            ),
             *("run", "schedule", "status", "submit", "topology", "verify", "watch"),
         )
     },
@@ -116,6 +129,7 @@ TORCH_DISTRIBUTED = frozenset(
         "scaling.process_group.through_host",
         "scaling.training.overlapped",  # the DDP hook
         "scaling.runtime.workers",
+        "scaling.attach.agent",  # inside the user's script
         "scaling.runtime.meeting",  # at that store
         "scaling.runtime.zygote",  # holds the store at which the ranks meet
     }
@@ -134,6 +148,8 @@ WRITERS: dict[str, frozenset[str]] = {
     "scaling.cli.topology": frozenset({"write_text"}),  # machines and their pictures, where the user says
     "scaling.measure.probe.worker": frozenset({"open"}),  # samples, for the process that started it
     "scaling.training.checkpoint": frozenset({"torch.save"}),  # into memory, for the store
+    "scaling.attach.agent": frozenset({"write_text"}),  # its record: it runs inside the user's script
+    "scaling.attach.launch": frozenset({"open"}),  # what the script prints
     "scaling.study.run": frozenset({"open"}),  # the launches' logs, at the store's next_log_path
 }
 LATE_IN_CLI = frozenset({"torch", "numpy", "pydantic"})

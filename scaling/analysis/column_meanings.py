@@ -16,6 +16,7 @@ MEANINGS = {
     "global_batch": "samples of all workers per step",
     "num_nodes": "number of hosts",
     "aa_replicate": "1: second measurement of an A/A pair",
+    "arm": "what was changed in a run of an attached script",
     "state": "planned, running, done or failed",
     "repeats": "launches that measured the cell",
     "iterations": "unprofiled iterations of all launches",

@@ -16,6 +16,7 @@ import typer
 from typer.core import TyperCommand
 
 from scaling import __version__
+from scaling.cli.attach import attach
 from scaling.cli.compare import AgainstCommand, compare
 from scaling.cli.doctor import doctor
 from scaling.cli.explain import explain
@@ -56,6 +57,7 @@ VERBS: list[tuple[Callable[..., None], str]] = [
     (run, "scaling run mnist --out results/mnist-today repeats=5"),
     (report, "scaling report results/mnist"),
     (status, "scaling status results/mnist --json"),
+    (attach, "scaling attach --out results/mine -- torchrun --nproc-per-node=2 train.py"),
     (verify, "scaling verify my_aggregators:ScaledAllReduce"),
     (watch, "scaling watch results/mnist --once"),
     (recommend, "scaling recommend results/mnist --objective 'efficiency >= 0.8'"),

@@ -141,7 +141,7 @@ class DeviceLineModel(OpenModel):
         return self
 
 
-TRAINED_LINES = {"iteration": IterationLine, "convergence": ConvergenceLine}
+TRAINED_LINES = {"iteration": IterationLine, "attached": IterationLine, "convergence": ConvergenceLine}
 """Kind of cells that train -> a line of its samples."""
 
 

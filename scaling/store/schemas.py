@@ -71,6 +71,7 @@ _TRAINED = (
 REQUIRED: Mapping[str, tuple[str, ...]] = {
     "iteration": _TRAINED,
     "convergence": _TRAINED,
+    "attached": (*_ANY_KIND, "model", "dataset", "aggregator", "step", "scaling", "local_batch", "arm"),
     "transfer": (*_ANY_KIND, "threads", "peer_access"),
     "device": (*_ANY_KIND, "threads", "experiment", "parameters", "point"),
 }

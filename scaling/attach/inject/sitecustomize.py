@@ -36,7 +36,7 @@ class _TorchFinder:
     def find_spec(self, name, path=None, target=None):  # type: ignore[no-untyped-def]
         if name != "torch":
             return None
-        sys.meta_path.remove(self)  # type: ignore[arg-type]
+        sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module
@@ -51,4 +51,4 @@ class _TorchFinder:
 
 _run_existing()
 if os.environ.get("SCALING_ATTACH"):
-    sys.meta_path.insert(0, _TorchFinder())  # type: ignore[arg-type]
+    sys.meta_path.insert(0, _TorchFinder())

@@ -1,0 +1,106 @@
+"""An attached script's runs as an ordinary results folder: each arm is a cell, each launch a repeat."""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from scaling.attach.launch import Run
+from scaling.attach.marks import steady
+from scaling.errors import AttachError
+from scaling.measure.environment import collect
+from scaling.store import ResultsFolder, RunRecord
+from scaling.study.kinds.base import digest
+
+CHANGES: dict[str, dict[str, Any]] = {
+    "aa": {"arm": "baseline", "aa_replicate": 1},
+    "no_exchange": {"aggregator": "none", "aggregator_label": "none", "exchanges": False},
+    "cached_input": {"input_placement": "device"},
+    "one_worker": {"aggregator": "none", "aggregator_label": "none", "exchanges": False},
+}
+"""Arm -> what its cell has other than the baseline's."""
+
+
+class AttachedFolder:
+    """The results folder of an attached script.
+
+    Args:
+        path: the folder, empty or not there.
+        command: as the user gave it.
+        settings: further facts for its study.yaml.
+
+    Raises:
+        AttachError: it holds something already.
+    """
+
+    def __init__(self, path: Path, command: Sequence[str], settings: dict[str, Any]) -> None:
+        self.folder = ResultsFolder(path)
+        if path.exists() and any(path.iterdir()):
+            raise AttachError(f"{path} is not empty; use another --out")
+        self.command = shlex.join(command)
+        self.script = next((Path(word).name for word in command if word.endswith(".py")), command[-1])
+        self.folder.write_environment(collect(os.environ))
+        self.folder.write_study(
+            {
+                "schema_version": 1,
+                "name": f"attach-{self.script.removesuffix('.py')}",
+                "parts": [{"kind": "attached", "command": self.command, **settings}],
+                "notes": [f"steps of the user's own script: {self.command}"],
+            }
+        )
+        self.first: dict[str, Any] = {}
+
+    def add(self, launch: int, position: int, run: Run) -> None:
+        """Writes one run of the script, done or failed."""
+        cell = self._cell(run)
+        identity = {key: value for key, value in cell.items() if not key.endswith("_label")}
+        record = RunRecord(digest({**identity, "command": self.command}), launch, cell)
+        self.folder.start_run(
+            record, {"launcher": "attach", "host": platform.node(), "position": position, "num_nodes": 1}
+        )
+        if run.reason is not None:
+            self.folder.fail_run(record, run.reason)
+            return
+        signature, by_rank = steady(run.ranks)
+        for rank, steps in enumerate(by_rank):
+            lines = []
+            for at, step in enumerate(steps):
+                is_profiled = run.arm == "marked" and at >= len(steps) // 2
+                line: dict[str, Any] = {"iteration": step.number, "warmup": False, "split": is_profiled}
+                line |= {"start_s": step.start_s, "step_s": step.step_s}
+                if is_profiled:
+                    line["spans"] = [[name, "main", start, stop] for name, start, stop in step.spans]
+                lines.append(line)
+            self.folder.sample_writer(record.cell_id, launch, rank)(lines)
+        shapes = run.ranks[0]["gradients"]
+        self.folder.finish_run(
+            record,
+            {
+                "num_parameters": sum(map(math.prod, shapes)),
+                "tensor_shapes": " ".join("x".join(map(str, shape)) or "1" for shape in shapes),
+                "signature": dict(zip(("backward", "input", "evaluation", "update"), signature, strict=True)),
+                "command": self.command,
+            },
+        )
+
+    def _cell(self, run: Run) -> dict[str, Any]:
+        if run.ranks and not self.first:
+            self.first = run.ranks[0]
+        world_size = run.ranks[0]["world_size"] if run.ranks else self.first.get("world_size", 1)
+        local_batch = (run.ranks[0] if run.ranks else self.first).get("batch") or 1
+        device = self.first.get("device", "cpu")
+        cell = {
+            "kind": "attached", "model": self.script, "dataset": "script", "aggregator": "all_reduce",
+            "step": "overlapped", "device": device, "scaling": "weak",
+            "world_size": 1 if run.arm == "one_worker" else world_size,
+            "local_batch": local_batch, "threads": 1, "seed": 0, "learning_rate": 0.0, "momentum": 0.0,
+            "peer_access": None, "input_placement": "loader", "arm": run.arm, "aa_replicate": 0,
+            "model_label": self.script, "dataset_label": "script", "aggregator_label": "all_reduce",
+            "exchanges": True, "lossy": False, "optimizer": "script", **CHANGES.get(run.arm, {}),
+        }  # fmt: skip
+        return {**cell, "global_batch": local_batch * int(cell["world_size"])}

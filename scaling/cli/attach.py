@@ -1,0 +1,30 @@
+"""`scaling attach`: what limits a training script of the user's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from scaling.cli.options import note
+
+
+def attach(
+    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND", help="As the script is started.")],
+    out: Annotated[Path, typer.Option("--out", help="Results folder, new.")] = Path("results/attach"),
+    arms: Annotated[str | None, typer.Option("--arms", help="Some of the arms: no_exchange,aa")] = None,
+    steps: Annotated[int, typer.Option("--steps", min=5, help="Measured steps of a run.")] = 30,
+    warmup: Annotated[int, typer.Option("--warmup", min=1, help="Steps left out before them.")] = 10,
+    launches: Annotated[int, typer.Option("--launches", min=1, help="Of each repeated arm.")] = 3,
+    deadline: Annotated[
+        float, typer.Option("--deadline", min=1, help="Seconds that a run may take.")
+    ] = 120.0,
+) -> None:
+    """Run a training script several times for some steps each, and say what limits it."""
+    from scaling.attach.study import Plan, arms_of, attach
+
+    plan = Plan(command, arms_of(arms), warmup, steps, launches, deadline)
+    for line in attach(plan, out, note):
+        typer.echo(line)
+    note(f"results: {out}; `scaling report {out}` makes its page")

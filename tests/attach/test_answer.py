@@ -1,0 +1,82 @@
+"""What is said of an attached script, from marks that are made up."""
+
+from typing import Any
+
+from scaling.attach.answer import Measured, answer, slow_rank
+from scaling.attach.launch import Run
+from scaling.attach.marks import steady
+
+ONE_STEP = (1, 1, 0, 1)
+
+
+def _rank(rank: int, steps_s: list[float], counts: list[tuple[int, ...]] | None = None) -> dict[str, Any]:
+    """A record whose steps after the first mark take so long, half of each in input."""
+    marks, total, phases = [0.0], [1, 1, 0, 1], []
+    cumulative = [list(total)]
+    for at, step_s in enumerate(steps_s):
+        start_s = marks[-1]
+        marks.append(start_s + step_s)
+        total = [a + b for a, b in zip(total, (counts or [ONE_STEP] * len(steps_s))[at], strict=True)]
+        cumulative.append(total)
+        phases.append(("input", start_s, start_s + step_s / 2))
+        phases.append(("backward", start_s + step_s * 0.6, start_s + step_s * 0.7))
+    return {
+        "rank": rank, "world_size": 2, "warmup": 1, "step_s": [marks], "counts": [cumulative],
+        "phases": phases, "device": "cpu",
+    }  # fmt: skip
+
+
+def _measured(steps_s: dict[str, tuple[float, float]], drift: float = 0.001) -> Measured:
+    """Arm -> the two ranks' steps; A/A pairs differ by `drift`."""
+    measured = Measured()
+    for launch in range(3):
+        for arm, ranks in steps_s.items():
+            factor = 1 + (drift if arm == "aa" else 0.0)
+            records = [_rank(at, [step_s * factor] * 6) for at, step_s in enumerate(ranks)]
+            measured.add(launch, Run(arm, records))
+    return measured
+
+
+EVEN = {"baseline": (0.1, 0.1), "aa": (0.1, 0.1), "hook_control": (0.1, 0.1)}
+
+
+def test_steps_of_another_kind_are_left_out_on_all_ranks() -> None:
+    kinds = [ONE_STEP, ONE_STEP, (1, 5, 1, 1), ONE_STEP]
+    signature, steps = steady([_rank(0, [0.1, 0.1, 0.9, 0.1], kinds), _rank(1, [0.1] * 4)])
+    assert signature == ONE_STEP
+    assert [[step.number for step in rank] for rank in steps] == [[0, 1, 3], [0, 1, 3]]
+
+
+def test_a_slow_rank_is_named_with_its_phase_and_an_even_one_is_not() -> None:
+    slow = slow_rank(_measured({**EVEN, "no_exchange": (0.05, 0.1)}))
+    assert slow is not None
+    assert (slow.rank, slow.phase) == (1, "input")
+    assert slow_rank(_measured({**EVEN, "no_exchange": (0.1, 0.1)})) is None
+
+
+def test_the_parts_of_a_step_add_up_to_it() -> None:
+    text = "\n".join(answer(_measured({**EVEN, "no_exchange": (0.06, 0.06)})))
+    assert "input 30%, forward 6%, backward 6%, optimizer 18%, exchange and waiting that show 40%" in text
+    assert "Without the exchange a step would be 40% shorter (its hook costs 0.0%)." in text
+
+
+def test_nothing_is_claimed_below_the_spread() -> None:
+    text = "\n".join(answer(_measured({**EVEN, "no_exchange": (0.095, 0.095)}, drift=0.08)))
+    assert "Without the exchange: no gain above the A/A spread" in text
+    assert "nothing stands out" in text
+
+
+def test_an_arm_that_failed_says_why() -> None:
+    measured = _measured(EVEN)
+    measured.add(0, Run("no_exchange", reason="it hung"))
+    lines = answer(measured)
+    assert "Without the exchange: not measured, because it hung." in lines
+    assert len(lines) <= 8
+
+
+def test_one_worker_that_does_other_work_gives_no_efficiency() -> None:
+    measured = _measured(EVEN)
+    measured.add(0, Run("one_worker", [_rank(0, [0.1] * 4, [(4, 4, 0, 1)] * 4)]))
+    assert any(
+        "makes 4 backward passes and 4 batches a step instead of 1 and 1" in line for line in answer(measured)
+    )
