@@ -147,8 +147,11 @@ def end(process: Running) -> None:
 
 def end_this(code: int) -> NoReturn:
     """Ends this process after its exit functions, without taking its modules apart: that takes time, some
-    libraries wait in it for devices that are lost, and others print what they have left.
+    libraries wait in it for devices that are lost, and others print what they have left. MPI alone has its
+    part there: mpi4py ends it after the interpreter.
     """
+    if "mpi4py.MPI" in sys.modules:
+        sys.exit(code)
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):  # a full disk; closed

@@ -38,7 +38,7 @@ PREFIX = "scaling-meeting"
 
 
 @dataclass(frozen=True)
-class Place:
+class RankPlace:
     """A rank, as a process of its host can find it.
 
     Attributes:
@@ -55,7 +55,7 @@ class Place:
 
 
 def here() -> str:
-    """`Place.processes` of this process."""
+    """`RankPlace.processes` of this process."""
     namespace = os.readlink("/proc/self/ns/pid") if sys.platform == "linux" else ""
     return f"{platform.node()} {namespace}"
 
@@ -88,7 +88,7 @@ class Waiting:
         limit = timedelta(seconds=self._limit_s)
         return TCPStore(host, port, self._info.world_size, False, timeout=limit, wait_for_workers=False)
 
-    def meet(self, store: Any, place: Place) -> list[Place]:
+    def meet(self, store: Any, place: RankPlace) -> list[RankPlace]:
         """The places of all ranks, in rank order, once they have come. Collective.
 
         Raises:
@@ -164,7 +164,7 @@ def say_pids(store: Any, pids: Sequence[int]) -> None:
     PrefixStore(PREFIX, store).set(PIDS, json.dumps(list(pids)))
 
 
-def _place(said: bytes) -> Place:
+def _place(said: bytes) -> RankPlace:
     values = json.loads(said)
     meeting = values.pop("meeting")
-    return Place(**values, meeting=None if meeting is None else (meeting[0], meeting[1], meeting[2]))
+    return RankPlace(**values, meeting=None if meeting is None else (meeting[0], meeting[1], meeting[2]))

@@ -13,7 +13,7 @@ from launchers.watch.heartbeat import SILENT, Heartbeat, SharedHeartbeat
 from launchers.watch.peers import Meeting, open_meeting
 from launchers.watch.start import end_watcher, start_watcher
 from scaling.runtime.address import reachable_address
-from scaling.runtime.meeting import Place, here
+from scaling.runtime.meeting import RankPlace, here
 
 
 class Watched:
@@ -30,16 +30,16 @@ class Watched:
         self._listener: socket.socket | None = None
         self._watcher: subprocess.Popen[bytes] | None = None
 
-    def place(self, info: RankInfo) -> Place:
+    def place(self, info: RankInfo) -> RankPlace:
         """What the others are told of this rank; rank 0 says where the watchers of several hosts meet."""
         page = self.heartbeat.descriptor if isinstance(self.heartbeat, SharedHeartbeat) else -1
         meeting = None
         if info.rank == 0 and info.world_size > info.local_world_size and page >= 0:
             self._listener, offered = open_meeting(reachable_address(os.environ))
             meeting = (offered.host, offered.port, offered.token)
-        return Place(here(), os.getpid(), page, meeting)
+        return RankPlace(here(), os.getpid(), page, meeting)
 
-    def begin(self, places: Sequence[Place], rank: int) -> None:
+    def begin(self, places: Sequence[RankPlace], rank: int) -> None:
         """Starts the watcher, if that is this rank's part.
 
         Args:

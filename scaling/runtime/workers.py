@@ -27,7 +27,7 @@ from launchers.joining import join_timeout_s
 from launchers.rank_info import RankInfo
 from scaling.errors import LaunchError
 from scaling.process_group import Group, ThroughHostGroup, TorchGroup
-from scaling.runtime.meeting import Place, Waiting, here
+from scaling.runtime.meeting import RankPlace, Waiting, here
 from scaling.runtime.watching import Watched
 from scaling.store.upgrades import DEVICE_LOST
 
@@ -93,7 +93,7 @@ class Workers:
         try:
             waiting = Waiting(info, JOIN_TIMEOUT_S)
             store = _meet(info, share, address, waiting)
-            places = waiting.meet(store, watch.place(info) if watch else Place(here(), os.getpid(), -1))
+            places = waiting.meet(store, watch.place(info) if watch else RankPlace(here(), os.getpid(), -1))
             if watch:
                 watch.begin(places, info.rank)
             dist.init_process_group(

@@ -13,6 +13,9 @@ from tests.end_to_end.conftest import Scaling
 
 HERE = Path(__file__).parent
 STALL_TIMEOUT_S = 3.0
+ENOUGH_S = 20.0
+"""From a silent exit, or the end of `stall_timeout`, to the end of its launch: 10 s on a quiet machine."""
+
 WORKLOAD = {
     "model": {"name": "mlp", "hidden": [16]},
     "dataset": {"name": "synthetic", "input_shape": [20], "num_classes": 3},

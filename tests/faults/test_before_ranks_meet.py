@@ -5,13 +5,11 @@ import os
 import pytest
 import yaml
 
-from tests.faults.commands import HERE, command_in, in_general, line_with, study_of
+from tests.faults.commands import ENOUGH_S, HERE, command_in, in_general, line_with, study_of
 
 pytestmark = pytest.mark.processes
 
 JOIN_TIMEOUT_S = 6
-ENOUGH_S = 10.0
-"""From a silent exit to the end of its launch."""
 
 
 @pytest.fixture

@@ -14,6 +14,8 @@ import yaml
 from scaling.store import ResultsFolder
 from tests.end_to_end.conftest import SECONDS
 from tests.faults.commands import (
+    ENOUGH_S,
+    STALL_TIMEOUT_S,
     WORKLOAD,
     command_in,
     free_port,
@@ -72,11 +74,22 @@ def record_of(command, fault):
     return next(r for r in records if r.cell["aggregator_parameters"].get("fault") == fault)
 
 
+def named_after_s(command, fault):
+    """How long after it was planted a fault was named: the last that its launch said."""
+    (log,) = [
+        path
+        for path in (command.out / "launches").glob("*.log")
+        if any("watcher: rank" in line and f"fault={fault}" in line for line in path.read_text().splitlines())
+    ]
+    return log.stat().st_mtime - (command.folder / fault).stat().st_mtime
+
+
 def test_rank_that_is_stopped_by_a_signal(study, planted, found):
     command, said = study
     line = line_with(said, f"rank {planted['stop']['rank']} is behind", "stopped by a signal", "fault=stop")
     assert (record_of(command, "stop").state, record_of(command, "stop").deaths) == ("done", 1)
     assert "planted.py" in said, "its stack"
+    assert named_after_s(command, "stop") < STALL_TIMEOUT_S + ENOUGH_S
     found(in_general(line))
 
 
@@ -94,6 +107,7 @@ def test_rank_that_exits_without_a_word(study, planted, found):
     rank, code = planted["exit"]["rank"], planted["exit"]["code"]
     line = line_with(said, f"rank {rank} left first", f"with exit code {code}, without a word", "fault=exit")
     assert (record_of(command, "exit").state, record_of(command, "exit").deaths) == ("done", 1)
+    assert named_after_s(command, "exit") < ENOUGH_S
     found(in_general(line).replace(f"code {code}", "code N"))
 
 
