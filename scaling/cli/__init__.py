@@ -6,6 +6,7 @@ regression, 130 interrupted.
 
 from __future__ import annotations
 
+import io
 import shlex
 import sys
 from collections.abc import Callable
@@ -128,6 +129,9 @@ def installed_by(error: ModuleNotFoundError) -> str:
 
 def main() -> None:
     """The entry point: errors of the user's are one message and exit code 2, never a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # of a terminal that has not all characters
     try:
         app(_with_new_names(sys.argv[1:]))
     except (ScalingError, TopologyError) as error:

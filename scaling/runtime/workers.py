@@ -13,7 +13,7 @@ import gc
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -34,6 +34,7 @@ from scaling.store.upgrades import DEVICE_LOST
 T = TypeVar("T")
 
 JOIN_TIMEOUT_S = join_timeout_s(os.environ)
+MAX_PORT = 65535
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 """A rank may wait this long for another inside a cell, as at the end of a control arm's iterations."""
 
@@ -259,16 +260,28 @@ def _meet(info: RankInfo, share: Callable[[str], str] | None, address: str, wait
     launcher has it.
     """
     if share is None:
-        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        host, port = os.environ["MASTER_ADDR"], _master_port(os.environ)
         if info.rank or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
             return waiting.connect(host, port)
         return _store(info, port)
-    port, store = int(os.environ.get("MASTER_PORT") or 0), None
+    port, store = _master_port(os.environ), None
     if info.rank == 0:
         store = _store(info, port)
         address = f"{address}:{store.port}"
     host, _, port_text = share(address).rpartition(":")
     return store or waiting.connect(host, int(port_text))
+
+
+def _master_port(environ: Mapping[str, str]) -> int:
+    """MASTER_PORT; 0, a free one, where it is not set.
+
+    Raises:
+        LaunchError: it is no port.
+    """
+    text = environ.get("MASTER_PORT") or "0"
+    if not (text.isdecimal() and int(text) <= MAX_PORT):
+        raise LaunchError(f"MASTER_PORT is {text!r}; it must be the number of a port, 1 to {MAX_PORT}")
+    return int(text)
 
 
 def _store(info: RankInfo, port: int) -> Any:

@@ -185,6 +185,23 @@ def test_port_that_another_program_holds(tmp_path, found):
     found(line.replace(str(port), "N"))
 
 
+@pytest.mark.parametrize("text", ["rubbish", "-1", "65536"])
+def test_port_that_is_none(tmp_path, text):
+    command = command_in(tmp_path)
+    command.study.write_text(yaml.safe_dump(study_of(world_sizes=[1])))
+    one = worker(command, "0", text, WORLD_SIZE="1", LOCAL_WORLD_SIZE="1")
+    said = one.communicate(timeout=SECONDS)[1]
+    assert one.returncode == 2
+    assert said.strip() == f"error: MASTER_PORT is '{text}'; it must be the number of a port, 1 to 65535"
+
+
+def test_terminal_that_has_ascii_alone(study):
+    command, _ = study
+    outcome = command.run(LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
+    assert "Traceback" not in outcome.stderr
+    assert re.search(r"all_reduce .* \? ", outcome.stdout), "the table of all cells, with ? for its dashes"
+
+
 def ended(process):
     return process.communicate(timeout=SECONDS)[1]
 
