@@ -40,6 +40,9 @@ TIME, ACCURACY, EFFICIENCY, HOURS, ENERGY = "time", "time-to-accuracy", "efficie
 NO_EXCHANGE = "nothing to exchange"
 """The part of a setting of one worker that stands for its aggregator."""
 
+BASELINE_ARM = "baseline"
+"""Of an attached script; its other arms are experiments, not choices."""
+
 ENERGY_STEP_S = 0.1
 """The counter of energy moves in such steps, by which a window is uncertain (`scaling.measure.power`)."""
 
@@ -192,6 +195,7 @@ def workloads(objective: str, rows: Sequence[Row], cells: Sequence[CellResult]) 
         if (
             row["kind"] == kind
             and not is_aa_replicate(row)
+            and row["arm"] in (None, BASELINE_ARM)
             and (not trained or row["target_accuracy"] is not None)
         ):
             families.setdefault(_given(row, trained=trained), []).append(row)

@@ -119,6 +119,7 @@ class Agent:
             "phases": self.phases,
             "device": self.device,
             "batch": self.batch,
+            "threads": torch.get_num_threads(),
             "gradients": self._gradients(),
             **self.facts,
         }

@@ -147,14 +147,17 @@ def _where(measured: Measured) -> str:
     by_rank = shares(measured)
     if not by_rank:
         return _missing(measured, "Where it goes", "no_exchange")
-    parts = []
+    parts, spread = [], measured.spread_ratio
     for rank, seconds in enumerate(by_rank):
         words = [(word, seconds[name]) for name, word in SHOWN]
-        words += [("exchange and waiting that show", seconds["exchange"]), ("rest", seconds["rest"])]
         total_s = sum(seconds.values())
-        said = ", ".join(f"{word} {value / total_s:.0%}" for word, value in words)
-        parts.append(f"rank {rank}: {said}")
-    return f"Where it goes: {'; '.join(parts)}."
+        said = [f"{word} {value / total_s:.0%}" for word, value in [*words, ("rest", seconds["rest"])]]
+        # A difference of two arms; the others are times of one run.
+        exchange = seconds["exchange"] / total_s
+        is_above = spread is not None and exchange > spread
+        said.append(f"exchange and waiting {f'{exchange:.0%}' if is_above else 'not above the spread'}")
+        parts.append(f"rank {rank}: {', '.join(said)}")
+    return f"Where it goes (phases of one run): {'; '.join(parts)}."
 
 
 @dataclass(frozen=True)
@@ -217,7 +220,9 @@ def _exchange_text(measured: Measured, saved: Saved | None) -> str:
     bound = (
         "its hook's cost is not known"
         if control is None
-        else f"its hook costs {max(0.0, -control.ratio):.1%}"
+        else f"its hook costs {-control.ratio:.1%}"
+        if -control.ratio > (measured.spread_ratio or 0.0)
+        else "its hook costs less than the A/A spread"
     )
     if not saved.is_certain:
         return f"Without the exchange: no gain above the A/A spread ({bound})."

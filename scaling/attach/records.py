@@ -98,7 +98,7 @@ class AttachedFolder:
             "kind": "attached", "model": self.script, "dataset": "script", "aggregator": "all_reduce",
             "step": "overlapped", "device": device, "scaling": "weak",
             "world_size": 1 if run.arm == "one_worker" else world_size,
-            "local_batch": local_batch, "threads": 1, "seed": 0, "learning_rate": 0.0, "momentum": 0.0,
+            "local_batch": local_batch, "threads": (run.ranks[0] if run.ranks else self.first).get("threads"),
             "peer_access": None, "input_placement": "loader", "arm": run.arm, "aa_replicate": 0,
             "model_label": self.script, "dataset_label": "script", "aggregator_label": "all_reduce",
             "exchanges": True, "lossy": False, "optimizer": "script", **CHANGES.get(run.arm, {}),
