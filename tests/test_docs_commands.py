@@ -47,7 +47,7 @@ def test_commands_of_a_page_exist_with_their_options(page):
         except KeyError as error:
             pytest.fail(f"{page.name}: `{line}`: there is no verb {error}")
         known = {option for one in command.params for option in one.opts} | {"--help"}
-        for word in rest:
+        for word in rest[: rest.index("--")] if "--" in rest else rest:
             if word.startswith("--"):
                 assert word.partition("=")[0] in known, f"{page.name}: `{line}`"
 

@@ -28,7 +28,7 @@ from scaling.analysis.sample_lines import (
     loss,
     rank_step,
 )
-from scaling.axes import kind_of_table
+from scaling.axes import ATTACHED
 from scaling.errors import StoreError
 from scaling.measure.budget import RankStep, StepBudget, step_budgets
 from scaling.store import ResultsFolder, RunRecord
@@ -38,6 +38,9 @@ Floats = NDArray[np.float64]
 
 WAITING = ("communicate", "wait")
 """Phases in which a rank may stand still for another."""
+
+TIMED_KINDS = ("iteration", ATTACHED)
+"""Kinds of cells with a time for each iteration."""
 
 
 @dataclass(frozen=True)
@@ -203,7 +206,7 @@ def read_cell(folder: ResultsFolder, records: list[RunRecord]) -> CellResult:
     """The cell of these records, which are one a repeat, with its samples."""
     done = [record for record in records if record.state == "done"]
     cell = records[0].cell
-    launches = [_read_launch(folder, record) for record in done if kind_of_table(cell) == "iteration"]
+    launches = [_read_launch(folder, record) for record in done if cell["kind"] in TIMED_KINDS]
     trainings = [_read_training(folder, record) for record in done if cell["kind"] == "convergence"]
     begun = filter(None, (_read_begun(folder, record) for record in records))
     return CellResult(records[0].cell_id, cell, records, launches, trainings, tuple(begun))

@@ -105,6 +105,7 @@ def answer(measured: Measured) -> list[str]:
         _exchange_text(measured, exchange),
         _input_text(measured, faster_input),
         _efficiency_text(measured),
+        _left_out_text(measured),
         f"Next: {_next(measured, slow, exchange, faster_input)}",
     ]
     return [line for line in lines if line]
@@ -254,6 +255,11 @@ def _efficiency_text(measured: Measured) -> str:
         )
     ratio = measured.step_s("one_worker") / measured.step_s("baseline")
     return f"Efficiency against one worker: {ratio:.0%} for the same batch on each (seen once, no verdict)."
+
+
+def _left_out_text(measured: Measured) -> str:
+    some = [f"a run of {arm} ({why})" for arm, why in measured.reasons.items() if arm in measured.steps_s]
+    return f"Left out: {'; '.join(some)}." if some else ""
 
 
 def _next(

@@ -92,7 +92,9 @@ class AttachedFolder:
         if run.ranks and not self.first:
             self.first = run.ranks[0]
         world_size = run.ranks[0]["world_size"] if run.ranks else self.first.get("world_size", 1)
-        local_batch = (run.ranks[0] if run.ranks else self.first).get("batch") or 1
+        batch = (run.ranks[0] if run.ranks else self.first).get("batch")
+        local_batch = batch or 1
+        dataset_label = "script" if batch else "script (batch not seen: counted as 1)"
         device = self.first.get("device", "cpu")
         cell = {
             "kind": "attached", "model": self.script, "dataset": "script", "aggregator": "all_reduce",
@@ -100,7 +102,7 @@ class AttachedFolder:
             "world_size": 1 if run.arm == "one_worker" else world_size,
             "local_batch": local_batch, "threads": (run.ranks[0] if run.ranks else self.first).get("threads"),
             "peer_access": None, "input_placement": "loader", "arm": run.arm, "aa_replicate": 0,
-            "model_label": self.script, "dataset_label": "script", "aggregator_label": "all_reduce",
+            "model_label": self.script, "dataset_label": dataset_label, "aggregator_label": "all_reduce",
             "exchanges": True, "lossy": False, "optimizer": "script", **CHANGES.get(run.arm, {}),
         }  # fmt: skip
         return {**cell, "global_batch": local_batch * int(cell["world_size"])}

@@ -83,3 +83,9 @@ def test_one_worker_that_does_other_work_gives_no_efficiency() -> None:
     assert any(
         "makes 4 backward passes and 4 batches a step instead of 1 and 1" in line for line in answer(measured)
     )
+
+
+def test_a_run_that_failed_in_one_launch_is_said() -> None:
+    measured = _measured({**EVEN, "no_exchange": (0.06, 0.06)})
+    measured.add(3, Run("no_exchange", [], "it did not make 13 steps in 0.5 s"))
+    assert "Left out: a run of no_exchange (it did not make 13 steps in 0.5 s)." in answer(measured)
