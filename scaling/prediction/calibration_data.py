@@ -14,7 +14,8 @@ from scaling.analysis.noise import noise_floors, scatter_of
 from scaling.analysis.samples import CellResult, read_cell, read_records
 from scaling.analysis.summary import add_intervals, cell_row, study_name
 from scaling.analysis.transfers import read_transfers
-from scaling.errors import StoreError
+from scaling.axes import ATTACHED
+from scaling.errors import PredictionError, StoreError
 from scaling.measure.probe.cases import ProbeSample, from_csv
 from scaling.prediction.measured import MeasuredCell, MeasuredTransfer, measured_cells
 from scaling.prediction.sources import Sources, gpu_names
@@ -47,9 +48,15 @@ class MeasuredFolder:
 
         Raises:
             StoreError: a record or a sample of a done run is missing or damaged.
+            PredictionError: the runs are of an attached script.
         """
         study = study_name(self._folder.require())
         for cell_id, records in read_records(self._folder).items():
+            if records[0].cell["kind"] == ATTACHED:
+                raise PredictionError(
+                    f"{self._folder.path}: nothing is predicted from runs of an attached script yet; measure "
+                    "its network with `scaling run`, and predict from that"
+                )
             known = self._timed.get(cell_id)
             if records[0].cell["kind"] == "iteration" and (known is None or known[0].records != records):
                 cell = read_cell(self._folder, records)

@@ -7,6 +7,8 @@ from scaling.analysis.samples import read_cells
 from scaling.analysis.summary import build_table
 from scaling.attach.launch import Run
 from scaling.attach.records import AttachedFolder
+from scaling.errors import PredictionError
+from scaling.prediction.calibration_data import MeasuredFolder
 from tests.attach.test_answer import _rank
 
 SECONDS = {"baseline": 0.10, "aa": 0.10, "no_exchange": 0.05, "cached_input": 0.08, "one_worker": 0.04}
@@ -32,3 +34,8 @@ def test_arms_are_no_choices(folder):
     assert found.choice.row["arm"] == "baseline"
     assert found.rivals == []
     assert found.runner_up is None
+
+
+def test_nothing_is_predicted_from_them(folder):
+    with pytest.raises(PredictionError, match="nothing is predicted from runs of an attached script"):
+        MeasuredFolder(folder).cells()
