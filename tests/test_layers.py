@@ -64,7 +64,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     | {"scaling.registry", "scaling.analysis", "scaling.store", "scaling.measure"}
     | {"scaling.collectives", "topologies"},
     "scaling.prediction": AND_AXES | {"scaling.collectives", "scaling.bucket", "topologies"},
-    "scaling.prediction.calibration_data": VERSION_AND_ERRORS
+    "scaling.prediction.calibration_data": AND_AXES
     | {"scaling.analysis", "scaling.measure", "scaling.prediction", "scaling.store", "topologies"},
     "scaling.study": PARTS
     | {"scaling.axes", "scaling.experiments", "scaling.prediction", "scaling.prediction.calibration_data"},
