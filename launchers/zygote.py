@@ -223,6 +223,11 @@ class Zygotes:
         for _ in range(len(self._prepared), min(num_repeats, STARTED_AT_ONCE)):
             self._prepared.append(Zygote(self._modules, self._environment))
 
+    def begin_more(self, num_repeats: int) -> None:
+        """As `begin`, where one was begun already: a launcher that forks none begins none."""
+        if self._prepared:
+            self.begin(num_repeats)
+
     def wait_until_imported(self) -> None:
         """Returns when those that were begun can fork: nothing is imported while something is timed."""
         for prepared in self._prepared:

@@ -87,11 +87,15 @@ def _run(
     world_size: int | None,
     zygotes: Zygotes,
 ) -> None:
+    from scaling.study.overrides import load_study
+
+    loaded = load_study(study, overrides)
+    zygotes.begin_more(max(part.repeats for part in loaded.parts))  # import while this process does
+
     from scaling.store import ResultsFolder
     from scaling.study.cells import resolve
     from scaling.study.launch_times import CommandTimes
     from scaling.study.libraries import runnable
-    from scaling.study.overrides import load_study
     from scaling.study.pre_launch_prediction import PreLaunchPrediction
     from scaling.study.prepare import prepare, this_machine
     from scaling.study.progress import progress_for
@@ -100,11 +104,10 @@ def _run(
     from scaling.study.scope import scope_for
     from scaling.study.trial import trial_overrides
 
-    loaded = load_study(study, overrides)
     scope = scope_for(launcher, workers_per_node, world_size, os.environ)
     machine = this_machine(scope.launcher.num_nodes)
     folder = ResultsFolder(out or Path("results") / loaded.name)
-    if sized := trial_overrides(loaded, machine, folder, note):
+    if sized := trial_overrides(loaded, machine, folder, note, zygotes):
         overrides = [*overrides, *sized]
         loaded = load_study(study, overrides)
     resolved = resolve(loaded, machine)

@@ -59,7 +59,7 @@ def run_against(
         if scope.launcher.forks_workers:
             zygotes_of_other.begin()
         file = str(study_file(study))
-        overrides, resolved = _resolved(file, list(overrides), folders, other, scope)
+        overrides, resolved = _resolved(file, list(overrides), folders, other, scope, zygotes)
         can_run = runnable(resolved, by_mpi=scope.launcher.is_mpi, world_size=None)
         with _prepared(folders, file, overrides, resolved, scope):
             for line in can_run.record_missing_libraries(folders[0]):
@@ -76,7 +76,12 @@ def run_against(
 
 
 def _resolved(
-    file: str, overrides: list[str], folders: Sequence[ResultsFolder], other: OtherEnvironment, scope: Scope
+    file: str,
+    overrides: list[str],
+    folders: Sequence[ResultsFolder],
+    other: OtherEnvironment,
+    scope: Scope,
+    zygotes: Zygotes,
 ) -> tuple[list[str], ResolvedStudy]:
     """The study as both environments resolve it, with the overrides that size its batches."""
     from scaling.study.cells import resolve
@@ -87,7 +92,7 @@ def _resolved(
 
     loaded = load_study(file, overrides)
     machine = this_machine(scope.launcher.num_nodes)
-    if sized := trial_overrides(loaded, machine, folders[0], note):
+    if sized := trial_overrides(loaded, machine, folders[0], note, zygotes):
         overrides = [*overrides, *sized]
         loaded = load_study(file, overrides)
     resolved = resolve(loaded, machine)

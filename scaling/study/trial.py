@@ -6,13 +6,18 @@ ones make a first study slow. The batch is doubled or halved from FIRST until it
 
 from __future__ import annotations
 
-import multiprocessing
+import json
+import os
+import tempfile
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import torch
 
+from launchers.base import LaunchSpec
+from launchers.zygote import Zygotes
+from scaling.errors import LaunchError
 from scaling.experiments.training_step import training_step
 from scaling.store import ResultsFolder
 from scaling.study.kinds.base import AvailableMachine
@@ -31,7 +36,11 @@ STEPS = 3
 
 
 def trial_overrides(
-    study: Study, machine: AvailableMachine, folder: ResultsFolder, note: Callable[[str], None]
+    study: Study,
+    machine: AvailableMachine,
+    folder: ResultsFolder,
+    note: Callable[[str], None],
+    zygotes: Zygotes,
 ) -> list[str]:
     """Overrides that set each `global_batch: auto` of a study; none where it has no such batch.
 
@@ -42,6 +51,10 @@ def trial_overrides(
         machine: this one.
         folder: of the results.
         note: takes a line a workload, which says what the trial gave.
+        zygotes: fork the process that tries a batch on a GPU.
+
+    Raises:
+        LaunchError: that process failed.
     """
     found, known = [], folder.study() if folder.exists() else None
     batches: dict[str, int] = {}
@@ -52,7 +65,7 @@ def trial_overrides(
         name = f"{workload.model.name} {workload.model.parameters} {workload.dataset.name}"
         if name not in batches:
             before = _stored(known, key) if known else None
-            batches[name] = before or _trial(workload, device, part.threads or 1, note)
+            batches[name] = before or _trial(workload, device, part.threads or 1, note, zygotes)
         found.append(f"{key}.global_batch={batches[name]}")
     return found
 
@@ -85,22 +98,48 @@ def _stored(study: object, key: str) -> int | None:
     return first if isinstance(first, int) else None
 
 
-def _trial(workload: Workload, device: str, threads: int, note: Callable[[str], None]) -> int:
+def _trial(
+    workload: Workload, device: str, threads: int, note: Callable[[str], None], zygotes: Zygotes
+) -> int:
+    zygotes.wait_until_imported()  # nothing is imported while something is timed
     if device == "cuda":
-        batch, seconds = in_own_process(workload, device, threads)
+        batch, seconds = in_forked_process(workload, device, threads, zygotes)
     else:
         batch, seconds = _tried(workload, device, threads)
     note(f"{workload.model.name}: batch {batch} by a trial, {1000 * seconds:.3g} ms a step on one worker")
     return batch
 
 
-def in_own_process(workload: Workload, device: str, threads: int) -> tuple[int, float]:
+def in_forked_process(workload: Workload, device: str, threads: int, zygotes: Zygotes) -> tuple[int, float]:
     """The batch and its time, found in a process that ends: here its context and memory would stay on the GPU
     while the study is timed.
+
+    Raises:
+        LaunchError: it failed; why.
     """
-    fresh = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, mp_context=fresh) as process:
-        return process.submit(_tried, workload, device, threads).result()
+    with tempfile.TemporaryDirectory(prefix="scaling-trial-") as folder:
+        request, log = Path(folder, "trial.json"), Path(folder, "log")
+        asked = {"workload": workload.model_dump(mode="json"), "device": device, "threads": threads}
+        request.write_text(json.dumps(asked), encoding="utf-8")
+        spec = LaunchSpec(1, threads, __name__, [str(request)])
+        code = zygotes.launch(0, spec, os.environ, log).wait()
+        found = json.loads(request.read_text(encoding="utf-8"))
+    if code or "error" in found:
+        why = found.get("error", f"its process ended with exit code {code}")
+        raise LaunchError(f"trial step of {workload.model.name} on {device}: {why}")
+    return found["batch"], found["seconds"]
+
+
+def main(arguments: Sequence[str]) -> None:
+    """The forked process: reads the request in that file, and writes what it found in its place."""
+    path = Path(arguments[0])
+    asked = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        batch, seconds = _tried(Workload.model_validate(asked["workload"]), asked["device"], asked["threads"])
+        found: dict[str, object] = {"batch": batch, "seconds": seconds}
+    except Exception as error:  # noqa: BLE001 (the command says it)
+        found = {"error": f"{type(error).__name__}: {error}"}
+    path.write_text(json.dumps(found), encoding="utf-8")
 
 
 def _tried(workload: Workload, device: str, threads: int) -> tuple[int, float]:

@@ -1,16 +1,17 @@
 """`world_sizes: auto` and `all`, workloads for one device, batches sized by a trial, missing data."""
 
-import multiprocessing
+from contextlib import closing
 
 import pytest
 
-from scaling.errors import StudyError
+from launchers.zygote import Zygotes
+from scaling.errors import LaunchError, StudyError
 from scaling.store import ResultsFolder
 from scaling.study.cells import resolve
 from scaling.study.kinds.base import AvailableMachine
 from scaling.study.overrides import load_study
 from scaling.study.schema import parse_study
-from scaling.study.trial import LARGEST, LONGEST_S, SHORTEST_S, _fitting, in_own_process, trial_overrides
+from scaling.study.trial import LARGEST, LONGEST_S, SHORTEST_S, _fitting, in_forked_process, trial_overrides
 
 WORKLOAD = {"model": "mlp", "dataset": "digits", "global_batch": 96}
 
@@ -77,28 +78,29 @@ def test_trial_finds_a_batch_whose_step_is_neither_short_nor_long(seconds_a_samp
 
 
 @pytest.mark.processes
-def test_trial_in_a_process_of_its_own_gives_a_batch_and_its_time():
+def test_trial_in_a_forked_process_gives_a_batch_and_its_time():
     """As on GPUs, where the command must not keep a context."""
     (workload, *_) = load_study("quickstart").parts[0].workloads[0].first_available[1:]
-    batch, seconds = in_own_process(workload, "cpu", 1)
-    assert batch > 1
-    assert 0 < seconds < 10 * LONGEST_S
-    assert not multiprocessing.active_children()
+    with closing(Zygotes(["scaling.worker"])) as zygotes:
+        batch, seconds = in_forked_process(workload, "cpu", 1, zygotes)
+        assert batch > 1
+        assert 0 < seconds < 10 * LONGEST_S
+        with pytest.raises(LaunchError, match=r"trial step of mlp on nowhere: \w+Error"):
+            in_forked_process(workload, "nowhere", 1, zygotes)
 
 
 def test_trial_sizes_each_automatic_batch_once_and_a_folder_keeps_its_own(tmp_path):
     told = []
     quickstart = load_study("quickstart", ["parts.0.workloads.0.first_available.1.model.hidden=[8]"])
-    found = trial_overrides(
-        quickstart, AvailableMachine(0, 2, 1), ResultsFolder(tmp_path / "new"), told.append
-    )
+    machine, zygotes = AvailableMachine(0, 2, 1), Zygotes([])
+    found = trial_overrides(quickstart, machine, ResultsFolder(tmp_path / "new"), told.append, zygotes)
     assert len(found) == 2
     assert len(told) == 1
     (batch,) = {int(one.rpartition("=")[2]) for one in found}
     sized = load_study("quickstart", found)
     folder = ResultsFolder(tmp_path / "old")
     folder.write_study(sized.model_dump(mode="json"))
-    assert trial_overrides(quickstart, AvailableMachine(0, 2, 1), folder, told.append) == found
+    assert trial_overrides(quickstart, machine, folder, told.append, zygotes) == found
     assert len(told) == 1
     cells = resolve(sized, AvailableMachine(0, 2, 1)).trained
     assert {cell.global_batch for cell in cells if cell.kind == "iteration"} == {batch}
