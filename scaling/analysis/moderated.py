@@ -15,8 +15,10 @@ scatter in proportion to their length, and no interval reaches below zero.
 others.
 4. The moderated variance is (d0 s02 + d s2) / (d0 + d), with min(d0 + d, G d) degrees.
 5. A cell's time also scatters by what all cells of a launch share: the variance of the launches' medians is
-   added, with its own n - 1 degrees (Satterthwaite's of the sum). A launch is added to it that scatters as
-   the cells do (LAUNCHES_ADDED).
+   added, with its own n - 1 degrees. A launch is added to it that scatters as the cells do
+   (LAUNCHES_ADDED). Satterthwaite's degrees of the sum take both for independent. They are not: the same
+   values of the same launches gave them, and a launch far out makes both large. So the sum has at most the
+   degrees of the better known one.
 
 Sources: G. K. Smyth, "Linear models and empirical Bayes methods for assessing differential expression in
 microarray experiments", Statistical Applications in Genetics and Molecular Biology 3:3 (2004); B. Phipson
@@ -242,7 +244,7 @@ def scatter(families: Sequence[FloatArray], smallest: Sequence[FloatArray] | Non
     for index in sorted(set(range(len(families))) - set(few)):
         logs = families[index]
         within = moderated(variances_within_launches(logs), floors[index])
-        found[index] = Scatter(within, with_common(within, common_variance(logs, within)))
+        found[index] = Scatter(within, _with_own_common(within, common_variance(logs, within)))
     if few:
         floor = np.concatenate([floors[index] for index in few])
         totals = moderated(_joined([own_variances(families[index]) for index in few]), floor)
@@ -296,13 +298,19 @@ def common_variance(logs: FloatArray, within: Variances | None = None) -> tuple[
 
 
 def with_common(within: Variances, common: tuple[float, int]) -> Variances:
-    """Step 5."""
+    """The sum of a cell's variance and a common one that was found apart from it."""
     shared, shared_degrees = common
     if shared_degrees == 0:
         return within
     known, total = within.degrees > 0, within.values + shared
     below = within.values**2 / np.where(known, within.degrees, 1.0) + shared**2 / shared_degrees
     return replace(within, values=total, degrees=np.where(known, total**2 / below, 0.0))
+
+
+def _with_own_common(within: Variances, common: tuple[float, int]) -> Variances:
+    """Step 5, of what the same launches have in common: what both know counts once."""
+    total = with_common(within, common)
+    return replace(total, degrees=np.minimum(total.degrees, np.maximum(within.degrees, common[1])))
 
 
 @dataclass(frozen=True)

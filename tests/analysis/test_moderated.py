@@ -101,3 +101,40 @@ def test_noisy_cells_do_not_make_steady_ones_noisy_nor_does_what_all_share(commo
     assert (own[4:] > 0.005).all()
     within = scatter([logs])[0].within
     assert (np.sqrt(within.values[:4]) < 0.01).all()
+
+
+@pytest.mark.parametrize("num_launches", [3, 5])
+def test_interval_of_a_cell_covers_its_time_though_launches_are_skewed_and_cells_unequal(num_launches):
+    generator, held, sizes = np.random.default_rng(3), [], np.exp(np.linspace(-0.9, 0.9, 40))
+    for _ in range(60):
+        own, common = (np.exp(generator.normal(0, 0.5, (rows, num_launches))) for rows in (40, 1))
+        logs = 0.03 * (sizes[:, None] * own + common)
+        true = 0.03 * (sizes + 1) * np.exp(0.125)
+        total = scatter([logs])[0].total
+        half = t_quantile(total.degrees, 0.975) * np.sqrt(total.values / num_launches)
+        held += (np.abs(logs.mean(axis=1) - true) <= half).tolist()
+    assert np.mean(held) > 0.93
+
+
+def test_time_of_a_cell_is_known_no_better_than_its_parts_of_the_same_launches():
+    generator = np.random.default_rng(4)
+    found = scatter([generator.normal(0, 0.03, (12, 5)) + generator.normal(0, 0.03, 5)])[0]
+    assert (found.total.values > found.within.values).all()
+    assert (found.total.degrees <= np.maximum(found.within.degrees, 4)).all()
+
+
+def test_one_noisy_cell_among_quiet_ones_keeps_its_width_and_they_keep_theirs():
+    generator = np.random.default_rng(6)
+    logs = generator.normal(0, 0.002, (9, 5)) + generator.normal(0, 0.002, 5)
+    with_noisy = logs.copy()
+    with_noisy[4] = generator.normal(0, 0.1, 5)
+
+    def half_widths(values):
+        total = scatter([values])[0].total
+        return t_quantile(total.degrees, 0.975) * np.sqrt(total.values / 5)
+
+    others = np.arange(9) != 4
+    before, after = half_widths(logs), half_widths(with_noisy)
+    assert after[others] == pytest.approx(before[others], rel=0.3)
+    own = stats.t.ppf(0.975, 4) * with_noisy[4].std(ddof=1) / np.sqrt(5)
+    assert after[4] == pytest.approx(own, rel=0.25)
