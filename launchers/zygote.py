@@ -219,9 +219,16 @@ class Zygotes:
         self._prepared: list[Zygote] = []
 
     def begin(self, num_repeats: int = 1) -> None:
-        """Starts those of the next repeats, which import at once while the command does other things."""
-        for _ in range(len(self._prepared), min(num_repeats, STARTED_AT_ONCE)):
-            self._prepared.append(Zygote(self._modules, self._environment))
+        """Starts those of the next repeats, which import at once while the command does other things.
+
+        One that has forked already, a trial's, counts: its repeat is the first.
+        """
+        num_started = len(self._prepared) + (self._zygote is not None)
+        for _ in range(num_started, min(num_repeats, STARTED_AT_ONCE)):
+            self._start()
+
+    def _start(self) -> None:
+        self._prepared.append(Zygote(self._modules, self._environment))
 
     def begin_more(self, num_repeats: int) -> None:
         """As `begin`, where one was begun already: a launcher that forks none begins none."""
@@ -240,7 +247,8 @@ class Zygotes:
         if self._zygote is None or self._repeat != repeat or not self._zygote.is_alive:
             if self._zygote is not None:
                 self._zygote.close()
-            self.begin()
+            if not self._prepared:
+                self._start()
             self._zygote, self._repeat = self._prepared.pop(0), repeat
         self.wait_until_imported()
         return self._zygote.launch(spec, environment, log)

@@ -20,6 +20,7 @@ from launchers.zygote import Zygotes
 from scaling.errors import LaunchError
 from scaling.experiments.training_step import training_step
 from scaling.store import ResultsFolder
+from scaling.store.files import write_whole
 from scaling.study.kinds.base import AvailableMachine
 from scaling.study.parts import Alternatives, TrainingPart, Workload
 from scaling.study.places import device_of
@@ -120,7 +121,7 @@ def in_forked_process(workload: Workload, device: str, threads: int, zygotes: Zy
     with tempfile.TemporaryDirectory(prefix="scaling-trial-") as folder:
         request, log = Path(folder, "trial.json"), Path(folder, "log")
         asked = {"workload": workload.model_dump(mode="json"), "device": device, "threads": threads}
-        request.write_text(json.dumps(asked), encoding="utf-8")
+        write_whole(request, json.dumps(asked).encode())
         spec = LaunchSpec(1, threads, __name__, [str(request)])
         code = zygotes.launch(0, spec, os.environ, log).wait()
         found = json.loads(request.read_text(encoding="utf-8"))
@@ -139,7 +140,7 @@ def main(arguments: Sequence[str]) -> None:
         found: dict[str, object] = {"batch": batch, "seconds": seconds}
     except Exception as error:  # noqa: BLE001 (the command says it)
         found = {"error": f"{type(error).__name__}: {error}"}
-    path.write_text(json.dumps(found), encoding="utf-8")
+    write_whole(path, json.dumps(found).encode())
 
 
 def _tried(workload: Workload, device: str, threads: int) -> tuple[int, float]:

@@ -2,7 +2,6 @@
 
 import configparser
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
@@ -36,8 +35,7 @@ def offer(monkeypatch):
     """Has another package offer entry points."""
 
     def install(**points: str) -> None:
-        offered = [EntryPoint(name, value, "scaling.aggregators") for name, value in points.items()]
-        monkeypatch.setattr(registry, "entry_points", lambda group: offered)
+        monkeypatch.setattr(registry, "offered", lambda group, path: list(points.items()))
 
     return install
 

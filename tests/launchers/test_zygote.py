@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,24 @@ def test_each_repeat_has_a_zygote_of_its_own(tmp_path):
     finally:
         zygotes.close()
     assert hashes[0] == hashes[1] != hashes[2]
+
+
+def test_a_zygote_that_has_forked_is_one_of_those_asked_for(tmp_path, monkeypatch):
+    started = []
+
+    class Counted(Zygote):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            started.append(self.pid)
+
+    monkeypatch.setattr("launchers.zygote.Zygote", Counted)
+    with closing(Zygotes([MODULE])) as zygotes:
+        spec = LaunchSpec(2, 1, MODULE, ["facts", str(tmp_path)])
+        for repeat in (0, 0, 1):
+            zygotes.begin(2)  # starts none for the second launch: it would import while that one measures
+            assert len(started) == 2
+            assert zygotes.launch(repeat, spec, os.environ, tmp_path / "log").wait(LIMIT_S) == 0
+    assert not [pid for pid in started if is_running(pid)]
 
 
 @pytest.mark.parametrize(

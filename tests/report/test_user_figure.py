@@ -1,7 +1,5 @@
 """A figure of another package: one file and an entry point; one that fails does not stop the report."""
 
-from importlib.metadata import EntryPoint
-
 import pytest
 
 from scaling import registry
@@ -59,8 +57,9 @@ def offer(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
 
     def with_points(**points):
-        entries = [EntryPoint(name, value, GROUP) for name, value in points.items()]
-        monkeypatch.setattr(registry, "entry_points", lambda group: entries if group == GROUP else [])
+        monkeypatch.setattr(
+            registry, "offered", lambda group, path: list(points.items()) if group == GROUP else []
+        )
 
     return with_points
 
