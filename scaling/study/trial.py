@@ -10,7 +10,7 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -25,7 +25,7 @@ from scaling.study.kinds.base import AvailableMachine
 from scaling.study.parts import Alternatives, TrainingPart, Workload
 from scaling.study.places import device_of
 from scaling.study.schema import Study
-from scaling.study.workloads import ChosenWorkload
+from scaling.study.workloads import ChosenWorkload, choose
 
 SHORTEST_S, LONGEST_S = 0.010, 0.030
 
@@ -59,31 +59,23 @@ def trial_overrides(
     """
     found, known = [], folder.study() if folder.exists() else None
     batches: dict[str, int] = {}
-    for part, workload, key in _automatic(study):
-        device = device_of(part, machine, [])
-        if workload.device not in (None, device):
-            continue
-        name = f"{workload.model.name} {workload.model.parameters} {workload.dataset.name}"
-        if name not in batches:
-            before = _stored(known, key) if known else None
-            batches[name] = before or _trial(workload, device, part.threads or 1, note, zygotes)
-        found.append(f"{key}.global_batch={batches[name]}")
-    return found
-
-
-def _automatic(study: Study) -> Iterator[tuple[TrainingPart, Workload, str]]:
-    """Workloads without a batch of their own, each with its part and its dotted key."""
     for index, part in enumerate(study.parts):
-        for number, choice in enumerate(part.workloads if isinstance(part, TrainingPart) else []):
-            assert isinstance(part, TrainingPart)
+        if not isinstance(part, TrainingPart):
+            continue
+        device = device_of(part, machine, [])
+        for number, choice in enumerate(part.workloads):
+            workload = choose(choice, device, lambda _: None).keys  # `resolve` notes what was chosen
+            if workload.global_batch != "auto":
+                continue
             key = f"parts.{index}.workloads.{number}"
             if isinstance(choice, Alternatives):
-                options = [
-                    (f"{key}.first_available.{at}", one) for at, one in enumerate(choice.first_available)
-                ]
-            else:
-                options = [(key, choice)]
-            yield from ((part, one, place) for place, one in options if one.global_batch == "auto")
+                key += f".first_available.{choice.first_available.index(workload)}"
+            name = f"{workload.model.name} {workload.model.parameters} {workload.dataset.name}"
+            if name not in batches:
+                before = _stored(known, key) if known else None
+                batches[name] = before or _trial(workload, device, part.threads or 1, note, zygotes)
+            found.append(f"{key}.global_batch={batches[name]}")
+    return found
 
 
 def _stored(study: object, key: str) -> int | None:
