@@ -191,7 +191,9 @@ def test_committed_pictures_are_those_that_a_document_shows():
     shown = {
         (page.parent / name).resolve()
         for page in pages
-        for name in re.findall(r"(?m)(?:!\[[^\]]*\]\(|^\[\w+\]: )([^)\s]+)", page.read_text(encoding="utf-8"))
+        for name in re.findall(
+            r"(?m)(?:!\[[^\]]*\]\(|^\[\w+\]:\s+)([^)\s]+)", page.read_text(encoding="utf-8")
+        )
     }
     pictures = {path for path in committed() if path.suffix in (".png", ".svg")}
     assert pictures == {path for path in shown if path.is_relative_to(REFERENCE)}

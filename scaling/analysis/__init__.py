@@ -1,4 +1,4 @@
-"""From raw samples to tables, comparisons, recommendations and findings. Without torch, drawings and prose.
+"""From raw samples to tables, comparisons, recommendations and findings, without torch, figures or text.
 
 `summary_table` reads a results folder; `scaling.report` shows what it gives.
 """

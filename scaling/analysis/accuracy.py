@@ -1,4 +1,4 @@
-"""Whether a lossy aggregator's accuracy was measured, and held: without that it is no choice.
+"""Whether the accuracy of a lossy aggregator was measured and is as good; without that it is not recommended.
 
 A gradient that is brought together with loss may train to another accuracy, and the times do not show it. An
 aggregator is lossy where its cell says so; cells of folders that do not say so are judged by the name.
@@ -34,12 +34,12 @@ def is_lossy(cell: CellResult) -> bool:
 
 
 def lossy_ids(cells: Sequence[CellResult]) -> frozenset[str]:
-    """Ids of the trained cells that are: others bring no gradients together."""
+    """The ids of trained cells with a lossy exchange."""
     return frozenset(cell.cell_id for cell in cells if cell.is_trained and is_lossy(cell))
 
 
 def why_not(row: Row, cell: CellResult, rows: Sequence[Row], cells: Sequence[CellResult]) -> Finding | None:
-    """Why a lossy cell may not be recommended; None where it may, or is not lossy.
+    """Why a lossy cell may not be recommended; None if it may be, or if it is not lossy.
 
     What counts is a training of the same model, data set, aggregator (with its parameters), world size,
     global batch and momentum that reached its target in every repeat, or, without a target, ended no further
@@ -81,7 +81,7 @@ def why_not(row: Row, cell: CellResult, rows: Sequence[Row], cells: Sequence[Cel
 
 
 def _trained_otherwise(row: Row, trained: Sequence[Row]) -> Finding:
-    """In which variables the trainings differ from the row, and their values."""
+    """The variables in which the trainings differ from the row, with their values."""
     names = [name for name in SAME_UPDATE if any(other[name] != row[name] for other in trained)]
     here, *others = ({name: trained_row[name] for name in names} for trained_row in (row, *trained))
     different = [other for number, other in enumerate(others) if other not in others[:number]]

@@ -55,12 +55,12 @@ class CellBudget:
 
     @property
     def exchange_overhead_s(self) -> float | None:
-        """All that the exchange adds to the step; None where the cell has none of it."""
+        """Everything that the exchange adds to the step; None if the cell has no such column."""
         exposed = [self.columns_s[name] for name in EXPOSED if name in self.columns_s]
         return sum(exposed) if exposed else None
 
     def values(self) -> Row:
-        """Its columns in the summary."""
+        """The budget's columns in the summary."""
         return {
             **self.columns_s,
             "profiled_iteration_s": self.profiled_iteration_s,
@@ -71,7 +71,7 @@ class CellBudget:
 
 
 def cell_budget(launches: Sequence[IterationLaunch]) -> CellBudget | None:
-    """The budget over a cell's launches; None where no step was split."""
+    """The budget over all launches of a cell; None if no step was profiled."""
     slowest_s = [
         max(rank.step_s for rank in step.ranks) for launch in launches for step in launch.profiled_steps
     ]
@@ -90,13 +90,13 @@ def cell_budget(launches: Sequence[IterationLaunch]) -> CellBudget | None:
 
 
 def middle_half(order_by: Floats) -> NDArray[np.intp]:
-    """The indices that are left when a quarter of the values is dropped at each end, rounded down."""
+    """The indices that remain after a quarter of the values is dropped at each end, rounded down."""
     dropped = len(order_by) // 4
     return np.argsort(order_by, kind="stable")[dropped : len(order_by) - dropped]
 
 
 def _profiling_overhead_s(launches: Sequence[IterationLaunch], split_s: float) -> float | None:
-    """`split_s` less the mean over the middle half of the unprofiled iterations, of the same ranks."""
+    """`split_s` minus the mean over the middle half of the same ranks' unprofiled iterations."""
     if any(step.iteration in launch.iterations for launch in launches for step in launch.profiled_steps[:1]):
         return None
     slowest_s = np.concatenate([launch.step_s for launch in launches])
@@ -105,7 +105,7 @@ def _profiling_overhead_s(launches: Sequence[IterationLaunch], split_s: float) -
 
 
 def _existing(launches: Sequence[IterationLaunch]) -> list[str]:
-    """The columns of phases that any rank marked, and of waiting in exchanges whose arrivals are known."""
+    """The columns of phases that any rank marked, and the waiting in exchanges with known arrival times."""
     steps = [step for launch in launches for step in launch.profiled_steps]
     phases = {span.phase for step in steps for rank in step.ranks for span in rank.spans}
     names = {"unattributed_s", *(PART_COLUMNS[PART_OF[phase]] for phase in phases)}
@@ -119,7 +119,7 @@ def _existing(launches: Sequence[IterationLaunch]) -> list[str]:
 
 
 def _lateness_s(launches: Sequence[IterationLaunch]) -> Iterator[list[float]]:
-    """How much later than the first each rank arrived, of every profiled iteration that has them."""
+    """How much later than the first rank each rank arrived, per profiled iteration with arrival times."""
     for launch in launches:
         for ranks in launch.budgets:
             late_s = [rank.arrived_after_first_s for rank in ranks]
@@ -133,7 +133,7 @@ def _skew_s(launches: Sequence[IterationLaunch]) -> float | None:
 
 
 def step_table(cells: Sequence[CellResult]) -> pd.DataFrame:
-    """budget.csv: a row a cell, repeat, rank and profiled iteration; columns as the summary's."""
+    """budget.csv: one row per cell, repeat, rank and profiled iteration, with the summary's column names."""
     rows = [row for cell in cells for row in _step_rows(cell)]
     return pd.DataFrame(rows, columns=list(STEP_COLUMNS), dtype=object).astype(STEP_COLUMNS)
 

@@ -1,4 +1,4 @@
-"""What may be recommended: the cells of each workload, with what an objective makes of them.
+"""What may be recommended: the cells of each workload, with their value under an objective.
 
 A workload is what is given: model, data set, scaling, batch, device, precision, batch normalisation,
 augmentation. What is chosen is aggregator, world size, step, bucket size, input placement, memory format,
@@ -77,21 +77,21 @@ class Candidate:
 
     @property
     def cell_id(self) -> str:
-        """Of its cell; of several seeds, the first's."""
+        """The id of the cell; with several seeds, of the first seed's cell."""
         return str(self.row["cell_id"])
 
     @property
     def num_launches(self) -> int:
-        """Or trainings."""
+        """The number of launches, or of trainings."""
         return len(self.times.by_launch)
 
     @property
     def name(self) -> str:
-        """`all_reduce on 4 workers, captured step`."""
+        """A readable name, such as `all_reduce on 4 workers, captured step`."""
         return ", ".join(self.parts)
 
     def values(self) -> dict[str, Any]:
-        """What a finding says of it."""
+        """The candidate's values in a finding."""
         return {
             "name": self.name,
             "value": self.value,
@@ -123,7 +123,7 @@ class Excluded:
 
 @dataclass(frozen=True)
 class CandidateSet:
-    """What is given, and what may be chosen for it.
+    """A fixed workload, and the cells to choose from.
 
     Attributes:
         given: model, dataset, device; of timed cells also scaling, batch and `further`, by axis, what is not
@@ -139,7 +139,7 @@ class CandidateSet:
 
 @dataclass(frozen=True)
 class Scatters:
-    """What is known of the scatter of candidates over launches.
+    """What is known about how candidates scatter over launches.
 
     Attributes:
         of_times: of the study's cells.
@@ -150,7 +150,7 @@ class Scatters:
     of_values: StudyScatter | None
 
     def difference(self, first: Candidate, second: Candidate) -> Difference:
-        """Of the second's value from the first's."""
+        """The difference of the second candidate's value from the first's."""
         log_factor = math.log(second.factor / first.factor)
         found = (self.of_values or self.of_times).difference(first.cell_id, second.cell_id, log_factor)
         left_open = (first.open_ratio**2 + second.open_ratio**2) / 3  # evenly within the instrument's step
@@ -160,7 +160,7 @@ class Scatters:
 def scatters_of(
     objective: str, asked: Sequence[CandidateSet], cells: Sequence[CellResult]
 ) -> tuple[Scatters, list[CandidateSet]]:
-    """The scatter of all workloads' candidates, and the workloads with the intervals that it gives them."""
+    """The scatter of all workloads' candidates, and the workloads with intervals from that scatter."""
     of_times = scatter_of(cells)
     if objective not in (ACCURACY, ENERGY):
         return Scatters(of_times, None), list(asked)
@@ -180,7 +180,7 @@ def _with_interval(one: Candidate, scatter: StudyScatter) -> Candidate:
 
 
 def workloads(objective: str, rows: Sequence[Row], cells: Sequence[CellResult]) -> list[CandidateSet]:
-    """Every workload that an objective has something to say of, in the table's order.
+    """Every workload to which an objective applies, in the table's order.
 
     Args:
         objective: TIME, ACCURACY, EFFICIENCY (the same as TIME), HOURS or ENERGY.
@@ -213,7 +213,7 @@ def _given(row: Row, *, trained: bool) -> Hashable:
 
 
 def _unusual(row: Row) -> Iterator[tuple[str, Any]]:
-    """What is given besides model, data set, scaling, batch and device, where it is not the default."""
+    """The workload's settings that are not the default; without model, data set, scaling, batch, device."""
     for given in with_columns(Shared.WORKLOAD):
         value = row[given.key]
         if not given.role & Role.GIVEN and value not in (None, given.default_shown):
@@ -251,7 +251,7 @@ def _excluded(row: Row, parts: tuple[str, ...], reason: Finding) -> Excluded:
 
 
 def _one_of_each_single(family: Sequence[Row]) -> set[str]:
-    """The cells of one worker that stand for all: with nothing to exchange, aggregators are but a name.
+    """One-worker cells, one for all aggregators: with nothing to exchange, aggregators differ in name only.
 
     Of those that are the same in all other choices, `none` where it is, else the first in the table's order.
     """
@@ -294,7 +294,7 @@ def _scaled(row: Row, cell: CellResult, parts: tuple[str, ...], factor: float, q
 
 
 def _by_energy(row: Row, cell: CellResult, parts: tuple[str, ...]) -> Candidate | None:
-    """Joules a sample: the interval is widened by what the counter's steps leave open in a window."""
+    """Joules per sample; the interval is widened by the resolution of the energy counter."""
     energies = energies_per_sample(cell)
     if not energies:
         return None
@@ -351,7 +351,7 @@ def _trained(
 
 
 def _recipe(row: Row, family: Sequence[Row]) -> list[str]:
-    """What of a training's recipe differs within the family."""
+    """The parts of a training's recipe that differ within the family."""
     names = ("global_batch", *columns(role=Role.RECIPE))
     differing = [name for name in names if len({other[name] for other in family}) > 1]
     return [f"{name} {row[name]}" for name in differing if row[name] is not None]

@@ -1,4 +1,4 @@
-"""The column `warnings`: what a reader should know before believing a cell's numbers, as findings."""
+"""The column `warnings`: what a reader should know before trusting a cell's numbers, as findings."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _Cautions = Iterator[tuple[str, dict[str, Any]]]
 
 
 def _of_code(cell: CellResult, _: Row) -> _Cautions:
-    """Of cells that were measured, wholly or in part, before the code changed how long they take."""
+    """Warns of cells measured, fully or partly, before a code change that affects how long they take."""
     changes: dict[CodeChange, int] = Counter(
         change for record in cell.done for change in changes_since(record)
     )
@@ -58,7 +58,7 @@ def _of_sharing(_: CellResult, row: Row) -> _Cautions:
 
 
 def _of_host_memory(cell: CellResult, row: Row) -> _Cautions:
-    """Of trainings that have seconds: those of workers that share GPUs are left out as it is."""
+    """Warns about host memory of trainings that have seconds; without those whose workers share GPUs."""
     if row["kind"] != "convergence" or shares_gpus(row):
         return
     if any(has_data_in_host_memory(record.summary, record.notes) for record in cell.done):
@@ -92,7 +92,7 @@ def _of_gpus(cell: CellResult, _: Row) -> _Cautions:
 
 
 def _gpus(record: RunRecord) -> list[Mapping[str, Any]]:
-    """What was read of each rank's GPU (`scaling.measure.power`); empty where nothing was."""
+    """The readings of each rank's GPU (`scaling.measure.power`); empty if there are none."""
     return [gpu or {} for gpu in record.summary.get("gpu") or record.summary.get("power") or []]
 
 
@@ -103,7 +103,7 @@ def _throttle_reasons(gpu: Mapping[str, Any]) -> list[str]:
 
 
 def _of_precision(cell: CellResult, _: Row) -> _Cautions:
-    """Of the launch that missed its goal by most, if any stopped before it was reached."""
+    """Warns of the launch that missed its precision goal by most, if any stopped before it."""
     goal = cell.cell.get("precision_goal")
     launches = {launch.repeat: launch for launch in cell.launches}
     missed = [
@@ -126,7 +126,7 @@ def _of_precision(cell: CellResult, _: Row) -> _Cautions:
 
 
 def joules_per_sample(cell: CellResult) -> float | None:
-    """Energy that all GPUs together took for a sample: the median over the repeats, None if one lacks it.
+    """Energy per sample over all GPUs: the median over the repeats, None if one repeat lacks it.
 
     A rank trains on its share of the samples, so that of all is the mean over the ranks.
     """
@@ -141,6 +141,6 @@ def joules_per_sample(cell: CellResult) -> float | None:
 
 
 def memory_peak_bytes(cell: CellResult) -> int | None:
-    """The most that any rank had allocated in any repeat."""
+    """The largest memory that any rank had allocated in any repeat."""
     counts = [count for record in cell.done for count in record.summary.get("memory_peak_bytes") or []]
     return max((int(count) for count in counts if count is not None), default=None)

@@ -106,42 +106,42 @@ OLDER_CODE = "older_code"
 
 
 def columns() -> dict[str, str]:
-    """The columns of summary.csv, in their order, with their types: what was chosen, then what came out."""
+    """The columns of summary.csv in order, with their types: independent variables, then results."""
     return {**column_types(), **MEASURED}
 
 
 def aggregator_name(label: str) -> str:
-    """`one_bit(threshold=mean)` -> `one_bit`."""
+    """The name in an aggregator's label: `one_bit(threshold=mean)` -> `one_bit`."""
     return label.partition("(")[0]
 
 
 def is_control_arm(row: Row) -> bool:
-    """Whether nothing is exchanged in this cell, by its aggregator's name."""
+    """Whether the aggregator with this name exchanges nothing."""
     return aggregator_name(row["aggregator"]) in CONTROL_ARMS
 
 
 def has_no_model(row: Mapping[str, Any]) -> bool:
-    """Whether this cell, or a row of it, has no model."""
+    """Whether this cell, or row, has no model."""
     return kind_of_table(row) not in TRAINED
 
 
 def shares_gpus(row: Mapping[str, Any]) -> bool:
-    """Whether workers of this cell, or of a row of it, shared a GPU: its seconds and joules tell nothing."""
+    """Whether workers of this cell, or row, shared a GPU: its seconds and joules are not meaningful."""
     return (row.get("workers_per_gpu") or 1) > 1
 
 
 def is_of_older_code(row: Mapping[str, Any]) -> bool:
-    """Whether this cell was measured before a change after which it takes another time."""
+    """Whether this cell was measured before a code change that affects its time."""
     return any(warning.kind == OLDER_CODE for warning in row.get("warnings") or ())
 
 
 def is_aa_replicate(row: Row) -> bool:
-    """Whether this is the second of an A/A pair: measured for the noise floor alone."""
+    """Whether this is the second cell of an A/A pair, measured only for the noise floor."""
     return bool(row["aa_replicate"])
 
 
 def aggregator_order(label: str) -> tuple[int, str]:
-    """A sort key: the known ones in AGGREGATORS' order, then the others by label."""
+    """A sort key: known aggregators in AGGREGATORS' order, then the others by label."""
     name = aggregator_name(label)
     return (AGGREGATORS.index(name) if name in AGGREGATORS else len(AGGREGATORS), label)
 
@@ -173,7 +173,7 @@ def to_table(rows: Iterable[Row]) -> pd.DataFrame:
 
 
 def to_rows(table: pd.DataFrame) -> list[Row]:
-    """A table -> one dict a row, a missing value being None."""
+    """A table -> one dict per row, with None for missing values."""
     return [
         {str(name): None if pd.isna(value) else value for name, value in record.items()}
         for record in table.to_dict("records")

@@ -1,4 +1,4 @@
-"""Two studies, cell by cell: what became faster or slower, and how sure that is.
+"""Compares two studies cell by cell: what became faster or slower, and how sure that is.
 
 1. Cells are paired (`scaling.analysis.matching`); of each pair the ratio b / a of the times is taken:
    iterations of timed cells, seconds of training of others.
@@ -54,14 +54,14 @@ class Side:
 
     @classmethod
     def of(cls, tables: Sequence[pd.DataFrame], cells: Sequence[Sequence[CellResult]]) -> Side:
-        """Of summaries as `build_table` makes them."""
+        """The side for summaries that `build_table` made."""
         return cls([to_rows(table) for table in tables], cells)
 
 
 def compare(
     a: Sequence[ResultsFolder], b: Sequence[ResultsFolder], level: float = FAMILY_LEVEL
 ) -> Comparison:
-    """Compares two sides of one folder or several each; ratios are b / a.
+    """Compares two sides, each with one or several folders; ratios are b / a.
 
     Raises:
         StoreError: a folder is none, or samples are missing or damaged.
@@ -86,12 +86,12 @@ def compare_tables(
     cells_b: Sequence[CellResult],
     level: float = FAMILY_LEVEL,
 ) -> Comparison:
-    """The same of summaries and samples that were read already; it knows of no environment."""
+    """Compares summaries and samples that were read already, without their environments."""
     return compare_sides(Side.of([table_a], [cells_a]), Side.of([table_b], [cells_b]), level)
 
 
 def compare_sides(a: Side, b: Side, level: float) -> Comparison:
-    """The same of several folders a side.
+    """Compares two sides of several folders each.
 
     Raises:
         ScalingError: the level is no probability, or there is no measured cell in common.
@@ -148,7 +148,7 @@ def compare_sides(a: Side, b: Side, level: float) -> Comparison:
 
 
 def _times(side: Side, *, are_campaigns: bool) -> dict[Hashable, CellTimes]:
-    """Of the first folder's cells, with the values of all folders: of launches, or of whole campaigns."""
+    """The first folder's cells, with the values of all folders: of launches, or of whole campaigns."""
     rows = side.rows[0]
     merged: dict[Hashable, dict[Hashable, float]] = {}
     families: dict[Hashable, Hashable] = {}
@@ -167,7 +167,7 @@ def _times(side: Side, *, are_campaigns: bool) -> dict[Hashable, CellTimes]:
 
 
 def _took_turns(a: Side, b: Side) -> bool:
-    """Whether both are one campaign, in which their launches took turns: its id is in their run records."""
+    """Whether both folders are one campaign with alternating launches: their run records have its id."""
     ids = [
         {record.launch.get("campaign") for cells in side.cells for cell in cells for record in cell.done}
         - {None}
@@ -177,8 +177,9 @@ def _took_turns(a: Side, b: Side) -> bool:
 
 
 def _offset(a: Side, b: Side, are_campaigns: bool) -> tuple[float, int]:
-    """Variance of a cell's ratio by what differs between campaigns of the very same, by the A/A pairs of all
-    folders, with its degrees of freedom. Where campaigns are the values, their scatter has it already."""
+    """The variance of a cell's ratio between two campaigns of equal conditions, from the A/A pairs of all
+    folders, with its degrees of freedom. Where the values are campaigns, their scatter includes it.
+    """
     with_pairs = [cells for side in (a, b) for cells in side.cells if aa_pairs(cells)]
     scatters = [scatter_of(cells) for cells in with_pairs]
     variance, num_pairs = offset_variance([pair for one in scatters for pair in one.pairs])
@@ -198,7 +199,7 @@ def _pairs(
     compared: Campaigns,
     names: Mapping[str, tuple[dict[str, Any], str]],
 ) -> dict[str, CellComparison]:
-    """Cell id of a -> the pair, before all are judged together."""
+    """Cell id in a -> the pair, before all pairs are judged together."""
     found = {}
     for index, match in enumerate(family):
         cell_id = match.a["cell_id"]
@@ -220,12 +221,14 @@ def _pairs(
 
 
 def _as_long(match: Match) -> bool:
-    """Whether two trainings have equally many epochs, or are none."""
+    """Whether two trainings have equally many epochs, or neither is a training."""
     return bool(match.a["epochs"] == match.b["epochs"])
 
 
 def _names(rows: Sequence[Row]) -> Mapping[str, tuple[dict[str, Any], str]]:
-    """Cell id -> what its group has in common, its name in it, with the seed where trainings differ in it."""
+    """Cell id -> what its group has in common and its name in the group, with the seed where trainings differ
+    in it.
+    """
     return {
         row["cell_id"]: (group.given, f"{group.name(row)}, seed {row['seed']}" if seeds else group.name(row))
         for group in group_rows(rows)

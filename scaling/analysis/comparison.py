@@ -1,4 +1,4 @@
-"""What a comparison of two sides is: the cells, the shift of all of them, and what could have been found."""
+"""The data of a comparison of two sides: cells, the shift that they share, the detectable difference."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ METHOD = "moderated t of the launches' medians (logarithms), relative to all cel
 
 @dataclass(frozen=True)
 class CellComparison:
-    """A pair of cells.
+    """A cell that was measured on both sides.
 
     Attributes:
         given: what it has in common with others.
@@ -59,17 +59,17 @@ class CellComparison:
 
     @property
     def kind(self) -> str:
-        """iteration or convergence: times of different kinds are never in one table."""
+        """ "iteration" or "convergence": a table never mixes times of different kinds."""
         return str(self.match.a["kind"])
 
     @property
     def log_shift(self) -> float:
-        """What the other cells have in common, as a logarithm; 0 where nothing is called relative to it."""
+        """The logarithm of the change that the other cells share; 0 if the verdict is not relative to it."""
         return self.difference.log_ratio - self.tested.log_ratio
 
     @property
     def reason(self) -> Reason | None:
-        """Why it is not resolved; None where it is."""
+        """Why the pair is not resolved; None if it is."""
         if self.verdict != "not resolved":
             return None
         if self.within_one_launch:
@@ -78,12 +78,13 @@ class CellComparison:
 
     @property
     def within_one_launch(self) -> bool:
-        """Whether nothing is known of the scatter between launches."""
+        """Whether the scatter between launches is unknown."""
         return self.tested.error is None
 
     def launches_needed(self, level: float) -> int | None:
-        """Launches of both from which on so large a difference would be found at that level; None if more
-        than anybody starts. Of one launch, with the scatter of a typical machine."""
+        """The launches per side needed to find a difference of this size at that level; None if impractically
+        many. With one launch the scatter of a typical machine is assumed.
+        """
         if self.tested.error is None:
             deviation = ONE_LAUNCH_SCATTER * 2**0.5
         else:
@@ -92,7 +93,7 @@ class CellComparison:
         return None if needed is None else max(FEWEST, needed)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The comparison of this cell for JSON."""
         a, b, interval = self.match.a, self.match.b, self.difference.interval
         return {
             "kind": self.kind,
@@ -122,7 +123,7 @@ class CellComparison:
 
 @dataclass(frozen=True)
 class Shift:
-    """What all cells of a world size have in common.
+    """The change that all cells of a world size share.
 
     Attributes:
         kind, world_size: of the cells.
@@ -141,7 +142,7 @@ class Shift:
     is_measured: bool = False
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The shift for JSON."""
         low, high = self.difference.interval or (None, None)
         return {
             "kind": self.kind,
@@ -158,7 +159,7 @@ class Shift:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two sides: a folder each, or several.
+    """A comparison of two sides, each with one or several folders.
 
     Attributes:
         environment: fields that differ.
@@ -186,22 +187,23 @@ class Comparison:
 
     @property
     def num_tests(self) -> int:
-        """Pairs that were tested together."""
+        """The number of pairs that were tested together."""
         return sum(not cell.within_one_launch for cell in self.cells)
 
     @property
     def level_of_each(self) -> float:
-        """At which a pair is called different, whatever the others are."""
+        """The level at which a pair is called different, independent of the other pairs."""
         return self.level / max(1, self.num_tests)
 
     def detectable(self, cell: CellComparison) -> float | None:
-        """The smallest ratio to what all cells share that would have been called different in this pair,
-        whatever the others were and whichever way it goes; None with one launch."""
+        """The smallest ratio, relative to the shared shift, that would have been called different in this
+        pair; None with one launch.
+        """
         half = cell.tested.half_width(self.level_of_each)
         return None if half is None else math.exp(max(half, 2 * abs(cell.log_shift)))
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The whole comparison for JSON."""
         kept = ("kind", "model", "aggregator", "step", "world_size", "state", "reason", "cell_id")
         return {
             "method": METHOD,

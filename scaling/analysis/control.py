@@ -1,4 +1,4 @@
-"""Exposed time a second time: the difference to a control arm, which takes the same step without exchange.
+"""A second estimate of exposed time: the difference to a control arm, the same step without exchange.
 
 By intervals, exposed time is what the exchange's spans show outside of computation. By difference, it is the
 cell's iteration less that of its control arm; it may be negative, and is not clipped. The two must agree, or
@@ -41,7 +41,7 @@ SLOWED_BY_EXCHANGE = ("input", "forward", "backward")
 
 
 def is_baseline_of(other: Mapping[str, Any], cell: Mapping[str, Any]) -> bool:
-    """Whether `other` is one worker without exchange to which the cell's speedup refers."""
+    """Whether `other` is the one-worker cell without exchange to which the cell's speedup refers."""
     return (
         other["world_size"] == 1
         and aggregator_name(other.get("aggregator_label") or other["aggregator"]) == "none"
@@ -52,7 +52,7 @@ def is_baseline_of(other: Mapping[str, Any], cell: Mapping[str, Any]) -> bool:
 
 
 def baseline_of(cell: CellResult, cells: Iterable[CellResult]) -> CellResult | None:
-    """The measured cell to which the cell's speedup refers; None where there is none.
+    """The measured cell to which the cell's speedup refers; None if there is none.
 
     Of several the one of the same peer access, then the one with the most iterations.
     """
@@ -66,7 +66,7 @@ def baseline_of(cell: CellResult, cells: Iterable[CellResult]) -> CellResult | N
 
 
 def control_labels(cell: Mapping[str, Any]) -> list[str]:
-    """The aggregators that may be a cell's control arm, by label, the best first; none for a control arm.
+    """The labels of aggregators that can be the cell's control arm, the best first; none for a control arm.
 
     In the step overlapped, all-reduce takes the path of DistributedDataParallel itself, and every other
     aggregator is a hook written in Python: the control arm takes the same path.
@@ -81,7 +81,7 @@ def control_labels(cell: Mapping[str, Any]) -> list[str]:
 
 
 def control_arm(cell: CellResult, cells: Sequence[CellResult]) -> CellResult | None:
-    """The measured cell that is the same in all but the aggregator; None where there is none."""
+    """The measured cell that differs in the aggregator only; None if there is none."""
     for label in control_labels(cell.cell):
         fitting = [other for other in cells if other.launches and _controls(other, cell, label)]
         if fitting:
@@ -107,7 +107,7 @@ def _num_iterations(cell: CellResult) -> int:
 def exposed_check(
     arm: Row, control: Row, difference: Difference, differing_s: Callable[[], Mapping[str, float]]
 ) -> Finding | None:
-    """Whether the two exposed times of a cell agree.
+    """Whether the two estimates of a cell's exposed time agree.
 
     Args:
         arm: the cell's row of the summary, with `exposed_by_difference_s` and `noise_floor`.
@@ -142,7 +142,7 @@ def exposed_check(
 
 
 def differences_of_launches(arm: CellResult, control: CellResult) -> dict[str, float]:
-    """Columns of the budget -> by how many seconds the arm has more, where their common launches show it."""
+    """Budget columns -> the seconds that the arm takes more, where common launches show a difference."""
     launches = [{one.repeat: one for one in cell.launches if one.profiled_steps} for cell in (arm, control)]
     common = sorted(launches[0].keys() & launches[1].keys())
     budgets = [
@@ -167,7 +167,7 @@ def differences_of_launches(arm: CellResult, control: CellResult) -> dict[str, f
 
 
 def _explanation(gap_s: float, arm: Row, control: Row, differing_s: Mapping[str, float]) -> dict[str, Any]:
-    """Where a difference of `gap_s` that the intervals do not show comes from, if half of it can be told.
+    """The cause of a difference of `gap_s` that the intervals do not explain, if half of it can be explained.
 
     The difference is that of unprofiled iterations: what computation adds during the exchange is in it, and
     what profiling adds to the profiled iterations is not.
@@ -203,14 +203,14 @@ def _differing(phases: Sequence[tuple[str, float]], total_s: float, gap_s: float
 
 
 def _slowest_first(gap_s: float, differing_s: Mapping[str, float]) -> list[tuple[str, float]]:
-    """The phases of the computation that differ in the gap's direction, and by how much, the most first."""
+    """The phases of computation that differ in the gap's direction, with the difference, largest first."""
     sign = 1 if gap_s > 0 else -1
     longer_s = [(phase, sign * differing_s.get(f"{phase}_s", 0.0)) for phase in COMPUTATION]
     return sorted((pair for pair in longer_s if pair[1] > 0), key=lambda pair: -pair[1])
 
 
 def _difference(arm: Row, control: Row, column: str) -> float:
-    """How much more the arm has; 0 where one of them does not have it."""
+    """How much longer the arm takes in this column; 0 if one of the two does not have it."""
     if arm[column] is None or control[column] is None:
         return 0.0
     return float(arm[column] - control[column])

@@ -1,4 +1,4 @@
-"""Cells of CSV files that a spreadsheet opens: a text that it would take for a formula is kept a text."""
+"""Cells of CSV files for spreadsheets: a text that looks like a formula stays a text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ FORMULA_STARTS = ("=", "+", "-", "@", "\t")
 
 
 def safe_cell(value: Any) -> Any:
-    """A value as a cell; a text that begins like a formula gets an apostrophe in front.
+    """A value as a CSV cell; text that begins like a formula gets a leading apostrophe.
 
     Labels of models, data sets and aggregators are other people's, where a folder was received. A text that
     is a number is left as it is.

@@ -1,4 +1,4 @@
-"""Whether two times differ, which of many is the smallest, and what could have been found.
+"""Whether two times differ, which of many is the smallest, and which difference could have been found.
 
 All is of logarithms of launches' medians, with variances that `scaling.analysis.moderated` made. A
 difference has a standard error and degrees of freedom; of unequal launches or variances they are
@@ -64,7 +64,7 @@ ONE_LAUNCH_SCATTER = 0.03
 
 @dataclass(frozen=True)
 class Difference:
-    """Of two times, as a logarithm of their ratio.
+    """The difference of two times, as the logarithm of their ratio.
 
     Attributes:
         log_ratio: ln(second / first).
@@ -78,11 +78,11 @@ class Difference:
 
     @property
     def ratio(self) -> float:
-        """Second over first."""
+        """The second time over the first."""
         return math.exp(self.log_ratio)
 
     def half_width(self, level: float = 1 - CONFIDENCE) -> float | None:
-        """Of the interval of log_ratio at that two-sided level; None where there is none."""
+        """The half width of the interval of log_ratio at that two-sided level; None with one launch."""
         if self.error is None or self.degrees is None:
             return None
         return self.error * float(t_quantile(self.degrees, 1 - level / 2))
@@ -95,7 +95,7 @@ class Difference:
 
     @property
     def p_value(self) -> float | None:
-        """Of the test that both are equal, two-sided; None with one launch."""
+        """The p value of the two-sided test that both are equal; None with one launch."""
         if self.error is None or self.degrees is None:
             return None
         from scipy import special
@@ -104,7 +104,7 @@ class Difference:
 
     @property
     def is_significant(self) -> bool:
-        """Whether the 95% interval leaves 1 out."""
+        """Whether the 95% interval excludes 1."""
         half = self.half_width()
         return half is not None and abs(self.log_ratio) > half
 
@@ -115,18 +115,18 @@ class Difference:
         return half is not None and self.log_ratio > half
 
     def is_same(self, within_ratio: float = TIE_RATIO) -> bool:
-        """Whether both are the same within that ratio, at 5% (TOST)."""
+        """Whether both are equal to within that ratio, at 5% (two one-sided tests, TOST)."""
         half = self.half_width(2 * (1 - CONFIDENCE))
         return half is not None and abs(self.log_ratio) + half < math.log1p(within_ratio)
 
     def detectable(self, level: float = 1 - CONFIDENCE) -> float | None:
-        """The ratio above 1 from which on a difference is found at that level; None with one launch."""
+        """The smallest ratio above 1 that would be found at that level; None with one launch."""
         half = self.half_width(level)
         return None if half is None else _exp(half)
 
 
 def with_variance(found: Difference, variance: float, degrees: float) -> Difference:
-    """The same with a further component, which more launches do not make smaller.
+    """The same difference with a further variance component, which more launches do not reduce.
 
     Args:
         found: of launches.
@@ -146,7 +146,7 @@ def difference(
     counts: tuple[int, int],
     degrees: tuple[float, float],
 ) -> Difference:
-    """Of two means over launches that share nothing.
+    """The difference of two means over launches that have nothing in common.
 
     Args:
         logs: the means.
@@ -163,7 +163,7 @@ def difference(
 
 
 def adjusted(p_values: Sequence[float]) -> list[float]:
-    """Holm's: each p value such that those below a level are found at that family-wise level."""
+    """Holm's adjustment: p values such that those below a level are significant at that family-wise level."""
     order = sorted(range(len(p_values)), key=p_values.__getitem__)
     result, largest = [0.0] * len(p_values), 0.0
     for rank, index in enumerate(order):
@@ -173,7 +173,7 @@ def adjusted(p_values: Sequence[float]) -> list[float]:
 
 
 def launches_needed(log_ratio: float, deviation: float, level: float = 1 - CONFIDENCE) -> int | None:
-    """The smallest number of launches of both from which on that difference would be found; None beyond MOST.
+    """The smallest number of launches per side that would show that difference; None beyond MOST.
 
     Args:
         log_ratio: of the difference.
@@ -194,8 +194,7 @@ unknown."""
 
 
 def state_of(differences: Sequence[Difference]) -> State:
-    """What is known of the smallest of many, by the differences of all others from it (step "best of
-    many")."""
+    """The state of the smallest of many, from the differences of all others to it (step "best of many")."""
     if not differences:
         return "alone"
     halves = [one.half_width() for one in differences]
@@ -210,7 +209,7 @@ def state_of(differences: Sequence[Difference]) -> State:
 
 @dataclass(frozen=True)
 class Campaigns:
-    """The same cells in two folders.
+    """The same cells measured in two folders.
 
     Attributes:
         ratios: each cell's, with its absolute standard error.
@@ -225,13 +224,14 @@ class Campaigns:
 
     @property
     def tested(self) -> list[Difference]:
-        """What is held against a level."""
+        """The p value that is compared with a level."""
         return self.ratios if self.relative is None else self.relative
 
 
 def goes_along(own: Difference, relative: Difference) -> bool:
-    """Whether a cell changed itself, and not all others the other way: else no p value makes it a
-    difference."""
+    """Whether the cell itself changed, rather than all others in the opposite direction: a condition for a
+    verdict.
+    """
     return own.log_ratio * relative.log_ratio > 0 and abs(own.log_ratio) > abs(relative.log_ratio) / 2
 
 
@@ -252,7 +252,7 @@ class Design:
 
     @property
     def campaign_variance(self) -> float:
-        """Of the shift, by what is not measured: how far two campaigns are from each other."""
+        """The variance of the shift between two campaigns, which a single campaign cannot show."""
         return 0.0 if self.are_campaigns or self.is_paired else 2 * CAMPAIGN_RATIO**2
 
 
@@ -293,7 +293,9 @@ def campaigns(
 
 
 def _shared(a: FloatArray, b: FloatArray, design: Design) -> list[tuple[float, int]]:
-    """Variances, with their degrees of freedom, of the ratio of both means by what a launch's cells share."""
+    """The variance of both means' ratio that comes from what the cells of a launch share, with degrees of
+    freedom.
+    """
     found = [common_variance(side) for side in ((b - a,) if design.is_paired else (a, b))]
     return [(variance / (degrees + 1), degrees) for variance, degrees in found]
 
@@ -301,7 +303,7 @@ def _shared(a: FloatArray, b: FloatArray, design: Design) -> list[tuple[float, i
 def _squared_errors(
     variances: Sequence[Variances], counts: Sequence[NDArray[np.int_]], smallest: FloatArray | float
 ) -> Variances:
-    """Of the ratios of two sides' means, moderated; 0 degrees where a side has one launch.
+    """Moderated squared errors of the ratios of two sides' means; 0 degrees of freedom with one launch.
 
     Equal launches: both sides' variances are one. Unequal ones: each has its own, added by Satterthwaite's
     rule.
@@ -323,7 +325,9 @@ def _squared_errors(
 
 
 def _squared_error_of_median(within: Variances) -> FloatArray:
-    """Of the median of the other cells' ratios, [cell]: pi / 2 times that of their best weighted mean."""
+    """Squared error of the median of the other cells' ratios, [cell]: pi / 2 times that of their best
+    weighted mean.
+    """
     known = within.degrees > 0
     weights = np.where(known, 1 / np.sqrt(np.where(known, within.values, 1.0)), 0.0)
     others = np.maximum(weights.sum() - weights, 1e-100)
@@ -343,7 +347,9 @@ def _differences(log_ratios: FloatArray, squared_errors: Variances) -> list[Diff
 
 
 def _shift(log_ratios: FloatArray, shared: Sequence[tuple[float, int]], design: Design) -> Difference | None:
-    """The median ratio of all cells, with the scatter of what a launch's cells share, and of campaigns."""
+    """The median ratio of all cells, with the scatter that the cells of a launch share, and that of
+    campaigns.
+    """
     if min(degrees for _, degrees in shared) < 1:
         return None
     total = sum(variance for variance, _ in shared)
@@ -355,5 +361,5 @@ def _shift(log_ratios: FloatArray, shared: Sequence[tuple[float, int]], design: 
 
 
 def _exp(exponent: float) -> float:
-    """Of at most what a float holds."""
+    """exp(), limited to the range of a float."""
     return math.exp(max(-700.0, min(700.0, exponent)))

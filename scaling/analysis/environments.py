@@ -1,4 +1,4 @@
-"""How two environments differ, field by field: what a comparison of two folders begins with."""
+"""How two environments differ, field by field: the first part of a comparison of two folders."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FOR_PEOPLE = ("hostname", "git")
 
 @dataclass(frozen=True)
 class DifferingKey:
-    """A field that two environments do not share; None where one of them lacks it.
+    """A field with different values in two environments; None where an environment lacks it.
 
     Attributes:
         field: its name, dotted.
@@ -33,16 +33,16 @@ class DifferingKey:
     decides: bool
 
     def line(self) -> str:
-        """`versions.torch: 2.11.0 against 2.13.0`."""
+        """One line such as `versions.torch: 2.11.0 against 2.13.0`."""
         return f"{self.field}: {_shown(self.a)} against {_shown(self.b)}"
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The field for JSON."""
         return {"field": self.field, "a": self.a, "b": self.b, "decides": self.decides}
 
 
 def environment_differences(a: ResultsFolder, b: ResultsFolder) -> list[DifferingKey]:
-    """All fields in which the environments of two folders differ, those that decide the times first.
+    """All fields in which the environments of two folders differ, first those that affect times.
 
     Raises:
         StoreError: an environment.json is damaged. One that does not exist is a difference.
@@ -73,7 +73,7 @@ def _read(folder: ResultsFolder) -> dict[str, Any]:
 
 
 def _name(folder: ResultsFolder) -> str | None:
-    """What `run --against` called it; None where nothing did."""
+    """The environment's name in `run --against`; None if it has none."""
     return next(
         (record.launch.get("environment") for record in folder.runs() if record.state == "done"), None
     )

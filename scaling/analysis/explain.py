@@ -1,4 +1,4 @@
-"""Why a cell takes as long as it does: the rules that hold for it.
+"""Why a cell takes as long as it does: the rules that apply to it.
 
 The largest avoidable part of the step comes first; "bound by computation" is said only where nothing
 avoidable takes over 10%. Then comes what makes the numbers doubtful. The rules are a table
@@ -57,19 +57,19 @@ def explain_cell(
     num_cores: int | None = None,
     lossy: Collection[str] = (),
 ) -> list[Finding]:
-    """The same for one cell, among the rows of its study, of which those with the ids `lossy` are lossy."""
+    """The findings for one cell, given all rows of its study; cells with the ids `lossy` are lossy."""
     view = View(row, cell, rows, num_cores, lossy)
     limits = sorted(_found(view, LIMITS), key=lambda one: -round(one.values["share"] / EQUAL_SHARES))
     return [*limits, *_found(view, DOUBTS)]
 
 
 def is_limit(finding: Finding) -> bool:
-    """Whether it tells what takes the time; else what makes the numbers doubtful."""
+    """Whether the finding names what takes the time; otherwise it names a doubt about the numbers."""
     return finding.kind in _IS_LIMIT
 
 
 def limit_of(findings: Sequence[Finding]) -> Finding | None:
-    """What takes most of the time; None where no rule of that sort holds."""
+    """The finding that takes most of the time; None if no such rule applies."""
     return next((one for one in findings if is_limit(one) and one.values["share"] > 0), None)
 
 

@@ -1,4 +1,4 @@
-"""Rules about what makes a cell's numbers doubtful, or what it did not reach."""
+"""Rules for doubtful numbers, and for goals that a cell did not reach."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SKEW_SHARE = 0.1
 
 
 def failed(view: View) -> Values | None:
-    """Runs that ended with a reason."""
+    """Runs that failed, with the reason."""
     if view.row["state"] != "failed":
         return None
     runs = [record for record in (view.cell.records if view.cell else []) if record.state == "failed"]
@@ -32,7 +32,7 @@ def target(view: View) -> Values | None:
 
 
 def disturbed_gpu(view: View) -> Values | None:
-    """Clocks held down, or others on the GPU."""
+    """GPU clocks were limited, or other processes used the GPU."""
     said = {"throttled": "throttled_gpu", "other_processes": "shared_gpu"}
     warnings = view.row["warnings"] or ()
     disturbed = [one for one in warnings if one.kind in said and said[one.kind] not in view.fired]
@@ -40,7 +40,7 @@ def disturbed_gpu(view: View) -> Values | None:
 
 
 def straggler(view: View) -> Values | None:
-    """Ranks come late to the first exchange, and it is not one rank that is slow by itself."""
+    """Ranks reach the first exchange late, and no single rank is slow by itself."""
     skew_s = view.row["skew_s"]
     if skew_s is None or not view.step_s or skew_s / view.step_s < SKEW_SHARE or not view.exchanges:
         return None
@@ -50,7 +50,7 @@ def straggler(view: View) -> Values | None:
 
 
 def no_speedup(view: View) -> Values | None:
-    """Several workers get through fewer samples than one."""
+    """Several workers process fewer samples per second than one."""
     size, speedup = view.row["world_size"], view.row["speedup"]
     if size < 2 or speedup is None or speedup >= NO_SPEEDUP:
         return None
@@ -78,7 +78,7 @@ def noise(view: View) -> Values | None:
 
 
 def profiling_effect(view: View) -> Values | None:
-    """Marks that change what they show."""
+    """Profiling marks that change the times which they show."""
     overhead_s, step_s = view.row["profiling_overhead_s"], view.step_s
     if overhead_s is None or not step_s or abs(overhead_s) <= LARGEST_PROFILING_OVERHEAD * step_s:
         return None
@@ -87,7 +87,7 @@ def profiling_effect(view: View) -> Values | None:
 
 
 def one_launch(view: View) -> Values | None:
-    """Nothing is known of other launches."""
+    """One launch only: the scatter between launches is unknown."""
     row = view.row
     is_one = row["kind"] == "iteration" and row["repeats"] == 1 and row["state"] == "done"
     return {"share": 0.0} if is_one else None

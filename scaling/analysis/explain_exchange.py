@@ -1,4 +1,4 @@
-"""Rules about what the exchange takes of a step; the numbers they hold against are named here."""
+"""Rules about the exchange's share of a step; their thresholds are named here."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _HOST_COLUMNS = ("d2h_s", "reduce_s", "h2d_result_s")
 
 
 def exposed_communication(view: View) -> Values | None:
-    """The exchange that is not hidden under the computation."""
+    """The part of the exchange that computation does not hide."""
     share = view.share("exposed_comm_s")
     if not view.exchanges or share < EXPOSED_SHARE or _is_a_symptom(view, share):
         return None
@@ -28,13 +28,13 @@ def exposed_communication(view: View) -> Values | None:
 
 
 def _is_a_symptom(view: View, share: float) -> bool:
-    """Whether what was found before makes the exchange take so long: its threads have no core either."""
+    """Whether an earlier finding explains the long exchange: its threads have no core either."""
     busy = view.fired.get("busy_host", {}).get("share", 0.0)
     return bool(view.fired.keys() & {"oversubscribed", "tiny_buckets"}) or share < busy
 
 
 def _less(view: View) -> Values:
-    """What makes it less: `remedy`, and where that was measured its aggregator and time."""
+    """How to reduce it: `remedy`, and if that was measured, its aggregator and time."""
     row = view.row
     if row["peer_access"] is False:
         other = view.fastest_with({"peer_access"}, peer_access=True)
@@ -53,7 +53,7 @@ def _less(view: View) -> Values:
 
 
 def _faster(view: View) -> Values:
-    """The fastest other aggregator with its time, if it is faster than this one; else nothing."""
+    """The fastest other aggregator with its time, if it is faster than this one."""
     other = view.fastest_with({"aggregator"})
     return _measured(other) if other and other["iteration_s"] < view.row["iteration_s"] else {}
 
@@ -63,7 +63,7 @@ def _measured(other: Row) -> Values:
 
 
 def tiny_buckets(view: View) -> Values | None:
-    """An overlapped step with many small exchanges: each costs the same whatever it carries."""
+    """An overlapped step with many small exchanges: each costs the same regardless of its size."""
     row, sent = view.row, view.row["wire_bytes_per_rank"]
     steps = [step for launch in (view.cell.launches if view.cell else []) for step in launch.profiled_steps]
     if row["step"] != "overlapped" or not view.exchanges or not sent or not steps or not view.step_s:
@@ -82,7 +82,7 @@ def tiny_buckets(view: View) -> Values | None:
 
 
 def not_hidden(view: View) -> Values | None:
-    """An overlapped step that hides none of its exchange."""
+    """An overlapped step that does not hide its exchange."""
     exposed, hidden = view.seconds("exposed_comm_s"), view.seconds("hidden_comm_s")
     total = exposed + hidden
     if view.row["step"] != "overlapped" or not view.exchanges or not total or not view.step_s:
@@ -100,7 +100,7 @@ def not_hidden(view: View) -> Values | None:
 
 
 def compression(view: View) -> Values | None:
-    """At which bandwidth a lossy codec that was measured with this cell would break even.
+    """The bandwidth at which a lossy codec that was measured with this cell breaks even.
 
     Not in the overlapped step, which has columns for what of the codec's time is exposed alone.
     """
@@ -152,7 +152,7 @@ def codec(view: View) -> Values | None:
 
 
 def waiting(view: View) -> Values | None:
-    """Barriers on the host."""
+    """Waiting at barriers on the host."""
     share = view.share("wait_s")
     if share < WAIT_SHARE or view.largest_avoidable > WAIT_SHARE:
         return None

@@ -1,4 +1,4 @@
-"""Rules about what takes the time of a step besides the exchange, with the numbers that they hold against."""
+"""Rules about limits other than the exchange, with their thresholds."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def oversubscribed(view: View) -> Values | None:
 
 
 def busy_host(view: View) -> Values | None:
-    """Other processes take the cores: every worker waits for one."""
+    """Other processes use the cores: every worker waits for one."""
     queued = view.queued_ratios
     if queued is None or min(queued) < QUEUED_SHARE or "oversubscribed" in view.fired:
         return None
@@ -47,7 +47,7 @@ def busy_host(view: View) -> Values | None:
 
 
 def _cores(view: View) -> int | None:
-    """Cores of a node that its ranks may use; those of the node where that was not recorded."""
+    """The cores of a node that its ranks may use; all cores of the node if that was not recorded."""
     if (view.row["num_nodes"] or 1) > 1:
         return view.num_cores
     allowed = [
@@ -60,7 +60,7 @@ def _cores(view: View) -> int | None:
 
 
 def launches(view: View) -> Values | None:
-    """The captured step does the same work in less time: the rest was launching it."""
+    """The captured step does the same work in less time: the difference is launch overhead."""
     row = view.row
     if row["device"] != "cuda" or row["step"] == "captured" or row["iteration_s"] is None:
         return None
@@ -77,7 +77,7 @@ def launches(view: View) -> Values | None:
 
 
 def _launches_in_computation(view: View) -> Values | None:
-    """The same of forward and backward alone, by a captured cell with another aggregator or input."""
+    """Launch overhead of forward and backward, from a captured cell with another aggregator or input."""
     free = {"step", "bucket_mb", "aggregator", "input_placement", "loader_workers"}
     captured = [other for other in view.others(free) if other["step"] == "captured" and other["backward_s"]]
     if not captured or not view.compute_s:
@@ -92,7 +92,7 @@ def _launches_in_computation(view: View) -> Values | None:
 
 
 def _device_waits(view: View) -> Values | None:
-    """The device is done as soon as the host has queued the last kernel: it waits for launches all along."""
+    """The device finishes as soon as the host has queued the last kernel: it always waits for launches."""
     steps = [step for launch in (view.cell.launches if view.cell else []) for step in launch.profiled_steps]
     known = [rank.behind_s for step in steps for rank in step.ranks]
     if not known or not view.compute_s or "tiny_buckets" in view.fired:
@@ -109,7 +109,7 @@ def _device_waits(view: View) -> Values | None:
 
 
 def small_batch(view: View) -> Values | None:
-    """A GPU computes a sample much more slowly than with a larger batch."""
+    """The GPU needs much more time per sample than with a larger batch."""
     row, compute_s = view.row, view.compute_s
     if not compute_s or "oversubscribed" in view.fired:
         return None
@@ -139,7 +139,7 @@ def small_batch(view: View) -> Values | None:
 
 
 def feeding(view: View) -> Values | None:
-    """Batches that the step waits for."""
+    """The step waits for its batches."""
     share = view.share("input_s", "h2d_s")
     if share < INPUT_SHARE or _is_of_slow_rank(view, share, "input", "h2d"):
         return None
@@ -165,14 +165,14 @@ def open_time(view: View) -> Values | None:
 
 
 def _is_of_slow_rank(view: View, share: float, *phases: str) -> bool:
-    """Whether most of `share` is what the slow rank alone has, which was said of it."""
+    """Whether most of `share` comes from the slow rank alone, which has a finding already."""
     named = view.fired.get("slow_rank", {}).get("phases_s", {})
     own_s = sum(float(named.get(one, 0.0)) for one in phases)
     return own_s > share * (view.step_s or 0.0) / 2
 
 
 def computation(view: View) -> Values | None:
-    """Forward and backward, where nothing that could be avoided takes much."""
+    """Forward and backward, where no avoidable part is large."""
     share = view.share("forward_s", "backward_s")
     if share < COMPUTE_SHARE or view.largest_avoidable > AVOIDABLE_SHARE:
         return None
@@ -189,7 +189,7 @@ def computation(view: View) -> Values | None:
 
 
 def _more_workers_help(view: View) -> bool:
-    """Whether nothing measured says that they do not: this cell's speedup, or more workers without gain."""
+    """Whether no measurement contradicts it: this cell's speedup, or a cell with more workers and no gain."""
     row = view.row
     if row["world_size"] > 1 and row["speedup"] is not None and row["speedup"] < 1:
         return False

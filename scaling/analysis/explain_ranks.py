@@ -1,4 +1,4 @@
-"""Rules about one rank or one step among the others: what a rank is slow at, and what slows it."""
+"""Rules about one slow rank or one slow step: which phase is slow, and why."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ COMPUTING = ("forward_s", "backward_s")
 
 
 def throttled_gpu(view: View) -> Values | None:
-    """A GPU whose clocks were held down: at the clock it can have, forward and backward would be shorter."""
+    """A GPU with limited clocks: at its full clock forward and backward would be shorter."""
     found = {}
     for warning in view.row["warnings"] or ():
         if warning.kind == "throttled":
@@ -30,7 +30,7 @@ def throttled_gpu(view: View) -> Values | None:
 
 
 def shared_gpu(view: View) -> Values | None:
-    """Processes of others that compute on a rank's GPU, with which it takes turns."""
+    """Other users' processes compute on a rank's GPU and take turns with it."""
     ranks = sorted(
         rank
         for warning in view.row["warnings"] or ()
@@ -50,7 +50,7 @@ def shared_gpu(view: View) -> Values | None:
 
 
 def slow_rank(view: View) -> Values | None:
-    """A rank that takes longer than the others by itself: they wait for it."""
+    """A rank that by itself takes longer than the others, which wait for it."""
     slow = view.slow_rank
     if slow is None or not view.step_s or view.fired.keys() & {"oversubscribed", *_of_its_gpu(view)}:
         return None
@@ -81,7 +81,7 @@ def periodic(view: View) -> Values | None:
 
 
 def _of_its_gpu(view: View) -> tuple[str, ...]:
-    """Rules that have named the slow rank with what slows it."""
+    """Rules that have named the slow rank and the cause."""
     slow = view.slow_rank
     return tuple(
         name
@@ -91,7 +91,7 @@ def _of_its_gpu(view: View) -> tuple[str, ...]:
 
 
 def _with_its_excess(view: View, rank: int, share: float) -> float:
-    """The larger of `share` and what the step loses by that rank as measured."""
+    """The larger of `share` and the time that the step loses by that rank."""
     slow = view.slow_rank
     if slow is None or slow.rank != rank or not view.step_s:
         return share
@@ -103,7 +103,7 @@ def _lost(view: View, share: float) -> Values:
 
 
 def _clock_ratio(view: View, rank: int) -> float | None:
-    """Clock of the processors after the measured window over the most it can be; the median over repeats."""
+    """The processors' clock after the measured window over its maximum; the median over repeats."""
     ratios = [
         float(gpu["sm_clock_after_hz"]) / float(gpu["sm_clock_max_hz"])
         for gpu in view.of_rank("gpu", rank)
@@ -113,7 +113,7 @@ def _clock_ratio(view: View, rank: int) -> float | None:
 
 
 def _queued_ratio(view: View, rank: int) -> float | None:
-    """Part of the window in which the rank waited for a core, if that is half of its excess; else None."""
+    """The part of the window in which the rank waited for a core, if half of its excess; else None."""
     slow, queued = view.slow_rank, view.queued_ratios
     if slow is None or not view.step_s or queued is None:
         return None
@@ -122,5 +122,5 @@ def _queued_ratio(view: View, rank: int) -> float | None:
 
 
 def _first_late(late_s: tuple[float, ...]) -> int | None:
-    """The first exchange at which most of the rank's lateness is there; None where it is not known."""
+    """The first exchange by which most of the rank's lateness has occurred; None if unknown."""
     return next((at for at, one in enumerate(late_s) if one >= max(late_s) / 2), None)

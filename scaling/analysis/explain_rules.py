@@ -1,4 +1,4 @@
-"""The table of rules by which `explain` reads a budget.
+"""The table of rules that `explain` applies to a budget.
 
 They are tried in this order; docs/how-to/read-a-report.md has the same table, with the words of each. A
 threshold is a part of the step unless that table says otherwise.
@@ -19,7 +19,7 @@ from scaling.analysis.explain_view import Values, View
 
 @dataclass(frozen=True)
 class Rule:
-    """When a finding is stated.
+    """A rule: a condition, and the finding that it gives.
 
     Attributes:
         holds: the rule itself: the values of its finding, `share` among them; None where it does not hold.
@@ -33,7 +33,7 @@ class Rule:
 
     @property
     def name(self) -> str:
-        """That of its findings' kind."""
+        """The rule's name, which is the kind of its findings."""
         return self.holds.__name__
 
 

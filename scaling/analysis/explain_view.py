@@ -1,4 +1,4 @@
-"""What a rule of `explain` sees of a cell: its row, its samples, and the cells that differ in one choice."""
+"""A rule's view of a cell: its row, its samples, and the cells that differ in one choice."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _is_plain(row: Row) -> bool:
 
 @dataclass(frozen=True)
 class View:
-    """A cell among the others of its study.
+    """A cell, with the other cells of its study.
 
     Attributes:
         row: its row of the summary.
@@ -44,41 +44,41 @@ class View:
 
     @property
     def step_s(self) -> float | None:
-        """Length of the profiled iteration, to which the budget sums."""
+        """The length of the profiled iteration, which is the sum of the budget."""
         return self.row["profiled_iteration_s"] or None
 
     def seconds(self, *columns: str) -> float:
-        """The sum of columns; one that the cell never had counts as 0."""
+        """The sum of columns; a column that the cell lacks counts as 0."""
         return sum(self.row[name] or 0.0 for name in columns)
 
     def share(self, *columns: str) -> float:
-        """The same as part of the profiled iteration; 0 without a budget."""
+        """That sum as a part of the profiled iteration; 0 without a budget."""
         return self.seconds(*columns) / self.step_s if self.step_s else 0.0
 
     @property
     def exchanges(self) -> bool:
-        """Whether several workers bring their gradients together here."""
+        """Whether several workers exchange gradients in this cell."""
         return self.row["world_size"] > 1 and not is_control_arm(self.row)
 
     @property
     def largest_avoidable(self) -> float:
-        """The largest part of the step that a finding so far says could be saved; 0 without one."""
+        """The largest part of the step that a finding so far calls avoidable; 0 without one."""
         return max((values["share"] for values in self.fired.values()), default=0.0)
 
     @property
     def own_phases(self) -> tuple[str, ...]:
-        """The phases that a rank passes by itself."""
+        """The phases in which a rank does not wait for others."""
         return rank_times.own_phases(self.row["step"])
 
     @cached_property
     def slow_rank(self) -> rank_times.SlowRank | None:
-        """The rank that the others wait for in every launch; None where there is none."""
+        """The rank that the others wait for in every launch; None if there is none."""
         if self.cell is None or not self.exchanges:
             return None
         return rank_times.slow_rank(self.cell.launches, self.own_phases)
 
     def of_rank(self, key: str, rank: int) -> Iterator[Mapping[str, Any]]:
-        """What the runs recorded of that rank under `key`, a list with a mapping a rank."""
+        """What the runs recorded about that rank under `key`, a list with one mapping per rank."""
         for record in self.cell.done if self.cell else ():
             recorded = record.summary.get(key) or []
             if rank < len(recorded) and recorded[rank]:
@@ -86,8 +86,9 @@ class View:
 
     @cached_property
     def queued_ratios(self) -> list[float] | None:
-        """Part of the measured window in which each rank's main thread waited for a core: the median over
-        repeats; None where that was not recorded of all."""
+        """The part of the measured window in which each rank's main thread waited for a core: the median over
+        repeats; None unless recorded for all.
+        """
         ratios = [
             [
                 one["queued_s"] / one["window_s"]
@@ -100,13 +101,13 @@ class View:
 
     @property
     def compute_s(self) -> float | None:
-        """Forward and backward; None where they were not marked."""
+        """Forward and backward; None if they were not marked."""
         if self.row["forward_s"] is None or self.row["backward_s"] is None:
             return None
         return float(self.row["forward_s"] + self.row["backward_s"])
 
     def others(self, free: Collection[str]) -> list[Row]:
-        """Measured cells that share all variables but those of these names, but itself and A/A replicates."""
+        """Other measured cells that agree in all variables except these; no A/A replicates."""
         names = [name for name in columns_without(Role.RECORDED) if name not in free]
         return [
             row
@@ -118,8 +119,9 @@ class View:
         ]
 
     def fastest_with(self, free: Collection[str], **wanted: object) -> Row | None:
-        """Of `others`, the fastest that has the wanted values: no control arm and nothing with a codec, which
-        may be lossy, unless it is the aggregator at hand."""
+        """The fastest of `others` with the wanted values. Control arms are excluded, and so are codecs, which
+        may be lossy, unless it is this cell's aggregator.
+        """
         fitting = [
             row
             for row in self.others(free)
@@ -130,7 +132,7 @@ class View:
 
     @property
     def bytes_per_s(self) -> float | None:
-        """What a rank moves, over the time that its exchange takes, hidden or not.
+        """The bytes that a rank moves, over the time of its exchange, hidden or not.
 
         None where copies to host memory and back, which are bytes too, have phases of their own.
         """
@@ -141,5 +143,5 @@ class View:
 
     @property
     def aggregator(self) -> str:
-        """Its name, without parameters."""
+        """The aggregator's name, without parameters."""
         return aggregator_name(self.row["aggregator"])

@@ -1,4 +1,4 @@
-"""What an analysis found, as data: `scaling.report.text` makes text of it, and no other module."""
+"""What an analysis found, as data; only `scaling.report.text` turns it into text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was found.
+    """One finding.
 
     Attributes:
         kind: a short stable name; the template of that name says it in words.

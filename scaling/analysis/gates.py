@@ -20,8 +20,8 @@ a reason costs more than a line that says slower. On identical folders a gate at
 
 @dataclass(frozen=True)
 class Gate:
-    """What fails it: cells of that verdict, surely, with times that differ by more than the ratio, and the
-    shift of all cells likewise.
+    """A condition that fails a build: cells with that verdict, confirmed, whose times differ by more than the
+    ratio; also the shift of all cells.
 
     Attributes:
         verdict: slower or faster.
@@ -32,7 +32,7 @@ class Gate:
     more_than: float
 
     def failing(self, comparison: Comparison) -> list[CellComparison]:
-        """The cells that fail; none of one launch does."""
+        """The cells that fail; cells with one launch never do."""
         return [
             one
             for one in comparison.cells
@@ -42,8 +42,9 @@ class Gate:
         ]
 
     def failing_shifts(self, comparison: Comparison) -> list[Shift]:
-        """The shifts of all cells that fail; between two campaigns that is allowed for by which campaigns of
-        one machine differ."""
+        """The shifts that fail; between two campaigns, the usual difference of campaigns on one machine is
+        allowed for.
+        """
         level = LEVEL_SHARE * comparison.level / max(1, len(comparison.shifts))
         sign = 1 if self.verdict == "slower" else -1
         return [
@@ -54,7 +55,7 @@ class Gate:
         ]
 
     def blind(self, comparison: Comparison) -> list[CellComparison]:
-        """The cells that pass although so small a difference could not have been found in them."""
+        """The cells that pass although a difference of that size could not have been detected in them."""
         failing = self.failing(comparison)
         return [cell for cell in comparison.cells if cell not in failing and self._is_blind(comparison, cell)]
 
@@ -71,7 +72,7 @@ class Gate:
 
 
 def parse_gate(text: str) -> Gate:
-    """`slower > 5%` -> a gate; `slower` is one for any difference.
+    """`slower > 5%` -> a gate; `different` is a difference in any direction.
 
     Raises:
         ScalingError: it is neither.
@@ -85,13 +86,13 @@ def parse_gate(text: str) -> Gate:
 
 
 def changed_times(shift: Shift) -> Finding:
-    """How much longer all cells of a world size take."""
+    """The relative increase of the time that all cells of a world size share."""
     values = {"kind": shift.kind, "num_cells": shift.num_cells, "world_size": shift.world_size}
     return Finding("changed_times", (), {**values, "ratio": shift.difference.ratio})
 
 
 def changed_time(cell: CellComparison) -> Finding:
-    """How much longer a cell takes."""
+    """The relative increase of a cell's time."""
     a, b = cell.match.a, cell.match.b
     values = {"kind": cell.kind, "name": cell.name, "world_size": a["world_size"], "given": cell.given}
     values |= {"ratio": cell.difference.ratio}

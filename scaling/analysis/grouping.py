@@ -1,4 +1,4 @@
-"""Rows, records and results by a key, in the order in which they come."""
+"""Groups rows, records and results by a key, in order of appearance."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 def by_key(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
-    """Key -> its items; keys in the order of their first items."""
+    """Key -> its items; keys are in the order of their first items."""
     groups: dict[Key, list[Item]] = {}
     for item in items:
         groups.setdefault(key(item), []).append(item)

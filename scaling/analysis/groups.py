@@ -1,5 +1,5 @@
-"""Which cells are compared with each other: those that differ in the aggregator, the world size, the bucket
-size and where the input comes from. A/A replicates stand aside: they tell the noise, and nothing else.
+"""Which cells are compared with each other: those that differ in aggregator, world size, bucket size and
+input placement. A/A replicates are excluded: they only measure noise.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ class CellGroup:
 
     @property
     def key(self) -> str:
-        """Unique among the groups of a table."""
+        """A key that is unique among the groups of a table."""
         return f"{self.kind}-{self.slug}"
 
     @property
     def world_sizes(self) -> list[int]:
-        """Those of its rows, ascending."""
+        """The world sizes of the rows, ascending."""
         return sorted({row["world_size"] for row in self.rows})
 
     def differs(self, axis: str) -> bool:
-        """Whether its rows have several values of a variable."""
+        """Whether the rows have several values of a variable."""
         return len({row[axis] for row in self.rows if row[axis] is not None}) > 1
 
     def name(self, row: Row) -> str:
-        """The aggregator of one of its rows, with what else sets it apart from others of that label."""
+        """A row's aggregator, with the settings that distinguish it from others with that label."""
         parts = [row["aggregator"]]
         if row["bucket_mb"] is not None and row["step"] == "captured":  # without buckets it is another step
             parts.append(f"layer by layer, {row['bucket_mb']:g} MiB")
@@ -66,20 +66,20 @@ class CellGroup:
         return ", ".join(parts)
 
     def _same_label(self, row: Row) -> list[Row]:
-        """The rows with its aggregator and world size."""
+        """The rows with the same aggregator and world size."""
         names = ("aggregator", "world_size")
         return [other for other in self.rows if all(other[name] == row[name] for name in names)]
 
 
 def placement_name(row: Row, *, several_workers: bool) -> str:
-    """Where the input comes from; of a loader with its workers, if their number differs."""
+    """The input placement; with a loader also the number of its workers, if that differs."""
     if several_workers and row["loader_workers"] is not None:
         return f"{row['input_placement']} x {row['loader_workers']}"
     return str(row["input_placement"])
 
 
 def group_rows(rows: Sequence[Row]) -> list[CellGroup]:
-    """All groups of a table, in its order; cells without a model are in none."""
+    """All groups of a table, in its order; cells without a model are excluded."""
     members = by_key((row for row in rows if not has_no_model(row)), group_key)
     groups: list[CellGroup] = []
     for everyone in members.values():
@@ -98,18 +98,18 @@ def group_rows(rows: Sequence[Row]) -> list[CellGroup]:
 
 
 def group_key(row: Row) -> tuple[Any, ...]:
-    """Equal for the rows of one group."""
+    """A key that is equal for the rows of one group."""
     return (*(row[axis.key] for axis in _axes(row)), fixed_batch(row))
 
 
 def _axes(row: Row) -> list[Axis]:
-    """What the rows of a group share: of trainings, all seeds are compared in one."""
+    """The variables that the rows of a group share; all seeds of a training are in one group."""
     trained = row["kind"] == "convergence"
     return [axis for axis in with_columns(Shared.GROUP) if not (trained and axis.role & Role.REPETITION)]
 
 
 def _further(row: Row, rows: Sequence[Row]) -> list[tuple[Axis, Any]]:
-    """The further axes on which groups of this kind, model and dataset differ, with the row's values."""
+    """The further axes in which groups of this kind, model and dataset differ, with the row's values."""
     same_model = [
         other for other in rows if all(other[name] == row[name] for name in ("kind", "model", "dataset"))
     ]
@@ -131,7 +131,7 @@ def _given(rows: Sequence[Row], further: Sequence[tuple[Axis, Any]]) -> dict[str
 
 
 def given_of(row: Row) -> dict[str, Any]:
-    """What every title of timed cells names."""
+    """The settings that every title of timed cells names."""
     names = ("model", "dataset", "scaling", "device")
     return {**{name: row[name] for name in names}, "batch": fixed_batch(row)}
 

@@ -1,4 +1,4 @@
-"""Runs that were killed by force: their records say that they run, and nobody works there any more."""
+"""Runs that were killed: their records say "running", but no process is left."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ KILLED = "killed"
 
 
 def is_killed(record: RunRecord, folder: ResultsFolder) -> bool:
-    """Whether that run was killed on this host; of other hosts' runs nothing is known."""
+    """Whether that run was killed on this host; runs of other hosts cannot be checked."""
     if record.state != "running" or record.launch.get("host") != platform.node():
         return False
     if folder.is_locked() or folder.is_locked(f".{record.cell['world_size']}"):

@@ -1,4 +1,4 @@
-"""What single launches and trainings gave, where a column of the summary holds their median alone."""
+"""Values of single launches and trainings; a column of the summary holds only their median."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from scaling.analysis.samples import CellResult
 
 @dataclass(frozen=True)
 class Energy:
-    """What a launch took: joules a sample over all GPUs, in a window of so many seconds."""
+    """The energy of a launch: joules per sample over all GPUs, and the length of the window in seconds."""
 
     joules: float
     window_s: float
 
 
 def energies_per_sample(cell: CellResult) -> list[Energy]:
-    """One a done repeat; none at all if one of them does not know it of every rank.
+    """One value per done repeat; empty if a repeat lacks it for any rank.
 
     A rank trains on its share of the samples, so that of all is the mean over the ranks.
     """
@@ -37,6 +37,6 @@ def energies_per_sample(cell: CellResult) -> list[Energy]:
 
 
 def seconds_to_target(cell: CellResult) -> list[float]:
-    """One a training that reached its target accuracy."""
+    """One value per training that reached its target accuracy."""
     reached = [(training, index_of_target(training, cell.cell)) for training in cell.trainings]
     return [float(training.train_s[index]) for training, index in reached if index is not None]

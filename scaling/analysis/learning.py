@@ -1,4 +1,4 @@
-"""What trainings gave: the columns of a convergence cell, the spread over seeds, and the predicted time.
+"""Results of trainings: the columns of a convergence cell, the spread over seeds, and the predicted time.
 
 The time to a target is also predicted: time per iteration, of the timed cell that takes the same step, x
 iterations to the target. Where an augmented training's step was timed without augmentation alone, that time
@@ -91,7 +91,7 @@ def convergence_values(cell: CellResult) -> Row:
 
 
 def index_of_target(training: TrainingSamples, cell: Mapping[str, Any]) -> int | None:
-    """Index of the first epoch that reaches the cell's target; None if none does, or it has none."""
+    """The index of the first epoch that reaches the cell's target; None if none does, or without a target."""
     target, bits = cell.get("target_accuracy"), cell.get(BITS_TARGET)
     if bits is not None:
         epochs = np.flatnonzero(training.test_loss <= bits * math.log(2))
@@ -101,7 +101,7 @@ def index_of_target(training: TrainingSamples, cell: Mapping[str, Any]) -> int |
 
 
 def _bits_per_byte(cell: Mapping[str, Any], test_loss: float | None) -> float | None:
-    """The test loss of a text of bytes, which is in nats."""
+    """The test loss of a text of bytes, which is given in nats, in bits per byte."""
     is_of_bytes = cell.get("dataset") == "text" or cell.get(BITS_TARGET) is not None
     return test_loss / math.log(2) if is_of_bytes and test_loss is not None else None
 
@@ -135,7 +135,7 @@ def _at_best(cell: Mapping[str, Any], missed: Sequence[TrainingSamples]) -> str:
 
 
 def add_seeds_and_predictions(cells: Sequence[CellResult], rows: Mapping[str, Row]) -> None:
-    """Adds to the rows of trainings the columns that other cells decide.
+    """Adds the columns that depend on other cells to the rows of trainings.
 
     Args:
         cells: all that have a model.
@@ -155,13 +155,13 @@ def add_seeds_and_predictions(cells: Sequence[CellResult], rows: Mapping[str, Ro
 
 
 def seed_families(cells: Iterable[CellResult], rows: Mapping[str, Row]) -> list[list[CellResult]]:
-    """Cells that differ in the seed alone, in their order."""
+    """Groups of cells that differ only in the seed, in their order."""
     families = by_key(cells, lambda cell: family_key(rows[cell.cell_id]))
     return list(families.values())
 
 
 def family_key(row: Row) -> tuple[Any, ...]:
-    """Equal for rows that differ in the seed alone, and in where they were run."""
+    """A key that is equal for rows that differ only in the seed and in where they ran."""
     return (*(row[name] for name in columns_without(Role.RECORDED | Role.REPETITION)), row["target_accuracy"])
 
 
@@ -192,7 +192,7 @@ def _prediction(family: Sequence[CellResult], cells: Sequence[CellResult], rows:
 
 
 def _timed(trained: CellResult, cells: Iterable[CellResult]) -> list[CellResult]:
-    """The timed cells of a training's step: those that augment as it does, or else those that do not."""
+    """The timed cells of a training's step: those with its augmentation, otherwise those without."""
     same_step = [cell for cell in cells if cell.launches and _same_step(cell, trained)]
     same_augmentation = [cell for cell in same_step if _augmentation(cell) == _augmentation(trained)]
     return same_augmentation or [cell for cell in same_step if _augmentation(cell) == "none"]
@@ -203,7 +203,7 @@ def _augmentation(cell: CellResult) -> Any:
 
 
 def _relative_half_width(row: Row, iterations: Sequence[float]) -> float | None:
-    """Of the logarithm of the product; None where the iteration time has no interval."""
+    """Half width on the logarithm of the product; None if the iteration time has no interval."""
     if row["iteration_s_low"] is None or row["iteration_s_high"] is None:
         return None
     of_time = math.log(row["iteration_s_high"] / row["iteration_s_low"]) / 2
@@ -223,7 +223,8 @@ def _same_step(timed: CellResult, trained: CellResult) -> bool:
 
 
 def over_seeds(rows: Sequence[Row]) -> list[Row]:
-    """One row for all seeds of a combination: means of accuracies, medians of the rest; else the row itself.
+    """One row for all seeds of a combination: means of accuracies, medians of the rest; one seed's row is
+    unchanged.
 
     A value that one seed lacks is missing; the state is that of the seed that is furthest from done, and
     repeats and those done are summed.
@@ -258,7 +259,7 @@ def _merged(rows: Sequence[Row]) -> Row:
 
 
 def epoch_table(cells: Sequence[CellResult]) -> pd.DataFrame:
-    """One row an epoch of every training, with EPOCH_COLUMNS; what does not exist is missing."""
+    """One row per epoch of every training, with EPOCH_COLUMNS; missing values stay missing."""
     rows = [
         row
         for cell in cells
@@ -287,7 +288,7 @@ def _known(value: float) -> float | None:
 
 
 def _median(values: Iterable[float]) -> float | None:
-    """None where one of them does not exist: a median of the others would flatter."""
+    """The median; None if a value is missing, because the median of the others would look too good."""
     median = float(np.median(list(values)))
     return None if math.isnan(median) else median
 

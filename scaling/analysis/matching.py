@@ -1,4 +1,4 @@
-"""Which cells of two folders are the same measurement: by identity first, then by their variables.
+"""Which cells of two folders are the same measurement: by id first, then by their variables.
 
 A cell's identity is a hash of all that decides its result; it changes with the versions of this program that
 know more variables, and some variables are the machine's (threads of a GPU's worker). Hence three rounds, the
@@ -20,7 +20,7 @@ COMPARED_KINDS = ("iteration", "convergence")
 
 @dataclass(frozen=True)
 class Match:
-    """Two rows of the same measurement, with the variables in which they differ all the same."""
+    """Two rows of the same measurement, with the variables in which they still differ."""
 
     a: Row
     b: Row
@@ -28,7 +28,7 @@ class Match:
 
 
 def match_cells(a: Sequence[Row], b: Sequence[Row]) -> tuple[list[Match], list[Row], list[Row]]:
-    """Pairs the cells of two summaries; the second cells of A/A pairs stand aside.
+    """Pairs the cells of two summaries, without the second cells of A/A pairs.
 
     Returns:
         The pairs in a's order, the rows of a without a partner, those of b.
@@ -51,19 +51,19 @@ def match_cells(a: Sequence[Row], b: Sequence[Row]) -> tuple[list[Match], list[R
 
 
 def nearest_differences(a: Sequence[Row], b: Sequence[Row]) -> list[str]:
-    """The variables in which the two most similar cells differ, for folders without a common one."""
+    """The variables in which the two most similar cells differ, for folders without a common cell."""
     pairs = [_differing(row, other) for row in a for other in b if _is_compared(row) and _is_compared(other)]
     counted = [(len(pair), index) for index, pair in enumerate(pairs)]
     return list(pairs[min(counted)[1]]) if pairs else []
 
 
 def _is_compared(row: Row) -> bool:
-    """Whether its time is one that may be compared."""
+    """Whether the row's time may be compared."""
     return has_time(row) and not is_aa_replicate(row)
 
 
 def has_time(row: Row) -> bool:
-    """Whether it is a timing or a training; one whose workers shared GPUs has no time."""
+    """Whether the row is a timing or a training; with workers that share GPUs it has no time."""
     return row["kind"] in COMPARED_KINDS and not has_no_model(row) and not shares_gpus(row)
 
 

@@ -1,4 +1,4 @@
-"""How much the cells of a study scatter over launches: what each shows, moderated by what all show together.
+"""How much the cells of a study scatter over launches: each cell's estimate, moderated by all cells.
 
 A study has 2 to 9 launches, so that a cell's own variance has 1 to 8 degrees of freedom: Student's t of one
 cell alone finds almost nothing. The cells of a study know more together. All times are logarithms: they
@@ -83,7 +83,7 @@ MOST_OUTLIERS = 3
 
 @dataclass(frozen=True)
 class Variances:
-    """Of the cells of a family, of the logarithm of one launch's median.
+    """Variances of the cells of a family: of the logarithm of one launch's median.
 
     Attributes:
         values: [cell]; NaN for a cell with one launch.
@@ -97,14 +97,14 @@ class Variances:
 
 
 def t_quantile(degrees: FloatArray | float, probability: FloatArray | float) -> FloatArray:
-    """Student's, of any shape that both broadcast to."""
+    """Quantiles of Student's t, of the shape that both arguments broadcast to."""
     from scipy import special  # scipy.stats has the same by name, but takes seconds to import
 
     return np.asarray(special.stdtrit(degrees, probability), dtype=np.float64)
 
 
 def own_variances(logs: FloatArray) -> Variances:
-    """Each cell's over its launches, by itself.
+    """Each cell's variance over its launches, without other cells' help.
 
     Args:
         logs: [cell, launch], NaN where a cell has no such launch.
@@ -118,7 +118,7 @@ def own_variances(logs: FloatArray) -> Variances:
 
 
 def variances_within_launches(logs: FloatArray) -> Variances:
-    """The same without what the cells of a launch share: for differences between cells, and between folders.
+    """Variances without what the cells of a launch share: for differences between cells, and between folders.
 
     Args:
         logs: [cell, launch] as above. A single cell has nothing to differ from: 0 degrees.
@@ -140,7 +140,7 @@ def variances_within_launches(logs: FloatArray) -> Variances:
 
 
 def steadiness(logs: FloatArray) -> FloatArray:
-    """What each cell counts for in what a launch's cells share, [cell]: 1 over a standard deviation.
+    """Each cell's weight in what the cells of a launch share, [cell]: 1 over a standard deviation.
 
     It is that of its differences from the other cells with which it scatters least (STEADIEST): what all
     share cancels, and noisy cells make no steady one noisy. A cell of one launch counts for nothing.
@@ -166,14 +166,14 @@ def steadiness(logs: FloatArray) -> FloatArray:
 
 
 def weighted_median(values: FloatArray, weights: FloatArray) -> float:
-    """Where half of the weight is below, linear between values; that of equal weights is the common one."""
+    """The value with half of the weight below it, interpolated; with equal weights the usual median."""
     order = np.argsort(values, kind="stable")
     ordered = weights[order]
     return float(np.interp(ordered.sum() / 2, np.cumsum(ordered) - ordered / 2, values[order]))
 
 
 def medians_of_others(values: FloatArray, weights: FloatArray | None = None) -> FloatArray:
-    """For each value the median of all others in its column, [cell, column]; NaN values are no others.
+    """For each value, the median of the others in its column, [cell, column]; NaN values are ignored.
 
     Args:
         values: [cell, column].
@@ -191,7 +191,7 @@ def medians_of_others(values: FloatArray, weights: FloatArray | None = None) -> 
 
 
 def moderated(variances: Variances, smallest: FloatArray | float = 0.0) -> Variances:
-    """Steps 2 to 4: each cell's variance with what its family knows.
+    """Steps 2 to 4: each cell's variance, combined with that of its family.
 
     Args:
         variances: of the family; cells with 0 degrees get the prior's, with its degrees less one launch's.
@@ -258,7 +258,7 @@ def scatter(families: Sequence[FloatArray], smallest: Sequence[FloatArray] | Non
 
 
 def _with_shared(totals: Variances, families: Sequence[FloatArray]) -> Variances:
-    """Of cells of small families: as many degrees of freedom as cells would have that share nothing."""
+    """For cells of small families: the degrees of freedom that cells with nothing in common would have."""
     independent = sum(len(logs) / (1 + (len(logs) - 1) * SHARED_OF_FEW) for logs in families)
     own_degrees = np.concatenate([own_variances(logs).degrees for logs in families])
     return replace(totals, degrees=np.minimum(totals.degrees, independent * own_degrees))
@@ -276,7 +276,7 @@ def _part(variances: Variances, own: slice) -> Variances:
 
 
 def common_variance(logs: FloatArray, within: Variances | None = None) -> tuple[float, int]:
-    """Of what the cells of a launch share, over launches, with its degrees of freedom.
+    """The variance over launches of what the cells of a launch share, with its degrees of freedom.
 
     Args:
         logs: [cell, launch].
@@ -320,7 +320,7 @@ class _Prior:
 
 
 def _without_outliers(variances: Variances, known: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], _Prior]:
-    """Which cells the prior is made of, and the prior (step 3)."""
+    """The cells from which the prior is made, and the prior (step 3)."""
     from scipy import special
 
     values, degrees = variances.values, variances.degrees
@@ -338,7 +338,7 @@ def _without_outliers(variances: Variances, known: NDArray[np.bool_]) -> tuple[N
 
 
 def _prior(variances: Variances, kept: NDArray[np.bool_]) -> _Prior:
-    """Step 2, of some of the cells."""
+    """The prior from some of the cells (step 2)."""
     from scipy import special
 
     values, degrees = variances.values[kept], variances.degrees[kept]
@@ -358,7 +358,7 @@ def _prior(variances: Variances, kept: NDArray[np.bool_]) -> _Prior:
 
 
 def _inverse_trigamma(value: float) -> float:
-    """By Newton's method on 1 / psi', as Smyth's appendix has it; `value` is positive."""
+    """Newton's method on 1 / psi', as in Smyth's appendix; `value` is positive."""
     from scipy import special
 
     if value > 1e7:
@@ -376,7 +376,7 @@ def _inverse_trigamma(value: float) -> float:
 
 
 def means(logs: FloatArray) -> FloatArray:
-    """Over the launches that a cell has, [cell]."""
+    """Means over the launches that a cell has, [cell]."""
     known = np.isfinite(logs)
     result: FloatArray = np.where(known, logs, 0.0).sum(axis=1) / np.maximum(known.sum(axis=1), 1)
     return result

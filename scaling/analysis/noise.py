@@ -1,4 +1,4 @@
-"""A/A pairs: how much two measurements of the very same differ.
+"""A/A pairs: how much two measurements of the same cell differ.
 
 An A/A pair is a cell that was measured twice under two identities (`aa_replicate` 0 and 1), in the same
 launches. Its difference is that of the two means of the launches' medians, as logarithms: it falls with the
@@ -30,7 +30,7 @@ Key = Callable[[Row], tuple[Any, ...]]
 
 
 def noise_floors(cells: Sequence[CellResult], rows: Mapping[str, Row]) -> dict[str, float]:
-    """Cell id -> its noise floor, as a ratio; cells for which none was measured have no entry.
+    """Cell id -> its noise floor, as a ratio; cells without a measured one have no entry.
 
     Args:
         cells: with their samples.
@@ -51,13 +51,13 @@ def noise_floors(cells: Sequence[CellResult], rows: Mapping[str, Row]) -> dict[s
 
 
 def scatter_of(cells: Sequence[CellResult]) -> StudyScatter:
-    """The scatter of a study's timed cells and trainings, with what its A/A pairs show."""
+    """The scatter of a study's timed cells and trainings, including its A/A pairs."""
     pairs = [(first.cell_id, second.cell_id) for first, second in aa_pairs(cells)]
     return study_scatter(cell_times(cells), pairs)
 
 
 def aa_pairs(cells: Sequence[CellResult]) -> list[tuple[CellResult, CellResult]]:
-    """All A/A pairs: cells that differ in the replicate's number alone, the first before the second."""
+    """All A/A pairs: cells that differ only in the replicate number, the first before the second."""
     if not any(cell.cell.get("aa_replicate") for cell in cells):
         return []
     firsts = {_without_replicate(cell): cell for cell in cells if not cell.cell.get("aa_replicate")}
@@ -66,7 +66,7 @@ def aa_pairs(cells: Sequence[CellResult]) -> list[tuple[CellResult, CellResult]]
 
 
 def pair_floor(first: CellResult, second: CellResult) -> float | None:
-    """By how much an A/A pair differs over its common launches, as a ratio; None without one."""
+    """By how much an A/A pair differs over its common launches, as a ratio; None without a common launch."""
     seconds = [{launch.repeat: launch.median_s for launch in cell.launches} for cell in (first, second)]
     both = seconds[0].keys() & seconds[1].keys()
     logs = [
@@ -78,7 +78,9 @@ def pair_floor(first: CellResult, second: CellResult) -> float | None:
 
 
 def aa_warnings(cells: Sequence[CellResult]) -> list[Finding]:
-    """The A/A pairs that differ by more than their launches scatter; none where their component is in use."""
+    """The A/A pairs that differ by more than their launches scatter; none if their variance component is in
+    use.
+    """
     pairs = [(first.cell_id, second.cell_id) for first, second in aa_pairs(cells)]
     if not pairs or (found := scatter_of(cells)).num_pairs:
         return []
@@ -97,7 +99,7 @@ def aa_warnings(cells: Sequence[CellResult]) -> list[Finding]:
 
 
 def noise_finding(group: CellGroup, groups: Sequence[CellGroup]) -> Finding | None:
-    """The noise floor of a table and the A/A pairs that it comes from; None where none was measured.
+    """The noise floor of a table with the A/A pairs behind it; None if none was measured.
 
     Args:
         group: the table's.
@@ -131,7 +133,7 @@ def _root_mean_squares(pairs: Sequence[tuple[Row, float]], key: Key) -> dict[tup
 
 
 def _family(row: Row) -> tuple[Any, ...]:
-    """Where a group has no pair, one of the same model, step and device stands in."""
+    """The key by which a group without a pair uses one with the same model, step and device."""
     return tuple(row[name] for name in ("kind", "model", "step", "device"))
 
 

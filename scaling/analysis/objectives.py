@@ -1,4 +1,4 @@
-"""What `recommend` can be asked for: the objectives, as a user writes them."""
+"""The objectives of `recommend`, as a user writes them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _EFFICIENCY = re.compile(rf"\s*{EFFICIENCY}\s*(?:>=|>|≥)\s*(\d+(?:\.\d+)?)\s*(
 
 @dataclass(frozen=True)
 class Objective:
-    """What is made smallest, and under which condition.
+    """What is minimized, and under which condition.
 
     Attributes:
         name: TIME, ACCURACY, EFFICIENCY, HOURS or ENERGY.

@@ -1,4 +1,4 @@
-"""Slowness that comes and goes: every k-th step takes longer (a comb in the raw iteration times).
+"""Periodic slowness: every k-th step takes longer (a comb in the raw iteration times).
 
 For each period k the excess of the slowest n / k steps over the usual step is taken; steps above half of it
 are slow. They are a comb if they fall on every k-th step: of the k offsets the one with most of them is
@@ -54,13 +54,13 @@ class Comb:
 
     @property
     def lost_s(self) -> float:
-        """Of a mean step."""
+        """The seconds that a mean step loses."""
         return self.hit_ratio * self.excess_s / self.period
 
 
 @dataclass(frozen=True)
 class PeriodicSlowness:
-    """The comb of a cell, with the rank and the phase that are slow in the profiled steps on it.
+    """The comb of a cell, with the slow rank and phase in its profiled steps.
 
     Attributes:
         period, excess_s, lost_s, step_s: see `Comb`; medians over the launches that have it.
@@ -76,7 +76,7 @@ class PeriodicSlowness:
 
 
 def comb(steps_s: Floats, starts_s: Floats | None = None) -> Comb | None:
-    """The period at which steps are slow; None where they are not.
+    """The period at which steps are slow; None if they are not.
 
     Args:
         steps_s: lengths of consecutive steps, in seconds: [step].
@@ -106,7 +106,9 @@ def comb(steps_s: Floats, starts_s: Floats | None = None) -> Comb | None:
 
 
 def _chance(num_hits: int, count: int, places: int, drawn: int) -> float:
-    """That so many or more of the steps drawn fall on these places of `count` (hypergeometric, exact)."""
+    """The probability that as many of the drawn steps fall on these places of `count` (hypergeometric,
+    exact).
+    """
     # scipy.stats has it, but takes a second to import.
     ways = sum(
         math.comb(places, hits) * math.comb(count - places, drawn - hits)
@@ -124,7 +126,7 @@ def _after_pauses(steps_s: Floats, starts_s: Floats | None) -> NDArray[np.bool_]
 
 
 def periodic_slowness(launches: Sequence[IterationLaunch], phases: Sequence[str]) -> PeriodicSlowness | None:
-    """What comes every k-th step in most launches of a cell; None where nothing does.
+    """The period that most launches of a cell show; None if there is none.
 
     Args:
         launches: of one cell.
@@ -147,7 +149,7 @@ def periodic_slowness(launches: Sequence[IterationLaunch], phases: Sequence[str]
 def _where(
     launches: Sequence[IterationLaunch], phases: Sequence[str], excess_s: float
 ) -> tuple[int, str] | None:
-    """The rank and the phase whose own time is longest over their usual one, in the slow profiled steps."""
+    """The rank and phase with the largest excess over their usual time in the slow profiled steps."""
     longer = []
     for launch in launches:
         if not launch.profiled_steps:

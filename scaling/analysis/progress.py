@@ -1,4 +1,4 @@
-"""How fast a study goes on and when it will be over, from its records alone: no server, no samples.
+"""The progress of a study and its expected end, from its records alone: no server, no samples.
 
 Runs carry the times at which they started and ended, to the second; launches write how long they took to
 start. What is left is estimated by world size: the mean length of its ended runs (of all, where none has
@@ -27,7 +27,7 @@ LONGEST_START_S = 120
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a study is.
+    """The progress of a study.
 
     Attributes:
         counts: state -> runs; besides the records' states `killed`, where there are any.
@@ -51,22 +51,22 @@ class Progress:
 
     @property
     def num_runs(self) -> int:
-        """In all."""
+        """The number of all runs."""
         return sum(self.counts.values())
 
     @property
     def num_over(self) -> int:
-        """Done or failed."""
+        """The number of runs that are done or failed."""
         return sum(self.counts.get(state, 0) for state in OVER)
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing is left."""
+        """Whether no run is left."""
         return self.num_over == self.num_runs
 
 
 def progress(folder: ResultsFolder, now: datetime) -> Progress:
-    """Reads where a study is.
+    """Reads the progress of a study.
 
     Args:
         folder: its results.
@@ -110,7 +110,7 @@ def _key(record: RunRecord) -> tuple[str, int]:
 
 
 def _times(record: RunRecord) -> tuple[datetime | None, datetime | None]:
-    """When it started and ended; None where that is not recorded."""
+    """When the run started and ended; None if not recorded."""
     return _time(record.launch.get("started_at")), _time(record.launch.get("finished_at"))
 
 
@@ -124,7 +124,7 @@ def _length_s(record: RunRecord) -> float:
 
 
 def _runs_per_hour(ended: Sequence[RunRecord]) -> float | None:
-    """Over the wall time from the first start to the last end of this go."""
+    """Runs per hour over the wall time from the first start to the last end of this session."""
     this_go: list[RunRecord] = []
     for record in reversed(ended):
         if this_go:
@@ -165,6 +165,6 @@ def _left_s(
 
 
 def _start_up_s(launches: Iterable[Mapping[str, Any]]) -> float:
-    """The median over the launches that wrote it down; 0 where none did."""
+    """The median start-up time of the launches that recorded it; 0 if none did."""
     known = [float(launch["start_up_s"]) for launch in launches if launch.get("start_up_s")]
     return median(known) if known else 0.0

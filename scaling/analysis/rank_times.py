@@ -1,4 +1,4 @@
-"""Ranks compared phase by phase: each rank's own time in the profiled steps.
+"""Compares ranks phase by phase: the time that each rank spends by itself in the profiled steps.
 
 In a synchronous step all ranks take equally long: one that is slow shows as waiting of the others. What a
 rank does by itself (input, forward, backward up to each bucket, update, and the time in no phase) is its own,
@@ -39,7 +39,7 @@ MAIN_PHASE_SHARE = 0.25
 
 @dataclass(frozen=True)
 class SlowRank:
-    """A rank whose own time keeps the step from being shorter; times in seconds a step.
+    """A rank that makes the step longer by itself; times in seconds per step.
 
     Attributes:
         rank: which one.
@@ -63,12 +63,12 @@ class SlowRank:
 
 
 def own_phases(step: str) -> tuple[str, ...]:
-    """The phases that are a rank's own in a step of that name (eager, overlapped, captured)."""
+    """The phases in which a rank does not wait for others, in an eager, overlapped or captured step."""
     return COMPUTED if step == "eager" else (*COMPUTED, "update")
 
 
 def own_times_s(launch: IterationLaunch, phases: Sequence[str]) -> Floats:
-    """Each rank's own time of the profiled steps, in seconds: [step, rank, phase]."""
+    """Each rank's time without waiting in the profiled steps, in seconds: [step, rank, phase]."""
     return np.array(
         [[[rank.parts_s[phase] for phase in phases] for rank in ranks] for ranks in launch.budgets],
         dtype=np.float64,
@@ -76,14 +76,14 @@ def own_times_s(launch: IterationLaunch, phases: Sequence[str]) -> Floats:
 
 
 def excess_s(own_s: Floats) -> Floats:
-    """How much longer each rank takes than the reference, of the same shape: [any, rank, ...]."""
+    """How much longer each rank takes than the reference of the same shape: [any, rank, ...]."""
     if own_s.shape[1] == 2:
         return own_s - own_s[:, ::-1]
     return own_s - np.median(own_s, axis=1, keepdims=True)
 
 
 def slow_rank(launches: Sequence[IterationLaunch], phases: Sequence[str]) -> SlowRank | None:
-    """The rank that holds the step up; None where none does in all launches.
+    """The rank that makes the step longer in all launches; None if there is none.
 
     Args:
         launches: of one cell; those without profiled steps say nothing.
@@ -119,12 +119,12 @@ def _step_s(launches: Sequence[IterationLaunch]) -> float:
 
 
 def _usual_excess_s(own_s: Sequence[Floats]) -> Floats:
-    """Of each launch's times [step, rank, ...] the excess of their lower quartile: [launch, rank, ...]."""
+    """For times [step, rank, ...] of each launch, the excess of their lower quartile: [launch, rank, ...]."""
     return excess_s(np.array([np.quantile(one, 0.25, axis=0) for one in own_s]))
 
 
 def _late_s(launches: Sequence[IterationLaunch], rank: int) -> tuple[float, ...]:
-    """Medians over all steps of how much later than the others' median the rank arrives at each exchange."""
+    """For each exchange, how much later than the others' median the rank arrives: median over steps."""
     arrivals = [arrivals_s(step.ranks) for launch in launches for step in launch.profiled_steps]
     known = [one for one in arrivals if one is not None]
     if len(known) < len(arrivals) or len({one.shape for one in known}) > 1:
@@ -135,7 +135,7 @@ def _late_s(launches: Sequence[IterationLaunch], rank: int) -> tuple[float, ...]
 
 
 def _bucket(launches: Sequence[IterationLaunch], rank: int) -> tuple[int | None, int]:
-    """Where in the backward pass most of the excess comes, and into how many buckets the pass is cut."""
+    """Where in the backward pass most of the excess occurs, and the number of buckets of the pass."""
     pieces = [
         [_backward_pieces_s(own) for own in step.ranks]
         for launch in launches
@@ -149,7 +149,7 @@ def _bucket(launches: Sequence[IterationLaunch], rank: int) -> tuple[int | None,
 
 
 def _backward_pieces_s(step: RankStep) -> list[float]:
-    """The backward pass up to each bucket, and after the last."""
+    """The times of the backward pass up to each bucket, and after the last."""
     own = sorted(
         (span for span in step.spans if span.phase == "backward" and span.lane == MAIN),
         key=lambda span: (span.start_s, span.stop_s),

@@ -1,4 +1,4 @@
-"""A results folder read once, for the verbs that answer questions about it."""
+"""Reads a results folder once for the commands that answer questions about it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from scaling.store import ResultsFolder
 
 @dataclass(frozen=True)
 class MeasuredStudy:
-    """What a folder holds.
+    """The contents of a folder.
 
     Attributes:
         name: the study's.
@@ -41,7 +41,7 @@ def read_study(folder: ResultsFolder) -> MeasuredStudy:
 
 
 def environment_of(folder: ResultsFolder) -> dict[str, Any] | None:
-    """What was recorded; None for a folder that never had one.
+    """The recorded environment; None if the folder has none.
 
     Raises:
         StoreError: it is damaged.
@@ -50,7 +50,7 @@ def environment_of(folder: ResultsFolder) -> dict[str, Any] | None:
 
 
 def num_cores(environment: Mapping[str, Any] | None) -> int | None:
-    """The CPU cores of a node that workers could use; None where the environment does not say."""
+    """The CPU cores of a node that workers could use; None if not recorded."""
     cpu = (environment or {}).get("cpu")
     cores = cpu.get("usable_cores", cpu.get("cores")) if isinstance(cpu, Mapping) else None
     return cores if isinstance(cores, int) else None

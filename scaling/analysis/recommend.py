@@ -1,4 +1,4 @@
-"""Which setting to use: the one with the smallest value, how sure that is, and what being wrong costs.
+"""Which setting to use: the one with the smallest value, how sure that is, and the cost of being wrong.
 
 1. Of each workload the candidates (`scaling.analysis.candidates`) are ordered by the objective. Control arms
    with several workers, failed cells and lossy aggregators without a measured accuracy are none.
@@ -57,7 +57,7 @@ _STATES: dict[State, str] = {"alone": "decided", "best": "decided"}
 
 @dataclass(frozen=True)
 class Rival:
-    """A candidate that is not shown to be larger than the choice, or not by more than TIE_RATIO.
+    """A candidate that is not shown to be slower than the choice, or by TIE_RATIO at most.
 
     Attributes:
         candidate: itself.
@@ -74,7 +74,7 @@ class Rival:
 
 @dataclass(frozen=True)
 class Decision:
-    """One of the two: how many workers, or which aggregator.
+    """One of the two decisions: how many workers, or which aggregator.
 
     Attributes:
         state: of the choice among the best of each.
@@ -89,13 +89,13 @@ class Decision:
     others: list[int | str]
 
     def as_dict(self) -> dict[str, Any]:
-        """For findings and JSON."""
+        """The decision for findings and JSON."""
         return {"state": self.state, "choice": self.choice, "rivals": self.rivals, "others": self.others}
 
 
 @dataclass(frozen=True)
 class Recommendation:
-    """What is recommended for a workload.
+    """The recommendation for a workload.
 
     Attributes:
         objective: as asked.
@@ -126,7 +126,7 @@ class Recommendation:
 
     @property
     def finding(self) -> Finding:
-        """All of it."""
+        """The whole recommendation as a finding."""
         values: dict[str, Any] = {"given": self.workload, "state": self.state}
         if self.choice is None:
             return Finding("recommendation", (), {**values, "has_cells": bool(self.excluded)})
@@ -159,7 +159,7 @@ class Recommendation:
 def recommend(
     table: pd.DataFrame, cells: Sequence[CellResult], objective: str = TIME, num_cores: int | None = None
 ) -> list[Recommendation]:
-    """One recommendation a workload, in the table's order; none where no cell has what the objective needs.
+    """One recommendation per workload, in the table's order; none if no cell has the objective's values.
 
     Args:
         table: what `build_table` made.
@@ -232,8 +232,9 @@ def _recommend(
 def _decision(
     choice: Candidate, others: Sequence[Candidate], scatters: Scatters, key: Callable[[Candidate], Any]
 ) -> Decision:
-    """The choice among the best candidate of each value of the key; `others` come in the order of their
-    values."""
+    """The decision among the best candidates of each value of the key; `others` are in the order of their
+    values.
+    """
     best: dict[Hashable, Candidate] = {}
     for one in others:
         if key(one) != key(choice):
@@ -260,7 +261,7 @@ def _rival(other: Candidate, difference: Difference, num_launches: int) -> Rival
 def _cost_of_error(
     choice: Candidate, others: Sequence[Candidate], differences: Sequence[Difference], *, are_rivals: bool
 ) -> Finding:
-    """What is lost at most if another is the best in truth; if none can be, what the runner-up costs."""
+    """The largest loss if another candidate is the true best; if excluded, the cost of the runner-up."""
     if not others:
         return Finding("cost_of_error", (), {"case": "alone"})
     intervals = [one.interval for one in differences]
@@ -277,7 +278,7 @@ def _cost_of_error(
 
 
 def _more_repeats(choice: Candidate, rivals: Sequence[Rival]) -> int | None:
-    """The most that any rival asks for; None if there is none that repeats could distinguish."""
+    """The largest number of repeats that any rival needs; None if repeats cannot distinguish any."""
     missing = [
         max(1, one.launches - min(choice.num_launches, one.candidate.num_launches))
         for one in rivals
@@ -289,7 +290,7 @@ def _more_repeats(choice: Candidate, rivals: Sequence[Rival]) -> int | None:
 def _efficient(
     candidates: Sequence[Candidate], cells: Cells, scatters: Scatters, smallest: float
 ) -> tuple[list[Candidate], list[Rival], list[Excluded]]:
-    """Those that keep the efficiency, those of which that is not sure, and those that do not.
+    """The candidates that reach the efficiency, those that may, and those that do not.
 
     One that keeps it, but not surely, is in both of the first lists.
     """

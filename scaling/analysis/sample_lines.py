@@ -1,4 +1,4 @@
-"""Lines of raw samples, which are checked (`scaling.store.sample_schemas`), -> values."""
+"""Lines of raw samples, already checked by `scaling.store.sample_schemas`, -> values."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ Line = dict[str, Any]
 
 
 def is_unprofiled(line: Line) -> bool:
-    """Whether a line's `step_s` is that of a whole step; lines of old folders count as both kinds."""
+    """Whether a line's `step_s` is the time of a whole step; lines of old folders count as both kinds."""
     return not line.get("split", False)
 
 
 def is_split(line: Line, *, captured: bool) -> bool:
-    """Whether a line tells phases. In old folders every line with phases does, but for captured steps:
-    of those only the copy of the batch into the graph was recorded.
+    """Whether a line has phases. In old folders every line with phases does, except captured steps: they
+    recorded only the copy of the batch into the graph.
     """
     if "split" in line:
         return bool(line["split"])
@@ -32,7 +32,7 @@ def is_split(line: Line, *, captured: bool) -> bool:
 
 
 def rank_step(line: Line, where: str) -> RankStep:
-    """What a split line says.
+    """The contents of a profiled line.
 
     Raises:
         StoreError: it has no spans, or one of an unknown phase.
@@ -52,7 +52,7 @@ def _span(value: Sequence[Any], where: str) -> Span:
 
 
 def _one_after_the_other(line: Line) -> list[Span]:
-    """The phases of an old line: how long they took was recorded, not when they came."""
+    """The phases of an old line, end to end: their durations were recorded, their start times were not."""
     spans, end_s = [], 0.0
     for name in PHASES:
         if f"{name}_s" in line:
@@ -62,7 +62,7 @@ def _one_after_the_other(line: Line) -> list[Span]:
 
 
 def aligned(ranks: Sequence[Sequence[Line]], key: str, where: str, *, required: bool = True) -> Integers:
-    """The numbers that all ranks have, ascending.
+    """The step numbers that all ranks have, ascending.
 
     Raises:
         StoreError: ranks differ, a number came twice, or there is none where one is required.
@@ -81,18 +81,18 @@ def aligned(ranks: Sequence[Sequence[Line]], key: str, where: str, *, required: 
 
 
 def by_number(lines: Iterable[Line], key: str) -> list[Line]:
-    """In the order of those numbers."""
+    """The values in the order of those numbers."""
     return sorted(lines, key=lambda line: line[key])
 
 
 def field(line: Line, name: str, where: str) -> Any:
-    """A value that has to be there."""
+    """A required value."""
     if name not in line:
         raise StoreError(f"{where}: a line of the samples lacks {name!r}")
     return line[name]
 
 
 def loss(line: Line, name: str, where: str) -> float:
-    """A number that has to be there; NaN where it was not finite, which JSON does not know."""
+    """A required number; NaN if it was not finite, which JSON cannot express."""
     value = field(line, name, where)
     return math.nan if value is None else float(value)

@@ -1,4 +1,4 @@
-"""From raw samples to arrays and budgets: what every number and curve of the report is made of.
+"""From raw samples to arrays and budgets: the source of every number and curve of the report.
 
 Ranks are aligned by the iteration's (or epoch's) number. How long an iteration takes is shown by unprofiled
 steps, in which nothing was marked, and is that of the slowest rank; where its time goes is shown by the
@@ -45,7 +45,7 @@ TIMED_KINDS = ("iteration", ATTACHED)
 
 @dataclass(frozen=True)
 class ProfiledStep:
-    """A step whose phases were marked: its number, and what each rank recorded."""
+    """A profiled step: its number, and each rank's record."""
 
     iteration: int
     ranks: list[RankStep]
@@ -53,7 +53,7 @@ class ProfiledStep:
 
 @dataclass(frozen=True)
 class IterationLaunch:
-    """The measured iterations of one run, in their order.
+    """The measured iterations of one run, in order.
 
     Attributes:
         repeat: which of the cell's repeats.
@@ -71,7 +71,7 @@ class IterationLaunch:
 
     @property
     def step_s(self) -> Floats:
-        """The slowest rank's unprofiled iterations, in seconds: one value an iteration."""
+        """The slowest rank's unprofiled iterations in seconds, one value per iteration."""
         slowest: Floats = self.rank_steps_s.max(axis=0)
         return slowest
 
@@ -82,12 +82,12 @@ class IterationLaunch:
 
     @cached_property
     def budgets(self) -> list[list[StepBudget]]:
-        """Where the time of the profiled iterations went: [step][rank]."""
+        """The budgets of the profiled iterations: [step][rank]."""
         return [step_budgets(step.ranks) for step in self.profiled_steps]
 
     @cached_property
     def waited_for(self) -> int:
-        """The rank that the others wait for: the one that itself waits least, in messages and at barriers.
+        """The rank that the others wait for: the one with the shortest waits in messages and at barriers.
 
         Ranks of a synchronous step take equally long, so which one is slowest is a matter of microseconds;
         what holds the step up is told by the rank that does it. The first such rank; without any waiting, the
@@ -102,7 +102,7 @@ class IterationLaunch:
 
 
 def _waits_s(step: ProfiledStep) -> list[float]:
-    """Of each rank, in seconds."""
+    """Each rank's waiting time in seconds."""
     return [
         sum(span.stop_s - span.start_s for span in rank.spans if span.phase in WAITING) for rank in step.ranks
     ]
@@ -110,7 +110,7 @@ def _waits_s(step: ProfiledStep) -> list[float]:
 
 @dataclass(frozen=True)
 class TrainingSamples:
-    """The epochs of one convergence run, in their order; every array has one value an epoch.
+    """The epochs of one convergence run, in order; every array has one value per epoch.
 
     Attributes:
         repeat: which of the cell's repeats.
@@ -137,14 +137,14 @@ class TrainingSamples:
     test_loss: Floats
 
     def samples(self, global_batch: int) -> Floats:
-        """Samples that were trained on up to the end of each epoch."""
+        """The number of samples trained on by the end of each epoch."""
         counted: Floats = np.cumsum(self.steps) * global_batch
         return counted
 
 
 @dataclass(frozen=True)
 class CellResult:
-    """All that a folder holds of one cell.
+    """Everything that a folder holds about one cell.
 
     Attributes:
         cell_id: the cell's hash.
@@ -169,22 +169,22 @@ class CellResult:
 
     @property
     def state(self) -> str:
-        """Over all repeats: failed if any failed, else running or planned if any is, else done."""
+        """The state over all repeats: failed if any failed, else running or planned if any is, else done."""
         states = {record.state for record in self.records}
         return next((state for state in ("failed", "running", "planned") if state in states), "done")
 
     def label(self, field: str) -> str:
-        """How the model, dataset or aggregator is shown: its label, or its name where it has none."""
+        """The shown name of model, dataset or aggregator: its label, or its name if it has none."""
         return str(self.cell.get(f"{field}_label") or self.cell[field])
 
     @property
     def is_trained(self) -> bool:
-        """Whether it has a model."""
+        """Whether the cell has a model."""
         return not has_no_model(self.cell)
 
 
 def read_records(folder: ResultsFolder) -> dict[str, list[RunRecord]]:
-    """Cell id -> the records of its repeats, in their order.
+    """Cell id -> the records of its repeats, in order.
 
     Raises:
         StoreError: a record is damaged.
@@ -194,7 +194,7 @@ def read_records(folder: ResultsFolder) -> dict[str, list[RunRecord]]:
 
 
 def read_cells(folder: ResultsFolder) -> list[CellResult]:
-    """All cells of a folder, with the samples of their done runs, and those so far of trainings that are not.
+    """All cells of a folder, with samples of done runs, and of unfinished trainings so far.
 
     Raises:
         StoreError: a record or a sample of a done run is missing or damaged.
@@ -203,7 +203,7 @@ def read_cells(folder: ResultsFolder) -> list[CellResult]:
 
 
 def read_cell(folder: ResultsFolder, records: list[RunRecord]) -> CellResult:
-    """The cell of these records, which are one a repeat, with its samples."""
+    """The cell with these records, one per repeat, and its samples."""
     done = [record for record in records if record.state == "done"]
     cell = records[0].cell
     launches = [_read_launch(folder, record) for record in done if cell["kind"] in TIMED_KINDS]
@@ -242,7 +242,7 @@ def _read_training(folder: ResultsFolder, record: RunRecord) -> TrainingSamples:
 
 
 def _read_begun(folder: ResultsFolder, record: RunRecord) -> TrainingSamples | None:
-    """The epochs that every rank has recorded; None where there are none, or they cannot be read yet."""
+    """The epochs that every rank has recorded; None if there are none, or they are not readable yet."""
     if record.cell["kind"] != "convergence" or record.state not in ("running", "planned"):
         return None
     try:
@@ -279,7 +279,7 @@ def _training(record: RunRecord, ranks: Sequence[Sequence[Line]], where: str) ->
 
 
 def _joules(line: Line) -> float:
-    """NaN in lines without: those of a CPU, or of a window too short for the GPU's counter."""
+    """Joules; NaN in lines without them: on a CPU, or in a window too short for the GPU's counter."""
     value = line.get("train_j")
     return math.nan if value is None else float(value)
 

@@ -31,7 +31,7 @@ from scaling.measure.statistics import CONFIDENCE
 
 @dataclass(frozen=True)
 class Compared:
-    """A combination compared with the reference.
+    """A combination, compared with the reference.
 
     Attributes:
         row: over its seeds.
@@ -51,18 +51,18 @@ class Compared:
 
     @property
     def is_within(self) -> bool:
-        """Whether seeds alone may differ as much."""
+        """Whether seeds alone can explain the difference."""
         return abs(self.difference) <= self.noise
 
     @property
     def exchange(self) -> str:
-        """exact, lossy or, of one worker, none."""
+        """The exchange: exact, lossy, or none with one worker."""
         return "none" if self.row["world_size"] == 1 else _exactness(self.is_lossy)
 
 
 @dataclass(frozen=True)
 class SeedNoise:
-    """All trainings of one recipe, compared with the one with the most seeds.
+    """All trainings of one recipe, compared with the combination that has most seeds.
 
     Attributes:
         given: what the reference's group has in common.
@@ -82,7 +82,7 @@ class SeedNoise:
 
 
 def noise_bound(spread: float, num_seeds: int, num_others: int = 1) -> float:
-    """What the mean of so many further trainings differs from that of the seeds by, in 95% of cases.
+    """The 95% bound on the difference between the mean of that many further trainings and that of the seeds.
 
     Args:
         spread: standard deviation over the seeds.
@@ -96,7 +96,7 @@ def noise_bound(spread: float, num_seeds: int, num_others: int = 1) -> float:
 
 
 def seed_noise(groups: Sequence[CellGroup], cells: Mapping[str, CellResult]) -> list[SeedNoise]:
-    """One for each recipe that was trained with several seeds and on several combinations.
+    """One result for each recipe trained with several seeds and on several combinations.
 
     Groups that differ in the step alone are taken together: it changes the time, and no sum. Combinations
     of another global batch than the reference's are trained by another recipe, and left out.
@@ -128,7 +128,9 @@ def seed_noise(groups: Sequence[CellGroup], cells: Mapping[str, CellResult]) -> 
 
 
 def _rank(row: Row, cells: Mapping[str, CellResult]) -> tuple[int, bool, float]:
-    """The largest is the reference's: compared with a lossy one that diverges all others would be noise."""
+    """A sort key; the largest is the reference. With a diverged lossy reference all others would count as
+    noise.
+    """
     return row["num_seeds"], not _is_lossy(row, cells), row["seed_sd_accuracy"]
 
 
@@ -140,7 +142,7 @@ _Family = tuple[tuple[Row, CellGroup], list[Row]]
 
 
 def _families(groups: Sequence[CellGroup]) -> list[_Family]:
-    """((row over seeds, group), rows of the seeds) of all combinations that have an accuracy."""
+    """((row over seeds, group), rows of the seeds) for all combinations with an accuracy."""
     families: list[_Family] = []
     for group in groups:
         done = [row for row in group.rows if row["repeats"]]
@@ -175,7 +177,7 @@ def _ids(rows: Sequence[Row]) -> list[str]:
 
 
 def seed_noise_finding(noise: SeedNoise) -> Finding:
-    """The noise, and which combinations are within it."""
+    """The noise, and the combinations within it."""
     row, others = noise.reference, noise.others
     names = ("final_test_accuracy", "seed_sd_accuracy", "num_seeds")
     reference = {**setting(row), **{name: row[name] for name in names}}

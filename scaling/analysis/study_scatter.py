@@ -1,4 +1,4 @@
-"""The scatter of a study's cells over launches, from its samples: intervals of cells, differences of two.
+"""The scatter of a study's cells over launches, from its samples: intervals, and differences of two cells.
 
 Cells of one world size have launches in common: their difference is taken launch by launch, and what a launch
 does to all of its cells cancels. Cells of different world sizes share none.
@@ -33,7 +33,7 @@ MODERATED = "moderated t interval over launches"
 
 @dataclass(frozen=True)
 class CellTimes:
-    """What is compared of a cell.
+    """The times of a cell that are compared.
 
     Attributes:
         family: equal for the cells that have their launches in common.
@@ -52,7 +52,7 @@ class _CellPlace:
 
 @dataclass(frozen=True)
 class StudyScatter:
-    """Of a study's cells.
+    """The scatter of a study's cells.
 
     Attributes:
         logs: of each family the logarithms of the medians, [cell, launch], NaN where there is no such launch.
@@ -72,7 +72,7 @@ class StudyScatter:
     pairs: tuple[Difference, ...] = ()
 
     def num_launches(self, cell: Hashable) -> int:
-        """That the cell has; 0 of one that has no time."""
+        """The number of the cell's launches; 0 if it has no time."""
         place = self.places.get(cell)
         return 0 if place is None else int(np.isfinite(self.logs[place.family][place.index]).sum())
 
@@ -91,7 +91,7 @@ class StudyScatter:
         return math.exp(mean - half), math.exp(mean + half)
 
     def difference(self, first: Hashable, second: Hashable, log_factor: float = 0.0) -> Difference:
-        """Of two cells' times: second over first, times e to the log_factor.
+        """The difference of two cells' times: second over first, times e to the power log_factor.
 
         Raises:
             KeyError: one has no time.
@@ -138,7 +138,7 @@ class StudyScatter:
 def study_scatter(
     times: Mapping[Hashable, CellTimes], pairs: Sequence[tuple[Hashable, Hashable]] = ()
 ) -> StudyScatter:
-    """Of cells with these times.
+    """The scatter of cells with these times.
 
     Args:
         times: by cell.
@@ -161,7 +161,7 @@ def study_scatter(
 
 
 def log_matrix(cells: Sequence[CellTimes], launches: Sequence[Hashable] | None = None) -> FloatArray:
-    """Logarithms of the medians, [cell, launch], NaN where a cell has no such launch.
+    """Logarithms of the medians, [cell, launch]; NaN if a cell lacks that launch.
 
     Args:
         cells: their medians.
@@ -184,7 +184,7 @@ def _with_offsets(found: StudyScatter, pairs: Sequence[tuple[Hashable, Hashable]
 
 
 def offset_variance(pairs: Sequence[Difference]) -> tuple[float, int]:
-    """Of a cell's mean, and the number of A/A pairs that tell it; (0, 0) of fewer than FEWEST_PAIRS.
+    """The variance of a cell's mean from A/A pairs, and their number; (0, 0) with fewer than FEWEST_PAIRS.
 
     It is what k pairs show, times k / (k - 2), the mean of an inverse chi-squared: by chance a few pairs show
     too little as easily as too much, and too little is what makes false alarms.
@@ -197,8 +197,9 @@ def offset_variance(pairs: Sequence[Difference]) -> tuple[float, int]:
 
 
 def cell_times(cells: Sequence[CellResult]) -> dict[Hashable, CellTimes]:
-    """Cell id -> the seconds of an iteration, or of a whole training, of each launch; none where there are
-    none."""
+    """Cell id -> each launch's seconds for an iteration or a whole training; cells without times are left
+    out.
+    """
     found: dict[Hashable, CellTimes] = {}
     for cell in cells:
         family = (cell.cell["kind"], cell.cell["device"], cell.cell["world_size"])

@@ -1,4 +1,4 @@
-"""The summary: one row a cell, made from the raw samples alone."""
+"""The summary: one row per cell, made from the raw samples alone."""
 
 from __future__ import annotations
 
@@ -62,8 +62,7 @@ def build_table(study: str, cells: Sequence[CellResult]) -> pd.DataFrame:
 
 
 def add_intervals(scatter: StudyScatter, rows: Mapping[str, Row]) -> None:
-    """Gives the rows of timed cells with several launches the intervals that the study's cells know
-    together."""
+    """Adds to timed cells with several launches the intervals that all cells of the study give together."""
     for cell_id, row in rows.items():
         interval = scatter.interval(cell_id) if row["iteration_s"] is not None else None
         if interval is not None:
@@ -72,7 +71,7 @@ def add_intervals(scatter: StudyScatter, rows: Mapping[str, Row]) -> None:
 
 
 def table_csv(table: pd.DataFrame, *, digits: int | None = None) -> str:
-    """The table as RFC 4180 text: a header, CRLF at every line's end, missing values empty.
+    """The table as RFC 4180 text: a header, CRLF line ends, empty fields for missing values.
 
     Args:
         table: any.
@@ -86,12 +85,12 @@ def table_csv(table: pd.DataFrame, *, digits: int | None = None) -> str:
 
 
 def study_name(folder: ResultsFolder) -> str:
-    """The study's name, as it was written."""
+    """The study's recorded name."""
     return str(folder.study().get("name", folder.path.name))
 
 
 def cell_row(study: str, cell: CellResult) -> Row:
-    """What a cell's row says of the cell alone; the rest, which needs other cells, is None."""
+    """The part of a row that needs this cell alone; columns that need other cells are None."""
     row: Row = dict.fromkeys(columns())
     row.update({axis.key: axis.shown(cell.cell) for axis in AXES if axis.key})
     row.update(
@@ -120,7 +119,7 @@ def cell_row(study: str, cell: CellResult) -> Row:
 
 
 def _hosts(record: RunRecord) -> list[str]:
-    """The first nodes of a run's launches: their names, and what their kernels drew when they started."""
+    """The first node of each of a run's launches: its name, and the boot id of its kernel."""
     last = start_named(record.launch.get("host"), record.launch.get("boot"))
     return [*record.summary.get("hosts_before", []), last]
 
@@ -178,7 +177,7 @@ def _joined(values: Iterable[Any]) -> str | None:
 
 
 def _only(values: Iterable[Any]) -> Any:
-    """The one value that all agree on; None where they do not, or where there is none."""
+    """The common value; None if the values differ, or there are none."""
     different = {value for value in values if value is not None}
     return different.pop() if len(different) == 1 else None
 

@@ -1,4 +1,4 @@
-"""What the summary shows: which setting is fastest if any is, and whether more workers helped.
+"""What the summary shows: which setting is fastest, if any, and whether more workers helped.
 
 Two cells differ where the launches that they share show it (`scaling.analysis.study_scatter`). Control arms
 are
@@ -30,7 +30,7 @@ MOST_HOSTS = 4
 
 @dataclass(frozen=True)
 class _Throughput:
-    """One row as seconds a sample, which strong and weak scaling both can be compared by."""
+    """One row as seconds per sample, which compares strong and weak scaling alike."""
 
     row: Row
     name: str
@@ -49,7 +49,7 @@ class _Throughput:
         }
 
     def difference(self, other: _Throughput) -> Difference:
-        """Of the other's time from this one's."""
+        """The difference of the other row's time from this one's."""
         batches = math.log(self.row["global_batch"] / other.row["global_batch"])
         return self.scatter.difference(self.row["cell_id"], other.row["cell_id"], batches)
 
@@ -57,7 +57,7 @@ class _Throughput:
 def summary_findings(
     table: pd.DataFrame, scatter: StudyScatter, num_cores: int | None = None
 ) -> list[Finding]:
-    """What a summary shows, the most important first.
+    """What a summary shows, most important first.
 
     Args:
         table: what `summary_table` made.
@@ -105,7 +105,7 @@ def _throughput(group: CellGroup, scatter: StudyScatter) -> Iterator[Finding]:
 
 
 def _compared(best: _Throughput, others: Sequence[_Throughput]) -> dict[str, Any]:
-    """What is known of the best one, and which others are not shown to take longer."""
+    """What is known about the best row, and the others that are not shown to be slower."""
     differences = [best.difference(other) for other in others]
     rivals = [_setting(other) for other, one in zip(others, differences, strict=True) if not one.is_larger]
     return {"state": state_of(differences), "rivals": rivals, "tie_ratio": TIE_RATIO}
@@ -116,7 +116,7 @@ def _setting(throughput: _Throughput) -> dict[str, Any]:
 
 
 def _gain(best: _Throughput, single: _Throughput | None) -> str:
-    """What the workers brought over one, where that was measured."""
+    """The gain of more workers over one, if it was measured."""
     if single is None:
         return "not_measured"
     difference = best.difference(single)
@@ -148,7 +148,7 @@ def _oversubscribed(rows: Sequence[Row], num_cores: int | None) -> Iterator[Find
 
 
 def _several_hosts(rows: Sequence[Row]) -> Iterator[Finding]:
-    """Machines of one type are not equally fast, nor is one after a restart.
+    """Several hosts: machines of one type differ in speed, and so does one machine after a restart.
 
     Where a run recorded which start of its host it belongs to, that tells machines apart: the names of
     containers change on one machine, and several machines may have one name.
@@ -168,7 +168,7 @@ def _several_hosts(rows: Sequence[Row]) -> Iterator[Finding]:
 
 
 def _few_settings(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Aggregators and world sizes of the rows, each once; none where the rows are many."""
+    """The aggregators and world sizes of the rows, each once; none if there are many rows."""
     if len(rows) > FEW:
         return []
     settings = dict.fromkeys((row["aggregator"], row["world_size"]) for row in rows if row["aggregator"])

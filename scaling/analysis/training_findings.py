@@ -1,4 +1,4 @@
-"""What trainings showed: the accuracies they end with, who reached the target, and what runs still."""
+"""What trainings showed: final accuracies, targets reached, and runs that are not finished."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from scaling.analysis.samples import CellResult
 
 
 def training_findings(group: CellGroup) -> Iterator[Finding]:
-    """What a group of trainings shows.
+    """The findings of a group of trainings.
 
     Args:
         group: of kind convergence.
@@ -60,7 +60,7 @@ def _targets(aimed: Sequence[Row]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def unfinished_trainings(groups: Sequence[CellGroup], cells: Mapping[str, CellResult]) -> Iterator[Finding]:
-    """How far each training is that runs, or was cut off and will go on.
+    """The progress of each training that runs, or was interrupted and will resume.
 
     Args:
         groups: of the report.
@@ -86,18 +86,17 @@ def unfinished_trainings(groups: Sequence[CellGroup], cells: Mapping[str, CellRe
 
 
 def without_augmentation(rows: Iterable[Row]) -> list[Row]:
-    """Those with a time to target that was predicted from a timed step without augmentation, though the
-    training has it."""
+    """Trainings with augmentation for which the predicted time to target uses a timed step without it."""
     return [row for row in rows if row["prediction_lacks"] is not None]
 
 
 def setting(row: Row) -> dict[str, Any]:
-    """A row's aggregator and world size, as findings name it."""
+    """A row's aggregator and world size, as findings name them."""
     return {"name": row["aggregator"], "world_size": row["world_size"]}
 
 
 def settings(rows: Iterable[Row]) -> list[dict[str, Any]]:
-    """The same of several."""
+    """The settings of several rows."""
     return [setting(row) for row in rows]
 
 

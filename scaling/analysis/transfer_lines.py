@@ -1,4 +1,4 @@
-"""Transfers as people compare them: ranks that did the same alone, or in pairs, share a line."""
+"""Transfers grouped for comparison: ranks that did the same, alone or in pairs, share a line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from scaling.analysis.transfers import TransferResult, TransferSamples
 
 @dataclass(frozen=True)
 class TransferGroup:
-    """Cells that are shown together: of one world size, with access between GPUs and without.
+    """Cells that are shown together: one world size, with and without GPU peer access.
 
     Attributes:
         device, world_size, threads: of its cells.
@@ -29,12 +29,12 @@ class TransferGroup:
 
     @property
     def slug(self) -> str:
-        """For file names."""
+        """A name for files."""
         return f"{self.device}-{self.world_size}x{self.threads}"
 
 
 class What(NamedTuple):
-    """What was done, whatever the size and whoever did it."""
+    """What was done, for any size and ranks."""
 
     operation: str
     memory: str
@@ -44,7 +44,7 @@ class What(NamedTuple):
 
 @dataclass(frozen=True)
 class TransferLine:
-    """An operation of a size, by all ranks or equal pairs together.
+    """An operation of one size, over all ranks or equal pairs.
 
     Attributes:
         what: the operation, its memory, on how many threads, whether it was captured.
@@ -60,7 +60,7 @@ class TransferLine:
 
     @property
     def num_bytes(self) -> int:
-        """The size."""
+        """The size in bytes."""
         return self.members[0].num_bytes
 
     @property
@@ -70,36 +70,36 @@ class TransferLine:
 
     @property
     def low_s(self) -> float | None:
-        """The lowest end of their intervals; None where one has none."""
+        """The lowest end of the members' intervals; None if one has none."""
         ends = [member.estimate.low for member in self.members]
         return None if None in ends else min(end for end in ends if end is not None)
 
     @property
     def high_s(self) -> float | None:
-        """Likewise the highest."""
+        """The highest end of the members' intervals; None if one has none."""
         ends = [member.estimate.high for member in self.members]
         return None if None in ends else max(end for end in ends if end is not None)
 
     @property
     def algbw_bytes_per_s(self) -> float:
-        """Of the median."""
+        """The algorithm bandwidth, from the median."""
         return self.num_bytes / self.seconds
 
     @property
     def busbw_bytes_per_s(self) -> float:
-        """Of the median."""
+        """The bus bandwidth, from the median."""
         member = self.members[0]
         return self.algbw_bytes_per_s * member.busbw_bytes_per_s / member.algbw_bytes_per_s
 
 
 def transfer_groups(results: Sequence[TransferResult]) -> list[TransferGroup]:
-    """All cells, those that are shown together together."""
+    """All cells, grouped by what is shown together."""
     cells = by_key(results, lambda one: (one.cell["device"], one.cell["world_size"], one.cell["threads"]))
     return [TransferGroup(*key, members) for key, members in cells.items()]
 
 
 def lines_of(group: TransferGroup) -> list[TransferLine]:
-    """Every operation with its sizes, those without access between GPUs last."""
+    """Every operation with its sizes, those without GPU peer access last."""
     lines: dict[tuple[Any, ...], TransferLine] = {}
     for result in group.results:
         host_only = result.cell["peer_access"] is False
@@ -116,7 +116,7 @@ def lines_of(group: TransferGroup) -> list[TransferLine]:
 
 
 def largest_of(lines: Sequence[TransferLine]) -> list[TransferLine]:
-    """Of each operation the largest size."""
+    """The largest size of each operation."""
     return list({(line.what, line.host_only, line.who): line for line in lines}.values())
 
 
@@ -138,7 +138,7 @@ def transfer_findings(results: Sequence[TransferResult]) -> Iterator[Finding]:
 
 
 def _copies(lines: _Lines, who: str) -> dict[str, float] | None:
-    """Bytes per second from pinned memory and to it; None where one of them was not measured."""
+    """Bytes per second from and to pinned memory; None if one of them was not measured."""
     rates = {
         name: line.algbw_bytes_per_s
         for name in ("h2d", "d2h")
@@ -149,7 +149,7 @@ def _copies(lines: _Lines, who: str) -> dict[str, float] | None:
 
 
 def _pinned(lines: _Lines, operation: str, who: str) -> TransferLine | None:
-    """With access between GPUs, where that was measured."""
+    """The pinned copies, with GPU peer access if that was measured."""
     every = [
         line
         for line in lines.values()

@@ -1,4 +1,4 @@
-"""The samples of transfer cells: one estimate an operation, size and set of ranks, and the machine file.
+"""The samples of transfer cells: one estimate per operation, size and set of ranks, and the machine file.
 
 A sample is already that of the slowest rank (`scaling.measure.probe.ranks`); rank 0 holds all of them. What
 ranks did alone or in pairs is given for each of them in transfers.csv, and for equal ones together in tables.
@@ -35,7 +35,7 @@ COMMAND = "scaling run"
 
 @dataclass(frozen=True)
 class TransferResult:
-    """All that a folder holds of one transfer cell.
+    """Everything that a folder holds about one transfer cell.
 
     Attributes:
         cell_id: the cell's hash.
@@ -57,7 +57,7 @@ class TransferResult:
 
     @cached_property
     def transfers(self) -> list[TransferSamples]:
-        """In the order in which they were measured."""
+        """The transfers in the order of measurement."""
         pooled = Series(sample for launch in self.launches for sample in launch)
         by_launch = [
             {series.example.series: series for series in Series(launch).all()}
@@ -82,7 +82,7 @@ class TransferResult:
 
 @dataclass(frozen=True)
 class TransferSamples:
-    """One operation of a size, by one set of ranks.
+    """One operation of one size, by one set of ranks.
 
     Attributes:
         result: the cell that it is of.
@@ -108,12 +108,12 @@ class TransferSamples:
 
     @property
     def busbw_bytes_per_s(self) -> float:
-        """That of nccl-tests."""
+        """The bus bandwidth as nccl-tests defines it."""
         return self.algbw_bytes_per_s * bus_factor(self.example.operation, len(self.example.ranks))
 
     @property
     def example(self) -> ProbeSample:
-        """What was done, and by whom."""
+        """What was done, and by which ranks."""
         return self.series.example
 
     @property
@@ -125,7 +125,7 @@ class TransferSamples:
 
 
 def read_transfers(folder: ResultsFolder) -> list[TransferResult]:
-    """The transfer cells of a folder that have a done run, by device, world size and access between GPUs.
+    """The transfer cells of a folder with a done run, by device, world size and GPU peer access.
 
     Raises:
         StoreError: a record or a sample of a done run is missing or damaged.
@@ -183,7 +183,7 @@ COLUMNS = (
 
 
 def transfers_csv(study: str, results: Iterable[TransferResult]) -> str:
-    """One row an operation, size and set of ranks, as RFC 4180 text; what does not exist is empty."""
+    """One row per operation, size and set of ranks, as RFC 4180 text; missing values are empty."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\r\n")
     writer.writerow(COLUMNS)
@@ -194,7 +194,7 @@ def transfers_csv(study: str, results: Iterable[TransferResult]) -> str:
 
 
 def transfer_rows(results: Iterable[TransferResult]) -> list[dict[str, Any]]:
-    """The same as values; None where one does not exist."""
+    """The rows as values; None for missing ones."""
     return [_row(transfer) for result in results for transfer in result.transfers]
 
 
@@ -228,7 +228,7 @@ def _row(transfer: TransferSamples) -> dict[str, Any]:
 
 
 def _line(series: OneSeries) -> dict[str, Any]:
-    """Latency and bandwidth through all sizes; nothing where there is one size."""
+    """Latency and bandwidth fitted over all sizes; empty with a single size."""
     fit, latency, bandwidth = series.fit, series.latency, series.bandwidth
     if fit is None or latency is None:
         return dict.fromkeys(name for name in COLUMNS if name.startswith(("latency", "bandwidth", "line")))
@@ -251,7 +251,7 @@ def _field(value: Any) -> Any:
 
 
 def machine_text(results: Sequence[TransferResult]) -> str | None:
-    """The machine file that the samples give; None where no cell ran on one node alone.
+    """The machine file made from the samples; None if no cell ran on a single node.
 
     Made of the cells on GPUs, where there are some, of the largest world size: copies from the launches with
     access between GPUs, messages from those without it as well.

@@ -1,4 +1,4 @@
-"""Which of an aggregator's cells stand for it where one of its variants is shown."""
+"""Which of an aggregator's cells represent it where only one variant is shown."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from scaling.analysis.groups import CellGroup
 
 
 def main_variant(group: CellGroup, label: str) -> list[Row]:
-    """The rows of one aggregator with the same bucket size and input placement: one for each world size.
+    """The rows of one aggregator with one bucket size and input placement: one row per world size.
 
     Of several placements the first that it has (`device` if there), then of several bucket sizes the one that
     is fastest at the largest world size.
@@ -32,7 +32,7 @@ def _placement(row: Row) -> tuple[str, int | None]:
 
 
 def measured_at_most_workers(group: CellGroup, label: str) -> Sequence[Row]:
-    """An aggregator's rows at the group's largest world size that have a time."""
+    """An aggregator's rows with a time, at the group's largest world size."""
     largest = max(group.world_sizes)
     rows = [row for row in group.rows if row["aggregator"] == label and row["world_size"] == largest]
     return [row for row in rows if row["iteration_s"] is not None]

@@ -28,7 +28,7 @@ OBJECTIVES = (TIME, ACCURACY)
 
 
 def verdicts(table: pd.DataFrame, cells: Sequence[CellResult], num_cores: int | None = None) -> list[Finding]:
-    """The answers of a study: one a workload and objective, times of steps before times to an accuracy.
+    """The answers of a study: one per workload and objective, times of steps before times to an accuracy.
 
     Args:
         table: what `build_table` made.
@@ -101,7 +101,7 @@ def verdict_of(
 
 
 def _untrained(candidates: Sequence[Candidate], excluded: Sequence[Excluded]) -> dict[str, Any] | None:
-    """The fastest lossy cell without a known accuracy, where one worker is the only other choice."""
+    """The fastest lossy cell of unknown accuracy, if one worker is the only other choice."""
     if any(one.row["world_size"] > 1 for one in candidates):
         return None
     rows = [
@@ -117,7 +117,7 @@ def _untrained(candidates: Sequence[Candidate], excluded: Sequence[Excluded]) ->
 
 
 def _measured(choice: Candidate, candidates: Sequence[Candidate]) -> dict[str, Any]:
-    """What the choice reaches: of a training the seconds to its target, else the time of a step."""
+    """What the choice reaches: for a training the seconds to its target, otherwise the time of a step."""
     row = choice.row
     if row["kind"] == "iteration":
         names = ("iteration_s", "samples_per_s", "speedup", "parallel_efficiency")
@@ -142,7 +142,7 @@ def _confidence(choice: Candidate, open_sizes: Sequence[int], *, is_tie: bool) -
 
 
 def _setting(one: Candidate, choice: Candidate) -> dict[str, Any]:
-    """The aggregator, and what else is chosen otherwise than by the choice."""
+    """The aggregator, and the other settings in which this differs from the choice."""
     return {"name": _aggregator(one), "further": [part for part in one.parts[1:] if part not in choice.parts]}
 
 
@@ -151,7 +151,7 @@ def _aggregator(one: Candidate) -> str:
 
 
 def _shared(choice: Candidate, ties: Sequence[Candidate]) -> list[str]:
-    """What else was chosen besides the aggregator, and is the same in all that are named."""
+    """The further settings that all named candidates share."""
     further = [part for part in choice.parts[1:] if part != NO_EXCHANGE]
     return [part for part in further if all(part in one.parts for one in ties)]
 
@@ -161,7 +161,7 @@ def _ratio(one: Candidate, choice: Candidate) -> float:
 
 
 def _next_best(choice: Candidate, others: Sequence[Candidate]) -> dict[str, Any] | None:
-    """The first setting on as many workers that is slower."""
+    """The fastest slower setting with the same number of workers."""
     slower = [one for one in others if one.row["world_size"] == choice.row["world_size"]]
     first = min(slower, key=lambda one: one.value, default=None)
     if first is None:
@@ -170,7 +170,7 @@ def _next_best(choice: Candidate, others: Sequence[Candidate]) -> dict[str, Any]
 
 
 def _best_of_other_sizes(choice: Candidate, others: Sequence[Candidate]) -> dict[str, Any] | None:
-    """The best setting on another number of workers, and by how much it is slower."""
+    """The best setting with another number of workers, and how much slower it is."""
     elsewhere = [one for one in others if one.row["world_size"] != choice.row["world_size"]]
     best = min(elsewhere, key=lambda one: one.value, default=None)
     if best is None:

@@ -1,4 +1,4 @@
-"""How the wall time of a study divided: what share of it was measuring."""
+"""How a study's wall time divides: which share of it was measuring."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class WallTime:
 
     @property
     def other_s(self) -> float:
-        """What is left: writing, agreeing, failed cells."""
+        """The remaining time: writing, agreeing, failed cells."""
         known_s = self.start_up_s + self.setup_s + self.warmup_s + self.measuring_s
         known_s += sum(self.outside_s.values())
         return max(0.0, self.total_s - known_s)
 
     def parts_s(self) -> dict[str, float]:
-        """Part -> seconds, by the names that people read; they sum to `total_s`."""
+        """Part -> seconds, by readable names; they sum to `total_s`."""
         return {
             "start-up": self.start_up_s,
             "set-up": self.setup_s,
@@ -51,12 +51,12 @@ class WallTime:
 
     @property
     def finding(self) -> Finding:
-        """The same, to be said in words."""
+        """The wall time as a finding."""
         values = {"total_s": self.total_s, "num_launches": self.num_launches, "parts_s": self.parts_s()}
         return Finding("wall_time", (), values)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The wall time for JSON."""
         return {
             "num_launches": self.num_launches,
             "total_s": self.total_s,
@@ -82,7 +82,7 @@ study's reading; predictions before launches; the time between launches; the rep
 def wall_time(
     launches: Sequence[Mapping[str, Any]], commands: Sequence[Mapping[str, Any]] = ()
 ) -> WallTime | None:
-    """The sum over launches, and over what commands did outside of them.
+    """The sum over launches, and over the commands' time outside of them.
 
     Args:
         launches: what `ResultsFolder.launch_times` gave.

@@ -22,11 +22,19 @@ from scaling.report.titles import title_of
 MOST_SHOWN = 2
 """Findings a cell in the overview."""
 
+SHORT = 60
+"""Characters of an experiment that may be said again."""
+
+MOST_NAMED = 3
+"""Cells that are named where a sentence is about several."""
+
 Findings = Mapping[str, Sequence[Finding]]
 
 
 def overview(rows: Sequence[Row], findings: Findings) -> Iterator[str]:
-    """Of every group the cells of its largest world size: what limits them most, and what to try."""
+    """For every group, the cells of its largest world size: what limits them most, and what to try. A long
+    experiment is said once."""
+    said: set[str] = set()
     for group in _groups(rows):
         explained = [row for row in group.rows if row["iteration_s"] is not None or findings[row["cell_id"]]]
         if not explained:
@@ -39,14 +47,25 @@ def overview(rows: Sequence[Row], findings: Findings) -> Iterator[str]:
             yield _wrapped(_named([f"{group.name(row)}{_time(row)}" for row in same]), indent=2)
             foremost = [_foremost(findings[row["cell_id"]]) for row in same]
             for finding, *others in zip(*foremost, strict=True):
-                yield _wrapped(f"{line_of(finding)}{_of_others(others)}", indent=4)
+                yield _wrapped(f"{_once(finding, said)}{_of_others(others)}", indent=4)
         yield ""
 
 
+def _once(finding: Finding, said: set[str]) -> str:
+    """What was found, with the experiment only if it is a short one or was not said before."""
+    then = next_experiment(finding) or ""
+    is_again = len(then) > SHORT and then in said
+    said.add(then)
+    return text_of(finding) if is_again else line_of(finding)
+
+
 def _named(names: Sequence[str]) -> str:
-    """Each name once, with the number of cells that have it: trainings that differ in a seed, say."""
-    counts = Counter(names)
-    return ", ".join(name if count == 1 else f"{name} ({count} cells)" for name, count in counts.items())
+    """The first names, each once with the number of cells that have it (trainings that differ in a seed,
+    say), and how many more there are."""
+    counts = list(Counter(names).items())
+    shown = [name if count == 1 else f"{name} ({count} cells)" for name, count in counts[:MOST_NAMED]]
+    num_more = sum(count for _, count in counts[MOST_NAMED:])
+    return ", ".join(shown) + (f" and {num_more} more" if num_more else "")
 
 
 def _with_one_cause(rows: Sequence[Row], findings: Findings) -> list[list[Row]]:
