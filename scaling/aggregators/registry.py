@@ -16,6 +16,8 @@ BUILT_IN = {
     "ring": "scaling.aggregators.scheduled:Ring",
     "tree": "scaling.aggregators.scheduled:Tree",
     "schedule": "scaling.aggregators.scheduled:AnySchedule",
+    "zero1": "scaling.aggregators.sharded:Zero1",
+    "zero2": "scaling.aggregators.sharded:Zero2",
     "host_serial": "scaling.aggregators.host:HostSerial",
     "host_parallel": "scaling.aggregators.host:HostParallel",
     "one_bit": "scaling.aggregators.compressed:OneBit",

@@ -27,7 +27,7 @@ from scaling.analysis.decisions import Difference, with_variance
 from scaling.analysis.findings import Finding
 from scaling.analysis.grouping import by_key
 from scaling.analysis.groups import given_of
-from scaling.analysis.launch_values import energies_per_sample, seconds_to_target
+from scaling.analysis.launch_values import energies_per_sample, memory_peaks, seconds_to_target
 from scaling.analysis.learning import REACHED, family_key
 from scaling.analysis.noise import scatter_of
 from scaling.analysis.samples import CellResult
@@ -35,10 +35,14 @@ from scaling.analysis.study_scatter import MODERATED, CellTimes, StudyScatter, s
 from scaling.axes import Role, Shared, columns, fixed_batch, with_columns, workers
 from scaling.measure.statistics import ONE_LAUNCH
 
-TIME, ACCURACY, EFFICIENCY, HOURS, ENERGY = "time", "time-to-accuracy", "efficiency", "gpu-hours", "energy"
+TIME, ACCURACY, EFFICIENCY, HOURS = "time", "time-to-accuracy", "efficiency", "gpu-hours"
+ENERGY, MEMORY = "energy", "memory"
 
 NO_EXCHANGE = "nothing to exchange"
 """The part of a setting of one worker that stands for its aggregator."""
+
+OF_PEERS = ("peer_access", "num_nodes")
+"""Settings that mean nothing to one worker."""
 
 BASELINE_ARM = "baseline"
 """Of an attached script; its other arms are experiments, not choices."""
@@ -57,7 +61,7 @@ class Candidate:
         value: what the objective makes smallest, a `quantity`.
         low, high: its 95% interval; None where there is none.
         quantity: iteration_ms, sample_us, gpu_hours or worker_hours (a billion samples), energy (J a thousand
-            samples) or training_s (to the target).
+            samples), memory_gb (peak of a GPU) or training_s (to the target).
         method: how the interval was made.
         times: the value of each launch, or training, for differences to other candidates.
         factor: of the value to what `times` has.
@@ -162,7 +166,7 @@ def scatters_of(
 ) -> tuple[Scatters, list[CandidateSet]]:
     """The scatter of all workloads' candidates, and the workloads with intervals from that scatter."""
     of_times = scatter_of(cells)
-    if objective not in (ACCURACY, ENERGY):
+    if objective not in (ACCURACY, ENERGY, MEMORY):
         return Scatters(of_times, None), list(asked)
     of_values = study_scatter({one.cell_id: one.times for own in asked for one in own.candidates})
     with_intervals = [
@@ -183,7 +187,7 @@ def workloads(objective: str, rows: Sequence[Row], cells: Sequence[CellResult]) 
     """Every workload to which an objective applies, in the table's order.
 
     Args:
-        objective: TIME, ACCURACY, EFFICIENCY (the same as TIME), HOURS or ENERGY.
+        objective: TIME, ACCURACY, EFFICIENCY (the same as TIME), HOURS, ENERGY or MEMORY.
         rows: the study's.
         cells: the samples they were made of.
     """
@@ -239,7 +243,7 @@ def _timed(
             if row["iteration_s"] is None:
                 continue
             candidate = _MEASURES[objective](row, cell, parts)
-            reason = None if candidate else Finding("energy_not_measured", (row["cell_id"],))
+            reason = None if candidate else Finding(f"{objective}_not_measured", (row["cell_id"],))
         candidates += [candidate] if candidate else []
         excluded += [_excluded(row, parts, reason)] if reason else []
     return CandidateSet(given, sorted(candidates, key=lambda one: one.value), excluded)
@@ -259,7 +263,7 @@ def _one_of_each_single(family: Sequence[Row]) -> set[str]:
     for row in sorted(family, key=lambda row: aggregator_order(row["aggregator"])):
         if _is_single(row) and row["state"] != "failed":
             names = ("global_batch", *columns(role=Role.CHOSEN | Role.RECIPE | Role.REPETITION))
-            kept.setdefault(tuple(row[name] for name in names), row)
+            kept.setdefault(tuple(row[name] for name in names if name not in OF_PEERS), row)
     return {row["cell_id"] for row in kept.values()}
 
 
@@ -305,11 +309,21 @@ def _by_energy(row: Row, cell: CellResult, parts: tuple[str, ...]) -> Candidate 
     return Candidate(row, parts, middle, low, high, "energy", ONE_LAUNCH, times, open_ratio=open_ratio)
 
 
+def _by_memory(row: Row, cell: CellResult, parts: tuple[str, ...]) -> Candidate | None:
+    """The peak of the GPU that has most."""
+    peaks = [count / 1e9 for count in memory_peaks(cell)]
+    if not peaks:
+        return None
+    times = CellTimes(row["world_size"], dict(enumerate(peaks)))
+    return Candidate(row, parts, max(peaks), None, None, "memory_gb", ONE_LAUNCH, times)
+
+
 _MEASURES: dict[str, Callable[[Row, CellResult, tuple[str, ...]], Candidate | None]] = {
     TIME: _by_time,
     EFFICIENCY: _by_time,
     HOURS: _by_hours,
     ENERGY: _by_energy,
+    MEMORY: _by_memory,
 }
 
 
@@ -363,7 +377,7 @@ def _parts(row: Row, family: Sequence[Row]) -> tuple[str, ...]:
         parts = ["1 worker", NO_EXCHANGE]
     for choice in with_columns(role=Role.CHOSEN):
         value = row[choice.key]
-        if value is None or (choice.key in ("peer_access", "num_nodes") and _is_single(row)):
+        if value is None or (choice.key in OF_PEERS and _is_single(row)):
             continue
         if len({other[choice.key] for other in family if other[choice.key] is not None}) > 1:
             parts.append(choice.text(value))

@@ -10,6 +10,7 @@ from typing import Any
 
 from scaling.analysis.columns import OLDER_CODE, Row, shares_gpus
 from scaling.analysis.findings import Finding
+from scaling.analysis.launch_values import memory_peaks
 from scaling.analysis.samples import CellResult
 from scaling.measure.stopping import relative_half_width
 from scaling.store import CodeChange, RunRecord, changes_since
@@ -142,5 +143,4 @@ def joules_per_sample(cell: CellResult) -> float | None:
 
 def memory_peak_bytes(cell: CellResult) -> int | None:
     """The largest memory that any rank had allocated in any repeat."""
-    counts = [count for record in cell.done for count in record.summary.get("memory_peak_bytes") or []]
-    return max((int(count) for count in counts if count is not None), default=None)
+    return max(memory_peaks(cell), default=None)

@@ -52,7 +52,7 @@ MEANINGS = {
     "skew_s": "arrival of the last rank at the exchange after the first",
     "noise_floor": "relative difference of A/A pairs",
     "joules_per_sample": "energy of all GPUs per sample",
-    "memory_peak_bytes": "peak of tensor memory on any rank's GPU",
+    "memory_peak_bytes": "peak of tensor memory on any rank's GPU, with the data set",
     "optimizer_state_bytes": "largest optimizer state of a rank",
     "model_flops": "floating-point operations of a step, all workers",
     "flops_per_s_per_worker": "model_flops / iteration_s / world_size",

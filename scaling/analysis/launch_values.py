@@ -36,6 +36,13 @@ def energies_per_sample(cell: CellResult) -> list[Energy]:
     return values
 
 
+def memory_peaks(cell: CellResult) -> list[int]:
+    """The largest peak in bytes of any rank's GPU, of each done repeat that has it."""
+    by_launch = [record.summary.get("memory_peak_bytes") or [] for record in cell.done]
+    known = [[int(count) for count in counts if count is not None] for counts in by_launch]
+    return [max(counts) for counts in known if counts]
+
+
 def seconds_to_target(cell: CellResult) -> list[float]:
     """One value per training that reached its target accuracy."""
     reached = [(training, index_of_target(training, cell.cell)) for training in cell.trainings]

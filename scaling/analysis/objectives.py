@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from scaling.analysis.candidates import ACCURACY, EFFICIENCY, ENERGY, HOURS, TIME
+from scaling.analysis.candidates import ACCURACY, EFFICIENCY, ENERGY, HOURS, MEMORY, TIME
 from scaling.errors import ScalingError
 
-OBJECTIVES = (TIME, ACCURACY, f"{EFFICIENCY} >= 0.8", HOURS, ENERGY)
+OBJECTIVES = (TIME, ACCURACY, f"{EFFICIENCY} >= 0.8", HOURS, ENERGY, MEMORY)
 """One of each, as an example."""
 
 _EFFICIENCY = re.compile(rf"\s*{EFFICIENCY}\s*(?:>=|>|≥)\s*(\d+(?:\.\d+)?)\s*(%?)\s*")
@@ -19,7 +19,7 @@ class Objective:
     """What is minimized, and under which condition.
 
     Attributes:
-        name: TIME, ACCURACY, EFFICIENCY, HOURS or ENERGY.
+        name: TIME, ACCURACY, EFFICIENCY, HOURS, ENERGY or MEMORY.
         text: as it was asked for.
         smallest_efficiency: a candidate's parallel efficiency is at least this; None: any.
     """
@@ -35,7 +35,7 @@ def parse_objective(text: str) -> Objective:
     Raises:
         ScalingError: there is no such one.
     """
-    if text in (TIME, ACCURACY, HOURS, ENERGY):
+    if text in (TIME, ACCURACY, HOURS, ENERGY, MEMORY):
         return Objective(text, text)
     if match := _EFFICIENCY.fullmatch(text):
         bound = float(match[1]) / (100 if match[2] else 1)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
@@ -157,15 +157,20 @@ class Recommendation:
 
 
 def recommend(
-    table: pd.DataFrame, cells: Sequence[CellResult], objective: str = TIME, num_cores: int | None = None
+    table: pd.DataFrame,
+    cells: Sequence[CellResult],
+    objective: str = TIME,
+    num_cores: int | None = None,
+    max_memory_bytes: int | None = None,
 ) -> list[Recommendation]:
     """One recommendation per workload, in the table's order; none if no cell has the objective's values.
 
     Args:
         table: what `build_table` made.
         cells: the samples it was made of.
-        objective: time, time-to-accuracy, `efficiency >= 0.8`, gpu-hours or energy.
+        objective: time, time-to-accuracy, `efficiency >= 0.8`, gpu-hours, energy or memory.
         num_cores: CPU cores of a node; None where they are unknown.
+        max_memory_bytes: that a candidate may take on a GPU; None: any.
 
     Raises:
         ScalingError: there is no such objective.
@@ -176,8 +181,25 @@ def recommend(
     def limit(row: Row) -> Finding | None:
         return limit_of(explain_cell(row, by_id[row["cell_id"]], rows, num_cores, lossy))
 
-    scatters, asked = scatters_of(wanted.name, workloads(wanted.name, rows, cells), cells)
+    found = workloads(wanted.name, rows, cells)
+    if max_memory_bytes is not None:
+        found = [_within_memory(one, max_memory_bytes) for one in found]
+    scatters, asked = scatters_of(wanted.name, found, cells)
     return [_recommend(wanted, workload, by_id, scatters, limit) for workload in asked]
+
+
+def _within_memory(workload: CandidateSet, most_bytes: int) -> CandidateSet:
+    """The workload without the candidates that take more on a GPU, or of which that is not known."""
+    kept, excluded = [], list(workload.excluded)
+    for one in workload.candidates:
+        peak = one.row["memory_peak_bytes"]
+        if peak is not None and peak <= most_bytes:
+            kept.append(one)
+            continue
+        kind = "memory_not_measured" if peak is None else "memory_above"
+        values = {"peak_bytes": peak, "most_bytes": most_bytes}
+        excluded.append(Excluded(one.name, one.name, Finding(kind, (one.cell_id,), values)))
+    return replace(workload, candidates=kept, excluded=excluded)
 
 
 def _recommend(

@@ -16,10 +16,16 @@ def recommend(
     objective: Annotated[
         str,
         typer.Option(
-            help="time, time-to-accuracy, 'efficiency >= 0.8' (shortest time at that efficiency), gpu-hours "
-            "or energy."
+            help="time, time-to-accuracy, 'efficiency >= 0.8' (shortest time at that efficiency), gpu-hours, "
+            "energy or memory."
         ),
     ] = "time",
+    max_memory: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE", help="Leave out settings that need more on a GPU, such as 40GB or 40GiB."
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Recommend a setting for each workload, or say what would decide; exit code 3 if undecided.
@@ -34,18 +40,20 @@ def recommend(
     from scaling.report.verdict_text import verdict_lines
     from scaling.store import ResultsFolder
 
+    most_bytes = None if max_memory is None else _size_in_bytes(max_memory)
     study = read_study(ResultsFolder(directory))
-    found = find(study.table, study.cells, objective, study.num_cores)
+    found = find(study.table, study.cells, objective, study.num_cores, most_bytes)
     if not found:
         raise ScalingError(
-            f"{directory} has no cell that tells of {objective}: time, efficiency, gpu-hours and energy need "
-            "a part of kind iteration, time-to-accuracy one of kind convergence with target_accuracy; "
+            f"{directory} has no cell that tells of {objective}: time, efficiency, gpu-hours, energy and "
+            "memory need a part of kind iteration, time-to-accuracy one of kind convergence with "
+            "target_accuracy; "
             f"`scaling report {directory}` shows what it has"
         )
     if as_json:
         typer.echo(json.dumps([as_dict(one) for one in found], indent=1))
     else:
-        if objective == "time":
+        if objective == "time" and most_bytes is None:
             for line in verdict_lines(verdicts(study.table, study.cells, study.num_cores)):
                 typer.echo(folded("", line, indent=2))
             typer.echo()
@@ -53,3 +61,20 @@ def recommend(
             typer.echo("\n".join(lines_of(one)))
     if any(one.state == "undecided" for one in found):
         raise typer.Exit(3)
+
+
+def _size_in_bytes(text: str) -> int:
+    """The bytes of `40GB`."""
+    from pydantic import ByteSize, TypeAdapter, ValidationError
+
+    from scaling.errors import ScalingError
+
+    try:
+        size = int(TypeAdapter(ByteSize).validate_python(text))
+    except ValidationError:
+        size = 0
+    if size <= 0:
+        raise ScalingError(
+            f"--max-memory: {text!r} is no size; write a number and a unit, such as 40GB or 40GiB"
+        )
+    return size

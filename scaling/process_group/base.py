@@ -107,6 +107,12 @@ class Group(ABC):
     def _broadcast(self, tensor: Tensor, source: int) -> None: ...
 
     @abstractmethod
+    def _reduce_scatter(self, shard: Tensor, tensor: Tensor) -> None: ...
+
+    @abstractmethod
+    def _all_gather(self, tensor: Tensor, shard: Tensor) -> None: ...
+
+    @abstractmethod
     def barrier(self) -> None:
         """Returns on the host after every rank has called it. Not metered: it carries no payload."""
 
@@ -184,6 +190,34 @@ class Group(ABC):
         if self.world_size > 1 and tensor.numel():
             self._meter_all_reduce(tensor)
             self._all_reduce(tensor)
+
+    def reduce_scatter(self, tensor: Tensor) -> Tensor:
+        """Sums `tensor` over the ranks; each gets the sum of its shard, in place there. The rest is lost.
+
+        Metered as a ring: n - 1 messages of a shard, as nccl-tests' bus bandwidth assumes.
+
+        Args:
+            tensor: [world_size * shard elements], contiguous.
+
+        Returns:
+            [shard elements] this rank's shard, a view of `tensor`.
+        """
+        shard = tensor.view(self.world_size, -1)[self.rank]
+        if self.world_size > 1 and tensor.numel():
+            self.meter.count(shard.nbytes * (self.world_size - 1), self.world_size - 1)
+            self._reduce_scatter(shard, tensor)
+        return shard
+
+    def all_gather(self, tensor: Tensor) -> None:
+        """Brings every rank's shard of `tensor` to all, in place; metered as `reduce_scatter` is.
+
+        Args:
+            tensor: [world_size * shard elements], contiguous; shard r holds what rank r has for the others.
+        """
+        if self.world_size > 1 and tensor.numel():
+            shard = tensor.view(self.world_size, -1)[self.rank]
+            self.meter.count(shard.nbytes * (self.world_size - 1), self.world_size - 1)
+            self._all_gather(tensor, shard)
 
     def _meter_all_reduce(self, tensor: Tensor) -> None:
         rounds = 2 * (self.world_size - 1)

@@ -28,6 +28,12 @@ class DelegatedGroup(Group):
     def _broadcast(self, tensor: Tensor, source: int) -> None:
         self._outer._broadcast(tensor, source)
 
+    def _reduce_scatter(self, shard: Tensor, tensor: Tensor) -> None:
+        self._outer._reduce_scatter(shard, tensor)
+
+    def _all_gather(self, tensor: Tensor, shard: Tensor) -> None:
+        self._outer._all_gather(tensor, shard)
+
     def barrier(self) -> None:
         self._outer.barrier()
 

@@ -91,6 +91,16 @@ class InProcessGroup(Group):
     def _broadcast(self, tensor: Tensor, source: int) -> None:
         tensor.copy_(self._gathered(tensor.clone())[source])
 
+    def _reduce_scatter(self, shard: Tensor, tensor: Tensor) -> None:
+        first, *rest = (one.view(self.world_size, -1)[self.rank] for one in self._gathered(tensor.clone()))
+        total = first.clone()
+        for other in rest:
+            total.add_(other)
+        shard.copy_(total)
+
+    def _all_gather(self, tensor: Tensor, shard: Tensor) -> None:
+        torch.cat(self._gathered(shard.clone()), out=tensor)
+
     def largest_of(self, values: Sequence[float]) -> list[float]:
         """The largest value that any rank gave, one by one."""
         return [max(given) for given in zip(*self._gathered(list(values)), strict=True)]

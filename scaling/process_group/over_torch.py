@@ -83,6 +83,12 @@ class TorchGroup(Group):
     def _broadcast(self, tensor: Tensor, source: int) -> None:
         dist.broadcast(tensor, source, group=self.data)
 
+    def _reduce_scatter(self, shard: Tensor, tensor: Tensor) -> None:
+        dist.reduce_scatter_tensor(shard, tensor, group=self.data)
+
+    def _all_gather(self, tensor: Tensor, shard: Tensor) -> None:
+        dist.all_gather_into_tensor(tensor, shard, group=self.data)
+
     def carries(self, library: str) -> bool:
         return library in self._libraries
 

@@ -110,6 +110,26 @@ class ThroughHostGroup(TorchGroup):
         if place.tensor is not tensor and self.rank != source:
             tensor.copy_(place.tensor)
 
+    def _reduce_scatter(self, shard: Tensor, tensor: Tensor) -> None:
+        (place,) = self._on_host([Message(self.rank, tensor)], self._outgoing)
+        if place.tensor is tensor:
+            super()._reduce_scatter(shard, tensor)
+            return
+        place.tensor.copy_(tensor)
+        summed = place.tensor.view(self.world_size, -1)[self.rank]
+        super()._reduce_scatter(summed, place.tensor)
+        shard.copy_(summed)
+
+    def _all_gather(self, tensor: Tensor, shard: Tensor) -> None:
+        (place,) = self._on_host([Message(self.rank, tensor)], self._outgoing)
+        if place.tensor is tensor:
+            super()._all_gather(tensor, shard)
+            return
+        own = place.tensor.view(self.world_size, -1)[self.rank]
+        own.copy_(shard)
+        super()._all_gather(place.tensor, own)
+        tensor.copy_(place.tensor)
+
     def _on_host(self, messages: Sequence[Message], room: HostRoom) -> list[Message]:
         """The same messages with a place in `room` for each tensor that Gloo cannot be handed."""
         copied = [message.tensor for message in messages if message.tensor.device.type == self._type]

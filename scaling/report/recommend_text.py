@@ -12,7 +12,13 @@ from scaling.report.terminal import WIDTH
 from scaling.report.text import line_of, text_of
 from scaling.report.titles import title_of, unit_of
 
-BY_SETTING = ("target_missed", "no_efficiency", "efficiency_below", "efficiency_perhaps_below")
+BY_SETTING = (
+    "target_missed",
+    "no_efficiency",
+    "efficiency_below",
+    "efficiency_perhaps_below",
+    "memory_above",
+)
 """Reasons that hold for one setting of an aggregator, and not for another: the whole setting is named."""
 
 

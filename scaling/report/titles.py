@@ -11,6 +11,7 @@ from scaling.report.formats import percent
 UNITS = {
     "iteration_ms": "ms an iteration",
     "sample_us": "us a sample",
+    "memory_gb": "GB on the fullest GPU",
     "gpu_hours": "GPU hours a billion samples",
     "worker_hours": "worker hours a billion samples",
     "energy": "J a thousand samples",

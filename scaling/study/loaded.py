@@ -30,6 +30,7 @@ class Loaded:
         self._device = device
         self._data: dict[str, DataSplits] = {}
         self._initial: dict[str, tuple[nn.Module, Tensor]] = {}
+        self._current: str | None = None
 
     def data(self, cell: Cell) -> DataSplits:
         """The cell's data set, on the device if it fits there."""
@@ -37,12 +38,28 @@ class Loaded:
         shape = resolve_shape(create_model(cell.model, cell.model_parameters), dataset)
         needed = TIMING_BATCHES * cell.global_batch
         key = f"{dataset} {shape} {(needed, cell.seed) if not dataset.real else ''}"
+        self._current = key
         if key not in self._data:
             if len(self._data) >= MAX_LOADED:
                 self._data.clear()
             loaded = dataset.load(shape, needed, cell.seed)
             self._data[key] = self._placed(loaded)
         return self._data[key]
+
+    def begin_cell(self) -> None:
+        """From now on the data that another cell has asked for are others'."""
+        self._current = None
+
+    def device_bytes(self, *, of_others: bool = False) -> int:
+        """What the data sets take on the device; only those that this cell has not asked for."""
+        return sum(
+            values.nbytes
+            for key, splits in self._data.items()
+            if not (of_others and key == self._current)
+            for split in (splits.train, splits.test)
+            for values in (split.inputs, split.targets)
+            if values.device == self._device
+        )
 
     def _placed(self, loaded: DataSplits) -> DataSplits:
         """The data set on the device, or in host memory where it does not fit there.

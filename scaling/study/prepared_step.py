@@ -117,16 +117,18 @@ def build_step(cell: Cell, context: RunContext) -> Step:
         module = with_channels_last(module)
     if cell.checkpoint_activations:
         module = with_checkpointing(module)
-    if cell.compile and cell.step == "eager":
+    aggregator = create_aggregator(cell.aggregator, cell.aggregator_parameters)
+    is_layered = aggregator.ddp_path() == "layered"
+    if cell.compile and (cell.step == "eager" or is_layered):
         module.compile()
-    chosen = create_aggregator(cell.aggregator, cell.aggregator_parameters), settings_of(cell), group
+    chosen = aggregator, settings_of(cell), group
     gradients = gradients_of(cell)
     loss = create_model(cell.model, cell.model_parameters).loss
     train = context.loaded.data(cell).train
     inputs, targets = (values[: cell.local_batch].to(device) for values in (train.inputs, train.targets))
     captured = cell.step == "captured"
     compute = Compute(AUTOCAST.get(cell.precision or ""), cell.accumulate, captured)
-    if cell.step == "overlapped":
+    if cell.step == "overlapped" and not is_layered:
         bucket_mb = cell.bucket_mb or UNUSED_BUCKET_MB
         replica = Replica(module, loss, compute)
         ddp = ddp_of(cell)
@@ -134,9 +136,9 @@ def build_step(cell: Cell, context: RunContext) -> Step:
             replica, *chosen, gradients, bucket_mb=bucket_mb, ddp=ddp, inputs=inputs, targets=targets
         )
     flat = FlatReplica(module, loss, compute)
-    if captured and cell.bucket_mb is not None:
-        layered = LayeredStep(flat, *chosen, gradients, bucket_mb=cell.bucket_mb, capturable=True)
-        return CapturedStep(layered, inputs, targets, group)
+    if cell.bucket_mb is not None:
+        layered = LayeredStep(flat, *chosen, gradients, bucket_mb=cell.bucket_mb, capturable=captured)
+        return CapturedStep(layered, inputs, targets, group) if captured else layered
     eager = EagerStep(flat, *chosen, gradients, capturable=captured)
     return CapturedStep(eager, inputs, targets, group) if captured else eager
 

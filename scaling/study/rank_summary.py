@@ -24,7 +24,7 @@ class RankSummary:
         data_in_host_memory: the data set does not fit on this rank's device.
         diverged: a loss was not finite.
         not_finite: what was NaN or infinite after timed iterations (`scaling.training.finite`).
-        memory_peak_bytes: the most that tensors took on this rank's GPU, with the data sets that are there.
+        memory_peak_bytes: the most that the cell's tensors took on this rank's GPU, with its data set.
         seconds: part of the run (`setup`, `warmup`, `unsplit`, `split`) -> wall time of the slowest rank.
         warmup_iterations, warmup_end, stop_reason: see `scaling.training.timing`.
         clock_uncertainty_s: how far `start_s` of the samples may be off.

@@ -37,7 +37,7 @@ def check_part(
         _check_worlds(aggregator, sizes, where)
         _check_momentum(aggregator, part, where)
         for step in part.step:
-            _check_step(aggregator, step, device, where)
+            _check_step(aggregator, step, device, where, under_backward=part.bucket_mb is not None)
 
 
 def _check_worlds(aggregator: Aggregator[Any], sizes: Sequence[int], where: str) -> None:
@@ -68,14 +68,22 @@ def _check_momentum(aggregator: Aggregator[Any], part: TrainingPart, where: str)
         )
 
 
-def _check_step(aggregator: Aggregator[Any], step: str, device: str, where: str) -> None:
+def _check_step(
+    aggregator: Aggregator[Any], step: str, device: str, where: str, *, under_backward: bool
+) -> None:
     label = aggregator.label()
     if aggregator.overlapped_only and step != "overlapped":
         raise StudyError(
             f"{where}aggregator {label!r} controls step: overlapped alone; for step: {step} use none, or a "
             "part of its own"
         )
-    if step == "overlapped" and not (aggregator.overlaps and aggregator.update_site == "replica"):
+    on_owners = aggregator.update_site != "replica" and aggregator.ddp_path() != "layered"
+    if aggregator.releases_gradients and (step == "eager" or (step == "captured" and not under_backward)):
+        raise StudyError(
+            f"{where}aggregator {label!r} releases gradients under the backward pass, which step: {step} has "
+            "complete before it exchanges them; use step: overlapped, or captured with bucket_mb, or zero1"
+        )
+    if step == "overlapped" and (on_owners or not aggregator.overlaps):
         raise StudyError(
             f"{where}aggregator {label!r} cannot overlap with the backward pass: it needs the whole gradient "
             "at once, or takes the optimizer step elsewhere than on every replica; use step: eager, or a "
@@ -85,7 +93,7 @@ def _check_step(aggregator: Aggregator[Any], step: str, device: str, where: str)
         return
     if device != "cuda":
         raise StudyError(f"{where}step: captured is a CUDA graph and needs GPUs; on {device} use step: eager")
-    if not aggregator.graph_capturable or aggregator.update_site != "replica":
+    if not aggregator.graph_capturable or on_owners:
         raise StudyError(
             f"{where}aggregator {label!r} cannot be captured in a CUDA graph: its sums or its update are the "
             "processor's or an owner's work; use step: eager, or a part of its own"

@@ -51,18 +51,21 @@ class CellRunner:
         """
         configure_torch(cell, self._device)
         self.seconds = {}
+        self._loaded.begin_cell()
         context = RunContext(
             group, self._device, write, saved, self._loaded, self.seconds, is_checked, self._heartbeat
         )
         self._heartbeat.phase("the cell", UNLIMITED)  # a kind that says nothing of its steps has any time
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._device)
+            context.kept_bytes = torch.cuda.memory_allocated(self._device) - self._loaded.device_bytes()
         try:
             return KINDS[cell.kind].run(cell, context)
         finally:
             group.release_host_buffers()
             gc.collect()
             if self._device.type == "cuda":
+                torch._C._cuda_clearCublasWorkspaces()  # one a stream, which the next cell's peak would have
                 torch.cuda.empty_cache()
 
 

@@ -44,6 +44,7 @@ class RunContext:
         seconds: part of the run (`scaling.study.launch_times.PARTS`) -> wall time, as far as it came.
         is_checked: the command has checked the first steps of another repeat of the cell: fewer are enough.
         heartbeat: is told of phases and steps, so that a rank that stands still is found.
+        kept_bytes: of this rank's GPU that earlier cells have left there, besides data sets.
     """
 
     group: TorchGroup
@@ -54,6 +55,7 @@ class RunContext:
     seconds: dict[str, float]
     is_checked: bool = False
     heartbeat: Heartbeat = SILENT
+    kept_bytes: int = 0
     _started: float = field(default_factory=time.perf_counter)
     _peak_bytes: int = 0
 
@@ -62,10 +64,11 @@ class RunContext:
         return time.perf_counter() - self._started
 
     def memory_peak_bytes(self) -> int | None:
-        """The most that tensors took on this rank's GPU so far; None on the CPU."""
+        """The most that the cell's tensors and its data set took on this rank's GPU; None on the CPU."""
         if self.device.type != "cuda":
             return None
-        return max(self._peak_bytes, torch.cuda.max_memory_allocated(self.device))
+        others_bytes = self.kept_bytes + self.loaded.device_bytes(of_others=True)
+        return max(self._peak_bytes, torch.cuda.max_memory_allocated(self.device) - others_bytes)
 
     @contextmanager
     def memory_peak_kept(self) -> Iterator[None]:

@@ -78,7 +78,7 @@ def wires(part: TrainingPart, aggregator: Aggregator[Any]) -> list[str | None]:
 
 def wraps_in_ddp(step: str, aggregator: Aggregator[Any]) -> bool:
     """Whether the step is that of torch's DDP."""
-    return step == "overlapped" and aggregator.ddp_path() not in ("bare", "optimizer")
+    return step == "overlapped" and aggregator.ddp_path() not in ("bare", "optimizer", "layered")
 
 
 def _of_ddp(key: str, part: TrainingPart, step: str, aggregator: Aggregator[Any]) -> Sequence[Any]:
@@ -89,9 +89,13 @@ def _of_ddp(key: str, part: TrainingPart, step: str, aggregator: Aggregator[Any]
 
 
 def _bucket_sizes(part: TrainingPart, step: str, aggregator: Aggregator[Any]) -> Sequence[float | None]:
-    """Those of DDP, and of captured steps that overlap if the study asks for it."""
-    if step == "captured" and part.bucket_mb and aggregator.overlaps and aggregator.update_site == "replica":
+    """Those of DDP, and of steps layer by layer: captured ones if the study asks for it."""
+    is_layered = aggregator.ddp_path() == "layered"
+    may_be = aggregator.overlaps and (aggregator.update_site == "replica" or is_layered)
+    if step == "captured" and part.bucket_mb and may_be:
         return part.bucket_mb
+    if step == "overlapped" and is_layered:
+        return part.bucket_mb or [DEFAULT_BUCKET_MB]
     if not wraps_in_ddp(step, aggregator):
         return [None]
     return part.bucket_mb or [DEFAULT_BUCKET_MB]

@@ -4,10 +4,14 @@ In a CUDA graph nothing of it waits for the host, and DDP is not needed:
 
 1. Each parameter of at least `bucket_mb` MiB is a bucket of its own, the last layer's first; the others share
    buckets that are as large, so that a small one costs no messages of its own.
-2. When the gradients of a bucket are there, one of NUM_STREAMS side streams takes them on:
-   aggregation, then the update of these parameters, which the backward pass has no more need of.
+2. When the gradients of a bucket are there, one of NUM_STREAMS side streams takes them on: aggregation, then
+   the update of these parameters, which the backward pass has no more need of. A CPU has no streams: there
+   the backward pass waits for it.
 3. The computation waits for those streams at the end. Where the whole mean is to be clipped or searched for
    infinities, the updates come behind that; of several micro-batches only the last one's pass exchanges.
+
+Where each rank owns a shard of a bucket it steps that alone, and the new parameters go to all at once. An
+aggregator that releases gradients has each rank forget those of the bucket then.
 
 Parameters of different dtypes are in different buckets. A bucket of one parameter is taken as autograd made
 it, without a copy; the gradients of several are copied side by side first. Residuals and other state are each
@@ -22,14 +26,14 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from scaling.aggregators.base import Aggregator, AggregatorState
+from scaling.aggregators.base import Aggregator, AggregatorState, PhaseMarker, Span
 from scaling.aggregators.saved_state import load_buckets, save_buckets
 from scaling.bucket import BucketLayout
 from scaling.measure.phases import UNMARKED, Marks, PhaseRecorder
@@ -40,7 +44,7 @@ from scaling.training.exchanges import Record, aggregate, start_exchanges
 from scaling.training.gradients import AS_THEY_ARE, GradientSettings, GradientTreatment
 from scaling.training.optimizers import OptimizerSettings
 from scaling.training.replica import FlatBucket, FlatReplica
-from scaling.training.step import by_bucket, of_buckets
+from scaling.training.step import by_bucket, of_buckets, sum_over_owners
 from scaling.training.update import SpansUpdate
 
 NUM_STREAMS = 2
@@ -55,16 +59,20 @@ class _Bucket:
         parameters: in the replica's order.
         number: of the replica's flat bucket that has them.
         state: the aggregator's.
-        update: of these parameters.
-        flat: where the gradients of several are copied to; None of one.
+        owned: the elements of the bucket that this rank steps; None: it steps none.
+        update: of these.
+        values: the parameters one behind the other, as views.
+        flat: where the gradients of several are copied to; None of one, and where they are released.
         missing: gradients that this backward pass has yet to make.
-        mean: of the last exchange, where its update has to wait.
+        mean: of the last exchange, of the owned elements, where its update has to wait.
     """
 
     parameters: list[torch.nn.Parameter]
     number: int
     state: AggregatorState
+    owned: Span | None
     update: SpansUpdate
+    values: list[Tensor]
     flat: Tensor | None
     missing: int = 0
     mean: Tensor | None = None
@@ -80,7 +88,7 @@ class LayeredStep:
 
     Args:
         replica: this rank's model.
-        aggregator: how gradients are brought together; of those that overlap, on every replica.
+        aggregator: how gradients are brought together; of those that overlap, on every replica or on owners.
         settings: of the optimizer.
         group: the ranks that train together.
         gradients: how they are treated; a clipped one is the mean.
@@ -113,6 +121,9 @@ class LayeredStep:
             for number, flat in enumerate(replica.buckets)
             for tensors in bucket_tensors(flat.layout, bucket_mb * 2**20 / flat.parameters.itemsize)
         ]
+        for flat in replica.buckets:
+            flat.release_gradient()
+        self._add_up = sum_over_owners(group, aggregator.update_site)
         device = replica.trainable[0].device
         # No stream without a bucket: a capture cannot wait for one that it has not entered.
         count = min(NUM_STREAMS, len(self._buckets)) if device.type == "cuda" else 0
@@ -184,7 +195,7 @@ class LayeredStep:
         )
         for number, bucket in enumerate(self._buckets):
             if bucket.missing:  # of parameters that this loss does not depend on
-                self._take_on(number)
+                self._take_on(number, in_backward=False)
         for stream in self._streams:
             torch.cuda.current_stream().wait_stream(stream)
         if self.treatment.waits_for_all:
@@ -200,12 +211,11 @@ class LayeredStep:
     @torch.no_grad()
     def _update_all(self, marks: Marks) -> None:
         """The updates of all buckets, with their treated means."""
-        means = [(bucket, bucket.mean) for bucket in self._buckets if bucket.mean is not None]
-        self.treatment.before_update([mean for _, mean in means], marks.phase)
-        with marks.phase("update"):
-            for bucket, mean in means:
-                bucket.update.step(mean)
-                bucket.mean = None
+        means = [bucket.mean for bucket in self._buckets if bucket.mean is not None]
+        self.treatment.before_update(means, marks.phase, self._add_up)
+        for bucket in self._buckets:
+            self._update(bucket, bucket.mean, marks.phase)
+            bucket.mean = None
 
     def _ready(self, number: int) -> None:
         """One more gradient of that bucket is there."""
@@ -216,9 +226,10 @@ class LayeredStep:
         if bucket.missing == 0:
             self._take_on(number)
 
-    def _take_on(self, number: int) -> None:
-        if not self._streams:
-            self._bring_together(self._buckets[number])
+    def _take_on(self, number: int, *, in_backward: bool = True) -> None:
+        if not self._streams:  # the backward pass stands still meanwhile
+            with self._marks.paused() if in_backward else nullcontext():
+                self._bring_together(self._buckets[number])
             return
         stream = self._streams[number % len(self._streams)]
         stream.wait_stream(torch.cuda.current_stream())
@@ -228,25 +239,53 @@ class LayeredStep:
     @torch.no_grad()
     def _bring_together(self, bucket: _Bucket) -> None:
         """The mean of a bucket's gradients, and its update."""
-        phase = self._marks.on_lane("comm")
+        phase = self._marks.on_lane("comm") if self._streams else self._marks.phase
         gradient = self._flat_gradient(bucket)
         mean = aggregate(self._aggregator, bucket.state, gradient, phase, self.record, self._wire)
-        assert mean is not None, "every replica takes the step"
+        own = None
+        if bucket.owned is not None:
+            assert mean is not None, "a rank that owns elements gets their mean"
+            own = mean[slice(*bucket.owned)]
+        releases = self._aggregator.releases_gradients
         if self.treatment.waits_for_all:
-            bucket.mean = mean
-            return
-        with phase("update"):
-            bucket.update.step(mean)
+            bucket.mean = own.clone() if releases and own is not None else own
+        else:
+            self._update(bucket, own, phase)
+        if releases:
+            _release(bucket.parameters)
+
+    def _update(self, bucket: _Bucket, mean: Tensor | None, phase: PhaseMarker) -> None:
+        """The step of the owned elements, and the new parameters to all where each rank has its own."""
+        if mean is not None:
+            with phase("update"):
+                bucket.update.step(mean)
+        if self._aggregator.update_site == "owner":
+            flat = bucket.values[0] if len(bucket.values) == 1 else torch.cat(bucket.values)
+            self._aggregator.distribute(bucket.state, flat, phase)
+            if len(bucket.values) > 1:
+                torch._foreach_copy_(
+                    bucket.values, list(torch.split(flat, [one.numel() for one in bucket.values]))
+                )
 
     def _flat_gradient(self, bucket: _Bucket) -> Tensor:
         gradients = [
             torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
             for parameter in bucket.parameters
         ]
-        if bucket.flat is None:
+        if len(gradients) == 1:
             return gradients[0].contiguous().view(-1)
+        if bucket.flat is None:
+            return torch.cat([gradient.reshape(-1) for gradient in gradients])
         torch._foreach_copy_(bucket.state.layout.views(bucket.flat), gradients)
         return bucket.flat
+
+
+def _release(parameters: list[torch.nn.Parameter]) -> None:
+    """Forgets their gradients, whose memory is free once the current stream has come so far."""
+    for parameter in parameters:
+        if parameter.grad is not None and parameter.is_cuda:
+            parameter.grad.record_stream(torch.cuda.current_stream())
+        parameter.grad = None
 
 
 def _started(
@@ -267,16 +306,28 @@ def _started(
     starts = [flat.layout.offsets[number] for number in tensors]
     spans = [(start, start + parameter.numel()) for start, parameter in zip(starts, parameters, strict=True)]
     values, found_inf = flat.parameters, treatment.found_inf
-    update = SpansUpdate(values, spans, settings, capturable=capturable, skippable=found_inf is not None)
+    state = start_exchanges(aggregator, layout, group, values, wire)
+    owned = next(iter(aggregator.owned(state)), None)
+    update = SpansUpdate(
+        values, _within(spans, owned), settings, capturable=capturable, skippable=found_inf is not None
+    )
     if found_inf is not None:
         update.skip_where(found_inf)
-    return _Bucket(
-        parameters,
-        number,
-        start_exchanges(aggregator, layout, group, values, wire),
-        update,
-        values.new_empty(layout.num_elements) if len(tensors) > 1 else None,
-    )
+    joined = len(tensors) > 1 and not aggregator.releases_gradients
+    buffer = values.new_empty(layout.num_elements) if joined else None
+    views = [values[slice(*span)] for span in spans]
+    return _Bucket(parameters, number, state, owned, update, views, buffer)
+
+
+def _within(spans: list[Span], owned: Span | None) -> list[Span]:
+    """The parts of the spans that are owned, counted over the spans one behind the other."""
+    parts, at = [], 0
+    for start, stop in spans:
+        first, last = (max(0, min(bound - at, stop - start)) for bound in owned or (0, 0))
+        at += stop - start
+        if last > first:
+            parts.append((start + first, start + last))
+    return parts
 
 
 def bucket_tensors(layout: BucketLayout, min_elements: float) -> list[list[int]]:

@@ -118,6 +118,12 @@ class FlatBucket:
         for parameter, gradient in zip(self.trainable, self.layout.views(flat), strict=True):
             parameter.grad = gradient
 
+    def release_gradient(self) -> None:
+        """Gives its memory back, for a step that takes gradients as autograd makes them."""
+        self.gradient = self.gradient.new_empty(0)
+        for parameter in self.trainable:
+            parameter.grad = None
+
 
 class FlatReplica(Replica):
     """A model whose trainable parameters of each dtype share one flat buffer, and their gradients another.

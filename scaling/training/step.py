@@ -137,7 +137,7 @@ class EagerStep:
         site = _common_site(aggregator, {part.update.site for part in self._parts}, gradients)
         device = torch.device("cpu") if site in HOST_SITES else replica.trainable[0].device
         self.treatment = GradientTreatment(gradients, replica.compute, device)
-        self._add_up = _sum_over_owners(group, site)
+        self._add_up = sum_over_owners(group, site)
         if self.treatment.found_inf is not None:
             for part in self._parts:
                 part.update.skip_where(self.treatment.found_inf)
@@ -228,7 +228,7 @@ def _common_site(
     return sites.pop()
 
 
-def _sum_over_owners(group: Group, site: UpdateSite) -> Callable[[Tensor], None] | None:
+def sum_over_owners(group: Group, site: UpdateSite) -> Callable[[Tensor], None] | None:
     """Adds up what each rank has of the elements that it owns; None where a rank that steps owns them all."""
     if group.world_size == 1 or site not in ("owner", "host_parallel"):
         return None

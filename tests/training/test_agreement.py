@@ -16,7 +16,7 @@ from scaling.training.replica import FlatReplica
 from scaling.training.step import EagerStep
 from scaling.workloads.registry import build_module, create_dataset, create_model, resolve_shape
 
-EXACT = ("all_reduce", "ring", "tree", "host_serial", "host_parallel")
+EXACT = ("all_reduce", "ring", "tree", "host_serial", "host_parallel", "zero1")
 WORLD_SIZES = (1, 2, 4)
 NUM_STEPS = 100
 PLAN = TrainingPlan(global_batch=100, epochs=8, seed=0)  # 14 steps an epoch

@@ -1,0 +1,163 @@
+"""Sharded steps: the same training, with each rank's share of the optimizer's state and of the gradients."""
+
+import itertools
+
+import pytest
+import torch
+from torch import nn
+
+from scaling.aggregators.registry import create
+from scaling.errors import StudyError
+from scaling.process_group import InProcessGroup, run_in_process
+from scaling.study.parts import TrainingPart
+from scaling.study.rules import check_part
+from scaling.training.compute import Compute
+from scaling.training.gradients import AS_THEY_ARE, GradientSettings
+from scaling.training.layered import LayeredStep
+from scaling.training.optimizers import AdamSettings, SgdSettings
+from scaling.training.replica import FlatReplica
+from scaling.training.step import EagerStep
+
+OPTIMIZERS = {
+    "sgd": SgdSettings(learning_rate=0.05, momentum=0.9, weight_decay=1e-4),
+    "adamw": AdamSettings(learning_rate=1e-3, weight_decay=0.01, decoupled=True),
+}
+NUM_STEPS = 5
+GLOBAL_BATCH = 24
+CLIPPED = GradientSettings(clip_norm=0.05)
+BUCKETS_MB = [1e-6, 1e-3, 100.0]
+"""A bucket a tensor, some, and one."""
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(12, 41), nn.ReLU(), nn.Linear(41, 30), nn.ReLU(), nn.Linear(30, 7))
+
+
+def trained(step, group: InProcessGroup) -> tuple[torch.Tensor, int]:
+    generator = torch.Generator().manual_seed(3)
+    share = slice(group.rank, None, group.world_size)
+    for _ in range(NUM_STEPS):
+        inputs = torch.randn((GLOBAL_BATCH, 12), generator=generator)
+        targets = torch.randint(7, (GLOBAL_BATCH,), generator=generator)
+        step(inputs[share], targets[share])
+    return step.replica.parameters.clone(), step.optimizer_state_bytes
+
+
+def eager(aggregator, optimizer, gradients=AS_THEY_ARE):
+    return lambda group: trained(
+        EagerStep(FlatReplica(network()), create(aggregator), OPTIMIZERS[optimizer], group, gradients), group
+    )
+
+
+def layered(aggregator, optimizer, bucket_mb, gradients=AS_THEY_ARE, accumulate=1):
+    def work(group):
+        replica = FlatReplica(network(), compute=Compute(accumulate=accumulate))
+        settings = OPTIMIZERS[optimizer]
+        step = LayeredStep(replica, create(aggregator), settings, group, gradients, bucket_mb=bucket_mb)
+        return trained(step, group)
+
+    return work
+
+
+def assert_same_training(seen, expected):
+    ((wanted, _),) = expected
+    for parameters, _ in seen:
+        torch.testing.assert_close(parameters, wanted, rtol=1e-5, atol=1e-6)
+    assert all(torch.equal(parameters, seen[0][0]) for parameters, _ in seen)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_eager_step_of_shards_is_that_of_one_worker(world_size, optimizer):
+    expected = run_in_process(1, eager("all_reduce", optimizer))
+    assert_same_training(run_in_process(world_size, eager("zero1", optimizer)), expected)
+
+
+@pytest.mark.parametrize("bucket_mb", BUCKETS_MB)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(
+    ("aggregator", "world_size"), [("zero1", 3), ("zero2", 1), ("zero2", 2), ("zero2", 4)]
+)
+def test_layered_step_of_shards_is_that_of_one_worker(aggregator, world_size, optimizer, bucket_mb):
+    expected = run_in_process(1, eager("all_reduce", optimizer))
+    seen = run_in_process(world_size, layered(aggregator, optimizer, bucket_mb))
+    assert_same_training(seen, expected)
+
+
+@pytest.mark.parametrize("aggregator", ["zero1", "zero2"])
+def test_clipping_takes_the_norm_of_all_shards(aggregator):
+    expected = run_in_process(1, eager("all_reduce", "sgd", CLIPPED))
+    assert_same_training(run_in_process(3, layered(aggregator, "sgd", 1e-3, CLIPPED)), expected)
+    unclipped = run_in_process(1, eager("all_reduce", "sgd"))
+    assert not torch.allclose(unclipped[0][0], expected[0][0], rtol=1e-3, atol=1e-4)
+
+
+def test_micro_batches_are_exchanged_once():
+    expected = run_in_process(1, eager("all_reduce", "adamw"))
+    assert_same_training(run_in_process(2, layered("zero2", "adamw", 1e-3, accumulate=3)), expected)
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_each_rank_keeps_its_share_of_the_optimizers_state(world_size):
+    (_, whole), *_ = run_in_process(world_size, eager("all_reduce", "adamw"))
+    shares = [state for _, state in run_in_process(world_size, eager("zero1", "adamw"))]
+    assert max(shares) <= whole / world_size + 64
+    assert sum(shares) <= whole + 64 * world_size
+
+
+@pytest.mark.parametrize(("aggregator", "most"), [("zero1", 6), ("zero2", 0)])
+def test_only_gradients_that_were_not_exchanged_yet_take_memory(aggregator, most):
+    def work(group):
+        step = LayeredStep(
+            FlatReplica(network()), create(aggregator), OPTIMIZERS["sgd"], group, bucket_mb=BUCKETS_MB[0]
+        )
+        counts = []
+        parameters = step.replica.trainable
+
+        def count(_):  # comes behind the step's own hook
+            counts.append(sum(parameter.grad is not None for parameter in parameters))
+
+        for parameter in parameters:
+            parameter.register_post_accumulate_grad_hook(count)
+        trained(step, group)
+        return max(counts)
+
+    assert run_in_process(2, work) == [most] * 2
+
+
+def test_it_goes_on_from_a_saved_state():
+    def work(group):
+        def step():
+            return LayeredStep(
+                FlatReplica(network()), create("zero2"), OPTIMIZERS["adamw"], group, bucket_mb=1e-3
+            )
+
+        first, second = step(), step()
+        trained(first, group)
+        second.load_state_dict(first.state_dict())
+        return trained(first, group)[0], trained(second, group)[0]
+
+    for one, other in run_in_process(2, work):
+        assert torch.equal(one, other)
+
+
+def part(**keys) -> TrainingPart:
+    workload = {"model": "mlp", "dataset": "digits", "global_batch": 64}
+    fixed = {"workloads": [workload], "world_sizes": [2], "scaling": "strong"}
+    return TrainingPart.model_validate({**fixed, "aggregators": ["zero2"], **keys})
+
+
+@pytest.mark.parametrize(
+    ("step", "device"), [("eager", "cpu"), ("captured", "cuda")], ids=["eager", "captured without buckets"]
+)
+def test_gradients_that_are_all_there_cannot_be_released(step, device):
+    with pytest.raises(StudyError, match=r"'zero2' releases gradients .* use step: overlapped"):
+        check_part(part(step=[step]), [create("zero2")], [2], device, "")
+
+
+def test_combinations_that_shards_allow():
+    for step, (name, device) in itertools.product(["overlapped"], [("zero1", "cpu"), ("zero2", "cuda")]):
+        check_part(part(step=[step]), [create(name)], [1, 2], device, "")
+    check_part(part(step=["captured"], bucket_mb=[25.0]), [create("zero2")], [2], "cuda", "")
+    check_part(part(step=["captured", "eager"]), [create("zero1")], [2], "cuda", "")
