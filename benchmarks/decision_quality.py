@@ -40,7 +40,7 @@ from decision_trials import (
 from scaling.measure.environment import collect
 
 LAUNCHES = (2, 3, 5, 9)
-PAIRS = {9: 800, 40: 150}
+PAIRS = {9: 400, 40: 300}
 """Number of cells -> pairs of studies of each model and number of launches."""
 
 CHOICES = 400

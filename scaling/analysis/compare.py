@@ -176,14 +176,14 @@ def _took_turns(a: Side, b: Side) -> bool:
     return len(a.rows) == len(b.rows) == 1 and ids[0] == ids[1] and len(ids[0]) == 1
 
 
-def _offset(a: Side, b: Side, are_campaigns: bool) -> tuple[float, int]:
+def _offset(a: Side, b: Side, are_campaigns: bool) -> tuple[float, float]:
     """The variance of a cell's ratio between two campaigns of equal conditions, from the A/A pairs of all
     folders, with its degrees of freedom. Where the values are campaigns, their scatter includes it.
     """
     with_pairs = [cells for side in (a, b) for cells in side.cells if aa_pairs(cells)]
     scatters = [scatter_of(cells) for cells in with_pairs]
-    variance, num_pairs = offset_variance([pair for one in scatters for pair in one.pairs])
-    return (0.0, 0) if are_campaigns else (variance * (1 / len(a.rows) + 1 / len(b.rows)), num_pairs)
+    variance, degrees = offset_variance([pair for one in scatters for pair in one.pairs])
+    return (0.0, 0.0) if are_campaigns else (variance * (1 / len(a.rows) + 1 / len(b.rows)), degrees)
 
 
 def _campaigns(a: Sequence[CellTimes], b: Sequence[CellTimes], design: Design) -> Campaigns:

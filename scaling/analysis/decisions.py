@@ -248,7 +248,7 @@ class Design:
 
     are_campaigns: bool = False
     is_paired: bool = False
-    offset: tuple[float, int] = (0.0, 0)
+    offset: tuple[float, float] = (0.0, 0.0)
 
     @property
     def campaign_variance(self) -> float:

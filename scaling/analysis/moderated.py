@@ -297,7 +297,7 @@ def common_variance(logs: FloatArray, within: Variances | None = None) -> tuple[
     return (degrees * found + LAUNCHES_ADDED * typical) / (degrees + LAUNCHES_ADDED), degrees
 
 
-def with_common(within: Variances, common: tuple[float, int]) -> Variances:
+def with_common(within: Variances, common: tuple[float, float]) -> Variances:
     """The sum of a cell's variance and a common one that was found apart from it."""
     shared, shared_degrees = common
     if shared_degrees == 0:
@@ -307,7 +307,7 @@ def with_common(within: Variances, common: tuple[float, int]) -> Variances:
     return replace(within, values=total, degrees=np.where(known, total**2 / below, 0.0))
 
 
-def _with_own_common(within: Variances, common: tuple[float, int]) -> Variances:
+def _with_own_common(within: Variances, common: tuple[float, float]) -> Variances:
     """Step 5, of what the same launches have in common: what both know counts once."""
     total = with_common(within, common)
     return replace(total, degrees=np.minimum(total.degrees, np.maximum(within.degrees, common[1])))

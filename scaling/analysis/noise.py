@@ -82,7 +82,7 @@ def aa_warnings(cells: Sequence[CellResult]) -> list[Finding]:
     use.
     """
     pairs = [(first.cell_id, second.cell_id) for first, second in aa_pairs(cells)]
-    if not pairs or (found := scatter_of(cells)).num_pairs:
+    if not pairs or (found := scatter_of(cells)).offset_degrees:
         return []
     known = {cell.cell_id: cell for cell in cells}
     warnings = []

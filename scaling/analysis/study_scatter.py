@@ -17,9 +17,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from scaling.analysis.decisions import Difference, difference, with_variance
-from scaling.analysis.moderated import FEWEST_FOR_MEDIAN, FloatArray, Scatter, scatter, t_quantile
+from scaling.analysis.moderated import FEWEST_FOR_MEDIAN, FloatArray, Scatter, scatter
 from scaling.analysis.samples import CellResult
-from scaling.measure.statistics import CONFIDENCE
 
 TIMER_S = 5e-7
 """The resolution of CUDA events, the coarser one of the clocks."""
@@ -60,7 +59,7 @@ class StudyScatter:
         places: where each cell is found in these.
         offset_variance: of a cell's mean, by which A/A pairs differ beyond the scatter over launches; 0 where
             that is not known.
-        num_pairs: A/A pairs behind it.
+        offset_degrees: of freedom behind it.
         pairs: differences of all A/A pairs, by the scatter over launches alone.
     """
 
@@ -68,7 +67,7 @@ class StudyScatter:
     scatters: list[Scatter]
     places: Mapping[Hashable, _CellPlace]
     offset_variance: float = 0.0
-    num_pairs: int = 0
+    offset_degrees: float = 0.0
     pairs: tuple[Difference, ...] = ()
 
     def num_launches(self, cell: Hashable) -> int:
@@ -85,10 +84,9 @@ class StudyScatter:
         degrees = float(total.degrees[place.index])
         if degrees <= 0:
             return None
-        squared = float(total.values[place.index]) / self.num_launches(cell) + self.offset_variance
-        half = math.sqrt(squared) * float(t_quantile(degrees, (1 + CONFIDENCE) / 2))
-        mean = float(np.nanmean(own))
-        return math.exp(mean - half), math.exp(mean + half)
+        squared = float(total.values[place.index]) / self.num_launches(cell)
+        found = Difference(float(np.nanmean(own)), math.sqrt(squared), degrees)
+        return self._with_offset(found, self.offset_variance).interval
 
     def difference(self, first: Hashable, second: Hashable, log_factor: float = 0.0) -> Difference:
         """The difference of two cells' times: second over first, times e to the power log_factor.
@@ -98,9 +96,11 @@ class StudyScatter:
         """
         one, other = self.places[first], self.places[second]
         found = self._paired(one, other) if one.family == other.family else self._apart(one, other)
-        if self.offset_variance > 0:
-            found = with_variance(found, 2 * self.offset_variance, self.num_pairs)
+        found = self._with_offset(found, 2 * self.offset_variance)
         return replace(found, log_ratio=found.log_ratio + log_factor)
+
+    def _with_offset(self, found: Difference, variance: float) -> Difference:
+        return with_variance(found, variance, self.offset_degrees) if variance > 0 else found
 
     def _paired(self, one: _CellPlace, other: _CellPlace) -> Difference:
         logs, within = self.logs[one.family], self.scatters[one.family].within
@@ -179,21 +179,25 @@ def log_matrix(cells: Sequence[CellTimes], launches: Sequence[Hashable] | None =
 
 def _with_offsets(found: StudyScatter, pairs: Sequence[tuple[Hashable, Hashable]]) -> StudyScatter:
     differences = tuple(found.difference(*pair) for pair in pairs)
-    variance, num_pairs = offset_variance(differences)
-    return replace(found, offset_variance=variance, num_pairs=num_pairs, pairs=differences)
+    variance, degrees = offset_variance(differences)
+    return replace(found, offset_variance=variance, offset_degrees=degrees, pairs=differences)
 
 
-def offset_variance(pairs: Sequence[Difference]) -> tuple[float, int]:
-    """The variance of a cell's mean from A/A pairs, and their number; (0, 0) with fewer than FEWEST_PAIRS.
+def offset_variance(pairs: Sequence[Difference]) -> tuple[float, float]:
+    """The variance of a cell's mean from A/A pairs, with its degrees of freedom; (0, 0) with fewer than
+    FEWEST_PAIRS, or where they differ by no more than their launches scatter.
 
-    It is what k pairs show, times k / (k - 2), the mean of an inverse chi-squared: by chance a few pairs show
-    too little as easily as too much, and too little is what makes false alarms.
+    The squares of k pairs have k degrees; what is left of them without the scatter over launches has less
+    (Satterthwaite).
     """
     known = [one for one in pairs if one.error is not None]
     if len(known) < FEWEST_PAIRS:
-        return 0.0, 0
-    excess = sum(one.log_ratio**2 - (one.error or 0.0) ** 2 for one in known) / len(known)
-    return max(0.0, excess / 2) * len(known) / (len(known) - 2), len(known)
+        return 0.0, 0.0
+    seen = float(np.mean([one.log_ratio**2 for one in known]))
+    excess = seen - float(np.mean([(one.error or 0.0) ** 2 for one in known]))
+    if excess <= 0:
+        return 0.0, 0.0
+    return excess / 2, len(known) * (excess / seen) ** 2
 
 
 def cell_times(cells: Sequence[CellResult]) -> dict[Hashable, CellTimes]:

@@ -5,9 +5,11 @@ import math
 import pytest
 
 from scaling.analysis.columns import to_rows
+from scaling.analysis.decisions import Difference
 from scaling.analysis.groups import group_rows
 from scaling.analysis.noise import aa_warnings, noise_finding, scatter_of
 from scaling.analysis.samples import read_cells
+from scaling.analysis.study_scatter import offset_variance
 from scaling.analysis.summary import summary_table
 from scaling.report.text import text_of
 from tests.made_studies import findings
@@ -115,8 +117,19 @@ def test_four_pairs_that_differ_are_part_of_every_difference(study):
         add_pair(study, around(1.0), around(1.05), **{**RING, "aggregator": aggregator, "seed": number})
     cells = read_cells(study.folder)
     scatter = scatter_of(cells)
-    assert (scatter.num_pairs, aa_warnings(cells)) == (4, [])
-    # The pairs' differences have twice the component's variance; four pairs may show half of it by chance.
-    assert math.sqrt(scatter.offset_variance) == pytest.approx(math.log(1.05), rel=0.1)
+    assert aa_warnings(cells) == []
+    # The pairs' differences have twice the component's variance.
+    assert math.sqrt(2 * scatter.offset_variance) == pytest.approx(math.log(1.05), rel=0.1)
+    assert scatter.offset_degrees == pytest.approx(4)  # of four pairs
     first, second = (cell.cell_id for cell in cells[:2])
-    assert scatter.difference(first, second).error > math.log(1.05)
+    assert scatter.difference(first, second).error == pytest.approx(math.log(1.05), rel=0.1)
+
+
+def test_what_pairs_differ_by_is_less_known_the_more_their_launches_scatter():
+    steady, scattering = (
+        [Difference(one, error, 9.0) for one in (0.02, -0.03, 0.03, -0.02)] for error in (0.001, 0.02)
+    )
+    (steady_variance, degrees), (variance, fewer) = map(offset_variance, (steady, scattering))
+    assert 0 < variance < steady_variance
+    assert 0 < fewer < 1 < 3.9 < degrees < 4
+    assert offset_variance([Difference(0.01, 0.02, 9.0)] * 4) == (0.0, 0.0)
