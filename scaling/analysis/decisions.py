@@ -294,10 +294,16 @@ def campaigns(
 
 def _shared(a: FloatArray, b: FloatArray, design: Design) -> list[tuple[float, int]]:
     """The variance of both means' ratio that comes from what the cells of a launch share, with degrees of
-    freedom.
+    freedom. Two launches may by chance agree in it: a further one that scatters as the cells do may make it
+    larger, never smaller.
     """
-    found = [common_variance(side) for side in ((b - a,) if design.is_paired else (a, b))]
-    return [(variance / (degrees + 1), degrees) for variance, degrees in found]
+    found = []
+    for side in (b - a,) if design.is_paired else (a, b):
+        variance, degrees = common_variance(side)
+        if len(side) >= FEWEST_FOR_MEDIAN:
+            variance = max(variance, common_variance(side, variances_within_launches(side))[0])
+        found.append((variance / (degrees + 1), degrees))
+    return found
 
 
 def _squared_errors(
