@@ -16,7 +16,9 @@ from scaling.analysis.columns import Row, is_aa_replicate, to_rows
 from scaling.analysis.explain_rules import DOUBTS, LIMITS, Rule
 from scaling.analysis.explain_view import View
 from scaling.analysis.findings import Finding
+from scaling.analysis.noise import scatter_of
 from scaling.analysis.samples import CellResult
+from scaling.analysis.study_scatter import StudyScatter
 
 EQUAL_SHARES = 0.05
 """Shares that differ by less are as large: their findings keep the table's order."""
@@ -42,9 +44,9 @@ def explain(
         without anything to say has an empty list.
     """
     rows, by_id = to_rows(table), {cell.cell_id: cell for cell in cells}
-    lossy = lossy_ids(cells)
+    lossy, scatter = lossy_ids(cells), scatter_of(cells)
     return {
-        row["cell_id"]: explain_cell(row, by_id.get(row["cell_id"]), rows, num_cores, lossy)
+        row["cell_id"]: explain_cell(row, by_id.get(row["cell_id"]), rows, num_cores, lossy, scatter)
         for row in rows
         if row["kind"] in EXPLAINED_KINDS and not is_aa_replicate(row)
     }
@@ -56,9 +58,12 @@ def explain_cell(
     rows: Sequence[Row],
     num_cores: int | None = None,
     lossy: Collection[str] = (),
+    scatter: StudyScatter | None = None,
 ) -> list[Finding]:
-    """The findings for one cell, given all rows of its study; cells with the ids `lossy` are lossy."""
-    view = View(row, cell, rows, num_cores, lossy)
+    """The findings for one cell, given all rows of its study, with its scatter over launches; cells with the
+    ids `lossy` are lossy.
+    """
+    view = View(row, cell, rows, num_cores, lossy, scatter)
     limits = sorted(_found(view, LIMITS), key=lambda one: -round(one.values["share"] / EQUAL_SHARES))
     return [*limits, *_found(view, DOUBTS)]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from scaling.analysis.columns import Row
 from scaling.analysis.explain_view import Values, View
 from scaling.measure.budget import EXCHANGE, HOOK
 
@@ -37,29 +36,18 @@ def _less(view: View) -> Values:
     """How to reduce it: `remedy`, and if that was measured, its aggregator and time."""
     row = view.row
     if row["peer_access"] is False:
-        other = view.fastest_with({"peer_access"}, peer_access=True)
-        if other is None:
+        if view.fastest_with({"peer_access"}, peer_access=True) is None:
             return {"remedy": "peer_access"}
-        if other["iteration_s"] < row["iteration_s"]:
-            return {"remedy": "peer_access", **_measured(other)}
+        if faster := view.faster_with({"peer_access"}, peer_access=True):
+            return {"remedy": "peer_access", **faster}
     if row["step"] == "eager":
-        other = view.fastest_with({"step", "bucket_mb"}, step="overlapped")
-        if other is None:
+        free = {"step", "bucket_mb"}
+        if view.fastest_with(free, step="overlapped") is None:
             return {"remedy": "overlapped", "is_all_reduce": view.aggregator == "all_reduce"}
-        if other["iteration_s"] < row["iteration_s"]:
-            return {"remedy": "overlapped", **_measured(other)}
-    faster = _faster(view)
+        if faster := view.faster_with(free, step="overlapped"):
+            return {"remedy": "overlapped", **faster}
+    faster = view.faster_with({"aggregator"})
     return {"remedy": "aggregator", **faster} if faster else {"remedy": "larger_batch"}
-
-
-def _faster(view: View) -> Values:
-    """The fastest other aggregator with its time, if it is faster than this one."""
-    other = view.fastest_with({"aggregator"})
-    return _measured(other) if other and other["iteration_s"] < view.row["iteration_s"] else {}
-
-
-def _measured(other: Row) -> Values:
-    return {"better_aggregator": other["aggregator"], "better_iteration_s": other["iteration_s"]}
 
 
 def tiny_buckets(view: View) -> Values | None:
@@ -71,11 +59,10 @@ def tiny_buckets(view: View) -> Values | None:
     count = sum(span.phase == EXCHANGE and span.lane != HOOK for span in steps[0].ranks[0].spans)
     if count < FEW_BUCKETS or sent / count > TINY_BUCKET_BYTES:
         return None
-    other = view.fastest_with({"bucket_mb"}, aggregator=row["aggregator"])
-    share, better = view.share("exposed_comm_s") * (1 - 1 / count), {}
-    if other is not None and other["iteration_s"] < row["iteration_s"]:
-        share = max(share, 1 - other["iteration_s"] / row["iteration_s"])
-        better = {"better_bucket_mb": other["bucket_mb"], "better_iteration_s": other["iteration_s"]}
+    better = view.faster_with({"bucket_mb"}, aggregator=row["aggregator"])
+    share = view.share("exposed_comm_s") * (1 - 1 / count)
+    if better:
+        share = max(share, 1 - better["better_iteration_s"] / row["iteration_s"])
     if share < EXPOSED_SHARE:
         return None
     return {"share": share, "num_buckets": count, "bytes_per_bucket": sent / count, **better}
@@ -91,10 +78,7 @@ def not_hidden(view: View) -> Values | None:
         return None
     if _is_a_symptom(view, exposed / view.step_s):
         return None
-    other = view.fastest_with({"bucket_mb"}, aggregator=view.row["aggregator"])
-    better = {}
-    if other and other["iteration_s"] < view.row["iteration_s"]:
-        better = {"better_bucket_mb": other["bucket_mb"], "better_iteration_s": other["iteration_s"]}
+    better = view.faster_with({"bucket_mb"}, aggregator=view.row["aggregator"])
     times = {"exposed_comm_s": exposed, "hidden_comm_s": hidden}
     return {"share": exposed / view.step_s, "hidden_ratio": hidden / total, **times, **better}
 
@@ -138,7 +122,7 @@ def host_sums(view: View) -> Values | None:
         "share": share,
         **{name: view.seconds(name) for name in _HOST_COLUMNS},
         "shares": {name: view.share(name) for name in _HOST_COLUMNS if view.row[name]},
-        **_faster(view),
+        **view.faster_with({"aggregator"}),
     }
 
 

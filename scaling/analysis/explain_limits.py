@@ -66,14 +66,16 @@ def launches(view: View) -> Values | None:
         return None
     if "oversubscribed" in view.fired:
         return None
-    captured = view.fastest_with({"step", "bucket_mb"}, step="captured")
+    free = {"step", "bucket_mb"}
+    captured = view.fastest_with(free, step="captured")
     if captured is None:
         return _launches_in_computation(view) or _device_waits(view)
     busy = captured["iteration_s"] / row["iteration_s"]
     if busy >= BUSY_ENOUGH:
         return None
     times = {"iteration_s": row["iteration_s"], "captured_iteration_s": captured["iteration_s"]}
-    return {"share": 1 - busy, "busy_ratio": busy, **times}
+    is_shown = bool(view.faster_with(free, step="captured").get("is_shown"))
+    return {"share": 1 - busy, "busy_ratio": busy, "is_shown": is_shown, **times}
 
 
 def _launches_in_computation(view: View) -> Values | None:
@@ -88,7 +90,7 @@ def _launches_in_computation(view: View) -> Values | None:
         return None
     share = (1 - busy) * view.share("forward_s", "backward_s")
     times = {"compute_s": view.compute_s, "captured_compute_s": captured_s}
-    return {"share": share, "busy_ratio": busy, **times}
+    return {"share": share, "busy_ratio": busy, "is_shown": False, **times}
 
 
 def _device_waits(view: View) -> Values | None:

@@ -11,7 +11,9 @@ import numpy as np
 
 from scaling.analysis import rank_times
 from scaling.analysis.columns import Row, aggregator_name, is_aa_replicate, is_control_arm
+from scaling.analysis.decisions import TIE_RATIO
 from scaling.analysis.samples import CellResult
+from scaling.analysis.study_scatter import StudyScatter
 from scaling.axes import Role, columns_without
 
 Values = dict[str, Any]
@@ -32,6 +34,7 @@ class View:
         rows: the study's.
         num_cores: CPU cores of a node; None where they are unknown.
         lossy: ids of the study's cells whose exchange changes the gradient.
+        scatter: of the study's cells over launches; None where the caller has none.
         fired: rules that found something in this cell before, with the values.
     """
 
@@ -40,6 +43,7 @@ class View:
     rows: Sequence[Row]
     num_cores: int | None = None
     lossy: Collection[str] = ()
+    scatter: StudyScatter | None = None
     fired: dict[str, Values] = field(default_factory=dict)
 
     @property
@@ -72,10 +76,16 @@ class View:
 
     @cached_property
     def slow_rank(self) -> rank_times.SlowRank | None:
-        """The rank that the others wait for in every launch; None if there is none."""
+        """The rank that the others wait for in every launch; None if there is none, or if what profiling adds
+        to a step may be as much.
+        """
         if self.cell is None or not self.exchanges:
             return None
-        return rank_times.slow_rank(self.cell.launches, self.own_phases)
+        found = rank_times.slow_rank(self.cell.launches, self.own_phases)
+        added_s = max(0.0, self.row["profiling_overhead_s"] or 0.0)
+        if found is None or found.lost_s - added_s < rank_times.SLOW_SHARE * (self.step_s or 0.0):
+            return None
+        return found
 
     def of_rank(self, key: str, rank: int) -> Iterator[Mapping[str, Any]]:
         """What the runs recorded about that rank under `key`, a list with one mapping per rank."""
@@ -129,6 +139,23 @@ class View:
             and (row["aggregator"] == self.row["aggregator"] or _is_plain(row))
         ]
         return min(fitting, key=lambda row: float(row["iteration_s"]), default=None)
+
+    def faster_with(self, free: Collection[str], **wanted: object) -> Values:
+        """The time of that cell as `better_iteration_s`, with its aggregator and bucket size, and whether its
+        launches show that it is faster (`is_shown`): one launch does not. Empty where it is slower, or faster
+        by so little or so unsurely that nothing is gained.
+        """
+        other = self.fastest_with(free, **wanted)
+        if other is None or other["iteration_s"] * (1 + TIE_RATIO) >= self.row["iteration_s"]:
+            return {}
+        ids = (other["cell_id"], self.row["cell_id"])
+        known = self.scatter is not None and all(map(self.scatter.num_launches, ids))
+        found = self.scatter.difference(*ids) if self.scatter is not None and known else None
+        is_shown = found is not None and found.error is not None
+        if is_shown and found is not None and not found.is_larger:
+            return {}
+        values = {"better_aggregator": other["aggregator"], "better_iteration_s": other["iteration_s"]}
+        return {**values, "better_bucket_mb": other["bucket_mb"], "is_shown": is_shown}
 
     @property
     def bytes_per_s(self) -> float | None:

@@ -178,13 +178,14 @@ def recommend(
     wanted, rows = parse_objective(objective), to_rows(table)
     by_id, lossy = {cell.cell_id: cell for cell in cells}, lossy_ids(cells)
 
-    def limit(row: Row) -> Finding | None:
-        return limit_of(explain_cell(row, by_id[row["cell_id"]], rows, num_cores, lossy))
-
     found = workloads(wanted.name, rows, cells)
     if max_memory_bytes is not None:
         found = [_within_memory(one, max_memory_bytes) for one in found]
     scatters, asked = scatters_of(wanted.name, found, cells)
+
+    def limit(row: Row) -> Finding | None:
+        return limit_of(explain_cell(row, by_id[row["cell_id"]], rows, num_cores, lossy, scatters.of_times))
+
     return [_recommend(wanted, workload, by_id, scatters, limit) for workload in asked]
 
 

@@ -84,7 +84,7 @@ def compare(
         _print(comparison)
     if gate is None:
         return
-    if blind := gate.blind(comparison):
+    if gate.more_than and (blind := gate.blind(comparison)):
         typer.echo(
             f"in {len(blind)} of {len(comparison.cells)} cells a difference of {gate.more_than:.0%} could "
             "not have been found: more repeats on both sides find smaller ones",

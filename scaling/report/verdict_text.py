@@ -34,7 +34,7 @@ def verdict_lines(verdicts: Sequence[Finding]) -> list[str]:
     if len(verdicts) == 1:
         return list(_all_of(verdicts[0]))
     names = names_of(verdicts)
-    lines = [_line_of(name, verdict) for name, verdict in zip(names, verdicts, strict=True)]
+    lines = [f"{name}: {text_of(verdict, 'brief')}" for name, verdict in zip(names, verdicts, strict=True)]
     if len(lines) > MOST_LINES:
         num_more = len(lines) - MOST_LINES + 1
         lines[MOST_LINES - 1 :] = [f"{num_more} more answers: see the report."]
@@ -53,10 +53,3 @@ def _all_of(verdict: Finding) -> Iterator[str]:
         yield f"{fact.label}: {fact.value}{f' ({fact.detail})' if fact.detail else ''}."
     if experiment := text_of(verdict, "next"):
         yield f"Next: {experiment}."
-
-
-def _line_of(name: str, verdict: Finding) -> str:
-    text = f"{name}: {text_of(verdict)}"
-    if verdict.values["world_size"] > 1:
-        text += f" Aggregator: {text_of(verdict, 'aggregator')}."
-    return text

@@ -95,6 +95,16 @@ def test_the_root_of_a_tree_is_not_slow_for_its_sums_nor_an_owner_for_its_update
     assert "slow_rank" not in {one.kind for one in explain(study.table, study.cells)[cell]}
 
 
+@pytest.mark.parametrize(("unprofiled_ms", "is_named"), [(16.0, True), (15.5, True), (13.5, False)])
+def test_a_rank_is_not_slow_where_profiling_may_have_made_it_so(make_study, unprofiled_ms, is_named):
+    study = make_study()
+    ranks = [overlapped(stop=16.0, forward=7.0 if rank == 2 else 4.0) for rank in range(4)]
+    cell = study.add(
+        steps(unprofiled_ms), spans=ranks, aggregator="ring", world_size=4, step="overlapped", split_s=16 * MS
+    )
+    assert ("slow_rank" in {one.kind for one in explain(study.table, study.cells)[cell]}) is is_named
+
+
 def test_a_rank_that_is_slow_in_one_launch_of_three_is_not_named(make_study):
     study = make_study()
     even, slow = [overlapped()] * 2, [overlapped(forward=8.0, stop=18.0), overlapped(stop=18.0)]

@@ -113,6 +113,34 @@ def test_peer_access_that_was_measured_is_named_with_its_time(make_study):
     assert next_experiment(first(study, off)).endswith("3.00 ms")
 
 
+@pytest.mark.parametrize(
+    ("better_ms", "launches", "said"),
+    [
+        (8, 3, "use ring: 8.00 ms"),
+        (8, 1, "try ring: 8.00 ms in one launch"),
+        (9.9, 3, "try a larger batch per worker: the exchange does not grow with it"),
+        (9.9, 1, "try a larger batch per worker: the exchange does not grow with it"),
+    ],
+)
+def test_a_better_aggregator_is_used_if_launches_show_it_and_tried_if_one_launch_had_it(
+    make_study, better_ms, launches, said
+):
+    study = make_study()
+    pair = {"world_size": 2, "step": "overlapped"}
+    work = spans(("forward", 2), ("communicate", 8))
+    cell = study.add(steps(10)[:launches], spans=work, aggregator="tree", **pair)
+    study.add(steps(better_ms)[:launches], spans=work, aggregator="ring", **pair)
+    assert next_experiment(first(study, cell)) == said
+
+
+def test_a_better_aggregator_within_the_scatter_of_launches_is_not_named(make_study):
+    study = make_study()
+    pair = {"world_size": 2, "step": "overlapped", "spans": spans(("forward", 2), ("communicate", 8))}
+    cell = study.add([[one * MS] * 20 for one in (8, 10, 12)], aggregator="tree", **pair)
+    study.add([[one * MS] * 20 for one in (11, 8, 9)], aggregator="ring", **pair)
+    assert next_experiment(first(study, cell)).startswith("try a larger batch")
+
+
 def test_control_arms_and_codecs_are_never_the_next_experiment(make_study):
     study = make_study()
     gpu = {"device": "cuda", "world_size": 2, "step": "overlapped"}

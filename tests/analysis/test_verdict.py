@@ -55,6 +55,19 @@ def test_one_launch_is_never_sure_and_asks_for_more(study):
     assert one.values["confidence"] == "one_launch"
     assert "Not sure: 1 launch: how much launches differ is not known." in verdict_lines([one])
     assert any(line.startswith("Next: repeats=3") for line in verdict_lines([one]))
+    assert verdict_lines([one])[0].startswith("Fastest so far: 2 workers, 1.67 times the speed of one.")
+    (line, _) = verdict_lines([one, one])
+    assert line.endswith("Aggregator: all_reduce. One launch: repeats=3 to decide.")
+    assert "faster than" not in line
+    assert "slower" not in line
+
+
+def test_one_of_several_answers_says_what_is_not_resolved(study):
+    for model in ("m0", "m1"):
+        for name, steps in (("all_reduce", (0.5, 0.6, 0.55)), ("ring", (0.61, 0.5, 0.56))):
+            study.add_steps([[one] * 6 for one in steps], aggregator=name, world_size=2, model=model)
+    for line in verdict_lines(answers(study)):
+        assert "Aggregator: all_reduce (fastest so far; not resolved from ring)." in line
 
 
 def test_lossy_aggregators_of_unknown_accuracy_are_said_where_nothing_else_has_several_workers(study):
