@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import math
 import os
 import re
@@ -60,6 +61,22 @@ def write_whole(path: Path, content: bytes) -> Path:
                 os.unlink(temporary)  # on a full disk its part would take the last space
             raise
     return path
+
+
+def overwrite(path: Path, content: bytes) -> bool:
+    """Writes a file again in place, without more space; False, and nothing is done, where it is too small.
+
+    Args:
+        path: of the file.
+        content: a text; spaces fill what is left of the file.
+    """
+    with writing(path), path.open("r+b", buffering=0) as file:
+        length = os.fstat(file.fileno()).st_size
+        if len(content) > length:
+            return False
+        file.write(content.ljust(length))
+        os.fsync(file.fileno())
+    return True
 
 
 def append_whole(path: Path, content: bytes) -> None:
@@ -234,6 +251,11 @@ def storable(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: storable(item) for key, item in value.items()}
     return [storable(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def as_json(value: Mapping[str, Any]) -> bytes:
+    """The text of a file of facts."""
+    return (json.dumps(storable(value), indent=1) + "\n").encode()
 
 
 _SAMPLES = re.compile(r"rank(0|[1-9]\d{0,6})\.jsonl(\.gz)?", re.ASCII)

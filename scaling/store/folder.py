@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from scaling.errors import StoreError
+from scaling.errors import DiskFullError, StoreError
 from scaling.store.archive import RUNS, Archive, is_archived, opened
 from scaling.store.archiving import (
     require_finished,
@@ -35,6 +35,7 @@ from scaling.store.contents import (
 from scaling.store.files import (
     MEND_SAMPLES,
     append_whole,
+    as_json,
     inside,
     is_held,
     json_lines,
@@ -48,7 +49,15 @@ from scaling.store.files import (
     write_whole,
     writing,
 )
-from scaling.store.records import MAX_DEATHS, SCHEMA_VERSION, RunRecord, now, read_run, record_from
+from scaling.store.records import (
+    MAX_DEATHS,
+    SCHEMA_VERSION,
+    RunRecord,
+    now,
+    planned_in_place,
+    read_run,
+    record_from,
+)
 from scaling.store.upgrades import FAILURE_KIND
 
 ROOM_BYTES = 65_536
@@ -128,9 +137,17 @@ class ResultsFolder:
             self.write_run(RunRecord(cell_id, repeat, dict(cell)))
 
     def write_run(self, record: RunRecord) -> None:
-        """Replaces a run's record."""
+        """Replaces a run's record.
+
+        Raises:
+            DiskFullError: there is no space for it; one that was running is planned again, in its own place.
+        """
         path = self._run_file_to_write(record.cell_id, record.repeat)
-        self._write(str(path.relative_to(self.path)), json.dumps(storable(asdict(record)), indent=1) + "\n")
+        try:
+            write_whole(path, as_json(asdict(record)))
+        except DiskFullError:
+            if not (planned_in_place(path, record.deaths) and record.state == "planned"):
+                raise
 
     def run(self, cell_id: str, repeat: int) -> RunRecord:
         """One run's record.
@@ -329,14 +346,13 @@ class ResultsFolder:
         """
         if number is None:
             number = take_number(self.path / "launches", ".json")
-        text = json.dumps(storable(times), indent=1) + "\n"
-        return self._write(f"launches/{number:03d}.json", text)
+        return write_whole(self.path / f"launches/{number:03d}.json", as_json(times))
 
     def write_predictions(self, predictions: Iterable[Mapping[str, Any]]) -> Path:
         """Writes what was simulated before it was measured, a mapping a cell; returns the path."""
-        rows = [storable(dict(one)) for one in predictions]
+        rows = [dict(one) for one in predictions]
         content = {"schema_version": SCHEMA_VERSION, "simulated": True, "predictions": rows}
-        return self._write("predictions.json", json.dumps(content, indent=1) + "\n")
+        return write_whole(self.path / "predictions.json", as_json(content))
 
     def predictions(self) -> list[dict[str, Any]]:
         """What `write_predictions` wrote; nothing where it never did; raises as the others do."""
@@ -344,7 +360,7 @@ class ResultsFolder:
 
     def write_sheet(self, name: str, sheet: Mapping[str, Any]) -> Path:
         """Writes a lossy aggregator's fidelity sheet (`scaling verify --save-to`); returns the path."""
-        return self._write(f"sheets/{name}.json", json.dumps(storable(sheet), indent=1) + "\n")
+        return write_whole(self.path / f"sheets/{name}.json", as_json(sheet))
 
     def sheets(self) -> dict[str, dict[str, Any]]:
         """What `write_sheet` wrote, by the aggregator's name.

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Literal
 
 from scaling.errors import StoreError
-from scaling.store.files import damaged, text_of
+from scaling.store.files import as_json, damaged, overwrite, text_of
 from scaling.store.schemas import RunModel, validate
 from scaling.store.upgrades import upgraded
 from topologies.documents import DocumentError, from_json
@@ -101,3 +101,11 @@ def checked(text: str, where: object, mend: str = MEND, *, numbered: bool = Fals
 def record_from(values: dict[str, Any]) -> RunRecord:
     """A record of what `checked` gave."""
     return RunRecord(**upgraded(values, values["schema_version"]))
+
+
+def planned_in_place(path: Path, deaths: int) -> bool:
+    """Puts a running run back to planned without any space for it; False where it was not running."""
+    if not path.exists() or (record := read_run(path)).state != "running":
+        return False
+    record.state, record.deaths = "planned", deaths
+    return overwrite(path, as_json(asdict(record)))

@@ -190,7 +190,11 @@ def _require_room(folder: ResultsFolder, scope: Scope, log: Path, code: int) -> 
     """
     if code == 0:
         return
-    folder.require_room()
+    try:
+        folder.require_room()
+    except DiskFullError:
+        _reset_left_over(folder, scope)
+        raise
     text = log.read_text(encoding="utf-8", errors="replace")
     if found := re.search(
         rf"\berror: (.*{MARK}(?:{'|'.join(map(re.escape, REASONS.values()))}).*)$", text, re.M

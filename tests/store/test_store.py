@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from scaling.errors import StoreError
+from scaling.errors import DiskFullError, StoreError
 from scaling.store import ResultsFolder, RunRecord, files
 
 CELL = "0123456789ab"
@@ -79,6 +79,29 @@ class TestWriting:
         with pytest.raises(StoreError, match=r"report\.html: cannot be written: the disk is full"):
             folder.write_text("report.html", "new")
         assert (folder.path / "report.html").read_text() == "old"
+
+    def test_run_on_a_full_disk_is_planned_again_in_place(self, folder, monkeypatch):
+        def full(*_: object, **__: object) -> None:
+            raise OSError(28, "No space left on device")
+
+        record = start(folder)
+        monkeypatch.setattr(files.tempfile, "mkstemp", full)
+        with pytest.raises(DiskFullError, match=r"run\.json: cannot be written: the disk is full"):
+            folder.finish_run(record, {"wire_bytes": 8})
+        planned = folder.run(CELL, 0)
+        assert (planned.state, planned.summary, planned.launch["launcher"]) == ("planned", {}, "local")
+        with pytest.raises(DiskFullError):
+            folder.start_run(planned, {"launcher": "local"})
+        assert folder.run(CELL, 0).state == "planned"
+
+    def test_death_on_a_full_disk_is_counted_in_place(self, folder, monkeypatch):
+        def full(*_: object, **__: object) -> None:
+            raise OSError(28, "No space left on device")
+
+        record = start(folder)
+        monkeypatch.setattr(files.tempfile, "mkstemp", full)
+        folder.reset_run(record, died="rank 1 was killed")
+        assert (folder.run(CELL, 0).state, folder.run(CELL, 0).deaths) == ("planned", 1)
 
     def test_files_can_be_read_by_others(self, folder):
         mode = (folder.path / "study.yaml").stat().st_mode
