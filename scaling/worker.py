@@ -109,8 +109,8 @@ def _lead(
     stall_timeout_s = DEFAULT_STALL_TIMEOUT_S
     if info.rank == 0:
         try:
-            if told := handed_over(os.environ):
-                (launch, stall_timeout_s), folder = told, ResultsFolder(options.out)
+            if handed := handed_over(os.environ):
+                (launch, stall_timeout_s), folder = handed, ResultsFolder(options.out)
                 _require_same_nodes(folder, launch, _num_nodes(info))
             else:
                 study = load_study(options.study, options.overrides)

@@ -126,12 +126,12 @@ def _join_nodes(parts: _Parts, facts: Facts) -> None:
     for at, node in enumerate(facts.host.nodes):
         first.setdefault(node.socket, at)
         last[node.socket] = at
-    for (a, one), (b, other) in combinations(enumerate(facts.host.nodes), 2):
-        if one.socket == other.socket:
+    for (a, node), (b, other_node) in combinations(enumerate(facts.host.nodes), 2):
+        if node.socket == other_node.socket:
             bandwidth = nominal.HOST_MEMORY
             parts.link("on-socket", "on-socket", (f"cpu{a}", f"cpu{b}"),
                        bandwidth_bytes_per_s=bandwidth, latency_s=nominal.MEMORY_LATENCY)  # fmt: skip
-        elif last[one.socket] == a and first[other.socket] == b:
+        elif last[node.socket] == a and first[other_node.socket] == b:
             bandwidth = nominal.between_sockets(facts.host.cpu_name)
             parts.link("inter-socket", "inter-socket", (f"cpu{a}", f"cpu{b}"),
                        bandwidth_bytes_per_s=bandwidth, latency_s=nominal.SOCKET_LATENCY)  # fmt: skip

@@ -262,19 +262,19 @@ def require_plain(value: Any) -> None:
     """
     left: list[tuple[tuple[Key, ...], Any]] = [((), value)]
     while left:
-        path, one = left.pop()
-        if problem := _problem(one):
+        path, value = left.pop()
+        if problem := _problem(value):
             raise DocumentError(f"{shown_path(path) or 'the document'} {problem}")
         if len(path) > MAX_DEPTH:
             raise DocumentError(f"values are nested deeper than {MAX_DEPTH} levels")
-        if isinstance(one, dict):
-            for key, item in one.items():
+        if isinstance(value, dict):
+            for key, item in value.items():
                 if not is_clean(key):
                     where = shown_path(path) or "the document"
                     raise DocumentError(f"{where} has the key {key!r}; a key has no control characters")
                 left.append(((*path, key), item))
-        elif isinstance(one, list):
-            left.extend(((*path, index), item) for index, item in enumerate(one))
+        elif isinstance(value, list):
+            left.extend(((*path, index), item) for index, item in enumerate(value))
 
 
 def _problem(value: Any) -> str | None:

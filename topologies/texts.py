@@ -81,12 +81,17 @@ def is_clean(text: str) -> bool:
     return text.isprintable() or not any(map(_is_control, text))
 
 
-def _is_control(one: str) -> bool:
-    return (unicodedata.category(one) in ("Cc", "Cs") and one not in "\n\t") or one in _BIDIRECTIONAL
+def _is_control(character: str) -> bool:
+    return (
+        unicodedata.category(character) in ("Cc", "Cs") and character not in "\n\t"
+    ) or character in _BIDIRECTIONAL
 
 
 def clean(text: str) -> str:
     """The text with each control character as an escape, as `\\x1b`: for terminals and records."""
     if is_clean(text):
         return text
-    return "".join(one.encode("unicode_escape").decode("ascii") if _is_control(one) else one for one in text)
+    return "".join(
+        character.encode("unicode_escape").decode("ascii") if _is_control(character) else character
+        for character in text
+    )

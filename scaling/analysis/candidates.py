@@ -156,9 +156,9 @@ class Scatters:
     def difference(self, first: Candidate, second: Candidate) -> Difference:
         """The difference of the second candidate's value from the first's."""
         log_factor = math.log(second.factor / first.factor)
-        found = (self.of_values or self.of_times).difference(first.cell_id, second.cell_id, log_factor)
+        difference = (self.of_values or self.of_times).difference(first.cell_id, second.cell_id, log_factor)
         left_open = (first.open_ratio**2 + second.open_ratio**2) / 3  # evenly within the instrument's step
-        return with_variance(found, left_open, found.degrees or 1.0) if left_open else found
+        return with_variance(difference, left_open, difference.degrees or 1.0) if left_open else difference
 
 
 def scatters_of(
@@ -168,19 +168,22 @@ def scatters_of(
     of_times = scatter_of(cells)
     if objective not in (ACCURACY, ENERGY, MEMORY):
         return Scatters(of_times, None), list(asked)
-    of_values = study_scatter({one.cell_id: one.times for own in asked for one in own.candidates})
+    of_values = study_scatter(
+        {candidate.cell_id: candidate.times for workload in asked for candidate in workload.candidates}
+    )
     with_intervals = [
-        replace(own, candidates=[_with_interval(one, of_values) for one in own.candidates]) for own in asked
+        replace(workload, candidates=[_with_interval(each, of_values) for each in workload.candidates])
+        for workload in asked
     ]
     return Scatters(of_times, of_values), with_intervals
 
 
-def _with_interval(one: Candidate, scatter: StudyScatter) -> Candidate:
-    interval = scatter.interval(one.cell_id)
+def _with_interval(candidate: Candidate, scatter: StudyScatter) -> Candidate:
+    interval = scatter.interval(candidate.cell_id)
     if interval is None:
-        return one
-    low, high = interval[0] * (1 - one.open_ratio), interval[1] * (1 + one.open_ratio)
-    return replace(one, low=low, high=high, method=MODERATED)
+        return candidate
+    low, high = interval[0] * (1 - candidate.open_ratio), interval[1] * (1 + candidate.open_ratio)
+    return replace(candidate, low=low, high=high, method=MODERATED)
 
 
 def workloads(objective: str, rows: Sequence[Row], cells: Sequence[CellResult]) -> list[CandidateSet]:
@@ -194,17 +197,17 @@ def workloads(objective: str, rows: Sequence[Row], cells: Sequence[CellResult]) 
     trained = objective == ACCURACY
     kind = "convergence" if trained else "iteration"
     by_id = {cell.cell_id: cell for cell in cells}
-    families: dict[Hashable, list[Row]] = {}
-    for row in rows:
-        if (
-            row["kind"] == kind
-            and not is_aa_replicate(row)
-            and row["arm"] in (None, BASELINE_ARM)
-            and (not trained or row["target_accuracy"] is not None)
-        ):
-            families.setdefault(_given(row, trained=trained), []).append(row)
+    asked = [
+        row
+        for row in rows
+        if row["kind"] == kind
+        and not is_aa_replicate(row)
+        and row["arm"] in (None, BASELINE_ARM)
+        and (not trained or row["target_accuracy"] is not None)
+    ]
+    families = by_key(asked, lambda row: _given(row, trained=trained))
     make = _trained if trained else _timed
-    return [make(objective, own, rows, by_id) for own in families.values()]
+    return [make(objective, family, rows, by_id) for family in families.values()]
 
 
 _TRAINED_FOR = ("model", "dataset", "device", "target_accuracy")
@@ -246,7 +249,7 @@ def _timed(
             reason = None if candidate else Finding(f"{objective}_not_measured", (row["cell_id"],))
         candidates += [candidate] if candidate else []
         excluded += [_excluded(row, parts, reason)] if reason else []
-    return CandidateSet(given, sorted(candidates, key=lambda one: one.value), excluded)
+    return CandidateSet(given, sorted(candidates, key=lambda candidate: candidate.value), excluded)
 
 
 def _excluded(row: Row, parts: tuple[str, ...], reason: Finding) -> Excluded:
@@ -302,8 +305,8 @@ def _by_energy(row: Row, cell: CellResult, parts: tuple[str, ...]) -> Candidate 
     energies = energies_per_sample(cell)
     if not energies:
         return None
-    values = [1e3 * one.joules for one in energies]
-    open_ratio = max(ENERGY_STEP_S / one.window_s for one in energies)
+    values = [1e3 * energy.joules for energy in energies]
+    open_ratio = max(ENERGY_STEP_S / energy.window_s for energy in energies)
     middle, times = median(values), CellTimes(row["world_size"], dict(enumerate(values)))
     low, high = middle * (1 - open_ratio), middle * (1 + open_ratio)
     return Candidate(row, parts, middle, low, high, "energy", ONE_LAUNCH, times, open_ratio=open_ratio)
@@ -333,17 +336,18 @@ def _trained(
     first = family[0]
     candidates, excluded = [], []
     singles = _one_of_each_single(family)
-    for own in by_key(family, family_key).values():
-        row, ids = own[0], tuple(one["cell_id"] for one in own)
+    for seeds in by_key(family, family_key).values():
+        row, ids = seeds[0], tuple(seed["cell_id"] for seed in seeds)
         if _is_single(row) and row["cell_id"] not in singles:
             continue
         parts = (*_parts(row, family), *_recipe(row, family))
-        missed = next((one["target_state"] for one in own if one["target_state"] != REACHED), REACHED)
+        missed = next((seed["target_state"] for seed in seeds if seed["target_state"] != REACHED), REACHED)
         if is_control_arm(row) and not _is_single(row):
             reason = Finding("control_arm_training", ids)
-        elif any(one["state"] == "failed" for one in own):
-            reason = Finding("not_done", ids, {"reason": next(one["reason"] for one in own if one["reason"])})
-        elif not any(one["repeats"] for one in own):
+        elif any(seed["state"] == "failed" for seed in seeds):
+            first_reason = next(seed["reason"] for seed in seeds if seed["reason"])
+            reason = Finding("not_done", ids, {"reason": first_reason})
+        elif not any(seed["repeats"] for seed in seeds):
             continue
         elif missed != REACHED:
             reason = Finding("target_missed", ids, {"target_state": missed})
@@ -352,16 +356,16 @@ def _trained(
             reason = Finding("seconds_on_shared_gpus", ids, {name: row[name] for name in names})
         else:
             seconds: dict[Hashable, float] = {
-                (one["seed"], number): value
-                for one in own
-                for number, value in enumerate(seconds_to_target(cells[one["cell_id"]]))
+                (seed["seed"], number): value
+                for seed in seeds
+                for number, value in enumerate(seconds_to_target(cells[seed["cell_id"]]))
             }
             middle, times = median(seconds.values()), CellTimes(row["world_size"], seconds)
             candidates.append(Candidate(row, parts, middle, None, None, "training_s", ONE_LAUNCH, times))
             continue
         excluded.append(_excluded(row, parts, reason))
     given = {name: first[name] for name in _TRAINED_FOR}
-    return CandidateSet(given, sorted(candidates, key=lambda one: one.value), excluded)
+    return CandidateSet(given, sorted(candidates, key=lambda candidate: candidate.value), excluded)
 
 
 def _recipe(row: Row, family: Sequence[Row]) -> list[str]:

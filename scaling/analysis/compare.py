@@ -16,7 +16,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Container, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,6 +27,7 @@ from scaling.analysis.columns import Row, to_rows
 from scaling.analysis.comparison import CellComparison, Comparison, Shift, Verdict
 from scaling.analysis.decisions import Campaigns, Design, adjusted, campaigns, goes_along
 from scaling.analysis.environments import environment_differences
+from scaling.analysis.grouping import by_key
 from scaling.analysis.groups import group_rows
 from scaling.analysis.matching import COMPARED_KINDS, Match, has_time, match_cells, nearest_differences
 from scaling.analysis.noise import aa_pairs, aa_warnings, scatter_of
@@ -67,31 +68,20 @@ def compare(
         StoreError: a folder is none, or samples are missing or damaged.
         ScalingError: they have no measured cell in common.
     """
-    found = compare_sides(_side(a), _side(b), level)
+    comparison = compare_sides(_side(a), _side(b), level)
     others = [environment_differences(a[0], other) for other in (*b, *a[1:])]
-    by_field = {one.field: one for differences in reversed(others) for one in differences}
-    return replace(found, environment=sorted(by_field.values(), key=lambda one: not one.decides))
+    by_field = {key.field: key for differences in reversed(others) for key in differences}
+    return replace(comparison, environment=sorted(by_field.values(), key=lambda key: not key.decides))
 
 
 def _side(folders: Sequence[ResultsFolder]) -> Side:
     names = [study_name(folder.require()) for folder in folders]
     cells = [read_cells(folder) for folder in folders]
-    return Side.of([build_table(name, own) for name, own in zip(names, cells, strict=True)], cells)
+    return Side.of([build_table(*study) for study in zip(names, cells, strict=True)], cells)
 
 
-def compare_tables(
-    table_a: pd.DataFrame,
-    cells_a: Sequence[CellResult],
-    table_b: pd.DataFrame,
-    cells_b: Sequence[CellResult],
-    level: float = FAMILY_LEVEL,
-) -> Comparison:
-    """Compares summaries and samples that were read already, without their environments."""
-    return compare_sides(Side.of([table_a], [cells_a]), Side.of([table_b], [cells_b]), level)
-
-
-def compare_sides(a: Side, b: Side, level: float) -> Comparison:
-    """Compares two sides of several folders each.
+def compare_sides(a: Side, b: Side, level: float = FAMILY_LEVEL) -> Comparison:
+    """Compares two sides of several folders each, without their environments.
 
     Raises:
         ScalingError: the level is no probability, or there is no measured cell in common.
@@ -103,42 +93,27 @@ def compare_sides(a: Side, b: Side, level: float) -> Comparison:
     design = Design(are_campaigns, not are_campaigns and _took_turns(a, b), _offset(a, b, are_campaigns))
     times_a, times_b = (_times(side, are_campaigns=are_campaigns) for side in (a, b))
     matches, alone_a, alone_b = match_cells(rows_a, rows_b)
-    measured = [
-        one
-        for one in matches
-        if one.a["cell_id"] in times_a and one.b["cell_id"] in times_b and _as_long(one)
-    ]
+    measured = [match for match in matches if _is_measured(match, times_a, times_b)]
     if not measured:
         raise ScalingError(_nothing_in_common(rows_a, rows_b, matched=bool(matches)))
-    left = [one for one in matches if one not in measured]
-    families: dict[Hashable, list[Match]] = {}
-    for one in measured:
-        families.setdefault(times_a[one.a["cell_id"]].family, []).append(one)
-    found: dict[str, CellComparison] = {}
+    unmeasured = [match for match in matches if match not in measured]
+    pairs: dict[str, CellComparison] = {}
     shifts, names = [], _names(rows_a)
-    for family in families.values():
-        own = ([times_a[one.a["cell_id"]] for one in family], [times_b[one.b["cell_id"]] for one in family])
-        compared = _campaigns(*own, design)
-        found.update(_pairs(family, own, compared, names))
+    for family in by_key(measured, lambda match: times_a[match.a["cell_id"]].family).values():
+        of_a = [times_a[match.a["cell_id"]] for match in family]
+        of_b = [times_b[match.b["cell_id"]] for match in family]
+        compared = _campaigns(of_a, of_b, design)
+        pairs.update(_pairs(family, (of_a, of_b), compared, names))
         if compared.shift is not None:
-            first = family[0].a
-            is_relative = compared.relative is not None
-            shifts.append(
-                Shift(
-                    first["kind"],
-                    first["world_size"],
-                    len(family),
-                    compared.shift,
-                    is_relative,
-                    are_campaigns or design.is_paired,
-                )
-            )
+            kind, world_size = family[0].a["kind"], family[0].a["world_size"]
+            is_relative, has_campaigns = compared.relative is not None, are_campaigns or design.is_paired
+            shifts.append(Shift(kind, world_size, len(family), compared.shift, is_relative, has_campaigns))
     return Comparison(
         environment=[],
-        cells=_judged([found[one.a["cell_id"]] for one in measured], level),
+        cells=_judged([pairs[match.a["cell_id"]] for match in measured], level),
         shifts=shifts,
-        only_in_a=[*alone_a, *(one.a for one in left if one.a["cell_id"] in times_a)],
-        only_in_b=[*alone_b, *(one.b for one in left if one.b["cell_id"] in times_b)],
+        only_in_a=[*alone_a, *(match.a for match in unmeasured if match.a["cell_id"] in times_a)],
+        only_in_b=[*alone_b, *(match.b for match in unmeasured if match.b["cell_id"] in times_b)],
         level=level,
         num_left_out=sum(not has_time(row) for row in (*rows_a, *rows_b)),
         is_paired=design.is_paired,
@@ -153,15 +128,16 @@ def _times(side: Side, *, are_campaigns: bool) -> dict[Hashable, CellTimes]:
     merged: dict[Hashable, dict[Hashable, float]] = {}
     families: dict[Hashable, Hashable] = {}
     for number, (table, cells) in enumerate(zip(side.rows, side.cells, strict=True)):
-        own_id = {one.b["cell_id"]: one.a["cell_id"] for one in match_cells(rows, table)[0]} if number else {}
-        for cell_id, own in cell_times(cells).items():
-            first = own_id.get(str(cell_id)) if number else cell_id
-            if first is None or not own.by_launch:
+        matches = match_cells(rows, table)[0] if number else []
+        first_ids = {match.b["cell_id"]: match.a["cell_id"] for match in matches}
+        for cell_id, times in cell_times(cells).items():
+            first = first_ids.get(str(cell_id)) if number else cell_id
+            if first is None or not times.by_launch:
                 continue
-            families.setdefault(first, own.family)
-            by_launch: dict[Hashable, float] = {(number, name): one for name, one in own.by_launch.items()}
+            families.setdefault(first, times.family)
+            by_launch: dict[Hashable, float] = {(number, name): s for name, s in times.by_launch.items()}
             if are_campaigns:
-                by_launch = {number: float(np.exp(np.mean(np.log([*own.by_launch.values()]))))}
+                by_launch = {number: float(np.exp(np.mean(np.log([*times.by_launch.values()]))))}
             merged.setdefault(first, {}).update(by_launch)
     return {cell_id: CellTimes(families[cell_id], values) for cell_id, values in merged.items()}
 
@@ -182,12 +158,12 @@ def _offset(a: Side, b: Side, are_campaigns: bool) -> tuple[float, float]:
     """
     with_pairs = [cells for side in (a, b) for cells in side.cells if aa_pairs(cells)]
     scatters = [scatter_of(cells) for cells in with_pairs]
-    variance, degrees = offset_variance([pair for one in scatters for pair in one.pairs])
+    variance, degrees = offset_variance([pair for scatter in scatters for pair in scatter.pairs])
     return (0.0, 0.0) if are_campaigns else (variance * (1 / len(a.rows) + 1 / len(b.rows)), degrees)
 
 
 def _campaigns(a: Sequence[CellTimes], b: Sequence[CellTimes], design: Design) -> Campaigns:
-    launches = list(dict.fromkeys(name for one in (*a, *b) for name in one.by_launch))
+    launches = list(dict.fromkeys(name for cell in (*a, *b) for name in cell.by_launch))
     logs = [log_matrix(side, launches if design.is_paired else None) for side in (a, b)]
     smallest = (TIMER_S / np.exp(np.nanmean(logs[0], axis=1))) ** 2
     return campaigns(logs[0], logs[1], smallest, design)
@@ -200,29 +176,24 @@ def _pairs(
     names: Mapping[str, tuple[dict[str, Any], str]],
 ) -> dict[str, CellComparison]:
     """Cell id in a -> the pair, before all pairs are judged together."""
-    found = {}
+    pairs = {}
     for index, match in enumerate(family):
         cell_id = match.a["cell_id"]
         group, name = names[cell_id]
         quantity = "train_s" if match.a["kind"] == "convergence" else "iteration_s"
         counts = len(times[0][index].by_launch), len(times[1][index].by_launch)
-        found[cell_id] = CellComparison(
-            group,
-            name,
-            match,
-            quantity,
-            compared.ratios[index],
-            compared.tested[index],
-            None,
-            "not resolved",
-            counts,
+        ratio, tested = compared.ratios[index], compared.tested[index]
+        pairs[cell_id] = CellComparison(
+            group, name, match, quantity, ratio, tested, None, "not resolved", counts
         )
-    return found
+    return pairs
 
 
-def _as_long(match: Match) -> bool:
-    """Whether two trainings have equally many epochs, or neither is a training."""
-    return bool(match.a["epochs"] == match.b["epochs"])
+def _is_measured(match: Match, a: Container[Hashable], b: Container[Hashable]) -> bool:
+    """Whether both sides have its times; of trainings, of equally many epochs."""
+    return (
+        match.a["cell_id"] in a and match.b["cell_id"] in b and bool(match.a["epochs"] == match.b["epochs"])
+    )
 
 
 def _names(rows: Sequence[Row]) -> Mapping[str, tuple[dict[str, Any], str]]:
@@ -238,20 +209,20 @@ def _names(rows: Sequence[Row]) -> Mapping[str, tuple[dict[str, Any], str]]:
 
 
 def _judged(pairs: Sequence[CellComparison], level: float) -> list[CellComparison]:
-    known = [one.tested.p_value for one in pairs]
-    corrected = iter(adjusted([own for own in known if own is not None]))
+    p_values = [pair.tested.p_value for pair in pairs]
+    corrected = iter(adjusted([p_value for p_value in p_values if p_value is not None]))
     return [
-        one if own is None else _judge(replace(one, p_adjusted=next(corrected)), level)
-        for one, own in zip(pairs, known, strict=True)
+        pair if p_value is None else _judge(replace(pair, p_adjusted=next(corrected)), level)
+        for pair, p_value in zip(pairs, p_values, strict=True)
     ]
 
 
 def _judge(pair: CellComparison, level: float) -> CellComparison:
-    own, tested, p_adjusted = pair.difference, pair.tested, pair.p_adjusted
+    difference, tested, p_adjusted = pair.difference, pair.tested, pair.p_adjusted
     verdict: Verdict = "not resolved"
-    if p_adjusted is not None and p_adjusted < level and goes_along(own, tested):
-        verdict = "slower" if own.ratio > 1 else "faster"
-    elif own.is_same() and tested.is_same():
+    if p_adjusted is not None and p_adjusted < level and goes_along(difference, tested):
+        verdict = "slower" if difference.ratio > 1 else "faster"
+    elif difference.is_same() and tested.is_same():
         verdict = "same"
     return replace(pair, verdict=verdict)
 

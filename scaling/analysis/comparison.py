@@ -210,8 +210,8 @@ class Comparison:
             "family_wise_level": self.level,
             "tie_ratio": TIE_RATIO,
             "num_tests": self.num_tests,
-            "environment": [one.as_dict() for one in self.environment],
-            "shifts": [one.as_dict() for one in self.shifts],
+            "environment": [difference.as_dict() for difference in self.environment],
+            "shifts": [shift.as_dict() for shift in self.shifts],
             "cells": [
                 {
                     **cell.as_dict(),

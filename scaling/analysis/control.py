@@ -143,18 +143,24 @@ def exposed_check(
 
 def differences_of_launches(arm: CellResult, control: CellResult) -> dict[str, float]:
     """Budget columns -> the seconds that the arm takes more, where common launches show a difference."""
-    launches = [{one.repeat: one for one in cell.launches if one.profiled_steps} for cell in (arm, control)]
+    launches = [
+        {launch.repeat: launch for launch in cell.launches if launch.profiled_steps}
+        for cell in (arm, control)
+    ]
     common = sorted(launches[0].keys() & launches[1].keys())
     budgets = [
-        [found.columns_s for repeat in common if (found := cell_budget([own[repeat]])) is not None]
-        for own in launches
+        [budget.columns_s for repeat in common if (budget := cell_budget([by_repeat[repeat]])) is not None]
+        for by_repeat in launches
     ]
     if len(common) < 2:
         return {}
     found_s = {}
     for name in COLUMNS_COMPARED:
         more_s = np.array(
-            [one.get(name, 0.0) - other.get(name, 0.0) for one, other in zip(*budgets, strict=True)]
+            [
+                of_arm.get(name, 0.0) - of_control.get(name, 0.0)
+                for of_arm, of_control in zip(*budgets, strict=True)
+            ]
         )
         half_s = (
             float(t_quantile(len(more_s) - 1.0, (1 + CONFIDENCE) / 2))

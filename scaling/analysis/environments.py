@@ -52,7 +52,7 @@ def environment_differences(a: ResultsFolder, b: ResultsFolder) -> list[Differin
     if not first or not second:
         known = ["recorded" if environment else None for environment in environments]
         return [] if first == second else [DifferingKey("environment.json", known[0], known[1], True)]
-    found = [
+    differing = [
         DifferingKey(field, here, there, decides)
         for names, decides in ((IDENTITY, True), (FOR_PEOPLE, False))
         for name in names
@@ -60,12 +60,12 @@ def environment_differences(a: ResultsFolder, b: ResultsFolder) -> list[Differin
     ]
     names = [_name(folder) for folder in (a, b)]
     if None not in names and names[0] != names[1]:
-        found.insert(0, DifferingKey("--against", names[0], names[1], decides=True))
+        differing.insert(0, DifferingKey("--against", names[0], names[1], decides=True))
     # Folders from before the digest of changes was recorded: both had some, perhaps not the same.
     states = [environment.get("git") or {} for environment in environments]
-    if all(one.get("dirty") and "changes" not in one for one in states):
-        found.append(DifferingKey("git.changes", "some", "some, perhaps others", decides=False))
-    return found
+    if all(state.get("dirty") and "changes" not in state for state in states):
+        differing.append(DifferingKey("git.changes", "some", "some, perhaps others", decides=False))
+    return differing
 
 
 def _read(folder: ResultsFolder) -> dict[str, Any]:

@@ -64,7 +64,7 @@ def explain_cell(
     ids `lossy` are lossy.
     """
     view = View(row, cell, rows, num_cores, lossy, scatter)
-    limits = sorted(_found(view, LIMITS), key=lambda one: -round(one.values["share"] / EQUAL_SHARES))
+    limits = sorted(_found(view, LIMITS), key=lambda finding: -round(finding.values["share"] / EQUAL_SHARES))
     return [*limits, *_found(view, DOUBTS)]
 
 
@@ -75,7 +75,7 @@ def is_limit(finding: Finding) -> bool:
 
 def limit_of(findings: Sequence[Finding]) -> Finding | None:
     """The finding that takes most of the time; None if no such rule applies."""
-    return next((one for one in findings if is_limit(one) and one.values["share"] > 0), None)
+    return next((finding for finding in findings if is_limit(finding) and finding.values["share"] > 0), None)
 
 
 def _found(view: View, rules: Sequence[Rule]) -> list[Finding]:

@@ -35,7 +35,9 @@ def disturbed_gpu(view: View) -> Values | None:
     """GPU clocks were limited, or other processes used the GPU."""
     said = {"throttled": "throttled_gpu", "other_processes": "shared_gpu"}
     warnings = view.row["warnings"] or ()
-    disturbed = [one for one in warnings if one.kind in said and said[one.kind] not in view.fired]
+    disturbed = [
+        warning for warning in warnings if warning.kind in said and said[warning.kind] not in view.fired
+    ]
     return {"share": 1.0, "warnings": disturbed} if disturbed else None
 
 

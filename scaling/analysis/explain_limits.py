@@ -101,10 +101,10 @@ def _device_waits(view: View) -> Values | None:
         return None
     behind_s = 0.0
     for phase in ("forward", "backward"):
-        own = [one[phase] for one in known if one is not None and phase in one]
-        if len(own) < len(known):
+        values = [columns[phase] for columns in known if columns is not None and phase in columns]
+        if len(values) < len(known):
             return None
-        behind_s = max(behind_s, float(np.median(own)))
+        behind_s = max(behind_s, float(np.median(values)))
     if behind_s > max(SHORTEST_QUEUE_S, QUEUE_SHARE * view.compute_s):
         return None
     return {"share": view.share("forward_s", "backward_s"), "behind_s": behind_s, "compute_s": view.compute_s}
@@ -169,7 +169,7 @@ def open_time(view: View) -> Values | None:
 def _is_of_slow_rank(view: View, share: float, *phases: str) -> bool:
     """Whether most of `share` comes from the slow rank alone, which has a finding already."""
     named = view.fired.get("slow_rank", {}).get("phases_s", {})
-    own_s = sum(float(named.get(one, 0.0)) for one in phases)
+    own_s = sum(float(named.get(phase, 0.0)) for phase in phases)
     return own_s > share * (view.step_s or 0.0) / 2
 
 

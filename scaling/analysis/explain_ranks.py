@@ -14,19 +14,19 @@ COMPUTING = ("forward_s", "backward_s")
 
 def throttled_gpu(view: View) -> Values | None:
     """A GPU with limited clocks: at its full clock forward and backward would be shorter."""
-    found = {}
+    reasons = {}
     for warning in view.row["warnings"] or ():
         if warning.kind == "throttled":
-            found.update(dict.fromkeys(warning.values["ranks"], warning.values["reason"]))
-    ratios = {rank: ratio for rank in found if (ratio := _clock_ratio(view, rank)) is not None}
+            reasons.update(dict.fromkeys(warning.values["ranks"], warning.values["reason"]))
+    ratios = {rank: ratio for rank in reasons if (ratio := _clock_ratio(view, rank)) is not None}
     if not ratios:
         return None
     rank = min(ratios, key=ratios.__getitem__)
     share = _with_its_excess(view, rank, (1 - ratios[rank]) * view.share(*COMPUTING))
     if share < LOST_SHARE:
         return None
-    clocks = {"clock_ratio": ratios[rank], "reason": found[rank]}
-    return {"share": share, "rank": rank, "ranks": sorted(found), **clocks, **_lost(view, share)}
+    clocks = {"clock_ratio": ratios[rank], "reason": reasons[rank]}
+    return {"share": share, "rank": rank, "ranks": sorted(reasons), **clocks, **_lost(view, share)}
 
 
 def shared_gpu(view: View) -> Values | None:
@@ -73,11 +73,11 @@ def slow_rank(view: View) -> Values | None:
 def periodic(view: View) -> Values | None:
     """Every k-th step is slow."""
     launches = view.cell.launches if view.cell else []
-    found = periodic_slowness(launches, view.own_phases) if launches else None
-    if found is None:
+    slowness = periodic_slowness(launches, view.own_phases) if launches else None
+    if slowness is None:
         return None
-    values = {name: getattr(found, name) for name in ("period", "excess_s", "lost_s", "rank", "phase")}
-    return {"share": min(1.0, found.lost_s / found.step_s), **values}
+    values = {name: getattr(slowness, name) for name in ("period", "excess_s", "lost_s", "rank", "phase")}
+    return {"share": min(1.0, slowness.lost_s / slowness.step_s), **values}
 
 
 def _of_its_gpu(view: View) -> tuple[str, ...]:
@@ -123,4 +123,4 @@ def _queued_ratio(view: View, rank: int) -> float | None:
 
 def _first_late(late_s: tuple[float, ...]) -> int | None:
     """The first exchange by which most of the rank's lateness has occurred; None if unknown."""
-    return next((at for at, one in enumerate(late_s) if one >= max(late_s) / 2), None)
+    return next((at for at, lateness_s in enumerate(late_s) if lateness_s >= max(late_s) / 2), None)

@@ -81,11 +81,11 @@ class View:
         """
         if self.cell is None or not self.exchanges:
             return None
-        found = rank_times.slow_rank(self.cell.launches, self.own_phases)
+        slow = rank_times.slow_rank(self.cell.launches, self.own_phases)
         added_s = max(0.0, self.row["profiling_overhead_s"] or 0.0)
-        if found is None or found.lost_s - added_s < rank_times.SLOW_SHARE * (self.step_s or 0.0):
+        if slow is None or slow.lost_s - added_s < rank_times.SLOW_SHARE * (self.step_s or 0.0):
             return None
-        return found
+        return slow
 
     def of_rank(self, key: str, rank: int) -> Iterator[Mapping[str, Any]]:
         """What the runs recorded about that rank under `key`, a list with one mapping per rank."""
@@ -101,13 +101,13 @@ class View:
         """
         ratios = [
             [
-                one["queued_s"] / one["window_s"]
-                for one in self.of_rank("host", rank)
-                if one.get("queued_s") is not None and one.get("window_s")
+                sample["queued_s"] / sample["window_s"]
+                for sample in self.of_rank("host", rank)
+                if sample.get("queued_s") is not None and sample.get("window_s")
             ]
             for rank in range(self.row["world_size"])
         ]
-        return [float(np.median(own)) for own in ratios] if all(ratios) else None
+        return [float(np.median(of_rank)) for of_rank in ratios] if all(ratios) else None
 
     @property
     def compute_s(self) -> float | None:
@@ -150,9 +150,9 @@ class View:
             return {}
         ids = (other["cell_id"], self.row["cell_id"])
         known = self.scatter is not None and all(map(self.scatter.num_launches, ids))
-        found = self.scatter.difference(*ids) if self.scatter is not None and known else None
-        is_shown = found is not None and found.error is not None
-        if is_shown and found is not None and not found.is_larger:
+        difference = self.scatter.difference(*ids) if self.scatter is not None and known else None
+        is_shown = difference is not None and difference.error is not None
+        if is_shown and difference is not None and not difference.is_larger:
             return {}
         values = {"better_aggregator": other["aggregator"], "better_iteration_s": other["iteration_s"]}
         return {**values, "better_bucket_mb": other["bucket_mb"], "is_shown": is_shown}

@@ -34,11 +34,11 @@ class Gate:
     def failing(self, comparison: Comparison) -> list[CellComparison]:
         """The cells that fail; cells with one launch never do."""
         return [
-            one
-            for one in comparison.cells
-            if one.verdict == self.verdict
-            and (one.p_adjusted or 0.0) < LEVEL_SHARE * comparison.level
-            and self._is_beyond(one)
+            cell
+            for cell in comparison.cells
+            if cell.verdict == self.verdict
+            and (cell.p_adjusted or 0.0) < LEVEL_SHARE * comparison.level
+            and self._is_beyond(cell)
         ]
 
     def failing_shifts(self, comparison: Comparison) -> list[Shift]:
@@ -48,10 +48,10 @@ class Gate:
         level = LEVEL_SHARE * comparison.level / max(1, len(comparison.shifts))
         sign = 1 if self.verdict == "slower" else -1
         return [
-            one
-            for one in comparison.shifts
-            if (half := one.difference.half_width(level)) is not None
-            and sign * one.difference.log_ratio > max(half, math.log1p(self.more_than))
+            shift
+            for shift in comparison.shifts
+            if (half := shift.difference.half_width(level)) is not None
+            and sign * shift.difference.log_ratio > max(half, math.log1p(self.more_than))
         ]
 
     def blind(self, comparison: Comparison) -> list[CellComparison]:

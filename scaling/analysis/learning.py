@@ -127,7 +127,10 @@ def _at_best(cell: Mapping[str, Any], missed: Sequence[TrainingSamples]) -> str:
         training.test_accuracy if cell.get(BITS_TARGET) is None else -training.test_loss / math.log(2)
         for training in missed
     ]
-    best = max((float(np.nanmax(own)) for own in values if np.isfinite(own).any()), default=math.nan)
+    best = max(
+        (float(np.nanmax(of_epochs)) for of_epochs in values if np.isfinite(of_epochs).any()),
+        default=math.nan,
+    )
     if math.isnan(best):
         return ""
     in_bits = cell.get(BITS_TARGET) is not None
@@ -277,8 +280,8 @@ def _epoch_rows(cell: CellResult, training: TrainingSamples) -> Iterable[Row]:
     (state,) = [record.state for record in cell.records if record.repeat == training.repeat]
     fixed |= {"repeat": training.repeat, "state": state}
     for index, epoch in enumerate(training.epochs):
-        own: dict[str, Floats] = {name: getattr(training, name) for name in _EPOCH_VALUES}
-        values = {name: _known(array[index]) for name, array in own.items()}
+        arrays: dict[str, Floats] = {name: getattr(training, name) for name in _EPOCH_VALUES}
+        values = {name: _known(array[index]) for name, array in arrays.items()}
         values["samples"] = _known(samples[index])
         yield {"cell_id": cell.cell_id, **fixed, "epoch": int(epoch), **values}
 

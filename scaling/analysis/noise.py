@@ -82,13 +82,13 @@ def aa_warnings(cells: Sequence[CellResult]) -> list[Finding]:
     use.
     """
     pairs = [(first.cell_id, second.cell_id) for first, second in aa_pairs(cells)]
-    if not pairs or (found := scatter_of(cells)).offset_degrees:
+    if not pairs or (scatter := scatter_of(cells)).offset_degrees:
         return []
     known = {cell.cell_id: cell for cell in cells}
     warnings = []
     for pair in pairs:
-        if all(found.num_launches(cell_id) for cell_id in pair):
-            difference = found.difference(*pair)
+        if all(scatter.num_launches(cell_id) for cell_id in pair):
+            difference = scatter.difference(*pair)
             if difference.is_significant:
                 first = known[pair[0]]
                 values = {"name": first.label("aggregator"), "world_size": first.cell["world_size"]}
@@ -127,8 +127,8 @@ def _measured(replicates: Sequence[Row]) -> list[Row]:
 def _root_mean_squares(pairs: Sequence[tuple[Row, float]], key: Key) -> dict[tuple[Any, ...], float]:
     groups = by_key(pairs, lambda pair: key(pair[0]))
     return {
-        name: math.sqrt(float(np.mean(np.square([floor for _, floor in own]))))
-        for name, own in groups.items()
+        name: math.sqrt(float(np.mean(np.square([floor for _, floor in rows]))))
+        for name, rows in groups.items()
     }
 
 

@@ -85,7 +85,7 @@ def comb(steps_s: Floats, starts_s: Floats | None = None) -> Comb | None:
     count = len(steps_s)
     usual_s = float(np.median(steps_s))
     times = np.where(_after_pauses(steps_s, starts_s), np.minimum(steps_s, usual_s), steps_s)
-    found: tuple[float, Comb] | None = None
+    clearest: tuple[float, Comb] | None = None
     periods = range(SHORTEST_PERIOD, min(LONGEST_PERIOD, count // FEWEST_EVENTS) + 1)
     for period in periods:
         excess_s = float(np.median(np.sort(times)[-(count // period) :])) - usual_s
@@ -98,11 +98,11 @@ def comb(steps_s: Floats, starts_s: Floats | None = None) -> Comb | None:
         if on_comb < max(FEWEST_EVENTS, ON_THE_COMB * places) or on_comb < ON_THE_COMB * len(slow):
             continue
         chance = _chance(on_comb, count, places, len(slow)) * sum(periods)
-        if chance < LEVEL and (found is None or chance < found[0]):
+        if chance < LEVEL and (clearest is None or chance < clearest[0]):
             mine = slow[slow % period == offset]
             own_s = float(np.median(times[mine])) - usual_s
-            found = chance, Comb(period, own_s, float(times.mean()), on_comb / places)
-    return None if found is None else found[1]
+            clearest = chance, Comb(period, own_s, float(times.mean()), on_comb / places)
+    return None if clearest is None else clearest[1]
 
 
 def _chance(num_hits: int, count: int, places: int, drawn: int) -> float:
@@ -132,15 +132,15 @@ def periodic_slowness(launches: Sequence[IterationLaunch], phases: Sequence[str]
         launches: of one cell.
         phases: a rank's own (`scaling.analysis.rank_times.own_phases`).
     """
-    found = [comb(launch.step_s, launch.starts_s) for launch in launches]
-    combs = [one for one in found if one is not None]
-    periods = [one.period for one in combs]
+    of_launches = [comb(launch.step_s, launch.starts_s) for launch in launches]
+    combs = [each for each in of_launches if each is not None]
+    periods = [each.period for each in combs]
     period = max(set(periods), key=periods.count, default=0)
-    same = [one for one in combs if one.period == period]
+    same = [each for each in combs if each.period == period]
     if len(same) <= len(launches) / 2:
         return None
     excess_s, lost_s, step_s = (
-        float(np.median([getattr(one, name) for one in same])) for name in ("excess_s", "lost_s", "step_s")
+        float(np.median([getattr(each, name) for each in same])) for name in ("excess_s", "lost_s", "step_s")
     )
     rank, phase = _where(launches, phases, excess_s) or (None, None)
     return PeriodicSlowness(period, excess_s, lost_s, step_s, rank, phase)

@@ -93,12 +93,12 @@ def slow_rank(launches: Sequence[IterationLaunch], phases: Sequence[str]) -> Slo
     if not profiled or len(profiled[0].profiled_steps[0].ranks) < 2:
         return None
     own_s = [own_times_s(launch, phases) for launch in profiled]
-    by_launch = _usual_excess_s([one.sum(axis=2) for one in own_s])  # [launch, rank]
+    by_launch = _usual_excess_s([times_s.sum(axis=2) for times_s in own_s])  # [launch, rank]
     total_s = np.median(by_launch, axis=0)
     rank = int(total_s.argmax())
     late_s = _late_s(profiled, rank)
     lost_s = min(float(total_s[rank]), max(late_s, default=float("inf")))
-    paired_s = np.concatenate([excess_s(one.sum(axis=2))[:, rank] for one in own_s])
+    paired_s = np.concatenate([excess_s(times_s.sum(axis=2))[:, rank] for times_s in own_s])
     steps_ratio = float(np.mean(paired_s > 0))
     least_s = SLOW_SHARE * _step_s(profiled)
     if lost_s < least_s or by_launch[:, rank].min() < least_s / 2 or steps_ratio < USUAL_STEPS:
@@ -120,28 +120,28 @@ def _step_s(launches: Sequence[IterationLaunch]) -> float:
 
 def _usual_excess_s(own_s: Sequence[Floats]) -> Floats:
     """For times [step, rank, ...] of each launch, the excess of their lower quartile: [launch, rank, ...]."""
-    return excess_s(np.array([np.quantile(one, 0.25, axis=0) for one in own_s]))
+    return excess_s(np.array([np.quantile(times_s, 0.25, axis=0) for times_s in own_s]))
 
 
 def _late_s(launches: Sequence[IterationLaunch], rank: int) -> tuple[float, ...]:
     """For each exchange, how much later than the others' median the rank arrives: median over steps."""
     arrivals = [arrivals_s(step.ranks) for launch in launches for step in launch.profiled_steps]
-    known = [one for one in arrivals if one is not None]
-    if len(known) < len(arrivals) or len({one.shape for one in known}) > 1:
+    known = [times_s for times_s in arrivals if times_s is not None]
+    if len(known) < len(arrivals) or len({times_s.shape for times_s in known}) > 1:
         return ()
     times = np.array(known)  # [step, exchange, rank]
     others = np.median(np.delete(times, rank, axis=2), axis=2)
-    return tuple(float(one) for one in np.median(times[:, :, rank] - others, axis=0))
+    return tuple(float(lateness_s) for lateness_s in np.median(times[:, :, rank] - others, axis=0))
 
 
 def _bucket(launches: Sequence[IterationLaunch], rank: int) -> tuple[int | None, int]:
     """Where in the backward pass most of the excess occurs, and the number of buckets of the pass."""
     pieces = [
-        [_backward_pieces_s(own) for own in step.ranks]
+        [_backward_pieces_s(rank_spans) for rank_spans in step.ranks]
         for launch in launches
         for step in launch.profiled_steps
     ]
-    counts = {len(own) for step in pieces for own in step}
+    counts = {len(rank_spans) for step in pieces for rank_spans in step}
     if len(counts) != 1 or (count := counts.pop()) < 2:
         return None, 0
     excess = _usual_excess_s([np.array(pieces)])[0, rank]
@@ -150,8 +150,8 @@ def _bucket(launches: Sequence[IterationLaunch], rank: int) -> tuple[int | None,
 
 def _backward_pieces_s(step: RankStep) -> list[float]:
     """The times of the backward pass up to each bucket, and after the last."""
-    own = sorted(
+    backward = sorted(
         (span for span in step.spans if span.phase == "backward" and span.lane == MAIN),
         key=lambda span: (span.start_s, span.stop_s),
     )
-    return [span.stop_s - span.start_s for span in own]
+    return [span.stop_s - span.start_s for span in backward]

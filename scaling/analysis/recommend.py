@@ -153,7 +153,7 @@ class Recommendation:
             "limit": self.limit,
         }
         named = [self.choice, *(rival.candidate for rival in self.rivals)]
-        return Finding("recommendation", tuple(one.cell_id for one in named), values)
+        return Finding("recommendation", tuple(candidate.cell_id for candidate in named), values)
 
 
 def recommend(
@@ -217,9 +217,9 @@ def _recommend(
     differences = [scatters.difference(choice, other) for other in others]
     state: str = state_of(differences)
     rivals = [
-        _rival(other, one, min(choice.num_launches, other.num_launches))
-        for other, one in zip(others, differences, strict=True)
-        if not one.is_larger or one.is_same()
+        _rival(other, difference, min(choice.num_launches, other.num_launches))
+        for other, difference in zip(others, differences, strict=True)
+        if not difference.is_larger or difference.is_same()
     ]
     if state == "best" and rivals:  # they are larger, but not by so much that it matters
         state = "tie"
@@ -227,9 +227,9 @@ def _recommend(
     if before:
         state = "one_launch" if any(rival.why == "one_launch" for rival in before) else "undecided"
     excluded += [
-        Excluded(one.candidate.name, one.candidate.name, Finding("efficiency_perhaps_below"))
-        for one in unsure
-        if one.candidate not in candidates and one.candidate.value > choice.value
+        Excluded(rival.candidate.name, rival.candidate.name, Finding("efficiency_perhaps_below"))
+        for rival in unsure
+        if rival.candidate not in candidates and rival.candidate.value > choice.value
     ]
     return Recommendation(
         wanted.text,
@@ -242,12 +242,12 @@ def _recommend(
         limit(choice.row),
         _cost_of_error(choice, others, differences, are_rivals=bool(rivals)),
         excluded,
-        _decision(choice, others, scatters, lambda one: one.row["world_size"]),
+        _decision(choice, others, scatters, lambda candidate: candidate.row["world_size"]),
         _decision(
             choice,
-            [one for one in others if one.row["world_size"] == choice.row["world_size"]],
+            [candidate for candidate in others if candidate.row["world_size"] == choice.row["world_size"]],
             scatters,
-            lambda one: one.row["aggregator"],
+            lambda candidate: candidate.row["aggregator"],
         ),
     )
 
@@ -259,11 +259,13 @@ def _decision(
     values.
     """
     best: dict[Hashable, Candidate] = {}
-    for one in others:
-        if key(one) != key(choice):
-            best.setdefault(key(one), one)
-    differences = {name: scatters.difference(choice, one) for name, one in best.items()}
-    rivals: list[Any] = [name for name, one in differences.items() if not one.is_larger or one.is_same()]
+    for other in others:
+        if key(other) != key(choice):
+            best.setdefault(key(other), other)
+    differences = {name: scatters.difference(choice, other) for name, other in best.items()}
+    rivals: list[Any] = [
+        name for name, difference in differences.items() if not difference.is_larger or difference.is_same()
+    ]
     others_named: list[Any] = [name for name in best if name not in rivals]
     state = state_of([*differences.values()])
     return Decision("tie" if state == "best" and rivals else state, key(choice), rivals, others_named)
@@ -287,7 +289,7 @@ def _cost_of_error(
     """The largest loss if another candidate is the true best; if excluded, the cost of the runner-up."""
     if not others:
         return Finding("cost_of_error", (), {"case": "alone"})
-    intervals = [one.interval for one in differences]
+    intervals = [difference.interval for difference in differences]
     known = [interval for interval in intervals if interval is not None]
     if len(known) < len(intervals):
         return Finding("cost_of_error", (), {"case": "one_launch"})
@@ -303,9 +305,9 @@ def _cost_of_error(
 def _more_repeats(choice: Candidate, rivals: Sequence[Rival]) -> int | None:
     """The largest number of repeats that any rival needs; None if repeats cannot distinguish any."""
     missing = [
-        max(1, one.launches - min(choice.num_launches, one.candidate.num_launches))
-        for one in rivals
-        if one.launches is not None
+        max(1, rival.launches - min(choice.num_launches, rival.candidate.num_launches))
+        for rival in rivals
+        if rival.launches is not None
     ]
     return max(missing, default=None)
 
@@ -318,27 +320,27 @@ def _efficient(
     One that keeps it, but not surely, is in both of the first lists.
     """
     kept, unsure, excluded = [], [], []
-    for one in candidates:
-        efficiency = one.row["parallel_efficiency"]
-        baseline = baseline_of(cells[one.cell_id], cells.values())
+    for candidate in candidates:
+        efficiency = candidate.row["parallel_efficiency"]
+        baseline = baseline_of(cells[candidate.cell_id], cells.values())
         if efficiency is None or baseline is None:
-            excluded.append(Excluded(one.name, one.name, Finding("no_efficiency")))
+            excluded.append(Excluded(candidate.name, candidate.name, Finding("no_efficiency")))
             continue
         gap = math.log(efficiency / smallest)
         if efficiency >= smallest:
-            kept.append(one)
-        difference = scatters.of_times.difference(baseline.cell_id, one.cell_id)
-        half = 0.0 if one.row["world_size"] == 1 else difference.half_width()
+            kept.append(candidate)
+        difference = scatters.of_times.difference(baseline.cell_id, candidate.cell_id)
+        half = 0.0 if candidate.row["world_size"] == 1 else difference.half_width()
         if half is None or abs(gap) <= half:
-            launches = min(one.num_launches, scatters.of_times.num_launches(baseline.cell_id))
+            launches = min(candidate.num_launches, scatters.of_times.num_launches(baseline.cell_id))
             needed = (
                 FEWEST
                 if difference.error is None
                 else launches_needed(gap, difference.error * math.sqrt(launches))
             )
-            unsure.append(Rival(one, "one_launch" if half is None else "efficiency", False, needed))
+            unsure.append(Rival(candidate, "one_launch" if half is None else "efficiency", False, needed))
         elif efficiency < smallest:
-            reason = Finding("efficiency_below", (one.cell_id,), {"smallest_ratio": smallest})
-            name = f"{one.name}: {efficiency:.2f}"
+            reason = Finding("efficiency_below", (candidate.cell_id,), {"smallest_ratio": smallest})
+            name = f"{candidate.name}: {efficiency:.2f}"
             excluded.append(Excluded(name, name, reason))
     return kept, unsure, excluded

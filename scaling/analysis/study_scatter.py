@@ -80,13 +80,13 @@ class StudyScatter:
         place = self.places.get(cell)
         if place is None:
             return None
-        total, own = self.scatters[place.family].total, self.logs[place.family][place.index]
+        total, logs = self.scatters[place.family].total, self.logs[place.family][place.index]
         degrees = float(total.degrees[place.index])
         if degrees <= 0:
             return None
         squared = float(total.values[place.index]) / self.num_launches(cell)
-        found = Difference(float(np.nanmean(own)), math.sqrt(squared), degrees)
-        return self._with_offset(found, self.offset_variance).interval
+        mean = Difference(float(np.nanmean(logs)), math.sqrt(squared), degrees)
+        return self._with_offset(mean, self.offset_variance).interval
 
     def difference(self, first: Hashable, second: Hashable, log_factor: float = 0.0) -> Difference:
         """The difference of two cells' times: second over first, times e to the power log_factor.
@@ -94,45 +94,45 @@ class StudyScatter:
         Raises:
             KeyError: one has no time.
         """
-        one, other = self.places[first], self.places[second]
-        found = self._paired(one, other) if one.family == other.family else self._apart(one, other)
-        found = self._with_offset(found, 2 * self.offset_variance)
-        return replace(found, log_ratio=found.log_ratio + log_factor)
+        base, other = self.places[first], self.places[second]
+        result = self._paired(base, other) if base.family == other.family else self._apart(base, other)
+        result = self._with_offset(result, 2 * self.offset_variance)
+        return replace(result, log_ratio=result.log_ratio + log_factor)
 
-    def _with_offset(self, found: Difference, variance: float) -> Difference:
-        return with_variance(found, variance, self.offset_degrees) if variance > 0 else found
+    def _with_offset(self, result: Difference, variance: float) -> Difference:
+        return with_variance(result, variance, self.offset_degrees) if variance > 0 else result
 
-    def _paired(self, one: _CellPlace, other: _CellPlace) -> Difference:
-        logs, within = self.logs[one.family], self.scatters[one.family].within
-        both = logs[other.index] - logs[one.index]
+    def _paired(self, base: _CellPlace, other: _CellPlace) -> Difference:
+        logs, within = self.logs[base.family], self.scatters[base.family].within
+        both = logs[other.index] - logs[base.index]
         count = int(np.isfinite(both).sum())
         if count == 0:
-            return self._apart(one, other)
+            return self._apart(base, other)
         mean = float(np.nanmean(both))
-        degrees = float(min(within.degrees[one.index], within.degrees[other.index]))
+        degrees = float(min(within.degrees[base.index], within.degrees[other.index]))
         if count < 2 or degrees <= 0:
             return Difference(mean, None, None)
-        squared = float(within.values[one.index] + within.values[other.index]) / count
+        squared = float(within.values[base.index] + within.values[other.index]) / count
         return Difference(mean, math.sqrt(squared), degrees)
 
-    def _apart(self, one: _CellPlace, other: _CellPlace) -> Difference:
-        places, totals = (one, other), [self.scatters[place.family].total for place in (one, other)]
+    def _apart(self, base: _CellPlace, other: _CellPlace) -> Difference:
+        places, totals = (base, other), [self.scatters[place.family].total for place in (base, other)]
         logs = [self.logs[place.family][place.index] for place in places]
         indices = [place.index for place in places]
-        found = difference(
+        result = difference(
             (float(np.nanmean(logs[0])), float(np.nanmean(logs[1]))),
             (float(totals[0].values[indices[0]]), float(totals[1].values[indices[1]])),
             (int(np.isfinite(logs[0]).sum()), int(np.isfinite(logs[1]).sum())),
             (float(totals[0].degrees[indices[0]]), float(totals[1].degrees[indices[1]])),
         )
         if (
-            found.degrees is None
+            result.degrees is None
             or max(len(self.logs[place.family]) for place in places) >= FEWEST_FOR_MEDIAN
         ):
-            return found
+            return result
         # Small families share what is known of their variances: it does not count twice.
         most = max(float(total.degrees[index]) for total, index in zip(totals, indices, strict=True))
-        return replace(found, degrees=min(found.degrees, most))
+        return replace(result, degrees=min(result.degrees, most))
 
 
 def study_scatter(
@@ -145,9 +145,9 @@ def study_scatter(
         pairs: its A/A pairs.
     """
     members: dict[Hashable, list[Hashable]] = {}
-    for cell, own in times.items():
-        if own.by_launch and all(value > 0 for value in own.by_launch.values()):
-            members.setdefault(own.family, []).append(cell)
+    for cell, measured in times.items():
+        if measured.by_launch and all(value > 0 for value in measured.by_launch.values()):
+            members.setdefault(measured.family, []).append(cell)
     logs: list[FloatArray] = []
     smallest: list[FloatArray] = []
     places: dict[Hashable, _CellPlace] = {}
@@ -156,8 +156,8 @@ def study_scatter(
         places.update({cell: _CellPlace(len(logs), index) for index, cell in enumerate(cells)})
         logs.append(matrix)
         smallest.append((TIMER_S / np.exp(np.nanmean(matrix, axis=1))) ** 2)
-    found = StudyScatter(logs, scatter(logs, smallest), places)
-    return _with_offsets(found, [pair for pair in pairs if pair[0] in places and pair[1] in places])
+    study = StudyScatter(logs, scatter(logs, smallest), places)
+    return _with_offsets(study, [pair for pair in pairs if pair[0] in places and pair[1] in places])
 
 
 def log_matrix(cells: Sequence[CellTimes], launches: Sequence[Hashable] | None = None) -> FloatArray:
@@ -168,19 +168,19 @@ def log_matrix(cells: Sequence[CellTimes], launches: Sequence[Hashable] | None =
         launches: the columns; by default all that any cell has.
     """
     if launches is None:
-        launches = list(dict.fromkeys(name for one in cells for name in one.by_launch))
+        launches = list(dict.fromkeys(name for cell in cells for name in cell.by_launch))
     columns = {launch: index for index, launch in enumerate(launches)}
     matrix = np.full((len(cells), len(columns)), np.nan)
-    for row, one in zip(matrix, cells, strict=True):
-        for launch, value in one.by_launch.items():
+    for row, cell in zip(matrix, cells, strict=True):
+        for launch, value in cell.by_launch.items():
             row[columns[launch]] = math.log(value)
     return matrix
 
 
-def _with_offsets(found: StudyScatter, pairs: Sequence[tuple[Hashable, Hashable]]) -> StudyScatter:
-    differences = tuple(found.difference(*pair) for pair in pairs)
+def _with_offsets(study: StudyScatter, pairs: Sequence[tuple[Hashable, Hashable]]) -> StudyScatter:
+    differences = tuple(study.difference(*pair) for pair in pairs)
     variance, degrees = offset_variance(differences)
-    return replace(found, offset_variance=variance, offset_degrees=degrees, pairs=differences)
+    return replace(study, offset_variance=variance, offset_degrees=degrees, pairs=differences)
 
 
 def offset_variance(pairs: Sequence[Difference]) -> tuple[float, float]:
@@ -190,11 +190,11 @@ def offset_variance(pairs: Sequence[Difference]) -> tuple[float, float]:
     The squares of k pairs have k degrees; what is left of them without the scatter over launches has less
     (Satterthwaite).
     """
-    known = [one for one in pairs if one.error is not None]
+    known = [pair for pair in pairs if pair.error is not None]
     if len(known) < FEWEST_PAIRS:
         return 0.0, 0.0
-    seen = float(np.mean([one.log_ratio**2 for one in known]))
-    excess = seen - float(np.mean([(one.error or 0.0) ** 2 for one in known]))
+    seen = float(np.mean([pair.log_ratio**2 for pair in known]))
+    excess = seen - float(np.mean([(pair.error or 0.0) ** 2 for pair in known]))
     if excess <= 0:
         return 0.0, 0.0
     return excess / 2, len(known) * (excess / seen) ** 2
@@ -204,12 +204,16 @@ def cell_times(cells: Sequence[CellResult]) -> dict[Hashable, CellTimes]:
     """Cell id -> each launch's seconds for an iteration or a whole training; cells without times are left
     out.
     """
-    found: dict[Hashable, CellTimes] = {}
+    times: dict[Hashable, CellTimes] = {}
     for cell in cells:
         family = (cell.cell["kind"], cell.cell["device"], cell.cell["world_size"])
         if cell.launches:
-            found[cell.cell_id] = CellTimes(family, {one.repeat: one.median_s for one in cell.launches})
+            times[cell.cell_id] = CellTimes(
+                family, {launch.repeat: launch.median_s for launch in cell.launches}
+            )
         elif cell.trainings:
-            seconds = {one.repeat: float(one.train_s[-1]) for one in cell.trainings}
-            found[cell.cell_id] = CellTimes(family, {name: own for name, own in seconds.items() if own > 0})
-    return found
+            seconds = {launch.repeat: float(launch.train_s[-1]) for launch in cell.trainings}
+            times[cell.cell_id] = CellTimes(
+                family, {name: value for name, value in seconds.items() if value > 0}
+            )
+    return times

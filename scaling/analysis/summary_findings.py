@@ -81,13 +81,13 @@ def _throughput(group: CellGroup, scatter: StudyScatter) -> Iterator[Finding]:
         _Throughput(row, group.name(row), scatter) for row in group.rows if row["iteration_s"] is not None
     ]
     several = sorted(
-        (one for one in done if one.row["world_size"] > 1 and not is_control_arm(one.row)),
-        key=lambda one: one.sample_s,
+        (setting for setting in done if setting.row["world_size"] > 1 and not is_control_arm(setting.row)),
+        key=lambda setting: setting.sample_s,
     )
     singles = [throughput for throughput in done if throughput.row["world_size"] == 1]
     # The cell without exchange; where it was not measured, the fastest other one.
-    plain = [one for one in singles if aggregator_name(one.row["aggregator"]) == "none"]
-    single = min(plain or singles, key=lambda one: one.sample_s, default=None)
+    plain = [setting for setting in singles if aggregator_name(setting.row["aggregator"]) == "none"]
+    single = min(plain or singles, key=lambda setting: setting.sample_s, default=None)
     cells = tuple(row["cell_id"] for row in group.rows)
     if several:
         best, *others = several
@@ -107,7 +107,11 @@ def _throughput(group: CellGroup, scatter: StudyScatter) -> Iterator[Finding]:
 def _compared(best: _Throughput, others: Sequence[_Throughput]) -> dict[str, Any]:
     """What is known about the best row, and the others that are not shown to be slower."""
     differences = [best.difference(other) for other in others]
-    rivals = [_setting(other) for other, one in zip(others, differences, strict=True) if not one.is_larger]
+    rivals = [
+        _setting(other)
+        for other, difference in zip(others, differences, strict=True)
+        if not difference.is_larger
+    ]
     return {"state": state_of(differences), "rivals": rivals, "tie_ratio": TIE_RATIO}
 
 

@@ -130,8 +130,8 @@ def read_transfers(folder: ResultsFolder) -> list[TransferResult]:
     Raises:
         StoreError: a record or a sample of a done run is missing or damaged.
     """
-    own = (run for run in folder.runs() if run.cell.get("kind") == KIND and run.state == "done")
-    done = by_key(own, lambda record: record.cell_id)
+    records = (run for run in folder.runs() if run.cell.get("kind") == KIND and run.state == "done")
+    done = by_key(records, lambda record: record.cell_id)
     results = [_read(folder, records) for records in done.values()]
     return sorted(
         results,

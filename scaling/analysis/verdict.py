@@ -39,13 +39,15 @@ def verdicts(table: pd.DataFrame, cells: Sequence[CellResult], num_cores: int | 
         Findings of kind `verdict`, none for workloads without a candidate. Their cells are the choice and
         what is equally fast.
     """
-    found = []
+    verdicts = []
     for objective in OBJECTIVES:
         asked = workloads(objective, to_rows(table), cells)
-        for workload, one in zip(asked, recommend(table, cells, objective, num_cores), strict=True):
-            if one.choice is not None:
-                found.append(verdict_of(one, workload.candidates, workload.excluded))
-    return found
+        for workload, recommendation in zip(
+            asked, recommend(table, cells, objective, num_cores), strict=True
+        ):
+            if recommendation.choice is not None:
+                verdicts.append(verdict_of(recommendation, workload.candidates, workload.excluded))
+    return verdicts
 
 
 def verdict_of(
@@ -61,34 +63,34 @@ def verdict_of(
     choice = recommendation.choice
     assert choice is not None
     row, size = choice.row, choice.row["world_size"]
-    others = [one for one in candidates if one.row["cell_id"] != row["cell_id"]]
+    others = [candidate for candidate in candidates if candidate.row["cell_id"] != row["cell_id"]]
     rival_ids = {rival.candidate.row["cell_id"] for rival in recommendation.rivals}
     tie_ids = {rival.candidate.row["cell_id"] for rival in recommendation.rivals if rival.why == "tie"}
     # One that cannot be faster by more than a tie, and was measured slower by more, is no choice.
     slower_ids = {
-        one.row["cell_id"]
-        for one in others
-        if one.row["cell_id"] in tie_ids and _ratio(one, choice) > 1 + TIE_RATIO
+        other.row["cell_id"]
+        for other in others
+        if other.row["cell_id"] in tie_ids and _ratio(other, choice) > 1 + TIE_RATIO
     }
-    rivals = [one for one in others if one.row["cell_id"] in rival_ids - slower_ids]
-    same_size = [one for one in rivals if one.row["world_size"] == size]
-    ties = [one for one in same_size if one.row["cell_id"] in tie_ids]
-    open_sizes = sorted({one.row["world_size"] for one in rivals} - {size})
+    rivals = [other for other in others if other.row["cell_id"] in rival_ids - slower_ids]
+    same_size = [rival for rival in rivals if rival.row["world_size"] == size]
+    ties = [other for other in same_size if other.row["cell_id"] in tie_ids]
+    open_sizes = sorted({rival.row["world_size"] for rival in rivals} - {size})
     values = {
         "objective": recommendation.objective,
         "workload": recommendation.workload,
         "unit": "GPU" if row["device"] == "cuda" and not shares_gpus(row) else "worker",
         "world_size": size,
-        "world_sizes": sorted({one.row["world_size"] for one in candidates}),
+        "world_sizes": sorted({candidate.row["world_size"] for candidate in candidates}),
         "open_world_sizes": open_sizes,
         "untrained": _untrained(candidates, excluded),
         **_measured(choice, candidates),
         "setting": _setting(choice, choice),
         "shared": _shared(choice, ties),
-        "ties": [_setting(one, choice) for one in ties],
-        "tie_ratio": max((_ratio(one, choice) - 1 for one in ties), default=None),
-        "unresolved": [_setting(one, choice) for one in same_size if one not in ties],
-        "next_best": _next_best(choice, [one for one in others if one not in rivals]),
+        "ties": [_setting(tie, choice) for tie in ties],
+        "tie_ratio": max((_ratio(tie, choice) - 1 for tie in ties), default=None),
+        "unresolved": [_setting(other, choice) for other in same_size if other not in ties],
+        "next_best": _next_best(choice, [other for other in others if other not in rivals]),
         "other_size": _best_of_other_sizes(choice, others),
         "limit": recommendation.limit,
         "confidence": _confidence(choice, open_sizes, is_tie=len(ties) == len(same_size)),
@@ -97,20 +99,20 @@ def verdict_of(
         "noise_floor": row["noise_floor"],
         "more_repeats": recommendation.more_repeats,
     }
-    return Finding("verdict", tuple(one.row["cell_id"] for one in (choice, *ties)), values)
+    return Finding("verdict", tuple(other.row["cell_id"] for other in (choice, *ties)), values)
 
 
 def _untrained(candidates: Sequence[Candidate], excluded: Sequence[Excluded]) -> dict[str, Any] | None:
     """The fastest lossy cell of unknown accuracy, if one worker is the only other choice."""
-    if any(one.row["world_size"] > 1 for one in candidates):
+    if any(candidate.row["world_size"] > 1 for candidate in candidates):
         return None
     rows = [
-        one.row
-        for one in excluded
-        if one.row is not None
-        and one.reason.kind == "lossy_not_trained"
-        and one.row["iteration_s"] is not None
-        and (one.row["speedup"] or 0.0) > 1.0
+        other.row
+        for other in excluded
+        if other.row is not None
+        and other.reason.kind == "lossy_not_trained"
+        and other.row["iteration_s"] is not None
+        and (other.row["speedup"] or 0.0) > 1.0
     ]
     best = max(rows, key=lambda row: float(row["samples_per_s"]), default=None)
     return best and {name: best[name] for name in ("aggregator", "world_size", "speedup", "wire")}
@@ -122,7 +124,7 @@ def _measured(choice: Candidate, candidates: Sequence[Candidate]) -> dict[str, A
     if row["kind"] == "iteration":
         names = ("iteration_s", "samples_per_s", "speedup", "parallel_efficiency")
         return {name: row[name] for name in names}
-    singles = [one.value for one in candidates if one.row["world_size"] == 1]
+    singles = [candidate.value for candidate in candidates if candidate.row["world_size"] == 1]
     speedup = min(singles) / choice.value if singles else None
     return {
         "seconds_to_target": choice.value,
@@ -141,29 +143,34 @@ def _confidence(choice: Candidate, open_sizes: Sequence[int], *, is_tie: bool) -
     return "sure" if is_tie else "aggregator_open"
 
 
-def _setting(one: Candidate, choice: Candidate) -> dict[str, Any]:
+def _setting(candidate: Candidate, choice: Candidate) -> dict[str, Any]:
     """The aggregator, and the other settings in which this differs from the choice."""
-    return {"name": _aggregator(one), "further": [part for part in one.parts[1:] if part not in choice.parts]}
+    return {
+        "name": _aggregator(candidate),
+        "further": [part for part in candidate.parts[1:] if part not in choice.parts],
+    }
 
 
-def _aggregator(one: Candidate) -> str:
-    return one.parts[0] if one.row["world_size"] == 1 else one.parts[0].rpartition(" on ")[0]
+def _aggregator(candidate: Candidate) -> str:
+    return (
+        candidate.parts[0] if candidate.row["world_size"] == 1 else candidate.parts[0].rpartition(" on ")[0]
+    )
 
 
 def _shared(choice: Candidate, ties: Sequence[Candidate]) -> list[str]:
     """The further settings that all named candidates share."""
     further = [part for part in choice.parts[1:] if part != NO_EXCHANGE]
-    return [part for part in further if all(part in one.parts for one in ties)]
+    return [part for part in further if all(part in tie.parts for tie in ties)]
 
 
-def _ratio(one: Candidate, choice: Candidate) -> float:
-    return one.value / choice.value
+def _ratio(candidate: Candidate, choice: Candidate) -> float:
+    return candidate.value / choice.value
 
 
 def _next_best(choice: Candidate, others: Sequence[Candidate]) -> dict[str, Any] | None:
     """The fastest slower setting with the same number of workers."""
-    slower = [one for one in others if one.row["world_size"] == choice.row["world_size"]]
-    first = min(slower, key=lambda one: one.value, default=None)
+    slower = [other for other in others if other.row["world_size"] == choice.row["world_size"]]
+    first = min(slower, key=lambda other: other.value, default=None)
     if first is None:
         return None
     return {**_setting(first, choice), "slower_ratio": _ratio(first, choice) - 1}
@@ -171,8 +178,8 @@ def _next_best(choice: Candidate, others: Sequence[Candidate]) -> dict[str, Any]
 
 def _best_of_other_sizes(choice: Candidate, others: Sequence[Candidate]) -> dict[str, Any] | None:
     """The best setting with another number of workers, and how much slower it is."""
-    elsewhere = [one for one in others if one.row["world_size"] != choice.row["world_size"]]
-    best = min(elsewhere, key=lambda one: one.value, default=None)
+    elsewhere = [other for other in others if other.row["world_size"] != choice.row["world_size"]]
+    best = min(elsewhere, key=lambda other: other.value, default=None)
     if best is None:
         return None
     return {"world_size": best.row["world_size"], "slower_ratio": _ratio(best, choice) - 1}

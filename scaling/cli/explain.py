@@ -47,7 +47,7 @@ def explain(
                 "cell_id": row["cell_id"],
                 "aggregator": row["aggregator"],
                 "world_size": row["world_size"],
-                "findings": [as_dict(one) for one in findings[row["cell_id"]]],
+                "findings": [as_dict(finding) for finding in findings[row["cell_id"]]],
             }
             for row in chosen
             if row["cell_id"] in findings

@@ -180,13 +180,15 @@ def _next_measurement(
     from scaling.prediction.narrowing import next_measurement
     from scaling.study.pruning import study_of_cell
 
-    found = next_measurement(predictions)
+    measurement = next_measurement(predictions)
     if path is not None:
-        if found is None:
+        if measurement is None:
             raise StudyError("--measure-next: no interval would be narrower: name results by --from")
-        own = next(cell for cell in cells if cell.to_dict() == dict(found.cell))
-        write_file(path, study_of_cell(study, replace(own, **found.changes), repeats=3).encode())
-    return found.text if found else None
+        cell_to_measure = next(cell for cell in cells if cell.to_dict() == dict(measurement.cell))
+        write_file(
+            path, study_of_cell(study, replace(cell_to_measure, **measurement.changes), repeats=3).encode()
+        )
+    return measurement.text if measurement else None
 
 
 def _require_predictions(
@@ -197,7 +199,7 @@ def _require_predictions(
         return
     from topologies.schema import load, shipped
 
-    sizes = [int(one.cell["world_size"]) for one in refused if "world_size" in one.cell]
+    sizes = [int(refusal.cell["world_size"]) for refusal in refused if "world_size" in refusal.cell]
     names = {gpu.name for gpu in machine.machine.of_kind("gpu")}
     larger = [
         name

@@ -42,8 +42,8 @@ def recommend(
 
     most_bytes = None if max_memory is None else _size_in_bytes(max_memory)
     study = read_study(ResultsFolder(directory))
-    found = find(study.table, study.cells, objective, study.num_cores, most_bytes)
-    if not found:
+    recommendations = find(study.table, study.cells, objective, study.num_cores, most_bytes)
+    if not recommendations:
         raise ScalingError(
             f"{directory} has no cell that tells of {objective}: time, efficiency, gpu-hours, energy and "
             "memory need a part of kind iteration, time-to-accuracy one of kind convergence with "
@@ -51,15 +51,15 @@ def recommend(
             f"`scaling report {directory}` shows what it has"
         )
     if as_json:
-        typer.echo(json.dumps([as_dict(one) for one in found], indent=1))
+        typer.echo(json.dumps([as_dict(recommendation) for recommendation in recommendations], indent=1))
     else:
         if objective == "time" and most_bytes is None:
             for line in verdict_lines(verdicts(study.table, study.cells, study.num_cores)):
                 typer.echo(folded("", line, indent=2))
             typer.echo()
-        for one in found:
-            typer.echo("\n".join(lines_of(one)))
-    if any(one.state == "undecided" for one in found):
+        for recommendation in recommendations:
+            typer.echo("\n".join(lines_of(recommendation)))
+    if any(recommendation.state == "undecided" for recommendation in recommendations):
         raise typer.Exit(3)
 
 

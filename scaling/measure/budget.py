@@ -164,25 +164,25 @@ def _rank_budget(step: RankStep, complete_s: Floats | None, after_first_s: float
             *((span, None) for span in step.spans if not _is_exchange(span)),
         ]
     ]
-    spans.sort(key=lambda one: one.precedence)
-    cuts = {0.0, step.step_s, *ready_s, *(one.start_s for one in spans), *(one.stop_s for one in spans)}
+    spans.sort(key=lambda span: span.precedence)
+    cuts = {0.0, step.step_s, *ready_s, *(span.start_s for span in spans), *(span.stop_s for span in spans)}
     ordered = sorted(cuts)
     parts_s = dict.fromkeys(PARTS, 0.0)
     hidden_s = {EXCHANGE: 0.0, "h2d": 0.0}
     # Plain numbers: a step has about ten spans, for which arrays take several times as long.
     for start_s, stop_s in pairwise(ordered):
         middle_s, width_s = (start_s + stop_s) / 2, stop_s - start_s
-        active = [one for one in spans if one.start_s <= middle_s < one.stop_s]
+        active = [span for span in spans if span.start_s <= middle_s < span.stop_s]
         if not active:
             continue
         first = active[0]
-        under_way = [one.ready_s for one in active if one.ready_s is not None]
+        under_way = [span.ready_s for span in active if span.ready_s is not None]
         # A piece that several exchanges cover is waiting only while none of them has all its ranks.
         is_waiting = bool(under_way) and all(ready > middle_s for ready in under_way)
         waits = first.phase == EXCHANGE and is_waiting
         parts_s["wait" if waits else PART_OF[first.phase]] += width_s
         if first.lane == MAIN:
-            for phase in {one.phase for one in active if one.lane not in (MAIN, HOOK)} & hidden_s.keys():
+            for phase in {span.phase for span in active if span.lane not in (MAIN, HOOK)} & hidden_s.keys():
                 hidden_s[phase] += width_s
     parts_s["unattributed"] = max(0.0, step.step_s - math.fsum(parts_s.values()))
     return StepBudget(step.step_s, parts_s, hidden_s[EXCHANGE], hidden_s["h2d"], after_first_s)

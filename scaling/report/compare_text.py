@@ -51,8 +51,8 @@ def render_comparison(comparison: Comparison) -> Iterator[RenderableType]:
     for cell in comparison.cells:
         tables.setdefault((cell.kind, title_of(cell.given)), []).append(cell)
     for kind in HEADINGS:
-        for (own, group), cells in tables.items():
-            if own == kind:
+        for (table_kind, group), cells in tables.items():
+            if table_kind == kind:
                 yield Text()
                 yield _table(f"{HEADINGS[kind]}: {group}", cells)
     yield Text()
@@ -61,9 +61,9 @@ def render_comparison(comparison: Comparison) -> Iterator[RenderableType]:
 
 
 def _environment(comparison: Comparison) -> Iterator[RenderableType]:
-    deciding = [one for one in comparison.environment if one.decides]
-    code = [one for one in comparison.environment if one.field.startswith("git")]
-    further = [one.field for one in comparison.environment if not one.decides and one not in code]
+    deciding = [key for key in comparison.environment if key.decides]
+    code = [key for key in comparison.environment if key.field.startswith("git")]
+    further = [key.field for key in comparison.environment if not key.decides and key not in code]
     if not deciding:
         but = ", but the code differs:" if code else ""
         yield wrapped(f"environments: the same hardware, drivers, versions and settings{but}")
@@ -71,8 +71,8 @@ def _environment(comparison: Comparison) -> Iterator[RenderableType]:
         yield wrapped("environments that took turns, and are compared, differ in")
     else:
         yield wrapped("environments differ: a ratio may be theirs, and not what was changed on purpose")
-    for one in (*deciding, *code):
-        yield wrapped(f"  {one.line()}")
+    for key in (*deciding, *code):
+        yield wrapped(f"  {key.line()}")
     if further:
         yield wrapped(f"  (and {listed(further)}, which decide nothing by themselves)")
 
@@ -126,9 +126,9 @@ def _ratio(value: float) -> str:
 def _remarks(comparison: Comparison) -> Iterator[str]:
     for kind, what in COUNTED.items():
         counts = Counter(verdict_of(cell) for cell in comparison.cells if cell.kind == kind)
-        told = ", ".join(f"{counts[name]} {name}" for name in VERDICTS if counts[name])
-        if told:
-            yield f"Of {counts.total()} {what} of B: {told}."
+        counted = ", ".join(f"{counts[name]} {name}" for name in VERDICTS if counts[name])
+        if counted:
+            yield f"Of {counts.total()} {what} of B: {counted}."
     if comparison.is_paired:
         yield "Launches of A and B took turns in one campaign: what a pair of launches shares cancels."
     yield from map(_shift, comparison.shifts)
@@ -141,7 +141,7 @@ def _remarks(comparison: Comparison) -> Iterator[str]:
         )
         yield from _sensitivity(comparison)
     yield from _one_launch(comparison)
-    yield from (f"Warning: {text_of(one)}." for one in comparison.warnings)
+    yield from (f"Warning: {text_of(warning)}." for warning in comparison.warnings)
     yield from _differing(comparison)
     yield from _alone(comparison)
 
@@ -150,21 +150,21 @@ def _shift(shift: Shift) -> str:
     """What all cells of a world size have in common."""
     ratio = f"{_ratio(shift.difference.ratio)} ({_interval(shift.difference)})"
     what = f"All {shift.num_cells} {COUNTED[shift.kind]} on {workers(shift.world_size)}: B/A {ratio}"
-    found = "shifted" if shift.difference.is_significant else "no shift shown"
+    shifted = "shifted" if shift.difference.is_significant else "no shift shown"
     if shift.is_relative:
         why = "" if shift.is_measured else ", as two campaigns differ by such a shift"
-        return f"{what}, {found}; cells are called relative to it{why}."
+        return f"{what}, {shifted}; cells are called relative to it{why}."
     if shift.is_measured:
-        return f"{what}, {found}."
-    return f"{what}, {found}; with so few cells a campaign's shift is not taken out of their ratios."
+        return f"{what}, {shifted}."
+    return f"{what}, {shifted}; with so few cells a campaign's shift is not taken out of their ratios."
 
 
 def _sensitivity(comparison: Comparison) -> Iterator[str]:
     offset = comparison.offset_ratio
     stays = f", down to the {_percent(offset)} that A/A pairs differ by however many there are"
     for kind, what in COUNTED.items():
-        own = [cell for cell in comparison.cells if cell.kind == kind]
-        smallest = [one - 1 for cell in own if (one := comparison.detectable(cell)) is not None]
+        same_kind = [cell for cell in comparison.cells if cell.kind == kind]
+        smallest = [ratio - 1 for cell in same_kind if (ratio := comparison.detectable(cell)) is not None]
         if smallest:
             yield (
                 f"What it could have found: a difference of {_percent(median(smallest))} in half of the "
@@ -182,13 +182,13 @@ def _one_launch(comparison: Comparison) -> Iterator[str]:
     needed = [cell.launches_needed(level) for cell in cells]
     known = [number for number in needed if number is not None]
     largest = max(cells, key=lambda cell: abs(cell.difference.log_ratio))
-    told = f"{len(cells)} not resolved: one launch on a side shows nothing of how launches scatter."
+    sentence = f"{len(cells)} not resolved: one launch on a side shows nothing of how launches scatter."
     if known:
-        told += (
+        sentence += (
             f" If they scatter by {percent(ONE_LAUNCH_SCATTER, 0)}, repeats={min(known)} on both sides would "
             f"tell the largest ratio seen, {_ratio(largest.difference.ratio)}."
         )
-    yield told
+    yield sentence
 
 
 def _differing(comparison: Comparison) -> Iterator[str]:
@@ -220,13 +220,13 @@ def _named(row: Row) -> str:
     reason = f": {row['reason']}" if row["reason"] else ""
     formats = [row["memory_format"]] if row["memory_format"] == "channels_last" else []
     augmentation = [f"augmentation {row['augmentation']}"] if row["augmentation"] == "standard" else []
-    told = ", ".join([row["model"], *formats, *augmentation, row["state"]])
-    return f"{row['aggregator']} on {workers(row['world_size'])} ({told}{reason})"
+    details = ", ".join([row["model"], *formats, *augmentation, row["state"]])
+    return f"{row['aggregator']} on {workers(row['world_size'])} ({details}{reason})"
 
 
 def comparison_as_dict(comparison: Comparison) -> dict[str, Any]:
     """A comparison for JSON, with the warnings in words."""
-    found = comparison.as_dict()
-    for cell, values in zip(comparison.cells, found["cells"], strict=True):
-        values["group"] = title_of(cell.given)
-    return {**found, "warnings": [text_of(one) for one in comparison.warnings]}
+    values = comparison.as_dict()
+    for cell, cell_values in zip(comparison.cells, values["cells"], strict=True):
+        cell_values["group"] = title_of(cell.given)
+    return {**values, "warnings": [text_of(warning) for warning in comparison.warnings]}

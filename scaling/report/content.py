@@ -109,15 +109,15 @@ def content_of(
     """
     rows, extras = to_rows(table), extras or Extras()
     groups = group_rows(rows)
-    found = summary_findings(table, extras.scatter, num_cores(environment))
-    summary = sentences_of(found)
+    findings = summary_findings(table, extras.scatter, num_cores(environment))
+    summary = sentences_of(findings)
     tables = [table for group in groups for table in page_tables(group, groups)]
     return Content(
         name=str(study.get("name", "study")),
         folder=folder,
         findings=[*summary, *extras.findings],
         verdicts=extras.verdicts,
-        cautions=sentences_of(one for one in found if one.kind in CAUTIONS),
+        cautions=sentences_of(finding for finding in findings if finding.kind in CAUTIONS),
         blocks=blocks_of(groups, figures, [*tables, *extras.tables], extras.verdicts),
         sections=arrange(figures, [*tables, *extras.tables], extras.remarks),
         wall_time=text_of(times.finding) if times else None,

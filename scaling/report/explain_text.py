@@ -73,8 +73,8 @@ def _with_one_cause(rows: Sequence[Row], findings: Findings) -> list[list[Row]]:
     together: dict[Any, list[Row]] = {}
     for row in rows:
         causes = tuple(
-            (one.kind, one.values.get("rank"), one.values.get("phase"), next_experiment(one))
-            for one in _foremost(findings[row["cell_id"]])
+            (finding.kind, finding.values.get("rank"), finding.values.get("phase"), next_experiment(finding))
+            for finding in _foremost(findings[row["cell_id"]])
         )
         together.setdefault(causes, []).append(row)
     return list(together.values())
@@ -82,7 +82,7 @@ def _with_one_cause(rows: Sequence[Row], findings: Findings) -> list[list[Row]]:
 
 def _of_others(findings: Sequence[Finding]) -> str:
     """The same share of a step in the other cells with this cause."""
-    shares = sorted(one.values["share"] for one in findings)
+    shares = sorted(finding.values["share"] for finding in findings)
     if not shares or shares[-1] <= 0:
         return ""
     low, high = percent(shares[0], 0), percent(shares[-1], 0)

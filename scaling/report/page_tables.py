@@ -136,13 +136,13 @@ def _other_seeds(group: CellGroup, merged: Sequence[Row]) -> Iterator[str]:
     if len({row["num_seeds"] for row in merged if row["repeats"]}) < 2:
         return
     for row in merged:
-        own = [one for one in group.rows if family_key(one) == family_key(row) and one["repeats"]]
-        epochs = [one["epochs_to_target"] for one in own if one["epochs_to_target"] is not None]
+        seeds = [seed for seed in group.rows if family_key(seed) == family_key(row) and seed["repeats"]]
+        epochs = [seed["epochs_to_target"] for seed in seeds if seed["epochs_to_target"] is not None]
         if len(epochs) > 1:
             who = (
-                f"its {len(own)} seeds"
-                if len(epochs) == len(own)
-                else f"{len(epochs)} of its {len(own)} seeds"
+                f"its {len(seeds)} seeds"
+                if len(epochs) == len(seeds)
+                else f"{len(epochs)} of its {len(seeds)} seeds"
             )
             median = "its seconds are their median, and not to be compared with a single seed's"
             yield (

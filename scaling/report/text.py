@@ -102,12 +102,12 @@ def _templates() -> jinja2.Environment:
 @cache
 def macros() -> Mapping[str, str]:
     """Kind -> the template that has its macro; names with an underscore in front are parts of others."""
-    found: dict[str, str] = {}
+    templates: dict[str, str] = {}
     for path in sorted(FINDINGS.glob("*.j2")):
         for kind in MACRO.findall(path.read_text(encoding="utf-8")):
-            assert kind not in found, f"two templates of findings are called {kind}"
-            found[kind] = path.name
-    return found
+            assert kind not in templates, f"two templates of findings are called {kind}"
+            templates[kind] = path.name
+    return templates
 
 
 @cache

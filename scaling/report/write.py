@@ -145,7 +145,7 @@ def write_all(
             *sheet_tables(folder.sheets()),
         ],
         findings=[
-            *(Sentence(f"{lost_text(*one)}.") for one in without_record(folder).items()),
+            *(Sentence(f"{lost_text(*lost)}.") for lost in without_record(folder).items()),
             *sentences_of(unfinished_trainings(groups, by_id)),
             *sentences_of(seed_noise_finding(family) for family in noise),
             *sentences_of(rates),
@@ -155,7 +155,7 @@ def write_all(
         remarks=[*remarks, *(("more", failure) for failure in failures)],
         verdicts=answers,
         scatter=scatter_of(cells),
-        headline=device_headline(experiments) or " ".join(text_of(one, "headline") for one in rates),
+        headline=device_headline(experiments) or " ".join(text_of(rate, "headline") for rate in rates),
     )
     before_page()
     times = wall_time(folder.launch_times(), folder.launch_times("command-"))

@@ -39,10 +39,10 @@ def reachable_address(environ: Mapping[str, str]) -> str:
         family, kind, _, _, there = socket.getaddrinfo(name, DISCARD_PORT, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind) as sent_nothing:
             sent_nothing.connect(there)
-            own: str = sent_nothing.getsockname()[0]
+            address: str = sent_nothing.getsockname()[0]
     except OSError:
         return name
-    return name if ipaddress.ip_address(own.partition("%")[0]).is_loopback else own
+    return name if ipaddress.ip_address(address.partition("%")[0]).is_loopback else address
 
 
 def over_horovodrun(info: RankInfo, environ: Mapping[str, str], limit_s: float) -> Share:

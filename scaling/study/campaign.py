@@ -66,10 +66,12 @@ class Campaign:
         Where one has failed the other one stays; it goes when the failed one is tried again.
         """
         folders = (self.a, self.b)
-        found = [{(record.cell_id, record.repeat): record for record in folder.runs()} for folder in folders]
+        records = [
+            {(record.cell_id, record.repeat): record for record in folder.runs()} for folder in folders
+        ]
         again = []
-        for key in {**found[0], **found[1]}:
-            pair = [(folder, runs[key]) for folder, runs in zip(folders, found, strict=True) if key in runs]
+        for key in {**records[0], **records[1]}:
+            pair = [(folder, runs[key]) for folder, runs in zip(folders, records, strict=True) if key in runs]
             states = [record.state for _, record in pair]
             is_whole = states == ["done", "done"] and all(self._is_marked(record) for _, record in pair)
             if not is_whole and "failed" not in states:
@@ -101,10 +103,10 @@ def run_campaign(a: StudyRun, b: StudyRun, campaign: Campaign) -> None:
     while launches := sorted([*a.launches(), *b.launches()], key=lambda launch: launch.repeat):
         first = launches[0]
         for run in (b, a) if other_goes_first(a.study.name, first) else (a, b):
-            while own := [launch for launch in run.launches() if _same(launch, first)]:
-                for one in (a, b):
-                    one.zygotes.wait_until_imported()  # nothing is imported while something is timed
-                run.run(own[0])
+            while left := [launch for launch in run.launches() if _same(launch, first)]:
+                for side in (a, b):
+                    side.zygotes.wait_until_imported()  # nothing is imported while something is timed
+                run.run(left[0])
         campaign.mark()
 
 

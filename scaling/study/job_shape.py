@@ -40,7 +40,7 @@ def job_shape(study: Study, nodes: int | None = None, gpus_per_node: int | None 
     """
     asked = (nodes or 1) * (gpus_per_node or 0)
     wanted = [(part, sizes_of(part, asked)) for part in study.parts]
-    largest = max(size for _, own in wanted for size in own)
+    largest = max(size for _, counts in wanted for size in counts)
     on_cpus = all(part.device == "cpu" for part in study.parts)
     per_node = gpus_per_node or -(-largest // (nodes or 1))
     gpus = gpus_per_node if gpus_per_node is not None else (0 if on_cpus else per_node)
@@ -48,7 +48,10 @@ def job_shape(study: Study, nodes: int | None = None, gpus_per_node: int | None 
     if not gpus and any(part.device == "cuda" for part in study.parts):
         raise StudyError(f"study {study.name!r} has device: cuda; give --gpus-per-node, or use device=cpu")
     sizes = {
-        size for part, own in wanted for size in own if size <= nodes * per_node or not _may_drop(part, gpus)
+        size
+        for part, counts in wanted
+        for size in counts
+        if size <= nodes * per_node or not _may_drop(part, gpus)
     }
     if not sizes:
         raise StudyError(f"no world size of study {study.name!r} fits on {nodes} x {per_node} GPUs")

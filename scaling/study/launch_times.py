@@ -27,7 +27,7 @@ def checked_by_command(folder: ResultsFolder, record: RunRecord, environ: Mappin
     if (began := environ.get(COMMAND_VARIABLE)) is None:
         return False
     before = [folder.run(record.cell_id, repeat) for repeat in range(record.repeat)]
-    return any(one.state == "done" and str(one.launch.get("started_at")) >= began for one in before)
+    return any(record.state == "done" and str(record.launch.get("started_at")) >= began for record in before)
 
 
 class LaunchTimes:

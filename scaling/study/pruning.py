@@ -250,8 +250,8 @@ def _part_of(part: IterationPart, cells: Sequence[Cell], repeats: int) -> Iterat
     batch = "global_batch" if cell.scaling == "strong" else "local_batch"
     model = {"name": cell.model, **cell.model_parameters}
     dataset = {"name": cell.dataset, **cell.dataset_parameters}
-    own = {*DEFAULTS[cell.optimizer], *CLIPPING}
-    training = {name: getattr(cell, name) for name in Training.model_fields if name in own}
+    used = {*DEFAULTS[cell.optimizer], *CLIPPING}
+    training = {name: getattr(cell, name) for name in Training.model_fields if name in used}
     workload = {"model": model, "dataset": dataset, batch: getattr(cell, batch), **training}
     named = {(spec.name, json.dumps(spec.parameters, sort_keys=True)): spec for spec in part.aggregators}
     specs = [

@@ -68,7 +68,7 @@ def notes_of(ranks: Sequence[RankSummary]) -> list[str]:
     notes = list(ranks[0].notes)
     if count := sum(rank.data_in_host_memory for rank in ranks):
         notes.append(f"{IN_HOST_MEMORY} (on {count} of {len(ranks)} rank{'s' if len(ranks) > 1 else ''})")
-    if bad := [rank for rank, one in enumerate(ranks) if one.not_finite]:
+    if bad := [rank for rank, summary in enumerate(ranks) if summary.not_finite]:
         what = " and ".join(dict.fromkeys(name for rank in bad for name in ranks[rank].not_finite))
         notes.append(
             f"{what} not finite (NaN or infinite) after the timed iterations on rank"

@@ -117,12 +117,12 @@ class StudyRun:
         log = folder.next_log_path()
         with alone_on_this_host(folder, scope, self.progress):
             code, rank_codes = _start_and_watch(launch, self, log)
-        found = verdict(log.read_text(encoding="utf-8", errors="replace"), rank_codes)
-        why = found[0] if found else f"launch ended with exit code {code}"
+        lines = verdict(log.read_text(encoding="utf-8", errors="replace"), rank_codes)
+        why = lines[0] if lines else f"launch ended with exit code {code}"
         _require_room(folder, scope, log, code)
         died = _reset_left_over(folder, scope, died=f"{why}, see {log}")
         if died:
-            self.progress.say("\n".join([f"a worker died in its cell: {why}, see {log}", *found[1:]]))
+            self.progress.say("\n".join([f"a worker died in its cell: {why}, see {log}", *lines[1:]]))
         if _num_over(folder, scope) > before or died:
             return
         reason = scope.launcher.why_not_started(log.read_text(encoding="utf-8", errors="replace"))
@@ -196,11 +196,11 @@ def _require_room(folder: ResultsFolder, scope: Scope, log: Path, code: int) -> 
         _reset_left_over(folder, scope)
         raise
     text = log.read_text(encoding="utf-8", errors="replace")
-    if found := re.search(
+    if full := re.search(
         rf"\berror: (.*{MARK}(?:{'|'.join(map(re.escape, REASONS.values()))}).*)$", text, re.M
     ):
         _reset_left_over(folder, scope)
-        raise DiskFullError(found[1])
+        raise DiskFullError(full[1])
 
 
 def retry_failed(folder: ResultsFolder, scope: Scope = EVERYTHING_HERE) -> int:
@@ -302,8 +302,8 @@ def _ended_on_signals() -> Iterator[None]:
 
 
 def _first_error(log: Path) -> str | None:
-    found = re.search(r"^error: (.+)$", log.read_text(encoding="utf-8", errors="replace"), re.MULTILINE)
-    return found and found[1]
+    error = re.search(r"^error: (.+)$", log.read_text(encoding="utf-8", errors="replace"), re.MULTILINE)
+    return error and error[1]
 
 
 def _tail(log: Path) -> str:

@@ -45,14 +45,14 @@ def require_same_model(module: nn.Module, ranks: Ranks) -> None:
     Raises:
         ExchangeError: on every rank: which rank has another model than rank 0, and the first tensor of it.
     """
-    own = _described(module)
-    digest = hashlib.blake2b(repr(own).encode(), digest_size=DIGEST_BYTES).digest()
+    description = _described(module)
+    digest = hashlib.blake2b(repr(description).encode(), digest_size=DIGEST_BYTES).digest()
     mine = [0.0] * ranks.world_size
     mine[ranks.rank] = float(int.from_bytes(digest, "big"))
     digests = ranks.largest_of(mine)
     other = next((rank for rank, value in enumerate(digests) if value != digests[0]), 0)
     if other:
-        first, second = ranks.share(own, 0), ranks.share(own, other)
+        first, second = ranks.share(description, 0), ranks.share(description, other)
         difference = _difference(first, second, other)
         raise ExchangeError(
             f"rank {other} has built another model than rank 0: {difference}; build it "

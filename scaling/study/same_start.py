@@ -56,26 +56,26 @@ def require_same_start(facts: Sequence[Facts]) -> None:
     Raises:
         LaunchError: naming the ranks that differ from rank 0, and in what.
     """
-    found = []
-    for name in dict.fromkeys(name for one in facts for name in one):
-        values = [one.get(name) for one in facts]
+    differing = []
+    for name in dict.fromkeys(name for rank_facts in facts for name in rank_facts):
+        values = [rank_facts.get(name) for rank_facts in facts]
         other = next(
             (rank for rank, v in enumerate(values) if None not in (v, values[0]) and v != values[0]), 0
         )
         if other:
-            found.append(f"{name}: {values[other]} on rank {other}, {values[0]} on rank 0")
-    if found:
+            differing.append(f"{name}: {values[other]} on rank {other}, {values[0]} on rank 0")
+    if differing:
         raise LaunchError(
-            f"ranks were not started with the same: {'; '.join(found)}; start all of them with one command, "
-            "study file, code and environment"
+            f"ranks were not started with the same: {'; '.join(differing)}; start all of them with one "
+            "command, study file, code and environment"
         )
 
 
 def _digest(contents: Iterable[bytes]) -> str:
-    found = hashlib.blake2b()
+    digest = hashlib.blake2b()
     for content in contents:
-        found.update(content)
-    return found.hexdigest()[:DIGITS]
+        digest.update(content)
+    return digest.hexdigest()[:DIGITS]
 
 
 def _sources() -> Iterable[bytes]:

@@ -24,7 +24,7 @@ def check_step_keys(part: TrainingPart, aggregators: Sequence[Aggregator[Any]], 
         StudyError: naming the combination, the rule and a way out.
     """
     ddp = [key for key in OF_DDP if getattr(part, key) is not None]
-    if ddp and not any(wraps_in_ddp(step, one) for step in part.step for one in aggregators):
+    if ddp and not any(wraps_in_ddp(step, aggregator) for step in part.step for aggregator in aggregators):
         raise StudyError(
             f"{where}{ddp[0]} is an argument of torch's DDP, which step: overlapped uses, and no aggregator "
             "of this part does; leave it out"

@@ -68,7 +68,7 @@ def _divides(part: TrainingPart, size: int, where: str, notes: list[str]) -> boo
     """Whether every worker can have the same share of all global batches; a note where it cannot."""
     choices = [keys for choice in part.workloads for keys in getattr(choice, "first_available", [choice])]
     batches = [keys.global_batch for keys in choices if isinstance(keys.global_batch, list)]
-    uneven = [batch for own in batches for batch in own if batch % size]
+    uneven = [batch for of_ranks in batches for batch in of_ranks if batch % size]
     if uneven and part.scaling == "strong":
         notes.append(f"{where}world size {size} left out: it does not divide a global batch of {uneven[0]}")
         return False

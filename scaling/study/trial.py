@@ -57,7 +57,7 @@ def trial_overrides(
     Raises:
         LaunchError: that process failed.
     """
-    found, known = [], folder.study() if folder.exists() else None
+    sized, known = [], folder.study() if folder.exists() else None
     batches: dict[str, int] = {}
     for index, part in enumerate(study.parts):
         if not isinstance(part, TrainingPart):
@@ -74,8 +74,8 @@ def trial_overrides(
             if name not in batches:
                 before = _stored(known, key) if known else None
                 batches[name] = before or _trial(workload, device, part.threads or 1, note, zygotes)
-            found.append(f"{key}.global_batch={batches[name]}")
-    return found
+            sized.append(f"{key}.global_batch={batches[name]}")
+    return sized
 
 
 def _stored(study: object, key: str) -> int | None:
@@ -116,11 +116,11 @@ def in_forked_process(workload: Workload, device: str, threads: int, zygotes: Zy
         write_whole(request, json.dumps(asked).encode())
         spec = LaunchSpec(1, threads, __name__, [str(request)])
         code = zygotes.launch(0, spec, os.environ, log).wait()
-        found = json.loads(request.read_text(encoding="utf-8"))
-    if code or "error" in found:
-        why = found.get("error", f"its process ended with exit code {code}")
+        result = json.loads(request.read_text(encoding="utf-8"))
+    if code or "error" in result:
+        why = result.get("error", f"its process ended with exit code {code}")
         raise LaunchError(f"trial step of {workload.model.name} on {device}: {why}")
-    return found["batch"], found["seconds"]
+    return result["batch"], result["seconds"]
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -129,10 +129,10 @@ def main(arguments: Sequence[str]) -> None:
     asked = json.loads(path.read_text(encoding="utf-8"))
     try:
         batch, seconds = _tried(Workload.model_validate(asked["workload"]), asked["device"], asked["threads"])
-        found: dict[str, object] = {"batch": batch, "seconds": seconds}
+        result: dict[str, object] = {"batch": batch, "seconds": seconds}
     except Exception as error:  # noqa: BLE001 (the command says it)
-        found = {"error": f"{type(error).__name__}: {error}"}
-    write_whole(path, json.dumps(found).encode())
+        result = {"error": f"{type(error).__name__}: {error}"}
+    write_whole(path, json.dumps(result).encode())
 
 
 def _tried(workload: Workload, device: str, threads: int) -> tuple[int, float]:

@@ -36,7 +36,7 @@ def precisions(part: TrainingPart, device: str) -> list[dict[str, Any]]:
         }
         for name in names
     ]
-    return [one for number, one in enumerate(fields) if one not in fields[:number]]
+    return [field for number, field in enumerate(fields) if field not in fields[:number]]
 
 
 def variants(

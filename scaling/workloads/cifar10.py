@@ -222,9 +222,9 @@ def _decoded(source: Path) -> list[npt.NDArray[np.uint8]]:
     batches = {file.name: parse_batch(content) for file, content in read_checked(source)}
     arrays = []
     for files in (TRAIN, TEST):
-        own = [batches[file.name] for file in files]
-        arrays.append(np.concatenate([batch.images for batch in own]))
-        arrays.append(np.array([label for batch in own for label in batch.labels], np.uint8))
+        used = [batches[file.name] for file in files]
+        arrays.append(np.concatenate([batch.images for batch in used]))
+        arrays.append(np.array([label for batch in used for label in batch.labels], np.uint8))
     return arrays
 
 

@@ -71,9 +71,9 @@ def create_model(name: str, parameters: Mapping[str, Any] | None = None) -> Mode
     values = {
         key: checked(what, _annotation(model, key), value, key) for key, value in (parameters or {}).items()
     }
-    own = {**model.parameters, **values}
-    shape = model.shape_of(**own) if model.shape_of else model.shape
-    return dataclasses.replace(model, parameters=own, shape=shape)
+    parameters = {**model.parameters, **values}
+    shape = model.shape_of(**parameters) if model.shape_of else model.shape
+    return dataclasses.replace(model, parameters=parameters, shape=shape)
 
 
 def _annotation(model: Model, parameter: str) -> Any:

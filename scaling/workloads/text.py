@@ -114,7 +114,7 @@ class Text(Dataset):
         path = Path(self.path).expanduser()
         if path.is_file():
             return [path]
-        return sorted(one for one in path.rglob("*") if one.is_file())
+        return sorted(file for file in path.rglob("*") if file.is_file())
 
     def _content(self) -> bytes:
         parts: list[bytes] = []

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from scaling.analysis.compare import Side, compare, compare_sides, compare_tables
+from scaling.analysis.compare import Side, compare, compare_sides
 from scaling.analysis.gates import changed_time, changed_times, parse_gate
 from scaling.analysis.matching import match_cells
 from scaling.errors import ScalingError
@@ -31,7 +31,7 @@ def noisy(make_study, generator, *, num_launches=3, spread=0.02, slow=None, slow
 
 
 def compared(a, b, level=0.02):
-    return compare_tables(a.table, a.cells, b.table, b.cells, level)
+    return compare_sides(Side.of([a.table], [a.cells]), Side.of([b.table], [b.cells]), level)
 
 
 def verdicts(comparison, *wanted):

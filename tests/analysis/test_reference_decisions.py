@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from scaling.analysis.columns import to_rows
-from scaling.analysis.compare import compare_tables
+from scaling.analysis.compare import Side, compare_sides
 from scaling.analysis.noise import aa_pairs
 from scaling.analysis.recommend import recommend
 from scaling.analysis.samples import read_cells
@@ -57,7 +57,8 @@ def test_one_launch_has_no_verdict_and_a_folder_does_not_differ_from_itself(name
             is_alone = one.runner_up is None
             assert is_alone or one.state in ("one_launch", "undecided"), one.choice.name
     try:
-        found = compare_tables(table, cells, table, cells)
+        side = Side.of([table], [cells])
+        found = compare_sides(side, side)
     except ScalingError:  # it has no cell that is compared
         return
     assert {one.verdict for one in found.cells} <= {"same", "not resolved"}

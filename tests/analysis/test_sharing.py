@@ -6,7 +6,7 @@ import math
 import pytest
 
 from scaling.analysis.columns import shares_gpus, to_rows
-from scaling.analysis.compare import compare_tables
+from scaling.analysis.compare import Side, compare_sides
 from scaling.analysis.groups import group_rows
 from scaling.analysis.learning import epoch_table
 from scaling.analysis.recommend import recommend
@@ -140,16 +140,16 @@ class TestChoice:
         assert found.choice.row["aggregator"] == "one_bit"
 
     def test_compare_leaves_them_out(self, shared):
-        table, cells = summary_table(shared.folder), read_cells(shared.folder)
-        found = compare_tables(table, cells, table, cells)
+        side = Side.of([summary_table(shared.folder)], [read_cells(shared.folder)])
+        found = compare_sides(side, side)
         assert [one.match.a["world_size"] for one in found.cells] == [2]
         assert found.num_left_out == 2
 
     def test_compare_of_nothing_else_says_why(self, study, lines):
         study.add([[lines(1.0)] * 4], kind="convergence", device="cuda", world_size=4, workers_per_gpu=4)
-        table, cells = summary_table(study.folder), read_cells(study.folder)
+        side = Side.of([summary_table(study.folder)], [read_cells(study.folder)])
         with pytest.raises(ScalingError, match="with a GPU a worker"):
-            compare_tables(table, cells, table, cells)
+            compare_sides(side, side)
 
 
 class TestPages:

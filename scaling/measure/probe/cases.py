@@ -286,12 +286,16 @@ def from_csv(text: str) -> list[ProbeSample]:
             "num_threads": row.get("num_threads") or None,
         }
         try:
-            found = _Row.model_validate(values)
+            measured = _Row.model_validate(values)
         except ValidationError as error:
             problem = error.errors(include_url=False)[0]
             key = problem["loc"][0]
             what = f"{key} is {values.get(str(key))!r:.40}: {problem['msg']}"
             raise ValueError(f"line {number} is damaged: {what}") from None
-        fields_of = {**found.model_dump(), "ranks": tuple(found.ranks), "captured": found.captured == "True"}
+        fields_of = {
+            **measured.model_dump(),
+            "ranks": tuple(measured.ranks),
+            "captured": measured.captured == "True",
+        }
         samples.append(ProbeSample(**fields_of))
     return samples

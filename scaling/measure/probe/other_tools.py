@@ -106,14 +106,14 @@ def samples_of(text: str, source: str) -> list[ProbeSample]:
     except DocumentError as error:
         raise TopologyError(f"{source}: {error}") from None
     if isinstance(content, dict) and "nvbandwidth" in content:
-        found = list(_nvbandwidth(_checked(_NvBandwidth, content["nvbandwidth"], source)))
+        figures = list(_nvbandwidth(_checked(_NvBandwidth, content["nvbandwidth"], source)))
     elif isinstance(content, dict) and "results" in content:
-        found = list(_nccl_tests(_checked(_NcclTests, content, source)))
+        figures = list(_nccl_tests(_checked(_NcclTests, content, source)))
     else:
         raise TopologyError(f"{source}: neither nccl-tests' nor nvbandwidth's JSON")
-    if not found:
+    if not figures:
         raise TopologyError(f"{source}: no operation that a probe measures ({', '.join(PROGRAMS)}, copies)")
-    return found
+    return figures
 
 
 def _checked(model: type[Tool], values: Any, source: str) -> Tool:
@@ -136,7 +136,7 @@ def _nccl_tests(content: _NcclTests) -> Iterator[ProbeSample]:
     num_ranks = max(1, len(devices)) * config.nthreads * config.ngpus
     launch = "host_only" if "NCCL_P2P_DISABLE=1" in content.env else "default"
     for result in content.results:
-        times = [one.time for one in (result.in_place, result.out_of_place) if one is not None]
+        times = [side.time for side in (result.in_place, result.out_of_place) if side is not None]
         if times and result.size:
             seconds = times[0] * 1e-6
             ranks = tuple(range(num_ranks))
@@ -147,8 +147,8 @@ def _nccl_tests(content: _NcclTests) -> Iterator[ProbeSample]:
 def nvbandwidth_version(text: str) -> str | None:
     """`nvbandwidth v0.8` where the JSON is nvbandwidth's, else None."""
     content = from_json(text)
-    own = content.get("nvbandwidth") if isinstance(content, dict) else None
-    return f"nvbandwidth {own.get('version', '')}".strip() if isinstance(own, dict) else None
+    results = content.get("nvbandwidth") if isinstance(content, dict) else None
+    return f"nvbandwidth {results.get('version', '')}".strip() if isinstance(results, dict) else None
 
 
 def _nvbandwidth(content: _NvBandwidth) -> Iterator[ProbeSample]:

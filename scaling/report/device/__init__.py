@@ -78,17 +78,17 @@ def device_tables(experiments: Sequence[Results]) -> list[Table]:
 
 def device_sentences(experiments: Sequence[Results]) -> list[str]:
     """What was found, of all experiments: of each what is unfinished, its answer, then the rest."""
-    told = []
+    sentences = []
     for results in experiments:
         with _fitting(results):
             *others, answer = [*report_of(results).sentences(results)] or [""]
-        told += [*_unfinished(results), *([answer] if answer else []), *others]
-    return told
+        sentences += [*_unfinished(results), *([answer] if answer else []), *others]
+    return sentences
 
 
 def device_headline(experiments: Sequence[Results]) -> str:
     """Question and answer of all experiments, each in one short sentence; "" where one has none."""
-    told = []
+    sentences = []
     for results in experiments:
         report = report_of(results)
         with _fitting(results):
@@ -96,8 +96,8 @@ def device_headline(experiments: Sequence[Results]) -> str:
         if not headline:
             return ""
         once = " (One launch.)" if results.num_launches == 1 else ""
-        told.append(" ".join([report.question, headline + once, *_unfinished(results)]))
-    return " ".join(told)
+        sentences.append(" ".join([report.question, headline + once, *_unfinished(results)]))
+    return " ".join(sentences)
 
 
 def _fitting(results: Results) -> AbstractContextManager[None]:

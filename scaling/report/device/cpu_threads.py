@@ -120,33 +120,33 @@ def worthwhile(cells: list[DeviceResult]) -> tuple[int, float] | None:
 
 def _headline(results: Results) -> str:
     """The fewest and the most threads, and what they gain."""
-    found = [worth for cells in networks(results).values() if (worth := worthwhile(cells))]
-    if not found:
+    worths = [worth for cells in networks(results).values() if (worth := worthwhile(cells))]
+    if not worths:
         return ""
     counts = [cell.threads for cell in results.cells]
-    enough = spread([threads for threads, _ in found])
+    enough = spread([threads for threads, _ in worths])
     return (
-        f"{enough} of {max(counts)}: a training step is then {spread([gain for _, gain in found])} times as "
-        f"fast as with {min(counts)}{networks_text(len(found))}."
+        f"{enough} of {max(counts)}: a training step is then {spread([gain for _, gain in worths])} times as "
+        f"fast as with {min(counts)}{networks_text(len(worths))}."
     )
 
 
 def _answer(results: Results) -> str:
     """How many threads each network is worth."""
-    found = {model: worth for model, cells in networks(results).items() if (worth := worthwhile(cells))}
-    if not found:
+    worths = {model: worth for model, cells in networks(results).items() if (worth := worthwhile(cells))}
+    if not worths:
         return "Not answered: no network was measured with all of them."
     most = max(cell.threads for cell in results.cells)
     least = min(cell.threads for cell in results.cells)
-    alone = [model for model, (threads, _) in found.items() if threads == least]
+    alone = [model for model, (threads, _) in worths.items() if threads == least]
     groups: dict[int, list[str]] = {}
-    for model, (threads, gain) in sorted(found.items(), key=lambda item: -item[1][1]):
+    for model, (threads, gain) in sorted(worths.items(), key=lambda item: -item[1][1]):
         if threads != least:
             groups.setdefault(threads, []).append(f"{model} ({gain:.2f} times as fast as with {least})")
     clauses = [f"{count} for {listed(names)}" for count, names in sorted(groups.items(), reverse=True)]
     if alone:
         clauses.append(f"{least} for {listed(alone)}, which more do not make faster")
-    rest = [model for model in networks(results) if model not in found]
+    rest = [model for model in networks(results) if model not in worths]
     missing = f" Not answered for {listed(rest)}." if rest else ""
     return (
         f"Of {least} to {most}, the fewest that are within 5% of the "

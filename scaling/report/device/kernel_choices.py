@@ -99,10 +99,10 @@ def _headline(results: Results) -> str:
         gains = [(median(first) or 0.0) / (median(plain) or 1.0) for plain, first in known]
         clauses.append(f"read W as it is stored ({spread(gains)} times as fast as transposing first)")
     for device, name in DEVICES.items():
-        own = [case for case in convolutions if case.device == device and not case.unmeasured()]
+        measured = [case for case in convolutions if case.device == device and not case.unmeasured()]
         common = (
-            set.intersection(*({cell.point["choice"] for cell in case.fastest()} for case in own))
-            if own
+            set.intersection(*({cell.point["choice"] for cell in case.fastest()} for case in measured))
+            if measured
             else ()
         )
         clauses += [f"{CHOICES[choice]} for convolutions on the {name}" for choice in sorted(common)[:1]]

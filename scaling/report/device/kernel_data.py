@@ -98,9 +98,9 @@ def median(cell: DeviceResult | None, phase: str = "step") -> float | None:
     return estimate.median if estimate else None
 
 
-def overlap(one: DeviceResult, other: DeviceResult) -> bool:
+def overlap(cell: DeviceResult, other: DeviceResult) -> bool:
     """Whether the intervals of their step times overlap; without one, equal medians."""
-    first, second = one.estimate(), other.estimate()
+    first, second = cell.estimate(), other.estimate()
     return first is not None and second is not None and crossover.overlap(first, second)
 
 

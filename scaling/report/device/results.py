@@ -90,12 +90,12 @@ class DeviceResult:
     @cached_property
     def scalars(self) -> dict[str, Any]:
         """Facts that are a number, a text or a truth value: name -> value of the first launch."""
-        found: dict[str, Any] = {}
+        facts: dict[str, Any] = {}
         for rows in self.launches:
             for row in rows:
                 if "fact" in row and isinstance(row.get("value"), (int, float, str)):
-                    found.setdefault(row["fact"], row["value"])
-        return found
+                    facts.setdefault(row["fact"], row["value"])
+        return facts
 
     @property
     def has_failed(self) -> bool:
@@ -164,24 +164,22 @@ def read_devices(folder: ResultsFolder) -> list[Results]:
     if not records:
         return []
     experiments: dict[tuple[str, str], list[DeviceResult]] = {}
-    for cell_id, own in records.items():
-        cell = own[0].cell
-        launches = [_rows(folder, record) for record in own if record.state == "done"]
+    for cell_id, runs in records.items():
+        cell = runs[0].cell
+        launches = [_rows(folder, record) for record in runs if record.state == "done"]
         key = (cell["experiment"], repr(sorted(cell["parameters"].items())))
-        experiments.setdefault(key, []).append(DeviceResult(cell_id, cell, own, launches))
+        experiments.setdefault(key, []).append(DeviceResult(cell_id, cell, runs, launches))
     no_gpu = any(str(note).startswith(NO_GPU) for note in folder.study().get("notes") or [])
     asked, cores = _asked(folder), num_cores(environment_of(folder))
-    found: list[Results] = []
+    read: list[Results] = []
     for (name, _), cells in sorted(experiments.items(), key=lambda item: item[0]):
-        same = sum(other.experiment == name for other in found)
+        same = sum(other.experiment == name for other in read)
         here = {cell.device for cell in cells}
         missing = sorted(asked.get(name, set()) - here) if no_gpu else []
         cells.sort(key=_order)
         slug = f"{name}-{same + 1}" if same else name
-        found.append(
-            Results(name, slug, cells[0].cell["parameters"], cells, missing, cores, str(folder.path))
-        )
-    return found
+        read.append(Results(name, slug, cells[0].cell["parameters"], cells, missing, cores, str(folder.path)))
+    return read
 
 
 def _rows(folder: ResultsFolder, record: RunRecord) -> list[dict[str, Any]]:

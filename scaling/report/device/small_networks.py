@@ -100,9 +100,9 @@ def _headline(results: Results) -> str:
     clauses = []
     for gpu in gpu_arms(results):
         crossings = [*width_crossings(results, gpu).values()]
-        if any(one is None or one.wins == "nowhere" for one in crossings):
+        if any(crossing is None or crossing.wins == "nowhere" for crossing in crossings):
             return ""
-        widths = [one.at for one in crossings if one and one.at is not None]
+        widths = [crossing.at for crossing in crossings if crossing and crossing.at is not None]
         where = f"from width {rounded(max(widths))} on" if widths else "at every measured width"
         clauses.append(f"with {gpu.step} steps {where}")
     return f"At every measured batch, {' and '.join(clauses)}." if clauses else ""

@@ -165,7 +165,7 @@ def _paid(training: FitTraining, base: FitTraining) -> str:
 def _headline(results: Results) -> str:
     """The shortest complete training of each device; "" where only one has any."""
     fastest: dict[str, FitTraining] = {}
-    for training in sorted(trainings(results), key=lambda one: one.total_s):
+    for training in sorted(trainings(results), key=lambda training: training.total_s):
         fastest.setdefault(training.way.device, training)
     if len(fastest) < 2:
         return ""

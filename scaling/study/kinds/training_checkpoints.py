@@ -49,15 +49,15 @@ class TrainingCheckpoints:
         limit = max(by_epoch, default=0)
         while True:
             epoch = int(
-                -self._group.largest(-float(max((one for one in by_epoch if one <= limit), default=0)))
+                -self._group.largest(-float(max((epoch for epoch in by_epoch if epoch <= limit), default=0)))
             )
             if epoch == 0:
                 break
             limit = epoch - 1
             if self._group.largest(float(epoch not in by_epoch)):
                 continue
-            own = by_epoch[epoch].parameter_digest(self._parameters)
-            if self._group.largest(own) == -self._group.largest(-own):
+            digest = by_epoch[epoch].parameter_digest(self._parameters)
+            if self._group.largest(digest) == -self._group.largest(-digest):
                 return by_epoch[epoch], self._of_all_ranks(notes)
             if self._group.rank == 0:
                 notes.append(f"checkpoints after epoch {epoch} are not used: the ranks' parameters differ")
@@ -99,7 +99,7 @@ class TrainingCheckpoints:
     def _of_all_ranks(self, notes: list[str]) -> list[str]:
         """By rank."""
         shared = [self._group.share(notes, rank) for rank in range(self._group.world_size)]
-        return [note for own in shared for note in own]
+        return [note for notes in shared for note in notes]
 
 
 def saved_of(cell: Cell, prepared: PreparedStep, context: RunContext) -> TrainingCheckpoints | None:
