@@ -115,11 +115,7 @@ def die_with_parent(exit_code: int = 1) -> None:
 
 @contextmanager
 def interrupts_hurry(process: Running) -> Iterator[None]:
-    """Within it Ctrl-C kills the launch at once, and what is under way goes on to its end.
-
-    Args:
-        process: that is being ended.
-    """
+    """Within it Ctrl-C kills the launch at once, and what is under way goes on to its end."""
 
     def kill(number: int, frame: object) -> None:
         with suppress(ProcessLookupError):

@@ -83,14 +83,7 @@ class SlurmLauncher(Launcher):
 
     @abstractmethod
     def step(self, nodes: int, workers_per_node: int, python: str, worker: Sequence[str]) -> list[str]:
-        """The command line of srun that starts the workers.
-
-        Args:
-            nodes: that the launch takes.
-            workers_per_node: on each of them.
-            python: the program that runs them.
-            worker: its arguments.
-        """
+        """The command line of srun that starts the workers."""
 
     def command(self, spec: LaunchSpec, python: str = sys.executable) -> list[str]:
         """The command line that starts the workers.

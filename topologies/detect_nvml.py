@@ -52,9 +52,6 @@ class Asker:
 def read_gpus(nvml: Any) -> tuple[Gpu, ...]:
     """All GPUs.
 
-    Args:
-        nvml: the module, initialized.
-
     Raises:
         nvml.NVMLError: they cannot even be counted.
     """

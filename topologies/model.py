@@ -17,14 +17,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
-from typing import Literal, get_args
+from typing import Literal
 
 from topologies.errors import TopologyError
 from topologies.machine import DEVICE_KINDS, Device, DeviceKind, Link, Machine
 
 __all__ = [
     "DEVICE_KINDS",
-    "PATH_KINDS",
     "Device",
     "DeviceKind",
     "Link",
@@ -36,7 +35,6 @@ __all__ = [
 ]
 
 PathKind = Literal["peer", "staged", "host", "network"]
-PATH_KINDS: tuple[str, ...] = get_args(PathKind)
 
 
 @dataclass(frozen=True)

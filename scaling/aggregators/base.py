@@ -231,12 +231,6 @@ class Aggregator(ABC, Generic[S]):
 
         Its `synchronize()` returns when all are there, and `step()` inside its `skip_synchronize()` is then
         the optimizer's own. For the path "optimizer" only.
-
-        Args:
-            optimizer: of the parameters.
-            layout: their names and shapes.
-            parameters: in that order.
-            group: the ranks.
         """
         raise NotImplementedError(f"{self.name} does not wrap an optimizer")
 

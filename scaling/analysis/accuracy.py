@@ -44,12 +44,6 @@ def why_not(row: Row, cell: CellResult, rows: Sequence[Row], cells: Sequence[Cel
     What counts is a training of the same model, data set, aggregator (with its parameters), world size,
     global batch and momentum that reached its target in every repeat, or, without a target, ended no further
     below exact ones than allowed.
-
-    Args:
-        row: the cell's.
-        cell: the same cell's samples.
-        rows: the study's.
-        cells: the study's.
     """
     if not is_lossy(cell) or row["world_size"] == 1:
         return None

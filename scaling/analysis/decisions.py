@@ -126,13 +126,7 @@ class Difference:
 
 
 def with_variance(found: Difference, variance: float, degrees: float) -> Difference:
-    """The same difference with a further variance component, which more launches do not reduce.
-
-    Args:
-        found: of launches.
-        variance: of the difference.
-        degrees: of freedom behind it.
-    """
+    """The same difference with a further variance component, which more launches do not reduce."""
     if found.error is None or found.degrees is None:
         return found
     total = found.error**2 + variance

@@ -30,12 +30,7 @@ Key = Callable[[Row], tuple[Any, ...]]
 
 
 def noise_floors(cells: Sequence[CellResult], rows: Mapping[str, Row]) -> dict[str, float]:
-    """Cell id -> its noise floor, as a ratio; cells without a measured one have no entry.
-
-    Args:
-        cells: with their samples.
-        rows: the summary's, by cell id.
-    """
+    """Cell id -> its noise floor, as a ratio; cells without a measured one have no entry."""
     pairs = [
         (rows[replicate.cell_id], floor)
         for cell, replicate in aa_pairs(cells)

@@ -14,6 +14,7 @@ from datetime import datetime
 from statistics import mean, median
 from typing import Any
 
+from scaling.analysis.grouping import by_key
 from scaling.analysis.killed import KILLED, seen_state
 from scaling.store import ResultsFolder, RunRecord
 
@@ -67,10 +68,6 @@ class Progress:
 
 def progress(folder: ResultsFolder, now: datetime) -> Progress:
     """Reads the progress of a study.
-
-    Args:
-        folder: its results.
-        now: the time, with its zone.
 
     Raises:
         StoreError: the folder is none, or a record is damaged.
@@ -150,14 +147,10 @@ def _left_s(
         return 0.0
     if not ended:
         return None
-    by_size: dict[int, list[float]] = {}
-    for record in ended:
-        by_size.setdefault(record.cell["world_size"], []).append(_length_s(record))
-    overall = mean(map(_length_s, ended))
+    by_size = by_key(ended, lambda record: record.cell["world_size"])
     seconds = 0.0
     for record in left:
-        lengths = by_size.get(record.cell["world_size"])
-        expected = mean(lengths) if lengths else overall
+        expected = mean(map(_length_s, by_size.get(record.cell["world_size"], ended)))
         seconds += max(0.0, expected - since_s.get(_key(record), 0.0))
     launches = {(record.repeat, record.cell["world_size"]) for record in left if record.state == "planned"}
     under_way = {(record.repeat, record.cell["world_size"]) for record in left if record.state == "running"}

@@ -100,10 +100,6 @@ def seed_noise(groups: Sequence[CellGroup], cells: Mapping[str, CellResult]) -> 
 
     Groups that differ in the step alone are taken together: it changes the time, and no sum. Combinations
     of another global batch than the reference's are trained by another recipe, and left out.
-
-    Args:
-        groups: all of the summary.
-        cells: the samples, by cell id.
     """
     trained = (group for group in groups if group.kind == "convergence")
     recipes = by_key(trained, lambda group: group_key({**group.rows[0], "step": None}))

@@ -138,12 +138,7 @@ class StudyScatter:
 def study_scatter(
     times: Mapping[Hashable, CellTimes], pairs: Sequence[tuple[Hashable, Hashable]] = ()
 ) -> StudyScatter:
-    """The scatter of cells with these times.
-
-    Args:
-        times: by cell.
-        pairs: its A/A pairs.
-    """
+    """The scatter of cells with these times."""
     members: dict[Hashable, list[Hashable]] = {}
     for cell, measured in times.items():
         if measured.by_launch and all(value > 0 for value in measured.by_launch.values()):

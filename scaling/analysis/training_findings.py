@@ -14,11 +14,7 @@ from scaling.analysis.samples import CellResult
 
 
 def training_findings(group: CellGroup) -> Iterator[Finding]:
-    """The findings of a group of trainings.
-
-    Args:
-        group: of kind convergence.
-    """
+    """The findings of a group of trainings."""
     cells = tuple(row["cell_id"] for row in group.rows)
     for kind, values in _found(group):
         yield Finding(kind, cells, {"given": group.given, **values})
@@ -60,12 +56,7 @@ def _targets(aimed: Sequence[Row]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def unfinished_trainings(groups: Sequence[CellGroup], cells: Mapping[str, CellResult]) -> Iterator[Finding]:
-    """The progress of each training that runs, or was interrupted and will resume.
-
-    Args:
-        groups: of the report.
-        cells: the samples, by cell id.
-    """
+    """The progress of each training that runs, or was interrupted and will resume."""
     for group in groups:
         for row in group.rows if group.kind == "convergence" else ():
             cell = cells[row["cell_id"]]

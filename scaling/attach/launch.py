@@ -93,9 +93,3 @@ def _read(arm: str, out: Path, code: int) -> Run:
 def _last_line(out: Path) -> str:
     lines = (out / "output.log").read_bytes()[-TAIL_BYTES:].decode(errors="replace").split("\n")
     return next((line.strip() for line in reversed(lines) if line.strip()), "it wrote nothing")
-
-
-def step_time_s(rank: dict[str, Any]) -> float:
-    """The mean seconds of a step after the warm-up, of the optimizer that fired least."""
-    marks = min(rank["step_s"], key=len)[rank["warmup"] - 1 :]
-    return float((marks[-1] - marks[0]) / (len(marks) - 1))

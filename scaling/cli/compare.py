@@ -11,6 +11,7 @@ from typer.core import TyperCommand
 
 if TYPE_CHECKING:
     from scaling.analysis.comparison import Comparison
+    from scaling.analysis.gates import Gate
     from scaling.store import ResultsFolder
 
 
@@ -21,12 +22,12 @@ class AgainstCommand(TyperCommand):
         """Names the option before each of its folders, as click knows one value each."""
         named: list[str] = []
         follows = False
-        for one in args:
-            if one.startswith("-"):
-                follows = one == "--against"
-                named += [] if follows else [one]
+        for word in args:
+            if word.startswith("-"):
+                follows = word == "--against"
+                named += [] if follows else [word]
             else:
-                named += ["--against", one] if follows else [one]
+                named += ["--against", word] if follows else [word]
         return super().parse_args(ctx, named)
 
 
@@ -63,10 +64,9 @@ def compare(
     A verdict needs `repeats: 3` or more on both sides.
     """
     from scaling.analysis.compare import compare as compare_folders
-    from scaling.analysis.gates import changed_time, changed_times, parse_gate
+    from scaling.analysis.gates import parse_gate
     from scaling.errors import ScalingError
     from scaling.report.compare_text import comparison_as_dict
-    from scaling.report.text import text_of
     from scaling.store import ResultsFolder
 
     gate = None if fail_if is None else parse_gate(fail_if)
@@ -82,8 +82,15 @@ def compare(
         typer.echo(json.dumps(comparison_as_dict(comparison), indent=1))
     else:
         _print(comparison)
-    if gate is None:
-        return
+    if gate is not None:
+        _apply(gate, comparison)
+
+
+def _apply(gate: Gate, comparison: Comparison) -> None:
+    """Names what fails, and ends with exit code 3 if anything does."""
+    from scaling.analysis.gates import changed_time, changed_times
+    from scaling.report.text import text_of
+
     if gate.more_than and (blind := gate.blind(comparison)):
         typer.echo(
             f"in {len(blind)} of {len(comparison.cells)} cells a difference of {gate.more_than:.0%} could "
@@ -94,8 +101,8 @@ def compare(
         *(changed_time(cell) for cell in gate.failing(comparison)),
         *(changed_times(shift) for shift in gate.failing_shifts(comparison)),
     ]
-    for one in failing:
-        typer.echo(f"{gate.verdict}: {text_of(one)}", err=True)
+    for finding in failing:
+        typer.echo(f"{gate.verdict}: {text_of(finding)}", err=True)
     if failing:
         raise typer.Exit(3)
 

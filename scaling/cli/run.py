@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,7 +18,7 @@ from topologies.texts import folded
 if TYPE_CHECKING:
     from launchers.zygote import Zygotes
     from scaling.report.write import Report
-    from scaling.store import RunRecord
+    from scaling.store import ResultsFolder, RunRecord
 
 
 _Launcher = Annotated[
@@ -123,16 +124,11 @@ def _run(
             note(f"{reset_failed(folder, scope)} failed runs are tried again")
         times = CommandTimes(folder)
         try:
-            with progress_for(sys.stderr) as progress:
+            with _stopping(folder, with_report=world_size is None), progress_for(sys.stderr) as progress:
                 stall_timeout_s = max(part.stall_timeout for part in loaded.parts)
                 command = RunCommand(study, overrides, folder.path, stall_timeout_s)
                 predict = times.predicting(PreLaunchPrediction(folder, progress.say))
                 run_study(folder, can_run.study, command, progress, scope, predict, zygotes)
-        except KeyboardInterrupt:
-            note(f"stopped; the same command goes on from here, `scaling status {folder.path}` shows where")
-            if world_size is None:
-                note(f"report of what is done: {written_report(folder.path).page}")
-            raise typer.Exit(130) from None
         finally:
             times.reporting()
             times.write()
@@ -141,11 +137,21 @@ def _run(
         note(f"world size {world_size} is over; `scaling report {folder.path}` when the others are")
     else:
         _show(made)
-        note(f"report: {made.page}")
-        typer.echo("\n".join(["", *(folded("", line, indent=2) for line in made.answer)]))
     failed = [record for record in scope.records(folder) if record.state == "failed"]
     left = [*can_run.record_missing_libraries(folder), *scope.left_out(folder, can_run.study)]
     _name_rest(failed, left, is_fault=not scope.launcher.leaves_the_rest)
+
+
+@contextmanager
+def _stopping(folder: ResultsFolder, *, with_report: bool) -> Iterator[None]:
+    """Ends with exit code 130 after Ctrl-C, and says how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        note(f"stopped; the same command goes on from here, `scaling status {folder.path}` shows where")
+        if with_report:
+            note(f"report of what is done: {written_report(folder.path).page}")
+        raise typer.Exit(130) from None
 
 
 def _name_rest(failed: list[RunRecord], left: list[str], *, is_fault: bool) -> None:
@@ -172,7 +178,7 @@ def _name_rest(failed: list[RunRecord], left: list[str], *, is_fault: bool) -> N
 
 
 def _show(made: Report) -> None:
-    """Prints the summary's tables and how the wall time divided."""
+    """Prints the summary's tables, how the wall time divided, and the answer."""
     from rich.console import Console
 
     from scaling.report.device import device_sentences
@@ -188,3 +194,5 @@ def _show(made: Report) -> None:
         typer.echo(folded("", sentence, indent=2))
     if made.times is not None:
         typer.echo(folded("", text_of(made.times.finding), indent=2))
+    note(f"report: {made.page}")
+    typer.echo("\n".join(["", *(folded("", line, indent=2) for line in made.answer)]))

@@ -34,11 +34,7 @@ def run_against(
     *,
     retry_failed: bool,
 ) -> None:
-    """Runs both environments' launches in turns, in the folders `a` and `b` of `out`, and compares them.
-
-    Args:
-        zygotes: of the command's own environment.
-    """
+    """Runs both environments' launches in turns, in the folders `a` and `b` of `out`, and compares them."""
     from launchers.zygote import Zygotes
     from scaling.errors import StoreError
     from scaling.store import ResultsFolder

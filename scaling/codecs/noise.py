@@ -22,11 +22,6 @@ _INT32 = torch.iinfo(torch.int32)
 class Noise:
     """Uniform numbers in [0, 1) for `num_elements`, new ones at each call.
 
-    Args:
-        num_elements: how many.
-        seed: equal seeds give equal numbers.
-        device: where.
-
     Attributes:
         words: [num_elements] int32, fixed.
         drawn: [2] int32, what decides the next numbers: the state to save.

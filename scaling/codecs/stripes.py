@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -78,10 +78,6 @@ class StripeLayout:
             for owner, (start, stop) in enumerate(stripes):
                 ends[owner] += (stop - start) * (2 + matrix.num_words)
         return cls(layout, view, bits, world_size, matrices, bounds, tuple(segments), tuple(ends))
-
-    def starts(self) -> list[int]:
-        """Where each owner's message begins if they are contiguous, and their end; in words."""
-        return [0, *accumulate(self.words)]
 
     def own(self, rank: int) -> list[Matrix]:
         """The rank's stripes as matrices of their own, one behind the other."""

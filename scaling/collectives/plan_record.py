@@ -182,10 +182,6 @@ def _summed(exchanges: Sequence[PlannedExchange]) -> PlannedExchange:
 def read_plan(record: object, world_size: int) -> ExchangePlan:
     """What `to_record` wrote, checked: results are data.
 
-    Args:
-        record: from run.json.
-        world_size: of the run.
-
     Raises:
         ScheduleError: it is damaged.
     """

@@ -46,12 +46,6 @@ def plan_before_records(
 ) -> ExchangePlan:
     """The plan of an aggregator's exchange as it was then.
 
-    Args:
-        aggregator: its name.
-        parameters: of the cell.
-        world_size: ranks.
-        num_elements: of the gradient.
-
     Raises:
         ScheduleError: it is not among them, or its schedule cannot be made.
     """

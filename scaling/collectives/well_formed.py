@@ -43,11 +43,6 @@ def check_shape(schedule: Schedule) -> None:
 def check_types(name: str, index: int, step: Step) -> None:
     """Checks what the transfers of a step consist of; whether nodes and chunks exist is not asked here.
 
-    Args:
-        name: of the schedule.
-        index: of the step.
-        step: to be checked.
-
     Raises:
         ScheduleError: naming the step, the transfer and the field.
     """

@@ -30,12 +30,7 @@ def rank(environ: Mapping[str, str]) -> CheckResult:
 
 
 def examine(environ: Mapping[str, str], here: Path) -> list[CheckResult]:
-    """All lines; under a launcher, ranks other than 0 say their rank alone.
-
-    Args:
-        environ: the environment.
-        here: the current folder.
-    """
+    """All lines; under a launcher, ranks other than 0 say their rank alone."""
     rank_line = rank(environ)
     if rank_line.state == "ok" and not rank_line.text.startswith(("none", "rank 0 ")):
         return [rank_line]

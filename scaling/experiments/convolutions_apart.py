@@ -41,7 +41,7 @@ class Request:
     Attributes:
         layers: names in `LAYERS`.
         batch: images.
-        precisions: of `MULTIPLYING`.
+        precisions: float32, tf32 or bfloat16.
         choice: `library` or `autotuned`.
         older_interface: cuDNN's.
         cap_mib: of the workspace; None: no limit.

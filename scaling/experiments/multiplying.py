@@ -9,8 +9,6 @@ import torch
 
 from scaling.experiments.base import LeftOutError
 
-MULTIPLYING = ("float32", "tf32", "bfloat16")
-
 TF32_CAPABILITY = (8, 0)
 """The first compute capability that has it."""
 

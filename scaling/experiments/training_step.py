@@ -129,12 +129,6 @@ def timed(
 
     On a CPU steps on smaller batches are tried first: a large one could take hours.
 
-    Args:
-        make: batch size -> step.
-        batch: what is asked for.
-        device: where.
-        budget: how long.
-
     Raises:
         LeftOutError: it would take too long.
     """

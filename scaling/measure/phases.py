@@ -100,9 +100,6 @@ class StepSample:
 class PhaseRecorder:
     """Marks steps and their phases on a clock; phases of a lane do not nest, and one may come several times.
 
-    Args:
-        clock: what marks are taken on.
-
     Attributes:
         uncertainty_s: how far `start_s` of the samples taken so far may be off the host's clock.
     """

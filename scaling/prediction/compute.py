@@ -104,10 +104,6 @@ class ComputeModel:
             for key, by_batch in grouped.items()
         }
 
-    def has(self, cell: Mapping[str, Any]) -> bool:
-        """Whether the cell's step can be computed."""
-        return self._curve(cell) is not None
-
     def step(self, cell: Mapping[str, Any], local_batch: int) -> Computed:
         """The cell's step at that local batch.
 

@@ -33,15 +33,6 @@ class Sources:
     machine: Topology
     libraries: Mapping[str, str] = field(default_factory=dict)
 
-    def up_to(self, world_size: int) -> Sources:
-        """Those of so many ranks at most."""
-        return Sources(
-            [cell for cell in self.cells if cell.world_size <= world_size],
-            [transfer for transfer in self.transfers if transfer.num_ranks <= world_size],
-            self.machine,
-            self.libraries,
-        )
-
     def predictor(
         self,
         topology: Topology,

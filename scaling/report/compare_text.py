@@ -14,6 +14,7 @@ from rich.text import Text
 from scaling.analysis.columns import Row
 from scaling.analysis.comparison import CellComparison, Comparison, Shift
 from scaling.analysis.decisions import ONE_LAUNCH_SCATTER, TIE_RATIO, Difference
+from scaling.analysis.grouping import by_key
 from scaling.axes import workers
 from scaling.report.formats import MISSING, like, listed, number, percent
 from scaling.report.terminal import wrapped
@@ -47,9 +48,7 @@ MOST_ALONE = 4
 def render_comparison(comparison: Comparison) -> Iterator[RenderableType]:
     """The environments' differences, a table a kind and group, and what stands behind the verdicts."""
     yield from _environment(comparison)
-    tables: dict[tuple[str, str], list[CellComparison]] = {}
-    for cell in comparison.cells:
-        tables.setdefault((cell.kind, title_of(cell.given)), []).append(cell)
+    tables = by_key(comparison.cells, lambda cell: (cell.kind, title_of(cell.given)))
     for kind in HEADINGS:
         for (table_kind, group), cells in tables.items():
             if table_kind == kind:

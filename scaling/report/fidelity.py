@@ -143,12 +143,7 @@ COLUMNS: dict[str, tuple[Column[_Pair], ...]] = {
 
 
 def fidelity_tables(groups: Sequence[CellGroup], cells: Mapping[str, CellResult]) -> list[Table]:
-    """One table a group of cells that has a lossy aggregator on several workers.
-
-    Args:
-        groups: all of the summary.
-        cells: the samples, by cell id.
-    """
+    """One table a group of cells that has a lossy aggregator on several workers."""
     tables = []
     for group in groups:
         if group.kind not in COLUMNS:

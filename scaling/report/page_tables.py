@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from scaling.analysis.columns import Row, shares_gpus
+from scaling.analysis.grouping import by_key
 from scaling.analysis.groups import CellGroup
 from scaling.analysis.learning import REACHED, family_key, over_seeds
 from scaling.analysis.noise import noise_finding
@@ -44,12 +45,7 @@ CONVERGENCE_STATISTIC = (
 
 
 def page_tables(group: CellGroup, groups: Sequence[CellGroup]) -> list[Table]:
-    """A group of cells in human units: its table and, where steps were split, its budget.
-
-    Args:
-        group: comparable cells.
-        groups: all of the summary.
-    """
+    """A group of cells in human units: its table and, where steps were split, its budget."""
     return [replace(table, group=group.key) for table in _tables(group, groups)]
 
 
@@ -86,9 +82,7 @@ def columns_of(group: CellGroup) -> list[Column[Row]]:
 
 def _convergence_table(group: CellGroup) -> Table:
     merged = over_seeds(group.rows)
-    members: dict[tuple[object, ...], list[str]] = {}
-    for row in group.rows:
-        members.setdefault(family_key(row), []).append(row["cell_id"])
+    members = by_key(group.rows, family_key)
     return table_of(
         f"Convergence: {title_of(group.given)}",
         f"Recipe: {recipe_text(group.rows[0])}. {CONVERGENCE_STATISTIC}",
@@ -96,7 +90,7 @@ def _convergence_table(group: CellGroup) -> Table:
         merged,
         remarks=[*_unpredicted(group, merged), *_unaugmented(group, merged), *_other_seeds(group, merged)],
         warnings=warnings_of(group),
-        cells=list(members.values()),
+        cells=[[row["cell_id"] for row in rows] for rows in members.values()],
         section="training",
     )
 

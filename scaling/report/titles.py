@@ -51,11 +51,7 @@ def title_of(given: Mapping[str, Any]) -> str:
 
 
 def short_names(titles: Sequence[Sequence[str]]) -> list[list[str]]:
-    """Titles without the parts, after the first, that all of them share.
-
-    Args:
-        titles: the parts of each.
-    """
+    """Titles without the parts, after the first, that all of them share."""
     if len(titles) < 2:
         return [list(parts[:1]) for parts in titles]
     shared = set(titles[0]).intersection(*titles[1:])

@@ -31,13 +31,7 @@ def checked_by_command(folder: ResultsFolder, record: RunRecord, environ: Mappin
 
 
 class LaunchTimes:
-    """Writes launches/<number>.json, anew after each cell. For rank 0.
-
-    Args:
-        folder: of the study.
-        launch: under way.
-        environ: the environment's variables.
-    """
+    """Writes launches/<number>.json, anew after each cell. For rank 0."""
 
     def __init__(
         self, folder: ResultsFolder, launch: Launch, environ: Mapping[str, str] = os.environ

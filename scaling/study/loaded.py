@@ -20,11 +20,7 @@ random order; memory is finite."""
 
 
 class Loaded:
-    """What cells have in common, which come in random order.
-
-    Args:
-        device: this rank's.
-    """
+    """What cells have in common, which come in random order."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

@@ -36,10 +36,6 @@ UNUSED_BUCKET_MB = 25.0  # of a step without DDP
 class PreparedStep:
     """The step of one cell, with the checks of its exchanges. Collective.
 
-    Args:
-        cell: that trains a network.
-        context: of the rank.
-
     Attributes:
         step: to be taken.
         splits: its data.

@@ -11,12 +11,7 @@ LINE_EVERY_S = 30.0
 
 
 class LineProgress:
-    """A line every half minute.
-
-    Args:
-        stream: where the lines go.
-        clock: seconds, monotonic.
-    """
+    """A line every half minute."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream = stream

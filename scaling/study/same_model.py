@@ -38,10 +38,6 @@ class Ranks(Protocol):
 def require_same_model(module: nn.Module, ranks: Ranks) -> None:
     """Compares names, shapes, types and first values of the model's tensors. Collective.
 
-    Args:
-        module: with its initial weights.
-        ranks: that train together.
-
     Raises:
         ExchangeError: on every rank: which rank has another model than rank 0, and the first tensor of it.
     """

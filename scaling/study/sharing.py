@@ -92,13 +92,6 @@ def check_sharing(
 ) -> None:
     """Refuses what workers that share a GPU cannot do.
 
-    Args:
-        part: of the study.
-        aggregators: its aggregators.
-        sizes: world sizes that share GPUs.
-        num_gpus: of this machine.
-        where: the part, for messages.
-
     Raises:
         StudyError: naming the combination, the rule and a way out.
     """

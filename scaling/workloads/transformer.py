@@ -44,12 +44,7 @@ WEIGHT_SD = 0.02
 
 
 class Attention(nn.Module):
-    """Causal self-attention of several heads.
-
-    Args:
-        width: of tokens.
-        num_heads: that divide it.
-    """
+    """Causal self-attention of several heads."""
 
     def __init__(self, width: int, num_heads: int) -> None:
         super().__init__()
@@ -69,12 +64,7 @@ class Attention(nn.Module):
 
 
 class TransformerBlock(nn.Module):
-    """Attention, then two layers with a GELU between, each added to what comes in.
-
-    Args:
-        width: of tokens.
-        num_heads: of attention.
-    """
+    """Attention, then two layers with a GELU between, each added to what comes in."""
 
     def __init__(self, width: int, num_heads: int) -> None:
         super().__init__()

@@ -129,7 +129,8 @@ def test_an_unwrapped_overlapped_step_is_another_curve_than_ddp():
 def test_a_curve_of_one_memory_format_does_not_price_the_other():
     contiguous = [alone(1000, 1e-3), alone(3000, 3e-3)]
     last = cell(2, memory_format="channels_last")
-    assert not ComputeModel(contiguous).has(last)
+    with pytest.raises(PredictionError, match="no measured cell"):
+        ComputeModel(contiguous).step(last, 1000)
     both = ComputeModel([*contiguous, alone(2000, 9e-3, memory_format="channels_last")])
     assert both.step(last, 2000).step_s.value == pytest.approx(9e-3)
     assert both.step(cell(2, memory_format=None), 2000).step_s.value == pytest.approx(2e-3)
@@ -141,7 +142,8 @@ def test_a_curve_of_plain_steps_does_not_price_augmented_ones_or_the_reverse():
     with pytest.raises(PredictionError, match="input and augmentation"):
         ComputeModel(plain).step(augmented, 2000)
     other = alone(2000, 9e-3, augmentation="standard")
-    assert not ComputeModel([other]).has(cell(2))
+    with pytest.raises(PredictionError, match="no measured cell"):
+        ComputeModel([other]).step(cell(2), 1000)
     both = ComputeModel([*plain, other])
     assert both.step(augmented, 2000).step_s.value == pytest.approx(9e-3)
     for said in ({}, {"augmentation": None}, {"augmentation": "none"}):  # trainings say none
@@ -155,7 +157,8 @@ def test_spread_of_equal_cells_is_part_of_the_uncertainty():
 
 def test_several_processes_on_a_cpu_are_no_single_one():
     model = ComputeModel([measured(cell(2, "none", device="cpu"), 5e-3)])
-    assert not model.has(cell(2, "none", device="cpu"))
+    with pytest.raises(PredictionError, match="no measured cell"):
+        model.step(cell(2, "none", device="cpu"), 1000)
 
 
 class TestLayerByLayer:

@@ -116,7 +116,7 @@ def test_measured_cells_of_two_ranks_calibrate_four():
 
 def test_sources_carry_the_recorded_library_to_the_prediction():
     cells = [measured(mpi_cell(1, "none"), 0.01)]
-    sources = Sources(cells, [], machine(), {"mpi": "MPICH Version: 5.0.2"}).up_to(1)
+    sources = Sources(cells, [], machine(), {"mpi": "MPICH Version: 5.0.2"})
     predictor, _ = sources.predictor(machine(), strategy_of)
     assert any("MPICH" in term.choice for term in predictor.predict(strategy_of(mpi_cell(2))).terms)
 

@@ -26,11 +26,6 @@ def tensor_spans(layout: BucketLayout) -> list[Span]:
 class HostRows:
     """A row a rank in memory that all ranks of one host share. Collective to make.
 
-    Args:
-        layout: of the gradient.
-        group: ranks of one host.
-        dtype, device: of the gradient.
-
     Attributes:
         spans: the elements of each tensor that has any.
         rows: [world_size, num_elements] in host memory; row r is rank r's gradient.

@@ -84,12 +84,7 @@ class _Shape:
 
 
 class TritonChunks(ChunkCoder):
-    """Kernels of `chunk_triton`, on a CUDA device or, with TRITON_INTERPRET=1, interpreted on the CPU.
-
-    Args:
-        codec, back, chunks, device: as the base has them.
-        size: of the blocks.
-    """
+    """Kernels of `chunk_triton`, on a CUDA device or, with TRITON_INTERPRET=1, interpreted on the CPU."""
 
     def __init__(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,8 +36,6 @@ GRADIENT = TileSize(lanes=256, iterations=4, rows=8, num_warps=2)
 SUMS = TileSize(lanes=512, iterations=2, rows=4, num_warps=4)
 DECODE = TileSize(lanes=512, iterations=4, rows=4, num_warps=4)
 FINISH_COLUMNS, FINISH_ROWS = 32, 64
-
-Launch = Callable[..., None]
 
 
 @dataclass(frozen=True)

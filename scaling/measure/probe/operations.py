@@ -18,12 +18,7 @@ Run = Callable[[], object]
 
 
 class Operations:
-    """Makes them for the ranks of a group, each with a device of its own.
-
-    Args:
-        group: the ranks.
-        device: of this one.
-    """
+    """Makes them for the ranks of a group, each with a device of its own."""
 
     def __init__(self, group: Group, device: torch.device) -> None:
         self._group, self._device = group, device

@@ -94,10 +94,6 @@ Rate = tuple[str, tuple[int, ...], float]
 def samples_of(text: str, source: str) -> list[ProbeSample]:
     """Whatever of the two it is.
 
-    Args:
-        text: of the file.
-        source: its name, for messages.
-
     Raises:
         TopologyError: it is neither, or measured nothing that a probe does.
     """

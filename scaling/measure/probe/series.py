@@ -118,11 +118,7 @@ class OneSeries:
 
 
 class Series:
-    """All samples of the probe.
-
-    Args:
-        samples: of all launches.
-    """
+    """All samples of the probe."""
 
     def __init__(self, samples: Iterable[ProbeSample]) -> None:
         self._found: dict[tuple[Any, ...], OneSeries] = {}

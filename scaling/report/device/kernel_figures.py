@@ -164,7 +164,6 @@ def _annotate_caps(axes: Axes, case: KernelCase) -> None:
         axes.annotate(text, (x, y), (6, 4), textcoords="offset points", fontsize=7)
 
 
-BY = "by choice and precision"
 PLOTS = (
     Drawing("products", PRODUCTS, lambda _: "matrix products by choice and precision", _bars_of(MATMUL)),
     Drawing(

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from scaling.analysis.columns import DEVICE
+from scaling.analysis.grouping import by_key
 from scaling.analysis.reading import environment_of, num_cores
 from scaling.errors import StoreError
 from scaling.measure.statistics import Estimate, estimate_median
@@ -157,10 +158,8 @@ def read_devices(folder: ResultsFolder) -> list[Results]:
     Raises:
         StoreError: a record or a sample of a done run is missing or damaged.
     """
-    records: dict[str, list[RunRecord]] = {}
-    for record in folder.runs():
-        if record.cell.get("kind") == DEVICE:
-            records.setdefault(record.cell_id, []).append(record)
+    all_runs = (record for record in folder.runs() if record.cell.get("kind") == DEVICE)
+    records = by_key(all_runs, lambda record: record.cell_id)
     if not records:
         return []
     experiments: dict[tuple[str, str], list[DeviceResult]] = {}
@@ -211,11 +210,12 @@ def _order(cell: DeviceResult) -> tuple[Any, ...]:
 
 def grouped(cells: Iterable[DeviceResult], *names: str) -> dict[Any, list[DeviceResult]]:
     """Value of that variable, or values of several -> the cells that have it; ascending."""
-    groups: dict[Any, list[DeviceResult]] = {}
-    for cell in cells:
-        key = tuple(cell.value(name) for name in names)
-        groups.setdefault(key[0] if len(names) == 1 else key, []).append(cell)
-    return dict(sorted(groups.items()))
+
+    def key(cell: DeviceResult) -> Any:
+        values = tuple(cell.value(name) for name in names)
+        return values[0] if len(values) == 1 else values
+
+    return dict(sorted(by_key(cells, key).items()))
 
 
 def paired(

@@ -57,12 +57,7 @@ class Arrivals:
 
 
 def arrivals(group: CellGroup, cells: Mapping[str, CellResult]) -> list[Arrivals]:
-    """One an aggregator whose arrivals at the largest world size are known: those of its first launch.
-
-    Args:
-        group: iteration cells.
-        cells: the samples, by cell id.
-    """
+    """One an aggregator whose arrivals at the largest world size are known: those of its first launch."""
     found = []
     for label in dict.fromkeys(row["aggregator"] for row in group.rows):
         for row in main_variant(group, label):

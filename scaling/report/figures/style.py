@@ -14,7 +14,7 @@ from scaling.analysis.columns import aggregator_order
 from scaling.measure.budget import PARTS
 
 BLACK, ORANGE, SKY_BLUE, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
-YELLOW, BLUE, VERMILLION, PURPLE = "#F0E442", "#0072B2", "#D55E00", "#CC79A7"
+BLUE, VERMILLION, PURPLE = "#0072B2", "#D55E00", "#CC79A7"
 GREY = "#7f7f7f"
 
 BEST, REFERENCE, BOUND, IDEAL, OTHER = "#0b6e4f", "#2457a6", "#111111", "#6b7280", "#b5b5b5"

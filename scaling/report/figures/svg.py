@@ -74,11 +74,7 @@ def with_tip(artist: AnyArtist, text: str, series: str = "") -> AnyArtist:
 
 
 def compact(text: str) -> str:
-    """The same picture in fewer bytes.
-
-    Args:
-        text: what matplotlib wrote.
-    """
+    """The same picture in fewer bytes."""
     ElementTree.register_namespace("", SVG)
     ElementTree.register_namespace("xlink", XLINK)
     root = ElementTree.fromstring(text)  # noqa: S314 (matplotlib wrote it)

@@ -73,12 +73,7 @@ class TradePoint:
 
 
 def trade_points(group: CellGroup, cells: Mapping[str, CellResult]) -> list[TradePoint]:
-    """One a combination of a group's largest world size that trained and has an accuracy.
-
-    Args:
-        group: convergence cells.
-        cells: the samples, by cell id.
-    """
+    """One a combination of a group's largest world size that trained and has an accuracy."""
     size = max(group.world_sizes)
     members: dict[tuple[object, ...], list[Row]] = {}
     for row in group.rows:

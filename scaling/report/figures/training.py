@@ -103,10 +103,6 @@ def training_lines(group: CellGroup, cells: Mapping[str, CellResult]) -> list[Tr
     """One line for all seeds and repeats of a combination: of those done, or else of those begun.
 
     They are in the table's order.
-
-    Args:
-        group: convergence cells.
-        cells: the samples, by cell id.
     """
     families: dict[tuple[Any, ...], list[Row]] = {}
     for row in group.rows:

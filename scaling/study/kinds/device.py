@@ -214,11 +214,6 @@ def measure_device(
 
     A point that is left out, or does not fit into memory, is a result: the fact `left_out` says why.
 
-    Args:
-        cell: whose experiment and point.
-        device: of this process.
-        write: takes rows, in order.
-
     Raises:
         RuntimeError: the experiment has failed; what it raises passes.
     """

@@ -21,12 +21,7 @@ from scaling.workloads.augmentation import epoch_variations
 
 
 def time_cell(cell: Cell, context: RunContext) -> RankSummary:
-    """Measures `cell` and hands out its samples. Collective.
-
-    Args:
-        cell: of kind iteration.
-        context: of the rank.
-    """
+    """Measures `cell` and hands out its samples. Collective."""
     group, device, seconds = context.group, context.device, context.seconds
     heartbeat = context.heartbeat
     heartbeat.phase("set-up")
