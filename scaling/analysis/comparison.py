@@ -74,7 +74,8 @@ class CellComparison:
             return None
         if self.within_one_launch:
             return "one launch"
-        return "scatter" if goes_along(self.difference, self.tested) else "shift of the others"
+        is_of_others = self.tested.is_significant and not goes_along(self.difference, self.tested)
+        return "shift of the others" if is_of_others else "scatter"
 
     @property
     def within_one_launch(self) -> bool:

@@ -100,6 +100,24 @@ def test_shift_of_a_campaign_is_one_line_and_no_cell_is_called_for_it(make_study
     assert "All 9 timed cells on 2 workers: B/A 1.0" in printed(found)
 
 
+def test_a_cell_is_not_resolved_for_the_shift_of_the_others_only_where_it_surely_differs_from_them(
+    make_study,
+):
+    generator = np.random.default_rng(5)
+    before = noisy(make_study, generator, num_launches=5, spread=0.002)
+    after = make_study()
+    for one in before.cells:
+        row, factor = one.cell, 1.0 if one.cell["aggregator"] == "none" else 1.2
+        steps = [(factor * launch.step_s).tolist() for launch in one.launches]
+        after.add(steps, aggregator=one.label("aggregator"), world_size=row["world_size"])
+    found = compared(before, after)
+    assert {one.match.a["aggregator"] for one in found.cells if one.reason == "shift of the others"} == {
+        "none"
+    }
+    scattering = [noisy(make_study, generator, spread=0.2) for _ in range(2)]
+    assert {one.reason for one in compared(*scattering).cells} == {"scatter"}
+
+
 def test_several_folders_a_side_tell_how_far_campaigns_differ(make_study):
     generator = np.random.default_rng(4)
 
