@@ -223,13 +223,16 @@ def _recommend(
     ]
     if state == "best" and rivals:  # they are larger, but not by so much that it matters
         state = "tie"
-    before = [rival for rival in unsure if rival.candidate.value <= choice.value]
-    if before:
+    # One launch shows neither that it is below the bound, nor that it is slower.
+    before = [
+        rival for rival in unsure if rival.why == "one_launch" or rival.candidate.value <= choice.value
+    ]
+    if before and state != "one_launch":
         state = "one_launch" if any(rival.why == "one_launch" for rival in before) else "undecided"
     excluded += [
         Excluded(rival.candidate.name, rival.candidate.name, Finding("efficiency_perhaps_below"))
         for rival in unsure
-        if rival.candidate not in candidates and rival.candidate.value > choice.value
+        if rival.candidate not in candidates and rival not in before
     ]
     return Recommendation(
         wanted.text,
