@@ -7,18 +7,15 @@ avoidable takes over 10%. Then comes what makes the numbers doubtful. The rules 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 import pandas as pd
 
-from scaling.analysis.accuracy import lossy_ids
 from scaling.analysis.columns import Row, is_aa_replicate, to_rows
 from scaling.analysis.explain_rules import DOUBTS, LIMITS, Rule
-from scaling.analysis.explain_view import View
+from scaling.analysis.explain_view import Known, View
 from scaling.analysis.findings import Finding
-from scaling.analysis.noise import scatter_of
 from scaling.analysis.samples import CellResult
-from scaling.analysis.study_scatter import StudyScatter
 
 EQUAL_SHARES = 0.05
 """Shares that differ by less are as large: their findings keep the table's order."""
@@ -43,27 +40,17 @@ def explain(
         the part of the step that it is about. A/A replicates and cells without a model have no entry; one
         without anything to say has an empty list.
     """
-    rows, by_id = to_rows(table), {cell.cell_id: cell for cell in cells}
-    lossy, scatter = lossy_ids(cells), scatter_of(cells)
+    known = Known.of(to_rows(table), cells, num_cores)
     return {
-        row["cell_id"]: explain_cell(row, by_id.get(row["cell_id"]), rows, num_cores, lossy, scatter)
-        for row in rows
+        row["cell_id"]: explain_cell(row, known)
+        for row in known.rows
         if row["kind"] in EXPLAINED_KINDS and not is_aa_replicate(row)
     }
 
 
-def explain_cell(
-    row: Row,
-    cell: CellResult | None,
-    rows: Sequence[Row],
-    num_cores: int | None = None,
-    lossy: Collection[str] = (),
-    scatter: StudyScatter | None = None,
-) -> list[Finding]:
-    """The findings for one cell, given all rows of its study, with its scatter over launches; cells with the
-    ids `lossy` are lossy.
-    """
-    view = View(row, cell, rows, num_cores, lossy, scatter)
+def explain_cell(row: Row, known: Known) -> list[Finding]:
+    """The findings for one cell, given what is known of its study."""
+    view = View(row, known)
     limits = sorted(_found(view, LIMITS), key=lambda finding: -round(finding.values["share"] / EQUAL_SHARES))
     return [*limits, *_found(view, DOUBTS)]
 

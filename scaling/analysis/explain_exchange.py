@@ -94,7 +94,7 @@ def compression(view: View) -> Values | None:
     coded = [
         other
         for other in view.others({"aggregator", "bucket_mb"})
-        if other["cell_id"] in view.lossy
+        if other["cell_id"] in view.study.lossy
         and (other["encode_s"] or 0) + (other["decode_s"] or 0) > 0
         and (other["wire_bytes_per_rank"] or row["wire_bytes_per_rank"]) < row["wire_bytes_per_rank"]
     ]

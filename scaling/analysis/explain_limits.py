@@ -49,14 +49,14 @@ def busy_host(view: View) -> Values | None:
 def _cores(view: View) -> int | None:
     """The cores of a node that its ranks may use; all cores of the node if that was not recorded."""
     if (view.row["num_nodes"] or 1) > 1:
-        return view.num_cores
+        return view.study.num_cores
     allowed = [
         {core for host in view.of_rank("host", rank) for core in host.get("cores") or ()}
         for rank in range(view.row["world_size"])
     ]
     if not all(allowed):
-        return view.num_cores
-    return min(len(set().union(*allowed)), view.num_cores or len(set().union(*allowed)))
+        return view.study.num_cores
+    return min(len(set().union(*allowed)), view.study.num_cores or len(set().union(*allowed)))
 
 
 def launches(view: View) -> Values | None:

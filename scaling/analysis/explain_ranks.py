@@ -66,6 +66,7 @@ def slow_rank(view: View) -> Values | None:
         "late_s": list(slow.late_s),
         "late_exchange": _first_late(slow.late_s),
         "steps_ratio": slow.steps_ratio,
+        "num_launches": view.row["repeats"],
         "queued_ratio": _queued_ratio(view, slow.rank),
     }
 

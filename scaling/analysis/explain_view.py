@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 
 from scaling.analysis import rank_times
+from scaling.analysis.accuracy import lossy_ids
 from scaling.analysis.columns import Row, aggregator_name, is_aa_replicate, is_control_arm
 from scaling.analysis.decisions import TIE_RATIO
+from scaling.analysis.noise import aa_pairs, scatter_of
 from scaling.analysis.samples import CellResult
 from scaling.analysis.study_scatter import StudyScatter
 from scaling.axes import Role, columns_without
@@ -25,26 +27,51 @@ def _is_plain(row: Row) -> bool:
 
 
 @dataclass(frozen=True)
+class Known:
+    """What the rules know of a study.
+
+    Attributes:
+        rows: of its summary.
+        cells: the samples, by cell id.
+        num_cores: CPU cores of a node; None where they are unknown.
+        lossy: ids of the cells whose exchange changes the gradient.
+        scatter: of the cells over launches.
+        replicates: cell id -> its A/A replicate.
+    """
+
+    rows: Sequence[Row]
+    cells: Mapping[str, CellResult]
+    num_cores: int | None
+    lossy: Collection[str]
+    scatter: StudyScatter
+    replicates: Mapping[str, CellResult]
+
+    @classmethod
+    def of(cls, rows: Sequence[Row], cells: Sequence[CellResult], num_cores: int | None = None) -> Known:
+        """All of it, from the rows and the samples that they were made of."""
+        replicates = {first.cell_id: second for first, second in aa_pairs(cells)}
+        by_id = {cell.cell_id: cell for cell in cells}
+        return cls(rows, by_id, num_cores, lossy_ids(cells), scatter_of(cells), replicates)
+
+
+@dataclass(frozen=True)
 class View:
     """A cell, with the other cells of its study.
 
     Attributes:
         row: its row of the summary.
-        cell: its samples; None where the caller has none.
-        rows: the study's.
-        num_cores: CPU cores of a node; None where they are unknown.
-        lossy: ids of the study's cells whose exchange changes the gradient.
-        scatter: of the study's cells over launches; None where the caller has none.
+        study: what is known of all cells.
         fired: rules that found something in this cell before, with the values.
     """
 
     row: Row
-    cell: CellResult | None
-    rows: Sequence[Row]
-    num_cores: int | None = None
-    lossy: Collection[str] = ()
-    scatter: StudyScatter | None = None
+    study: Known
     fired: dict[str, Values] = field(default_factory=dict)
+
+    @property
+    def cell(self) -> CellResult | None:
+        """Its samples; None where there are none."""
+        return self.study.cells.get(self.row["cell_id"])
 
     @property
     def step_s(self) -> float | None:
@@ -76,16 +103,15 @@ class View:
 
     @cached_property
     def slow_rank(self) -> rank_times.SlowRank | None:
-        """The rank that the others wait for in every launch; None if there is none, or if what profiling adds
-        to a step may be as much.
+        """The rank that the others wait for in every launch, and in the A/A replicate's; None if there is
+        none, or if profiling adds as much to a step.
         """
         if self.cell is None or not self.exchanges:
             return None
-        slow = rank_times.slow_rank(self.cell.launches, self.own_phases)
-        added_s = max(0.0, self.row["profiling_overhead_s"] or 0.0)
-        if slow is None or slow.lost_s - added_s < rank_times.SLOW_SHARE * (self.step_s or 0.0):
-            return None
-        return slow
+        replicate = self.study.replicates.get(self.cell.cell_id)
+        again = replicate.launches if replicate is not None else []
+        slow = rank_times.slow_rank(self.cell.launches, self.own_phases, again)
+        return slow if slow and slow.lost_s > (self.row["profiling_overhead_s"] or 0.0) else None
 
     def of_rank(self, key: str, rank: int) -> Iterator[Mapping[str, Any]]:
         """What the runs recorded about that rank under `key`, a list with one mapping per rank."""
@@ -121,7 +147,7 @@ class View:
         names = [name for name in columns_without(Role.RECORDED) if name not in free]
         return [
             row
-            for row in self.rows
+            for row in self.study.rows
             if row["cell_id"] != self.row["cell_id"]
             and row["iteration_s"] is not None
             and not is_aa_replicate(row)
@@ -149,10 +175,11 @@ class View:
         if other is None or other["iteration_s"] * (1 + TIE_RATIO) >= self.row["iteration_s"]:
             return {}
         ids = (other["cell_id"], self.row["cell_id"])
-        known = self.scatter is not None and all(map(self.scatter.num_launches, ids))
-        difference = self.scatter.difference(*ids) if self.scatter is not None and known else None
-        is_shown = difference is not None and difference.error is not None
-        if is_shown and difference is not None and not difference.is_larger:
+        if not all(map(self.study.scatter.num_launches, ids)):
+            return {}
+        difference = self.study.scatter.difference(*ids)
+        is_shown = difference.error is not None
+        if is_shown and not difference.is_larger:
             return {}
         values = {"better_aggregator": other["aggregator"], "better_iteration_s": other["iteration_s"]}
         return {**values, "better_bucket_mb": other["bucket_mb"], "is_shown": is_shown}

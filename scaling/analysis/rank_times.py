@@ -6,8 +6,9 @@ so a rank's excess over the others is measured there:
 
 1. of each launch, rank and phase the lower quartile of the own times (what disturbs a step makes it longer);
 2. less the reference: the median over ranks, of two ranks the other; of this the median over launches;
-3. a rank is slow if its sum exceeds `SLOW_SHARE` of the step, in every launch half as much at least, if its
-   own time is above the reference in most steps, and if it is late at an exchange: else nothing is lost.
+3. a rank is slow if its sum exceeds `SLOW_SHARE` of the step, in every launch half as much at least, also in
+   those of an A/A replicate (if that has another slow rank, the cell has none), if its own time is above the
+   reference in most steps, and if it is late at an exchange: else nothing is lost.
 
 Phases of the exchange are left out (the root of a tree has more to do there), and in an eager step the update
 too, which may be one rank's.
@@ -82,12 +83,15 @@ def excess_s(own_s: Floats) -> Floats:
     return own_s - np.median(own_s, axis=1, keepdims=True)
 
 
-def slow_rank(launches: Sequence[IterationLaunch], phases: Sequence[str]) -> SlowRank | None:
+def slow_rank(
+    launches: Sequence[IterationLaunch], phases: Sequence[str], again: Sequence[IterationLaunch] = ()
+) -> SlowRank | None:
     """The rank that makes the step longer in all launches; None if there is none.
 
     Args:
         launches: of one cell; those without profiled steps say nothing.
         phases: the ranks' own (`own_phases`).
+        again: launches of its A/A replicate, in which the same rank has to be slow.
     """
     profiled = [launch for launch in launches if launch.profiled_steps]
     if not profiled or len(profiled[0].profiled_steps[0].ranks) < 2:
@@ -102,6 +106,9 @@ def slow_rank(launches: Sequence[IterationLaunch], phases: Sequence[str]) -> Slo
     steps_ratio = float(np.mean(paired_s > 0))
     least_s = SLOW_SHARE * _step_s(profiled)
     if lost_s < least_s or by_launch[:, rank].min() < least_s / 2 or steps_ratio < USUAL_STEPS:
+        return None
+    others = _usual_excess_s([own_times_s(one, phases).sum(axis=2) for one in again if one.profiled_steps])
+    if len(others) and others[:, rank].min() < least_s / 2:
         return None
     of_phases = np.median(_usual_excess_s(own_s)[:, rank], axis=0)
     named = {
@@ -120,6 +127,8 @@ def _step_s(launches: Sequence[IterationLaunch]) -> float:
 
 def _usual_excess_s(own_s: Sequence[Floats]) -> Floats:
     """For times [step, rank, ...] of each launch, the excess of their lower quartile: [launch, rank, ...]."""
+    if not own_s:
+        return np.empty((0, 0))
     return excess_s(np.array([np.quantile(times_s, 0.25, axis=0) for times_s in own_s]))
 
 

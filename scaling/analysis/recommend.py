@@ -21,7 +21,6 @@ from typing import Any
 
 import pandas as pd
 
-from scaling.analysis.accuracy import lossy_ids
 from scaling.analysis.candidates import (
     TIME,
     Candidate,
@@ -35,6 +34,7 @@ from scaling.analysis.columns import Row, to_rows
 from scaling.analysis.control import baseline_of
 from scaling.analysis.decisions import FEWEST, TIE_RATIO, Difference, State, launches_needed, state_of
 from scaling.analysis.explain import explain_cell, limit_of
+from scaling.analysis.explain_view import Known
 from scaling.analysis.findings import Finding
 from scaling.analysis.objectives import OBJECTIVES, Objective, parse_objective
 from scaling.analysis.samples import CellResult
@@ -176,7 +176,7 @@ def recommend(
         ScalingError: there is no such objective.
     """
     wanted, rows = parse_objective(objective), to_rows(table)
-    by_id, lossy = {cell.cell_id: cell for cell in cells}, lossy_ids(cells)
+    study = Known.of(rows, cells, num_cores)
 
     found = workloads(wanted.name, rows, cells)
     if max_memory_bytes is not None:
@@ -184,9 +184,9 @@ def recommend(
     scatters, asked = scatters_of(wanted.name, found, cells)
 
     def limit(row: Row) -> Finding | None:
-        return limit_of(explain_cell(row, by_id[row["cell_id"]], rows, num_cores, lossy, scatters.of_times))
+        return limit_of(explain_cell(row, study))
 
-    return [_recommend(wanted, workload, by_id, scatters, limit) for workload in asked]
+    return [_recommend(wanted, workload, study.cells, scatters, limit) for workload in asked]
 
 
 def _within_memory(workload: CandidateSet, most_bytes: int) -> CandidateSet:
@@ -224,9 +224,7 @@ def _recommend(
     if state == "best" and rivals:  # they are larger, but not by so much that it matters
         state = "tie"
     # One launch shows neither that it is below the bound, nor that it is slower.
-    before = [
-        rival for rival in unsure if rival.why == "one_launch" or rival.candidate.value <= choice.value
-    ]
+    before = [rival for rival in unsure if rival.why == "one_launch" or rival.candidate.value <= choice.value]
     if before and state != "one_launch":
         state = "one_launch" if any(rival.why == "one_launch" for rival in before) else "undecided"
     excluded += [

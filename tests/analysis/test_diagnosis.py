@@ -95,13 +95,26 @@ def test_the_root_of_a_tree_is_not_slow_for_its_sums_nor_an_owner_for_its_update
     assert "slow_rank" not in {one.kind for one in explain(study.table, study.cells)[cell]}
 
 
-@pytest.mark.parametrize(("unprofiled_ms", "is_named"), [(16.0, True), (15.5, True), (13.5, False)])
+@pytest.mark.parametrize(("unprofiled_ms", "is_named"), [(16.0, True), (14.0, True), (12.5, False)])
 def test_a_rank_is_not_slow_where_profiling_may_have_made_it_so(make_study, unprofiled_ms, is_named):
     study = make_study()
     ranks = [overlapped(stop=16.0, forward=7.0 if rank == 2 else 4.0) for rank in range(4)]
     cell = study.add(
         steps(unprofiled_ms), spans=ranks, aggregator="ring", world_size=4, step="overlapped", split_s=16 * MS
     )
+    assert ("slow_rank" in {one.kind for one in explain(study.table, study.cells)[cell]}) is is_named
+
+
+@pytest.mark.parametrize(("other", "is_named"), [(2, True), (0, False), (None, False)])
+def test_a_rank_is_slow_only_if_it_is_so_in_the_replicate_of_an_a_a_pair(make_study, other, is_named):
+    study = make_study()
+    pair = {"aggregator": "ring", "world_size": 4, "step": "overlapped"}
+
+    def ranks(slow):
+        return [overlapped(stop=16.0, forward=7.0 if rank == slow else 4.0) for rank in range(4)]
+
+    cell = study.add(steps(16, launches=1), spans=ranks(2), **pair)
+    study.add(steps(16, launches=1), spans=ranks(other), aa_replicate=1, **pair)
     assert ("slow_rank" in {one.kind for one in explain(study.table, study.cells)[cell]}) is is_named
 
 
