@@ -128,6 +128,7 @@ TORCH_DISTRIBUTED = frozenset(
         "scaling.process_group.symmetric_memory",
         "scaling.process_group.through_host",
         "scaling.training.overlapped",  # the DDP hook
+        "scaling.training.fully_sharded",  # torch's FSDP2
         "scaling.runtime.workers",
         "scaling.attach.agent",  # inside the user's script
         "scaling.runtime.meeting",  # at that store

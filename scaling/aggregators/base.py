@@ -25,7 +25,7 @@ from scaling.collectives.plan import Stage
 from scaling.errors import StudyError
 from scaling.process_group import Group
 
-DdpPath = Literal["hook", "own", "bare", "optimizer", "layered"]
+DdpPath = Literal["hook", "own", "bare", "optimizer", "layered", "fully_sharded"]
 
 UpdateSite = Literal["replica", "root", "owner", "host_serial", "host_parallel"]
 HOST_SITES: tuple[UpdateSite, ...] = ("host_serial", "host_parallel")
@@ -170,6 +170,7 @@ class Aggregator(ABC, Generic[S]):
             ranks the last bits of two equal calls may differ.
         releases_gradients: gradients that a rank does not own are released under the backward pass, so that
             there is no step in which all are together.
+        shards_optimizer: DDP's optimizer is torch's ZeroRedundancyOptimizer.
         needs_peer_access: needs direct access to other devices' memory.
         graph_capturable: can be captured in a CUDA graph.
         min_world_size: smallest world it runs in.
@@ -188,6 +189,7 @@ class Aggregator(ABC, Generic[S]):
     overlapped_only: ClassVar[bool] = False
     order_varies: ClassVar[bool] = False
     releases_gradients: ClassVar[bool] = False
+    shards_optimizer: ClassVar[bool] = False
     needs_peer_access: ClassVar[bool] = False
     graph_capturable: ClassVar[bool] = False
     min_world_size: ClassVar[int] = 1
@@ -217,7 +219,8 @@ class Aggregator(ABC, Generic[S]):
     def ddp_path(self) -> DdpPath:
         """How the overlapped step runs it: "hook", as DDP's communication hook; "own", by DDP's own path (in
         a group of one rank where nothing is exchanged); "bare", without DDP; "optimizer", likewise, by what
-        `wrap_optimizer` gives; "layered", without DDP, by `scaling.training.layered`."""
+        `wrap_optimizer` gives; "layered", without DDP, by `scaling.training.layered`; "fully_sharded",
+        by torch's fully_shard."""
         return "hook"
 
     def wrap_optimizer(

@@ -18,6 +18,8 @@ BUILT_IN = {
     "schedule": "scaling.aggregators.scheduled:AnySchedule",
     "zero1": "scaling.aggregators.sharded:Zero1",
     "zero2": "scaling.aggregators.sharded:Zero2",
+    "zero_redundancy_optimizer": "scaling.aggregators.library_sharded:ZeroRedundancy",
+    "fsdp2": "scaling.aggregators.library_sharded:Fsdp2",
     "host_serial": "scaling.aggregators.host:HostSerial",
     "host_parallel": "scaling.aggregators.host:HostParallel",
     "one_bit": "scaling.aggregators.compressed:OneBit",

@@ -26,6 +26,10 @@ CLOCK_ROUND_TRIPS = 10
 WAIT_LIMIT_S = 1800.0
 """As long as a collective may take (`scaling.runtime.workers`)."""
 
+# Newer torch calls them so, and warns of the older names.
+_REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+_ALL_GATHER = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+
 
 class TorchGroup(Group):
     """A group over torch.distributed.
@@ -84,10 +88,10 @@ class TorchGroup(Group):
         dist.broadcast(tensor, source, group=self.data)
 
     def _reduce_scatter(self, shard: Tensor, tensor: Tensor) -> None:
-        dist.reduce_scatter_tensor(shard, tensor, group=self.data)
+        _REDUCE_SCATTER(shard, tensor, group=self.data)
 
     def _all_gather(self, tensor: Tensor, shard: Tensor) -> None:
-        dist.all_gather_into_tensor(tensor, shard, group=self.data)
+        _ALL_GATHER(tensor, shard, group=self.data)
 
     def carries(self, library: str) -> bool:
         return library in self._libraries

@@ -124,6 +124,11 @@ def build_step(cell: Cell, context: RunContext) -> Step:
     inputs, targets = (values[: cell.local_batch].to(device) for values in (train.inputs, train.targets))
     captured = cell.step == "captured"
     compute = Compute(AUTOCAST.get(cell.precision or ""), cell.accumulate, captured)
+    if aggregator.ddp_path() == "fully_sharded":
+        from scaling.training.fully_sharded import FullyShardedStep, ShardedReplica
+
+        sharded = ShardedReplica(module, group, loss=loss, compute=compute, **aggregator.parameters())
+        return FullyShardedStep(sharded, chosen[1], group, gradients)
     if cell.step == "overlapped" and not is_layered:
         bucket_mb = cell.bucket_mb or UNUSED_BUCKET_MB
         replica = Replica(module, loss, compute)

@@ -74,8 +74,8 @@ def _check_step(
     label = aggregator.label()
     if aggregator.overlapped_only and step != "overlapped":
         raise StudyError(
-            f"{where}aggregator {label!r} controls step: overlapped alone; for step: {step} use none, or a "
-            "part of its own"
+            f"{where}aggregator {label!r} is for step: overlapped alone; for step: {step} use "
+            f"{'zero1' if aggregator.exchanges else 'none'}, or a part of its own"
         )
     on_owners = aggregator.update_site != "replica" and aggregator.ddp_path() != "layered"
     if aggregator.releases_gradients and (step == "eager" or (step == "captured" and not under_backward)):

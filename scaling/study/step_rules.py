@@ -37,6 +37,10 @@ def check_step_keys(part: TrainingPart, aggregators: Sequence[Aggregator[Any]], 
     for aggregator in aggregators:
         _check_scaling(aggregator, part, where)
         _check_wire(aggregator, part, where)
+        if True in part.compile and aggregator.ddp_path() == "fully_sharded":
+            raise StudyError(
+                f"{where}compile: true does not go with {aggregator.label()}; use compile: false"
+            )
         if max(part.accumulate) > 1 and aggregator.ddp_path() == "optimizer" and "overlapped" in part.step:
             raise StudyError(
                 f"{where}accumulate: {max(part.accumulate)}: aggregator {aggregator.label()!r} exchanges in "
@@ -50,6 +54,8 @@ def _check_scaling(aggregator: Aggregator[Any], part: TrainingPart, where: str) 
         return
     what = f"{where}precision: fp16 needs its loss scaled, and aggregator {aggregator.label()!r}"
     way_out = "use precision: bf16, or all_reduce, in a part of its own if need be"
+    if aggregator.shards_optimizer or aggregator.ddp_path() == "fully_sharded":
+        raise StudyError(f"{what} has its optimizer sharded by torch; {way_out}")
     if aggregator.update_site != "replica":
         raise StudyError(
             f"{what} leaves the mean at {aggregator.update_site}, so that not every rank sees whether it is "
@@ -76,7 +82,8 @@ def _check_wire(aggregator: Aggregator[Any], part: TrainingPart, where: str) -> 
         return
     if any(WIRES[name] not in aggregator.dtypes for name in narrow):
         raise StudyError(f"{what} does not take gradients of that dtype; use wire: float32, or all_reduce")
-    if aggregator.update_site in ("root", "owner") or aggregator.ddp_path() == "optimizer":
+    sends_parameters = aggregator.shards_optimizer or aggregator.update_site in ("root", "owner")
+    if sends_parameters or aggregator.ddp_path() in ("optimizer", "fully_sharded"):
         raise StudyError(
             f"{what} sends parameters too, or the gradients as they are; use wire: float32, in a part of its "
             "own, or an aggregator that takes the step on every replica, such as all_reduce"

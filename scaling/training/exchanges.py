@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +38,9 @@ class BucketExchange:
 
 
 Record = list[BucketExchange]
+
+REPEATED_ROUNDING = 1e-4
+"""Between two computations of a gradient, as a ratio to its largest element: what rounding may do."""
 
 
 def aggregate(
@@ -122,6 +125,34 @@ def recomputed_exchanges(
         owned = [(0, flat.numel())] if flat.numel() else []
         exchanges.append(BucketExchange(layout, flat, mean, owned, recomputed=True))
     return exchanges
+
+
+def repeatable_gradients(
+    compute: Callable[[], Sequence[Tensor | None]], like: Sequence[Tensor], largest: Callable[[float], float]
+) -> list[Tensor] | None:
+    """This rank's gradients, if computing them twice gives the same on every rank; else None. Collective.
+
+    Args:
+        compute: gives them, without an exchange.
+        like: the parameters; one that the loss does not depend on has a gradient of zeros.
+        largest: of a number over the ranks.
+    """
+    computed, device = [], like[0].device
+    for _ in range(2):
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            found = compute()
+        computed.append([filled(*pair) for pair in zip(found, like, strict=True)])
+    bound = REPEATED_ROUNDING * max(float(one.abs().max()) for one in computed[0] if one.numel())
+    same = all(
+        torch.allclose(gradient, other, rtol=0.0, atol=bound)
+        for gradient, other in zip(*computed, strict=True)
+    )
+    return computed[0] if largest(float(not same)) == 0 else None
+
+
+def filled(gradient: Tensor | None, parameter: Tensor) -> Tensor:
+    """A copy; zeros where the loss does not depend on the parameter."""
+    return torch.zeros_like(parameter) if gradient is None else gradient.detach().clone()
 
 
 def _copied(tensor: Tensor | None) -> Tensor | None:

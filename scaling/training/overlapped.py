@@ -23,10 +23,12 @@ arXiv 2006.15704; torch's documentation of DDP communication hooks.
 from __future__ import annotations
 
 import inspect
+import math
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -34,11 +36,15 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from scaling.aggregators.base import Aggregator
+from scaling.aggregators.native import AllReduce
+from scaling.bucket import BucketLayout
+from scaling.collectives.sharded_owners import assign_owners
+from scaling.errors import LaunchError
 from scaling.measure.phases import UNMARKED, Marks, PhaseRecorder
 from scaling.process_group import TorchGroup
 from scaling.training.compute import take_passes
 from scaling.training.dtypes import require_dtypes
-from scaling.training.exchanges import Record, recomputed_exchanges
+from scaling.training.exchanges import Record, filled, recomputed_exchanges, repeatable_gradients
 from scaling.training.gradients import AS_THEY_ARE, GradientSettings, GradientTreatment
 from scaling.training.hooked_buckets import HookedBuckets
 from scaling.training.optimizers import (
@@ -52,9 +58,7 @@ from scaling.training.replica import Replica
 
 if TYPE_CHECKING:  # torch.distributed has it too, hidden from type checkers
     from torch._C._distributed_c10d import GradBucket
-
-SAME = 1e-4
-"""Between two computations of a gradient, as a ratio to its largest element: what rounding may do."""
+    from torch.distributed.optim import ZeroRedundancyOptimizer
 
 PASSES_UNTIL_BUCKETS_STAY = 2
 """DDP rebuilds its buckets once, after the first backward pass, in the order in which gradients came; a
@@ -126,7 +130,15 @@ class OverlappedStep:
         self._places = {str(number): one for number, one in enumerate(replica.trainable)}
         self.treatment = GradientTreatment(gradients, replica.compute, self._device)
         found_inf = self.treatment.found_inf
-        self._optimizer: Any = settings.optimizer(replica.trainable, skippable=found_inf is not None)
+        self._optimizer: Any
+        self._send_parameters: Callable[[], None] | None = None
+        if aggregator.shards_optimizer:
+            self._optimizer = _sharded_optimizer(settings, replica.trainable, group)
+            # Its step would send them at its end: here that is a phase of its own.
+            self._send_parameters = self._optimizer._sync_params
+            self._optimizer._sync_params = lambda: None
+        else:
+            self._optimizer = settings.optimizer(replica.trainable, skippable=found_inf is not None)
         if found_inf is not None:
             skip_where(self._optimizer, found_inf)
         self._example = (inputs, targets)
@@ -178,6 +190,11 @@ class OverlappedStep:
             self._forward = torch.compile(self._ddp)
 
     @property
+    def _stateful(self) -> torch.optim.Optimizer:
+        """The optimizer that has this rank's state."""
+        return self._optimizer.optim if self._aggregator.shards_optimizer else self._optimizer  # type: ignore[no-any-return]
+
+    @property
     def notes(self) -> list[str]:
         """What the aggregator decided at the start, and the buckets where they are known."""
         unused = ", ".join(self._unused)
@@ -200,7 +217,7 @@ class OverlappedStep:
     def state_dict(self) -> dict[str, Any]:
         """See `Step`."""
         module = {name: value.detach().clone() for name, value in self.replica.module.state_dict().items()}
-        tensors = state_tensors(self._optimizer, self._places, self._state_names)
+        tensors = state_tensors(self._stateful, self._places, self._state_names)
         update = {name: one.clone() for name, one in tensors.items()}
         scale = self.treatment.state_dict()
         return {"module": module, "aggregator": self._buckets.state_dict(), "update": update, "scale": scale}
@@ -209,13 +226,13 @@ class OverlappedStep:
         """See `Step`."""
         self.replica.module.load_state_dict(state["module"])
         self._buckets.load_state_dict(state["aggregator"])
-        load_state(self._optimizer, self._places, state["update"], self._state_names)
+        load_state(self._stateful, self._places, state["update"], self._state_names)
         self.treatment.load_state_dict(state.get("scale", {}))
 
     @property
     def optimizer_state_bytes(self) -> int:
         """See `Step`."""
-        tensors = state_tensors(self._optimizer, self._places, self._state_names)
+        tensors = state_tensors(self._stateful, self._places, self._state_names)
         return sum(one.nbytes for one in tensors.values())
 
     def check(self) -> None:
@@ -247,15 +264,17 @@ class OverlappedStep:
             with marks.phase("communicate"):
                 self._optimizer.synchronize()
         if self._record is not None and gradients is not None:
-            means = [_filled(parameter.grad, parameter) for parameter in self.replica.trainable]
+            means = [filled(parameter.grad, parameter) for parameter in self.replica.trainable]
             self._record += recomputed_exchanges(self.replica.layout.names, gradients, means)
         if self.treatment.waits_for_all:
             found = [one.grad for one in self.replica.trainable if one.grad is not None]
             self.treatment.before_update(found, marks.phase)
         with marks.phase("update"), self._stepping():
             self._optimizer.step()
-        if not self._hooked:
-            self._meter_own_path()
+        if self._send_parameters is not None:
+            with marks.phase("communicate"):
+                self._send_parameters()
+        self._meter_own_path()
         return loss
 
     def _syncing_last(self, is_last: bool) -> AbstractContextManager[None]:
@@ -266,17 +285,8 @@ class OverlappedStep:
 
     def _local_gradients(self, inputs: Tensor, targets: Tensor) -> list[Tensor] | None:
         """This rank's gradients, computed without DDP; None where a second time gives others. Collective."""
-        replica, computed = self.replica, []
-        for _ in range(2):
-            with torch.random.fork_rng([self._device] if self._device.type == "cuda" else []):
-                found = self._unexchanged(inputs, targets)
-            computed.append([_filled(*pair) for pair in zip(found, replica.trainable, strict=True)])
-        largest = max(float(one.abs().max()) for one in computed[0] if one.numel())
-        same = all(
-            torch.allclose(gradient, other, rtol=0.0, atol=SAME * largest)
-            for gradient, other in zip(*computed, strict=True)
-        )
-        return computed[0] if self._group.largest(float(not same)) == 0 else None
+        compute = partial(self._unexchanged, inputs, targets)
+        return repeatable_gradients(compute, self.replica.trainable, self._group.largest)
 
     def _unexchanged(self, inputs: Tensor, targets: Tensor) -> Sequence[Tensor | None]:
         """This rank's gradients of a batch. An optimizer that exchanges hears of each backward pass."""
@@ -293,13 +303,17 @@ class OverlappedStep:
         return nullcontext()
 
     def _meter_own_path(self) -> None:
-        """DDP's own exchanges, and an optimizer's, pass the group by."""
+        """DDP's own exchanges, and an optimizer's, pass the group by; a hook's do not."""
         if self._path in ("own", "optimizer") and self._aggregator.exchanges and self._group.world_size > 1:
             group = self._group
             for dtype in self.replica.dtypes:
                 layout = self.replica.layout_of(dtype)
-                sent = self._aggregator.wire_bytes(layout, group.world_size, group.rank, dtype.itemsize)
-                group.meter.count(sent or 0, 0)
+                place = (layout, group.world_size, group.rank, dtype.itemsize)
+                if not self._hooked:
+                    exchange = AllReduce() if self._aggregator.shards_optimizer else self._aggregator
+                    group.meter.count(exchange.wire_bytes(*place) or 0, 0)
+                if self._aggregator.shards_optimizer:
+                    group.meter.count(_parameter_bytes(*place), 0)
 
     def _hook_in(self, dry_passes: int) -> None:
         """From now on buckets go to `_hook`. Collective."""
@@ -369,6 +383,29 @@ def _first_bucket_of(size_mb: float | None) -> Iterator[None]:
         torch.distributed._DEFAULT_FIRST_BUCKET_BYTES = usual  # type: ignore[attr-defined]
 
 
-def _filled(gradient: Tensor | None, parameter: Tensor) -> Tensor:
-    """A copy; zeros where the loss does not depend on the parameter."""
-    return torch.zeros_like(parameter) if gradient is None else gradient.detach().clone()
+def _parameter_bytes(layout: BucketLayout, world_size: int, rank: int, itemsize: int) -> int:
+    """What a rank broadcasts of the parameters that it steps under ZeroRedundancyOptimizer."""
+    sizes = [math.prod(shape) for shape in layout.shapes]
+    owners = assign_owners(sizes, world_size)
+    own = sum(size for size, owner in zip(sizes, owners, strict=True) if owner == rank)
+    return (world_size - 1) * own * itemsize
+
+
+def _sharded_optimizer(
+    settings: OptimizerSettings, parameters: Sequence[Tensor], group: TorchGroup
+) -> ZeroRedundancyOptimizer:
+    """torch's, of the class and numbers of the settings. Collective.
+
+    Raises:
+        LaunchError: workers share a GPU.
+    """
+    if group.through_host:
+        raise LaunchError(
+            "zero_redundancy_optimizer needs a GPU for each worker; use zero1, or fewer workers"
+        )
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    plain = settings.optimizer(parameters[:1])
+    known = inspect.signature(type(plain)).parameters
+    numbers = {name: value for name, value in plain.defaults.items() if name in known}
+    return ZeroRedundancyOptimizer(parameters, type(plain), process_group=group.data, **numbers)

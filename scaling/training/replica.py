@@ -65,6 +65,10 @@ class Replica:
         sizes = [f"{name} ({layout.num_elements} elements)" for name, layout in self.layouts.items()]
         return [f"parameters of {len(sizes)} dtypes, exchanged in buckets of their own: {', '.join(sizes)}"]
 
+    def full_parameters(self) -> list[Tensor]:
+        """[layout.shapes] the trainable parameters, whole; collective where ranks have shards of them."""
+        return list(self.trainable)
+
     def forward(
         self, inputs: Tensor, targets: Tensor, module: Callable[[Tensor], Tensor] | None = None
     ) -> Tensor:
@@ -78,6 +82,12 @@ class Replica:
             for parameter in self.trainable:
                 parameter.grad = None
         loss.backward()  # type: ignore[no-untyped-call]
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A tensor of which ranks have shards (torch's DTensor), brought together; collective for these."""
+    gather = getattr(tensor, "full_tensor", None)
+    return tensor if gather is None else gather()
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from scaling.errors import ExchangeError
 from scaling.training.batch_norm import synchronized_statistics
 from scaling.training.exchange_check import ComparedRanks
+from scaling.training.replica import whole
 
 DROPPED_BITS = 12
 """The lowest ones, which know least; a float64, in which digests travel, holds 53 bits."""
@@ -51,7 +52,7 @@ def shared_tensors(
         Name -> tensor: parameters, statistics of synchronized batch normalisation, and buffers that training
         changes on no rank. Other statistics are each rank's own.
     """
-    tensors: dict[str, Tensor] = {name: tensor.detach() for name, tensor in module.named_parameters()}
+    tensors: dict[str, Tensor] = {name: whole(tensor.detach()) for name, tensor in module.named_parameters()}
     buffers = {name: buffer.detach() for name, buffer in module.named_buffers() if name in initial}
     synchronized = synchronized_statistics(module)
     has_changed = [float(not torch.equal(initial[name], buffer)) for name, buffer in buffers.items()]

@@ -242,9 +242,9 @@ class StepCheck:
             for name, delivery in delivered.items()
         }
 
-    def _named(self) -> dict[str, torch.nn.Parameter]:
+    def _named(self) -> dict[str, Tensor]:
         replica = self._step.replica
-        return dict(zip(replica.layout.names, replica.trainable, strict=True))
+        return dict(zip(replica.layout.names, replica.full_parameters(), strict=True))
 
     def _check_exchange(self, exchange: BucketExchange) -> dict[str, Delivered]:
         """Compares one exchange; gives what it delivered by parameter, where that is known."""

@@ -54,6 +54,8 @@ class TestEveryAggregator:
         # Stripes are unequal where columns do not divide evenly; an all-reduce is rounded down to bytes.
         tolerance = 0.05 if aggregator.lossy else 0.003
         planned = [plan.sent_bytes(rank) for rank in range(world_size)]
+        if aggregator.wire_bytes(network, world_size, 0, itemsize=4) is None:
+            return  # a step of torch's: tests/training/test_library_sharded.py
         metered = [aggregator.wire_bytes(network, world_size, rank, itemsize=4) for rank in range(world_size)]
         if aggregator.lossy:
             planned, metered = [sum(planned)], [sum(metered)]
@@ -61,8 +63,11 @@ class TestEveryAggregator:
 
     @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 7])
     def test_meters_what_it_says_it_sends(self, aggregator, world_size, network, step):
-        if aggregator.library is not None:
-            return  # takes processes: tests/runtime
+        if (
+            aggregator.library is not None
+            or aggregator.wire_bytes(network, world_size, 0, itemsize=4) is None
+        ):
+            return  # takes processes: tests/runtime, tests/training/test_library_sharded.py
         for rank, outcome in enumerate(step(aggregator, world_size, network)):
             assert outcome.num_bytes == aggregator.wire_bytes(network, world_size, rank, itemsize=4)
 

@@ -122,7 +122,7 @@ class TestCaptured:
 
     def test_control_arm_of_the_overlapped_step_alone_is_no_captured_one(self):
         message = problem(GPUS, step="captured", aggregators=["no_op"])
-        assert "aggregator 'no_op' controls step: overlapped alone; for step: captured use none" in message
+        assert "aggregator 'no_op' is for step: overlapped alone; for step: captured use none" in message
 
 
 class TestOverlapped:
@@ -139,7 +139,7 @@ class TestOverlapped:
     @pytest.mark.parametrize("aggregator", ["no_op", {"name": "no_op", "path": "hook"}])
     def test_its_control_arm_is_no_eager_one(self, aggregator):
         message = problem(step=["overlapped", "eager"], aggregators=["all_reduce", aggregator])
-        assert "controls step: overlapped alone; for step: eager use none, or a part of its own" in message
+        assert "is for step: overlapped alone; for step: eager use none, or a part of its own" in message
 
     def test_control_arm_is_never_a_convergence_result(self):
         message = problem(kind="convergence", step="overlapped", aggregators=["no_op"])

@@ -48,8 +48,13 @@ class ConvergenceKind(TrainingKind[ConvergencePart]):
         device: str,
         where: str,
     ) -> None:
-        """Refuses control arms, whose replicas drift apart."""
+        """Refuses control arms, whose replicas drift apart, and what has no replicas."""
         for aggregator in aggregators:
+            if aggregator.ddp_path() == "fully_sharded":
+                raise StudyError(
+                    f"{where}aggregator {aggregator.label()!r} is timed only: its training is that of "
+                    "all_reduce, which use here, or zero2"
+                )
             if not aggregator.exchanges and max(sizes) > 1:
                 raise StudyError(
                     f"{where}aggregator {aggregator.label()!r} exchanges nothing: replicas drift apart, so "

@@ -1,0 +1,88 @@
+"""Sharded data parallelism as torch has it, beside `zero1` and `zero2`: what users run.
+
+`zero_redundancy_optimizer`: DDP, and torch's ZeroRedundancyOptimizer. Each tensor's optimizer state is on
+one rank, which steps it and broadcasts the parameters; the tensors go by size, the largest first, to the rank
+that has least. Bytes sent per rank that owns o: an all-reduce's 2(n-1)/n S, and (n-1) o.
+
+`fsdp2`: torch's fully_shard. Each rank keeps a shard of every parameter, its gradient and optimizer state.
+1. An all-gather brings a block's parameters together before its forward pass, and again before its backward
+   pass if they were released in between.
+2. A reduce-scatter leaves each rank the mean of its shard's gradient, which it steps.
+Bytes sent per rank: 3(n-1)/n S, or 2(n-1)/n S where parameters stay.
+
+Their mean is that of the library's all-reduce. Only the overlapped step runs them, by torch's classes.
+
+References: S. Rajbhandari et al., arXiv 1910.02054; torch/distributed/optim/zero_redundancy_optimizer.py;
+Y. Zhao et al., "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel", arXiv 2304.11277;
+torch/distributed/fsdp/_fully_shard.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import final
+
+from scaling.aggregators.base import DdpPath
+from scaling.aggregators.native import AllReduce
+from scaling.aggregators.prediction import native_all_reduce, stepped_by_owners
+from scaling.bucket import BucketLayout
+from scaling.collectives.plan import Stage, Update
+from scaling.collectives.ring import ring
+from scaling.collectives.sharded_owners import sharded_owners
+
+
+@dataclass(frozen=True)
+class _BySteps(AllReduce):
+    """Base of those that are a step of torch's, which meters what it sends."""
+
+    overlapped_only = True
+    graph_capturable = False
+
+    @final
+    def wire_bytes(  # type: ignore[override]
+        self, layout: BucketLayout, world_size: int, rank: int, itemsize: int
+    ) -> None:
+        """Not of an exchange alone."""
+
+
+@final
+@dataclass(frozen=True)
+class ZeroRedundancy(_BySteps):
+    """DDP with torch's ZeroRedundancyOptimizer."""
+
+    name = "zero_redundancy_optimizer"
+    shards_optimizer = True
+
+    def stages(self, layout: BucketLayout, world_size: int) -> list[Stage]:
+        """The all-reduce, the owners' step, and their tensors to all."""
+        n, sizes = layout.num_elements, [math.prod(shape) for shape in layout.shapes]
+        if world_size == 1 or not sizes:
+            return [Update("replica", n)]
+        _, update, distribution = stepped_by_owners(sharded_owners(world_size, sizes), n, world_size)
+        return [*native_all_reduce([n], world_size, self.name), update, distribution]
+
+
+@final
+@dataclass(frozen=True)
+class Fsdp2(_BySteps):
+    """torch's fully_shard, a block of layers at a time.
+
+    Attributes:
+        reshard_after_forward: a block's parameters are released after its forward pass.
+    """
+
+    name = "fsdp2"
+    reshard_after_forward: bool = True
+
+    def ddp_path(self) -> DdpPath:
+        """Without DDP: the module itself is sharded."""
+        return "fully_sharded"
+
+    def stages(self, layout: BucketLayout, world_size: int) -> list[Stage]:
+        """As if all layers were in blocks: gathered before each pass, and the halves of a ring."""
+        n = layout.num_elements
+        if world_size == 1:
+            return [Update("replica", n)]
+        reduction, update, gathering = stepped_by_owners(ring(world_size), n, world_size)
+        return [reduction, update, gathering, *([gathering] if self.reshard_after_forward else [])]

@@ -1,0 +1,239 @@
+"""The step of torch's fully_shard (FSDP2): each rank keeps a shard of each parameter, its gradient and state.
+
+Blocks of layers are gathered and released one at a time, the outermost module last. torch shows nothing of
+its exchange, so no phase of it is marked: it is part of `forward` and `backward`. For the checks this rank's
+gradients are computed once more, without FSDP, from the whole parameters.
+
+Reference: Y. Zhao et al., "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel", arXiv
+2304.11277; torch's documentation of torch.distributed.fsdp.fully_shard.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+
+from scaling.errors import LaunchError
+from scaling.measure.phases import UNMARKED, Marks, PhaseRecorder
+from scaling.process_group import TorchGroup
+from scaling.training.activations import checkpointed_layers
+from scaling.training.compute import FLOAT32, Compute, take_passes
+from scaling.training.exchanges import Record, recomputed_exchanges, repeatable_gradients
+from scaling.training.gradients import AS_THEY_ARE, GradientSettings, GradientTreatment
+from scaling.training.optimizers import OptimizerSettings, set_learning_rate
+from scaling.training.replica import Replica, whole
+from scaling.workloads.base import Loss, cross_entropy
+
+
+class ShardedReplica(Replica):
+    """A model of which each rank keeps shards. Collective to make.
+
+    Args:
+        module: the model, the same on every rank; it is sharded in place.
+        group: the ranks.
+        reshard_after_forward: a block's parameters are released after its forward pass.
+        loss: what is minimized.
+        compute: how its passes are computed.
+
+    Attributes:
+        trainable: this rank's shards, as plain tensors; `layout` has the whole shapes.
+        shards: the same as torch's optimizers get them.
+        bytes_sent: per rank in a step, as torch fills shards up.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        group: TorchGroup,
+        *,
+        reshard_after_forward: bool = True,
+        loss: Loss = cross_entropy,
+        compute: Compute = FLOAT32,
+    ) -> None:
+        super().__init__(module, loss, compute)
+        self._unsharded = copy.deepcopy(module).to("meta")
+        n, shapes = group.world_size, dict(zip(self.layout.names, self.layout.shapes, strict=True))
+        # torch keeps meshes that are equal; the name tells a group that was made anew after a failure.
+        named = (f"shards of {group.data.group_name}",)
+        mesh = DeviceMesh.from_group(group.data, self.trainable[0].device.type, mesh_dim_names=named)
+        blocks = [block for block in checkpointed_layers(module) if any(True for _ in block.parameters())]
+        in_blocks = {id(parameter) for block in blocks for parameter in block.parameters()}
+        gathers = {
+            name: 2 if reshard_after_forward and id(parameter) in in_blocks else 1
+            for name, parameter in module.named_parameters()
+            if name in shapes
+        }
+        self.bytes_sent = sum(
+            (1 + gathers[name]) * (n - 1) * _shard_elements(shapes[name], n) * parameter.itemsize
+            for name, parameter in zip(self.layout.names, self.trainable, strict=True)
+        )
+        for block in blocks:
+            fully_shard(block, mesh=mesh, reshard_after_forward=reshard_after_forward)
+        fully_shard(module, mesh=mesh)
+        self.shards = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        self.trainable: list[Any] = [_local(shard.detach()) for shard in self.shards]
+
+    def full_parameters(self) -> list[Tensor]:
+        """See the base; collective."""
+        return [whole(shard.detach()) for shard in self.shards]
+
+    def full_gradients(self) -> list[Tensor]:
+        """[layout.shapes] the mean gradients; zeros where the loss does not depend on one. Collective."""
+        return [
+            torch.zeros(shape, dtype=shard.dtype, device=shard.device)
+            if shard.grad is None
+            else whole(shard.grad)
+            for shard, shape in zip(self.shards, self.layout.shapes, strict=True)
+        ]
+
+    def backward(self, loss: Tensor, *, adding: bool = False) -> None:
+        """See the base."""
+        if not adding:
+            for shard in self.shards:  # the module's own are whole ones between the passes
+                shard.grad = None
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    def local_gradients(
+        self, inputs: Tensor, targets: Tensor, parameters: Sequence[Tensor]
+    ) -> list[Tensor | None]:
+        """This rank's gradients of a batch, computed without FSDP.
+
+        Args:
+            inputs, targets: of the batch, a multiple of the micro-batches.
+            parameters: whole ones.
+        """
+        given = [parameter.clone().requires_grad_() for parameter in parameters]
+        buffers = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
+        tensors = {**dict(zip(self.layout.names, given, strict=True)), **buffers}
+        others = {
+            name: parameter
+            for name, parameter in self.module.named_parameters()
+            if not parameter.requires_grad and name not in tensors
+        }
+        count = self.compute.accumulate
+        for micro_inputs, micro_targets in zip(inputs.chunk(count), targets.chunk(count), strict=True):
+            call = partial(torch.func.functional_call, self._unsharded, {**tensors, **others})
+            (self.forward(micro_inputs, micro_targets, call) / count).backward()  # type: ignore[no-untyped-call]
+        return [parameter.grad for parameter in given]
+
+
+class FullyShardedStep:
+    """A step on one rank. Collective to make and to call.
+
+    Args:
+        replica: this rank's shards.
+        settings: of the optimizer.
+        group: the ranks that train together.
+        gradients: how they are treated; a clipped one is the mean.
+
+    Raises:
+        LaunchError: workers share a GPU.
+    """
+
+    settle_split = False
+
+    def __init__(
+        self,
+        replica: ShardedReplica,
+        settings: OptimizerSettings,
+        group: TorchGroup,
+        gradients: GradientSettings = AS_THEY_ARE,
+    ) -> None:
+        if group.through_host:
+            raise LaunchError("fsdp2 needs a GPU for each worker; use zero2, or fewer workers")
+        self.replica, self._group = replica, group
+        self.record: Record | None = None
+        self.treatment = GradientTreatment(gradients, replica.compute, replica.trainable[0].device)
+        self._optimizer = settings.optimizer(replica.shards)
+        self._state_names = settings.state_names
+
+    @property
+    def notes(self) -> list[str]:
+        """The dtypes where there are several."""
+        return self.replica.notes
+
+    @property
+    def optimizer_state_bytes(self) -> int:
+        """See `Step`."""
+        return sum(values.nbytes for values in self._state().values())
+
+    def set_learning_rate(self, rate: float) -> None:
+        """See `Step`."""
+        set_learning_rate(self._optimizer, rate)
+
+    def _state(self) -> dict[str, Tensor]:
+        """The optimizer's tensors on this rank; none before the first step."""
+        return {
+            f"{name}/{number}": _local(values)
+            for number, shard in enumerate(self.replica.shards)
+            for name in self._state_names
+            if (values := self._optimizer.state.get(shard, {}).get(name)) is not None
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `Step`; of this rank's shards."""
+        module = self.replica.module
+        tensors = {name: _local(values.detach()).clone() for name, values in module.state_dict().items()}
+        update = {name: values.clone() for name, values in self._state().items()}
+        return {"module": tensors, "aggregator": {}, "update": update, "scale": self.treatment.state_dict()}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """See `Step`; of a step that has begun, or before any."""
+        for name, values in self.replica.module.state_dict().items():
+            _local(values.detach()).copy_(state["module"][name])
+        for name, values in self._state().items():
+            saved = state["update"].get(name)
+            values.zero_() if saved is None else values.copy_(saved)
+        self.treatment.load_state_dict(state.get("scale", {}))
+
+    def check(self) -> None:
+        """See `Step`."""
+
+    def prepare_split(self, recorder: PhaseRecorder) -> bool:
+        """Forward, backward and update can be marked, the exchange cannot."""
+        return True
+
+    def __call__(self, inputs: Tensor, targets: Tensor, marks: Marks = UNMARKED) -> Tensor:
+        """Forward and backward with the exchanges in them, update; see `Step`."""
+        replica, own = self.replica, None
+        if self.record is not None:
+            compute = partial(replica.local_gradients, inputs, targets, replica.full_parameters())
+            own = repeatable_gradients(compute, replica.full_parameters(), self._group.largest)
+        loss = take_passes(replica, inputs, targets, marks, self.treatment.scaled, around=self._syncing_last)
+        if self.record is not None and own is not None:
+            self.record += recomputed_exchanges(replica.layout.names, own, replica.full_gradients())
+        if self.treatment.waits_for_all:
+            means = [_local(shard.grad) for shard in replica.shards if shard.grad is not None]
+            self.treatment.before_update(means, marks.phase, self._group.all_reduce)
+        with marks.phase("update"):
+            self._optimizer.step()
+        self._group.meter.count(replica.bytes_sent, 0)
+        return loss
+
+    @contextmanager
+    def _syncing_last(self, is_last: bool) -> Iterator[None]:
+        """Gradients are exchanged behind the last micro-batch."""
+        self.replica.module.set_requires_gradient_sync(is_last)  # type: ignore[operator]
+        yield
+
+
+def _shard_elements(shape: Sequence[int], world_size: int) -> int:
+    """Of the largest shard: torch cuts the first dimension."""
+    rows, *rest = shape or (1,)
+    return -(-rows // world_size) * math.prod(rest)
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """This rank's shard of a DTensor."""
+    local = getattr(tensor, "to_local", None)
+    return tensor if local is None else local()

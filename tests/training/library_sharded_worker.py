@@ -1,0 +1,125 @@
+"""One rank of test_library_sharded.py: trains with torch's sharded optimizers, writes what it saw as JSON."""
+
+import itertools
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from launchers.rank_info import RankInfo
+from scaling.aggregators.registry import create
+from scaling.process_group import TorchGroup
+from scaling.runtime.workers import Workers
+from scaling.training.compute import Compute
+from scaling.training.fully_sharded import FullyShardedStep, ShardedReplica
+from scaling.training.gradients import GradientSettings
+from scaling.training.optimizers import AdamSettings, SgdSettings
+from scaling.training.overlapped import OverlappedStep
+from scaling.training.replica import FlatReplica, Replica, whole
+from scaling.training.step import EagerStep, Step
+from scaling.training.step_check import StepCheck
+
+CPU = torch.device("cpu")
+SETTINGS = {
+    "sgd": SgdSettings(learning_rate=0.05, momentum=0.9, weight_decay=1e-4),
+    "adamw": AdamSettings(learning_rate=1e-3, weight_decay=0.01, decoupled=True),
+}
+TREATMENTS = {"": GradientSettings(), "clipped": GradientSettings(clip_norm=0.05)}
+ARMS = ("zero_redundancy_optimizer", "fsdp2", "fsdp2 kept")
+NUM_STEPS, GLOBAL_BATCH = 5, 24
+
+
+class Net(nn.Module):
+    """Two blocks, and parameters outside of them, one of which is used twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(12, 15)
+        self.blocks = nn.ModuleList(
+            [nn.Sequential(nn.Linear(15, 21), nn.ReLU(), nn.Linear(21, 15)) for _ in range(2)]
+        )
+        self.last = nn.Linear(15, 7)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = self.first(inputs)
+        for block in self.blocks:
+            hidden = hidden + block(hidden)
+        return self.last(hidden) + self.first(inputs)[:, :7]
+
+
+def batches(group: TorchGroup) -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(3)
+    share = slice(group.rank, None, group.world_size)
+    drawn = [
+        (
+            torch.randn((GLOBAL_BATCH, 12), generator=generator),
+            torch.randint(7, (GLOBAL_BATCH,), generator=generator),
+        )
+        for _ in range(NUM_STEPS)
+    ]
+    return [(inputs[share], targets[share]) for inputs, targets in drawn]
+
+
+def made(arm: str, optimizer: str, treatment: str, group: TorchGroup, accumulate: int = 1) -> Step:
+    gradients, compute = TREATMENTS[treatment], Compute(accumulate=accumulate)
+    if arm == "zero_redundancy_optimizer":
+        inputs, targets = batches(group)[0]
+        replica = Replica(Net(), compute=compute)
+        chosen = (replica, create(arm), SETTINGS[optimizer], group, gradients)
+        return OverlappedStep(*chosen, bucket_mb=0.001, inputs=inputs, targets=targets)
+    sharded = ShardedReplica(Net(), group, reshard_after_forward=arm == "fsdp2", compute=compute)
+    return FullyShardedStep(sharded, SETTINGS[optimizer], group, gradients)
+
+
+def trained(step: Step, group: TorchGroup) -> dict[str, Any]:
+    for batch in batches(group):
+        group.meter.reset()
+        step(*batch)
+    sent = group.meter.bytes_sent
+    parameters = [whole(one.detach()).flatten() for one in step.replica.module.parameters()]
+    return {
+        "parameters": torch.cat(parameters).tolist(),
+        "state_bytes": step.optimizer_state_bytes,
+        "sent": sent,
+    }
+
+
+def checked(arm: str, optimizer: str, group: TorchGroup) -> dict[str, Any]:
+    """What the checks of a run say, and the training behind them."""
+    step = made(arm, optimizer, "", group)
+    check = StepCheck(step, create(arm.split()[0]), SETTINGS[optimizer], group)
+    check.steps(batches(group), 3)
+    check.replicas()
+    return {**trained(step, group), "findings": check.findings.as_dict()}
+
+
+def main(out: Path) -> None:
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    workers = Workers(RankInfo(rank, rank, world_size, world_size, "test"))
+    group = workers.group(CPU)
+    seen: dict[str, Any] = {}
+    for optimizer, treatment in itertools.product(SETTINGS, TREATMENTS):
+        flat = FlatReplica(Net())
+        step = EagerStep(flat, create("all_reduce"), SETTINGS[optimizer], group, TREATMENTS[treatment])
+        seen[f"exact {optimizer} {treatment}"] = trained(step, group)
+        for arm in ARMS:
+            seen[f"{arm} {optimizer} {treatment}"] = trained(made(arm, optimizer, treatment, group), group)
+    for arm in ARMS:
+        seen[f"{arm} micro-batches"] = trained(made(arm, "sgd", "", group, accumulate=2), group)
+        seen[f"{arm} checked"] = checked(arm, "adamw", group)
+    workers.leave_group()
+    workers.outcome("left", None, None)
+    again = workers.group(CPU)
+    seen["fsdp2 in another group"] = trained(made("fsdp2", "sgd", "", again), again)
+    workers.close()
+    out.write_text(json.dumps(seen))
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main(Path(sys.argv[1]))
