@@ -43,6 +43,8 @@ def as_dict(recommendation: Recommendation) -> dict[str, Any]:
         "choice": _choice(recommendation.choice),
         "runner_up": _choice(recommendation.runner_up),
         "rivals": [_choice(rival.candidate) for rival in recommendation.rivals],
+        "workers": recommendation.workers.as_dict() if recommendation.workers else None,
+        "aggregator": recommendation.aggregator.as_dict() if recommendation.aggregator else None,
         "more_repeats": recommendation.more_repeats,
         "limit": line_of(recommendation.limit) if recommendation.limit else None,
         "if_wrong": text_of(recommendation.cost) if recommendation.cost else "",

@@ -7,6 +7,7 @@ from scaling.analysis.decisions import FEWEST
 from scaling.analysis.objectives import parse_objective
 from scaling.analysis.recommend import recommend
 from scaling.errors import ScalingError
+from scaling.report.recommend_text import as_dict
 from scaling.report.text import text_of
 from scaling.report.titles import title_of
 
@@ -193,6 +194,7 @@ def test_how_many_workers_and_which_aggregator_are_two_decisions(make_study):
     assert found.state == "tie"
     assert found.workers.as_dict() == {"state": "best", "choice": 4, "rivals": [], "others": [1]}
     aggregator = found.aggregator.as_dict()
+    assert (as_dict(found)["workers"], as_dict(found)["aggregator"]) == (found.workers.as_dict(), aggregator)
     assert {aggregator["choice"], *aggregator["rivals"]} == {"ring", "tree"}
     assert (aggregator["state"], aggregator["others"]) == ("tie", ["caffe"])
 
