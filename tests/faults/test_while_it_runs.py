@@ -248,7 +248,7 @@ def test_disk_that_is_full(tmp_path, draw, found, need):
         command = command_in(tmp_path)
         command.out = small / "out"
         command.study.write_text(
-            yaml.safe_dump({**study_of(), "parts": [{}, {"iterations": 20_000, "aggregators": ["ring"]}]})
+            yaml.safe_dump({**study_of(), "parts": [{}, {"iterations": 4000, "aggregators": ["ring"]}]})
         )
         outcome = command.run()
         assert outcome.returncode == 2, outcome.stderr
