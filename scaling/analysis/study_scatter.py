@@ -112,8 +112,12 @@ class StudyScatter:
         degrees = float(min(within.degrees[base.index], within.degrees[other.index]))
         if count < 2 or degrees <= 0:
             return Difference(mean, None, None)
-        squared = float(within.values[base.index] + within.values[other.index]) / count
-        return Difference(mean, math.sqrt(squared), degrees)
+        first, second = (float(within.values[place.index]) for place in (base, other))
+        if count > 2:
+            # The prior's degrees are of both; each has its own besides, which count if both scatter alike.
+            own = (count - 1) * (len(logs) - 1) / len(logs)
+            degrees += own * 2 * first * second / (first**2 + second**2)
+        return Difference(mean, math.sqrt((first + second) / count), degrees)
 
     def _apart(self, base: _CellPlace, other: _CellPlace) -> Difference:
         places, totals = (base, other), [self.scatters[place.family].total for place in (base, other)]

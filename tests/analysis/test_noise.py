@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 
 from scaling.analysis.columns import to_rows
@@ -9,7 +10,7 @@ from scaling.analysis.decisions import Difference
 from scaling.analysis.groups import group_rows
 from scaling.analysis.noise import aa_warnings, noise_finding, scatter_of
 from scaling.analysis.samples import read_cells
-from scaling.analysis.study_scatter import offset_variance
+from scaling.analysis.study_scatter import CellTimes, offset_variance, study_scatter
 from scaling.analysis.summary import summary_table
 from scaling.report.text import text_of
 from tests.made_studies import findings
@@ -133,3 +134,18 @@ def test_what_pairs_differ_by_is_less_known_the_more_their_launches_scatter():
     assert 0 < variance < steady_variance
     assert 0 < fewer < 1 < 3.9 < degrees < 4
     assert offset_variance([Difference(0.01, 0.02, 9.0)] * 4) == (0.0, 0.0)
+
+
+def test_a_pair_knows_its_scatter_better_if_both_cells_scatter_alike_but_not_from_two_launches():
+    def degrees(num_launches):
+        logs = np.random.default_rng(3).normal(0, 0.01, (8, num_launches))
+        logs[2] *= 4
+        times = {
+            cell: CellTimes("same", dict(enumerate(np.exp(launches)))) for cell, launches in enumerate(logs)
+        }
+        scatter = study_scatter(times)
+        return scatter.difference(0, 1).degrees, scatter.difference(0, 2).degrees
+
+    alike, unlike = degrees(4)
+    assert alike > unlike + 1
+    assert degrees(2)[0] == pytest.approx(degrees(2)[1])
