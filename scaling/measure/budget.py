@@ -23,6 +23,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,8 +55,7 @@ _PLACE = {
 """Phase -> its place in the order by which a piece is given to one of several that cover it."""
 
 
-@dataclass(frozen=True)
-class Span:
+class Span(NamedTuple):
     """A phase on a lane, in seconds from the step's start."""
 
     phase: str

@@ -25,7 +25,6 @@ from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import least_squares
 
 from scaling.prediction.estimate import PredictedValue
 from scaling.prediction.terms import Term
@@ -193,6 +192,8 @@ class Calibration:
 
 def calibrate(observations: Iterable[Observation]) -> Calibration:
     """The factors that fit best."""
+    from scipy.optimize import least_squares  # a fifth of a second, which a worker does not need
+
     seen = [
         observation
         for observation in observations

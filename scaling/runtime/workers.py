@@ -42,6 +42,7 @@ EXIT_LIMIT_S = float(os.environ.get("SCALING_CELL_EXIT_LIMIT_S", "60"))
 """Once one rank has failed in a cell, the others have this long to leave it."""
 
 _POLL_S = 0.05
+"""The longest pause between looks for the others at a cell's end; the first are short, as they come soon."""
 
 
 @dataclass(frozen=True)
@@ -229,6 +230,7 @@ class Workers:
         self._store.set(f"{cell_key}/{self.info.rank}", json.dumps(status))
         known: dict[int, dict[str, Any]] = {}
         deadline: float | None = None
+        pause_s = _POLL_S / 64
         while len(known) < self.info.world_size:
             for rank in range(self.info.world_size):
                 key = f"{cell_key}/{rank}"
@@ -240,7 +242,8 @@ class Workers:
             if deadline is not None and time.monotonic() > deadline:
                 break
             if len(known) < self.info.world_size:
-                time.sleep(_POLL_S)
+                time.sleep(pause_s)
+                pause_s = min(2 * pause_s, _POLL_S)
         failures = sorted((s for s in known.values() if s["failure"]), key=lambda s: int(s["order"]))
         summaries = [known[rank]["summary"] for rank in sorted(known)]
         device_lost = any(status["kind"] == DEVICE_LOST for status in known.values())

@@ -46,10 +46,12 @@ def main() -> NoReturn:
     """Imports, and forks a launch for each request until there are no more."""
     reports = os.dup(STANDARD_OUTPUT)
     os.dup2(STANDARD_ERROR, STANDARD_OUTPUT)  # what imports print
+    gc.disable()  # while the imports make hundreds of thousands of objects that stay
     for module in sys.argv[1].split(","):
         importlib.import_module(module)
     gc.collect()
     gc.freeze()
+    gc.enable()
     processes.adopt_orphans()
     _report(reports, imported=True)
     with open(STANDARD_INPUT, "rb", buffering=0, closefd=False) as requests:

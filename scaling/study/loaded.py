@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from scaling.study.cells import Cell
 from scaling.study.kinds.training import TIMING_BATCHES
-from scaling.workloads.base import DataSplits, Split
+from scaling.training.flops import model_flops
+from scaling.workloads.base import DataShape, DataSplits, Split
 from scaling.workloads.registry import build_module, create_dataset, create_model, resolve_shape
 
 MAX_LOADED = 4
@@ -27,11 +28,11 @@ class Loaded:
         self._data: dict[str, DataSplits] = {}
         self._initial: dict[str, tuple[nn.Module, Tensor]] = {}
         self._current: str | None = None
+        self._flops: dict[str, int | None] = {}
 
     def data(self, cell: Cell) -> DataSplits:
         """The cell's data set, on the device if it fits there."""
-        dataset = create_dataset(cell.dataset, cell.dataset_parameters)
-        shape = resolve_shape(create_model(cell.model, cell.model_parameters), dataset)
+        dataset, shape = create_dataset(cell.dataset, cell.dataset_parameters), self._shape(cell)
         needed = TIMING_BATCHES * cell.global_batch
         key = f"{dataset} {shape} {(needed, cell.seed) if not dataset.real else ''}"
         self._current = key
@@ -77,19 +78,52 @@ class Loaded:
         return Split(split.inputs.to(self._device), split.targets.to(self._device))
 
     def module(self, cell: Cell) -> nn.Module:
-        """The model with its initial weights, the same on every rank, in host memory; a copy for the caller.
+        """The model with its initial weights, the same on every rank, on the device; a copy for the caller.
 
         Drawing the weights of a large model takes seconds, so those of the last models are kept.
         """
-        model = create_model(cell.model, cell.model_parameters)
-        shape = resolve_shape(model, create_dataset(cell.dataset, cell.dataset_parameters))
-        key = f"{cell.model} {cell.model_parameters} {shape} {cell.seed}"
         torch.manual_seed(cell.seed)  # of GPUs too, whose numbers no weight is made of
-        if key not in self._initial:
+        module, random_state = self._initial_of(cell)
+        torch.set_rng_state(random_state)
+        return _copied(module, self._device)
+
+    def model_flops(self, cell: Cell) -> int | None:
+        """Those of a step of the cell's local batch (`scaling.training.flops`), counted once."""
+        key = f"{self._model_key(cell)} {cell.local_batch}"
+        if key not in self._flops:
+            train, loss = self.data(cell).train, create_model(cell.model, cell.model_parameters).loss
+            batch = (values[: cell.local_batch] for values in (train.inputs, train.targets))
+            module, _ = self._initial_of(cell)
+            self._flops[key] = model_flops(_copied(module, torch.device("meta")), loss, *batch)
+        return self._flops[key]
+
+    def _initial_of(self, cell: Cell) -> tuple[nn.Module, Tensor]:
+        """The model in host memory, and the random state after its weights were drawn."""
+        if (key := self._model_key(cell)) not in self._initial:
             if len(self._initial) >= MAX_LOADED:
                 self._initial.pop(next(iter(self._initial)))
-            module = build_module(model, shape)
+            torch.manual_seed(cell.seed)
+            model = create_model(cell.model, cell.model_parameters)
+            module = build_module(model, self._shape(cell))
             self._initial[key] = (module, torch.get_rng_state())
-        module, random_state = self._initial[key]
-        torch.set_rng_state(random_state)
-        return copy.deepcopy(module)
+        return self._initial[key]
+
+    def _model_key(self, cell: Cell) -> str:
+        return f"{cell.model} {cell.model_parameters} {self._shape(cell)} {cell.seed}"
+
+    def _shape(self, cell: Cell) -> DataShape:
+        dataset = create_dataset(cell.dataset, cell.dataset_parameters)
+        return resolve_shape(create_model(cell.model, cell.model_parameters), dataset)
+
+
+def _copied(module: nn.Module, device: torch.device) -> nn.Module:
+    """A copy on another device; what is large is copied there alone, and not in host memory before."""
+    copies: dict[int, Tensor] = {}
+    for parameter in module.parameters():
+        if type(parameter) is nn.Parameter:
+            values = parameter.detach().to(device, copy=True)
+            copies[id(parameter)] = nn.Parameter(values, parameter.requires_grad)
+    for buffer in module.buffers():
+        if type(buffer) is Tensor:
+            copies[id(buffer)] = buffer.detach().to(device, copy=True)
+    return copy.deepcopy(module, copies).to(device)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import cast
 
 from torch import Tensor
@@ -18,7 +17,6 @@ from scaling.training.activations import with_checkpointing
 from scaling.training.batch_norm import synchronized
 from scaling.training.captured import CapturedStep
 from scaling.training.compute import AUTOCAST, Compute
-from scaling.training.flops import model_flops
 from scaling.training.gradients import WIRES, ClippedGradient, GradientSettings
 from scaling.training.layered import LayeredStep
 from scaling.training.memory_format import with_channels_last
@@ -50,8 +48,9 @@ class PreparedStep:
         self.check = StepCheck(self.step, aggregator, settings_of(cell), context.group)
 
     def check_first_steps(self) -> None:
-        """Before anything is measured; how many were checked is recorded."""
-        self._check_steps(LATER_STEPS if self._context.is_checked else FIRST_STEPS)
+        """Before anything is measured, unless the command has done so in another repeat."""
+        if not self._context.is_checked:
+            self._check_steps(FIRST_STEPS)
 
     def check_later_steps(self) -> None:
         """After the samples were taken, or before a checkpoint is: the replicas too."""
@@ -86,19 +85,10 @@ class PreparedStep:
             memory_peak_bytes=self._context.memory_peak_bytes(),
             seconds=self._context.seconds,
             tensor_shapes=shapes_by_dtype_text(self.step.replica.layouts),
-            model_flops=self._model_flops(),
+            model_flops=None if self._context.group.rank else self._context.loaded.model_flops(self._cell),
             optimizer_state_bytes=self.step.optimizer_state_bytes,
             checks=self.check.findings.as_dict(),
         )
-
-    def _model_flops(self) -> int | None:
-        """Of rank 0, whose batch is as large as the others'."""
-        cell, train = self._cell, self.splits.train
-        if self._context.group.rank:
-            return None
-        module = copy.deepcopy(self._context.loaded.module(cell)).to("meta")
-        batch = (values[: cell.local_batch] for values in (train.inputs, train.targets))
-        return model_flops(module, self.step.replica.loss, *batch)
 
 
 def build_step(cell: Cell, context: RunContext) -> Step:
@@ -106,7 +96,6 @@ def build_step(cell: Cell, context: RunContext) -> Step:
     group, device = context.group, context.device
     module = context.loaded.module(cell)
     require_same_model(module, group)
-    module = module.to(device)
     if cell.batch_norm == "sync":
         module = synchronized(module, group)
     if cell.memory_format == "channels_last":

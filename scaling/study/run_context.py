@@ -42,7 +42,7 @@ class RunContext:
         saved: where a training's checkpoints are; None: it has none.
         loaded: data sets and initial models, kept from cell to cell.
         seconds: part of the run (`scaling.study.launch_times.PARTS`) -> wall time, as far as it came.
-        is_checked: the command has checked the first steps of another repeat of the cell: fewer are enough.
+        is_checked: the command has checked the first steps of another repeat of the cell.
         heartbeat: is told of phases and steps, so that a rank that stands still is found.
         kept_bytes: of this rank's GPU that earlier cells have left there, besides data sets.
     """

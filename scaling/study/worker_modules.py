@@ -10,6 +10,7 @@ IMPORTED_BEFORE_FORKS = (
     "scaling.study.dtypes",
     "scaling.study.kinds.run_convergence",
     "scaling.study.kinds.run_iteration",
+    "scipy.special",  # a measurement's first look at its interval would import it
     "torch._dynamo",  # the first optimizer, and DDP, would import it
 )
 """With these imported, a worker imports nothing that takes time."""

@@ -302,10 +302,11 @@ class StepCheck:
             if name not in delivered or name in self._unknown:
                 continue
             mean, old = delivered[name], before[name]
-            own = moments.setdefault(name, Moments.zero(self._settings, old))
+            if name not in moments:
+                moments[name] = Moments.zero(self._settings, old)
             # A captured step reads its learning rate from a tensor of 32 bits.
             rate_eps = torch.finfo(torch.float32).eps if isinstance(self._step, CapturedStep) else 0.0
-            worst = worst_update(self._settings, parameter.detach(), old, mean, own, rate_eps)
+            worst = worst_update(self._settings, parameter.detach(), old, mean, moments[name], rate_eps)
             if worst is not None and problem is None:
                 title = TITLES[self._settings.name]
                 problem = (
