@@ -130,12 +130,16 @@ TORCH_DISTRIBUTED = frozenset(
         "scaling.training.overlapped",  # the DDP hook
         "scaling.training.fully_sharded",  # torch's FSDP2
         "scaling.runtime.workers",
-        "scaling.attach.agent",  # inside the user's script
+        "scaling.attach.inside.agent",  # inside the user's script, as the next two
+        "scaling.attach.inside.changes",
+        "scaling.attach.inside.marking",
         "scaling.runtime.meeting",  # at that store
         "scaling.runtime.zygote",  # holds the store at which the ranks meet
     }
 )
-CUDA_EVENTS = frozenset({"scaling.measure.clock", "scaling.collectives.execute_host"})
+CUDA_EVENTS = frozenset(
+    {"scaling.measure.clock", "scaling.collectives.execute_host", "scaling.attach.inside.agent"}
+)
 NVML = frozenset({"topologies.detect_nvml", "scaling.measure.power"})
 WRITERS: dict[str, frozenset[str]] = {
     "scaling.store.files": frozenset({"open", "replace"}),
@@ -149,8 +153,9 @@ WRITERS: dict[str, frozenset[str]] = {
     "scaling.cli.topology": frozenset({"write_text"}),  # machines and their pictures, where the user says
     "scaling.measure.probe.worker": frozenset({"open"}),  # samples, for the process that started it
     "scaling.training.checkpoint": frozenset({"torch.save"}),  # into memory, for the store
-    "scaling.attach.agent": frozenset({"write_text"}),  # its record: it runs inside the user's script
-    "scaling.attach.launch": frozenset({"open"}),  # what the script prints
+    "scaling.attach.inside.agent": frozenset({"write_text"}),  # its record, inside the user's script
+    "scaling.attach.inside.marking": frozenset({"open"}),  # likewise, in its loaders' workers
+    "scaling.attach.launch": frozenset({"open", "write_text"}),  # what the script prints; the run's order
     "scaling.study.run": frozenset({"open"}),  # the launches' logs, at the store's next_log_path
 }
 LATE_IN_CLI = frozenset({"torch", "numpy", "pydantic"})

@@ -2,113 +2,125 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
-from scaling.attach.launch import Run
-from scaling.attach.marks import Signature, medians_s, phases_s, steady
+from scaling.attach.arms import BUCKETS
+from scaling.attach.measured import Measured, Saved
+from scaling.attach.trace import Traced
 
-SHOWN = (("input", "input"), ("forward", "forward"), ("backward", "backward"), ("update", "optimizer"))
+SHOWN = (
+    ("input", "input"),
+    ("forward", "forward"),
+    ("backward", "backward"),
+    ("update", "optimizer"),
+    ("evaluation", "evaluation"),
+    ("collective", "its own collectives"),
+)
 """Phases with the words for them."""
 
+OFTEN = ("input", "forward", "backward", "update")
+"""Said even where they take nothing."""
 
-@dataclass
-class Measured:
-    """The runs of a script.
+LEAST = {
+    "slow_rank": 0.02, "uneven": 0.05, "input": 0.05, "exchange": 0.10, "buckets": 0.05, "threads": 0.10,
+    "optimizer": 0.30, "evaluation": 0.10, "collectives": 0.10, "rest": 0.30, "other_steps": 0.10,
+    "idle": 0.20,
+}  # fmt: skip
+"""Finding -> the least share of a step with which it is one."""
 
-    Attributes:
-        steps_s: arm -> launch -> median seconds of a step, by rank.
-        phases: arm with phases -> of each rank, the median seconds of each phase; of the last launch.
-        signatures: arm -> what a step consists of.
-        reasons: arm -> why a run of it was not measured.
-        device: "cpu" or "cuda".
-    """
+ONCE_FACTOR = 1.5
+"""What is seen once has to be above the spread of all unchanged runs by this factor."""
 
-    steps_s: dict[str, dict[int, list[float]]] = field(default_factory=dict)
-    phases: dict[str, list[dict[str, float]]] = field(default_factory=dict)
-    signatures: dict[str, Signature] = field(default_factory=dict)
-    reasons: dict[str, str] = field(default_factory=dict)
-    device: str = "cpu"
-
-    def add(self, launch: int, run: Run) -> None:
-        """Takes a run."""
-        if run.reason is not None:
-            self.reasons[run.arm] = run.reason
-            return
-        self.signatures[run.arm], steps = steady(run.ranks)
-        self.steps_s.setdefault(run.arm, {})[launch] = medians_s(steps)
-        self.device = run.ranks[0]["device"]
-        if any(rank["phases"] for rank in run.ranks):
-            self.phases[run.arm] = [phases_s(rank) for rank in steps]
-
-    def slowest_s(self, arm: str) -> dict[int, float]:
-        """The slowest rank's step in each launch."""
-        return {launch: max(ranks) for launch, ranks in self.steps_s.get(arm, {}).items()}
-
-    def step_s(self, arm: str) -> float:
-        """The median of its launches."""
-        return float(np.median(list(self.slowest_s(arm).values())))
-
-    @property
-    def spread_ratio(self) -> float | None:
-        """The largest relative difference of a baseline and its repetition; None without a pair."""
-        pairs = _paired(self.slowest_s("baseline"), self.slowest_s("aa"))
-        return max((abs(b - a) / a for a, b in pairs), default=None)
-
-    def saved(self, reference: str, arm: str) -> Saved | None:
-        """How much shorter a step is; None where either was not measured."""
-        pairs = _paired(self.slowest_s(reference), self.slowest_s(arm))
-        if not pairs:
-            return None
-        ratios = [(before - after) / before for before, after in pairs]
-        floor = self.spread_ratio
-        return Saved(float(np.median(ratios)), floor is not None and len(pairs) > 1 and min(ratios) > floor)
-
-    def changed(self, arm: str) -> bool:
-        """Whether its step consists of something else than the baseline's."""
-        return self.signatures.get(arm) != self.signatures.get("baseline")
+BLOCKED = 0.5
+"""Making a batch that computes for less of its time waits: for storage, a network, a sleep."""
 
 
 @dataclass(frozen=True)
-class Saved:
-    """Of a step.
+class Finding:
+    """Something that takes a part of a step that need not be.
 
     Attributes:
-        ratio: of the step's time.
-        is_certain: more than the A/A spread in every launch.
+        kind: of `LEAST`.
+        ratio: of a step, at most to be gained.
+        advice: what to try.
+        values: rank, phase and such, for programs.
+        is_once: seen in one run, or in phases alone: no verdict.
     """
 
+    kind: str
     ratio: float
-    is_certain: bool
+    advice: str
+    values: dict[str, Any] = field(default_factory=dict)
+    is_once: bool = False
 
 
-def _paired(first: Mapping[int, float], second: Mapping[int, float]) -> list[tuple[float, float]]:
-    return [(first[launch], second[launch]) for launch in sorted(first.keys() & second.keys())]
+@dataclass(frozen=True)
+class SlowRank:
+    """The ranks that the others wait for, how much longer they take by themselves, and in which phase.
+
+    Attributes:
+        batch_ratio: their elements of a batch, to those of the others.
+    """
+
+    ranks: tuple[int, ...]
+    longer_ratio: float
+    phase: str
+    batch_ratio: float = 1.0
+
+    @property
+    def name(self) -> str:
+        """As in a sentence."""
+        return f"rank{'s' * (len(self.ranks) > 1)} {', '.join(map(str, self.ranks))}"
 
 
-def answer(measured: Measured) -> list[str]:
-    """At most eight lines: where the time goes, what would change it, and what to try next."""
+def answer(measured: Measured, traced: Traced | None = None) -> list[str]:
+    """A few lines: where the time goes, what would change it, and what to try next."""
     if "baseline" not in measured.steps_s:
         return [f"Not measured, because {measured.reasons.get('baseline', 'the baseline did not run')}."]
     spread = measured.spread_ratio
     floor = (
         "no A/A pair: nothing is claimed" if spread is None else f"A/A spread {spread:.1%}, nothing below it"
     )
-    exchange, faster_input = measured.saved("baseline", "no_exchange"), _input_saved(measured)
-    slow = slow_rank(measured)
+    found = findings(measured, traced)
     lines = [
-        f"A step takes {_ms(measured.step_s('baseline'))} ({floor}).",
+        f"A step takes {_ms(measured.step_s('baseline'))} ({floor}{_marks_text(measured)}).",
         _where(measured),
-        _slow_text(measured, slow),
-        _exchange_text(measured, exchange),
-        _input_text(measured, faster_input),
+        _slow_text(measured, slow_rank(measured)),
+        _exchange_text(measured),
+        _input_text(measured),
+        _buckets_text(measured),
         _efficiency_text(measured),
+        _trace_text(measured, traced),
+        _other_steps_text(measured),
         _left_out_text(measured),
-        f"Next: {_next(measured, slow, exchange, faster_input)}",
+        f"Next: {found[0].advice if found else NOTHING}",
     ]
     return [line for line in lines if line]
+
+
+NOTHING = "nothing stands out; profile the computation itself, which the arms leave as it is."
+
+
+def findings(measured: Measured, traced: Traced | None = None) -> list[Finding]:
+    """All of them, the largest first."""
+    if "baseline" not in measured.steps_s:
+        return []
+    slow = slow_rank(measured)
+    found = [
+        *_slow_finding(slow),
+        *_uneven_finding(measured, slow),
+        *_input_finding(measured, slow),
+        *_exchange_findings(measured),
+        *_threads_finding(measured),
+        *_phase_findings(measured),
+        *_other_steps_finding(measured),
+        *_trace_findings(traced),
+    ]
+    return sorted((one for one in found if one.ratio >= LEAST[one.kind]), key=lambda one: -one.ratio)
 
 
 def _ms(seconds: float) -> str:
@@ -120,15 +132,18 @@ def _missing(measured: Measured, what: str, arm: str) -> str:
     return f"{what}: not measured, because {reason}."
 
 
-def shares(measured: Measured) -> list[dict[str, float]]:
-    """Of each rank, the seconds of a baseline step by phase, exchange and rest included; empty if unknown.
+def _marks_text(measured: Measured) -> str:
+    """What the baseline's marks cost, against runs with nothing but a clock."""
+    saved = measured.saved("baseline", "clock")
+    if saved is None:
+        return ""
+    return f"; its marks cost {saved.ratio:.1%}" if saved.is_certain else "; its marks cost nothing above it"
 
-    On a CPU the phases are those of the run without exchange, so that no rank's wait for others is in them.
-    Work on a GPU ends after the call that asks for it, so there they are those of the run that waits for it.
-    """
-    source = "marked" if measured.device == "cuda" else "no_exchange"
-    by_rank, base = measured.phases.get(source), measured.steps_s["baseline"]
-    if by_rank is None or "no_exchange" not in measured.steps_s:
+
+def shares(measured: Measured) -> list[dict[str, float]]:
+    """Of each rank, the seconds of a baseline step by phase, exchange and rest included; empty if unknown."""
+    by_rank, base = measured.phases_of(measured.phase_source), measured.steps_s["baseline"]
+    if not by_rank or "no_exchange" not in measured.steps_s:
         return []
     alone = measured.steps_s["no_exchange"]
     result = []
@@ -137,8 +152,6 @@ def shares(measured: Measured) -> list[dict[str, float]]:
         alone_s = float(np.median([ranks[rank] for ranks in alone.values()]))
         seconds = dict(phases)
         seconds["exchange"] = max(step_s - alone_s, 0.0)
-        if source == "marked":
-            seconds["backward"] = max(seconds["backward"] - seconds["exchange"], 0.0)
         seconds["rest"] = max(step_s - sum(seconds.values()), 0.0)
         result.append(seconds)
     return result
@@ -150,55 +163,74 @@ def _where(measured: Measured) -> str:
         return _missing(measured, "Where it goes", "no_exchange")
     parts, spread = [], measured.spread_ratio
     for rank, seconds in enumerate(by_rank):
-        words = [(word, seconds[name]) for name, word in SHOWN]
         total_s = sum(seconds.values())
+        words = [(word, seconds[name]) for name, word in SHOWN if name in OFTEN or seconds.get(name)]
         said = [f"{word} {value / total_s:.0%}" for word, value in [*words, ("rest", seconds["rest"])]]
-        # A difference of two arms; the others are times of one run.
+        # A difference of two arms; the others are times of one.
         exchange = seconds["exchange"] / total_s
         is_above = spread is not None and exchange > spread
         said.append(f"exchange and waiting {f'{exchange:.0%}' if is_above else 'not above the spread'}")
         parts.append(f"rank {rank}: {', '.join(said)}")
-    return f"Where it goes (phases of one run): {'; '.join(parts)}."
-
-
-@dataclass(frozen=True)
-class SlowRank:
-    """The rank that the others wait for: its number, how much longer it takes alone, and in which phase."""
-
-    rank: int
-    longer_ratio: float
-    phase: str
+    return f"Where it goes: {'; '.join(parts)}."
 
 
 def slow_rank(measured: Measured) -> SlowRank | None:
-    """The rank that is the slowest without exchange in every launch, by more than the A/A spread."""
-    launches, spread = measured.steps_s.get("no_exchange", {}), measured.spread_ratio
-    if spread is None or not launches or len(next(iter(launches.values()))) < 2:
+    """The ranks that are slower than the others without exchange in every launch, above the A/A spread.
+
+    They are those above the largest gap, fewer than half of all, or one of two.
+    """
+    launches, spread = measured.own_s.get("no_exchange", {}), measured.spread_ratio
+    if spread is None or len(launches) < 2 or len(next(iter(launches.values()))) < 2:
         return None
-    slowest = {int(np.argmax(ranks)) for ranks in launches.values()}
-    if len(slowest) > 1:
+    groups = {_above_gap(ranks) for ranks in launches.values()}
+    if len(groups) > 1 or not (group := groups.pop()):
         return None
-    (rank,) = slowest
     base_s = measured.step_s("baseline")
     longer = [
-        (ranks[rank] - float(np.median([s for at, s in enumerate(ranks) if at != rank]))) / base_s
+        (min(ranks[at] for at in group) - max(s for at, s in enumerate(ranks) if at not in group)) / base_s
         for ranks in launches.values()
     ]
-    if min(longer) <= max(spread, 0.02):
+    if min(longer) <= max(spread, LEAST["slow_rank"]):
         return None
-    phases = measured.phases.get("no_exchange", [])
+    phases, ratio = measured.phases_of(measured.phase_source), float(np.median(longer))
     excess: dict[str, float] = {}
     if phases:
-        others = [seconds for at, seconds in enumerate(phases) if at != rank]
+        mine = [seconds for at, seconds in enumerate(phases) if at in group]
+        others = [seconds for at, seconds in enumerate(phases) if at not in group]
         excess = {
-            word: phases[rank][name] - float(np.median([other[name] for other in others]))
+            word: float(np.median([one[name] for one in mine]) - np.median([one[name] for one in others]))
             for name, word in SHOWN
+            if name != "collective"
         }
-        step_excess_s = float(np.median(longer)) * base_s
-        excess["rest of the step"] = step_excess_s - sum(excess.values())
-    return SlowRank(
-        rank, float(np.median(longer)), max(excess, key=lambda word: excess[word], default="step")
-    )
+        excess["rest of the step"] = ratio * base_s - sum(excess.values())
+    phase = max(excess, key=lambda word: excess[word], default="step")
+    return SlowRank(group, ratio, phase, _batch_ratio(measured, group))
+
+
+def _above_gap(ranks: Sequence[float]) -> tuple[int, ...]:
+    order = np.argsort(ranks)
+    gaps = np.diff(np.asarray(ranks)[order])
+    cut = int(np.argmax(gaps)) + 1
+    slow = tuple(sorted(int(at) for at in order[cut:]))
+    return slow if len(slow) <= len(ranks) / 2 else ()
+
+
+def _elements(measured: Measured) -> np.ndarray[Any, Any] | None:
+    """Elements of each rank's batches, [rank][batch]; None where they were not seen."""
+    drawn = [[size for _, size in rank["batches"]] for rank in measured.facts.get("no_exchange", [])]
+    shortest = min(map(len, drawn), default=0)
+    if not shortest:
+        return None
+    return np.array([rank[:shortest] for rank in drawn], dtype=float)
+
+
+def _batch_ratio(measured: Measured, group: Sequence[int]) -> float:
+    sizes = _elements(measured)
+    if sizes is None:
+        return 1.0
+    mine = [at in group for at in range(len(sizes))]
+    others = [not one for one in mine]
+    return float(sizes[mine].mean() / max(sizes[others].mean(), 1e-9))
 
 
 def _slow_text(measured: Measured, slow: SlowRank | None) -> str:
@@ -206,13 +238,46 @@ def _slow_text(measured: Measured, slow: SlowRank | None) -> str:
         return _missing(measured, "Slow rank", "no_exchange")
     if slow is None:
         return "Slow rank: none above the A/A spread."
+    batch = f"; its batches have {slow.batch_ratio:.2g} times the elements" if _is_larger(slow) else ""
     return (
-        f"Slow rank: rank {slow.rank}, in its {slow.phase}; alone it takes {slow.longer_ratio:.0%} of a step "
-        "more than the others."
+        f"Slow rank: {slow.name}, in its {slow.phase}; alone it takes {slow.longer_ratio:.0%} of a step "
+        f"more than the others{batch}."
     )
 
 
-def _exchange_text(measured: Measured, saved: Saved | None) -> str:
+def _is_larger(slow: SlowRank) -> bool:
+    return slow.batch_ratio > 1.1
+
+
+def _slow_finding(slow: SlowRank | None) -> list[Finding]:
+    if slow is None:
+        return []
+    values = {"ranks": list(slow.ranks), "phase": slow.phase}
+    if _is_larger(slow):
+        advice = f"give all ranks batches of one size; those of {slow.name} are larger."
+        return [Finding("uneven", slow.longer_ratio, advice, values)]
+    advice = f"find out what {slow.name} does in its {slow.phase} that others do not."
+    return [Finding("slow_rank", slow.longer_ratio, advice, values)]
+
+
+def _uneven_finding(measured: Measured, slow: SlowRank | None) -> list[Finding]:
+    """Ranks that take turns at having the largest batch."""
+    sizes, spread = _elements(measured), measured.spread_ratio
+    if sizes is None or spread is None or slow is not None or len(measured.uneven_s) < 2:
+        return []
+    if float((sizes.max(axis=0) / np.maximum(sizes.mean(axis=0), 1e-9)).mean()) < 1.1:
+        return []
+    ratios = [seconds / measured.step_s("baseline") for seconds in measured.uneven_s.values()]
+    if min(ratios) <= spread:
+        return []
+    advice = (
+        "group samples of like length, or fix the batch's size: in each step all wait for the largest batch."
+    )
+    return [Finding("uneven", float(np.median(ratios)), advice)]
+
+
+def _exchange_text(measured: Measured) -> str:
+    saved = measured.saved("baseline", "no_exchange")
     if saved is None:
         return _missing(measured, "Without the exchange", "no_exchange")
     if measured.changed("no_exchange"):
@@ -230,18 +295,161 @@ def _exchange_text(measured: Measured, saved: Saved | None) -> str:
     return f"Without the exchange a step would be {saved.ratio:.0%} shorter ({bound})."
 
 
+def _exchange_findings(measured: Measured) -> list[Finding]:
+    saved = measured.saved("baseline", "no_exchange")
+    if saved is None or not saved.is_certain or measured.changed("no_exchange"):
+        return []
+    uneven = float(np.median(list(measured.uneven_s.values()) or [0.0])) / measured.step_s("baseline")
+    sizes = _elements(measured)
+    if sizes is None or float((sizes.max(axis=0) / np.maximum(sizes.mean(axis=0), 1e-9)).mean()) < 1.1:
+        uneven = 0.0
+    best = _best_buckets(measured)
+    if best is not None and best[1] >= 0.4 * saved.ratio:
+        arm, ratio = best
+        size = arm.partition("_")[2]
+        advice = f"bucket_cap_mb={size}; `--arms aa,{arm}` measures it in every launch first."
+        return [Finding("buckets", ratio, advice, {"arm": arm}, is_once=True)]
+    advice = "a larger batch on each rank, gradient accumulation or a bf16 hook: fewer bytes a sample."
+    return [Finding("exchange", saved.ratio - uneven, advice)]
+
+
+def _bucket_runs(measured: Measured) -> list[tuple[str, float]]:
+    """Arms whose buckets are others than the baseline's, with what each saves."""
+    usual = measured.facts["baseline"][0].get("bucket_bytes")
+    runs = []
+    for arm in BUCKETS:
+        ratio = measured.saved_once(arm)
+        if ratio is not None and measured.facts[arm][0].get("bucket_bytes") != usual:
+            runs.append((arm, ratio))
+    return runs
+
+
+def _best_buckets(measured: Measured) -> tuple[str, float] | None:
+    """The arm with other buckets that saves most, if that is more than noise."""
+    runs = [run for run in _bucket_runs(measured) if run[1] > ONCE_FACTOR * measured.all_spread_ratio]
+    return max(runs, key=lambda run: run[1], default=None)
+
+
+def _buckets_text(measured: Measured) -> str:
+    runs = _bucket_runs(measured)
+    if not runs:
+        arm = next((arm for arm in BUCKETS if arm in measured.reasons), None)
+        if arm is not None:
+            return _missing(measured, "Other buckets", arm)
+        same = any(arm in measured.steps_s for arm in BUCKETS)
+        return "Other buckets: not measured, because DDP made the same ones." if same else ""
+    count = len(measured.facts["baseline"][0].get("bucket_bytes") or [])
+    said = ", ".join(f"{arm.partition('_')[2]} MB {-ratio:+.0%}" for arm, ratio in runs)
+    verdict = "" if _best_buckets(measured) else ": no gain above the spread"
+    return f"Other buckets than its {count}, seen once: {said} of a step's time{verdict}."
+
+
 def _input_saved(measured: Measured) -> Saved | None:
     return None if measured.changed("cached_input") else measured.saved("baseline", "cached_input")
 
 
-def _input_text(measured: Measured, saved: Saved | None) -> str:
+def _fetched(measured: Measured) -> tuple[float, float] | None:
+    """The median seconds that making a batch takes, and the part of it on the processor; None if not seen."""
+    fetches = [one for rank in measured.facts.get("no_exchange", []) for one in rank.get("fetches", [])]
+    if not fetches:
+        return None
+    wall_s, cpu_s = (sum(column) for column in zip(*fetches, strict=True))
+    return float(np.median([one[0] for one in fetches])), cpu_s / max(wall_s, 1e-9)
+
+
+def _input_text(measured: Measured) -> str:
+    saved = _input_saved(measured)
     if saved is None:
         if "cached_input" in measured.steps_s:
             return "With cached input: not measured, because the script's step became another one."
         return _missing(measured, "With cached input", "cached_input")
     if not saved.is_certain:
         return "With cached input: no gain above the A/A spread."
-    return f"With cached input a step would be {saved.ratio:.0%} shorter."
+    text = f"With cached input a step would be {saved.ratio:.0%} shorter"
+    made = _fetched(measured)
+    if made is None:
+        return f"{text}."
+    workers = measured.facts["no_exchange"][0].get("loader_workers", 0)
+    return (
+        f"{text}; making a batch takes {_ms(made[0])}, {made[1]:.0%} of it on the processor, "
+        f"with {workers} loader workers a rank."
+    )
+
+
+def _input_finding(measured: Measured, slow: SlowRank | None) -> list[Finding]:
+    saved, made = _input_saved(measured), _fetched(measured)
+    if saved is None or not saved.is_certain:
+        return []
+    if slow is not None and slow.phase == "input" and slow.longer_ratio > 0.5 * saved.ratio:
+        return []  # it is one rank's input
+    is_blocked = made is not None and made[1] < BLOCKED
+    advice = (
+        "data on faster or nearer storage, or more loader workers: making a batch mostly waits."
+        if is_blocked
+        else "more loader workers, or data that need less work for each batch."
+    )
+    return [Finding("input", saved.ratio, advice, {"waits": is_blocked})]
+
+
+def _threads_finding(measured: Measured) -> list[Finding]:
+    ratio = measured.saved_once("threads")
+    if ratio is None or ratio <= ONCE_FACTOR * measured.all_spread_ratio:
+        return []
+    base, fitted = measured.facts["baseline"][0], measured.facts["threads"][0]
+    advice = (
+        f"set OMP_NUM_THREADS or torch.set_num_threads to {fitted['threads']}: {base['threads']} threads "
+        f"a rank share {base['cores']} cores; with {fitted['threads']} a step was {ratio:.0%} shorter, "
+        "seen once."
+    )
+    return [Finding("threads", ratio, advice, is_once=True)]
+
+
+def _phase_findings(measured: Measured) -> list[Finding]:
+    """Of phases that no arm takes away: what every rank spends in them."""
+    by_rank = shares(measured)
+    if not by_rank:
+        return []
+
+    def least(name: str) -> float:
+        return min(seconds.get(name, 0.0) / max(sum(seconds.values()), 1e-9) for seconds in by_rank)
+
+    return [
+        Finding("optimizer", least("update"), "a fused optimizer, with its state on the device.", {}, True),
+        Finding("evaluation", least("evaluation"), "evaluate less often: every step does.", {}, True),
+        Finding(
+            "collectives", least("collective"),
+            "reduce metrics less often: the script's own collectives stop every step.", {}, True,
+        ),
+        Finding(
+            "rest", least("rest"), "see what runs between the phases (logging, metrics, copies).", {}, True
+        ),
+    ]  # fmt: skip
+
+
+def _other_steps(measured: Measured) -> tuple[float, float, str]:
+    """What steps of another kind add, the least and the median over launches, and the phase it is in."""
+    ratios = [ratio for ratio, _ in measured.left_out] or [0.0]
+    phases = measured.left_out[-1][1] if measured.left_out else {}
+    is_evaluation = phases.get("evaluation", 0.0) > 0.5 * ratios[-1]
+    return min(ratios), float(np.median(ratios)), "evaluation" if is_evaluation else "other work"
+
+
+def _other_steps_text(measured: Measured) -> str:
+    least, ratio, what = _other_steps(measured)
+    if least <= max(measured.spread_ratio or 1.0, 0.02):
+        return ""
+    return (
+        f"Steps of another kind ({what}) add {ratio:.0%} to the mean step; the rest is about the usual ones."
+    )
+
+
+def _other_steps_finding(measured: Measured) -> list[Finding]:
+    least, ratio, what = _other_steps(measured)
+    if least <= (measured.spread_ratio or 1.0):
+        return []
+    if what == "evaluation":
+        return [Finding("evaluation", ratio, "evaluate less often.")]
+    return [Finding("other_steps", ratio, "see what the script does in some steps only (epochs, logging).")]
 
 
 def _efficiency_text(measured: Measured) -> str:
@@ -253,33 +461,46 @@ def _efficiency_text(measured: Measured) -> str:
             f"Efficiency: not measured, because with one worker the script makes {one[0]} backward passes "
             f"and {one[1]} batches a step instead of {many[0]} and {many[1]}."
         )
+    single, several = (_mean_elements(measured.facts[arm][0]) for arm in ("one_worker", "baseline"))
+    if single and several and abs(single / several - 1) > 0.02:
+        return (
+            f"Efficiency: not measured, because with one worker the script's batch has "
+            f"{single / several:.2g} times the elements."
+        )
     ratio = measured.step_s("one_worker") / measured.step_s("baseline")
     return f"Efficiency against one worker: {ratio:.0%} for the same batch on each (seen once, no verdict)."
+
+
+def _mean_elements(rank: dict[str, Any]) -> float:
+    sizes = [size for _, size in rank["batches"]]
+    return float(np.mean(sizes)) if sizes else 0.0
+
+
+def _trace_text(measured: Measured, traced: Traced | None) -> str:
+    if traced is None:
+        is_missed = "trace" in measured.reasons and measured.device == "cuda"
+        return _missing(measured, "Trace", "trace") if is_missed else ""
+    late = f"; rank {traced.late_rank} comes last to most collectives" if traced.late_rank is not None else ""
+    return (
+        f"Trace of {traced.num_steps} steps, seen once: NCCL {_ms(traced.nccl_s)} a step, "
+        f"{_ms(traced.exposed_s)} of it with no other kernel; the GPU is idle for "
+        f"{traced.idle_ratio:.0%}{late}."
+    )
+
+
+def _trace_findings(traced: Traced | None) -> list[Finding]:
+    if traced is None:
+        return []
+    if traced.syncs_a_step >= 1 and traced.sync_ratio >= LEAST["idle"]:
+        advice = (
+            f"call .item(), .cpu() and print of tensors less often: the host waits for the GPU "
+            f"{traced.syncs_a_step:.0f} times a step."
+        )
+    else:
+        advice = "CUDA graphs, torch.compile or a larger batch: the GPU waits for the host to launch kernels."
+    return [Finding("idle", traced.idle_ratio, advice, {"syncs": traced.syncs_a_step}, True)]
 
 
 def _left_out_text(measured: Measured) -> str:
     some = [f"a run of {arm} ({why})" for arm, why in measured.reasons.items() if arm in measured.steps_s]
     return f"Left out: {'; '.join(some)}." if some else ""
-
-
-def _next(
-    measured: Measured, slow: SlowRank | None, exchange: Saved | None, faster_input: Saved | None
-) -> str:
-    """The experiment on what takes most."""
-    found: list[tuple[float, str]] = []
-    if slow is not None:
-        found.append(
-            (
-                slow.longer_ratio,
-                f"find out what rank {slow.rank} does in its {slow.phase} that others do not.",
-            )
-        )
-    if faster_input is not None and faster_input.is_certain:
-        found.append((faster_input.ratio, "more loader workers, or data that need less work for each batch."))
-    if exchange is not None and exchange.is_certain:
-        # What ranks wait for the slow one is not the exchange's.
-        own = exchange.ratio - (slow.longer_ratio if slow else 0.0)
-        found.append((own, "a larger batch on each rank or gradient accumulation: fewer exchanges a sample."))
-    if found:
-        return max(found)[1]
-    return "nothing stands out; profile the computation itself, which the arms leave as it is."

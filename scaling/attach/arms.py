@@ -6,24 +6,50 @@ import random
 import re
 from collections.abc import Sequence
 
-REPEATED = ("baseline", "aa", "no_exchange", "hook_control", "cached_input")
+REPEATED = ("baseline", "aa", "clock", "no_exchange", "hook_control", "cached_input")
 """Run in every launch, interleaved: what the answers compare."""
 
-ONCE = ("marked", "one_worker")
+BUCKETS = ("buckets_2", "buckets_25", "buckets_200")
+"""With DDP's `bucket_cap_mb` replaced."""
+
+ONCE = ("marked", "threads", *BUCKETS, "one_worker", "trace")
 """Run once: shown as seen once, without a verdict."""
 
-_WORKERS = re.compile(r"--nproc[-_]per[-_]node")
+_WORKERS = {
+    "torchrun": (r"--nproc[-_]per[-_]node", r"--nnodes"),
+    "torch.distributed.run": (r"--nproc[-_]per[-_]node", r"--nnodes"),
+    "torch.distributed.launch": (r"--nproc[-_]per[-_]node", r"--nnodes"),
+    "accelerate": (r"--num[-_]processes", r"--num[-_]machines"),
+    "accelerate.commands.launch": (r"--num[-_]processes", r"--num[-_]machines"),
+    "srun": (r"-n", r"--ntasks", r"-N", r"--nodes", r"--ntasks-per-node"),
+    "mpirun": (r"-np?", r"--np"),
+    "mpiexec": (r"-np?", r"--np"),
+}
+"""Launcher -> its options that say how many workers there are."""
+
+_OF_NODE = r"--node[-_]rank|--machine[-_]rank"
 
 
-def order(launches: int, seed: int, arms: Sequence[str] = (*REPEATED, *ONCE)) -> list[tuple[int, str]]:
-    """(launch, arm) as they run: each launch has its arms in an order of its own, the others come last."""
+def order(
+    launches: int, seed: int, arms: Sequence[str] = (*REPEATED, *ONCE), often: Sequence[str] = ()
+) -> list[tuple[int, str]]:
+    """(launch, arm) as they run: each launch has its arms in an order of its own, the others come last.
+
+    Args:
+        often: arms that run in every launch though they are not of `REPEATED`.
+    """
     draw = random.Random(seed)
     runs: list[tuple[int, str]] = []
     for launch in range(launches):
-        repeated = [arm for arm in REPEATED if arm in arms]
+        repeated = [arm for arm in arms if arm in REPEATED or arm in often]
         draw.shuffle(repeated)
         runs += [(launch, arm) for arm in repeated]
-    return runs + [(0, arm) for arm in ONCE if arm in arms]
+    return runs + [(0, arm) for arm in ONCE if arm in arms and arm not in often]
+
+
+def bucket_mb(arm: str) -> float | None:
+    """The `bucket_cap_mb` of an arm; None where the script's own stays."""
+    return float(arm.partition("_")[2]) if arm in BUCKETS else None
 
 
 def one_worker(command: Sequence[str]) -> list[str] | None:
@@ -31,16 +57,24 @@ def one_worker(command: Sequence[str]) -> list[str] | None:
 
     Only the launcher's own options count: those after the script belong to the script.
     """
-    changed = list(command)
+    changed, options, found = list(command), "", False
+    last = ""
     for index, word in enumerate(command):
         name, is_joined, _ = word.partition("=")
-        if word.endswith(".py"):
-            return None
-        if _WORKERS.fullmatch(name):
+        launcher = next((one for one in _WORKERS if word == one or word.endswith(f"/{one}")), None)
+        if launcher is not None and not options:
+            options = "|".join(_WORKERS[launcher])
+        elif word.endswith(".py") or (options and last in ("-m", "--module")):
+            break
+        elif options and re.fullmatch(f"{options}|{_OF_NODE}", name):
+            new = "0" if re.fullmatch(_OF_NODE, name) else "1"
+            found = found or new == "1"
             if is_joined:
-                changed[index] = f"{name}=1"
-                return changed
-            if index + 1 < len(command):
-                changed[index + 1] = "1"
-                return changed
-    return None
+                changed[index] = f"{name}={new}"
+            elif index + 1 < len(command):
+                changed[index + 1] = new
+        elif launcher is None and options and (short := re.fullmatch(r"(-[nN])\d+", word)):
+            changed[index] = f"{short[1]}1"
+            found = True
+        last = word
+    return changed if found else None

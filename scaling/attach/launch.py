@@ -6,18 +6,32 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from scaling.attach.arms import one_worker
+from scaling.attach.arms import bucket_mb, one_worker
+from scaling.attach.marks import steady
 
 INJECT = Path(__file__).parent / "inject"
 END_S = 5.0
-"""How long a run's processes have to end when asked."""
+"""How long a run's processes have to end when asked, or by themselves when all ranks have written."""
 
-TAIL_BYTES = 2000
+LEAST_STEPS = 5
+"""After the warm-up: with fewer a run is not used."""
+
+TAIL_BYTES = 4000
+
+QUIET = {
+    "WANDB_MODE": "disabled",
+    "COMET_MODE": "disabled",
+    "NEPTUNE_MODE": "debug",
+    "DISABLE_MLFLOW_INTEGRATION": "TRUE",
+    "CLEARML_OFFLINE_MODE": "1",
+}
+"""So that a run of some steps is in nobody's list of experiments."""
 
 
 @dataclass(frozen=True)
@@ -27,39 +41,87 @@ class Run:
     Attributes:
         ranks: each rank's record, in their order; empty where it was not measured.
         reason: why it was not measured.
+        took_s: from its start to its end.
     """
 
     arm: str
     ranks: list[dict[str, Any]] = field(default_factory=list)
     reason: str | None = None
+    took_s: float = 0.0
 
 
 def run_arm(
-    command: Sequence[str], arm: str, out: Path, *, warmup: int, steps: int, deadline_s: float, cwd: Path
+    command: Sequence[str],
+    arm: str,
+    out: Path,
+    *,
+    warmup: int,
+    steps: int,
+    deadline_s: float,
+    cwd: Path,
+    device: str = "cpu",
 ) -> Run:
     """Runs the command as this arm in the folder `cwd`; its records and its output go to `out`."""
-    words = one_worker(command) if arm == "one_worker" else list(command)
-    if words is None:
-        return Run(arm, reason="the command has no --nproc-per-node to replace")
+    words: list[str] = list(command)
+    more: dict[str, str] = {}
+    if arm == "one_worker":
+        found = one_worker(command)
+        if found is None and device == "cuda":
+            found, more = words, {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0")[:1]}
+        if found is None:
+            return Run(arm, reason="the command does not say how many workers there are")
+        words = found
+        if any(word.endswith(("torchrun", "torch.distributed.run")) for word in words):
+            more = {"OMP_NUM_THREADS": "1", **os.environ, **more}  # as torchrun sets it for several workers
     out.mkdir(parents=True)
+    wanted = {"out": str(out.resolve()), "arm": arm, "warmup": warmup, "steps": steps}
+    wanted |= {"deadline_s": deadline_s, "bucket_mb": bucket_mb(arm)}
+    unfinished = out / ".order.json"
+    unfinished.write_text(json.dumps(wanted))
+    unfinished.rename(out / "order.json")  # others that join read it
+    started = time.monotonic()
+    code = start_and_wait(words, wanted, out / "output.log", cwd, more)
+    took_s = time.monotonic() - started
+    if isinstance(code, str):
+        return Run(arm, reason=code, took_s=took_s)
+    run = _read(arm, out, code, warmup + steps, deadline_s)
+    return Run(arm, run.ranks, run.reason, took_s)
+
+
+def start_and_wait(
+    words: Sequence[str], wanted: Mapping[str, Any], log_path: Path, cwd: Path, more: Mapping[str, str]
+) -> int | str | None:
+    """Runs the command with the agent until it ends or has to.
+
+    Returns:
+        Its exit code; None where it was ended here; a text where it does not start.
+    """
     path = os.pathsep.join(filter(None, (str(INJECT), os.environ.get("PYTHONPATH"))))
-    wanted = json.dumps({"out": str(out.resolve()), "arm": arm, "warmup": warmup, "steps": steps})
-    environment = {**os.environ, "PYTHONPATH": path, "WANDB_MODE": "disabled", "SCALING_ATTACH": wanted}
-    with (out / "output.log").open("wb") as log:
+    environment = {
+        **os.environ, **QUIET, **more, "PYTHONPATH": path, "SCALING_ATTACH": json.dumps(wanted),
+    }  # fmt: skip
+    end = time.monotonic() + float(wanted["deadline_s"])
+    with log_path.open("wb") as log:
         try:
             process = subprocess.Popen(
                 words, cwd=cwd, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 start_new_session=True,
             )  # fmt: skip
         except OSError as error:
-            return Run(arm, reason=f"{words[0]} does not start: {error.strerror}")
+            return f"{words[0]} does not start: {error.strerror}"
         try:
-            code = process.wait(deadline_s)
-        except subprocess.TimeoutExpired:
-            return Run(arm, reason=f"it did not make {warmup + steps} steps in {deadline_s:g} s")
+            while process.poll() is None and time.monotonic() < end:
+                time.sleep(0.1)
+                if end > time.monotonic() + END_S and _all_written(Path(wanted["out"])):
+                    end = time.monotonic() + END_S
+            return process.poll()
         finally:
             _end(process)
-    return _read(arm, out, code)
+
+
+def _all_written(out: Path) -> bool:
+    found = list(out.glob("rank*.json"))
+    return bool(found) and len(found) == json.loads(found[0].read_text())["world_size"]
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -75,21 +137,57 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             continue
 
 
-def _read(arm: str, out: Path, code: int) -> Run:
+def _read(arm: str, out: Path, code: int | None, wanted: int, deadline_s: float) -> Run:
     ranks = [json.loads(path.read_text()) for path in out.glob("rank*.json")]
     ranks.sort(key=lambda record: int(record["rank"]))
+    reason = _why_not(arm, out, ranks, code, wanted, deadline_s)
+    if reason is not None:
+        return Run(arm, reason=reason)
+    return Run(arm, [{**rank, "fetches": _fetches(out, int(rank["pid"]))} for rank in ranks])
+
+
+def _why_not(
+    arm: str, out: Path, ranks: Sequence[dict[str, Any]], code: int | None, wanted: int, deadline_s: float
+) -> str | None:
+    """Why a run is not used; None if it is."""
     refused = next((str(rank["refused"]) for rank in ranks if "refused" in rank), None)
+    early = [int(rank["ended_after"]) for rank in ranks if "ended_after" in rank]
     if refused is not None:
-        return Run(arm, reason=refused)
+        return refused
+    if code and (not ranks or early):
+        return f"it ended with code {code} before its steps were done: {_last_line(out)}"
+    if not ranks and code is None:
+        return f"it did not make {wanted} steps in {deadline_s:g} s"
     if not ranks:
-        return Run(arm, reason=f"it ended with code {code} before its steps were done: {_last_line(out)}")
+        return (
+            "it ended without a step that could be seen; where it starts Python by -I, -E or with another "
+            "PYTHONPATH, put `with scaling.attached(model, optimizer):` around its training loop"
+        )
     if len(ranks) != ranks[0]["world_size"]:
-        return Run(arm, reason=f"{len(ranks)} of {ranks[0]['world_size']} ranks made their steps")
+        return f"{len(ranks)} of {ranks[0]['world_size']} ranks made their steps in {deadline_s:g} s"
+    if early and min(early) < int(ranks[0]["warmup"]) + LEAST_STEPS:
+        return f"it ended by itself after {min(early)} steps; let it make more, or take a smaller --warmup"
+    if arm == "one_worker" and len(ranks) > 1:
+        return f"with one worker asked for it still starts {len(ranks)}"
     if arm == "cached_input" and not any(rank.get("has_cached_input") for rank in ranks):
-        return Run(arm, reason="the script draws its batches from no torch DataLoader")
-    return Run(arm, ranks)
+        return "the script draws its batches from no torch DataLoader"
+    if arm not in ("trace", "clock"):
+        _, kept = steady(ranks)
+        all_steps = min(min(map(len, rank["step_s"])) - int(rank["warmup"]) for rank in ranks)
+        if 2 * len(kept[0]) < all_steps or len(kept[0]) < LEAST_STEPS:
+            return f"its steps are not of one kind: the most frequent one is {len(kept[0])} of {all_steps}"
+    return None
+
+
+def _fetches(out: Path, pid: int) -> list[tuple[float, float]]:
+    """(seconds, of them on the processor) of each batch that a rank or its loaders' workers made."""
+    lines = [line for path in out.glob(f"fetch-{pid}-*") for line in path.read_text().splitlines()]
+    return [(float(words[0]), float(words[1])) for line in lines if len(words := line.split()) == 2]
 
 
 def _last_line(out: Path) -> str:
+    """The last error that the run printed, or its last line."""
     lines = (out / "output.log").read_bytes()[-TAIL_BYTES:].decode(errors="replace").split("\n")
-    return next((line.strip() for line in reversed(lines) if line.strip()), "it wrote nothing")
+    said = [line.strip() for line in lines if line.strip()]
+    errors = [line for line in said if "Error" in line and "ChildFailedError" not in line]
+    return (errors or said or ["it wrote nothing"])[-1][-300:]

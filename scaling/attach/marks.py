@@ -13,7 +13,7 @@ import numpy as np
 Signature = tuple[int, ...]
 """Of a step: backward calls, batches drawn, evaluations begun, steps of all optimizers."""
 
-MOST_PHASES = ("input", "forward", "backward", "update")
+MOST_PHASES = ("input", "forward", "backward", "update", "evaluation", "collective")
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,8 @@ class Step:
         number: 0 is the first one after the first mark.
         start_s: on the host's clock.
         step_s: its length.
-        spans: (phase, start, stop) in seconds after its start; only in arms with phases.
+        spans: (phase, start, stop) in seconds after its start; but for evaluations, only in arms with phases.
+        waited_s: in collectives of the script's own, those in a backward pass included.
     """
 
     number: int
@@ -32,6 +33,7 @@ class Step:
     step_s: float
     signature: Signature
     spans: list[tuple[str, float, float]]
+    waited_s: float = 0.0
 
 
 def steps_of(rank: dict[str, Any]) -> list[Step]:
@@ -42,24 +44,45 @@ def steps_of(rank: dict[str, Any]) -> list[Step]:
     for number, (start_s, stop_s) in enumerate(pairwise(marks)):
         signature = tuple(int(b - a) for a, b in zip(counts[number], counts[number + 1], strict=True))
         inside = [one for one in rank["phases"] if start_s <= one[1] and one[2] <= stop_s]
-        steps.append(Step(number, start_s, stop_s - start_s, signature, _spans(inside, start_s, stop_s)))
+        waited_s = sum(end_s - begin_s for name, begin_s, end_s in inside if name == "collective")
+        spans = _spans(inside, start_s, stop_s)
+        steps.append(Step(number, start_s, stop_s - start_s, signature, spans, waited_s))
     return steps
 
 
 def _spans(marked: Sequence[Any], start_s: float, stop_s: float) -> list[tuple[str, float, float]]:
-    """Input and backward as marked; forward is from the one to the other, the update after the last."""
+    """What is marked, the forward pass from the end of input to backward, and the update after the last.
+
+    What runs inside an evaluation or a backward pass is part of it. Without input, the forward pass is from
+    the start of the step.
+    """
     spans: list[tuple[str, float, float]] = []
-    last_s = None
-    for name, begin_s, end_s in sorted(marked, key=lambda one: one[1]):
-        if name == "evaluation":
+    after: list[tuple[float, float]] = []
+    began_s = None if any(name == "input" for name, _, _ in marked) else start_s
+    has_backward, inside_s = False, start_s
+    for name, begin_s, end_s in sorted(marked, key=lambda one: (one[1], -one[2])):
+        if begin_s < inside_s:
             continue
-        if name == "backward" and last_s is not None:
-            spans.append(("forward", last_s - start_s, begin_s - start_s))
-        spans.append((name, begin_s - start_s, end_s - start_s))
-        last_s = end_s
-    if spans and spans[-1][0] == "backward" and last_s is not None:
-        spans.append(("update", last_s - start_s, stop_s - start_s))
-    return spans
+        if name == "backward":
+            if began_s is not None:
+                spans.append(("forward", began_s, begin_s))
+            has_backward, after, began_s = True, [], end_s
+        elif name == "input":
+            after, began_s, has_backward = [], end_s, False
+        elif began_s is not None:
+            if has_backward:
+                after.append((began_s, begin_s))
+            elif name == "collective":
+                spans.append(("forward", began_s, begin_s))
+            began_s = end_s
+        spans.append((name, begin_s, end_s))
+        inside_s = end_s
+    if has_backward and began_s is not None:
+        spans += [("update", begin_s, end_s) for begin_s, end_s in [*after, (began_s, stop_s)]]
+    return [
+        (name, begin_s - start_s, end_s - start_s)
+        for name, begin_s, end_s in sorted(spans, key=lambda s: s[1])
+    ]
 
 
 def steady(ranks: Sequence[dict[str, Any]]) -> tuple[Signature, list[list[Step]]]:
@@ -73,6 +96,29 @@ def steady(ranks: Sequence[dict[str, Any]]) -> tuple[Signature, list[list[Step]]
     signature = counted.most_common(1)[0][0]
     kept = [at for at in range(shortest) if all(steps[at].signature == signature for steps in by_rank)]
     return signature, [[steps[at] for at in kept] for steps in by_rank]
+
+
+def left_out_ratio(ranks: Sequence[dict[str, Any]]) -> tuple[float, dict[str, float]]:
+    """How much longer the mean step is than the steady one, and the phases of the others, as such ratios.
+
+    Steps of another kind (evaluations, starts of an epoch) make it so. Of the rank with the least.
+    """
+    least: tuple[float, dict[str, float]] | None = None
+    _, kept = steady(ranks)
+    for rank, steps in zip(ranks, kept, strict=True):
+        every = steps_of(rank)[rank["warmup"] - 1 :]
+        usual_s = float(np.median([step.step_s for step in steps]))
+        numbers = {step.number for step in steps}
+        others = [step for step in every if step.number not in numbers]
+        more = sum(step.step_s - usual_s for step in others) / len(every) / usual_s
+        phases = {
+            phase: sum(end - start for step in others for name, start, end in step.spans if name == phase)
+            / (len(every) * usual_s)
+            for phase in MOST_PHASES
+        }
+        if least is None or more < least[0]:
+            least = more, phases
+    return least or (0.0, {})
 
 
 def medians_s(steps: Sequence[Sequence[Step]]) -> list[float]:

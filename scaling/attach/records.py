@@ -20,10 +20,15 @@ from scaling.study.kinds.base import digest
 CHANGES: dict[str, dict[str, Any]] = {
     "aa": {"arm": "baseline", "aa_replicate": 1},
     "no_exchange": {"aggregator": "none", "aggregator_label": "none", "exchanges": False},
+    "marked": {"aggregator": "none", "aggregator_label": "none", "exchanges": False},
     "cached_input": {"input_placement": "device"},
     "one_worker": {"aggregator": "none", "aggregator_label": "none", "exchanges": False},
 }
 """Arm -> what its cell has other than the baseline's."""
+
+
+PHASES = ("input", "forward", "backward", "update")
+"""Of an iteration's budget; an evaluation and collectives of the script's own are in what is left."""
 
 
 class AttachedFolder:
@@ -56,7 +61,9 @@ class AttachedFolder:
         self.first: dict[str, Any] = {}
 
     def add(self, launch: int, position: int, run: Run) -> None:
-        """Writes one run of the script, done or failed."""
+        """Writes one run of the script, done or failed; a trace's steps are no samples."""
+        if run.arm == "trace":
+            return
         cell = self._cell(run)
         identity = {key: value for key, value in cell.items() if not key.endswith("_label")}
         record = RunRecord(digest({**identity, "command": self.command}), launch, cell)
@@ -74,7 +81,7 @@ class AttachedFolder:
                 line: dict[str, Any] = {"iteration": step.number, "warmup": False, "split": is_profiled}
                 line |= {"start_s": step.start_s, "step_s": step.step_s}
                 if is_profiled:
-                    line["spans"] = [[name, "main", start, stop] for name, start, stop in step.spans]
+                    line["spans"] = [[name, "main", *span] for name, *span in step.spans if name in PHASES]
                 lines.append(line)
             self.folder.sample_writer(record.cell_id, launch, rank)(lines)
         shapes = run.ranks[0]["gradients"]
@@ -85,6 +92,7 @@ class AttachedFolder:
                 "tensor_shapes": " ".join("x".join(map(str, shape)) or "1" for shape in shapes),
                 "signature": dict(zip(("backward", "input", "evaluation", "update"), signature, strict=True)),
                 "command": self.command,
+                "bucket_bytes": run.ranks[0]["bucket_bytes"],
             },
         )
 

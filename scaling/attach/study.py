@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
+import json
 import os
+import platform
+import time
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from scaling.attach.answer import Measured, answer
-from scaling.attach.arms import ONCE, REPEATED, order
-from scaling.attach.launch import run_arm
+from scaling.attach.answer import answer, findings
+from scaling.attach.arms import BUCKETS, ONCE, REPEATED, order
+from scaling.attach.launch import Run, run_arm, start_and_wait
+from scaling.attach.measured import Measured
 from scaling.attach.records import AttachedFolder
+from scaling.attach.trace import Traced, read_traces
 from scaling.errors import AttachError
+
+FINISHED = "finished"
+"""In the folder of launches, once there are no more."""
+
+FIRST_BUCKET_BYTES = 2**20
+TRACED_STEPS = 5
+LONGEST_RATIO, LONGER_S = 3.0, 20.0
+"""A run may take so many times what the first one took, and so much more: an arm that hangs is ended then."""
+
+QUIET_S = 600.0
+"""A node that joins gives up after so long without a run."""
 
 MOST_FILES = 20_000
 """Files of the working folder that are compared before and after; more are not searched."""
@@ -28,6 +45,7 @@ class Plan:
         launches: of each repeated arm.
         deadline_s: of each run.
         seed: of the order.
+        often: arms that run in every launch though they are not of those that do.
     """
 
     command: Sequence[str]
@@ -37,10 +55,13 @@ class Plan:
     launches: int
     deadline_s: float
     seed: int = 0
+    often: Sequence[str] = ()
 
 
-def arms_of(names: str | None) -> list[str]:
-    """The arms of `a,b`; all without a name. The baseline is always one.
+def arms_of(names: str | None) -> tuple[list[str], list[str]]:
+    """The arms of `a,b`, and those that run in every launch because they are named; all without a name.
+
+    The baseline is always one.
 
     Raises:
         AttachError: a name is no arm's.
@@ -50,7 +71,8 @@ def arms_of(names: str | None) -> list[str]:
     wrong = [name for name in asked if name not in known]
     if wrong:
         raise AttachError(f"--arms: {wrong[0]!r} is none; allowed are {', '.join(known)}")
-    return [name for name in known if name in asked or name == "baseline"]
+    often = [] if names is None else [name for name in asked if name not in ("marked", "trace")]
+    return [name for name in known if name in asked or name == "baseline"], often
 
 
 def attach(plan: Plan, out: Path, say: Callable[[str], None]) -> list[str]:
@@ -68,27 +90,107 @@ def attach(plan: Plan, out: Path, say: Callable[[str], None]) -> list[str]:
     folder = AttachedFolder(out, plan.command, {**settings, "launches": plan.launches})
     measured, cwd = Measured(), Path.cwd()
     before = _files(cwd, out)
-    runs = order(plan.launches, plan.seed, plan.arms)
+    try:
+        traced = _run_all(plan, folder, measured, out, say)
+    except KeyboardInterrupt:
+        traced = None
+        say("interrupted: what was measured until then")
+    finally:
+        (out / "launches" / FINISHED).touch()
+    lines = answer(measured, traced)
+    appeared = sorted(_files(cwd, out) - before)
+    elsewhere = [path for path in _written(measured) if not Path(path).is_relative_to(cwd)]
+    if appeared or elsewhere:
+        some = [*appeared, *elsewhere]
+        say(f"the script wrote {len(some)} files: {', '.join(some[:5])}{', ...' * (len(some) > 5)}")
+    folder.folder.write_text("answer.txt", "\n".join(lines) + "\n")
+    found = [asdict(finding) for finding in findings(measured, traced)]
+    folder.folder.write_text("findings.json", json.dumps(found, indent=1) + "\n")
+    return lines
+
+
+def _run_all(
+    plan: Plan, folder: AttachedFolder, measured: Measured, out: Path, say: Callable[[str], None]
+) -> Traced | None:
+    runs = order(plan.launches, plan.seed, plan.arms, plan.often)
     runs.remove((0, "baseline"))
     runs.insert(0, (0, "baseline"))  # whether it can be attached to is known before anything else is run
+    deadline_s, traced = plan.deadline_s, None
     for position, (launch, arm) in enumerate(runs):
-        say(f"{position + 1}/{len(runs)} {arm}, launch {launch + 1}")
+        reason = _why_skipped(arm, measured)
         log = out / "launches" / f"{position:03d}-{arm}"
-        run = run_arm(
-            plan.command, arm, log, warmup=plan.warmup, steps=plan.steps, deadline_s=plan.deadline_s, cwd=cwd
-        )
-        folder.add(launch, position, run)
+        if reason is None:
+            say(f"{position + 1}/{len(runs)} {arm}, launch {launch + 1}")
+            run = run_arm(
+                plan.command, arm, log, warmup=plan.warmup, steps=plan.steps, deadline_s=deadline_s,
+                cwd=Path.cwd(), device=measured.device,
+            )  # fmt: skip
+        else:
+            run = Run(arm, reason=reason)
+        if not position and run.reason is None:
+            deadline_s = min(deadline_s, LONGEST_RATIO * run.took_s + LONGER_S)
+        if run.reason is None or arm not in measured.reasons:
+            folder.add(launch, position, run)
         measured.add(launch, run)
-        if run.reason is not None:
+        if run.reason is not None and reason is None:
             say(f"  not measured, because {run.reason}")
             if position == 0:
                 raise AttachError(f"the script cannot be measured: {run.reason}; its output is in {log}")
-    lines = answer(measured)
-    appeared = sorted(_files(cwd, out) - before)
-    if appeared:
-        say(f"the script made {len(appeared)} files: {', '.join(appeared[:5])}")
-    folder.folder.write_text("answer.txt", "\n".join(lines) + "\n")
-    return lines
+        elif arm == "trace" and run.reason is None:
+            paths = [log / f"trace-rank{rank}.json.gz" for rank in range(len(run.ranks))]
+            traced = read_traces([path for path in paths if path.exists()], TRACED_STEPS)
+    return traced
+
+
+def _why_skipped(arm: str, measured: Measured) -> str | None:
+    """Why a run would tell nothing; None if it may."""
+    if arm in measured.reasons and arm not in measured.steps_s:
+        return measured.reasons[arm]
+    ranks = measured.facts.get("baseline", [])
+    if not ranks:
+        return None
+    if arm == "trace" and measured.device != "cuda":
+        return "there is no GPU"
+    if arm in BUCKETS and sum(ranks[0]["bucket_bytes"]) <= FIRST_BUCKET_BYTES:
+        return "all gradients fit in one bucket of 1 MiB"
+    if arm == "threads":
+        busiest = max(Counter(rank["host"] for rank in ranks).values())
+        if ranks[0]["threads"] * busiest <= max(ranks[0]["cores"], busiest):
+            return "the ranks' threads have cores of their own"
+    return None
+
+
+def join(path: Path, command: Sequence[str], say: Callable[[str], None]) -> None:
+    """Runs the command on this node, in every run of an `attach` that another node has begun in the folder.
+
+    Args:
+        path: its results folder, which both see.
+        command: as the script is started on this node.
+        say: takes a line a run.
+
+    Raises:
+        AttachError: nothing was begun there for a long time.
+    """
+    launches, joined = path / "launches", set[str]()
+    quiet_since = time.monotonic()
+    while not (launches / FINISHED).exists():
+        orders = sorted(one for one in launches.glob("*/order.json") if one.parent.name not in joined)
+        for one in orders[:1]:
+            joined.add(one.parent.name)
+            wanted = json.loads(one.read_text())
+            if wanted["arm"] != "one_worker" and not list(one.parent.glob("rank*.json")):
+                say(f"joins {one.parent.name}")
+                log = one.parent / f"output-{platform.node()}-{os.getpid()}.log"
+                start_and_wait(command, wanted, log, Path.cwd(), {})
+            quiet_since = time.monotonic()
+        if time.monotonic() - quiet_since > QUIET_S:
+            raise AttachError(f"{path}: no run was begun there for {QUIET_S:g} s; is the folder shared?")
+        time.sleep(0.1)
+
+
+def _written(measured: Measured) -> list[str]:
+    ranks = measured.facts.get("marked", [])
+    return sorted({str(path) for rank in ranks for path in rank.get("written", []) if Path(path).exists()})
 
 
 def _files(root: Path, out: Path) -> set[str]:

@@ -20,11 +20,19 @@ def attach(
     deadline: Annotated[
         float, typer.Option("--deadline", min=1, help="Seconds that a run may take.")
     ] = 120.0,
+    join_folder: Annotated[
+        Path | None,
+        typer.Option("--join", metavar="DIR", help="On a further node: take part in the runs begun in DIR."),
+    ] = None,
 ) -> None:
     """Run a training script several times for some steps each, and say what limits it."""
-    from scaling.attach.study import Plan, arms_of, attach
+    from scaling.attach.study import Plan, arms_of, attach, join
 
-    plan = Plan(command, arms_of(arms), warmup, steps, launches, deadline)
+    if join_folder is not None:
+        join(join_folder, command, note)
+        return
+    chosen, often = arms_of(arms)
+    plan = Plan(command, chosen, warmup, steps, launches, deadline, often=often)
     for line in attach(plan, out, note):
         typer.echo(line)
     note(f"results: {out}; `scaling report {out}` makes its page")

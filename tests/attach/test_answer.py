@@ -2,9 +2,10 @@
 
 from typing import Any
 
-from scaling.attach.answer import Measured, answer, slow_rank
+from scaling.attach.answer import answer, findings, slow_rank
 from scaling.attach.launch import Run
-from scaling.attach.marks import steady
+from scaling.attach.marks import steady, steps_of
+from scaling.attach.measured import Measured
 
 ONE_STEP = (1, 1, 0, 1)
 
@@ -22,7 +23,8 @@ def _rank(rank: int, steps_s: list[float], counts: list[tuple[int, ...]] | None 
         phases.append(("backward", start_s + step_s * 0.6, start_s + step_s * 0.7))
     return {
         "rank": rank, "world_size": 2, "warmup": 1, "step_s": [marks], "counts": [cumulative],
-        "phases": phases, "device": "cpu",
+        "phases": phases, "device": "cpu", "batches": [(8, 64)] * 7, "bucket_bytes": [4096, 2**22],
+        "threads": 1, "cores": 2,
     }  # fmt: skip
 
 
@@ -50,7 +52,7 @@ def test_steps_of_another_kind_are_left_out_on_all_ranks() -> None:
 def test_a_slow_rank_is_named_with_its_phase_and_an_even_one_is_not() -> None:
     slow = slow_rank(_measured({**EVEN, "no_exchange": (0.05, 0.1)}))
     assert slow is not None
-    assert (slow.rank, slow.phase) == (1, "input")
+    assert (slow.ranks, slow.phase) == ((1,), "input")
     assert slow_rank(_measured({**EVEN, "no_exchange": (0.1, 0.1)})) is None
 
 
@@ -74,7 +76,7 @@ def test_an_arm_that_failed_says_why() -> None:
     measured.add(0, Run("no_exchange", reason="it hung"))
     lines = answer(measured)
     assert "Without the exchange: not measured, because it hung." in lines
-    assert len(lines) <= 8
+    assert len(lines) <= 11
 
 
 def test_one_worker_that_does_other_work_gives_no_efficiency() -> None:
@@ -89,3 +91,75 @@ def test_a_run_that_failed_in_one_launch_is_said() -> None:
     measured = _measured({**EVEN, "no_exchange": (0.06, 0.06)})
     measured.add(3, Run("no_exchange", [], "it did not make 13 steps in 0.5 s"))
     assert "Left out: a run of no_exchange (it did not make 13 steps in 0.5 s)." in answer(measured)
+
+
+def _facts(measured: Measured, arm: str, **facts: Any) -> Measured:
+    """The same runs with other facts in the records of an arm."""
+    measured.facts[arm] = [{**rank, **facts} for rank in measured.facts[arm]]
+    return measured
+
+
+def test_a_healthy_script_has_no_finding() -> None:
+    assert findings(_measured({**EVEN, "no_exchange": (0.097, 0.097), "cached_input": (0.099, 0.099)})) == []
+
+
+def test_a_rank_with_larger_batches_is_uneven_and_not_slow() -> None:
+    measured = _measured({**EVEN, "no_exchange": (0.05, 0.1)})
+    measured.facts["no_exchange"][1]["batches"] = [(16, 128)] * 7
+    (first, *_) = findings(measured)
+    assert (first.kind, first.values["ranks"]) == ("uneven", [1])
+
+
+def test_input_that_waits_is_told_from_input_that_computes() -> None:
+    steps = {**EVEN, "no_exchange": (0.1, 0.1), "cached_input": (0.05, 0.05)}
+    for cpu_s, waits in ((0.001, True), (0.019, False)):
+        found = findings(_facts(_measured(steps), "no_exchange", fetches=[(0.02, cpu_s)] * 3))
+        assert (found[0].kind, found[0].values["waits"]) == ("input", waits)
+
+
+def test_buckets_count_only_if_they_became_others() -> None:
+    steps = {**EVEN, "no_exchange": (0.06, 0.06), "buckets_200": (0.07, 0.07)}
+    assert findings(_facts(_measured(steps), "buckets_200", bucket_bytes=[2**23]))[0].kind == "buckets"
+    assert findings(_measured(steps))[0].kind == "exchange"
+
+
+def test_collectives_of_the_scripts_own_hide_no_slow_rank() -> None:
+    measured = Measured()
+    for launch in range(3):
+        for arm in ("baseline", "aa", "no_exchange"):
+            ranks = [_rank(at, [0.1] * 6) for at in range(2)]
+            # Rank 0 is done at once, and waits for rank 1 in a collective of the script's.
+            waits = [("collective", at * 0.1 + 0.075, at * 0.1 + 0.095) for at in range(6)]
+            ranks[0]["phases"] = sorted([*ranks[0]["phases"], *waits], key=lambda one: one[1])
+            measured.add(launch, Run(arm, ranks))
+    slow = slow_rank(measured)
+    assert slow is not None
+    assert slow.ranks == (1,)
+
+
+def test_an_evaluation_is_a_part_of_its_own() -> None:
+    rank = _rank(0, [1.0])
+    rank["phases"] = [
+        ("evaluation", 0.0, 0.4),
+        ("input", 0.1, 0.2),
+        ("input", 0.5, 0.6),
+        ("backward", 0.8, 0.9),
+    ]
+    (step,) = steps_of(rank)
+    spans = {name: round(stop - start, 6) for name, start, stop in step.spans}
+    assert spans == {"evaluation": 0.4, "input": 0.1, "forward": 0.2, "backward": 0.1, "update": 0.1}
+
+
+def test_steps_of_another_kind_are_said_with_what_they_are() -> None:
+    measured = _measured(EVEN)
+    for launch in range(3):
+        kinds = [ONE_STEP, ONE_STEP, ONE_STEP, (1, 1, 1, 1)] * 2
+        ranks = [_rank(at, [0.1, 0.1, 0.1, 0.3] * 2, kinds) for at in range(2)]
+        for rank in ranks:
+            rank["phases"] += [
+                ("evaluation", s, s + 0.2) for s in (rank["step_s"][0][3], rank["step_s"][0][7])
+            ]
+        measured.add(launch, Run("baseline", ranks))
+    measured.left_out = measured.left_out[3:]
+    (found,) = findings(measured)
+    assert (found.kind, round(found.ratio, 1)) == ("evaluation", 0.5)

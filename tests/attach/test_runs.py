@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from scaling.attach.launch import Run, run_arm
+from scaling.attach.marks import steady
+from tests.training.conftest import free_port
 
 pytestmark = pytest.mark.processes
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -20,7 +22,7 @@ def _run(folder: Path, arm: str, *words: str, command: list[str] = TORCHRUN, dea
     return run_arm(script, arm, folder / "out", warmup=3, steps=10, deadline_s=deadline_s, cwd=cwd)
 
 
-@pytest.mark.parametrize("arm", ["baseline", "hook_control", "cached_input", "marked"])
+@pytest.mark.parametrize("arm", ["baseline", "hook_control", "cached_input", "marked", "clock"])
 def test_an_arm_makes_its_steps_and_leaves_no_checkpoint(arm: str, tmp_path: Path) -> None:
     run = _run(tmp_path, arm, "plain.py")
     assert run.reason is None, run.reason
@@ -50,9 +52,63 @@ def test_one_worker_has_one_rank(tmp_path: Path) -> None:
 
 def test_a_script_without_ddp_is_refused(tmp_path: Path) -> None:
     run = _run(tmp_path, "baseline", "without_ddp.py", command=[sys.executable])
-    assert run.reason == "it makes steps without DistributedDataParallel"
+    assert run.reason is not None
+    assert run.reason.startswith("it makes steps without DistributedDataParallel; ")
 
 
 def test_a_run_past_its_deadline_is_ended_and_says_so(tmp_path: Path) -> None:
     run = _run(tmp_path, "baseline", "plain.py", deadline_s=0.5)
     assert run.reason == "it did not make 13 steps in 0.5 s"
+
+
+def test_a_script_that_ends_early_says_after_how_many_steps(tmp_path: Path) -> None:
+    script = tmp_path / "short.py"
+    script.write_text((SCRIPTS / "plain.py").read_text().replace("while True:", "for _ in range(1):"))
+    run = run_arm(
+        [*TORCHRUN, str(script)],
+        "baseline",
+        tmp_path / "out",
+        warmup=5,
+        steps=10,
+        deadline_s=60,
+        cwd=tmp_path,
+    )
+    assert run.reason == "it ended by itself after 8 steps; let it make more, or take a smaller --warmup"
+
+
+@pytest.mark.parametrize(
+    ("script", "backward"), [("nanogpt.py", 2), ("wgan.py", 6), ("compiled.py", 1), ("unused.py", 2)]
+)
+def test_scripts_in_the_style_of_real_ones(script: str, backward: int, tmp_path: Path) -> None:
+    run = _run(tmp_path, "marked", script)
+    assert run.reason is None, run.reason
+    signature, steps = steady(run.ranks)
+    assert (signature[0], len(run.ranks)) == (backward, 2)
+    names = {name for one in steps for step in one for name, _, _ in step.spans}
+    assert names >= {"forward", "backward", "update"}
+    assert not list((tmp_path / "work").iterdir())
+
+
+def test_ranks_that_the_script_spawns_itself(tmp_path: Path) -> None:
+    run = _run(tmp_path, "no_exchange", "imagenet.py", "--port", str(free_port()), command=[sys.executable])
+    assert run.reason is None, run.reason
+    assert [rank["world_size"] for rank in run.ranks] == [2, 2]
+    assert run.ranks[0]["fetches"]
+
+
+def test_a_script_that_is_not_reached_by_itself_takes_two_lines(tmp_path: Path) -> None:
+    script = tmp_path / "isolated.py"
+    script.write_text(
+        f"import sys; sys.path.insert(0, {str(SCRIPTS.parents[2])!r})\n"
+        "import scaling\n"
+        + (SCRIPTS / "plain.py")
+        .read_text()
+        .replace("while True:\n", "with scaling.attached(model, optimizer):\n  while True:\n")
+    )
+    command = [*TORCHRUN, "--no-python", sys.executable, "-E", str(script)]
+    for arm, reason in (
+        ("baseline", None),
+        ("no_exchange", "the model was wrapped before `attached` could change it"),
+    ):
+        run = run_arm(command, arm, tmp_path / arm, warmup=3, steps=10, deadline_s=60, cwd=tmp_path)
+        assert run.reason == reason

@@ -9,6 +9,7 @@ import os
 import sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
+NAME = "_scaling_attach_inside"
 
 
 def _run_existing() -> None:
@@ -20,14 +21,16 @@ def _run_existing() -> None:
 
 
 def _load_agent() -> None:
-    path = os.path.join(os.path.dirname(HERE), "agent.py")
-    spec = importlib.util.spec_from_file_location("_scaling_attach_agent", path)
+    place = os.path.join(os.path.dirname(HERE), "inside")
+    spec = importlib.util.spec_from_file_location(
+        NAME, os.path.join(place, "__init__.py"), submodule_search_locations=[place]
+    )
     assert spec is not None
     assert spec.loader is not None
-    agent = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = agent
-    spec.loader.exec_module(agent)
-    agent.start()
+    inside = importlib.util.module_from_spec(spec)
+    sys.modules[NAME] = inside
+    spec.loader.exec_module(inside)
+    inside.start()
 
 
 class _TorchFinder:

@@ -1,0 +1,159 @@
+"""Does `scaling attach` name first what was planted in a script, and nothing where nothing was?
+
+    python benchmarks/attach_quality.py --seed 1 --out FOLDER            # two ranks on a CPU, as root
+
+Twelve faults and six healthy scripts (`attach_plants.py`); rank, place and size are drawn by the seed. The
+fault of a slow network runs on two network namespaces (`launchers.two_hosts`), the second by `attach --join`.
+`cases.csv` in FOLDER has what was planted, what was named first, and all that was found.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import random
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from launchers.two_hosts import HostLink, on_host, two_hosts, why_not
+
+SCRIPT = Path(__file__).with_name("attach_plants.py")
+HEALTHY = 6
+
+
+@dataclass(frozen=True)
+class Case:
+    """A script, and what should be named first; no kind for a healthy one.
+
+    Attributes:
+        plant: the script's argument.
+        values: of the finding.
+        rate: of the link between two hosts; None: one host.
+    """
+
+    name: str
+    plant: dict[str, Any]
+    kind: str | None = None
+    values: dict[str, Any] = field(default_factory=dict)
+    rate: str | None = None
+
+    def is_named(self, found: Sequence[dict[str, Any]]) -> bool:
+        """Whether the findings say what should be said."""
+        if self.kind is None or not found:
+            return self.kind is None and not found
+        values = found[0]["values"]
+        return found[0]["kind"] == self.kind and all(
+            values.get(key) == value for key, value in self.values.items()
+        )
+
+
+def cases(seed: int) -> list[Case]:
+    """What the seed draws."""
+    draw = random.Random(seed)
+
+    def ms(least: float, most: float) -> float:
+        return round(draw.uniform(least, most), 1)
+
+    def slow(fault: str, phase: str) -> Case:
+        rank = draw.randrange(2)
+        plant: dict[str, Any] = {"fault": fault, "rank": rank, "ms": ms(8, 25)}
+        return Case(fault, plant, "slow_rank", {"ranks": [rank], "phase": phase})
+
+    faulty = [
+        slow("forward", "forward"),
+        slow("backward", "backward"),
+        slow("input_rank", "input"),
+        Case("input", {"fault": "input", "ms": ms(8, 25)}, "input", {"waits": False}),
+        Case("storage", {"fault": "storage", "ms": ms(8, 25)}, "input", {"waits": True}),
+        Case("item", {"fault": "item", "metric": draw.randrange(2_000_000, 6_000_000)}, "collectives"),
+        Case("buckets", {"bucket_mb": 0.001, "width": 64, "depth": draw.randrange(80, 160)}, "buckets"),
+        Case("exchange", {"depth": draw.randrange(4, 9)}, "exchange", rate="100mbit"),
+        Case("threads", {"threads": draw.randrange(4, 9), "depth": 12}, "threads"),
+        Case("evaluation", {"evaluate": 1, "batches": draw.randrange(2, 6)}, "evaluation"),
+        Case("uneven", {"fault": "uneven", "factor": round(draw.uniform(1.2, 2.0), 2)}, "uneven"),
+        Case("optimizer", {"fault": "optimizer", "ms": ms(15, 40)}, "optimizer"),
+    ]  # fmt: skip
+    healthy: list[dict[str, Any]] = [
+        {"batch": 1024},
+        {"batch": 768, "workers": 1},
+        {"batch": 512, "accumulate": 4},
+        {"batch": 1024, "momentum": 0.9},
+        {"batch": 1024, "evaluate": 100, "batches": 1},
+        {"batch": 768, "depth": draw.randrange(8, 12)},
+    ]
+    chosen = [Case(f"healthy-{at}", plant) for at, plant in enumerate(healthy[:HEALTHY])]
+    order = [*faulty, *chosen]
+    draw.shuffle(order)
+    return order
+
+
+def run(case: Case, out: Path, options: Sequence[str]) -> list[dict[str, Any]] | None:
+    """Attaches to the case's script; what was found, None if it could not be measured."""
+    attach = [sys.executable, "-m", "scaling", "attach", *options]
+    start = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node"]
+    script = [str(SCRIPT), json.dumps(case.plant)]
+    with (out.parent / f"{out.name}.log").open("w") as log:
+        if case.rate is None:
+            words = [*attach, "--out", str(out), "--", *start, "2", "--standalone", *script]
+            subprocess.run(words, stdout=log, stderr=log, check=False)
+        else:
+            with two_hosts(HostLink(case.rate)) as names, socket.socket() as one:
+                one.bind(("", 0))
+                port = str(one.getsockname()[1])
+                started = []
+                for node, name in enumerate(names):
+                    where = ["--join" if node else "--out", str(out)]
+                    of_node = ["1", "--nnodes", "2", "--node-rank", str(node)]
+                    of_node += ["--master-addr", "host1", "--master-port", port]
+                    words = on_host(node, name, [*attach, *where, "--", *start, *of_node, *script])
+                    started.append(subprocess.Popen(words, stdout=log, stderr=log))
+                for process in started:
+                    process.wait()
+    found = out / "findings.json"
+    return json.loads(found.read_text()) if found.exists() else None
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs all cases, or those that are named."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--only", nargs="*", default=None, help="names of cases")
+    parser.add_argument("options", nargs="*", help="of attach, after --")
+    chosen = parser.parse_args(arguments)
+    chosen.out.mkdir(parents=True, exist_ok=True)
+    rows = []
+    for case in cases(chosen.seed):
+        if chosen.only is not None and case.name not in chosen.only:
+            continue
+        if case.rate is not None and (reason := why_not()):
+            print(f"{case.name}: not run, because {reason}")
+            continue
+        found = run(case, chosen.out / case.name, chosen.options)
+        is_right = found is not None and case.is_named(found)
+        first = "not measured" if found is None else found[0]["kind"] if found else "nothing"
+        named = json.dumps(found[0]["values"]) if found else ""
+        kinds = " ".join(f"{one['kind']}:{one['ratio']:.2f}" for one in found or [])
+        rows.append(
+            (case.name, json.dumps(case.plant), case.kind or "nothing", first, named, kinds, is_right)
+        )
+        print(f"{case.name}: {'named' if is_right else 'MISSED'}: {first} {named} ({kinds})", flush=True)
+        with (chosen.out / "cases.csv").open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(("case", "plant", "expected", "first", "values", "found", "right"))
+            writer.writerows(rows)
+    faulty = [row for row in rows if row[2] != "nothing"]
+    healthy = [row for row in rows if row[2] == "nothing"]
+    print(f"{sum(row[-1] for row in faulty)} of {len(faulty)} faults named first")
+    print(f"{sum(not row[-1] for row in healthy)} of {len(healthy)} healthy scripts with a finding")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

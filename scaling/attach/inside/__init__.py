@@ -1,0 +1,48 @@
+"""What runs inside each process of the script. Loaded by file too: it imports no other package."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+INJECTED = "_scaling_attach_inside"
+"""This package's name where `inject/sitecustomize.py` has loaded it by file."""
+
+_agents: list[Any] = []
+"""The process's agent, once there is one."""
+
+
+def start() -> Any:
+    """Readies this process, once torch is loaded; the agent."""
+    from .agent import Agent
+    from .changes import change
+    from .marking import mark
+    from .safety import save_nothing
+
+    if not _agents:
+        agent = Agent(json.loads(os.environ["SCALING_ATTACH"]))
+        _agents.append(agent)
+        change(agent)
+        mark(agent)
+        save_nothing(agent)
+    return _agents[0]
+
+
+@contextmanager
+def attached(model: Any, optimizer: Any) -> Iterator[None]:
+    """Marks the training steps of a script that `scaling attach` does not reach by itself.
+
+    Without `scaling attach` around it, it does nothing.
+
+    Args:
+        model: that is trained, on this rank.
+        optimizer: its optimizer.
+    """
+    if os.environ.get("SCALING_ATTACH"):
+        injected = sys.modules.get(INJECTED)
+        (injected.start if injected else start)().take(model, optimizer)
+    yield

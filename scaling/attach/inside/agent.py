@@ -1,0 +1,295 @@
+"""One process of one run: keeps the marks of its steps, and ends it when there are enough.
+
+Nothing is changed before the script wraps a model by DistributedDataParallel: torchrun's agent and loaders'
+workers have torch too.
+"""
+
+import gc
+import json
+import multiprocessing
+import multiprocessing.util
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+
+TRACED_STEPS = 5
+
+USES = {
+    "deepspeed.runtime.engine": "DeepSpeed; its wall_clock_breakdown shows where a step's time goes",
+    "megatron.core": "Megatron; its --timing-log-level 2 shows where a step's time goes",
+    "horovod.torch": "Horovod; HOROVOD_TIMELINE=FILE writes what it does",
+}
+"""Modules that a script in which no DDP model steps has loaded -> what it uses, and what shows its time."""
+
+HOLDS = {
+    "FullyShardedDataParallel": "FSDP, whose exchange cannot be left out; take a trace with torch.profiler",
+    "DataParallel": "DataParallel, one process for all; DistributedDataParallel under torchrun is faster",
+}
+"""Classes of which such a script has an object, likewise."""
+
+SHARDED = "FSDP2 or tensor parallelism, whose exchange cannot be left out; take a trace with torch.profiler"
+
+
+class Agent:
+    """One process of one run.
+
+    Attributes:
+        done: how often each thing was done so far.
+        phases: (name, start, end) in seconds: of all that is timed in this arm.
+        batches: (samples, elements) of every batch drawn for training.
+        is_armed: the steps count.
+        pid: of the process that makes them; it may fork loaders' workers.
+    """
+
+    def __init__(self, order: dict[str, Any]) -> None:
+        self.out = Path(order["out"])
+        self.arm = str(order["arm"])
+        self.warmup, self.steps = int(order["warmup"]), int(order["steps"])
+        self.deadline = time.monotonic() + float(order["deadline_s"])
+        self.bucket_mb: float | None = order.get("bucket_mb")
+        self.done = {"backward": 0, "input": 0, "evaluation": 0, "update": 0}
+        self.phases: list[tuple[str, float, float]] = []
+        self.batches: list[tuple[int, int]] = []
+        self.facts: dict[str, Any] = {}
+        self.models: list[Any] = []
+        self.is_armed = False
+        self.evaluating_since: float | None = None
+        self.device = "cpu"
+        self._marks: dict[int, list[float]] = {}
+        self._events: dict[int, list[Any]] = {}
+        self._counts: dict[int, list[list[int]]] = {}
+        self._parameters: set[int] = set()
+        self._optimizers: list[Optimizer] = []
+        self._steps_without = 0
+        self._is_stopping = False
+        self._place = (int(os.environ.get("RANK", "0")), 1)
+        self._profiler: Any = None
+        register_optimizer_step_post_hook(self.after_step)
+        self.pid = 0
+
+    def wraps(self, model: DistributedDataParallel) -> None:
+        """The script has wrapped a model."""
+        if dist.get_world_size(model.process_group) != dist.get_world_size():
+            self.refuse("its DistributedDataParallel spans some of the ranks (tensor or pipeline parallel?)")
+        self.arm_with(model)
+
+    def take(self, model: Any, optimizer: Any) -> None:
+        """The script has named its model and optimizer."""
+        if model not in self.models:
+            if self.arm in (
+                "no_exchange",
+                "marked",
+                "hook_control",
+                "buckets_2",
+                "buckets_25",
+                "buckets_200",
+            ):
+                # Wrapped before this: what the arm changes would be no more than its name.
+                self.refuse("the model was wrapped before `attached` could change it")
+            self.arm_with(model)
+        self._parameters.update(id(one) for group in optimizer.param_groups for one in group["params"])
+
+    def arm_with(self, model: Any) -> None:
+        """From here on steps count."""
+        self.models.append(model)
+        self.is_armed = True
+        self._watch_exit()
+        self._parameters.update(id(parameter) for parameter in model.parameters())
+        self.device = next(model.parameters()).device.type
+        if dist.is_initialized():
+            self._place = (dist.get_rank(), dist.get_world_size())
+
+    def after_step(self, optimizer: Optimizer, *_: Any) -> None:
+        """The global hook after every optimizer's step."""
+        now = time.perf_counter()
+        if self._is_stopping:
+            return
+        if not self.is_armed and self._passes(optimizer):
+            return
+        index = next((i for i, one in enumerate(self._optimizers) if one is optimizer), None)
+        if index is None:
+            owned = (id(one) for group in optimizer.param_groups for one in group["params"])
+            if self._parameters and not any(one in self._parameters for one in owned):
+                return
+            index = len(self._optimizers)
+            self._optimizers.append(optimizer)
+        self.done["update"] += 1
+        if self.evaluating_since is not None:
+            self.phases.append(("evaluation", self.evaluating_since, now))
+            self.evaluating_since = None
+        if self.device == "cuda":
+            if self.arm == "marked":
+                torch.cuda.synchronize()
+                now = time.perf_counter()
+            else:
+                event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+                event.record()
+                self._events.setdefault(index, []).append(event)
+        self._marks.setdefault(index, []).append(now)
+        self._counts.setdefault(index, []).append(list(self.done.values()))
+        made = min(map(len, self._marks.values()))
+        if self.arm == "trace":
+            self._trace(made)
+        elif made >= self.warmup + self.steps:
+            self.stop()
+
+    def _passes(self, optimizer: Optimizer) -> bool:
+        """A step without a model that is wrapped; whether it is none of ours."""
+        if self.arm == "one_worker":  # a script may wrap its model only for several
+            self.is_armed = True
+            self._watch_exit()
+            self.device = next(one.device.type for group in optimizer.param_groups for one in group["params"])
+            return False
+        self._watch_exit()
+        self._steps_without += 1
+        used = what_it_uses(optimizer) if self._steps_without == 1 else None
+        if used is not None:
+            self.refuse(f"it uses {used}")
+        if self._steps_without >= self.warmup + self.steps:
+            self.refuse(_WITHOUT)
+        return True
+
+    def _trace(self, made: int) -> None:
+        """Five steps under the profiler, of the optimizer that steps least."""
+        if made == self.warmup and self._profiler is None:
+            self._profiler = torch.profiler.profile()
+            self._profiler.start()
+            self.facts["traced_from_s"] = time.perf_counter()
+        elif made >= self.warmup + TRACED_STEPS and self._profiler is not None:
+            if self.device == "cuda":
+                torch.cuda.synchronize()
+            self._profiler.stop()
+            self._profiler.export_chrome_trace(str(self.out / f"trace-rank{self._place[0]}.json.gz"))
+            self.stop()
+
+    def refuse(self, reason: str) -> None:
+        """Ends the process; the arm is not measured."""
+        self.facts["refused"] = reason
+        self.stop()
+
+    def _watch_exit(self) -> None:
+        """Of this process, and of none that it forks."""
+        if self.pid != os.getpid():
+            self.pid = os.getpid()
+            multiprocessing.util.Finalize(None, self.at_exit, exitpriority=1000)
+
+    def at_exit(self) -> None:
+        """The script has ended by itself, before it made all its steps."""
+        if self._is_stopping or os.getpid() != self.pid:
+            return
+        if self._marks:
+            self.facts["ended_after"] = min(map(len, self._marks.values()))
+        elif self._steps_without:
+            self.facts["refused"] = _WITHOUT
+        elif self.is_armed:
+            self.facts["refused"] = "it ended before an optimizer's step"
+        else:
+            return
+        self.write()
+
+    def stop(self) -> None:
+        """Writes the record, meets the other ranks and ends the process, without the script's own ending."""
+        self.write()
+        if dist.is_initialized():
+            self._meet()
+        for child in multiprocessing.active_children():
+            child.terminate()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+
+    def write(self) -> None:
+        """Writes the record."""
+        self._is_stopping = True
+        rank, world_size = self._place
+        record = {
+            "rank": rank,
+            "world_size": world_size,
+            "arm": self.arm,
+            "warmup": self.warmup,
+            "step_s": self._times_s(),
+            "counts": list(self._counts.values()),
+            "phases": self.phases,
+            "batches": self.batches,
+            "device": self.device,
+            "host": os.uname().nodename,
+            "pid": os.getpid(),
+            "threads": torch.get_num_threads(),
+            "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+            "gradients": self._gradients(),
+            "bucket_bytes": self._bucket_bytes(),
+            **self.facts,
+        }
+        unfinished = self.out / f".rank{rank}.json"
+        unfinished.write_text(json.dumps(record))
+        unfinished.rename(self.out / f"rank{rank}.json")
+
+    def _times_s(self) -> list[list[float]]:
+        """The end of every step; of a GPU's by its own clock, which the host's runs ahead of."""
+        if not self._events:
+            return list(self._marks.values())
+        torch.cuda.synchronize()
+        index, events = next(iter(self._events.items()))
+        first, first_s = events[0], self._marks[index][0]
+        return [
+            [first_s + first.elapsed_time(one) / 1e3 for one in events] for events in self._events.values()
+        ]
+
+    def _gradients(self) -> list[list[int]]:
+        """The shapes of what is exchanged."""
+        return [list(one.shape) for model in self.models for one in model.parameters() if one.requires_grad]
+
+    def _bucket_bytes(self) -> list[int]:
+        """DDP's buckets, as rebuilt after the first step where they were."""
+        sizes: list[int] = []
+        for model in self.models:
+            if isinstance(model, DistributedDataParallel):
+                data = model._get_ddp_logging_data()  # type: ignore[no-untyped-call]
+                text = data.get("rebuilt_bucket_sizes") or data.get("bucket_sizes") or ""
+                sizes += [int(part) for part in str(text).split(",") if part.strip()]
+        return sizes
+
+    def _meet(self) -> None:
+        """Waits until every rank has written; rank 0 leaves last, for it may hold the store."""
+        rank, world_size = self._place
+        try:
+            store = dist.distributed_c10d._get_default_store()
+            store.add("scaling_attach_written", 1)
+            while store.add("scaling_attach_written", 0) < world_size and time.monotonic() < self.deadline:
+                time.sleep(0.02)
+            store.add("scaling_attach_left", 1)
+            while (
+                rank == 0
+                and store.add("scaling_attach_left", 0) < world_size
+                and time.monotonic() < self.deadline
+            ):
+                time.sleep(0.02)
+        except RuntimeError:  # the store's holder has ended: the record is written all the same
+            return
+
+
+_WITHOUT = (
+    "it makes steps without DistributedDataParallel; where it averages gradients in a way of its own, put "
+    "`with scaling.attached(model, optimizer):` around its training loop"
+)
+
+
+def what_it_uses(optimizer: Optimizer) -> str | None:
+    """What the script uses in place of DDP, where that is known."""
+    kinds = {type(one).__name__ for group in optimizer.param_groups for one in group["params"]}
+    if "DTensor" in kinds:
+        return SHARDED
+    if "FlatParameter" in kinds:
+        return HOLDS["FullyShardedDataParallel"]
+    for module, text in USES.items():
+        if module in sys.modules:
+            return text
+    names = {type(one).__name__ for one in gc.get_objects() if isinstance(one, torch.nn.Module)}
+    return next((text for name, text in HOLDS.items() if name in names), None)

@@ -1,0 +1,126 @@
+"""What an arm changes in a process of the script."""
+
+import os
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import GradBucket
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import dataloader
+
+from .agent import Agent
+
+
+def local(_: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """Exchanges nothing."""
+    # torch checks the annotations of a hook, so this file has them as objects, not as text.
+    done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    done.set_result(bucket.buffer())
+    return done
+
+
+def all_reduce(_: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """What DDP does without a hook."""
+    buffer = bucket.buffer().div_(dist.get_world_size())
+    future = dist.all_reduce(buffer, async_op=True).get_future()
+    return future.then(lambda done: done.value()[0])  # type: ignore[no-any-return]
+
+
+HOOKS = {"no_exchange": local, "marked": local, "hook_control": all_reduce}
+
+
+def change(agent: Agent) -> None:
+    """Makes the process that of the agent's arm."""
+    _watch_models(agent)
+    _refuse_join(agent)
+    if agent.arm == "cached_input":
+        _cache_input(agent)
+
+
+def _watch_models(agent: Agent) -> None:
+    """Tells the agent of each model that is wrapped; in arms with a hook the script's own is left out."""
+    begin, register_hook = DistributedDataParallel.__init__, DistributedDataParallel.register_comm_hook
+
+    def init(self: Any, module: Any, *arguments: Any, **named: Any) -> None:
+        if agent.arm in HOOKS and not any(
+            isinstance(one, torch.nn.SyncBatchNorm) for one in module.modules()
+        ):
+            named["broadcast_buffers"] = False
+        if agent.bucket_mb is not None:
+            named["bucket_cap_mb"] = agent.bucket_mb
+        begin(self, module, *arguments, **named)
+        agent.wraps(self)
+        agent.facts["finds_unused"] = bool(self.find_unused_parameters)
+        if agent.arm in HOOKS:
+            register_hook(self, None, HOOKS[agent.arm])
+        if agent.arm == "threads":
+            _fit_threads()
+
+    def register(self: Any, state: Any, hook: Any) -> None:
+        agent.facts["script_hook"] = getattr(hook, "__name__", str(hook))
+        if agent.arm not in HOOKS:
+            register_hook(self, state, hook)
+
+    DistributedDataParallel.__init__ = init  # type: ignore[method-assign]
+    DistributedDataParallel.register_comm_hook = register  # type: ignore[method-assign]
+
+
+def _fit_threads() -> None:
+    """So many threads that all ranks of this host have cores of their own, whatever the script asks for."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE") or dist.get_world_size())
+    torch.set_num_threads(max(1, cores // ranks))
+    torch.set_num_threads = lambda nthreads: None
+
+
+def _refuse_join(agent: Agent) -> None:
+    """Under Join a rank that has no batch left goes on exchanging: it makes no steps of its own."""
+    from torch.distributed.algorithms.join import Join
+
+    def enter(self: Any) -> Any:
+        agent.refuse("it trains under Join (uneven inputs), in which ranks make different numbers of steps")
+
+    Join.__enter__ = enter  # type: ignore[method-assign]
+
+
+def _copy(batch: Any) -> Any:
+    if isinstance(batch, torch.Tensor):
+        return batch.clone()
+    if isinstance(batch, dict):
+        copied = {key: _copy(value) for key, value in batch.items()}
+        return copied if type(batch) is dict else type(batch)(copied)
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*map(_copy, batch))
+    return type(batch)(map(_copy, batch)) if isinstance(batch, (list, tuple)) else batch
+
+
+def _cache_input(agent: Agent) -> None:
+    """Every batch after a loader's first one is a copy of that one; epochs keep their length."""
+    iterator = dataloader._BaseDataLoaderIter
+    begin, draw = iterator.__init__, iterator.__next__
+    first: dict[int, Any] = {}
+
+    def init(self: Any, loader: Any) -> None:
+        begin(self, loader)
+        self._attach_loader, self._attach_drawn = loader, 0
+
+    def following(self: Any) -> Any:
+        loader = self._attach_loader
+        if not agent.is_armed or id(loader) not in first:
+            batch = draw(self)
+            self._attach_drawn += 1
+            if agent.is_armed:
+                first[id(loader)] = _copy(batch)
+                agent.facts["has_cached_input"] = True
+            return batch
+        try:
+            length = len(loader)
+        except TypeError:  # a stream has no length: it goes on
+            length = None
+        if length is not None and self._attach_drawn >= length:
+            raise StopIteration
+        self._attach_drawn += 1
+        return _copy(first[id(loader)])
+
+    iterator.__init__, iterator.__next__ = init, following  # type: ignore[method-assign]

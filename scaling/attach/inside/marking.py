@@ -1,0 +1,167 @@
+"""Counts what a step consists of; in some arms also when each part of it was."""
+
+import os
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils.data import dataloader
+from torch.utils.data._utils import fetch
+
+from .agent import Agent
+
+WITH_PHASES = ("marked", "no_exchange")
+
+COLLECTIVES = (
+    *("all_reduce", "all_gather", "all_gather_object", "all_gather_into_tensor", "all_to_all", "barrier"),
+    *("broadcast", "broadcast_object_list", "gather", "gather_object", "reduce", "reduce_scatter"),
+    *("reduce_scatter_tensor", "scatter", "monitored_barrier"),
+)
+"""Of the script's own: in arms with phases the agent's hook exchanges nothing."""
+
+
+def mark(agent: Agent) -> None:
+    """Wraps what is counted; the arm with nothing but a clock wraps nothing."""
+    if agent.arm == "clock":
+        return
+    timed = agent.arm in WITH_PHASES
+    _batches(agent, timed)
+    torch.autograd.backward = _counted(agent, "backward", torch.autograd.backward, timed)
+    _evaluations(agent)
+    _skipped_steps(agent)
+    if timed:
+        for name in COLLECTIVES:
+            setattr(dist, name, _counted(agent, "collective", getattr(dist, name), True))
+        _fetches(agent)
+
+
+def _counted(agent: Agent, name: str, call: Any, timed: bool) -> Any:
+    """The call; counted where a step's signature has it."""
+    is_counted = name in agent.done
+    is_settled = agent.arm == "marked"
+
+    def counted(*arguments: Any, **named: Any) -> Any:
+        if is_counted:
+            agent.done[name] += 1
+        return call(*arguments, **named)
+
+    def marked(*arguments: Any, **named: Any) -> Any:
+        if not agent.is_armed:
+            return counted(*arguments, **named)
+        # Work that a GPU still has is part of the phase that asked for it; in the arm for that alone.
+        if is_settled and agent.device == "cuda":
+            torch.cuda.synchronize()
+        start = time.perf_counter()
+        try:
+            return counted(*arguments, **named)
+        finally:
+            if is_settled and agent.device == "cuda":
+                torch.cuda.synchronize()
+            agent.phases.append((name, start, time.perf_counter()))
+
+    return marked if timed else counted
+
+
+def _sizes(batch: Any) -> tuple[int, int]:
+    """The samples and elements of a batch's first tensor with a dimension; zeros where it has none."""
+    if isinstance(batch, torch.Tensor):
+        return (len(batch), batch.numel()) if batch.dim() else (0, 0)
+    values = batch.values() if hasattr(batch, "values") else batch
+    if isinstance(batch, (list, tuple)) or hasattr(batch, "values"):
+        return next((size for size in map(_sizes, values) if size[0]), (0, 0))
+    return (0, 0)
+
+
+def _batches(agent: Agent, timed: bool) -> None:
+    """Counts the batches that a loader gives, with their sizes."""
+    iterator = dataloader._BaseDataLoaderIter
+    draw = iterator.__next__
+
+    def drawn(self: Any) -> Any:
+        batch = draw(self)
+        agent.done["input"] += 1
+        if agent.is_armed and agent.evaluating_since is None:
+            agent.batches.append(_sizes(batch))
+            agent.facts.setdefault("loader_workers", getattr(self, "_num_workers", 0))
+        return batch
+
+    iterator.__next__ = drawn  # type: ignore[method-assign]
+    if timed:
+        iterator.__next__ = _counted_as(agent, drawn)  # type: ignore[method-assign]
+
+
+def _counted_as(agent: Agent, drawn: Any) -> Any:
+    """Times a draw that counts itself."""
+
+    def timed(self: Any) -> Any:
+        start = time.perf_counter()
+        try:
+            return drawn(self)
+        finally:
+            if agent.is_armed:
+                agent.phases.append(("input", start, time.perf_counter()))
+
+    return timed
+
+
+def _fetches(agent: Agent) -> None:
+    """What it takes to make a batch, and how much of that is computation, in loaders' workers too."""
+    fetch_batch = fetch._MapDatasetFetcher.fetch
+    files: dict[int, int] = {}
+
+    def fetched(self: Any, indices: Any) -> Any:
+        if not agent.is_armed:
+            return fetch_batch(self, indices)  # type: ignore[no-untyped-call]
+        wall_s, cpu_s = time.perf_counter(), time.thread_time()
+        batch = fetch_batch(self, indices)  # type: ignore[no-untyped-call]
+        wall_s, cpu_s = time.perf_counter() - wall_s, time.thread_time() - cpu_s
+        own = os.getpid()
+        if own not in files:
+            name = agent.out / f"fetch-{own if own == agent.pid else os.getppid()}-{own}"
+            files[own] = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.write(files[own], f"{wall_s:.6f} {cpu_s:.6f}\n".encode())
+        return batch
+
+    fetch._MapDatasetFetcher.fetch = fetched  # type: ignore[method-assign]
+
+
+def _evaluations(agent: Agent) -> None:
+    """An evaluation is from the model's `eval` to its next `train`, or to the end of the step."""
+    evaluate, train = torch.nn.Module.eval, torch.nn.Module.train
+
+    def is_model(module: Any) -> bool:
+        ours: list[Any] = []
+        for model in agent.models:
+            inner = getattr(model, "module", model)
+            ours += [model, inner, getattr(inner, "_orig_mod", inner)]
+        return any(one is module or one is getattr(module, "_orig_mod", module) for one in ours)
+
+    def evaluating(self: Any) -> Any:
+        if agent.is_armed and agent.evaluating_since is None and is_model(self):
+            agent.done["evaluation"] += 1
+            agent.evaluating_since = time.perf_counter()
+        return evaluate(self)
+
+    def training(self: Any, mode: bool = True) -> Any:
+        if mode and agent.evaluating_since is not None and is_model(self):
+            agent.phases.append(("evaluation", agent.evaluating_since, time.perf_counter()))
+            agent.evaluating_since = None
+        return train(self, mode)
+
+    torch.nn.Module.eval = evaluating  # type: ignore[method-assign]
+    torch.nn.Module.train = training  # type: ignore[method-assign]
+
+
+def _skipped_steps(agent: Agent) -> None:
+    """A step that GradScaler skips, for infinite gradients, is one all the same."""
+    step = torch.amp.GradScaler.step
+
+    def scaled(self: Any, optimizer: Any, *arguments: Any, **named: Any) -> Any:
+        before = agent.done["update"]
+        result = step(self, optimizer, *arguments, **named)
+        if agent.is_armed and agent.done["update"] == before:
+            agent.after_step(optimizer)
+        return result
+
+    torch.amp.GradScaler.step = scaled  # type: ignore[method-assign]

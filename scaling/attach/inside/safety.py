@@ -1,0 +1,87 @@
+"""No checkpoint of a run that is stopped after some steps, none deleted, and a list of what it writes."""
+
+import os
+import sys
+from typing import Any
+
+import torch
+
+from .agent import Agent
+
+SAVERS = (
+    ("safetensors.torch", "", "save_file"),
+    ("torch.distributed.checkpoint", "", "save"),
+    ("torch.distributed.checkpoint", "", "async_save"),
+    ("transformers.trainer", "Trainer", "_save_checkpoint"),
+    ("transformers.trainer", "Trainer", "save_model"),
+    ("transformers.trainer", "Trainer", "push_to_hub"),
+    ("transformers.modeling_utils", "PreTrainedModel", "save_pretrained"),
+    ("transformers.modeling_utils", "PreTrainedModel", "push_to_hub"),
+    ("accelerate.accelerator", "Accelerator", "save_state"),
+    ("accelerate.accelerator", "Accelerator", "save_model"),
+    ("huggingface_hub.hf_api", "HfApi", "upload_folder"),
+    ("huggingface_hub.hf_api", "HfApi", "upload_file"),
+    *(
+        (f"{name}.trainer.trainer", "Trainer", "save_checkpoint")
+        for name in ("lightning.pytorch", "pytorch_lightning")
+    ),
+    *(
+        (f"{name}.strategies.strategy", "Strategy", call)
+        for name in ("lightning.pytorch", "pytorch_lightning")
+        for call in ("save_checkpoint", "remove_checkpoint")
+    ),
+)
+"""Module, class and function of what else writes, deletes or sends checkpoints."""
+
+MOST_WRITTEN = 1000
+_QUIET = ("/dev/", "/proc/", "/sys/", "/tmp/torchinductor", "/tmp/torchelastic")  # noqa: S108
+"""Where every run writes."""
+
+
+def save_nothing(agent: Agent) -> None:
+    """From the first model that is wrapped on; a script may have taken `torch.save` by name before."""
+    save = torch.save
+
+    def saved(*arguments: Any, **named: Any) -> Any:
+        return None if agent.is_armed else save(*arguments, **named)
+
+    torch.save = saved
+    arm_with = agent.arm_with
+
+    def armed(model: Any) -> None:
+        arm_with(model)
+        _block()
+
+    agent.arm_with = armed  # type: ignore[method-assign]
+    if agent.arm == "marked":
+        _list_written(agent)
+
+
+def _block() -> None:
+    for module, owner, name in SAVERS:
+        holder = sys.modules.get(module)
+        holder = getattr(holder, owner, None) if owner else holder
+        if holder is not None and hasattr(holder, name):
+            setattr(holder, name, lambda *_, **__: None)
+
+
+def _list_written(agent: Agent) -> None:
+    """Every file that Python opens for writing; the last is listed as of now."""
+    own = str(agent.out)
+    written: set[str] = set()
+    agent.facts["written"] = []
+
+    def heard(event: str, arguments: tuple[Any, ...]) -> None:
+        if event != "open" or not isinstance(arguments[0], str):
+            return
+        mode, flags = arguments[1], arguments[2]
+        if not (any(letter in mode for letter in "wax+") if mode else flags & (os.O_WRONLY | os.O_RDWR)):
+            return
+        path = os.path.abspath(arguments[0])
+        if path.startswith((own, *_QUIET)) or "__pycache__" in path or len(written) >= MOST_WRITTEN:
+            return
+        if path not in written:
+            written.add(path)
+            agent.facts["written"].append(path)
+
+    sys.addaudithook(heard)

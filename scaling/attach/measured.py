@@ -1,0 +1,145 @@
+"""What an attached script's runs have measured, arm by arm."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from scaling.attach.launch import Run
+from scaling.attach.marks import Signature, Step, left_out_ratio, medians_s, phases_s, steady
+
+
+@dataclass(frozen=True)
+class Saved:
+    """Of a step.
+
+    Attributes:
+        ratio: of the step's time.
+        is_certain: more than the A/A spread in every launch, of which there are several.
+    """
+
+    ratio: float
+    is_certain: bool
+
+
+@dataclass
+class Measured:
+    """The runs of a script.
+
+    Attributes:
+        steps_s: arm -> launch -> median seconds of a step, by rank.
+        own_s: the same without the script's own collectives, in which a rank waits for others.
+        uneven_s: launch of the arm without exchange -> what the slowest rank of each step takes, on average,
+            more than the rank that is slowest on average.
+        phases: arm with phases -> launch -> of each rank, the median seconds of each phase.
+        signatures: arm -> what a step consists of.
+        reasons: arm -> why a run of it was not measured.
+        facts: arm -> each rank's record, of its last run.
+        left_out: what the baseline's steps of another kind add, of a steady step, and in which phases.
+    """
+
+    steps_s: dict[str, dict[int, list[float]]] = field(default_factory=dict)
+    own_s: dict[str, dict[int, list[float]]] = field(default_factory=dict)
+    uneven_s: dict[int, float] = field(default_factory=dict)
+    phases: dict[str, dict[int, list[dict[str, float]]]] = field(default_factory=dict)
+    signatures: dict[str, Signature] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
+    facts: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    left_out: list[tuple[float, dict[str, float]]] = field(default_factory=list)
+
+    def add(self, launch: int, run: Run) -> None:
+        """Takes a run."""
+        if run.reason is not None:
+            self.reasons[run.arm] = run.reason
+            return
+        self.facts[run.arm] = run.ranks
+        if run.arm == "trace":
+            return
+        self.signatures[run.arm], steps = steady(run.ranks)
+        self.steps_s.setdefault(run.arm, {})[launch] = medians_s(steps)
+        own = [[step.step_s - step.waited_s for step in rank] for rank in steps]
+        self.own_s.setdefault(run.arm, {})[launch] = [float(np.median(rank)) for rank in own]
+        if any(name != "evaluation" for rank in run.ranks for name, _, _ in rank["phases"]):
+            self.phases.setdefault(run.arm, {})[launch] = [phases_s(rank) for rank in steps]
+        if run.arm == "no_exchange":
+            self.uneven_s[launch] = _uneven_s(steps)
+        if run.arm == "baseline":
+            self.left_out.append(left_out_ratio(run.ranks))
+
+    @property
+    def device(self) -> str:
+        """ "cpu" or "cuda"."""
+        return str(self.facts["baseline"][0]["device"]) if "baseline" in self.facts else "cpu"
+
+    def slowest_s(self, arm: str) -> dict[int, float]:
+        """The slowest rank's step in each launch."""
+        return {launch: max(ranks) for launch, ranks in self.steps_s.get(arm, {}).items()}
+
+    def step_s(self, arm: str) -> float:
+        """The median of its launches."""
+        return float(np.median(list(self.slowest_s(arm).values())))
+
+    @property
+    def spread_ratio(self) -> float | None:
+        """The largest relative difference of a baseline and its repetition; None without a pair."""
+        pairs = _paired(self.slowest_s("baseline"), self.slowest_s("aa"))
+        return max((abs(b - a) / a for a, b in pairs), default=None)
+
+    @property
+    def all_spread_ratio(self) -> float:
+        """The largest relative difference of any two runs in which nothing was changed; 1 of a single one.
+
+        What is seen once is not paired with a baseline next to it: it is compared with all of them.
+        """
+        every = [*self.slowest_s("baseline").values(), *self.slowest_s("aa").values()]
+        return (max(every) - min(every)) / min(every) if len(every) > 1 else 1.0
+
+    def saved(self, reference: str, arm: str) -> Saved | None:
+        """How much shorter a step is; None where either was not measured."""
+        pairs = _paired(self.slowest_s(reference), self.slowest_s(arm))
+        if not pairs:
+            return None
+        ratios = [(before - after) / before for before, after in pairs]
+        floor = self.spread_ratio
+        return Saved(float(np.median(ratios)), floor is not None and len(pairs) > 1 and min(ratios) > floor)
+
+    def saved_once(self, arm: str) -> float | None:
+        """How much shorter a step is than the median baseline's; None where it was not measured."""
+        if arm not in self.steps_s:
+            return None
+        every = [*self.slowest_s("baseline").values(), *self.slowest_s("aa").values()]
+        return 1 - self.step_s(arm) / float(np.median(every))
+
+    def changed(self, arm: str) -> bool:
+        """Whether its step consists of something else than the baseline's."""
+        return self.signatures.get(arm) != self.signatures.get("baseline")
+
+    def phases_of(self, arm: str) -> list[dict[str, float]]:
+        """Of each rank, the median over launches; empty where there are none."""
+        launches = list(self.phases.get(arm, {}).values())
+        if not launches:
+            return []
+        return [
+            {name: float(np.median([one[rank][name] for one in launches])) for name in launches[0][rank]}
+            for rank in range(len(launches[0]))
+        ]
+
+    @property
+    def phase_source(self) -> str:
+        """The arm whose phases count: without exchange no rank's wait for others is in them.
+
+        A GPU's work ends after the call that asks for it, so there it is the run that waits for it.
+        """
+        return "marked" if self.device == "cuda" or "no_exchange" not in self.phases else "no_exchange"
+
+
+def _paired(first: Mapping[int, float], second: Mapping[int, float]) -> list[tuple[float, float]]:
+    return [(first[launch], second[launch]) for launch in sorted(first.keys() & second.keys())]
+
+
+def _uneven_s(steps: Sequence[Sequence[Step]]) -> float:
+    own = np.array([[step.step_s - step.waited_s for step in rank] for rank in steps])
+    return float(own.max(axis=0).mean() - own.mean(axis=1).max())

@@ -1,0 +1,124 @@
+"""Reads the Kineto traces of a few steps on GPUs: NCCL kernels, idle GPUs, and ranks that come late."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+WORK = ("kernel", "gpu_memcpy", "gpu_memset")
+"""Categories of what runs on a GPU."""
+
+SYNCS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize")
+LATE_RATIO = 0.7
+"""The late rank comes last to so many of the collectives."""
+
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Traced:
+    """Per step, of the rank that is busiest with other than waiting.
+
+    Attributes:
+        nccl_s: of NCCL kernels.
+        exposed_s: of those, while no other kernel ran.
+        idle_ratio: of the time in which the GPU ran nothing.
+        syncs_a_step: calls with which the host waited for the GPU; of the mean rank.
+        sync_ratio: of the time in such calls.
+        late_rank: comes last to most collectives: its kernels wait least. None if none does.
+    """
+
+    num_steps: int
+    nccl_s: float
+    exposed_s: float
+    idle_ratio: float
+    syncs_a_step: float
+    sync_ratio: float
+    late_rank: int | None
+
+
+def read_traces(paths: Sequence[Path], num_steps: int) -> Traced | None:
+    """What the ranks' traces say, in the order of ranks; None without a kernel on a GPU."""
+    ranks = [_events(path) for path in paths]
+    by_rank = [_read(events, num_steps) for events in ranks]
+    if not by_rank or any(one is None for one in by_rank):
+        return None
+    known = [one for one in by_rank if one is not None]
+    nccl_s, exposed_s, idle, syncs, waited = (float(np.median(column)) for column in zip(*known, strict=True))
+    late = _late_rank([_nccl(events) for events in ranks])
+    return Traced(num_steps, nccl_s, exposed_s, idle, syncs, waited, late)
+
+
+def _events(path: Path) -> list[dict[str, Any]]:
+    opened = gzip.open if path.suffix == ".gz" else open
+    with opened(path, "rt") as file:
+        content = json.load(file)
+    return [one for one in content["traceEvents"] if one.get("ph") == "X" and "dur" in one]
+
+
+def _is_nccl(event: dict[str, Any]) -> bool:
+    return event.get("cat") == "kernel" and "nccl" in str(event["name"]).lower()
+
+
+def _nccl(events: Iterable[dict[str, Any]]) -> list[float]:
+    """Seconds of the NCCL kernels, in their order."""
+    found = sorted((one for one in events if _is_nccl(one)), key=lambda one: float(one["ts"]))
+    return [float(one["dur"]) / 1e6 for one in found]
+
+
+def _read(events: Sequence[dict[str, Any]], num_steps: int) -> tuple[float, ...] | None:
+    work = [one for one in events if one.get("cat") in WORK]
+    if not work:
+        return None
+    nccl = _union(_interval(one) for one in work if _is_nccl(one))
+    other = _union(_interval(one) for one in work if not _is_nccl(one))
+    every = _union([*nccl, *other])
+    span_s = every[-1][1] - every[0][0]
+    exposed_s = _length(every) - _length(other)
+    syncs = [one for one in events if one["name"] in SYNCS]
+    waited_s = _length(_union(map(_interval, syncs)))
+    return (
+        _length(nccl) / num_steps,
+        exposed_s / num_steps,
+        1 - _length(every) / span_s,
+        len(syncs) / num_steps,
+        min(waited_s / span_s, 1.0),
+    )
+
+
+def _interval(event: dict[str, Any]) -> Interval:
+    start_s = float(event["ts"]) / 1e6
+    return start_s, start_s + float(event["dur"]) / 1e6
+
+
+def _union(intervals: Iterable[Interval]) -> list[Interval]:
+    merged: list[Interval] = []
+    for start, stop in sorted(intervals):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(merged[-1][1], stop)
+        else:
+            merged.append((start, stop))
+    return merged
+
+
+def _length(intervals: Iterable[Interval]) -> float:
+    return sum(stop - start for start, stop in intervals)
+
+
+def _late_rank(ranks: Sequence[Sequence[float]]) -> int | None:
+    """A kernel ends when all ranks have come: that of the last is the shortest. No clocks are compared."""
+    count = min(map(len, ranks), default=0)
+    if len(ranks) < 2 or not count or len(set(map(len, ranks))) > 1:
+        return None
+    last = Counter(int(np.argmin([rank[at] for rank in ranks])) for at in range(count))
+    rank, times = last.most_common(1)[0]
+    waited_s = sum(max(one[at] for one in ranks) - ranks[rank][at] for at in range(count))
+    total_s = sum(max(one[at] for one in ranks) for at in range(count))
+    return rank if times >= LATE_RATIO * count and waited_s > 0.2 * total_s else None
