@@ -293,6 +293,10 @@ class Aggregator(ABC, Generic[S]):
         then be 0."""
         return 0.0
 
+    def settling_steps(self) -> int:
+        """Steps at the start that exchange in another way than those behind them; none of these is timed."""
+        return 0
+
     def contribution(self, state: S, gradient: Tensor) -> Tensor:
         """What this rank brings to the exchange, before any residual: the gradient, unless the aggregator
         applies a momentum of its own. Changes nothing.

@@ -25,6 +25,7 @@ BUILT_IN = {
     "one_bit": "scaling.aggregators.compressed:OneBit",
     "one_bit_flat": "scaling.aggregators.one_bit_flat:OneBitFlat",
     "one_bit_momentum": "scaling.aggregators.one_bit_momentum:OneBitMomentum",
+    "one_bit_adam": "scaling.aggregators.one_bit_adam:OneBitAdam",
     "two_bit": "scaling.aggregators.two_bit:TwoBit",
     "sign": "scaling.aggregators.sign:Sign",
     "ef_sign": "scaling.aggregators.ef_sign:EfSign",

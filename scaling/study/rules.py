@@ -57,8 +57,8 @@ def _check_momentum(aggregator: Aggregator[Any], part: TrainingPart, where: str)
     )
     if part.optimizer != ["sgd"]:
         raise StudyError(
-            f"{what}, as SGD does: it goes with optimizer: sgd alone; use one_bit with "
-            f"{part.optimizer[-1]}, or a part of its own"
+            f"{what}: it goes with optimizer: sgd and momentum: 0 alone, in a part of its own if need be; "
+            f"with {part.optimizer[-1]} use one_bit"
         )
     momenta = [optimizer_fields("sgd", keys, part)["momentum"] for keys in workloads]
     if any(momenta):

@@ -21,7 +21,8 @@ def variants(aggregator):
 
 WITHOUT_FEEDBACK = ("sign", "qsgd", "fp16", "bf16")
 BY_NAME = [
-    *(create(name) for name in BUILT_IN),
+    *(create(name) for name in BUILT_IN if name != "one_bit_adam"),
+    create("one_bit_adam", {"warmup_steps": 1}),
     create("one_bit", {"threshold": "mean"}),
     create("power_sgd", {"approximation_size": 3, "warm_start": False}),
     create("qsgd", {"bits": 8, "norm": "max"}),

@@ -74,7 +74,7 @@ class TestBuiltIns:
     def test_only_control_arms_exchange_nothing_and_only_codecs_are_lossy(self):
         assert [name for name in BUILT_IN if not create(name).exchanges] == ["none", "no_op"]
         lossy = {name for name in BUILT_IN if create(name).lossy}
-        one_bit = {"one_bit", "one_bit_flat", "one_bit_momentum", "mpi_one_bit", "cntk"}
+        one_bit = {"one_bit", "one_bit_flat", "one_bit_momentum", "one_bit_adam", "mpi_one_bit", "cntk"}
         assert lossy == one_bit | {
             "two_bit", "sign", "ef_sign", "qsgd", "top_k", "power_sgd", "fp16", "bf16"
         }  # fmt: skip

@@ -101,7 +101,10 @@ REFUSED = [
     ({"accumulate": 3}, "accumulate: 3 does not divide the local batch of 4"),
     ({"static_graph": True}, "static_graph is an argument of torch's DDP"),
     ({"compile": True, "step": "captured"}, "compile: true goes with step: eager and overlapped"),
-    ({"optimizer": "adamw", "aggregators": ["one_bit_momentum"]}, "it goes with optimizer: sgd alone"),
+    (
+        {"optimizer": "adamw", "aggregators": ["one_bit_momentum"]},
+        "it goes with optimizer: sgd and momentum: 0 alone",
+    ),
     (
         {"checkpoint_activations": True, "workloads": [{**GPT, "model": "mlp", "dataset": "digits"}]},
         "model 'mlp' has no layers to compute again",

@@ -30,8 +30,9 @@ NUM_TIMED = 5
 
 
 def has_sheet(aggregator: Aggregator[Any]) -> bool:
-    """Whether it is lossy, and runs on ranks that are threads."""
-    return aggregator.lossy and aggregator.library is None and aggregator.update_site == "replica"
+    """Whether it is lossy from the first step, and runs on ranks that are threads."""
+    in_threads = aggregator.library is None and aggregator.update_site == "replica"
+    return aggregator.lossy and in_threads and not aggregator.settling_steps()
 
 
 def sheet_of(name: str) -> Sheet | None:

@@ -86,7 +86,14 @@ class IterationKind(TrainingKind[IterationPart]):
         device: str,
         where: str,
     ) -> None:
-        """Refuses copies to a GPU that is none, and a loader that nobody asks."""
+        """Refuses copies to a GPU that is none, a loader that nobody asks, and too short a warm-up."""
+        for aggregator in aggregators:
+            if part.warmup < aggregator.settling_steps():
+                raise StudyError(
+                    f"{where}aggregator {aggregator.label()!r} begins to compress after "
+                    f"{aggregator.settling_steps()} steps, and warmup is {part.warmup}: steps would be timed "
+                    f"that compress nothing; set warmup: {aggregator.settling_steps()}, or fewer warmup_steps"
+                )
         copied = [name for name in part.input_placement if name in ("pinned", "pageable")]
         if copied and device != "cuda":
             raise StudyError(
