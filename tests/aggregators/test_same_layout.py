@@ -49,7 +49,7 @@ def test_one_rank_that_differs_is_an_error_on_every_rank(other, odd):
 
 CODECS = (
     *("one_bit", "cntk", "one_bit_flat", "one_bit_momentum", "two_bit", "sign", "ef_sign", "qsgd", "top_k"),
-    *("power_sgd", "fp16", "bf16"),
+    *("power_sgd", "fp16", "bf16", "one_bit_adam"),
 )
 
 
