@@ -70,7 +70,7 @@ class Slow(AllReduce):
     name = "slow"
 
     def aggregate(self, state, gradient, phase=unmarked):
-        time.sleep(0.5)
+        time.sleep(0.25)
         return super().aggregate(state, gradient, phase)
 
 

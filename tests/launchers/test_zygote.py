@@ -188,10 +188,22 @@ def test_module_that_cannot_be_imported_is_named(tmp_path):
         zygote.launch(LaunchSpec(1, 1, "m", []), os.environ, tmp_path / "log")
 
 
-def test_module_that_starts_a_thread_is_refused(tmp_path, monkeypatch):
-    code = "import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
-    (tmp_path / "threaded.py").write_text(code)
+THREAD = "import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
+CUDA = "import torch\ntorch.cuda.is_initialized = lambda: True\n"
+OPEN_GPU = """
+import sys
+sys.modules["__main__"].NVIDIA_DEVICES = __file__
+opened = open(__file__)
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [(THREAD, "has started 1 threads"), (CUDA, "has initialised CUDA"), (OPEN_GPU, "has opened .*unfit.py")],
+)
+def test_module_after_which_no_fork_is_safe_is_refused(tmp_path, monkeypatch, code, why):
+    (tmp_path / "unfit.py").write_text(code)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
-    zygote = Zygote(["threaded"])
-    with pytest.raises(ZygoteError, match="has started 1 threads"):
+    zygote = Zygote(["unfit"])
+    with pytest.raises(ZygoteError, match=why):
         zygote.launch(LaunchSpec(1, 1, "m", []), os.environ, tmp_path / "log")
