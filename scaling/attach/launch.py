@@ -67,7 +67,10 @@ def run_arm(
     if arm == "one_worker":
         found = one_worker(command)
         if found is None and device == "cuda":
-            found, more = words, {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0")[:1]}
+            found, more = (
+                words,
+                {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]},
+            )
         if found is None:
             return Run(arm, reason="the command does not say how many workers there are")
         words = found

@@ -1,5 +1,7 @@
 """Scripts that know nothing of this project run as each arm, and are stopped after their steps."""
 
+import importlib.util
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -112,3 +114,38 @@ def test_a_script_that_is_not_reached_by_itself_takes_two_lines(tmp_path: Path) 
     ):
         run = run_arm(command, arm, tmp_path / arm, warmup=3, steps=10, deadline_s=60, cwd=tmp_path)
         assert run.reason == reason
+
+
+@pytest.mark.parametrize(
+    ("script", "package"),
+    [
+        ("hf_trainer.py", "transformers"),
+        ("accelerate_loop.py", "accelerate"),
+        ("lightning_fit.py", "lightning"),
+    ],
+)
+def test_scripts_of_frameworks_leave_no_checkpoint(script: str, package: str, tmp_path: Path) -> None:
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed: pip install -e '.[frameworks]'")
+    command = [sys.executable] if package == "lightning" else TORCHRUN  # Lightning starts its own ranks
+    run = _run(tmp_path, "marked", script, command=command, deadline_s=120)
+    assert run.reason is None, run.reason
+    assert [rank["world_size"] for rank in run.ranks] == [2, 2]
+    assert not [path for path in (tmp_path / "work").rglob("*") if path.is_file()]
+
+
+def test_a_second_node_joins_every_run(tmp_path: Path) -> None:
+    port = str(free_port())
+    started = []
+    for node, where in enumerate(("--out", "--join")):
+        launcher = [*TORCHRUN[:3], "--nproc-per-node=1", "--nnodes=2", f"--node-rank={node}"]
+        launcher += ["--master-addr=127.0.0.1", f"--master-port={port}", str(SCRIPTS / "plain.py")]
+        attach = ["--arms=aa", "--launches=1", "--steps=5", "--warmup=3", where, str(tmp_path / "out")]
+        words = [sys.executable, "-m", "scaling", "attach", *attach, "--", *launcher]
+        started.append(subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, text=True))
+    first, second = (process.communicate(timeout=120)[0] for process in started)
+    assert [process.returncode for process in started] == [0, 0]
+    assert first.startswith("A step takes ")
+    assert second == ""
+    for run in ("000-baseline", "001-aa"):
+        assert len(list((tmp_path / "out" / "launches" / run).glob("rank*.json"))) == 2
