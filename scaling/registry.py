@@ -129,6 +129,11 @@ def check_names(what: str, names: Iterable[str], allowed: Iterable[str]) -> None
             raise StudyError(f"{what}: unknown parameter {name!r}; allowed: {known}")
 
 
+@lru_cache
+def _of_class(cls: type) -> TypeAdapter[Any]:
+    return TypeAdapter(cls)  # takes some milliseconds
+
+
 def checked(what: str, annotation: Any, value: object, parameter: str = "") -> Any:
     """`value` as an instance of the type `annotation`, converted where nothing is lost (list to tuple).
 
@@ -142,7 +147,8 @@ def checked(what: str, annotation: Any, value: object, parameter: str = "") -> A
         StudyError: wrong type or value; the message names the parameter, what is allowed and what was given.
     """
     try:
-        return TypeAdapter(annotation).validate_python(value)
+        adapter = _of_class(annotation) if isinstance(annotation, type) else TypeAdapter(annotation)
+        return adapter.validate_python(value)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join([parameter] * bool(parameter) + [str(part) for part in first["loc"]])

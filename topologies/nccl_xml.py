@@ -10,11 +10,13 @@ Format: NCCL's source, src/graph/xml.cc, as its dumps show it.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from xml.etree import ElementTree
 
 from topologies.errors import TopologyError
 from topologies.facts import Facts, Gpu, Host, NumaNode, PcieLink, PciePlace
+from topologies.texts import clean
 
 GENERATIONS = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}
 """GT/s of a lane -> PCIe generation."""
@@ -60,7 +62,7 @@ def facts_of(text: str, name: str, source: str = "") -> Facts:
     parts = _Found()
     nodes = []
     for cpu in cpus:
-        number = max(0, int(cpu.get("numaid", "0")))
+        number = max(0, _whole(cpu, "numaid", 0, source))
         nodes.append(NumaNode(number, number, _cores(cpu)))
         for device in cpu.findall("pci"):
             _walk(device, number, (), parts)
@@ -68,7 +70,7 @@ def facts_of(text: str, name: str, source: str = "") -> Facts:
     missing = ["names of GPUs, their memories, cores' rates: the XML does not have them"]
     if parts.num_nics:
         missing.append(f"{parts.num_nics} NICs: left out; add them and a network in a file on top")
-    return Facts(name, host, _gpus(parts), parts.places, parts.bridges, tuple(missing))
+    return Facts(name, host, _gpus(parts, source), parts.places, parts.bridges, tuple(missing))
 
 
 def _walk(device: ElementTree.Element, node: int, above: tuple[str, ...], parts: _Found) -> None:
@@ -88,23 +90,30 @@ def _walk(device: ElementTree.Element, node: int, above: tuple[str, ...], parts:
         _walk(child, node, bridges, parts)
 
 
-def _gpus(parts: _Found) -> tuple[Gpu, ...]:
+def _gpus(parts: _Found, source: str) -> tuple[Gpu, ...]:
     numbers = {bus_id: index for index, (_, bus_id, _) in enumerate(parts.gpus)}
-    return tuple(_gpu(numbers[bus_id], gpu, bus_id, link, numbers) for gpu, bus_id, link in parts.gpus)
+    return tuple(
+        _gpu(numbers[bus_id], gpu, bus_id, link, numbers, source) for gpu, bus_id, link in parts.gpus
+    )
 
 
 def _gpu(
-    index: int, gpu: ElementTree.Element, bus_id: str, link: PcieLink | None, numbers: dict[str, int]
+    index: int,
+    gpu: ElementTree.Element,
+    bus_id: str,
+    link: PcieLink | None,
+    numbers: dict[str, int],
+    source: str,
 ) -> Gpu:
     direct: dict[int, int] = {}
     to_switches = 0
     for nvlink in gpu.findall("nvlink"):
-        target, count = nvlink.get("target", ""), int(nvlink.get("count", "1"))
+        target, count = nvlink.get("target", ""), _whole(nvlink, "count", 1, source)
         if target in numbers:
             direct[numbers[target]] = direct.get(numbers[target], 0) + count
         elif nvlink.get("tclass", "").startswith(SWITCH_CLASS):
             to_switches += count
-    sm = int(gpu.get("sm", "0"))
+    sm = _whole(gpu, "sm", 0, source)
     rate = NVLINK_BYTES_PER_S.get(sm // 10 * 10)
     has_links = bool(direct or to_switches)
     return Gpu(
@@ -117,6 +126,21 @@ def _gpu(
         to_switches,
         rate if has_links else None,
     )
+
+
+def _whole(element: ElementTree.Element, name: str, default: int, source: str) -> int:
+    """An attribute that is a small whole number; -1 where NCCL did not know it.
+
+    Raises:
+        TopologyError: it is none.
+    """
+    text = element.get(name, str(default))
+    if not re.fullmatch(r"-1|\d{1,5}", text, re.ASCII):
+        raise TopologyError(
+            f"{source}: {name} of <{element.tag}> is {clean(text)!r:.60}; it must be a whole number below "
+            "100000; give what NCCL_TOPO_DUMP_FILE wrote"
+        )
+    return int(text)
 
 
 def _link(device: ElementTree.Element) -> PcieLink | None:

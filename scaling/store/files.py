@@ -209,7 +209,8 @@ def locked(path: Path, held: str, *, shared: bool = False, wait: bool = False) -
     """
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("w")
+        # Opened as others are, a pipe that nobody reads would keep us waiting.
+        file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK, 0o644), "w")
     with file:
         kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
         try:
@@ -233,7 +234,7 @@ def _take(file: IO[str], kind: int) -> None:
 def is_held(path: Path) -> bool:
     """Whether somebody on this host holds a file's lock alone, or nobody knows; not without a file."""
     try:
-        with path.open() as file:
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK)) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except FileNotFoundError:
         return False

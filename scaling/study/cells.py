@@ -174,8 +174,10 @@ def resolve(study: Study, machine: AvailableMachine) -> ResolvedStudy:
     notes: list[str] = []
     labelled: dict[str, Cell] = {}
     for index, part in enumerate(study.parts):
-        where = f"{study.name}: " + (f"parts.{index}: " if len(study.parts) > 1 else "")
-        _require_few(num_combinations(part), where)
+        _require_few(num_combinations(part), _where(study, index))
+    _require_few(sum(map(num_combinations, study.parts)), f"{study.name}: ")
+    for index, part in enumerate(study.parts):
+        where = _where(study, index)
         try:
             for cell in KINDS[part.kind].cells(part, machine, where, notes):
                 _require_own_label(cell, labelled)
@@ -190,6 +192,10 @@ def resolve(study: Study, machine: AvailableMachine) -> ResolvedStudy:
         # A part that is dropped as a whole says so in its note.
         raise StudyError(f"{study.name}: nothing is left to measure here: {'; '.join(dict.fromkeys(notes))}")
     return ResolvedStudy(study.name, repeats, cells, list(dict.fromkeys(notes)), part_of)
+
+
+def _where(study: Study, index: int) -> str:
+    return f"{study.name}: " + (f"parts.{index}: " if len(study.parts) > 1 else "")
 
 
 def num_combinations(part: AnyPart) -> int:

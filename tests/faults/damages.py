@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import random
+import re
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -31,6 +33,38 @@ VALUES: list[Any] = [
 ]
 
 
+WORDS = (
+    *(
+        "-1",
+        "0",
+        "-0.0",
+        "1.5",
+        "1e300",
+        "1e-300",
+        "9007199254740993",
+        "1e400",
+        "0x10",
+        "1_000",
+        "\u0663",
+        "007",
+    ),
+    *(
+        "",
+        "x",
+        "[red]x[/red]",
+        "%s{0}",
+        "{{x}}",
+        "<script>",
+        "../../x",
+        "=1+1",
+        "x" * 5000,
+        "\u202e",
+        "&#27;[31m",
+    ),
+)
+"""What stands in the place of a number or a quoted text, in whatever format."""
+
+
 MUTANT = "mutant"
 """The folder of the one that is being tried."""
 
@@ -42,7 +76,7 @@ def damage(folder: Path, draw: random.Random) -> tuple[str, str]:
     """Damages one file of a folder; returns its name and what was done."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     path = draw.choice(files)
-    kinds = [_change_value, _change_value, _change_value, _change_bytes, _change_file]
+    kinds = [_change_value, _change_value, _change_value, _change_word, _change_bytes, _change_file]
     for kind in draw.sample(kinds, len(kinds)):
         done = kind(path, files, draw)
         if done:
@@ -127,6 +161,17 @@ def _until_quote(text: str) -> tuple[str, str]:
     return text[:at], text[at + 1 :]
 
 
+def _change_word(path: Path, _: Sequence[Path], draw: random.Random) -> str | None:
+    """One number or quoted text."""
+    text = _text(path)
+    found = list(re.finditer(r'(?<![\w.])-?\d+(\.\d+)?(e-?\d+)?(?![\w.])|(?<=")[^"\\\n]+(?=")', text or ""))
+    if text is None or not found:
+        return None
+    old, new = draw.choice(found), draw.choice(WORDS)
+    _write(path, text[: old.start()] + new + text[old.end() :])
+    return f"{old[0]!r:.40} at {old.start()} is {new!r:.40}"
+
+
 def _change_bytes(path: Path, _: Sequence[Path], draw: random.Random) -> str:
     """Some bytes of a file, packed or as they are."""
     packed = path.suffix == ".gz" and draw.random() < 0.7
@@ -152,7 +197,7 @@ def _change_bytes(path: Path, _: Sequence[Path], draw: random.Random) -> str:
 def _change_file(path: Path, files: Sequence[Path], draw: random.Random) -> str:
     """What stands in its place."""
     what = draw.choice(
-        ["none", "empty", "folder", "loop", "dangling", "other", "junk", "no parent", "spaces"]
+        ["none", "empty", "folder", "loop", "dangling", "pipe", "other", "junk", "no parent", "spaces"]
     )
     other = draw.choice(files)
     content = other.read_bytes()
@@ -163,6 +208,8 @@ def _change_file(path: Path, files: Sequence[Path], draw: random.Random) -> str:
     path.unlink()
     if what == "folder":
         path.mkdir()
+    elif what == "pipe":
+        os.mkfifo(path)
     elif what == "loop":
         path.symlink_to(path)
     elif what == "dangling":

@@ -404,6 +404,12 @@ class TestLock:
             with pytest.raises(StoreError, match="works in"):
                 other().lock().__enter__()
 
+    def test_pipe_in_its_place_is_an_error(self, folder):
+        os.mkfifo(folder.path / ".lock")
+        with pytest.raises(StoreError, match=r"\.lock: cannot be written"):
+            folder.lock().__enter__()
+        assert not folder.is_locked()
+
     def test_lock_is_let_go_after_an_error(self, folder):
         with pytest.raises(KeyError), folder.lock():
             raise KeyError

@@ -1,5 +1,7 @@
 """NCCL's topology XML becomes a machine file."""
 
+import re
+
 import pytest
 
 from topologies.detected_file import machine_file
@@ -60,3 +62,11 @@ def test_what_the_file_does_not_say_is_told():
 def test_other_files_are_refused(text):
     with pytest.raises(TopologyError, match="NCCL_TOPO_DUMP_FILE"):
         facts_of(text, "box")
+
+
+@pytest.mark.parametrize("name", ["numaid", "sm", "count"])
+@pytest.mark.parametrize("value", ["x", "1e3", "-2", "9" * 30])
+def test_number_that_is_none_is_named(name, value):
+    text = re.sub(rf'{name}="\d+"', f'{name}="{value}"', system(gpu(0, "x"), ""), count=1)
+    with pytest.raises(TopologyError, match=f"dump.xml: {name} of <.*> is '{value}'; it must be"):
+        facts_of(text, "machine", "dump.xml")
