@@ -118,7 +118,7 @@ def findings(measured: Measured, traced: Traced | None = None) -> list[Finding]:
         *_threads_finding(measured),
         *_phase_findings(measured),
         *_other_steps_finding(measured),
-        *_trace_findings(traced),
+        *_trace_findings(measured, traced),
     ]
     return sorted((one for one in found if one.ratio >= LEAST[one.kind]), key=lambda one: -one.ratio)
 
@@ -484,11 +484,16 @@ def _trace_text(measured: Measured, traced: Traced | None) -> str:
     return (
         f"Trace of {traced.num_steps} steps, seen once: NCCL {_ms(traced.nccl_s)} a step, "
         f"{_ms(traced.exposed_s)} of it with no other kernel; the GPU is idle for "
-        f"{traced.idle_ratio:.0%}{late}."
+        f"{_idle_ratio(measured, traced):.0%} of a step{late}."
     )
 
 
-def _trace_findings(traced: Traced | None) -> list[Finding]:
+def _idle_ratio(measured: Measured, traced: Traced) -> float:
+    """Of a baseline's step, in which there is no profiler."""
+    return max(0.0, 1 - traced.busy_s / measured.step_s("baseline"))
+
+
+def _trace_findings(measured: Measured, traced: Traced | None) -> list[Finding]:
     if traced is None:
         return []
     if traced.syncs_a_step >= 1 and traced.sync_ratio >= LEAST["idle"]:
@@ -498,7 +503,7 @@ def _trace_findings(traced: Traced | None) -> list[Finding]:
         )
     else:
         advice = "CUDA graphs, torch.compile or a larger batch: the GPU waits for the host to launch kernels."
-    return [Finding("idle", traced.idle_ratio, advice, {"syncs": traced.syncs_a_step}, True)]
+    return [Finding("idle", _idle_ratio(measured, traced), advice, {"syncs": traced.syncs_a_step}, True)]
 
 
 def _left_out_text(measured: Measured) -> str:

@@ -24,13 +24,14 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True)
 class Traced:
-    """Per step, of the rank that is busiest with other than waiting.
+    """Per step, the median rank.
 
     Attributes:
         nccl_s: of NCCL kernels.
         exposed_s: of those, while no other kernel ran.
-        idle_ratio: of the time in which the GPU ran nothing.
-        syncs_a_step: calls with which the host waited for the GPU; of the mean rank.
+        busy_s: in which the GPU ran anything. The profiler slows the host, not kernels: how idle the GPU is, a run
+            without it has to say.
+        syncs_a_step: calls with which the host waited for the GPU.
         sync_ratio: of the time in such calls.
         late_rank: comes last to most collectives: its kernels wait least. None if none does.
     """
@@ -38,7 +39,7 @@ class Traced:
     num_steps: int
     nccl_s: float
     exposed_s: float
-    idle_ratio: float
+    busy_s: float
     syncs_a_step: float
     sync_ratio: float
     late_rank: int | None
@@ -51,9 +52,11 @@ def read_traces(paths: Sequence[Path], num_steps: int) -> Traced | None:
     if not by_rank or any(one is None for one in by_rank):
         return None
     known = [one for one in by_rank if one is not None]
-    nccl_s, exposed_s, idle, syncs, waited = (float(np.median(column)) for column in zip(*known, strict=True))
+    nccl_s, exposed_s, busy_s, syncs, waited = (
+        float(np.median(column)) for column in zip(*known, strict=True)
+    )
     late = _late_rank([_nccl(events) for events in ranks])
-    return Traced(num_steps, nccl_s, exposed_s, idle, syncs, waited, late)
+    return Traced(num_steps, nccl_s, exposed_s, busy_s, syncs, waited, late)
 
 
 def _events(path: Path) -> list[dict[str, Any]]:
@@ -87,7 +90,7 @@ def _read(events: Sequence[dict[str, Any]], num_steps: int) -> tuple[float, ...]
     return (
         _length(nccl) / num_steps,
         exposed_s / num_steps,
-        1 - _length(every) / span_s,
+        _length(every) / num_steps,
         len(syncs) / num_steps,
         min(waited_s / span_s, 1.0),
     )

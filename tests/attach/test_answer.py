@@ -6,6 +6,7 @@ from scaling.attach.answer import answer, findings, slow_rank
 from scaling.attach.launch import Run
 from scaling.attach.marks import steady, steps_of
 from scaling.attach.measured import Measured
+from scaling.attach.trace import Traced
 
 ONE_STEP = (1, 1, 0, 1)
 
@@ -163,3 +164,11 @@ def test_steps_of_another_kind_are_said_with_what_they_are() -> None:
     measured.left_out = measured.left_out[3:]
     (found,) = findings(measured)
     assert (found.kind, round(found.ratio, 1)) == ("evaluation", 0.5)
+
+
+def test_an_idle_gpu_is_of_a_step_without_the_profiler() -> None:
+    traced = Traced(5, 0.0, 0.0, busy_s=0.07, syncs_a_step=0.0, sync_ratio=0.0, late_rank=None)
+    measured = _measured(EVEN)
+    (found,) = findings(measured, traced)
+    assert (found.kind, round(found.ratio, 2)) == ("idle", 0.3)
+    assert any("the GPU is idle for 30% of a step" in line for line in answer(measured, traced))

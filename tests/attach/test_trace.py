@@ -33,7 +33,7 @@ def test_nccl_idle_time_and_the_late_rank(tmp_path: Path) -> None:
     assert traced is not None
     assert traced.nccl_s == pytest.approx(3.5e-3)
     assert traced.exposed_s == pytest.approx(2.5e-3)
-    assert traced.idle_ratio == pytest.approx(1 - (8.0 + 5.0 + 8.0 + 5.0 + 0.2) / 2 / 20, abs=1e-6)
+    assert traced.busy_s == pytest.approx((8.0 + 5.0 + 0.1) / 2 * 1e-3)
     assert traced.syncs_a_step == 1
     assert traced.late_rank == 1
 
