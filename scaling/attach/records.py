@@ -59,6 +59,7 @@ class AttachedFolder:
             }
         )
         self.first: dict[str, Any] = {}
+        self.batch = 0
 
     def add(self, launch: int, position: int, run: Run) -> None:
         """Writes one run of the script, done or failed; a trace's steps are no samples."""
@@ -100,7 +101,8 @@ class AttachedFolder:
         if run.ranks and not self.first:
             self.first = run.ranks[0]
         world_size = run.ranks[0]["world_size"] if run.ranks else self.first.get("world_size", 1)
-        batch = (run.ranks[0] if run.ranks else self.first).get("batch")
+        batch = _samples_a_step(run.ranks) if run.ranks else self.batch
+        self.batch = self.batch or batch
         local_batch = batch or 1
         dataset_label = "script" if batch else "script (batch not seen: counted as 1)"
         device = self.first.get("device", "cpu")
@@ -114,3 +116,10 @@ class AttachedFolder:
             "exchanges": True, "lossy": False, "optimizer": "script", **CHANGES.get(run.arm, {}),
         }  # fmt: skip
         return {**cell, "global_batch": local_batch * int(cell["world_size"])}
+
+
+def _samples_a_step(ranks: Sequence[dict[str, Any]]) -> int:
+    """Of rank 0: its first batch's, times the batches of a step; 0 where no batch was seen."""
+    drawn = ranks[0]["batches"]
+    signature, _ = steady(ranks)
+    return int(drawn[0][0]) * max(signature[1], 1) if drawn else 0

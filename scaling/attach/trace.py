@@ -29,8 +29,8 @@ class Traced:
     Attributes:
         nccl_s: of NCCL kernels.
         exposed_s: of those, while no other kernel ran.
-        busy_s: in which the GPU ran anything. The profiler slows the host, not kernels: how idle the GPU is, a run
-            without it has to say.
+        busy_s: in which the GPU ran anything. The profiler slows the host, not kernels: how idle the GPU is,
+            a run without it has to say.
         syncs_a_step: calls with which the host waited for the GPU.
         sync_ratio: of the time in such calls.
         late_rank: comes last to most collectives: its kernels wait least. None if none does.

@@ -22,7 +22,7 @@ def folder(tmp_path):
             ranks = [
                 _rank(at, [step_s * (1 + launch / 100)] * 6) for at in range(1 if arm == "one_worker" else 2)
             ]
-            facts = {"world_size": len(ranks), "gradients": [[4, 3], [3]], "batch": 8, "threads": 1}
+            facts = {"world_size": len(ranks), "gradients": [[4, 3], [3]], "threads": 1}
             made.add(launch, position, Run(arm, [{**rank, **facts} for rank in ranks]))
     return made.folder
 
@@ -39,3 +39,12 @@ def test_arms_are_no_choices(folder):
 def test_nothing_is_predicted_from_them(folder):
     with pytest.raises(PredictionError, match="nothing is predicted from runs of an attached script"):
         MeasuredFolder(folder).cells()
+
+
+def test_a_step_of_several_batches_has_the_samples_of_all(tmp_path):
+    made = AttachedFolder(tmp_path / "out", ["torchrun", "train.py"], {})
+    ranks = [_rank(at, [0.1] * 6, [(4, 4, 0, 1)] * 6) for at in range(2)]
+    made.add(0, 0, Run("baseline", [{**rank, "gradients": [[3]]} for rank in ranks]))
+    (record,) = made.folder.runs()
+    assert (record.cell["local_batch"], record.cell["global_batch"]) == (32, 64)
+    assert record.cell["dataset_label"] == "script"
