@@ -161,17 +161,29 @@ def _where(measured: Measured) -> str:
     by_rank = shares(measured)
     if not by_rank:
         return _missing(measured, "Where it goes", "no_exchange")
-    parts, spread = [], measured.spread_ratio
+    parts = []
     for rank, seconds in enumerate(by_rank):
         total_s = sum(seconds.values())
         words = [(word, seconds[name]) for name, word in SHOWN if name in OFTEN or seconds.get(name)]
         said = [f"{word} {value / total_s:.0%}" for word, value in [*words, ("rest", seconds["rest"])]]
         # A difference of two arms; the others are times of one.
-        exchange = seconds["exchange"] / total_s
-        is_above = spread is not None and exchange > spread
-        said.append(f"exchange and waiting {f'{exchange:.0%}' if is_above else 'not above the spread'}")
+        exchange = (
+            f"{seconds['exchange'] / total_s:.0%}" if _waits(measured, rank) else "not above the spread"
+        )
+        said.append(f"exchange and waiting {exchange}")
         parts.append(f"rank {rank}: {', '.join(said)}")
     return f"Where it goes: {'; '.join(parts)}."
+
+
+def _waits(measured: Measured, rank: int) -> bool:
+    """Whether a rank's step is shorter without exchange, in each of several launches above the spread."""
+    base, alone, spread = (
+        measured.steps_s["baseline"], measured.steps_s["no_exchange"], measured.spread_ratio,
+    )  # fmt: skip
+    both = base.keys() & alone.keys()
+    if spread is None or len(both) < 2:
+        return False
+    return min(1 - alone[launch][rank] / base[launch][rank] for launch in both) > spread
 
 
 def slow_rank(measured: Measured) -> SlowRank | None:

@@ -169,7 +169,7 @@ def join(path: Path, command: Sequence[str], say: Callable[[str], None]) -> None
         say: takes a line a run.
 
     Raises:
-        AttachError: nothing was begun there for a long time.
+        AttachError: nothing was begun there for a long time, or the command does not start.
     """
     launches, joined = path / "launches", set[str]()
     quiet_since = time.monotonic()
@@ -181,7 +181,9 @@ def join(path: Path, command: Sequence[str], say: Callable[[str], None]) -> None
             if wanted["arm"] != "one_worker" and not list(one.parent.glob("rank*.json")):
                 say(f"joins {one.parent.name}")
                 log = one.parent / f"output-{platform.node()}-{os.getpid()}.log"
-                start_and_wait(command, wanted, log, Path.cwd(), {})
+                ended = start_and_wait(command, wanted, log, Path.cwd(), {})
+                if isinstance(ended, str):
+                    raise AttachError(ended)
             quiet_since = time.monotonic()
         if time.monotonic() - quiet_since > QUIET_S:
             raise AttachError(f"{path}: no run was begun there for {QUIET_S:g} s; is the folder shared?")

@@ -1,9 +1,10 @@
 """What is said of an attached script, from marks that are made up."""
 
+from pathlib import Path
 from typing import Any
 
 from scaling.attach.answer import answer, findings, slow_rank
-from scaling.attach.launch import Run
+from scaling.attach.launch import Run, _why_not
 from scaling.attach.marks import steady, steps_of
 from scaling.attach.measured import Measured
 from scaling.attach.trace import Traced
@@ -172,3 +173,11 @@ def test_an_idle_gpu_is_of_a_step_without_the_profiler() -> None:
     (found,) = findings(measured, traced)
     assert (found.kind, round(found.ratio, 2)) == ("idle", 0.3)
     assert any("the GPU is idle for 30% of a step" in line for line in answer(measured, traced))
+
+
+def test_steps_that_differ_all_the_time_are_refused() -> None:
+    kinds = [(at, at, 0, 1) for at in range(1, 13)]
+    ranks = [_rank(at, [0.1] * 12, kinds) for at in range(2)]
+    reason = _why_not("baseline", Path(), ranks, 0, 12, 60)
+    assert reason == "its steps are not of one kind: the most frequent one is 1 of 12"
+    assert _why_not("baseline", Path(), [_rank(at, [0.1] * 12) for at in range(2)], 0, 12, 60) is None

@@ -1,7 +1,9 @@
 """The agent in this process, without a script."""
 
+import gc
 from pathlib import Path
 
+import pytest
 import torch
 
 from scaling.attach.inside import agent as inside
@@ -27,3 +29,33 @@ def test_steps_on_a_gpu_end_when_the_gpu_says_so(tmp_path: Path, monkeypatch) ->
     )
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     assert [[round(end_s, 6) for end_s in marks] for marks in agent._times_s()] == [[5.0, 5.01, 5.02]]
+
+
+class FullyShardedDataParallel(torch.nn.Module):
+    """Has the name of torch's."""
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "said"),
+    [
+        (
+            lambda: torch.nn.DataParallel(torch.nn.Linear(2, 2)),
+            "DistributedDataParallel under torchrun is faster",
+        ),
+        (
+            FullyShardedDataParallel,
+            "FSDP, whose exchange cannot be left out; take a trace with torch.profiler",
+        ),
+    ],
+)
+def test_what_a_script_uses_in_place_of_ddp_is_said_with_what_to_take_instead(wrapper, said: str) -> None:
+    model = wrapper()
+    used = inside.what_it_uses(torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0))
+    assert model is not None
+    assert used is not None
+    assert used.endswith(said)
+
+
+def test_nothing_is_said_of_a_script_that_uses_nothing_known() -> None:
+    gc.collect()
+    assert inside.what_it_uses(torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0)) is None

@@ -291,5 +291,5 @@ def what_it_uses(optimizer: Optimizer) -> str | None:
     for module, text in USES.items():
         if module in sys.modules:
             return text
-    names = {type(one).__name__ for one in gc.get_objects() if isinstance(one, torch.nn.Module)}
+    names = {type(one).__name__ for one in gc.get_objects() if issubclass(type(one), torch.nn.Module)}
     return next((text for name, text in HOLDS.items() if name in names), None)
