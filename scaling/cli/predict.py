@@ -133,8 +133,8 @@ def parse_sizes(text: str) -> list[int]:
     Raises:
         StudyError: it is something else.
     """
-    if not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", text):
-        raise StudyError(f"--world-sizes {text!r}: give numbers, as in 1,2,4,8,64")
+    if not re.fullmatch(r"[1-9]\d{0,4}(,[1-9]\d{0,4})*", text):
+        raise StudyError(f"--world-sizes {text!r:.60}: give numbers below 100000, as in 1,2,4,8,64")
     return list(dict.fromkeys(int(part) for part in text.split(",")))
 
 

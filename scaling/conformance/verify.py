@@ -212,6 +212,10 @@ def examine(
     return SubjectResult(subject.name, subject.kind, examination.checked, failure, examination.sample)
 
 
+MAX_WORLD_SIZE = 1024
+"""At this size a ring is checked in a second; transfers grow with the square of it."""
+
+
 def parse_world_sizes(text: str) -> list[int]:
     """Numbers and ranges, `1-8,16`, as an ascending list.
 
@@ -220,10 +224,13 @@ def parse_world_sizes(text: str) -> list[int]:
     """
     sizes: set[int] = set()
     for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part)
+        match = re.fullmatch(r"\s*(\d{1,9})\s*(?:-\s*(\d{1,9})\s*)?", part)
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
-        if not 1 <= first <= last:
-            raise StudyError(f"--world-sizes {text!r}: allowed are numbers from 1 and ranges, as in 1-8,16")
+        if not 1 <= first <= last <= MAX_WORLD_SIZE:
+            raise StudyError(
+                f"--world-sizes {text!r:.60}: allowed are numbers from 1 to {MAX_WORLD_SIZE} and ranges, as "
+                "in 1-8,16"
+            )
         sizes.update(range(first, last + 1))
     return sorted(sizes)
 

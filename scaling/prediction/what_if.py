@@ -21,6 +21,10 @@ from topologies.model import Topology
 FIGURES = ("bandwidth", "latency")
 EXAMPLES = "as in nvlink.bandwidth=2x, network.latency=5e-6, peer_access=off, gpus=2x or nodes=16"
 
+MAX_GPUS = 64
+"""Of a node."""
+MAX_NODES = 1024
+
 
 def what_if(topology: Topology, changes: Iterable[str]) -> Topology:
     """The topology with those changes, one after the other; its name says which.
@@ -121,7 +125,7 @@ def _peer_access(topology: Topology, value: str) -> Topology:
 def _gpus(topology: Topology, value: str) -> Topology:
     machine = topology.machine
     gpus = machine.of_kind("gpu")
-    number = round(_number(len(gpus), value, "gpus"))
+    number = _count(len(gpus), value, "gpus", MAX_GPUS)
     if not gpus or number < 1:
         raise TopologyError(f"what-if gpus={value}: {topology.name} has {len(gpus)} GPUs a node")
     if any({link.first, link.second} <= {gpu.id for gpu in gpus} for link in machine.links):
@@ -153,13 +157,20 @@ def _gpus(topology: Topology, value: str) -> Topology:
     return replace(topology, machine=changed)
 
 
+def _count(now: int, value: str, what: str, most: int) -> int:
+    number = _number(now, value, what)
+    if number > most:
+        raise TopologyError(f"what-if {what}={value}: at most {most} can be simulated")
+    return round(number)
+
+
 def _relinked(link: Link, old: str, new: str) -> Link:
     first, second = (new if end == old else end for end in (link.first, link.second))
     return replace(link, first=first, second=second, id=f"{link.id}:{new}")
 
 
 def _nodes(topology: Topology, value: str) -> Topology:
-    number = round(_number(topology.num_nodes, value, "nodes"))
+    number = _count(topology.num_nodes, value, "nodes", MAX_NODES)
     if number > 1 and topology.network is None:
         raise TopologyError(
             f"what-if nodes={value}: {topology.name} has no network; name a topology that has one, as "

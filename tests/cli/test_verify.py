@@ -241,7 +241,11 @@ class TestWorldSizes:
     def test_numbers_and_ranges_are_taken_together(self, text, sizes):
         assert verification.parse_world_sizes(text) == sizes
 
-    @pytest.mark.parametrize("text", ["", "0", "0-3", "3-1", "1-", "-1", "two", "1,,2", "1.5"])
+    @pytest.mark.parametrize(
+        "text", ["", "0", "0-3", "3-1", "1-", "-1", "two", "1,,2", "1.5", "1-1025", "9" * 5000]
+    )
     def test_anything_else_is_an_error_that_shows_what_is_allowed(self, text):
-        with pytest.raises(StudyError, match=r"--world-sizes .*: allowed are numbers from 1 and ranges"):
+        with pytest.raises(
+            StudyError, match=r"--world-sizes .*: allowed are numbers from 1 to 1024 and ranges"
+        ):
             verification.parse_world_sizes(text)

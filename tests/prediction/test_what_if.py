@@ -55,6 +55,8 @@ def test_nodes_need_a_network():
         ("network.bandwidth=2x", "without a network"),
         ("colour=blue", "not known"),
         ("peer_access=maybe", "on and off"),
+        ("gpus=1e9x", "at most 64"),
+        ("nodes=1e9", "at most 1024"),
     ],
 )
 def test_what_cannot_be_is_named(change, message):
