@@ -7,7 +7,7 @@
 3. Exchanges follow one another; each starts when its bucket is ready and the one before has ended.
 4. What ends after the backward pass is exposed.
 
-That an exchange slows the backward pass down (both need memory and multiprocessors) is left out.
+That an exchange slows the backward pass down is in `scaling.prediction.overlap_fit`.
 
 Reference: S. Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training",
 arXiv 2006.15704.
