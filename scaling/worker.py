@@ -264,21 +264,7 @@ def _work(
         # No rank may write samples before rank 0 has moved aside what an earlier attempt left.
         is_checked = info.rank == 0 and checked_by_command(folder, record, os.environ)
         record, is_checked = workers.share((record, is_checked))
-        failure, kind, summary = _attempt(workers, runner, folder, launch, cell, is_checked=is_checked)
-        heartbeat.phase("the end")
-        key = f"{launch.repeat}/{cell.id}"
-        failure_order = workers.first_failure(key) if failure else 0
-        if failure:
-            workers.leave_group()
-        outcome = workers.outcome(
-            key,
-            failure,
-            summary and asdict(summary),
-            failure_order=failure_order,
-            failure_kind=kind,
-        )
-        if outcome.reason and not failure:
-            workers.leave_group()
+        outcome = _outcome(workers, runner, folder, launch, cell, is_checked=is_checked)
         if outcome.failure_kind == DISK_FULL and outcome.can_go_on:
             if info.rank == 0:
                 with RECORDING, suppress(StoreError):
@@ -295,8 +281,8 @@ def _work(
             any_failed = True
             _say(info, f"    failed: {outcome.reason}")
         if not outcome.can_go_on:
-            print("a rank did not leave the failed cell in order; the launch is given up", file=sys.stderr)
-            sys.stderr.flush()
+            message = "a rank did not leave the failed cell in order; the launch is given up"
+            print(message, file=sys.stderr, flush=True)
             heartbeat.leave()
             os._exit(EXIT_GIVEN_UP)  # pending operations would keep an orderly exit waiting
     workers.close()
@@ -347,6 +333,29 @@ def _set_variables(launch: Launch, folder: ResultsFolder) -> None:
         os.environ[name] = (
             value.format(launches=folder.launches(), world_size=size, repeat=repeat) if has_places else value
         )
+
+
+def _outcome(
+    workers: Workers,
+    runner: CellRunner,
+    folder: ResultsFolder,
+    launch: Launch,
+    cell: AnyCell,
+    *,
+    is_checked: bool,
+) -> CellOutcome:
+    """Runs the cell; what came of it on all ranks, which have left its group if it failed on one."""
+    failure, kind, summary = _attempt(workers, runner, folder, launch, cell, is_checked=is_checked)
+    runner.heartbeat.phase("the end")
+    key = f"{launch.repeat}/{cell.id}"
+    failure_order = workers.first_failure(key) if failure else 0
+    if failure:
+        workers.leave_group()
+    values = summary and asdict(summary)
+    outcome = workers.outcome(key, failure, values, failure_order=failure_order, failure_kind=kind)
+    if outcome.reason and not failure:
+        workers.leave_group()
+    return outcome
 
 
 def _attempt(

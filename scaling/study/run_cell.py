@@ -27,7 +27,7 @@ class CellRunner:
     """
 
     def __init__(self, device: torch.device, heartbeat: Heartbeat = SILENT) -> None:
-        self._device, self._heartbeat = device, heartbeat
+        self._device, self.heartbeat = device, heartbeat
         self._loaded = Loaded(device)
         self.seconds: dict[str, float] = {}
 
@@ -53,9 +53,9 @@ class CellRunner:
         self.seconds = {}
         self._loaded.begin_cell()
         context = RunContext(
-            group, self._device, write, saved, self._loaded, self.seconds, is_checked, self._heartbeat
+            group, self._device, write, saved, self._loaded, self.seconds, is_checked, self.heartbeat
         )
-        self._heartbeat.phase("the cell", UNLIMITED)  # a kind that says nothing of its steps has any time
+        self.heartbeat.phase("the cell", UNLIMITED)  # a kind that says nothing of its steps has any time
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._device)
             context.kept_bytes = torch.cuda.memory_allocated(self._device) - self._loaded.device_bytes()
