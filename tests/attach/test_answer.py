@@ -181,3 +181,9 @@ def test_steps_that_differ_all_the_time_are_refused() -> None:
     reason = _why_not("baseline", Path(), ranks, 0, 12, 60)
     assert reason == "its steps are not of one kind: the most frequent one is 1 of 12"
     assert _why_not("baseline", Path(), [_rank(at, [0.1] * 12) for at in range(2)], 0, 12, 60) is None
+
+
+def test_a_step_without_a_backward_pass_is_refused() -> None:
+    ranks = [_rank(at, [0.1] * 12, [(0, 1, 0, 1)] * 12) for at in range(2)]
+    reason = _why_not("baseline", Path(), ranks, 0, 12, 60)
+    assert reason == "its steps have no backward pass that can be seen: is the whole step a CUDA graph?"
