@@ -194,9 +194,7 @@ def _next_measurement(
 def _require_predictions(
     predictions: list[Prediction], refused: list[NotPredicted], machine: Topology, topology: str
 ) -> None:
-    """Refuses where nothing was predicted, and offers machines that are large enough."""
-    if predictions:
-        return
+    """Refuses where nothing was predicted; offers machines that are large enough for all that was not."""
     from topologies.schema import load, shipped
 
     sizes = [int(refusal.cell["world_size"]) for refusal in refused if "world_size" in refusal.cell]
@@ -208,7 +206,11 @@ def _require_predictions(
         and {gpu.name for gpu in other.machine.of_kind("gpu")} == names
     ]
     offer = f"; with enough of them there are --topology {', '.join(larger)}" if larger else ""
-    raise StudyError(f"nothing was predicted: {topology} has {machine.num_gpus} GPUs{offer}")
+    has = f"{topology} has {machine.num_gpus} GPUs{offer}"
+    if not predictions:
+        raise StudyError(f"nothing was predicted: {has}")
+    if larger:
+        typer.echo(f"{max(sizes)} workers were not predicted: {has}", err=True)
 
 
 def plan_by_predictions(

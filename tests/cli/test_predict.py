@@ -75,6 +75,10 @@ def test_more_workers_than_the_machine_has_exit_with_2_and_an_offer(call, study)
     code, _, err = call("predict", study, "--topology", "hgx-h200", "--world-sizes", "64", "device=cuda")
     assert code == 2
     assert "hgx-h200-x16-infiniband" in err
+    code, _, err = call("predict", study, "--topology", "hgx-h200", "--world-sizes", "8,64", "device=cuda")
+    assert code == 0
+    assert "64 workers were not predicted: hgx-h200 has 8 GPUs" in err
+    assert "hgx-h200-x16-infiniband" in err
 
 
 def test_what_narrows_most_is_said_and_its_study_resolves(call, study, results, tmp_path):
