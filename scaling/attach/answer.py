@@ -30,7 +30,7 @@ LEAST = {
     "optimizer": 0.30, "evaluation": 0.10, "collectives": 0.10, "rest": 0.30, "other_steps": 0.10,
     "idle": 0.20,
 }  # fmt: skip
-"""Finding -> the least share of a step with which it is one."""
+"""Avoidable -> the least share of a step with which it is one."""
 
 ONCE_FACTOR = 1.5
 """What is seen once has to be above the spread of all unchanged runs by this factor."""
@@ -40,7 +40,7 @@ BLOCKED = 0.5
 
 
 @dataclass(frozen=True)
-class Finding:
+class Avoidable:
     """Something that takes a part of a step that need not be.
 
     Attributes:
@@ -105,7 +105,7 @@ def answer(measured: Measured, traced: Traced | None = None) -> list[str]:
 NOTHING = "nothing stands out; profile the computation itself, which the arms leave as it is."
 
 
-def findings(measured: Measured, traced: Traced | None = None) -> list[Finding]:
+def findings(measured: Measured, traced: Traced | None = None) -> list[Avoidable]:
     """All of them, the largest first."""
     if "baseline" not in measured.steps_s:
         return []
@@ -261,18 +261,18 @@ def _is_larger(slow: SlowRank) -> bool:
     return slow.batch_ratio > 1.1
 
 
-def _slow_finding(slow: SlowRank | None) -> list[Finding]:
+def _slow_finding(slow: SlowRank | None) -> list[Avoidable]:
     if slow is None:
         return []
     values = {"ranks": list(slow.ranks), "phase": slow.phase}
     if _is_larger(slow):
         advice = f"give all ranks batches of one size; those of {slow.name} are larger."
-        return [Finding("uneven", slow.longer_ratio, advice, values)]
+        return [Avoidable("uneven", slow.longer_ratio, advice, values)]
     advice = f"find out what {slow.name} does in its {slow.phase} that others do not."
-    return [Finding("slow_rank", slow.longer_ratio, advice, values)]
+    return [Avoidable("slow_rank", slow.longer_ratio, advice, values)]
 
 
-def _uneven_finding(measured: Measured, slow: SlowRank | None) -> list[Finding]:
+def _uneven_finding(measured: Measured, slow: SlowRank | None) -> list[Avoidable]:
     """Ranks that take turns at having the largest batch."""
     sizes, spread = _elements(measured), measured.spread_ratio
     if sizes is None or spread is None or slow is not None or len(measured.uneven_s) < 2:
@@ -285,7 +285,7 @@ def _uneven_finding(measured: Measured, slow: SlowRank | None) -> list[Finding]:
     advice = (
         "group samples of like length, or fix the batch's size: in each step all wait for the largest batch."
     )
-    return [Finding("uneven", float(np.median(ratios)), advice)]
+    return [Avoidable("uneven", float(np.median(ratios)), advice)]
 
 
 def _exchange_text(measured: Measured) -> str:
@@ -307,7 +307,7 @@ def _exchange_text(measured: Measured) -> str:
     return f"Without the exchange a step would be {saved.ratio:.0%} shorter ({bound})."
 
 
-def _exchange_findings(measured: Measured) -> list[Finding]:
+def _exchange_findings(measured: Measured) -> list[Avoidable]:
     saved = measured.saved("baseline", "no_exchange")
     if saved is None or not saved.is_certain or measured.changed("no_exchange"):
         return []
@@ -320,9 +320,9 @@ def _exchange_findings(measured: Measured) -> list[Finding]:
         arm, ratio = best
         size = arm.partition("_")[2]
         advice = f"bucket_cap_mb={size}; `--arms aa,{arm}` measures it in every launch first."
-        return [Finding("buckets", ratio, advice, {"arm": arm}, is_once=True)]
+        return [Avoidable("buckets", ratio, advice, {"arm": arm}, is_once=True)]
     advice = "a larger batch on each rank, gradient accumulation or a bf16 hook: fewer bytes a sample."
-    return [Finding("exchange", saved.ratio - uneven, advice)]
+    return [Avoidable("exchange", saved.ratio - uneven, advice)]
 
 
 def _bucket_runs(measured: Measured) -> list[tuple[str, float]]:
@@ -388,7 +388,7 @@ def _input_text(measured: Measured) -> str:
     )
 
 
-def _input_finding(measured: Measured, slow: SlowRank | None) -> list[Finding]:
+def _input_finding(measured: Measured, slow: SlowRank | None) -> list[Avoidable]:
     saved, made = _input_saved(measured), _fetched(measured)
     if saved is None or not saved.is_certain:
         return []
@@ -400,10 +400,10 @@ def _input_finding(measured: Measured, slow: SlowRank | None) -> list[Finding]:
         if is_blocked
         else "more loader workers, or data that need less work for each batch."
     )
-    return [Finding("input", saved.ratio, advice, {"waits": is_blocked})]
+    return [Avoidable("input", saved.ratio, advice, {"waits": is_blocked})]
 
 
-def _threads_finding(measured: Measured) -> list[Finding]:
+def _threads_finding(measured: Measured) -> list[Avoidable]:
     ratio = measured.saved_once("threads")
     if ratio is None or ratio <= ONCE_FACTOR * measured.all_spread_ratio:
         return []
@@ -413,10 +413,10 @@ def _threads_finding(measured: Measured) -> list[Finding]:
         f"a rank share {base['cores']} cores; with {fitted['threads']} a step was {ratio:.0%} shorter, "
         "seen once."
     )
-    return [Finding("threads", ratio, advice, is_once=True)]
+    return [Avoidable("threads", ratio, advice, is_once=True)]
 
 
-def _phase_findings(measured: Measured) -> list[Finding]:
+def _phase_findings(measured: Measured) -> list[Avoidable]:
     """Of phases that no arm takes away: what every rank spends in them."""
     by_rank = shares(measured)
     if not by_rank:
@@ -426,13 +426,13 @@ def _phase_findings(measured: Measured) -> list[Finding]:
         return min(seconds.get(name, 0.0) / max(sum(seconds.values()), 1e-9) for seconds in by_rank)
 
     return [
-        Finding("optimizer", least("update"), "a fused optimizer, with its state on the device.", {}, True),
-        Finding("evaluation", least("evaluation"), "evaluate less often: every step does.", {}, True),
-        Finding(
+        Avoidable("optimizer", least("update"), "a fused optimizer, with its state on the device.", {}, True),
+        Avoidable("evaluation", least("evaluation"), "evaluate less often: every step does.", {}, True),
+        Avoidable(
             "collectives", least("collective"),
             "reduce metrics less often: the script's own collectives stop every step.", {}, True,
         ),
-        Finding(
+        Avoidable(
             "rest", least("rest"), "see what runs between the phases (logging, metrics, copies).", {}, True
         ),
     ]  # fmt: skip
@@ -455,13 +455,13 @@ def _other_steps_text(measured: Measured) -> str:
     )
 
 
-def _other_steps_finding(measured: Measured) -> list[Finding]:
+def _other_steps_finding(measured: Measured) -> list[Avoidable]:
     least, ratio, what = _other_steps(measured)
     if least <= (measured.spread_ratio or 1.0):
         return []
     if what == "evaluation":
-        return [Finding("evaluation", ratio, "evaluate less often.")]
-    return [Finding("other_steps", ratio, "see what the script does in some steps only (epochs, logging).")]
+        return [Avoidable("evaluation", ratio, "evaluate less often.")]
+    return [Avoidable("other_steps", ratio, "see what the script does in some steps only (epochs, logging).")]
 
 
 def _efficiency_text(measured: Measured) -> str:
@@ -505,7 +505,7 @@ def _idle_ratio(measured: Measured, traced: Traced) -> float:
     return max(0.0, 1 - traced.busy_s / measured.step_s("baseline"))
 
 
-def _trace_findings(measured: Measured, traced: Traced | None) -> list[Finding]:
+def _trace_findings(measured: Measured, traced: Traced | None) -> list[Avoidable]:
     if traced is None:
         return []
     if traced.syncs_a_step >= 1 and traced.sync_ratio >= LEAST["idle"]:
@@ -515,7 +515,7 @@ def _trace_findings(measured: Measured, traced: Traced | None) -> list[Finding]:
         )
     else:
         advice = "CUDA graphs, torch.compile or a larger batch: the GPU waits for the host to launch kernels."
-    return [Finding("idle", _idle_ratio(measured, traced), advice, {"syncs": traced.syncs_a_step}, True)]
+    return [Avoidable("idle", _idle_ratio(measured, traced), advice, {"syncs": traced.syncs_a_step}, True)]
 
 
 def _left_out_text(measured: Measured) -> str:
