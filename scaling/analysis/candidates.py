@@ -98,6 +98,7 @@ class Candidate:
         """The candidate's values in a finding."""
         return {
             "name": self.name,
+            "short": self.parts[0],
             "value": self.value,
             "low": self.low,
             "high": self.high,

@@ -106,9 +106,9 @@ def on_gpus(cell: Mapping[str, Any]) -> str:
     return f"{workers(cell['world_size'])} on {num_gpus} GPU{'s' if num_gpus > 1 else ''}"
 
 
-def listed(words: list[str]) -> str:
+def listed(words: list[str], last: str = "and") -> str:
     """`a`, `a and b`, `a, b and c`."""
-    return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
+    return f" {last} ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
 
 
 def _decimals(value: float, digits: int) -> int:

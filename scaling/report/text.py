@@ -117,8 +117,8 @@ def _macro(kind: str) -> Callable[[Any], str]:
     return macro
 
 
-def _listed(words: Iterable[Any]) -> str:
-    return formats.listed([str(word) for word in words])
+def _listed(words: Iterable[Any], last: str = "and") -> str:
+    return formats.listed([str(word) for word in words], last)
 
 
 def _setting(setting: Mapping[str, Any]) -> str:

@@ -204,7 +204,7 @@ def test_an_exact_aggregator_that_packs_tensors_is_no_codec_that_pays(make_study
         ([("forward", 4)], {}, "open_time", "60% of the step is in no phase"),
         ([("forward", 4), ("backward", 6)], {}, "computation", "forward and backward 100%"),
         ([("forward", 4), ("wait", 6)], {"aggregator": "host_serial", "world_size": 2}, "waiting",
-         "waiting for other ranks 60%"),
+         "waiting for other ranks, 60%"),
     ],
 )  # fmt: skip
 def test_what_takes_most_of_the_step_is_what_limits_it(make_study, phases, cell, rule, words):
