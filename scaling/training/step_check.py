@@ -5,8 +5,8 @@
    into it (`scaling.training.exchange_check`), each update with the optimizer's in float64 of what was
    delivered (`scaling.training.update_check`); after the last step the replicas are compared
    (`scaling.training.replica_digest`).
-3. Of a captured step it is the step that was captured, run without its graph; then the graph's parameters are
-   compared with those of such a step.
+3. Of a captured step it is the step that was captured, run without its graph; then a replay of the graph is
+   compared with such a step (`scaling.training.replay_check`).
 4. The state is put back, and the random state too: the run goes on as if nothing had been.
 
 All of it is outside what is measured. Control arms, which exchange nothing, are exempt.
@@ -38,9 +38,11 @@ from scaling.training.exchange_check import (
     place,
 )
 from scaling.training.exchanges import BucketExchange, Record
-from scaling.training.optimizers import OptimizerSettings
+from scaling.training.optimizers import AdamSettings, OptimizerSettings
+from scaling.training.replay_check import adam_problem, sgd_problem
+from scaling.training.replica import FlatReplica
 from scaling.training.replica_digest import require_equal, shared_tensors
-from scaling.training.step import Step
+from scaling.training.step import Step, of_buckets
 from scaling.training.update_check import TITLES, Delivered, Moments, worst_update
 
 FIRST_STEPS = 10
@@ -48,11 +50,6 @@ LATER_STEPS = 2
 MAX_SECONDS = 5.0
 """No further step is checked once so many are over; one always is."""
 
-GRAPH_TOLERANCE = 1e-2
-"""Between the updates of a step with its graph and without, as a ratio to the update's norm."""
-GRAPH_SCATTER, GRAPH_LIMIT = 4.0, 0.3
-"""Besides, so many times what two steps without a graph differ by, up to that ratio: kernels may add in
-another order each time, and Adam's first step is the rate times the sign of each gradient."""
 COPIES = 9
 """Of the parameters, that a check keeps at most."""
 
@@ -163,6 +160,7 @@ class StepCheck:
                 if self._ranks.largest_of([time.monotonic() - began])[0] > MAX_SECONDS:
                     break
             self.replicas()
+            moments.clear()
             if self._inner is not self._step:
                 self._check_graph(batches[0], begin)
 
@@ -317,24 +315,33 @@ class StepCheck:
 
     def _check_graph(self, batch: Batch, begin: dict[str, Any]) -> None:
         """Compares the update of a replay with that of the step as it was captured."""
-        results, state = [], torch.cuda.get_rng_state()
+        replica, settings = self._step.replica, self._settings
+        assert isinstance(replica, FlatReplica), "what is captured works on flat parameters"
+        self._step.load_state_dict(begin)
+        start = [bucket.parameters.clone() for bucket in replica.buckets]
+        parameters: list[list[Tensor]] = []
+        states: list[list[dict[str, Tensor]]] = []
+        random_state = torch.cuda.get_rng_state()
         for step in (self._inner, self._inner, self._step):
             self._step.load_state_dict(begin)
-            torch.cuda.set_rng_state(state)
+            torch.cuda.set_rng_state(random_state)
             step(*batch)
-            results.append([parameter.detach().clone() for parameter in self._step.replica.trainable])
-        self._step.load_state_dict(begin)
-        problem = None
-        for name, start, plain, again, replayed in zip(
-            self._step.replica.layout.names, self._step.replica.trainable, *results, strict=True
-        ):
-            update = (plain.double() - start.detach().double()).norm()
-            scatter = (plain.double() - again.double()).norm()
-            allowed = GRAPH_TOLERANCE * update + torch.minimum(GRAPH_SCATTER * scatter, GRAPH_LIMIT * update)
-            allowed += torch.finfo(plain.dtype).eps * plain.double().norm()
-            if problem is None and not bool((plain.double() - replayed.double()).norm() <= allowed):
-                problem = f"the captured graph's update of {name} is another than that of the step without it"
-        self._raise_of_any(problem)
+            if isinstance(settings, AdamSettings):
+                states.append(of_buckets(self._step.state_dict()["update"], len(start)))
+            else:
+                parameters.append([parameter.detach().clone() for parameter in replica.trainable])
+        if isinstance(settings, AdamSettings):
+            lossy = self._aggregator.lossy
+            problems = [
+                adam_problem(settings, bucket.layout, flat, bucket.parameters, of_bucket, lossy=lossy)
+                for bucket, flat, *of_bucket in zip(replica.buckets, start, *states, strict=True)
+            ]
+            self._raise_of_any(next(filter(None, problems), None))
+            self.replicas()  # also where another rank has the state
+            self._step.load_state_dict(begin)
+        else:
+            self._step.load_state_dict(begin)
+            self._raise_of_any(sgd_problem(replica.layout.names, replica.trainable, parameters))
 
     def _raise_of_any(self, problem: str | None) -> None:
         """Raises on every rank what one of them has found; that of the last one that has. Collective."""
