@@ -25,6 +25,7 @@ MEANINGS = {
     "iteration_s_high": "upper end of its 95% interval",
     "interval_method": "how the interval was computed",
     "samples_per_s": "global batch / iteration_s",
+    "tokens_per_s": "samples_per_s x tokens of a sample, of models of tokens",
     "speedup": "throughput over that of one worker without exchange",
     "parallel_efficiency": "speedup / world_size",
     "exposed_comm_s": "communication that no computation hides",

@@ -36,6 +36,7 @@ MEASURED = {
     "iteration_s_high": "float64",
     "interval_method": "string",
     "samples_per_s": "float64",
+    "tokens_per_s": "float64",
     "speedup": "float64",
     "parallel_efficiency": "float64",
     "exposed_comm_s": "float64",

@@ -46,6 +46,14 @@ class CellGroup:
         """The world sizes of the rows, ascending."""
         return sorted({row["world_size"] for row in self.rows})
 
+    @property
+    def throughput(self) -> tuple[str, str]:
+        """The column of its throughput, and the unit: tokens where all measured rows have them."""
+        measured = [row for row in self.rows if row["samples_per_s"] is not None]
+        if measured and all(row["tokens_per_s"] is not None for row in measured):
+            return "tokens_per_s", "tokens/s"
+        return "samples_per_s", "samples/s"
+
     def differs(self, axis: str) -> bool:
         """Whether the rows have several values of a variable."""
         return len({row[axis] for row in self.rows if row[axis] is not None}) > 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -27,6 +28,9 @@ from scaling.axes import AXES
 from scaling.measure.statistics import estimate_median
 from scaling.store import ResultsFolder, RunRecord
 from topologies.detect_host import start_named
+
+_EMBEDDINGS = re.compile(r"\d{1,9}x(\d{1,9}) (\d{1,9})x\1 ")
+"""The first tensors of `gpt`: [vocabulary, width], then [context, width]."""
 
 
 def summary_table(folder: ResultsFolder) -> pd.DataFrame:
@@ -110,12 +114,24 @@ def cell_row(study: str, cell: CellResult) -> Row:
     )
     if cell.launches:
         row.update(_iteration_values(cell))
+        tokens = _only(map(_tokens_per_sample, cell.done))
+        if tokens and row["samples_per_s"]:
+            row["tokens_per_s"] = row["samples_per_s"] * tokens
         if row["model_flops"] and row["iteration_s"]:
             per_worker = row["model_flops"] / cell.cell["world_size"]
             row["flops_per_s_per_worker"] = per_worker / row["iteration_s"]
     if cell.trainings:
         row.update(convergence_values(cell))
     return row
+
+
+def _tokens_per_sample(record: RunRecord) -> int | None:
+    """As recorded; older records of `gpt` have it in the shape of its embedding of positions."""
+    tokens: int | None = record.summary.get("tokens_per_sample")
+    if tokens is None and record.cell.get("model") == "gpt":
+        embeddings = _EMBEDDINGS.match(record.summary.get("tensor_shapes") or "")
+        tokens = int(embeddings[2]) if embeddings else None
+    return tokens
 
 
 def _hosts(record: RunRecord) -> list[str]:

@@ -122,7 +122,7 @@ def _measured(choice: Candidate, candidates: Sequence[Candidate]) -> dict[str, A
     """What the choice reaches: for a training the seconds to its target, otherwise the time of a step."""
     row = choice.row
     if row["kind"] == "iteration":
-        names = ("iteration_s", "samples_per_s", "speedup", "parallel_efficiency")
+        names = ("iteration_s", "samples_per_s", "tokens_per_s", "speedup", "parallel_efficiency")
         return {name: row[name] for name in names}
     singles = [candidate.value for candidate in candidates if candidate.row["world_size"] == 1]
     speedup = min(singles) / choice.value if singles else None

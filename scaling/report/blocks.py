@@ -163,6 +163,7 @@ def answer_table(group: CellGroup, named: Collection[str]) -> Table | None:
     size = best["world_size"] if best["world_size"] > 1 else max(group.world_sizes)
     rows = [row for row in group.rows if row["world_size"] == size and row["iteration_s"] is not None]
     rows.sort(key=lambda row: float(row["iteration_s"]))
+    throughput, unit = group.throughput
     return _marked(
         table_of(
             f"All settings on {workers(size)}, fastest first",
@@ -170,7 +171,7 @@ def answer_table(group: CellGroup, named: Collection[str]) -> Table | None:
             [
                 Column("aggregator", lambda row: _name(group, row)),
                 Column("ms a step", _time),
-                Column("samples/s", lambda row: rate(row["samples_per_s"])),
+                Column(unit, lambda row: rate(row[throughput])),
                 Column("speedup", lambda row: ratio(row["speedup"])),
                 Column("efficiency", lambda row: percent(row["parallel_efficiency"], decimals=0)),
                 Column("exposed, ms", lambda row: milliseconds(row["exchange_overhead_s"])),

@@ -37,9 +37,10 @@ PATHS = (
     ),
     EvidencePath(
         "speedup, efficiency",
-        "summary.csv: samples_per_s, speedup, parallel_efficiency",
+        "summary.csv: samples_per_s, tokens_per_s, speedup, parallel_efficiency",
         "the same, of this cell and of the one with one worker and the aggregator none",
-        "global batch / iteration_s, its ratio to the one worker's; over the workers",
+        "global batch / iteration_s (times tokens_per_sample of run.json), its ratio to the one worker's; "
+        "over the workers",
     ),
     EvidencePath(
         "where a step's time goes",

@@ -70,12 +70,14 @@ def _tables(group: CellGroup, groups: Sequence[CellGroup]) -> list[Table]:
 
 def columns_of(group: CellGroup) -> list[Column[Row]]:
     """The columns of a group's table, on the page and in a terminal."""
+    throughput, unit = group.throughput
+    rate = Column[Row](unit, lambda row: number(row[throughput]))
     return [
         Column("aggregator", group.name),
         Column(None, lambda row: _with_state(group, row), "aggregator", AGGREGATOR_WIDTH),
         Column("workers", lambda row: str(row["world_size"]), "workers"),
         Column("batch a worker", lambda row: str(row["local_batch"])),
-        *(CONVERGENCE_COLUMNS if group.kind == "convergence" else ITERATION_COLUMNS),
+        *(CONVERGENCE_COLUMNS if group.kind == "convergence" else (*TIME_COLUMNS, rate, *SPEEDUP_COLUMNS)),
         Column("state", lambda row: str(row["state"])),
     ]
 
@@ -197,11 +199,12 @@ def _predicted(row: Row) -> str:
     return value if low is None else f"{value} ({number(low)} to {number(high)})"
 
 
-ITERATION_COLUMNS: tuple[Column[Row], ...] = (
+TIME_COLUMNS: tuple[Column[Row], ...] = (
     Column("ms an iteration", _time, "ms/iteration"),
     Column("95% interval, ms", lambda row: interval(row["iteration_s_low"], row["iteration_s_high"])),
     Column(None, lambda row: half_width(row["iteration_s_low"], row["iteration_s_high"]), "+-"),
-    Column("samples/s", lambda row: number(row["samples_per_s"])),
+)
+SPEEDUP_COLUMNS: tuple[Column[Row], ...] = (
     Column("speedup", lambda row: ratio(row["speedup"]), "speedup"),
     Column("efficiency", lambda row: percent(row["parallel_efficiency"], decimals=0), "efficiency"),
     Column("exposed, ms", lambda row: milliseconds(row["exchange_overhead_s"])),

@@ -215,6 +215,7 @@ class SummaryModel(OpenModel):
     host: list[HostModel | None] | None = None
     data_in_host_memory: list[bool] = []
     model_flops: Count | None = None
+    tokens_per_sample: Count | None = None
     optimizer_state_bytes: list[Count | None] | None = None
     hosts_before: list[str] = []
     tensor_shapes: str | None = None

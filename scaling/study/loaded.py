@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import math
 from dataclasses import replace
 
 import torch
@@ -96,6 +97,11 @@ class Loaded:
             module, _ = self._initial_of(cell)
             self._flops[key] = model_flops(_copied(module, torch.device("meta")), loss, *batch)
         return self._flops[key]
+
+    def tokens_per_sample(self, cell: Cell) -> int | None:
+        """Of the data that the model gets; None where they are no tokens."""
+        shape = self._shape(cell)
+        return math.prod(shape.input_shape) if shape.tokens else None
 
     def _initial_of(self, cell: Cell) -> tuple[nn.Module, Tensor]:
         """The model in host memory, and the random state after its weights were drawn."""

@@ -86,6 +86,7 @@ class PreparedStep:
             seconds=self._context.seconds,
             tensor_shapes=shapes_by_dtype_text(self.step.replica.layouts),
             model_flops=None if self._context.group.rank else self._context.loaded.model_flops(self._cell),
+            tokens_per_sample=self._context.loaded.tokens_per_sample(self._cell),
             optimizer_state_bytes=self.step.optimizer_state_bytes,
             checks=self.check.findings.as_dict(),
         )

@@ -33,6 +33,7 @@ class RankSummary:
         hosts_before: where a training was before it was cut off, without the host of the run.
         tensor_shapes: of the trainable parameters (`scaling.bucket.shapes_by_dtype_text`), for predictions.
         model_flops: of a step on this rank (`scaling.training.flops`); None where they cannot be counted.
+        tokens_per_sample: of the data; None where they are no tokens.
         optimizer_state_bytes: what the optimizer keeps on this rank, on its device or in host memory.
         checks: what the checks of its exchanges found (`scaling.training.step_check`).
     """
@@ -56,6 +57,7 @@ class RankSummary:
     hosts_before: list[str] = field(default_factory=list)
     tensor_shapes: str = ""
     model_flops: int | None = None
+    tokens_per_sample: int | None = None
     optimizer_state_bytes: int | None = None
     checks: dict[str, Any] = field(default_factory=dict)
 

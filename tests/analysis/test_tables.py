@@ -33,6 +33,27 @@ def test_median_is_of_the_slowest_rank_aligned_by_iteration_without_warm_up(stud
     assert row["samples_per_s"] == 16.0
 
 
+GPT_TENSORS = "256x48 64x48 48 48 144x48"
+"""Of gpt, size nano, with a context of 64."""
+
+
+@pytest.mark.parametrize(
+    ("model", "summary", "tokens_per_s"),
+    [
+        ("mine:decoder", {"tokens_per_sample": 10}, 160.0),
+        ("gpt", {"tokens_per_sample": 10, "tensor_shapes": GPT_TENSORS}, 160.0),
+        ("gpt", {"tensor_shapes": GPT_TENSORS}, 64 * 16.0),
+        ("gpt", {"tensor_shapes": "256x48 48 48 144x48"}, None),
+        ("gpt", {}, None),
+        ("fcn-r", {"tokens_per_sample": None, "tensor_shapes": GPT_TENSORS}, None),
+    ],
+)
+def test_tokens_a_second_come_from_what_the_runs_recorded(study, line, model, summary, tokens_per_s):
+    study.add([[[line(0, 4.0)]]], summary=summary, model=model)
+    (row,) = rows_of(study)
+    assert (row["samples_per_s"], row["tokens_per_s"]) == (16.0, tokens_per_s)
+
+
 def test_budget_is_that_of_the_rank_that_the_others_wait_for(study, line):
     rank_0 = [line(i, 2.0, forward_s=0.5, d2h_s=0.1, wait_s=1.4) for i in range(3)]
     rank_1 = [line(i, 1.9, forward_s=0.5, d2h_s=0.1, reduce_s=1.2, wait_s=0.1) for i in range(3)]

@@ -7,6 +7,7 @@ from scaling.analysis.summary import build_table
 from scaling.analysis.verdict import verdicts
 from scaling.report.titles import short_names
 from scaling.report.verdict_text import MOST_LINES, verdict_lines
+from tests.made_studies import iteration
 
 
 def answers(study):
@@ -38,6 +39,12 @@ def test_number_of_workers_is_answered_where_the_aggregator_is_a_tie(tied):
     assert "Aggregator: all_reduce or ring (either of these: within 0.1%; next tree, 45% slower)." in text
     assert "samples/s, 91% efficiency" in text
     assert "Sure: 3 launches" in text
+
+
+def test_throughput_of_texts_is_in_tokens(study):
+    study.add([[[iteration(0, 0.5)]]], summary={"tokens_per_sample": 1024}, model="gpt")
+    (one,) = answers(study)
+    assert "500 ms a step, 131 k tokens/s" in "\n".join(verdict_lines([one]))
 
 
 def test_one_worker_is_recommended_where_more_are_slower(study):

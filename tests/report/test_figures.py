@@ -39,8 +39,10 @@ from scaling.report.figures.style import (
     aggregator_looks,
     part_look,
 )
+from scaling.report.figures.throughput import throughput_lines
 from scaling.report.figures.trade import TradePoint, pareto_front, trade_points
 from scaling.report.figures.training import draw_training, training_lines
+from scaling.report.page_tables import columns_of
 from scaling.report.titles import title_of
 
 STEP = "step-mlp-synthetic-strong-64-cpu"
@@ -57,6 +59,22 @@ def draw(study):
     drawn, failures = draw_figures(study.folder, data)
     assert failures == []
     return drawn
+
+
+@pytest.mark.parametrize(
+    ("last", "unit", "values"),
+    [({"tokens_per_sample": 10}, "tokens/s", [160.0, 320.0]), ({}, "samples/s", [16.0, 32.0])],
+)
+def test_throughput_is_in_tokens_where_all_rows_have_them(study, line, last, unit, values):
+    study.add([[[line(0, 4.0)]]], summary={"tokens_per_sample": 10})
+    study.add([[[line(0, 2.0)]] * 2], summary=last, aggregator="ring", world_size=2)
+    study.add(["planned"], aggregator="tree", world_size=2)
+    (group,) = groups_of(study)
+    assert [line.values for line in throughput_lines(group)] == [values[:1], values[1:]]
+    headers = [column.header for column in columns_of(group)]
+    assert [name for name in headers if name in ("tokens/s", "samples/s")] == [unit]
+    (shown,) = [one for one in draw(study) if one.name.startswith("rate-")]
+    assert shown.caption.startswith(f"{unit.removesuffix('/s').capitalize()} a second of all workers")
 
 
 def test_speedup_interval_is_the_times_interval_at_a_fixed_baseline(study):

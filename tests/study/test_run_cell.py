@@ -139,6 +139,21 @@ class TestInitialWeights:
         assert torch.equal(*first)
 
 
+def test_tokens_of_a_sample_are_recorded_of_models_of_tokens_alone(runner, group):
+    assert run(runner, group, TIMED)[1].tokens_per_sample is None
+    decoder = replace(
+        TIMED,
+        model="gpt",
+        model_parameters={"size": "nano", "context": 8},
+        dataset="synthetic",
+        iterations=2,
+        precision_goal=None,
+    )
+    assert run(runner, group, decoder)[1].tokens_per_sample == 8
+    text = replace(decoder, dataset="text", dataset_parameters={"max_bytes": 2000})
+    assert run(runner, group, text)[1].tokens_per_sample == 8
+
+
 class TestDataThatDoesNotFit:
     """Here the device's memory is the host's: what is planted is the failure of the move."""
 
