@@ -74,6 +74,9 @@ _BestOrder = Annotated[
     typer.Option("--best-order", help="Also search the best GPUs and order of ranks."),
 ]
 
+MAX_UNNAMED_WORKERS = 128
+"""The largest world size that is predicted when `--world-sizes` is not given."""
+
 
 def predict(
     study: Annotated[str, typer.Argument(help="A study file, or the name of a shipped study.")],
@@ -105,6 +108,12 @@ def predict(
     for note in notes:
         typer.echo(note, err=True)
     cells, left_out = cells_on(loaded, machine, sizes)
+    largest = max((cell.world_size for cell in cells), default=0)
+    if sizes is None and largest > MAX_UNNAMED_WORKERS:
+        raise StudyError(
+            f"{largest} workers on {machine.name}: above {MAX_UNNAMED_WORKERS}, prediction can take minutes, "
+            "and is made only of sizes that you name; give --world-sizes, as in --world-sizes 1,8,64"
+        )
     predictions, rows = predicted(cells, machine, sources, known=bool(results))
     rows += [
         {"simulated": True, **refused.cell, "topology": machine.name, "reason": refused.reason}

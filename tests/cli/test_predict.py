@@ -161,6 +161,15 @@ def test_bad_input_is_one_message_and_exit_code_2(call, study, arguments, messag
     assert "Traceback" not in err
 
 
+def test_world_sizes_of_a_huge_machine_are_predicted_only_where_they_are_named(call):
+    arguments = ("predict", "mnist", "--topology", "hgx-h200-x16-infiniband", "--what-if", "nodes=1024")
+    code, out, err = call(*arguments)
+    assert (code, out) == (2, "")
+    assert "above 128" in err
+    assert "give --world-sizes" in err
+    assert call(*arguments, "--world-sizes", "2")[0] == 0
+
+
 def plan(call, study, results, *arguments):
     return call("plan", study, "--from", results, "--topology", "hgx-h200-4", *arguments)
 
