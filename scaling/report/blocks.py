@@ -167,7 +167,7 @@ def answer_table(group: CellGroup, named: Collection[str]) -> Table | None:
     return _marked(
         table_of(
             f"All settings on {workers(size)}, fastest first",
-            "Time of a step with half of its 95% interval; no exchange is a bound, not a choice.",
+            "Step time ± half of its 95% interval. No exchange is an upper bound, not a choice.",
             [
                 Column("aggregator", lambda row: _name(group, row)),
                 Column("ms a step", _time),

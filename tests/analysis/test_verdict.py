@@ -60,7 +60,7 @@ def test_one_launch_is_never_sure_and_asks_for_more(study):
     add(study, "all_reduce", 2, 0.6, launches=1)
     (one,) = answers(study)
     assert one.values["confidence"] == "one_launch"
-    assert "Not sure: 1 launch: how much launches differ is not known." in verdict_lines([one])
+    assert "Not sure: 1 launch: the variation between launches is unknown." in verdict_lines([one])
     assert any(line.startswith("Next: repeats=3") for line in verdict_lines([one]))
     assert verdict_lines([one])[0].startswith("Fastest so far: 2 workers, 1.67 times the speed of one.")
     (line, _) = verdict_lines([one, one])

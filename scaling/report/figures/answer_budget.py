@@ -23,8 +23,8 @@ from scaling.report.formats import milliseconds, percent
 from scaling.report.titles import title_of
 
 CAPTION = (
-    "Mean of the profiled steps, on the rank that the others wait for, scaled to the time of a step without "
-    "profiling: the number at its end. Communication under the computation takes no time and is not drawn."
+    "Mean over profiled steps of the slowest rank, scaled to the unprofiled step time at the bar's end. "
+    "Overlapped communication is not drawn."
 )
 
 GROUPED = {

@@ -12,7 +12,7 @@ from scaling.report.formats import percent
 from scaling.report.titles import title_of
 
 CAPTION = (
-    "Throughput over that of one worker without exchange. Bars: 95% intervals; a hollow point has none. "
+    "Throughput relative to one worker without exchange. Bars: 95% intervals; a hollow point has none. "
     "No exchange bounds all others. Grey: the other aggregators, each at its fastest bucket size."
 )
 
