@@ -95,8 +95,9 @@ def device_headline(experiments: Sequence[Results]) -> str:
             headline = report.headline(results)
         if not headline:
             return ""
-        once = " (One launch.)" if results.num_launches == 1 else ""
-        sentences.append(" ".join([report.question, headline + once, *_unfinished(results)]))
+        if results.num_launches == 1:
+            headline = f"Seen in one launch: {headline} (repeats=3 to decide.)"
+        sentences.append(" ".join([report.question, headline, *_unfinished(results)]))
     return " ".join(sentences)
 
 
