@@ -121,7 +121,9 @@ def test_a_zygote_that_has_forked_is_one_of_those_asked_for(tmp_path, monkeypatc
 def test_rank_that_fails_ends_the_launch_with_its_code(launch, tmp_path, what, code, said):
     running = launch(what)
     assert running.wait(LIMIT_S) == code
-    assert running.rank_codes == {0: -signal.SIGTERM, 1: -signal.SIGKILL if what == "dies" else code}
+    # The other rank is told to end, and killed where a loaded machine does not let it hear in time.
+    assert running.rank_codes[0] in (-signal.SIGTERM, -signal.SIGKILL)
+    assert running.rank_codes[1] == (-signal.SIGKILL if what == "dies" else code)
     log = (tmp_path / "log").read_text()
     assert f"rank 1 (pid {running.rank_pids[1]}) {said}" in log
     assert ("ValueError: planted" in log) == (what == "raises")
