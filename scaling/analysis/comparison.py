@@ -30,6 +30,10 @@ launches scatter too much."""
 METHOD = "moderated t of the launches' medians (logarithms), relative to all cells' shift, Holm's correction"
 
 
+LARGEST_RATIO = 1000.0
+"""Of two times: more tells nothing."""
+
+
 @dataclass(frozen=True)
 class CellComparison:
     """A cell that was measured on both sides.
@@ -198,10 +202,11 @@ class Comparison:
 
     def detectable(self, cell: CellComparison) -> float | None:
         """The smallest ratio, relative to the shared shift, that would have been called different in this
-        pair; None with one launch.
+        pair; None with one launch, and where launches scatter so much that it is beyond LARGEST_RATIO.
         """
         half = cell.tested.half_width(self.level_of_each)
-        return None if half is None else math.exp(max(half, 2 * abs(cell.log_shift)))
+        smallest = None if half is None else max(half, 2 * abs(cell.log_shift))
+        return None if smallest is None or smallest > math.log(LARGEST_RATIO) else math.exp(smallest)
 
     def as_dict(self) -> dict[str, Any]:
         """The whole comparison for JSON."""

@@ -118,6 +118,18 @@ def test_a_cell_is_not_resolved_for_the_shift_of_the_others_only_where_it_surely
     assert {one.reason for one in compared(*scattering).cells} == {"scatter"}
 
 
+def test_launches_that_scatter_beyond_all_bounds_could_have_found_nothing(make_study):
+    def side(factor):
+        study = make_study()
+        for aggregator in ("ring", "tree"):
+            study.add([[middle] * 9 for middle in (1e-6, factor)], aggregator=aggregator, world_size=2)
+        return study
+
+    found = compared(side(1e3), side(2e3))
+    assert verdicts(found, "slower", "faster") == set()
+    assert all(found.detectable(cell) is None for cell in found.cells)
+
+
 def test_several_folders_a_side_tell_how_far_campaigns_differ(make_study):
     generator = np.random.default_rng(4)
 

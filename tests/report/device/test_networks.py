@@ -133,7 +133,9 @@ class TestBatches:
     def test_page_shows_the_short_answer_alone(self, batches):
         page = write_report(batches.folder).page.read_text(encoding="utf-8")
         said = page.partition('<section class="answer">')[2].partition("</section>")[0]
-        assert said.startswith('<p class="say">Which mini-batch does a device need? For 90% of the highest')
+        assert said.startswith(
+            '<p class="say">Which mini-batch does a device need? Seen in one launch: For 90% of the highest'
+        )
         assert len(said) < 300
 
     def test_network_that_is_not_finished_is_compared_with_nothing(self, batches):
