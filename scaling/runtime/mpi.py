@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import MutableMapping
 from types import TracebackType
 from typing import Any, TypeVar
@@ -19,6 +20,9 @@ T = TypeVar("T")
 
 KEEP_CORES_VARIABLE = "SCALING_KEEP_BINDING"
 """Set to 1, a worker stays on the cores to which mpirun has bound it."""
+
+FORWARDED_S = 1.0
+"""Time for mpirun to pass on what a rank has printed: MPICH's drops what it has not read by an abort."""
 
 
 class Mpi:
@@ -103,6 +107,7 @@ def _ending_all(world: Any) -> Any:
     def end_all(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         sys.__excepthook__(kind, error, trace)
         sys.stderr.flush()
+        time.sleep(FORWARDED_S)
         world.Abort(130 if issubclass(kind, KeyboardInterrupt) else 1)
 
     return end_all
