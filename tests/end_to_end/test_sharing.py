@@ -87,7 +87,7 @@ class TestFourWorkers:
             assert row["warnings"].startswith("shared GPUs: 4 workers on")
         (launch,) = [
             one
-            for path in sorted((scaling.out / "launches").glob("*.json"))
+            for path in sorted((scaling.out / "launches").glob("[0-9]*.json"))
             if (one := json.loads(path.read_text()))["world_size"] == 4
         ]
         assert launch["settings"]["workers_per_gpu"] in (2, 4)

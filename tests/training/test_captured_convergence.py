@@ -7,7 +7,7 @@ from torch import nn
 from scaling.aggregators.registry import create
 from scaling.process_group import InProcessGroup, run_in_process
 from scaling.training.captured import CapturedStep
-from scaling.training.checkpoint import Checkpoint
+from scaling.training.checkpoint import Checkpoint, Target
 from scaling.training.convergence import TrainingProgress
 from scaling.training.optimizers import SgdSettings
 from scaling.training.replica import FlatReplica
@@ -55,11 +55,11 @@ def test_resumed_training_has_the_bits_of_an_uncut_one(aggregator):
     def work(group: InProcessGroup) -> tuple[list[float], list[float]]:
         step = make(group, aggregator, capture=True, dropout=0.3)
         losses(step, RATES)
-        content = Checkpoint.of(step, TrainingProgress(1, 1.0), [], device).to_bytes()
+        target = Target.of(step.replica.module, "cell", rank=0, world_size=1)
+        content = Checkpoint.of(step, TrainingProgress(1, 1.0), [], device).to_bytes(target)
         uncut = losses(step, RATES)
         other = make(group, aggregator, capture=True, dropout=0.3)
-        saved = Checkpoint.from_bytes(content)
-        assert saved is not None
+        saved = Checkpoint.from_bytes(content, target)
         saved.restore(other, device)
         return uncut, losses(other, RATES)
 
