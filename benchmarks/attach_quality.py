@@ -1,6 +1,7 @@
 """Does `scaling attach` name first what was planted in a script, and nothing where nothing was?
 
     python benchmarks/attach_quality.py --seed 1 --out FOLDER            # two ranks on a CPU, as root
+    python benchmarks/attach_quality.py --seed 1 --out FOLDER --processes 8     # on 16 cores, two for each
 
 Twelve faults and six healthy scripts (`attach_plants.py`); rank, place and size are drawn by the seed. The
 fault of a slow network runs on two network namespaces (`launchers.two_hosts`), the second by `attach --join`.
@@ -12,11 +13,15 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import os
+import queue
 import random
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +30,8 @@ from launchers.two_hosts import HostLink, on_host, two_hosts, why_not
 
 SCRIPT = Path(__file__).with_name("attach_plants.py")
 HEALTHY = 6
+CORES = 2
+"""Of each case, which has as many ranks."""
 
 
 @dataclass(frozen=True)
@@ -119,35 +126,66 @@ def run(case: Case, out: Path, options: Sequence[str]) -> list[dict[str, Any]] |
     return json.loads(found.read_text()) if found.exists() else None
 
 
+def shares_of_cores(count: int) -> list[list[int]]:
+    """So many sets of cores, hardware threads of one core in the same set.
+
+    Raises:
+        ValueError: there are fewer.
+    """
+
+    def siblings(core: int) -> str:
+        path = Path(f"/sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list")
+        return path.read_text() if path.exists() else ""
+
+    cores = sorted(os.sched_getaffinity(0), key=lambda core: (siblings(core), core))
+    if count * CORES > len(cores):
+        raise ValueError(f"--processes {count}: {count * CORES} cores are needed, there are {len(cores)}")
+    return [cores[at * CORES : (at + 1) * CORES] for at in range(count)]
+
+
+def judged(case: Case, out: Path, options: Sequence[str]) -> tuple[Any, ...]:
+    """The row of a case; it is run."""
+    started = time.monotonic()
+    found = run(case, out / case.name, options)
+    is_right = found is not None and case.is_named(found)
+    first = "not measured" if found is None else found[0]["kind"] if found else "nothing"
+    named = json.dumps(found[0]["values"]) if found else ""
+    kinds = " ".join(f"{one['kind']}:{one['ratio']:.2f}" for one in found or [])
+    took = f"{time.monotonic() - started:.0f} s"
+    print(f"{case.name}: {'named' if is_right else 'MISSED'}: {first} {named} ({kinds}) {took}", flush=True)
+    return (case.name, json.dumps(case.plant), case.kind or "nothing", first, named, kinds, is_right)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs all cases, or those that are named."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--only", nargs="*", default=None, help="names of cases")
+    parser.add_argument("--processes", type=int, default=1, help="cases side by side, each on its two cores")
     parser.add_argument("options", nargs="*", help="of attach, after --")
     chosen = parser.parse_args(arguments)
+    free: queue.SimpleQueue[list[int]] = queue.SimpleQueue()
+    try:
+        for cores in shares_of_cores(chosen.processes):
+            free.put(cores)
+    except ValueError as error:
+        parser.error(str(error))
     chosen.out.mkdir(parents=True, exist_ok=True)
+    wanted = [case for case in cases(chosen.seed) if chosen.only is None or case.name in chosen.only]
+    wanted.sort(key=lambda case: case.rate is None)  # a slow network takes longest
+    if any(case.rate for case in wanted) and (reason := why_not()):
+        print(f"not run on a slow network, because {reason}")
+        wanted = [case for case in wanted if case.rate is None]
     rows = []
-    for case in cases(chosen.seed):
-        if chosen.only is not None and case.name not in chosen.only:
-            continue
-        if case.rate is not None and (reason := why_not()):
-            print(f"{case.name}: not run, because {reason}")
-            continue
-        found = run(case, chosen.out / case.name, chosen.options)
-        is_right = found is not None and case.is_named(found)
-        first = "not measured" if found is None else found[0]["kind"] if found else "nothing"
-        named = json.dumps(found[0]["values"]) if found else ""
-        kinds = " ".join(f"{one['kind']}:{one['ratio']:.2f}" for one in found or [])
-        rows.append(
-            (case.name, json.dumps(case.plant), case.kind or "nothing", first, named, kinds, is_right)
-        )
-        print(f"{case.name}: {'named' if is_right else 'MISSED'}: {first} {named} ({kinds})", flush=True)
-        with (chosen.out / "cases.csv").open("w", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(("case", "plant", "expected", "first", "values", "found", "right"))
-            writer.writerows(rows)
+    pinned = lambda: os.sched_setaffinity(0, free.get())  # noqa: E731: of its thread, which starts the case
+    with ThreadPoolExecutor(chosen.processes, initializer=pinned) as pool:
+        for row in as_completed([pool.submit(judged, case, chosen.out, chosen.options) for case in wanted]):
+            rows.append(row.result())
+            with (chosen.out / "cases.csv").open("w", newline="") as file:
+                writer = csv.writer(file)
+                writer.writerow(("case", "plant", "expected", "first", "values", "found", "right"))
+                writer.writerows(sorted(rows))
     faulty = [row for row in rows if row[2] != "nothing"]
     healthy = [row for row in rows if row[2] == "nothing"]
     print(f"{sum(row[-1] for row in faulty)} of {len(faulty)} faults named first")
