@@ -178,8 +178,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"not run on a slow network, because {reason}")
         wanted = [case for case in wanted if case.rate is None]
     rows = []
-    pinned = lambda: os.sched_setaffinity(0, free.get())  # noqa: E731: of its thread, which starts the case
-    with ThreadPoolExecutor(chosen.processes, initializer=pinned) as pool:
+
+    def pin() -> None:
+        """Pins the thread, and with it what it starts."""
+        os.sched_setaffinity(0, free.get())
+
+    with ThreadPoolExecutor(chosen.processes, initializer=pin) as pool:
         for row in as_completed([pool.submit(judged, case, chosen.out, chosen.options) for case in wanted]):
             rows.append(row.result())
             with (chosen.out / "cases.csv").open("w", newline="") as file:
