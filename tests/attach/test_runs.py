@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from scaling.attach.launch import Run, run_arm
-from scaling.attach.marks import steady
+from scaling.attach.marks import medians_s, phases_s, steady
+from scaling.attach.study import TRACED_STEPS
+from scaling.attach.trace import read_traces
 from tests.training.conftest import free_port
 
 pytestmark = pytest.mark.processes
@@ -132,6 +134,25 @@ def test_scripts_of_frameworks_leave_no_checkpoint(script: str, package: str, tm
     assert run.reason is None, run.reason
     assert [rank["world_size"] for rank in run.ranks] == [2, 2]
     assert not [path for path in (tmp_path / "work").rglob("*") if path.is_file()]
+
+
+@pytest.mark.gpu
+def test_a_trace_and_phases_of_a_network_on_a_gpu(tmp_path: Path) -> None:
+    network = str(Path(__file__).parents[2] / "benchmarks" / "attach_network.py")
+    words = [*TORCHRUN[:3], "--nproc-per-node=1", "--standalone", network, "resnet-56", "--batch=64"]
+    runs = {
+        arm: run_arm(words, arm, tmp_path / arm, warmup=5, steps=10, deadline_s=120, cwd=tmp_path)
+        for arm in ("baseline", "marked", "trace")
+    }
+    assert {arm: run.reason for arm, run in runs.items()} == dict.fromkeys(runs)
+    assert runs["baseline"].ranks[0]["device"] == "cuda"
+    traced = read_traces([tmp_path / "trace" / "trace-rank0.json.gz"], TRACED_STEPS)
+    assert traced is not None
+    (step_s,) = medians_s(steady(runs["baseline"].ranks)[1])
+    assert 0.1 * step_s < traced.busy_s < 1.5 * step_s
+    _, (steps,) = steady(runs["marked"].ranks)
+    assert min(phases_s(steps)[name] for name in ("forward", "backward", "update")) > 0
+    assert not list(tmp_path.glob("*.pt"))
 
 
 def test_a_second_node_joins_every_run(tmp_path: Path) -> None:
