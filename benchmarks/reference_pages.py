@@ -59,17 +59,19 @@ def table(*head: str, rows: Iterable[str]) -> str:
     return row(*head) + "|---" * len(head) + "|\n" + "".join(rows) + "\n"
 
 
-def allowed(schema: Mapping[str, Any]) -> str:
+def allowed(schema: Mapping[str, Any], *, in_list: bool = False) -> str:
     """What a key takes, from its JSON schema: `one of a, b`, `integer > 0`."""
     if "anyOf" in schema:
         outer = {name: schema[name] for name in LIMITS if name in schema}
-        return " or ".join(allowed(one | outer) for one in schema["anyOf"] if one.get("type") != "null")
+        types = [one | outer for one in schema["anyOf"] if one.get("type") != "null"]
+        return " or ".join(allowed(one, in_list=in_list) for one in types)
     if "enum" in schema:
         return ", ".join(map(str, schema["enum"]))
     if "const" in schema:
         return str(schema["const"])
     if schema.get("type") == "array":
-        return f"{allowed(schema['items'])}; or a list"
+        items = allowed(schema["items"], in_list=True)
+        return f"list of {items}s" if in_list else f"{items}; or a list"
     if schema.get("type") in ("integer", "number"):
         limits = (f"{sign} {schema[name]:g}" for name, sign in LIMITS.items() if schema.get(name, 1e9) < 1e9)
         return " ".join([schema["type"], *limits])

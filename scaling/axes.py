@@ -26,6 +26,9 @@ ATTACHED = "attached"
 
 
 LARGEST_COUNT = 2**62
+MOST_SIZES = 6
+"""Sizes of buckets that a table shows."""
+
 LARGEST_WORLD = 1_000_000
 """Ranks, threads, nodes and repeats: more than any machine has."""
 
@@ -167,6 +170,14 @@ def _float32_or_tf32(cell: Mapping[str, Any]) -> str:
     return "tf32" if cell.get("tf32") else "float32"
 
 
+def _sizes(sizes_mb: Any) -> str | None:
+    """`1 25` as one field of a table; of many the first ones, and how many there are."""
+    if not sizes_mb:
+        return None
+    shown = " ".join(f"{size:.3g}" for size in sizes_mb[:MOST_SIZES])
+    return shown if len(sizes_mb) <= MOST_SIZES else f"{shown} ... ({len(sizes_mb)})"
+
+
 _ALL, _NONE = Shared.ALL, Shared.NONE
 BYTE_MB = 2.0**-20
 _EXTENT = Shared.CONTROL | Shared.TIMED | Shared.FOLDERS
@@ -227,6 +238,8 @@ AXES: list[Axis] = [
          shared=_ALL & ~Shared.WORKLOAD, role=_SET, label="{} micro-batches"),
     Axis("first_bucket_mb", "Float64", least=BYTE_MB, since=4, shared=_OF_DDP, role=Role.CHOSEN,
          label="first bucket of {:g} MiB"),
+    Axis("bucket_sizes_mb", holds="numbers", since=4, shared=_OF_DDP, role=_SET, show=_sizes,
+         label="buckets of {} MiB", short="{} MiB"),
     Axis("find_unused_parameters", "boolean", since=4, shared=_OF_DDP, role=Role.CHOSEN),
     Axis("static_graph", "boolean", default=False, since=4, shared=_OF_DDP, role=Role.CHOSEN),
     Axis("gradient_as_bucket_view", "boolean", default=False, since=4, shared=_OF_DDP, role=Role.CHOSEN),

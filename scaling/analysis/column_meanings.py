@@ -16,6 +16,8 @@ MEANINGS = {
     "global_batch": "samples of all workers per step",
     "num_nodes": "number of hosts",
     "aa_replicate": "1: second measurement of an A/A pair",
+    "bucket_mb": "size of gradient buckets in MiB, with `step: overlapped` or a layer-by-layer exchange",
+    "bucket_sizes_mb": "sizes of DDP's buckets one by one in MiB; the last is repeated",
     "arm": "what was changed in a run of an attached script",
     "state": "planned, running, done or failed",
     "repeats": "launches that measured the cell",

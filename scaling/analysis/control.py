@@ -91,7 +91,9 @@ def control_arm(cell: CellResult, cells: Sequence[CellResult]) -> CellResult | N
 
 def _controls(other: CellResult, cell: CellResult, label: str) -> bool:
     # Without a wrapper there are no buckets: their size makes no difference to `none`.
-    same_buckets = label == "none" or other.cell.get("bucket_mb") == cell.cell.get("bucket_mb")
+    same_buckets = label == "none" or all(
+        other.cell.get(name) == cell.cell.get(name) for name in ("bucket_mb", "bucket_sizes_mb")
+    )
     return (
         other.label("aggregator") == label
         and not other.cell.get("aa_replicate")

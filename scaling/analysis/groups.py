@@ -65,6 +65,8 @@ class CellGroup:
             parts.append(f"layer by layer, {row['bucket_mb']:g} MiB")
         elif row["bucket_mb"] is not None and self.differs("bucket_mb"):
             parts.append(f"{row['bucket_mb']:g} MiB")
+        elif row["bucket_sizes_mb"] is not None:
+            parts.append(f"{row['bucket_sizes_mb']} MiB")
         if self.differs("input_placement") or self.differs("loader_workers"):
             parts.append(placement_name(row, several_workers=self.differs("loader_workers")))
         if len({other["wire"] for other in self._same_label(row)}) > 1:

@@ -24,7 +24,8 @@ def main_variant(group: CellGroup, label: str) -> list[Row]:
         (row for row in rows if row["world_size"] == largest),
         key=lambda row: math.inf if row["iteration_s"] is None else row["iteration_s"],
     )
-    return [row for row in rows if row["bucket_mb"] == fastest["bucket_mb"]]
+    names = ("bucket_mb", "bucket_sizes_mb")
+    return [row for row in rows if all(row[name] == fastest[name] for name in names)]
 
 
 def _placement(row: Row) -> tuple[str, int | None]:

@@ -24,15 +24,26 @@ from scaling.prediction.estimate import NOTHING, PredictedValue
 FIRST_BUCKET_BYTES = 1 << 20
 
 
-def ddp_buckets(layout: BucketLayout, bucket_mb: float, itemsize: int = 4) -> list[BucketLayout]:
-    """DDP's buckets of gradients of one dtype, in the order in which they become ready."""
+def ddp_buckets(
+    layout: BucketLayout, bucket_mb: float, itemsize: int = 4, sizes_mb: Sequence[float] = ()
+) -> list[BucketLayout]:
+    """DDP's buckets of gradients of one dtype, in the order in which they become ready.
+
+    Args:
+        layout: of all tensors.
+        bucket_mb: upper size of all buckets but the first, in MiB.
+        itemsize: bytes of an element.
+        sizes_mb: of the buckets one by one, in place of it.
+    """
     limits = [min(FIRST_BUCKET_BYTES, bucket_mb * 2**20), bucket_mb * 2**20]
+    if sizes_mb:
+        limits = [size * 2**20 for size in sizes_mb]
     buckets: list[list[tuple[str, tuple[int, ...]]]] = [[]]
     filled = 0.0
     for name, shape in reversed(list(zip(layout.names, layout.shapes, strict=True))):
         buckets[-1].append((name, shape))
         filled += itemsize * math.prod(shape)
-        if filled >= limits[min(len(buckets) - 1, 1)]:
+        if filled >= limits[min(len(buckets), len(limits)) - 1]:
             buckets.append([])
             filled = 0.0
     return [BucketLayout.of(bucket) for bucket in buckets if bucket]

@@ -219,6 +219,7 @@ class SummaryModel(OpenModel):
     optimizer_state_bytes: list[Count | None] | None = None
     hosts_before: list[str] = []
     tensor_shapes: str | None = None
+    bucket_bytes: list[Count] | None = None
     failure_kind: str | None = None
 
 

@@ -97,6 +97,7 @@ class Cell:
     checkpoint_activations: bool = False
     compile: bool = False
     first_bucket_mb: float | None = None
+    bucket_sizes_mb: tuple[float, ...] | None = None
     find_unused_parameters: bool | None = None
     static_graph: bool | None = None
     gradient_as_bucket_view: bool | None = None
@@ -131,7 +132,9 @@ class Cell:
         """One line for people."""
         values = {axis: getattr(self, axis.name) for axis in AXES if axis.role & Role.DESCRIBED}
         described = "".join(
-            f", {axis.text(value)}" for axis, value in values.items() if value and value != axis.default
+            f", {axis.text(axis.show(value))}"
+            for axis, value in values.items()
+            if value and value != axis.default
         )
         return (
             f"{self.kind} {self.model_label} on {self.dataset_label}, {self.aggregator_label}, "

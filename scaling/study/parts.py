@@ -60,6 +60,8 @@ PositiveInt = Annotated[int, Field(gt=0, le=10**9, strict=True)]
 Repeats = Annotated[int, Field(gt=0, le=10_000, strict=True)]
 Threads = Annotated[int, Field(gt=0, le=4096, strict=True)]
 WorldSize = Annotated[int, Field(gt=0, le=2**16, strict=True)]
+Size = Annotated[Number, Field(gt=0)]
+BucketSizes = Annotated[list[Size], Field(min_length=1, max_length=10_000)]
 Seed = Annotated[int, Field(ge=0, lt=2**63, strict=True)]
 """What torch's generators take."""
 
@@ -259,8 +261,8 @@ class TrainingPart(Part, Training):
     """strong: the global batch is fixed; weak: the batch of each worker is fixed."""
     step: Annotated[list[Literal["eager", "overlapped", "captured"]], Axis] = ["eager"]
     """eager: exchange after the backward pass; overlapped: under it (DDP); captured: one CUDA graph."""
-    bucket_mb: Annotated[list[Annotated[Number, Field(gt=0)]], Axis] | None = None
-    """Size of gradient buckets in MiB, with `step: overlapped` or a layer-by-layer exchange."""
+    bucket_mb: Annotated[list[Size | BucketSizes], Axis] | None = None
+    """MiB of gradient buckets exchanged under the backward pass; a list in the list: of DDP's one by one."""
     tf32: Annotated[list[bool], Axis] | None = None
     """Older form of `precision: tf32`."""
     precision: Annotated[list[Literal["float32", "tf32", "bf16", "fp16"]], Axis] | None = None

@@ -59,8 +59,9 @@ def strategy_of(cell: Mapping[str, Any], tensor_shapes: str = "") -> Strategy:
     buckets, updates, sizes = [], [], []
     for dtype, layout in layouts.items():
         itemsize, parts = ITEMSIZES[dtype], [layout]
-        if cell["step"] == "overlapped" and cell.get("bucket_mb") is not None:
-            parts = ddp_buckets(layout, float(cell["bucket_mb"]), itemsize)
+        sizes_mb = cell.get("bucket_sizes_mb") or ()
+        if cell["step"] == "overlapped" and (sizes_mb or cell.get("bucket_mb") is not None):
+            parts = ddp_buckets(layout, float(cell.get("bucket_mb") or 0.0), itemsize, sizes_mb)
         for part in parts:
             stages = [
                 _in_dtype(stage, _message_itemsize(cell, stage, itemsize), aggregator)

@@ -88,6 +88,7 @@ class PreparedStep:
             model_flops=None if self._context.group.rank else self._context.loaded.model_flops(self._cell),
             tokens_per_sample=self._context.loaded.tokens_per_sample(self._cell),
             optimizer_state_bytes=self.step.optimizer_state_bytes,
+            bucket_bytes=self.step.bucket_bytes if isinstance(self.step, OverlappedStep) else [],
             checks=self.check.findings.as_dict(),
         )
 
@@ -161,6 +162,7 @@ def ddp_of(cell: Cell) -> DdpSettings:
     """The arguments of DDP."""
     return DdpSettings(
         cell.first_bucket_mb,
+        cell.bucket_sizes_mb and tuple(cell.bucket_sizes_mb),
         cell.find_unused_parameters,
         bool(cell.static_graph),
         bool(cell.gradient_as_bucket_view),

@@ -265,6 +265,7 @@ def _part_of(part: IterationPart, cells: Sequence[Cell], repeats: int) -> Iterat
         **{name: value for name, value in values.items() if name in keys and value is not None},
         **dict.fromkeys(["tf32", *Training.model_fields]),
         **{name: getattr(cell, name) for name in OF_DDP},
+        "bucket_mb": cell.bucket_mb if cell.bucket_sizes_mb is None else [list(cell.bucket_sizes_mb)],
         "workloads": [workload],
         "aggregators": [{"name": spec.name, **spec.parameters} for spec in specs],
         "world_sizes": cell.world_size,

@@ -35,6 +35,7 @@ class RankSummary:
         model_flops: of a step on this rank (`scaling.training.flops`); None where they cannot be counted.
         tokens_per_sample: of the data; None where they are no tokens.
         optimizer_state_bytes: what the optimizer keeps on this rank, on its device or in host memory.
+        bucket_bytes: of DDP's buckets, in the order of their exchanges; empty where no hook saw any.
         checks: what the checks of its exchanges found (`scaling.training.step_check`).
     """
 
@@ -59,6 +60,7 @@ class RankSummary:
     model_flops: int | None = None
     tokens_per_sample: int | None = None
     optimizer_state_bytes: int | None = None
+    bucket_bytes: list[int] = field(default_factory=list)
     checks: dict[str, Any] = field(default_factory=dict)
 
 

@@ -15,6 +15,7 @@ from scaling.study.workloads import ChosenWorkload
 from scaling.training.activations import checkpointed_layers
 from scaling.training.batch_norm import has_batch_norm
 from scaling.training.gradients import WIRES
+from scaling.training.overlapped import TAKES_SIZES
 
 
 def check_step_keys(part: TrainingPart, aggregators: Sequence[Aggregator[Any]], where: str) -> None:
@@ -29,6 +30,7 @@ def check_step_keys(part: TrainingPart, aggregators: Sequence[Aggregator[Any]], 
             f"{where}{ddp[0]} is an argument of torch's DDP, which step: overlapped uses, and no aggregator "
             "of this part does; leave it out"
         )
+    _check_bucket_sizes(part, aggregators, where)
     if True in part.compile and "captured" in part.step:
         raise StudyError(
             f"{where}compile: true goes with step: eager and overlapped; a captured step is a CUDA graph "
@@ -46,6 +48,22 @@ def check_step_keys(part: TrainingPart, aggregators: Sequence[Aggregator[Any]], 
                 f"{where}accumulate: {max(part.accumulate)}: aggregator {aggregator.label()!r} exchanges in "
                 "every backward pass; use horovod, or all_reduce, or accumulate: 1"
             )
+
+
+def _check_bucket_sizes(part: TrainingPart, aggregators: Sequence[Aggregator[Any]], where: str) -> None:
+    sizes = next((size for size in part.bucket_mb or () if isinstance(size, list)), None)
+    if sizes is None:
+        return
+    what = f"{where}bucket_mb: {sizes} gives the sizes of DDP's buckets one by one"
+    if part.step != ["overlapped"] or any(one.ddp_path() == "layered" for one in aggregators):
+        raise StudyError(f"{what}, which step: overlapped alone has; use a part of its own, or one size")
+    if part.first_bucket_mb is not None or True in (part.find_unused_parameters or ()):
+        raise StudyError(
+            f"{what}, the first one too, in the order of the gradients; leave first_bucket_mb and "
+            "find_unused_parameters out"
+        )
+    if not TAKES_SIZES and max(len(size) for size in part.bucket_mb or () if isinstance(size, list)) > 2:
+        raise StudyError(f"{what}, and this torch takes two, of the first bucket and of the others")
 
 
 def _check_scaling(aggregator: Aggregator[Any], part: TrainingPart, where: str) -> None:

@@ -61,7 +61,7 @@ def variants(
     for name in part.optimizer:
         fields = {**optimizer_fields(name, workload, part), **clipping}
         for values in itertools.product(*axes.values()):
-            yield {**fields, **dict(zip(axes, values, strict=True))}
+            yield {**fields, **dict(zip(axes, values, strict=True)), **_buckets(values[0])}
 
 
 def clipped_gradient(workload: Workload, part: TrainingPart) -> str:
@@ -88,7 +88,14 @@ def _of_ddp(key: str, part: TrainingPart, step: str, aggregator: Aggregator[Any]
     return getattr(part, key) or [default]
 
 
-def _bucket_sizes(part: TrainingPart, step: str, aggregator: Aggregator[Any]) -> Sequence[float | None]:
+def _buckets(size: Any) -> dict[str, Any]:
+    """The fields for one size of all buckets, or for their sizes one by one."""
+    if isinstance(size, list):
+        return {"bucket_mb": None, "bucket_sizes_mb": tuple(map(float, size))}
+    return {"bucket_mb": size}
+
+
+def _bucket_sizes(part: TrainingPart, step: str, aggregator: Aggregator[Any]) -> Sequence[Any]:
     """Those of DDP, and of steps layer by layer: captured ones if the study asks for it."""
     is_layered = aggregator.ddp_path() == "layered"
     may_be = aggregator.overlaps and (aggregator.update_site == "replica" or is_layered)

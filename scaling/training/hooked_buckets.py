@@ -54,13 +54,18 @@ class HookedBuckets:
         self._side = _SideStream(device)
 
     @property
+    def num_bytes(self) -> list[int]:
+        """Of each bucket, in their order."""
+        return [
+            layout.num_elements * self._dtypes[index].itemsize
+            for index, layout in sorted(self._layouts.items())
+        ]
+
+    @property
     def notes(self) -> list[str]:
         if not self._layouts:
             return []
-        sizes = [
-            layout.num_elements * self._dtypes[index].itemsize / 2**20
-            for index, layout in self._layouts.items()
-        ]
+        sizes = [size / 2**20 for size in self.num_bytes]
         largest = f"{max(sizes):.3g} MiB"
         shown = (
             f"{len(sizes)} buckets of {min(sizes):.3g} to {largest}"

@@ -70,6 +70,9 @@ _OWN_BUFFERS: dict[str, Any] = (
     else {"broadcast_buffers": False}  # its name in older torch
 )
 
+TAKES_SIZES = "bucket_cap_mb_list" in inspect.signature(DistributedDataParallel).parameters
+"""Whether DDP takes the sizes of all buckets; older torch takes the first's and the others' alone."""
+
 
 @dataclass(frozen=True)
 class DdpSettings:
@@ -77,6 +80,8 @@ class DdpSettings:
 
     Attributes:
         first_bucket_mb: upper size of the first bucket, in MiB; None: as of the others.
+        bucket_sizes_mb: upper sizes of all buckets one by one, in MiB, in place of both; the last one is
+            that of all further buckets too.
         find_unused_parameters: None: where the loss does not depend on some parameter.
         static_graph: every step is promised to use the same parameters in the same way.
         gradient_as_bucket_view: gradients are stored in the buckets themselves.
@@ -84,6 +89,7 @@ class DdpSettings:
     """
 
     first_bucket_mb: float | None = None
+    bucket_sizes_mb: tuple[float, ...] | None = None
     find_unused_parameters: bool | None = None
     static_graph: bool = False
     gradient_as_bucket_view: bool = False
@@ -175,8 +181,19 @@ class OverlappedStep:
         alone = self._path == "own" and not aggregator.exchanges
         # Without it DDP waits for their gradients, for ever; with it it walks the graph of every step.
         finds_unused = group.largest(len(self._unused)) > 0 or bool(ddp.find_unused_parameters)
-        with _first_bucket_of(ddp.first_bucket_mb):
-            cls = DistributedDataParallel if ddp.first_bucket_mb is None else _FirstBucketDdp
+        first_mb = ddp.first_bucket_mb
+        one_by_one: dict[str, Any] = {}
+        if ddp.bucket_sizes_mb is not None:
+            if finds_unused:  # buckets stay in the order of the parameters, and sizes are of the gradients'
+                raise LaunchError(
+                    "bucket_mb with sizes one by one needs a loss that depends on every parameter, and no "
+                    "find_unused_parameters; give one size"
+                )
+            first_mb, bucket_mb = ddp.bucket_sizes_mb[0], ddp.bucket_sizes_mb[-1]
+            if TAKES_SIZES:
+                first_mb, one_by_one = None, {"bucket_cap_mb_list": list(ddp.bucket_sizes_mb)}
+        with _first_bucket_of(first_mb):
+            cls = DistributedDataParallel if first_mb is None else _FirstBucketDdp
             self._ddp = self._forward = cls(
                 self.replica.module,
                 process_group=group.single_rank_group() if alone else group.data,
@@ -184,6 +201,7 @@ class OverlappedStep:
                 find_unused_parameters=finds_unused,
                 static_graph=ddp.static_graph,
                 gradient_as_bucket_view=ddp.gradient_as_bucket_view,
+                **one_by_one,
                 **_OWN_BUFFERS,
             )
         if ddp.compiled:
@@ -209,6 +227,11 @@ class OverlappedStep:
     @record.setter
     def record(self, record: Record | None) -> None:
         self._record = self._buckets.record = record
+
+    @property
+    def bucket_bytes(self) -> list[int]:
+        """Of each bucket, in the order of the exchanges; empty where no hook has seen them."""
+        return self._buckets.num_bytes
 
     def set_learning_rate(self, rate: float) -> None:
         """See `Step`."""

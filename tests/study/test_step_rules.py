@@ -1,8 +1,10 @@
 """How precision, wire, optimizer, accumulation and clipping combine, and what is refused."""
 
 import pytest
+import yaml
 
 from scaling.errors import StudyError
+from scaling.study import step_rules
 from scaling.study.cells import AvailableMachine, resolve
 from scaling.study.prepared_step import settings_of
 from scaling.study.schema import parse_study
@@ -149,3 +151,46 @@ class TestBitsPerByte:
     def test_one_target_is_enough(self):
         with pytest.raises(StudyError, match="two targets; leave one out"):
             self.trained(target_accuracy=0.5)
+
+
+class TestBucketSizes:
+    def test_a_list_in_the_list_is_one_cell_with_sizes_one_by_one(self):
+        found = cells(step="overlapped", bucket_mb=[25, [1, 25], [0.5, 2.25]])
+        assert [(cell.bucket_mb, cell.bucket_sizes_mb) for cell in found] == [
+            (25, None),
+            (None, (1, 25)),
+            (None, (0.5, 2.25)),
+        ]
+        assert found[0].id == one(step="overlapped").id
+        assert len({cell.id for cell in found}) == 3
+        assert found[2].describe().endswith("overlapped, buckets of 0.5 2.25 MiB")
+
+    def test_a_flat_list_is_of_cells_as_before(self):
+        found = cells(step="overlapped", bucket_mb=[1, 25])
+        assert [(cell.bucket_mb, cell.bucket_sizes_mb) for cell in found] == [(1, None), (25, None)]
+
+    @pytest.mark.parametrize("sizes", [[], [0], [-1.0, 2], ["a"]])
+    def test_sizes_are_positive_numbers(self, sizes):
+        with pytest.raises(StudyError, match="bucket_mb"):
+            cells(step="overlapped", bucket_mb=[sizes])
+
+    def test_they_are_for_ddp_alone(self):
+        with pytest.raises(StudyError, match="which step: overlapped alone has"):
+            cells(num_gpus=2, step=["overlapped", "captured"], bucket_mb=[[1, 25]])
+
+    def test_they_have_the_first_bucket_too(self):
+        with pytest.raises(StudyError, match="leave first_bucket_mb and find_unused_parameters out"):
+            cells(step="overlapped", bucket_mb=[[1, 25]], first_bucket_mb=2)
+        with pytest.raises(StudyError, match="leave first_bucket_mb and find_unused_parameters out"):
+            cells(step="overlapped", bucket_mb=[[1, 25]], find_unused_parameters=True)
+
+    def test_older_torch_takes_two(self, monkeypatch):
+        monkeypatch.setattr(step_rules, "TAKES_SIZES", False)
+        assert one(step="overlapped", bucket_mb=[[1, 25]]).bucket_sizes_mb == (1, 25)
+        with pytest.raises(StudyError, match="takes two, of the first bucket and of the others"):
+            cells(step="overlapped", bucket_mb=[[1, 2, 25]])
+
+    def test_a_written_study_is_read_again(self):
+        study = parse_study({**BASE, "step": "overlapped", "bucket_mb": [25, [1, 2.5]]}, "my.yaml")
+        again = parse_study(yaml.safe_load(yaml.safe_dump(study.model_dump(mode="json"))), "my.yaml")
+        assert again == study

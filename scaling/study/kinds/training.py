@@ -92,6 +92,7 @@ class TrainingKind(Kind[TrainingPartT, "Cell"]):
             "model_flops": ranks[0].model_flops and ranks[0].model_flops * len(ranks),
             "tokens_per_sample": ranks[0].tokens_per_sample,
             "optimizer_state_bytes": [rank.optimizer_state_bytes for rank in ranks],
+            **({"bucket_bytes": ranks[0].bucket_bytes} if ranks[0].bucket_bytes else {}),
             DATA_IN_HOST_MEMORY: [rank.data_in_host_memory for rank in ranks],
             **super().summary(ranks),
             "checks": ranks[0].checks,

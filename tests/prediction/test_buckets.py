@@ -1,0 +1,112 @@
+"""The best buckets by the model, against every partition there is."""
+
+from itertools import combinations, pairwise
+
+import numpy as np
+import pytest
+
+from scaling.prediction.buckets import (
+    MB,
+    ExchangeCurve,
+    Gradients,
+    Partition,
+    best_by_count,
+    best_partition,
+    closed_by,
+    end_s,
+    of_default,
+    of_two_sizes,
+    to_measure,
+)
+
+
+def drawn(seed: int, num: int) -> tuple[Gradients, ExchangeCurve]:
+    """Gradients and a curve, of any form: latencies above and below what the backward pass leaves free."""
+    generator = np.random.default_rng(seed)
+    ready = np.sort(generator.exponential(1e-3, num)).cumsum()
+    sizes = generator.integers(1, 4 * MB, num)
+    points = np.sort(generator.uniform(1, 8 * MB, 4))
+    seconds = np.sort(generator.exponential(generator.choice([1e-4, 1e-2]), 4))
+    curve = ExchangeCurve(tuple(points), tuple(seconds))
+    return Gradients(tuple(ready), tuple(map(int, sizes))), curve
+
+
+def every_partition(num: int) -> list[tuple[int, ...]]:
+    return [(*cuts, num) for count in range(num) for cuts in combinations(range(1, num), count)]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_no_partition_is_below_the_bound_and_the_best_one_is_at_it(seed):
+    num = 1 + seed % 10
+    gradients, curve = drawn(seed, num)
+    ends = {one: end_s(one, gradients, curve) for one in every_partition(num)}
+    best = best_partition(gradients, curve)
+    assert len(ends) == 2 ** (num - 1)
+    assert best.end_s == pytest.approx(min(ends.values()), rel=1e-12)
+    assert best.end_s == pytest.approx(ends[best.ends], rel=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_of_each_number_of_buckets_it_is_the_best(seed):
+    num = 2 + seed % 8
+    gradients, curve = drawn(seed, num)
+    for count, found in enumerate(best_by_count(gradients, curve), start=1):
+        least = min(end_s(one, gradients, curve) for one in every_partition(num) if len(one) == count)
+        assert len(found.ends) == count
+        assert found.end_s == pytest.approx(least, rel=1e-12)
+        assert found.end_s == pytest.approx(end_s(found.ends, gradients, curve), rel=1e-12)
+
+
+def test_by_hand():
+    """Three gradients of 1 MiB, ready at 1, 2 and 3 s; an exchange takes 1 s, and 0.5 s more for each MiB."""
+    gradients = Gradients((1.0, 2.0, 3.0), (MB, MB, MB))
+    curve = ExchangeCurve((0.0, 4.0 * MB), (1.0, 3.0))
+    assert end_s((1, 2, 3), gradients, curve) == 5.5  # each in turn: 1 + 3 x 1.5
+    assert end_s((3,), gradients, curve) == 5.5  # all at 3 s: 3 + 2.5
+    assert end_s((1, 3), gradients, curve) == 5.0  # the first one ends at 2.5, the others go at 3 s
+    assert best_partition(gradients, curve) == Partition((1, 3), 5.0)
+
+
+def test_without_latency_each_gradient_goes_alone_and_with_much_of_it_all_together():
+    gradients = Gradients((1.0, 2.0, 3.0, 4.0), (MB,) * 4)
+    free = ExchangeCurve((0.0, 4.0 * MB), (0.0, 2.0))
+    slow = ExchangeCurve((0.0, 4.0 * MB), (50.0, 50.1))
+    assert best_partition(gradients, free).end_s == 4.5
+    assert best_partition(gradients, slow).ends == (4,)
+
+
+def test_ddp_makes_of_the_sizes_that_it_is_given_the_buckets_that_were_meant():
+    gradients, curve = drawn(3, 12)
+    for found in best_by_count(gradients, curve):
+        assert closed_by(found.sizes_for_ddp(gradients), gradients) == found.ends
+    assert closed_by([1.0, 25.0], Gradients((0.0,) * 4, (MB, 20 * MB, 6 * MB, MB))) == (1, 3, 4)
+
+
+def test_the_curve_has_the_median_of_each_octave_and_goes_on_at_its_last_rate():
+    curve = ExchangeCurve.of([(100, 2.0), (110, 1.0), (120, 3.0), (1000, 1.5), (4096, 8.0)])
+    assert curve == ExchangeCurve((110, 1000, 4096), (2.0, 2.0, 8.0))
+    assert list(curve.at(np.array([1.0, 110, 4096, 8192]))) == [2.0, 2.0, 8.0, 16.0]
+
+
+def test_what_is_measured_differs_in_its_number_of_buckets_and_is_not_the_default():
+    gradients, curve = drawn(5, 40)
+    default = of_default([1.0, 25.0], gradients, curve)
+    chosen = to_measure(gradients, curve, default, 3)
+    numbers = sorted(len(one.ends) for one in chosen)
+    assert chosen[0].end_s == best_partition(gradients, curve).end_s
+    assert 1 < len(chosen) <= 3
+    assert all(large >= 2 * small for small, large in pairwise(numbers))
+    best = Partition(chosen[0].ends, chosen[0].end_s)
+    assert chosen[0].ends not in {one.ends for one in to_measure(gradients, curve, best, 3)}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_of_two_sizes_it_is_what_ddp_makes_and_not_below_the_bound(seed):
+    gradients, curve = drawn(seed, 30)
+    found = of_two_sizes(gradients, curve)
+    bound = best_partition(gradients, curve).end_s
+    for one in found:
+        assert closed_by(one.sizes_for_ddp(gradients), gradients) == one.ends
+        assert one.end_s >= bound * (1 - 1e-12)
+    measured = to_measure(gradients, curve, of_default([1.0, 25.0], gradients, curve), 3, takes_sizes=False)
+    assert all(len(one.sizes_mb) == 2 for one in measured)
