@@ -81,17 +81,22 @@ class SeedNoise:
     others: list[Compared]
 
 
-def noise_bound(spread: float, num_seeds: int, num_others: int = 1) -> float:
+def noise_bound(
+    spread: float, num_seeds: int, num_others: int = 1, *, degrees: int | None = None, comparisons: int = 1
+) -> float:
     """The 95% bound on the difference between the mean of that many further trainings and that of the seeds.
 
     Args:
         spread: standard deviation over the seeds.
         num_seeds: behind it and the mean; two at least.
         num_others: further trainings.
+        degrees: of freedom behind the spread; by default those of its seeds.
+        comparisons: for which the bound holds together (Bonferroni).
     """
     from scipy import special  # scipy.stats has the same by name, but takes seconds to import
 
-    quantile = float(special.stdtrit(num_seeds - 1, (1 + CONFIDENCE) / 2))
+    degrees = num_seeds - 1 if degrees is None else degrees
+    quantile = float(special.stdtrit(degrees, 1 - (1 - CONFIDENCE) / 2 / comparisons))
     return quantile * spread * math.sqrt(1 / num_others + 1 / num_seeds)
 
 

@@ -14,17 +14,18 @@ from typing import Any
 import pandas as pd
 
 from scaling.analysis.columns import columns
+from scaling.analysis.decisions import FEWEST
 from scaling.report.device import (
     batch_sizes,
     cpu_threads,
     kernel_choices,
     lstm_fused,
-    plain,
     small_networks,
     surface_regression,
 )
 from scaling.report.device.common import DEVICES
-from scaling.report.device.declared import DeviceReport
+from scaling.report.device.comparisons import LEAD
+from scaling.report.device.declared import DeviceReport, plain_report
 from scaling.report.device.results import STEP, DeviceResult, Results, grouped, read_devices
 from scaling.report.figures.base import Drawn, FigureInput, figure
 from scaling.report.tables import Table
@@ -55,7 +56,7 @@ REPORTS: Mapping[str, DeviceReport] = {
 
 def report_of(results: Results) -> DeviceReport:
     """The experiment's own report, or the plain one."""
-    return REPORTS.get(results.experiment) or plain.report(results)
+    return REPORTS.get(results.experiment) or plain_report(results)
 
 
 @figure(section=SECTION)
@@ -92,11 +93,11 @@ def device_headline(experiments: Sequence[Results]) -> str:
     for results in experiments:
         report = report_of(results)
         with _fitting(results):
-            headline = report.headline(results)
+            headline = report.short_answer(results)
         if not headline:
             return ""
-        if results.num_launches == 1:
-            headline = f"Seen in one launch: {headline} (repeats=3 to decide.)"
+        if headline.startswith(LEAD):
+            headline += f" (repeats={FEWEST} to decide.)"
         sentences.append(" ".join([report.question, headline, *_unfinished(results)]))
     return " ".join(sentences)
 

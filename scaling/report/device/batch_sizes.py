@@ -4,24 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from scaling.analysis.decisions import Difference
 from scaling.report.device.common import (
     DEVICES,
-    Arm,
     arms_of,
     columns_of,
     device_table,
-    finding,
     gpu_arms,
     measured,
-    networks_text,
-    one_launch,
-    spread,
-    times,
+    no_gpu,
+    remarks,
     variable,
+)
+from scaling.report.device.comparisons import (
+    Reached,
+    finding,
+    networks_text,
+    over_samples,
+    reached,
+    spread,
+    times_of,
 )
 from scaling.report.device.declared import RATE, DeviceReport, Lines
 from scaling.report.device.drawing import Panel
-from scaling.report.device.remarks import no_gpu, remarks
 from scaling.report.device.results import DeviceResult, Results, by_network, grouped
 from scaling.report.formats import listed, number
 from scaling.report.tables import Table
@@ -54,61 +59,45 @@ def _rows(results: Results) -> Iterator[Table]:
     yield device_table(results, title, columns, rows, remarks=remarks(results))
 
 
-def enough(cells: Sequence[DeviceResult]) -> tuple[int, float, int] | None:
-    """The smallest batch with 90% of the highest throughput, that throughput, the largest batch measured."""
-    rates = sorted((cell.point["batch"], cell.samples_per_s) for cell in cells if cell.samples_per_s)
-    if not rates:
-        return None
-    best = max(rate for _, rate in rates)
-    return next(batch for batch, rate in rates if rate >= ENOUGH * best), best, rates[-1][0]
-
-
-def settled(cells: Sequence[DeviceResult]) -> tuple[int, float, int] | None:
-    """`enough`, if points that are not measured yet cannot change it; None otherwise.
+def enough(cells: Sequence[DeviceResult]) -> Reached | None:
+    """The smallest batch with 90% of the highest throughput, if points not measured yet cannot change it.
 
     These are the points of smaller batches, below one that is not enough: throughput is taken to rise there.
     """
-    reached = enough(cells)
-    if reached is None:
+    found = reached([cell for cell in cells if cell.samples_per_s], "batch", 1 / ENOUGH)
+    if found is None:
         return None
-    below = [cell.point["batch"] for cell in cells if cell.point["batch"] < reached[0]]
-    lowest = max(below, default=reached[0])
-    return reached if all(cell.is_over for cell in cells if cell.point["batch"] >= lowest) else None
+    smallest = found.possible.point["batch"]
+    lowest = max((cell.point["batch"] for cell in cells if cell.point["batch"] < smallest), default=smallest)
+    return found if all(cell.is_over for cell in cells if cell.point["batch"] >= lowest) else None
 
 
-def _highest(results: Results) -> Iterator[str]:
-    """The batch that is enough and the highest throughput, of each device."""
-    for arm in arms_of(results):
-        clauses = []
-        for name, cells in by_network(results).items():
-            if known := settled(arm.of(cells)):
-                batch, rate, largest = known
-                bound = ", the largest measured" if batch == largest else ""
-                clauses.append(f"{name} {batch:,}{bound} ({number(rate)} samples/s at best)")
-        smallest = "The smallest mini-batch that reaches 90% of the highest throughput measured, on the"
-        yield from finding(results, f"{smallest} {arm.name}: ", clauses)
+def is_largest(found: Reached, cells: Sequence[DeviceResult]) -> bool:
+    """Whether no larger batch was measured: then a larger one may be needed."""
+    largest = max(cell.point["batch"] for cell in cells if cell.estimate())
+    return bool(found.shown.point["batch"] == largest)
 
 
 def _headline(results: Results) -> str:
-    """The smallest and the largest batch that is enough, of each device, and how far the GPU is ahead."""
+    """The smallest and the largest batch that is enough, of each device; how much longer the CPU takes."""
     clauses = []
     for device, name in DEVICES.items():
-        arms = [arm for arm in arms_of(results) if arm.device == device]
-        each = [
-            reached
-            for cells in by_network(results).values()
-            for arm in arms
-            if (reached := settled(arm.of(cells)))
+        same = [
+            arm.of(c)
+            for c in by_network(results).values()
+            for arm in arms_of(results)
+            if arm.device == device
         ]
+        each = [(found, is_largest(found, cells)) for cells in same if (found := enough(cells))]
         if each:
-            more = " or more" if any(batch == largest for batch, _, largest in each) else ""
-            clauses.append(f"{spread([batch for batch, _, _ in each])}{more} on the {name}")
+            more = " or more" if any(is_bound for _, is_bound in each) else ""
+            clauses.append(f"{spread([found.shown.point['batch'] for found, _ in each])}{more} on the {name}")
     if not clauses:
         return ""
-    ahead = spread([*ratios.values()]) if (ratios := _gpu_over_cpu(results, gpu_arms(results))) else ""
-    faster = f"; the GPU is then {ahead} times as fast as the CPU" if ahead else ""
+    ratios = [difference.ratio for difference in _cpu_over_gpu(results).values()]
+    longer = f"; a sample then takes {spread(ratios)} times as long on the CPU" if ratios else ""
     num_networks = networks_text(len(by_network(results)))
-    return f"For 90% of the highest throughput, {' and '.join(clauses)}{num_networks}{faster}."
+    return f"For 90% of the highest throughput, {' and '.join(clauses)}{num_networks}{longer}."
 
 
 def _answer(results: Results) -> str:
@@ -116,81 +105,64 @@ def _answer(results: Results) -> str:
     if not any(cell.estimate() for cell in results.cells):
         return ""
     known = _known(results)
-    if gpus := gpu_arms(results):
-        return f"{known} {_against(results, gpus)}"
-    return f"{known} What a GPU needs is not answered here. {no_gpu(results)}"
+    if not gpu_arms(results):
+        return f"{known} What a GPU needs is not answered here. {no_gpu(results)}"
+    clauses = [f"{name} {times_of([ratio])}" for name, ratio in _cpu_over_gpu(results).items()]
+    before = "At the best measured batch of each, the time of a sample on the CPU over that on the GPU: "
+    ahead = [*finding(results, before, clauses)]
+    missing = "How far ahead the GPU is is not answered, as no network was measured in full on both."
+    return " ".join([known, *(ahead or [missing])])
 
 
-def _against(results: Results, gpus: Sequence[Arm]) -> str:
-    """The GPU over the CPU, each at its highest throughput."""
-    clauses = [f"{name} {times(ratio)}" for name, ratio in _gpu_over_cpu(results, gpus).items()]
-    if clauses:
-        return (
-            f"At the best measured batch of each, the GPU's samples a second over the CPU's: "
-            f"{'; '.join(clauses)}{one_launch(results)}."
-        )
-    return "How far ahead the GPU is is not answered, as no network was measured in full on both."
-
-
-def _gpu_over_cpu(results: Results, gpus: Sequence[Arm]) -> dict[str, float]:
-    """Network -> the GPU's highest throughput over the CPU's, where both are measured in full."""
+def _cpu_over_gpu(results: Results) -> dict[str, Difference]:
+    """Network -> the least time of a sample on the CPU over the GPU's, if both are measured in full."""
     ratios = {}
     for name, cells in by_network(results).items():
-        cpu = settled([cell for cell in cells if cell.device == "cpu"])
-        each = [settled(arm.of(cells)) for arm in gpus]
-        rates = [reached[1] for reached in each if reached is not None]
-        if cpu and rates and len(rates) == len(gpus):
-            ratios[name] = max(rates) / cpu[1]
+        cpu = enough([cell for cell in cells if cell.device == "cpu"])
+        gpus = [enough(arm.of(cells)) for arm in gpu_arms(results)]
+        best = [found.best for found in gpus if found]
+        if cpu and best and len(best) == len(gpus):
+            gpu = max(best, key=lambda cell: cell.samples_per_s or 0.0)
+            if (difference := over_samples(gpu, cpu.best)) is not None:
+                ratios[name] = difference
     return ratios
 
 
 def _known(results: Results) -> str:
-    """`For 90% ..., on the CPU, 4 threads: fcn-r 64, lstm at least 16. Not answered, as ...`"""
+    """`For 90% ..., on the CPU, 4 threads: fcn-r 64 (100 samples/s), lstm at least 16 (9 samples/s). ...`"""
     clauses, missing = [], []
     for arm in arms_of(results):
         same = {name: arm.of(cells) for name, cells in by_network(results).items()}
-        each = [f"{name} {_batch(reached)}" for name, cells in same.items() if (reached := settled(cells))]
+        found = {name: known for name, cells in same.items() if (known := enough(cells))}
+        each = [f"{name} {_batch(found[name], same[name])}" for name in found]
         clauses += [f"on the {arm.name}: {', '.join(each)}"] if each else []
-        unfinished = {name: cells for name, cells in same.items() if not all(cell.is_over for cell in cells)}
-        without = [name for name, cells in unfinished.items() if settled(cells) is None]
-        if without:
+        unfinished = [name for name, cells in same.items() if not all(cell.is_over for cell in cells)]
+        if without := [name for name in unfinished if name not in found]:
             which = "every network" if len(without) == len(same) else listed(without)
             missing.append(f"on the {arm.name} for {which}")
-    known = f"For 90% of the highest throughput measured, {'; '.join(clauses)}." if clauses else ""
-    unknown = f"Not answered, as points are missing, {'; '.join(missing)}." if missing else ""
-    return f"{known} {unknown}".strip()
+    before = "For 90% of the highest throughput measured (in brackets), "
+    unknown = [f"Not answered, as points are missing, {'; '.join(missing)}."] if missing else []
+    return " ".join([*finding(results, before, clauses), *unknown])
 
 
-def _batch(reached: tuple[int, float, int]) -> str:
+def _batch(found: Reached, cells: Sequence[DeviceResult]) -> str:
     """The largest that was measured is a lower bound: throughput may rise beyond."""
-    batch, _, largest = reached
-    return f"at least {batch:,}" if batch == largest else f"{batch:,}"
+    bound = "at least " if is_largest(found, cells) else ""
+    return f"{bound}{found.text('batch')} ({number(found.best.samples_per_s)} samples/s)"
+
+
+def _lines(name: str, caption: str, what: str, y: str) -> Lines:
+    return Lines(
+        name, caption, lambda results: f"{what} of a {_title(results)}", _panels,
+        y=y, row_height=2.0, share={"sharex": True},
+    )  # fmt: skip
 
 
 REPORT = DeviceReport(
     question="Which mini-batch does a device need?",
-    plots=(
-        Lines(
-            "throughput",
-            RATES,
-            lambda results: f"throughput of a {_title(results)}",
-            _panels,
-            y=RATE,
-            row_height=2.0,
-            share={"sharex": True},
-        ),
-        Lines(
-            "time",
-            TIMES,
-            lambda results: f"time of a {_title(results)}",
-            _panels,
-            row_height=2.0,
-            share={"sharex": True},
-        ),
-    ),
+    plots=(_lines("throughput", RATES, "throughput", RATE), _lines("time", TIMES, "time", "ms a step")),
     rows=_rows,
     named=("model", "batch"),
-    findings=_highest,
     answer=_answer,
     headline=_headline,
 )

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from itertools import cycle
 from typing import TypeVar, cast
 
-from scaling.measure.statistics import Estimate
-from scaling.report.device.crossover import overlap
-from scaling.report.device.results import DeviceResult, Results
+from scaling.report.device.results import STEP, DeviceResult, Results
 from scaling.report.figures.style import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY_BLUE, VERMILLION, LineStyle
 from scaling.report.formats import MISSING, interval, milliseconds, number
 from scaling.report.tables import Column, Table, table_of
 
 Item = TypeVar("Item")
+Cells = Sequence[DeviceResult]
+"""A row of most tables: the cells of a point."""
 
 DEVICES = {"cpu": "CPU", "cuda": "GPU"}
 
@@ -23,6 +23,17 @@ GPU_LOOKS = {"eager": (ORANGE, "s"), "captured": (VERMILLION, "D")}
 CPU_MARKERS = ("o", "^", "v", "P")
 OTHER_COLOURS = (BLACK, BLUE, ORANGE, GREEN, VERMILLION, SKY_BLUE, PURPLE)
 OTHER_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+
+
+LOAD = "load_average"
+"""The fact with the host's load before a cell (`scaling.study.kinds.device`)."""
+
+BUSY = 1.3
+"""A load of so many processes a core is more than the study's own."""
+
+EMPTY_COLUMNS = "the columns of the GPU are empty"
+NO_ROWS = "there are no rows and no lines of the GPU"
+"""Where the devices of a table are rows."""
 
 
 @dataclass(frozen=True)
@@ -84,46 +95,32 @@ def gpu_arms(results: Results) -> list[Arm]:
     return [arm for arm in arms_of(results) if arm.device == "cuda"]
 
 
-def time_cell(estimate: Estimate | None) -> str:
+def time_cell(cell: DeviceResult | None, phase: str = STEP) -> str:
     """A table's text: milliseconds with their interval's digits."""
+    estimate = cell.estimate(phase) if cell else None
     if estimate is None:
         return MISSING
     width = None if estimate.low is None or estimate.high is None else estimate.high - estimate.low
     return milliseconds(estimate.median, width)
 
 
-def time_and_interval_cell(estimate: Estimate | None) -> str:
-    """A table's text: `0.903 (0.880 to 0.925)`, in milliseconds."""
-    if estimate is None or estimate.low is None or estimate.high is None:
-        return time_cell(estimate)
-    return f"{time_cell(estimate)} ({interval(estimate.low, estimate.high)})"
-
-
-def interval_cell(estimate: Estimate | None) -> str:
+def interval_cell(cell: DeviceResult | None, phase: str = STEP) -> str:
     """A table's text: the 95% interval in milliseconds."""
+    estimate = cell.estimate(phase) if cell else None
     return MISSING if estimate is None else interval(estimate.low, estimate.high)
+
+
+def time_and_interval_cell(cell: DeviceResult | None) -> str:
+    """A table's text: `0.903 (0.880 to 0.925)`, in milliseconds."""
+    ends = interval_cell(cell)
+    return time_cell(cell) if ends == MISSING else f"{time_cell(cell)} ({ends})"
 
 
 def median_text(results: Results) -> str:
     """What a number of the experiment is, for above its tables."""
-    methods = dict.fromkeys(
-        estimate.method
-        for cell in results.cells
-        for phase in cell.phases
-        if (estimate := cell.estimate(phase))
-    )
+    every = [cell.estimate(phase) for cell in results.cells for phase in cell.phases]
+    methods = dict.fromkeys(estimate.method for estimate in every if estimate)
     return f"Medians; 95% intervals: {'; '.join(methods) or MISSING}. A dash: not measured, see below."
-
-
-def one_launch(results: Results) -> str:
-    """What intervals of a single launch do not tell, as the end of a sentence; "" with several."""
-    return "" if results.num_launches > 1 else " (intervals within one launch: another may differ by more)"
-
-
-def finding(results: Results, before: str, clauses: Sequence[str], after: str = "") -> Iterator[str]:
-    """The sentence of these clauses, with what a single launch does not tell; none without clauses."""
-    if clauses:
-        yield f"{before}{'; '.join(clauses)}{after}{one_launch(results)}."
 
 
 def columns_of(results: Results) -> list[Arm]:
@@ -132,17 +129,13 @@ def columns_of(results: Results) -> list[Arm]:
     return [*arms_of(results), *(Arm("cuda", step, None, *look) for step, look in missing.items())]
 
 
-def _themselves(item: object) -> Iterable[DeviceResult]:
-    return cast("Iterable[DeviceResult]", item)
-
-
 def device_table(
     results: Results,
     title: str,
     columns: Sequence[Column[Item]],
     items: Iterable[Item],
     *,
-    cells_of: Callable[[Item], Iterable[DeviceResult]] | None = _themselves,
+    cells_of: Callable[[Item], Iterable[DeviceResult]] | None = lambda item: cast("Cells", item),
     statistic: str | None = None,
     remarks: Sequence[str] = (),
 ) -> Table:
@@ -168,10 +161,6 @@ def device_table(
     )
 
 
-Cells = Sequence[DeviceResult]
-"""A row of most tables: the cells of a point."""
-
-
 def variable(name: str, header: str | None = None, otherwise: str = MISSING) -> Column[Cells]:
     """The column of a variable or a fact: of the first cell that has one."""
 
@@ -192,15 +181,10 @@ def measured(arm: Arm | None = None, step: str = "ms a step", rate: str = "sampl
         )
 
     return [
-        column(step, lambda cell: time_cell(step_of(cell))),
-        column("95% interval, ms", lambda cell: interval_cell(step_of(cell))),
+        column(step, time_cell),
+        column("95% interval, ms", interval_cell),
         column(rate, lambda cell: MISSING if cell is None else number(cell.samples_per_s)),
     ]
-
-
-def step_of(cell: DeviceResult | None) -> Estimate | None:
-    """The time of a cell's step, where there is a cell and it has one."""
-    return cell.estimate() if cell else None
 
 
 def scientific(value: float | None) -> str:
@@ -209,16 +193,10 @@ def scientific(value: float | None) -> str:
 
 
 def left_out_table(results: Results, named: Sequence[str]) -> Iterator[Table]:
-    """Which points have no numbers, and why; nothing where all have.
-
-    Args:
-        results: of the experiment.
-        named: the variables that name a point.
-    """
-    without = [[cell] for cell in results.cells if cell.reason is not None]
+    """Which points, by the variables that name them, have no numbers, and why; nothing where all have."""
+    without, arms = [[cell] for cell in results.cells if cell.reason is not None], arms_of(results)
     if not without:
         return
-    arms = arms_of(results)
     columns: list[Column[Cells]] = [
         *map(variable, named),
         Column("on", lambda cells: next((a.name for a in arms if a.holds(cells[0])), cells[0].device)),
@@ -240,36 +218,27 @@ def plain(value: object) -> str:
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 
-def times_of(slow: Estimate, fast: Estimate) -> str:
-    """`3.2 times`: how often `fast` goes into `slow`, and whether their intervals overlap."""
-    unsure = " (their intervals overlap)" if overlap(slow, fast) else ""
-    return f"{times(slow.median / fast.median)}{unsure}"
+def remarks(results: Results, empty: str = EMPTY_COLUMNS) -> list[str]:
+    """What stands below a table: devices that are missing, a busy machine, points that are not done."""
+    lines = [*missing_remark(results, empty)]
+    loads = [float(load) for cell in results.cells if (load := cell.fact(LOAD)) is not None]
+    if results.num_cores and loads and max(loads) > BUSY * results.num_cores:
+        lines.append(
+            f"The machine was busy: its load average reached {max(loads):.1f} on {results.num_cores} cores. "
+            "Times on the CPU, above all with several threads, are those of a machine that is shared."
+        )
+    if num := sum(not cell.is_over for cell in results.cells):
+        total = len(results.cells)
+        lines.append(f"{num} of {total} points are not measured yet, or not all of their repeats.")
+    return lines
 
 
-def range_of(pairs: Sequence[tuple[Estimate, Estimate]]) -> str:
-    """`2.0 to 4.0 times`: how often the second goes into the first, and whether intervals overlap."""
-    ratios = [slow.median / fast.median for slow, fast in pairs]
-    low, high = times(min(ratios)), times(max(ratios))
-    shown = high if low == high else f"{low.removesuffix(' times')} to {high}"
-    num = sum(overlap(slow, fast) for slow, fast in pairs)
-    if not num:
-        return shown
-    return f"{shown} (intervals overlap{f' for {num} of {len(pairs)}' if len(pairs) > 1 else ''})"
+def missing_remark(results: Results, empty: str = EMPTY_COLUMNS) -> Iterator[str]:
+    """That there was no GPU, if the study asked for one, and what is empty therefore."""
+    if "cuda" in results.missing:
+        yield f"This machine has no GPU that torch can use: {empty}."
 
 
-def spread(values: Sequence[float]) -> str:
-    """`3.1 to 10`; one number where both ends are the same."""
-    decimals = 0 if all(value == int(value) for value in values) else 1
-    ends = (f"{value:,.{0 if value >= 9.95 else decimals}f}" for value in (min(values), max(values)))
-    return " to ".join(dict.fromkeys(ends))
-
-
-def networks_text(num_networks: int) -> str:
-    """Why a headline has a range."""
-    return "" if num_networks == 1 else f" ({num_networks} networks)"
-
-
-def times(ratio: float) -> str:
-    """`0.32 times`, `3.2 times`, `41 times`."""
-    digits = 0 if ratio >= 9.95 else 1 if ratio >= 0.995 else 2
-    return f"{ratio:,.{digits}f} times"
+def no_gpu(results: Results, empty: str = EMPTY_COLUMNS) -> str:
+    """Why nothing is known of a GPU."""
+    return " ".join(missing_remark(results, empty)) or "The study did not ask for a GPU."

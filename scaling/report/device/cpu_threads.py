@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from scaling.analysis.decisions import TIE_RATIO, Difference
 from scaling.report.device.common import (
     OTHER_COLOURS,
     OTHER_MARKERS,
@@ -16,26 +17,21 @@ from scaling.report.device.common import (
     device_table,
     measured,
     median_text,
-    networks_text,
-    one_launch,
-    spread,
+    remarks,
     variable,
 )
+from scaling.report.device.comparisons import Reached, finding, networks_text, reached, spread, times_of
 from scaling.report.device.declared import DeviceReport, Drawing
-from scaling.report.device.drawing import DrawnLine, draw_lines, handle, handles, new_figure, seconds_of
-from scaling.report.device.remarks import remarks
+from scaling.report.device.drawing import DrawnLine, draw_lines, handle, handles, new_figure
 from scaling.report.device.results import DeviceResult, Results, by_network
 from scaling.report.figures.parts import legend_below, plain_ticks
 from scaling.report.figures.style import MOST_COLOURED, OTHER
 from scaling.report.formats import MISSING, listed, ratio
 from scaling.report.tables import Column, Table
 
-ALMOST = 1.05
-"""Threads are not worth it that bring less than this over fewer."""
-
 CAPTION = (
-    "Time of a training step with the fewest threads over that with more (column iteration_s). Bars: the "
-    "ratio of the intervals' opposite ends. Batches are reduced, as the table says."
+    "Time of a training step with the fewest threads over that with more (column iteration_s), launch by "
+    "launch. Bars: 95% intervals. Batches are reduced, as the table says."
 )
 
 
@@ -52,7 +48,7 @@ def _draw(results: Results, title: str) -> Figure | None:
     threads = sorted({int(at) for line in lines for at in line.at})
     linear: dict[str, Any] = {"color": "#999999", "linestyle": (0, (5, 2))}
     axes.plot(threads, [count / threads[0] for count in threads], **linear)
-    draw_lines(axes, lines, "times faster")
+    draw_lines(axes, lines, "times")
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)
     plain_ticks(axes, threads)
@@ -68,13 +64,13 @@ def speedup_lines(results: Results) -> list[DrawnLine]:
     colours = chain(OTHER_COLOURS[:MOST_COLOURED], repeat(OTHER))
     looks = zip(colours, cycle(OTHER_MARKERS), strict=False)
     for (model, cells), look in zip(networks(results).items(), looks, strict=False):
-        medians, lows, highs = seconds_of(cells)
-        if np.isnan(medians[0]):
+        if cells[0].estimate() is None:
             continue
-        low, high = lows[0] / highs, highs[0] / lows
-        low[0] = high[0] = 1.0
+        differences = [speedup(cells, cell) for cell in cells]
+        ends = [(d.ratio, *(d.interval or (np.nan,) * 2)) if d else (np.nan,) * 3 for d in differences]
+        ends[0] = (1.0, 1.0, 1.0)
         threads = np.array([cell.threads for cell in cells], dtype=np.float64)
-        lines.append(DrawnLine(model, *look, threads, medians[0] / medians, low, high))
+        lines.append(DrawnLine(model, *look, threads, *np.array(ends, dtype=np.float64).T))
     return lines
 
 
@@ -86,72 +82,90 @@ def networks(results: Results) -> dict[str, list[DeviceResult]]:
     }
 
 
+def speedup(cells: Cells, cell: DeviceResult) -> Difference | None:
+    """The network's time with the fewest threads over that of the cell; None where one has none."""
+    return cell.difference(cells[0])
+
+
 def _rows(results: Results) -> Iterator[Table]:
     """A row for each network and number of threads."""
-    first = {name: cells[0].estimate() for name, cells in networks(results).items()}
+    every = networks(results)
 
-    def speedup(cells: Cells) -> str:
-        fewest, more = first[cells[0].point["model"]], cells[0].estimate()
-        return ratio(fewest.median / more.median) if fewest and more else MISSING
+    def text(cells: Cells) -> str:
+        difference = speedup(every[cells[0].point["model"]], cells[0])
+        return ratio(difference.ratio) if difference else MISSING
 
     yield device_table(
         results,
         ": a training step on the CPU, reduced batches",
         [
-            *(variable("model", "network"), variable("batch"), variable("threads")),
+            variable("model", "network"),
+            variable("batch"),
+            variable("threads"),
             *measured(),
-            Column("speedup", speedup),
+            Column("speedup", text),
         ],
-        [[cell] for cells in networks(results).values() for cell in cells],
+        [[cell] for cells in every.values() for cell in cells],
         statistic=f"Speedup: over the fewest threads of the network. {median_text(results)}",
         remarks=remarks(results),
     )
 
 
-def worthwhile(cells: list[DeviceResult]) -> tuple[int, float] | None:
-    """The fewest threads within 5% of the fastest, their speedup; None unless all were tried."""
-    measured = [(cell.threads, estimate.median) for cell in cells if (estimate := cell.estimate())]
-    if len(measured) < 2 or cells[0].estimate() is None or not all(cell.is_over for cell in cells):
+def worthwhile(cells: list[DeviceResult]) -> Reached | None:
+    """The fewest threads that take at most 3% more than the least time; None unless all were tried."""
+    num_measured = sum(cell.estimate() is not None for cell in cells)
+    if num_measured < 2 or cells[0].estimate() is None or not all(cell.is_over for cell in cells):
         return None
-    best = min(seconds for _, seconds in measured)
-    threads, seconds = next((count, taken_s) for count, taken_s in measured if taken_s <= ALMOST * best)
-    return threads, measured[0][1] / seconds
+    return reached(cells, "threads", 1 + TIE_RATIO)
+
+
+def _gains(results: Results) -> dict[str, tuple[Reached, Difference]]:
+    """Network -> the threads that are worth it, and the time with the fewest over that with these."""
+    gains = {}
+    for model, cells in networks(results).items():
+        found = worthwhile(cells)
+        if found and (gain := speedup(cells, found.shown)):
+            gains[model] = (found, gain)
+    return gains
 
 
 def _headline(results: Results) -> str:
     """The fewest and the most threads, and what they gain."""
-    worths = [worth for cells in networks(results).values() if (worth := worthwhile(cells))]
-    if not worths:
+    gains = _gains(results)
+    if not gains:
         return ""
     counts = [cell.threads for cell in results.cells]
-    enough = spread([threads for threads, _ in worths])
+    enough = spread([found.shown.threads for found, _ in gains.values()])
+    longer = spread([gain.ratio for _, gain in gains.values()])
     return (
-        f"{enough} of {max(counts)}: a training step is then {spread([gain for _, gain in worths])} times as "
-        f"fast as with {min(counts)}{networks_text(len(worths))}."
+        f"{enough} of {max(counts)}: a training step takes {longer} times as long with {min(counts)}"
+        f"{networks_text(len(gains))}."
     )
 
 
 def _answer(results: Results) -> str:
     """How many threads each network is worth."""
-    worths = {model: worth for model, cells in networks(results).items() if (worth := worthwhile(cells))}
-    if not worths:
+    gains = _gains(results)
+    if not gains:
         return "Not answered: no network was measured with all of them."
-    most = max(cell.threads for cell in results.cells)
-    least = min(cell.threads for cell in results.cells)
-    alone = [model for model, (threads, _) in worths.items() if threads == least]
-    groups: dict[int, list[str]] = {}
-    for model, (threads, gain) in sorted(worths.items(), key=lambda item: -item[1][1]):
-        if threads != least:
-            groups.setdefault(threads, []).append(f"{model} ({gain:.2f} times as fast as with {least})")
-    clauses = [f"{count} for {listed(names)}" for count, names in sorted(groups.items(), reverse=True)]
+    counts = [cell.threads for cell in results.cells]
+    least, most = min(counts), max(counts)
+    alone = [model for model, (found, _) in gains.items() if found.shown.threads == least]
+    groups: dict[tuple[int, str], list[str]] = {}
+    for model, (found, gain) in sorted(gains.items(), key=lambda item: -item[1][1].ratio):
+        if model not in alone:
+            key = (found.shown.threads, found.text("threads"))
+            groups.setdefault(key, []).append(f"{model} ({times_of([gain])})")
+    clauses = [f"{text} for {listed(names)}" for (_, text), names in sorted(groups.items(), reverse=True)]
     if alone:
-        clauses.append(f"{least} for {listed(alone)}, which more do not make faster")
-    rest = [model for model in networks(results) if model not in worths]
-    missing = f" Not answered for {listed(rest)}." if rest else ""
-    return (
-        f"Of {least} to {most}, the fewest that are within 5% of the "
-        f"fastest are {'; '.join(clauses)}{one_launch(results)}.{missing}"
+        clauses.append(f"{least} for {listed(alone)}, where more take no less")
+    rest = [model for model in networks(results) if model not in gains]
+    before = (
+        f"Of {least} to {most}, the fewest that take at most {TIE_RATIO:.0%} more than the least time (in "
+        f"brackets how long {least} take{'s' * (least == 1)}) are "
     )
+    missing = [f"Not answered for {listed(rest)}."] if rest else []
+    return " ".join([*finding(results, before, clauses), *missing])
 
 
 REPORT = DeviceReport(

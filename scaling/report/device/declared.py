@@ -8,11 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from scaling.report.device.common import Arm, arms_of, left_out_table
+from scaling.report.device.common import (
+    NO_ROWS,
+    Arm,
+    arms_of,
+    device_table,
+    interval_cell,
+    left_out_table,
+    remarks,
+    time_cell,
+)
+from scaling.report.device.comparisons import LEAD
 from scaling.report.device.drawing import (
     Panel,
     as_rates,
@@ -22,10 +33,11 @@ from scaling.report.device.drawing import (
     new_figure,
     time_line,
 )
-from scaling.report.device.results import Results, grouped
+from scaling.report.device.results import DeviceResult, Results, grouped
 from scaling.report.figures.base import Drawn
 from scaling.report.figures.parts import legend_below
-from scaling.report.tables import Table
+from scaling.report.formats import MISSING, number
+from scaling.report.tables import Column, Table
 
 RATE = "samples/s"
 
@@ -95,11 +107,6 @@ class Drawing:
     draw: Callable[[Results, str], Figure | None]
 
 
-def nothing(results: Results) -> Iterator[str]:
-    """No sentence."""
-    yield from ()
-
-
 @dataclass(frozen=True)
 class DeviceReport:
     """What the report of an experiment says.
@@ -112,6 +119,7 @@ class DeviceReport:
         findings: what was found besides.
         answer: to the question; "" where there is none.
         headline: the answer in one short sentence; "" where `answer` is short, or nothing is known.
+        over: what the headline's answer is decided over; one launch decides nothing.
     """
 
     question: str
@@ -119,8 +127,14 @@ class DeviceReport:
     rows: Callable[[Results], Iterator[Table]]
     named: Sequence[str]
     answer: Callable[[Results], str]
-    findings: Callable[[Results], Iterator[str]] = nothing
+    findings: Callable[[Results], Iterator[str]] = lambda _: iter(())
     headline: Callable[[Results], str] = lambda _: ""
+    over: Literal["launches", "seeds"] = "launches"
+
+    def short_answer(self, results: Results) -> str:
+        """The headline, said to be of one launch where it is."""
+        text = self.headline(results)
+        return f"{LEAD}{text}" if text and results.num_launches == 1 and self.over == "launches" else text
 
     def figures(self, results: Results) -> Iterator[Drawn]:
         """Those that have something to show, under names that begin with `device-<slug>-`."""
@@ -137,5 +151,33 @@ class DeviceReport:
     def sentences(self, results: Results) -> Iterator[str]:
         """What was found; the last one answers the question."""
         yield from self.findings(results)
-        if answer := " ".join(filter(None, (self.headline(results), self.answer(results)))):
+        if answer := " ".join(filter(None, (self.short_answer(results), self.answer(results)))):
             yield f"{self.question} {answer}".strip()
+
+
+def plain_report(results: Results) -> DeviceReport:
+    """Of an experiment that has none of its own: one table of all that was measured, and no figures."""
+    variables = list(dict.fromkeys(name for cell in results.cells for name in cell.point))
+    columns: list[Column[tuple[DeviceResult, str]]] = [
+        *(Column(name, lambda row, name=name: str(row[0].point.get(name, MISSING))) for name in variables),  # type: ignore[misc]
+        Column("device", lambda row: row[0].device),
+        Column("threads", lambda row: str(row[0].threads)),
+        Column("what", lambda row: row[1]),
+        Column("ms", lambda row: time_cell(*row)),
+        Column("95% interval, ms", lambda row: interval_cell(*row)),
+        Column("samples/s", lambda row: number(row[0].samples_per_s)),
+        Column("facts", lambda row: ", ".join(f"{name} {value}" for name, value in row[0].scalars.items())),
+    ]
+
+    def rows(results: Results) -> Iterator[Table]:
+        items = [(cell, phase) for cell in results.cells for phase in cell.phases or [""]]
+        below = remarks(results, NO_ROWS)
+        yield device_table(results, "", columns, items, cells_of=lambda row: [row[0]], remarks=below)
+
+    def answer(results: Results) -> str:
+        measured = sum(bool(cell.phases) for cell in results.cells)
+        return (
+            f"{results.experiment}: {measured} of {len(results.cells)} points were measured; see its table."
+        )
+
+    return DeviceReport("", (), rows, variables, answer)

@@ -3,38 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
+from scaling.analysis.decisions import Difference
 from scaling.report.device.common import (
     DEVICES,
+    NO_ROWS,
     device_table,
-    finding,
     interval_cell,
     median_text,
-    one_launch,
-    range_of,
+    missing_remark,
+    remarks,
     scientific,
-    spread,
-    step_of,
     time_cell,
-    times,
-    times_of,
 )
+from scaling.report.device.comparisons import finding, is_longer, least_text, spread, times_of
 from scaling.report.device.declared import DeviceReport
 from scaling.report.device.kernel_data import (
+    CAPPED,
     CHOICES,
     CONVOLUTION,
     MATMUL,
+    NO_CAP,
     PRECISION_NAMES,
     KernelCase,
     cases,
-    median,
     name_of,
-    overlap,
     teraflop_per_s,
 )
 from scaling.report.device.kernel_figures import PLOTS
-from scaling.report.device.kernel_workspace import capped, faster_by_older, interfaces, limit_costs
-from scaling.report.device.remarks import NO_ROWS, missing_remark, remarks
 from scaling.report.device.results import DeviceResult, Results
 from scaling.report.formats import MISSING, listed, megabytes, milliseconds, number
 from scaling.report.tables import Column, Table
@@ -53,9 +50,9 @@ def _table(results: Results, shown: Sequence[KernelCase], title: str, operation:
     columns: list[Column[tuple[KernelCase, DeviceResult]]] = [
         Column("on", lambda row: row[0].title),
         Column("choice", lambda row: name_of(row[1])),
-        Column("ms" if is_product else "forward and backward, ms", lambda row: time_cell(row[1].estimate())),
-        Column("95% interval, ms", lambda row: interval_cell(row[1].estimate())),
-        Column(second, lambda row: time_cell(row[1].estimate(phase))),
+        Column("ms" if is_product else "forward and backward, ms", lambda row: time_cell(row[1])),
+        Column("95% interval, ms", lambda row: interval_cell(row[1])),
+        Column(second, lambda row: time_cell(row[1], phase)),
         Column("TFLOP/s", lambda row: number(teraflop_per_s(row[1]))),
         Column("relative error", lambda row: scientific(row[1].fact("error"))),
         Column(
@@ -81,37 +78,33 @@ def _findings(results: Results) -> Iterator[str]:
     """Products, precisions, autotuning, workspace."""
     products = cases(results, MATMUL)
     convolutions = cases(results, CONVOLUTION)
-    for case in products:
-        yield from _product(results, case)
     yield from _precisions(results, [*products, *convolutions])
     yield from _autotuned(results, convolutions)
-    yield from capped(results, convolutions)
-    yield from interfaces(results, convolutions)
+    yield from _capped(results, convolutions)
+    yield from _interfaces(results, convolutions)
 
 
 def _headline(results: Results) -> str:
-    """What the stored W gains over transposing first, and each device's fastest convolution."""
+    """What transposing first costs, and the convolution of least time on each device."""
     products, convolutions = cases(results, MATMUL), cases(results, CONVOLUTION)
-    pairs = [(case.find("transposed"), case.find("transpose-first")) for case in products]
-    known = [(plain, first) for plain, first in pairs if plain and first]
+    known = [difference for case in products if (difference := _transposing(case))]
     clauses = []
-    if known and all(_is_faster(plain, first) for plain, first in known):
-        gains = [(median(first) or 0.0) / (median(plain) or 1.0) for plain, first in known]
-        clauses.append(f"read W as it is stored ({spread(gains)} times as fast as transposing first)")
+    if known and all(map(is_longer, known)):
+        ratios = spread([difference.ratio for difference in known])
+        clauses.append(f"W as it is stored takes least (transposed first {ratios} times as long)")
     for device, name in DEVICES.items():
-        measured = [case for case in convolutions if case.device == device and not case.unmeasured()]
-        common = (
-            set.intersection(*({cell.point["choice"] for cell in case.fastest()} for case in measured))
-            if measured
-            else ()
-        )
-        clauses += [f"{CHOICES[choice]} for convolutions on the {name}" for choice in sorted(common)[:1]]
+        every = [case for case in convolutions if case.device == device and not case.unmeasured()]
+        choices = [{cell.point["choice"] for cell in case.fastest()} for case in every]
+        common = sorted(set.intersection(*choices)) if choices else []
+        clauses += [f"{CHOICES[choice]} for convolutions on the {name}" for choice in common[:1]]
     text = "; ".join(clauses)
     return f"{text[:1].upper()}{text[1:]}." if text else ""
 
 
-def _is_faster(first: DeviceResult, second: DeviceResult) -> bool:
-    return (median(first) or 0.0) < (median(second) or 0.0) and not overlap(first, second)
+def _transposing(case: KernelCase) -> Difference | None:
+    """The product's time with W transposed first over that with W as it is stored."""
+    plain, first = case.find("transposed"), case.find("transpose-first")
+    return plain.difference(first) if plain and first else None
 
 
 def _answer(results: Results) -> str:
@@ -128,20 +121,8 @@ def _unanswered(shown: Sequence[KernelCase]) -> Iterator[str]:
         yield f"Not answered, as choices in float32 are not measured yet: {'; '.join(cases)}."
 
 
-def _product(results: Results, case: KernelCase) -> Iterator[str]:
-    plain, first, before = (median(case.find(choice)) for choice in list(CHOICES)[:3])
-    copy = median(case.find("transpose-first"), "transpose")
-    if plain and first and before and copy:
-        yield (
-            f"{case.title}, float32: with W as it is stored {milliseconds(plain)} ms, with transposed first "
-            f"{milliseconds(first)} ms ({times(first / plain)} that), of which the copy alone takes "
-            f"{milliseconds(copy)} ms; had W been transposed before, {milliseconds(before)} ms"
-            f"{one_launch(results)}."
-        )
-
-
 def _precisions(results: Results, shown: Sequence[KernelCase]) -> Iterator[str]:
-    """What TF32 and bfloat16 gain, and lose in exactness, with the choice that needs nothing else."""
+    """What TF32 and bfloat16 save, and lose in exactness, with the choice that needs nothing else."""
     for device, name in DEVICES.items():
         clauses: list[str] = []
         compared: list[DeviceResult] = []
@@ -153,24 +134,17 @@ def _precisions(results: Results, shown: Sequence[KernelCase]) -> Iterator[str]:
                 for choice in ("transposed", "library")
                 if (exact := case.find(choice)) and (other := case.find(choice, precision))
             ]
-            if pairs:
-                clauses.append(_gain(PRECISION_NAMES[precision], pairs))
+            if differences := [d for _, exact, other in pairs if (d := other.difference(exact))]:
+                name_only = pairs[0][0].title.split(": ", 1)[1]
+                where = f"{len(pairs)} operations" if len(pairs) > 1 else f"one operation, {name_only}"
+                errors = _largest_error([other for _, _, other in pairs])
+                clauses.append(
+                    f"{times_of(differences)} as long as {PRECISION_NAMES[precision]} ({where}; relative "
+                    f"error up to {errors})"
+                )
                 compared += [exact for _, exact, _ in pairs]
         error = _largest_error(compared)
-        yield from finding(results, f"On the {name}, over float32 (relative error up to {error}): ", clauses)
-
-
-def _gain(precision: str, pairs: Sequence[tuple[KernelCase, DeviceResult, DeviceResult]]) -> str:
-    """With the one case's name, where there is only one."""
-    estimates = [
-        (first, second)
-        for _, exact, other in pairs
-        if (first := exact.estimate()) and (second := other.estimate())
-    ]
-    errors = _largest_error([other for _, _, other in pairs])
-    num = len(pairs)
-    where = f"{num} operations" if num > 1 else f"one operation, {pairs[0][0].title.split(': ', 1)[1]}"
-    return f"{precision} is {range_of(estimates)} as fast ({where}), with a relative error of up to {errors}"
+        yield from finding(results, f"On the {name}, float32 (relative error up to {error}) takes ", clauses)
 
 
 def _largest_error(cells: Sequence[DeviceResult]) -> str:
@@ -181,53 +155,112 @@ def _largest_error(cells: Sequence[DeviceResult]) -> str:
 def _autotuned(results: Results, convolutions: Sequence[KernelCase]) -> Iterator[str]:
     clauses = []
     for case in convolutions:
-        guess, tried = (step_of(case.find(choice)) for choice in ("library", "autotuned"))
-        if guess and tried:
-            clauses.append(f"{case.title} {times_of(guess, tried)}")
+        guess, tried = (case.find(choice) for choice in ("library", "autotuned"))
+        if guess and tried and (difference := tried.difference(guess)):
+            clauses.append(f"{case.title} {times_of([difference])}")
     yield from finding(
         results,
-        "With cuDNN's algorithm found by trying all, over its own guess, forward and backward pass in "
-        "float32 are so many times as fast: ",
+        "Forward and backward pass in float32 by cuDNN's own guess take so many times as long as by the "
+        "algorithm found by trying all: ",
         clauses,
     )
 
 
 def _advice(device: str, products: Sequence[KernelCase], convolutions: Sequence[KernelCase]) -> Iterator[str]:
-    """For one device: the product's reading, and each layer's fastest algorithm."""
-    clauses = []
-    for case in products:
-        plain, first = case.find("transposed"), case.find("transpose-first")
-        if case.device == device and plain and first:
-            clauses.append(f"{_better(plain, first)} at batch {case.batch:,}")
+    """For one device: how W is read, and each layer's algorithm of least time."""
+    own = [case for case in convolutions if case.device == device]
+    clauses = [
+        f"{_reading(difference)} at batch {case.batch:,}"
+        for case in products
+        if case.device == device and (difference := _transposing(case))
+    ]
     if clauses:
-        yield f"on the {DEVICES[device]} the product with W {listed(clauses)}"
+        yield f"on the {DEVICES[device]} the product with W takes least {listed(clauses)}"
     layers: dict[str, list[str]] = {}
-    for case in convolutions:
-        best = case.fastest()
-        if case.device == device and best and not case.unmeasured():
-            names = " or ".join(CHOICES[cell.point["choice"]] for cell in best)
+    for case in own:
+        if (best := case.fastest()) and not case.unmeasured():
+            names = least_text(best, [CHOICES[cell.point["choice"]] for cell in best])
             layers.setdefault(names, []).append(case.name)
     if layers:
         each = [f"{names} for {listed(chosen)}" for names, chosen in layers.items()]
-        older = "".join(faster_by_older(case) for case in convolutions if case.device == device)
-        yield f"on the {DEVICES[device]} the fastest convolution by {'; by '.join(each)}{older}"
-    costs = [cost for case in convolutions if case.device == device for cost in limit_costs(case)]
-    if costs:
-        cost, name, cap = max(costs)
+        older = "".join(map(_saved_by_older, own))
+        yield f"on the {DEVICES[device]} the convolution takes least by {'; by '.join(each)}{older}"
+    if costs := [cost for case in own for cost in _limit_costs(case)]:
+        difference, name, cap = max(costs, key=lambda cost: cost[0].ratio)
         yield (
             f"on the {DEVICES[device]} a limit of a convolution's workspace makes its forward pass take up "
-            f"to {times(cost)} as long ({name}, at most {cap})"
+            f"to {times_of([difference])} as long ({name}, at most {cap})"
         )
 
 
-def _better(plain: DeviceResult, first: DeviceResult) -> str:
-    """Which of the two readings takes less time, if their intervals tell."""
-    if overlap(plain, first):
-        return "either way (their intervals overlap)"
-    ratio = (median(first) or 0.0) / (median(plain) or 1.0)
-    if ratio > 1:
-        return f"as it is stored ({times(ratio)} as fast as transposing first)"
-    return f"transposed first ({times(1 / ratio)} as fast as reading it as it is stored)"
+def _reading(difference: Difference) -> str:
+    """Which of the two readings takes less time."""
+    other = replace(difference, log_ratio=-difference.log_ratio)
+    if is_longer(other):
+        return f"transposed first (as it is stored {times_of([other])} as long)"
+    way = "as it is stored" if is_longer(difference) else "either way"
+    return f"{way} (transposed first {times_of([difference])} as long)"
+
+
+def _capped(results: Results, convolutions: Sequence[KernelCase]) -> Iterator[str]:
+    """Which limits of the workspace were not kept, and which are not measured yet."""
+    for case in convolutions:
+        limited = [cell for cell in case.cells if cell.point["workspace_cap"] != NO_CAP]
+        exceeded = [cell for cell in limited if cell.estimate() and _exceeds(cell)]
+        planned = [cell for cell in limited if not cell.is_over]
+        for cells, what in ((exceeded, "was not kept"), (planned, "is not measured yet")):
+            if cells:
+                limits = listed([str(cell.point["workspace_cap"]) for cell in cells])
+                yield f"{case.title}: by cuDNN's older interface the limit of {limits} {what}."
+
+
+def _exceeds(cell: DeviceResult) -> bool:
+    limit_bytes = float(cell.point["workspace_cap"].split()[0]) * 2**20
+    return (cell.fact("workspace_bytes") or 0) > limit_bytes
+
+
+def _saved_by_older(case: KernelCase) -> str:
+    """That cuDNN's older interface takes less still, which only an environment variable chooses."""
+    older, best = case.find(CAPPED), case.fastest()
+    difference = older.difference(best[0]) if older and best else None
+    if difference is None or not is_longer(difference):
+        return ""
+    return f" ({case.name}'s takes {times_of([difference])} as long as by cuDNN's older interface)"
+
+
+def _limit_costs(case: KernelCase) -> Iterator[tuple[Difference, str, str]]:
+    """(forward pass with a limited workspace over that without, layer, limit), where the limit was kept."""
+    free = case.find(CAPPED)
+    for cell in case.cells:
+        difference = free.difference(cell, "forward") if free else None
+        if difference and cell.point["workspace_cap"] != NO_CAP and not _exceeds(cell):
+            yield difference, case.name, str(cell.point["workspace_cap"])
+
+
+def _interfaces(results: Results, convolutions: Sequence[KernelCase]) -> Iterator[str]:
+    """Whether choosing cuDNN's older interface did anything, as the times tell."""
+    found = [(case, case.find(CAPPED), case.find("autotuned")) for case in convolutions]
+    pairs = [(case, older, newer) for case, older, newer in found if older and newer]
+    start = "cuDNN's older interface, asked for by TORCH_CUDNN_V8_API_DISABLED=1, both autotuned, "
+    instead = [
+        (
+            f"{case.name} {milliseconds(older.median())} ms instead of {milliseconds(newer.median())} ms",
+            newer.difference(older),
+        )
+        for case, older, newer in pairs
+    ]
+    if results.num_launches == 1:
+        yield from finding(results, f"{start}took ", [text for text, _ in instead])
+    elif apart := [text for text, difference in instead if difference and difference.is_significant]:
+        yield (
+            f"{start}took other times than its present one: {'; '.join(apart)}: the variable does something "
+            "in this version of torch, or autotuning does not choose the same twice."
+        )
+    elif pairs:
+        yield (
+            f"{start}is not told from its present one by its times: in this version of torch the variable "
+            "may do nothing."
+        )
 
 
 REPORT = DeviceReport(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scaling.report.device import crossover
 from scaling.report.device.common import DEVICES
+from scaling.report.device.comparisons import least
 from scaling.report.device.results import DeviceResult, Results, grouped
 
 MATMUL, CONVOLUTION = "matmul", "convolution"
@@ -65,9 +65,8 @@ class KernelCase:
         return [cell for cell in self.choices if not cell.is_over]
 
     def fastest(self) -> list[DeviceResult]:
-        """The choice with the least time of a step, and those whose interval overlaps with its own."""
-        timed = sorted((c for c in self.choices if c.estimate()), key=lambda cell: median(cell) or 0.0)
-        return [cell for cell in timed if cell is timed[0] or overlap(timed[0], cell)]
+        """The choice with the least time of a step, and those that are not shown to take longer."""
+        return least(self.choices)
 
 
 def cases(results: Results, operation: str) -> list[KernelCase]:
@@ -92,23 +91,10 @@ def ordered(cells: Sequence[DeviceResult]) -> list[DeviceResult]:
     return sorted(cells, key=place)
 
 
-def median(cell: DeviceResult | None, phase: str = "step") -> float | None:
-    """Of a phase's seconds; None where it was not measured."""
-    estimate = cell.estimate(phase) if cell else None
-    return estimate.median if estimate else None
-
-
-def overlap(cell: DeviceResult, other: DeviceResult) -> bool:
-    """Whether the intervals of their step times overlap; without one, equal medians."""
-    first, second = cell.estimate(), other.estimate()
-    return first is not None and second is not None and crossover.overlap(first, second)
-
-
 def teraflop_per_s(cell: DeviceResult) -> float | None:
     """Operations of a forward pass a second, in 10^12; of a convolution of its forward phase."""
-    seconds = median(cell, "forward") or median(cell)
-    flop = cell.fact("flop")
-    return flop / seconds / 1e12 if flop and seconds else None
+    estimate, flop = cell.estimate("forward") or cell.estimate(), cell.fact("flop")
+    return flop / estimate.median / 1e12 if flop and estimate and estimate.median else None
 
 
 def name_of(cell: DeviceResult) -> str:

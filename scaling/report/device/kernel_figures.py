@@ -22,7 +22,6 @@ from scaling.report.device.kernel_data import (
     PRECISION_NAMES,
     KernelCase,
     cases,
-    median,
     name_of,
 )
 from scaling.report.device.results import DeviceResult, Results
@@ -89,9 +88,8 @@ def _bars(axes: Axes, cells: Sequence[DeviceResult]) -> None:
         axes.barh(place, 1e3 * estimate.median, height=0.72, color=colour)
         if estimate.low is not None and estimate.high is not None:
             axes.plot([1e3 * estimate.low, 1e3 * estimate.high], [place] * 2, color=BLACK, linewidth=0.9)
-        forward = median(cell, "forward")
-        if forward is not None:
-            axes.plot([1e3 * forward] * 2, [place - 0.36, place + 0.36], color="white", linewidth=1.4)
+        if forward := cell.estimate("forward"):
+            axes.plot([1e3 * forward.median] * 2, [place - 0.36, place + 0.36], color="white", linewidth=1.4)
         add_tip(axes, 1e3 * estimate.median, place, f"{name_of(cell)}: {1e3 * estimate.median:.3g} ms")
     axes.set_yticks(range(len(cells)), [_short_name(cell) for cell in cells])
     axes.invert_yaxis()
@@ -109,9 +107,9 @@ def _weighed(case: KernelCase) -> list[tuple[DeviceResult, float, float]]:
     """Cells in float32 with their workspace in MB and their forward milliseconds."""
     shown = []
     for cell in case.cells:
-        workspace, forward = cell.fact("workspace_bytes"), median(cell, "forward")
+        workspace, forward = cell.fact("workspace_bytes"), cell.estimate("forward")
         if cell.point["precision"] == "float32" and workspace is not None and forward is not None:
-            shown.append((cell, workspace / 1e6, 1e3 * forward))
+            shown.append((cell, workspace / 1e6, 1e3 * forward.median))
     return shown
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
+from scaling.analysis.seed_noise import noise_bound
 from scaling.report.device.common import DEVICES, device_table, scientific
 from scaling.report.device.drawing import stacked
 from scaling.report.device.results import DeviceResult, Results
@@ -31,24 +32,14 @@ Floats = npt.NDArray[np.float64]
 
 REFERENCE = "fused, float32"
 
-DIFFERING = {"implementation": (True, False), "precision": (False, True), "combination": (True, True)}
-"""What differs from the reference: whether the implementation does, and the precision."""
-
-NOISE = 3.0
-"""Accuracies that differ by no more standard errors of a difference of means are within the seeds' noise.
-
-Of the eight other combinations of a task one lies beyond by chance in about one study of twenty: Student's t
-with the 18 degrees of freedom of nine combinations of three seeds, at 5% shared by eight comparisons.
-"""
-
 NARROWEST = 1.0
 """Of an axis of accuracies, in percentage points: where all seeds agree."""
 
 ACCURACY = (
     "Accuracy on held-out samples after training (columns accuracy, accuracy_sd): a small marker for each "
-    "seed, a large one for their mean. The band is that of the fused implementation in float32: its mean and "
-    f"{NOISE:g} standard errors of a difference of two means, from the spread over seeds, to either side; "
-    "without that implementation's accuracy there is none."
+    "seed, a large one for their mean. The band is that of the fused implementation in float32: what another "
+    "mean differs from its own by chance, by the spread over seeds (95%, for all comparisons of a panel "
+    "together); without that implementation's accuracy there is none."
 )
 
 
@@ -92,8 +83,10 @@ class AccuracyComparison:
         if sd is None:
             return None
         samples = [float(count) for cell in self.cells.values() if (count := cell.fact("test_samples"))]
-        fewest = int(self.scores.count(axis=1).min())
-        return max(NOISE * sd * math.sqrt(2 / fewest), *(1 / count for count in samples), 0.0)
+        counts = self.scores.count(axis=1)
+        fewest, degrees, others = int(counts.min()), int((counts - 1).sum()), max(1, len(counts) - 1)
+        bound = noise_bound(sd, fewest, fewest, degrees=degrees, comparisons=others)
+        return max(bound, *(1 / count for count in samples), 0.0)
 
     @property
     def differences(self) -> dict[str, float]:
@@ -106,18 +99,9 @@ class AccuracyComparison:
         less = self.scores.sub(self.scores.loc[REFERENCE]).drop(REFERENCE).mean(axis=1).dropna()
         return {str(name): float(difference) for name, difference in less.items()}
 
-    def differing(self, kind: str) -> dict[str, float]:
-        """The differences of those that differ from the reference in that, and in nothing else.
-
-        Args:
-            kind: `implementation`, `precision`, or `combination` of both.
-        """
-        return {
-            name: difference
-            for name, difference in self.differences.items()
-            if tuple(a != b for a, b in zip(name.split(", "), REFERENCE.split(", "), strict=True))
-            == DIFFERING[kind]
-        }
+    def difference(self, name: str) -> float | None:
+        """Of a combination from the reference; None where that is not known."""
+        return 0.0 if name == REFERENCE else self.differences.get(name)
 
     @property
     def beyond(self) -> list[str]:
@@ -135,9 +119,9 @@ class AccuracyComparison:
 def comparisons(results: Results) -> list[AccuracyComparison]:
     """One for each task and device with an accuracy, in the order of the tasks."""
     compared = []
-    for task in dict.fromkeys(cell.point["task"] for cell in ordered(results.cells)):
+    for task in dict.fromkeys(cell.point["task"] for cell in sorted(results.cells, key=place)):
         for device in DEVICES:
-            cells = ordered(results.all(device, task=task))
+            cells = sorted(results.all(device, task=task), key=place)
             scored = {name_of(cell): cell for cell in cells if cell.facts("accuracy_by_seed")}
             rows = {name: cell.facts("accuracy_by_seed")[0] for name, cell in scored.items()}
             scores = pd.DataFrame({name: pd.Series(row["y"], row["x"]) for name, row in rows.items()}).T
@@ -159,11 +143,6 @@ def place(cell: DeviceResult) -> tuple[bool, int, int, int, int]:
     return point["task"].endswith("-rows"), int(point["width"]), int(point["batch"]), *ranks
 
 
-def ordered(cells: Sequence[DeviceResult]) -> list[DeviceResult]:
-    """In that order."""
-    return sorted(cells, key=place)
-
-
 def accuracy_tables(results: Results) -> Iterator[Table]:
     """A row a combination, with its difference from the reference."""
     compared = comparisons(results)
@@ -175,7 +154,12 @@ def accuracy_tables(results: Results) -> Iterator[Table]:
         Column("precision", lambda row: str(row[2].point["precision"])),
         Column("implementation", lambda row: str(row[2].point["implementation"])),
         Column("accuracy", lambda row: row[0].score_text(row[1])),
-        Column("difference, points", lambda row: _points(row[0], row[1])),
+        Column(
+            "difference, points",
+            lambda row: (
+                f"{100 * value:+.2f}" if (value := row[0].difference(row[1])) is not None else MISSING
+            ),
+        ),
         Column("logits", lambda row: scientific(row[2].fact("logit_difference"))),
     ]
     items = [(comparison, name, cell) for comparison in compared for name, cell in comparison.cells.items()]
@@ -188,18 +172,13 @@ def accuracy_tables(results: Results) -> Iterator[Table]:
         statistic=f"Mean over {len(results.parameters['seeds'])} seeds with its standard deviation; "
         "difference: mean over the seeds of what it is above that of the fused implementation in float32 on "
         "the same device. Logits: largest difference from float64, untrained.",
-        remarks=[_left_out(cell) for comparison in compared for cell in comparison.left_out],
+        remarks=[
+            f"No accuracy of {cell.point['task']}, {DEVICES[cell.device]}, {name_of(cell)}: "
+            f"{cell.fact('accuracy_left_out')}."
+            for comparison in compared
+            for cell in comparison.left_out
+        ],
     )
-
-
-def _points(compared: AccuracyComparison, name: str) -> str:
-    difference = 0.0 if name == REFERENCE else compared.differences.get(name)
-    return MISSING if difference is None else f"{100 * difference:+.2f}"
-
-
-def _left_out(cell: DeviceResult) -> str:
-    way = f"{cell.point['task']}, {DEVICES[cell.device]}, {name_of(cell)}"
-    return f"No accuracy of {way}: {cell.fact('accuracy_left_out')}."
 
 
 def accuracy_title(results: Results) -> str:
@@ -271,19 +250,20 @@ def _answer(compared: AccuracyComparison) -> str:
             f"{where}: unknown, as the fused implementation in float32 has no accuracy{_spread(compared)}"
             f"{_missing(compared)}."
         )
-    largest = [_largest(kind, differences) for kind in DIFFERING if (differences := compared.differing(kind))]
-    if not largest:
+    if not compared.differences:
         return f"{where}: unknown, as nothing else was trained{_missing(compared)}."
+    name, most = max(compared.differences.items(), key=lambda pair: abs(pair[1]))
+    points = f"{100 * most:+.2f}" if abs(most) >= 0.00005 or most == 0 else "less than 0.01"
+    largest = f"the largest difference is {points} points ({name})" if most else "all reach the same number"
     if noise is None:
-        return f"{where}: with one seed it cannot be told from chance; {'; '.join(largest)}."
-    beyond = compared.beyond
+        return f"{where}: with one seed it cannot be told from chance; {largest}."
+    beyond, num_seeds = compared.beyond, len(compared.seeds(REFERENCE))
     verdict = f"yes, for {listed(beyond)}" if beyond else "no change beyond chance"
     unseen = "" if beyond else ", so that a smaller change would not be seen"
-    num_seeds = len(compared.seeds(REFERENCE))
     return (
         f"{where}: {verdict}; fused in float32 reaches {compared.score_text(REFERENCE)} over {num_seeds} "
-        f"seeds, {'; '.join(largest)}; two means of that many seeds differ by up to {100 * noise:.2f} points "
-        f"by chance{unseen}{_missing(compared)}."
+        f"seeds, {largest}; two means of that many seeds differ by up to {100 * noise:.2f} points by chance"
+        f"{unseen}{_missing(compared)}."
     )
 
 
@@ -292,19 +272,9 @@ def _spread(compared: AccuracyComparison) -> str:
     means = sorted(compared.means.values())
     if len(means) < 2:
         return ""
-    low, high = percent(means[0], 2), percent(means[-1], 2)
-    return f"; the {len(means)} others that were trained reach {low} to {high}"
-
-
-def _largest(kind: str, differences: Mapping[str, float]) -> str:
-    name, difference = max(differences.items(), key=lambda pair: abs(pair[1]))
-    which = "both together" if kind == "combination" else f"another {kind}"
-    if difference == 0.0:
-        which = "both together" if kind == "combination" else f"other {kind}s"
-        return f"{which} reach the same number"
-    verb = "change" if kind == "combination" else "changes"
-    points = f"{100 * difference:+.2f}" if abs(difference) >= 0.00005 else "less than 0.01"
-    return f"{which} {verb} that by {points} points at most ({name})"
+    return (
+        f"; the {len(means)} others that were trained reach {percent(means[0], 2)} to {percent(means[-1], 2)}"
+    )
 
 
 def _missing(compared: AccuracyComparison) -> str:

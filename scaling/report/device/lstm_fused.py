@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
-from scaling.measure.statistics import Estimate
 from scaling.report.device.common import (
     DEVICES,
     Arm,
     Cells,
     device_table,
-    finding,
-    range_of,
-    step_of,
+    missing_remark,
+    remarks,
     time_and_interval_cell,
-    times_of,
     variable,
 )
+from scaling.report.device.comparisons import finding, times_of
 from scaling.report.device.declared import RATE, DeviceReport, Drawing, Lines
 from scaling.report.device.drawing import Panel
 from scaling.report.device.lstm_accuracy import (
@@ -33,8 +31,7 @@ from scaling.report.device.lstm_accuracy import (
     draw_accuracies,
     place,
 )
-from scaling.report.device.remarks import missing_remark, remarks
-from scaling.report.device.results import DeviceResult, Results, fastest_on_each, grouped, paired
+from scaling.report.device.results import DeviceResult, Results, fastest, grouped, paired
 from scaling.report.figures.style import LineStyle
 from scaling.report.formats import listed, number
 from scaling.report.tables import Column, Table
@@ -84,7 +81,7 @@ def _device_columns(device: str) -> Iterator[Column[Cells]]:
         return next((cell for cell in cells if cell.device == device), None)
 
     name = DEVICES[device]
-    yield Column(f"{name}: ms a training step", lambda cells: time_and_interval_cell(step_of(of(cells))))
+    yield Column(f"{name}: ms a training step", lambda cells: time_and_interval_cell(of(cells)))
     for phase in PHASES:
         yield Column(
             f"{name}: {PHASES[phase]}, samples/s",
@@ -131,78 +128,54 @@ def _findings(results: Results) -> Iterator[str]:
     yield from missing_remark(results)
 
 
-Pairs = dict[int, tuple[Estimate, Estimate]]
-"""Batch -> a phase's time of the other way and of fused in float32, where both were measured; ascending."""
-
-
 def _implementations(results: Results, chosen: dict[str, Any], device: str) -> Iterator[str]:
-    pairs = {
-        (phase, way): both
-        for phase in PHASES
-        for way in OTHERS
-        if (both := _pairs(results, chosen, device, phase, implementation=way))
-    }
-    where, batches = _at(results, chosen, pairs)
-    phases: dict[str, list[str]] = {}
-    for (phase, way), both in pairs.items():
-        ratio = range_of([*both.values()])
-        phases.setdefault(phase, []).append(f"{ratio} as fast as {OTHERS[way]}{batches[phase, way]}")
-    clauses = [f"in {PHASES[phase]} {listed(ratios)}" for phase, ratios in phases.items()]
-    yield from finding(results, f"{_where(chosen, device)}, float32{where}: the fused LSTM is ", clauses)
+    clauses = []
+    for phase, name in PHASES.items():
+        ratios = [(way, _ratios(results, chosen, device, phase, implementation=way)) for way in OTHERS]
+        if each := [f"{ratio} by {OTHERS[way]}" for way, ratio in ratios if ratio]:
+            clauses.append(f"{name} {listed(each)}")
+    before = f"{_where(chosen, device)}, float32, in multiples of the fused LSTM's time: "
+    yield from finding(results, before, clauses)
 
 
 def _precisions(results: Results, chosen: dict[str, Any], device: str) -> Iterator[str]:
-    pairs = {
-        precision: both
-        for precision in ("float64", "float16")
-        if (both := _pairs(results, chosen, device, "step", precision=precision))
+    ratios = {
+        name: _ratios(results, chosen, device, "step", precision=name) for name in ("float64", "float16")
     }
-    where, batches = _at(results, chosen, pairs)
-    clauses = []
-    for precision, both in pairs.items():
-        ratio = range_of([(fused, other) for other, fused in both.values()])
-        clauses.append(f"{ratio} as fast in {precision} as in float32{batches[precision]}")
-    together = [listed(clauses)] if clauses else []
-    yield from finding(results, f"{_where(chosen, device)}{where}: the fused LSTM trains ", together)
+    clauses = [f"{ratio} as long in {name} as in float32" for name, ratio in ratios.items() if ratio]
+    before = f"{_where(chosen, device)}: training of the fused LSTM takes "
+    yield from finding(results, before, [listed(clauses)] if clauses else [])
 
 
 def _where(chosen: dict[str, Any], device: str) -> str:
     return f"{chosen['task']}, width {chosen['width']}, on the {DEVICES[device]}"
 
 
-def _at(results: Results, chosen: dict[str, Any], pairs: Mapping[Any, Pairs]) -> tuple[str, dict[Any, str]]:
-    """`, at batch 1,024`, if all comparisons are of these batches, and what each needs to be told.
-
-    Nothing is told where these are all batches of the study.
-    """
-    every = {cell.point["batch"] for cell in results.all(**chosen)}
-    each = {
-        key: "" if both.keys() == every else f" at batch {listed([f'{batch:,}' for batch in both])}"
-        for key, both in pairs.items()
-    }
-    if len(set(each.values())) == 1 and any(each.values()):
-        return f",{next(iter(each.values()))}", dict.fromkeys(each, "")
-    return "", each
-
-
-def _pairs(results: Results, chosen: dict[str, Any], device: str, phase: str, **other: str) -> Pairs:
+def _ratios(results: Results, chosen: dict[str, Any], device: str, phase: str, **other: str) -> str:
+    """A phase's times over those of fused in float32, and at which batches if not at all of the study."""
     reference = {**chosen, "implementation": "fused", "precision": "float32"}
     others, fused = results.all(device, **{**reference, **other}), results.all(device, **reference)
-    return paired(others, fused, "batch", phase)
+    ratios = paired(fused, others, "batch", phase)
+    if not ratios:
+        return ""
+    is_whole = ratios.keys() == {cell.point["batch"] for cell in results.all(**chosen)}
+    return times_of([*ratios.values()]) + (
+        "" if is_whole else f" at batch {listed([f'{b:,}' for b in ratios])}"
+    )
 
 
 def _devices(results: Results, chosen: dict[str, Any]) -> Iterator[str]:
-    """The GPU over the CPU, each with its fastest implementation in float32."""
+    """The CPU over the GPU, each with its implementation of least time in float32."""
     ratios, is_whole = [], True
     for batch, cells in grouped(results.all(**chosen, precision="float32"), "batch").items():
-        cpu, gpu = fastest_on_each(cells)
-        if cpu and gpu:
-            ratios.append(f"{times_of(cpu, gpu)} at batch {batch:,}")
+        cpu, gpu = fastest(cells, "cpu"), fastest(cells, "cuda")
+        if cpu and gpu and (difference := gpu.difference(cpu)):
+            ratios.append(f"{times_of([difference])} at batch {batch:,}")
             is_whole = is_whole and all(cell.is_over for cell in cells)
     which = "" if is_whole else " of those measured so far"
     before = (
-        f"{chosen['task']}, width {chosen['width']}, float32, the fastest implementation{which} on each: "
-        "training on the GPU over the CPU, in samples a second, "
+        f"{chosen['task']}, width {chosen['width']}, float32, the implementation of least time{which} on "
+        "each: the time of training on the CPU over that on the GPU is "
     )
     yield from finding(results, before, [listed(ratios)] if ratios else [])
 
@@ -222,4 +195,5 @@ REPORT = DeviceReport(
     findings=_findings,
     answer=accuracy_answer,
     headline=accuracy_headline,
+    over="seeds",
 )  # fmt: skip

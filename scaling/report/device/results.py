@@ -1,15 +1,24 @@
-"""The samples of device cells: for each point of an experiment and each device, estimates and facts."""
+"""The samples of device cells: for each point of an experiment and each device, estimates and facts.
+
+All cells of the experiment together tell how they scatter over launches (`scaling.analysis.study_scatter`):
+every interval and every difference of two cells rests on it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
+from statistics import median
 from typing import Any
 
 from scaling.analysis.columns import DEVICE
+from scaling.analysis.decisions import Difference
 from scaling.analysis.grouping import by_key
 from scaling.analysis.reading import environment_of, num_cores
+from scaling.analysis.study_scatter import MODERATED, CellTimes, StudyScatter, study_scatter
 from scaling.errors import StoreError
 from scaling.measure.statistics import Estimate, estimate_median
 from scaling.store import ResultsFolder, RunRecord
@@ -30,13 +39,15 @@ class DeviceResult:
         cell_id: the cell's hash.
         cell: its variables (`DeviceCell.to_dict()`).
         records: one a repeat, in their order.
-        launches: the rows of each done run: samples and facts (`scaling.experiments.base`).
+        launches: repeat -> rows of the done run: samples and facts (`scaling.experiments.base`).
+        scatters: phase -> how the experiment's cells scatter over launches in it.
     """
 
     cell_id: str
     cell: Mapping[str, Any]
     records: list[RunRecord]
-    launches: list[list[dict[str, Any]]]
+    launches: Mapping[int, list[dict[str, Any]]]
+    scatters: dict[str, StudyScatter] = field(default_factory=dict, repr=False)
 
     @property
     def point(self) -> dict[str, Any]:
@@ -69,20 +80,48 @@ class DeviceResult:
     @cached_property
     def phases(self) -> list[str]:
         """What was timed, in order of appearance."""
-        return list(dict.fromkeys(row["phase"] for rows in self.launches for row in rows if "phase" in row))
+        return list(dict.fromkeys(row["phase"] for row in self._rows if "phase" in row))
 
-    def seconds(self, phase: str = STEP) -> list[list[float]]:
-        """The samples of each launch."""
-        return [[row["seconds"] for row in rows if row.get("phase") == phase] for rows in self.launches]
+    @property
+    def _rows(self) -> Iterator[dict[str, Any]]:
+        return chain.from_iterable(self.launches.values())
+
+    def seconds(self, phase: str = STEP) -> dict[int, list[float]]:
+        """Repeat -> its samples, where it has any."""
+        launches = {
+            repeat: [row["seconds"] for row in rows if row.get("phase") == phase]
+            for repeat, rows in self.launches.items()
+        }
+        return {repeat: samples for repeat, samples in launches.items() if samples}
 
     def estimate(self, phase: str = STEP) -> Estimate | None:
         """Median and 95% interval of a phase's seconds; None where there is no sample, or it was left out."""
-        launches = self.seconds(phase)
-        return estimate_median(launches) if any(launches) else None
+        launches = [*self.seconds(phase).values()]
+        if not launches:
+            return None
+        estimate = estimate_median(launches)
+        ends = self.scatters[phase].interval(self.cell_id) if phase in self.scatters else None
+        return replace(estimate, low=ends[0], high=ends[1], method=MODERATED) if ends else estimate
+
+    def median(self, phase: str = STEP) -> float:
+        """Of a phase's seconds; infinite where there is no sample."""
+        estimate = self.estimate(phase)
+        return estimate.median if estimate else math.inf
+
+    def difference(
+        self, other: DeviceResult, phase: str = STEP, log_factor: float = 0.0
+    ) -> Difference | None:
+        """The other's time over this one's, times e to the power log_factor; None where one has none."""
+        scatter = self.scatters.get(phase)
+        if scatter is None or not (
+            scatter.num_launches(self.cell_id) and scatter.num_launches(other.cell_id)
+        ):
+            return None
+        return scatter.difference(self.cell_id, other.cell_id, log_factor)
 
     def facts(self, name: str) -> list[dict[str, Any]]:
         """The rows of that fact, of all launches: with "value", or "x" and "y"."""
-        return [row for rows in self.launches for row in rows if row.get("fact") == name]
+        return [row for row in self._rows if row.get("fact") == name]
 
     def fact(self, name: str) -> Any:
         """Its value, of the first launch that has it; None where none has."""
@@ -92,11 +131,15 @@ class DeviceResult:
     def scalars(self) -> dict[str, Any]:
         """Facts that are a number, a text or a truth value: name -> value of the first launch."""
         facts: dict[str, Any] = {}
-        for rows in self.launches:
-            for row in rows:
-                if "fact" in row and isinstance(row.get("value"), (int, float, str)):
-                    facts.setdefault(row["fact"], row["value"])
+        for row in self._rows:
+            if "fact" in row and isinstance(row.get("value"), (int, float, str)):
+                facts.setdefault(row["fact"], row["value"])
         return facts
+
+    @property
+    def num_samples(self) -> int:
+        """Training samples of a step; 1 where a step has no number of them."""
+        return int(self.fact(SAMPLES) or 1)
 
     @property
     def has_failed(self) -> bool:
@@ -165,7 +208,7 @@ def read_devices(folder: ResultsFolder) -> list[Results]:
     experiments: dict[tuple[str, str], list[DeviceResult]] = {}
     for cell_id, runs in records.items():
         cell = runs[0].cell
-        launches = [_rows(folder, record) for record in runs if record.state == "done"]
+        launches = {record.repeat: _rows(folder, record) for record in runs if record.state == "done"}
         key = (cell["experiment"], repr(sorted(cell["parameters"].items())))
         experiments.setdefault(key, []).append(DeviceResult(cell_id, cell, runs, launches))
     no_gpu = any(str(note).startswith(NO_GPU) for note in folder.study().get("notes") or [])
@@ -176,9 +219,24 @@ def read_devices(folder: ResultsFolder) -> list[Results]:
         here = {cell.device for cell in cells}
         missing = sorted(asked.get(name, set()) - here) if no_gpu else []
         cells.sort(key=_order)
+        _add_scatters(cells)
         slug = f"{name}-{same + 1}" if same else name
         read.append(Results(name, slug, cells[0].cell["parameters"], cells, missing, cores, str(folder.path)))
     return read
+
+
+def _add_scatters(cells: Sequence[DeviceResult]) -> None:
+    """Cells of one device have their launches in common, whatever their threads."""
+    for phase in dict.fromkeys(phase for cell in cells for phase in cell.phases):
+        medians: dict[str, dict[Hashable, float]] = {
+            cell.cell_id: {repeat: median(samples) for repeat, samples in cell.seconds(phase).items()}
+            for cell in cells
+        }
+        scatter = study_scatter(
+            {cell.cell_id: CellTimes(cell.device, medians[cell.cell_id]) for cell in cells}
+        )
+        for cell in cells:
+            cell.scatters[phase] = scatter
 
 
 def _rows(folder: ResultsFolder, record: RunRecord) -> list[dict[str, Any]]:
@@ -219,14 +277,16 @@ def grouped(cells: Iterable[DeviceResult], *names: str) -> dict[Any, list[Device
 
 
 def paired(
-    slow: Iterable[DeviceResult], fast: Iterable[DeviceResult], x: str, phase: str = STEP
-) -> dict[Any, tuple[Estimate, Estimate]]:
-    """Value of a variable -> a phase's time of both, where both have one; ascending."""
-    first, second = (
-        {cell.value(x): estimate for cell in cells if (estimate := cell.estimate(phase))}
-        for cells in (slow, fast)
-    )
-    return {value: (first[value], second[value]) for value in sorted(first.keys() & second.keys())}
+    first: Iterable[DeviceResult], second: Iterable[DeviceResult], x: str, phase: str = STEP
+) -> dict[Any, Difference]:
+    """Value of a variable -> a phase's time of the second over that of the first, where both have one."""
+    others = {cell.value(x): cell for cell in second}
+    both = {
+        cell.value(x): cell.difference(others[cell.value(x)], phase)
+        for cell in first
+        if cell.value(x) in others
+    }
+    return {value: difference for value, difference in sorted(both.items()) if difference is not None}
 
 
 def by_network(results: Results, device: str | None = None) -> dict[str, list[DeviceResult]]:
@@ -236,13 +296,7 @@ def by_network(results: Results, device: str | None = None) -> dict[str, list[De
     return {name: groups[name] for name in dict.fromkeys([*known, *groups])}
 
 
-def fastest_on_each(cells: Sequence[DeviceResult]) -> tuple[Estimate | None, Estimate | None]:
-    """`fastest` of the CPU, and of the GPU."""
-    cpu, gpu = (fastest(cell for cell in cells if cell.device == device) for device in ("cpu", "cuda"))
-    return cpu, gpu
-
-
-def fastest(cells: Iterable[DeviceResult]) -> Estimate | None:
-    """The least median time of a step, with its interval; None where none has one."""
-    estimates = [estimate for cell in cells if (estimate := cell.estimate())]
-    return min(estimates, key=lambda estimate: estimate.median, default=None)
+def fastest(cells: Iterable[DeviceResult], device: str | None = None) -> DeviceResult | None:
+    """The cell with the least median time of a step, of that device; None where none has one."""
+    timed = [cell for cell in cells if device in (None, cell.device) and cell.estimate()]
+    return min(timed, key=DeviceResult.median, default=None)

@@ -2,44 +2,242 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from scaling.analysis.decisions import Difference
 from scaling.report.device.common import (
     Arm,
     Cells,
     columns_of,
     device_table,
-    finding,
     gpu_arms,
     median_text,
+    missing_remark,
     plain,
+    remarks,
     time_and_interval_cell,
-    times_of,
     variable,
 )
-from scaling.report.device.crossover import bounds_text, crossing_of, crossing_text, rounded
-from scaling.report.device.declared import DeviceReport
-from scaling.report.device.remarks import missing_remark, remarks
-from scaling.report.device.results import DeviceResult, Results, fastest, grouped
-from scaling.report.device.small_networks_figures import (
-    PLOTS,
-    SWEPT,
-    base_point,
-    base_text,
-    family,
-    fastest_threads,
-    grid,
-    is_swept,
-    sweep,
-    thread_crossing,
-    times_by,
-    width_crossings,
+from scaling.report.device.comparisons import (
+    Crossing,
+    crossing,
+    crossing_text,
+    finding,
+    rounded,
+    seen,
+    times,
+    times_of,
 )
+from scaling.report.device.declared import DeviceReport, Drawing, Lines
+from scaling.report.device.drawing import Panel, handle, log_axes, new_figure, panels_by
+from scaling.report.device.results import DeviceResult, Results, fastest, grouped, paired
+from scaling.report.figures.parts import add_tip, legend_below
+from scaling.report.figures.style import BLUE, GREY, VERMILLION
 from scaling.report.formats import MISSING, listed, number
 from scaling.report.tables import Column, Table
 
 VARIABLES = ("network", "batch", "depth", "inputs", "width")
 """That name a network."""
+
+Differences = Mapping[tuple[int, int], Difference | None]
+Crossings = Mapping[int, Crossing | None]
+
+GPU_WINS, CPU_WINS = VERMILLION, BLUE
+MARGIN = 1.9
+"""Room beyond the outermost points, as a factor."""
+
+
+def grid(results: Results) -> list[DeviceResult]:
+    """The cells that vary width and batch."""
+    base = results.parameters
+    return results.all(network="mlp", equal_parameters=0, inputs=base["inputs"], depth=base["depth"])
+
+
+def sweep(results: Results, axis: str) -> list[DeviceResult]:
+    """The cells that vary one axis, the others as at the base point."""
+    return results.all(network="mlp", equal_parameters=0, **base_point(results, axis))
+
+
+def base_point(results: Results, axis: str) -> dict[str, Any]:
+    """The variables of the base point, without the axis."""
+    return {name: results.parameters[name] for name in ("inputs", "depth", "width", "batch") if name != axis}
+
+
+def family(results: Results) -> list[DeviceResult]:
+    """Recurrent networks, and the perceptrons that they are compared with."""
+    return [cell for cell in results.cells if cell.point["equal_parameters"]]
+
+
+def base_text(results: Results) -> str:
+    """The variables that the grid of widths and batches keeps."""
+    return f"{results.parameters['depth']} hidden layers and {results.parameters['inputs']} inputs"
+
+
+def fastest_threads(cells: Iterable[DeviceResult]) -> DeviceResult | None:
+    """The CPU's fastest; None where it has none, or a number of threads is not measured yet."""
+    on_cpu = [cell for cell in cells if cell.device == "cpu"]
+    return fastest(on_cpu) if all(cell.is_over for cell in on_cpu) else None
+
+
+def cpu_over_gpu(cells: Iterable[DeviceResult], gpu: Arm, *names: str) -> dict[Any, Difference | None]:
+    """Values of those variables -> time on the CPU over that on the GPU; None where one was not measured."""
+    times = {
+        key: (fastest(gpu.of(same)), fastest_threads(same)) for key, same in grouped(cells, *names).items()
+    }
+    return {key: fast.difference(slow) if fast and slow else None for key, (fast, slow) in times.items()}
+
+
+def width_crossings(results: Results, gpu: Arm) -> dict[int, Crossing | None]:
+    """Batch -> from which width on the GPU takes less time."""
+    return {
+        batch: crossing(cpu_over_gpu(cells, gpu, "width"))
+        for batch, cells in grouped(grid(results), "batch").items()
+    }
+
+
+def thread_crossing(results: Results, batch: int, counts: Sequence[int]) -> Crossing | None:
+    """From which width on the most threads take less time than the fewest."""
+    cells = [cell for cell in grid(results) if cell.point["batch"] == batch and cell.device == "cpu"]
+    few, many = ([cell for cell in cells if cell.threads == count] for count in (counts[0], counts[-1]))
+    return crossing(paired(many, few, "width"))
+
+
+SWEPT = {"depth": "hidden layers", "inputs": "input features"}
+KINDS = {"lstm": "recurrent (LSTM)", "mlp": "feed-forward (perceptron)"}
+TIMES = (
+    "Milliseconds of a training step over the width of the hidden layers, a panel for each batch (column "
+    "iteration_s, with its 95% interval as a bar). All axes are logarithmic. A line is broken where a width "
+    "has no number."
+)
+BREAK_EVEN = (
+    "Each number is the time of a step on the CPU, with the number of threads of least time there, over "
+    "that on the GPU (column iteration_s): above 1 the GPU takes less. The line is the width from which on "
+    "it does at each batch, interpolated between two measured widths; the band is its 95% interval, and ends "
+    "at the plot's edge where it is open; one launch gives none. A batch at which it does at every width has "
+    "none. A cross: no number for one of the two, or not every number of threads measured yet."
+)
+SWEEPS = (
+    "Milliseconds of a training step over the number of hidden layers and of input features (column "
+    "iteration_s, with its 95% interval as a bar), other variables as in the title."
+)
+FAMILIES = (
+    "Milliseconds of a training step over trainable parameters (columns parameters and iteration_s): a "
+    "recurrent network over a sequence, and a perceptron of as many parameters that takes the whole "
+    "sequence at once."
+)
+
+
+def is_swept(cells: list[DeviceResult], axis: str) -> bool:
+    """Whether they have several values of it."""
+    return len(grouped(cells, axis)) > 1
+
+
+def _grid_title(results: Results) -> str:
+    return (
+        f"perceptrons of {results.parameters['depth']} hidden layers, {results.parameters['inputs']} inputs"
+    )
+
+
+def _sweep_title(results: Results) -> str:
+    base = results.parameters
+    return f"width {base['width']}, batch {base['batch']}, else {base_text(results)}"
+
+
+def _sweep_panels(results: Results) -> list[Panel]:
+    cells = {axis: sweep(results, axis) for axis in SWEPT}
+    return [Panel(cells[x], x, SWEPT[x], doubles=x == "depth") for x in SWEPT if is_swept(cells[x], x)]
+
+
+def _kind_panels(results: Results) -> list[Panel]:
+    kinds = grouped(family(results), "network")
+    return [Panel(kinds.get(kind, []), "parameters", title=label) for kind, label in KINDS.items()]
+
+
+def _draw_break_even(results: Results, title: str) -> Figure | None:
+    """Widths over batches, a panel for each way of launching the step on the GPU."""
+    gpus = gpu_arms(results)
+    if not gpus:
+        return None
+    figure, grids = new_figure(title, 0.9 + 3.4 * len(gpus), len(gpus))
+    for axes, arm in zip(grids[:, 0], gpus, strict=True):
+        _draw(axes, cpu_over_gpu(grid(results), arm, "batch", "width"), width_crossings(results, arm))
+        axes.set_title(f"{arm.name} against the CPU threads of least time", loc="left")
+    legend_below(
+        figure,
+        [
+            handle("break-even width", color="black", marker="D"),
+            Patch(color="#999999", alpha=0.35, label="its 95% interval"),
+            Patch(color=GPU_WINS, label="CPU / GPU: less time on the GPU"),
+            Patch(color=CPU_WINS, label="less on the CPU"),
+        ],
+    )
+    return figure
+
+
+def _draw(axes: Axes, differences: Differences, crossings: Crossings) -> None:
+    batches, widths = sorted({b for b, _ in differences}), sorted({w for _, w in differences})
+    log_axes(axes, "batch", "width of the hidden layers")
+    axes.set_xlim(batches[0] / MARGIN, batches[-1] * MARGIN**2)
+    axes.set_ylim(widths[0] / MARGIN, widths[-1] * MARGIN)
+    axes.set_xticks(batches, labels=[f"{batch:,}" for batch in batches])
+    axes.set_yticks(widths, labels=[f"{width:,}" for width in widths])
+    for (batch, width), difference in differences.items():
+        _draw_ratio(axes, batch, width, difference.ratio if difference else None)
+    _draw_line(axes, crossings, widths)
+
+
+def _draw_ratio(axes: Axes, batch: int, width: int, ratio: float | None) -> None:
+    if ratio is None:
+        axes.plot([batch], [width], marker="x", color=GREY, markersize=4)
+        return
+    text = times(ratio).removesuffix(" times")
+    colour = GPU_WINS if ratio > 1 else CPU_WINS
+    axes.plot([batch], [width], marker="o", color=colour, markersize=2.5)
+    offset: Any = {"textcoords": "offset points", "xytext": (6, 0), "verticalalignment": "center"}
+    axes.annotate(text, (batch, width), color=colour, fontsize=8, fontweight="bold", zorder=4, **offset)
+    add_tip(axes, batch, width, f"batch {batch:,}, width {width:,}: CPU time / GPU time = {ratio:.3g}")
+
+
+def _draw_line(axes: Axes, crossings: Crossings, widths: Sequence[int]) -> None:
+    """The line through the batches that have a break-even width, and a band where it has an interval."""
+    floor, ceiling = widths[0] / MARGIN, widths[-1] * MARGIN
+    known = {batch: (one.at, one) for batch, one in sorted(crossings.items()) if one and one.at is not None}
+    look: dict[str, Any] = {"color": "black", "zorder": 3}
+    axes.plot([*known], [at for at, _ in known.values()], marker="D", markersize=4, linewidth=1.2, **look)
+    for batch, (at, one) in known.items():
+        add_tip(axes, batch, at, f"batch {batch:,}: break-even width {rounded(at)}{one.bounds}")
+    banded = {
+        batch: (floor if one.low is None else one.low, ceiling if one.high is None else one.high)
+        for batch, (_, one) in known.items()
+        if one.has_interval
+    }
+    for batch, ends in banded.items():
+        axes.plot([batch, batch], ends, linewidth=0.9, **look)
+    low, high = ([ends[index] for ends in banded.values()] for index in (0, 1))
+    axes.fill_between([*banded], low, high, color="#999999", alpha=0.35, linewidth=0)
+
+
+PLOTS = (
+    Drawing(
+        "break-even", BREAK_EVEN, lambda results: f"GPU over CPU, {_grid_title(results)}", _draw_break_even
+    ),
+    Lines(
+        "widths", TIMES, lambda results: f"time over width, {_grid_title(results)}",
+        lambda results: panels_by(grid(results), "batch", "width"),
+        row_height=2.1, share={"sharex": True},
+    ),
+    Lines("sweeps", SWEEPS, _sweep_title, _sweep_panels, columns=len),
+    Lines(
+        "recurrent", FAMILIES,
+        lambda results: f"recurrent and feed-forward networks, batch {results.parameters['batch']}",
+        _kind_panels, share={"sharey": True},
+    ),
+)  # fmt: skip
 
 
 def _rows(results: Results) -> Iterator[Table]:
@@ -48,11 +246,11 @@ def _rows(results: Results) -> Iterator[Table]:
         columns = [Column[int]("batch", plain), *(_crossing_column(results, arm) for arm in gpus)]
         yield device_table(
             results,
-            ": from which width on the GPU is faster than the CPU",
+            ": from which width on the GPU takes less time than the CPU",
             columns,
             grouped(grid(results), "batch"),
             cells_of=None,
-            statistic="Break-even width with its 95% interval, against the fastest number of CPU threads at "
+            statistic="Break-even width with its 95% interval, against the CPU threads of least time at "
             f"each width, interpolated between measured widths. {median_text(results)}",
         )
     perceptrons = [cell for cell in results.cells if not cell.point["equal_parameters"]]
@@ -74,7 +272,7 @@ def _times_table(results: Results, title: str, cells: Sequence[DeviceResult]) ->
         *(variable(name, {"depth": "layers"}.get(name)) for name in VARIABLES),
         variable("parameters", otherwise="0"),
         *map(of, columns_of(results)),
-        Column("CPU / GPU, fastest of each", _cpu_over_gpu),
+        Column("CPU / GPU, least of each", _cpu_over_gpu),
     ]
     if cells:
         rows = grouped(cells, *VARIABLES).values()
@@ -82,8 +280,9 @@ def _times_table(results: Results, title: str, cells: Sequence[DeviceResult]) ->
 
 
 def _cpu_over_gpu(cells: Cells) -> str:
-    cpu, gpu = fastest_threads(cells), fastest(cell for cell in cells if cell.device == "cuda")
-    return number(cpu.median / gpu.median) if cpu and gpu else MISSING
+    cpu, gpu = fastest_threads(cells), fastest(cells, "cuda")
+    difference = gpu.difference(cpu) if cpu and gpu else None
+    return number(difference.ratio) if difference else MISSING
 
 
 def _findings(results: Results) -> Iterator[str]:
@@ -96,13 +295,13 @@ def _findings(results: Results) -> Iterator[str]:
 
 
 def _headline(results: Results) -> str:
-    """From which width on the GPU wins at every batch, of each kind of step; "" where it does not."""
+    """From which width on the GPU takes less at every batch, of each kind of step; "" where it does not."""
     clauses = []
     for gpu in gpu_arms(results):
-        crossings = [*width_crossings(results, gpu).values()]
-        if any(crossing is None or crossing.wins == "nowhere" for crossing in crossings):
+        every = [*width_crossings(results, gpu).values()]
+        if any(found is None or found.wins == "nowhere" or not found.is_decided for found in every):
             return ""
-        widths = [crossing.at for crossing in crossings if crossing and crossing.at is not None]
+        widths = [found.at for found in every if found and found.at is not None]
         where = f"from width {rounded(max(widths))} on" if widths else "at every measured width"
         clauses.append(f"with {gpu.step} steps {where}")
     return f"At every measured batch, {' and '.join(clauses)}." if clauses else ""
@@ -115,20 +314,18 @@ def _answer(results: Results) -> str:
         return " ".join(["That is not answered here.", *missing_remark(results)])
     steps = " ".join(f"{arm.step.capitalize()}, {_ahead(results, arm)}." for arm in gpus)
     widths = grouped(grid(results), "width")
-    once = ", and the intervals are of one launch: another may differ by more"
     return (
-        f"For perceptrons of {base_text(results)}, a training step on the GPU is faster than one on the CPU "
-        f"at its fastest number of threads from these widths on. {steps} Between measured widths "
-        f"({', '.join(f'{width:,}' for width in widths)}) the break-even is interpolated"
-        f"{once if results.num_launches == 1 else ''}."
+        f"For perceptrons of {base_text(results)}, a training step on the GPU takes less time than one on "
+        f"the CPU with the threads of least time from these widths on{seen(results)}. {steps} Between "
+        f"measured widths ({', '.join(f'{width:,}' for width in widths)}) the break-even is interpolated."
     )
 
 
 def _ahead(results: Results, gpu: Arm) -> str:
     """`at batch 1 from width 2,100 [1,900, 2,300] on; at batch 64 at every measured width (10 to 8,192)`."""
     groups: dict[str, list[str]] = {}
-    for batch, crossing in width_crossings(results, gpu).items():
-        groups.setdefault(crossing_text(crossing, "width"), []).append(f"{batch:,}")
+    for batch, found in width_crossings(results, gpu).items():
+        groups.setdefault(crossing_text(found, "width"), []).append(f"{batch:,}")
     return "; ".join(f"at batch {listed(batches)} {text}" for text, batches in groups.items())
 
 
@@ -138,13 +335,13 @@ def _sweep_sentences(results: Results, gpus: Sequence[Arm]) -> Iterator[str]:
         if not is_swept(cells, axis):
             continue
         for arm in gpus:
-            crossing = crossing_of(times_by(cells, arm, axis))
-            if crossing is not None and crossing.at is not None:
-                clauses.append(f"{arm.name} from {rounded(crossing.at)} {label} {bounds_text(crossing)} on")
+            found = crossing(cpu_over_gpu(cells, arm, axis))
+            if found is not None and found.at is not None:
+                clauses.append(f"{arm.name} from {rounded(found.at)} {label}{found.bounds} on")
             else:
-                clauses.append(f"{arm.name} {crossing_text(crossing)}")
+                clauses.append(f"{arm.name} {crossing_text(found)}")
         where = ", ".join(f"{name} {value:,}" for name, value in base.items())
-        yield from finding(results, f"At {where}, the GPU is faster: ", clauses)
+        yield from finding(results, f"At {where}, the GPU takes less time: ", clauses)
 
 
 def _recurrent_sentences(results: Results) -> Iterator[str]:
@@ -155,13 +352,14 @@ def _recurrent_sentences(results: Results) -> Iterator[str]:
         same_point = [cell for cell in family(results) if cell.device == device]
         for size, cells in grouped(same_point, "equal_parameters").items():
             lstm, mlp = (fastest(c for c in cells if c.point["network"] == kind) for kind in ("lstm", "mlp"))
-            if lstm and mlp and all(cell.is_over for cell in cells):
-                ratios.append(f"{times_of(lstm, mlp)} at {size:,}")
+            difference = mlp.difference(lstm) if lstm and mlp else None
+            if difference and all(cell.is_over for cell in cells):
+                ratios.append(f"{times_of([difference])} at {size:,}")
         if ratios:
             clauses.append(f"on {name} {listed(ratios)}")
     before = "How much longer a step of the recurrent network takes than one of a perceptron with as many"
     yield from finding(
-        results, f"{before} parameters: ", clauses, " parameters (each as it is fastest there)"
+        results, f"{before} parameters: ", clauses, " parameters (each with its least time there)"
     )
 
 
@@ -173,7 +371,8 @@ def _thread_sentences(results: Results) -> Iterator[str]:
             f"at batch {batch:,} {crossing_text(thread_crossing(results, batch, counts), 'width')}"
             for batch in grouped(grid(results), "batch")
         ]
-        yield from finding(results, f"On the CPU {counts[-1]} threads are faster than {counts[0]}: ", clauses)
+        before = f"On the CPU {counts[-1]} threads take less time than {counts[0]}: "
+        yield from finding(results, before, clauses)
 
 
 REPORT = DeviceReport(

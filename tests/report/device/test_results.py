@@ -3,6 +3,7 @@
 import pytest
 
 from scaling.analysis.columns import to_rows
+from scaling.analysis.study_scatter import MODERATED
 from scaling.analysis.summary import summary_table
 from scaling.errors import StoreError
 from scaling.report.device import device_tables, with_devices
@@ -49,7 +50,7 @@ def test_launches_are_kept_apart(small):
     made = small()
     made.add([[0.010] * 6, [0.012] * 6, [0.014] * 6], width=10)
     (cell,) = made.results().cells
-    assert cell.estimate().method == "t interval of the launches' medians"
+    assert cell.estimate().method == MODERATED
     assert cell.estimate().median == pytest.approx(0.012)
 
 

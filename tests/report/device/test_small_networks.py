@@ -4,9 +4,10 @@ import pytest
 
 from scaling.report.device import device_sentences, device_tables
 from scaling.report.device.common import arms_of
-from scaling.report.device.small_networks_figures import (
-    PLOTS,
-    grid_ratios,
+from scaling.report.device.small_networks import (
+    REPORT,
+    cpu_over_gpu,
+    grid,
     thread_crossing,
     width_crossings,
 )
@@ -55,26 +56,29 @@ def test_break_even_width_is_that_of_the_fastest_threads(with_gpu):
     found = width_crossings(results, eager)
     assert found[1].at == pytest.approx(300 / (1 + 1 / 64), rel=0.02)
     assert found[64].at == pytest.approx(150, rel=0.02)
-    assert found[64].low < found[64].at < found[64].high
+    assert not found[64].has_interval  # one launch
     assert width_crossings(results, captured)[64].at == pytest.approx(15, rel=0.02)
 
 
 def test_ratio_at_every_point_is_that_of_the_medians(with_gpu):
     results = with_gpu.results()
     eager = next(arm for arm in arms_of(results) if arm.name == "GPU eager")
-    assert grid_ratios(results, eager)[64, 1000] == pytest.approx(2000 / 300, rel=0.01)
+    assert cpu_over_gpu(grid(results), eager, "batch", "width")[64, 1000].ratio == pytest.approx(
+        2000 / 300, rel=0.01
+    )
 
 
 def test_last_sentence_answers_the_question(with_gpu):
     last = sentences_of(with_gpu.results())[-1]
     assert last.startswith(
-        "When is the GPU worth it for a small network? At every measured batch, with eager steps from width "
-        "300 on and with captured steps from width 30 on. For perceptrons of 2 hidden layers and 64 inputs"
+        "When is the GPU worth it for a small network? Seen in one launch: At every measured batch, with "
+        "eager steps from width 300 on and with captured steps from width 30 on. For perceptrons of 2 hidden "
     )
     eager, captured = last.split("Captured, ")
-    assert "Eager, at batch 1 from width 300 [" in eager
-    assert "at batch 64 from width 15 [" in captured
-    assert "intervals are of one launch" in last
+    assert "Eager, at batch 1 from width 300 on" in eager
+    assert "at batch 64 from width 15 on" in captured
+    assert "from these widths on (seen in one launch)." in last
+    assert "faster" not in last
 
 
 def test_batches_of_one_answer_are_named_together(small):
@@ -94,7 +98,7 @@ def test_width_with_threads_that_are_not_measured_yet_is_counted_for_nobody(with
     with_gpu.add(around(300e-6), device="cuda", **point)
     results = with_gpu.results()
     eager = next(arm for arm in arms_of(results) if arm.name == "GPU eager")
-    assert grid_ratios(results, eager)[64, 100_000] is None
+    assert cpu_over_gpu(grid(results), eager, "batch", "width")[64, 100_000] is None
     assert width_crossings(results, eager)[64].last == 10_000
     first, *_ = device_sentences([results])
     assert "1 of 35 points are not measured yet (CPU: 1 of 18; GPU: 0 of 17)" in first
@@ -102,13 +106,13 @@ def test_width_with_threads_that_are_not_measured_yet_is_counted_for_nobody(with
 
 def test_sentence_without_a_gpu_says_that_it_has_no_answer(without_gpu):
     sentences = sentences_of(without_gpu.results())
-    assert "4 threads are faster than 1: at batch 1 at every measured width" in sentences[0]
+    assert "4 threads take less time than 1: at batch 1 at every measured width" in sentences[0]
     assert "That is not answered here. This machine has no GPU" in sentences[-1]
 
 
 def test_columns_of_a_missing_gpu_are_empty_and_told(without_gpu):
     table, *_ = device_tables([without_gpu.results()])
-    assert table.headings[-3:] == ["GPU eager", "GPU captured", "CPU / GPU, fastest of each"]
+    assert table.headings[-3:] == ["GPU eager", "GPU captured", "CPU / GPU, least of each"]
     assert {text for row in table.rows for text in row[-3:]} == {"–"}  # noqa: RUF001
     assert any("no GPU that torch can use" in remark for remark in table.remarks)
 
@@ -116,7 +120,7 @@ def test_columns_of_a_missing_gpu_are_empty_and_told(without_gpu):
 def test_tables_hold_every_point_once_with_its_cells(with_gpu):
     crossings, times = device_tables([with_gpu.results()])
     assert [row[0] for row in crossings.rows] == ["1", "64"]
-    assert "from width 150 [" in crossings.rows[1][1]
+    assert "from width 150 on" in crossings.rows[1][1]
     assert len(times.rows) == 8
     assert " to " in times.rows[0][6]  # the interval
     assert sum(len(ids) for ids in times.cells) == 8 * 4
@@ -128,7 +132,7 @@ def test_point_that_the_cpu_left_out_is_named_and_counted_for_nobody(with_gpu):
     with_gpu.add(around(300e-6), device="cuda", step="eager", **point)
     results = with_gpu.results()
     eager = next(arm for arm in arms_of(results) if arm.name == "GPU eager")
-    assert grid_ratios(results, eager)[64, 100_000] is None
+    assert cpu_over_gpu(grid(results), eager, "batch", "width")[64, 100_000] is None
     assert width_crossings(results, eager)[64].at == pytest.approx(150, rel=0.02)
     left_out = device_tables([results])[-1]
     assert left_out.rows == [
@@ -181,7 +185,7 @@ def test_figures_are_drawn_with_a_gpu_and_without(with_gpu, without_gpu):
 def test_every_batch_has_a_panel_and_what_is_left_over_is_empty(small):
     made = small(has_gpu=False)
     add_grid(made, gpu=False, batches=(1, 8, 64))
-    panels = PLOTS[1].draw(made.results(), "three batches").axes
+    panels = REPORT.plots[1].draw(made.results(), "three batches").axes
     assert [axes.get_title(loc="left") for axes in panels] == ["batch 1", "batch 8", "batch 64", ""]
     assert [axes.axison for axes in panels] == [True, True, True, False]
 

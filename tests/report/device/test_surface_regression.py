@@ -5,8 +5,7 @@ import pytest
 
 from scaling.experiments.surface import grid_points
 from scaling.report.device import device_tables
-from scaling.report.device.surface_figures import break_even, surface, trainings, way_named
-from scaling.report.device.surface_regression import REPORT
+from scaling.report.device.surface_regression import REPORT, surface, trainings
 from tests.report.device.conftest import sentences_of
 
 
@@ -54,9 +53,7 @@ class TestBreakEven:
         for points, cpu, gpu in ((100, 0.001, 0.004), (10_000, 0.016, 0.004)):
             add(cpu, points)
             add(gpu, points, device="cuda")
-        results = folder.results()
-        found = break_even(way_named(results, "cpu", "eager"), way_named(results, "cuda", "eager"))
-        assert found.at == pytest.approx(1000)
+        assert "eager from 1,000 on (seen in one launch)" in sentences_of(folder.results())[-1]
 
     def test_answer_names_it_and_the_trainings(self, peaks):
         folder, add = peaks()
@@ -71,6 +68,20 @@ class TestBreakEven:
         assert "eager from 1,000" in told[-1]
         assert "captured at every measured points" in told[-1] or "captured at every measured" in told[-1]
         assert "20.0 s on CPU eager, 8.00 s on GPU eager and 2.00 s on GPU captured (1.50 s of it" in told[-1]
+        assert (
+            "171 parameters? Seen in one launch: a complete training takes 2.00 s on GPU captured" in told[-1]
+        )
+        assert "Yes" not in told[-1]
+
+    def test_launches_that_agree_say_yes(self, peaks):
+        folder, _ = peaks()
+        for device, seconds in (("cpu", 0.4), ("cuda", 0.1)):
+            fit = trained(10 * seconds)
+            extra = fit.pop("extra")
+            launches = [[seconds * (1 + 0.001 * sign)] * 7 for sign in (-1, 0, 1)]
+            point = {"device": device, "points": 100, "step": "eager", "data": "device"}
+            folder.add(launches, facts={"samples": 100, **fit}, extra=extra, **point)
+        assert "? Yes: a complete training takes 1.00 s on GPU eager" in sentences_of(folder.results())[-1]
 
     def test_capturing_pays_after_so_many_epochs(self, peaks):
         folder, add = peaks()
@@ -80,17 +91,20 @@ class TestBreakEven:
         # 0.4 s less an epoch
         assert "Capturing on the GPU takes 2.00 s once; it is paid for after 5 epochs" in told
 
-    def test_epochs_to_pay_have_the_interval_of_both_epochs(self, peaks):
+    def test_epochs_to_pay_have_the_interval_of_several_launches(self, peaks):
         folder, _ = peaks()
-        for step, seconds, made in (("eager", 0.5, None), ("captured", 0.1, 2.0)):
+        for step, seconds, made, signs in (
+            ("eager", 0.5, None, (-1, 0, 1)),
+            ("captured", 0.1, 2.0, (1, 0, -1)),
+        ):
             fit = trained(10 * seconds, made=made)
             extra = fit.pop("extra")
-            spread = [[seconds * (1 + 0.01 * place) for place in (-1, -1, 0, 0, 0, 1, 1)]]
+            launches = [[seconds * (1 + 0.01 * sign)] * 7 for sign in signs]
             point = {"device": "cuda", "points": 100, "step": step, "data": "device"}
-            folder.add(spread, facts={"samples": 100, **fit}, extra=extra, **point)
+            folder.add(launches, facts={"samples": 100, **fit}, extra=extra, **point)
         told = " ".join(sentences_of(folder.results()))
-        # 2 / (0.505 - 0.099) and 2 / (0.495 - 0.101)
-        assert "is paid for after 5 epochs [4.9, 5.1]" in told
+        low, high = told.partition("is paid for after 5 epochs [")[2].partition("]")[0].split(", ")
+        assert 4.4 < float(low) < 5 < float(high) < 5.6
 
     def test_training_that_contradicts_its_epochs_leaves_it_open(self, peaks):
         folder, add = peaks()
@@ -112,7 +126,7 @@ class TestBreakEven:
         add(0.004, 100, device="cuda")
         add(0.004, 10_000, device="cuda")
         answer = sentences_of(folder.results())[-1]
-        assert "eager not answered (0.25 times as fast as the CPU at 100, the only number" in answer
+        assert "eager at no measured point (100 to 100)" in answer
 
     def test_swing_of_the_residual_is_told(self, peaks):
         folder, add = peaks()
@@ -124,13 +138,13 @@ class TestBreakEven:
 
 
 class TestLoader:
-    def test_overlapping_intervals_are_told(self, peaks):
+    def test_what_launches_do_not_tell_is_undecided(self, peaks):
         folder, _ = peaks()
-        for data, seconds in (("device", 0.0100), ("loader", 0.0101)):
-            spread = [[seconds * (1 + 0.01 * step) for step in (-1, -1, 0, 0, 0, 1, 1)]]
-            folder.add(spread, device="cpu", points=100, step="eager", data=data)
+        for data, seconds, signs in (("device", 0.0100, (-1, 0, 1)), ("loader", 0.0101, (1, 0, -1))):
+            launches = [[seconds * (1 + 0.03 * sign)] * 7 for sign in signs]
+            folder.add(launches, device="cpu", points=100, step="eager", data=data)
         told = sentences_of(folder.results())[0]
-        assert "on the CPU 1.0 times (their intervals overlap) at 100 points" in told
+        assert "on the CPU 1.0 times (undecided) at 100 points" in told
 
     def test_is_compared_at_equal_points(self, peaks):
         folder, add = peaks()
@@ -149,7 +163,7 @@ class TestWithoutGpu:
         told = sentences_of(folder.results())[-1]
         assert "That is not answered here" in told
         assert "no GPU" in told
-        assert "CPU eager: 3.00 s for 10 epochs" in told
+        assert "A complete training takes 3.00 s on CPU eager" in told
 
     def test_tables_have_a_row_a_cell_and_a_training(self, peaks):
         folder, add = peaks(has_gpu=False)

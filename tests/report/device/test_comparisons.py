@@ -1,0 +1,123 @@
+"""How cells compare in words, and where one device begins to take less time."""
+
+import math
+
+import pytest
+
+from scaling.analysis.decisions import Difference
+from scaling.report.device.comparisons import crossing, crossing_text, least, reached, rounded, times_of
+
+
+def exact(*pairs):
+    """Ratios of one launch."""
+    return {at: Difference(math.log(value), None, None) for at, value in pairs}
+
+
+def known(ratio, half):
+    """A ratio whose 95% interval reaches `half` to both sides, as logarithms."""
+    return Difference(math.log(ratio), half / 1.96, 1e6)
+
+
+def test_break_even_of_a_power_law_is_found_exactly():
+    # The ratio is (width / 300) ** 1.5: it is 1 at 300 wherever it is measured.
+    found = crossing(exact(*((width, (width / 300) ** 1.5) for width in (10, 100, 1000, 10000))))
+    assert found.at == pytest.approx(300)
+    assert crossing_text(found, "width") == "from width 300 on"
+
+
+def test_order_of_the_points_does_not_matter():
+    points = exact((1000, 4.0), (10, 0.1), (100, 0.25))
+    assert crossing(points) == crossing(dict(reversed(points.items())))
+    assert crossing(points).at == pytest.approx(100 * 10**0.5)
+
+
+def test_interval_is_where_its_ends_break_even():
+    found = crossing({100: known(0.5, 0.6), 10000: known(2.0, 0.6)})
+    assert found.at == pytest.approx(1000)
+    # The most favourable ratios go from 0.91 to 3.6 over the same way.
+    assert found.low == pytest.approx(136, rel=0.01)
+    assert found.high == pytest.approx(1e6 / 136, rel=0.01)
+
+
+def test_ends_of_the_interval_are_open_where_they_do_not_cross():
+    found = crossing({10: known(0.9, 0.4), 100: known(1.1, 0.4)})
+    assert (found.low, found.high) == (None, None)
+    assert crossing_text(found, "width").endswith("[below 10, above 100] on")
+
+
+def test_device_that_wins_everywhere_or_nowhere_has_no_break_even_point():
+    found = crossing(exact((1, 2.0), (8, 3.0)))
+    assert (found.wins, found.at) == ("everywhere", None)
+    found = crossing(exact((1, 0.5), (8, 0.7)))
+    assert (found.wins, found.at) == ("nowhere", None)
+    assert crossing_text(found, "batch") == "at no measured batch (1 to 8)"
+
+
+def test_point_that_the_launches_leave_open_is_said():
+    found = crossing({1: known(1.1, 0.3), 8: known(3.0, 0.3)})
+    assert crossing_text(found, "batch") == "at every measured batch (1 to 8; undecided at some)"
+    found = crossing({1: known(2.0, 0.3), 8: known(3.0, 0.3)})
+    assert crossing_text(found, "batch") == "at every measured batch (1 to 8)"
+
+
+def test_of_several_crossings_the_last_one_counts():
+    assert crossing(exact((1, 2.0), (10, 0.5), (100, 2.0))).at == pytest.approx(10 * 10**0.5)
+
+
+def test_equal_times_are_no_win():
+    assert crossing(exact((1, 1.0), (10, 1.0))).wins == "nowhere"
+
+
+def test_nothing_measured_is_said():
+    assert crossing({1: None}) is None
+    assert crossing_text(None) == "not measured"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(1.26, "1.3"), (8.0, "8"), (12.6, "13"), (126, "130"), (1264, "1,300"), (126_400, "130,000")],
+)
+def test_break_even_points_have_two_digits(value, text):
+    assert rounded(value) == text
+
+
+@pytest.mark.parametrize(
+    ("differences", "text"),
+    [
+        ([known(2.0, 0.1)], "2.0 times"),
+        ([known(1.005, 0.01)], "1.0 times (a tie within 3%)"),
+        ([known(1.1, 0.2)], "1.1 times (undecided)"),
+        ([Difference(0.1, None, None)], "1.1 times"),
+        ([known(2.0, 0.1), known(1.1, 0.2)], "1.1 to 2.0 times (undecided for 1 of 2)"),
+        # Each alone is significant at 5%; of five together none is.
+        ([known(1.1, 0.09)] * 5, "1.1 times (undecided for 5 of 5)"),
+    ],
+)
+def test_ratios_say_what_the_launches_leave_open(differences, text):
+    assert times_of(differences) == text
+
+
+def test_cells_that_are_not_shown_to_take_longer_are_among_the_least(of):
+    made = of("batch-sizes")
+    for batch, launches in ((1, (1.00, 1.05, 0.96)), (2, (1.01, 0.97, 1.04)), (4, (3.0, 3.1, 2.9))):
+        made.add([[seconds] * 7 for seconds in launches], batch=batch, model="m")
+    assert sorted(cell.point["batch"] for cell in least(made.results().cells)) == [1, 2]
+
+
+def test_point_that_comes_near_the_least_is_a_range_where_launches_leave_it_open(of):
+    made = of("cpu-threads")
+    # Two threads take 3% more than four, give or take 5%: whether two are enough is open.
+    for threads, launches in ((1, (2.0, 2.1, 1.9)), (2, (1.03, 1.09, 0.98)), (4, (1.0, 0.96, 1.05))):
+        made.add([[seconds] * 7 for seconds in launches], threads=threads, model="m", batch=1)
+    assert reached(made.results().cells, "threads", 1.03).text("threads") == "2 to 4 (undecided)"
+
+
+def test_cells_of_one_device_share_their_launches(of):
+    """What a launch does to all of its cells cancels, whatever their threads."""
+    made = of("cpu-threads")
+    for threads, factor in ((1, 2.0), (2, 1.5), (4, 1.0), (8, 0.9), (16, 0.8)):
+        launches = [[shared * factor] * 7 for shared in (1.0, 1.4, 0.7)]
+        made.add(launches, threads=threads, model="m", batch=1)
+    first, *_, last = made.results().cells
+    assert last.difference(first).interval[1] < 2.51
+    assert first.estimate().high > 2.2
