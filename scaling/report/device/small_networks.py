@@ -164,18 +164,15 @@ def _draw_break_even(results: Results, title: str) -> Figure | None:
     if not gpus:
         return None
     figure, grids = new_figure(title, 0.9 + 3.4 * len(gpus), len(gpus))
-    for axes, arm in zip(grids[:, 0], gpus, strict=True):
-        _draw(axes, cpu_over_gpu(grid(results), arm, "batch", "width"), width_crossings(results, arm))
+    crossings = [width_crossings(results, arm) for arm in gpus]
+    for axes, arm, widths in zip(grids[:, 0], gpus, crossings, strict=True):
+        _draw(axes, cpu_over_gpu(grid(results), arm, "batch", "width"), widths)
         axes.set_title(f"{arm.name} against the CPU threads of least time", loc="left")
-    legend_below(
-        figure,
-        [
-            handle("break-even width", color="black", marker="D"),
-            Patch(color="#999999", alpha=0.35, label="its 95% interval"),
-            Patch(color=GPU_WINS, label="CPU / GPU: less time on the GPU"),
-            Patch(color=CPU_WINS, label="less on the CPU"),
-        ],
-    )
+    has_interval = any(one and one.has_interval for widths in crossings for one in widths.values())
+    band = [Patch(color="#999999", alpha=0.35, label="its 95% interval")] if has_interval else []
+    line = handle("break-even width", color="black", marker="D")
+    gpu = Patch(color=GPU_WINS, label="CPU / GPU: less time on the GPU")
+    legend_below(figure, [line, *band, gpu, Patch(color=CPU_WINS, label="less on the CPU")])
     return figure
 
 
