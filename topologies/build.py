@@ -20,6 +20,7 @@ from topologies.file_format import (
     NetworkEntry,
     PeerAccess,
 )
+from topologies.machine import MATRIX_FIGURES
 from topologies.model import Device, Link, Machine, Network, Topology
 from topologies.parse import unknown
 
@@ -183,6 +184,7 @@ def _device(file: MachineFile, entry: DeviceEntry) -> Device:
         cores=kind.cores,
         reduce_bytes_per_s=kind.reduce_bytes_per_s,
         bandwidth_bytes_per_s=kind.bandwidth_bytes_per_s,
+        **{name: getattr(kind, name) for name in MATRIX_FIGURES},
         gpudirect=kind.gpudirect,
         type=entry.type,
     )

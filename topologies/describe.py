@@ -7,8 +7,9 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby, permutations, product
 from typing import Any
 
+from topologies.machine import MATRIX_FIGURES
 from topologies.model import Device, Link, Path, Topology
-from topologies.texts import NO_BREAK, WIDTH, compact, folded, gigabytes_per_s, microseconds
+from topologies.texts import NO_BREAK, WIDTH, compact, flops_per_s, folded, gigabytes_per_s, microseconds
 
 INDENT = "  "
 NARROW = 24
@@ -153,6 +154,11 @@ def _device_figures(device: Device) -> list[str]:
         f"{device.cores} cores" if device.cores else "",
         _rate("memory", device.bandwidth_bytes_per_s),
         _rate("a core sums" if device.kind == "cpu" else "sums", device.reduce_bytes_per_s),
+        *(
+            f"{name.removesuffix('_flops_per_s')} {flops_per_s(rate)}"
+            for name in MATRIX_FIGURES
+            if (rate := getattr(device, name))
+        ),
         "GPUDirect" if device.gpudirect else "",
     ]
     whole = (figure.replace(" ", NO_BREAK) for figure in figures if figure)

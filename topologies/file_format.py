@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
+from topologies.machine import MATRIX_FIGURES
 from topologies.model import DeviceKind
 
 
@@ -75,11 +76,12 @@ class _WithSource(_Strict):
 class DeviceType(_WithSource):
     """What devices of a type have in common; see `topologies.model.Device`."""
 
-    FIGURES = ("cores", "reduce_bytes_per_s", "bandwidth_bytes_per_s")
+    FIGURES = ("cores", "reduce_bytes_per_s", "bandwidth_bytes_per_s", *MATRIX_FIGURES)
     OF_KIND: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "cores": ("cpu",),
         "reduce_bytes_per_s": ("gpu", "cpu"),
         "bandwidth_bytes_per_s": ("gpu", "host_memory"),
+        **dict.fromkeys(MATRIX_FIGURES, ("gpu", "cpu")),
         "gpudirect": ("nic",),
     }
 
@@ -88,6 +90,10 @@ class DeviceType(_WithSource):
     cores: Count | None = None
     reduce_bytes_per_s: Bandwidth | None = None
     bandwidth_bytes_per_s: Bandwidth | None = None
+    float32_flops_per_s: Bandwidth | None = None
+    tf32_flops_per_s: Bandwidth | None = None
+    bf16_flops_per_s: Bandwidth | None = None
+    fp16_flops_per_s: Bandwidth | None = None
     gpudirect: bool = False
 
     @model_validator(mode="after")

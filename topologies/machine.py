@@ -20,6 +20,10 @@ DeviceKind = Literal["gpu", "cpu", "pcie_switch", "nvswitch", "nic", "host_memor
 DEVICE_KINDS: tuple[str, ...] = get_args(DeviceKind)
 
 
+MATRIX_FIGURES = ("float32_flops_per_s", "tf32_flops_per_s", "bf16_flops_per_s", "fp16_flops_per_s")
+"""Of devices that multiply matrices."""
+
+
 @dataclass(frozen=True)
 class Device:
     """One device of a node.
@@ -34,6 +38,8 @@ class Device:
             a second (both read, the sum written). None where it sums nothing.
         bandwidth_bytes_per_s: of a host memory: bytes read and written together in a second; of a GPU, the
             same of its own memory.
+        float32_flops_per_s, tf32_flops_per_s, bf16_flops_per_s, fp16_flops_per_s: of a GPU, and of a CPU with
+            all its cores: floating-point operations a second in products of matrices, by precision.
         gpudirect: of a NIC: GPUs of the node send and receive without a stop in host memory.
         type: the type in the machine file that its figures come from; "" where it comes from no file.
     """
@@ -45,6 +51,10 @@ class Device:
     cores: int | None = None
     reduce_bytes_per_s: float | None = None
     bandwidth_bytes_per_s: float | None = None
+    float32_flops_per_s: float | None = None
+    tf32_flops_per_s: float | None = None
+    bf16_flops_per_s: float | None = None
+    fp16_flops_per_s: float | None = None
     gpudirect: bool = False
     type: str = ""
 

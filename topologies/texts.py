@@ -40,6 +40,11 @@ def gigabytes_per_s(bytes_per_s: float) -> str:
     return f"{gigabytes(bytes_per_s)} GB/s"
 
 
+def flops_per_s(rate: float) -> str:
+    """`612 TFLOP/s`, `98.2 GFLOP/s`."""
+    return f"{rate / 1e12:.3g} TFLOP/s" if rate >= 1e12 else f"{rate / 1e9:.3g} GFLOP/s"
+
+
 def gigabytes(bytes_: float) -> str:
     """`8.0`, `1.25`, `371`."""
     value = bytes_ / 1e9

@@ -69,13 +69,14 @@ def launches(view: View) -> Values | None:
     free = {"step", "bucket_mb"}
     captured = view.fastest_with(free, step="captured")
     if captured is None:
-        return _launches_in_computation(view) or _device_waits(view)
+        found = _launches_in_computation(view) or _device_waits(view)
+        return found and {**found, "mfu": row["mfu"]}
     busy = captured["iteration_s"] / row["iteration_s"]
     if busy >= BUSY_ENOUGH:
         return None
     times = {"iteration_s": row["iteration_s"], "captured_iteration_s": captured["iteration_s"]}
     is_shown = bool(view.faster_with(free, step="captured").get("is_shown"))
-    return {"share": 1 - busy, "busy_ratio": busy, "is_shown": is_shown, **times}
+    return {"share": 1 - busy, "busy_ratio": busy, "is_shown": is_shown, "mfu": row["mfu"], **times}
 
 
 def _launches_in_computation(view: View) -> Values | None:
@@ -184,6 +185,7 @@ def computation(view: View) -> Values | None:
     return {
         "share": share,
         **{name: view.seconds(name) for name in ("forward_s", "backward_s")},
+        "mfu": row["mfu"],
         "more_workers_help": _more_workers_help(view),
         "has_tf32_left": on_gpu and row["precision"] == "float32",
         "lacks_captured": on_gpu and not captured,

@@ -47,7 +47,7 @@ LIMITS = (
     Rule(
         exchange.tiny_buckets, ("exposed_comm_s", "wire_bytes_per_rank", "bucket_mb"), exchange.EXPOSED_SHARE
     ),
-    Rule(limits.launches, ("step", "iteration_s"), limits.BUSY_ENOUGH),
+    Rule(limits.launches, ("step", "iteration_s", "mfu"), limits.BUSY_ENOUGH),
     Rule(limits.small_batch, ("local_batch", "forward_s", "backward_s"), limits.BATCH_SPEED),
     Rule(
         exchange.exposed_communication,
@@ -65,7 +65,7 @@ LIMITS = (
     Rule(limits.update, ("update_s",), limits.UPDATE_SHARE),
     Rule(limits.open_time, ("unattributed_s",), limits.OPEN_SHARE),
     Rule(exchange.waiting, ("wait_s",), exchange.WAIT_SHARE),
-    Rule(limits.computation, ("forward_s", "backward_s"), limits.COMPUTE_SHARE),
+    Rule(limits.computation, ("forward_s", "backward_s", "mfu"), limits.COMPUTE_SHARE),
     Rule(
         exchange.compression,
         ("wire_bytes_per_rank", "exposed_comm_s", "hidden_comm_s", "encode_s", "decode_s"),

@@ -120,6 +120,7 @@ def cell_row(study: str, cell: CellResult) -> Row:
         if row["model_flops"] and row["iteration_s"]:
             per_worker = row["model_flops"] / cell.cell["world_size"]
             row["flops_per_s_per_worker"] = per_worker / row["iteration_s"]
+            row.update(_utilization(cell, row["flops_per_s_per_worker"]))
     if cell.trainings:
         row.update(convergence_values(cell))
     return row
@@ -132,6 +133,16 @@ def _tokens_per_sample(record: RunRecord) -> int | None:
         embeddings = _EMBEDDINGS.match(record.summary.get("tensor_shapes") or "")
         tokens = int(embeddings[2]) if embeddings else None
     return tokens
+
+
+def _utilization(cell: CellResult, flops_per_s: float) -> Row:
+    """MFU, by the median over the runs of what their ranks measured; empty where one of them did not."""
+    runs = [record.summary.get("matrix_rate") or [None] for record in cell.done]
+    if not runs or not all(rate for ranks in runs for rate in ranks):
+        return {}
+    rate = float(np.median([np.mean([rank["flops_per_s"] for rank in ranks]) for ranks in runs]))
+    sizes = sorted({rank["size"] for ranks in runs for rank in ranks})
+    return {"mfu": flops_per_s / rate, "matrix_flops_per_s": rate, "matrix_size": _joined(sizes)}
 
 
 def _hosts(record: RunRecord) -> list[str]:

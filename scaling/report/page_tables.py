@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from scaling.analysis.columns import Row, shares_gpus
+from scaling.analysis.columns import SEPARATOR, Row, shares_gpus
 from scaling.analysis.grouping import by_key
 from scaling.analysis.groups import CellGroup
 from scaling.analysis.learning import REACHED, family_key, over_seeds
@@ -31,6 +31,7 @@ from scaling.report.tables import Column, Table, table_of
 from scaling.report.text import recipe_text, text_of
 from scaling.report.titles import title_of
 from scaling.report.warnings_text import warnings_of
+from topologies.texts import flops_per_s
 
 AGGREGATOR_WIDTH = 26
 """Longer labels are folded in a terminal: with five columns of numbers, this is what 80 characters leave."""
@@ -71,13 +72,15 @@ def _tables(group: CellGroup, groups: Sequence[CellGroup]) -> list[Table]:
 def columns_of(group: CellGroup) -> list[Column[Row]]:
     """The columns of a group's table, on the page and in a terminal."""
     throughput, unit = group.throughput
-    rate = Column[Row](unit, lambda row: number(row[throughput]))
+    rates = [Column[Row](unit, lambda row: number(row[throughput]))]
+    if any(row["mfu"] is not None for row in group.rows):
+        rates.append(Column("MFU", lambda row: percent(row["mfu"])))
     return [
         Column("aggregator", group.name),
         Column(None, lambda row: _with_state(group, row), "aggregator", AGGREGATOR_WIDTH),
         Column("workers", lambda row: str(row["world_size"]), "workers"),
         Column("batch a worker", lambda row: str(row["local_batch"])),
-        *(CONVERGENCE_COLUMNS if group.kind == "convergence" else (*TIME_COLUMNS, rate, *SPEEDUP_COLUMNS)),
+        *(CONVERGENCE_COLUMNS if group.kind == "convergence" else (*TIME_COLUMNS, *rates, *SPEEDUP_COLUMNS)),
         Column("state", lambda row: str(row["state"])),
     ]
 
@@ -154,6 +157,23 @@ def _iteration_statistic(group: CellGroup) -> str:
     return (
         "Median over the iterations of all repeats, each as long as its slowest rank; warm-up left out. "
         f"{intervals}Speedup: throughput over that of one worker without exchange, equal in everything else."
+        f"{_utilization(group)}"
+    )
+
+
+def _utilization(group: CellGroup) -> str:
+    """What MFU refers to; "" where it is not known."""
+    known = [row for row in group.rows if row["mfu"] is not None]
+    if not known:
+        return ""
+    rates = sorted(row["matrix_flops_per_s"] for row in known)
+    sizes = sorted({int(size) for row in known for size in row["matrix_size"].split(SEPARATOR)})
+    rows = listed([str(size) for size in sizes], "or")
+    reached = " to ".join(dict.fromkeys(flops_per_s(rate) for rate in (rates[0], rates[-1])))
+    return (
+        " MFU: the model's floating-point operations over those of matrix products in the same time, "
+        f"{reached} a worker in {known[0]['precision']}, measured in the run with square matrices of {rows} "
+        "rows, the best size."
     )
 
 

@@ -196,6 +196,16 @@ class HostModel(OpenModel):
     cores: list[Count] | None = None
 
 
+class MatrixRateModel(OpenModel):
+    """What a rank's device does in products of matrices (`scaling.measure.matrix_rate`)."""
+
+    flops_per_s: Positive
+    low: Positive
+    high: Positive
+    size: Count
+    num_samples: Count
+
+
 class SummaryModel(OpenModel):
     """Facts of a run that are no samples."""
 
@@ -215,6 +225,7 @@ class SummaryModel(OpenModel):
     host: list[HostModel | None] | None = None
     data_in_host_memory: list[bool] = []
     model_flops: Count | None = None
+    matrix_rate: list[MatrixRateModel | None] | None = None
     tokens_per_sample: Count | None = None
     optimizer_state_bytes: list[Count | None] | None = None
     hosts_before: list[str] = []

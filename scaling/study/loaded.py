@@ -10,6 +10,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from scaling.measure.matrix_rate import MatrixRate, matrix_rate
+from scaling.process_group import Group
 from scaling.study.cells import Cell
 from scaling.study.kinds.training import TIMING_BATCHES
 from scaling.training.flops import model_flops
@@ -30,6 +32,7 @@ class Loaded:
         self._initial: dict[str, tuple[nn.Module, Tensor]] = {}
         self._current: str | None = None
         self._flops: dict[str, int | None] = {}
+        self._rates: dict[tuple[str, int], MatrixRate | None] = {}
 
     def data(self, cell: Cell) -> DataSplits:
         """The cell's data set, on the device if it fits there."""
@@ -97,6 +100,17 @@ class Loaded:
             module, _ = self._initial_of(cell)
             self._flops[key] = model_flops(_copied(module, torch.device("meta")), loss, *batch)
         return self._flops[key]
+
+    def matrix_rate(self, cell: Cell, group: Group) -> MatrixRate | None:
+        """This rank's, in the cell's precision and with its threads: measured once a launch, on all ranks at
+        the same time. Collective.
+        """
+        precision = cell.precision or ("tf32" if cell.tf32 else "float32")
+        key = precision, cell.threads
+        if key not in self._rates:
+            group.barrier()
+            self._rates[key] = matrix_rate(precision, self._device)
+        return self._rates[key]
 
     def tokens_per_sample(self, cell: Cell) -> int | None:
         """Of the data that the model gets; None where they are no tokens."""

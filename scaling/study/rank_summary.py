@@ -33,6 +33,8 @@ class RankSummary:
         hosts_before: where a training was before it was cut off, without the host of the run.
         tensor_shapes: of the trainable parameters (`scaling.bucket.shapes_by_dtype_text`), for predictions.
         model_flops: of a step on this rank (`scaling.training.flops`); None where they cannot be counted.
+        matrix_rate: of this rank's device in the cell's precision (`scaling.measure.matrix_rate`); None where
+            it was not measured, or parameters are not float32.
         tokens_per_sample: of the data; None where they are no tokens.
         optimizer_state_bytes: what the optimizer keeps on this rank, on its device or in host memory.
         bucket_bytes: of DDP's buckets, in the order of their exchanges; empty where no hook saw any.
@@ -58,6 +60,7 @@ class RankSummary:
     hosts_before: list[str] = field(default_factory=list)
     tensor_shapes: str = ""
     model_flops: int | None = None
+    matrix_rate: dict[str, Any] | None = None
     tokens_per_sample: int | None = None
     optimizer_state_bytes: int | None = None
     bucket_bytes: list[int] = field(default_factory=list)

@@ -48,6 +48,22 @@ def test_launches_bind_where_the_captured_step_is_much_shorter(make_study):
     assert "computation" not in findings(study, eager)
 
 
+def test_what_the_device_could_do_is_said_where_it_was_measured(make_study):
+    study = make_study()
+    rate = {"flops_per_s": 1e12, "low": 1e12, "high": 1e12, "size": 8192, "num_samples": 3}
+    known = {"model_flops": 4e8, "matrix_rate": [rate]}
+    gpu = {"device": "cuda", "aggregator": "all_reduce"}
+    work = spans(("forward", 4), ("backward", 6))
+    eager = study.add(steps(10), spans=work, summary=known, **gpu)
+    captured = study.add(steps(2), spans=spans(("forward", 1), ("backward", 1)), step="captured", **gpu)
+    said = "bound by kernel launches from Python, MFU 4%: GPU busy at most 20% of the step"
+    assert text_of(first(study, eager)).startswith(said)
+    said = "bound by computation: forward and backward 100% of the step"
+    assert text_of(first(study, captured)) == said
+    larger = study.add(steps(10), spans=work, summary={**known, "model_flops": 4.5e9}, batch=128, **gpu)
+    assert text_of(first(study, larger)).startswith("bound by computation, MFU 45%: forward")
+
+
 def test_launches_are_told_by_another_aggregators_captured_step_too(make_study):
     study = make_study()
     gpu = {"device": "cuda", "world_size": 4}

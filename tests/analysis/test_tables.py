@@ -54,6 +54,34 @@ def test_tokens_a_second_come_from_what_the_runs_recorded(study, line, model, su
     assert (row["samples_per_s"], row["tokens_per_s"]) == (16.0, tokens_per_s)
 
 
+def matrix_rate(flops_per_s, size=4096):
+    return {"flops_per_s": flops_per_s, "low": 0.9, "high": 9e9, "size": size, "num_samples": 5}
+
+
+def test_mfu_is_model_flops_over_those_of_all_workers_matrix_products(study, line):
+    rates = [matrix_rate(60.0), matrix_rate(100.0, 8192)]
+    summary = {"model_flops": 320, "matrix_rate": rates}
+    study.add([[[line(0, 4.0)]] * 2] * 2, summary=summary, world_size=2)
+    (row,) = rows_of(study)
+    assert row["flops_per_s_per_worker"] == 40.0
+    assert row["mfu"] == 320 / (4.0 * (60.0 + 100.0)) == 0.5
+    assert (row["matrix_flops_per_s"], row["matrix_size"]) == (80.0, "4096 | 8192")
+
+
+@pytest.mark.parametrize(
+    "summary",
+    [
+        {"model_flops": 320},
+        {"matrix_rate": [matrix_rate(60.0)]},
+        {"model_flops": 320, "matrix_rate": [matrix_rate(60.0), None]},
+    ],
+)
+def test_mfu_is_empty_where_a_part_of_it_is_not_known(study, line, summary):
+    study.add([[[line(0, 4.0)]] * 2], summary=summary, world_size=2)
+    (row,) = rows_of(study)
+    assert (row["mfu"], row["matrix_flops_per_s"], row["matrix_size"]) == (None, None, None)
+
+
 def test_budget_is_that_of_the_rank_that_the_others_wait_for(study, line):
     rank_0 = [line(i, 2.0, forward_s=0.5, d2h_s=0.1, wait_s=1.4) for i in range(3)]
     rank_1 = [line(i, 1.9, forward_s=0.5, d2h_s=0.1, reduce_s=1.2, wait_s=0.1) for i in range(3)]

@@ -20,6 +20,27 @@ from scaling.store import ResultsFolder
 from tests.made_studies import StudyFolder, epoch, iteration
 
 
+def test_utilization_is_a_column_where_it_is_known(tmp_path):
+    study = StudyFolder(tmp_path / "by-hand")
+    lines = [iteration(number, 0.1) for number in range(5)]
+    study.add([[lines]])
+    assert "MFU" not in "".join(headings_and_text(study.folder))
+    rate = {"flops_per_s": 5e11, "low": 4e11, "high": 6e11, "size": 1024, "num_samples": 5}
+    study.add([[lines]], aggregator="ring", summary={"model_flops": 2e9, "matrix_rate": [rate]})
+    headings, text = headings_and_text(study.folder)
+    assert "MFU" in headings
+    assert "4.0%" in text
+    said = "500 GFLOP/s a worker in float32, measured in the run with square matrices of 1024 rows"
+    assert said in " ".join(text.split())
+
+
+def headings_and_text(folder):
+    """The headings of the page's tables, and all text."""
+    write_report(folder)
+    text = (folder.path / "report.html").read_text(encoding="utf-8")
+    return re.sub("<[^>]*>", "", "".join(re.findall("<th.*?</th>", text))), Page(text).text
+
+
 class Page(HTMLParser):
     """Collects what a browser would fetch, the ids and what refers to them, and the text."""
 

@@ -9,8 +9,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from scaling.measure.matrix_rate import MatrixRate
+from scaling.measure.probe.cases import matrix_sizes
 from scaling.process_group import TorchGroup
 from scaling.registry import trust
+from scaling.study import loaded
 from scaling.study.cells import Cell
 from scaling.study.kinds.run_iteration import extent_of
 from scaling.study.loaded import MAX_LOADED, Loaded
@@ -152,6 +155,28 @@ def test_tokens_of_a_sample_are_recorded_of_models_of_tokens_alone(runner, group
     assert run(runner, group, decoder)[1].tokens_per_sample == 8
     text = replace(decoder, dataset="text", dataset_parameters={"max_bytes": 2000})
     assert run(runner, group, text)[1].tokens_per_sample == 8
+
+
+class TestMatrixRate:
+    def test_it_is_measured_once_a_launch_and_precision(self, runner, group, monkeypatch):
+        asked = []
+
+        def measured(precision, device):
+            asked.append(precision)
+            return MatrixRate(2e9, 1e9, 3e9, 512, 5)
+
+        monkeypatch.setattr(loaded, "matrix_rate", measured)
+        first = run(runner, group, TIMED)[1].matrix_rate
+        assert first == {"flops_per_s": 2e9, "low": 1e9, "high": 3e9, "size": 512, "num_samples": 5}
+        assert run(runner, group, replace(TIMED, seed=1))[1].matrix_rate == first
+        run(runner, group, replace(TIMED, precision="bf16"))
+        assert asked == ["float32", "bf16"]
+        assert run(runner, group, TRAINED)[1].matrix_rate is None
+
+    def test_a_run_has_a_rate_of_this_machine(self, runner, group):
+        rate = run(runner, group, TIMED)[1].matrix_rate
+        assert rate["low"] <= rate["flops_per_s"] <= rate["high"]
+        assert rate["size"] in matrix_sizes(on_gpus=False)
 
 
 class TestDataThatDoesNotFit:

@@ -35,11 +35,18 @@ Operation = Literal[
     "host_sum",
     "device_copy",
     "device_sum",
+    "product_float32",
+    "product_tf32",
+    "product_bf16",
+    "product_fp16",
 ]
 """Copies between host and device (the third in both directions at once, each of the size); a copy into a
 peer's memory; the same from every rank to the next at once; a message; one in both directions; one from every
 rank to the next; all-reduce; MPI's, of buffers in host memory; copies and sums (of one addend to another) in
-the memory of host and device."""
+the memory of host and device; products of two square matrices (`scaling.measure.matrix_rate`)."""
+
+PRECISIONS = ("float32", "tf32", "bf16", "fp16")
+"""Of products of matrices; processors have no TF32."""
 
 ALL_REDUCES = ("all_reduce", "mpi_all_reduce")
 
@@ -55,6 +62,12 @@ COPY_SIZES = (64 * KIB, MIB, 16 * MIB, 256 * MIB)
 PAGEABLE_SIZES = (MIB, 64 * MIB)
 MEMORY_SIZES = (256 * MIB,)  # beyond the caches of server processors, with two buffers a rank
 MEMORY_SIZES_WITHOUT_GPU = (64 * MIB,)
+
+
+def matrix_sizes(*, on_gpus: bool) -> tuple[int, ...]:
+    """Rows and columns of the matrices that are multiplied, ascending."""
+    return (2048, 4096, 8192) if on_gpus else (256, 512, 1024, 2048)
+
 
 SAMPLE_S = 2e-3
 BETWEEN_SAMPLES_S = 1e-3  # ranks meet, and agree on the slowest
@@ -125,10 +138,25 @@ class ProbeSample:
         """What it shares with the samples of other sizes."""
         return (self.launch, self.operation, self.ranks, self.memory, self.captured, self.num_threads)
 
+    @property
+    def product_size(self) -> int | None:
+        """Rows and columns of the matrices; None of what is no product."""
+        return product_size(self.operation, self.num_bytes)
+
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> ProbeSample:
         """The inverse of `asdict`, after JSON."""
         return cls(**{**row, "ranks": tuple(row["ranks"])})
+
+
+def product_size(operation: str, num_bytes: int) -> int | None:
+    """Rows and columns of matrices of that many bytes each; None of what is no product."""
+    precision = operation.removeprefix("product_")
+    return math.isqrt(num_bytes // _bytes_of(precision)) if precision != operation else None
+
+
+def _bytes_of(precision: str) -> int:
+    return 2 if precision in ("bf16", "fp16") else 4
 
 
 def cases(
@@ -138,6 +166,7 @@ def cases(
     peer_copies: bool = False,
     only_messages: bool = False,
     with_mpi: bool = False,
+    with_products: bool = False,
 ) -> list[ProbeCase]:
     """Everything that a launch measures, in this order.
 
@@ -147,11 +176,14 @@ def cases(
         peer_copies: the ranks can copy into each other's memory.
         only_messages: leave out copies, sums and MPI, which another launch measures.
         with_mpi: MPI carries the ranks' host buffers too.
+        with_products: also products of matrices, on each GPU alone or on all cores at once.
     """
     cases: list[ProbeCase] = []
     if not only_messages:
         cases += _memory_cases(world_size, on_gpus=on_gpus)
         cases += _copy_cases(world_size) if on_gpus else []
+    if with_products:
+        cases += _product_cases(world_size, on_gpus=on_gpus)
     if peer_copies:
         cases += _peer_cases(world_size)
     cases += _message_cases(world_size, on_gpus=on_gpus)
@@ -189,6 +221,21 @@ def _copy_cases(world_size: int) -> Iterator[ProbeCase]:
         yield ProbeCase("h2d_d2h", ranks, COPY_SIZES, "pinned")
         yield ProbeCase("h2d", ranks, PAGEABLE_SIZES, "pageable")
         yield ProbeCase("d2h", ranks, PAGEABLE_SIZES, "pageable")
+
+
+def _product_cases(world_size: int, *, on_gpus: bool) -> Iterator[ProbeCase]:
+    everyone = tuple(range(world_size))
+    operations: dict[str, Operation] = {
+        "float32": "product_float32",
+        "tf32": "product_tf32",
+        "bf16": "product_bf16",
+        "fp16": "product_fp16",
+    }
+    for precision in PRECISIONS:
+        if on_gpus or precision != "tf32":
+            sizes = tuple(_bytes_of(precision) * size**2 for size in matrix_sizes(on_gpus=on_gpus))
+            for ranks in [(rank,) for rank in everyone] if on_gpus else [everyone]:
+                yield ProbeCase(operations[precision], ranks, sizes)
 
 
 def _peer_cases(world_size: int) -> Iterator[ProbeCase]:
@@ -244,7 +291,9 @@ def bus_factor(operation: str, world_size: int) -> float:
 
 
 def as_csv(samples: Iterable[ProbeSample]) -> str:
-    """All samples as a table; `algbw` and `busbw` in bytes a second."""
+    """All samples as a table; `algbw` and `busbw` in bytes a second, empty for products of matrices, whose
+    `num_bytes` are those of one matrix.
+    """
     text = io.StringIO()
     names = [field.name for field in fields(ProbeSample)]
     writer = csv.writer(text, lineterminator="\n")
@@ -254,7 +303,8 @@ def as_csv(samples: Iterable[ProbeSample]) -> str:
         algbw = sample.num_bytes / sample.seconds
         busbw = algbw * bus_factor(sample.operation, len(sample.ranks))
         row["seconds"] = f"{sample.seconds:.7g}"  # clocks here tell nanoseconds at best
-        writer.writerow([*(row[name] for name in names), f"{algbw:.6g}", f"{busbw:.6g}"])
+        bandwidths = [f"{algbw:.6g}", f"{busbw:.6g}"] if sample.product_size is None else ["", ""]
+        writer.writerow([*(row[name] for name in names), *bandwidths])
     return text.getvalue()
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from scaling.measure.probe.series import Observed, size_text
-from topologies.texts import gigabytes_per_s, microseconds
+from topologies.texts import flops_per_s, gigabytes_per_s, microseconds
 
 OWN_TYPE_RATIO = 0.1
 DIGITS = 4
@@ -73,7 +73,8 @@ def _set(type_: dict[str, Any], figures: Mapping[str, Observed], stamp: str) -> 
     source = type_.pop("source")  # it stands last
     source = dict(source) if isinstance(source, dict) else {}
     for name, figure in figures.items():
-        spread = f"{gigabytes_per_s(figure.low)} to {gigabytes_per_s(figure.high)}"
+        unit = flops_per_s if name.endswith("flops_per_s") else gigabytes_per_s
+        spread = f"{unit(figure.low)} to {unit(figure.high)}"
         type_[name] = rounded(figure.value)
         size = f", {size_text(figure.num_bytes)}" if figure.num_bytes else ""
         source[name] = f"{stamp}{size}, median of {figure.num_samples}: {figure.what}, {spread}"

@@ -2,7 +2,8 @@
 
 1. PCIe: copies of pinned memory, one GPU at a time; a direction of the link is a direction of the copy. Of
    GPUs that share a link the fastest counts.
-2. A GPU's memory and sums, and a core's sums: alone.
+2. A GPU's memory, sums and products of matrices, and a core's sums: alone; a processor's products: all of its
+   cores at once, where no GPUs are.
 3. NVLink: copies into a peer's memory, divided by the links of the pair.
 4. Host memory and its bus: where copies of all GPUs at once are slower than those of one, they have met the
    memory's limit, and their sum is it. Elsewhere it is at least what all cores move, or all GPUs together.
@@ -13,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scaling.measure.probe.cases import BYTES_MOVED
+from scaling.measure.probe.cases import BYTES_MOVED, PRECISIONS
 from scaling.measure.probe.series import Observed, Series, together
 from topologies.model import Link, Topology
 
@@ -56,6 +57,7 @@ class ProbeReader:
             if moved and added:
                 rate = moved.rate.times(BYTES_MOVED["device_copy"])
                 figures[id_] = {
+                    **self._products((rank,)),
                     "bandwidth_bytes_per_s": rate.called("a copy inside a GPU, bytes read plus written"),
                     "reduce_bytes_per_s": added.rate.called("one buffer added to another inside a GPU"),
                 }
@@ -66,7 +68,18 @@ class ProbeReader:
         if one_thread is None:
             return {}
         rate = one_thread.rate.called("one thread adds a buffer to another")
-        return {cpu.id: {"reduce_bytes_per_s": rate} for cpu in self.topology.machine.of_kind("cpu")}
+        cpus = self.topology.machine.of_kind("cpu")
+        products = {} if self.gpu_ids else self._products(self._everyone, 1 / len(cpus))
+        return {cpu.id: {"reduce_bytes_per_s": rate, **products} for cpu in cpus}
+
+    def _products(self, ranks: tuple[int, ...], share: float = 1.0) -> dict[str, Observed]:
+        """Of matrices, by these ranks together: the part of one device."""
+        figures = {}
+        for precision in PRECISIONS:
+            series = self.series.first(f"product_{precision}", ranks=ranks)
+            if series is not None and series.product_rate is not None:
+                figures[f"{precision}_flops_per_s"] = series.product_rate.times(share * len(ranks))
+        return figures
 
     def _pcie(self) -> Figures:
         machine = self.topology.machine

@@ -1,7 +1,8 @@
 """The operations of the probe on this rank, as functions that do one: copies, sums, messages.
 
 Buffers are made once and reused; every page of one is written before it is read, since untouched pages of
-host memory are all the same one. They hold zeros, so that sums stay where they are.
+host memory are all the same one. They hold zeros, so that sums stay where they are; matrices that
+are multiplied hold random numbers.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from scaling.measure.probe.cases import ProbeCase
+from scaling.measure.matrix_rate import product
+from scaling.measure.probe.cases import ProbeCase, product_size
 from scaling.process_group import Group, Message, PeerMemory
 
 Run = Callable[[], object]
@@ -39,6 +41,8 @@ class Operations:
         if self._group.rank not in case.ranks:
             return None
         name = case.operation
+        if (size := product_size(name, num_bytes)) is not None:
+            return product(name.removeprefix("product_"), size, self._device)
         if name in ("h2d", "d2h"):
             return self._copy(name, case.memory, num_bytes)
         if name == "h2d_d2h":

@@ -95,8 +95,8 @@ class Prober:
         self._operations = Operations(group, device)
         self._clock, self._host_clock = clock_for(device), MonotonicClock()
 
-    def run(self, seconds: float, *, only_messages: bool = False) -> None:
-        """Everything, in about that time. Collective."""
+    def run(self, seconds: float, *, only_messages: bool = False, with_products: bool = False) -> None:
+        """Everything, in about that time; products of matrices if asked for. Collective."""
         end_s = time.monotonic() + seconds
         torch.set_num_threads(self._num_threads)
         mpi, problem = self._mpi()
@@ -112,6 +112,7 @@ class Prober:
             peer_copies=peer_copies,
             only_messages=only_messages,
             with_mpi=mpi is not None,
+            with_products=with_products,
         )
         limit_bytes = int(-self._group.largest(-float(self._free_bytes()))) // MEMORY_SHARE
         self._wake(min(probe.WAKE_S, seconds / 10), limit_bytes)

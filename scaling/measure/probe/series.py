@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from scaling.measure.probe.cases import ProbeSample, bus_factor
+from scaling.measure.probe.cases import ProbeSample, bus_factor, product_size
 from scaling.measure.probe.link_fit import LinkFit, fit_link
-from topologies.texts import gigabytes_per_s, microseconds
+from topologies.texts import flops_per_s, gigabytes_per_s, microseconds
 
 MOSTLY_LATENCY_RATIO = 0.5
 """A largest size of which this part is latency tells no bandwidth beyond its own rate."""
@@ -82,6 +82,21 @@ class OneSeries:
         rates = size / np.array(self.seconds[size])
         low, middle, high = (float(value) for value in np.percentile(rates, [25, 50, 75]))
         return Observed(middle, low, high, len(rates), num_bytes=size)
+
+    @cached_property
+    def product_rate(self) -> Observed | None:
+        """Floating-point operations a second at the best size; None of what is no product of matrices."""
+        best = None
+        for num_bytes, seconds in self.seconds.items():
+            size = product_size(self.example.operation, num_bytes)
+            if size is None:
+                return None
+            quartiles = np.percentile(2 * size**3 / np.array(seconds), [25, 50, 75])
+            low, middle, high = (float(value) for value in quartiles)
+            if best is None or middle > best.value:
+                what = f"products of {size} x {size} matrices of random numbers, the best size"
+                best = Observed(middle, low, high, len(seconds), what)
+        return best
 
     @property
     def largest_bytes(self) -> int:
@@ -177,6 +192,11 @@ def table(series: Series) -> list[str]:
 
 def _row(single: OneSeries) -> tuple[str, ...]:
     fitted = ("", "", "")
+    if (product := single.product_rate) is not None:
+        size = max(single.seconds, key=lambda num_bytes: num_bytes**1.5 / single.median_s(num_bytes))
+        n = product_size(single.example.operation, size)
+        time = f"{single.median_s(size) * 1e3:.4g} ms"
+        return (_label(single.example), *fitted, f"{n} x {n}", time, flops_per_s(product.value), "")
     if single.fit is not None:
         off = f"{single.fit.worst_error_ratio:.0%} at {size_text(single.fit.worst_error_bytes)}"
         fitted = (microseconds(single.fit.latency_s), gigabytes_per_s(single.bandwidth.value), off)

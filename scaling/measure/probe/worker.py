@@ -43,7 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
     num_threads = max(1, num_usable_cores() // info.local_world_size)
     group = workers.group(device, peer_access=not options.host_only)
     prober = Prober(group, device, num_threads, write, host_only=options.host_only)
-    prober.run(options.seconds, only_messages=options.only_messages)
+    prober.run(options.seconds, only_messages=options.only_messages, with_products=not options.only_messages)
     if info.rank == 0:
         write({"done": True})
     workers.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import cast
 
 from torch import Tensor
@@ -67,10 +67,13 @@ def time_cell(cell: Cell, context: RunContext) -> RankSummary:
     step.check()
     context.write(measurement.rows)
     prepared.check_later_steps()
+    is_float32 = set(step.replica.layouts) == {"float32"}
+    rate = context.loaded.matrix_rate(cell, group) if is_float32 else None
     num_samples = cell.local_batch * sum(not (row["warmup"] or row["split"]) for row in measurement.rows)
     return replace(
         prepared.summary(group.meter.bytes_sent, group.meter.messages_sent),
         memory_peak_bytes=memory_peak_bytes,
+        matrix_rate=asdict(rate) if rate else None,
         not_finite=bad_values,
         warmup_iterations=sum(row["warmup"] and not row["split"] for row in measurement.rows),
         warmup_end=measurement.warmup_end,

@@ -90,6 +90,7 @@ class TrainingKind(Kind[TrainingPartT, "Cell"]):
             "messages_per_rank": [rank.messages_sent for rank in ranks],
             "checksums": ranks[0].checksums,
             "model_flops": ranks[0].model_flops and ranks[0].model_flops * len(ranks),
+            "matrix_rate": [rank.matrix_rate for rank in ranks],
             "tokens_per_sample": ranks[0].tokens_per_sample,
             "optimizer_state_bytes": [rank.optimizer_state_bytes for rank in ranks],
             **({"bucket_bytes": ranks[0].bucket_bytes} if ranks[0].bucket_bytes else {}),

@@ -19,7 +19,9 @@ from scaling.measure.probe.cases import (
     cases,
     from_csv,
     goes_on,
+    matrix_sizes,
     num_samples_for,
+    product_size,
     repeats_for,
 )
 
@@ -39,6 +41,21 @@ class TestCases:
         assert operations(found)["peer_copy"] == 4 * 3
         assert operations(found)["send"] == 6
         assert {case.captured for case in found if case.operation == "all_reduce"} == {False, True}
+
+    @pytest.mark.parametrize(("on_gpus", "ranks"), [(True, [(0,), (1,)]), (False, [(0, 1)])])
+    def test_products_are_on_each_gpu_alone_or_on_all_cores_at_once(self, on_gpus, ranks):
+        without, with_products = (
+            set(cases(2, on_gpus=on_gpus, with_products=products)) for products in (False, True)
+        )
+        added = with_products - without
+        assert without < with_products
+        names = ["bf16", "float32", "fp16", *(["tf32"] if on_gpus else [])]
+        assert sorted((case.operation, case.ranks) for case in added) == [
+            (f"product_{name}", each) for name in names for each in ranks
+        ]
+        for case in added:
+            sizes = tuple(product_size(case.operation, size) for size in case.sizes_bytes)
+            assert sizes == matrix_sizes(on_gpus=on_gpus)
 
     def test_messages_go_from_4_kib_to_1_gib(self):
         assert (MESSAGE_SIZES[0], MESSAGE_SIZES[-1]) == (4 << 10, 1 << 30)
@@ -117,6 +134,13 @@ class TestHowOften:
 
 
 class TestSamples:
+    def test_products_have_no_bandwidth(self):
+        sample = replace(SAMPLE, operation="product_bf16", ranks=(0,), num_bytes=2 * 64**2)
+        assert sample.product_size == 64
+        (row,) = csv.DictReader(io.StringIO(as_csv([sample])))
+        assert (row["algbw_bytes_per_s"], row["busbw_bytes_per_s"]) == ("", "")
+        assert from_csv(as_csv([sample])) == [sample]
+
     def test_busbw_is_that_of_nccl_tests(self):
         assert bus_factor("all_reduce", 4) == bus_factor("mpi_all_reduce", 4) == 1.5
         assert bus_factor("shift", 4) == bus_factor("send", 2) == 1

@@ -54,7 +54,8 @@ def test_probe_of_two_processes_gives_a_machine_that_loads_draws_and_simulates(t
     assert draw(topology).startswith("<svg")
     assert simulate(ring(2), topology, 1 << 20).seconds > 0
     stamp = "measured by scaling topology probe on 20"
-    for figure in ("memory.bandwidth_bytes_per_s", "cpu.reduce_bytes_per_s", "message_latency_s.host"):
+    measured = ("memory.bandwidth_bytes_per_s", "cpu.reduce_bytes_per_s", "cpu.bf16_flops_per_s")
+    for figure in (*measured, "message_latency_s.host"):
         assert topology.sources[figure].startswith(stamp), figure
     assert "2 CPU processes, torch " in topology.sources["message_latency_s.host"]
     with (tmp_path / "box.samples.csv").open() as file:

@@ -8,14 +8,16 @@ import pytest
 
 from scaling.collectives.ring import ring
 from scaling.collectives.simulate import simulate
-from scaling.measure.probe.cases import ProbeSample, cases
+from scaling.measure.probe.cases import ProbeSample, cases, product_size
 from scaling.measure.probe.machine_file import gpu_ids
 from scaling.measure.probe.run import Measured, machine_of
+from topologies.describe import describe
 from topologies.facts import Facts, Gpu, Host, NumaNode, PcieLink, PciePlace
 from topologies.file_text import validated
 
 STAMP = "measured by scaling topology probe on 2025-03-01, 4 GPUs, torch 2.11.0, NCCL 2.28.9"
 ALONE = {"h2d": 55e9, "d2h": 50e9, "h2d_d2h": 45e9}
+RATES = {"float32": 50e12, "tf32": 400e12, "bf16": 700e12, "fp16": 650e12}
 AT_ONCE = {"h2d": 41e9, "d2h": 34e9, "h2d_d2h": 24e9}
 
 
@@ -34,6 +36,9 @@ def seconds_of(case, num_bytes, launch):
         "device_sum": (0.0, 1.3e12),
     }
     through_host = launch == "host_only"
+    if (size := product_size(case.operation, num_bytes)) is not None:
+        flops = RATES[case.operation.removeprefix("product_")]
+        return 2 * size**3 / (flops if size == 4096 else 0.9 * flops)
     latency_s, rate = rates.get(case.operation, (12e-6, 22e9) if through_host else (8e-6, 350e9))
     return latency_s + num_bytes / rate
 
@@ -41,7 +46,7 @@ def seconds_of(case, num_bytes, launch):
 def samples_of(change=lambda case, seconds: seconds, world_size=4):
     found = []
     for launch, todo in (
-        ("default", cases(world_size, on_gpus=True, peer_copies=True)),
+        ("default", cases(world_size, on_gpus=True, peer_copies=True, with_products=True)),
         ("host_only", cases(world_size, on_gpus=True, only_messages=True)),
     ):
         for case in todo:
@@ -121,6 +126,16 @@ class TestFourGpus:
         assert close(gpu.bandwidth_bytes_per_s, 2 * 2e12)
         assert close(gpu.reduce_bytes_per_s, 1.3e12)
         assert close(box[0].machine.by_id["cpu0"].reduce_bytes_per_s, 7e9)
+
+    def test_products_of_matrices_in_every_precision_at_their_best_size(self, box):
+        gpu = box[0].machine.by_id["gpu3"]
+        assert {name: getattr(gpu, f"{name}_flops_per_s") for name in RATES} == RATES
+        source = box[0].sources[f"{gpu.type}.bf16_flops_per_s"]
+        said = "products of 4096 x 4096 matrices of random numbers, the best size, 700 TFLOP/s to 700 TFLOP/s"
+        assert source == f"{STAMP}, median of 5: {said}"
+        (line,) = [line for line in box[1].table if line.startswith("product_bf16 ranks 2 ")]
+        assert line.split()[3:] == ["4096", "x", "4096", "0.1963", "ms", "700", "TFLOP/s"]
+        assert "bf16 700 TFLOP/s" in describe(box[0]).replace("\n", " ")
 
     def test_software_has_the_latency_that_links_do_not_have(self, box):
         latency = box[0].machine.message_latency_s
