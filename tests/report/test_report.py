@@ -26,7 +26,7 @@ def test_utilization_is_a_column_where_it_is_known(tmp_path):
     study.add([[lines]])
     assert "MFU" not in "".join(headings_and_text(study.folder))
     rate = {"flops_per_s": 5e11, "low": 4e11, "high": 6e11, "size": 1024, "num_samples": 5}
-    study.add([[lines]], aggregator="ring", summary={"model_flops": 2e9, "matrix_rate": [rate]})
+    study.add([[lines]], aggregator="ring", summary={"model_flops": 2 * 10**9, "matrix_rate": [rate]})
     headings, text = headings_and_text(study.folder)
     assert "MFU" in headings
     assert "4.0%" in text
