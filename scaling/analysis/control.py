@@ -7,23 +7,24 @@ time.
 
 Both cells ran in the same launches. What the difference is known by is its interval over these, of one launch
 the A/A pairs' noise floor; where that is too coarse, the check is not resolved. A cause is named only where
-the launches show it: the phase takes longer in the arm than in the control arm, by a paired t test.
+the launches show it: the phase takes longer in the arm than in the control arm, launch by launch, with
+variances that all arms of this control arm give together, and Holm's correction over the phases.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from scaling.analysis.budgets import cell_budget
+from scaling.analysis.budgets import CellBudget, cell_budget
 from scaling.analysis.columns import CONTROL_ARMS, Row, aggregator_name
-from scaling.analysis.decisions import TIE_RATIO, Difference
+from scaling.analysis.decisions import TIE_RATIO, Difference, adjusted
 from scaling.analysis.findings import Finding
-from scaling.analysis.moderated import t_quantile
 from scaling.analysis.samples import CellResult
+from scaling.analysis.study_scatter import CellTimes, study_scatter
 from scaling.axes import Shared, agree, fixed_batch
 from scaling.measure.statistics import CONFIDENCE
 
@@ -143,35 +144,48 @@ def exposed_check(
     return Finding("exposed_times_differ", cells, {**values, "control": control["aggregator"], **explanation})
 
 
-def differences_of_launches(arm: CellResult, control: CellResult) -> dict[str, float]:
-    """Budget columns -> the seconds that the arm takes more, where common launches show a difference."""
-    launches = [
-        {launch.repeat: launch for launch in cell.launches if launch.profiled_steps}
-        for cell in (arm, control)
-    ]
-    common = sorted(launches[0].keys() & launches[1].keys())
-    budgets = [
-        [budget.columns_s for repeat in common if (budget := cell_budget([by_repeat[repeat]])) is not None]
-        for by_repeat in launches
-    ]
+def differences_of_launches(
+    arm: CellResult, control: CellResult, cells: Sequence[CellResult]
+) -> dict[str, float]:
+    """Budget columns -> the seconds that the arm takes more, where common launches show a difference.
+
+    A column is compared as the time of the control arm's step in which this column alone is another cell's.
+
+    Args:
+        arm, control: the two.
+        cells: of the study; those with the same control arm tell how a column scatters.
+    """
+    family = [control, *(cell for cell in cells if control_arm(cell, cells) is control)]
+    budgets = {cell.cell_id: _budgets(cell) for cell in family}
+    own, base = budgets[arm.cell_id], budgets[control.cell_id]
+    common = own.keys() & base.keys()
     if len(common) < 2:
         return {}
-    found_s = {}
+    iteration_s = float(np.mean([budget.profiled_iteration_s for budget in base.values()]))
+    more_s: dict[str, float] = {}
+    p_values: list[float] = []
     for name in COLUMNS_COMPARED:
-        more_s = np.array(
-            [
-                of_arm.get(name, 0.0) - of_control.get(name, 0.0)
-                for of_arm, of_control in zip(*budgets, strict=True)
-            ]
-        )
-        half_s = (
-            float(t_quantile(len(more_s) - 1.0, (1 + CONFIDENCE) / 2))
-            * more_s.std(ddof=1)
-            / len(more_s) ** 0.5
-        )
-        if abs(more_s.mean()) > half_s:
-            found_s[name] = float(more_s.mean())
-    return found_s
+        column = {
+            cell_id: {repeat: budget.columns_s.get(name, 0.0) for repeat, budget in by_launch.items()}
+            for cell_id, by_launch in budgets.items()
+        }
+        others_s = iteration_s - float(np.mean([*column[control.cell_id].values()]))
+        times: dict[Hashable, CellTimes] = {
+            cell_id: CellTimes(None, {repeat: others_s + seconds for repeat, seconds in by_launch.items()})
+            for cell_id, by_launch in column.items()
+        }
+        p = study_scatter(times).difference(control.cell_id, arm.cell_id).p_value
+        p_values.append(1.0 if p is None else p)
+        differences_s = [column[arm.cell_id][repeat] - column[control.cell_id][repeat] for repeat in common]
+        more_s[name] = float(np.mean(differences_s))
+    shown = zip(more_s.items(), adjusted(p_values), strict=True)
+    return {name: seconds for (name, seconds), p in shown if seconds and p < 1 - CONFIDENCE}
+
+
+def _budgets(cell: CellResult) -> dict[int, CellBudget]:
+    """Repeat -> the budget of that launch."""
+    budgets = {launch.repeat: cell_budget([launch]) for launch in cell.launches if launch.profiled_steps}
+    return {repeat: budget for repeat, budget in budgets.items() if budget is not None}
 
 
 def _explanation(gap_s: float, arm: Row, control: Row, differing_s: Mapping[str, float]) -> dict[str, Any]:

@@ -194,7 +194,7 @@ def _exposed_by_difference(
     by_difference = {"exposed_by_difference_s": row["iteration_s"] - other["iteration_s"]}
     difference = scatter.difference(control.cell_id, cell.cell_id)
     check = exposed_check(
-        {**row, **by_difference}, other, difference, lambda: differences_of_launches(cell, control)
+        {**row, **by_difference}, other, difference, lambda: differences_of_launches(cell, control, cells)
     )
     return {**by_difference, "exposed_check": check}
 

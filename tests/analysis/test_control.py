@@ -3,10 +3,12 @@
 import pytest
 
 from scaling.analysis.columns import columns, to_rows
-from scaling.analysis.control import COLUMNS_COMPARED, control_labels, exposed_check
+from scaling.analysis.control import COLUMNS_COMPARED, control_labels, differences_of_launches, exposed_check
 from scaling.analysis.decisions import Difference
+from scaling.analysis.samples import read_cells
 from scaling.analysis.summary import summary_table
 from scaling.report.text import text_of
+from tests.made_studies import iteration, split
 
 
 @pytest.mark.parametrize(
@@ -194,3 +196,41 @@ class TestCheck:
     def test_what_explains_less_than_half_is_said_not_to(self):
         text = checked(arm(1.0e-3, 2.0e-3, backward_s=5.3e-3), row(backward_s=5.0e-3))
         assert text.endswith("not explained (what differs most: backward takes 0.300 ms longer than in none)")
+
+
+class TestDifferencesOfLaunches:
+    """Two launches, in which backward passes of all arms take 5 ms, as far as these agree."""
+
+    def differences(self, study, slower_s, scatter_s, num_arms=6):
+        """Of the first arm, whose backward pass takes `slower_s` longer."""
+        control = self.add(study, "none", [5e-3, 5.5e-3], scatter_s)
+        arms = [
+            self.add(study, f"arm-{index}", [5e-3 + more, 5.5e-3 + more], (-1) ** (index + 1) * scatter_s)
+            for index, more in enumerate([slower_s, *[0.0] * (num_arms - 1)])
+        ]
+        cells = read_cells(study.folder)
+        by_id = {cell.cell_id: cell for cell in cells}
+        return differences_of_launches(by_id[arms[0]], by_id[control], cells)
+
+    def add(self, study, label, launches, scatter_s):
+        runs = []
+        for backward_s, sign in zip(launches, (1, -1), strict=True):
+            end = backward_s + sign * scatter_s
+            lines = [iteration(0, end + 1e-3, split=False)]
+            lines += [split(number, end + 1e-3, ("backward", "compute", 0.0, end)) for number in range(1, 5)]
+            runs.append([lines] * 2)
+        return study.add(runs, world_size=2, aggregator=label, aggregator_label=label)
+
+    def test_phase_that_is_longer_in_both_launches_is_found_with_its_seconds(self, study):
+        # With one degree of freedom of its own, a plain t would ask for 12.7 standard errors: 0.127 ms.
+        found = self.differences(study, slower_s=0.1e-3, scatter_s=0.005e-3)
+        assert found == {"backward_s": pytest.approx(0.1e-3)}
+
+    def test_phase_that_launches_do_not_tell_is_not(self, study):
+        assert self.differences(study, slower_s=0.1e-3, scatter_s=0.2e-3) == {}
+
+    def test_one_common_launch_shows_nothing(self, study):
+        control = study.add_steps([[1.0]], world_size=2)
+        ring = study.add_steps([[1.25]], aggregator="ring", world_size=2)
+        cells = {cell.cell_id: cell for cell in read_cells(study.folder)}
+        assert differences_of_launches(cells[ring], cells[control], [*cells.values()]) == {}
