@@ -32,9 +32,6 @@ LEAST = {
 }  # fmt: skip
 """Avoidable -> the least share of a step with which it is one."""
 
-ONCE_FACTOR = 1.5
-"""What is seen once has to be above the spread of all unchanged runs by this factor."""
-
 BLOCKED = 0.5
 """Making a batch that computes for less of its time waits: for storage, a network, a sleep."""
 
@@ -325,20 +322,20 @@ def _exchange_findings(measured: Measured) -> list[Avoidable]:
     return [Avoidable("exchange", saved.ratio - uneven, advice)]
 
 
-def _bucket_runs(measured: Measured) -> list[tuple[str, float]]:
+def _bucket_runs(measured: Measured) -> list[tuple[str, Saved]]:
     """Arms whose buckets are others than the baseline's, with what each saves."""
     usual = measured.facts["baseline"][0].get("bucket_bytes")
     runs = []
     for arm in BUCKETS:
-        ratio = measured.saved_once(arm)
-        if ratio is not None and measured.facts[arm][0].get("bucket_bytes") != usual:
-            runs.append((arm, ratio))
+        saved = measured.saved_once(arm)
+        if saved is not None and measured.facts[arm][0].get("bucket_bytes") != usual:
+            runs.append((arm, saved))
     return runs
 
 
 def _best_buckets(measured: Measured) -> tuple[str, float] | None:
     """The arm with other buckets that saves most, if that is more than noise."""
-    runs = [run for run in _bucket_runs(measured) if run[1] > ONCE_FACTOR * measured.all_spread_ratio]
+    runs = [(arm, saved.ratio) for arm, saved in _bucket_runs(measured) if saved.is_certain]
     return max(runs, key=lambda run: run[1], default=None)
 
 
@@ -351,7 +348,7 @@ def _buckets_text(measured: Measured) -> str:
         same = any(arm in measured.steps_s for arm in BUCKETS)
         return "Other buckets: not measured, because DDP made the same ones." if same else ""
     count = len(measured.facts["baseline"][0].get("bucket_bytes") or [])
-    said = ", ".join(f"{arm.partition('_')[2]} MB {-ratio:+.0%}" for arm, ratio in runs)
+    said = ", ".join(f"{arm.partition('_')[2]} MB {-saved.ratio:+.0%}" for arm, saved in runs)
     verdict = "" if _best_buckets(measured) else ": no gain above the spread"
     return f"Other buckets than its {count}, seen once: {said} of a step's time{verdict}."
 
@@ -404,16 +401,16 @@ def _input_finding(measured: Measured, slow: SlowRank | None) -> list[Avoidable]
 
 
 def _threads_finding(measured: Measured) -> list[Avoidable]:
-    ratio = measured.saved_once("threads")
-    if ratio is None or ratio <= ONCE_FACTOR * measured.all_spread_ratio:
+    saved = measured.saved_once("threads")
+    if saved is None or not saved.is_certain:
         return []
     base, fitted = measured.facts["baseline"][0], measured.facts["threads"][0]
     advice = (
         f"set OMP_NUM_THREADS or torch.set_num_threads to {fitted['threads']}: {base['threads']} threads "
-        f"a rank share {base['cores']} cores; with {fitted['threads']} a step was {ratio:.0%} shorter, "
+        f"a rank share {base['cores']} cores; with {fitted['threads']} a step was {saved.ratio:.0%} shorter, "
         "seen once."
     )
-    return [Avoidable("threads", ratio, advice, is_once=True)]
+    return [Avoidable("threads", saved.ratio, advice, is_once=True)]
 
 
 def _phase_findings(measured: Measured) -> list[Avoidable]:

@@ -15,6 +15,9 @@ BUCKETS = ("buckets_2", "buckets_25", "buckets_200")
 ONCE = ("marked", "threads", *BUCKETS, "one_worker", "trace")
 """Run once: shown as seen once, without a verdict."""
 
+COMPARED = ("threads", *BUCKETS)
+"""Of those, the ones whose step is compared with that of runs in which nothing was changed."""
+
 _WORKERS = {
     "torchrun": (r"--nproc[-_]per[-_]node", r"--nnodes"),
     "torch.distributed.run": (r"--nproc[-_]per[-_]node", r"--nnodes"),
@@ -35,6 +38,9 @@ def order(
 ) -> list[tuple[int, str]]:
     """(launch, arm) as they run: each launch has its arms in an order of its own, the others come last.
 
+    Once more a baseline and its repetition run next to those that are compared with them: the machine may
+    have become another one since the launches.
+
     Args:
         often: arms that run in every launch though they are not of `REPEATED`.
     """
@@ -44,7 +50,12 @@ def order(
         repeated = [arm for arm in arms if arm in REPEATED or arm in often]
         draw.shuffle(repeated)
         runs += [(launch, arm) for arm in repeated]
-    return runs + [(0, arm) for arm in ONCE if arm in arms and arm not in often]
+    once = [arm for arm in ONCE if arm in arms and arm not in often]
+    last = max((at for at, arm in enumerate(once) if arm in COMPARED), default=None)
+    single = [(0, arm) for arm in once]
+    if last is not None and "aa" in arms:
+        single[last:last] = [(launches, "baseline"), (launches, "aa")]
+    return runs + single
 
 
 def bucket_mb(arm: str) -> float | None:

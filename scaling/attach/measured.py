@@ -88,15 +88,6 @@ class Measured:
         pairs = _paired(self.slowest_s("baseline"), self.slowest_s("aa"))
         return max((abs(b - a) / a for a, b in pairs), default=None)
 
-    @property
-    def all_spread_ratio(self) -> float:
-        """The largest relative difference of any two runs in which nothing was changed; 1 of a single one.
-
-        What is seen once is not paired with a baseline next to it: it is compared with all of them.
-        """
-        every = [*self.slowest_s("baseline").values(), *self.slowest_s("aa").values()]
-        return (max(every) - min(every)) / min(every) if len(every) > 1 else 1.0
-
     def saved(self, reference: str, arm: str) -> Saved | None:
         """How much shorter a step is; None where either was not measured."""
         pairs = _paired(self.slowest_s(reference), self.slowest_s(arm))
@@ -106,12 +97,18 @@ class Measured:
         floor = self.spread_ratio
         return Saved(float(np.median(ratios)), floor is not None and len(pairs) > 1 and min(ratios) > floor)
 
-    def saved_once(self, arm: str) -> float | None:
-        """How much shorter a step is than the median baseline's; None where it was not measured."""
+    def saved_once(self, arm: str) -> Saved | None:
+        """How much shorter a step is than the median of all unchanged runs; None where it was not measured.
+
+        What is seen once has no baseline of its own launch. It is certain where it is more than the A/A spread
+        and no unchanged run was as fast.
+        """
         if arm not in self.steps_s:
             return None
         every = [*self.slowest_s("baseline").values(), *self.slowest_s("aa").values()]
-        return 1 - self.step_s(arm) / float(np.median(every))
+        step_s, floor = self.step_s(arm), self.spread_ratio
+        ratio = 1 - step_s / float(np.median(every))
+        return Saved(ratio, floor is not None and ratio > floor and step_s < min(every))
 
     def changed(self, arm: str) -> bool:
         """Whether its step consists of something else than the baseline's."""

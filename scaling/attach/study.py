@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from scaling.attach.answer import answer, findings
-from scaling.attach.arms import BUCKETS, ONCE, REPEATED, order
+from scaling.attach.arms import BUCKETS, COMPARED, ONCE, REPEATED, order
 from scaling.attach.launch import Run, run_arm, start_and_wait
 from scaling.attach.measured import Measured
 from scaling.attach.records import AttachedFolder
@@ -118,6 +118,8 @@ def _run_all(
     deadline_s, traced = plan.deadline_s, None
     for position, (launch, arm) in enumerate(runs):
         reason = _why_skipped(arm, measured)
+        if launch >= plan.launches and all(_why_skipped(one, measured) for one in COMPARED):
+            continue  # there is nothing to compare with it
         log = out / "launches" / f"{position:03d}-{arm}"
         if reason is None:
             say(f"{position + 1}/{len(runs)} {arm}, launch {launch + 1}")

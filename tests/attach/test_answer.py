@@ -187,3 +187,12 @@ def test_a_step_without_a_backward_pass_is_refused() -> None:
     ranks = [_rank(at, [0.1] * 12, [(0, 1, 0, 1)] * 12) for at in range(2)]
     reason = _why_not("baseline", Path(), ranks, 0, 12, 60)
     assert reason == "its steps have no backward pass that can be seen: is the whole step a CUDA graph?"
+
+
+def test_what_is_seen_once_is_faster_than_every_unchanged_run() -> None:
+    steps = {**EVEN, "no_exchange": (0.05, 0.05), "buckets_200": (0.07, 0.07)}
+    assert findings(_facts(_measured(steps), "buckets_200", bucket_bytes=[2**23]))[0].kind == "buckets"
+    later = _facts(_measured(steps), "buckets_200", bucket_bytes=[2**23])
+    for arm in ("baseline", "aa"):  # the machine has become faster
+        later.add(3, Run(arm, [_rank(at, [0.065] * 6) for at in range(2)]))
+    assert findings(later)[0].kind == "exchange"

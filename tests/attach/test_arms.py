@@ -9,7 +9,10 @@ def test_every_launch_has_every_repeated_arm_once() -> None:
     runs = order(3, seed=1)
     for launch in range(3):
         assert sorted(arm for at, arm in runs[: 3 * len(REPEATED)] if at == launch) == sorted(REPEATED)
-    assert [arm for _, arm in runs[3 * len(REPEATED) :]] == list(ONCE)
+    once = runs[3 * len(REPEATED) :]
+    assert [arm for launch, arm in once if launch == 0] == list(ONCE)
+    # An A/A pair of its own, between those that are compared with it.
+    assert once.index((3, "aa")) == once.index((3, "baseline")) + 1 == once.index((0, "buckets_200")) - 1
 
 
 def test_the_launches_differ_in_their_order() -> None:
