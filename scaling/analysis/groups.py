@@ -59,7 +59,12 @@ class CellGroup:
         return len({row[axis] for row in self.rows if row[axis] is not None}) > 1
 
     def name(self, row: Row) -> str:
-        """A row's aggregator, with the settings that distinguish it from others with that label."""
+        """A row's aggregator, with the settings that distinguish it from others with that label.
+
+        Of an attached script its arm, which says what was changed.
+        """
+        if row["arm"] is not None:
+            return str(row["arm"])
         parts = [row["aggregator"]]
         if row["bucket_mb"] is not None and row["step"] == "captured":  # without buckets it is another step
             parts.append(f"layer by layer, {row['bucket_mb']:g} MiB")

@@ -100,8 +100,8 @@ class Measured:
     def saved_once(self, arm: str) -> Saved | None:
         """How much shorter a step is than the median of all unchanged runs; None where it was not measured.
 
-        What is seen once has no baseline of its own launch. It is certain where it is more than the A/A spread
-        and no unchanged run was as fast.
+        What is seen once has no baseline of its own launch. It is certain where it is more than the A/A
+        spread and no unchanged run was as fast.
         """
         if arm not in self.steps_s:
             return None

@@ -101,7 +101,7 @@ class AttachedFolder:
         if run.ranks and not self.first:
             self.first = run.ranks[0]
         world_size = run.ranks[0]["world_size"] if run.ranks else self.first.get("world_size", 1)
-        batch = _samples_a_step(run.ranks) if run.ranks else self.batch
+        batch = (_samples_a_step(run.ranks) if run.ranks else 0) or self.batch
         self.batch = self.batch or batch
         local_batch = batch or 1
         dataset_label = "script" if batch else "script (batch not seen: counted as 1)"
@@ -111,11 +111,16 @@ class AttachedFolder:
             "step": "overlapped", "device": device, "scaling": "weak",
             "world_size": 1 if run.arm == "one_worker" else world_size,
             "local_batch": local_batch, "threads": (run.ranks[0] if run.ranks else self.first).get("threads"),
-            "peer_access": None, "input_placement": "loader", "arm": run.arm, "aa_replicate": 0,
+            "peer_access": None, "bucket_mb": self._bucket_mb(run), "input_placement": "loader",
+            "arm": run.arm, "aa_replicate": 0,
             "model_label": self.script, "dataset_label": dataset_label, "aggregator_label": "all_reduce",
             "exchanges": True, "lossy": False, "optimizer": "script", **CHANGES.get(run.arm, {}),
         }  # fmt: skip
         return {**cell, "global_batch": local_batch * int(cell["world_size"])}
+
+    def _bucket_mb(self, run: Run) -> float | None:
+        """DDP's `bucket_cap_mb`; that of the first run where this one made no step."""
+        return (run.ranks[0] if run.ranks else self.first).get("bucket_mb")
 
 
 def _samples_a_step(ranks: Sequence[dict[str, Any]]) -> int:

@@ -79,7 +79,9 @@ MAX_UNNAMED_WORKERS = 128
 
 
 def predict(
-    study: Annotated[str, typer.Argument(help="A study file, or the name of a shipped study.")],
+    study: Annotated[
+        str, typer.Argument(help="A study file, the name of a shipped study, or the folder of `attach`.")
+    ],
     overrides: _Overrides = None,
     topology: _TopologyOption = "",
     world_sizes: _WorldSizes = None,
@@ -92,35 +94,48 @@ def predict(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Predict time, speedup and exposed communication of every cell; measures nothing."""
+    from scaling.prediction.attached import cells_of_script, is_of_script
     from scaling.prediction.calibration_data import sources_of
     from scaling.prediction.rows import text_table
     from scaling.prediction.what_if import what_if
+    from scaling.store import ResultsFolder
     from scaling.study.overrides import load_study
-    from scaling.study.predicting import cells_on
+    from scaling.study.predicting import NotPredicted, cells_on
     from topologies.schema import load
 
     if not topology:
         raise StudyError("name a machine: --topology NAME (see `scaling list topologies`), or a machine file")
     machine = what_if(load(topology), changes or [])
     sizes = parse_sizes(world_sizes) if world_sizes else None
-    loaded = load_study(study, overrides or [])
+    script = ResultsFolder(Path(study)) if Path(study, "study.yaml").is_file() else None
+    if script is not None and is_of_script(script):
+        if overrides or measure_next:
+            raise StudyError(f"{study} is of an attached script: it takes no KEY=VALUE and no --measure-next")
+        results = [*(results or []), script.path]
+        of_script, shapes, no_place = cells_of_script(script, machine, sizes)
+        cells: list[Any] = list(of_script)
+        left_out = [NotPredicted({"world_size": size}, reason) for size, reason in no_place]
+        loaded = None
+    else:
+        loaded, shapes = load_study(study, overrides or []), ""
+        of_study, left_out = cells_on(loaded, machine, sizes)
+        cells = list(of_study)
     sources, notes = sources_of(results or [], samples or [], load(topology), source_topology)
     for note in notes:
         typer.echo(note, err=True)
-    cells, left_out = cells_on(loaded, machine, sizes)
-    largest = max((cell.world_size for cell in cells), default=0)
+    largest = max((cell.world_size for cell in cells if loaded), default=0)
     if sizes is None and largest > MAX_UNNAMED_WORKERS:
         raise StudyError(
             f"{largest} workers on {machine.name}: above {MAX_UNNAMED_WORKERS}, prediction can take minutes, "
             "and is made only of sizes that you name; give --world-sizes, as in --world-sizes 1,8,64"
         )
-    predictions, rows = predicted(cells, machine, sources, known=bool(results))
+    predictions, rows = predicted(cells, machine, sources, known=bool(results), tensor_shapes=shapes)
     rows += [
         {"simulated": True, **refused.cell, "topology": machine.name, "reason": refused.reason}
         for refused in left_out
     ]
-    orders = _orders(cells, machine) if best_order else []
-    next_text = _next_measurement(predictions, cells, loaded, measure_next)
+    orders = _orders(cells, machine) if best_order and loaded else []
+    next_text = _next_measurement(predictions, cells, loaded, measure_next) if loaded else None
     if as_json:
         typer.echo(json.dumps([*rows, *orders], indent=1))
         _require_predictions(predictions, left_out, machine, topology)
@@ -155,15 +170,19 @@ def predicted_rows(
 
 
 def predicted(
-    cells: list[Cell], machine: Topology, sources: Any, *, known: bool
+    cells: list[Any], machine: Topology, sources: Any, *, known: bool, tensor_shapes: str = ""
 ) -> tuple[list[Prediction], list[dict[str, Any]]]:
-    """The predictions, and each cell as a row: predicted, or with the reason why not."""
+    """The predictions, and each cell as a row: predicted, or with the reason why not.
+
+    Cells of an attached script are mappings, and have `tensor_shapes`.
+    """
     from scaling.prediction.rows import reason_row, row_of
     from scaling.study.predicting import predict_cells, strategy_of
 
     predictor, compute = sources.predictor(machine, strategy_of, lambda note: typer.echo(note, err=True))
-    predictions, failed = predict_cells(cells, predictor if known else predictor.exchange_only())
-    ids = {json.dumps(cell.to_dict(), sort_keys=True): cell.id for cell in cells}
+    used = predictor if known else predictor.exchange_only()
+    predictions, failed = predict_cells(cells, used, tensor_shapes)
+    ids = {json.dumps(cell.to_dict(), sort_keys=True): cell.id for cell in cells if not tensor_shapes}
 
     def identity(cell: Any) -> str | None:
         return ids.get(json.dumps(dict(cell), sort_keys=True))

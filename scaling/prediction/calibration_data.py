@@ -15,8 +15,9 @@ from scaling.analysis.samples import CellResult, read_cell, read_records
 from scaling.analysis.summary import add_intervals, cell_row, study_name
 from scaling.analysis.transfers import read_transfers
 from scaling.axes import ATTACHED
-from scaling.errors import PredictionError, StoreError
+from scaling.errors import StoreError
 from scaling.measure.probe.cases import ProbeSample, from_csv
+from scaling.prediction.attached import as_timed, baseline_of, is_usable
 from scaling.prediction.measured import MeasuredCell, MeasuredTransfer, measured_cells
 from scaling.prediction.sources import Sources, gpu_names
 from scaling.store import ResultsFolder, RunRecord, changes_since
@@ -48,17 +49,18 @@ class MeasuredFolder:
 
         Raises:
             StoreError: a record or a sample of a done run is missing or damaged.
-            PredictionError: the runs are of an attached script.
+            PredictionError: the runs are of an attached script, of which nothing can be predicted.
         """
         study = study_name(self._folder.require())
-        for cell_id, records in read_records(self._folder).items():
-            if records[0].cell["kind"] == ATTACHED:
-                raise PredictionError(
-                    f"{self._folder.path}: nothing is predicted from runs of an attached script yet; measure "
-                    "its network with `scaling run`, and predict from that"
-                )
+        found = read_records(self._folder)
+        attached = [one for records in found.values() for one in records if one.cell["kind"] == ATTACHED]
+        baseline = baseline_of(attached, str(self._folder.path)) if attached else None
+        for cell_id, records in found.items():
+            is_timed = records[0].cell["kind"] == "iteration" or (
+                baseline is not None and is_usable(records, baseline)
+            )
             known = self._timed.get(cell_id)
-            if records[0].cell["kind"] == "iteration" and (known is None or known[0].records != records):
+            if is_timed and (known is None or known[0].records != records):
                 cell = read_cell(self._folder, records)
                 self._timed[cell_id] = cell, cell_row(study, cell)
         rows = {cell_id: row for cell_id, (_, row) in self._timed.items()}
@@ -66,8 +68,9 @@ class MeasuredFolder:
         floors = noise_floors(timed, rows)
         add_intervals(scatter_of(timed), rows)
         measured = [
-            (cell.cell, _tensor_shapes(cell), {**row, "noise_floor": floors.get(cell.cell_id)})
+            (variables, _tensor_shapes(cell), {**row, "noise_floor": floors.get(cell.cell_id)})
             for cell, row in sorted(self._timed.values(), key=lambda pair: row_order(pair[1]))
+            for variables in (as_timed(cell.cell) if cell.cell["kind"] == ATTACHED else [cell.cell])
         ]
         return measured_cells(measured, str(self._folder.path))
 

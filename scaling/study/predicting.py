@@ -224,14 +224,20 @@ def _name(workload: Any) -> str:
 
 
 def predict_cells(
-    cells: Iterable[Cell | Mapping[str, Any]], predictor: Predictor
+    cells: Iterable[Cell | Mapping[str, Any]], predictor: Predictor, tensor_shapes: str = ""
 ) -> tuple[list[Prediction], list[NotPredicted]]:
-    """Every cell that can be predicted; the others with the reason."""
+    """Every cell that can be predicted; the others with the reason.
+
+    Args:
+        cells: of a study.
+        predictor: of the machine.
+        tensor_shapes: of the cells' model, where it is a script's own and cannot be built.
+    """
     predicted, left_out = [], []
     for cell in cells:
         values = cell.to_dict() if isinstance(cell, Cell) else cell
         try:
-            predicted.append(predictor.predict(strategy_of(values)))
+            predicted.append(predictor.predict(strategy_of(values, tensor_shapes)))
         except (StudyError, ScheduleError, TopologyError) as error:
             left_out.append(NotPredicted(values, str(error)))
     return predicted, left_out

@@ -1,12 +1,18 @@
 """An attached script's folder, from runs that are made up: what is recommended of it."""
 
-import pytest
+import json
 
+import pytest
+from typer.testing import CliRunner
+
+from scaling.analysis.columns import to_rows
+from scaling.analysis.groups import group_rows
 from scaling.analysis.recommend import recommend
 from scaling.analysis.samples import read_cells
 from scaling.analysis.summary import build_table
 from scaling.attach.launch import Run
 from scaling.attach.records import AttachedFolder
+from scaling.cli import app
 from scaling.errors import PredictionError
 from scaling.prediction.calibration_data import MeasuredFolder
 from tests.attach.test_answer import _rank
@@ -36,9 +42,29 @@ def test_arms_are_no_choices(folder):
     assert found.runner_up is None
 
 
-def test_nothing_is_predicted_from_them(folder):
-    with pytest.raises(PredictionError, match="nothing is predicted from runs of an attached script"):
-        MeasuredFolder(folder).cells()
+def test_other_numbers_of_workers_are_predicted_from_them(folder):
+    out = CliRunner().invoke(
+        app, ["predict", str(folder.path), "--topology", "cpu-2", "--world-sizes", "1,2,4", "--json"]
+    )
+    assert out.exit_code == 0, out.output
+    one, two, four = json.loads(out.stdout)
+    assert one["iteration_s"] == pytest.approx(SECONDS["one_worker"], rel=0.05)
+    assert two["iteration_s"] == pytest.approx(SECONDS["baseline"], rel=0.15)
+    assert two["speedup"] == pytest.approx(2 * one["iteration_s"] / two["iteration_s"])
+    assert "2 places" in four["reason"]
+
+
+def test_nothing_is_predicted_of_a_step_of_several_optimizers(tmp_path):
+    made = AttachedFolder(tmp_path / "out", ["torchrun", "train.py"], {})
+    ranks = [{**_rank(at, [0.1] * 6, [(1, 1, 0, 6)] * 6), "gradients": [[3]]} for at in range(2)]
+    made.add(0, 0, Run("baseline", ranks))
+    with pytest.raises(PredictionError, match="has 6 steps of optimizers"):
+        MeasuredFolder(made.folder).cells()
+
+
+def test_an_arm_is_named_by_itself(folder):
+    (group,) = group_rows(to_rows(build_table("out", read_cells(folder))))
+    assert {group.name(row) for row in group.rows} == set(SECONDS) - {"aa"}
 
 
 def test_a_step_of_several_batches_has_the_samples_of_all(tmp_path):

@@ -225,6 +225,7 @@ class Agent:
             "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
             "gradients": self._gradients(),
             "bucket_bytes": self._bucket_bytes(),
+            "bucket_mb": next((one.bucket_bytes_cap / 2**20 for one in self._ddp()), None),
             **self.facts,
         }
         unfinished = self.out / f".rank{rank}.json"
@@ -249,12 +250,14 @@ class Agent:
     def _bucket_bytes(self) -> list[int]:
         """DDP's buckets, as rebuilt after the first step where they were."""
         sizes: list[int] = []
-        for model in self.models:
-            if isinstance(model, DistributedDataParallel):
-                data = model._get_ddp_logging_data()  # type: ignore[no-untyped-call]
-                text = data.get("rebuilt_bucket_sizes") or data.get("bucket_sizes") or ""
-                sizes += [int(part) for part in str(text).split(",") if part.strip()]
+        for model in self._ddp():
+            data = model._get_ddp_logging_data()  # type: ignore[no-untyped-call]
+            text = data.get("rebuilt_bucket_sizes") or data.get("bucket_sizes") or ""
+            sizes += [int(part) for part in str(text).split(",") if part.strip()]
         return sizes
+
+    def _ddp(self) -> list[DistributedDataParallel]:
+        return [model for model in self.models if isinstance(model, DistributedDataParallel)]
 
     def _meet(self) -> None:
         """Waits until every rank has written; rank 0 leaves last, for it may hold the store."""

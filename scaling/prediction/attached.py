@@ -1,0 +1,87 @@
+"""The cells of an attached script as cells of a study, and its step on so many workers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from scaling.axes import ATTACHED
+from scaling.errors import PredictionError
+from scaling.store import ResultsFolder, RunRecord
+from topologies.errors import TopologyError
+from topologies.model import Topology
+
+ARMS = ("baseline", "no_exchange", "one_worker")
+"""Whose steps are those of the script, with its exchange and without."""
+
+DDP_BUCKET_MB = 25.0
+
+
+def is_of_script(folder: ResultsFolder) -> bool:
+    """Whether a results folder is of an attached script."""
+    return any(part.get("kind") == ATTACHED for part in folder.require().study().get("parts", []))
+
+
+def as_timed(cell: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The cell of an arm as timed cells of a study.
+
+    Without exchange it is two: DDP wraps the model, and it is all that tells of one worker.
+    """
+    timed = {
+        "aggregator_parameters": {}, "bucket_mb": DDP_BUCKET_MB, **cell, "kind": "iteration", "arm": None,
+    }  # fmt: skip
+    if cell.get("exchanges", True):
+        return [timed]
+    return [{**timed, "aggregator": name, "aggregator_label": name} for name in ("no_op", "none")]
+
+
+def is_usable(records: Sequence[RunRecord], baseline: RunRecord) -> bool:
+    """Whether a step of these runs is one of the script as it is, with its exchange or without."""
+    return records[0].cell["arm"] in ARMS and any(
+        record.summary.get("signature") == baseline.summary["signature"] for record in records
+    )
+
+
+def baseline_of(records: Sequence[RunRecord], source: str) -> RunRecord:
+    """A run of the script in which nothing was changed.
+
+    Raises:
+        PredictionError: there is none, or its step exchanges something else than all gradients once.
+    """
+    found = [record for record in records if record.cell["arm"] == "baseline" and record.state == "done"]
+    if not found:
+        raise PredictionError(f"{source}: the script's baseline was not measured")
+    updates = int(found[0].summary["signature"]["update"])
+    if updates != 1:
+        raise PredictionError(
+            f"{source}: a step of the script has {updates} steps of optimizers; how often it exchanges which "
+            "gradients is not recorded, and nothing is predicted from it"
+        )
+    return found[0]
+
+
+def cells_of_script(
+    folder: ResultsFolder, topology: Topology, world_sizes: Sequence[int] | None
+) -> tuple[list[dict[str, Any]], str, list[tuple[int, str]]]:
+    """The script's step on so many workers, each with the batch that it has.
+
+    Args:
+        folder: of the attached script.
+        topology: the machine.
+        world_sizes: None: as measured.
+
+    Returns:
+        The cells, its `tensor_shapes`, and the sizes that the machine has no place for, with the reason.
+    """
+    record = baseline_of(list(folder.runs()), str(folder.path))
+    cells, left_out = [], []
+    for size in world_sizes or [int(record.cell["world_size"])]:
+        try:
+            topology.ranks(size)
+        except TopologyError as error:
+            left_out.append((size, str(error)))
+            continue
+        batch = size * int(record.cell["local_batch"])
+        (timed,) = as_timed(record.cell)
+        cells.append({**timed, "world_size": size, "global_batch": batch})
+    return cells, str(record.summary.get("tensor_shapes", "")), left_out
