@@ -1,0 +1,20 @@
+"""A small decoder of tokens and its batches, which several tests train."""
+
+import torch
+
+from scaling.workloads.registry import build_module, create_dataset, create_model, resolve_shape
+
+BATCH = 8
+
+
+def network():
+    model = create_model("gpt", {"size": "nano", "context": 16, "vocab": 64})
+    torch.manual_seed(0)
+    return build_module(model, resolve_shape(model, create_dataset("synthetic")))
+
+
+def batches(num_steps):
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(num_steps):
+        text = torch.randint(64, (BATCH, 17), generator=generator)
+        yield text[:, :-1], text[:, 1:]
