@@ -2,8 +2,8 @@
 
 1. An element of the mean gradient is off by at most 32 times the precision's epsilon (float32: 2**-23, bf16:
    2**-8, fp16: 2**-11) times the largest element: shares of a batch round their sums in another order.
-2. The update, of one worker and of several, is the optimizer's of its mean gradients, computed in float64, but
-   for rounding in float32: 32 epsilons of its terms, and 1e-4 of Adam's step (`scaling.training.update_check`).
+2. The update, of one worker and of several, is the optimizer's of its mean gradients, computed in float64,
+   but for rounding: 32 epsilons of its terms, and 1e-4 of Adam's step (`scaling.training.update_check`).
 """
 
 import copy
