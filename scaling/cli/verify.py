@@ -24,18 +24,23 @@ _Name = Annotated[
 ]
 _Everything = Annotated[
     bool,
-    typer.Option("--all", help="Every collective and every registered aggregator; takes about ten minutes."),
+    typer.Option("--all", help="Every collective and every registered aggregator, on all cores."),
 ]
 _WorldSizes = Annotated[
-    str,
+    str | None,
     typer.Option(
         metavar="SIZES",
-        help="Numbers of ranks, such as 1-8,16; aggregators run with 1 to 8.",
+        help="Numbers of ranks, such as 1-8,16; aggregators run with 1 to 8 (default: 1-64; with --all "
+        "1-4,8-64).",
     ),
 ]
 _Examples = Annotated[
-    int,
-    typer.Option(min=1, metavar="N", help="Random cases per aggregator and number of ranks."),
+    int | None,
+    typer.Option(
+        min=1,
+        metavar="N",
+        help="Random cases per aggregator and number of ranks (default: 25; 3 with --all).",
+    ),
 ]
 _Seed = Annotated[int, typer.Option(min=0, metavar="SEED", help="Seed of the random cases.")]
 _SaveTo = Annotated[
@@ -47,36 +52,43 @@ _SaveTo = Annotated[
 def verify(
     name: _Name = None,
     everything: _Everything = False,
-    world_sizes: _WorldSizes = "1-64",
-    examples: _Examples = 25,
+    world_sizes: _WorldSizes = None,
+    examples: _Examples = None,
     seed: _Seed = 0,
     save_to: _SaveTo = None,
     as_json: AsJson = False,
 ) -> None:
-    """Prove that schedules deliver the sum; check aggregators against the contract. Starts no processes.
+    """Prove that schedules deliver the sum; check aggregators against the contract. Starts no ranks.
 
     For a schedule it prints what the busiest rank sends; S is the size of the buffer. For a lossy aggregator
     it prints a fidelity sheet: error, bytes, speed, and the link speed below which compression pays.
     """
     from rich.console import Console
 
+    from scaling.conformance import NUM_EXAMPLES, NUM_EXAMPLES_OF_ALL
     from scaling.conformance.fidelity import sheet_of
-    from scaling.conformance.verify import all_subjects, examine, parse_world_sizes, subjects_of
+    from scaling.conformance.verify import (
+        all_subjects,
+        examine,
+        examine_all,
+        parse_world_sizes,
+        subjects_of,
+    )
     from scaling.store import ResultsFolder
 
     if (name is None) != everything:
         raise StudyError("name a collective or an aggregator, or give --all")
     _search_here()
     folder = ResultsFolder(save_to).require() if save_to else None
-    sizes = parse_world_sizes(world_sizes)
+    sizes = parse_world_sizes(world_sizes or ("1-4,8-64" if everything else "1-64"))
     subjects = all_subjects(sizes) if name is None else subjects_of(name)
     width, findings, sheets = max(len(subject.name) for subject in subjects), [], []
+    examples = examples or (NUM_EXAMPLES_OF_ALL if everything else NUM_EXAMPLES)
+    results = examine_all(subjects, sizes, examples, seed) if everything else None
     for index, subject in enumerate(subjects, 1):
-        with Console(stderr=True).status("") as status:
-            done = f"{index}/{len(subjects)} " if everything else ""
-            findings.append(
-                examine(subject, sizes, lambda text, done=done: status.update(done + text), examples, seed)  # type: ignore[misc]
-            )
+        with Console(stderr=True).status(f"{index}/{len(subjects)} {subject.name}") as status:
+            found = next(results) if results else examine(subject, sizes, status.update, examples, seed)
+            findings.append(found)
         wanted = not everything and subject.kind == "aggregator" and findings[-1].failure is None
         sheets.append(sheet_of(subject.name) if wanted else None)
         if not as_json:

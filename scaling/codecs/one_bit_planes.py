@@ -32,6 +32,8 @@ class PlaneStripes(TorchStripes):
         buffers, stripes = self.buffers, self.buffers.stripes
         pairs = zip(stripes.layout.views(gradient), stripes.layout.views(buffers.residual), strict=True)
         for number, (values, residual) in enumerate(pairs):
+            if not values.numel():
+                continue
             matrix, left = as_matrix(values, stripes.view), as_matrix(residual, stripes.view)
             if self._by_planes(left):
                 encoded = self._encode_planes(left, lambda _, rows, matrix=matrix: matrix[rows])  # type: ignore[misc]
@@ -42,6 +44,8 @@ class PlaneStripes(TorchStripes):
     def encode_sums(self) -> None:
         buffers, rank = self.buffers, self.buffers.rank
         for number, left in enumerate(buffers.own_stripes(buffers.stripe_residual)):
+            if not left.numel():
+                continue
             if not self._by_planes(left):
                 self._encode_sum(left, number)
                 continue

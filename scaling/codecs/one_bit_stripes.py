@@ -141,13 +141,16 @@ class TorchStripes(StripeCodec):
         buffers, stripes = self.buffers, self.buffers.stripes
         pairs = zip(stripes.layout.views(gradient), stripes.layout.views(buffers.residual), strict=True)
         for number, (values, residual) in enumerate(pairs):
+            if not values.numel():
+                continue
             matrix, left = as_matrix(values, stripes.view), as_matrix(residual, stripes.view)
             self._distribute(self._encode(left, matrix), number)
 
     def encode_sums(self) -> None:
         buffers = self.buffers
         for number, left in enumerate(buffers.own_stripes(buffers.stripe_residual)):
-            self._encode_sum(left, number)
+            if left.numel():
+                self._encode_sum(left, number)
 
     def _encode_sum(self, left: Tensor, number: int) -> None:
         buffers, rank = self.buffers, self.buffers.rank
@@ -161,8 +164,9 @@ class TorchStripes(StripeCodec):
         bad = []
         for number, values in enumerate(stripes.layout.views(result)):
             target = as_matrix(values, stripes.view)
-            for owner, bounds in enumerate(stripes.bounds[number]):
-                self._decode_stripe(target[:, slice(*bounds)], number, owner)
+            for owner, (start, stop) in enumerate(stripes.bounds[number]):
+                if start < stop and len(target):  # a vector is one column, which one rank has
+                    self._decode_stripe(target[:, start:stop], number, owner)
             bad.append(target.isfinite().all().logical_not())
         if bad:
             buffers.marks.logical_or_(torch.stack(bad) & buffers.marks.any().logical_not())
@@ -175,9 +179,10 @@ class TorchStripes(StripeCodec):
     def _distribute(self, encoded: Encoded, number: int) -> None:
         """Every owner's stripe of an encoded matrix into its message."""
         buffers = self.buffers
-        for owner, bounds in enumerate(buffers.stripes.bounds[number]):
+        for owner, (start, stop) in enumerate(buffers.stripes.bounds[number]):
             message = buffers.incoming[owner] if owner == buffers.rank else buffers.outgoing[owner]
-            self._write(message, number, owner, encoded, *bounds)
+            if start < stop:
+                self._write(message, number, owner, encoded, start, stop)
 
     def _encode(self, left: Tensor, added: Tensor) -> Encoded:
         """`left` + `added`, quantised; what is lost replaces `left`."""

@@ -43,6 +43,10 @@ def check(aggregator: Aggregator[Any], case: Case, run: RunRanks = run_in_proces
     layout, steps = case.layout, [case.gradients(step) for step in range(case.num_steps)]
     residuals, only_zeros = Residuals(layout, case.world_size), True
     ran = run_steps(aggregator, layout, steps, run)
+    stated = [
+        aggregator.wire_bytes(layout, case.world_size, rank, case.dtype.itemsize)
+        for rank in range(case.world_size)
+    ]
     for index, (gradients, outcomes) in enumerate(zip(steps, ran, strict=True)):
         only_zeros = only_zeros and case.values[index] == "zeros"
         try:
@@ -57,7 +61,7 @@ def check(aggregator: Aggregator[Any], case: Case, run: RunRanks = run_in_proces
             if only_zeros:
                 _check_zeros(layout, outcomes)
             _check_distribution(layout, outcomes, case.dtype, index)
-            _check_metered(aggregator, layout, outcomes, case.dtype)
+            _check_metered(stated, outcomes)
         except AssertionError as error:
             raise AssertionError(f"step {index + 1}: {error}") from None
     if case.resume_after is not None:
@@ -230,11 +234,8 @@ def _check_distribution(
             )
 
 
-def _check_metered(
-    aggregator: Aggregator[Any], layout: BucketLayout, outcomes: Sequence[Outcome], dtype: torch.dtype
-) -> None:
-    for rank, outcome in enumerate(outcomes):
-        stated = aggregator.wire_bytes(layout, len(outcomes), rank, dtype.itemsize)
-        assert stated in (None, outcome.bytes_sent), (
-            f"rank {rank}: {outcome.bytes_sent} bytes are metered, wire_bytes states {stated}"
+def _check_metered(stated: Sequence[int | None], outcomes: Sequence[Outcome]) -> None:
+    for rank, (num_bytes, outcome) in enumerate(zip(stated, outcomes, strict=True)):
+        assert num_bytes in (None, outcome.bytes_sent), (
+            f"rank {rank}: {outcome.bytes_sent} bytes are metered, wire_bytes states {num_bytes}"
         )

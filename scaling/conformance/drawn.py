@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn, SearchStrategy
 
 NUM_EXAMPLES = 25
+NUM_EXAMPLES_OF_ALL = 3
+"""For each number of ranks, where all aggregators are checked."""
 MAX_SHRINKING_S = 10.0
 MAX_STEPS = 24
 MAX_TENSORS = 40

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import multiprocessing
 import re
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,6 +26,7 @@ from scaling.collectives.schedule import Schedule
 from scaling.collectives.verify import Verification, verify
 from scaling.errors import ScheduleError, StudyError
 from scaling.registry import Registry, trust
+from topologies.detect import num_usable_cores
 from topologies.texts import folded
 
 SAMPLE_WORLD_SIZE = 8
@@ -210,6 +213,53 @@ def examine(
         texts = [examination.where, conformance.failure_text(error), examination.again]
         failure = ": ".join(filter(None, texts[:2])) + (f"; again: {texts[2]}" if texts[2] else "")
     return SubjectResult(subject.name, subject.kind, examination.checked, failure, examination.sample)
+
+
+def examine_all(
+    subjects: Sequence[Subject],
+    world_sizes: Sequence[int],
+    num_examples: int = conformance.NUM_EXAMPLES_OF_ALL,
+    seed: int = 0,
+) -> Iterator[SubjectResult]:
+    """Checks several subjects as `examine` does, on all cores; results in the order of the subjects.
+
+    Raises:
+        StudyError: as `examine`.
+    """
+    job = _Job(subjects, world_sizes, num_examples, seed)
+    processes = min(num_usable_cores(), len(subjects))
+    if processes < 2 or sys.platform != "linux":
+        yield from map(job.examined, range(len(subjects)))
+        return
+    # Forked, not started anew: a new process would import torch, and a subject cannot be pickled.
+    with multiprocessing.get_context("fork").Pool(processes, _take, (job,)) as pool:
+        yield from pool.imap(_examine_taken, range(len(subjects)))
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What `examine_all` was asked for."""
+
+    subjects: Sequence[Subject]
+    world_sizes: Sequence[int]
+    num_examples: int
+    seed: int
+
+    def examined(self, index: int) -> SubjectResult:
+        """The result of one subject."""
+        subject = self.subjects[index]
+        return examine(subject, self.world_sizes, num_examples=self.num_examples, seed=self.seed)
+
+
+_taken: list[_Job] = []
+
+
+def _take(job: _Job) -> None:
+    _taken[:] = [job]
+
+
+def _examine_taken(index: int) -> SubjectResult:
+    return _taken[0].examined(index)
 
 
 MAX_WORLD_SIZE = 1024

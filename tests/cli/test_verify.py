@@ -1,8 +1,10 @@
 """`scaling verify`: what holds is said in a line, what does not is caught and named."""
 
 import json
+import os
 import re
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -120,11 +122,29 @@ class TestAll:
             verification.REGISTRY, "_built_in", {"none": "scaling.aggregators.controls:NoExchange"}
         )
         monkeypatch.setattr(verification.REGISTRY, "_group", "nobody")
-        code, out, _ = verified("--all", "--world-sizes", "1-2", "--examples", "1")
+        code, out, _ = verified("--all", "--world-sizes", "1-2")
         assert code == 0
+        assert "contract at 1, 2 ranks x 3 drawn cases" in " ".join(out.split())
         assert [tuple(line.split()[:3]) for line in out.splitlines()] == [
             *((name, "collective", "ok") for name in COLLECTIVES), ("none", "aggregator", "ok")
         ]  # fmt: skip
+
+    def test_subjects_are_checked_on_all_cores_and_told_in_their_order(self, monkeypatch):
+        monkeypatch.setattr(verification, "num_usable_cores", lambda: 2)
+        subjects = [
+            verification.Subject(
+                str(number), "schedule", lambda examination: examination.checked.append(process())
+            )
+            for number in range(6)
+        ]
+
+        def process():
+            time.sleep(0.2)
+            return str(os.getpid())
+
+        results = list(verification.examine_all(subjects, [1]))
+        assert [result.name for result in results] == list("012345")
+        assert len({*(result.checked[0] for result in results), str(os.getpid())}) == 3
 
     def test_one_that_fails_does_not_keep_the_others_from_being_checked(self, verified, monkeypatch):
         targets = {"bad": "mine:Sum", "missing": "mine:NoSuchClass", "good": "mine:Correct"}

@@ -134,6 +134,7 @@ class TestVersion:
             return version
 
         def install(version):
+            versions._packaged_version.cache_clear()
             spec = None if version is None else find_spec("json")
             monkeypatch.setattr(
                 importlib.util, "find_spec", lambda name: spec if name == "triton" else find_spec(name)
@@ -141,7 +142,8 @@ class TestVersion:
             monkeypatch.setattr(importlib.metadata, "version", lambda name: version_of(name, version))
             monkeypatch.setattr(importlib.metadata, "packages_distributions", dict)
 
-        return install
+        yield install
+        versions._packaged_version.cache_clear()
 
     @pytest.mark.parametrize("version", ["3.6.0", "3.7", "3.7b1", "3.6rc1", "3.10.1+git1234", "4.0.0"])
     def test_later_ones_can_run(self, install, version):

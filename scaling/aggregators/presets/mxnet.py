@@ -42,6 +42,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import groupby
 from typing import final
 
@@ -92,7 +93,7 @@ class MxnetTree(Scheduled):
 
     def schedule(self, world_size: int, layout: BucketLayout) -> Schedule:
         """One tree, or all of them, for each tensor; neighbours on one tree are one part."""
-        one_tree, all_trees = mxnet_tree(world_size, multi_root=False), mxnet_tree(world_size)
+        one_tree, all_trees = _trees(world_size)
         parts: list[BufferPart] = []
         for is_cut, shapes in groupby(layout.shapes, key=lambda shape: _is_cut(shape, world_size)):
             if is_cut:
@@ -100,6 +101,12 @@ class MxnetTree(Scheduled):
             else:
                 parts.append(BufferPart(sum(math.prod(shape) for shape in shapes), one_tree))
         return of_parts(self.name, world_size, parts)
+
+
+@lru_cache(maxsize=8)
+def _trees(world_size: int) -> tuple[Schedule, Schedule]:
+    """That of rank 0, and those of all ranks: searched once, not for each bucket and rank."""
+    return mxnet_tree(world_size, multi_root=False), mxnet_tree(world_size)
 
 
 def _is_cut(shape: tuple[int, ...], world_size: int) -> bool:

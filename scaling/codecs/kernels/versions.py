@@ -5,14 +5,18 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import re
+from functools import cache
 
 OLDEST_TRITON = (3, 6)
 
 
 def triton_version() -> str | None:
     """That of the Triton that would be imported; "" where no package tells it, None where there is none."""
-    if importlib.util.find_spec("triton") is None:
-        return None
+    return _packaged_version() if importlib.util.find_spec("triton") is not None else None
+
+
+@cache  # reading the packages' files takes a millisecond
+def _packaged_version() -> str:
     try:
         return importlib.metadata.version("triton")
     except importlib.metadata.PackageNotFoundError:
