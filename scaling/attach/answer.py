@@ -103,8 +103,9 @@ NOTHING = "nothing stands out; profile the computation itself, which the arms le
 
 
 def findings(measured: Measured, traced: Traced | None = None) -> list[Avoidable]:
-    """All of them, the largest first."""
-    if "baseline" not in measured.steps_s:
+    """All of them, the largest first: none below the A/A spread, and none without an A/A pair."""
+    spread = measured.spread_ratio
+    if spread is None:
         return []
     slow = slow_rank(measured)
     found = [
@@ -117,7 +118,8 @@ def findings(measured: Measured, traced: Traced | None = None) -> list[Avoidable
         *_other_steps_finding(measured),
         *_trace_findings(measured, traced),
     ]
-    return sorted((one for one in found if one.ratio >= LEAST[one.kind]), key=lambda one: -one.ratio)
+    claimed = [one for one in found if one.ratio >= LEAST[one.kind] and one.ratio > spread]
+    return sorted(claimed, key=lambda one: -one.ratio)
 
 
 def _ms(seconds: float) -> str:
@@ -130,11 +132,13 @@ def _missing(measured: Measured, what: str, arm: str) -> str:
 
 
 def _marks_text(measured: Measured) -> str:
-    """What the baseline's marks cost, against runs with nothing but a clock."""
-    saved = measured.saved("baseline", "clock")
-    if saved is None:
-        return ""
-    return f"; its marks cost {saved.ratio:.1%}" if saved.is_certain else "; its marks cost nothing above it"
+    """What the baseline's marks cost: by their own clock, and against runs with a clock at exit alone."""
+    own, more = measured.marks_ratio
+    text = f"; its marks take {own:.2%} of it"
+    if "clock" not in measured.steps_s:
+        return text
+    shown = "no more shows" if more is None else f"it is {more:.1%} longer"
+    return f"{text}, and {shown} against runs with a clock at exit alone"
 
 
 def shares(measured: Measured) -> list[dict[str, float]]:
@@ -445,7 +449,7 @@ def _other_steps(measured: Measured) -> tuple[float, float, str]:
 
 def _other_steps_text(measured: Measured) -> str:
     least, ratio, what = _other_steps(measured)
-    if least <= max(measured.spread_ratio or 1.0, 0.02):
+    if measured.spread_ratio is None or least <= max(measured.spread_ratio, 0.02):
         return ""
     return (
         f"Steps of another kind ({what}) add {ratio:.0%} to the mean step; the rest is about the usual ones."
@@ -454,7 +458,7 @@ def _other_steps_text(measured: Measured) -> str:
 
 def _other_steps_finding(measured: Measured) -> list[Avoidable]:
     least, ratio, what = _other_steps(measured)
-    if least <= (measured.spread_ratio or 1.0):
+    if measured.spread_ratio is None or least <= measured.spread_ratio:
         return []
     if what == "evaluation":
         return [Avoidable("evaluation", ratio, "evaluate less often.")]

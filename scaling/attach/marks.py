@@ -46,7 +46,8 @@ def steps_of(rank: dict[str, Any]) -> list[Step]:
         inside = [one for one in rank["phases"] if start_s <= one[1] and one[2] <= stop_s]
         waited_s = sum(end_s - begin_s for name, begin_s, end_s in inside if name == "collective")
         spans = _spans(inside, start_s, stop_s)
-        steps.append(Step(number, start_s, stop_s - start_s, signature, spans, waited_s))
+        step_s = (stop_s - start_s) / rank.get("steps_a_mark", 1)
+        steps.append(Step(number, start_s, step_s, signature, spans, waited_s))
     return steps
 
 
@@ -119,6 +120,13 @@ def left_out_ratio(ranks: Sequence[dict[str, Any]]) -> tuple[float, dict[str, fl
         if least is None or more < least[0]:
             least = more, phases
     return least or (0.0, {})
+
+
+def mean_s(ranks: Sequence[dict[str, Any]]) -> float:
+    """The mean length of a step after the warm-up, of any kind; of the slowest rank."""
+    return max(
+        float(np.mean([step.step_s for step in steps_of(rank)[rank["warmup"] - 1 :]])) for rank in ranks
+    )
 
 
 def medians_s(steps: Sequence[Sequence[Step]]) -> list[float]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from scaling.attach.launch import Run
-from scaling.attach.marks import Signature, Step, left_out_ratio, medians_s, phases_s, steady
+from scaling.attach.marks import Signature, Step, left_out_ratio, mean_s, medians_s, phases_s, steady
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,7 @@ class Measured:
     Attributes:
         steps_s: arm -> launch -> median seconds of a step, by rank.
         own_s: the same without the script's own collectives, in which a rank waits for others.
+        means_s: arm -> launch -> the mean step of the slowest rank, steps of other kinds included.
         uneven_s: launch of the arm without exchange -> what the slowest rank of each step takes, on average,
             more than the rank that is slowest on average.
         phases: arm with phases -> launch -> of each rank, the median seconds of each phase.
@@ -43,6 +44,7 @@ class Measured:
 
     steps_s: dict[str, dict[int, list[float]]] = field(default_factory=dict)
     own_s: dict[str, dict[int, list[float]]] = field(default_factory=dict)
+    means_s: dict[str, dict[int, float]] = field(default_factory=dict)
     uneven_s: dict[int, float] = field(default_factory=dict)
     phases: dict[str, dict[int, list[dict[str, float]]]] = field(default_factory=dict)
     signatures: dict[str, Signature] = field(default_factory=dict)
@@ -60,6 +62,7 @@ class Measured:
             return
         self.signatures[run.arm], steps = steady(run.ranks)
         self.steps_s.setdefault(run.arm, {})[launch] = medians_s(steps)
+        self.means_s.setdefault(run.arm, {})[launch] = mean_s(run.ranks)
         own = [[step.step_s - step.waited_s for step in rank] for rank in steps]
         self.own_s.setdefault(run.arm, {})[launch] = [float(np.median(rank)) for rank in own]
         if any(name != "evaluation" for rank in run.ranks for name, _, _ in rank["phases"]):
@@ -68,6 +71,24 @@ class Measured:
             self.uneven_s[launch] = _uneven_s(steps)
         if run.arm == "baseline":
             self.left_out.append(left_out_ratio(run.ranks))
+
+    @property
+    def marks_ratio(self) -> tuple[float, float | None]:
+        """What marks cost of a baseline's step: by their own clock, and against a clock alone if that shows.
+
+        A clock alone tells the mean step. The median over launches; it shows where it is
+        beyond every difference of A/A means in every launch.
+        """
+        own = max(
+            rank.get("own_s", 0.0) / max(len(min(rank["step_s"], key=len)), 1)
+            for rank in self.facts["baseline"]
+        )
+        means = self.means_s["baseline"]
+        pairs = _paired(means, self.means_s.get("clock", {}))
+        ratios = [(base - clock) / base for base, clock in pairs]
+        floor = max((abs(b - a) / a for a, b in _paired(means, self.means_s.get("aa", {}))), default=1.0)
+        shows = len(ratios) > 1 and min(ratios) > floor
+        return own / self.step_s("baseline"), float(np.median(ratios)) if shows else None
 
     @property
     def device(self) -> str:

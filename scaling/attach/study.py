@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -90,6 +91,7 @@ def attach(plan: Plan, out: Path, say: Callable[[str], None]) -> list[str]:
     folder = AttachedFolder(out, plan.command, {**settings, "launches": plan.launches})
     measured, cwd = Measured(), Path.cwd()
     before = _files(cwd, out)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # or the script would go on without us
     try:
         traced = _run_all(plan, folder, measured, out, say)
     except KeyboardInterrupt:
@@ -174,6 +176,7 @@ def join(path: Path, command: Sequence[str], say: Callable[[str], None]) -> None
         AttachError: nothing was begun there for a long time, or the command does not start.
     """
     launches, joined = path / "launches", set[str]()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     quiet_since = time.monotonic()
     while not (launches / FINISHED).exists():
         orders = sorted(one for one in launches.glob("*/order.json") if one.parent.name not in joined)

@@ -196,3 +196,20 @@ def test_what_is_seen_once_is_faster_than_every_unchanged_run() -> None:
     for arm in ("baseline", "aa"):  # the machine has become faster
         later.add(3, Run(arm, [_rank(at, [0.065] * 6) for at in range(2)]))
     assert findings(later)[0].kind == "exchange"
+
+
+def test_what_marks_cost_is_said_with_what_runs_with_a_clock_alone_show() -> None:
+    measured = _measured({**EVEN, "clock": (0.1, 0.1)})
+    assert "its marks take 0.00% of it, and no more shows against runs with a clock" in answer(measured)[0]
+    marked = _facts(_measured({**EVEN, "clock": (0.08, 0.08)}), "baseline", own_s=7 * 0.0002)
+    assert "its marks take 0.20% of it, and it is 20.0% longer against runs with a clock" in answer(marked)[0]
+
+
+def test_phases_below_the_spread_are_no_finding() -> None:
+    steps = {**EVEN, "no_exchange": (0.1, 0.1)}
+    for drift, kinds in ((0.001, ["rest"]), (0.6, [])):
+        measured = _measured(steps, drift=drift)
+        for launch in measured.phases["no_exchange"].values():
+            for rank in launch:
+                rank.update(input=0.02, forward=0.02, backward=0.01, update=0.0)
+        assert [found.kind for found in findings(measured)] == kinds

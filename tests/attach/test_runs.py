@@ -1,15 +1,17 @@
 """Scripts that know nothing of this project run as each arm, and are stopped after their steps."""
 
 import importlib.util
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from scaling.attach.launch import Run, run_arm
-from scaling.attach.marks import medians_s, phases_s, steady
+from scaling.attach.marks import mean_s, medians_s, phases_s, steady
 from scaling.attach.study import TRACED_STEPS
 from scaling.attach.trace import read_traces
 from tests.training.conftest import free_port
@@ -26,7 +28,7 @@ def _run(folder: Path, arm: str, *words: str, command: list[str] = TORCHRUN, dea
     return run_arm(script, arm, folder / "out", warmup=3, steps=10, deadline_s=deadline_s, cwd=cwd)
 
 
-@pytest.mark.parametrize("arm", ["baseline", "hook_control", "cached_input", "marked", "clock"])
+@pytest.mark.parametrize("arm", ["baseline", "hook_control", "cached_input", "marked"])
 def test_an_arm_makes_its_steps_and_leaves_no_checkpoint(arm: str, tmp_path: Path) -> None:
     run = _run(tmp_path, arm, "plain.py")
     assert run.reason is None, run.reason
@@ -35,6 +37,46 @@ def test_an_arm_makes_its_steps_and_leaves_no_checkpoint(arm: str, tmp_path: Pat
         {"input", "backward"} if arm == "marked" else set()
     )
     assert not list((tmp_path / "work").iterdir())
+
+
+def test_a_clock_alone_tells_the_mean_step(tmp_path: Path) -> None:
+    run = _run(tmp_path, "clock", "plain.py", "1")
+    assert run.reason is None, run.reason
+    assert [len(rank["step_s"][0]) for rank in run.ranks] == [2, 2]
+    assert run.ranks[0]["counts"] == [[[0, 0, 0, 3], [0, 0, 0, 13]]]
+    assert 0.03 < mean_s(run.ranks) < 0.3
+
+
+def test_the_control_broadcasts_buffers_as_the_baseline_does(tmp_path: Path) -> None:
+    script = tmp_path / "buffers.py"
+    script.write_text(
+        (SCRIPTS / "plain.py")
+        .read_text()
+        .replace("while True:", "print(model.broadcast_buffers)\nwhile True:")
+    )
+    for arm, said in (("hook_control", "True"), ("no_exchange", "False")):
+        out = tmp_path / arm
+        run = run_arm([*TORCHRUN, str(script)], arm, out, warmup=3, steps=5, deadline_s=60, cwd=tmp_path)
+        assert run.reason is None, run.reason
+        assert (out / "output.log").read_text().split() == [said, said]
+
+
+def test_when_it_is_ended_the_script_is_too(tmp_path: Path) -> None:
+    script = tmp_path / "hangs.py"
+    script.write_text("import time\nwhile True:\n    time.sleep(1)\n")
+    attach = [sys.executable, "-m", "scaling", "attach", "--out", "out", "--", sys.executable, str(script)]
+    process = subprocess.Popen(
+        attach, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(SCRIPTS.parents[2])}
+    )
+    started = tmp_path / "out" / "launches" / "000-baseline" / "output.log"
+    until = time.monotonic() + 60
+    while not started.exists() and time.monotonic() < until:
+        time.sleep(0.05)
+    time.sleep(0.5)
+    process.terminate()
+    process.wait(60)
+    found = subprocess.run(["pgrep", "-f", str(script)], capture_output=True, text=True, check=False)
+    assert found.stdout == ""
 
 
 def step_time_s(rank: dict[str, Any]) -> float:

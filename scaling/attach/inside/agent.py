@@ -44,6 +44,7 @@ class Agent:
         done: how often each thing was done so far.
         phases: (name, start, end) in seconds: of all that is timed in this arm.
         batches: (samples, elements) of every batch drawn for training.
+        own_s: what counting and marking has taken so far.
         is_armed: the steps count.
         pid: of the process that makes them; it may fork loaders' workers.
     """
@@ -57,6 +58,7 @@ class Agent:
         self.done = {"backward": 0, "input": 0, "evaluation": 0, "update": 0}
         self.phases: list[tuple[str, float, float]] = []
         self.batches: list[tuple[int, int]] = []
+        self.own_s = 0.0
         self.facts: dict[str, Any] = {}
         self.models: list[Any] = []
         self.is_armed = False
@@ -124,21 +126,27 @@ class Agent:
         if self.evaluating_since is not None:
             self.phases.append(("evaluation", self.evaluating_since, now))
             self.evaluating_since = None
+        marks = self._marks.setdefault(index, [])
         if self.device == "cuda":
-            if self.arm == "marked":
+            if self.arm == "marked" or (self.arm == "clock" and self._is_edge(len(marks) + 1)):
                 torch.cuda.synchronize()
                 now = time.perf_counter()
-            else:
+            elif self.arm != "clock":
                 event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
                 event.record()
                 self._events.setdefault(index, []).append(event)
-        self._marks.setdefault(index, []).append(now)
+        marks.append(now)
         self._counts.setdefault(index, []).append(list(self.done.values()))
         made = min(map(len, self._marks.values()))
+        self.own_s += time.perf_counter() - now
         if self.arm == "trace":
             self._trace(made)
         elif made >= self.warmup + self.steps:
             self.stop()
+
+    def _is_edge(self, made: int) -> bool:
+        """Whether so many steps are the warm-up, or all."""
+        return made in (self.warmup, self.warmup + self.steps)
 
     def _passes(self, optimizer: Optimizer) -> bool:
         """A step without a model that is wrapped; whether it is none of ours."""
@@ -216,6 +224,7 @@ class Agent:
             "warmup": self.warmup,
             "step_s": self._times_s(),
             "counts": list(self._counts.values()),
+            "own_s": self.own_s,
             "phases": self.phases,
             "batches": self.batches,
             "device": self.device,
@@ -228,9 +237,25 @@ class Agent:
             "bucket_mb": next((one.bucket_bytes_cap / 2**20 for one in self._ddp()), None),
             **self.facts,
         }
+        if self.arm == "clock":
+            record |= self._edges()
         unfinished = self.out / f".rank{rank}.json"
         unfinished.write_text(json.dumps(record))
         unfinished.rename(self.out / f"rank{rank}.json")
+
+    def _edges(self) -> dict[str, Any]:
+        """Of the arm with a clock alone: when the warm-up ended, and the last step."""
+        if not self._marks or min(map(len, self._marks.values())) <= self.warmup:
+            return {}
+        index = min(self._marks, key=lambda one: len(self._marks[one]))
+        marks, counts = self._marks[index], self._counts[index]
+        first = self.warmup - 1
+        return {
+            "warmup": 1,
+            "step_s": [[marks[first], marks[-1]]],
+            "counts": [[counts[first], counts[-1]]],
+            "steps_a_mark": len(marks) - self.warmup,
+        }
 
     def _times_s(self) -> list[list[float]]:
         """The end of every step; of a GPU's by its own clock, which the host's runs ahead of."""

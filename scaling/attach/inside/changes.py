@@ -27,6 +27,7 @@ def all_reduce(_: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]
     return future.then(lambda done: done.value()[0])  # type: ignore[no-any-return]
 
 
+WITHOUT_EXCHANGE = ("no_exchange", "marked")
 HOOKS = {"no_exchange": local, "marked": local, "hook_control": all_reduce}
 
 
@@ -43,13 +44,14 @@ def _watch_models(agent: Agent) -> None:
     begin, register_hook = DistributedDataParallel.__init__, DistributedDataParallel.register_comm_hook
 
     def init(self: Any, module: Any, *arguments: Any, **named: Any) -> None:
-        if agent.arm in HOOKS and not any(
-            isinstance(one, torch.nn.SyncBatchNorm) for one in module.modules()
-        ):
-            named["broadcast_buffers"] = False
         if agent.bucket_mb is not None:
             named["bucket_cap_mb"] = agent.bucket_mb
         begin(self, module, *arguments, **named)
+        # Buffers are exchanged too; the control differs from the baseline by its hook alone.
+        if agent.arm in WITHOUT_EXCHANGE and not any(
+            isinstance(one, torch.nn.SyncBatchNorm) for one in module.modules()
+        ):
+            self.broadcast_buffers = False
         agent.wraps(self)
         agent.facts["finds_unused"] = bool(self.find_unused_parameters)
         if agent.arm in HOOKS:

@@ -43,7 +43,9 @@ def _counted(agent: Agent, name: str, call: Any, timed: bool) -> Any:
 
     def counted(*arguments: Any, **named: Any) -> Any:
         if is_counted:
+            start = time.perf_counter()
             agent.done[name] += 1
+            agent.own_s += time.perf_counter() - start
         return call(*arguments, **named)
 
     def marked(*arguments: Any, **named: Any) -> Any:
@@ -80,10 +82,12 @@ def _batches(agent: Agent, timed: bool) -> None:
 
     def drawn(self: Any) -> Any:
         batch = draw(self)
+        start = time.perf_counter()
         agent.done["input"] += 1
         if agent.is_armed and agent.evaluating_since is None:
             agent.batches.append(_sizes(batch))
             agent.facts.setdefault("loader_workers", getattr(self, "_num_workers", 0))
+        agent.own_s += time.perf_counter() - start
         return batch
 
     iterator.__next__ = drawn  # type: ignore[method-assign]
