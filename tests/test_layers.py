@@ -80,6 +80,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "scaling.cli.plan": STUDYING | {"scaling.cli.predict"},
     "scaling.cli.report": READING,
     "scaling.cli.run": STUDYING | READING | {"scaling.cli.report", "scaling.cli.run_against"},
+    "scaling.cli.tune": STUDYING | READING | {"scaling.cli.run", "scaling.prediction"},
     "scaling.cli.run_against": STUDYING | READING | {"scaling.cli.compare"},
     "scaling.cli.topology": STUDYING | {"scaling.measure.probe.run"},
     "scaling.cli.verify": AGGREGATION
@@ -110,7 +111,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
                 "recommend",
                 "report",
             ),
-            *("run", "schedule", "status", "submit", "topology", "verify", "watch"),
+            *("run", "schedule", "status", "submit", "topology", "tune", "verify", "watch"),
         )
     },
     "scaling.__main__": frozenset({"scaling.cli"}),

@@ -34,6 +34,7 @@ from scaling.cli.schedule import import_, schedule
 from scaling.cli.status import status
 from scaling.cli.submit import submit
 from scaling.cli.topology import topology
+from scaling.cli.tune import tune
 from scaling.cli.verify import verify
 from scaling.cli.watch import watch
 from scaling.errors import ScalingError
@@ -58,6 +59,7 @@ VERBS: list[tuple[Callable[..., None], str]] = [
     (plan, "scaling plan mnist world_sizes=[1,2]"),
     (run, "scaling run mnist --out results/mnist-today repeats=5"),
     (report, "scaling report results/mnist"),
+    (tune, "scaling tune overlap world_sizes=2"),
     (status, "scaling status results/mnist --json"),
     (attach, "scaling attach --out results/mine -- torchrun --nproc-per-node=2 train.py"),
     (verify, "scaling verify my_aggregators:ScaledAllReduce"),

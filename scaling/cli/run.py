@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from launchers.zygote import Zygotes
     from scaling.report.write import Report
     from scaling.store import ResultsFolder, RunRecord
+    from scaling.study.scope import Scope
 
 
 _Launcher = Annotated[
@@ -88,6 +89,33 @@ def _run(
     world_size: int | None,
     zygotes: Zygotes,
 ) -> None:
+    from scaling.study.scope import scope_for
+
+    scope = scope_for(launcher, workers_per_node, world_size, os.environ)
+    folder, made, left = measured(study, overrides, out, scope, zygotes, retry_failed=retry_failed)
+    if made is None:
+        note(f"world size {world_size} is over; `scaling report {folder.path}` when the others are")
+    else:
+        _show(made)
+    failed = [record for record in scope.records(folder) if record.state == "failed"]
+    name_rest(failed, left, is_fault=not scope.launcher.leaves_the_rest)
+
+
+def measured(
+    study: str,
+    overrides: list[str],
+    out: Path | None,
+    scope: Scope,
+    zygotes: Zygotes,
+    *,
+    retry_failed: bool = False,
+) -> tuple[ResultsFolder, Report | None, list[str]]:
+    """Runs or resumes a study.
+
+    Returns:
+        Its folder, its report (None where one world size alone was run), and a line for each reason why some
+        cells stay planned.
+    """
     from scaling.study.overrides import load_study
 
     loaded = load_study(study, overrides)
@@ -102,10 +130,9 @@ def _run(
     from scaling.study.progress import progress_for
     from scaling.study.run import RunCommand, run_study
     from scaling.study.run import retry_failed as reset_failed
-    from scaling.study.scope import scope_for
     from scaling.study.trial import trial_overrides
 
-    scope = scope_for(launcher, workers_per_node, world_size, os.environ)
+    world_size = scope.world_size
     machine = this_machine(scope.launcher.num_nodes)
     folder = ResultsFolder(out or Path("results") / loaded.name)
     if sized := trial_overrides(loaded, machine, folder, note, zygotes):
@@ -133,13 +160,7 @@ def _run(
             times.reporting()
             times.write()
         made = written_report(folder.path, before_page=times.write) if world_size is None else None
-    if made is None:
-        note(f"world size {world_size} is over; `scaling report {folder.path}` when the others are")
-    else:
-        _show(made)
-    failed = [record for record in scope.records(folder) if record.state == "failed"]
-    left = [*can_run.record_missing_libraries(folder), *scope.left_out(folder, can_run.study)]
-    _name_rest(failed, left, is_fault=not scope.launcher.leaves_the_rest)
+    return folder, made, [*can_run.record_missing_libraries(folder), *scope.left_out(folder, can_run.study)]
 
 
 @contextmanager
@@ -154,7 +175,7 @@ def _stopping(folder: ResultsFolder, *, with_report: bool) -> Iterator[None]:
         raise typer.Exit(130) from None
 
 
-def _name_rest(failed: list[RunRecord], left: list[str], *, is_fault: bool) -> None:
+def name_rest(failed: list[RunRecord], left: list[str], *, is_fault: bool) -> None:
     """Says what has failed and what is left to other launches, and ends with exit code 1 if anything has.
 
     Args:

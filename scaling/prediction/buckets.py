@@ -118,7 +118,8 @@ class Partition:
 def _shortest(above: float, up_to: float) -> float:
     """A number of few digits that is above one and not above the other."""
     for digits in range(8):
-        found = math.floor(up_to * 10**digits) / 10**digits
+        scale = 10.0**digits
+        found = math.floor(up_to * scale) / scale
         if found > above:
             return found
     return up_to

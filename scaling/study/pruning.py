@@ -227,7 +227,7 @@ def study_of_cell(study: Study, cell: Cell, repeats: int) -> str:
         raise StudyError("no part of the study times steps: there is nothing to measure next")
     spec = NamedComponent(name=cell.aggregator, parameters=dict(cell.aggregator_parameters))
     timed = part.model_copy(update={"aggregators": [spec], "scaling": cell.scaling})
-    alone = _part_of(timed, [cell], repeats)
+    alone = part_of_cells(timed, [cell], repeats)
     next_study = study.model_copy(update={"name": f"{study.name}-next", "parts": (alone,)})
     return yaml.safe_dump(next_study.model_dump(mode="json"), sort_keys=False)
 
@@ -237,7 +237,7 @@ def _parts_of(part: IterationPart, cells: Sequence[Cell], repeats: Mapping[str, 
     for cell in cells:
         key = (*key_of(_of_a_part(), vars(cell)), repeats[cell.id])
         grouped.setdefault(key, []).append(cell)
-    return [_part_of(part, same, repeats[same[0].id]) for same in grouped.values()]
+    return [part_of_cells(part, same, repeats[same[0].id]) for same in grouped.values()]
 
 
 def _of_a_part() -> list[Axis]:
@@ -245,7 +245,8 @@ def _of_a_part() -> list[Axis]:
     return [axis for axis in AXES if axis.key and axis.name not in ("aggregator", "aa_replicate")]
 
 
-def _part_of(part: IterationPart, cells: Sequence[Cell], repeats: int) -> IterationPart:
+def part_of_cells(part: IterationPart, cells: Sequence[Cell], repeats: int) -> IterationPart:
+    """A part with these cells, which differ in their aggregator alone; the rest is as in `part`."""
     cell = cells[0]
     batch = "global_batch" if cell.scaling == "strong" else "local_batch"
     model = {"name": cell.model, **cell.model_parameters}

@@ -1,0 +1,72 @@
+"""Whether other buckets are faster than DDP's own, and what the exchange still costs.
+
+1. Each candidate's difference from the default is taken launch by launch (`scaling.analysis.study_scatter`),
+   all together with Holm's correction. One is faster only if it is shown to be.
+2. The fastest of those that are shown to be faster is the choice; without any the default stays.
+3. What the choice takes beyond the control arm without exchange is what could still be gained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from scaling.analysis.decisions import Difference, adjusted
+from scaling.analysis.findings import Finding
+from scaling.analysis.noise import scatter_of
+from scaling.analysis.samples import CellResult
+from scaling.measure.statistics import CONFIDENCE
+
+
+def tuned_buckets(
+    cells: Sequence[CellResult],
+    default: str,
+    candidates: Sequence[str],
+    control: str | None,
+) -> Finding:
+    """Which buckets to use.
+
+    Args:
+        cells: of the folder, measured.
+        default: id of the cell with DDP's own buckets.
+        candidates: ids of cells with others.
+        control: id of the cell without exchange; None where it was not measured.
+
+    Returns:
+        A finding of kind `tuned_buckets`, whose first cell is the choice.
+    """
+    scatter = scatter_of(cells)
+    known = [one for one in candidates if scatter.num_launches(one)]
+    differences = {one: scatter.difference(default, one) for one in known}
+    p_values = adjusted([1.0 if (p := one.p_value) is None else p for one in differences.values()])
+    faster = {
+        one: difference
+        for (one, difference), p_value in zip(differences.items(), p_values, strict=True)
+        if difference.log_ratio < 0 and p_value < 1 - CONFIDENCE
+    }
+    choice = min(faster, key=lambda one: faster[one].log_ratio, default=default)
+    times = {cell.cell_id: cell for cell in cells}
+    left = None
+    if control is not None and scatter.num_launches(control):
+        left = _ratio(scatter.difference(control, choice))
+    values: dict[str, Any] = {
+        "step_s": _median_s(times[choice]),
+        "default_s": _median_s(times[default]),
+        "gain": _ratio(differences[choice]) if choice != default else None,
+        "control_s": None if left is None or control is None else _median_s(times[control]),
+        "left": left,
+        "num_launches": scatter.num_launches(default),
+        "tried": [_ratio(difference) for difference in differences.values()],
+    }
+    return Finding("tuned_buckets", (choice, *(one for one in (default, *known) if one != choice)), values)
+
+
+def _ratio(difference: Difference) -> dict[str, float | None]:
+    """The ratio of the second time to the first, with its interval."""
+    low, high = difference.interval or (None, None)
+    return {"ratio": difference.ratio, "low": low, "high": high}
+
+
+def _median_s(cell: CellResult) -> float:
+    medians = sorted(launch.median_s for launch in cell.launches)
+    return (medians[(len(medians) - 1) // 2] + medians[len(medians) // 2]) / 2

@@ -1,0 +1,154 @@
+"""`scaling tune`: the best buckets for DDP's exchange, by a model and then by measurement."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from scaling.cli.options import Out, Overrides, StudyArgument, note
+from scaling.cli.run import measured, name_rest
+from topologies.texts import folded
+
+if TYPE_CHECKING:
+    from launchers.zygote import Zygotes
+    from scaling.analysis.findings import Finding
+    from scaling.analysis.samples import CellResult
+    from scaling.prediction.buckets import ExchangeCurve, Gradients, Partition
+    from scaling.store import ResultsFolder
+    from scaling.study.schema import Study
+    from scaling.study.scope import Scope
+
+
+def tune(
+    study: StudyArgument,
+    overrides: Overrides = None,
+    out: Out = None,
+    count: Annotated[
+        int, typer.Option("--count", min=1, help="Most partitions that are measured for a cell.")
+    ] = 3,
+) -> None:
+    """Find the best gradient buckets of a study's overlapped cells; keep DDP's own unless others are faster.
+
+    A probe of two cells shows when gradients are ready and what exchanges take; the best partitions by that
+    are measured beside DDP's default and the step without exchange.
+    """
+    from launchers.local import LocalLauncher
+    from launchers.zygote import Zygotes
+    from scaling.analysis.decisions import FEWEST
+    from scaling.report.text import text_of
+    from scaling.study.cells import resolve
+    from scaling.study.overrides import load_study
+    from scaling.study.prepare import this_machine
+    from scaling.study.scope import scope_for
+    from scaling.study.tuning import cells_to_tune, measured_study, probe_study
+    from scaling.study.worker_modules import IMPORTED_BEFORE_FORKS
+
+    scope = scope_for("local", None, None, os.environ)
+    with closing(Zygotes(IMPORTED_BEFORE_FORKS)) as zygotes:
+        if LocalLauncher.forks_workers:
+            zygotes.begin()
+        loaded = load_study(study, overrides or [])
+        resolved = resolve(loaded, this_machine(scope.launcher.num_nodes))
+        cells = cells_to_tune(loaded, resolved)
+        out = out or Path("results") / f"{loaded.name}-tune"
+        probe = probe_study(loaded, resolved, cells)
+        folder = _measured(probe, out / "probe", scope, zygotes)
+        models = [_Model.of(found) for found in _cells_by_part(probe, folder)]
+        sizes = [model.sizes_to_measure(count) for model in models]
+        deciding = measured_study(loaded, resolved, cells, sizes, FEWEST)
+        folder = _measured(deciding, out / "buckets", scope, zygotes)
+    for cell, model, found in zip(cells, models, _cells_by_part(deciding, folder), strict=True):
+        lines = text_of(model.finding(found)).split(" // ")
+        typer.echo(
+            "\n".join(
+                [
+                    f"{replace(cell, bucket_mb=None, bucket_sizes_mb=None).describe()}:",
+                    *(folded("  ", line, indent=4) for line in lines),
+                ]
+            )
+        )
+    note(f"report: {folder.path / 'report.html'}; of the probe: {out / 'probe' / 'report.html'}")
+
+
+def _measured(study: Study, out: Path, scope: Scope, zygotes: Zygotes) -> ResultsFolder:
+    """Runs or resumes a study that is written beside its folder; ends the command if cells failed."""
+    from scaling.store.files import write_whole
+    from scaling.study.tuning import text_of
+
+    file = out.with_suffix(".yaml")
+    write_whole(file, text_of(study).encode())
+    folder, _, left = measured(str(file), [], out, scope, zygotes)
+    failed = [record for record in folder.runs() if record.state == "failed"]
+    name_rest(failed, left, is_fault=True)
+    return folder
+
+
+def _cells_by_part(study: Study, folder: ResultsFolder) -> list[list[CellResult]]:
+    """Of each part of the study its measured cells; the same cell may be of several."""
+    from scaling.analysis.samples import read_cells
+    from scaling.study.cells import resolve
+    from scaling.study.prepare import this_machine
+
+    known = {cell.cell_id: cell for cell in read_cells(folder)}
+    alone = [study.model_copy(update={"parts": (part,)}) for part in study.parts]
+    return [[known[cell_id] for cell_id in resolve(one, this_machine()).cells] for one in alone]
+
+
+@dataclass(frozen=True)
+class _Model:
+    """What the probe shows of one cell: its gradients, the curve of its exchange, and DDP's own buckets."""
+
+    gradients: Gradients
+    curve: ExchangeCurve
+    default: Partition
+
+    @classmethod
+    def of(cls, probed: Sequence[CellResult]) -> _Model:
+        from scaling.analysis.bucket_times import bucket_times
+        from scaling.prediction.buckets import ExchangeCurve, Gradients, of_default
+        from scaling.study.tuning import DEFAULT_SIZES_MB
+
+        times = sorted(map(bucket_times, probed), key=lambda one: len(one.num_bytes), reverse=True)
+        gradients = Gradients(times[0].ready_s, times[0].num_bytes)
+        curve = ExchangeCurve.of(
+            [pair for one in times for pair in zip(one.num_bytes, one.exchange_s, strict=True)]
+        )
+        return cls(gradients, curve, of_default(DEFAULT_SIZES_MB, gradients, curve))
+
+    def sizes_to_measure(self, count: int) -> list[tuple[float, ...]]:
+        """The sizes of the buckets of the best few partitions."""
+        from scaling.prediction.buckets import to_measure
+        from scaling.training.overlapped import TAKES_SIZES
+
+        chosen = to_measure(self.gradients, self.curve, self.default, count, takes_sizes=TAKES_SIZES)
+        return [one.sizes_for_ddp(self.gradients) for one in chosen]
+
+    def finding(self, measured: Sequence[CellResult]) -> Finding:
+        """Which buckets to use, with what the model says of them."""
+        from scaling.analysis.tuned import tuned_buckets
+        from scaling.prediction.buckets import best_partition, of_default
+        from scaling.study.tuning import CONTROL, DEFAULT_SIZES_MB
+        from scaling.training.overlapped import TAKES_SIZES
+
+        sizes = {one.cell_id: tuple(one.cell["bucket_sizes_mb"] or ()) for one in measured}
+        control = next((one.cell_id for one in measured if one.cell["aggregator"] == CONTROL), None)
+        default = next(one for one, its in sizes.items() if its == DEFAULT_SIZES_MB)
+        candidates = [one for one, its in sizes.items() if one not in (control, default)]
+        found = tuned_buckets(measured, default, candidates, control)
+        chosen = of_default(sizes[found.cells[0]], self.gradients, self.curve)
+        model = {
+            "sizes_mb": chosen.sizes_mb,
+            "takes_sizes": TAKES_SIZES,
+            "num_buckets": len(chosen.ends),
+            "num_gradients": len(self.gradients.num_bytes),
+            "bound_s": best_partition(self.gradients, self.curve).end_s,
+            "end_s": chosen.end_s,
+            "default_end_s": self.default.end_s,
+        }
+        return replace(found, values={**found.values, **model})

@@ -1,0 +1,101 @@
+"""The two studies of `scaling tune`: one that shows where the buckets' times go, one that measures the best.
+
+1. The probe has each gradient in a bucket of its own, and DDP's own buckets: their profiled iterations tell
+   when gradients are ready and what exchanges take (`scaling.analysis.bucket_times`).
+2. `scaling.prediction.buckets` finds the best partitions by that; the second study measures the best few of
+   them, DDP's own buckets and the step without exchange, all in the same launches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import yaml
+
+from scaling.aggregators.registry import create as create_aggregator
+from scaling.axes import AXES, BYTE_MB, key_of
+from scaling.errors import StudyError
+from scaling.study.cells import Cell, ResolvedStudy
+from scaling.study.kinds.iteration import IterationPart
+from scaling.study.pruning import part_of_cells
+from scaling.study.schema import Study
+from scaling.study.variants import wraps_in_ddp
+
+DEFAULT_SIZES_MB = (1.0, 25.0)
+"""What DDP does where it is given no size: a first bucket of 1 MiB, then of 25."""
+
+PROBE_ITERATIONS = 10
+"""Unprofiled ones of the probe, which are not used."""
+
+CONTROL = "none"
+
+
+def cells_to_tune(study: Study, resolved: ResolvedStudy) -> list[Cell]:
+    """One cell for each setting of the study whose gradients DDP exchanges in buckets, whatever their size.
+
+    Raises:
+        StudyError: it has none.
+    """
+    found: dict[Any, Cell] = {}
+    of_buckets = ("bucket_mb", "first_bucket_mb", "bucket_sizes_mb")
+    axes = [axis for axis in AXES if axis.key and axis.name not in of_buckets]
+    for cell in resolved.trained:
+        aggregator = create_aggregator(cell.aggregator, cell.aggregator_parameters)
+        is_timed = isinstance(study.parts[resolved.part_of[cell.id]], IterationPart)
+        exchanges = cell.world_size > 1 and cell.exchanges and not cell.find_unused_parameters
+        if is_timed and exchanges and wraps_in_ddp(cell.step, aggregator):
+            found.setdefault(key_of(axes, {**vars(cell), "aa_replicate": 0}), cell)
+    if not found:
+        raise StudyError(
+            f"{study.name} has no cell whose gradients DDP exchanges in buckets: add step=overlapped and an "
+            "aggregator that it takes, such as all_reduce, with world sizes above 1"
+        )
+    return list(found.values())
+
+
+def probe_study(study: Study, resolved: ResolvedStudy, cells: Sequence[Cell]) -> Study:
+    """The study that shows where the time goes: a part for each cell."""
+    sizes = [BYTE_MB, list(DEFAULT_SIZES_MB)]
+    changed = {"bucket_mb": sizes, "iterations": PROBE_ITERATIONS, "precision_goal": None, "min_seconds": 0.0}
+    parts = tuple(_part(study, resolved, cell, 1, changed) for cell in cells)
+    return study.model_copy(update={"name": f"{study.name}-probe", "parts": parts})
+
+
+def measured_study(
+    study: Study,
+    resolved: ResolvedStudy,
+    cells: Sequence[Cell],
+    sizes_mb: Sequence[Sequence[Sequence[float]]],
+    repeats: int,
+) -> Study:
+    """The study that decides: a part for each cell, with DDP's own buckets, others, and no exchange.
+
+    Args:
+        study, resolved: what is tuned.
+        cells: of it.
+        sizes_mb: of each cell the candidates, each as the sizes of its buckets.
+        repeats: launches, at least.
+    """
+    parts = []
+    for cell, candidates in zip(cells, sizes_mb, strict=True):
+        count = max(repeats, resolved.repeats[cell.id])
+        buckets = [list(sizes) for sizes in (DEFAULT_SIZES_MB, *candidates)]
+        part = _part(study, resolved, cell, count, {"bucket_mb": buckets})
+        arms = [*part.model_dump()["aggregators"], CONTROL]
+        parts.append(IterationPart.model_validate({**part.model_dump(), "aggregators": arms}))
+    return study.model_copy(update={"name": f"{study.name}-buckets", "parts": tuple(parts)})
+
+
+def _part(
+    study: Study, resolved: ResolvedStudy, cell: Cell, repeats: int, changed: dict[str, Any]
+) -> IterationPart:
+    whole = study.parts[resolved.part_of[cell.id]]
+    assert isinstance(whole, IterationPart)
+    part = part_of_cells(whole, [cell], repeats).model_dump()
+    return IterationPart.model_validate({**part, "first_bucket_mb": None, **changed})
+
+
+def text_of(study: Study) -> str:
+    """The study as a file."""
+    return yaml.safe_dump(study.model_dump(mode="json"), sort_keys=False)

@@ -1,0 +1,73 @@
+"""Other buckets are used only where they are shown to be faster than DDP's own."""
+
+import pytest
+
+from scaling.analysis.samples import read_cells
+from scaling.analysis.tuned import tuned_buckets
+from scaling.report.text import text_of
+
+SCATTER = (1.0, 1.004, 0.996, 1.002, 0.998)
+DDP = {"step": "overlapped", "world_size": 2, "aggregator": "all_reduce"}
+
+
+def found(study, times_ms, launches=SCATTER, control_ms=None):
+    """The finding for cells with these times; the first is the default."""
+    ids = [
+        study.add_steps(
+            [[time / 1000 * factor] * 3 for factor in (launches[number:] + launches[:number])],
+            bucket_sizes_mb=[1.0, 25.0 + number],
+            **DDP,
+        )
+        for number, time in enumerate(times_ms)
+    ]
+    control = None
+    if control_ms is not None:
+        steps = [[control_ms / 1000 * factor] * 3 for factor in launches]
+        control = study.add_steps(steps, step="overlapped", world_size=2, aggregator="none")
+    return ids, tuned_buckets(read_cells(study.folder), ids[0], ids[1:], control)
+
+
+def test_the_fastest_that_is_shown_to_be_faster_is_used(study):
+    ids, finding = found(study, [10.0, 9.0, 8.0, 12.0], control_ms=7.0)
+    assert finding.cells[0] == ids[2]
+    assert finding.values["gain"]["ratio"] == pytest.approx(0.8, rel=1e-3)
+    assert finding.values["gain"]["high"] < 0.85
+    assert finding.values["left"]["ratio"] == pytest.approx(8 / 7, rel=1e-3)
+    assert finding.values["control_s"] == pytest.approx(0.007)
+
+
+@pytest.mark.parametrize("times_ms", [[10.0, 9.99, 10.01], [10.0, 12.0], [10.0]])
+def test_the_default_stays_where_none_is_shown_to_be_faster(study, times_ms):
+    ids, finding = found(study, times_ms)
+    assert finding.cells[0] == ids[0]
+    assert finding.values["gain"] is None
+    assert len(finding.values["tried"]) == len(times_ms) - 1
+
+
+def test_one_launch_shows_nothing(study):
+    ids, finding = found(study, [10.0, 5.0], launches=(1.0,))
+    assert finding.cells[0] == ids[0]
+
+
+def test_many_candidates_are_tested_together(study):
+    """What would be faster by itself at 5% is not where it is the luckiest of nineteen."""
+    alone = [10.0, 9.9]
+    _, finding = found(study, alone)
+    lucky = finding.values["gain"]
+    ids, together = found(study, [*alone, *[10.0] * 18])
+    assert lucky is not None
+    assert together.cells[0] == ids[0]
+
+
+def test_it_is_said_in_words(study):
+    model = {"sizes_mb": (0.5, 3.25), "takes_sizes": True, "num_buckets": 2, "num_gradients": 40}
+    model |= {"bound_s": 0.006, "end_s": 0.006, "default_end_s": 0.0075}
+    _, finding = found(study, [10.0, 8.0], control_ms=7.0)
+    text = text_of(type(finding)(finding.kind, finding.cells, {**finding.values, **model}))
+    assert text.startswith("Use bucket_mb=[[0.5, 3.25]]: 8.00 ms a step instead of 10.0 with DDP's default")
+    assert "bucket_cap_mb_list=[0.5, 3.25]" in text
+    assert "no buckets of the 40 gradients end their exchange before 6.00 ms" in text
+    kept = {**finding.values, **model, "gain": None}
+    assert text_of(type(finding)(finding.kind, (), kept)).startswith(
+        "Keep DDP's default buckets: 10.0 ms a step"
+    )

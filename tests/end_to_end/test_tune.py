@@ -1,0 +1,54 @@
+"""`scaling tune` with real workers on the CPU: both studies, the answer, and what a second time takes."""
+
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from scaling.store import ResultsFolder
+
+pytestmark = pytest.mark.processes
+
+STUDY = {
+    "name": "small",
+    "device": "cpu",
+    "world_sizes": [2],
+    "scaling": "strong",
+    "step": "overlapped",
+    "workloads": [{"model": "mlp", "dataset": "digits", "global_batch": 64}],
+    "aggregators": ["all_reduce"],
+    "iterations": 10,
+    "warmup": 2,
+    "profiled_iterations": 3,
+}
+
+
+def tune(scaling):
+    command = [sys.executable, "-m", "scaling", "tune", str(scaling.study), "--out", str(scaling.out)]
+    options = {"cwd": scaling.folder, "env": scaling.environment, "timeout": 240}
+    return subprocess.run([*command, "--count", "2"], capture_output=True, text=True, **options)
+
+
+def test_buckets_are_probed_measured_and_judged_and_a_second_time_only_judged(scaling):
+    scaling.study.write_text(yaml.safe_dump(STUDY), encoding="utf-8")
+    first = tune(scaling)
+    assert first.returncode == 0, first.stderr
+    probe, buckets = (ResultsFolder(scaling.out / name) for name in ("probe", "buckets"))
+    fine = next(run for run in probe.runs() if run.cell["bucket_mb"])
+    assert len(fine.summary["bucket_bytes"]) == 4
+    assert sum(fine.summary["bucket_bytes"]) == 4 * fine.summary["num_parameters"]
+    runs = buckets.runs()
+    assert {run.state for run in runs} == {"done"}
+    sizes = {tuple(run.cell["bucket_sizes_mb"] or ()) for run in runs}
+    assert {(), (1.0, 25.0)} < sizes
+    assert len(runs) == 3 * len(sizes)
+    assert "ms a step" in first.stdout
+    assert "Without exchange the step takes" in first.stdout
+    assert "By the model no buckets of the 4 gradients end their exchange before" in " ".join(
+        first.stdout.split()
+    )
+
+    again = tune(scaling)
+    assert again.stdout == first.stdout
+    assert len(buckets.launch_times()) == 3

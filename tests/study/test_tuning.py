@@ -1,0 +1,83 @@
+"""The studies of `scaling tune`: what is probed and what is measured."""
+
+import pytest
+
+from scaling.axes import BYTE_MB
+from scaling.errors import StudyError
+from scaling.study.cells import AvailableMachine, resolve
+from scaling.study.overrides import load_study
+from scaling.study.schema import parse_study
+from scaling.study.tuning import cells_to_tune, measured_study, probe_study, text_of
+
+MACHINE = AvailableMachine(0, 4)
+BASE = {
+    "name": "by-hand",
+    "workloads": [{"model": "mlp", "dataset": "digits", "global_batch": [8, 16]}],
+    "aggregators": ["none", "all_reduce", "ring", "one_bit"],
+    "world_sizes": [1, 2],
+    "scaling": "strong",
+    "step": ["eager", "overlapped"],
+}
+
+
+def made(**changes):
+    study = parse_study({**BASE, **changes}, "my.yaml")
+    return study, resolve(study, MACHINE)
+
+
+def cells_of(study):
+    return resolve(study, MACHINE).trained
+
+
+def test_each_overlapped_setting_of_several_workers_is_tuned_once_whatever_its_buckets():
+    study, resolved = made(bucket_mb=[1, 25])
+    cells = cells_to_tune(study, resolved)
+    found = {(cell.aggregator, cell.global_batch) for cell in cells}
+    assert found == {(name, batch) for name in ("all_reduce", "ring", "one_bit") for batch in (8, 16)}
+    assert len(cells) == 6
+    assert {(cell.world_size, cell.step) for cell in cells} == {(2, "overlapped")}
+
+
+@pytest.mark.parametrize("changes", [{"step": "eager"}, {"world_sizes": [1]}, {"aggregators": ["none"]}])
+def test_a_study_without_any_is_refused(changes):
+    with pytest.raises(StudyError, match="no cell whose gradients DDP exchanges in buckets"):
+        cells_to_tune(*made(**changes))
+
+
+def test_the_probe_has_each_gradient_alone_and_ddps_own_buckets():
+    study, resolved = made(repeats=5)
+    cells = cells_to_tune(study, resolved)[:1]
+    probed = resolve(probe_study(study, resolved, cells), MACHINE)
+    found = [(cell.bucket_mb, cell.bucket_sizes_mb) for cell in probed.trained]
+    assert found == [(BYTE_MB, None), (None, (1.0, 25.0))]
+    assert set(probed.repeats.values()) == {1}
+    assert {(cell.aggregator, cell.global_batch) for cell in probed.trained} == {("all_reduce", 8)}
+
+
+def test_the_candidates_are_measured_with_the_default_and_without_exchange_in_the_same_launches():
+    study, resolved = made(momentum=0.5, precision=["float32", "bf16"])
+    cells = cells_to_tune(study, resolved)[:2]
+    deciding = measured_study(study, resolved, cells, [[(0.5, 2.0), (4.0,)], []], 3)
+    first, second = (
+        resolve(deciding.model_copy(update={"parts": (part,)}), MACHINE) for part in deciding.parts
+    )
+    arms = [(cell.aggregator, cell.bucket_sizes_mb) for cell in first.trained]
+    assert arms == [("all_reduce", sizes) for sizes in ((1.0, 25.0), (0.5, 2.0), (4.0,))] + [("none", None)]
+    assert [cell.bucket_sizes_mb for cell in second.trained] == [(1.0, 25.0), None]
+    assert set(first.repeats.values()) == {3}
+    assert {cell.precision for cell in first.trained} == {cells[0].precision}
+    assert {cell.momentum for cell in first.trained} == {0.5}
+
+
+def test_a_study_that_is_repeated_more_often_stays_so():
+    study, resolved = made(repeats=5)
+    deciding = measured_study(study, resolved, cells_to_tune(study, resolved)[:1], [[]], 3)
+    assert set(resolve(deciding, MACHINE).repeats.values()) == {5}
+
+
+def test_they_are_files_that_can_be_run(tmp_path):
+    study, resolved = made()
+    deciding = measured_study(study, resolved, cells_to_tune(study, resolved)[:1], [[(0.125, 3.0)]], 3)
+    file = tmp_path / "buckets.yaml"
+    file.write_text(text_of(deciding), encoding="utf-8")
+    assert [cell.id for cell in cells_of(load_study(str(file)))] == [cell.id for cell in cells_of(deciding)]
