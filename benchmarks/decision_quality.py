@@ -54,8 +54,12 @@ SAME = "the command line says the same"
 AT_MOST, AT_LEAST = "at most", "at least"
 
 
-def bound(quantity: str, noise: str, num_launches: int, gap: float | None = None) -> tuple[str, float] | None:
-    """What is asked for, such as (AT_MOST, 0.01); None where nothing is."""
+def bound(
+    quantity: str, noise: str, num_launches: int, gap: float | None = None, *, num_cells: int = 9
+) -> tuple[str, float] | None:
+    """What is asked for, such as (AT_MOST, 0.01); None where nothing is: what is found, of 9 cells alone."""
+    if quantity == FOUND and num_cells != 9:
+        return None
     if quantity in (FALSE, SHIFTED):
         return None if num_launches < 3 else (AT_MOST, 0.045 if num_launches == 3 else 0.04)
     by_launches: dict[tuple[str, str | None], dict[int, float]] = {
@@ -114,7 +118,7 @@ def _row(
     independent: int,
     gap: float | None = None,
 ) -> dict[str, Any]:
-    share, asked = count / of, bound(quantity, noise.name, num_launches, gap)
+    share, asked = count / of, bound(quantity, noise.name, num_launches, gap, num_cells=num_cells)
     # One more either way, so that none or all of them is not said to be certain; cells of a pair go together.
     near = (count * independent / of + 1) / (independent + 2)
     return {
