@@ -30,6 +30,9 @@ _WORKERS = {
 }
 """Launcher -> its options that say how many workers there are."""
 
+_OF_SEVERAL = ("--multi_gpu", "--multi-gpu")
+"""Of accelerate, which refuses it with one worker."""
+
 _OF_NODE = r"--node[-_]rank|--machine[-_]rank"
 
 
@@ -69,7 +72,7 @@ def one_worker(command: Sequence[str]) -> list[str] | None:
     Only the launcher's own options count: those after the script belong to the script.
     """
     changed, options, found = list(command), "", False
-    last = ""
+    last, left_out = "", set[int]()
     for index, word in enumerate(command):
         name, is_joined, _ = word.partition("=")
         launcher = next((one for one in _WORKERS if word == one or word.endswith(f"/{one}")), None)
@@ -77,6 +80,8 @@ def one_worker(command: Sequence[str]) -> list[str] | None:
             options = "|".join(_WORKERS[launcher])
         elif word.endswith(".py") or (options and last in ("-m", "--module")):
             break
+        elif options and word in _OF_SEVERAL:
+            left_out.add(index)
         elif options and re.fullmatch(f"{options}|{_OF_NODE}", name):
             new = "0" if re.fullmatch(_OF_NODE, name) else "1"
             found = found or new == "1"
@@ -88,4 +93,4 @@ def one_worker(command: Sequence[str]) -> list[str] | None:
             changed[index] = f"{short[1]}1"
             found = True
         last = word
-    return changed if found else None
+    return [word for at, word in enumerate(changed) if at not in left_out] if found else None

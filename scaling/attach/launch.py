@@ -23,6 +23,8 @@ LEAST_STEPS = 5
 """After the warm-up: with fewer a run is not used."""
 
 TAIL_BYTES = 4000
+MOST_LOG_BYTES = 2**18
+"""Of a run's output, so much of its start and of its end is kept."""
 
 QUIET = {
     "WANDB_MODE": "disabled",
@@ -120,6 +122,21 @@ def start_and_wait(
             return process.poll()
         finally:
             _end(process)
+            _shorten(log_path)
+
+
+def _shorten(log_path: Path) -> None:
+    """Leaves the start and the end of a long output."""
+    size = log_path.stat().st_size
+    if size <= 2 * MOST_LOG_BYTES:
+        return
+    with log_path.open("r+b") as log:
+        start = log.read(MOST_LOG_BYTES)
+        log.seek(size - MOST_LOG_BYTES)
+        end = log.read()
+        log.seek(0)
+        log.write(b"%s\n[%d bytes left out]\n%s" % (start, size - len(start) - len(end), end))
+        log.truncate()
 
 
 def _all_written(out: Path) -> bool:
@@ -157,6 +174,9 @@ def _why_not(
     early = [int(rank["ended_after"]) for rank in ranks if "ended_after" in rank]
     if refused is not None:
         return refused
+    raised = min((rank["raised"] for rank in ranks if "raised" in rank), default=None)
+    if raised is not None:  # the first one: the others fail for want of it
+        return f"a rank raised {raised[1]}"
     if code and (not ranks or early):
         return f"it ended with code {code} before its steps were done: {_last_line(out)}"
     if not ranks and code is None:

@@ -101,10 +101,12 @@ def attach(plan: Plan, out: Path, say: Callable[[str], None]) -> list[str]:
         (out / "launches" / FINISHED).touch()
     lines = answer(measured, traced)
     appeared = sorted(_files(cwd, out) - before)
-    elsewhere = [path for path in _written(measured) if not Path(path).is_relative_to(cwd)]
+    written = [path for path in _named(measured, "written") if Path(path).exists()]
+    elsewhere = [path for path in written if not Path(path).is_relative_to(cwd)]
     if appeared or elsewhere:
-        some = [*appeared, *elsewhere]
-        say(f"the script wrote {len(some)} files: {', '.join(some[:5])}{', ...' * (len(some) > 5)}")
+        say(f"the script wrote {_some([*appeared, *elsewhere])}")
+    if kept := _named(measured, "kept"):
+        say(f"it would have deleted or written over {_some(kept)}: they are as they were")
     folder.folder.write_text("answer.txt", "\n".join(lines) + "\n")
     found = [asdict(finding) for finding in findings(measured, traced)]
     folder.folder.write_text("findings.json", json.dumps(found, indent=1) + "\n")
@@ -195,9 +197,15 @@ def join(path: Path, command: Sequence[str], say: Callable[[str], None]) -> None
         time.sleep(0.1)
 
 
-def _written(measured: Measured) -> list[str]:
-    ranks = measured.facts.get("marked", [])
-    return sorted({str(path) for rank in ranks for path in rank.get("written", []) if Path(path).exists()})
+def _named(measured: Measured, fact: str) -> list[str]:
+    """Paths that the ranks of any run have recorded under that name."""
+    ranks = [rank for ranks in measured.facts.values() for rank in ranks]
+    return sorted({str(path) for rank in ranks for path in rank.get(fact, [])})
+
+
+def _some(paths: Sequence[str]) -> str:
+    """How many, and the first ones."""
+    return f"{len(paths)} file{'s' * (len(paths) > 1)}: {', '.join(paths[:5])}{', ...' * (len(paths) > 5)}"
 
 
 def _files(root: Path, out: Path) -> set[str]:

@@ -38,6 +38,10 @@ def test_the_launches_differ_in_their_order() -> None:
             "accelerate launch --num_processes 2 train.py --num_processes 2",
             "accelerate launch --num_processes 1 train.py --num_processes 2",
         ),
+        (
+            "accelerate launch --multi_gpu --num_processes=2 train.py --multi_gpu",
+            "accelerate launch --num_processes=1 train.py --multi_gpu",
+        ),
         ("srun -N2 --ntasks-per-node=2 python train.py", "srun -N1 --ntasks-per-node=1 python train.py"),
         ("mpirun -np 4 python train.py", "mpirun -np 1 python train.py"),
         ("python train.py", None),

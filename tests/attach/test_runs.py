@@ -61,6 +61,55 @@ def test_the_control_broadcasts_buffers_as_the_baseline_does(tmp_path: Path) -> 
         assert (out / "output.log").read_text().split() == [said, said]
 
 
+ROTATES = """
+        torch.save(model.state_dict(), "tmp.pt")
+        os.replace("tmp.pt", "last.pt")
+        for name in ("old.pt", "gone.pt"):
+            os.remove(name)
+        shutil.rmtree("folder")
+        open("log.txt", "w").close()
+        with open("table.csv", "a") as file:
+            file.write("row")
+        open("own", "w").close()
+        os.remove("own")
+        assert not os.path.exists("own")
+"""
+
+
+def test_what_was_there_before_is_neither_deleted_nor_written_over(tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    (work / "folder").mkdir(parents=True)
+    before = {name: f"mine: {name}" for name in ("last.pt", "old.pt", "folder/x", "log.txt", "table.csv")}
+    for name, text in before.items():
+        (work / name).write_text(text)
+    script = tmp_path / "rotates.py"
+    script.write_text("import shutil\n" + (SCRIPTS / "plain.py").read_text() + ROTATES)
+    run = run_arm(
+        [*TORCHRUN, str(script)], "baseline", tmp_path / "out", warmup=3, steps=5, deadline_s=60, cwd=work
+    )
+    assert run.reason is None, run.reason
+    after = {str(path.relative_to(work)): path.read_text() for path in work.rglob("*") if path.is_file()}
+    assert after == before
+    kept = {Path(path).name for path in run.ranks[0]["kept"]}
+    assert kept == {"last.pt", "old.pt", "folder", "log.txt", "table.csv"}
+
+
+def test_an_error_of_one_rank_is_said_and_a_long_output_is_shortened(tmp_path: Path) -> None:
+    script = tmp_path / "raises.py"
+    script.write_text(
+        (SCRIPTS / "plain.py").read_text()
+        + "        print('x' * 300_000)\n        if dist.get_rank() == 1: raise ValueError('empty')\n"
+    )
+    run = run_arm(
+        [*TORCHRUN, str(script)], "no_exchange", tmp_path / "out", warmup=1, steps=5, deadline_s=60,
+        cwd=tmp_path,
+    )  # fmt: skip
+    assert run.reason == "a rank raised ValueError: empty"
+    log = (tmp_path / "out" / "output.log").read_bytes()
+    assert len(log) < 600_000
+    assert b"bytes left out" in log
+
+
 def test_when_it_is_ended_the_script_is_too(tmp_path: Path) -> None:
     script = tmp_path / "hangs.py"
     script.write_text("import time\nwhile True:\n    time.sleep(1)\n")
@@ -99,7 +148,7 @@ def test_one_worker_has_one_rank(tmp_path: Path) -> None:
 def test_a_script_without_ddp_is_refused(tmp_path: Path) -> None:
     run = _run(tmp_path, "baseline", "without_ddp.py", command=[sys.executable])
     assert run.reason is not None
-    assert run.reason.startswith("it makes steps without DistributedDataParallel; ")
+    assert run.reason.startswith("it makes steps without DistributedDataParallel, in one process; start it")
 
 
 def test_a_run_past_its_deadline_is_ended_and_says_so(tmp_path: Path) -> None:

@@ -161,7 +161,7 @@ class Agent:
         if used is not None:
             self.refuse(f"it uses {used}")
         if self._steps_without >= self.warmup + self.steps:
-            self.refuse(_WITHOUT)
+            self.refuse(without_ddp())
         return True
 
     def _trace(self, made: int) -> None:
@@ -192,10 +192,13 @@ class Agent:
         """The script has ended by itself, before it made all its steps."""
         if self._is_stopping or os.getpid() != self.pid:
             return
+        error = getattr(sys, "last_value", None)
+        if error is not None:
+            self.facts["raised"] = [time.time(), f"{type(error).__name__}: {error}"[:300]]
         if self._marks:
             self.facts["ended_after"] = min(map(len, self._marks.values()))
         elif self._steps_without:
-            self.facts["refused"] = _WITHOUT
+            self.facts["refused"] = without_ddp()
         elif self.is_armed:
             self.facts["refused"] = "it ended before an optimizer's step"
         else:
@@ -303,10 +306,18 @@ class Agent:
             return
 
 
-_WITHOUT = (
-    "it makes steps without DistributedDataParallel; where it averages gradients in a way of its own, put "
-    "`with scaling.attached(model, optimizer):` around its training loop"
-)
+def without_ddp() -> str:
+    """Of steps in which no model is wrapped."""
+    said = "it makes steps without DistributedDataParallel"
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        return (
+            f"{said}; where it averages gradients in a way of its own, put "
+            "`with scaling.attached(model, optimizer):` around its training loop"
+        )
+    return (
+        f"{said}, in one process; start it in several: torchrun --nproc-per-node=2, or "
+        "accelerate launch --multi_gpu --num_processes=2"
+    )
 
 
 def what_it_uses(optimizer: Optimizer) -> str | None:

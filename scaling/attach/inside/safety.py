@@ -1,7 +1,15 @@
-"""No checkpoint of a run that is stopped after some steps, none deleted, and a list of what it writes."""
+"""No checkpoint of a run that is stopped after some steps, and a list of what it writes.
 
+What was there before the run is neither deleted nor written over.
+"""
+
+import builtins
+import io
 import os
+import shutil
+import stat
 import sys
+import time
 from typing import Any
 
 import torch
@@ -53,6 +61,7 @@ def save_nothing(agent: Agent) -> None:
         _block()
 
     agent.arm_with = armed  # type: ignore[method-assign]
+    _keep_older(agent)
     if agent.arm == "marked":
         _list_written(agent)
 
@@ -63,6 +72,78 @@ def _block() -> None:
         holder = getattr(holder, owner, None) if owner else holder
         if holder is not None and hasattr(holder, name):
             setattr(holder, name, lambda *_, **__: None)
+
+
+def _keep_older(agent: Agent) -> None:
+    """Calls that would delete, replace or write over an older file do nothing, or write elsewhere.
+
+    A file that is not there is none to delete or rename either: it may be a checkpoint that was not saved.
+    """
+    started_s = time.time()
+    kept: list[str] = agent.facts.setdefault("kept", [])
+
+    def age(path: Any, dir_fd: int | None = None) -> str:
+        try:
+            found = os.stat(path, dir_fd=dir_fd, follow_symlinks=False)
+        except (OSError, ValueError, TypeError):
+            return "missing"
+        is_ours = stat.S_ISREG(found.st_mode) or stat.S_ISLNK(found.st_mode) or stat.S_ISDIR(found.st_mode)
+        return "older" if is_ours and found.st_ctime < started_s else "newer"
+
+    def keep(path: Any) -> None:
+        name = os.path.abspath(os.fspath(path))
+        if not name.startswith(_QUIET) and name not in kept and len(kept) < MOST_WRITTEN:
+            kept.append(name)
+
+    def removal(call: Any) -> Any:
+        def remove(path: Any, *arguments: Any, dir_fd: int | None = None, **named: Any) -> Any:
+            state = age(path, dir_fd)
+            if state == "older":
+                keep(path)
+            elif state == "newer":
+                more = {} if dir_fd is None else {"dir_fd": dir_fd}
+                call(path, *arguments, **more, **named)
+
+        return remove
+
+    def renaming(call: Any) -> Any:
+        def rename(source: Any, target: Any, *arguments: Any, **named: Any) -> Any:
+            if arguments or named or (age(source) == "newer" and age(target) != "older"):
+                return call(source, target, *arguments, **named)
+            for path in (source, target):
+                if age(path) == "older":
+                    keep(path)
+            return target
+
+        return rename
+
+    remove_tree = shutil.rmtree
+
+    def tree(path: Any, *arguments: Any, **named: Any) -> None:
+        inside = [os.path.join(place, name) for place, _, files in os.walk(path) for name in files]
+        if any(age(one) == "older" for one in inside or [path]):
+            keep(path)
+        elif os.path.lexists(path):
+            remove_tree(path, *arguments, **named)
+
+    write = builtins.open
+
+    def opened(file: Any, mode: str = "r", *arguments: Any, **named: Any) -> Any:
+        changes = any(letter in mode for letter in "wa+") and isinstance(file, (str, os.PathLike))
+        if changes and age(file) == "older" and os.path.isfile(file):
+            keep(file)
+            place = agent.out / f"instead-{os.getpid()}-{os.path.basename(os.fspath(file))}"
+            if "w" not in mode and not place.exists():
+                shutil.copyfile(file, place)
+            file = place
+        return write(file, mode, *arguments, **named)
+
+    for name in ("remove", "unlink", "rmdir"):
+        setattr(os, name, removal(getattr(os, name)))
+    for holder, name in ((os, "rename"), (os, "replace"), (shutil, "move")):
+        setattr(holder, name, renaming(getattr(holder, name)))
+    shutil.rmtree = tree  # type: ignore[assignment]
+    builtins.open = io.open = opened  # type: ignore[assignment]
 
 
 def _list_written(agent: Agent) -> None:
