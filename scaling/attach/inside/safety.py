@@ -143,7 +143,7 @@ def _keep_older(agent: Agent) -> None:
     for holder, name in ((os, "rename"), (os, "replace"), (shutil, "move")):
         setattr(holder, name, renaming(getattr(holder, name)))
     shutil.rmtree = tree  # type: ignore[assignment]
-    builtins.open = io.open = opened  # type: ignore[assignment]
+    builtins.open = io.open = opened
 
 
 def _list_written(agent: Agent) -> None:
