@@ -31,7 +31,7 @@ class Delayed(AllReduce):
         time.sleep(DELAY_S)
         return super().aggregate(state, gradient, phase)
 """
-LATE = "DELAY_S = 0.02"
+LATE = "DELAY_S = 0.1"
 OF_THE_VENV = """
 try:
     from only_in_the_venv import DELAY_S

@@ -147,8 +147,8 @@ def _known(results: Results) -> str:
 
 def _batch(found: Reached, cells: Sequence[DeviceResult]) -> str:
     """The largest that was measured is a lower bound: throughput may rise beyond."""
-    bound = "at least " if is_largest(found, cells) else ""
-    return f"{bound}{found.text('batch')} ({number(found.best.samples_per_s)} samples/s)"
+    batch = found.text("batch", is_bound=is_largest(found, cells))
+    return f"{batch} ({number(found.best.samples_per_s)} samples/s)"
 
 
 def _lines(name: str, caption: str, what: str, y: str) -> Lines:

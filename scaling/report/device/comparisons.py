@@ -92,10 +92,10 @@ def least(cells: Sequence[DeviceResult]) -> list[DeviceResult]:
 
 
 def least_text(cells: Sequence[DeviceResult], names: Sequence[str]) -> str:
-    """`A`; `A or B, a tie within 3%`; `A or B, undecided`: what `least` gives, by its names."""
+    """`A`; `A or B (a tie within 3%)`; `A or B (undecided)`: what `least` gives, by its names."""
     every = [cells[0].difference(cell) for cell in cells[1:]]
     doubt = TIE if all(difference is not None and difference.is_same() for difference in every) else UNDECIDED
-    return f"{listed([*names], 'or')}, {doubt}" if every else names[0]
+    return f"{listed([*names], 'or')} ({doubt})" if every else names[0]
 
 
 @dataclass(frozen=True)
@@ -112,10 +112,12 @@ class Reached:
     shown: DeviceResult
     best: DeviceResult
 
-    def text(self, x: str) -> str:
-        """`8`; `4 to 8 (undecided)`."""
+    def text(self, x: str, *, is_bound: bool = False) -> str:
+        """`8`; `4 to 8 (undecided)`; of a lower bound `at least 8`, `4 to 8 or more (undecided)`."""
         first, last = self.possible.value(x), self.shown.value(x)
-        return f"{last:,}" if first == last else f"{first:,} to {last:,} ({UNDECIDED})"
+        if first == last:
+            return f"at least {last:,}" if is_bound else f"{last:,}"
+        return f"{first:,} to {last:,}{' or more' if is_bound else ''} ({UNDECIDED})"
 
 
 def reached(cells: Sequence[DeviceResult], x: str, ratio: float) -> Reached | None:

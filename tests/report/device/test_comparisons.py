@@ -109,7 +109,9 @@ def test_point_that_comes_near_the_least_is_a_range_where_launches_leave_it_open
     # Two threads take 3% more than four, give or take 5%: whether two are enough is open.
     for threads, launches in ((1, (2.0, 2.1, 1.9)), (2, (1.03, 1.09, 0.98)), (4, (1.0, 0.96, 1.05))):
         made.add([[seconds] * 7 for seconds in launches], threads=threads, model="m", batch=1)
-    assert reached(made.results().cells, "threads", 1.03).text("threads") == "2 to 4 (undecided)"
+    found = reached(made.results().cells, "threads", 1.03)
+    assert found.text("threads") == "2 to 4 (undecided)"
+    assert found.text("threads", is_bound=True) == "2 to 4 or more (undecided)"
 
 
 def test_cells_of_one_device_share_their_launches(of):

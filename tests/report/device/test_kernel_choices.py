@@ -137,7 +137,7 @@ class TestConvolutions:
         convolution("library", [0.0100, 0.0104, 0.0097])
         convolution("autotuned", [0.0102, 0.0098, 0.0103])
         convolution("fft", [0.05, 0.05, 0.05])
-        assert "by the library's guess or autotuned, undecided for ResNet 3x3" in told_of(folder)[-1]
+        assert "by the library's guess or autotuned (undecided) for ResNet 3x3" in told_of(folder)[-1]
 
     def test_autotuning_is_compared_with_the_guess(self, kernels):
         folder, _, convolution = kernels()
