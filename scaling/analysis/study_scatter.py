@@ -19,6 +19,7 @@ import numpy as np
 from scaling.analysis.decisions import Difference, difference, with_variance
 from scaling.analysis.moderated import FEWEST_FOR_MEDIAN, FloatArray, Scatter, scatter
 from scaling.analysis.samples import CellResult
+from scaling.measure.statistics import Estimate, estimate_median
 
 TIMER_S = 5e-7
 """The resolution of CUDA events, the coarser one of the clocks."""
@@ -157,6 +158,21 @@ def study_scatter(
         smallest.append((TIMER_S / np.exp(np.nanmean(matrix, axis=1))) ** 2)
     study = StudyScatter(logs, scatter(logs, smallest), places)
     return _with_offsets(study, [pair for pair in pairs if pair[0] in places and pair[1] in places])
+
+
+def estimate_within(
+    launches: Sequence[Sequence[float]], scatter: StudyScatter | None, cell: Hashable
+) -> Estimate:
+    """The median of a cell's samples, with the interval that all cells of its study give it.
+
+    Args:
+        launches: its samples by launch; one at least.
+        scatter: of the study; without it, or of one launch, the interval is of these samples alone.
+        cell: its key there.
+    """
+    estimate = estimate_median(launches)
+    ends = scatter.interval(cell) if scatter else None
+    return replace(estimate, low=ends[0], high=ends[1], method=MODERATED) if ends else estimate
 
 
 def log_matrix(cells: Sequence[CellTimes], launches: Sequence[Hashable] | None = None) -> FloatArray:

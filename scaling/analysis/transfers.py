@@ -8,21 +8,23 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
 
 from scaling.analysis.csv_cells import safe_cell
 from scaling.analysis.grouping import by_key
+from scaling.analysis.study_scatter import CellTimes, estimate_within, study_scatter
 from scaling.errors import StoreError
 from scaling.measure.probe.cases import ProbeSample, bus_factor
 from scaling.measure.probe.machine_file import result_of
 from scaling.measure.probe.series import OneSeries, Series
-from scaling.measure.statistics import Estimate, estimate_median
+from scaling.measure.statistics import Estimate
 from scaling.store import ResultsFolder, RunRecord
 from scaling.store.files import MEND_SAMPLES, fitting
 from scaling.store.sample_schemas import TransferLineModel, validate_lines
@@ -59,24 +61,31 @@ class TransferResult:
     def transfers(self) -> list[TransferSamples]:
         """The transfers in the order of measurement."""
         pooled = Series(sample for launch in self.launches for sample in launch)
-        by_launch = [
-            {series.example.series: series for series in Series(launch).all()}
-            for launch in self.launches
+        by_launch = {
+            repeat: {series.example.series: series for series in Series(launch).all()}
+            for repeat, launch in enumerate(self.launches)
             if launch
+        }
+        sizes = [(series, num_bytes) for series in pooled.all() for num_bytes in sorted(series.seconds)]
+        seconds = [
+            {
+                repeat: samples
+                for repeat, every in by_launch.items()
+                if series.example.series in every
+                and (samples := every[series.example.series].seconds.get(num_bytes))
+            }
+            for series, num_bytes in sizes
         ]
+        times: dict[Hashable, CellTimes] = {
+            index: CellTimes(None, {repeat: median(samples) for repeat, samples in launches.items()})
+            for index, launches in enumerate(seconds)
+        }
+        scatter = study_scatter(times) if len(by_launch) > 1 else None
         return [
             TransferSamples(
-                self,
-                series,
-                num_bytes,
-                [
-                    of_launch[series.example.series].seconds.get(num_bytes, [])
-                    for of_launch in by_launch
-                    if series.example.series in of_launch
-                ],
+                self, *size, [*launches.values()], estimate_within([*launches.values()], scatter, index)
             )
-            for series in pooled.all()
-            for num_bytes in sorted(series.seconds)
+            for index, (size, launches) in enumerate(zip(sizes, seconds, strict=True))
         ]
 
 
@@ -89,17 +98,14 @@ class TransferSamples:
         series: its samples of all sizes and launches.
         num_bytes: the size.
         seconds: of each launch, one operation.
+        estimate: of the time: median and 95% interval, of several launches by the scatter of all transfers.
     """
 
     result: TransferResult
     series: OneSeries
     num_bytes: int
     seconds: list[list[float]]
-
-    @cached_property
-    def estimate(self) -> Estimate:
-        """Median and 95% interval of the time."""
-        return estimate_median(self.seconds)
+    estimate: Estimate
 
     @property
     def algbw_bytes_per_s(self) -> float:

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from scaling.analysis import summary_table
 from scaling.analysis.columns import to_rows
+from scaling.analysis.study_scatter import MODERATED
 from scaling.analysis.transfer_lines import largest_of, lines_of, transfer_findings, transfer_groups
 from scaling.analysis.transfers import read_transfers, transfer_rows
 from scaling.errors import StoreError
@@ -144,7 +145,7 @@ class TestTable:
         one = 5e-6 + 256 * MIB / 55e9
         assert (row["who"], row["n"], row["launches"]) == ("alone", 14, 2)
         assert one * 0.99 < row["seconds_q1"] < row["seconds"] < row["seconds_q3"] < 1.12 * one
-        assert row["interval_method"] == "t interval of the launches' medians"
+        assert row["interval_method"] == MODERATED
         assert row["seconds_low"] < one < 1.1 * one < row["seconds_high"]
         assert math.isclose(row["algbw_bytes_per_s"], 256 * MIB / row["seconds"])
         assert math.isclose(row["latency_s"], 5e-6 * 1.05, rel_tol=0.06)

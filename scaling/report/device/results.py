@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
 from statistics import median
@@ -18,9 +18,9 @@ from scaling.analysis.columns import DEVICE
 from scaling.analysis.decisions import Difference
 from scaling.analysis.grouping import by_key
 from scaling.analysis.reading import environment_of, num_cores
-from scaling.analysis.study_scatter import MODERATED, CellTimes, StudyScatter, study_scatter
+from scaling.analysis.study_scatter import CellTimes, StudyScatter, estimate_within, study_scatter
 from scaling.errors import StoreError
-from scaling.measure.statistics import Estimate, estimate_median
+from scaling.measure.statistics import Estimate
 from scaling.store import ResultsFolder, RunRecord
 from scaling.store.sample_schemas import DeviceLineModel, validate_lines
 
@@ -97,11 +97,7 @@ class DeviceResult:
     def estimate(self, phase: str = STEP) -> Estimate | None:
         """Median and 95% interval of a phase's seconds; None where there is no sample, or it was left out."""
         launches = [*self.seconds(phase).values()]
-        if not launches:
-            return None
-        estimate = estimate_median(launches)
-        ends = self.scatters[phase].interval(self.cell_id) if phase in self.scatters else None
-        return replace(estimate, low=ends[0], high=ends[1], method=MODERATED) if ends else estimate
+        return estimate_within(launches, self.scatters.get(phase), self.cell_id) if launches else None
 
     def median(self, phase: str = STEP) -> float:
         """Of a phase's seconds; infinite where there is no sample."""
