@@ -50,16 +50,21 @@ class AttachedFolder:
         self.command = shlex.join(command)
         self.script = next((Path(word).name for word in command if word.endswith(".py")), command[-1])
         self.folder.write_environment(collect(os.environ))
+        self.settings = settings
+        self.finish([])
+        self.first: dict[str, Any] = {}
+        self.batch = 0
+
+    def finish(self, lines: Sequence[str]) -> None:
+        """Writes the study, with the answer's lines in its notes."""
         self.folder.write_study(
             {
                 "schema_version": 1,
                 "name": f"attach-{self.script.removesuffix('.py')}",
-                "parts": [{"kind": "attached", "command": self.command, **settings}],
-                "notes": [f"steps of the user's own script: {self.command}"],
+                "parts": [{"kind": "attached", "command": self.command, **self.settings}],
+                "notes": [f"steps of the user's own script: {self.command}", *lines],
             }
         )
-        self.first: dict[str, Any] = {}
-        self.batch = 0
 
     def add(self, launch: int, position: int, run: Run) -> None:
         """Writes one run of the script, done or failed; a trace's steps are no samples."""

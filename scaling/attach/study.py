@@ -107,6 +107,7 @@ def attach(plan: Plan, out: Path, say: Callable[[str], None]) -> list[str]:
         say(f"the script wrote {_some([*appeared, *elsewhere])}")
     if kept := _named(measured, "kept"):
         say(f"it would have deleted or written over {_some(kept)}: they are as they were")
+    folder.finish(lines)
     folder.folder.write_text("answer.txt", "\n".join(lines) + "\n")
     found = [asdict(finding) for finding in findings(measured, traced)]
     folder.folder.write_text("findings.json", json.dumps(found, indent=1) + "\n")

@@ -62,6 +62,14 @@ def test_nothing_is_predicted_of_a_step_of_several_optimizers(tmp_path):
         MeasuredFolder(made.folder).cells()
 
 
+def test_the_answer_is_in_the_notes_of_the_page(tmp_path):
+    made = AttachedFolder(tmp_path / "out", ["torchrun", "train.py"], {"steps": 30})
+    made.finish(["Slow rank: none."])
+    study = made.folder.study()
+    assert study["notes"] == ["steps of the user's own script: torchrun train.py", "Slow rank: none."]
+    assert study["parts"] == [{"kind": "attached", "command": "torchrun train.py", "steps": 30}]
+
+
 def test_an_arm_is_named_by_itself(folder):
     (group,) = group_rows(to_rows(build_table("out", read_cells(folder))))
     assert {group.name(row) for row in group.rows} == set(SECONDS) - {"aa"}
