@@ -137,7 +137,8 @@ class Axis:
         return self.default if value is None else value
 
     def shown(self, cell: Mapping[str, Any]) -> Any:
-        """The same as in the cell's row."""
+        """The same as in the cell's row; of an aggregator that is an optimizer itself, as that trains."""
+        cell = as_trained(cell)
         if kind_of_table(cell) not in self.kinds:
             return cell.get(self.name)
         if self.older is not None:
@@ -158,6 +159,20 @@ class Axis:
             return f"no {words}"
         label = (short and self.short) or self.label or f"{words} {{}}"
         return label.format(("off", "on")[value] if isinstance(value, bool) else value)
+
+
+OWN_ADAM = "one_bit_adam"
+"""The aggregator that is Adam, or AdamW, itself; the optimizer of its cells, sgd, applies its step."""
+_ITS_DEFAULTS = {"beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8}
+
+
+def as_trained(cell: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The cell with the optimizer that it trains by: its exact counterpart has the same one."""
+    if cell.get("aggregator") != OWN_ADAM or cell.get("optimizer") not in (None, "sgd"):
+        return cell
+    given = {**_ITS_DEFAULTS, **(cell.get("aggregator_parameters") or {})}
+    name = "adamw" if cell.get("weight_decay") else "adam"
+    return {**cell, "optimizer": name, **{key: given[key] for key in _ITS_DEFAULTS}}
 
 
 def _milestones(epochs: Any) -> str | None:
@@ -312,6 +327,7 @@ def columns_without(role: Role) -> list[str]:
 
 def agree(shared: Shared, first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
     """Whether two cells have the same values of all that cells which stand so to each other share."""
+    first, second = as_trained(first), as_trained(second)
     return all(row.value(first) == row.value(second) for row in AXES if row.shared & shared)
 
 

@@ -5,7 +5,7 @@
 2. Then s is frozen. Every rank adds its gradient to the common momentum, which goes through the compressed
    stripes of `one_bit_momentum`, with both residuals.
 3. What comes out is m / (sqrt(s) + epsilon), by which the optimizer steps: SGD without momentum, with Adam's
-   learning rate; its weight decay is then AdamW's.
+   learning rate; its weight decay is then AdamW's. Tables say adamw, or adam without decay, with these betas.
 
 An element that had no gradient in the warm-up has no second moment: it keeps its value, as a sign divided by
 epsilon would be a step of any size.
