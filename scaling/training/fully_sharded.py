@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
-from scaling.errors import LaunchError
+from scaling.errors import LaunchError, StudyError
 from scaling.measure.phases import UNMARKED, Marks, PhaseRecorder
 from scaling.process_group import TorchGroup
 from scaling.training.activations import checkpointed_layers
@@ -30,7 +30,7 @@ from scaling.training.compute import FLOAT32, Compute, take_passes
 from scaling.training.exchanges import Record, recomputed_exchanges, repeatable_gradients
 from scaling.training.gradients import AS_THEY_ARE, GradientSettings, GradientTreatment
 from scaling.training.optimizers import OptimizerSettings, set_learning_rate
-from scaling.training.replica import Replica, whole
+from scaling.training.replica import Replica, dtype_name, whole
 from scaling.workloads.base import Loss, cross_entropy
 
 
@@ -43,6 +43,9 @@ class ShardedReplica(Replica):
         reshard_after_forward: a block's parameters are released after its forward pass.
         loss: what is minimized.
         compute: how its passes are computed.
+
+    Raises:
+        StudyError: the parameters to be trained are of several dtypes.
 
     Attributes:
         trainable: this rank's shards, as plain tensors; `layout` has the whole shapes.
@@ -60,6 +63,11 @@ class ShardedReplica(Replica):
         compute: Compute = FLOAT32,
     ) -> None:
         super().__init__(module, loss, compute)
+        if len(self.dtypes) > 1:
+            raise StudyError(
+                f"aggregator 'fsdp2' takes parameters of one dtype, and the model has "
+                f"{' and '.join(map(dtype_name, self.dtypes))}; store them alike, or use zero1 or zero2"
+            )
         self._unsharded = copy.deepcopy(module).to("meta")
         n, shapes = group.world_size, dict(zip(self.layout.names, self.layout.shapes, strict=True))
         # torch keeps meshes that are equal; the name tells a group that was made anew after a failure.

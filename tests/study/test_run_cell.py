@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from scaling.errors import StudyError
 from scaling.measure.matrix_rate import MatrixRate
 from scaling.measure.probe.cases import matrix_sizes
 from scaling.process_group import TorchGroup
@@ -74,6 +75,23 @@ class Noting(nn.Sequential):
         return super().forward(inputs)
 
 
+class Narrow(nn.Module):
+    """A body and a head, of bfloat16 or float32."""
+
+    def __init__(self, shape: DataShape, body: torch.dtype = torch.bfloat16) -> None:
+        super().__init__()
+        self.body = nn.Linear(64, 8, dtype=body)
+        self.head = nn.Linear(8, shape.num_classes, dtype=torch.bfloat16)
+
+    def forward(self, inputs):
+        hidden = torch.tanh(self.body(inputs.flatten(1).to(self.body.weight.dtype)))
+        return self.head(hidden.to(torch.bfloat16)).float()
+
+
+narrow = Model("narrow", Narrow, None, "digits", "these tests", {})
+narrow_head = Model(
+    "narrow_head", lambda shape: Narrow(shape, torch.float32), None, "digits", "these tests", {}
+)
 noting = Model("noting", Noting, None, "digits", "these tests", {})
 
 
@@ -177,6 +195,25 @@ class TestMatrixRate:
         rate = run(runner, group, TIMED)[1].matrix_rate
         assert rate["low"] <= rate["flops_per_s"] <= rate["high"]
         assert rate["size"] in matrix_sizes(on_gpus=False)
+
+
+class TestFullyShardedParametersOf16Bits:
+    CELL = replace(
+        TIMED, aggregator="fsdp2", step="overlapped", bucket_mb=25.0, model_parameters={}, iterations=2
+    )
+
+    def test_those_of_one_dtype_are_trained_and_checked(self, runner, group):
+        trust([f"{__name__}:narrow"])
+        summary = run(runner, group, replace(self.CELL, model=f"{__name__}:narrow"))[1]
+        assert summary.checks["steps"] > 0
+        assert summary.tensor_shapes.startswith("bfloat16: ")
+        assert summary.matrix_rate is None, "products of bfloat16 are not those of float32"
+
+    def test_those_of_several_are_refused_by_name(self, runner, group):
+        trust([f"{__name__}:narrow_head"])
+        said = "'fsdp2' takes parameters of one dtype, and the model has float32 and bfloat16"
+        with pytest.raises(StudyError, match=said):
+            run(runner, group, replace(self.CELL, model=f"{__name__}:narrow_head"))
 
 
 class TestDataThatDoesNotFit:
