@@ -111,9 +111,12 @@ class _Model:
     @classmethod
     def of(cls, probed: Sequence[CellResult]) -> _Model:
         from scaling.analysis.bucket_times import bucket_times
+        from scaling.errors import ScalingError
         from scaling.prediction.buckets import ExchangeCurve, Gradients, of_default
         from scaling.study.tuning import DEFAULT_SIZES_MB
 
+        if any(";" in str(record.summary.get("tensor_shapes")) for one in probed for record in one.done):
+            raise ScalingError("tune is for gradients of one dtype: DDP fills buckets of each dtype apart")
         times = sorted(map(bucket_times, probed), key=lambda one: len(one.num_bytes), reverse=True)
         gradients = Gradients(times[0].ready_s, times[0].num_bytes)
         curve = ExchangeCurve.of(

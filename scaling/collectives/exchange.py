@@ -1,9 +1,12 @@
 """A schedule bound to a group, a buffer size and the way its bytes take: sends, or peer memory.
 
 `transport: auto` takes peer memory where all ranks can reach each other's and the study allows it, and sends
-elsewhere. A captured exchange is one CUDA graph: below a few MiB the time goes to launches, not to bytes. On
-CUDA both ways can be captured; on the CPU there are no graphs, and sums in host memory (`execute_host`) are
-the processor's work, which no graph holds, as are messages between workers that share a GPU.
+elsewhere. `one_kernel` is peer memory too, in one launch where a schedule has a kernel (`execute_fused`): for
+small buffers, whose time goes to barriers.
+
+A captured exchange is one CUDA graph: below a few MiB the time goes to launches, not to bytes. On CUDA all
+ways can be captured; on the CPU there are no graphs, and sums in host memory (`execute_host`) are the
+processor's work, which no graph holds, as are messages between workers that share a GPU.
 """
 
 from __future__ import annotations
@@ -14,12 +17,16 @@ import torch
 from torch import Tensor
 
 from scaling.collectives.execute import Execution
+from scaling.collectives.execute_fused import FusedExecution
 from scaling.collectives.execute_peer import PeerExecution
 from scaling.collectives.schedule import Schedule
 from scaling.errors import ScheduleError
 from scaling.process_group import Group, PeerMemory
 
-Transport = Literal["auto", "sends", "peer_memory"]
+Transport = Literal["auto", "sends", "peer_memory", "one_kernel"]
+
+BY_PEERS = ("peer_memory", "one_kernel")
+"""Those over memory that other ranks read and write."""
 
 
 class RankExchange:
@@ -34,7 +41,7 @@ class RankExchange:
 
     Attributes:
         buffer: the tensor that it runs on without a copy; None if any will do.
-        transport: "sends" or "peer_memory", as decided.
+        transport: "sends", "peer_memory" or "one_kernel", as decided.
         captured: likewise.
 
     Raises:
@@ -64,17 +71,19 @@ class RankExchange:
                 "that share a GPU go through host memory; leave it out"
             )
         idle = group.world_size == 1 or not num_elements
-        peer = transport == "peer_memory" or (transport == "auto" and group.can_access_peers(device))
-        self.transport: Transport = "peer_memory" if peer and not idle else "sends"
+        peer = transport in BY_PEERS or (transport == "auto" and group.can_access_peers(device))
+        by_peers: Transport = "one_kernel" if transport == "one_kernel" else "peer_memory"
+        self.transport: Transport = by_peers if peer and not idle else "sends"
         on_device = device.type == "cuda" and not group.through_host
         self.captured = not idle and on_device and captured is not False
         self._group = group
         self._memory: PeerMemory | None = None
         self._graph: torch.cuda.CUDAGraph | None = None
         self.buffer: Tensor | None = None
-        if self.transport == "peer_memory":
+        if self.transport in BY_PEERS:
             self._memory = group.peer_memory(num_elements, dtype, device)
-            self._peer_execution = PeerExecution(schedule, group, self._memory)
+            execution = FusedExecution if self.transport == "one_kernel" else PeerExecution
+            self._peer_execution = execution(schedule, group, self._memory)
             self.buffer = self._memory.local
         else:
             self._execution = Execution(schedule, group.rank, num_elements, dtype, device)

@@ -70,7 +70,7 @@ class PeerExecution:
             [self._compile(step, _lane_spans(bounds, lane, num_lanes)) for step in steps]
             for lane in range(num_lanes)
         ]
-        self._sent = [list(_sent_elements(step, bounds, group.rank)) for step in steps]
+        self._sent = [list(sent_in_step(step, bounds, group.rank)) for step in steps]
         local = memory.local
         self._staging = torch.empty(self._used, dtype=local.dtype, device=local.device)
         self._peers = {peer: memory.of(peer) for peer in _peers_of(steps, group.rank)}
@@ -173,7 +173,7 @@ def _spans(transfer: Transfer, lane: list[Span]) -> Iterator[Span]:
         yield begin, end
 
 
-def _sent_elements(step: Step, bounds: list[int], rank: int) -> Iterator[int]:
+def sent_in_step(step: Step, bounds: list[int], rank: int) -> Iterator[int]:
     """Elements of each message that the rank would send in this step."""
     sent = Counter[int]()
     for t in step:

@@ -42,6 +42,9 @@ MOST_TRIED = 48
 SECOND_BEST_RATIO = 2
 """Partitions that are measured differ in their number of buckets by this ratio: like ones take like times."""
 
+SAME_RATIO = 0.01
+"""Partitions that end later by less are the same by the model: the one with fewer buckets is measured."""
+
 MB = 2**20
 
 
@@ -227,8 +230,15 @@ def to_measure(
         if takes_sizes
         else of_two_sizes(gradients, curve)
     )
+    least_s = min(one.end_s for one in found)
+
+    def order(one: Partition) -> tuple[bool, float]:
+        """Those that end as early as the best, the fewest buckets first; then the others."""
+        is_late = one.end_s > (1 + SAME_RATIO) * least_s
+        return is_late, one.end_s if is_late else len(one.ends)
+
     chosen: list[Partition] = []
-    for one in sorted(found, key=lambda partition: partition.end_s):
+    for one in sorted(found, key=order):
         numbers = [len(other.ends) for other in chosen]
         near = any(max(len(one.ends), k) < SECOND_BEST_RATIO * min(len(one.ends), k) for k in numbers)
         if len(chosen) < count and not near and one.ends != default.ends:

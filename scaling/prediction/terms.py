@@ -177,7 +177,7 @@ def transport_of(strategy: Strategy, machinery: Machinery, world_size: int) -> s
     if not peer or not all_reach:
         return "sends_host"
     asked = dict(strategy.cell.get("aggregator_parameters") or {}).get("transport", "auto")
-    return "peer_memory" if on_one_node and asked in ("auto", "peer_memory") else "sends"
+    return "peer_memory" if on_one_node and asked in ("auto", "peer_memory", "one_kernel") else "sends"
 
 
 def terms_of(strategy: Strategy, bucket: int, machinery: Machinery, world_size: int) -> list[Term]:

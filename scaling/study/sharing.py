@@ -113,7 +113,7 @@ def check_sharing(
 
 def _why_not(aggregator: Aggregator[Any]) -> str | None:
     parameters = aggregator.parameters()
-    if aggregator.needs_peer_access or parameters.get("transport") == "peer_memory":
+    if aggregator.needs_peer_access or parameters.get("transport") in ("peer_memory", "one_kernel"):
         return "it reads other GPUs' memory; use transport: auto or sends, or leave it out"
     if parameters.get("captured") is True:
         return "a CUDA graph holds no message through host memory; leave captured out"
