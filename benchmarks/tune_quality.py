@@ -87,10 +87,7 @@ def sizes_of(cell: CellResult) -> tuple[float, ...]:
 
 def fastest(cells: Iterable[CellResult]) -> CellResult:
     """By the median of its launches."""
-    return min(
-        (cell for cell in cells if sizes_of(cell)),
-        key=lambda cell: sorted(launch.median_s for launch in cell.launches)[len(cell.launches) // 2],
-    )
+    return min((cell for cell in cells if sizes_of(cell)), key=median_s)
 
 
 def chosen_by_tune(answer: str) -> tuple[float, ...]:
@@ -131,8 +128,37 @@ def on_cpu(name: str, work: Path) -> dict[str, Any]:
         "runs_ratio": round(runs["tune"] / runs["sweep"], 4),
         "sweep_s": round(seconds_of(swept), 1),
         "tune_s": round(sum(map(seconds_of, parts)), 1),
+        **first_candidate(cells, read_cells(ResultsFolder(tuned / "buckets"))),
         **compared(read_cells(ResultsFolder(confirmed)), sizes),
     }
+
+
+def first_candidate(swept: Sequence[CellResult], tuned: Sequence[CellResult]) -> dict[str, Any]:
+    """The model's choice: what it took in the launches of tune, and in the sweep, if that has its buckets."""
+    by_sizes = {sizes_of(cell): cell for cell in tuned if sizes_of(cell)}
+    choice = min(by_sizes.keys() - {DEFAULT_SIZES_MB}, key=len)  # the fewest buckets: measured first
+    found = scatter_of(tuned).difference(by_sizes[DEFAULT_SIZES_MB].cell_id, by_sizes[choice].cell_id)
+    low, high = found.interval or (math.nan, math.nan)
+    row: dict[str, Any] = {"model_mb": " ".join(map(str, choice)), "model_ratio": round(found.ratio, 4)}
+    row |= {"model_low": round(low, 4), "model_high": round(high, 4), "model_share_in_sweep": ""}
+    same = [cell for cell in swept if sizes_of(cell) and bytes_of(cell) == bytes_of(by_sizes[choice])]
+    default = next(cell for cell in swept if sizes_of(cell) == DEFAULT_SIZES_MB)
+    if same:
+        times = [median_s(cell) for cell in (default, fastest(swept), *same)]
+        gain = times[0] - sorted(times[2:])[len(same) // 2]
+        row["model_share_in_sweep"] = round(gain / (times[0] - times[1]), 3)
+    return row
+
+
+def bytes_of(cell: CellResult) -> list[int]:
+    """Of its buckets."""
+    found: list[int] = cell.done[0].summary["bucket_bytes"]
+    return found
+
+
+def median_s(cell: CellResult) -> float:
+    """Of its launches' medians."""
+    return sorted(launch.median_s for launch in cell.launches)[len(cell.launches) // 2]
 
 
 def compared(cells: Sequence[CellResult], sizes: Mapping[str, tuple[float, ...]]) -> dict[str, Any]:

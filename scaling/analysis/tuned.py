@@ -8,10 +8,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
-from scaling.analysis.decisions import Difference, adjusted
+from scaling.analysis.decisions import Difference, adjusted, launches_needed
 from scaling.analysis.findings import Finding
 from scaling.analysis.noise import scatter_of
 from scaling.analysis.samples import CellResult
@@ -45,6 +46,7 @@ def tuned_buckets(
         if difference.log_ratio < 0 and p_value < 1 - CONFIDENCE
     }
     choice = min(faster, key=lambda one: faster[one].log_ratio, default=default)
+    num_launches = scatter.num_launches(default)
     times = {cell.cell_id: cell for cell in cells}
     left = None
     if control is not None and scatter.num_launches(control):
@@ -55,10 +57,20 @@ def tuned_buckets(
         "gain": _ratio(differences[choice]) if choice != default else None,
         "control_s": None if left is None or control is None else _median_s(times[control]),
         "left": left,
-        "num_launches": scatter.num_launches(default),
+        "num_launches": num_launches,
+        "needed": None if faster else _launches_needed([*differences.values()], num_launches),
         "tried": [_ratio(difference) for difference in differences.values()],
     }
     return Finding("tuned_buckets", (choice, *(one for one in (default, *known) if one != choice)), values)
+
+
+def _launches_needed(differences: Sequence[Difference], num_launches: int) -> int | None:
+    """How many would show the fastest to be faster, if it is; None where none seems to be."""
+    best = min(differences, key=lambda one: one.log_ratio, default=None)
+    if best is None or best.log_ratio >= 0 or best.error is None:
+        return None
+    level = (1 - CONFIDENCE) / len(differences)
+    return launches_needed(best.log_ratio, best.error * math.sqrt(num_launches), level)
 
 
 def _ratio(difference: Difference) -> dict[str, float | None]:

@@ -49,6 +49,17 @@ def test_one_launch_shows_nothing(study):
     assert finding.cells[0] == ids[0]
 
 
+def test_it_says_how_many_launches_would_show_a_difference(study):
+    _, finding = found(study, [10.0, 9.985, 10.5])
+    _, larger = found(study, [10.0, 9.97, 10.5])
+    assert finding.values["needed"] > larger.values["needed"] > 5
+    assert f"repeats={larger.values['needed']}." in text_of(
+        type(larger)(larger.kind, (), {**larger.values, **dict.fromkeys(("num_gradients", "num_buckets"), 4),
+                                       "bound_s": 0.1, "default_end_s": 0.1})
+    )  # fmt: skip
+    assert found(study, [10.0, 10.1])[1].values["needed"] is None
+
+
 def test_many_candidates_are_tested_together(study):
     """What would be faster by itself at 5% is not where it is the luckiest of nineteen."""
     alone = [10.0, 9.9]
