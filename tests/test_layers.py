@@ -83,6 +83,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "scaling.cli.tune": STUDYING | READING | {"scaling.cli.run", "scaling.prediction"},
     "scaling.cli.run_against": STUDYING | READING | {"scaling.cli.compare"},
     "scaling.cli.topology": STUDYING | {"scaling.measure.probe.run"},
+    "scaling.cli.synthesize": GROUND
+    | {"scaling.cli.options", "scaling.cli.schedule", "scaling.collectives", "scaling.report"},
     "scaling.cli.verify": AGGREGATION
     | {"scaling.cli.options", "scaling.store", "scaling.conformance.fidelity"},
     "scaling.cli.attach": STUDYING | {"scaling.attach"},
@@ -111,7 +113,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
                 "recommend",
                 "report",
             ),
-            *("run", "schedule", "status", "submit", "topology", "tune", "verify", "watch"),
+            *("run", "schedule", "status", "submit", "synthesize", "topology", "tune", "verify", "watch"),
         )
     },
     "scaling.__main__": frozenset({"scaling.cli"}),

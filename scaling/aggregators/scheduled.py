@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Literal, final
+from typing import Any, Literal, final
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from scaling.collectives.exchange import RankExchange, Transport
 from scaling.collectives.listing import schedule
 from scaling.collectives.ring import ring
 from scaling.collectives.schedule import Schedule
+from scaling.collectives.schedule_file import is_file, read_schedule
 from scaling.collectives.sharded_owners import sharded_owners
 from scaling.collectives.split_at_reduction import split_at_reduction
 from scaling.collectives.tree import tree
@@ -184,25 +185,40 @@ class Tree(Scheduled):
 @final
 @dataclass(frozen=True)
 class AnySchedule(Scheduled):
-    """Any collective between ranks that `scaling verify` knows by name.
+    """Any collective between ranks that `scaling verify` knows by name, or that `scaling synthesize` wrote.
 
     Attributes:
-        collective: its name; "stripes" sends every pair of ranks a stripe directly, in two steps.
+        collective: its name, or FILE.yaml; "stripes" sends every pair of ranks a stripe directly, in two
+            steps.
+        sha256: of the file; filled in when a study is read. A file that has changed since is refused.
     """
 
     name = "schedule"
 
     collective: str = "stripes"
+    sha256: str = ""
+
+    def parameters(self) -> dict[str, Any]:
+        """All by name; without a file there is no digest."""
+        return {name: value for name, value in super().parameters().items() if value or name != "sha256"}
 
     def label(self) -> str:
         """With the collective, whichever it is."""
-        name, _, others = super().label().removesuffix(")").partition("(")
+        label = super().label().replace(f", sha256={self.sha256}", "")
+        name, _, others = label.removesuffix(")").partition("(")
         if self.collective == type(self).collective:
             others = ", ".join(filter(None, (f"collective={self.collective}", others)))
         return f"{name}({others})"
 
     def __post_init__(self) -> None:
-        if schedule(self.collective, 2).num_hosts:
+        if is_file(self.collective):
+            _, sha256 = read_schedule(self.collective)
+            if self.sha256 not in ("", sha256):
+                raise ScheduleError(f"{self.collective}: has changed since the study was read")
+            object.__setattr__(self, "sha256", sha256)
+        elif self.sha256:
+            raise ScheduleError(f"collective {self.collective!r} is no file, and has no sha256")
+        elif schedule(self.collective, 2).num_hosts:
             raise ScheduleError(
                 f"collective {self.collective!r} sums in host memory: use host_serial or host_parallel"
             )

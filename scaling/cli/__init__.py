@@ -33,6 +33,7 @@ from scaling.cli.run import run
 from scaling.cli.schedule import import_, schedule
 from scaling.cli.status import status
 from scaling.cli.submit import submit
+from scaling.cli.synthesize import synthesize
 from scaling.cli.topology import topology
 from scaling.cli.tune import tune
 from scaling.cli.verify import verify
@@ -63,6 +64,7 @@ VERBS: list[tuple[Callable[..., None], str]] = [
     (status, "scaling status results/mnist --json"),
     (attach, "scaling attach --out results/mine -- torchrun --nproc-per-node=2 train.py"),
     (verify, "scaling verify my_aggregators:ScaledAllReduce"),
+    (synthesize, "scaling synthesize --topology dual-k80 --out dual-k80-trees.yaml"),
     (watch, "scaling watch results/mnist --once"),
     (recommend, "scaling recommend results/mnist --objective 'efficiency >= 0.8'"),
     (explain, "scaling explain results/budget all_reduce@4"),

@@ -13,6 +13,7 @@ from scaling.collectives.mxnet_tree import mxnet_tree
 from scaling.collectives.recursive_doubling import recursive_doubling
 from scaling.collectives.ring import ring
 from scaling.collectives.schedule import Schedule
+from scaling.collectives.schedule_file import for_ranks, is_file
 from scaling.collectives.sharded_owners import sharded_owners
 from scaling.collectives.shuffle import shuffle
 from scaling.collectives.star import star
@@ -41,11 +42,13 @@ class Entry:
 
 
 def schedule(name: str, world_size: int) -> Schedule:
-    """The collective called `name` with its default parameters.
+    """The collective called `name` with its default parameters, or that of a file (`FILE.yaml`).
 
     Raises:
-        ScheduleError: there is none of that name, or `world_size` is below 1.
+        ScheduleError: there is none of that name, `world_size` is below 1, or the file is not for it.
     """
+    if is_file(name) and world_size >= 1:
+        return for_ranks(name, world_size)
     if name not in COLLECTIVES:
         raise ScheduleError(f"unknown collective {name!r}; known: {', '.join(COLLECTIVES)}")
     if world_size < 1:
