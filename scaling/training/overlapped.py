@@ -205,7 +205,15 @@ class OverlappedStep:
                 **_OWN_BUFFERS,
             )
         if ddp.compiled:
-            self._forward = torch.compile(self._ddp)
+            compiled = torch.compile(self._ddp)
+            # Compiling, torch takes the first bucket to have its own constant's size, whatever DDP was told.
+            compiled_first_mb = min(first_mb or bucket_mb, bucket_mb)
+
+            def forward(inputs: Tensor) -> Tensor:
+                with _first_bucket_of(compiled_first_mb):
+                    return compiled(inputs)  # type: ignore[no-any-return]
+
+            self._forward = forward
 
     @property
     def _stateful(self) -> torch.optim.Optimizer:
