@@ -90,6 +90,7 @@ def attach(plan: Plan, out: Path, say: Callable[[str], None]) -> list[str]:
     settings = {"arms": list(plan.arms), "warmup": plan.warmup, "steps": plan.steps}
     folder = AttachedFolder(out, plan.command, {**settings, "launches": plan.launches})
     measured, cwd = Measured(), Path.cwd()
+    (out / "launches").mkdir()
     before = _files(cwd, out)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # or the script would go on without us
     try:
@@ -97,6 +98,8 @@ def attach(plan: Plan, out: Path, say: Callable[[str], None]) -> list[str]:
     except KeyboardInterrupt:
         traced = None
         say("interrupted: what was measured until then")
+        for arm in set(plan.arms) - measured.steps_s.keys():
+            measured.reasons.setdefault(arm, "the runs were interrupted before")
     finally:
         (out / "launches" / FINISHED).touch()
     lines = answer(measured, traced)

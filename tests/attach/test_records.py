@@ -10,6 +10,7 @@ from scaling.analysis.groups import group_rows
 from scaling.analysis.recommend import recommend
 from scaling.analysis.samples import read_cells
 from scaling.analysis.summary import build_table
+from scaling.attach import study
 from scaling.attach.launch import Run
 from scaling.attach.records import AttachedFolder
 from scaling.cli import app
@@ -65,9 +66,21 @@ def test_nothing_is_predicted_of_a_step_of_several_optimizers(tmp_path):
 def test_the_answer_is_in_the_notes_of_the_page(tmp_path):
     made = AttachedFolder(tmp_path / "out", ["torchrun", "train.py"], {"steps": 30})
     made.finish(["Slow rank: none."])
-    study = made.folder.study()
-    assert study["notes"] == ["steps of the user's own script: torchrun train.py", "Slow rank: none."]
-    assert study["parts"] == [{"kind": "attached", "command": "torchrun train.py", "steps": 30}]
+    written = made.folder.study()
+    assert written["notes"] == ["steps of the user's own script: torchrun train.py", "Slow rank: none."]
+    assert written["parts"] == [{"kind": "attached", "command": "torchrun train.py", "steps": 30}]
+
+
+def test_what_an_interruption_left_out_is_said(tmp_path, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(study, "_run_all", interrupted)
+    monkeypatch.setattr(study.signal, "signal", lambda *_: None)
+    monkeypatch.chdir(tmp_path)
+    plan = study.Plan(["torchrun", "train.py"], ["baseline"], 1, 5, 1, 10.0)
+    (line,) = study.attach(plan, tmp_path / "out", lambda _: None)
+    assert line == "Not measured, because the runs were interrupted before."
 
 
 def test_an_arm_is_named_by_itself(folder):
