@@ -33,6 +33,7 @@ Floats = NDArray[np.float64]
 
 PRIOR_SD: dict[str, tuple[float, float]] = {
     "peer_memory": (0.7, 0.25),
+    "peer_memory_captured": (0.7, 0.0),
     "sends": (0.7, 0.35),
     "sends_host": (0.7, 0.35),
     "native": (0.7, 0.30),
@@ -44,6 +45,7 @@ PRIOR_SD: dict[str, tuple[float, float]] = {
     "horovod": (0.7, 0.0),
     "codec": (1.0, 1.0),
     "codec_kernels": (1.0, 0.5),
+    "codec_kernels_captured": (1.0, 0.5),
     "gpu_work": (0.7, 0.20),
 }
 """Of the logarithms of a kind's latency and flow factors: assumptions, from how far files were off."""
@@ -73,10 +75,6 @@ SOFT_SDS = 2.0
 
 MEDIAN_OF_CHI_SQUARE = 0.455
 """Of one degree of freedom: what the median of squared errors is if they are as large as stated."""
-
-PRIOR_FACTOR: dict[tuple[str, int], float] = {("host_threads", 1): 0.25}
-"""Where a kind's factor is not expected to be 1: the file's rate of sums is that of one thread a rank; all
-threads of two ranks reached 25.5 GB/s where one reached 6.2 (probe of two H200)."""
 
 CURVE_SD = 0.12
 """Of a library's all-reduce by its curve over sizes on two ranks, for each doubling from there. Measured: 4
@@ -135,7 +133,7 @@ class Calibration:
     def factor(self, kind: str, part: int) -> float:
         """Of a kind's latency (0) or flow (1)."""
         if (kind, part) not in self.names:
-            return PRIOR_FACTOR.get((kind, part), 1.0)
+            return 1.0
         return math.exp(self.logs[self.names.index((kind, part))])
 
     def seconds(self, term: Term) -> PredictedValue:
@@ -206,13 +204,11 @@ def calibrate(observations: Iterable[Observation]) -> Calibration:
     sds = np.array([observation.sd for observation in seen])
     prior_sds = np.array([_prior_sd(*name) for name in fit.names])
 
-    expected = np.log([PRIOR_FACTOR.get(name, 1.0) for name in fit.names])
-
     def errors(logs: Floats) -> Floats:
         off: Floats = np.log(fit.parts(logs).sum(axis=1)) - measured
-        return np.concatenate([_soft(off / sds), (logs - expected) / prior_sds])
+        return np.concatenate([_soft(off / sds), logs / prior_sds])
 
-    fitted = least_squares(errors, expected).x
+    fitted = least_squares(errors, np.zeros(len(fit.names))).x
     off = measured - np.log(fit.parts(fitted).sum(axis=1))
     covariance = _covariance(fit.shares(fitted), off, sds, prior_sds)
     return _with_left_overs(Calibration(fit.names, tuple(fitted.tolist()), covariance), seen, off)

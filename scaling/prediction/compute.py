@@ -7,15 +7,17 @@
 3. Between two points the time is interpolated linearly. Beyond them it goes on along the line through the two
    nearest, between proportion and no change from the nearest one, and says so: `EXTRAPOLATION_SD` for each
    factor of two.
-4. Where a step has one point only, the truth is between two bounds: in proportion to the batch (all time is
-   that of samples), and no change at all (launches and latencies bound it). It is taken as their geometric
-   middle, with a 95% interval that holds both. An overlapped step follows the differences of the eager step:
+4. Where a step has one point only, the truth is between two bounds: in proportion to the batch (all time
+   but the update's is that of samples), and no change (launches and latencies bound it). It is their
+   geometric middle, with a 95% interval that holds both. An overlapped step follows the differences of the eager step:
    the host starts its kernels likewise. A captured step does so where these are between the bounds.
 5. A step that takes over `HOST_BOUND` times the captured one is bound by the processor, which starts its
    kernels: this time is a floor, which does not shrink with the batch, and differs between machines by
    `HOST_SD`. Other steps differ by `MACHINE_SD`.
 6. Layer by layer the update runs under the backward pass. Where only the captured step that updates after it
    was measured, half of its update is taken as hidden, and the 95% interval holds none and all of it.
+7. Where a step was not measured with that input, the one with data on the device or another augmentation
+   stands for it, with `OTHER_INPUT_SD`; copies to the GPU come on top (`scaling.prediction.predict`).
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import fmean, stdev
+from statistics import NormalDist, fmean, geometric_mean, stdev
 from typing import Any
 
 from scaling.axes import Shared, key_of, with_columns
@@ -46,8 +48,16 @@ HOST_SD = 0.20
 """Between launches and machines, of steps bound by the processor: ResNet-56, eager, on four machines of a
 type took 12.4 to 16.8 ms at a local batch of 32 and 13.5 to 23.5 at 64."""
 
+HOST_STEP_SD = 0.12
+"""Between the steps of one launch of one rank, of steps bound by the processor: 11 to 15% of ResNet-56 on one
+H200, eager, at local batches of 16 to 64 (compute-curves-h200). Of several ranks a step takes the slowest."""
+
 MACHINE_SD = 0.01
 """The same of other steps: FCN-R 0.3%, GPT-2 small 0.8% between two machines."""
+
+OTHER_INPUT_SD = {"device": 0.10, "pinned": 0.10, "pageable": 0.15, "loader": 0.35}
+"""Of a step whose input or augmentation was not measured, by where its data lies: workers that load take time
+of the processor, which nothing here tells. Assumptions."""
 
 SLOWEST_SD = 0.01
 """Of a step of several ranks, whose slowest counts: GPUs of one type differ by about that. An assumption."""
@@ -76,6 +86,7 @@ class Computed:
         backward_s: of that, the backward pass.
         notes: what of it was not measured.
         without_ddp: DDP would wrap the step, and what that costs is not in it.
+        without_input: data was on the device; its copies there are not in it.
     """
 
     step_s: PredictedValue
@@ -83,6 +94,7 @@ class Computed:
     backward_s: float
     notes: tuple[str, ...] = ()
     without_ddp: bool = False
+    without_input: bool = False
 
 
 class ComputeModel:
@@ -99,10 +111,9 @@ class ComputeModel:
             alone = cell.world_size == 1 or cell.cell.get("device") == "cuda"
             if cell.exchanges_nothing and alone:
                 grouped[_key(cell.cell)][int(cell.cell["local_batch"])].append(cell)
-        self._curves = {
-            key: _rising([_point(batch, cells) for batch, cells in sorted(by_batch.items())])
-            for key, by_batch in grouped.items()
-        }
+        self._curves = {key: _curve_of(by_batch) for key, by_batch in grouped.items()}
+        floors = {key: self._with_floor(by_batch) for key, by_batch in grouped.items()}
+        self._curves = {key: _curve_of(by_batch) for key, by_batch in floors.items()}
 
     def step(self, cell: Mapping[str, Any], local_batch: int) -> Computed:
         """The cell's step at that local batch.
@@ -112,15 +123,17 @@ class ComputeModel:
         """
         curve = self._curve(cell)
         if curve is None:
+            if (other := self._with_other_input(cell)) is not None:
+                return _of_other_input(cell, self.step(other, local_batch), other)
             raise PredictionError(
                 f"no measured cell without exchange of {cell['model_label']}, step {cell['step']}: measure "
                 "`none` at world size 1 with that step, precision, memory format, input and augmentation, "
                 "and name its folder by --from"
             )
         eager = self._curves.get(_key({**cell, "step": "eager"}, exchanges=False))
-        is_host_bound = self._is_host_bound(cell, curve)
+        captured = self._captured_curve(cell)
         batches = [point.local_batch for point in curve]
-        if len(curve) == 1 and is_host_bound and local_batch <= batches[0]:
+        if len(curve) == 1 and _is_host_bound(curve, captured, batches[0]) and local_batch <= batches[0]:
             note = f"bound by the processor: as long as at local batch {batches[0]}"
             value = PredictedValue.of(curve[0].step_s, "compute", curve[0].relative_sd)
             notes = [note] if local_batch < batches[0] else []
@@ -132,7 +145,12 @@ class ComputeModel:
             value, notes = _borrowed(nearest, donor, local_batch, launched_by_host=by_host)
         name = f"compute of {cell['model_label']}, {cell['step']}"
         step = PredictedValue.of(value.value, name, value.relative_sd)
+        is_host_bound = (
+            captured is not None and step.value > HOST_BOUND * _along(captured, local_batch)[0].value
+        )
         step = step.also("launches and machines", HOST_SD if is_host_bound else MACHINE_SD)
+        if is_host_bound:
+            step = step.times(slowest_of(int(cell["world_size"])))
         if cell["step"] == "eager" and eager is None:
             step = step.also("eager as overlapped", BORROWED_SD)
             notes = [*notes, "the eager step was not measured: the overlapped one without DDP stands for it"]
@@ -152,6 +170,13 @@ class ComputeModel:
         without_ddp = cell["step"] == "overlapped" and _key(cell)[-2] and _key(cell) not in self._curves
         return Computed(step, update_s, min(backward_s, step.value - update_s), tuple(notes), without_ddp)
 
+    def _with_other_input(self, cell: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The same cell with an input that was measured: data on the device, or another augmentation."""
+        others: list[dict[str, Any]] = [{"input_placement": "device"}]
+        others += [{"augmentation": name} for name in ("none", "standard")]
+        others += [{**others[0], **other} for other in others[1:]]
+        return next(({**cell, **other} for other in others if self._curve({**cell, **other})), None)
+
     def _donor(self, cell: Mapping[str, Any], curve: Sequence[Point]) -> list[Point] | None:
         """A curve over more batches, which the cell's own follows beyond what it has of them."""
         keys = [_key({**cell, "step": "eager"}, exchanges=False)] if len(curve) == 1 else []
@@ -160,14 +185,27 @@ class ComputeModel:
         curves = [self._curves.get(key, []) for key in keys]
         return next((other for other in curves if len(other) > max(1, len(curve))), None)
 
-    def _is_host_bound(self, cell: Mapping[str, Any], curve: Sequence[Point]) -> bool:
-        """Whether the processor bounds the step at the least measured batch, as the captured one tells."""
+    def _with_floor(self, by_batch: Mapping[int, list[MeasuredCell]]) -> dict[int, list[MeasuredCell]]:
+        """What the processor bounds takes as long at any batch: all cells that it bounds tell one time."""
+        captured = self._captured_curve(next(iter(by_batch.values()))[0].cell)
+        bound = [
+            batch
+            for batch, cells in by_batch.items()
+            if _is_host_bound(_curve_of({batch: cells}), captured, batch)
+        ]
+        all_bound = [
+            replace(cell, iteration_s=cell.iteration_s / slowest_of(cell.world_size))
+            for batch in bound
+            for cell in by_batch[batch]
+        ]
+        return {batch: all_bound if batch in bound else cells for batch, cells in by_batch.items()}
+
+    def _captured_curve(self, cell: Mapping[str, Any]) -> list[Point] | None:
+        """The captured step of the same computation; None for that itself, or where it was not measured."""
         plain = {**cell, "step": "captured", "bucket_mb": None}
-        captured = self._curves.get(_key(plain, exchanges=False)) or self._curves.get(_key(plain))
-        if cell["step"] == "captured" or captured is None:
-            return False
-        batch = max(curve[0].local_batch, captured[0].local_batch)
-        return _along(curve, batch)[0].value > HOST_BOUND * _along(captured, batch)[0].value
+        if cell["step"] == "captured":
+            return None
+        return self._curves.get(_key(plain, exchanges=False)) or self._curves.get(_key(plain))
 
     def _curve(self, cell: Mapping[str, Any]) -> list[Point] | None:
         # Where DDP's own cost was not measured, the bare step stands for it; for one by layers the whole one.
@@ -191,8 +229,37 @@ def _is_layered(cell: Mapping[str, Any]) -> bool:
     return cell["step"] == "captured" and cell.get("bucket_mb") is not None
 
 
+def _of_other_input(cell: Mapping[str, Any], computed: Computed, other: Mapping[str, Any]) -> Computed:
+    """What was computed of `other`, for a cell that differs from it in its input alone."""
+    names = [name for name in ("input_placement", "augmentation") if cell.get(name) != other.get(name)]
+    changed = ", ".join(f"{name}={other[name]} for {cell.get(name)}" for name in names)
+    sd = OTHER_INPUT_SD.get(str(cell.get("input_placement", "device")), max(OTHER_INPUT_SD.values()))
+    return replace(
+        computed,
+        step_s=computed.step_s.also("input that was not measured", sd),
+        notes=(*computed.notes, f"compute measured with another input: {changed}"),
+        without_input="input_placement" in names,
+    )
+
+
+def _is_host_bound(curve: Sequence[Point], captured: Sequence[Point] | None, local_batch: int) -> bool:
+    """Whether the processor bounds the step at that batch, as the captured one tells."""
+    if captured is None:
+        return False
+    return _along(curve, local_batch)[0].value > HOST_BOUND * _along(captured, local_batch)[0].value
+
+
+def slowest_of(num_ranks: int) -> float:
+    """What a step bound by the processor takes on the slowest of so many ranks, over one rank's median."""
+    return 1 + HOST_STEP_SD * NormalDist().inv_cdf((num_ranks - 0.375) / (num_ranks + 0.25))
+
+
+def _curve_of(by_batch: Mapping[int, Sequence[MeasuredCell]]) -> list[Point]:
+    return _rising([_point(batch, cells) for batch, cells in sorted(by_batch.items())])
+
+
 def _point(local_batch: int, cells: Sequence[MeasuredCell]) -> Point:
-    step_s = fmean(cell.iteration_s for cell in cells)
+    step_s = geometric_mean(cell.iteration_s for cell in cells)
     spread = stdev(cell.iteration_s for cell in cells) / step_s if len(cells) > 1 else 0.0
     names = {name for cell in cells for name in cell.phases}
     phases = {
@@ -240,7 +307,9 @@ def _between_bounds(point: Point, local_batch: int) -> tuple[PredictedValue, lis
     """From a single batch: the middle between proportion and no change; the interval holds both."""
     if local_batch == point.local_batch:
         return PredictedValue.of(point.step_s, "compute", point.relative_sd), []
-    ratio = math.sqrt(local_batch / point.local_batch)
+    fixed_s = min(point.phases.get("update_s", 0.0), 0.9 * point.step_s)
+    in_proportion = fixed_s / point.step_s + (1 - fixed_s / point.step_s) * local_batch / point.local_batch
+    ratio = math.sqrt(in_proportion)
     note = (
         f"compute measured at local batch {point.local_batch} alone, {point.step_s * 1e3:.4g} ms: for "
         f"{local_batch} the middle between in proportion and as long as there"

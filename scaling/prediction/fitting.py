@@ -7,12 +7,13 @@ from dataclasses import replace
 
 from scaling.collectives.mpi_library import MpiLibrary
 from scaling.collectives.simulate import simulate
-from scaling.errors import ScheduleError
+from scaling.errors import PredictionError, ScheduleError
 from scaling.prediction.calibration import Calibration, Observation, calibrate
+from scaling.prediction.compute import ComputeModel
 from scaling.prediction.measured import MeasuredCell, MeasuredTransfer
 from scaling.prediction.mpi import mpi_native
 from scaling.prediction.native import gloo_all_reduce, nccl_all_reduce
-from scaling.prediction.predict import by_host, strategy_key
+from scaling.prediction.predict import by_host, strategy_key, without_saved_update
 from scaling.prediction.terms import Machinery, Strategy, Term, divide_term, terms_of, update_terms
 from scaling.prediction.transports import measured_host_sends, moves
 from topologies.errors import TopologyError
@@ -20,15 +21,27 @@ from topologies.model import Topology
 
 LEAST_TRANSFER_BYTES = 1 << 16
 
+LEAST_KNOWN = 0.2
+"""Deviation of a computation, as a share of what the exchange added to it, up to which that is taken."""
+
 
 def observations_of_cells(
-    measured: Iterable[tuple[MeasuredCell, Strategy]], machinery: Machinery
+    measured: Iterable[tuple[MeasuredCell, Strategy]],
+    machinery: Machinery,
+    compute: ComputeModel | None = None,
 ) -> list[Observation]:
-    """Measured exchanges of eager steps with two ranks and more, or with the host, by their spans."""
+    """Measured exchanges of steps with two ranks and more, or with the host.
+
+    By what they add to the step where its computation is known well enough, else by their spans.
+    """
     observations = []
     for cell, strategy in measured:
         exchange_s = cell.exchange_s
-        if cell.cell["step"] != "eager" or exchange_s is None:
+        if (
+            cell.cell["step"] not in ("eager", "captured")
+            or cell.cell.get("bucket_mb") is not None
+            or exchange_s is None
+        ):
             continue
         if cell.world_size < 2 and not by_host(strategy):
             continue
@@ -43,11 +56,25 @@ def observations_of_cells(
             continue  # the machine file has fewer ranks than were measured, or not what this needs
         if updates:
             exchange_s += cell.phases.get("update_s", 0.0)
+        added_s = _added_s(cell, strategy, compute)
+        exchange_s = exchange_s if added_s is None else added_s
         key = strategy_key(strategy)
         observations.append(
             Observation(key, [*terms, *updates], exchange_s, cell.relative_sd, cell.world_size)
         )
     return observations
+
+
+def _added_s(cell: MeasuredCell, strategy: Strategy, compute: ComputeModel | None) -> float | None:
+    """The step less its computation; None where that is not known to a fifth of the difference."""
+    if compute is None or cell.cell.get("device") != "cuda" or cell.world_size < 2:
+        return None
+    try:
+        computed = without_saved_update(compute.step(cell.cell, int(cell.cell["local_batch"])), strategy)
+    except PredictionError:
+        return None
+    added_s = cell.iteration_s - computed.value
+    return added_s if 0 < computed.sd < LEAST_KNOWN * added_s else None
 
 
 def observations_of_transfers(
@@ -109,11 +136,12 @@ def fitted(
     topology_machinery: Machinery,
     cells: Sequence[tuple[MeasuredCell, Strategy]],
     transfers: Sequence[MeasuredTransfer],
+    compute: ComputeModel | None = None,
 ) -> Calibration:
     """The factors from everything that was measured on the machine of `topology_machinery`."""
     return calibrate(
         [
-            *observations_of_cells(cells, topology_machinery),
+            *observations_of_cells(cells, topology_machinery, compute),
             *observations_of_transfers(transfers, topology_machinery),
         ]
     )

@@ -47,6 +47,7 @@ class OverlappedCell:
         world_size: ranks.
         measured_s, predicted_s: the step.
         hidden_s: of its messages.
+        compute_sd_s: of the predicted step, what its computation is uncertain by.
     """
 
     key: tuple[str, ...]
@@ -56,6 +57,7 @@ class OverlappedCell:
     measured_s: float
     predicted_s: float
     hidden_s: float
+    compute_sd_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,8 @@ def _kept(steps: Sequence[OverlappedCell]) -> tuple[float, float]:
     """The mean left-over without its share of noise, and its deviation."""
     values = [step.measured_s - step.predicted_s for step in steps]
     spread = stdev(values) if len(values) > 1 else 0.0
-    noise = max(spread, STEP_SD * fmean(step.predicted_s for step in steps))
+    computed = fmean(step.compute_sd_s for step in steps)
+    noise = max(spread, computed, STEP_SD * fmean(step.predicted_s for step in steps))
     own = max(0.0, fmean(values) ** 2 - noise**2)
     share = own / (own + noise**2)
     return share * fmean(values), math.sqrt(share) * noise

@@ -13,7 +13,7 @@ from scaling.collectives.plan import Exchange
 from scaling.errors import PredictionError, ScheduleError
 from scaling.prediction.calibration import Calibration
 from scaling.prediction.compute import Computed, ComputeModel
-from scaling.prediction.estimate import PredictedValue, total
+from scaling.prediction.estimate import NOTHING, PredictedValue, total
 from scaling.prediction.measured import MeasuredCell
 from scaling.prediction.overlap_fit import OverlapFit, OverlappedCell, fit_left_overs, fit_slowdowns
 from scaling.prediction.overlapped import exposed
@@ -23,6 +23,7 @@ from scaling.prediction.terms import (
     Term,
     ddp_terms,
     divide_term,
+    input_copy,
     terms_of,
     transport_of,
     update_terms,
@@ -132,6 +133,7 @@ class Predictor:
                 cell.iteration_s,
                 predicted.iteration.value,
                 predicted.hidden_s,
+                predicted.compute.sd if predicted.compute else 0.0,
             )
 
     def predict(self, strategy: Strategy) -> Prediction:
@@ -155,13 +157,14 @@ class Predictor:
         elif cell["step"] == "overlapped" and buckets:
             notes.append("no backward pass is known: nothing of the exchange is taken as hidden")
         afterwards = self._sum(strategy, after, world_size, notes)
+        copied = input_copy(strategy, self._machinery) if computed and computed.without_input else NOTHING
         terms = [term for bucket in (*buckets, after) for term in bucket]
         notes += [term.note for term in terms if term.note]
         longest = max(terms, key=lambda term: term.flow_s if term.busiest else -1.0, default=None)
         return Prediction(
             cell,
             self._machinery.topology.name,
-            _without_saved_update(computed, strategy) + left + afterwards if computed else None,
+            without_saved_update(computed, strategy) + left + afterwards + copied if computed else None,
             computed.step_s if computed else None,
             total(exchanges) + afterwards,
             left + afterwards,
@@ -262,7 +265,7 @@ def _other_device(cell: Mapping[str, Any], topology: str) -> str:
     return f"{topology} has no GPUs: say device=cpu, and name results of processors by --from"
 
 
-def _without_saved_update(computed: Computed, strategy: Strategy) -> PredictedValue:
+def without_saved_update(computed: Computed, strategy: Strategy) -> PredictedValue:
     """The computed step, less what it takes of the update where not every rank takes all of it."""
     if not strategy.updates:
         return computed.step_s

@@ -57,7 +57,7 @@ class Sources:
         for (source, reason), count in left_out.items():
             say(f"{source}: the exchange of {count} measured cell{'s' * (count > 1)} is not used: {reason}")
         there = machinery_for(self.machine, self.transfers, self.machine, self.libraries)
-        calibration = fitted(there, known, self.transfers)
+        calibration = fitted(there, known, self.transfers, compute)
         machinery = machinery_for(topology, self.transfers, self.machine, self.libraries)
         overlap = Predictor(there, compute, calibration).fitted_overlap(known)
         return Predictor(machinery, compute, calibration, overlap), compute

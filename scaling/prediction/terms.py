@@ -15,6 +15,7 @@ multiplies each part by a factor of its kind. Terms follow one another.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -24,9 +25,10 @@ from scaling.collectives.mpi_library import MpiLibrary
 from scaling.collectives.plan import Codec, Exchange, Stage, Update, simulate_plan
 from scaling.collectives.schedule import Schedule
 from scaling.collectives.simulate import simulate
+from scaling.prediction.estimate import NOTHING, PredictedValue
 from scaling.prediction.mpi import mpi_exchange
 from scaling.prediction.native import gloo_all_reduce, nccl_all_reduce
-from scaling.prediction.transports import HostSends, for_host_sends, without_latency
+from scaling.prediction.transports import HostSends, for_host_sends, in_turns, without_latency
 from topologies.model import Topology
 
 CODEC_LAUNCH_S = 100e-6
@@ -48,8 +50,11 @@ CODEC_KERNELS = 3
 KERNEL_S = 3e-6
 """What a kernel takes at least. An assumption; calibrated."""
 
-PIPELINE_STEPS = 2
-"""Up and down; a schedule of more steps copies and sums at the same time."""
+PAGEABLE_BYTES_PER_S = 7e9
+"""Copies from pageable memory to a GPU. Measured: 6.7 to 7.1 GB/s on two H200 (transfer-2xh200)."""
+
+INPUT_COPY_SD = 0.5
+"""Of copies of the input: they may be hidden, or wait for the processor. An assumption."""
 
 DIVIDE_BYTES_MOVED = 2.0
 """The sum is divided by the world size where it is on a GPU: read and written."""
@@ -90,7 +95,7 @@ class Term:
     @property
     def by_gpu(self) -> bool:
         """Whether the GPU itself works on it, so that nothing that it computes hides it."""
-        return self.kind in ("codec", "codec_kernels", "gpu_work")
+        return self.kind.startswith("codec") or self.kind == "gpu_work"
 
 
 @dataclass(frozen=True)
@@ -106,6 +111,7 @@ class Strategy:
         num_elements: of the whole gradient, as many as its bytes are in float32.
         codes_by_tensor: its codec starts kernels for each tensor.
         cast: the gradient is cast to 16 bits for the wire, and back.
+        sample_bytes: of a sample's input, where its data lies in host memory.
     """
 
     cell: Mapping[str, Any]
@@ -116,6 +122,7 @@ class Strategy:
     num_elements: int
     codes_by_tensor: bool = False
     cast: bool = False
+    sample_bytes: int = 0
 
     @property
     def gpu_update_share(self) -> float:
@@ -187,21 +194,25 @@ def terms_of(strategy: Strategy, bucket: int, machinery: Machinery, world_size: 
         TopologyError: the machine has not what a stage needs.
     """
     transport = transport_of(strategy, machinery, world_size)
+    threads = int(strategy.cell.get("threads") or 1)
     terms: list[Term] = []
     for stage in strategy.buckets[bucket]:
         if isinstance(stage, Exchange):
-            terms += _exchange_terms(stage, transport, machinery, world_size)
+            terms += _exchange_terms(stage, strategy, transport, machinery, world_size)
         elif isinstance(stage, Codec) and stage.where == "rank":
             terms.append(_codec_term(stage, strategy, bucket, machinery, world_size))
         else:
-            terms.append(_host_work(stage, machinery, world_size))
+            terms.append(_host_work(stage, machinery, world_size, threads))
     return [replace(term, num_ranks=world_size) for term in terms]
 
 
 def update_terms(strategy: Strategy, machinery: Machinery, world_size: int) -> list[Term]:
     """Those of an update on the host; an update on GPUs follows the measured one (`gpu_update_share`)."""
+    threads = int(strategy.cell.get("threads") or 1)
     works = [
-        _host_work(update, machinery, world_size) for update in strategy.updates if update.site == "host"
+        _host_work(update, machinery, world_size, threads)
+        for update in strategy.updates
+        if update.site == "host"
     ]
     return [replace(work, num_ranks=world_size) for work in works]
 
@@ -232,7 +243,24 @@ def ddp_terms(strategy: Strategy, machinery: Machinery) -> list[Term]:
     return [Term("gpu_work", "copies of DDP", 0.0, flow_s)]
 
 
-def _exchange_terms(stage: Exchange, transport: str, machinery: Machinery, world_size: int) -> list[Term]:
+def input_copy(strategy: Strategy, machinery: Machinery) -> PredictedValue:
+    """A batch from host memory to each GPU, all at the same time."""
+    gpus = machinery.topology.machine.of_kind("gpu")
+    if not gpus:
+        return NOTHING
+    machine = machinery.topology.machine
+    link = machine.route(gpus[0].id, machine.nearest(gpus[0].id, "host_memory"))[0][0]
+    rate = min(link.bandwidth_bytes_per_s, link.back_bytes_per_s or link.bandwidth_bytes_per_s)
+    if strategy.cell.get("input_placement") != "pinned":
+        rate = min(rate, PAGEABLE_BYTES_PER_S)
+    seconds = strategy.sample_bytes * int(strategy.cell["local_batch"]) / rate
+    return PredictedValue.of(seconds, "copies of the input", INPUT_COPY_SD)
+
+
+def _exchange_terms(
+    stage: Exchange, strategy: Strategy, transport: str, machinery: Machinery, world_size: int
+) -> list[Term]:
+    threads, captured = int(strategy.cell.get("threads") or 1), strategy.cell.get("step") == "captured"
     num_bytes = stage.num_elements * stage.bytes_per_element
     peer = transport not in ("sends_host",)
     name = stage.name or stage.schedule.name
@@ -263,26 +291,44 @@ def _exchange_terms(stage: Exchange, transport: str, machinery: Machinery, world
         whole = simulate(
             stage.schedule, machine, num_bytes, peer_access=peer, num_messages=stage.num_messages
         )
-    latency_s = max(0.0, whole.seconds - flowing.seconds)
+    latency_s, flow_s = max(0.0, whole.seconds - flowing.seconds), flowing.seconds
     if kind == "peer_memory":
         latency_s += KERNEL_S * _kernels(stage.schedule)
+        turns = simulate(in_turns(stage.schedule), bare, num_bytes, num_messages=stage.num_messages)
+        flow_s = (flow_s + turns.seconds) / 2
     busiest = flowing.busiest_resource
+    if kind == "peer_memory" and captured:
+        starts = Term("peer_memory_captured", name, latency_s, 0.0)
+        return [starts, Term(kind, name, 0.0, flow_s, busiest)]
     if kind != "host":
-        return [Term(kind, name, latency_s, flowing.seconds, busiest)]
-    sums_s = flowing.reduce_seconds
-    copies = Term("host", name, latency_s + HOST_MEETING_S, flowing.seconds - sums_s, busiest)
-    by_threads = _sums_by_threads(stage.schedule)
-    if not sums_s or (by_threads and len(stage.schedule.steps) > PIPELINE_STEPS):
+        return [Term(kind, name, latency_s, flow_s, busiest)]
+    copies = Term("host", name, latency_s + HOST_MEETING_S, flowing.seconds - flowing.reduce_seconds, busiest)
+    by_one = stage.schedule.name == "host_serial"
+    if not any(transfer.operation == "add" for transfer in stage.schedule.steps[0]):
         return [copies]
-    return [copies, Term("host_threads" if by_threads else "host_work", f"{name}: sums", 0.0, sums_s)]
+    sums_s = (
+        flowing.reduce_seconds * (2 * world_size - 1) / max(3 * (world_size - 1), 1)
+        if by_one
+        else _sums_by_threads_s(num_bytes, threads, machine, world_size)
+    )
+    return [copies, Term("host_work" if by_one else "host_threads", f"{name}: sums", 0.0, sums_s)]
 
 
-def _sums_by_threads(schedule: Schedule) -> bool:
-    """Whether host memory takes what a rank adds in several pieces, each summed by a thread."""
-    starts: dict[int, set[int]] = {}
-    for transfer in schedule.steps[0]:
-        starts.setdefault(transfer.source, set()).add(transfer.start)
-    return any(len(pieces) > 1 for pieces in starts.values())
+def _sums_by_threads_s(num_bytes: float, threads: int, topology: Topology, world_size: int) -> float:
+    """All ranks of a node sum a share each: every row is read once and the sum written, block by block.
+
+    Threads bound it while they are few, then the host memory that all of them share.
+    """
+    machine = topology.machine
+    cores = sum(device.cores or 1 for device in machine.of_kind("cpu"))
+    rate = next((cpu.reduce_bytes_per_s for cpu in machine.of_kind("cpu")), None)
+    num_ranks = min(world_size, len(machine.of_kind("gpu")) or world_size)
+    if rate is None:
+        return 0.0
+    memories = [device.bandwidth_bytes_per_s for device in machine.of_kind("host_memory")]
+    capacity = sum(memory for memory in memories if memory) or math.inf
+    moved = (num_ranks + 1) * num_bytes
+    return moved / min(capacity, min(num_ranks * threads, max(cores, 1)) * rate)
 
 
 def _by_mpi(stage: Stage, machinery: Machinery) -> bool:
@@ -325,10 +371,13 @@ def _codec_term(stage: Codec, strategy: Strategy, bucket: int, machinery: Machin
         launches = 1 + num_messages / 2 if stage.name == "decode" else ENCODE_LAUNCHES
         launches_s = strategy.bucket_tensors[bucket] * launches * CODEC_LAUNCH_S
         return Term("codec", stage.name, launches_s, priced)
-    return Term("codec_kernels", stage.name, CODEC_KERNELS * num_messages * KERNEL_S, priced)
+    kind = "codec_kernels_captured" if strategy.cell.get("step") == "captured" else "codec_kernels"
+    return Term(kind, stage.name, CODEC_KERNELS * num_messages * KERNEL_S, priced)
 
 
-def _host_work(stage: Stage, machinery: Machinery, world_size: int) -> Term:
+def _host_work(stage: Codec | Update, machinery: Machinery, world_size: int, threads: int) -> Term:
+    by_all = stage.num_threads > 1 and (isinstance(stage, Update) or stage.by_all)
+    if by_all and isinstance(stage, Update):  # a share a rank, by all of its threads
+        stage = replace(stage, num_threads=stage.num_threads * threads)
     priced = simulate_plan([stage], machinery.topology, world_size).seconds
-    by_threads = getattr(stage, "num_threads", 1) > 1
-    return Term("host_threads" if by_threads else "host_work", stage.name or "work", 0.0, priced)
+    return Term("host_threads" if by_all else "host_work", stage.name or "work", 0.0, priced)

@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from statistics import median
@@ -46,6 +47,26 @@ def moves(operation: str, world_size: int) -> Schedule:
     }[operation]
     step = tuple(Transfer(source, target, 0, 1, "copy") for source, target in pairs)
     return Schedule(operation, world_size, 1, (step,))
+
+
+def in_turns(schedule: Schedule) -> Schedule:
+    """The same as ranks do it over peer memory: what a rank pulls and then pushes follows one another.
+
+    A turn of a step has what each rank has for one partner; several that turn to the same rank at once share
+    its link (`scaling.collectives.execute_peer`).
+    """
+    steps: list[tuple[Transfer, ...]] = []
+    for step in schedule.steps:
+        partners: dict[int, list[tuple[int, str]]] = defaultdict(list)
+        turns: dict[int, list[Transfer]] = defaultdict(list)
+        for transfer in sorted(step, key=lambda transfer: transfer.operation != "add"):
+            is_pull = transfer.operation == "add"
+            rank, other = (transfer.target, transfer.source)[:: 1 if is_pull else -1]
+            if (other, transfer.operation) not in partners[rank]:
+                partners[rank].append((other, transfer.operation))
+            turns[partners[rank].index((other, transfer.operation))].append(transfer)
+        steps += [step] if len(turns) < 2 else [tuple(turn) for turn in turns.values()]
+    return replace(schedule, steps=tuple(steps))
 
 
 def without_latency(topology: Topology) -> Topology:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -79,6 +80,7 @@ def strategy_of(cell: Mapping[str, Any], tensor_shapes: str = "") -> Strategy:
         sum(size.num_elements * ITEMSIZES[dtype] for dtype, size in layouts.items()) // FLOAT32_BYTES,
         parameters.get("kernels") == "torch",
         bool(cell.get("wire")) and world_size > 1,
+        0 if cell.get("input_placement", "device") == "device" else _sample_bytes(*_model_and_data(cell)),
     )
 
 
@@ -139,12 +141,24 @@ def _recorded_layouts(tensor_shapes: str) -> dict[str, BucketLayout]:
 
 def _layouts_of_model(cell: Mapping[str, Any]) -> dict[str, BucketLayout]:
     """Of each dtype, by its name."""
-    return _layouts(
+    return _layouts(*_model_and_data(cell))
+
+
+def _model_and_data(cell: Mapping[str, Any]) -> tuple[str, str, str, str]:
+    return (
         cell["model"],
         json.dumps(cell["model_parameters"]),
         cell["dataset"],
         json.dumps(cell["dataset_parameters"]),
     )
+
+
+@cache
+def _sample_bytes(model: str, model_parameters: str, dataset: str, dataset_parameters: str) -> int:
+    """Of an input as it goes to the GPU: float32, or tokens in 64 bits."""
+    network = create_model(model, json.loads(model_parameters))
+    shape = resolve_shape(network, create_dataset(dataset, json.loads(dataset_parameters)))
+    return (8 if shape.tokens else 4) * math.prod(shape.input_shape)
 
 
 @cache

@@ -90,7 +90,7 @@ class TestOrder:
             ("caffe", ["reduce", "update", "distribute"]),
             ("mxnet_device", ["reduce", "update", "distribute"]),
             ("caffe_nccl", ["caffe_nccl"] * 3 + ["update"]),
-            ("host_serial", ["", "update", ""]),
+            ("host_serial", ["", "mean", "update", ""]),
             ("host_parallel", ["", "update"]),
             ("torch_cpu", ["", "update", ""]),
             ("tensorflow", ["", "concatenate", "mean", "update", ""]),

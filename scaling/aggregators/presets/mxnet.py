@@ -184,7 +184,9 @@ class MxnetLocal(Aggregator[LocalState]):
         n = layout.num_elements
         sizes = [math.prod(shape) for shape in layout.shapes]
         large = sum(size for size in sizes if size >= BIGARRAY_BOUND)
-        one_of = 1 + 1 / world_size  # all rows are read, one is written
+        # The first is copied (2), of the others two join (3) or one more does (2), then to the rest and divided.
+        passes = -(-(world_size - 1) // ADDENDS_PER_PASS)
+        one_of = (2 + 2 * (world_size - 1) + passes + 2) / world_size
 
         def summed(size: int, num_threads: int) -> Stage:
             return Codec(

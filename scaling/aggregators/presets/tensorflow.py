@@ -90,7 +90,7 @@ class TensorFlow(Aggregator[TowersState]):
     def stages(self, layout: BucketLayout, world_size: int) -> list[Stage]:
         """Up, concatenated, averaged and stepped by one thread, and back."""
         n, num_bytes = layout.num_elements, 4.0 * layout.num_elements * world_size
-        one_of = 1 + 1 / world_size  # all rows are read, one is written
+        one_of = 1 + 3 / world_size  # all rows are read, their sum is written, read to be divided and written
         return [
             rows_to_host(n, world_size),
             Codec("concatenate", num_bytes, where="host", by_all=False),
