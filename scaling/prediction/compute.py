@@ -9,11 +9,13 @@
    factor of two.
 4. Where a step has one point only, the truth is between two bounds: in proportion to the batch (all time
    but the update's is that of samples), and no change (launches and latencies bound it). It is their
-   geometric middle, with a 95% interval that holds both. An overlapped step follows the differences of the eager step:
-   the host starts its kernels likewise. A captured step does so where these are between the bounds.
+   geometric middle, with a 95% interval that holds both. An overlapped step follows the differences of the
+   eager step: the host starts its kernels likewise. A captured step does so where these are between the
+   bounds.
 5. A step that takes over `HOST_BOUND` times the captured one is bound by the processor, which starts its
-   kernels: this time is a floor, which does not shrink with the batch, and differs between machines by
-   `HOST_SD`. Other steps differ by `MACHINE_SD`.
+   kernels: this time is a floor, which does not shrink with the batch, so that all batches that it bounds
+   tell one time. It differs between machines by `HOST_SD`, and of several ranks each step takes the slowest
+   one's (`HOST_STEP_SD`). Other steps differ by `MACHINE_SD`.
 6. Layer by layer the update runs under the backward pass. Where only the captured step that updates after it
    was measured, half of its update is taken as hidden, and the 95% interval holds none and all of it.
 7. Where a step was not measured with that input, the one with data on the device or another augmentation

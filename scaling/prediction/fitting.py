@@ -37,11 +37,8 @@ def observations_of_cells(
     observations = []
     for cell, strategy in measured:
         exchange_s = cell.exchange_s
-        if (
-            cell.cell["step"] not in ("eager", "captured")
-            or cell.cell.get("bucket_mb") is not None
-            or exchange_s is None
-        ):
+        hides = cell.cell["step"] == "overlapped" or cell.cell.get("bucket_mb") is not None
+        if hides or exchange_s is None:
             continue
         if cell.world_size < 2 and not by_host(strategy):
             continue

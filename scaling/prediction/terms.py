@@ -4,13 +4,14 @@ A term is of a kind (a transport, or a place of work) and has a part that does n
 `latency_s`, and one that does, `flow_s`, both as the machine file and the schedules have them. Calibration
 multiplies each part by a factor of its kind. Terms follow one another.
 
-- exchanges between ranks: peer_memory, sends, sends_host, by `scaling.prediction.transports`;
+- exchanges between ranks: peer_memory, sends, sends_host, by `scaling.prediction.transports`; of a captured
+  step, whose kernels the GPU starts itself, the latency is peer_memory_captured;
 - a library's own: native, native_host (`scaling.prediction.native`), mpi (`scaling.prediction.mpi`);
 - exchanges with host memory: `host`, and the processor's sums in them;
 - encoding and decoding by a rank: `codec`, where it starts torch's kernels tensor by tensor, `CODEC_LAUNCH_S`
-  each, else `codec_kernels`, a few of its own for all;
-- sums, means and updates by one thread of the processor: `host_work`; by several: `host_threads`, which take
-  none where copies in a pipeline hide them; by a GPU: `gpu_work`, its memory's rate.
+  each, else `codec_kernels`, a few of its own for all (`codec_kernels_captured`);
+- sums, means and updates by one thread of the processor, or by a stated number: `host_work`; by all threads
+  of all ranks: `host_threads`; by a GPU: `gpu_work`, its memory's rate.
 """
 
 from __future__ import annotations
@@ -260,7 +261,6 @@ def input_copy(strategy: Strategy, machinery: Machinery) -> PredictedValue:
 def _exchange_terms(
     stage: Exchange, strategy: Strategy, transport: str, machinery: Machinery, world_size: int
 ) -> list[Term]:
-    threads, captured = int(strategy.cell.get("threads") or 1), strategy.cell.get("step") == "captured"
     num_bytes = stage.num_elements * stage.bytes_per_element
     peer = transport not in ("sends_host",)
     name = stage.name or stage.schedule.name
@@ -294,41 +294,40 @@ def _exchange_terms(
     latency_s, flow_s = max(0.0, whole.seconds - flowing.seconds), flowing.seconds
     if kind == "peer_memory":
         latency_s += KERNEL_S * _kernels(stage.schedule)
+        # Ranks neither keep in step nor spread their turns evenly: the middle between both.
         turns = simulate(in_turns(stage.schedule), bare, num_bytes, num_messages=stage.num_messages)
         flow_s = (flow_s + turns.seconds) / 2
     busiest = flowing.busiest_resource
-    if kind == "peer_memory" and captured:
+    if kind == "peer_memory" and strategy.cell.get("step") == "captured":
         starts = Term("peer_memory_captured", name, latency_s, 0.0)
         return [starts, Term(kind, name, 0.0, flow_s, busiest)]
     if kind != "host":
         return [Term(kind, name, latency_s, flow_s, busiest)]
-    copies = Term("host", name, latency_s + HOST_MEETING_S, flowing.seconds - flowing.reduce_seconds, busiest)
-    by_one = stage.schedule.name == "host_serial"
+    copies_s = flowing.seconds - flowing.reduce_seconds
+    copies = Term("host", name, latency_s + HOST_MEETING_S, copies_s, busiest)
     if not any(transfer.operation == "add" for transfer in stage.schedule.steps[0]):
         return [copies]
-    sums_s = (
-        flowing.reduce_seconds * (2 * world_size - 1) / max(3 * (world_size - 1), 1)
-        if by_one
-        else _sums_by_threads_s(num_bytes, threads, machine, world_size)
-    )
-    return [copies, Term("host_work" if by_one else "host_threads", f"{name}: sums", 0.0, sums_s)]
+    num_rows = min(world_size, len(machine.machine.of_kind("gpu")) or world_size)
+    if stage.schedule.name == "host_serial":
+        # The partial sum's block stays in the cache: 3 bytes move for the first sum, 2 for a further row.
+        sums_s = flowing.reduce_seconds * (2 * num_rows - 1) / max(3 * (num_rows - 1), 1)
+        return [copies, Term("host_work", f"{name}: sums", 0.0, sums_s)]
+    sums_s = _sums_by_threads_s(num_bytes, num_rows, int(strategy.cell.get("threads") or 1), machine)
+    return [copies, Term("host_threads", f"{name}: sums", 0.0, sums_s)]
 
 
-def _sums_by_threads_s(num_bytes: float, threads: int, topology: Topology, world_size: int) -> float:
-    """All ranks of a node sum a share each: every row is read once and the sum written, block by block.
+def _sums_by_threads_s(num_bytes: float, num_rows: int, threads: int, topology: Topology) -> float:
+    """Each rank of a node sums its share: every row is read once and the sum written, block by block.
 
-    Threads bound it while they are few, then the host memory that all of them share.
+    While they are few the threads bound it, of which one among many moves as many bytes as one alone adds;
+    then the host memory does, which all share.
     """
-    machine = topology.machine
-    cores = sum(device.cores or 1 for device in machine.of_kind("cpu"))
-    rate = next((cpu.reduce_bytes_per_s for cpu in machine.of_kind("cpu")), None)
-    num_ranks = min(world_size, len(machine.of_kind("gpu")) or world_size)
-    if rate is None:
-        return 0.0
-    memories = [device.bandwidth_bytes_per_s for device in machine.of_kind("host_memory")]
-    capacity = sum(memory for memory in memories if memory) or math.inf
-    moved = (num_ranks + 1) * num_bytes
-    return moved / min(capacity, min(num_ranks * threads, max(cores, 1)) * rate)
+    cpus, memories = (topology.machine.of_kind(kind) for kind in ("cpu", "host_memory"))
+    num_threads = min(num_rows * threads, max(1, sum(cpu.cores or 1 for cpu in cpus)))
+    rates = [cpu.reduce_bytes_per_s for cpu in cpus if cpu.reduce_bytes_per_s is not None]
+    capacity = sum(memory.bandwidth_bytes_per_s or math.inf for memory in memories)
+    rate = min(capacity, num_threads * rates[0] if rates else math.inf)
+    return (num_rows + 1) * num_bytes / rate
 
 
 def _by_mpi(stage: Stage, machinery: Machinery) -> bool:

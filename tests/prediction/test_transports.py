@@ -1,10 +1,13 @@
 import pytest
 
+from scaling.collectives.ring import ring
+from scaling.collectives.schedule import Schedule, Transfer
 from scaling.collectives.simulate import simulate
 from scaling.prediction.measured import MeasuredTransfer
 from scaling.prediction.transports import (
     HostSends,
     for_host_sends,
+    in_turns,
     measured_host_sends,
     moves,
     without_latency,
@@ -41,3 +44,21 @@ def test_one_way_and_both_ways_have_their_own_rates():
 def test_without_a_probe_the_machine_stays_as_it_is():
     assert measured_host_sends(machine(2), []) is None
     assert for_host_sends(machine(2), None) == machine(2)
+
+
+def test_partners_of_a_rank_take_turns_and_share_the_link_of_one_that_all_turn_to():
+    owners = Schedule(
+        "owners",
+        4,
+        2,
+        (tuple(Transfer(rank, o, o, o + 1, "add") for o in (0, 1) for rank in range(4) if rank != o),),
+    )
+    turns = in_turns(owners)
+    assert [sorted({t.source for t in step}) for step in turns.steps] == [[0, 1], [2], [3]]
+    bare = without_latency(machine(4))
+    together, following = (simulate(each, bare, SIZE).seconds for each in (owners, turns))
+    assert following > 1.3 * together
+
+
+def test_a_schedule_of_one_partner_a_step_has_no_turns():
+    assert in_turns(ring(4)).steps == ring(4).steps

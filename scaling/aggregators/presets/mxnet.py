@@ -184,7 +184,8 @@ class MxnetLocal(Aggregator[LocalState]):
         n = layout.num_elements
         sizes = [math.prod(shape) for shape in layout.shapes]
         large = sum(size for size in sizes if size >= BIGARRAY_BOUND)
-        # The first is copied (2), of the others two join (3) or one more does (2), then to the rest and divided.
+        # Bytes moved: 2 to copy the first row, 2 to add another to a block in the cache, 1 to add what has
+        # joined to the rest, 2 to divide.
         passes = -(-(world_size - 1) // ADDENDS_PER_PASS)
         one_of = (2 + 2 * (world_size - 1) + passes + 2) / world_size
 
