@@ -19,14 +19,16 @@ world sizes. Of a library's all-reduce the left-over depends on its size (`nativ
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from scaling.prediction.estimate import PredictedValue
+from scaling.prediction.estimate import PredictedValue, sd_that_reaches
 from scaling.prediction.terms import Term
 
 Floats = NDArray[np.float64]
@@ -67,6 +69,22 @@ CLOCK_S = 10e-6
 
 LEFT_OVER_SD = 0.08
 """Of a strategy's left-over for each doubling of the world size it was measured at. An assumption."""
+
+NAMES = {
+    "peer_memory": "exchanges over peer memory",
+    "sends": "messages",
+    "sends_host": "messages through host memory",
+    "native": "NCCL's all-reduce",
+    "native_host": "NCCL's all-reduce through host memory",
+    "host": "copies to host memory and back",
+    "host_work": "sums by stated threads in host memory",
+    "host_threads": "sums by all threads in host memory",
+    "mpi": "MPI",
+}
+"""Of kinds with a trend, for people."""
+
+LARGE_FLOW_S = 1e-3
+"""From which on an exchange tells what shared paths carry: smaller ones stay in the processor's cache."""
 
 PARTS = ("latency", "flow", "more ranks")
 
@@ -120,6 +138,8 @@ class Calibration:
         native_left_over: kind -> (bytes, logarithm) by size.
         left_over_sd: of strategies that were not measured, by the last part of their key.
         num_observations: fitted to.
+        measured_ranks: kind -> the world sizes that were measured.
+        shared_scale: kind -> the least time on shared paths seen, over the machine file's; 1 at most.
     """
 
     names: tuple[tuple[str, int], ...] = ()
@@ -129,6 +149,8 @@ class Calibration:
     native_left_over: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)
     left_over_sd: Mapping[str, float] = field(default_factory=dict)
     num_observations: int = 0
+    measured_ranks: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    shared_scale: Mapping[str, float] = field(default_factory=dict)
 
     def factor(self, kind: str, part: int) -> float:
         """Of a kind's latency (0) or flow (1)."""
@@ -155,7 +177,35 @@ class Calibration:
                 changes[f"calibration {index}"] = changes.get(f"calibration {index}", 0.0) + weight * root
         if scale != 1.0 and doublings > 0:
             changes[f"curve of {term.kind} at more ranks"] = sum(values.values()) * CURVE_SD * doublings
+        saturated = self._saturated(term, values[1])
+        if saturated > 1.0:
+            changes[f"shared paths of {term.kind}"] = values[1] * sd_that_reaches(saturated)
         return PredictedValue(sum(values.values()), changes)
+
+    def _saturated(self, term: Term, flow_s: float) -> float:
+        """How many times as long the flow takes if the paths that ranks share carry no more than was seen."""
+        sizes = self.measured_ranks.get(term.kind, ())
+        if not flow_s or not term.shared_s or term.num_ranks <= max(sizes, default=1):
+            return 1.0
+        return term.shared_s * self.shared_scale.get(term.kind, 1.0) / flow_s
+
+    def rests_on(self, term: Term) -> str | None:
+        """What the time of more ranks than were measured rests on, in words; None where as many were."""
+        sizes = self.measured_ranks.get(term.kind, ())
+        if term.kind not in TREND_SD or not term.flow_s or term.num_ranks <= max(sizes, default=1):
+            return None
+        interval = f"{TREND_SD[term.kind]:.0%} a doubling in the interval"
+        if not sizes:
+            known = f"not measured, as the machine file has it; {interval}"
+        elif len(sizes) == 1:
+            known = f"measured on {sizes[0]} ranks alone; {interval}"
+        else:
+            trend = self.factor(term.kind, 2) - 1
+            known = f"measured on {', '.join(map(str, sizes))} ranks; {trend:+.0%} for each doubling beyond"
+        saturated = self._saturated(term, self.seconds(term).value)
+        if saturated > 1.05:
+            known += f"; to {saturated:.1f} times as long, if shared paths carry no more bytes than was seen"
+        return f"{NAMES[term.kind]} on {term.num_ranks} ranks: {known}"
 
     @cached_property
     def _roots(self) -> Floats:
@@ -211,7 +261,24 @@ def calibrate(observations: Iterable[Observation]) -> Calibration:
     fitted = least_squares(errors, np.zeros(len(fit.names))).x
     off = measured - np.log(fit.parts(fitted).sum(axis=1))
     covariance = _covariance(fit.shares(fitted), off, sds, prior_sds)
-    return _with_left_overs(Calibration(fit.names, tuple(fitted.tolist()), covariance), seen, off)
+    base = Calibration(fit.names, tuple(fitted.tolist()), covariance)
+    return _with_left_overs(replace(base, **_seen_of_kinds(seen)), seen, off)
+
+
+def _seen_of_kinds(seen: Sequence[Observation]) -> dict[str, Any]:
+    """`measured_ranks` and `shared_scale` of a calibration."""
+    ranks: dict[str, set[int]] = defaultdict(set)
+    scales: dict[str, list[float]] = defaultdict(lambda: [1.0])
+    for observation in seen:
+        for kind in {term.kind for term in observation.terms}:
+            ranks[kind].add(observation.world_size)
+            shared_s = sum(term.shared_s for term in observation.terms if term.kind == kind)
+            if shared_s > LARGE_FLOW_S:
+                scales[kind].append(observation.seconds / shared_s)
+    return {
+        "measured_ranks": {kind: sorted(sizes) for kind, sizes in ranks.items()},
+        "shared_scale": {kind: min(values) for kind, values in scales.items()},
+    }
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from typing import Any
 
 from scaling.axes import Shared, key_of, with_columns
 from scaling.errors import PredictionError
-from scaling.prediction.estimate import NORMAL_95, PredictedValue
+from scaling.prediction.estimate import PredictedValue, sd_that_reaches
 from scaling.prediction.measured import MeasuredCell
 
 EXTRAPOLATION_SD = 0.10
@@ -163,7 +163,7 @@ class ComputeModel:
         if _is_layered(cell) and _key(cell) not in self._curves:
             share = update_s / 2 / step.value
             reach = (1 - share) / (1 - 2 * share)  # from half of it hidden to all; to none is less
-            step = step.times(1 - share).also("how much of the update is hidden", _sd_that_reaches(reach))
+            step = step.times(1 - share).also("how much of the update is hidden", sd_that_reaches(reach))
             notes = [
                 *notes,
                 f"measured without layers: half of its update of {update_s * 1e3:.3g} ms is hidden",
@@ -316,13 +316,8 @@ def _between_bounds(point: Point, local_batch: int) -> tuple[PredictedValue, lis
         f"compute measured at local batch {point.local_batch} alone, {point.step_s * 1e3:.4g} ms: for "
         f"{local_batch} the middle between in proportion and as long as there"
     )
-    spread = math.hypot(point.relative_sd, _sd_that_reaches(ratio))
+    spread = math.hypot(point.relative_sd, sd_that_reaches(ratio))
     return PredictedValue.of(point.step_s * ratio, "compute", spread), [note]
-
-
-def _sd_that_reaches(ratio: float) -> float:
-    """The relative deviation whose 95% interval (`Estimate.interval`) ends at that ratio of the value."""
-    return math.sqrt(math.expm1((math.log(ratio) / NORMAL_95) ** 2))
 
 
 def _borrowed(
@@ -347,7 +342,7 @@ def _borrowed(
         scaled, why = _between_bounds(point, local_batch)
         return scaled, [f"{why[0]}; the eager step's change, to {value * 1e3:.4g} ms, tells nothing of it"]
     note += f", and the interval reaches to proportion, {in_proportion * 1e3:.4g} ms"
-    spread = max(spread, _sd_that_reaches(value / in_proportion))
+    spread = max(spread, sd_that_reaches(value / in_proportion))
     return PredictedValue.of(value, "compute", spread), [note, *notes]
 
 

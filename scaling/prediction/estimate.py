@@ -18,6 +18,11 @@ NORMAL_95 = 1.959964
 """Standard deviations on either side that hold 95% of a normal distribution."""
 
 
+def sd_that_reaches(ratio: float) -> float:
+    """The relative deviation whose 95% interval ends at that ratio of the value."""
+    return math.sqrt(math.expm1((math.log(ratio) / NORMAL_95) ** 2))
+
+
 @dataclass(frozen=True)
 class PredictedValue:
     """A value of at least 0, in any unit.

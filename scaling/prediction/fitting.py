@@ -15,7 +15,7 @@ from scaling.prediction.mpi import mpi_native
 from scaling.prediction.native import gloo_all_reduce, nccl_all_reduce
 from scaling.prediction.predict import by_host, strategy_key, without_saved_update
 from scaling.prediction.terms import Machinery, Strategy, Term, divide_term, terms_of, update_terms
-from scaling.prediction.transports import measured_host_sends, moves
+from scaling.prediction.transports import measured_host_sends, moves, shared_paths_s
 from topologies.errors import TopologyError
 from topologies.model import Topology
 
@@ -113,7 +113,9 @@ def _priced(transfer: MeasuredTransfer, machinery: Machinery) -> Term | None:
     if transfer.operation == "all_reduce" and machinery.has_gpus:
         kind = "native" if peer else "native_host"
         time = nccl_all_reduce(*machinery.on(kind), transfer.num_ranks, transfer.num_bytes, peer_access=peer)
-        return Term(kind, kind, time.latency_s, time.flow_s, None, time.choice, float(transfer.num_bytes))
+        shared_s = 0.0 if peer else machinery.ring_through_host_s(transfer.num_ranks, transfer.num_bytes)
+        term = Term(kind, kind, time.latency_s, time.flow_s, None, time.choice, float(transfer.num_bytes))
+        return replace(term, shared_s=shared_s)
     if transfer.operation == "all_reduce":
         machine, bare = machinery.on("sends")
         flow_s = gloo_all_reduce(bare, transfer.num_ranks, transfer.num_bytes).seconds
@@ -125,7 +127,9 @@ def _priced(transfer: MeasuredTransfer, machinery: Machinery) -> Term | None:
         schedule = moves(transfer.operation, transfer.num_ranks)
         flow_s = simulate(schedule, bare, transfer.num_bytes, peer_access=peer).seconds
         whole_s = simulate(schedule, machine, transfer.num_bytes, peer_access=peer).seconds
-        return Term(kind, kind, max(0.0, whole_s - flow_s), flow_s)
+        bare_host = machinery.on("host")[1]
+        shared_s = 0.0 if peer else shared_paths_s(schedule, bare_host, transfer.num_bytes)
+        return Term(kind, kind, max(0.0, whole_s - flow_s), flow_s, shared_s=shared_s)
     return None
 
 

@@ -160,6 +160,7 @@ class Predictor:
         copied = input_copy(strategy, self._machinery) if computed and computed.without_input else NOTHING
         terms = [term for bucket in (*buckets, after) for term in bucket]
         notes += [term.note for term in terms if term.note]
+        notes += [words for term in terms if (words := self._calibration.rests_on(term))]
         longest = max(terms, key=lambda term: term.flow_s if term.busiest else -1.0, default=None)
         return Prediction(
             cell,

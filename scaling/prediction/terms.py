@@ -24,12 +24,13 @@ from typing import Any
 
 from scaling.collectives.mpi_library import MpiLibrary
 from scaling.collectives.plan import Codec, Exchange, Stage, Update, simulate_plan
+from scaling.collectives.ring import ring
 from scaling.collectives.schedule import Schedule
 from scaling.collectives.simulate import simulate
 from scaling.prediction.estimate import NOTHING, PredictedValue
 from scaling.prediction.mpi import mpi_exchange
 from scaling.prediction.native import gloo_all_reduce, nccl_all_reduce
-from scaling.prediction.transports import HostSends, for_host_sends, in_turns, without_latency
+from scaling.prediction.transports import HostSends, for_host_sends, in_turns, shared_paths_s, without_latency
 from topologies.model import Topology
 
 CODEC_LAUNCH_S = 100e-6
@@ -81,6 +82,7 @@ class Term:
         native_bytes: of a library's all-reduce, the buffer; else None.
         note: what was assumed of it.
         num_ranks: that take part.
+        shared_s: of what goes through host memory, on the busiest path that ranks share, by the machine file.
     """
 
     kind: str
@@ -92,6 +94,7 @@ class Term:
     native_bytes: float | None = None
     note: str | None = None
     num_ranks: int = 2
+    shared_s: float = 0.0
 
     @property
     def by_gpu(self) -> bool:
@@ -162,6 +165,11 @@ class Machinery:
                 topology = for_host_sends(self.topology, self.host_sends)
             self._bare[transport], self._bare[f"{transport}, bare"] = topology, without_latency(topology)
         return self._bare[transport], self._bare[f"{transport}, bare"]
+
+    def ring_through_host_s(self, world_size: int, num_bytes: float) -> float:
+        """A library's ring without access between GPUs, on the paths that the ranks of a node share."""
+        per_node = min(world_size, len(self.topology.machine.of_kind("gpu")))
+        return shared_paths_s(ring(per_node), self.on("host")[1], num_bytes) if per_node > 1 else 0.0
 
     @property
     def has_gpus(self) -> bool:
@@ -276,6 +284,8 @@ def _exchange_terms(
         machine, bare = machinery.on(kind)
         time = nccl_all_reduce(machine, bare, world_size, num_bytes, peer_access=peer)
         native = Term(kind, name, time.latency_s, time.flow_s, time.busiest, time.choice, num_bytes)
+        if not peer:
+            native = replace(native, shared_s=machinery.ring_through_host_s(world_size, num_bytes))
         if stage.library != "horovod" or world_size == 1:
             return [native]
         return [native, Term("horovod", "negotiation", HOROVOD_CYCLE_S / 2, 0.0)]
@@ -301,10 +311,15 @@ def _exchange_terms(
     if kind == "peer_memory" and strategy.cell.get("step") == "captured":
         starts = Term("peer_memory_captured", name, latency_s, 0.0)
         return [starts, Term(kind, name, 0.0, flow_s, busiest)]
+    shared_s = (
+        shared_paths_s(stage.schedule, machinery.on("host")[1], num_bytes)
+        if not peer or kind == "host"
+        else 0.0
+    )
     if kind != "host":
-        return [Term(kind, name, latency_s, flow_s, busiest)]
+        return [Term(kind, name, latency_s, flow_s, busiest, shared_s=shared_s)]
     copies_s = flowing.seconds - flowing.reduce_seconds
-    copies = Term("host", name, latency_s + HOST_MEETING_S, copies_s, busiest)
+    copies = Term("host", name, latency_s + HOST_MEETING_S, copies_s, busiest, shared_s=shared_s)
     if not any(transfer.operation == "add" for transfer in stage.schedule.steps[0]):
         return [copies]
     num_rows = min(world_size, len(machine.machine.of_kind("gpu")) or world_size)

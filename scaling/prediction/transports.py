@@ -69,6 +69,29 @@ def in_turns(schedule: Schedule) -> Schedule:
     return replace(schedule, steps=tuple(steps))
 
 
+def shared_paths_s(schedule: Schedule, bare: Topology, num_bytes: float) -> float:
+    """What the bytes take on the busiest path that ranks share: host memory, its bus, between sockets, ports.
+
+    Args:
+        schedule: without access between GPUs.
+        bare: the machine file's, without latency.
+        num_bytes: of the buffer.
+    """
+    moved = simulate(schedule, bare, num_bytes, peer_access=False).bytes_per_resource
+    gpus = {gpu.id for gpu in bare.machine.of_kind("gpu")}
+    own = {
+        f"{link.id}{way}"
+        for link in bare.machine.links
+        for way in ("", "<", ">")
+        if gpus & {link.first, link.second}
+    }
+    shared = [name for name in moved if not {name.split("/")[1]} & (own | gpus)]
+    return max(
+        (moved[name] / bare.capacity_bytes_per_s(name) for name in shared if not name.endswith("cores")),
+        default=0.0,
+    )
+
+
 def without_latency(topology: Topology) -> Topology:
     """The same machine, on which a message costs nothing before its first byte."""
     machine = replace(
