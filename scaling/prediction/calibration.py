@@ -190,9 +190,10 @@ class Calibration:
         return term.shared_s * self.shared_scale.get(term.kind, 1.0) / flow_s
 
     def rests_on(self, term: Term) -> str | None:
-        """What the time of more ranks than were measured rests on, in words; None where as many were."""
+        """What the time of more ranks than were measured rests on; None where as many were, or nothing was."""
         sizes = self.measured_ranks.get(term.kind, ())
-        if term.kind not in TREND_SD or not term.flow_s or term.num_ranks <= max(sizes, default=1):
+        is_known = term.num_ranks <= max(sizes, default=1)
+        if not self.num_observations or is_known or term.kind not in TREND_SD or not term.flow_s:
             return None
         interval = f"{TREND_SD[term.kind]:.0%} a doubling in the interval"
         if not sizes:

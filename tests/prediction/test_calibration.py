@@ -6,7 +6,7 @@ from scipy import optimize, special
 
 from scaling.prediction.calibration import PRIOR_SD, Calibration, Observation, calibrate
 from scaling.prediction.compute import ComputeModel
-from scaling.prediction.fitting import fitted, observations_of_transfers
+from scaling.prediction.fitting import fitted, observations_of_cells, observations_of_transfers
 from scaling.prediction.measured import MeasuredTransfer
 from scaling.prediction.predict import Predictor, strategy_key
 from scaling.prediction.terms import Machinery, Term, divide_term, terms_of
@@ -275,3 +275,51 @@ class TestRanksThatShareAPath:
         assert eight.value == pytest.approx(two.value)
         assert four.relative_sd == pytest.approx(math.hypot(0.15, two.relative_sd), rel=0.02)
         assert eight.relative_sd == pytest.approx(math.hypot(0.30, two.relative_sd), rel=0.02)
+
+
+class TestPathsThatRanksShare:
+    """Beyond what was measured the interval reaches to no more bytes a second than were seen."""
+
+    @staticmethod
+    def term(ranks, flow_s=1.0, shared_s=0.0):
+        return Term("native_host", "a", 0.0, flow_s, num_ranks=ranks, shared_s=shared_s)
+
+    def found(self, measured_s=1.0):
+        shared = self.term(2, shared_s=1.0)
+        return calibrate([Observation(None, [shared], measured_s, 0.005, 2)] * 10)
+
+    def test_interval_holds_saturation_at_what_was_seen_and_the_value_does_not_move(self):
+        alone, shared = (self.found().seconds(self.term(8, shared_s=s)) for s in (0.0, 4.0))
+        assert shared.value == alone.value
+        assert shared.interval[1] >= 4.0 > alone.interval[1]
+
+    def test_more_bytes_than_the_file_says_were_seen(self):
+        # The file's shared path would have taken a second, and half of that was measured.
+        assert self.found(0.5).shared_scale["native_host"] == pytest.approx(0.5)
+        assert self.found(2.0).shared_scale["native_host"] == 1.0
+
+    def test_as_many_ranks_as_were_measured_are_not_extrapolated(self):
+        found = self.found()
+        assert found.seconds(self.term(2, shared_s=4.0)) == found.seconds(self.term(2))
+        assert found.rests_on(self.term(2)) is None
+
+    def test_what_more_ranks_rest_on_is_said(self):
+        found = self.found()
+        assert "measured on 2 ranks alone; 15% a doubling" in found.rests_on(self.term(4))
+        assert "4.0 times as long, if shared paths" in found.rests_on(self.term(8, shared_s=4.0))
+        unmeasured = Term("sends", "a", 0.0, 1.0, num_ranks=4)
+        assert "not measured, as the machine file has it" in found.rests_on(unmeasured)
+        assert Calibration().rests_on(unmeasured) is None
+        twice = TestRanksThatShareAPath.fitted([(2, 1.0), (4, 1.15)])
+        assert "measured on 2, 4 ranks; +14% for each doubling" in twice.rests_on(self.term(8))
+
+
+def test_an_exchange_is_what_it_adds_to_a_step_whose_computation_is_known():
+    compute = ComputeModel([measured(cell(1, "none"), 4e-3)])
+    seen = measured(cell(2, "ring", local_batch=4096), 8e-3, exchange_s=2e-3)
+    known = [(seen, strategy(dict(seen.cell)))]
+    machinery = Machinery(machine(2))
+    assert [o.seconds for o in observations_of_cells(known, machinery)] == [2e-3]
+    assert [o.seconds for o in observations_of_cells(known, machinery, compute)] == [pytest.approx(4e-3)]
+    noisy = ComputeModel([measured(cell(1, "none"), 4e-3, relative_sd=0.3)])
+    assert [o.seconds for o in observations_of_cells(known, machinery, noisy)] == [2e-3]

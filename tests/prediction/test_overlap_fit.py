@@ -41,3 +41,9 @@ def test_left_over_beyond_the_noise_stays_with_the_strategy():
 
 def test_left_over_within_the_noise_is_dropped():
     assert fit_left_overs([step(10.1)], OverlapFit()).left_over(KEY, 2).value == 0.0
+
+
+def test_left_over_of_a_step_whose_computation_is_uncertain_is_noise():
+    host_bound = OverlappedCell(KEY, True, True, 2, 14.0, 10.0, 2.0, compute_sd_s=4.0)
+    assert fit_left_overs([host_bound], OverlapFit()).left_over(KEY, 2).value == 0.0
+    assert fit_left_overs([step(14.0)], OverlapFit()).left_over(KEY, 2).value > 3.5
