@@ -190,7 +190,7 @@ class Calibration:
         return term.shared_s * self.shared_scale.get(term.kind, 1.0) / flow_s
 
     def rests_on(self, term: Term) -> str | None:
-        """What the time of more ranks than were measured rests on; None where as many were, or nothing was."""
+        """What the time of more ranks than were measured rests on; None where as many or none were."""
         sizes = self.measured_ranks.get(term.kind, ())
         is_known = term.num_ranks <= max(sizes, default=1)
         if not self.num_observations or is_known or term.kind not in TREND_SD or not term.flow_s:
