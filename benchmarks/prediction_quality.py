@@ -211,9 +211,9 @@ def _workload(cell: MeasuredCell) -> str:
 def summary(rows: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     """A row a fold and family, and one of all families."""
     for fold in dict.fromkeys(row["fold"] for row in rows):
-        own = [row for row in rows if row["fold"] == fold]
-        for family in (ALL, *sorted({row["family"] for row in own})):
-            chosen = [row for row in own if family in (ALL, row["family"])]
+        of_fold = [row for row in rows if row["fold"] == fold]
+        for family in (ALL, *sorted({row["family"] for row in of_fold})):
+            chosen = [row for row in of_fold if family in (ALL, row["family"])]
             yield {"fold": fold, "family": family, **figures(chosen)}
 
 
@@ -257,8 +257,8 @@ def regret(rivals: Sequence[Mapping[str, Any]]) -> float:
 
 def ordered_right(rivals: Sequence[Mapping[str, Any]]) -> Iterator[bool]:
     """Of each pair that differs by over 10% as measured: whether it is predicted in that order."""
-    for one, other in combinations(rivals, 2):
-        fast, slow = sorted((one, other), key=lambda row: float(row["measured_s"]))
+    for pair in combinations(rivals, 2):
+        fast, slow = sorted(pair, key=lambda row: float(row["measured_s"]))
         if slow["measured_s"] > 1.10 * fast["measured_s"]:
             yield bool(fast["predicted_s"] < slow["predicted_s"])
 
@@ -305,13 +305,13 @@ def probe() -> Iterator[str]:
             continue
         term = term_of_transfer(transfer, machinery)
         assert term is not None
-        told = calibration.seconds(term)
-        low, high = told.interval
+        predicted = calibration.seconds(term)
+        low, high = predicted.interval
         access = "host-only" if transfer.host_only else "NVLink"
         size = f"{transfer.num_bytes >> 20} MiB, {access}"
         yield (
-            f"| {size} | {1e6 * transfer.seconds:.1f} | {1e6 * told.value:.1f} "
-            f"[{1e6 * low:.1f}, {1e6 * high:.1f}] | {told.value / transfer.seconds:.2f} |"
+            f"| {size} | {1e6 * transfer.seconds:.1f} | {1e6 * predicted.value:.1f} "
+            f"[{1e6 * low:.1f}, {1e6 * high:.1f}] | {predicted.value / transfer.seconds:.2f} |"
         )
 
 

@@ -300,7 +300,9 @@ class _Fit:
             for part in (0, 1):
                 if _part(term, part):
                     design[row, names.index((term.kind, part))] += _part(term, part)
-        return cls(tuple(names), design, np.array([_doublings(one.world_size) for one in seen]))
+        return cls(
+            tuple(names), design, np.array([_doublings(observation.world_size) for observation in seen])
+        )
 
     def parts(self, logs: Floats) -> Floats:
         """Seconds by observation and parameter."""

@@ -62,17 +62,17 @@ class NextMeasurement:
 
 def next_measurement(predictions: Iterable[Prediction]) -> NextMeasurement | None:
     """The measurement that narrows most; None where no interval would be narrower."""
-    found: dict[tuple[Any, ...], list[NextMeasurement]] = defaultdict(list)
+    by_measurement: dict[tuple[Any, ...], list[NextMeasurement]] = defaultdict(list)
     for prediction in predictions:
         if prediction.iteration is None or not prediction.iteration.value:
             continue
-        for one in (_of_compute(prediction), _of_exchange(prediction)):
-            if one is not None and one.after < one.before:
-                found[_identity({**one.cell, **one.changes})].append(one)
-    if not found:
+        for candidate in (_of_compute(prediction), _of_exchange(prediction)):
+            if candidate is not None and candidate.after < candidate.before:
+                by_measurement[_identity({**candidate.cell, **candidate.changes})].append(candidate)
+    if not by_measurement:
         return None
-    most = max(found.values(), key=lambda same: sum(one.before - one.after for one in same))
-    widest = max(most, key=lambda one: one.before - one.after)
+    most = max(by_measurement.values(), key=lambda same: sum(each.before - each.after for each in same))
+    widest = max(most, key=lambda each: each.before - each.after)
     return NextMeasurement(widest.cell, widest.changes, widest.before, widest.after, len(most))
 
 

@@ -115,6 +115,6 @@ def _kept(steps: Sequence[OverlappedCell]) -> tuple[float, float]:
     spread = stdev(values) if len(values) > 1 else 0.0
     computed = fmean(step.compute_sd_s for step in steps)
     noise = max(spread, computed, STEP_SD * fmean(step.predicted_s for step in steps))
-    own = max(0.0, fmean(values) ** 2 - noise**2)
-    share = own / (own + noise**2)
+    variance = max(0.0, fmean(values) ** 2 - noise**2)
+    share = variance / (variance + noise**2)
     return share * fmean(values), math.sqrt(share) * noise

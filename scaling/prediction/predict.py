@@ -189,14 +189,14 @@ class Predictor:
             self._sum(strategy, [term for term in terms if not term.by_gpu], world_size, notes)
             for terms in buckets
         ]
-        own = [
+        by_gpu = [
             self._sum(strategy, [term for term in terms if term.by_gpu], world_size, []) for terms in buckets
         ]
         left = exposed(moved, strategy.bucket_elements, computed.backward_s)
         hidden_s = max(0.0, total(moved).value - left.value)
         slowed = self._overlap.slowed(strategy.cell, hidden_s)
         further = self._overlap.left_over(strategy_key(strategy), world_size)
-        exposed_s = left + slowed + total(own) + further
+        exposed_s = left + slowed + total(by_gpu) + further
         return replace(exposed_s, value=max(0.0, exposed_s.value)), hidden_s
 
     def _terms(self, strategy: Strategy, world_size: int) -> tuple[list[list[Term]], list[Term]]:

@@ -79,13 +79,13 @@ def shared_paths_s(schedule: Schedule, bare: Topology, num_bytes: float) -> floa
     """
     moved = simulate(schedule, bare, num_bytes, peer_access=False).bytes_per_resource
     gpus = {gpu.id for gpu in bare.machine.of_kind("gpu")}
-    own = {
+    of_one_gpu = {
         f"{link.id}{way}"
         for link in bare.machine.links
         for way in ("", "<", ">")
         if gpus & {link.first, link.second}
     }
-    shared = [name for name in moved if not {name.split("/")[1]} & (own | gpus)]
+    shared = [name for name in moved if not {name.split("/")[1]} & (of_one_gpu | gpus)]
     return max(
         (moved[name] / bare.capacity_bytes_per_s(name) for name in shared if not name.endswith("cores")),
         default=0.0,
