@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from statistics import median
 
-from scaling.collectives.schedule import Schedule, Transfer
+from scaling.collectives.schedule import Schedule, Step, Transfer
 from scaling.collectives.simulate import simulate
 from scaling.prediction.measured import MeasuredTransfer
 from topologies.model import Device, Link, Machine, Topology
@@ -55,7 +55,7 @@ def in_turns(schedule: Schedule) -> Schedule:
     A turn of a step has what each rank has for one partner; several that turn to the same rank at once share
     its link (`scaling.collectives.execute_peer`).
     """
-    steps: list[tuple[Transfer, ...]] = []
+    steps: list[Step] = []
     for step in schedule.steps:
         partners: dict[int, list[tuple[int, str]]] = defaultdict(list)
         turns: dict[int, list[Transfer]] = defaultdict(list)
@@ -65,7 +65,7 @@ def in_turns(schedule: Schedule) -> Schedule:
             if (other, transfer.operation) not in partners[rank]:
                 partners[rank].append((other, transfer.operation))
             turns[partners[rank].index((other, transfer.operation))].append(transfer)
-        steps += [step] if len(turns) < 2 else [tuple(turn) for turn in turns.values()]
+        steps += [tuple(turn) for turn in turns.values()] if len(turns) > 1 else [step]
     return replace(schedule, steps=tuple(steps))
 
 
