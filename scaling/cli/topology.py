@@ -116,7 +116,7 @@ def probe(
     seconds: _Seconds = 45.0,
     launcher: _Launcher = "local",
 ) -> None:
-    """Measure this machine's links, memories and collectives, and write it down as a machine file.
+    """Measure this machine's links, memories, matrix products and collectives, and write a machine file.
 
     With --out, drivers, versions and settings go to <name>.environment.json in its folder.
     """
