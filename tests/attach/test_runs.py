@@ -70,9 +70,10 @@ ROTATES = """
         open("log.txt", "w").close()
         with open("table.csv", "a") as file:
             file.write("row")
-        open("own", "w").close()
-        os.remove("own")
-        assert not os.path.exists("own")
+        own = f"own-{dist.get_rank()}"
+        open(own, "w").close()
+        os.remove(own)
+        assert not os.path.exists(own)
 """
 
 

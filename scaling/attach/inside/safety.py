@@ -4,6 +4,7 @@ What was there before the run is neither deleted nor written over.
 """
 
 import builtins
+import functools
 import io
 import os
 import shutil
@@ -74,6 +75,17 @@ def _block() -> None:
             setattr(holder, name, lambda *_, **__: None)
 
 
+class _Builtin:
+    """A function that is bound to no object, as builtins are."""
+
+    def __init__(self, call: Any, original: Any) -> None:
+        self._call = call
+        functools.update_wrapper(self, original)
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        return self._call(*arguments, **named)
+
+
 def _keep_older(agent: Agent) -> None:
     """Calls that would delete, replace or write over an older file do nothing, or write elsewhere.
 
@@ -139,7 +151,7 @@ def _keep_older(agent: Agent) -> None:
         return write(file, mode, *arguments, **named)
 
     for name in ("remove", "unlink", "rmdir"):
-        setattr(os, name, removal(getattr(os, name)))
+        setattr(os, name, _Builtin(removal(getattr(os, name)), getattr(os, name)))
     for holder, name in ((os, "rename"), (os, "replace"), (shutil, "move")):
         setattr(holder, name, renaming(getattr(holder, name)))
     shutil.rmtree = tree  # type: ignore[assignment]
