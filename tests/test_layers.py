@@ -64,8 +64,10 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     | {"scaling.registry", "scaling.analysis", "scaling.store", "scaling.measure"}
     | {"scaling.collectives", "topologies"},
     "scaling.prediction": AND_AXES | {"scaling.collectives", "scaling.bucket", "topologies"},
+    "scaling.prediction.attached": AND_AXES | {"scaling.store", "topologies"},
     "scaling.prediction.calibration_data": AND_AXES
-    | {"scaling.analysis", "scaling.measure", "scaling.prediction", "scaling.store", "topologies"},
+    | {"scaling.analysis", "scaling.measure", "scaling.prediction", "scaling.store", "topologies"}
+    | {"scaling.prediction.attached"},
     "scaling.study": PARTS
     | {"scaling.axes", "scaling.experiments", "scaling.prediction", "scaling.prediction.calibration_data"},
     "scaling.interchange": VERSION_AND_ERRORS | {"scaling.collectives"},
@@ -75,7 +77,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "scaling.cli.options": VERSION_AND_ERRORS | {"scaling.study"},
     "scaling.cli.schedule": ALGORITHMS | {"scaling.measure", "scaling.interchange"},
     "scaling.cli.predict": STUDYING
-    | {"scaling.prediction", "scaling.prediction.calibration_data", "scaling.cli.schedule"},
+    | {"scaling.prediction", "scaling.prediction.attached", "scaling.prediction.calibration_data"}
+    | {"scaling.cli.schedule"},
     "scaling.cli.listing": STUDYING | {"scaling.experiments"},
     "scaling.cli.plan": STUDYING | {"scaling.cli.predict"},
     "scaling.cli.report": READING,
