@@ -25,10 +25,12 @@ def is_of_script(folder: ResultsFolder) -> bool:
 def as_timed(cell: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The cell of an arm as timed cells of a study.
 
-    Without exchange it is two: DDP wraps the model, and it is all that tells of one worker.
+    Without exchange it is two: DDP wraps the model, and it is all that tells of one worker. What the input
+    takes is in its steps; how large a sample is, is not known.
     """
     timed = {
         "aggregator_parameters": {}, "bucket_mb": DDP_BUCKET_MB, **cell, "kind": "iteration", "arm": None,
+        "input_placement": "device",
     }  # fmt: skip
     if cell.get("exchanges", True):
         return [timed]
