@@ -104,6 +104,8 @@ def write_reports(folder: Path, names: list[str], scratch: Path) -> None:
     for name in names:
         shutil.copytree(REFERENCE / name, scratch / name)
         page = write_report(ResultsFolder(scratch / name)).page
+        text = page.read_text(encoding="utf-8").replace(f"{scratch}/{name}", f"results/reference/{name}")
+        page.write_text(text, encoding="utf-8")
         (folder / name).mkdir(parents=True)
         shutil.move(page, folder / name / "report.html")
         shutil.rmtree(scratch / name)

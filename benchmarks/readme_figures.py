@@ -21,7 +21,7 @@ from pathlib import Path
 from scaling.analysis import summary_table
 from scaling.analysis.columns import Row, is_of_older_code, to_rows
 from scaling.report import write_report
-from scaling.report.formats import percent, rate
+from scaling.report.formats import MISSING, percent, rate
 from scaling.store import ResultsFolder
 
 ROOT = Path(__file__).parents[1]
@@ -32,8 +32,7 @@ OF_THE_FIGURES = (OF_THE_TABLE, REFERENCE / "one-bit-step-4xh200", REFERENCE / "
 
 HEAD = "| aggregator | NVLink | host-only |\n|---|---|---|\n"
 EXAMPLE_HEAD = (
-    "| GPUs | ms a step | samples/s | speedup | computation | exposed communication |\n"
-    "|---|---|---|---|---|---|\n"
+    "| GPUs | ms a step | samples/s | speedup | efficiency | exchange, ms |\n|---|---|---|---|---|---|\n"
 )
 REMARKS = {
     "none": "(no exchange)",
@@ -90,11 +89,11 @@ def example(rows: list[Row]) -> str:
         is_shown = wanted.get(row["world_size"]) == row["aggregator"] and row["peer_access"]
         if not is_shown or row["aa_replicate"]:
             continue
-        step_s = row["profiled_iteration_s"]
-        computation = (row["forward_s"] + row["backward_s"]) / step_s
-        exposed = ((row["exposed_comm_s"] or 0.0) + (row["wait_s"] or 0.0)) / step_s
+        added_s = row["exchange_overhead_s"]
+        added = MISSING if added_s is None else f"{1e3 * added_s:.2f}"
         values = [str(row["world_size"]), measured(row), rate(row["samples_per_s"]), f"{row['speedup']:.2f}"]
-        lines.append(f"| {' | '.join([*values, percent(computation, 0), percent(exposed, 0)])} |\n")
+        values += [percent(row["parallel_efficiency"], 0), added]
+        lines.append(f"| {' | '.join(values)} |\n")
     return EXAMPLE_HEAD + "".join(lines)
 
 

@@ -289,9 +289,9 @@ AXES: list[Axis] = [
 # fmt: on
 
 
-def workers(world_size: int) -> str:
-    """`1 worker`, `4 workers`."""
-    return f"{world_size} worker{'' if world_size == 1 else 's'}"
+def workers(world_size: int, unit: str = "worker") -> str:
+    """`1 worker`, `4 workers`, `4 GPUs`."""
+    return f"{world_size} {unit}{'' if world_size == 1 else 's'}"
 
 
 def kind_of_table(cell: Mapping[str, Any]) -> str:

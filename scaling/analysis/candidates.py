@@ -22,6 +22,7 @@ from scaling.analysis.columns import (
     is_control_arm,
     is_of_older_code,
     shares_gpus,
+    workers_of,
 )
 from scaling.analysis.decisions import Difference, with_variance
 from scaling.analysis.findings import Finding
@@ -32,7 +33,7 @@ from scaling.analysis.learning import REACHED, family_key
 from scaling.analysis.noise import scatter_of
 from scaling.analysis.samples import CellResult
 from scaling.analysis.study_scatter import MODERATED, CellTimes, StudyScatter, study_scatter
-from scaling.axes import Role, Shared, columns, fixed_batch, with_columns, workers
+from scaling.axes import Role, Shared, columns, fixed_batch, with_columns
 from scaling.measure.statistics import ONE_LAUNCH
 
 TIME, ACCURACY, EFFICIENCY, HOURS = "time", "time-to-accuracy", "efficiency", "gpu-hours"
@@ -377,9 +378,9 @@ def _recipe(row: Row, family: Sequence[Row]) -> list[str]:
 
 
 def _parts(row: Row, family: Sequence[Row]) -> tuple[str, ...]:
-    parts = [f"{row['aggregator']} on {workers(row['world_size'])}"]
+    parts = [f"{row['aggregator']} on {workers_of(row)}"]
     if _is_single(row):
-        parts = ["1 worker", NO_EXCHANGE]
+        parts = [workers_of(row), NO_EXCHANGE]
     for choice in with_columns(role=Role.CHOSEN):
         value = row[choice.key]
         if value is None or (choice.key in OF_PEERS and _is_single(row)):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from scaling.axes import TRAINED, column_types, fixed_batch, kind_of_table
+from scaling.axes import TRAINED, column_types, fixed_batch, kind_of_table, workers
 from scaling.measure.budget import PARTS
 
 Row = dict[str, Any]
@@ -132,6 +132,16 @@ def has_no_model(row: Mapping[str, Any]) -> bool:
 def shares_gpus(row: Mapping[str, Any]) -> bool:
     """Whether workers of this cell, or row, shared a GPU: its seconds and joules are not meaningful."""
     return (row.get("workers_per_gpu") or 1) > 1
+
+
+def unit_of_workers(row: Mapping[str, Any]) -> str:
+    """What a worker of this row is called: `GPU` where each has one of its own."""
+    return "GPU" if row["device"] == "cuda" and not shares_gpus(row) else "worker"
+
+
+def workers_of(row: Mapping[str, Any]) -> str:
+    """`4 GPUs`, `1 worker`: how many workers this row has."""
+    return workers(row["world_size"], unit_of_workers(row))
 
 
 def is_of_older_code(row: Mapping[str, Any]) -> bool:

@@ -55,6 +55,9 @@ FEWEST = 3
 MOST = 200
 """More launches than this nobody starts to find a difference."""
 
+MOST_ASKED = 20
+"""More launches than this are not asked for: the machine is too noisy, and a quiet one needs fewer."""
+
 MEDIAN_OF_MANY = math.pi / 2
 """The variance of a median over that of the mean of as many normal values."""
 

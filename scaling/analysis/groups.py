@@ -9,7 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from scaling.analysis.columns import Row, has_no_model, is_aa_replicate, is_of_older_code
+from scaling.analysis.columns import (
+    Row,
+    has_no_model,
+    is_aa_replicate,
+    is_of_older_code,
+    unit_of_workers,
+)
 from scaling.analysis.grouping import by_key
 from scaling.axes import Axis, Role, Shared, fixed_batch, with_columns
 
@@ -53,6 +59,12 @@ class CellGroup:
         if measured and all(row["tokens_per_s"] is not None for row in measured):
             return "tokens_per_s", "tokens/s"
         return "samples_per_s", "samples/s"
+
+    @property
+    def unit(self) -> str:
+        """What its workers are called: `GPU` where each has one of its own."""
+        units = {unit_of_workers(row) for row in self.rows}
+        return units.pop() if len(units) == 1 else "worker"
 
     def differs(self, axis: str) -> bool:
         """Whether the rows have several values of a variable."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pandas as pd
@@ -32,7 +32,15 @@ from scaling.analysis.candidates import (
 )
 from scaling.analysis.columns import Row, to_rows
 from scaling.analysis.control import baseline_of
-from scaling.analysis.decisions import FEWEST, TIE_RATIO, Difference, State, launches_needed, state_of
+from scaling.analysis.decisions import (
+    FEWEST,
+    MOST_ASKED,
+    TIE_RATIO,
+    Difference,
+    State,
+    launches_needed,
+    state_of,
+)
 from scaling.analysis.explain import explain_cell, limit_of
 from scaling.analysis.explain_view import Known
 from scaling.analysis.findings import Finding
@@ -64,12 +72,14 @@ class Rival:
         why: tie (the choice is larger by TIE_RATIO at most), undecided, one_launch or efficiency.
         is_same: whether it is shown to be the same within TIE_RATIO, either way.
         launches: that would show a difference, in all; None where no number would, or where it would not pay.
+        is_noisy: whether the launches scatter so much that it takes more than MOST_ASKED.
     """
 
     candidate: Candidate
     why: str
     is_same: bool
     launches: int | None
+    is_noisy: bool = False
 
 
 @dataclass(frozen=True)
@@ -104,7 +114,10 @@ class Recommendation:
         choice: the smallest value; also while undecided.
         runner_up: the next one.
         rivals: those that are not shown to be larger than the choice; none if decided.
-        more_repeats: that would show a difference; None if decided, or if none would that is worth having.
+        more_repeats: that would show a difference; None if decided, if none would that is worth having, or if
+            it takes more than MOST_ASKED launches.
+        at_most: cell id -> the upper end of the 95% interval of its time over the choice's.
+        is_noisy: it takes more than MOST_ASKED: launches scatter too much.
         limit: what takes most of the choice's time.
         cost: what it costs to be wrong; None without a choice.
         excluded: cells that may not be chosen.
@@ -123,6 +136,8 @@ class Recommendation:
     excluded: list[Excluded]
     workers: Decision | None = None
     aggregator: Decision | None = None
+    is_noisy: bool = False
+    at_most: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def finding(self) -> Finding:
@@ -145,6 +160,7 @@ class Recommendation:
             "choice": self.choice.values(),
             "rivals": rivals,
             "more_repeats": self.more_repeats,
+            "is_noisy": self.is_noisy,
             "fewest_launches": FEWEST,
             "tie_ratio": TIE_RATIO,
             "workers": self.workers and self.workers.as_dict(),
@@ -250,6 +266,12 @@ def _recommend(
             scatters,
             lambda candidate: candidate.row["aggregator"],
         ),
+        any(rival.is_noisy for rival in [*rivals, *before]),
+        {
+            other.cell_id: difference.interval[1]
+            for other, difference in zip(others, differences, strict=True)
+            if difference.interval is not None
+        },
     )
 
 
@@ -280,8 +302,10 @@ def _rival(other: Candidate, difference: Difference, num_launches: int) -> Rival
         return Rival(other, "tie", difference.is_same(), None)
     if difference.log_ratio <= math.log1p(TIE_RATIO):  # so small a difference is not worth more repeats
         return Rival(other, "undecided", False, None)
-    deviation = difference.error * math.sqrt(num_launches)
-    return Rival(other, "undecided", False, launches_needed(difference.log_ratio, deviation))
+    needed = launches_needed(difference.log_ratio, difference.error * math.sqrt(num_launches))
+    if needed is None or needed > MOST_ASKED:
+        return Rival(other, "undecided", False, None, is_noisy=True)
+    return Rival(other, "undecided", False, needed)
 
 
 def _cost_of_error(
@@ -339,7 +363,9 @@ def _efficient(
                 if difference.error is None
                 else launches_needed(gap, difference.error * math.sqrt(launches))
             )
-            unsure.append(Rival(candidate, "one_launch" if half is None else "efficiency", False, needed))
+            is_noisy = needed is None or needed > MOST_ASKED
+            why = "one_launch" if half is None else "efficiency"
+            unsure.append(Rival(candidate, why, False, None if is_noisy else needed, is_noisy))
         elif efficiency < smallest:
             reason = Finding("efficiency_below", (candidate.cell_id,), {"smallest_ratio": smallest})
             name = f"{candidate.name}: {efficiency:.2f}"

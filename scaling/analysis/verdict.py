@@ -11,7 +11,8 @@ The template `verdict` and its parts say it, for `run`, `recommend` and the page
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -22,6 +23,15 @@ from scaling.analysis.decisions import TIE_RATIO
 from scaling.analysis.findings import Finding
 from scaling.analysis.recommend import Recommendation, recommend
 from scaling.analysis.samples import CellResult
+
+LEAST_LOSS = 0.1
+"""A step that loses less than this part of its time to several workers is limited by something else."""
+
+LEAST_PART = 0.02
+"""A smaller part of a step is not worth a word."""
+
+_SAID_BY_LOSSES = ("exposed_communication", "not_hidden", "waiting", "update", "computation")
+"""Rules of which the losses say the same, with the largest first."""
 
 OBJECTIVES = (TIME, ACCURACY)
 """Those of which a study has an answer, where it measured them."""
@@ -88,18 +98,61 @@ def verdict_of(
         "setting": _setting(choice, choice),
         "shared": _shared(choice, ties),
         "ties": [_setting(tie, choice) for tie in ties],
-        "tie_ratio": max((_ratio(tie, choice) - 1 for tie in ties), default=None),
+        "tie_ratio": TIE_RATIO,
         "unresolved": [_setting(other, choice) for other in same_size if other not in ties],
-        "next_best": _next_best(choice, [other for other in others if other not in rivals]),
+        "next_best": _next_best(
+            choice, [other for other in others if other not in rivals], recommendation.at_most
+        ),
         "other_size": _best_of_other_sizes(choice, others),
         "limit": recommendation.limit,
+        "losses": _losses(choice, others, recommendation.limit),
         "confidence": _confidence(choice, open_sizes, is_tie=len(ties) == len(same_size)),
         "num_launches": choice.num_launches,
         "half_width_ratio": _half_width(choice),
         "noise_floor": row["noise_floor"],
         "more_repeats": recommendation.more_repeats,
+        "is_noisy": recommendation.is_noisy,
     }
     return Finding("verdict", tuple(other.row["cell_id"] for other in (choice, *ties)), values)
+
+
+def _losses(choice: Candidate, others: Sequence[Candidate], limit: Finding | None) -> dict[str, Any] | None:
+    """What a step takes beyond that of an ideal speedup: what the exchange adds, and the rest.
+
+    Of the choice; where that is one worker, of the fastest one with several. The exchange is the difference
+    to the control arm; `exchange_range_s` has the exposed time of the profiled steps too, where the check
+    does not find that both agree. None where less than LEAST_LOSS is lost, or a rule names the cause.
+    """
+    row = choice.row
+    if row["world_size"] == 1:
+        several = [other.row for other in others if other.row["world_size"] > 1]
+        if not several:
+            return None
+        row = min(several, key=lambda other: float(other["iteration_s"] or math.inf))
+    elif limit is not None and limit.kind not in _SAID_BY_LOSSES:
+        return None
+    if row["parallel_efficiency"] is None or row["exposed_by_difference_s"] is None:
+        return None
+    step_s, exchange_s = row["iteration_s"], row["exposed_by_difference_s"]
+    lost_s = step_s * (1 - row["parallel_efficiency"])
+    if lost_s < LEAST_LOSS * step_s:
+        return None
+    check, spans_s = row["exposed_check"], row["exchange_overhead_s"]
+    agrees = check is None or check.kind == "exposed_times_agree" or spans_s is None
+    known_to_s = (
+        0.0 if row["iteration_s_high"] is None else (row["iteration_s_high"] - row["iteration_s_low"]) / 2
+    )
+    rest_s = lost_s - exchange_s
+    return {
+        "world_size": row["world_size"],
+        "iteration_s": step_s,
+        "is_strong": row["scaling"] == "strong",
+        "exchange_s": exchange_s,
+        "exchange_range_s": sorted([max(0.0, exchange_s), exchange_s if agrees else spans_s]),
+        "is_resolved": agrees or check.kind == "exposed_times_differ",
+        "rest_s": rest_s if rest_s > max(known_to_s, LEAST_PART * step_s) else None,
+        "bytes_per_s": limit.values.get("bytes_per_s") if limit is not None and row is choice.row else None,
+    }
 
 
 def _untrained(candidates: Sequence[Candidate], excluded: Sequence[Excluded]) -> dict[str, Any] | None:
@@ -167,13 +220,19 @@ def _ratio(candidate: Candidate, choice: Candidate) -> float:
     return candidate.value / choice.value
 
 
-def _next_best(choice: Candidate, others: Sequence[Candidate]) -> dict[str, Any] | None:
-    """The fastest slower setting with the same number of workers."""
+def _next_best(
+    choice: Candidate, others: Sequence[Candidate], at_most: Mapping[str, float]
+) -> dict[str, Any] | None:
+    """The fastest slower setting with the same number of workers; `at_most` where the times alone do not show
+    that it is slower by more than a tie."""
     slower = [other for other in others if other.row["world_size"] == choice.row["world_size"]]
     first = min(slower, key=lambda other: other.value, default=None)
     if first is None:
         return None
-    return {**_setting(first, choice), "slower_ratio": _ratio(first, choice) - 1}
+    slower_ratio, most = _ratio(first, choice) - 1, at_most.get(first.cell_id)
+    is_near = slower_ratio <= TIE_RATIO and most is not None
+    most_ratio = most - 1 if is_near and most is not None else None
+    return {**_setting(first, choice), "slower_ratio": slower_ratio, "at_most_ratio": most_ratio}
 
 
 def _best_of_other_sizes(choice: Candidate, others: Sequence[Candidate]) -> dict[str, Any] | None:

@@ -11,18 +11,20 @@ from scaling.cli.options import note
 
 
 def attach(
-    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND", help="As the script is started.")],
-    out: Annotated[Path, typer.Option("--out", help="Results folder, new.")] = Path("results/attach"),
-    arms: Annotated[str | None, typer.Option("--arms", help="Some of the arms: no_exchange,aa")] = None,
+    command: Annotated[
+        list[str], typer.Argument(metavar="-- COMMAND", help="The command that starts the script.")
+    ],
+    out: Annotated[Path, typer.Option("--out", help="New results folder.")] = Path("results/attach"),
+    arms: Annotated[str | None, typer.Option("--arms", help="Run only these arms: no_exchange,aa")] = None,
     steps: Annotated[int, typer.Option("--steps", min=5, help="Measured steps of a run.")] = 30,
-    warmup: Annotated[int, typer.Option("--warmup", min=1, help="Steps left out before them.")] = 10,
-    launches: Annotated[int, typer.Option("--launches", min=1, help="Of each repeated arm.")] = 3,
+    warmup: Annotated[int, typer.Option("--warmup", min=1, help="Warm-up steps before them.")] = 10,
+    launches: Annotated[int, typer.Option("--launches", min=1, help="Launches of each repeated arm.")] = 3,
     deadline: Annotated[
         float, typer.Option("--deadline", min=1, help="Seconds that a run may take.")
     ] = 120.0,
     join_folder: Annotated[
         Path | None,
-        typer.Option("--join", metavar="DIR", help="On a further node: take part in the runs begun in DIR."),
+        typer.Option("--join", metavar="DIR", help="On each further node: join the runs in DIR."),
     ] = None,
 ) -> None:
     """Run a training script several times for some steps each, and say what limits it."""

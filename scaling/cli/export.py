@@ -41,7 +41,7 @@ def export(
 ) -> None:
     """Print raw samples in another tool's format, or archive the folder.
 
-    Open a chrome file in chrome://tracing or ui.perfetto.dev; only profiled iterations have phases.
+    Open a chrome file in chrome://tracing or ui.perfetto.dev; only profiled steps have phases.
     --archive packs the runs of a finished study into samples.csv.gz and runs.jsonl; every command
     reads them.
     """

@@ -8,8 +8,6 @@ from typing import Annotated
 
 import typer
 
-from topologies.texts import folded
-
 
 def recommend(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="A results folder.")],
@@ -37,7 +35,7 @@ def recommend(
     from scaling.analysis.verdict import verdicts
     from scaling.errors import ScalingError
     from scaling.report.recommend_text import as_dict, lines_of
-    from scaling.report.verdict_text import verdict_lines
+    from scaling.report.verdict_text import command_of, folded_answer, verdict_lines
     from scaling.store import ResultsFolder
 
     most_bytes = None if max_memory is None else _size_in_bytes(max_memory)
@@ -54,9 +52,9 @@ def recommend(
         typer.echo(json.dumps([as_dict(recommendation) for recommendation in recommendations], indent=1))
     else:
         if objective == "time" and most_bytes is None:
-            for line in verdict_lines(verdicts(study.table, study.cells, study.num_cores)):
-                typer.echo(folded("", line, indent=2))
-            typer.echo()
+            found = verdicts(study.table, study.cells, study.num_cores)
+            command = command_of(found[0], ResultsFolder(directory)) if found else ""
+            typer.echo(f"{folded_answer(verdict_lines(found, command), command)}\n")
         for recommendation in recommendations:
             typer.echo("\n".join(lines_of(recommendation)))
     if any(recommendation.state == "undecided" for recommendation in recommendations):

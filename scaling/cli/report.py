@@ -29,7 +29,7 @@ def report(
     ] = False,
     titles: Annotated[bool, typer.Option("--titles", help="With --paper: figures with titles.")] = False,
 ) -> None:
-    """Make summary.csv, budget.csv, the figures and report.html from the raw samples."""
+    """Make the tables, figures and report.html from the raw samples; print the tables and the answer."""
     if as_json and markdown:
         raise StudyError("--json and --markdown both print the report; give one of them")
     if titles and not paper:
@@ -39,6 +39,23 @@ def report(
         typer.echo(made.markdown(), nl=False)
     else:
         typer.echo(json.dumps(made.as_dict(), indent=1) if as_json else made.page)
+        if not as_json:
+            _show(made)
+
+
+def _show(made: Report) -> None:
+    """Prints all tables of cells, and the answer."""
+    from rich.console import Console
+
+    from scaling.report.terminal import render_tables
+    from scaling.report.transfer_tables import render_transfers
+    from scaling.report.verdict_text import folded_answer
+
+    console = Console(soft_wrap=True)
+    for table in [*render_tables(made.table), *render_transfers(made.transfers)]:
+        console.print()
+        console.print(table)
+    typer.echo(f"\n{folded_answer(made.answer, made.content.command)}")
 
 
 def written_report(

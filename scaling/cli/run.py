@@ -199,16 +199,18 @@ def name_rest(failed: list[RunRecord], left: list[str], *, is_fault: bool) -> No
 
 
 def _show(made: Report) -> None:
-    """Prints the summary's tables, how the wall time divided, and the answer."""
+    """Prints the best settings, how the wall time divided, and the answer."""
     from rich.console import Console
 
     from scaling.report.device import device_sentences
-    from scaling.report.terminal import render_tables
+    from scaling.report.terminal import render_answer
     from scaling.report.text import text_of
     from scaling.report.transfer_tables import render_transfers
+    from scaling.report.verdict_text import folded_answer
 
     console = Console(soft_wrap=True)
-    for table in [*render_tables(made.table), *render_transfers(made.transfers)]:
+    console.print(render_answer(made.table))
+    for table in render_transfers(made.transfers):
         console.print(table)
         console.print()
     for sentence in device_sentences(made.experiments):
@@ -216,4 +218,4 @@ def _show(made: Report) -> None:
     if made.times is not None:
         typer.echo(folded("", text_of(made.times.finding), indent=2))
     note(f"report: {made.page}")
-    typer.echo("\n".join(["", *(folded("", line, indent=2) for line in made.answer)]))
+    typer.echo(f"\n{folded_answer(made.answer, made.content.command)}")

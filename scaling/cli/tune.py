@@ -36,7 +36,7 @@ def tune(
     """Find the best gradient buckets of a study's overlapped cells; keep DDP's own unless others are faster.
 
     A probe of two cells shows when gradients are ready and what exchanges take; the best partitions by that
-    are measured beside DDP's default and the step without exchange.
+    are measured with DDP's default and the step without exchange.
     """
     from launchers.local import LocalLauncher
     from launchers.zygote import Zygotes

@@ -6,12 +6,13 @@ import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from scaling.analysis.columns import Row, is_control_arm
+from scaling.analysis.columns import Row, is_control_arm, workers_of
 from scaling.analysis.findings import Finding
 from scaling.analysis.groups import CellGroup
 from scaling.axes import workers
 from scaling.report.figures.base import SavedFigure
-from scaling.report.formats import half_width_percent, milliseconds, percent, rate, ratio
+from scaling.report.formats import milliseconds, percent, ratio
+from scaling.report.page_tables import answer_columns, best_of_rows
 from scaling.report.sections import Section, arrange
 from scaling.report.tables import Column, Table, table_of
 from scaling.report.titles import short_names, title_parts
@@ -125,7 +126,7 @@ def _summary(group: CellGroup) -> str:
             return ""
         best = min(reached, key=lambda row: float(row["seconds_to_target"]))
         return (
-            f"{group.name(best)} on {workers(best['world_size'])}: {best['seconds_to_target']:.4g} s to "
+            f"{group.name(best)} on {workers_of(best)}: {best['seconds_to_target']:.4g} s to "
             f"{percent(best['target_accuracy'])}"
         )
     best_row = best_of_group(group)
@@ -133,19 +134,14 @@ def _summary(group: CellGroup) -> str:
         return ""
     speedup = "" if best_row["speedup"] is None else f", speedup {ratio(best_row['speedup'])}"
     return (
-        f"{group.name(best_row)} on {workers(best_row['world_size'])}: "
+        f"{group.name(best_row) if best_row['world_size'] > 1 else 'best'} on {workers_of(best_row)}: "
         f"{milliseconds(best_row['iteration_s'])} ms a step{speedup}"
     )
 
 
 def best_of_group(group: CellGroup) -> Row | None:
     """The row with the highest throughput that is a choice: no control arm of several workers."""
-    rows = [
-        row
-        for row in group.rows
-        if row["iteration_s"] is not None and (row["world_size"] == 1 or not is_control_arm(row))
-    ]
-    return max(rows, key=lambda row: float(row["samples_per_s"]), default=None)
+    return best_of_rows(group.rows)
 
 
 def answer_table(group: CellGroup, named: Collection[str]) -> Table | None:
@@ -163,19 +159,13 @@ def answer_table(group: CellGroup, named: Collection[str]) -> Table | None:
     size = best["world_size"] if best["world_size"] > 1 else max(group.world_sizes)
     rows = [row for row in group.rows if row["world_size"] == size and row["iteration_s"] is not None]
     rows.sort(key=lambda row: float(row["iteration_s"]))
-    throughput, unit = group.throughput
     return _marked(
         table_of(
-            f"All settings on {workers(size)}, fastest first",
-            "Step time ± half of its 95% interval. No exchange is an upper bound, not a choice.",
-            [
-                Column("aggregator", lambda row: _name(group, row)),
-                Column("ms a step", _time),
-                Column(unit, lambda row: rate(row[throughput])),
-                Column("speedup", lambda row: ratio(row["speedup"])),
-                Column("efficiency", lambda row: percent(row["parallel_efficiency"], decimals=0)),
-                Column("exposed, ms", lambda row: milliseconds(row["exchange_overhead_s"])),
-            ],
+            f"All settings on {workers(size, group.unit)}, fastest first",
+            "Step time ± half of its 95% interval."
+            + (" No exchange is an upper bound, not a choice." if any(map(is_control_arm, rows)) else "")
+            + " Exchange: what it adds to the step, by profiled steps.",
+            answer_columns(group),
             rows,
         ),
         rows,
@@ -195,7 +185,7 @@ def _training_table(group: CellGroup, named: Collection[str]) -> Table | None:
             "Accuracy after the last epoch; seconds leave evaluation out.",
             [
                 Column("aggregator", group.name),
-                Column("workers", lambda row: str(row["world_size"])),
+                Column(f"{group.unit}s", lambda row: str(row["world_size"])),
                 Column("test accuracy", lambda row: percent(row["final_test_accuracy"], decimals=2)),
                 Column("s to target", _to_target),
                 Column("training, s", lambda row: f"{row['train_s']:.4g}" if row["train_s"] else ""),
@@ -219,15 +209,6 @@ def _marked(table: Table, rows: Sequence[Row], group: CellGroup, named: Collecti
         bounds=[place for place, row in enumerate(rows) if row["world_size"] > 1 and is_control_arm(row)],
         best=[place for place, row in enumerate(rows) if row["cell_id"] in named],
     )
-
-
-def _name(group: CellGroup, row: Row) -> str:
-    return f"no exchange ({group.name(row)})" if is_control_arm(row) else group.name(row)
-
-
-def _time(row: Row) -> str:
-    width = half_width_percent(row["iteration_s"], row["iteration_s_low"], row["iteration_s_high"])
-    return milliseconds(row["iteration_s"]) + (f" ±{width}" if width else "")
 
 
 def _to_target(row: Row) -> str:

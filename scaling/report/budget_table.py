@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from scaling.analysis.cautions import LARGEST_PROFILING_OVERHEAD
-from scaling.analysis.columns import BUDGET_COLUMNS, Row
+from scaling.analysis.columns import BUDGET_COLUMNS, Row, workers_of
 from scaling.analysis.groups import CellGroup
-from scaling.axes import workers
 from scaling.report.formats import MISSING, like
 from scaling.report.tables import Column, Table, table_of
 from scaling.report.text import text_of
@@ -21,21 +20,21 @@ _AFTER_THE_SUM = {
     "hidden_h2d_s": "hidden h2d",
     "profiling_overhead_s": "profiling overhead",
     "skew_s": "skew",
-    "exchange_overhead_s": "exposed",
+    "exchange_overhead_s": "exchange overhead",
     "exposed_by_difference_s": "by difference",
 }
-SUM = "= profiled iteration"
+SUM = "= profiled step"
 UNPROFILED = "step"
 MARK = "*"
-"""Of a step that differs from its profiled iteration by more than LARGEST_PROFILING_OVERHEAD."""
+"""Of a step that differs from its profiled step by more than LARGEST_PROFILING_OVERHEAD."""
 CHECK, DIFFERS = "check", "no"
 
 READING = (
     "Mean over the middle half of the profiled steps, of the rank that the others wait for. "
-    "The parts add up to the profiled iteration; * marks a step without profiling that differs from it by "
+    "The parts add up to the profiled step; * marks a step without profiling that differs from it by "
     "over 5%: there the parts are shares. "
     "Hidden: under the computation. Profiling overhead: what the marks cost. Skew: the last rank's arrival "
-    "at the first exchange after the first one's. Exposed: what the exchange adds, by its spans, and by "
+    "at the first exchange after the first one's. Exchange overhead: what it adds, by its spans, and by "
     "difference to the control arm."
 )
 """What the lines mean."""
@@ -57,7 +56,7 @@ def budget_table(group: CellGroup, rows: Sequence[Row] | None = None) -> Table |
     shown = known if rows is None else rows
     columns = [
         Column("aggregator", group.name),
-        Column("workers", lambda row: str(row["world_size"])),
+        Column(f"{group.unit}s", lambda row: str(row["world_size"])),
         *lines,
     ]
     differing = [row for row in shown if _check(row) == DIFFERS]
@@ -67,8 +66,7 @@ def budget_table(group: CellGroup, rows: Sequence[Row] | None = None) -> Table |
         columns,
         shown,
         remarks=[
-            f"{group.name(row)} on {workers(row['world_size'])}: {text_of(row['exposed_check'])}"
-            for row in differing
+            f"{group.name(row)} on {workers_of(row)}: {text_of(row['exposed_check'])}" for row in differing
         ],
         cells=[[row["cell_id"]] for row in shown],
         section="budget",

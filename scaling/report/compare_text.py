@@ -35,7 +35,7 @@ VERDICTS = (
 )
 """In the order in which they are counted."""
 
-HEADINGS = {"iteration": "time of an iteration", "convergence": "time of a whole training"}
+HEADINGS = {"iteration": "time of a step", "convergence": "time of a whole training"}
 """Kinds in the order of their tables."""
 
 COUNTED = {"iteration": "timed cells", "convergence": "trainings"}

@@ -36,6 +36,7 @@ class Content:
         folder: the results folder's name, for the commands that make it again.
         findings: what was found, the most important first.
         verdicts: the answers, the first one the page's.
+        command: of the first one's next experiment; "" where there is none.
         cautions: findings without which the answers would mislead.
         blocks: what belongs to each workload; the first one is that of the first answer.
         sections: all figures and tables; of the page those that belong to no workload.
@@ -53,6 +54,7 @@ class Content:
     folder: str
     findings: list[Sentence]
     verdicts: Sequence[Finding]
+    command: str
     cautions: list[Sentence]
     blocks: list[Block]
     sections: list[Section]
@@ -75,6 +77,7 @@ class Extras:
         tables, findings: of cells without a model, and of predictions; they stand behind the summary's.
         remarks: (section, what is said there: what is left out, and why).
         verdicts: the answers (`scaling.analysis.verdict`).
+        command: of the first one's next experiment; "" where there is none.
         scatter: of the cells over launches.
         headline: the answer of a study without verdicts, in a sentence.
     """
@@ -83,6 +86,7 @@ class Extras:
     findings: list[Sentence] = field(default_factory=list)
     remarks: list[tuple[str, str]] = field(default_factory=list)
     verdicts: Sequence[Finding] = ()
+    command: str = ""
     scatter: StudyScatter = field(default_factory=lambda: study_scatter({}))
     headline: str = ""
 
@@ -117,6 +121,7 @@ def content_of(
         folder=folder,
         findings=[*summary, *extras.findings],
         verdicts=extras.verdicts,
+        command=extras.command,
         cautions=sentences_of(finding for finding in findings if finding.kind in CAUTIONS),
         blocks=blocks_of(groups, figures, [*tables, *extras.tables], extras.verdicts),
         sections=arrange(figures, [*tables, *extras.tables], extras.remarks),

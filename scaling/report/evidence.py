@@ -29,11 +29,11 @@ class EvidencePath:
 
 PATHS = (
     EvidencePath(
-        "time per iteration",
+        "time of a step",
         "summary.csv: iteration_s, iteration_s_low, iteration_s_high",
         "step_s of lines with warmup false and without split true, of every rank",
-        "the largest over ranks at each iteration; the median over the iterations of all repeats; the "
-        "interval from the repeats' medians (of one repeat: from its iterations)",
+        "the largest over ranks at each step; the median over the steps of all repeats; the "
+        "interval from the repeats' medians (of one repeat: from its steps)",
     ),
     EvidencePath(
         "speedup, efficiency",
@@ -46,7 +46,7 @@ PATHS = (
         "where a step's time goes",
         "summary.csv: <part>_s, profiled_iteration_s, profiling_overhead_s; budget.csv: each step",
         "spans of lines with split true (older folders: <phase>_s of every measured line)",
-        "mean over the middle half of the profiled iterations, of the rank that the others wait for",
+        "mean over the middle half of the profiled steps, of the rank that the others wait for",
     ),
     EvidencePath(
         "stragglers",
@@ -57,7 +57,7 @@ PATHS = (
     EvidencePath(
         "noise floor",
         "summary.csv: noise_floor",
-        "as the time per iteration, launch by launch, of the cell and its A/A replicate (an A/A pair)",
+        "as the time of a step, launch by launch, of the cell and its A/A replicate (an A/A pair)",
         "the largest difference of two medians over their mean",
     ),
     EvidencePath(
@@ -100,7 +100,7 @@ PATHS = (
         "iteration_s",
     ),
     EvidencePath(
-        "predicted time per iteration (simulated)",
+        "predicted time of a step (simulated)",
         "predictions.json",
         "none: written before the launch that measures the cell",
         "scaling predict; the error is predicted / iteration_s - 1",

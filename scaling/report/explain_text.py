@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from scaling.analysis.columns import Row, is_control_arm
+from scaling.analysis.columns import Row, is_control_arm, workers_of
 from scaling.analysis.explain import EXPLAINED_KINDS, is_limit
 from scaling.analysis.explain_rules import RULES
 from scaling.analysis.findings import Finding
@@ -41,7 +41,7 @@ def overview(rows: Sequence[Row], findings: Findings) -> Iterator[str]:
             continue
         largest = max(row["world_size"] for row in explained)
         shown = [row for row in explained if row["world_size"] == largest and not is_control_arm(row)]
-        yield _wrapped(f"{title_of(group.given)}, on {workers(largest)}", indent=0)
+        yield _wrapped(f"{title_of(group.given)}, on {workers(largest, group.unit)}", indent=0)
         ordered = sorted(shown or explained[-1:], key=lambda row: row["iteration_s"] or 0.0)
         for same in _with_one_cause(ordered, findings):
             yield _wrapped(_named([f"{group.name(row)}{_time(row)}" for row in same]), indent=2)
@@ -105,7 +105,7 @@ def details(rows: Sequence[Row], findings: Findings, chosen: Sequence[Row]) -> I
     groups = _groups(rows)
     for row in chosen:
         group = next(candidate for candidate in groups if row in candidate.rows)
-        yield f"{group.name(row)} on {workers(row['world_size'])}{_time(row)}, cell {row['cell_id']}"
+        yield f"{group.name(row)} on {workers_of(row)}{_time(row)}, cell {row['cell_id']}"
         yield _wrapped(title_of(group.given), indent=2)
         for finding in findings[row["cell_id"]]:
             yield from _detail(finding)
@@ -171,7 +171,7 @@ def _groups(rows: Sequence[Row]) -> list[CellGroup]:
 def _time(row: Row) -> str:
     if row["iteration_s"] is None:
         return "" if row["repeats"] else f" ({row['state']})"
-    return f": {milliseconds(row['iteration_s'])} ms an iteration"
+    return f": {milliseconds(row['iteration_s'])} ms a step"
 
 
 def _wrapped(text: str, indent: int) -> str:

@@ -129,7 +129,7 @@ COLUMNS: dict[str, tuple[Column[_Pair], ...]] = {
     "iteration": (
         *_SENT,
         Column("encode + decode, ms", lambda pair: milliseconds(pair.coding_s)),
-        Column("ms an iteration", lambda pair: milliseconds(pair.both("iteration_s")[0])),
+        Column("ms a step", lambda pair: milliseconds(pair.both("iteration_s")[0])),
         Column("exact one's, ms", lambda pair: milliseconds(pair.both("iteration_s")[1])),
         Column("of it", lambda pair: pair.share("iteration_s")),
     ),
@@ -155,7 +155,7 @@ def fidelity_tables(groups: Sequence[CellGroup], cells: Mapping[str, CellResult]
         pairs = [_Pair(group, row, _exact_one(row, exact)) for row in lossy]
         tables.append(
             table_of(
-                f"{'Trainings' if group.kind == 'convergence' else 'Iterations'}: {title_of(group.given)}",
+                f"{'Trainings' if group.kind == 'convergence' else 'Steps'}: {title_of(group.given)}",
                 STATISTIC,
                 COLUMNS[group.kind],
                 pairs,

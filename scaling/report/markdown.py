@@ -16,7 +16,7 @@ def render_markdown(content: Content) -> str:
     """The text, in GitHub's Markdown; figures are SVG files in figures/, in its folder."""
     templates = environment(TEMPLATES, autoescape=False)
     templates.filters |= {"md": _escaped, "row": _row}
-    answer = verdict_lines(content.verdicts)
+    answer = verdict_lines(content.verdicts, content.command)
     template = templates.get_template("report.md.j2")
     return template.render(content=content, answer=answer, open_sections=OPEN_SECTIONS).rstrip() + "\n"
 

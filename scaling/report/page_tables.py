@@ -8,23 +8,23 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from scaling.analysis.columns import SEPARATOR, Row, shares_gpus
+from scaling.analysis.columns import SEPARATOR, Row, is_control_arm, shares_gpus, workers_of
 from scaling.analysis.grouping import by_key
 from scaling.analysis.groups import CellGroup
 from scaling.analysis.learning import REACHED, family_key, over_seeds
 from scaling.analysis.noise import noise_finding
 from scaling.analysis.training_findings import without_augmentation
-from scaling.axes import workers
 from scaling.report.budget_table import budget_table
 from scaling.report.formats import (
     MISSING,
-    half_width,
+    half_width_percent,
     interval,
     listed,
     megabytes,
     milliseconds,
     number,
     percent,
+    rate,
     ratio,
 )
 from scaling.report.tables import Column, Table, table_of
@@ -39,9 +39,9 @@ AGGREGATOR_WIDTH = 26
 CONVERGENCE_STATISTIC = (
     "Medians over the repeats; accuracies of several seeds are the mean with its standard deviation. Loss "
     "and accuracy are those after the last epoch. Seconds of training leave evaluation out; to the target: "
-    "at the end of the first epoch that reaches it, if every repeat does. Predicted: iteration time of the "
-    "timed cell x iterations to the target, with the 95% interval of both (of one launch with its noise "
-    "floor); with one training (one seed, one repeat) without that of the iterations."
+    "at the end of the first epoch that reaches it, if every repeat does. Predicted: step time of the "
+    "timed cell x steps to the target, with the 95% interval of both (of one launch with its noise "
+    "floor); with one training (one seed, one repeat) without that of the steps."
 )
 
 
@@ -57,7 +57,7 @@ def _tables(group: CellGroup, groups: Sequence[CellGroup]) -> list[Table]:
         return []
     noise = noise_finding(group, groups)
     table = table_of(
-        f"Time per iteration: {title_of(group.given)}",
+        f"Time of a step: {title_of(group.given)}",
         _iteration_statistic(group),
         columns_of(group),
         group.rows,
@@ -78,11 +78,41 @@ def columns_of(group: CellGroup) -> list[Column[Row]]:
     return [
         Column("aggregator", group.name),
         Column(None, lambda row: _with_state(group, row), "aggregator", AGGREGATOR_WIDTH),
-        Column("workers", lambda row: str(row["world_size"]), "workers"),
+        Column(f"{group.unit}s", lambda row: str(row["world_size"]), f"{group.unit}s"),
         Column("batch a worker", lambda row: str(row["local_batch"])),
         *(CONVERGENCE_COLUMNS if group.kind == "convergence" else (*TIME_COLUMNS, *rates, *SPEEDUP_COLUMNS)),
         Column("state", lambda row: str(row["state"])),
     ]
+
+
+def best_of_rows(rows: Sequence[Row]) -> Row | None:
+    """The same of some rows. One worker exchanges nothing: where it was timed without, that is its row."""
+    measured = [row for row in rows if row["iteration_s"] is not None]
+    has_single = any(row["world_size"] == 1 and is_control_arm(row) for row in measured)
+    choices = [row for row in measured if is_control_arm(row) == (row["world_size"] == 1 and has_single)]
+    return max(choices, key=lambda row: float(row["samples_per_s"]), default=None)
+
+
+def answer_columns(group: CellGroup) -> list[Column[Row]]:
+    """The columns of timed settings that answer."""
+    throughput, unit = group.throughput
+    return [
+        Column("aggregator", lambda row: _name_or_bound(group, row)),
+        Column("ms a step", _time_with_width, "ms/step"),
+        Column(unit, lambda row: rate(row[throughput]), unit),
+        Column("speedup", lambda row: ratio(row["speedup"]), "speedup"),
+        Column("efficiency", lambda row: percent(row["parallel_efficiency"], decimals=0), "efficiency"),
+        Column("exchange, ms", lambda row: milliseconds(row["exchange_overhead_s"])),
+    ]
+
+
+def _name_or_bound(group: CellGroup, row: Row) -> str:
+    return f"no exchange ({group.name(row)})" if is_control_arm(row) else group.name(row)
+
+
+def _time_with_width(row: Row) -> str:
+    width = half_width_percent(row["iteration_s"], row["iteration_s_low"], row["iteration_s_high"])
+    return milliseconds(row["iteration_s"]) + (f" ±{width}" if width else "")
 
 
 def _convergence_table(group: CellGroup) -> Table:
@@ -106,7 +136,7 @@ def _unpredicted(group: CellGroup, merged: Sequence[Row]) -> Iterator[str]:
     without = [row for row in aimed if row["predicted_s_to_target"] is None]
     if not without:
         return
-    names = [f"{group.name(row)} on {workers(row['world_size'])}" for row in without]
+    names = [f"{group.name(row)} on {workers_of(row)}" for row in without]
     who = "no combination" if len(without) == len(aimed) else f"not {listed(names)}"
     yield (
         f"Predicted: {who}, as no cell of kind: iteration here was measured with the same step (model, "
@@ -121,7 +151,7 @@ def _unaugmented(group: CellGroup, merged: Sequence[Row]) -> Iterator[str]:
     lacking = without_augmentation(predicted)
     if not lacking:
         return
-    names = [f"{group.name(row)} on {workers(row['world_size'])}" for row in lacking]
+    names = [f"{group.name(row)} on {workers_of(row)}" for row in lacking]
     which = "" if len(lacking) == len(predicted) else f" for {listed(names)}"
     yield (
         f"Predicted: without augmentation{which}, which the seconds of training contain and the timed steps "
@@ -145,7 +175,7 @@ def _other_seeds(group: CellGroup, merged: Sequence[Row]) -> Iterator[str]:
             )
             median = "its seconds are their median, and not to be compared with a single seed's"
             yield (
-                f"{group.name(row)} on {workers(row['world_size'])}: {who} reach the target after "
+                f"{group.name(row)} on {workers_of(row)}: {who} reach the target after "
                 f"{min(epochs):g} to {max(epochs):g} epochs"
                 f"{'' if row['seconds_to_target'] is None else f'; {median}'}."
             )
@@ -155,7 +185,7 @@ def _iteration_statistic(group: CellGroup) -> str:
     methods = dict.fromkeys(row["interval_method"] for row in group.rows if row["interval_method"])
     intervals = f"Interval: {'; '.join(methods)}. " if methods else ""
     return (
-        "Median over the iterations of all repeats, each as long as its slowest rank; warm-up left out. "
+        "Median over the steps of all repeats, each as long as its slowest rank; warm-up left out. "
         f"{intervals}Speedup: throughput over that of one worker without exchange, equal in everything else."
         f"{_utilization(group)}"
     )
@@ -189,6 +219,10 @@ def _time(row: Row) -> str:
     return milliseconds(row["iteration_s"], width) if row["repeats"] else str(row["state"])
 
 
+def _width(row: Row) -> str:
+    return half_width_percent(row["iteration_s"], row["iteration_s_low"], row["iteration_s_high"]) or MISSING
+
+
 def _accuracy(row: Row) -> str:
     return percent(row["final_test_accuracy"], decimals=2) if row["repeats"] else str(row["state"])
 
@@ -220,17 +254,17 @@ def _predicted(row: Row) -> str:
 
 
 TIME_COLUMNS: tuple[Column[Row], ...] = (
-    Column("ms an iteration", _time, "ms/iteration"),
+    Column("ms a step", _time, "ms/step"),
     Column("95% interval, ms", lambda row: interval(row["iteration_s_low"], row["iteration_s_high"])),
-    Column(None, lambda row: half_width(row["iteration_s_low"], row["iteration_s_high"]), "+-"),
+    Column(None, _width, "±"),
 )
 SPEEDUP_COLUMNS: tuple[Column[Row], ...] = (
     Column("speedup", lambda row: ratio(row["speedup"]), "speedup"),
     Column("efficiency", lambda row: percent(row["parallel_efficiency"], decimals=0), "efficiency"),
-    Column("exposed, ms", lambda row: milliseconds(row["exchange_overhead_s"])),
+    Column("exchange, ms", lambda row: milliseconds(row["exchange_overhead_s"])),
     Column("MB moved a rank", lambda row: megabytes(row["wire_bytes_per_rank"])),
     Column("repeats", lambda row: str(row["repeats"])),
-    Column("iterations", lambda row: number(row["iterations"], digits=1)),
+    Column("steps", lambda row: number(row["iterations"], digits=1)),
 )
 CONVERGENCE_COLUMNS: tuple[Column[Row], ...] = (
     Column("test accuracy", _accuracy_with_spread),

@@ -108,7 +108,7 @@ COLUMNS: tuple[Column[PredictedCell], ...] = (
 
 
 def read_predictions(folder: ResultsFolder, rows: Iterable[Row]) -> list[PredictedCell]:
-    """The folder's predictions of whole iterations, with what was measured since."""
+    """The folder's predictions of whole steps, with what was measured since."""
     measured = {row["cell_id"]: row for row in rows if row.get("state") == "done"}
     return [
         PredictedCell(row["cell_id"], _name(row), row, measured.get(row["cell_id"]))

@@ -46,6 +46,7 @@ def as_dict(recommendation: Recommendation) -> dict[str, Any]:
         "workers": recommendation.workers.as_dict() if recommendation.workers else None,
         "aggregator": recommendation.aggregator.as_dict() if recommendation.aggregator else None,
         "more_repeats": recommendation.more_repeats,
+        "is_noisy": recommendation.is_noisy,
         "limit": line_of(recommendation.limit) if recommendation.limit else None,
         "if_wrong": text_of(recommendation.cost) if recommendation.cost else "",
         "excluded": [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -20,7 +21,7 @@ from scaling.analysis.variants import main_variant
 from scaling.axes import workers
 from scaling.report.budget_table import CHECK, SUM, budget_rows, budget_table
 from scaling.report.formats import MISSING
-from scaling.report.page_tables import columns_of
+from scaling.report.page_tables import answer_columns, best_of_rows, columns_of
 from scaling.report.tables import Column, bare_table, in_terminal
 from scaling.report.text import recipe_text, text_of
 from scaling.report.titles import title_of
@@ -37,6 +38,9 @@ MOST_BUDGETS = 10
 """A group with more shows those of its largest world size, and then of each aggregator's main variant; the
 page shows all."""
 
+MOST_ROWS = 12
+"""Of the short form, in all."""
+
 WARNED = "!"
 """At the end of a cell's line that has warnings; they follow below the table."""
 
@@ -52,6 +56,42 @@ def render_tables(table: pd.DataFrame) -> list[Lines]:
     """
     groups = group_rows(to_rows(table))
     return [Lines(*_render(group, groups)) for group in groups]
+
+
+def render_answer(table: pd.DataFrame) -> Lines:
+    """The same in few lines: a group's settings, or the best of each number of workers where these are many.
+
+    At most MOST_ROWS rows in all; groups that have no room are counted.
+    """
+    groups = [group for group in group_rows(to_rows(table)) if group.kind in ("iteration", "convergence")]
+    parts: list[RenderableType] = []
+    room, left_out = MOST_ROWS, 0
+    for group in groups:
+        rows = over_seeds(group.rows) if group.kind == "convergence" else group.rows
+        shown = rows if len(rows) <= MOST_ROWS // 2 else _best_of_sizes(group, rows)
+        if len(shown) > room:
+            left_out += 1
+            continue
+        room -= len(shown)
+        best = f", the best of each number of {group.unit}s" if len(shown) < len(rows) else ""
+        title = wrapped(f"{title_of(group.given)}{best}")
+        parts += [in_terminal(title, _short_columns(group), shown), Text()]
+    return Lines(*parts, *([wrapped(f"({left_out} more tables: see the report)")] if left_out else []))
+
+
+def _best_of_sizes(group: CellGroup, rows: Sequence[Row]) -> list[Row]:
+    """The best row of each world size that has one."""
+    sizes = sorted({row["world_size"] for row in rows})
+    by_size = [[row for row in rows if row["world_size"] == size] for size in sizes]
+    if group.kind == "iteration":
+        return [best for own in by_size if (best := best_of_rows(own)) is not None]
+    return [min(own, key=lambda row: float(row["seconds_to_target"] or math.inf)) for own in by_size]
+
+
+def _short_columns(group: CellGroup) -> list[Column[Row]]:
+    """Those of the page's table, with the workers."""
+    columns = columns_of(group)
+    return columns if group.kind == "convergence" else [columns[1], columns[2], *answer_columns(group)[1:-1]]
 
 
 def _render(group: CellGroup, groups: Sequence[CellGroup]) -> Iterator[RenderableType]:

@@ -9,7 +9,7 @@ from scaling.axes import axis
 from scaling.report.formats import percent
 
 UNITS = {
-    "iteration_ms": "ms an iteration",
+    "iteration_ms": "ms a step",
     "sample_us": "us a sample",
     "memory_gb": "GB on the fullest GPU",
     "gpu_hours": "GPU hours a billion samples",

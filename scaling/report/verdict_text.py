@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from scaling.analysis.decisions import FEWEST
 from scaling.analysis.findings import Finding
 from scaling.report.text import text_of
 from scaling.report.titles import short_names, title_parts
+from scaling.store import ResultsFolder
+from topologies.texts import NO_BREAK, folded
 
 MOST_LINES = 5
 
@@ -25,20 +30,40 @@ def facts_of(verdict: Finding) -> list[Fact]:
     """The parts of an answer below its headline: aggregator, limit where one is known, how sure it is."""
     parts = [Fact("Aggregator", text_of(verdict, "aggregator"), text_of(verdict, "aggregator_why"))]
     if limit := text_of(verdict, "limit"):
-        parts.append(Fact("Limit", limit))
+        parts.append(Fact("Limit", limit, text_of(verdict, "limit_why")))
     return [*parts, Fact(text_of(verdict, "sure"), text_of(verdict, "sure_why"))]
 
 
-def verdict_lines(verdicts: Sequence[Finding]) -> list[str]:
-    """At most MOST_LINES: of one answer all its parts, of several the headline of each."""
+def verdict_lines(verdicts: Sequence[Finding], command: str = "") -> list[str]:
+    """At most MOST_LINES: of one or two answers all parts of the first, of more the headline of each.
+
+    Args:
+        verdicts: the answers.
+        command: of the first one's next experiment (`command_of`); "" leaves it out.
+    """
     if len(verdicts) == 1:
-        return list(_all_of(verdicts[0]))
+        return list(_all_of(verdicts[0], command))
     names = names_of(verdicts)
+    if len(verdicts) == 2:
+        headline, aggregator, *rest = _all_of(verdicts[0], command)
+        facts, experiment = [line for line in rest if not line.startswith("Next")], rest[-1:]
+        ends = [f"{names[1]}: {text_of(verdicts[1], 'brief')}"]
+        experiment = [line for line in experiment if line.startswith("Next")]
+        return [f"{names[0]}: {headline}", aggregator, " ".join(facts), *experiment, *ends]
     lines = [f"{name}: {text_of(verdict, 'brief')}" for name, verdict in zip(names, verdicts, strict=True)]
     if len(lines) > MOST_LINES:
         num_more = len(lines) - MOST_LINES + 1
         lines[MOST_LINES - 1 :] = [f"{num_more} more answers: see the report."]
+    if command and verdicts and len(lines) < MOST_LINES:
+        lines.append(f"Next: {command}")
     return lines
+
+
+def folded_answer(lines: Sequence[str], command: str) -> str:
+    """The lines for a terminal, folded; the command stays on a line of its own, to be pasted."""
+    unbroken = command.replace(" ", NO_BREAK)
+    texts = [line.replace(command, unbroken) if command else line for line in lines]
+    return "\n".join(folded("", text, indent=2) for text in texts)
 
 
 def names_of(verdicts: Sequence[Finding]) -> list[str]:
@@ -47,9 +72,52 @@ def names_of(verdicts: Sequence[Finding]) -> list[str]:
     return [", ".join(parts) for parts in names]
 
 
-def _all_of(verdict: Finding) -> Iterator[str]:
+def command_of(verdict: Finding, folder: ResultsFolder) -> str:
+    """The command of an answer's next experiment, to be pasted; "" where it is none that one command runs.
+
+    Args:
+        verdict: the answer.
+        folder: the results that it is of. More repeats go on in it, unless it is archived.
+    """
+    path = folder.path.resolve()
+    if path.is_relative_to(Path.cwd()):
+        path = path.relative_to(Path.cwd())
+    values, limit = verdict.values, verdict.values["limit"]
+    if values["confidence"] == "one_launch":
+        words, ending = [f"repeats={FEWEST}"], "-again" if folder.is_archived() else ""
+    elif values["confidence"] != "sure" and values["more_repeats"] and not values["is_noisy"]:
+        number = values["num_launches"] + values["more_repeats"]
+        words, ending = [f"repeats={number}"], "-again" if folder.is_archived() else ""
+    elif limit is not None and {run.cell["kind"] for run in folder.runs()} == {"iteration"}:
+        words = _STEPS.get(_step_to_try(limit), [])
+        ending = f"-{_step_to_try(limit)}"
+    else:
+        words = []
+    if not words:
+        return ""
+    return shlex.join(["scaling", "run", f"{path}/study.yaml", "--out", f"{path}{ending}", *words])
+
+
+_STEPS = {
+    "overlapped": ["step=overlapped", "aggregators=[none,no_op,all_reduce]"],
+    "captured": ["step=captured", "aggregators=[none,all_reduce]"],
+}
+"""A step mode to try -> what a study of it changes: few aggregators take every step."""
+
+
+def _step_to_try(limit: Finding) -> str:
+    """The step mode that a limit's experiment names and nobody has measured; "" where it names none."""
+    values = limit.values
+    if limit.kind == "exposed_communication" and values["remedy"] == "overlapped":
+        return "" if "better_iteration_s" in values else "overlapped"
+    is_unmeasured = limit.kind == "launches" and "captured_iteration_s" not in values
+    is_possible = limit.kind == "computation" and values["lacks_captured"]
+    return "captured" if is_unmeasured or is_possible else ""
+
+
+def _all_of(verdict: Finding, command: str) -> Iterator[str]:
     yield text_of(verdict)
     for fact in facts_of(verdict):
         yield f"{fact.label}: {fact.value}{f' ({fact.detail})' if fact.detail else ''}."
     if experiment := text_of(verdict, "next"):
-        yield f"Next: {experiment}."
+        yield f"Next: {experiment}{f': {command}' if command else '.'}"

@@ -7,10 +7,9 @@ from typing import Any
 
 import pandas as pd
 
-from scaling.analysis.columns import SEPARATOR
+from scaling.analysis.columns import SEPARATOR, workers_of
 from scaling.analysis.findings import Finding
 from scaling.analysis.groups import CellGroup
-from scaling.axes import workers
 from scaling.report.text import text_of
 
 
@@ -40,7 +39,7 @@ def warnings_of(group: CellGroup, most: int | None = None) -> list[str]:
     for row in group.rows:
         for warning in row["warnings"] or ():
             names = kinds.setdefault(text_of(warning, "title"), {}).setdefault(text_of(warning), [])
-            names.append(f"{group.name(row)} on {workers(row['world_size'])}")
+            names.append(f"{group.name(row)} on {workers_of(row)}")
     return [f"{title}: {_joined(details, most)}" for title, details in kinds.items()]
 
 

@@ -56,7 +56,7 @@ from scaling.report.status import lost_text, without_record
 from scaling.report.text import Sentence, sentences_of, text_of
 from scaling.report.titles import title_of
 from scaling.report.transfer_tables import page_tables
-from scaling.report.verdict_text import MOST_LINES, verdict_lines
+from scaling.report.verdict_text import MOST_LINES, command_of, verdict_lines
 from scaling.report.warnings_text import with_texts
 from scaling.store import ResultsFolder
 from topologies.errors import TopologyError
@@ -91,7 +91,7 @@ class Report:
     def answer(self) -> list[str]:
         """The answer, in at most five lines; of a study without one what was found first."""
         headline = [self.content.headline] if self.content.headline else []
-        lines = verdict_lines(self.content.verdicts) or headline
+        lines = verdict_lines(self.content.verdicts, self.content.command) or headline
         return lines or [finding.text for finding in self.content.findings[:MOST_LINES]]
 
     def markdown(self) -> str:
@@ -154,6 +154,7 @@ def write_all(
         ],
         remarks=[*remarks, *(("more", failure) for failure in failures)],
         verdicts=answers,
+        command=command_of(answers[0], folder) if answers else "",
         scatter=scatter_of(cells),
         headline=device_headline(experiments) or " ".join(text_of(rate, "headline") for rate in rates),
     )

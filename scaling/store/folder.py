@@ -283,6 +283,10 @@ class ResultsFolder:
         with self.require().lock():
             write_plain(self.path)
 
+    def is_archived(self) -> bool:
+        """Whether the runs are in an archive, to which none can be added."""
+        return is_archived(self.path)
+
     def refuse_archived(self) -> None:
         """Raises a StoreError where the folder is archived: for callers that are about to write runs."""
         require_plain(self.path)

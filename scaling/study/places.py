@@ -69,10 +69,11 @@ def world_sizes_on(
     if len(set(wanted)) != len(wanted):
         raise StudyError(f"{where}world_sizes {wanted} holds a size twice")
     if device == "cpu":
-        if part.world_sizes in SIZE_WORDS and max(wanted) > machine.num_cores * machine.num_nodes:
+        crowded = [str(size) for size in wanted if size > machine.num_cores * machine.num_nodes]
+        if part.world_sizes in SIZE_WORDS and crowded:
             notes.append(
-                f"{max(wanted)} workers share {machine.num_cores} CPU cores here: more workers than cores "
-                "cannot show a speedup"
+                f"{' and '.join(crowded)} workers share {machine.num_cores} CPU cores here: more workers "
+                "than cores cannot show a speedup"
             )
         return wanted
     most = most_workers_a_gpu(part, machine.num_nodes) if available else 1

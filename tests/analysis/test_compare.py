@@ -275,7 +275,7 @@ def test_iterations_and_trainings_have_tables_and_counts_of_their_own(make_study
     assert [cell.given for cell in found.cells] == [found.cells[0].given] * len(found.cells)
     told = printed(found)
     iterations, trainings = told.split("time of a whole training: ")
-    assert "time of an iteration: " in iterations
+    assert "time of a step: " in iterations
     assert "A ms" in iterations
     assert "12.5" in iterations
     assert "10.1" not in iterations

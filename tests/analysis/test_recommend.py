@@ -134,13 +134,22 @@ def test_without_a_target_a_lossy_aggregator_has_to_keep_the_accuracy(make_study
     assert (only(study).choice.row["cell_id"] == lossy) == is_chosen
 
 
-def test_choice_that_the_launches_do_not_show_is_undecided_with_the_repeats_that_would_tell(make_study):
-    study = make_study()
+def of_two_that_differ_by_six_percent(study, scatter):
     generator = np.random.default_rng(6)
     for name, middle_s in (("ring", 0.0100), ("tree", 0.0106)):
-        middles = middle_s * np.exp(0.06 * generator.permutation([-1, 0, 1]))
+        middles = middle_s * np.exp(scatter * generator.permutation([-1, 0, 1]))
         study.add([[one] * 12 for one in middles], aggregator=name, world_size=4)
-    found = only(study)
+    return only(study)
+
+
+def test_launches_that_scatter_too_much_ask_for_an_idle_machine_not_for_hundreds_of_repeats(make_study):
+    found = of_two_that_differ_by_six_percent(make_study(), 0.12)
+    assert (found.state, found.more_repeats, found.is_noisy) == ("undecided", None, True)
+    assert "scatter too much to decide: measure on an idle machine" in text_of(found.finding)
+
+
+def test_choice_that_the_launches_do_not_show_is_undecided_with_the_repeats_that_would_tell(make_study):
+    found = of_two_that_differ_by_six_percent(make_study(), 0.03)
     assert found.state == "undecided"
     assert [one.candidate.row["aggregator"] for one in found.rivals] == ["tree"]
     assert found.more_repeats > 0

@@ -166,7 +166,7 @@ class TestPages:
 
     def test_bars_of_seconds_to_target_leave_them_out(self, shared):
         (group,) = group_rows(list(rows_of(shared).values()))
-        assert [bar.name for bar in target_bars(group)] == ["ring, 2 workers"]
+        assert [bar.name for bar in target_bars(group)] == ["ring, 2 GPUs"]
 
     def test_exports_have_their_accuracy_without_seconds(self, shared):
         cells = read_cells(shared.folder)

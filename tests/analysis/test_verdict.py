@@ -1,13 +1,21 @@
 """The answer of a study: two questions, answered each by itself, in at most five lines."""
 
+import shlex
+from pathlib import Path
+
 import pytest
 
 from scaling.analysis.samples import read_cells
 from scaling.analysis.summary import build_table
 from scaling.analysis.verdict import verdicts
 from scaling.report.titles import short_names
-from scaling.report.verdict_text import MOST_LINES, verdict_lines
+from scaling.report.verdict_text import MOST_LINES, command_of, folded_answer, verdict_lines
+from scaling.store import ResultsFolder
+from scaling.study.cells import AvailableMachine, resolve
+from scaling.study.overrides import load_study
 from tests.made_studies import iteration
+
+REFERENCE = Path(__file__).parents[2] / "results/reference"
 
 
 def answers(study):
@@ -35,8 +43,8 @@ def test_number_of_workers_is_answered_where_the_aggregator_is_a_tie(tied):
     assert [tie["name"] for tie in one.values["ties"]] == ["ring"]
     assert one.values["confidence"] == "sure"
     text = "\n".join(verdict_lines([one]))
-    assert text.startswith("Use 2 workers: 1.82 times faster than one. 550")
-    assert "Aggregator: all_reduce or ring (either of these: within 0.1%; next tree, 45% slower)." in text
+    assert text.startswith("Use 2 workers: 1.82 times as fast as one. 550")
+    assert "Aggregator: all_reduce or ring (either within 3%; next tree, 45% slower)." in text
     assert "samples/s, 91% efficiency" in text
     assert "Sure: 3 launches" in text
 
@@ -62,15 +70,15 @@ def test_one_launch_is_never_sure_and_asks_for_more(study):
     assert one.values["confidence"] == "one_launch"
     assert "Not sure: 1 launch: the variation between launches is unknown." in verdict_lines([one])
     assert any(line.startswith("Next: repeats=3") for line in verdict_lines([one]))
-    assert verdict_lines([one])[0].startswith("Fastest so far: 2 workers, 1.67 times the speed of one.")
-    (line, _) = verdict_lines([one, one])
+    assert verdict_lines([one])[0].startswith("Fastest so far: 2 workers, 1.67 times as fast as one.")
+    (line, *_) = verdict_lines([one, one, one])
     assert line.endswith("Aggregator: all_reduce. One launch: repeats=3 to decide.")
     assert "faster than" not in line
     assert "slower" not in line
 
 
 def test_one_of_several_answers_says_what_is_not_resolved(study):
-    for model in ("m0", "m1"):
+    for model in ("m0", "m1", "m2"):
         for name, steps in (("all_reduce", (0.5, 0.6, 0.55)), ("ring", (0.61, 0.5, 0.56))):
             study.add_steps([[one] * 6 for one in steps], aggregator=name, world_size=2, model=model)
     for line in verdict_lines(answers(study)):
@@ -82,10 +90,10 @@ def test_lossy_aggregators_of_unknown_accuracy_are_said_where_nothing_else_has_s
     add(study, "one_bit", 2, 0.6, lossy=True)
     (one,) = answers(study)
     headline, aggregator, *_ = verdict_lines([one])
-    assert "On 2 workers: 1.67 times faster than one, but only with lossy aggregators of unknown" in headline
+    assert "On 2 workers: 1.67 times as fast as one, but only with lossy aggregators of unknown" in headline
     assert aggregator.startswith("Aggregator: one_bit on 2 workers")
     add(study, "all_reduce", 2, 0.9)
-    assert verdict_lines(answers(study))[0].startswith("Use 2 workers: 1.11 times faster than one.")
+    assert verdict_lines(answers(study))[0].startswith("Use 2 workers: 1.11 times as fast as one.")
 
 
 def test_best_case_comes_first_whatever_order_the_cells_have(study):
@@ -94,8 +102,38 @@ def test_best_case_comes_first_whatever_order_the_cells_have(study):
     add(study, "all_reduce", 2, 0.9, device="cuda", peer_access=False)
     add(study, "all_reduce", 2, 0.52, device="cuda", peer_access=True)
     (one,) = answers(study)
-    assert verdict_lines([one])[0].startswith("Use 2 GPUs: 1.92 times faster than one.")
+    assert verdict_lines([one])[0].startswith("Use 2 GPUs: 1.92 times as fast as one.")
     assert one.values["shared"] == ["peer access on"]
+
+
+def test_limit_names_the_largest_loss_first(study, split_line):
+    """Of 0.6 s on two workers 0.5 would be ideal: the smaller batch costs 0.08, the exchange 0.02."""
+    add(study, "none", 1, 1.0, global_batch=64, local_batch=64)
+    for name, exchange_s in (("none", 0.0), ("all_reduce", 0.02)):
+        step_s = 0.58 + exchange_s
+        spans = (("forward", "main", 0.0, 0.58), ("communicate", "main", 0.58, step_s))
+        steps = [split_line(9 + i, step_s, *spans[: 1 + bool(exchange_s)]) for i in range(6)]
+        study.add_split([[step_s, step_s * 1.0001]] * 3, [steps] * 2, aggregator=name)
+    (one,) = answers(study)
+    lines = verdict_lines([one])
+    assert "Limit: a smaller batch per worker, 79.7 ms of the 600 ms step; the exchange, 20.0 ms" in lines[2]
+    assert any(line.startswith("Next: try a larger global batch") for line in lines)
+
+
+def test_limit_claims_no_more_than_its_two_measurements_agree_on(study, split_line):
+    """By difference the exchange takes 0.1 s, by the profiled steps 0.3; launches scatter by 30%."""
+    add(study, "none", 1, 1.0)
+    for name, step_s, exposed_s in (("none", 0.5, 0.0), ("all_reduce", 0.6, 0.3)):
+        spans = (("forward", "main", 0.0, 0.3), ("communicate", "main", 0.3, 0.3 + exposed_s))
+        steps = [split_line(9 + i, step_s, *spans[: 1 + bool(exposed_s)]) for i in range(6)]
+        launches = [[step_s * factor] * 4 for factor in (0.7, 1.0, 1.3)]
+        if name == "none":
+            launches.reverse()
+        study.add_split(launches, [steps] * 2, aggregator=name)
+    add(study, "tree", 2, 0.9)
+    (one,) = answers(study)
+    limit = next(line for line in verdict_lines([one]) if line.startswith("Limit"))
+    assert limit == "Limit: the exchange, 100.0 to 300 ms of the 600 ms step (not resolved)."
 
 
 @pytest.mark.parametrize("number", [1, 2, 7])
@@ -106,6 +144,38 @@ def test_answers_take_at_most_five_lines(study, number):
     found = answers(study)
     assert len(found) == number
     assert len(verdict_lines(found)) <= MOST_LINES
+
+
+def test_next_command_is_one_that_the_study_takes():
+    """Of every committed folder that has one: it can be pasted, and makes a study with cells."""
+    commands = 0
+    for path in sorted(REFERENCE.iterdir()):
+        if not (path / "study.yaml").exists() or path.name.startswith(("device-", "planted-")):
+            continue
+        folder = ResultsFolder(path)
+        cells = read_cells(folder)
+        found = verdicts(build_table("", cells), cells)
+        words = shlex.split(command_of(found[0], folder)) if found else []
+        if not words:
+            continue
+        commands += 1
+        assert words[:2] == ["scaling", "run"]
+        assert words[3:5] == ["--out", words[4]]
+        assert words[4] != str(path)  # it is archived
+        study = load_study(words[2], words[5:])
+        assert resolve(study, AvailableMachine(8, 16, 1)).cells
+    assert commands >= 5
+
+
+def test_more_repeats_go_on_in_the_folder(study):
+    add(study, "none", 1, 1.0, launches=1)
+    add(study, "all_reduce", 2, 0.6, launches=1)
+    (one,) = answers(study)
+    command = command_of(one, study.folder)
+    path = study.folder.path
+    assert command == f"scaling run {path}/study.yaml --out {path} repeats=3"
+    text = folded_answer(verdict_lines([one], command), command)
+    assert command in text.splitlines()[-1].strip()
 
 
 def test_study_without_candidates_has_no_answer(study):

@@ -76,7 +76,7 @@ def test_compare_gate_ends_with_3_and_names_the_cells(call):
     assert code == 3
     assert slower
     assert all(cell["p_adjusted"] < comparison["family_wise_level"] for cell in called)
-    named = [line for line in err.splitlines() if line.startswith("slower: an iteration of")]
+    named = [line for line in err.splitlines() if line.startswith("slower: a step of")]
     assert len(named) == len(slower), "a line on the shift of all cells may follow"
     assert [one["field"] for one in comparison["environment"]][:1] == ["memory_bytes"]
     assert call("compare", before, after, "--fail-if", "slower > 900%")[0] == 0

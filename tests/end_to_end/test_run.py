@@ -225,6 +225,7 @@ def test_ctrl_c_keeps_what_is_finished_and_the_same_command_goes_on(scaling):
     _, stderr = process.communicate(timeout=240)
     assert process.returncode == 130
     assert "the same command goes on" in stderr
+    assert "report of what is done" in stderr
     assert "Traceback" not in stderr
     assert not still_there(scaling.processes)
     assert "running" not in scaling.states().values()

@@ -40,7 +40,7 @@ from scaling.report.figures.style import (
     part_look,
 )
 from scaling.report.figures.throughput import throughput_lines
-from scaling.report.figures.trade import TradePoint, pareto_front, trade_points
+from scaling.report.figures.trade import TradePoint, label_places, pareto_front, trade_points
 from scaling.report.figures.training import draw_training, training_lines
 from scaling.report.page_tables import columns_of
 from scaling.report.titles import title_of
@@ -303,6 +303,17 @@ def test_accuracy_against_bytes_counts_all_steps_of_the_training(study, epoch_li
     assert found == pytest.approx({"all_reduce": 60.0, "one_bit": 2.0})
 
 
+def test_labels_of_points_do_not_overlap_and_stay_in_the_plot():
+    points = [(0.5, 0.5 + 0.01 * index, f"aggregator_{index}") for index in range(5)] + [(0.95, 0.2, "last")]
+    found = label_places(points)
+    assert found[-1] is not None
+    assert found[-1][0] < 0.95  # left of it: there is no room at its right
+    known = sorted(place for place in found[:-1] if place is not None)
+    assert 2 <= len(known) < 5
+    assert all(0 <= x <= 1 and 0 <= y <= 1 for x, y in known)
+    assert len(set(known)) == len(known)
+
+
 def test_training_near_all_right_is_drawn_as_its_error(study, epoch_line):
     study.add([[[epoch_line(1, 1.0, 0.5, 0.8), epoch_line(2, 2.0, 0.4, 0.97)]]], kind="convergence")
     cells = {cell.cell_id: cell for cell in read_cells(study.folder)}
@@ -317,8 +328,9 @@ def test_intervals_stay_inside_the_plot_and_a_point_without_one_is_hollow():
     axes.set_ylim(1, 10)
     draw_point(axes, (1, 5), (0.01, 400), (1, 10), "#000000")
     draw_point(axes, (1, 5), (math.nan, math.nan), (1, 10), "#000000")
-    full, interval, hollow = axes.lines
+    full, interval, *arrows, hollow = axes.lines
     assert list(interval.get_ydata()) == [1, 10]
+    assert [arrow.get_marker() for arrow in arrows] == ["v", "^"]
     assert (full.get_markerfacecolor(), hollow.get_markerfacecolor()) == ("#000000", "white")
 
 

@@ -120,7 +120,7 @@ def test_page_refers_to_nothing_outside_itself_and_forbids_it(page_text):
 def test_page_holds_one_script_and_its_text_is_all_there_without_it(page_text):
     page = Page(page_text)
     assert page.tags.count("script") == 1
-    for shown in ("ms an iteration", "one_bit(threshold=mean)", "95.00%"):
+    for shown in ("ms a step", "one_bit(threshold=mean)", "95.00%"):
         assert shown in page.text
 
 
@@ -221,7 +221,7 @@ def test_terminal_tables_fit_80_columns_one_a_group(written):
     assert len(tables) == 2
     assert all(len(row) <= 80 for row in text.splitlines())
     assert "…" not in text
-    for shown in ("one_bit(threshold=mean)", "ms/iteration", "failed", "planned", "95.00%", "50.0"):
+    for shown in ("one_bit(threshold=mean)", "ms/step", "failed", "planned", "95.00%", "50.0"):
         assert shown in text
 
 

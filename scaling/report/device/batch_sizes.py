@@ -1,4 +1,4 @@
-"""Which mini-batch does a device need? Samples a second and time per iteration over batch sizes."""
+"""Which mini-batch does a device need? Samples a second and time per step over batch sizes."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The trace event format, for chrome://tracing and Perfetto: steps and phases of all ranks on one clock.
 
-pid is the rank, tid the stream: `step` holds whole iterations (unprofiled, profiled, warm-up), `main` the
+pid is the rank, tid the stream: `step` holds whole steps (unprofiled, profiled, warm-up), `main` the
 phases of the computation, `comm`, `copy` and `hook` what runs concurrently. Phases stand in profiled
-iterations alone; of the others only start and length were recorded. The clock is that of rank 0's host, to
+steps alone; of the others only start and length were recorded. The clock is that of rank 0's host, to
 which the ranks' own are tied to some 20 us (`clock_uncertainty_s` in run.json, repeated under otherData).
 Zero is the first step. A span of `communicate` has what the rank sends to each other node in a whole step
 (`sent_bytes_a_step`), by the plan that the run recorded.

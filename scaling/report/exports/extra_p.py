@@ -1,6 +1,6 @@
 """The text format of Extra-P, which fits scaling laws: one parameter, the number of workers.
 
-A region is all cells that differ in the world size alone, a metric is the iteration or a part of it, and the
+A region is all cells that differ in the world size alone, a metric is the step or a part of it, and the
 values of a point are the launches' medians. Every region of such a file has all points: those that were not
 measured at every world size are left out, and named in a comment. Extra-P asks for five points.
 
@@ -141,5 +141,5 @@ def _metrics(region: Region, sizes: Sequence[int]) -> dict[str, list[list[float]
 
 
 def _part(launch: Any, name: str) -> float:
-    """The median over profiled iterations, of the rank that the others wait for."""
+    """The median over profiled steps, of the rank that the others wait for."""
     return float(np.median([ranks[launch.waited_for].parts_s[name] for ranks in launch.budgets]))

@@ -6,9 +6,9 @@
 | kind, model, dataset, aggregator, step, device, scaling | of the cell |
 | world_size, global_batch, aa_replicate | of the cell |
 | repeat, rank | of the sample; a rank that is empty means all |
-| index | of the iteration or epoch |
+| index | of the step or epoch |
 | sample | unprofiled, profiled, epoch; point: of an experiment, which has no model; plan: not measured |
-| quantity, unit, value | step_s, a part of a profiled iteration, of an epoch, or a phase of an experiment |
+| quantity, unit, value | iteration_s, a part of a profiled step, of an epoch, or a phase of an experiment |
 | quantity, unit, value | of a plan: sent_to_1 or sent_to_h0 (host memory 0), the bytes of a step |
 
 Transfers are left out: transfers.csv is theirs.

@@ -31,7 +31,7 @@ GROUPED = {
     "computation": ("forward", "backward"),
     "exposed communication": ("exposed_comm", "wait"),
     "encoding, decoding": ("encode", "decode"),
-    "host copies and sums": ("d2h", "reduce", "h2d_result"),
+    "copies and sums": ("d2h", "reduce", "h2d_result"),
     "input, update, other": ("input", "h2d", "update", "unattributed"),
 }
 """Part of the figure -> the parts of a step (`scaling.measure.budget`) that it sums."""
@@ -46,7 +46,8 @@ def answer_budget(data: FigureInput) -> Iterator[Drawn]:
     for group in data.groups_of("iteration"):
         name, bars = answer_bars(group, data.best)
         if bars:
-            drawing = draw_answer_budget(data.titled(f"Where the step goes: {name}", group), bars)
+            title = data.titled(f"Where the step goes: {name}", group)
+            drawing = draw_answer_budget(title, bars, group.unit)
             yield Drawn(f"step-{group.slug}", title_of(group.given), CAPTION, drawing, group=group)
 
 
@@ -94,8 +95,8 @@ def _bar(row: Row) -> AnswerBar:
     return AnswerBar(row["world_size"], scaled, row["iteration_s"])
 
 
-def draw_answer_budget(title: str, bars: Sequence[AnswerBar]) -> Figure:
-    """Stacked bars, the fewest workers on top, each with its time at its end."""
+def draw_answer_budget(title: str, bars: Sequence[AnswerBar], worker: str = "worker") -> Figure:
+    """Stacked bars, the fewest workers on top, each with its time at its end; `worker`: its name."""
     figure = Figure(figsize=(ANSWER_WIDTH, 1.4 + 0.55 * len(bars)), layout="constrained")
     axes = figure.add_subplot()
     longest = max(sum(bar.parts_s.values()) for bar in bars)
@@ -106,14 +107,16 @@ def draw_answer_budget(title: str, bars: Sequence[AnswerBar]) -> Figure:
                 continue
             (part,) = axes.barh(place, 1000 * seconds, left=1000 * left, height=0.62, **_look(name))
             share = percent(seconds / total, 0)
-            text = f"{workers(bar.world_size)}: {name} {milliseconds(seconds)} ms, {share} of the step"
+            text = (
+                f"{workers(bar.world_size, worker)}: {name} {milliseconds(seconds)} ms, {share} of the step"
+            )
             with_tip(part, text)
             left += seconds
         end_ms = 1000 * (left + 0.012 * longest)
         axes.text(end_ms, place, f"{milliseconds(bar.iteration_s)} ms", va="center", fontsize=9)
     axes.set_xlim(0, 1.16 * 1000 * longest)
     axes.set_ylim(len(bars) - 0.5, -0.5)
-    axes.set_yticks(range(len(bars)), [workers(bar.world_size) for bar in bars])
+    axes.set_yticks(range(len(bars)), [workers(bar.world_size, worker) for bar in bars])
     axes.grid(visible=False, axis="y")
     axes.set_xlabel("milliseconds a step")
     set_title(figure, title)

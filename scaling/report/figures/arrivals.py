@@ -22,7 +22,7 @@ from scaling.report.figures.svg import with_tip
 
 CAPTION = (
     "How much later than the first rank each rank arrived at the first exchange of a step, on the most "
-    "workers, in the profiled iterations of the first launch (arrived_after_first_s of budget.csv; skew_s is "
+    "workers, in the profiled steps of the first launch (arrived_after_first_s of budget.csv; skew_s is "
     "the median of the latest rank's). A row that is dark throughout is a straggler; a dark column is a step "
     "that was disturbed."
 )
@@ -34,7 +34,7 @@ TALLEST_PANEL = 2.4
 """In inches, however many ranks there are."""
 
 MOST_STEPS = 100
-"""More of a launch's profiled iterations are not drawn."""
+"""More of a launch's profiled steps are not drawn."""
 
 
 @figure(section="budget")
@@ -42,7 +42,7 @@ def late_ranks(data: FigureInput) -> Iterator[Drawn]:
     """One a group whose arrivals on the most workers are known."""
     for group in data.groups_of("iteration"):
         if panels := arrivals(group, data.cells):
-            title = data.titled(f"Late arrivals, {workers(max(group.world_sizes))}", group)
+            title = data.titled(f"Late arrivals, {workers(max(group.world_sizes), group.unit)}", group)
             drawing = draw_arrivals(title, panels)
             yield Drawn(f"arrivals-{group.slug}", title, CAPTION, drawing, "budget.csv", group)
 
@@ -80,7 +80,7 @@ def _arrivals(name: str, launch: IterationLaunch) -> Arrivals | None:
 
 
 def draw_arrivals(title: str, panels: Sequence[Arrivals]) -> Figure:
-    """One panel an aggregator: profiled iterations over ranks, the colour says how late a rank was."""
+    """One panel an aggregator: profiled steps over ranks, the colour says how late a rank was."""
     panel = min(TALLEST_PANEL, 0.5 + 0.16 * max(len(one.late_ms) for one in panels))
     figure = Figure(figsize=(WIDTH, 1.0 + panel * len(panels)), layout="constrained")
     axes_list = figure.subplots(len(panels), 1, squeeze=False, sharex=True)[:, 0]
@@ -108,7 +108,7 @@ def draw_arrivals(title: str, panels: Sequence[Arrivals]) -> Figure:
         axes.set_ylabel("rank")
         axes.grid(visible=False)
     axes_list[-1].set_xlim(0, max(len(one.iterations) for one in panels))
-    axes_list[-1].set_xlabel("profiled iteration")
+    axes_list[-1].set_xlabel("profiled step")
     extend = "max" if everything.max() > brightest else "neither"
     figure.colorbar(mesh, ax=list(axes_list), label="ms after the first rank", extend=extend)
     set_title(figure, title)

@@ -1,4 +1,4 @@
-"""The iteration over the bucket size."""
+"""The step over the bucket size."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def buckets(data: FigureInput) -> Iterator[Drawn]:
     """One a group with several bucket sizes, on the most workers."""
     for group in data.groups_of("iteration"):
         if lines := bucket_responses(group):
-            title = data.titled(f"Bucket size, {workers(max(group.world_sizes))}", group)
+            title = data.titled(f"Bucket size, {workers(max(group.world_sizes), group.unit)}", group)
             drawing = draw_buckets(title, lines)
             yield Drawn(f"buckets-{group.slug}", title, CAPTION, drawing, group=group)
 
 
 @dataclass(frozen=True)
 class Response:
-    """One aggregator's iteration over the values of an axis, in ms; `low_ms`, `high_ms` may hold None."""
+    """One aggregator's step over the values of an axis, in ms; `low_ms`, `high_ms` may hold None."""
 
     aggregator: str
     values: list[float]

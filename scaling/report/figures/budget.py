@@ -50,22 +50,22 @@ HIDES = ("input", "h2d", "forward", "backward")
 
 @figure(section="budget")
 def budget(data: FigureInput) -> Iterator[Drawn]:
-    """One a group that has cells with profiled iterations."""
+    """One a group that has cells with profiled steps."""
     for group in data.groups_of("iteration"):
         if bars := budget_bars(group):
-            drawing = draw_budget(data.titled("Parts of a step", group), bars)
+            drawing = draw_budget(data.titled("Parts of a step", group), bars, group.unit)
             yield Drawn(f"budget-{group.slug}", title_of(group.given), CAPTION, drawing, group=group)
 
 
 @dataclass(frozen=True)
 class BudgetBar:
-    """One cell's budget and its measured iteration, in milliseconds; None where there is no interval.
+    """One cell's budget and its measured step, in milliseconds; None where there is no interval.
 
     Attributes:
         aggregator: its label.
         name: the same with what sets the cell apart in its group.
         world_size: workers.
-        parts_ms: part -> time, of those that the cell has; they sum to the profiled iteration.
+        parts_ms: part -> time, of those that the cell has; they sum to the profiled step.
         hidden_ms: communication under the computation, which is no part of the sum.
         iteration_ms, low_ms, high_ms: unprofiled, and its 95% interval.
     """
@@ -81,7 +81,7 @@ class BudgetBar:
 
 
 def budget_bars(group: CellGroup) -> list[BudgetBar]:
-    """One bar a cell that has profiled iterations; parts it never had have no entry.
+    """One bar a cell that has profiled steps; parts it never had have no entry.
 
     They are sorted by the workers, the most first, and then by the time of the step.
     """
@@ -103,8 +103,8 @@ def _bar(group: CellGroup, row: Row) -> BudgetBar:
     )
 
 
-def draw_budget(title: str, bars: Sequence[BudgetBar]) -> Figure:
-    """One stacked bar a cell, in their order, with the unprofiled iteration as a diamond."""
+def draw_budget(title: str, bars: Sequence[BudgetBar], worker: str = "worker") -> Figure:
+    """One stacked bar a cell, in their order, with the unprofiled step as a diamond; `worker`: its name."""
     names = [name for name in PARTS if any(name in bar.parts_ms for bar in bars)]
     places, end_ms = _places(bars), axis_end_ms(bars)
     figure = Figure(
@@ -120,7 +120,7 @@ def draw_budget(title: str, bars: Sequence[BudgetBar]) -> Figure:
     axes.set_yticks(places, [bar.name for bar in bars], fontsize=7.5)
     for size in dict.fromkeys(bar.world_size for bar in bars):
         first = next(place for place, bar in zip(places, bars, strict=True) if bar.world_size == size)
-        axes.text(end_ms, first - 0.55, workers(size), ha="right", va="bottom", fontsize=7.5)
+        axes.text(end_ms, first - 0.55, workers(size, worker), ha="right", va="bottom", fontsize=7.5)
     axes.grid(visible=False, axis="y")
     axes.set_xlabel("milliseconds a step")
     set_title(figure, title)
@@ -208,7 +208,7 @@ def _draw_iteration(axes: Axes, place: float, bar: BudgetBar) -> None:
         },
     )
     interval = "" if bar.low_ms is None else f" (95% interval {bar.low_ms:.4g} to {bar.high_ms:.4g} ms)"
-    add_tip(axes, bar.iteration_ms, place, f"{_who(bar)}: iteration {bar.iteration_ms:.4g} ms{interval}")
+    add_tip(axes, bar.iteration_ms, place, f"{_who(bar)}: step {bar.iteration_ms:.4g} ms{interval}")
 
 
 def _who(bar: BudgetBar) -> str:

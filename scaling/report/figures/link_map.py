@@ -19,7 +19,7 @@ from scaling.report.formats import megabytes, percent
 
 CAPTION = (
     "Simulated, not measured: the time that the bytes of one exchange take at a link's full bandwidth, "
-    "over the measured iteration (columns bytes and utilisation of links.csv). The bytes follow from the "
+    "over the measured step (columns bytes and utilisation of links.csv). The bytes follow from the "
     "aggregator's schedule on topology.yaml. Star: a library's own exchange, shown as the schedule in the "
     "column kind."
 )
@@ -36,7 +36,9 @@ def link_map(data: FigureInput) -> Iterator[Drawn]:
     """One a group that has a cell with a known plan on a known machine."""
     for group in data.groups_of("iteration"):
         if cells := data.links.get(group.slug):
-            title = data.titled(f"Busy part of the links, {workers(max(group.world_sizes))}", group)
+            title = data.titled(
+                f"Busy part of the links, {workers(max(group.world_sizes), group.unit)}", group
+            )
             yield Drawn(f"links-{group.slug}", title, CAPTION, draw_links(title, cells), "links.csv", group)
 
 
@@ -62,7 +64,7 @@ def draw_links(title: str, cells: Sequence[CellLinks]) -> Figure:
     )
     axes.set_yticks([at + 0.5 for at in range(len(links))], [link_name(link) for link in links])
     axes.grid(visible=False)
-    bar = figure.colorbar(image, ax=axes, label="busy part of the iteration (simulated)")
+    bar = figure.colorbar(image, ax=axes, label="busy part of the step (simulated)")
     bar.ax.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g}%")
     set_title(figure, title)
     return figure
@@ -72,7 +74,7 @@ def _told(use: LinkUse | None) -> str:
     if use is None:
         return "nothing"
     return (
-        f"{megabytes(round(use.bytes))} MB an iteration, {percent(use.utilisation)} of the time at "
+        f"{megabytes(round(use.bytes))} MB a step, {percent(use.utilisation)} of the time at "
         f"{use.bandwidth_bytes_per_s / 1e9:.3g} GB/s"
     )
 

@@ -47,13 +47,13 @@ LINK_COLUMNS = {
 
 @dataclass(frozen=True)
 class LinkUse:
-    """What an iteration puts on one direction of a link.
+    """What a step puts on one direction of a link.
 
     Attributes:
         link: `gpu0-nvswitch0>`: from the first device to the second.
         bytes: simulated.
         bandwidth_bytes_per_s: of the topology.
-        utilisation: busy time at that bandwidth over the measured iteration.
+        utilisation: busy time at that bandwidth over the measured step.
     """
 
     link: str

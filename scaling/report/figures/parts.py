@@ -145,7 +145,7 @@ def draw_point(
     colour: str,
     series: str = "",
 ) -> None:
-    """A point with its interval, which is cut off at the limits; one without an interval is hollow.
+    """A point with its interval, with an arrow where the limits cut it off; one without interval is hollow.
 
     Args:
         axes: where.
@@ -161,8 +161,12 @@ def draw_point(
     with_tip(point, "", series)
     if not math.isnan(low):
         ends = [max(low, limits[0]), min(high, limits[1])]
-        (bar,) = axes.plot([place[0]] * 2, ends, color=colour, marker="_", linewidth=1.0, markersize=5)
+        (bar,) = axes.plot([place[0]] * 2, ends, color=colour, linewidth=1.0)
         with_tip(bar, "", series)
+        for end, whole, arrow in ((ends[0], low, "v"), (ends[1], high, "^")):
+            mark = "_" if end == whole else arrow
+            (cap,) = axes.plot([place[0]], [end], color=colour, marker=mark, markersize=5, clip_on=False)
+            with_tip(cap, "", series)
 
 
 def plain_ticks(

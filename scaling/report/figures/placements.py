@@ -1,4 +1,4 @@
-"""The iteration by where its input comes from."""
+"""The step by where its input comes from."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from scaling.report.figures.style import FURTHER, MEASURED
 from scaling.report.figures.svg import with_tip
 
 CAPTION = (
-    "Iteration time by where the input comes from, on the most workers (columns input_placement and "
+    "Step time by where the input comes from, on the most workers (columns input_placement and "
     "iteration_s, with its 95% interval)."
 )
 
@@ -38,13 +38,13 @@ def placements(data: FigureInput) -> Iterator[Drawn]:
     """One a group with several input placements, on the most workers."""
     for group in data.groups_of("iteration"):
         if bars := placed(group):
-            title = data.titled(f"Input, {workers(max(group.world_sizes))}", group)
+            title = data.titled(f"Input, {workers(max(group.world_sizes), group.unit)}", group)
             yield Drawn(f"input-{group.slug}", title, CAPTION, draw_placements(title, bars), group=group)
 
 
 @dataclass(frozen=True)
 class Placed:
-    """One aggregator's iteration with the input at one place, in milliseconds."""
+    """One aggregator's step with the input at one place, in milliseconds."""
 
     aggregator: str
     placement: str
@@ -86,7 +86,7 @@ def draw_placements(title: str, bars: Sequence[Placed]) -> Figure:
     axes = figure.add_subplot()
     for place, bar in zip(places, bars, strict=True):
         (drawn,) = axes.barh(place, bar.iteration_ms, height=0.8, facecolor=colours[bar.placement], **_EDGE)
-        with_tip(drawn, f"{bar.aggregator}, input {bar.placement}: {bar.iteration_ms:.4g} ms an iteration")
+        with_tip(drawn, f"{bar.aggregator}, input {bar.placement}: {bar.iteration_ms:.4g} ms a step")
         if bar.low_ms is not None and bar.high_ms is not None:
             ends = [max(0.0, bar.low_ms), min(bar.high_ms, 1.5 * longest)]
             axes.plot(ends, [place, place], color="black", linewidth=1.2, marker="|")
@@ -95,7 +95,7 @@ def draw_placements(title: str, bars: Sequence[Placed]) -> Figure:
     axes.set_ylim(places[-1] + 0.8, -0.8)
     axes.set_yticks(list(ticks.values()), list(ticks))
     axes.grid(visible=False, axis="y")
-    axes.set_xlabel("milliseconds an iteration")
+    axes.set_xlabel("milliseconds a step")
     set_title(figure, title)
     patches = [
         Patch(facecolor=colours[name], edgecolor="#202020", linewidth=0.4, label=name) for name in names

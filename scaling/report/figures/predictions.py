@@ -1,4 +1,4 @@
-"""Predicted against measured iterations on logarithmic axes: on the diagonal the prediction was right."""
+"""Predicted against measured steps on logarithmic axes: on the diagonal the prediction was right."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from scaling.report.figures.style import aggregator_looks
 from scaling.report.predictions import PredictedCell
 
 CAPTION = (
-    "Each cell's iteration as it was simulated before it was measured (column simulated_s of predicted.csv, "
+    "Each cell's step as it was simulated before it was measured (column simulated_s of predicted.csv, "
     "upright bar: 95% interval of its inputs) against what was measured then (measured_s, level bar: its 95% "
     "interval); bars are cut off at the frame. On the dashed line the prediction was right, in the grey band "
     "within 10%; above it the prediction was too long."
@@ -158,7 +158,7 @@ def _draw_panel(axes: Axes, network: str, points: Sequence[PredictedPoint], look
         axis.set_minor_locator(NullLocator())
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.set_title(network, loc="left")
-    axes.set_xlabel("measured, ms an iteration")
+    axes.set_xlabel("measured, ms a step")
     axes.set_ylabel("predicted (simulated), ms")
 
 

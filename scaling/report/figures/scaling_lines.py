@@ -11,10 +11,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 
-from scaling.analysis.columns import Row, aggregator_name, is_control_arm
+from scaling.analysis.columns import Row, aggregator_name, is_control_arm, workers_of
 from scaling.analysis.groups import CellGroup
 from scaling.analysis.variants import main_variant
-from scaling.axes import workers
 from scaling.report.figures.parts import (
     ANSWER_WIDTH,
     EndLabel,
@@ -33,6 +32,9 @@ LIBRARY = "all_reduce"
 
 HIDDEN_FACTOR = 4.0
 """Lines below the fastest by more than this factor are left to the table: they would flatten the others."""
+
+FURTHEST_INTERVAL = 4.0
+"""The axis goes so far beyond the values for their intervals; longer ones end in an arrow."""
 
 _STANDS_OUT = (LIBRARY, "none")
 
@@ -59,7 +61,7 @@ class ScalingLine:
 
 
 def lines_over_workers(group: CellGroup, column: str, tip: Callable[[Row, str], str]) -> list[ScalingLine]:
-    """One line an aggregator that has the value, which is inversely proportional to the iteration's time.
+    """One line an aggregator that has the value, which is inversely proportional to the step's time.
 
     Args:
         group: comparable cells.
@@ -74,7 +76,7 @@ def lines_over_workers(group: CellGroup, column: str, tip: Callable[[Row, str], 
         name = group.name(rows[0])
         bounds = [_interval(row, column) for row in rows]
         tips = [
-            f"{name}, {workers(row['world_size'])}: {tip(row, _ends(*ends))}"
+            f"{name}, {workers_of(row)}: {tip(row, _ends(*ends))}"
             for row, ends in zip(rows, bounds, strict=True)
         ]
         lines.append(
@@ -123,6 +125,7 @@ def draw_scaling(
     lines: Sequence[ScalingLine],
     best: Collection[str] = (),
     ideal: float | None = None,
+    worker: str = "worker",
 ) -> Figure:
     """Values over the world size, both on scales of powers of two, with labels at the ends of the lines.
 
@@ -132,6 +135,7 @@ def draw_scaling(
         lines: one an aggregator.
         best: labels that the study's answer names.
         ideal: of one worker; None draws no ideal line.
+        worker: what a worker is called.
     """
     figure = Figure(figsize=(ANSWER_WIDTH, 3.2), layout="constrained")
     axes = figure.add_subplot()
@@ -139,10 +143,9 @@ def draw_scaling(
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)
     winner = best_of(lines, best)
-    drawn = _within_reach(lines)
-    values = [value for line in drawn for value in line.values]
+    drawn = drawn_lines(lines)
     ideals = [] if ideal is None else [ideal * size for size in sizes]
-    limits = min([*ideals[:1], *values]) / 1.25, 1.12 * max([*values, *ideals])
+    limits = _limits(drawn, ideals)
     axes.set_ylim(*limits)
     axes.set_xlim(sizes[0] / 1.08, sizes[-1] * 1.08)
     labels = []
@@ -161,17 +164,47 @@ def draw_scaling(
     plain_ticks(axes, sizes, _short)
     if limits[0] > sizes[-1]:  # no ratio to one worker, which powers of two would suit
         axes.yaxis.set_major_locator(LogLocator(10, subs=(1.0, 2.0, 5.0)))
-    axes.set_xlabel("workers")
+    axes.set_xlabel(f"{worker}s")
     axes.set_ylabel(unit)
     set_title(figure, title)
     return figure
 
 
-def _within_reach(lines: Sequence[ScalingLine]) -> list[ScalingLine]:
+def drawn_lines(lines: Sequence[ScalingLine]) -> list[ScalingLine]:
+    """Those that are drawn: not far below the fastest, and no bound that has one worker alone."""
     fastest = max(line.values[-1] for line in lines)
     return [
-        line for line in lines if line.values[-1] * HIDDEN_FACTOR >= fastest or line.aggregator in _STANDS_OUT
+        line
+        for line in lines
+        if (line.values[-1] * HIDDEN_FACTOR >= fastest or line.aggregator in _STANDS_OUT)
+        and not (line.is_bound and line.world_sizes == [1] and len(lines) > 1)
     ]
+
+
+def reading(lines: Sequence[ScalingLine], best: Collection[str]) -> str:
+    """How to read what is drawn, and nothing that is not."""
+    drawn, winner = drawn_lines(lines), best_of(lines, best)
+    lows = [low for line in drawn for low in line.low]
+    is_known = [not math.isnan(low) for low in lows]
+    parts = []
+    if any(is_known):
+        parts.append(f"Bars: 95% intervals{'' if all(is_known) else '; a hollow point has none'}.")
+    if any(line.is_bound for line in drawn):
+        parts.append("No exchange bounds all others.")
+    if any(_how(line, winner)["series"] == OTHERS for line in drawn):
+        parts.append("Grey: the other aggregators, each at its fastest bucket size.")
+    return " ".join(parts)
+
+
+def _limits(lines: Sequence[ScalingLine], ideals: Sequence[float]) -> tuple[float, float]:
+    """Of the vertical axis: all values, and their intervals as far as these leave the values apart."""
+    values = [value for line in lines for value in line.values]
+    low, high = min([*ideals[:1], *values]), max([*values, *ideals])
+    lows = [one for line in lines for one in line.low if math.isfinite(one)]
+    highs = [one for line in lines for one in line.high if math.isfinite(one)]
+    low = min(low, max([low / FURTHEST_INTERVAL, min([low, *lows])]))
+    high = max(high, min(high * FURTHEST_INTERVAL, max([high, *highs])))
+    return low / 1.25, 1.12 * high
 
 
 def _how(line: ScalingLine, winner: str | None) -> dict[str, Any]:

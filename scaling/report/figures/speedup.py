@@ -7,14 +7,11 @@ from collections.abc import Iterator
 from scaling.analysis.columns import Row
 from scaling.analysis.groups import CellGroup
 from scaling.report.figures.base import Drawn, FigureInput, figure
-from scaling.report.figures.scaling_lines import ScalingLine, draw_scaling, lines_over_workers
+from scaling.report.figures.scaling_lines import ScalingLine, draw_scaling, lines_over_workers, reading
 from scaling.report.formats import percent
 from scaling.report.titles import title_of
 
-CAPTION = (
-    "Throughput relative to one worker without exchange. Bars: 95% intervals; a hollow point has none. "
-    "No exchange bounds all others. Grey: the other aggregators, each at its fastest bucket size."
-)
+CAPTION = "Throughput relative to one {} without exchange."
 
 
 @figure(section="answer")
@@ -23,13 +20,14 @@ def speedup(data: FigureInput) -> Iterator[Drawn]:
     for group in data.groups_of("iteration"):
         lines = speedup_lines(group)
         if len({size for line in lines for size in line.world_sizes}) > 1:
-            title = data.titled("Speedup over one worker", group)
-            drawing = draw_scaling(title, "speedup", lines, data.best, ideal=1.0)
-            yield Drawn(f"speedup-{group.slug}", title_of(group.given), CAPTION, drawing, group=group)
+            title = data.titled(f"Speedup over one {group.unit}", group)
+            drawing = draw_scaling(title, "speedup", lines, data.best, 1.0, group.unit)
+            caption = f"{CAPTION.format(group.unit)} {reading(lines, data.best)}"
+            yield Drawn(f"speedup-{group.slug}", title_of(group.given), caption, drawing, group=group)
 
 
 def speedup_lines(group: CellGroup) -> list[ScalingLine]:
-    """One line an aggregator that has a speedup, with the iteration time's intervals at a fixed baseline."""
+    """One line an aggregator that has a speedup, with the step time's intervals at a fixed baseline."""
     return lines_over_workers(group, "speedup", _tip)
 
 

@@ -40,7 +40,7 @@ GROUPED_PARTS = {
     "computation": "#6f9bd1",
     "exposed communication": "#d1662e",
     "encoding, decoding": "#b9a3cc",
-    "host copies and sums": "#d8c26a",
+    "copies and sums": "#d8c26a",
     "input, update, other": "#8f8f8f",
 }
 """The parts of a step, summed to five, -> their colours, which no line has."""

@@ -10,10 +10,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from scaling.analysis.columns import Row, shares_gpus
+from scaling.analysis.columns import Row, shares_gpus, workers_of
 from scaling.analysis.groups import CellGroup
 from scaling.analysis.learning import over_seeds
-from scaling.axes import workers
 from scaling.report.figures.base import Drawn, FigureInput, figure
 from scaling.report.figures.parts import (
     ANSWER_WIDTH,
@@ -28,7 +27,7 @@ from scaling.report.titles import title_of
 
 CAPTION = (
     "To the end of the first epoch that reaches the target, without evaluation (column seconds_to_target; "
-    "median over repeats and seeds). Predicted: time of a timed step x iterations to the target, with its "
+    "median over repeats and seeds). Predicted: time of a timed step x steps to the target, with its "
     "95% interval; hollow: it has none. The gap is what a training does besides its steps."
 )
 
@@ -58,7 +57,7 @@ class TargetBar:
         target: the accuracy, 0 to 1.
         seconds: measured; None where it was not reached.
         state: why not, or `reached`.
-        predicted_s, low_s, high_s: iteration time x iterations, with its interval; None where there is none.
+        predicted_s, low_s, high_s: step time x steps, with its interval; None where there is none.
     """
 
     name: str
@@ -74,7 +73,7 @@ def target_bars(group: CellGroup) -> list[TargetBar]:
     """Those that aimed at a target and have a time, in the table's order; [] where none reached it."""
     bars = [
         TargetBar(
-            f"{group.name(row)}, {workers(row['world_size'])}{_seeds(row)}",
+            f"{group.name(row)}, {workers_of(row)}{_seeds(row)}",
             row["target_accuracy"],
             row["seconds_to_target"],
             str(row["target_state"] or ""),
@@ -121,6 +120,6 @@ def draw_target(title: str, bars: Sequence[TargetBar]) -> Figure:
     set_title(figure, title)
     handles: list[Any] = [Patch(label="measured", **_BAR)]
     if any(bar.predicted_s is not None for bar in bars):
-        handles.append(Line2D([], [], label="predicted: iteration time x iterations", **_PREDICTED))
+        handles.append(Line2D([], [], label="predicted: step time x steps", **_PREDICTED))
     legend_below(figure, handles)
     return figure

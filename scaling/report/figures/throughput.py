@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 from scaling.analysis.groups import CellGroup
 from scaling.report.figures.base import Drawn, FigureInput, figure
-from scaling.report.figures.scaling_lines import ScalingLine, draw_scaling, lines_over_workers
+from scaling.report.figures.scaling_lines import ScalingLine, draw_scaling, lines_over_workers, reading
 from scaling.report.formats import rate
 from scaling.report.titles import title_of
 
 CAPTION = (
-    "{} a second of all workers (column {}). Bars: 95% intervals; a hollow point has "
-    "none. Ideal: that of one worker without exchange, times the workers. Grey: the other aggregators."
+    "{what} a second of all {worker}s (column {column}). "
+    "Ideal: that of one without exchange, times the {worker}s."
 )
 
 
@@ -24,8 +24,11 @@ def throughput(data: FigureInput) -> Iterator[Drawn]:
         if len({size for line in lines for size in line.world_sizes}) > 1:
             title = data.titled("Throughput", group)
             column, unit = group.throughput
-            drawing = draw_scaling(title, unit, lines, data.best, ideal=_of_one_worker(group))
-            caption = CAPTION.format(unit.removesuffix("/s").capitalize(), column)
+            ideal = _of_one_worker(group)
+            drawing = draw_scaling(title, unit, lines, data.best, ideal, group.unit)
+            what = unit.removesuffix("/s").capitalize()
+            caption = CAPTION.format(what=what, worker=group.unit, column=column)
+            caption = f"{caption} {reading(lines, data.best)}"
             yield Drawn(f"rate-{group.slug}", title_of(group.given), caption, drawing, group=group)
 
 

@@ -8,19 +8,33 @@ from dataclasses import dataclass
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from scaling.analysis.columns import Row
+from scaling.analysis.columns import Row, unit_of_workers
 from scaling.analysis.groups import CellGroup
 from scaling.analysis.learning import family_key, over_seeds
 from scaling.analysis.samples import CellResult
 from scaling.axes import workers
 from scaling.report.figures.base import Drawn, FigureInput, figure
-from scaling.report.figures.parts import ANSWER_WIDTH, add_tip, broken, percent_tick, plain_log, set_title
+from scaling.report.figures.parts import (
+    ANSWER_WIDTH,
+    LABEL_GAP,
+    add_tip,
+    broken,
+    percent_tick,
+    plain_log,
+    set_title,
+)
 from scaling.report.figures.style import BEST, NEARLY_ALL, OTHER
 from scaling.report.figures.svg import with_tip
 from scaling.report.formats import number, percent
 from scaling.report.titles import title_of
+
+CHARACTER, DOT, RIGHT_END = 0.021, 0.012, 1.02
+"""A label's width per character, half of a point's size, and where labels end, as shares of the plot."""
+
+NARROW = 5.0
+"""An axis that spans less than this factor has ticks at even distances."""
 
 CAPTION = (
     "Test accuracy after the last epoch, on the most workers, against what the training took. Green: the "
@@ -57,6 +71,7 @@ class TradePoint:
         accuracy, low, high: 0 to 1: the mean over seeds, the smallest and the largest; NaN for one training.
         gigabytes: that the busiest rank sends in all steps.
         seconds: of training.
+        worker: what one is called.
     """
 
     name: str
@@ -66,6 +81,7 @@ class TradePoint:
     high: float
     gigabytes: float
     seconds: float
+    worker: str = "worker"
 
     def cost(self, against: str) -> float:
         """Gigabytes or seconds."""
@@ -96,6 +112,7 @@ def _point(group: CellGroup, rows: Sequence[Row], cells: Mapping[str, CellResult
         max(accuracies) if has_several else math.nan,
         math.nan if sent is None else sent * float(training.steps.sum()) / 1e9,
         math.nan if merged["train_s"] is None else float(merged["train_s"]),
+        unit_of_workers(rows[0]),
     )
 
 
@@ -136,10 +153,19 @@ def draw_trade(title: str, points: Sequence[TradePoint], against: str, label: st
         color=BEST,
         linewidth=1.2,
     )
-    for point in points:
-        _draw_point(axes, point, against, shown, is_best=point in front)
-    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    if is_error and axes.get_ylim()[1] < NARROW * axes.get_ylim()[0]:
+        axes.yaxis.set_major_locator(MaxNLocator(5))
+    narrow = axes.get_xlim()[1] < NARROW * axes.get_xlim()[0]
+    axes.xaxis.set_major_locator(MaxNLocator(5) if narrow else LogLocator(subs=(1.0, 2.0, 5.0)))
     axes.xaxis.set_minor_locator(NullLocator())
+    to_axes = axes.transData + axes.transAxes.inverted()
+    places = {point: to_axes.transform((point.cost(against), shown(point.accuracy))) for point in points}
+    ordered = sorted(points, key=lambda point: point not in front)
+    labels = label_places(
+        [(float(places[point][0]), float(places[point][1]), broken(point.name)) for point in ordered]
+    )
+    for point, label_at in zip(ordered, labels, strict=True):
+        _draw_point(axes, point, against, shown, label_at, is_best=point in front)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.set_xlabel(label)
     axes.set_ylabel("test error" if is_error else "test accuracy")
@@ -147,9 +173,49 @@ def draw_trade(title: str, points: Sequence[TradePoint], against: str, label: st
     return figure
 
 
+def label_places(points: Sequence[tuple[float, float, str]]) -> list[tuple[float, float] | None]:
+    """Where each label begins: next to its point, over no other label or point; None where there is no room.
+
+    Args:
+        points: x and y as shares of the plot, and the label; the first ones choose first.
+    """
+    taken = [(x - DOT, y - DOT, x + DOT, y + DOT) for x, y, _ in points]
+    found: list[tuple[float, float] | None] = []
+    for x, y, label in points:
+        lines = label.split("\n")
+        width, half = CHARACTER * max(map(len, lines)), LABEL_GAP * len(lines) / 2
+        rows = [y + half + DOT, y - half - DOT, y]
+        starts = [(x + 2 * DOT, row) for row in rows] + [(x - 2 * DOT - width, row) for row in rows]
+        boxes = {(left, row): (left, row - half, left + width, row + half) for left, row in starts}
+        free = [place for place, box in boxes.items() if _is_free(box, taken)]
+        found.append(free[0] if free else None)
+        if free:
+            taken.append(boxes[free[0]])
+    return found
+
+
+Box = tuple[float, float, float, float]
+"""Left, bottom, right and top, as shares of the plot."""
+
+
+def _is_free(box: Box, taken: Sequence[Box]) -> bool:
+    left, bottom, right, top = box
+    is_inside = left >= 0 and bottom >= 0 and right <= RIGHT_END and top <= 1
+    return is_inside and not any(
+        left < one[2] and one[0] < right and bottom < one[3] and one[1] < top for one in taken
+    )
+
+
 def _draw_point(
-    axes: Axes, point: TradePoint, against: str, shown: Callable[[float], float], *, is_best: bool
+    axes: Axes,
+    point: TradePoint,
+    against: str,
+    shown: Callable[[float], float],
+    label_at: tuple[float, float] | None,
+    *,
+    is_best: bool,
 ) -> None:
+    """A point with its name at `label_at`, a place in the axes; without room for it, the tip has the name."""
     cost, colour = point.cost(against), BEST if is_best else OTHER
     is_single = math.isnan(point.low)
     if not is_single:
@@ -160,10 +226,9 @@ def _draw_point(
     unit = "GB a rank" if against == "bytes" else "s"
     spread = "" if is_single else f" (seeds {percent(point.low, 2)} to {percent(point.high, 2)})"
     reached = f"{percent(point.accuracy, 2)}{spread}"
-    text = f"{point.name}, {workers(point.world_size)}: {reached}, {number(cost)} {unit}"
+    text = f"{point.name}, {workers(point.world_size, point.worker)}: {reached}, {number(cost)} {unit}"
     place = cost, shown(point.accuracy)
     add_tip(axes, *place, text)
-    name = axes.annotate(
-        broken(point.name), place, (4, 3), textcoords="offset points", va="bottom", fontsize=8
-    )
-    with_tip(name, text)
+    if label_at is not None:
+        name = axes.text(*label_at, broken(point.name), transform=axes.transAxes, va="center", fontsize=8)
+        with_tip(name, text)

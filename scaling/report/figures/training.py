@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from scaling.analysis.columns import Row
+from scaling.analysis.columns import Row, unit_of_workers
 from scaling.analysis.groups import CellGroup
 from scaling.analysis.learning import family_key
 from scaling.analysis.samples import CellResult, TrainingSamples
@@ -84,6 +84,7 @@ class TrainingLine:
 
     NaN where one was not finite, or is not known. `ranges` has the smallest and largest values of train_loss
     and test_accuracy where there are several trainings. `is_over` is False where none of them is.
+    `worker`: what one is called.
     """
 
     aggregator: str
@@ -97,6 +98,7 @@ class TrainingLine:
     num_trainings: int = 1
     ranges: dict[str, tuple[list[float], list[float]]] = field(default_factory=dict)
     is_over: bool = True
+    worker: str = "worker"
 
 
 def training_lines(group: CellGroup, cells: Mapping[str, CellResult]) -> list[TrainingLine]:
@@ -143,6 +145,7 @@ def _training_line(row: Row, trainings: Sequence[TrainingSamples], *, is_over: b
         num_trainings=len(trainings),
         ranges=ranges,
         is_over=is_over,
+        worker=unit_of_workers(row),
     )
 
 
@@ -238,7 +241,7 @@ def _draw_line(
 def _name(line: TrainingLine, chosen: Sequence[TrainingLine]) -> str:
     """The aggregator, with its workers where the lines have several numbers of them."""
     is_same = len({one.world_size for one in chosen}) == 1
-    return line.aggregator if is_same else f"{line.aggregator}, {workers(line.world_size)}"
+    return line.aggregator if is_same else f"{line.aggregator}, {workers(line.world_size, line.worker)}"
 
 
 def _end_labels(panel: _Panel, chosen: Sequence[TrainingLine], looks: Looks) -> list[EndLabel]:
@@ -257,7 +260,7 @@ _NOT_OVER: Any = {"marker": "o", "markersize": 7, "markerfacecolor": "white", "l
 
 def _tip(line: TrainingLine, at: int) -> str:
     return (
-        f"{line.aggregator} on {workers(line.world_size)}, epoch {line.epochs[at]}, "
+        f"{line.aggregator} on {workers(line.world_size, line.worker)}, epoch {line.epochs[at]}, "
         f"{_seconds(line.train_s[at])}training loss {line.train_loss[at]:.4g}, "
         f"test accuracy {percent(line.test_accuracy[at], 2)}"
     )

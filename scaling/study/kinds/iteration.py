@@ -1,4 +1,4 @@
-"""`kind: iteration`: time per iteration, by phase."""
+"""`kind: iteration`: time of a step, by phase."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ a second."""
 
 
 class IterationPart(TrainingPart):
-    """Time per iteration, by phase."""
+    """Time of a step, by phase."""
 
     kind: Literal["iteration"] = "iteration"
     warmup: PositiveInt = 10
