@@ -26,7 +26,7 @@ OFTEN = ("input", "forward", "backward", "update")
 """Said even where they take nothing."""
 
 LEAST = {
-    "slow_rank": 0.02, "uneven": 0.05, "input": 0.05, "exchange": 0.10, "buckets": 0.05, "threads": 0.10,
+    "slow_rank": 0.02, "uneven": 0.05, "input": 0.05, "exchange": 0.10, "buckets": 0.10, "threads": 0.10,
     "optimizer": 0.30, "evaluation": 0.10, "collectives": 0.10, "rest": 0.30, "other_steps": 0.10,
     "idle": 0.20,
 }  # fmt: skip
@@ -338,8 +338,18 @@ def _bucket_runs(measured: Measured) -> list[tuple[str, Saved]]:
 
 
 def _best_buckets(measured: Measured) -> tuple[str, float] | None:
-    """The arm with other buckets that saves most, if that is more than noise."""
-    runs = [(arm, saved.ratio) for arm, saved in _bucket_runs(measured) if saved.is_certain]
+    """The arm with other buckets that saves most, if that is more than noise.
+
+    Arms for which DDP made the same buckets repeat each other: all have to show it, and the least counts.
+    """
+    same: dict[tuple[int, ...], list[tuple[str, Saved]]] = {}
+    for arm, saved in _bucket_runs(measured):
+        same.setdefault(tuple(measured.facts[arm][0].get("bucket_bytes") or ()), []).append((arm, saved))
+    runs = [
+        (arms[0][0], min(saved.ratio for _, saved in arms))
+        for arms in same.values()
+        if all(saved.is_certain for _, saved in arms)
+    ]
     return max(runs, key=lambda run: run[1], default=None)
 
 

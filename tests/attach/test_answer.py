@@ -213,3 +213,17 @@ def test_phases_below_the_spread_are_no_finding() -> None:
             for rank in launch:
                 rank.update(input=0.02, forward=0.02, backward=0.01, update=0.0)
         assert [found.kind for found in findings(measured)] == kinds
+
+
+def test_arms_with_the_same_buckets_all_have_to_show_a_gain() -> None:
+    steps = {**EVEN, "no_exchange": (0.06, 0.06), "buckets_2": (0.07, 0.07), "buckets_200": (0.08, 0.08)}
+    (found,) = [one for one in findings(_same_buckets(steps)) if one.kind != "idle"]
+    assert (found.kind, found.values, round(found.ratio, 2)) == ("buckets", {"arm": "buckets_2"}, 0.2)
+    assert findings(_same_buckets({**steps, "buckets_200": (0.101, 0.101)}))[0].kind == "exchange"
+
+
+def _same_buckets(steps: dict[str, tuple[float, float]]) -> Measured:
+    measured = _measured(steps)
+    for arm in ("buckets_2", "buckets_200"):
+        _facts(measured, arm, bucket_bytes=[2**23])
+    return measured
