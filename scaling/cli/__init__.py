@@ -119,17 +119,36 @@ PACKAGES = {"yaml": "pyyaml", "sklearn": "scikit-learn", "pynvml": "nvidia-ml-py
 """Module -> the package that has it, where their names differ."""
 
 
-def installed_by(error: ModuleNotFoundError) -> str:
-    """What is missing, and the command that installs it.
+OWN = ("", "scaling", "launchers", "topologies")
+"""Packages that no command installs by themselves."""
 
-    Raises:
-        ModuleNotFoundError: it is a module of this package's own, which no command installs.
-    """
-    module = (error.name or "").partition(".")[0]
-    if module in ("", "scaling", "launchers", "topologies"):
-        raise error
-    command = shlex.join([sys.executable, "-m", "pip", "install", PACKAGES.get(module, module)])
-    return f"{module} is needed, and this Python has no module of that name; `{command}` installs it"
+
+def installed_by(error: ImportError | OSError) -> str | None:
+    """What is missing or broken, and the command that installs it; None where no package failed to load."""
+    is_missing = isinstance(error, ModuleNotFoundError)
+    module = (error.name or "").partition(".")[0] if is_missing else _loaded_in_vain(error)
+    if module in OWN:
+        return None
+    package = PACKAGES.get(module, module)
+    if is_missing:
+        command = shlex.join([sys.executable, "-m", "pip", "install", package])
+        return f"{module} is needed, and this Python has no module of that name; `{command}` installs it"
+    command = shlex.join([sys.executable, "-m", "pip", "install", "--force-reinstall", package])
+    reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return f"{module} is installed and cannot be loaded: {reason:.200}; `{command}` installs it anew"
+
+
+def _loaded_in_vain(error: ImportError | OSError) -> str:
+    """The package that our code imports where the error comes from there; empty where it does not."""
+    found, frame = "", error.__traceback__
+    while frame is not None:
+        package = str(frame.tb_frame.f_globals.get("__name__", "")).partition(".")[0]
+        if package in OWN:
+            found = ""
+        elif not found and frame.tb_frame.f_code.co_name == "<module>":
+            found = package
+        frame = frame.tb_next
+    return found or (getattr(error, "name", None) or "").partition(".")[0]
 
 
 def main() -> None:
@@ -143,15 +162,13 @@ def main() -> None:
     except (ScalingError, TopologyError) as error:
         note(f"error: {clean(str(error))}")
         sys.exit(2)
-    except ModuleNotFoundError as error:
-        note(f"error: {installed_by(error)}")
-        sys.exit(2)
-    except OSError as error:
+    except (ImportError, OSError) as error:
         from scaling.store.disk_full import disk_full
 
-        if (full := disk_full(Path(error.filename or "."), error)) is None:
+        full = disk_full(Path(error.filename or "."), error) if isinstance(error, OSError) else None
+        if (problem := full or installed_by(error)) is None:
             raise
-        note(f"error: {full}")
+        note(f"error: {clean(str(problem))}")
         sys.exit(2)
 
 

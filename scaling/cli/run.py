@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,6 +13,7 @@ import typer
 
 from scaling.cli.options import Out, Overrides, StudyArgument, note
 from scaling.cli.report import written_report
+from scaling.errors import ScalingError
 from topologies.texts import folded
 
 if TYPE_CHECKING:
@@ -159,8 +160,17 @@ def measured(
         finally:
             times.reporting()
             times.write()
-        made = written_report(folder.path, before_page=times.write) if world_size is None else None
+        made = _reported(folder, times.write) if world_size is None else None
     return folder, made, [*can_run.record_missing_libraries(folder), *scope.left_out(folder, can_run.study)]
+
+
+def _reported(folder: ResultsFolder, before_page: Callable[[], None]) -> Report:
+    """The report; where it cannot be made, nothing of what was measured is lost by that."""
+    try:
+        return written_report(folder.path, before_page=before_page)
+    except (ImportError, OSError, ScalingError):
+        note(f"what was measured is in {folder.path}; `scaling report {folder.path}` makes the report later")
+        raise
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-import shutil
+import os
 from pathlib import Path
 
 from scaling.errors import DiskFullError
@@ -17,21 +17,41 @@ REASONS = {
 MARK = "cannot be written: "
 
 
-def disk_full(path: Path, error: OSError) -> DiskFullError | None:
-    """What is wrong and what to do, where that is the reason why a path cannot be written; else None."""
+def disk_full(path: Path, error: OSError, num_bytes: int | None = None) -> DiskFullError | None:
+    """What is wrong and what to do, where that is the reason why a path cannot be written; else None.
+
+    Args:
+        path: of the file.
+        error: what the system says.
+        num_bytes: that were to be written; None: not known.
+    """
     reason = REASONS.get(error.errno or 0)
     if reason is None:
         return None
     return DiskFullError(
-        f"{path}: {MARK}{reason}{_free(path)}; free some space there (launches/*.log and runs/*/*/attempt-* "
-        "of --out are not needed), and the same command goes on; or choose another --out. What was measured "
-        "before is complete and can be read"
+        f"{path}: {MARK}{reason}{_room(path, num_bytes)}; free some space there (launches/*.log and "
+        "runs/*/*/attempt-* of --out are not needed), and the same command goes on; or choose another --out. "
+        "What was measured before is complete and can be read"
     )
 
 
-def _free(path: Path) -> str:
+def _room(path: Path, num_bytes: int | None) -> str:
+    """What is needed and what is free, in brackets; empty where neither is known."""
     there = next((one for one in (path, *path.absolute().parents) if one.exists()), None)
+    needed = "" if num_bytes is None else f"{_size(num_bytes)} needed"
     try:
-        return f" ({shutil.disk_usage(there).free / 1e6:.1f} MB are free)" if there else ""
+        found = os.statvfs(there) if there else None
     except OSError:
-        return ""
+        found = None
+    free = ""
+    if found is not None:
+        no_files = found.f_files and not found.f_favail
+        free = (
+            "no further files are possible" if no_files else f"{_size(found.f_bavail * found.f_frsize)} free"
+        )
+    said = ", ".join(filter(None, [needed, free]))
+    return f" ({said})" if said else ""
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 1e6:.1f} MB" if num_bytes >= 1e6 else f"{num_bytes / 1e3:.1f} kB"

@@ -34,19 +34,24 @@ LOOK_S = 0.02
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Turns what the system says of a path into an error that says what to do."""
+def writing(path: Path, num_bytes: int | None = None) -> Iterator[None]:
+    """Turns what the system says of a path into an error that says what to do.
+
+    Args:
+        path: of the file.
+        num_bytes: that are to be written; None: not known.
+    """
     try:
         yield
     except OSError as error:
-        raise disk_full(path, error) or StoreError(
+        raise disk_full(path, error, num_bytes) or StoreError(
             f"{path}: cannot be written: {error.strerror}; choose another --out"
         ) from error
 
 
 def write_whole(path: Path, content: bytes) -> Path:
     """Replaces a file in one piece: written to a temporary file, synced, renamed; returns its path."""
-    with writing(path):
+    with writing(path, len(content)):
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
@@ -81,7 +86,7 @@ def overwrite(path: Path, content: bytes) -> bool:
 
 def append_whole(path: Path, content: bytes) -> None:
     """Adds to a file, which is made; nothing where not all of it can be written."""
-    with writing(path):
+    with writing(path, len(content)):
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab", buffering=0) as file:
             length = file.tell()

@@ -5,6 +5,7 @@ import json
 import math
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -79,6 +80,25 @@ class TestWriting:
         with pytest.raises(StoreError, match=r"report\.html: cannot be written: the disk is full"):
             folder.write_text("report.html", "new")
         assert (folder.path / "report.html").read_text() == "old"
+
+    def test_full_disk_says_what_is_needed_and_what_is_free(self, folder, monkeypatch):
+        def full(*_: object, **__: object) -> None:
+            raise OSError(28, "No space left on device")
+
+        real = os.statvfs(folder.path)
+        room = {name: getattr(real, name) for name in ("f_files", "f_favail", "f_frsize")}
+        monkeypatch.setattr(files.tempfile, "mkstemp", full)
+        for values, said in (
+            ({"f_bavail": 3}, f"(2.5 MB needed, {3 * real.f_frsize / 1e3:.1f} kB free)"),
+            (
+                {"f_bavail": 10**9, "f_files": 8, "f_favail": 0},
+                "(2.5 MB needed, no further files are possible)",
+            ),
+        ):
+            monkeypatch.setattr(os, "statvfs", lambda _, v=values: SimpleNamespace(**{**room, **v}))
+            with pytest.raises(DiskFullError) as error:
+                folder.write_text("report.html", "x" * 2_500_000)
+            assert f"report.html: cannot be written: the disk is full {said}; free some" in str(error.value)
 
     def test_run_on_a_full_disk_is_planned_again_in_place(self, folder, monkeypatch):
         def full(*_: object, **__: object) -> None:
