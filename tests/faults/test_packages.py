@@ -1,4 +1,4 @@
-"""A package that is missing, or is there and cannot be loaded: a message with the command that installs it."""
+"""A package that is missing, or cannot be loaded: a message with the command that installs it."""
 
 import os
 import shlex
