@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+import numpy as np
+
 from scaling.collectives.plan import Codec, Exchange, Library, Stage, Update
 from scaling.collectives.ring import ring
-from scaling.collectives.schedule import Schedule, Transfer
+from scaling.collectives.schedule import Columns, Schedule, Transfer
 from scaling.collectives.split_at_reduction import split_at_reduction
 
 
@@ -45,8 +47,13 @@ def stepped_by_owners(schedule: Schedule, num_elements: int, world_size: int) ->
 
 def sums_alone(schedule: Schedule) -> Schedule:
     """A host-staging schedule without the copies back: what is summed stays in host memory."""
-    steps = [tuple(t for t in step if t.operation == "add") for step in schedule.steps]
+    steps = [_adds(Columns.of(step)) for step in schedule.steps]
     return replace(schedule, steps=tuple(step for step in steps if step))
+
+
+def _adds(step: Columns) -> Columns:
+    keep = step.is_add
+    return Columns(step.source[keep], step.target[keep], step.start[keep], step.stop[keep], True)
 
 
 def stripes_and_back(num_bytes: int, world_size: int) -> tuple[Stage, Stage]:
@@ -55,9 +62,9 @@ def stripes_and_back(num_bytes: int, world_size: int) -> tuple[Stage, Stage]:
     Copies: what is added is decoded before. Chunk r n + o is what rank r has for rank o.
     """
     n = world_size
-    pairs = [(rank, other) for rank in range(n) for other in range(n) if rank != other]
-    stripes = tuple(Transfer(r, o, r * n + o, r * n + o + 1, "copy") for r, o in pairs)
-    sums = tuple(Transfer(r, o, r * n + r, r * n + r + 1, "copy") for r, o in pairs)
+    rank, other = np.nonzero(~np.eye(n, dtype=bool))
+    stripes = Columns(rank, other, rank * n + other, rank * n + other + 1, False)
+    sums = Columns(rank, other, rank * n + rank, rank * n + rank + 1, False)
     first, second = (Schedule("stripes", n, n * n, (step,)) for step in (stripes, sums))
     return Exchange(first, n * num_bytes, 1.0), Exchange(second, n * num_bytes, 1.0)
 

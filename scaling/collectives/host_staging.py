@@ -26,9 +26,11 @@ None of them pipelines.
 
 from __future__ import annotations
 
+import numpy as np
+
 from scaling.collectives.composition import pipelined, placed
 from scaling.collectives.ring import ring
-from scaling.collectives.schedule import Schedule, Transfer
+from scaling.collectives.schedule import Columns, LazySteps, Schedule, Step, Transfer
 from scaling.errors import ScheduleError
 
 
@@ -62,9 +64,34 @@ def _staged(name: str, world_size: int, ranks_per_host: int, num_pieces: int, nu
     hosts = range(world_size, world_size + num_hosts)
     host_of = [hosts[r // ranks_per_host] for r in range(world_size)]
     width = num_pieces * num_hosts
+    if num_hosts == 1:
+        steps = _steps_on_one_host(world_size, num_pieces, num_groups)
+        return Schedule(name, world_size, width * num_groups, steps, num_hosts=1)
     pieces = [(piece * num_hosts, (piece + 1) * num_hosts) for piece in range(num_pieces)]
     to_host = tuple(Transfer(r, host_of[r], *piece, "add") for r in range(world_size) for piece in pieces)
     to_ranks = tuple(Transfer(host_of[r], r, 0, width, "copy") for r in range(world_size))
     between_hosts = placed(ring(num_hosts).steps, hosts, width=num_pieces)
     steps = pipelined([to_host, *between_hosts, to_ranks], num_groups, width)
     return Schedule(name, world_size, width * num_groups, tuple(steps), num_hosts=num_hosts)
+
+
+def _steps_on_one_host(world_size: int, num_pieces: int, num_groups: int) -> LazySteps:
+    """Group c goes up in step c and comes back in the next: a step of 1,024 ranks has a million transfers."""
+    ranks, host = np.arange(world_size), world_size
+    sources, pieces = np.repeat(ranks, num_pieces), np.tile(np.arange(num_pieces), world_size)
+
+    def step(t: int) -> Step:
+        up, back = pieces + t * num_pieces, (t - 1) * num_pieces
+        if t == 0:
+            return Columns(sources, host, up, up + 1, True)
+        if t == num_groups:
+            return Columns(host, ranks, back, back + num_pieces, False)
+        return Columns(
+            np.concatenate([sources, np.full(world_size, host)]),
+            np.concatenate([np.full(len(sources), host), ranks]),
+            np.concatenate([up, np.full(world_size, back)]),
+            np.concatenate([up + 1, np.full(world_size, back + num_pieces)]),
+            np.arange(len(sources) + world_size) < len(sources),
+        )
+
+    return LazySteps(num_groups + 1, step, lambda t: (t == 0, t == num_groups), hosts_are_alike=True)

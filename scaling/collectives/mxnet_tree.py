@@ -28,6 +28,9 @@ from scaling.collectives.link_trees import Method, link_trees, tree_edges
 from scaling.collectives.schedule import Schedule, Transfer
 from scaling.errors import ScheduleError
 
+MAX_RANKS = 256
+"""Whose trees are searched; those of more take minutes, and MXNet's are of the GPUs of one machine."""
+
 
 def mxnet_tree(
     world_size: int,
@@ -44,8 +47,12 @@ def mxnet_tree(
         method: how the trees are found.
 
     Raises:
-        ScheduleError: `links` is not of that size, or not what `link_trees` takes.
+        ScheduleError: `links` is not of that size, or not what `link_trees` takes, or for too many.
     """
+    if world_size > MAX_RANKS:
+        raise ScheduleError(
+            f"mxnet_tree: {world_size} ranks; the trees of up to {MAX_RANKS} are searched, more take minutes"
+        )
     if links is None:
         links = [[1.0] * world_size] * world_size
     if len(links) != world_size:

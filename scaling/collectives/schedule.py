@@ -99,6 +99,7 @@ class LazySteps(Sequence[Step]):
         kind_of: which steps are the same, if that is known. Steps of one kind have the same transfers in the
             same order but for the chunks: as many of them, not the same ones. Where chunks are equal, such
             steps take equally long.
+        hosts_are_alike: steps of one kind also find the same chunks of host memory empty, up to their number.
     """
 
     def __init__(
@@ -106,7 +107,10 @@ class LazySteps(Sequence[Step]):
         num_steps: int,
         step: Callable[[int], Step],
         kind_of: Callable[[int], Hashable] | None = None,
+        *,
+        hosts_are_alike: bool = False,
     ) -> None:
+        self.hosts_are_alike = hosts_are_alike
         self._indices = range(num_steps)
         self._step = step
         self._kind_of = kind_of

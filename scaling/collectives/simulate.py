@@ -183,5 +183,6 @@ def _price_steps(
 
 def _kind(schedule: Schedule, index: int) -> Hashable:
     """The step's kind, where those of one kind cost the same."""
-    # Kinds say nothing of the sizes of unequal chunks, nor of host memory that is empty in one step only.
-    return index if schedule.chunk_elements is not None or schedule.num_hosts else schedule.kind(index)
+    # Most kinds say nothing of unequal chunks, nor of host memory that is empty in one step only.
+    alike = not schedule.num_hosts or getattr(schedule.steps, "hosts_are_alike", False)
+    return schedule.kind(index) if alike and schedule.chunk_elements is None else index

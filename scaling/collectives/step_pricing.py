@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from scaling.collectives.fair_sharing import Activities, ActivityTimes, Floats, Ints, Uses, ranges, run
 from scaling.collectives.placement import Placement
 from scaling.collectives.schedule import Columns, Schedule, Step
+from scaling.errors import ScheduleError
 from topologies.errors import TopologyError
 
 
@@ -99,6 +100,10 @@ class StepWork:
         return tuple(column.tobytes() for column in [*columns, *self.sum_after])
 
 
+MAX_HOST_SUMS = 400_000
+"""Sums into host memory of one step that are priced: those of a piece wait for one another."""
+
+
 class StepReader:
     """Reads the steps of a schedule in order, and knows which host memory is still empty."""
 
@@ -113,6 +118,12 @@ class StepReader:
     def read(self, step: Step) -> StepWork:
         """The messages and sums of the step."""
         sources, targets, starts, stops, is_add = self._columns(step)
+        in_hosts = int((is_add & (targets >= self._schedule.world_size)).sum())
+        if in_hosts > MAX_HOST_SUMS:
+            raise ScheduleError(
+                f"{self._schedule.name} of {self._schedule.world_size} ranks: {in_hosts} sums into host "
+                f"memory in one step; up to {MAX_HOST_SUMS} are priced, more take minutes: ask for fewer"
+            )
         elements = self._elements_before[stops] - self._elements_before[starts]
         pairs, message = np.unique(sources * self._schedule.num_nodes + targets, return_inverse=True)
         messages = Moves(
@@ -176,8 +187,9 @@ def _one_after_the_other(lanes: Ints, lane_of: Ints) -> tuple[tuple[Ints, Ints],
     is_first = np.ones(len(lanes), dtype=bool)
     is_first[order[1:][same]] = False
     later, earlier = lane_of[order[1:][same]], lane_of[order[:-1][same]]
-    pairs = np.unique(np.stack([later, earlier]), axis=1)
-    return (pairs[0], pairs[1]), is_first
+    width = int(lane_of.max(initial=0)) + 1
+    pairs = np.unique(later * width + earlier)
+    return (pairs // width, pairs % width), is_first
 
 
 def price(work: StepWork, placement: Placement, num_messages: int = 1) -> StepPrice:

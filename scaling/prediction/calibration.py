@@ -67,6 +67,9 @@ MODEL_SD = 0.08
 CLOCK_S = 10e-6
 """What a measured exchange is uncertain by, whatever its length: clocks, starts of kernels."""
 
+LARGEST_SD = 1e6
+"""What was measured in no time at all says nothing."""
+
 LEFT_OVER_SD = 0.08
 """Of a strategy's left-over for each doubling of the world size it was measured at. An assumption."""
 
@@ -123,7 +126,8 @@ class Observation:
     @property
     def sd(self) -> float:
         """Of the logarithm, with the model's and the clock's."""
-        return math.sqrt(self.relative_sd**2 + MODEL_SD**2 + (CLOCK_S / self.seconds) ** 2)
+        by_clock = min(CLOCK_S / self.seconds, LARGEST_SD)
+        return math.hypot(min(self.relative_sd, LARGEST_SD), MODEL_SD, by_clock)
 
 
 @dataclass(frozen=True)

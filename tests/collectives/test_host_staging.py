@@ -1,12 +1,15 @@
 """Sums in host memory."""
 
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
 
 from scaling.collectives.host_staging import host_parallel, host_serial
+from scaling.collectives.simulate import simulate
 from scaling.collectives.verify import verify
 from scaling.errors import ScheduleError
+from topologies.schema import load
 
 BOTH = pytest.mark.parametrize("collective", [host_serial, host_parallel])
 
@@ -54,3 +57,13 @@ def test_hosts_hold_only_their_own_ranks_sums_before_the_exchange():
 def test_no_ranks_per_host_are_refused(collective):
     with pytest.raises(ScheduleError, match="0 ranks per host"):
         collective(4, 0)
+
+
+@BOTH
+@pytest.mark.parametrize("num_chunks", [1, 2, 5])
+def test_steps_of_one_kind_take_as_long_as_when_each_is_priced(collective, num_chunks):
+    schedule, machine = collective(4, num_chunks=num_chunks), load("hgx-h200-4")
+    alike = simulate(schedule, machine, 1e6)
+    each = simulate(replace(schedule, steps=tuple(schedule.steps)), machine, 1e6)
+    assert alike.step_seconds == each.step_seconds
+    assert len(alike.step_seconds) == num_chunks + 1

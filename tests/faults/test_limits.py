@@ -40,3 +40,23 @@ def test_grid_that_is_large_and_allowed_is_planned_at_once(tmp_path):
     words = ("plan", path, "--json")
     ended = run(words)
     assert (ended.code, complaint(words, ended, tmp_path)) == (0, None)
+
+
+@pytest.mark.parametrize(
+    ("aggregator", "world_size", "said"),
+    [
+        ("host_parallel", 256, None),
+        ("host_parallel", 1024, "sums into host memory in one step; up to 400000 are priced"),
+        ("mxnet_tree", 1024, "the trees of up to 256 are searched"),
+    ],
+)
+def test_prediction_of_many_ranks_is_made_or_refused_at_once(tmp_path, aggregator, world_size, said):
+    path = tmp_path / "study.yaml"
+    path.write_text(yaml.safe_dump({**yaml.safe_load(PREDICTED), "aggregators": [aggregator]}))
+    machine = ("--topology", "hgx-h200-x16-infiniband", "--what-if", "nodes=128")
+    words = ("predict", path, *machine, "--world-sizes", world_size)
+    ended = run(words)
+    assert ended.seconds < 5
+    assert ended.code == (2 if said else 0), ended.err
+    if said:
+        assert said in " ".join(ended.out.split())

@@ -323,3 +323,8 @@ def test_an_exchange_is_what_it_adds_to_a_step_whose_computation_is_known():
     assert [o.seconds for o in observations_of_cells(known, machinery, compute)] == [pytest.approx(4e-3)]
     noisy = ComputeModel([measured(cell(1, "none"), 4e-3, relative_sd=0.3)])
     assert [o.seconds for o in observations_of_cells(known, machinery, noisy)] == [2e-3]
+
+
+def test_time_of_almost_nothing_is_uncertain_and_no_overflow():
+    observed = Observation(None, [Term("sends", "sends", 0.0, 1e-2)], 1e-300, 0.01, 2)
+    assert 1e5 < observed.sd < 1e7
