@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import io
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -24,12 +24,13 @@ from scaling.errors import CheckpointError
 from scaling.training.convergence import TrainingProgress
 from scaling.training.step import Step
 
-SCHEMA_VERSION = (
-    3  # 2: without digest and target; 1: residuals of some aggregators by bucket, not by parameter
-)
-MAGIC = b"scaling checkpoint 3\n"
+SCHEMA_VERSION = 4  # 3: without what was saved together; 2: without digest and target; 1: residuals by bucket
+MAGIC = b"scaling checkpoint 4\n"
 DIGEST_BYTES = 32
-PARAMETER_DIGEST_BYTES = 6
+CONTENT = ("rows", "step", "random_states", "hosts", "saved_together")
+"""Of a checkpoint, besides its progress."""
+
+STATE_DIGEST_BYTES = 6
 """Travels as a float64, which holds 53 bits."""
 
 
@@ -81,6 +82,7 @@ class Checkpoint:
         step: of `Step.state_dict`.
         random_states: of the processor, and of the rank's GPU if it has one.
         hosts: where it was trained so far (`topologies.detect_host.this_start`), the first first.
+        saved_together: the same for the checkpoints of all ranks that were saved together, and for no others.
     """
 
     progress: TrainingProgress
@@ -88,6 +90,7 @@ class Checkpoint:
     step: dict[str, Any]
     random_states: list[torch.Tensor]
     hosts: list[str] = field(default_factory=list)
+    saved_together: str = ""
 
     @classmethod
     def of(
@@ -114,7 +117,7 @@ class Checkpoint:
     def to_bytes(self, target: Target) -> bytes:
         """As `from_bytes` reads it."""
         buffer = io.BytesIO()
-        own = {name: getattr(self, name) for name in ("rows", "step", "random_states", "hosts")}
+        own = {name: getattr(self, name) for name in CONTENT}
         made_for = {"made_for": {**asdict(target), "shapes": dict(target.shapes)}}
         torch.save({**made_for, "progress": asdict(self.progress), **own}, buffer)
         content = buffer.getvalue()
@@ -137,7 +140,7 @@ class Checkpoint:
         try:
             values = torch.load(io.BytesIO(content[start:]), map_location="cpu", weights_only=True)
             target.require(values["made_for"])
-            own = (values[name] for name in ("rows", "step", "random_states", "hosts"))
+            own = (values[name] for name in CONTENT)
             return cls(TrainingProgress(**values["progress"]), *own)
         except CheckpointError:
             raise
@@ -146,9 +149,46 @@ class Checkpoint:
 
     def parameter_digest(self, names: Sequence[str]) -> float:
         """Equal on all ranks whose parameters are equal; zeros' signs and the bits of NaN do not count."""
-        digest = hashlib.blake2b(digest_size=PARAMETER_DIGEST_BYTES)
-        for name in names:
-            values: Tensor = self.step["module"][name].detach().cpu() + 0.0
-            values = torch.where(values.isnan(), torch.nan, values).contiguous()
-            digest.update(values.reshape(-1).view(torch.uint8).numpy().data)
-        return float(int.from_bytes(digest.digest(), "big"))
+        return _digest(self.step["module"][name] for name in names)
+
+    def update_digest(self) -> float:
+        """The same for what the optimizer keeps."""
+        return _digest(_tensors(self.step["update"]).values())
+
+    def not_restored(self, step: Step) -> str | None:
+        """The first tensor of which `step` has other bits, in words; None where it has all as they are here.
+
+        What the step has besides, or under another name, does not count: buckets may have changed.
+        """
+        here = _tensors(step.state_dict())
+        for name, saved in _tensors(self.step).items():
+            own = here.get(name)
+            if own is not None and own.shape == saved.shape and not torch.equal(_bits(own), _bits(saved)):
+                return name
+        return None
+
+
+def _tensors(state: Any, name: str = "") -> dict[str, Tensor]:
+    """Those of nested dictionaries or lists, by their path."""
+    if isinstance(state, Tensor):
+        return {name: state}
+    items = state.items() if isinstance(state, Mapping) else enumerate(state)
+    return {
+        path: tensor
+        for key, value in items
+        for path, tensor in _tensors(value, f"{name} {key}".strip()).items()
+    }
+
+
+def _bits(values: Tensor) -> Tensor:
+    return values.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+
+
+def _digest(tensors: Iterable[Tensor]) -> float:
+    digest = hashlib.blake2b(digest_size=STATE_DIGEST_BYTES)
+    for tensor in tensors:
+        values = tensor.detach().cpu()
+        if values.is_floating_point():
+            values = torch.where(values.isnan(), torch.nan, values + 0.0)
+        digest.update(_bits(values).numpy().data)
+    return float(int.from_bytes(digest.digest(), "big"))

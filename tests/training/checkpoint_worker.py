@@ -11,6 +11,8 @@ from typing import Any, ClassVar
 import torch
 
 from launchers.rank_info import RankInfo
+from scaling.aggregators.base import AggregatorState
+from scaling.errors import CheckpointError
 from scaling.process_group import TorchGroup
 from scaling.registry import trust
 from scaling.runtime.workers import Workers
@@ -59,6 +61,12 @@ CELLS = {
     "qsgd": replace(BASE, aggregator="qsgd"),
     "one_bit_flat, overlapped": replace(BASE, step="overlapped", aggregator="one_bit_flat", bucket_mb=0.01),
 }
+
+
+MOVED = {"apart": "module", "moments apart": "update", "of another save": None}
+"""Damage -> what of the last checkpoint's step is another."""
+
+DAMAGES = ("flipped", "other model", *MOVED, "both")
 
 
 class CutError(Exception):
@@ -116,7 +124,7 @@ def trained(cell: Cell, group: TorchGroup, files: CheckpointFiles, cut_after: in
 def damaged(group: TorchGroup, folder: ResultsFolder, rank: int) -> dict[str, dict]:
     """How trainings go on of which checkpoints were damaged after the cut."""
     seen = {}
-    for repeat, damage in enumerate(("flipped", "other model", "apart", "both"), 1):
+    for repeat, damage in enumerate(DAMAGES, 1):
         files = folder.checkpoints(BASE.id, repeat, rank)
         trained(BASE, group, files, CUT_AFTER)
         for path, content in files.read():
@@ -126,18 +134,43 @@ def damaged(group: TorchGroup, folder: ResultsFolder, rank: int) -> dict[str, di
                 path.write_bytes(content[:-9] + bytes([content[-9] ^ 1]) + content[-8:])
             elif rank == 1 and is_last and damage == "other model":
                 path.write_bytes(rewritten(content, group, shapes={"weight": "[3] torch.float32"}))
-            elif rank == 1 and is_last and damage == "apart":
-                path.write_bytes(rewritten(content, group, moved_by=1e-3))
+            elif rank == 1 and is_last and damage in MOVED:
+                path.write_bytes(rewritten(content, group, damage))
         seen[damage] = trained(BASE, group, files)
     return seen
 
 
-def rewritten(content: bytes, group: TorchGroup, moved_by: float = 0.0, **other: Any) -> bytes:
+def rewritten(content: bytes, group: TorchGroup, damage: str = "", **other: Any) -> bytes:
     """A good checkpoint of other content."""
     target = Target.of(KeptStep.last.step.replica.module, BASE.id, group.rank, group.world_size)
     read = Checkpoint.from_bytes(content, target)
-    read.step["module"][next(iter(read.step["module"]))] += moved_by
+    if part := MOVED.get(damage):
+        read.step[part][next(iter(read.step[part]))] += 1e-3
+    if damage == "of another save":
+        read = replace(read, saved_together="another")
     return read.to_bytes(replace(target, **other))
+
+
+def restored_wrong(group: TorchGroup, files: CheckpointFiles) -> str:
+    """What a training says that does not get back its residuals on one rank."""
+    cell = CELLS["one_bit"]
+    trained(cell, group, files, CUT_AFTER)
+    real = AggregatorState.load_state_dict
+
+    def load(state: AggregatorState, tensors: dict[str, torch.Tensor]) -> None:
+        real(state, tensors)
+        if group.rank == 1:
+            for values in state.checkpoint_tensors().values():
+                values.zero_()
+
+    AggregatorState.load_state_dict = load
+    try:
+        trained(cell, group, files)
+    except CheckpointError as error:
+        return str(error)
+    finally:
+        AggregatorState.load_state_dict = real
+    return "nothing"
 
 
 def main(out: Path) -> None:
@@ -158,6 +191,7 @@ def main(out: Path) -> None:
             folder.checkpoints(cell.id, 0, rank)._last.unlink()
         seen[name]["resumed"] = trained(cell, group, folder.checkpoints(cell.id, 0, rank))
     seen["damaged"] = damaged(workers.group(CPU), folder, rank)
+    seen["restored wrong"] = restored_wrong(workers.group(CPU), folder.checkpoints("wrong", 0, rank))
     workers.close()
     out.write_text(json.dumps(seen))
 

@@ -80,7 +80,7 @@ class TestFormat:
 
     @pytest.mark.parametrize("content", [b"", b"no archive", b"PK\x03\x04cut"])
     def test_other_bytes_are_no_checkpoint(self, content):
-        with pytest.raises(CheckpointError, match="no checkpoint of version 3"):
+        with pytest.raises(CheckpointError, match="no checkpoint of version 4"):
             self.read(content)
 
     def test_half_of_one_is_told_by_its_digest(self):
@@ -129,6 +129,8 @@ class TestDamaged:
             ("flipped", "rank1.pt is not used: its digest is another one"),
             ("other model", "rank1.pt is not used: it is of another model"),
             ("apart", "after epoch 2 are not used: the ranks' parameters differ"),
+            ("moments apart", "after epoch 2 are not used: the ranks' optimizers' states differ"),
+            ("of another save", "not used: that of rank 1 was not saved together with that of rank 0"),
         ],
     )
     def test_training_goes_on_from_the_one_before_with_the_same_bits(self, ranks, damage, note):
@@ -137,6 +139,12 @@ class TestDamaged:
             assert rank["damaged"][damage]["state"] == rank["all_reduce"]["uncut"]["state"]
             assert any(note in one for one in notes)
             assert any(f"cut off after epoch {CUT_AFTER - 1}" in one for one in notes)
+
+    def test_rank_that_has_restored_something_else_is_named_on_every_rank(self, ranks):
+        for rank in ranks:
+            said = rank["restored wrong"]
+            assert said.startswith("a checkpoint cannot be restored: aggregator residual/")
+            assert "of rank 1 is not as it was saved; it is removed, and `scaling run --retry-failed`" in said
 
     def test_training_without_a_good_one_begins_anew(self, ranks):
         for rank in ranks:

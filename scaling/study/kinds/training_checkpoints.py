@@ -1,17 +1,22 @@
 """The checkpoints of a training that all ranks agree on.
 
 1. Each rank reads its last two, and notes which are damaged or of another training, with the reason.
-2. The ranks take the last epoch of which every rank has a good one, and on which their parameters are equal.
-3. Where there is none the training begins anew, and what was left is removed.
+2. The ranks take the last epoch of which every rank has a good one, saved together with the others', and on
+   which their parameters are equal, and their optimizers' states where every rank has all of it.
+3. What each has restored then, residuals too, is compared with its checkpoint.
+4. Where there is none the training begins anew, and what was left is removed.
 """
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NoReturn
 
 import torch
 
+from scaling.aggregators.registry import create as create_aggregator
 from scaling.errors import CheckpointError
 from scaling.process_group import TorchGroup
 from scaling.study.cells import Cell
@@ -29,17 +34,25 @@ class TrainingCheckpoints:
         target: what they are for.
         parameters: names of those that are equal on all ranks after each step.
         group: the ranks that train together.
+        same_update: the optimizer's state is equal on all ranks too.
     """
 
     def __init__(
-        self, files: SavedCheckpoints, target: Target, parameters: Sequence[str], group: TorchGroup
+        self,
+        files: SavedCheckpoints,
+        target: Target,
+        parameters: Sequence[str],
+        group: TorchGroup,
+        *,
+        same_update: bool,
     ) -> None:
         self._files, self._target, self._group = files, target, group
-        self._parameters = list(parameters)
+        self._parameters, self._same_update = list(parameters), same_update
 
     def write(self, checkpoint: Checkpoint) -> None:
         """A new one."""
-        self._files.write(checkpoint.to_bytes(self._target))
+        together = self._group.share(secrets.token_hex(8))
+        self._files.write(replace(checkpoint, saved_together=together).to_bytes(self._target))
 
     def last_common(self) -> tuple[Checkpoint | None, list[str]]:
         """This rank's checkpoint of the epoch that all go on from, and what was not used, and why; the same
@@ -56,11 +69,11 @@ class TrainingCheckpoints:
             limit = epoch - 1
             if self._group.largest(float(epoch not in by_epoch)):
                 continue
-            digest = by_epoch[epoch].parameter_digest(self._parameters)
-            if self._group.largest(digest) == -self._group.largest(-digest):
+            problem = self._difference(by_epoch[epoch])
+            if problem is None:
                 return by_epoch[epoch], self._of_all_ranks(notes)
             if self._group.rank == 0:
-                notes.append(f"checkpoints after epoch {epoch} are not used: the ranks' parameters differ")
+                notes.append(f"checkpoints after epoch {epoch} are not used: {problem}")
         self._files.clear()
         notes = self._of_all_ranks(notes)
         return None, [*notes, "no checkpoint is good on all ranks: the training began anew"] if notes else []
@@ -69,12 +82,32 @@ class TrainingCheckpoints:
         """Puts the step where it was.
 
         Raises:
-            CheckpointError: it does not fit; the checkpoints are removed, so that the next try begins anew.
+            CheckpointError: it does not fit, or a rank has restored something else; the checkpoints are gone,
+                so that the next try begins anew.
         """
         try:
             checkpoint.restore(step, device)
         except (CheckpointError, RuntimeError, LookupError, TypeError) as error:
             self._refuse(error)
+        wrong = checkpoint.not_restored(step)
+        mine = [] if wrong is None else [f"{wrong} of rank {self._group.rank} is not as it was saved"]
+        if problems := self._of_all_ranks(mine):
+            self._refuse(CheckpointError(problems[0]))
+
+    def _difference(self, checkpoint: Checkpoint) -> str | None:
+        """Why the ranks' checkpoints of one epoch do not belong together; the same on every rank."""
+        group = self._group
+        together = [group.share(checkpoint.saved_together, rank) for rank in range(group.world_size)]
+        other = next((rank for rank, one in enumerate(together) if one != together[0]), None)
+        if other is not None:
+            return f"that of rank {other} was not saved together with that of rank 0"
+        digests = {"parameters": checkpoint.parameter_digest(self._parameters)}
+        if self._same_update:
+            digests["optimizers' states"] = checkpoint.update_digest()
+        for name, digest in digests.items():
+            if group.largest(digest) != -group.largest(-digest):
+                return f"the ranks' {name} differ"
+        return None
 
     def _refuse(self, error: Exception) -> NoReturn:
         self._files.clear()
@@ -108,5 +141,9 @@ def saved_of(cell: Cell, prepared: PreparedStep, context: RunContext) -> Trainin
         return None
     module, group = prepared.step.replica.module, context.group
     target = Target.of(module, cell.id, group.rank, group.world_size)
-    parameters = [name for name, _ in module.named_parameters()]
-    return TrainingCheckpoints(context.saved, target, parameters, group)
+    aggregator = create_aggregator(cell.aggregator, cell.aggregator_parameters)
+    is_sharded = aggregator.ddp_path() == "fully_sharded"
+    parameters = [] if is_sharded else [name for name, _ in module.named_parameters()]
+    sites = {aggregator.site(layout) for layout in prepared.step.replica.layouts.values()}
+    same_update = sites == {"replica"} and not is_sharded and not aggregator.shards_optimizer
+    return TrainingCheckpoints(context.saved, target, parameters, group, same_update=same_update)
