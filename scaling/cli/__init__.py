@@ -126,7 +126,7 @@ OWN = ("", "scaling", "launchers", "topologies")
 def installed_by(error: ImportError | OSError) -> str | None:
     """What is missing or broken, and the command that installs it; None where no package failed to load."""
     is_missing = isinstance(error, ModuleNotFoundError)
-    module = (error.name or "").partition(".")[0] if is_missing else _loaded_in_vain(error)
+    module = _named(error) if is_missing else _loaded_in_vain(error)
     if module in OWN:
         return None
     package = PACKAGES.get(module, module)
@@ -148,7 +148,11 @@ def _loaded_in_vain(error: ImportError | OSError) -> str:
         elif not found and frame.tb_frame.f_code.co_name == "<module>":
             found = package
         frame = frame.tb_next
-    return found or (getattr(error, "name", None) or "").partition(".")[0]
+    return found or _named(error)
+
+
+def _named(error: ImportError | OSError) -> str:
+    return str(getattr(error, "name", None) or "").partition(".")[0]
 
 
 def main() -> None:

@@ -65,8 +65,8 @@ def _staged(name: str, world_size: int, ranks_per_host: int, num_pieces: int, nu
     host_of = [hosts[r // ranks_per_host] for r in range(world_size)]
     width = num_pieces * num_hosts
     if num_hosts == 1:
-        steps = _steps_on_one_host(world_size, num_pieces, num_groups)
-        return Schedule(name, world_size, width * num_groups, steps, num_hosts=1)
+        on_one = _steps_on_one_host(world_size, num_pieces, num_groups)
+        return Schedule(name, world_size, width * num_groups, on_one, num_hosts=1)
     pieces = [(piece * num_hosts, (piece + 1) * num_hosts) for piece in range(num_pieces)]
     to_host = tuple(Transfer(r, host_of[r], *piece, "add") for r in range(world_size) for piece in pieces)
     to_ranks = tuple(Transfer(host_of[r], r, 0, width, "copy") for r in range(world_size))

@@ -262,4 +262,4 @@ def test_disk_that_is_full(tmp_path, draw, found, need):
     finally:
         subprocess.run(["umount", "--lazy", str(small)], check=True)
     text = re.sub(r"error: \S+: ", "error: PATH: ", line)
-    found(re.sub(r"\([\d.]+ MB", "(N MB", text))
+    found(re.sub(r"[\d.]+ [kM]B (needed|free)", r"N \1", text))

@@ -20,6 +20,9 @@ import yaml
 
 from launchers import processes
 from scaling.store import ResultsFolder
+from tests.faults.conftest import found
+
+__all__ = ["found"]
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 240  # no wait in these tests is longer

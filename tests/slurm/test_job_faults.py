@@ -100,7 +100,7 @@ def test_job_that_is_cancelled_stays_so_and_is_gone_on_with_by_submitting_again(
     assert all(path.read_text() == before[path] for path in kept)
 
 
-def test_job_completes_where_the_rest_cannot_run_there_and_says_what_stays_planned(study, cluster):
+def test_job_completes_where_the_rest_cannot_run_there_and_says_what_stays_planned(study, cluster, found):
     study.write(["all_reduce", "mpi"])
     job = study.submit("--gpus-per-node", "1", "--style", "srun")
     words = ["--parsable", "--output=/dev/null", f"--dependency=afterok:{job}", "--wrap=true"]
@@ -108,8 +108,11 @@ def test_job_completes_where_the_rest_cannot_run_there_and_says_what_stays_plann
     study.jobs.append(after)
     assert cluster.wait_for(job, "COMPLETED", "FAILED") == "COMPLETED", study.log(job)
     assert study.states() == {("all_reduce", 2): "done", ("mpi", 2): "planned"}
-    assert messages(study.log(job), "1 run of mpi stays planned, since this launch lacks mpi")
+    line, *_ = messages(study.log(job), "1 run of mpi stays planned, since this launch lacks mpi")
     assert cluster.wait_for(after, "COMPLETED", "FAILED", "CANCELLED") == "COMPLETED"
+    found(
+        f"{line}; the job is COMPLETED, and those that wait for that begin", "nothing: that run stays planned"
+    )
 
 
 def test_fewer_workers_than_asked_for_are_refused_on_every_rank(study, cluster):

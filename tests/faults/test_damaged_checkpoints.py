@@ -1,0 +1,119 @@
+"""A training of two workers that is killed, and its checkpoints are damaged: the same command goes on."""
+
+import os
+import signal
+
+import pytest
+import yaml
+
+from scaling.store import ResultsFolder
+from tests.faults.commands import command_in
+
+pytestmark = pytest.mark.processes
+
+EPOCHS = 60
+STUDY = {
+    "name": "killed",
+    "kind": "convergence",
+    "device": "cpu",
+    "threads": 1,
+    "world_sizes": [2],
+    "scaling": "strong",
+    "workloads": [{"model": {"name": "mlp", "hidden": [16]}, "dataset": "digits", "global_batch": 32}],
+    "aggregators": ["one_bit"],
+    "epochs": EPOCHS,
+}
+DIGEST = "its digest is another one: it was changed, or cut short"
+SAID = {
+    "flipped": DIGEST,
+    "cut short": DIGEST,
+    "no checkpoint": "it is no checkpoint of version 4",
+    "of the other rank": "it is of another rank: ",
+    "of another model": "it is of another model: ",
+    "removed": None,
+}
+"""Damage of one rank's last checkpoint -> what is said of it."""
+
+
+def files_of(out, name="checkpoint-rank*.pt"):
+    return sorted(out.glob(f"runs/*/0/{name}"))
+
+
+def killed_with_checkpoints(folder, **keys):
+    """A command whose training was killed when each rank had two checkpoints."""
+    folder.mkdir()
+    command = command_in(folder)
+    command.study.write_text(yaml.safe_dump({**STUDY, **keys}))
+    process = command.start()
+    command.wait(lambda: len(files_of(command.out)) == 4 or process.poll() is not None)
+    assert process.poll() is None, process.communicate()[1]
+    for pid in [process.pid, *command.processes()]:
+        os.kill(pid, signal.SIGKILL)
+    process.communicate()
+    command.wait(lambda: not command.processes())
+    return command
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory):
+    """The checkpoints of a training of another model, by their names."""
+    wider = [{**STUDY["workloads"][0], "model": {"name": "mlp", "hidden": [17]}}]
+    command = killed_with_checkpoints(tmp_path_factory.mktemp("other") / "model", workloads=wider)
+    return {path.name: path.read_bytes() for path in files_of(command.out)}
+
+
+def damage(path, how, draw, other):
+    content = bytearray(path.read_bytes())
+    if how == "flipped":
+        bit = draw.randrange(8 * 64, 8 * len(content))
+        content[bit // 8] ^= 1 << bit % 8
+    elif how == "cut short":
+        del content[draw.randrange(64, len(content)) :]
+    elif how == "no checkpoint":
+        content = draw.randbytes(100)
+    elif how == "of the other rank":
+        name = path.name.replace("rank0", "rank2").replace("rank1", "rank0").replace("rank2", "rank1")
+        content = path.with_name(name).read_bytes()
+    elif how == "of another model":
+        content = other[path.name]
+    path.unlink() if how == "removed" else path.write_bytes(content)
+
+
+def notes_after(command, *arguments):
+    """What the one run of the folder notes when the same command has gone on to its end."""
+    outcome = command.run(*arguments)
+    assert outcome.returncode == 0, outcome.stderr
+    assert "Traceback" not in outcome.stderr
+    (record,) = ResultsFolder(command.out).runs()
+    assert record.state == "done"
+    for rows in ResultsFolder(command.out).samples(record.cell_id, 0):
+        assert [row["epoch"] for row in rows] == list(range(1, EPOCHS + 1))
+    assert not files_of(command.out, "*checkpoint*")
+    return record.notes
+
+
+@pytest.mark.parametrize("how", SAID)
+def test_training_whose_last_checkpoint_is_damaged(tmp_path, draw, other, how, found):
+    command = killed_with_checkpoints(tmp_path / "killed", seed=draw.randrange(100))
+    path = files_of(command.out, f"checkpoint-rank{draw.randrange(2)}.pt")[0]
+    damage(path, how, draw, other)
+    notes = notes_after(command, *draw.choice([(), ("--retry-failed",)]))
+    assert any("cut off after epoch" in note and "went on from there" in note for note in notes)
+    if SAID[how] is not None:
+        assert any(f"{path.name} is not used: {SAID[how]}" in note for note in notes), notes
+    found("checkpoint PATH is not used: what differs", "nothing: it goes on from the checkpoint before")
+
+
+def test_training_of_which_no_checkpoint_is_good(tmp_path, draw, other, found):
+    command = killed_with_checkpoints(tmp_path / "killed")
+    for path in files_of(command.out, f"checkpoint-rank{draw.randrange(2)}*.pt"):
+        damage(
+            path,
+            draw.choice([how for how in SAID if how not in ("removed", "of the other rank")]),
+            draw,
+            other,
+        )
+    notes = notes_after(command)
+    assert "no checkpoint is good on all ranks: the training began anew" in notes
+    assert not any("went on from there" in note for note in notes)
+    found("no checkpoint is good on all ranks: the training began anew", "the epochs before the kill")
