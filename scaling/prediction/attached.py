@@ -14,7 +14,8 @@ from topologies.model import Topology
 ARMS = ("baseline", "no_exchange", "one_worker")
 """Whose steps are those of the script, with its exchange and without."""
 
-DDP_BUCKET_MB = 25.0
+DDP_BUCKET_MB, DDP_FIRST_BUCKET_MB = 25.0, 1.0
+"""DDP's default; a size that a script gives holds for the first bucket too."""
 
 
 def is_of_script(folder: ResultsFolder) -> bool:
@@ -28,9 +29,10 @@ def as_timed(cell: Mapping[str, Any]) -> list[dict[str, Any]]:
     Without exchange it is two: DDP wraps the model, and it is all that tells of one worker. What the input
     takes is in its steps; how large a sample is, is not known.
     """
+    bucket_mb = cell.get("bucket_mb") or DDP_BUCKET_MB
     timed = {
-        "aggregator_parameters": {}, "bucket_mb": DDP_BUCKET_MB, **cell, "kind": "iteration", "arm": None,
-        "input_placement": "device",
+        "aggregator_parameters": {}, **cell, "kind": "iteration", "arm": None, "input_placement": "device",
+        "bucket_mb": bucket_mb, "first_bucket_mb": DDP_FIRST_BUCKET_MB if bucket_mb == DDP_BUCKET_MB else None,
     }  # fmt: skip
     if cell.get("exchanges", True):
         return [timed]

@@ -3,7 +3,7 @@
 1. Gradients become ready from the last tensor to the first; the time of the backward pass is spread over the
    tensors as their elements. (Exact for dense layers, where products go with weights; not for convolutions,
    whose early layers take longer than their weights tell.)
-2. DDP closes a bucket as soon as it holds its size: 1 MiB the first, `bucket_mb` the others.
+2. DDP closes a bucket as soon as it holds its size.
 3. Exchanges follow one another; each starts when its bucket is ready and the one before has ended.
 4. What ends after the backward pass is exposed.
 
@@ -21,23 +21,16 @@ from collections.abc import Sequence
 from scaling.bucket import BucketLayout
 from scaling.prediction.estimate import NOTHING, PredictedValue
 
-FIRST_BUCKET_BYTES = 1 << 20
 
-
-def ddp_buckets(
-    layout: BucketLayout, bucket_mb: float, itemsize: int = 4, sizes_mb: Sequence[float] = ()
-) -> list[BucketLayout]:
+def ddp_buckets(layout: BucketLayout, sizes_mb: Sequence[float], itemsize: int = 4) -> list[BucketLayout]:
     """DDP's buckets of gradients of one dtype, in the order in which they become ready.
 
     Args:
         layout: of all tensors.
-        bucket_mb: upper size of all buckets but the first, in MiB.
+        sizes_mb: of the first buckets one by one, in MiB; the last is that of all that follow.
         itemsize: bytes of an element.
-        sizes_mb: of the buckets one by one, in place of it.
     """
-    limits = [min(FIRST_BUCKET_BYTES, bucket_mb * 2**20), bucket_mb * 2**20]
-    if sizes_mb:
-        limits = [size * 2**20 for size in sizes_mb]
+    limits = [size * 2**20 for size in sizes_mb]
     buckets: list[list[tuple[str, tuple[int, ...]]]] = [[]]
     filled = 0.0
     for name, shape in reversed(list(zip(layout.names, layout.shapes, strict=True))):

@@ -60,9 +60,10 @@ def strategy_of(cell: Mapping[str, Any], tensor_shapes: str = "") -> Strategy:
     buckets, updates, sizes = [], [], []
     for dtype, layout in layouts.items():
         itemsize, parts = ITEMSIZES[dtype], [layout]
-        sizes_mb = cell.get("bucket_sizes_mb") or ()
-        if cell["step"] == "overlapped" and (sizes_mb or cell.get("bucket_mb") is not None):
-            parts = ddp_buckets(layout, float(cell.get("bucket_mb") or 0.0), itemsize, sizes_mb)
+        bucket_mb = cell.get("bucket_mb")
+        sizes_mb = cell.get("bucket_sizes_mb") or (cell.get("first_bucket_mb") or bucket_mb, bucket_mb)
+        if cell["step"] == "overlapped" and sizes_mb[-1] is not None:
+            parts = ddp_buckets(layout, sizes_mb, itemsize)
         for part in parts:
             stages = [
                 _in_dtype(stage, _message_itemsize(cell, stage, itemsize), aggregator)

@@ -1,7 +1,7 @@
 """The overlapped step: gradients are exchanged bucket by bucket while the backward pass still runs.
 
-torch's DistributedDataParallel fills buckets of `bucket_mb` MiB (the first one of 1 MiB, unless all are
-smaller) in the order in which gradients become ready, and hands each on at once. Every aggregator runs as its
+torch's DistributedDataParallel fills buckets of `bucket_mb` MiB (the first one of `first_bucket_mb`, where
+that is given) in the order in which gradients become ready, and hands each on at once. Every aggregator runs as its
 communication hook, on a stream of its own (on a CPU: in a thread of its own), except that
 
 - `all_reduce` is what users run: DDP's own path, without a hook;

@@ -111,7 +111,8 @@ def test_speedup_is_over_one_rank_without_exchange():
 def test_ddp_closes_a_bucket_when_it_is_full_beginning_with_the_last_tensors():
     mib = 2**18  # float32 elements
     layout = BucketLayout.of([("a", (30 * mib,)), ("b", (3 * mib,)), ("c", (mib // 2,)), ("d", (mib // 2,))])
-    assert [bucket.names for bucket in ddp_buckets(layout, 25.0)] == [("d", "c"), ("b", "a")]
+    assert [bucket.names for bucket in ddp_buckets(layout, (1, 25))] == [("d", "c"), ("b", "a")]
+    assert [bucket.names for bucket in ddp_buckets(layout, (25, 25))] == [("d", "c", "b", "a")]
 
 
 def test_exchange_hides_under_the_backward_pass_but_for_its_end():
