@@ -30,9 +30,10 @@ def as_timed(cell: Mapping[str, Any]) -> list[dict[str, Any]]:
     takes is in its steps; how large a sample is, is not known.
     """
     bucket_mb = cell.get("bucket_mb") or DDP_BUCKET_MB
+    first_mb = DDP_FIRST_BUCKET_MB if bucket_mb == DDP_BUCKET_MB else None
     timed = {
         "aggregator_parameters": {}, **cell, "kind": "iteration", "arm": None, "input_placement": "device",
-        "bucket_mb": bucket_mb, "first_bucket_mb": DDP_FIRST_BUCKET_MB if bucket_mb == DDP_BUCKET_MB else None,
+        "bucket_mb": bucket_mb, "first_bucket_mb": first_mb,
     }  # fmt: skip
     if cell.get("exchanges", True):
         return [timed]

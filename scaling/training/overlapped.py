@@ -1,8 +1,8 @@
 """The overlapped step: gradients are exchanged bucket by bucket while the backward pass still runs.
 
 torch's DistributedDataParallel fills buckets of `bucket_mb` MiB (the first one of `first_bucket_mb`, where
-that is given) in the order in which gradients become ready, and hands each on at once. Every aggregator runs as its
-communication hook, on a stream of its own (on a CPU: in a thread of its own), except that
+that is given) in the order in which gradients become ready, and hands each on at once. Every aggregator runs
+as its communication hook, on a stream of its own (on a CPU: in a thread of its own), except that
 
 - `all_reduce` is what users run: DDP's own path, without a hook;
 - `no_op` takes the path of the arm that it controls, and exchanges nothing: DDP's own path in a group of this
