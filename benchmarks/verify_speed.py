@@ -41,7 +41,7 @@ def main() -> None:
         cpu_s = time.process_time() - start_s
         peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000  # kilobytes on Linux
         print(f"{shown.stdout.strip()},{name},{world_size},{cpu_s:.3f},{peak_mb:.0f}", flush=True)
-    commands = [
+    commands: list[tuple[str, int, tuple[str, ...]]] = [
         (f"scaling verify {name}", world_size, (name, "--world-sizes", str(world_size))) for name in WHOLE
     ]
     commands += [("scaling verify --all", 64, ("--all",))] if "--all" in sys.argv else []

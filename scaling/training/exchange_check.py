@@ -40,7 +40,10 @@ RESIDUAL_ROUNDING = 16.0
 BOUND_ROUNDING = 1e-5
 """Of bounds, which travel as float32, as a ratio to them."""
 RECOMPUTED_ROUNDING = 1e-3
-"""Of gradients computed a second time, as a ratio to the largest: kernels may add in another order."""
+"""Of gradients computed a second time, as a ratio to the largest: kernels may add in another order. Besides,
+an element may be off by an epsilon of the precision it was computed in,"""
+REPEATED_TIMES = 4.0
+"""and by so many times what two computations of its tensor differ by."""
 
 
 class ComparedRanks(Protocol):
@@ -92,19 +95,36 @@ def deviation(
     """The worst element of this rank's mean; None where a contribution is not finite. Collective."""
     terms = _Terms.of(aggregator, exchange, law, ranks.world_size)
     finite = all(bool(tensor.isfinite().all()) for tensor in terms.own)
-    slack = 0.0
-    if exchange.recomputed and exchange.contribution.numel():
-        slack = RECOMPUTED_ROUNDING * float(exchange.contribution.abs().max())
-    unfinite, slack = ranks.largest_of([float(not finite), slack if finite else 0.0])
+    slacks = [one if finite else 0.0 for one in _slacks(exchange)]
+    unfinite, *slacks = ranks.largest_of([float(not finite), *slacks])
     if unfinite:
         return None
     worst = Deviation(0.0)
     for start in range(0, exchange.layout.num_elements, CHUNK_ELEMENTS):
         stop = min(start + CHUNK_ELEMENTS, exchange.layout.num_elements)
         expected, allowed = terms.expected(start, stop, ranks)
-        worst_here = _worst(exchange, start, stop, expected, allowed + slack)
+        if slacks:
+            _add_slacks(allowed, slacks, exchange.layout, start)
+        worst_here = _worst(exchange, start, stop, expected, allowed)
         worst = worst_here if worst_here.ratio > worst.ratio else worst
     return worst
+
+
+def _slacks(exchange: BucketExchange) -> list[float]:
+    """By how much more each tensor's mean may be off than its exchange explains; empty if by nothing."""
+    if exchange.repeats is None or not exchange.contribution.numel():
+        return []
+    scale = RECOMPUTED_ROUNDING * float(exchange.contribution.abs().max())
+    return [scale + REPEATED_TIMES * apart for apart in exchange.repeats.apart]
+
+
+def _add_slacks(allowed: Tensor, slacks: Sequence[float], layout: BucketLayout, start: int) -> None:
+    """Adds to the elements from `start`, in place, their tensor's."""
+    stop = start + allowed.numel()
+    for slack, shape, offset in zip(slacks, layout.shapes, layout.offsets, strict=True):
+        low, high = max(offset, start), min(offset + math.prod(shape), stop)
+        if low < high:
+            allowed[low - start : high - start] += slack
 
 
 def exact_mean(contribution: Tensor, ranks: ComparedRanks) -> Tensor:
@@ -132,11 +152,13 @@ class _Terms:
         own: this rank's tensors that travel.
         law: that it is checked by.
         dtype: of the gradient.
+        eps: of the precision in which it was computed a second time; 0: it was not.
     """
 
     own: list[Tensor]
     law: Law
     dtype: torch.dtype
+    eps: float
 
     @classmethod
     def of(cls, aggregator: Aggregator[Any], exchange: BucketExchange, law: Law, world_size: int) -> _Terms:
@@ -149,7 +171,8 @@ class _Terms:
             bound = aggregator.error_bound(exchange.contribution, world_size)
             assert bound is not None, "the law was chosen for it"
             tensors.append(bound.float() * (1 + BOUND_ROUNDING))
-        return cls(tensors, law, exchange.contribution.dtype)
+        eps = exchange.repeats.eps if exchange.repeats else 0.0
+        return cls(tensors, law, exchange.contribution.dtype, eps)
 
     def expected(self, start: int, stop: int, ranks: ComparedRanks) -> tuple[Tensor, Tensor]:
         """The mean that the law asks for in these elements, and how far off it may be: float64."""
@@ -162,7 +185,7 @@ class _Terms:
             return (sums[0] + sums[1] - sums[2]) / n, allowed.expand_as(terms)
         # Below the smallest normal number of 32 bits devices may round to zero; those of 16 bits do not.
         smallest = info.smallest_normal * (info.eps if info.bits == 16 else 1.0)
-        rounding = ROUNDING[self.dtype] * info.eps * magnitudes[0] + n * smallest
+        rounding = (ROUNDING[self.dtype] * info.eps + self.eps / n) * magnitudes[0] + n * smallest
         return sums[0] / n, rounding + sums[1] if self.law == "error bound" else rounding
 
 

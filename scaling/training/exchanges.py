@@ -15,6 +15,19 @@ from scaling.process_group import Group
 
 
 @dataclass(frozen=True)
+class Repeats:
+    """By how much computations of the same gradient differ on this rank.
+
+    Attributes:
+        eps: epsilon of the precision that they are computed in: operations round to it.
+        apart: of each tensor of the bucket, the largest difference between two of them.
+    """
+
+    eps: float
+    apart: tuple[float, ...]
+
+
+@dataclass(frozen=True)
 class BucketExchange:
     """One exchange of one bucket on this rank; all tensors are copies, flat and in the bucket's layout.
 
@@ -25,7 +38,7 @@ class BucketExchange:
         mean: [num_elements] what came back, of use in the owned elements; None where the rank owns none.
         owned: the elements whose mean this rank has.
         old_residual, new_residual: [num_elements] before and after; None without residuals.
-        recomputed: the gradient was computed a second time, since the exchange does not show it.
+        repeats: of a gradient that was computed a second time, since the exchange does not show it.
     """
 
     layout: BucketLayout
@@ -34,13 +47,14 @@ class BucketExchange:
     owned: list[Span]
     old_residual: Tensor | None = None
     new_residual: Tensor | None = None
-    recomputed: bool = False
+    repeats: Repeats | None = None
 
 
 Record = list[BucketExchange]
 
 REPEATED_ROUNDING = 1e-4
-"""Between two computations of a gradient, as a ratio to its largest element: what rounding may do."""
+"""Between two computations of a gradient, as a ratio to its largest element: what rounding may do. In 16 bits
+it is the precision's epsilon."""
 
 
 def aggregate(
@@ -106,48 +120,73 @@ def _recorded(
     return mean
 
 
+@dataclass(frozen=True)
+class RepeatedGradients:
+    """Local gradients [tensor] that were computed twice; for each by how much they differ at most."""
+
+    gradients: list[Tensor]
+    apart: list[float]
+
+
 def recomputed_exchanges(
-    names: Sequence[str], gradients: Sequence[Tensor], means: Sequence[Tensor]
+    names: Sequence[str],
+    repeated: RepeatedGradients,
+    means: Sequence[Tensor],
+    autocast: torch.dtype | None = None,
 ) -> list[BucketExchange]:
     """Exchanges that a library made out of sight, one a dtype.
 
     Args:
         names: of the parameters.
-        gradients: their local gradients, computed once more.
-        means: what the library made of the first ones.
+        repeated: their local gradients.
+        means: what the library made of those of the step.
+        autocast: that they were computed in, if in one.
     """
-    exchanges = []
+    exchanges, gradients = [], repeated.gradients
     for dtype in dict.fromkeys(gradient.dtype for gradient in gradients):
         chosen = [number for number, gradient in enumerate(gradients) if gradient.dtype == dtype]
         layout = BucketLayout.of([(names[number], tuple(gradients[number].shape)) for number in chosen])
         flat = torch.cat([gradients[number].reshape(-1) for number in chosen])
         mean = torch.cat([means[number].reshape(-1) for number in chosen])
         owned = [(0, flat.numel())] if flat.numel() else []
-        exchanges.append(BucketExchange(layout, flat, mean, owned, recomputed=True))
+        repeats = Repeats(_epsilon(dtype, autocast), tuple(repeated.apart[number] for number in chosen))
+        exchanges.append(BucketExchange(layout, flat, mean, owned, repeats=repeats))
     return exchanges
 
 
 def repeatable_gradients(
-    compute: Callable[[], Sequence[Tensor | None]], like: Sequence[Tensor], largest: Callable[[float], float]
-) -> list[Tensor] | None:
-    """This rank's gradients, if computing them twice gives the same on every rank; else None. Collective.
+    compute: Callable[[], Sequence[Tensor | None]],
+    like: Sequence[Tensor],
+    largest: Callable[[float], float],
+    autocast: torch.dtype | None = None,
+) -> RepeatedGradients | None:
+    """This rank's gradients, if two computations differ by rounding on every rank; else None. Collective.
 
     Args:
         compute: gives them, without an exchange.
         like: the parameters; one that the loss does not depend on has a gradient of zeros.
         largest: of a number over the ranks.
+        autocast: that they are computed in, if in one.
     """
     computed, device = [], like[0].device
     for _ in range(2):
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             found = compute()
         computed.append([filled(*pair) for pair in zip(found, like, strict=True)])
-    bound = REPEATED_ROUNDING * max(float(one.abs().max()) for one in computed[0] if one.numel())
+    scale = max(float(one.abs().max()) for one in computed[0] if one.numel())
+    apart = [
+        float((one - other).abs().masked_fill_(one == other, 0.0).max()) if one.numel() else 0.0
+        for one, other in zip(*computed, strict=True)
+    ]
     same = all(
-        torch.allclose(gradient, other, rtol=0.0, atol=bound)
-        for gradient, other in zip(*computed, strict=True)
+        far <= max(REPEATED_ROUNDING, _epsilon(one.dtype, autocast)) * scale
+        for far, one in zip(apart, like, strict=True)
     )
-    return computed[0] if largest(float(not same)) == 0 else None
+    return RepeatedGradients(computed[0], apart) if largest(float(not same)) == 0 else None
+
+
+def _epsilon(dtype: torch.dtype, autocast: torch.dtype | None) -> float:
+    return max(torch.finfo(one).eps for one in (dtype, autocast) if one is not None)
 
 
 def filled(gradient: Tensor | None, parameter: Tensor) -> Tensor:

@@ -216,13 +216,15 @@ class FullyShardedStep:
         replica, own = self.replica, None
         if self.record is not None:
             compute = partial(replica.local_gradients, inputs, targets, replica.full_parameters())
-            own = repeatable_gradients(compute, replica.full_parameters(), self._group.largest)
+            like, autocast = replica.full_parameters(), replica.compute.autocast
+            own = repeatable_gradients(compute, like, self._group.largest, autocast)
         loss = take_passes(replica, inputs, targets, marks, self.treatment.scaled, around=self._syncing_last)
         if self.record is not None and own is not None:
-            self.record += recomputed_exchanges(replica.layout.names, own, replica.full_gradients())
+            means = replica.full_gradients()
+            self.record += recomputed_exchanges(replica.layout.names, own, means, replica.compute.autocast)
         if self.treatment.waits_for_all:
-            means = [_local(shard.grad) for shard in replica.shards if shard.grad is not None]
-            self.treatment.before_update(means, marks.phase, self._group.all_reduce)
+            shards = [_local(shard.grad) for shard in replica.shards if shard.grad is not None]
+            self.treatment.before_update(shards, marks.phase, self._group.all_reduce)
         with marks.phase("update"):
             self._optimizer.step()
         self._group.meter.count(replica.bytes_sent, 0)

@@ -44,7 +44,13 @@ from scaling.measure.phases import UNMARKED, Marks, PhaseRecorder
 from scaling.process_group import TorchGroup
 from scaling.training.compute import take_passes
 from scaling.training.dtypes import require_dtypes
-from scaling.training.exchanges import Record, filled, recomputed_exchanges, repeatable_gradients
+from scaling.training.exchanges import (
+    Record,
+    RepeatedGradients,
+    filled,
+    recomputed_exchanges,
+    repeatable_gradients,
+)
 from scaling.training.gradients import AS_THEY_ARE, GradientSettings, GradientTreatment
 from scaling.training.hooked_buckets import HookedBuckets
 from scaling.training.optimizers import (
@@ -160,6 +166,7 @@ class OverlappedStep:
         )
         self._hooked = False
         self._unused: list[str] = []
+        self._compiled = ddp.compiled
         if self._path == "optimizer":
             layout, trainable = replica.layout, replica.trainable
             self._optimizer = aggregator.wrap_optimizer(self._optimizer, layout, trainable, group)
@@ -296,7 +303,8 @@ class OverlappedStep:
                 self._optimizer.synchronize()
         if self._record is not None and gradients is not None:
             means = [filled(parameter.grad, parameter) for parameter in self.replica.trainable]
-            self._record += recomputed_exchanges(self.replica.layout.names, gradients, means)
+            names, autocast = self.replica.layout.names, self.replica.compute.autocast
+            self._record += recomputed_exchanges(names, gradients, means, autocast)
         if self.treatment.waits_for_all:
             found = [one.grad for one in self.replica.trainable if one.grad is not None]
             self.treatment.before_update(found, marks.phase)
@@ -314,17 +322,23 @@ class OverlappedStep:
             return nullcontext()
         return self._ddp.no_sync()
 
-    def _local_gradients(self, inputs: Tensor, targets: Tensor) -> list[Tensor] | None:
-        """This rank's gradients, computed without DDP; None where a second time gives others. Collective."""
-        compute = partial(self._unexchanged, inputs, targets)
-        return repeatable_gradients(compute, self.replica.trainable, self._group.largest)
+    def _local_gradients(self, inputs: Tensor, targets: Tensor) -> RepeatedGradients | None:
+        """This rank's gradients, not exchanged; None where a second time gives others. Collective."""
+        compute, like = partial(self._unexchanged, inputs, targets), self.replica.trainable
+        return repeatable_gradients(compute, like, self._group.largest, self.replica.compute.autocast)
 
     def _unexchanged(self, inputs: Tensor, targets: Tensor) -> Sequence[Tensor | None]:
-        """This rank's gradients of a batch. An optimizer that exchanges hears of each backward pass."""
+        """This rank's gradients of a batch. An optimizer that exchanges hears of each backward pass.
+
+        Compiled code rounds elsewhere than the module's own: it is what a compiled step is compared with.
+        """
+        scaled = self.treatment.scaled
         if self._path == "optimizer":
-            loss = self.treatment.scaled(self.replica.forward(inputs, targets))
+            loss = scaled(self.replica.forward(inputs, targets, self._forward))
             return torch.autograd.grad(loss, self.replica.trainable, allow_unused=True)
-        take_passes(self.replica, inputs, targets, UNMARKED, self.treatment.scaled)
+        forward = self._forward if self._compiled else None
+        with self._ddp.no_sync():
+            take_passes(self.replica, inputs, targets, UNMARKED, scaled, forward=forward)
         return [parameter.grad for parameter in self.replica.trainable]
 
     def _stepping(self) -> AbstractContextManager[None]:

@@ -287,7 +287,7 @@ class StepCheck:
         named = self._named()
         views = zip(exchange.layout.names, exchange.layout.views(mean), strict=True)
         return {
-            name: Delivered(view if exchange.recomputed else _as_stored(view, named[name]), rounding)
+            name: Delivered(view if exchange.repeats else _as_stored(view, named[name]), rounding)
             for name, view in views
         }
 

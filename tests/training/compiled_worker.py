@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import _dynamo
+from torch import Tensor, _dynamo, nn
 
 from launchers.rank_info import RankInfo
 from scaling.aggregators.registry import create
+from scaling.errors import ExchangeError
 from scaling.process_group import TorchGroup
 from scaling.runtime.workers import Workers
 from scaling.training.compute import AUTOCAST, Compute
@@ -23,12 +24,25 @@ from scaling.training.optimizers import AdamSettings
 from scaling.training.overlapped import DdpSettings, OverlappedStep
 from scaling.training.replica import FlatReplica, Replica
 from scaling.training.step import EagerStep, Step
+from scaling.training.step_check import StepCheck
 from tests.training.decoder import BATCH, batches, network
 
-ARMS = {"float32": ("none", "all_reduce", "ring"), "bf16": ("all_reduce",)}
-BUCKETS_MB = {"one bucket": 25.0, "several": 0.1}
+CASES = (
+    ("float32", "none", "eager"),
+    ("float32", "none", "one bucket"),
+    ("float32", "all_reduce", "eager"),
+    ("float32", "all_reduce", "one bucket"),
+    ("float32", "all_reduce", "several"),
+    ("float32", "ring", "one bucket"),
+    ("float32", "ring", "several"),
+    ("bf16", "all_reduce", "several"),
+)
+BUCKETS_MB = {"eager": None, "one bucket": 25.0, "several": 0.1}
 SETTINGS = AdamSettings(1e-3, 0.1, decoupled=True)
-NUM_STEPS = 5
+NUM_STEPS = 3
+
+
+COMPILE = torch.compile
 
 
 class Graphs:
@@ -42,6 +56,28 @@ class Graphs:
         return self._backend(graph, example)
 
 
+def shares(group: TorchGroup, device: torch.device) -> tuple[Tensor, Tensor]:
+    """This rank's part of the first batch."""
+    inputs, targets = (one[: BATCH // group.world_size].to(device) for one in next(batches(1)))
+    return inputs, targets
+
+
+def overlapped(
+    replica: Replica, arm: str, group: TorchGroup, device: torch.device, bucket_mb: float, *, compiled: bool
+) -> OverlappedStep:
+    inputs, targets = shares(group, device)
+    return OverlappedStep(
+        replica,
+        create(arm),
+        SETTINGS,
+        group,
+        bucket_mb=bucket_mb,
+        ddp=DdpSettings(compiled=compiled),
+        inputs=inputs,
+        targets=targets,
+    )
+
+
 def training(step: Step, group: TorchGroup, device: torch.device) -> list[float]:
     own = slice(group.rank * BATCH // group.world_size, (group.rank + 1) * BATCH // group.world_size)
     return [
@@ -50,38 +86,61 @@ def training(step: Step, group: TorchGroup, device: torch.device) -> list[float]
 
 
 def trainings(group: TorchGroup, device: torch.device) -> dict[str, Any]:
-    """Losses of each arm, eager and overlapped, and the number of graphs."""
-    usual, seen = torch.compile, {}
-    inputs, targets = (one[: BATCH // group.world_size].to(device) for one in next(batches(1)))
-    for precision, arms in ARMS.items():
-        compute = Compute(AUTOCAST.get(precision), accumulate=2)
+    """Losses of each case, compiled and not, and the number of graphs."""
+    seen = {}
+    for precision, arm, way in CASES:
+        compute, bucket_mb = Compute(AUTOCAST.get(precision), accumulate=2), BUCKETS_MB[way]
         for compiled in (False, True):
-            for arm in arms:
-                for way, bucket_mb in {"eager": None, **BUCKETS_MB}.items():
-                    _dynamo.reset()
-                    graphs, module = Graphs(), network().to(device)
-                    torch.compile = functools.partial(usual, backend=graphs)
-                    if bucket_mb is None:
-                        if compiled:
-                            module.compile(backend=graphs)
-                        replica = FlatReplica(module, compute=compute)
-                        step: Step = EagerStep(replica, create(arm), SETTINGS, group)
-                    else:
-                        step = OverlappedStep(
-                            Replica(module, compute=compute),
-                            create(arm),
-                            SETTINGS,
-                            group,
-                            bucket_mb=bucket_mb,
-                            ddp=DdpSettings(compiled=compiled),
-                            inputs=inputs,
-                            targets=targets,
-                        )
-                    losses = training(step, group, device)
-                    key = f"{precision}, {arm}, {way}, {'compiled' if compiled else 'plain'}"
-                    seen[key] = {"losses": losses, "graphs": graphs.number}
-    torch.compile = usual
+            _dynamo.reset()
+            graphs, module = Graphs(), network().to(device)
+            torch.compile = functools.partial(COMPILE, backend=graphs)
+            if bucket_mb is None:
+                if compiled:
+                    module.compile(backend=graphs)
+                replica = FlatReplica(module, compute=compute)
+                step: Step = EagerStep(replica, create(arm), SETTINGS, group)
+            else:
+                replica_of_ddp = Replica(module, compute=compute)
+                step = overlapped(replica_of_ddp, arm, group, device, bucket_mb, compiled=compiled)
+            losses = training(step, group, device)
+            key = f"{precision}, {arm}, {way}, {'compiled' if compiled else 'plain'}"
+            seen[key] = {"losses": losses, "graphs": graphs.number}
     return seen
+
+
+class RoundsOtherwise(nn.Module):
+    """A network whose compiled code gives other gradients than its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Embedding(64, 16), nn.Linear(16, 64))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        found: Tensor = self.layers(inputs)
+        return found * 1.02 if torch.compiler.is_compiling() else found
+
+
+def checks(group: TorchGroup, device: torch.device) -> dict[str, Any]:
+    """What the check finds of a compiled step in DDP's own path, and of one whose mean is wrong there."""
+    _dynamo.reset()
+    torch.compile = functools.partial(COMPILE, backend="aot_eager")
+    replica = Replica(RoundsOtherwise().to(device), compute=Compute(AUTOCAST["bf16"]))
+    step = overlapped(replica, "all_reduce", group, device, 25.0, compiled=True)
+    check = StepCheck(step, create("all_reduce"), SETTINGS, group)
+    own = [shares(group, device)]
+    check.steps(own, 2)
+    found: dict[str, Any] = {"right": check.findings.as_dict()}
+
+    def wrong(_, bucket):
+        summed = torch.distributed.all_reduce(bucket.buffer(), async_op=True).get_future()
+        return summed.then(lambda done: done.value()[0].mul_(1.05 / group.world_size))
+
+    step._ddp.register_comm_hook(None, wrong)
+    try:
+        check.steps(own, 2)
+    except ExchangeError as error:
+        found["wrong"] = str(error)
+    return found
 
 
 def main(out: Path) -> None:
@@ -91,7 +150,8 @@ def main(out: Path) -> None:
     if on_gpus:
         torch.cuda.set_device(device)
     workers = Workers(RankInfo(rank, rank, world_size, world_size, "test"))
-    out.write_text(json.dumps(trainings(workers.group(device), device)))
+    group = workers.group(device)
+    out.write_text(json.dumps({**trainings(group, device), "check": checks(group, device)}))
     workers.close()
 
 

@@ -1,7 +1,9 @@
-"""A small decoder of tokens and its batches, which several tests train."""
+"""A small decoder of tokens and its batches, which several tests train in threads."""
 
 import torch
 
+from scaling.aggregators.registry import create
+from scaling.aggregators.scheduled import Scheduled
 from scaling.workloads.registry import build_module, create_dataset, create_model, resolve_shape
 
 BATCH = 8
@@ -18,3 +20,9 @@ def batches(num_steps):
     for _ in range(num_steps):
         text = torch.randint(64, (BATCH, 17), generator=generator)
         yield text[:, :-1], text[:, 1:]
+
+
+def aggregator_in_threads(name, device):
+    """A built-in; its exchange is not captured: meanwhile no other thread might wait for the GPU."""
+    scheduled_on_gpu = device != "cpu" and isinstance(create(name), Scheduled)
+    return create(name, {"captured": False} if scheduled_on_gpu else {})

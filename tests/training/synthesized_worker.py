@@ -26,7 +26,9 @@ def main(out: Path) -> None:
     for aggregator in (create("all_reduce"), create("schedule", {"collective": path})):
         state = aggregator.start(LAYOUT, group, torch.float32, torch.device("cpu"))
         group.meter.reset()
-        means.append(aggregator.aggregate(state, gradient.clone()).clone())
+        mean = aggregator.aggregate(state, gradient.clone())
+        assert mean is not None
+        means.append(mean.clone())
         sent.append(group.meter.bytes_sent)
     stated = aggregator.wire_bytes(LAYOUT, group.world_size, group.rank, 4)
     out.write_text(json.dumps({"same": torch.equal(*means), "sent": sent[1], "stated": stated}))

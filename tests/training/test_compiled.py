@@ -2,9 +2,8 @@
 
 import pytest
 
-ARMS = (("none", "float32"), ("all_reduce", "float32"), ("ring", "float32"), ("all_reduce", "bf16"))
-BUCKETS = ("one bucket", "several")
-"""Those of compiled_worker.py."""
+from tests.training.compiled_worker import CASES
+
 TOLERANCE = {"float32": 1e-5, "bf16": 2.0**-8}
 
 pytestmark = pytest.mark.processes
@@ -18,9 +17,8 @@ def ranks(request, on_ranks):
     return on_ranks("compiled_worker.py", request.param, 500)
 
 
-@pytest.mark.parametrize("way", ["eager", *BUCKETS])
-@pytest.mark.parametrize(("arm", "precision"), ARMS)
-def test_a_compiled_step_learns_what_the_plain_one_does(ranks, arm, way, precision):
+@pytest.mark.parametrize(("precision", "arm", "way"), CASES)
+def test_a_compiled_step_learns_what_the_plain_one_does(ranks, precision, arm, way):
     for rank in ranks:
         plain, compiled = (rank[f"{precision}, {arm}, {way}, {how}"] for how in ("plain", "compiled"))
         assert compiled["losses"] == pytest.approx(plain["losses"], rel=TOLERANCE[precision])
@@ -30,5 +28,20 @@ def test_a_compiled_step_learns_what_the_plain_one_does(ranks, arm, way, precisi
 @pytest.mark.parametrize("arm", ["all_reduce", "ring"])
 def test_ddp_splits_the_graph_at_the_ends_of_its_buckets(ranks, arm):
     for rank in ranks:
-        whole, split = (rank[f"float32, {arm}, {way}, compiled"]["graphs"] for way in BUCKETS)
-        assert (whole, split > 2) == (rank[f"float32, {arm}, eager, compiled"]["graphs"], True)
+        eager = rank["float32, all_reduce, eager, compiled"]["graphs"]
+        whole, split = (
+            rank[f"float32, {arm}, {way}, compiled"]["graphs"] for way in ("one bucket", "several")
+        )
+        assert (whole, split > 2) == (eager, True)
+
+
+def test_the_check_compares_a_compiled_step_with_compiled_gradients(ranks):
+    for rank in ranks:
+        assert rank["check"]["right"]["exchange"] == "exact mean"
+        assert rank["check"]["right"]["exchanges"] == 2
+        assert rank["check"]["right"]["largest_error_ratio"] <= 1.0
+
+
+def test_and_finds_a_wrong_mean_of_it(ranks):
+    for rank in ranks:
+        assert "1.05 times it, where the exact mean is" in rank["check"]["wrong"]

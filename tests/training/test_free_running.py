@@ -1,22 +1,22 @@
 """100 steps of free training with exact aggregators stay as near to one worker's as reordered sums let them.
 
 The bound is fixed before: one worker trains again on the same batches with their samples in other orders,
-whole and in two micro-batches. What their losses differ by from the first training's is rounding alone, which
+whole or in two micro-batches. What their losses differ by from the first training's is rounding alone, which
 grows from step to step; at each step the exact aggregators may differ by TIMES the largest difference so far.
 """
 
 import functools
+import itertools
 
 import pytest
 import torch
 
-from scaling.aggregators.registry import create
 from scaling.process_group import run_in_process
 from scaling.training.compute import Compute
 from scaling.training.optimizers import AdamSettings, SgdSettings
 from scaling.training.replica import FlatReplica
 from scaling.training.step import EagerStep
-from tests.training.decoder import BATCH, batches, network
+from tests.training.decoder import BATCH, aggregator_in_threads, batches, network
 
 EXACT = ["all_reduce", "ring", "tree", "caffe", "mxnet_device", "host_serial", "host_parallel", "zero1"]
 OPTIMIZERS = {
@@ -36,7 +36,8 @@ def losses(name, optimizer, accumulate=1, world_size=2, order=0, device="cpu"):
 
     def trained(group):
         replica = FlatReplica(network().to(device), compute=Compute(accumulate=accumulate))
-        step = EagerStep(replica, create(name), OPTIMIZERS[optimizer], group)
+        aggregator = aggregator_in_threads(name, device)
+        step = EagerStep(replica, aggregator, OPTIMIZERS[optimizer], group)
         generator, found = torch.Generator().manual_seed(order), []
         for inputs, targets in batches(NUM_STEPS):
             places = torch.randperm(BATCH, generator=generator) if order else torch.arange(BATCH)
@@ -52,9 +53,7 @@ def one_worker(optimizer, device):
     """Its losses, and how far those of several workers may be off, by step."""
     expected = losses("all_reduce", optimizer, world_size=1, device=device)
     others = [
-        losses("all_reduce", optimizer, accumulate, 1, order, device)
-        for order in range(1, NUM_ORDERS + 1)
-        for accumulate in (1, 2)
+        losses("all_reduce", optimizer, 1 + order % 2, 1, order, device) for order in range(1, NUM_ORDERS + 1)
     ]
     apart = (torch.stack(others) - expected).abs().max(0).values
     return expected, TIMES * apart.cummax(0).values + LEAST * expected
@@ -73,11 +72,10 @@ def test_the_bound_is_one_of_rounding(optimizer):
     assert float(expected[-10:].mean()) < float(expected[:10].mean())
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("name", EXACT)
-def test_losses_of_exact_aggregators_stay_within_it(name, optimizer, accumulate):
-    assert_within(name, optimizer, accumulate)
+@pytest.mark.parametrize(("optimizer", "name"), list(itertools.product(OPTIMIZERS, EXACT)))
+def test_losses_of_exact_aggregators_stay_within_it(name, optimizer):
+    """With each optimizer, of which half accumulate; the other half does with the next optimizer."""
+    assert_within(name, optimizer, 1 + (EXACT.index(name) + list(OPTIMIZERS).index(optimizer)) % 2)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

@@ -22,7 +22,7 @@ from scaling.training.optimizers import AdamSettings, SgdSettings
 from scaling.training.replica import FlatReplica
 from scaling.training.step import EagerStep
 from scaling.training.update_check import Delivered, Moments, worst_update
-from tests.training.decoder import BATCH, batches, network
+from tests.training.decoder import BATCH, aggregator_in_threads, batches, network
 
 EXACT = ["all_reduce", "ring", "tree", "caffe", "mxnet_device", "host_serial", "host_parallel"]
 ON_REPLICAS = ["all_reduce", "ring", "tree"]
@@ -67,13 +67,14 @@ def check_each_step(name, optimizer, precision, accumulate, world_size=2, device
     def steps_of(group):
         compute = compute_of(precision, accumulate=accumulate)
         replica = FlatReplica(network().to(device), compute=compute)
-        step = EagerStep(replica, create(name), settings, group)
+        aggregator = aggregator_in_threads(name, device)
+        step = EagerStep(replica, aggregator, settings, group)
         found = []
         for (inputs, targets), (before, _, _) in zip(batches(NUM_STEPS), alone, strict=True):
             with torch.no_grad():
                 for own, values in zip(replica.trainable, before, strict=True):
                     own.copy_(values)
-            if create(name).update_site.startswith("host"):
+            if aggregator.update_site.startswith("host"):
                 step.load_state_dict(copy.deepcopy(step.state_dict()))
             share = slice(group.rank * BATCH // world_size, (group.rank + 1) * BATCH // world_size)
             ((owned, mean),) = taken(step, inputs[share].to(device), targets[share].to(device))

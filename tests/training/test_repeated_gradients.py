@@ -1,0 +1,108 @@
+"""Exchanges out of sight are compared with gradients computed again: rounding passes, wrong means do not."""
+
+import pytest
+import torch
+
+from scaling.aggregators.registry import create
+from scaling.process_group import run_in_process
+from scaling.training import exchange_check
+from scaling.training.exchange_check import deviation, place
+from scaling.training.exchanges import recomputed_exchanges, repeatable_gradients
+
+SHAPES = {"tokens": (64, 48), "norm": (48,), "head": (48, 10)}
+SCALES = {"tokens": 1.0, "norm": 0.3, "head": 0.1}
+BF16 = torch.bfloat16
+ATOMICS = 3e-3
+"""What additions in a changing order do to the gradient of tokens here, as a ratio to its scale."""
+
+
+@pytest.fixture(autouse=True)
+def several_chunks(monkeypatch):
+    """Of which none ends with a tensor."""
+    monkeypatch.setattr(exchange_check, "CHUNK_ELEMENTS", 1000)
+
+
+def backward(rank, scatter):
+    """Gives a rank's gradients, which come to one of the two nearest numbers of bf16 by chance.
+
+    `scatter`: besides, what each call adds at most to those of tokens.
+    """
+    generator = torch.Generator().manual_seed(rank)
+    exact = {name: SCALES[name] * torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
+
+    def noise(like, size):
+        return size * (2 * torch.rand(like.shape, generator=generator) - 1)
+
+    def compute():
+        found = {name: (one * (1 + noise(one, 2.0**-9))).to(BF16).float() for name, one in exact.items()}
+        found["tokens"] += noise(found["tokens"], scatter)
+        return list(found.values())
+
+    return compute
+
+
+def nothing(means, own):
+    """No fault."""
+
+
+def larger_tensor(means, own):
+    means["head"] *= 1.2
+
+
+def larger_element(means, own):
+    means["head"].view(-1)[int(means["head"].abs().argmax())] *= 1.1
+
+
+def own_for_mean(means, own):
+    means["norm"].copy_(own["norm"])
+
+
+def worst(fault, autocast=BF16, scatter=0.0):
+    """The largest deviation on any rank, and the tensor; None: its gradients are not repeatable."""
+
+    def work(group):
+        compute = backward(group.rank, scatter)
+        like = [torch.zeros(shape) for shape in SHAPES.values()]
+        repeated = repeatable_gradients(compute, like, lambda one: group.largest_of([one])[0], autocast)
+        if repeated is None:
+            return None
+        own = dict(zip(SHAPES, compute(), strict=True))
+        means = {name: one.clone() for name, one in own.items()}
+        for one in means.values():
+            group.all_reduce(one)
+            one.div_(group.world_size)
+        fault(means, own)
+        (exchange,) = recomputed_exchanges(list(SHAPES), repeated, list(means.values()), autocast)
+        found = deviation(create("all_reduce"), exchange, "exact mean", group)
+        return found.ratio, place(exchange.layout, found.element).split()[-1]
+
+    found = run_in_process(2, work)
+    return None if None in found else max(found)
+
+
+@pytest.mark.parametrize("scatter", [0.0, ATOMICS])
+def test_what_rounding_changes_from_one_computation_to_the_next_passes(scatter):
+    assert 0.0 < worst(nothing, scatter=scatter)[0] <= 1.0
+
+
+@pytest.mark.parametrize("scatter", [0.0, ATOMICS])
+@pytest.mark.parametrize(
+    ("fault", "tensor"), [(larger_tensor, "head"), (larger_element, "head"), (own_for_mean, "norm")]
+)
+def test_a_planted_fault_does_not_also_where_another_tensor_scatters(fault, tensor, scatter):
+    ratio, where = worst(fault, scatter=scatter)
+    assert (ratio > 1.0, where) == (True, tensor)
+
+
+def test_what_is_allowed_is_measured(monkeypatch):
+    monkeypatch.setattr(exchange_check, "REPEATED_TIMES", 0.0)
+    ratio, where = worst(nothing, scatter=ATOMICS)
+    assert (ratio > 1.0, where) == (True, "tokens")
+
+
+def test_rounding_to_16_bits_is_none_of_a_gradient_in_float32():
+    assert worst(nothing, autocast=None) is None
+
+
+def test_gradients_that_differ_by_more_are_not_compared():
+    assert worst(nothing, scatter=0.1) is None
