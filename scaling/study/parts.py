@@ -62,6 +62,15 @@ Threads = Annotated[int, Field(gt=0, le=4096, strict=True)]
 WorldSize = Annotated[int, Field(gt=0, le=2**16, strict=True)]
 Size = Annotated[Number, Field(gt=0)]
 BucketSizes = Annotated[list[Size], Field(min_length=1, max_length=10_000)]
+
+
+def _bucket_tag(value: Any) -> str:
+    return "sizes" if isinstance(value, list) else "size"
+
+
+SizeOrSizes = Annotated[
+    Annotated[Size, Tag("size")] | Annotated[BucketSizes, Tag("sizes")], Discriminator(_bucket_tag)
+]
 Seed = Annotated[int, Field(ge=0, lt=2**63, strict=True)]
 """What torch's generators take."""
 
@@ -261,7 +270,7 @@ class TrainingPart(Part, Training):
     """strong: the global batch is fixed; weak: the batch of each worker is fixed."""
     step: Annotated[list[Literal["eager", "overlapped", "captured"]], Axis] = ["eager"]
     """eager: exchange after the backward pass; overlapped: under it (DDP); captured: one CUDA graph."""
-    bucket_mb: Annotated[list[Size | BucketSizes], Axis] | None = None
+    bucket_mb: Annotated[list[SizeOrSizes], Axis] | None = None
     """MiB of gradient buckets exchanged under the backward pass; a list in the list: of DDP's one by one."""
     tf32: Annotated[list[bool], Axis] | None = None
     """Older form of `precision: tf32`."""

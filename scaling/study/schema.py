@@ -114,9 +114,12 @@ def _kinds_with(key: str) -> list[str]:
     return [name for name, kind in KINDS.items() if key in kind.part.model_fields]
 
 
+UNION_TAGS = ("workload", "choice", "size", "sizes")
+
+
 def _explain(problem: dict[str, Any], prefix: str, kind: str) -> str:
-    # Behind workloads.<index> stands the union's tag; elsewhere these words are a user's own keys.
-    location = [p for at, p in enumerate(problem["loc"]) if at != 2 or p not in ("workload", "choice")]
+    # Behind workloads.<index> and bucket_mb.<index> stands the union's tag; elsewhere a user's own keys.
+    location = [p for at, p in enumerate(problem["loc"]) if at != 2 or p not in UNION_TAGS]
     key = prefix + ".".join(str(part) for part in location)
     if problem["type"] == "extra_forbidden":
         name = str(location[-1])

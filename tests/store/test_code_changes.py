@@ -107,8 +107,8 @@ def test_older_code_is_named_wherever_the_cell_is(measured):
     )
     (workload,) = workloads(TIME, rows, cells)
     assert {one.name for one in workload.candidates} == {
-        "all_reduce on 2 workers",
-        "ring on 2 workers, older code",
+        "all_reduce on 2 GPUs",
+        "ring on 2 GPUs, older code",
     }
 
 
