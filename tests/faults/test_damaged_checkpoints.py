@@ -2,6 +2,7 @@
 
 import io
 import os
+import shutil
 import signal
 
 import pytest
@@ -22,7 +23,7 @@ STUDY = {
     "threads": 1,
     "world_sizes": [2],
     "scaling": "strong",
-    "workloads": [{"model": {"name": "mlp", "hidden": [16]}, "dataset": "digits", "global_batch": 32}],
+    "workloads": [{"model": {"name": "mlp", "hidden": [16]}, "dataset": "digits", "global_batch": 64}],
     "aggregators": ["one_bit"],
     "epochs": EPOCHS,
 }
@@ -65,6 +66,19 @@ def other(tmp_path_factory):
     return {path.name: path.read_bytes() for path in files_of(command.out)}
 
 
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory):
+    """killed(folder): the command and results of one killed training, copied there."""
+    first = tmp_path_factory.mktemp("killed") / "first"
+    killed_with_checkpoints(first)
+
+    def copied(folder):
+        shutil.copytree(first, folder)
+        return command_in(folder)
+
+    return copied
+
+
 def epoch_of(path):
     content = io.BytesIO(path.read_bytes()[len(MAGIC) + DIGEST_BYTES :])
     return torch.load(content, weights_only=True)["progress"]["epoch"]
@@ -101,8 +115,8 @@ def notes_after(command, *arguments):
 
 
 @pytest.mark.parametrize("how", SAID)
-def test_training_whose_last_checkpoint_is_damaged(tmp_path, draw, other, how, found):
-    command = killed_with_checkpoints(tmp_path / "killed", seed=draw.randrange(100))
+def test_training_whose_last_checkpoint_is_damaged(tmp_path, draw, killed, other, how, found):
+    command = killed(tmp_path / "killed")
     # One rank may have been killed before it wrote: what is damaged is no checkpoint that both need.
     last = {path: epoch_of(path) for path in files_of(command.out, "checkpoint-rank?.pt")}
     path = draw.choice([path for path, epoch in last.items() if epoch == max(last.values())])
@@ -114,8 +128,8 @@ def test_training_whose_last_checkpoint_is_damaged(tmp_path, draw, other, how, f
     found("checkpoint PATH is not used: what differs", "nothing: it goes on from the checkpoint before")
 
 
-def test_training_of_which_no_checkpoint_is_good(tmp_path, draw, other, found):
-    command = killed_with_checkpoints(tmp_path / "killed")
+def test_training_of_which_no_checkpoint_is_good(tmp_path, draw, killed, other, found):
+    command = killed(tmp_path / "killed")
     for path in files_of(command.out, f"checkpoint-rank{draw.randrange(2)}*.pt"):
         damage(
             path,
