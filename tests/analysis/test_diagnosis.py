@@ -311,6 +311,16 @@ def test_more_workers_are_not_advised_where_more_were_measured_and_brought_nothi
     assert "try more workers" not in line_of(said_first(study, two))
 
 
+@pytest.mark.parametrize(("mfu", "is_advised"), [(0.2, True), (0.5, False), (None, False)])
+def test_compile_is_advised_where_little_of_the_matrix_rate_is_used(make_study, mfu, is_advised):
+    study = make_study()
+    cell = study.add(steps(12.5), spans=eager(), aggregator="ring", world_size=2, device="cuda")
+    table = study.table.assign(mfu=mfu)
+    limit = limit_of(explain(table, study.cells)[cell])
+    assert "try more GPUs" in line_of(limit)
+    assert ("try compile=true" in line_of(limit)) == is_advised
+
+
 def test_the_overview_says_first_what_the_cell_says_first_and_the_same_of_several_once(make_study):
     study = make_study()
     ranks = [overlapped(stop=16.0), overlapped(forward=7.0, stop=16.0)]
