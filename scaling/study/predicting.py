@@ -60,9 +60,10 @@ def strategy_of(cell: Mapping[str, Any], tensor_shapes: str = "") -> Strategy:
     buckets, updates, sizes = [], [], []
     for dtype, layout in layouts.items():
         itemsize, parts = ITEMSIZES[dtype], [layout]
-        bucket_mb = cell.get("bucket_mb")
-        sizes_mb = cell.get("bucket_sizes_mb") or (cell.get("first_bucket_mb") or bucket_mb, bucket_mb)
-        if cell["step"] == "overlapped" and sizes_mb[-1] is not None:
+        sizes_mb = cell.get("bucket_sizes_mb") or ()
+        if not sizes_mb and (bucket_mb := cell.get("bucket_mb")) is not None:
+            sizes_mb = (cell.get("first_bucket_mb") or bucket_mb, bucket_mb)
+        if cell["step"] == "overlapped" and sizes_mb:
             parts = ddp_buckets(layout, sizes_mb, itemsize)
         for part in parts:
             stages = [
