@@ -213,7 +213,7 @@ def _broken(links: PairLinks, flow: Floats, roots: Floats) -> Iterator[NDArray[n
     """Sets that too little leaves: one at most for each rank that something does not reach."""
     n = links.world_size
     capacity = np.zeros((n + 1, n + 1), dtype=np.int32)  # node n has what the roots have
-    capacity[links.source, links.target] = np.rint(flow * FLOW_UNITS)
+    capacity[links.source, links.target] = np.rint(np.minimum(flow, 1.0) * FLOW_UNITS)  # no cut needs more
     capacity[n, :n] = np.rint(roots * FLOW_UNITS)
     graph = csr_array(capacity)
     for rank in range(n):

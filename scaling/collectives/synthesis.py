@@ -181,6 +181,11 @@ def _gather_steps(links: PairLinks, per_rank: int, room: Floats, seed: int | Non
         mask = sum(1 << resource for resource in resources)
         pairs.append((int(links.source[pair]), int(links.target[pair]), uses, nearer, mask))
     pairs = [pair for pair in pairs if all(weight <= room[resource] for resource, weight in pair[2])]
+    usable = {(source, target) for source, target, *_ in pairs}  # nobody waits for a link that is too slow
+    pairs = [
+        (source, target, uses, [near for near in nearer if (near, target) in usable], mask)
+        for source, target, uses, nearer, mask in pairs
+    ]
     least = dict[int, float]()  # of the weights with which a resource is used
     for pair in pairs:
         for resource, weight in pair[2]:

@@ -63,10 +63,11 @@ def test_the_control_broadcasts_buffers_as_the_baseline_does(tmp_path: Path) -> 
 
 ROTATES = """
         torch.save(model.state_dict(), "tmp.pt")
-        os.replace("tmp.pt", "last.pt")
+        os.replace(src="tmp.pt", dst="last.pt")
         for name in ("old.pt", "gone.pt"):
             os.remove(name)
         shutil.rmtree("folder")
+        shutil.rmtree("links")
         open("log.txt", "w").close()
         with open("table.csv", "a") as file:
             file.write("row")
@@ -83,6 +84,8 @@ def test_what_was_there_before_is_neither_deleted_nor_written_over(tmp_path: Pat
     before = {name: f"mine: {name}" for name in ("last.pt", "old.pt", "folder/x", "log.txt", "table.csv")}
     for name, text in before.items():
         (work / name).write_text(text)
+    (work / "links").mkdir()
+    (work / "links" / "latest").symlink_to(tmp_path, target_is_directory=True)
     script = tmp_path / "rotates.py"
     script.write_text("import shutil\n" + (SCRIPTS / "plain.py").read_text() + ROTATES)
     run = run_arm(
@@ -91,8 +94,9 @@ def test_what_was_there_before_is_neither_deleted_nor_written_over(tmp_path: Pat
     assert run.reason is None, run.reason
     after = {str(path.relative_to(work)): path.read_text() for path in work.rglob("*") if path.is_file()}
     assert after == before
+    assert (work / "links" / "latest").is_symlink()
     kept = {Path(path).name for path in run.ranks[0]["kept"]}
-    assert kept == {"last.pt", "old.pt", "folder", "log.txt", "table.csv"}
+    assert kept == {"last.pt", "old.pt", "folder", "links", "log.txt", "table.csv"}
 
 
 def test_an_error_of_one_rank_is_said_and_a_long_output_is_shortened(tmp_path: Path) -> None:

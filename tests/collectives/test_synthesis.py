@@ -7,6 +7,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 import torch
+from scipy.sparse import csr_array
 
 from scaling.collectives import link_bound
 from scaling.collectives.halving_doubling import halving_doubling
@@ -210,6 +211,22 @@ def test_damaged_ones_are_refused(change):
             steps = (*schedule.steps[:number], tuple(damaged), *schedule.steps[number + 1 :])
             with pytest.raises(ScheduleError):
                 verify(replace(schedule, steps=steps))
+
+
+def test_no_rank_waits_for_a_link_that_is_too_slow_for_a_step():
+    # A switch at 450 a port, and a link of 100 between ranks 0 and 1 alone, over which they would go.
+    n = 8
+    source, target = np.nonzero(~np.eye(n, dtype=bool))
+    used = {(0, 1): [16], (1, 0): [17]}
+    uses = [used.get((a, b), [a, 8 + b]) for a, b in zip(source.tolist(), target.tolist(), strict=True)]
+    where = [resource for resources in uses for resource in resources]
+    pairs = [pair for pair, resources in enumerate(uses) for _ in resources]
+    passed = csr_array((np.ones(len(where)), (where, pairs)), shape=(18, len(source)))
+    back = csr_array(passed[:, np.argsort(target * n + source, kind="stable")])
+    links = PairLinks(n, source, target, passed, np.array([450.0] * 16 + [100.0] * 2), back)
+    made = list(packings(links))
+    assert made
+    assert all(verify(schedule) for schedule, _ in made[:3])
 
 
 def test_64_gpus_take_less_than_ten_seconds_of_a_core():

@@ -11,6 +11,7 @@ import shutil
 import stat
 import sys
 import time
+import zlib
 from typing import Any
 
 import torch
@@ -43,6 +44,8 @@ SAVERS = (
 """Module, class and function of what else writes, deletes or sends checkpoints."""
 
 MOST_WRITTEN = 1000
+MOST_COPIED = 256 * 2**20
+"""Bytes of an older file that a run changes in a copy; a larger one is not copied for each run."""
 _QUIET = ("/dev/", "/proc/", "/sys/", "/tmp/torchinductor", "/tmp/torchelastic")  # noqa: S108
 """Where every run writes."""
 
@@ -119,20 +122,24 @@ def _keep_older(agent: Agent) -> None:
         return remove
 
     def renaming(call: Any) -> Any:
-        def rename(source: Any, target: Any, *arguments: Any, **named: Any) -> Any:
-            if arguments or named or (age(source) == "newer" and age(target) != "older"):
-                return call(source, target, *arguments, **named)
-            for path in (source, target):
-                if age(path) == "older":
+        def rename(src: Any, dst: Any, *arguments: Any, **named: Any) -> Any:
+            ages = age(src, named.get("src_dir_fd")), age(dst, named.get("dst_dir_fd"))
+            if ages[0] == "newer" and ages[1] != "older":
+                return call(src, dst, *arguments, **named)
+            for path, its_age in zip((src, dst), ages, strict=True):
+                if its_age == "older":
                     keep(path)
-            return target
+            return dst
 
         return rename
 
     remove_tree = shutil.rmtree
 
     def tree(path: Any, *arguments: Any, **named: Any) -> None:
-        inside = [os.path.join(place, name) for place, _, files in os.walk(path) for name in files]
+        walked = os.walk(path)
+        inside = [
+            os.path.join(place, name) for place, folders, files in walked for name in (*folders, *files)
+        ]
         if any(age(one) == "older" for one in inside or [path]):
             keep(path)
         elif os.path.lexists(path):
@@ -144,8 +151,13 @@ def _keep_older(agent: Agent) -> None:
         changes = any(letter in mode for letter in "wa+") and isinstance(file, (str, os.PathLike))
         if changes and age(file) == "older" and os.path.isfile(file):
             keep(file)
-            place = agent.out / f"instead-{os.getpid()}-{os.path.basename(os.fspath(file))}"
+            digest = zlib.crc32(os.path.abspath(os.fspath(file)).encode(errors="surrogateescape"))
+            place = agent.out / f"instead-{os.getpid()}-{digest:x}-{os.path.basename(os.fspath(file))}"
             if "w" not in mode and not place.exists():
+                if (size := os.path.getsize(file)) > MOST_COPIED:
+                    agent.refuse(
+                        f"it opens {file} ({size} bytes) to change it; open it to read, or change a copy"
+                    )
                 shutil.copyfile(file, place)
             file = place
         return write(file, mode, *arguments, **named)
