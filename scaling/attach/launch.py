@@ -62,8 +62,12 @@ def run_arm(
     deadline_s: float,
     cwd: Path,
     device: str = "cpu",
+    began_s: float | None = None,
 ) -> Run:
-    """Runs the command as this arm in the folder `cwd`; its records and its output go to `out`."""
+    """Runs the command as this arm in the folder `cwd`; its records and its output go to `out`.
+
+    Files from before `began_s` (seconds since the epoch; None: now) are the user's, which stay as they are.
+    """
     words: list[str] = list(command)
     more: dict[str, str] = {}
     if arm == "one_worker":
@@ -80,7 +84,7 @@ def run_arm(
             more = {"OMP_NUM_THREADS": "1", **os.environ, **more}  # as torchrun sets it for several workers
     out.mkdir(parents=True)
     wanted = {"out": str(out.resolve()), "arm": arm, "warmup": warmup, "steps": steps}
-    wanted |= {"deadline_s": deadline_s, "bucket_mb": bucket_mb(arm)}
+    wanted |= {"deadline_s": deadline_s, "bucket_mb": bucket_mb(arm), "began_s": began_s or time.time()}
     unfinished = out / ".order.json"
     unfinished.write_text(json.dumps(wanted))
     unfinished.rename(out / "order.json")  # others that join read it

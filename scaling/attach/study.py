@@ -123,7 +123,7 @@ def _run_all(
     runs = order(plan.launches, plan.seed, plan.arms, plan.often)
     runs.remove((0, "baseline"))
     runs.insert(0, (0, "baseline"))  # whether it can be attached to is known before anything else is run
-    deadline_s, traced = plan.deadline_s, None
+    deadline_s, traced, began_s = plan.deadline_s, None, time.time()
     for position, (launch, arm) in enumerate(runs):
         reason = _why_skipped(arm, measured)
         if launch >= plan.launches and all(_why_skipped(one, measured) for one in COMPARED):
@@ -133,7 +133,7 @@ def _run_all(
             say(f"{position + 1}/{len(runs)} {arm}, launch {launch + 1}")
             run = run_arm(
                 plan.command, arm, log, warmup=plan.warmup, steps=plan.steps, deadline_s=deadline_s,
-                cwd=Path.cwd(), device=measured.device,
+                cwd=Path.cwd(), device=measured.device, began_s=began_s,
             )  # fmt: skip
         else:
             run = Run(arm, reason=reason)

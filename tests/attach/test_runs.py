@@ -99,6 +99,24 @@ def test_what_was_there_before_is_neither_deleted_nor_written_over(tmp_path: Pat
     assert kept == {"last.pt", "old.pt", "folder", "links", "log.txt", "table.csv"}
 
 
+def test_what_an_arm_before_wrote_is_not_the_users(tmp_path: Path) -> None:
+    script = tmp_path / "metrics.py"
+    writes = """
+        if not dist.get_rank():
+            open("metrics.csv", "w").close()
+"""
+    script.write_text((SCRIPTS / "plain.py").read_text() + writes)
+    began_s = time.time()
+    for arm in ("baseline", "aa"):
+        run = run_arm(
+            [*TORCHRUN, str(script)], arm, tmp_path / arm, warmup=3, steps=5, deadline_s=60, cwd=tmp_path,
+            began_s=began_s,
+        )  # fmt: skip
+        assert run.reason is None, run.reason
+        assert (tmp_path / "metrics.csv").exists()
+        assert run.ranks[0]["kept"] == []
+
+
 def test_an_error_of_one_rank_is_said_and_a_long_output_is_shortened(tmp_path: Path) -> None:
     script = tmp_path / "raises.py"
     script.write_text(

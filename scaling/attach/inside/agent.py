@@ -47,6 +47,7 @@ class Agent:
         own_s: what counting and marking has taken so far.
         is_armed: the steps count.
         pid: of the process that makes them; it may fork loaders' workers.
+        began_s: seconds since the epoch; files from before it are the user's.
     """
 
     def __init__(self, order: dict[str, Any]) -> None:
@@ -55,6 +56,7 @@ class Agent:
         self.warmup, self.steps = int(order["warmup"]), int(order["steps"])
         self.deadline = time.monotonic() + float(order["deadline_s"])
         self.bucket_mb: float | None = order.get("bucket_mb")
+        self.began_s = float(order.get("began_s", time.time()))
         self.done = {"backward": 0, "input": 0, "evaluation": 0, "update": 0}
         self.phases: list[tuple[str, float, float]] = []
         self.batches: list[tuple[int, int]] = []

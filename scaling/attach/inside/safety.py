@@ -10,7 +10,6 @@ import os
 import shutil
 import stat
 import sys
-import time
 import zlib
 from typing import Any
 
@@ -94,7 +93,6 @@ def _keep_older(agent: Agent) -> None:
 
     A file that is not there is none to delete or rename either: it may be a checkpoint that was not saved.
     """
-    started_s = time.time()
     kept: list[str] = agent.facts.setdefault("kept", [])
 
     def age(path: Any, dir_fd: int | None = None) -> str:
@@ -103,7 +101,7 @@ def _keep_older(agent: Agent) -> None:
         except (OSError, ValueError, TypeError):
             return "missing"
         is_ours = stat.S_ISREG(found.st_mode) or stat.S_ISLNK(found.st_mode) or stat.S_ISDIR(found.st_mode)
-        return "older" if is_ours and found.st_ctime < started_s else "newer"
+        return "older" if is_ours and found.st_ctime < agent.began_s else "newer"
 
     def keep(path: Any) -> None:
         name = os.path.abspath(os.fspath(path))
