@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from scaling.aggregators.stripe_parts import BORDERS, PART
 from scaling.errors import CheckpointError
 from scaling.training.convergence import TrainingProgress
 from scaling.training.step import Step
@@ -158,14 +159,19 @@ class Checkpoint:
     def not_restored(self, step: Step) -> str | None:
         """The first tensor of which `step` has other bits, in words; None where it has all as they are here.
 
-        What the step has besides, or under another name, does not count: buckets may have changed.
+        What the step has besides, under another name or in other stripes does not count: buckets may differ.
         """
-        here = _tensors(step.state_dict())
-        for name, saved in _tensors(self.step).items():
-            own = here.get(name)
-            if own is not None and own.shape == saved.shape and not torch.equal(_bits(own), _bits(saved)):
-                return name
-        return None
+        here, saved = _tensors(step.state_dict()), _tensors(self.step)
+        differing = [
+            name
+            for name, before in saved.items()
+            if name in here
+            and here[name].shape == before.shape
+            and not torch.equal(_bits(here[name]), _bits(before))
+        ]
+        moved = {name for name in differing if f"{BORDERS}/" in name}
+        moved |= {name.replace(f"{BORDERS}/", f"{PART}/") for name in moved}
+        return next((name for name in differing if name not in moved), None)
 
 
 def _tensors(state: Any, name: str = "") -> dict[str, Tensor]:

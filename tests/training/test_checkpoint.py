@@ -152,3 +152,25 @@ class TestDamaged:
             assert found["state"] == rank["all_reduce"]["uncut"]["state"]
             assert any("the training began anew" in one for one in found["notes"])
             assert not any("cut off" in one for one in found["notes"])
+
+
+class Restored:
+    """A step with this state of its aggregator."""
+
+    def __init__(self, **state: list[int]) -> None:
+        self.state = {name.replace("_of_", "/"): torch.tensor(values) for name, values in state.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"aggregator": self.state}
+
+
+def test_parts_in_other_stripes_are_no_damage():
+    state = {"stripe_borders_of_w": [0, 2, 4], "stripe_residual_of_w": [1, 2], "other": [5]}
+    step = Restored(**state).state_dict()
+    checkpoint = Checkpoint(TrainingProgress(1, 1.0), [], step, [])
+    assert checkpoint.not_restored(Restored(**state)) is None
+    moved = {**state, "stripe_borders_of_w": [0, 1, 4], "stripe_residual_of_w": [3, 4]}
+    assert checkpoint.not_restored(Restored(**moved)) is None
+    assert checkpoint.not_restored(Restored(**{**moved, "other": [6]})) == "aggregator other"
+    wrong = {**state, "stripe_residual_of_w": [1, 3]}
+    assert checkpoint.not_restored(Restored(**wrong)) == "aggregator stripe_residual/w"
