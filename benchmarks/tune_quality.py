@@ -29,11 +29,11 @@ import yaml
 from scaling.analysis.bucket_times import bucket_times
 from scaling.analysis.noise import scatter_of
 from scaling.analysis.samples import CellResult, read_cells
+from scaling.bucket import DDP_BUCKETS_MB
 from scaling.errors import ScalingError
 from scaling.prediction.buckets import ExchangeCurve, Gradients, closed_by, end_s
 from scaling.store import ResultsFolder
 from scaling.study.predicting import _layouts_of_model
-from scaling.study.tuning import DEFAULT_SIZES_MB
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "tune-quality"
@@ -93,7 +93,7 @@ def fastest(cells: Iterable[CellResult]) -> CellResult:
 def chosen_by_tune(answer: str) -> tuple[float, ...]:
     """The sizes that its answer names; the default's where it keeps them."""
     if "bucket_mb=[[" not in answer:
-        return DEFAULT_SIZES_MB
+        return DDP_BUCKETS_MB
     text = " ".join(answer.split()).partition("bucket_mb=[[")[2].partition("]]")[0]
     return tuple(map(float, text.split(",")))
 
@@ -112,7 +112,7 @@ def on_cpu(name: str, work: Path) -> dict[str, Any]:
     scaling("run", study(name, work, "sweep", bucket_mb=grid, aggregators=aggregators), "--out", swept)
     answer = scaling("tune", study(name, work, "tuned"), "--out", tuned, "--count", COUNT)
     cells = read_cells(ResultsFolder(swept))
-    sizes = {"default": DEFAULT_SIZES_MB, "sweep": sizes_of(fastest(cells)), "tune": chosen_by_tune(answer)}
+    sizes = {"default": DDP_BUCKETS_MB, "sweep": sizes_of(fastest(cells)), "tune": chosen_by_tune(answer)}
     buckets = [list(one) for one in dict.fromkeys(sizes.values())]
     again = {"bucket_mb": buckets, "aggregators": aggregators, "repeats": CONFIRMING_REPEATS}
     scaling("run", study(name, work, "confirm", **again), "--out", confirmed)
@@ -136,13 +136,13 @@ def on_cpu(name: str, work: Path) -> dict[str, Any]:
 def first_candidate(swept: Sequence[CellResult], tuned: Sequence[CellResult]) -> dict[str, Any]:
     """The model's choice: what it took in the launches of tune, and in the sweep, if that has its buckets."""
     by_sizes = {sizes_of(cell): cell for cell in tuned if sizes_of(cell)}
-    choice = min(by_sizes.keys() - {DEFAULT_SIZES_MB}, key=len)  # the fewest buckets: measured first
-    found = scatter_of(tuned).difference(by_sizes[DEFAULT_SIZES_MB].cell_id, by_sizes[choice].cell_id)
+    choice = min(by_sizes.keys() - {DDP_BUCKETS_MB}, key=len)  # the fewest buckets: measured first
+    found = scatter_of(tuned).difference(by_sizes[DDP_BUCKETS_MB].cell_id, by_sizes[choice].cell_id)
     low, high = found.interval or (math.nan, math.nan)
     row: dict[str, Any] = {"model_mb": " ".join(map(str, choice)), "model_ratio": round(found.ratio, 4)}
     row |= {"model_low": round(low, 4), "model_high": round(high, 4), "model_share_in_sweep": ""}
     same = [cell for cell in swept if sizes_of(cell) and bytes_of(cell) == bytes_of(by_sizes[choice])]
-    default = next(cell for cell in swept if sizes_of(cell) == DEFAULT_SIZES_MB)
+    default = next(cell for cell in swept if sizes_of(cell) == DDP_BUCKETS_MB)
     if same:
         times = [median_s(cell) for cell in (default, fastest(swept), *same)]
         gain = times[0] - sorted(times[2:])[len(same) // 2]
@@ -166,7 +166,7 @@ def compared(cells: Sequence[CellResult], sizes: Mapping[str, tuple[float, ...]]
     ids = {sizes_of(cell): cell.cell_id for cell in cells}
     row: dict[str, Any] = {}
     scatter = scatter_of(cells)
-    base = ids[DEFAULT_SIZES_MB]
+    base = ids[DDP_BUCKETS_MB]
     for what, key in (("sweep", sizes["sweep"]), ("tune", sizes["tune"]), ("none", ())):
         found = scatter.difference(base, ids[key])
         low, high = found.interval or (float("nan"), float("nan"))
@@ -219,7 +219,7 @@ def judged(cells: Sequence[CellResult]) -> dict[str, Any] | None:
         for one, ends in parts.items()
     }
     fine = cells[0]
-    default = min(cells, key=lambda cell: abs(cell.cell["bucket_mb"] - DEFAULT_SIZES_MB[-1]))
+    default = min(cells, key=lambda cell: abs(cell.cell["bucket_mb"] - DDP_BUCKETS_MB[-1]))
     try:
         times = [bucket_times(cell, sizes[cell.cell_id]) for cell in (fine, default)]
     except ScalingError:

@@ -64,7 +64,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     | {"scaling.registry", "scaling.analysis", "scaling.store", "scaling.measure"}
     | {"scaling.collectives", "topologies"},
     "scaling.prediction": AND_AXES | {"scaling.collectives", "scaling.bucket", "topologies"},
-    "scaling.prediction.attached": AND_AXES | {"scaling.store", "topologies"},
+    "scaling.prediction.attached": AND_AXES | {"scaling.bucket", "scaling.store", "topologies"},
     "scaling.prediction.calibration_data": AND_AXES
     | {"scaling.analysis", "scaling.measure", "scaling.prediction", "scaling.store", "topologies"}
     | {"scaling.prediction.attached"},
@@ -73,7 +73,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "scaling.interchange": VERSION_AND_ERRORS | {"scaling.collectives"},
     "scaling.doctor": PARTS,
     "scaling.worker": STUDYING,
-    "scaling.attach": VERSION_AND_ERRORS | {"scaling.store", "scaling.measure", "scaling.study"},
+    "scaling.attach": VERSION_AND_ERRORS
+    | {"scaling.bucket", "scaling.store", "scaling.measure", "scaling.study"},
     "scaling.cli.options": VERSION_AND_ERRORS | {"scaling.study"},
     "scaling.cli.schedule": ALGORITHMS | {"scaling.measure", "scaling.interchange"},
     "scaling.cli.predict": STUDYING

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from typing import Any
 
@@ -80,5 +81,4 @@ def _ratio(difference: Difference) -> dict[str, float | None]:
 
 
 def _median_s(cell: CellResult) -> float:
-    medians = sorted(launch.median_s for launch in cell.launches)
-    return (medians[(len(medians) - 1) // 2] + medians[len(medians) // 2]) / 2
+    return statistics.median(launch.median_s for launch in cell.launches)

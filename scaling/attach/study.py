@@ -18,12 +18,12 @@ from scaling.attach.launch import Run, run_arm, start_and_wait
 from scaling.attach.measured import Measured
 from scaling.attach.records import AttachedFolder
 from scaling.attach.trace import Traced, read_traces
+from scaling.bucket import DDP_BUCKETS_MB
 from scaling.errors import AttachError
 
 FINISHED = "finished"
 """In the folder of launches, once there are no more."""
 
-FIRST_BUCKET_BYTES = 2**20
 TRACED_STEPS = 5
 LONGEST_RATIO, LONGER_S = 3.0, 20.0
 """A run may take so many times what the first one took, and so much more: an arm that hangs is ended then."""
@@ -161,7 +161,7 @@ def _why_skipped(arm: str, measured: Measured) -> str | None:
         return None
     if arm == "trace" and measured.device != "cuda":
         return "there is no GPU"
-    if arm in BUCKETS and sum(ranks[0]["bucket_bytes"]) <= FIRST_BUCKET_BYTES:
+    if arm in BUCKETS and sum(ranks[0]["bucket_bytes"]) <= DDP_BUCKETS_MB[0] * 2**20:
         return "all gradients fit in one bucket of 1 MiB"
     if arm == "threads":
         busiest = max(Counter(rank["host"] for rank in ranks).values())

@@ -111,9 +111,9 @@ class _Model:
     @classmethod
     def of(cls, probed: Sequence[CellResult]) -> _Model:
         from scaling.analysis.bucket_times import bucket_times
+        from scaling.bucket import DDP_BUCKETS_MB
         from scaling.errors import ScalingError
         from scaling.prediction.buckets import ExchangeCurve, Gradients, of_default
-        from scaling.study.tuning import DEFAULT_SIZES_MB
 
         if any(";" in str(record.summary.get("tensor_shapes")) for one in probed for record in one.done):
             raise ScalingError("tune is for gradients of one dtype: DDP fills buckets of each dtype apart")
@@ -122,7 +122,7 @@ class _Model:
         curve = ExchangeCurve.of(
             [pair for one in times for pair in zip(one.num_bytes, one.exchange_s, strict=True)]
         )
-        return cls(gradients, curve, of_default(DEFAULT_SIZES_MB, gradients, curve))
+        return cls(gradients, curve, of_default(DDP_BUCKETS_MB, gradients, curve))
 
     def sizes_to_measure(self, count: int) -> list[tuple[float, ...]]:
         """The sizes of the buckets of the best few partitions."""
@@ -135,13 +135,14 @@ class _Model:
     def finding(self, measured: Sequence[CellResult]) -> Finding:
         """Which buckets to use, with what the model says of them."""
         from scaling.analysis.tuned import tuned_buckets
+        from scaling.bucket import DDP_BUCKETS_MB
         from scaling.prediction.buckets import best_partition, of_default
-        from scaling.study.tuning import CONTROL, DEFAULT_SIZES_MB
+        from scaling.study.tuning import CONTROL
         from scaling.training.overlapped import TAKES_SIZES
 
         sizes = {one.cell_id: tuple(one.cell["bucket_sizes_mb"] or ()) for one in measured}
         control = next((one.cell_id for one in measured if one.cell["aggregator"] == CONTROL), None)
-        default = next(one for one, its in sizes.items() if its == DEFAULT_SIZES_MB)
+        default = next(one for one, its in sizes.items() if its == DDP_BUCKETS_MB)
         candidates = [one for one, its in sizes.items() if one not in (control, default)]
         found = tuned_buckets(measured, default, candidates, control)
         chosen = of_default(sizes[found.cells[0]], self.gradients, self.curve)

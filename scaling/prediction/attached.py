@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from scaling.axes import ATTACHED
+from scaling.bucket import DDP_BUCKETS_MB
 from scaling.errors import PredictionError
 from scaling.store import ResultsFolder, RunRecord
 from topologies.errors import TopologyError
@@ -13,9 +14,6 @@ from topologies.model import Topology
 
 ARMS = ("baseline", "no_exchange", "one_worker")
 """Whose steps are those of the script, with its exchange and without."""
-
-DDP_BUCKET_MB, DDP_FIRST_BUCKET_MB = 25.0, 1.0
-"""DDP's default; a size that a script gives holds for the first bucket too."""
 
 
 def is_of_script(folder: ResultsFolder) -> bool:
@@ -29,11 +27,11 @@ def as_timed(cell: Mapping[str, Any]) -> list[dict[str, Any]]:
     Without exchange it is two: DDP wraps the model, and it is all that tells of one worker. What the input
     takes is in its steps; how large a sample is, is not known.
     """
-    bucket_mb = cell.get("bucket_mb") or DDP_BUCKET_MB
-    first_mb = DDP_FIRST_BUCKET_MB if bucket_mb == DDP_BUCKET_MB else None
+    first_mb, others_mb = DDP_BUCKETS_MB
+    bucket_mb = cell.get("bucket_mb") or others_mb
     timed = {
         "aggregator_parameters": {}, **cell, "kind": "iteration", "arm": None, "input_placement": "device",
-        "bucket_mb": bucket_mb, "first_bucket_mb": first_mb,
+        "bucket_mb": bucket_mb, "first_bucket_mb": first_mb if bucket_mb == others_mb else None,
     }  # fmt: skip
     if cell.get("exchanges", True):
         return [timed]

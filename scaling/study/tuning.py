@@ -15,15 +15,13 @@ import yaml
 
 from scaling.aggregators.registry import create as create_aggregator
 from scaling.axes import AXES, BYTE_MB, key_of
+from scaling.bucket import DDP_BUCKETS_MB
 from scaling.errors import StudyError
 from scaling.study.cells import Cell, ResolvedStudy
 from scaling.study.kinds.iteration import IterationPart
 from scaling.study.pruning import part_of_cells
 from scaling.study.schema import Study
 from scaling.study.variants import wraps_in_ddp
-
-DEFAULT_SIZES_MB = (1.0, 25.0)
-"""What DDP does where it is given no size: a first bucket of 1 MiB, then of 25."""
 
 PROBE_ITERATIONS = 10
 """Unprofiled ones of the probe, which are not used."""
@@ -56,7 +54,7 @@ def cells_to_tune(study: Study, resolved: ResolvedStudy) -> list[Cell]:
 
 def probe_study(study: Study, resolved: ResolvedStudy, cells: Sequence[Cell]) -> Study:
     """The study that shows where the time goes: a part for each cell."""
-    sizes = [BYTE_MB, list(DEFAULT_SIZES_MB)]
+    sizes = [BYTE_MB, list(DDP_BUCKETS_MB)]
     changed = {"bucket_mb": sizes, "iterations": PROBE_ITERATIONS, "precision_goal": None, "min_seconds": 0.0}
     parts = tuple(_part(study, resolved, cell, 1, changed) for cell in cells)
     return study.model_copy(update={"name": f"{study.name}-probe", "parts": parts})
@@ -80,7 +78,7 @@ def measured_study(
     parts = []
     for cell, candidates in zip(cells, sizes_mb, strict=True):
         count = max(repeats, resolved.repeats[cell.id])
-        buckets = [list(sizes) for sizes in (DEFAULT_SIZES_MB, *candidates)]
+        buckets = [list(sizes) for sizes in (DDP_BUCKETS_MB, *candidates)]
         part = _part(study, resolved, cell, count, {"bucket_mb": buckets})
         arms = [*part.model_dump()["aggregators"], CONTROL]
         parts.append(IterationPart.model_validate({**part.model_dump(), "aggregators": arms}))
