@@ -57,8 +57,8 @@ AT_MOST, AT_LEAST = "at most", "at least"
 def bound(
     quantity: str, noise: str, num_launches: int, gap: float | None = None, *, num_cells: int = 9
 ) -> tuple[str, float] | None:
-    """What is asked for, such as (AT_MOST, 0.01); None where nothing is: what is found, of 9 cells alone."""
-    if quantity == FOUND and num_cells != 9:
+    """What is asked for, such as (AT_MOST, 0.01); None where nothing is: 10% found, of more than 9 cells."""
+    if quantity == FOUND and noise == TYPICAL.name and num_cells != 9:
         return None
     if quantity in (FALSE, SHIFTED):
         return None if num_launches < 3 else (AT_MOST, 0.045 if num_launches == 3 else 0.04)
@@ -174,6 +174,7 @@ def _lines(rows: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame, bool]]:
         own = rows[(rows.cells == cells) & rows.gap.isna()]
         for quantity in (FALSE, SHIFTED, FAILED):
             yield f"{cells} cells: {quantity}, worst noise", own[own.quantity == quantity], True
+        yield f"{cells} cells: {FAILED}, all noises", _together(own[own.quantity == FAILED]), True
         for quantity in (RATIO, CELL):
             yield f"{quantity}, worst noise", own[own.quantity == quantity], False
         for noise in MODELS:
@@ -187,6 +188,14 @@ def _lines(rows: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame, bool]]:
             for quantity in (RIGHT, WRONG, TIE) if gap else (WRONG, TIE):
                 what = f"a gap of {gap:.0%}" if gap else "no gap"
                 yield f"{quantity}, {what}, {model.name}", own[own.quantity == quantity], quantity == WRONG
+
+
+def _together(rows: pd.DataFrame) -> pd.DataFrame:
+    """A row a number of launches: the pairs of all noises as one."""
+    sums = rows.groupby("launches", as_index=False)[["count", "of"]].sum()
+    near = (sums["count"] + 1) / (sums["of"] + 2)
+    error = (near * (1 - near) / sums["of"]) ** 0.5
+    return sums.assign(share=sums["count"] / sums["of"], standard_error=error, holds="")
 
 
 def _shown(rows: pd.DataFrame, *, at_most: bool) -> str:
