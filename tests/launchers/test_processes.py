@@ -16,13 +16,15 @@ from tests.conftest import still_there
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 240.0  # no wait is longer
-# Starts a child of its own, writes both pids to the file it is given, and waits for ever.
+# Starts a child of its own, writes both pids to the file it is given, and waits for ever: by short sleeps, since a
+# signal that comes just before a sleep is heard after it.
 TREE = (
     "import os, subprocess, sys, time\n"
     "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
     "open(sys.argv[1] + '.new', 'w').write(f'{os.getpid()} {child.pid}')\n"
     "os.replace(sys.argv[1] + '.new', sys.argv[1])\n"
-    "time.sleep(600)\n"
+    "while True:\n"
+    "    time.sleep(0.1)\n"
 )
 
 
