@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from scaling.attach.answer import answer, findings
+from scaling.attach.answer import answer
 from scaling.attach.arms import BUCKETS, COMPARED, ONCE, REPEATED, order
+from scaling.attach.findings import findings
 from scaling.attach.launch import Run, run_arm, start_and_wait
 from scaling.attach.measured import Measured
 from scaling.attach.records import AttachedFolder

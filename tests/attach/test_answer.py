@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from scaling.attach.answer import answer, findings, slow_rank
+from scaling.attach.answer import answer
+from scaling.attach.findings import findings, slow_rank
 from scaling.attach.launch import Run, _why_not
 from scaling.attach.marks import steady, steps_of
 from scaling.attach.measured import Measured

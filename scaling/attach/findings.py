@@ -1,0 +1,355 @@
+"""What an attached script could gain, from the differences of its runs: nothing below the A/A spread."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from scaling.attach.arms import BUCKETS
+from scaling.attach.measured import Measured, Saved
+from scaling.attach.trace import Traced
+
+PHASES = (
+    ("input", "input"),
+    ("forward", "forward"),
+    ("backward", "backward"),
+    ("update", "optimizer"),
+    ("evaluation", "evaluation"),
+    ("collective", "its own collectives"),
+)
+"""A phase and the word for it in a sentence."""
+
+LEAST = {
+    "slow_rank": 0.02, "uneven": 0.05, "input": 0.05, "exchange": 0.10, "buckets": 0.10, "threads": 0.10,
+    "optimizer": 0.30, "evaluation": 0.10, "collectives": 0.10, "rest": 0.30, "other_steps": 0.10,
+    "idle": 0.20,
+}  # fmt: skip
+"""Avoidable -> the least share of a step with which it is one."""
+
+BLOCKED = 0.5
+"""Making a batch that computes for less of its time waits: for storage, a network, a sleep."""
+
+
+@dataclass(frozen=True)
+class Avoidable:
+    """Something that takes a part of a step that need not be.
+
+    Attributes:
+        kind: of `LEAST`.
+        ratio: of a step, at most to be gained.
+        advice: what to try.
+        values: rank, phase and such, for programs.
+        is_once: seen in one run, or in phases alone: no verdict.
+    """
+
+    kind: str
+    ratio: float
+    advice: str
+    values: dict[str, Any] = field(default_factory=dict)
+    is_once: bool = False
+
+
+@dataclass(frozen=True)
+class SlowRank:
+    """The ranks that the others wait for, how much longer they take by themselves, and in which phase.
+
+    Attributes:
+        batch_ratio: their elements of a batch, to those of the others.
+    """
+
+    ranks: tuple[int, ...]
+    longer_ratio: float
+    phase: str
+    batch_ratio: float = 1.0
+
+    @property
+    def name(self) -> str:
+        """As in a sentence."""
+        return f"rank{'s' * (len(self.ranks) > 1)} {', '.join(map(str, self.ranks))}"
+
+
+def findings(measured: Measured, traced: Traced | None = None) -> list[Avoidable]:
+    """All of them, the largest first: none below the A/A spread, and none without an A/A pair."""
+    spread = measured.spread_ratio
+    if spread is None:
+        return []
+    slow = slow_rank(measured)
+    candidates = [
+        *_slow_finding(slow),
+        *_uneven_finding(measured, slow),
+        *_input_finding(measured, slow),
+        *_exchange_findings(measured),
+        *_threads_finding(measured),
+        *_phase_findings(measured),
+        *_other_steps_finding(measured),
+        *_trace_findings(measured, traced),
+    ]
+    claimed = [
+        finding for finding in candidates if finding.ratio >= LEAST[finding.kind] and finding.ratio > spread
+    ]
+    return sorted(claimed, key=lambda finding: -finding.ratio)
+
+
+def shares(measured: Measured) -> list[dict[str, float]]:
+    """Of each rank, the seconds of a baseline step by phase, exchange and rest included; empty if unknown."""
+    by_rank, base = measured.phases_of(measured.phase_source), measured.steps_s["baseline"]
+    if not by_rank or "no_exchange" not in measured.steps_s:
+        return []
+    alone = measured.steps_s["no_exchange"]
+    result = []
+    for rank, phases in enumerate(by_rank):
+        step_s = float(np.median([ranks[rank] for ranks in base.values()]))
+        alone_s = float(np.median([ranks[rank] for ranks in alone.values()]))
+        seconds = dict(phases)
+        seconds["exchange"] = max(step_s - alone_s, 0.0)
+        seconds["rest"] = max(step_s - sum(seconds.values()), 0.0)
+        result.append(seconds)
+    return result
+
+
+def slow_rank(measured: Measured) -> SlowRank | None:
+    """The ranks that are slower than the others without exchange in every launch, above the A/A spread.
+
+    They are those above the largest gap, fewer than half of all, or one of two.
+    """
+    launches, spread = measured.own_s.get("no_exchange", {}), measured.spread_ratio
+    if spread is None or len(launches) < 2 or len(next(iter(launches.values()))) < 2:
+        return None
+    groups = {_above_gap(ranks) for ranks in launches.values()}
+    if len(groups) > 1 or not (group := groups.pop()):
+        return None
+    base_s = measured.step_s("baseline")
+    longer = [
+        (min(ranks[at] for at in group) - max(s for at, s in enumerate(ranks) if at not in group)) / base_s
+        for ranks in launches.values()
+    ]
+    if min(longer) <= max(spread, LEAST["slow_rank"]):
+        return None
+    ratio = float(np.median(longer))
+    return SlowRank(group, ratio, _slow_phase(measured, group, ratio * base_s), _batch_ratio(measured, group))
+
+
+def _slow_phase(measured: Measured, group: Sequence[int], longer_s: float) -> str:
+    """The phase that explains most of the `longer_s` that a group of ranks takes more; "step" if unknown."""
+    phases = measured.phases_of(measured.phase_source)
+    if not phases:
+        return "step"
+    slow = [seconds for rank, seconds in enumerate(phases) if rank in group]
+    others = [seconds for rank, seconds in enumerate(phases) if rank not in group]
+    excess = {
+        word: float(np.median([rank[name] for rank in slow]) - np.median([rank[name] for rank in others]))
+        for name, word in PHASES
+        if name != "collective"
+    }
+    excess["rest of the step"] = longer_s - sum(excess.values())
+    return max(excess, key=lambda word: excess[word])
+
+
+def _above_gap(ranks: Sequence[float]) -> tuple[int, ...]:
+    order = np.argsort(ranks)
+    gaps = np.diff(np.asarray(ranks)[order])
+    cut = int(np.argmax(gaps)) + 1
+    slow = tuple(sorted(int(at) for at in order[cut:]))
+    return slow if len(slow) <= len(ranks) / 2 else ()
+
+
+def batch_elements(measured: Measured) -> np.ndarray[Any, Any] | None:
+    """Elements of each rank's batches, [rank][batch]; None where they were not seen."""
+    drawn = [[size for _, size in rank["batches"]] for rank in measured.facts.get("no_exchange", [])]
+    shortest = min(map(len, drawn), default=0)
+    if not shortest:
+        return None
+    return np.array([rank[:shortest] for rank in drawn], dtype=float)
+
+
+def _batch_ratio(measured: Measured, group: Sequence[int]) -> float:
+    sizes = batch_elements(measured)
+    if sizes is None:
+        return 1.0
+    in_group = [at in group for at in range(len(sizes))]
+    others = [not is_in for is_in in in_group]
+    return float(sizes[in_group].mean() / max(sizes[others].mean(), 1e-9))
+
+
+def _unevenness(sizes: np.ndarray[Any, Any]) -> float:
+    """Of [rank][batch] elements, the largest of a step to the mean of its ranks, on average."""
+    return float((sizes.max(axis=0) / np.maximum(sizes.mean(axis=0), 1e-9)).mean())
+
+
+def has_larger_batch(slow: SlowRank) -> bool:
+    """Whether its batches explain that it is slow."""
+    return slow.batch_ratio > 1.1
+
+
+def _slow_finding(slow: SlowRank | None) -> list[Avoidable]:
+    if slow is None:
+        return []
+    values = {"ranks": list(slow.ranks), "phase": slow.phase}
+    if has_larger_batch(slow):
+        advice = f"give all ranks batches of one size; those of {slow.name} are larger."
+        return [Avoidable("uneven", slow.longer_ratio, advice, values)]
+    advice = f"find out what {slow.name} does in its {slow.phase} that others do not."
+    return [Avoidable("slow_rank", slow.longer_ratio, advice, values)]
+
+
+def _uneven_finding(measured: Measured, slow: SlowRank | None) -> list[Avoidable]:
+    """Ranks that take turns at having the largest batch."""
+    sizes, spread = batch_elements(measured), measured.spread_ratio
+    if sizes is None or spread is None or slow is not None or len(measured.uneven_s) < 2:
+        return []
+    if _unevenness(sizes) < 1.1:
+        return []
+    ratios = [seconds / measured.step_s("baseline") for seconds in measured.uneven_s.values()]
+    if min(ratios) <= spread:
+        return []
+    advice = (
+        "group samples of like length, or fix the batch's size: in each step all wait for the largest batch."
+    )
+    return [Avoidable("uneven", float(np.median(ratios)), advice)]
+
+
+def _exchange_findings(measured: Measured) -> list[Avoidable]:
+    saved = measured.saved("baseline", "no_exchange")
+    if saved is None or not saved.is_certain or measured.changed("no_exchange"):
+        return []
+    uneven = float(np.median(list(measured.uneven_s.values()) or [0.0])) / measured.step_s("baseline")
+    sizes = batch_elements(measured)
+    if sizes is None or _unevenness(sizes) < 1.1:
+        uneven = 0.0
+    best = best_buckets(measured)
+    if best is not None and best[1] >= 0.4 * saved.ratio:
+        arm, ratio = best
+        size = arm.partition("_")[2]
+        advice = f"bucket_cap_mb={size}; `--arms aa,{arm}` measures it in every launch first."
+        return [Avoidable("buckets", ratio, advice, {"arm": arm}, is_once=True)]
+    advice = "a larger batch on each rank, gradient accumulation or a bf16 hook: fewer bytes a sample."
+    return [Avoidable("exchange", saved.ratio - uneven, advice)]
+
+
+def bucket_runs(measured: Measured) -> list[tuple[str, Saved]]:
+    """Arms whose buckets are others than the baseline's, with what each saves."""
+    usual = measured.facts["baseline"][0].get("bucket_bytes")
+    runs = []
+    for arm in BUCKETS:
+        saved = measured.saved_once(arm)
+        if saved is not None and measured.facts[arm][0].get("bucket_bytes") != usual:
+            runs.append((arm, saved))
+    return runs
+
+
+def best_buckets(measured: Measured) -> tuple[str, float] | None:
+    """The arm with other buckets that saves most, if that is more than noise.
+
+    Arms for which DDP made the same buckets repeat each other: all have to show it, and the least counts.
+    """
+    same: dict[tuple[int, ...], list[tuple[str, Saved]]] = {}
+    for arm, saved in bucket_runs(measured):
+        same.setdefault(tuple(measured.facts[arm][0].get("bucket_bytes") or ()), []).append((arm, saved))
+    runs = [
+        (arms[0][0], min(saved.ratio for _, saved in arms))
+        for arms in same.values()
+        if all(saved.is_certain for _, saved in arms)
+    ]
+    return max(runs, key=lambda run: run[1], default=None)
+
+
+def saved_by_cached_input(measured: Measured) -> Saved | None:
+    """None if not measured, or if the step became another one."""
+    return None if measured.changed("cached_input") else measured.saved("baseline", "cached_input")
+
+
+def batch_making(measured: Measured) -> tuple[float, float] | None:
+    """The median seconds that making a batch takes, and the part of it on the processor; None if not seen."""
+    fetches = [fetch for rank in measured.facts.get("no_exchange", []) for fetch in rank.get("fetches", [])]
+    if not fetches:
+        return None
+    wall_s, cpu_s = (sum(column) for column in zip(*fetches, strict=True))
+    return float(np.median([fetch[0] for fetch in fetches])), cpu_s / max(wall_s, 1e-9)
+
+
+def _input_finding(measured: Measured, slow: SlowRank | None) -> list[Avoidable]:
+    saved, made = saved_by_cached_input(measured), batch_making(measured)
+    if saved is None or not saved.is_certain:
+        return []
+    if slow is not None and slow.phase == "input" and slow.longer_ratio > 0.5 * saved.ratio:
+        return []  # it is one rank's input
+    is_blocked = made is not None and made[1] < BLOCKED
+    advice = (
+        "data on faster or nearer storage, or more loader workers: making a batch mostly waits."
+        if is_blocked
+        else "more loader workers, or data that need less work for each batch."
+    )
+    return [Avoidable("input", saved.ratio, advice, {"waits": is_blocked})]
+
+
+def _threads_finding(measured: Measured) -> list[Avoidable]:
+    saved = measured.saved_once("threads")
+    if saved is None or not saved.is_certain:
+        return []
+    base, fitted = measured.facts["baseline"][0], measured.facts["threads"][0]
+    advice = (
+        f"set OMP_NUM_THREADS or torch.set_num_threads to {fitted['threads']}: {base['threads']} threads "
+        f"a rank share {base['cores']} cores; with {fitted['threads']} a step was {saved.ratio:.0%} shorter, "
+        "seen once."
+    )
+    return [Avoidable("threads", saved.ratio, advice, is_once=True)]
+
+
+def _phase_findings(measured: Measured) -> list[Avoidable]:
+    """Of phases that no arm takes away: what every rank spends in them."""
+    by_rank = shares(measured)
+    if not by_rank:
+        return []
+
+    def least(name: str) -> float:
+        return min(seconds.get(name, 0.0) / max(sum(seconds.values()), 1e-9) for seconds in by_rank)
+
+    return [
+        Avoidable("optimizer", least("update"), "a fused optimizer, with its state on the device.", {}, True),
+        Avoidable("evaluation", least("evaluation"), "evaluate less often: every step does.", {}, True),
+        Avoidable(
+            "collectives", least("collective"),
+            "reduce metrics less often: the script's own collectives stop every step.", {}, True,
+        ),
+        Avoidable(
+            "rest", least("rest"), "see what runs between the phases (logging, metrics, copies).", {}, True
+        ),
+    ]  # fmt: skip
+
+
+def other_steps(measured: Measured) -> tuple[float, float, str]:
+    """What steps of another kind add, the least and the median over launches, and the phase it is in."""
+    ratios = [ratio for ratio, _ in measured.left_out] or [0.0]
+    phases = measured.left_out[-1][1] if measured.left_out else {}
+    is_evaluation = phases.get("evaluation", 0.0) > 0.5 * ratios[-1]
+    return min(ratios), float(np.median(ratios)), "evaluation" if is_evaluation else "other work"
+
+
+def _other_steps_finding(measured: Measured) -> list[Avoidable]:
+    least, ratio, what = other_steps(measured)
+    if measured.spread_ratio is None or least <= measured.spread_ratio:
+        return []
+    if what == "evaluation":
+        return [Avoidable("evaluation", ratio, "evaluate less often.")]
+    return [Avoidable("other_steps", ratio, "see what the script does in some steps only (epochs, logging).")]
+
+
+def idle_ratio(measured: Measured, traced: Traced) -> float:
+    """Of a baseline's step, in which there is no profiler."""
+    return max(0.0, 1 - traced.busy_s / measured.step_s("baseline"))
+
+
+def _trace_findings(measured: Measured, traced: Traced | None) -> list[Avoidable]:
+    if traced is None:
+        return []
+    if traced.syncs_a_step >= 1 and traced.sync_ratio >= LEAST["idle"]:
+        advice = (
+            f"call .item(), .cpu() and print of tensors less often: the host waits for the GPU "
+            f"{traced.syncs_a_step:.0f} times a step."
+        )
+    else:
+        advice = "CUDA graphs, torch.compile or a larger batch: the GPU waits for the host to launch kernels."
+    return [Avoidable("idle", idle_ratio(measured, traced), advice, {"syncs": traced.syncs_a_step}, True)]
