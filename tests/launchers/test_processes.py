@@ -16,8 +16,8 @@ from tests.conftest import still_there
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 240.0  # no wait is longer
-# Starts a child of its own, writes both pids to the file it is given, and waits for ever: by short sleeps, since
-# a signal that comes just before a sleep is heard after it.
+# Starts a child of its own, writes both pids to the file it is given, and waits for ever: by short sleeps,
+# since a signal that comes just before a sleep is heard after it.
 TREE = (
     "import os, subprocess, sys, time\n"
     "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
