@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, TypeVar
 
 import torch
@@ -40,10 +40,13 @@ RESIDUAL_ROUNDING = 16.0
 BOUND_ROUNDING = 1e-5
 """Of bounds, which travel as float32, as a ratio to them."""
 RECOMPUTED_ROUNDING = 1e-3
-"""Of gradients computed a second time, as a ratio to the largest: kernels may add in another order. Besides,
-an element may be off by an epsilon of the precision it was computed in,"""
-REPEATED_TIMES = 4.0
-"""and by so many times what two computations of its tensor differ by."""
+"""Of gradients computed again, as a ratio to their tensor's largest: kernels may add in another order."""
+REPEATED_TIMES, OF_FEW = 2.0, 16.0
+"""They may be off by so many times what computations of their tensor differ by, over the square root of the
+ranks, and by the second over its number of elements: the largest difference of few says little. An epsilon of
+the precision that they were computed in is allowed too."""
+COARSE = 0.03
+"""A tensor that may be off by more of its largest element is named: what is wrong there may stay unseen."""
 
 
 class ComparedRanks(Protocol):
@@ -71,12 +74,14 @@ class Deviation:
         ratio: of its error to what the law allows; above 1 the law is broken.
         element: its place in the bucket.
         given, expected: the value of the mean there, and what the law asks for.
+        coarse: tensors whose gradient varies too much to be compared to `COARSE`.
     """
 
     ratio: float
     element: int = 0
     given: float = 0.0
     expected: float = 0.0
+    coarse: tuple[str, ...] = ()
 
 
 def law_of(aggregator: Aggregator[Any], exchange: BucketExchange, world_size: int) -> Law | None:
@@ -95,36 +100,51 @@ def deviation(
     """The worst element of this rank's mean; None where a contribution is not finite. Collective."""
     terms = _Terms.of(aggregator, exchange, law, ranks.world_size)
     finite = all(bool(tensor.isfinite().all()) for tensor in terms.own)
-    slacks = [one if finite else 0.0 for one in _slacks(exchange)]
-    unfinite, *slacks = ranks.largest_of([float(not finite), *slacks])
+    unfinite, *scales = ranks.largest_of([float(not finite), *_scales(exchange, finite)])
     if unfinite:
         return None
+    slacks = _slacks(exchange, scales, ranks.world_size)
+    slacks = ranks.largest_of(slacks) if slacks else []
+    named = zip(exchange.layout.names, scales, slacks, strict=False)  # of both there may be none
+    coarse = tuple(name for name, scale, slack in named if slack > COARSE * scale)
     worst = Deviation(0.0)
     for start in range(0, exchange.layout.num_elements, CHUNK_ELEMENTS):
         stop = min(start + CHUNK_ELEMENTS, exchange.layout.num_elements)
         expected, allowed = terms.expected(start, stop, ranks)
         if slacks:
-            _add_slacks(allowed, slacks, exchange.layout, start)
+            _widen(allowed, slacks, exchange.layout, start)
         worst_here = _worst(exchange, start, stop, expected, allowed)
         worst = worst_here if worst_here.ratio > worst.ratio else worst
-    return worst
+    return replace(worst, coarse=coarse)
 
 
-def _slacks(exchange: BucketExchange) -> list[float]:
-    """By how much more each tensor's mean may be off than its exchange explains; empty if by nothing."""
-    if exchange.repeats is None or not exchange.contribution.numel():
+def _scales(exchange: BucketExchange, finite: bool) -> list[float]:
+    """The largest element of each tensor that was computed again; of an exchange that was seen, none."""
+    if exchange.repeats is None:
         return []
-    scale = RECOMPUTED_ROUNDING * float(exchange.contribution.abs().max())
-    return [scale + REPEATED_TIMES * apart for apart in exchange.repeats.apart]
+    views = exchange.layout.views(exchange.contribution)
+    return [float(view.abs().max()) if finite and view.numel() else 0.0 for view in views]
 
 
-def _add_slacks(allowed: Tensor, slacks: Sequence[float], layout: BucketLayout, start: int) -> None:
-    """Adds to the elements from `start`, in place, their tensor's."""
+def _slacks(exchange: BucketExchange, scales: Sequence[float], world_size: int) -> list[float]:
+    """How far off each tensor's mean may be in any case; empty where its exchange was seen."""
+    if exchange.repeats is None:
+        return []
+    times = REPEATED_TIMES / math.sqrt(world_size)
+    tensors = zip(scales, exchange.repeats.apart, exchange.layout.shapes, strict=True)
+    return [
+        RECOMPUTED_ROUNDING * scale + (times + OF_FEW / max(math.prod(shape), 1)) * apart
+        for scale, apart, shape in tensors
+    ]
+
+
+def _widen(allowed: Tensor, slacks: Sequence[float], layout: BucketLayout, start: int) -> None:
+    """Allows the elements from `start`, in place, at least their tensor's."""
     stop = start + allowed.numel()
     for slack, shape, offset in zip(slacks, layout.shapes, layout.offsets, strict=True):
         low, high = max(offset, start), min(offset + math.prod(shape), stop)
         if low < high:
-            allowed[low - start : high - start] += slack
+            allowed[low - start : high - start].clamp_(min=slack)
 
 
 def exact_mean(contribution: Tensor, ranks: ComparedRanks) -> Tensor:

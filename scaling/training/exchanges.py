@@ -20,7 +20,7 @@ class Repeats:
 
     Attributes:
         eps: epsilon of the precision that they are computed in: operations round to it.
-        apart: of each tensor of the bucket, the largest difference between two of them.
+        apart: of each tensor of the bucket, the largest difference of one of them to the first.
     """
 
     eps: float
@@ -52,6 +52,8 @@ class BucketExchange:
 
 Record = list[BucketExchange]
 
+COMPUTATIONS = 3
+"""Of a gradient whose exchange is out of sight."""
 REPEATED_ROUNDING = 1e-4
 """Between two computations of a gradient, as a ratio to its largest element: what rounding may do. In 16 bits
 it is the precision's epsilon."""
@@ -122,7 +124,7 @@ def _recorded(
 
 @dataclass(frozen=True)
 class RepeatedGradients:
-    """Local gradients [tensor] that were computed twice; for each by how much they differ at most."""
+    """Local gradients [tensor] that were computed several times; for each by how much they differ at most."""
 
     gradients: list[Tensor]
     apart: list[float]
@@ -160,7 +162,7 @@ def repeatable_gradients(
     largest: Callable[[float], float],
     autocast: torch.dtype | None = None,
 ) -> RepeatedGradients | None:
-    """This rank's gradients, if two computations differ by rounding on every rank; else None. Collective.
+    """This rank's gradients, if its computations differ by rounding on every rank; else None. Collective.
 
     Args:
         compute: gives them, without an exchange.
@@ -168,21 +170,26 @@ def repeatable_gradients(
         largest: of a number over the ranks.
         autocast: that they are computed in, if in one.
     """
-    computed, device = [], like[0].device
-    for _ in range(2):
+    first: list[Tensor] = []
+    apart, device = [0.0] * len(like), like[0].device
+    for _ in range(COMPUTATIONS):
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             found = compute()
-        computed.append([filled(*pair) for pair in zip(found, like, strict=True)])
-    scale = max(float(one.abs().max()) for one in computed[0] if one.numel())
-    apart = [
-        float((one - other).abs().masked_fill_(one == other, 0.0).max()) if one.numel() else 0.0
-        for one, other in zip(*computed, strict=True)
-    ]
+        computed = [filled(*pair) for pair in zip(found, like, strict=True)]
+        first = first or computed
+        apart = [max(far, _apart(*pair)) for far, *pair in zip(apart, computed, first, strict=True)]
+    scale = max(float(gradient.abs().max()) for gradient in first if gradient.numel())
     same = all(
         far <= max(REPEATED_ROUNDING, _epsilon(one.dtype, autocast)) * scale
         for far, one in zip(apart, like, strict=True)
     )
-    return RepeatedGradients(computed[0], apart) if largest(float(not same)) == 0 else None
+    return RepeatedGradients(first, apart) if largest(float(not same)) == 0 else None
+
+
+def _apart(gradient: Tensor, other: Tensor) -> float:
+    """The largest difference; values that are not finite do not differ from themselves."""
+    differences = (gradient - other).abs().masked_fill_(gradient == other, 0.0)
+    return float(differences.max()) if differences.numel() else 0.0
 
 
 def _epsilon(dtype: torch.dtype, autocast: torch.dtype | None) -> float:

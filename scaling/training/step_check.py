@@ -29,6 +29,7 @@ from scaling.aggregators.base import Aggregator
 from scaling.errors import ExchangeError
 from scaling.training.captured import CapturedStep
 from scaling.training.exchange_check import (
+    COARSE,
     ROUNDING,
     ComparedRanks,
     Law,
@@ -50,6 +51,8 @@ LATER_STEPS = 2
 MAX_SECONDS = 5.0
 """No further step is checked once so many are over; one always is."""
 
+NAMED = 3
+"""Gradients, where many are to be named."""
 COPIES = 9
 """Of the parameters, that a check keeps at most."""
 
@@ -74,21 +77,26 @@ class StepCheckResult:
     Attributes:
         laws: of the exchanges that were checked.
         unchecked: why some were not.
+        coarse: parameters whose gradients vary too much to be compared closely.
         num_steps, num_exchanges: that were checked.
         largest_error_ratio: error to what is allowed, of the worst element.
     """
 
     laws: set[Law] = field(default_factory=set)
     unchecked: set[str] = field(default_factory=set)
+    coarse: set[str] = field(default_factory=set)
     num_steps: int = 0
     num_exchanges: int = 0
     largest_error_ratio: float = 0.0
 
     def as_dict(self) -> dict[str, Any]:
         """For run.json."""
-        not_checked = [f"not checked: {why}" for why in sorted(self.unchecked)]
+        notes = [f"not checked: {why}" for why in sorted(self.unchecked)]
+        if self.coarse:
+            names = f"{', '.join(sorted(self.coarse)[:NAMED])}{', ...' if len(self.coarse) > NAMED else ''}"
+            notes.append(f"not checked to {COARSE:.0%}: {len(self.coarse)} gradients that vary ({names})")
         return {
-            "exchange": "; ".join([*sorted(self.laws), *not_checked]),
+            "exchange": "; ".join([*sorted(self.laws), *notes]),
             "steps": self.num_steps,
             "exchanges": self.num_exchanges,
             "largest_error_ratio": self.largest_error_ratio,
@@ -263,6 +271,7 @@ class StepCheck:
                 )
             self._raise_of_any(problem and f"what it delivers breaks its law: {problem}; {HINTS[law]}")
             self.findings.laws.add(law)
+            self.findings.coarse.update(worst.coarse)
             self.findings.num_exchanges += 1
             worst_ratio = self._ranks.largest_of([worst.ratio])[0]
             self.findings.largest_error_ratio = max(self.findings.largest_error_ratio, worst_ratio)

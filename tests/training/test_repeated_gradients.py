@@ -4,15 +4,22 @@ import pytest
 import torch
 
 from scaling.aggregators.registry import create
+from scaling.bucket import BucketLayout
 from scaling.process_group import run_in_process
 from scaling.training import exchange_check
 from scaling.training.exchange_check import deviation, place
-from scaling.training.exchanges import recomputed_exchanges, repeatable_gradients
+from scaling.training.exchanges import (
+    BucketExchange,
+    Repeats,
+    recomputed_exchanges,
+    repeatable_gradients,
+)
 
-SHAPES = {"tokens": (64, 48), "norm": (48,), "head": (48, 10)}
-SCALES = {"tokens": 1.0, "norm": 0.3, "head": 0.1}
+SHAPES = {"tokens": (64, 48), "norm": (48,), "head": (48, 10), "gate": (16, 4)}
+SCALES = {"tokens": 1.0, "norm": 0.3, "head": 0.1, "gate": 1e-3}
 BF16 = torch.bfloat16
-ATOMICS = 3e-3
+BF16_EPS = torch.finfo(BF16).eps
+ATOMICS, BADLY = 3e-3, 6e-3
 """What additions in a changing order do to the gradient of tokens here, as a ratio to its scale."""
 
 
@@ -22,10 +29,10 @@ def several_chunks(monkeypatch):
     monkeypatch.setattr(exchange_check, "CHUNK_ELEMENTS", 1000)
 
 
-def backward(rank, scatter):
+def backward(rank, scatter, scattered):
     """Gives a rank's gradients, which come to one of the two nearest numbers of bf16 by chance.
 
-    `scatter`: besides, what each call adds at most to those of tokens.
+    `scatter`: besides, what each call adds at most to those of `scattered`.
     """
     generator = torch.Generator().manual_seed(rank)
     exact = {name: SCALES[name] * torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
@@ -35,7 +42,7 @@ def backward(rank, scatter):
 
     def compute():
         found = {name: (one * (1 + noise(one, 2.0**-9))).to(BF16).float() for name, one in exact.items()}
-        found["tokens"] += noise(found["tokens"], scatter)
+        found[scattered] += noise(found[scattered], scatter)
         return list(found.values())
 
     return compute
@@ -57,11 +64,18 @@ def own_for_mean(means, own):
     means["norm"].copy_(own["norm"])
 
 
-def worst(fault, autocast=BF16, scatter=0.0):
-    """The largest deviation on any rank, and the tensor; None: its gradients are not repeatable."""
+def percent_larger(name):
+    def fault(means, own):
+        means[name] *= 1.03
+
+    return fault
+
+
+def worst(fault, autocast=BF16, scatter=0.0, scattered="tokens"):
+    """The largest deviation on any rank, the tensor, and those that vary; None: gradients do not repeat."""
 
     def work(group):
-        compute = backward(group.rank, scatter)
+        compute = backward(group.rank, scatter, scattered)
         like = [torch.zeros(shape) for shape in SHAPES.values()]
         repeated = repeatable_gradients(compute, like, lambda one: group.largest_of([one])[0], autocast)
         if repeated is None:
@@ -74,7 +88,7 @@ def worst(fault, autocast=BF16, scatter=0.0):
         fault(means, own)
         (exchange,) = recomputed_exchanges(list(SHAPES), repeated, list(means.values()), autocast)
         found = deviation(create("all_reduce"), exchange, "exact mean", group)
-        return found.ratio, place(exchange.layout, found.element).split()[-1]
+        return found.ratio, place(exchange.layout, found.element).split()[-1], found.coarse
 
     found = run_in_process(2, work)
     return None if None in found else max(found)
@@ -90,13 +104,46 @@ def test_what_rounding_changes_from_one_computation_to_the_next_passes(scatter):
     ("fault", "tensor"), [(larger_tensor, "head"), (larger_element, "head"), (own_for_mean, "norm")]
 )
 def test_a_planted_fault_does_not_also_where_another_tensor_scatters(fault, tensor, scatter):
-    ratio, where = worst(fault, scatter=scatter)
+    ratio, where, _ = worst(fault, scatter=scatter)
     assert (ratio > 1.0, where) == (True, tensor)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_three_percent_are_found_in_a_tensor_of_any_size(name):
+    ratio, where, coarse = worst(percent_larger(name))
+    assert (ratio > 1.0, where, coarse) == (True, name, ())
+
+
+def test_three_percent_are_found_in_a_tensor_that_repeats_badly():
+    ratio, where, coarse = worst(percent_larger("tokens"), scatter=BADLY)
+    assert (ratio > 1.0, where, coarse) == (True, "tokens", ())
+
+
+def test_a_tensor_that_varies_too_much_for_that_is_named():
+    ratio, _, coarse = worst(nothing, scatter=BADLY, scattered="head")
+    assert (ratio <= 1.0, coarse) == (True, ("head",))
+
+
+def test_few_elements_say_little_of_how_much_they_vary():
+    repeats = Repeats(BF16_EPS, (0.1, 0.1))
+    layout = BucketLayout.of([("scale", ()), ("weights", (400,))])
+    values = torch.zeros(401)
+
+    def slack(scale, weights):
+        mean = torch.cat([torch.full((1,), scale), torch.full((400,), weights)])
+        exchange = BucketExchange(layout, values, mean, [(0, 401)], repeats=repeats)
+        (found,) = run_in_process(
+            1, lambda group: deviation(create("all_reduce"), exchange, "exact mean", group)
+        )
+        return found.ratio
+
+    assert slack(1.7, 0.2) <= 1.0 < min(slack(1.9, 0.0), slack(0.0, 0.3))
 
 
 def test_what_is_allowed_is_measured(monkeypatch):
     monkeypatch.setattr(exchange_check, "REPEATED_TIMES", 0.0)
-    ratio, where = worst(nothing, scatter=ATOMICS)
+    monkeypatch.setattr(exchange_check, "OF_FEW", 0.0)
+    ratio, where, _ = worst(nothing, scatter=BADLY)
     assert (ratio > 1.0, where) == (True, "tokens")
 
 
