@@ -2,7 +2,6 @@
 
 In the interpreter peers' memory is files that all ranks map."""
 
-import json
 import os
 import sys
 from itertools import count
@@ -11,13 +10,13 @@ from typing import Any
 
 import torch
 
-from launchers.rank_info import RankInfo
 from scaling.collectives.exchange import RankExchange
 from scaling.collectives.execute_fused import FusedExecution
 from scaling.collectives.listing import schedule
 from scaling.process_group import PeerMemory, TorchGroup
 from scaling.runtime.workers import Workers
 from tests.collectives.run_on_tensors import run_on_tensors
+from tests.ranks import as_rank
 
 SIZES = (1, 3, 301, 5000)
 ROUNDS = 3
@@ -58,25 +57,20 @@ def exchanged(group: TorchGroup, name: str, size: int, device: torch.device) -> 
     return {"same": same, "metered": metered, "pads": int(pads.abs().sum()), "transport": exchange.transport}
 
 
-def main(out: Path) -> None:
-    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    workers = Workers(RankInfo(rank, rank, world_size, world_size, "test"))
+def seen_by(workers: Workers) -> dict[str, Any]:
     is_interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-    device = torch.device("cpu" if is_interpreted else f"cuda:{rank}")
+    device = torch.device("cpu" if is_interpreted else f"cuda:{workers.info.rank}")
     group = workers.group(device)
     if is_interpreted:
         numbers = count()
 
         def mapped(size: int, dtype: torch.dtype, device: torch.device) -> PeerMemory:
-            return MappedFiles(out.with_name(f"memory{next(numbers)}"), size, dtype, group)
+            return MappedFiles(Path(sys.argv[1]).with_name(f"memory{next(numbers)}"), size, dtype, group)
 
         setattr(group, "peer_memory", mapped)  # noqa: B010 (a type checker takes no other way)
-    names = ["stripes", *(["recursive_doubling"] if world_size == 2 else [])]
-    seen = {name: {size: exchanged(group, name, size, device) for size in SIZES} for name in names}
-    workers.close()
-    out.write_text(json.dumps(seen))
+    names = ["stripes", *(["recursive_doubling"] if workers.info.world_size == 2 else [])]
+    return {name: {size: exchanged(group, name, size, device) for size in SIZES} for name in names}
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    main(Path(sys.argv[1]))
+    as_rank(seen_by)

@@ -1,11 +1,6 @@
 """Exchanges in one kernel: the schedules that have one, and that it does what they say."""
 
 import importlib.util
-import json
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,9 +13,7 @@ from scaling.collectives.schedule import Schedule, Transfer
 from scaling.collectives.verify import verify
 from scaling.errors import ScheduleError
 from scaling.process_group import run_in_process
-
-HERE = Path(__file__).parent
-SECONDS = 300
+from tests.ranks import run_ranks
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 8])
@@ -54,33 +47,9 @@ def test_others_are_refused(name, world_size, dtype):
         run_in_process(world_size, work)
 
 
-def free_port():
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
-
-
 def ranks_of(world_size, folder, **environment):
-    """What each rank of fused_worker.py wrote."""
-    shared = {**os.environ, "PYTHONPATH": str(HERE.parents[1]), "MASTER_ADDR": "127.0.0.1",
-              "MASTER_PORT": str(free_port()), "GLOO_SOCKET_IFNAME": "lo", "WORLD_SIZE": str(world_size),
-              **environment}  # fmt: skip
-    outs = [folder / f"rank{rank}.json" for rank in range(world_size)]
-    command = [sys.executable, str(HERE / "fused_worker.py")]
-    processes = [
-        subprocess.Popen(
-            [*command, str(out)], env={**shared, "RANK": str(rank)}, stderr=subprocess.PIPE, text=True
-        )
-        for rank, out in enumerate(outs)
-    ]
-    try:
-        for process in processes:
-            _, stderr = process.communicate(timeout=SECONDS)
-            assert process.returncode == 0, stderr[-3000:]
-    finally:
-        for process in processes:
-            process.kill()
-    return [json.loads(out.read_text()) for out in outs]
+    """What each rank of fused_worker.py saw."""
+    return run_ranks(Path(__file__).with_name("fused_worker.py"), world_size, folder, **environment)
 
 
 def assert_as_verified(ranks):

@@ -1,58 +1,21 @@
 """The group over torch.distributed, in real processes over Gloo: one launch, looked at from all sides."""
 
-import json
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.ranks import run_ranks
+
 WORLD_SIZE = 3
-SECONDS = 300
-ROOT = Path(__file__).parents[2]
 
 pytestmark = pytest.mark.processes
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
 
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory):
     """seen(scenario, key): what every rank saw, in rank order."""
-    folder = tmp_path_factory.mktemp("torch")
-    shared = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
-        "GLOO_SOCKET_IFNAME": "lo",
-        "WORLD_SIZE": str(WORLD_SIZE),
-    }
-    outs = [folder / f"rank{rank}.json" for rank in range(WORLD_SIZE)]
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("torch_worker.py")), str(out)],
-            env={**shared, "RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank, out in enumerate(outs)
-    ]
-    try:
-        logs = [process.communicate(timeout=SECONDS)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    assert [process.returncode for process in processes] == [0] * WORLD_SIZE, "\n".join(logs)
-    ranks = [json.loads(out.read_text()) for out in outs]
+    worker = Path(__file__).with_name("torch_worker.py")
+    ranks = run_ranks(worker, WORLD_SIZE, tmp_path_factory.mktemp("torch"))
     return lambda scenario, key: [rank[scenario][key] for rank in ranks]
 
 

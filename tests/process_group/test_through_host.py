@@ -3,11 +3,6 @@
 Without a GPU host tensors stand for those of one: they are copied all the same.
 """
 
-import json
-import os
-import socket
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,45 +11,15 @@ import pytest
 import torch
 
 from scaling.process_group.through_host import HostRoom
+from tests.ranks import run_ranks
 
 WORLD_SIZE = 3
-SECONDS = 300
-ROOT = Path(__file__).parents[2]
 
 
 def launched(folder: Path, device: str) -> Callable[[str, str], list[Any]]:
     """launched(...)(scenario, key): what every rank saw, in rank order."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port = one.getsockname()[1]
-    shared = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "GLOO_SOCKET_IFNAME": "lo",
-        "WORLD_SIZE": str(WORLD_SIZE),
-        "TEST_DEVICE": device,
-    }
-    outs = [folder / f"rank{rank}.json" for rank in range(WORLD_SIZE)]
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("through_host_worker.py")), str(out)],
-            env={**shared, "RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank, out in enumerate(outs)
-    ]
-    try:
-        logs = [process.communicate(timeout=SECONDS)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    assert [process.returncode for process in processes] == [0] * WORLD_SIZE, "\n".join(logs)
-    ranks = [json.loads(out.read_text()) for out in outs]
+    worker = Path(__file__).with_name("through_host_worker.py")
+    ranks = run_ranks(worker, WORLD_SIZE, folder, TEST_DEVICE=device)
     return lambda scenario, key: [rank[scenario][key] for rank in ranks]
 
 

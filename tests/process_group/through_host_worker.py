@@ -1,16 +1,12 @@
 """One rank of test_through_host.py: messages by way of host memory; writes what it saw as JSON."""
 
 import gc
-import json
 import os
-import sys
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from launchers.rank_info import RankInfo
 from scaling.aggregators.registry import BUILT_IN, create
 from scaling.bucket import BucketLayout
 from scaling.collectives.exchange import RankExchange
@@ -23,6 +19,7 @@ from scaling.training.optimizers import SgdSettings
 from scaling.training.overlapped import OverlappedStep
 from scaling.training.replica import FlatReplica, Replica
 from scaling.training.step import EagerStep, Step
+from tests.ranks import as_rank
 
 CPU = torch.device("cpu")
 DEVICE = torch.device(os.environ.get("TEST_DEVICE", "cpu"))
@@ -201,15 +198,9 @@ def scenarios(workers: Workers) -> dict[str, Any]:
     return seen | {one.__name__: one(group, plain) for one in of_both}
 
 
-def main(out: Path) -> None:
-    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    workers = Workers(RankInfo(rank, rank, world_size, world_size, "test"))
-    seen = scenarios(workers)
-    seen["failing"] = failing(workers)
-    workers.close()
-    out.write_text(json.dumps(seen))
+def seen_by(workers: Workers) -> dict[str, Any]:
+    return {**scenarios(workers), "failing": failing(workers)}
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    main(Path(sys.argv[1]))
+    as_rank(seen_by)

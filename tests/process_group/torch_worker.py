@@ -1,11 +1,8 @@
 """One rank of tests/process_group/test_over_torch.py: goes through everything, writes what it saw as JSON."""
 
-import json
 import os
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -13,7 +10,6 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 
-from launchers.rank_info import RankInfo
 from scaling.aggregators.host import HostParallel
 from scaling.bucket import BucketLayout
 from scaling.collectives.exchange import RankExchange
@@ -21,6 +17,7 @@ from scaling.collectives.ring import ring
 from scaling.errors import LaunchError
 from scaling.process_group import HostCounters, TorchGroup, over_torch
 from scaling.runtime.workers import Workers
+from tests.ranks import as_rank
 
 CPU = torch.device("cpu")
 NUM_ROUNDS = 200
@@ -191,9 +188,7 @@ def failing(workers: Workers, wait: Callable[[TorchGroup, torch.Tensor], None], 
     return {"failure": failure, "reason": outcome.reason, "can_go_on": outcome.can_go_on}
 
 
-def main(out: Path) -> None:
-    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    workers = Workers(RankInfo(rank, rank, world_size, world_size, "test"))
+def seen_by(workers: Workers) -> dict[str, Any]:
     scenarios = [
         shared_buffers, barriers, host_all_reduce, peer_memory, host_sums, several_hosts, alone, largest,
         host_clock, waiting, waiting_in_vain,
@@ -201,10 +196,8 @@ def main(out: Path) -> None:
     seen = {scenario.__name__: scenario(workers.group(CPU)) for scenario in scenarios}
     seen["fails_in_wait"] = failing(workers, lambda group, _: group.wait_until(lambda: False), "wait")
     seen["fails_in_barrier"] = failing(workers, lambda group, _: group.barrier(), "barrier")
-    workers.close()
-    out.write_text(json.dumps(seen))
+    return seen
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    main(Path(sys.argv[1]))
+    as_rank(seen_by)

@@ -2,19 +2,14 @@
 
 import gc
 import hashlib
-import json
-import os
-import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from launchers.rank_info import RankInfo
 from scaling.aggregators.registry import create
 from scaling.process_group import TorchGroup
 from scaling.runtime.workers import Workers
@@ -26,6 +21,7 @@ from scaling.training.step import EagerStep
 from scaling.workloads.base import Split
 from scaling.workloads.registry import build_module, create_dataset, create_model, resolve_shape
 from scaling.workloads.sampling import epoch_batches, shard
+from tests.ranks import as_rank
 
 EAGER = ("all_reduce", "ring", "tree", "host_parallel")
 CAPTURED = EAGER[:-1]
@@ -95,12 +91,10 @@ def digest(values: Tensor) -> str:
     return hashlib.sha256(values.cpu().numpy().tobytes()).hexdigest()
 
 
-def main(out: Path) -> None:
-    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    device = torch.device("cuda", rank)
+def seen_by(workers: Workers) -> dict[str, Any]:
+    device = torch.device("cuda", workers.info.rank)
     torch.cuda.set_device(device)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    workers = Workers(RankInfo(rank, rank, world_size, world_size, "test"))
     group, split = workers.group(device), samples(device)
     seen: dict[str, Any] = {}
     for name, recipe in RECIPES.items():
@@ -111,11 +105,10 @@ def main(out: Path) -> None:
                     seen[key] = trained(recipe, aggregator, split, group, captured=way == "captured")
                 except Exception:
                     seen[key] = {"failed": traceback.format_exc()}
-                out.write_text(json.dumps(seen))
                 group.release_host_buffers()
                 gc.collect()
-    workers.close()
+    return seen
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    as_rank(seen_by)

@@ -1,15 +1,10 @@
 """One rank of test_bucket_sizes.py: DDP with the sizes of its buckets one by one; writes JSON."""
 
-import json
-import os
-import sys
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from launchers.rank_info import RankInfo
 from scaling.aggregators.registry import create
 from scaling.errors import LaunchError
 from scaling.measure.clock import clock_for
@@ -20,6 +15,7 @@ from scaling.training import overlapped
 from scaling.training.optimizers import SgdSettings
 from scaling.training.overlapped import DdpSettings, OverlappedStep
 from scaling.training.replica import Replica
+from tests.ranks import as_rank
 
 CPU = torch.device("cpu")
 KIB = 2.0**-10
@@ -68,9 +64,7 @@ def refused(group: TorchGroup) -> str:
     return ""
 
 
-def main(out: Path) -> None:
-    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    workers = Workers(RankInfo(rank, rank, world_size, world_size, "test"))
+def seen_by(workers: Workers) -> dict[str, Any]:
     group = workers.group(CPU)
     seen: dict[str, Any] = {"refused": refused(group)}
     for name in ("all_reduce", "ring"):
@@ -82,10 +76,8 @@ def main(out: Path) -> None:
     overlapped.TAKES_SIZES = False
     for name in ("all_reduce", "ring"):
         seen[name]["in older torch"] = trained(name, group, TWO)
-    workers.close()
-    out.write_text(json.dumps(seen))
+    return seen
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    main(Path(sys.argv[1]))
+    as_rank(seen_by)

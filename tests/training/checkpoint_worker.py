@@ -1,8 +1,6 @@
 """One rank of test_checkpoint.py: trains uncut and cut, writes losses and parameters as JSON."""
 
 import hashlib
-import json
-import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +9,6 @@ from unittest import mock
 
 import torch
 
-from launchers.rank_info import RankInfo
 from scaling.aggregators.base import AggregatorState
 from scaling.errors import CheckpointError
 from scaling.process_group import TorchGroup
@@ -23,6 +20,7 @@ from scaling.study.kinds import run_convergence
 from scaling.study.prepared_step import PreparedStep
 from scaling.study.run_cell import CellRunner
 from scaling.training.checkpoint import Checkpoint, Target
+from tests.ranks import as_rank
 
 CPU = torch.device("cpu")
 EPOCHS, CUT_AFTER = 4, 2
@@ -172,10 +170,8 @@ def restored_wrong(group: TorchGroup, files: CheckpointFiles) -> str:
     return "nothing"
 
 
-def main(out: Path) -> None:
-    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    workers = Workers(RankInfo(rank, rank, world_size, world_size, "test"))
-    folder = ResultsFolder(out.parent / "results")
+def seen_by(workers: Workers) -> dict[str, Any]:
+    rank, folder = workers.info.rank, ResultsFolder(Path(sys.argv[1]).with_name("results"))
     trust([BASE.model])
     vars(run_convergence)["PreparedStep"] = KeptStep
     run_convergence.LARGEST_WRITING_SHARE = float("inf")  # after every epoch
@@ -191,9 +187,8 @@ def main(out: Path) -> None:
         seen[name]["resumed"] = trained(cell, group, folder.checkpoints(cell.id, 0, rank))
     seen["damaged"] = damaged(workers.group(CPU), folder, rank)
     seen["restored wrong"] = restored_wrong(workers.group(CPU), folder.checkpoints("wrong", 0, rank))
-    workers.close()
-    out.write_text(json.dumps(seen))
+    return seen
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    as_rank(seen_by)

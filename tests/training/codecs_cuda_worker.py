@@ -1,18 +1,13 @@
 """One rank of test_codecs_cuda.py: every codec on a GPU, over NCCL; writes JSON."""
 
-import json
-import os
-import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from launchers.rank_info import RankInfo
 from scaling.aggregators.base import Aggregator
 from scaling.aggregators.registry import create
 from scaling.bucket import BucketLayout
@@ -26,12 +21,14 @@ from scaling.training.layered import LayeredStep
 from scaling.training.optimizers import SgdSettings
 from scaling.training.replica import FlatReplica
 from scaling.training.step import EagerStep
+from tests.ranks import as_rank
 
 CPU = torch.device("cpu")
 NAMES = (
     *("one_bit", "one_bit_flat", "one_bit_momentum", "two_bit", "sign", "ef_sign", "qsgd", "top_k"),
     *("power_sgd", "fp16", "bf16"),
 )
+
 PARAMETERS = {"two_bit": {"threshold": 0.02}}
 """The default is for sums over a batch."""
 SHAPES = {"conv": (64, 32, 3, 3), "bias": (64,), "fc": (500, 300), "again": (500, 300), "one": ()}
@@ -207,12 +204,10 @@ def resumed(
     return seen
 
 
-def main(out: Path) -> None:
-    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    device = device_of(rank)
+def seen_by(workers: Workers) -> dict[str, Any]:
+    device = device_of(workers.info.rank)
     torch.cuda.set_device(device)
     torch.backends.cuda.matmul.allow_tf32 = False
-    workers = Workers(RankInfo(rank, rank, world_size, world_size, "test"))
     group = workers.group(device)
     seen: dict[str, Any] = {}
     for name in NAMES:
@@ -225,9 +220,8 @@ def main(out: Path) -> None:
                 seen[name][f"resumed{ending}"] = resumed(aggregator, group, device, layered=way)
         except Exception:
             seen[name] = {**seen.get(name, {}), "failed": traceback.format_exc()}
-        out.write_text(json.dumps(seen))
-    workers.close()
+    return seen
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    as_rank(seen_by)

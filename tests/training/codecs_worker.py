@@ -1,16 +1,11 @@
 """One rank of test_codecs.py: codecs beside torch's own hooks, and as hooks themselves; writes JSON."""
 
-import json
-import os
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
-from launchers.rank_info import RankInfo
 from scaling.aggregators.registry import create
 from scaling.bucket import BucketLayout
 from scaling.errors import NotFiniteError
@@ -20,6 +15,7 @@ from scaling.training.optimizers import SgdSettings
 from scaling.training.overlapped import OverlappedStep
 from scaling.training.replica import FlatReplica, Replica
 from scaling.training.step import EagerStep
+from tests.ranks import as_rank
 
 CPU = torch.device("cpu")
 # Two shapes that occur twice, one that is not worth compressing, vectors; not sorted by shape.
@@ -184,17 +180,11 @@ def not_finite(group: TorchGroup) -> dict[str, Any]:
     return seen
 
 
-def main(out: Path) -> None:
-    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    workers = Workers(RankInfo(rank, rank, world_size, world_size, "test"))
+def seen_by(workers: Workers) -> dict[str, Any]:
     group = workers.group(CPU)
-    seen = {
-        scenario.__name__: scenario(group) for scenario in (beside_torch, as_hooks, beside_eager, not_finite)
-    }
-    workers.close()
-    out.write_text(json.dumps(seen))
+    scenarios = (beside_torch, as_hooks, beside_eager, not_finite)
+    return {scenario.__name__: scenario(group) for scenario in scenarios}
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    main(Path(sys.argv[1]))
+    as_rank(seen_by)

@@ -5,16 +5,11 @@ is, by its backend aot_eager: no compiler of C++ or Triton is needed.
 """
 
 import functools
-import json
-import os
-import sys
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, _dynamo, nn
 
-from launchers.rank_info import RankInfo
 from scaling.aggregators.registry import create
 from scaling.errors import ExchangeError
 from scaling.process_group import TorchGroup
@@ -25,6 +20,7 @@ from scaling.training.overlapped import DdpSettings, OverlappedStep
 from scaling.training.replica import FlatReplica, Replica
 from scaling.training.step import EagerStep, Step
 from scaling.training.step_check import StepCheck
+from tests.ranks import as_rank
 from tests.training.decoder import BATCH, batches, network
 
 CASES = (
@@ -37,6 +33,7 @@ CASES = (
     ("float32", "ring", "several"),
     ("bf16", "all_reduce", "several"),
 )
+
 BUCKETS_MB = {"eager": None, "one bucket": 25.0, "several": 0.1}
 SETTINGS = AdamSettings(1e-3, 0.1, decoupled=True)
 NUM_STEPS = 3
@@ -143,18 +140,14 @@ def checks(group: TorchGroup, device: torch.device) -> dict[str, Any]:
     return found
 
 
-def main(out: Path) -> None:
-    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    on_gpus = torch.cuda.device_count() >= world_size
-    device = torch.device("cuda", rank) if on_gpus else torch.device("cpu")
+def seen_by(workers: Workers) -> dict[str, Any]:
+    on_gpus = torch.cuda.device_count() >= workers.info.world_size
+    device = torch.device("cuda", workers.info.rank) if on_gpus else torch.device("cpu")
     if on_gpus:
         torch.cuda.set_device(device)
-    workers = Workers(RankInfo(rank, rank, world_size, world_size, "test"))
     group = workers.group(device)
-    out.write_text(json.dumps({**trainings(group, device), "check": checks(group, device)}))
-    workers.close()
+    return {**trainings(group, device), "check": checks(group, device)}
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    main(Path(sys.argv[1]))
+    as_rank(seen_by)

@@ -1,16 +1,11 @@
 """One rank of test_dtypes_overlapped.py: trains models of several dtypes over DDP, writes what it saw."""
 
-import json
-import os
-import sys
-from pathlib import Path
 from typing import Any
 
 import torch
 from mixed_models import MIXED, NUM_STEPS, RARE, SETTINGS, Network, apart, batch, plainly_trained
 from torch import nn
 
-from launchers.rank_info import RankInfo
 from scaling.aggregators.registry import create
 from scaling.errors import StudyError
 from scaling.measure.clock import MonotonicClock
@@ -20,6 +15,7 @@ from scaling.runtime.workers import Workers
 from scaling.training.overlapped import OverlappedStep
 from scaling.training.replica import FlatReplica, Replica
 from scaling.training.step import EagerStep, Step
+from tests.ranks import as_rank
 
 CPU = torch.device("cpu")
 EXACT = ("all_reduce", "ring", "tree")
@@ -111,16 +107,10 @@ def refused(group: TorchGroup) -> dict[str, Any]:
     return {"error": ""}
 
 
-def main(out: Path) -> None:
-    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    workers = Workers(RankInfo(rank, rank, world_size, world_size, "test"))
+def seen_by(workers: Workers) -> dict[str, Any]:
     group = workers.group(CPU)
-    seen = {scenario.__name__: scenario(group) for scenario in (trainings, split, resumed, refused)}
-    del group
-    workers.close()
-    out.write_text(json.dumps(seen))
+    return {scenario.__name__: scenario(group) for scenario in (trainings, split, resumed, refused)}
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    main(Path(sys.argv[1]))
+    as_rank(seen_by)

@@ -1,16 +1,11 @@
 """One rank of test_library_sharded.py: trains with torch's sharded optimizers, writes what it saw as JSON."""
 
 import itertools
-import json
-import os
-import sys
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from launchers.rank_info import RankInfo
 from scaling.aggregators.registry import create
 from scaling.process_group import TorchGroup
 from scaling.runtime.workers import Workers
@@ -22,6 +17,7 @@ from scaling.training.overlapped import OverlappedStep
 from scaling.training.replica import FlatReplica, Replica, whole
 from scaling.training.step import EagerStep, Step
 from scaling.training.step_check import StepCheck
+from tests.ranks import as_rank
 
 CPU = torch.device("cpu")
 SETTINGS = {
@@ -98,9 +94,7 @@ def checked(arm: str, optimizer: str, group: TorchGroup) -> dict[str, Any]:
     return {**trained(step, group), "findings": check.findings.as_dict()}
 
 
-def main(out: Path) -> None:
-    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    workers = Workers(RankInfo(rank, rank, world_size, world_size, "test"))
+def seen_by(workers: Workers) -> dict[str, Any]:
     group = workers.group(CPU)
     seen: dict[str, Any] = {}
     for optimizer, treatment in itertools.product(SETTINGS, TREATMENTS):
@@ -116,10 +110,8 @@ def main(out: Path) -> None:
     workers.outcome("left", None, None)
     again = workers.group(CPU)
     seen["fsdp2 in another group"] = trained(made("fsdp2", "sgd", "", again), again)
-    workers.close()
-    out.write_text(json.dumps(seen))
+    return seen
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    main(Path(sys.argv[1]))
+    as_rank(seen_by)

@@ -1,15 +1,10 @@
 """One rank of test_one_bit_overlapped.py: 1-bit SGD as DDP's hook; writes JSON."""
 
-import json
-import os
-import sys
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from launchers.rank_info import RankInfo
 from scaling.aggregators.registry import create
 from scaling.process_group import TorchGroup
 from scaling.runtime.workers import Workers
@@ -17,6 +12,7 @@ from scaling.training.optimizers import SgdSettings
 from scaling.training.overlapped import OverlappedStep
 from scaling.training.replica import FlatReplica, Replica
 from scaling.training.step import EagerStep, Step
+from tests.ranks import as_rank
 
 CPU = torch.device("cpu")
 SETTINGS = SgdSettings(learning_rate=0.05, momentum=0.9)
@@ -51,9 +47,7 @@ def losses(step: Step, group: TorchGroup, numbers: range) -> list[float]:
     return [step(*batch(group.rank, number)).item() for number in numbers]
 
 
-def main(out: Path) -> None:
-    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    workers = Workers(RankInfo(rank, rank, world_size, world_size, "test"))
+def seen_by(workers: Workers) -> dict[str, Any]:
     group = workers.group(CPU)
     eager = EagerStep(FlatReplica(network()), create("one_bit"), SETTINGS, group)
     seen: dict[str, Any] = {"eager": losses(eager, group, range(NUM_STEPS))}
@@ -67,10 +61,8 @@ def main(out: Path) -> None:
             resumed = overlapped(group, other_mb)
             resumed.load_state_dict(saved)
             seen[f"{way} to {other}"] = losses(resumed, group, range(SAVED_AFTER, NUM_STEPS))
-    workers.close()
-    out.write_text(json.dumps(seen))
+    return seen
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    main(Path(sys.argv[1]))
+    as_rank(seen_by)

@@ -1,20 +1,15 @@
 """One rank of test_overlapped.py: trains in many ways, writes what it saw as JSON."""
 
 import gc
-import json
-import os
-import sys
 import threading
 import time
 import weakref
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
-from launchers.rank_info import RankInfo
 from scaling.aggregators.base import unmarked
 from scaling.aggregators.native import AllReduce
 from scaling.aggregators.registry import create
@@ -26,6 +21,7 @@ from scaling.training.optimizers import SgdSettings
 from scaling.training.overlapped import OverlappedStep
 from scaling.training.replica import FlatReplica, Replica
 from scaling.training.step import EagerStep, Step
+from tests.ranks import as_rank
 
 CPU = torch.device("cpu")
 SETTINGS = SgdSettings(learning_rate=0.05, momentum=0.9, weight_decay=1e-4)
@@ -188,17 +184,13 @@ def failure_of_a_step(group: TorchGroup) -> str | None:
     return None
 
 
-def main(out: Path) -> None:
-    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    workers = Workers(RankInfo(rank, rank, world_size, world_size, "test"))
+def seen_by(workers: Workers) -> dict[str, Any]:
     group = workers.group(CPU)
     seen = {scenario.__name__: scenario(group) for scenario in (trainings, dry_passes, forgotten)}
     del group
     seen["fails"] = fails(workers)
-    workers.close()
-    out.write_text(json.dumps(seen))
+    return seen
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    main(Path(sys.argv[1]))
+    as_rank(seen_by)

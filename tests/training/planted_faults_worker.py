@@ -1,21 +1,17 @@
 """One rank of test_planted_faults.py: measures cells with planted faults, writes their samples as JSON."""
 
-import json
-import os
-import sys
 from contextlib import nullcontext
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
 from slow_parts import EXCHANGE_S, LATE_S, hooks_that_block
 
-from launchers.rank_info import RankInfo
 from scaling.registry import trust
 from scaling.runtime.workers import Workers
 from scaling.study.cells import Cell
 from scaling.study.run_cell import CellRunner
+from tests.ranks import as_rank
 
 CPU = torch.device("cpu")
 LATE = Cell(
@@ -59,9 +55,7 @@ CELLS = {
 }
 
 
-def main(out: Path) -> None:
-    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    workers = Workers(RankInfo(rank, rank, world_size, world_size, "test"))
+def seen_by(workers: Workers) -> dict[str, Any]:
     runner = CellRunner(CPU)
     trust(name for cell in CELLS.values() for name in (cell.model, cell.aggregator))
     seen: dict[str, list[Any]] = {}
@@ -69,9 +63,8 @@ def main(out: Path) -> None:
         seen[name] = []
         with hooks_that_block() if "blocking" in name else nullcontext():
             runner.run(cell, workers.group(CPU), seen[name].extend)
-    workers.close()
-    out.write_text(json.dumps({"late_s": LATE_S, "exchange_s": EXCHANGE_S, "rows": seen}))
+    return {"late_s": LATE_S, "exchange_s": EXCHANGE_S, "rows": seen}
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    as_rank(seen_by)

@@ -1,15 +1,10 @@
 """One rank of test_rebuilt_buckets.py: every codec as DDP's hook, across changes of buckets; writes JSON."""
 
-import json
-import os
-import sys
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from launchers.rank_info import RankInfo
 from scaling.aggregators.registry import create
 from scaling.process_group import TorchGroup
 from scaling.runtime.workers import Workers
@@ -17,6 +12,7 @@ from scaling.training import overlapped
 from scaling.training.optimizers import SgdSettings
 from scaling.training.overlapped import OverlappedStep
 from scaling.training.replica import Replica
+from tests.ranks import as_rank
 
 CPU = torch.device("cpu")
 BUCKETS_MB = (0.0001, 25.0, 0.004, 0.0001)
@@ -165,16 +161,12 @@ def set_up_too_early(group: TorchGroup) -> str:
     return ""
 
 
-def main(out: Path) -> None:
-    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    workers = Workers(RankInfo(rank, rank, world_size, world_size, "test"))
+def seen_by(workers: Workers) -> dict[str, Any]:
     group = workers.group(CPU)
     seen: dict[str, Any] = {name: across_buckets(name, group) for name in PARAMETERS}
     seen["too early"] = set_up_too_early(group)
-    workers.close()
-    out.write_text(json.dumps(seen))
+    return seen
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    main(Path(sys.argv[1]))
+    as_rank(seen_by)

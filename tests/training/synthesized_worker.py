@@ -1,23 +1,19 @@
 """One rank of test_synthesized.py: the mean gradient by all_reduce and by a synthesised schedule."""
 
-import json
 import os
-import sys
-from pathlib import Path
+from typing import Any
 
 import torch
 
-from launchers.rank_info import RankInfo
 from scaling.aggregators.registry import create
 from scaling.bucket import BucketLayout
 from scaling.runtime.workers import Workers
+from tests.ranks import as_rank
 
 LAYOUT = BucketLayout.of([("weights", (200, 301)), ("bias", (7,))])
 
 
-def main(out: Path) -> None:
-    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    workers = Workers(RankInfo(rank, rank, world_size, world_size, "test"))
+def seen_by(workers: Workers) -> dict[str, Any]:
     group = workers.group(torch.device("cpu"))
     generator = torch.Generator().manual_seed(group.rank)
     gradient = torch.randint(-50, 50, (LAYOUT.num_elements,), generator=generator).float()
@@ -31,9 +27,8 @@ def main(out: Path) -> None:
         means.append(mean.clone())
         sent.append(group.meter.bytes_sent)
     stated = aggregator.wire_bytes(LAYOUT, group.world_size, group.rank, 4)
-    out.write_text(json.dumps({"same": torch.equal(*means), "sent": sent[1], "stated": stated}))
-    workers.close()
+    return {"same": torch.equal(*means), "sent": sent[1], "stated": stated}
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    as_rank(seen_by)

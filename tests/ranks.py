@@ -1,0 +1,77 @@
+"""A file of the tests as several ranks: started, joined over Gloo, and what each of them saw."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from launchers.rank_info import RankInfo
+from scaling.runtime.workers import Workers
+
+ROOT = Path(__file__).parents[1]
+SECONDS = 300
+"""No worker takes longer, unless its test says so."""
+
+
+def run_ranks(
+    worker: Path, world_size: int, folder: Path, seconds: float = SECONDS, **environment: str
+) -> list[Any]:
+    """Starts the file as so many ranks on this machine; gives what each has written.
+
+    Args:
+        worker: calls `as_rank`. Studies can name what is in its folder.
+        world_size: how many.
+        folder: for what they write.
+        seconds: that they may take.
+        environment: further variables of all.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    known_path = filter(None, [os.environ.get("PYTHONPATH")])
+    shared = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(worker.parent), *known_path]),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "GLOO_SOCKET_IFNAME": "lo",
+        "WORLD_SIZE": str(world_size),
+        **environment,
+    }
+    outs = [folder / f"rank{rank}.json" for rank in range(world_size)]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(worker), str(out)],
+            env={**shared, "RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank, out in enumerate(outs)
+    ]
+    try:
+        logs = [process.communicate(timeout=seconds)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    assert [process.returncode for process in processes] == [0] * world_size, "\n".join(logs)
+    return [json.loads(out.read_text()) for out in outs]
+
+
+def as_rank(work: Callable[[Workers], Any]) -> None:
+    """What such a file does: it joins the others, works with them, leaves, and writes what `work` gives."""
+    torch.set_num_threads(1)
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    workers = Workers(RankInfo(rank, rank, world_size, world_size, "test"))
+    seen = work(workers)
+    workers.close()
+    Path(sys.argv[1]).write_text(json.dumps(seen))
