@@ -44,7 +44,9 @@ def _lose(milliseconds: float, device: torch.device) -> None:
         time.sleep(milliseconds / 1e3)
 
 
-class _SlowBackward(torch.autograd.Function):
+class SlowBackward(torch.autograd.Function):
+    """Its inputs; the backward pass loses so many milliseconds there."""
+
     @staticmethod
     def forward(context: Any, inputs: Tensor, milliseconds: float) -> Tensor:
         context.milliseconds = milliseconds
@@ -69,7 +71,7 @@ class _Place(nn.Module):
         if not self.training or _own_rank() != self._rank:
             return inputs
         if self._when == "backward" and inputs.requires_grad:
-            slowed: Tensor = _SlowBackward.apply(inputs, self._milliseconds)  # type: ignore[no-untyped-call]
+            slowed: Tensor = SlowBackward.apply(inputs, self._milliseconds)  # type: ignore[no-untyped-call]
             return slowed
         if self._when == "forward" or (self._when == "periodic" and self._calls % PERIOD == 0):
             _lose(self._milliseconds, inputs.device)

@@ -6,9 +6,9 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
-from torch import Tensor, autograd, nn
+from diagnosis_plants import SlowBackward
+from torch import Tensor, nn
 
 from scaling.aggregators.base import AggregatorState, PhaseMarker, unmarked
 from scaling.aggregators.native import AllReduce
@@ -19,25 +19,13 @@ WIDTHS = (448, 96, 256, 512)
 """Of the hidden layers, in turn: gradients of 96 to 900 KiB."""
 
 
-class _Backward(autograd.Function):
-    @staticmethod
-    def forward(context: Any, inputs: Tensor, milliseconds: float) -> Tensor:
-        context.milliseconds = milliseconds
-        return inputs.view_as(inputs)
-
-    @staticmethod
-    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        time.sleep(context.milliseconds / 1e3)
-        return gradient, None
-
-
 class _Timed(nn.Module):
     def __init__(self, layer: nn.Module, milliseconds: float) -> None:
         super().__init__()
         self.layer, self._milliseconds = layer, milliseconds
 
     def forward(self, inputs: Tensor) -> Tensor:
-        timed: Tensor = _Backward.apply(self.layer(inputs), self._milliseconds)  # type: ignore[no-untyped-call]
+        timed: Tensor = SlowBackward.apply(self.layer(inputs), self._milliseconds)  # type: ignore[no-untyped-call]
         return timed
 
 
