@@ -107,6 +107,7 @@ class SharedHeartbeat(Heartbeat):
         self.phase("start-up", UNLIMITED)  # data sets may be fetched
 
     def phase(self, name: str, patience: int = FIRST_STEP_PATIENCE) -> None:
+        """Its serial number tells the watcher that it is new; its steps count from here."""
         self._write(PHASE_AT, name, CELL_AT)
         self._numbers[STEPS_BEFORE] = self._numbers[STEPS]
         self._numbers[PATIENCE] = patience
@@ -116,9 +117,11 @@ class SharedHeartbeat(Heartbeat):
         self._numbers[STEPS] += 1
 
     def cell(self, description: str) -> None:
+        """Into the page; what does not fit is cut."""
         self._write(CELL_AT, description, PAGE_BYTES)
 
     def allow(self, stall_timeout_s: float) -> None:
+        """Into the page, to the millisecond."""
         self._numbers[TIMEOUT_MS] = round(stall_timeout_s * 1e3)
 
     def leave(self) -> None:

@@ -50,6 +50,7 @@ class HorovodState(AggregatorState):
 
     @property
     def notes(self) -> list[str]:
+        """How Horovod was built and set."""
         return [self.over_horovod.description]
 
 

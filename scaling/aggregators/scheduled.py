@@ -50,6 +50,7 @@ class ScheduledState(AggregatorState):
 
     @property
     def notes(self) -> list[str]:
+        """The transport of the exchange; [] with one rank."""
         return [self.reduction.note] if self.group.world_size > 1 else []
 
 

@@ -90,6 +90,7 @@ class Chunks:
 
     @property
     def num_chunks(self) -> int:
+        """How many there are, the last of them padded."""
         return math.ceil(self.num_elements / self.chunk_elements)
 
     @property

@@ -110,6 +110,7 @@ class InProcessGroup(Group):
         return self._gathered(value)[source]
 
     def barrier(self) -> None:
+        """Fails after the timeout of the world, or when another rank has failed."""
         with self._others_turn():
             self._world.barrier.wait(self._world.timeout_s)
 
@@ -117,6 +118,12 @@ class InProcessGroup(Group):
         self.all_reduce(tensor)
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
+        """The other ranks run meanwhile.
+
+        Raises:
+            BrokenBarrierError: another rank has failed.
+            TimeoutError: the condition does not hold within the timeout of the world.
+        """
         limit = time.monotonic() + self._world.timeout_s
         while not condition():
             if self._world.barrier.broken:
@@ -127,6 +134,7 @@ class InProcessGroup(Group):
                 time.sleep(1e-5)
 
     def can_access_peers(self, device: torch.device) -> bool:
+        """Always: the ranks are threads of one process."""
         return True
 
     def peer_memory(self, num_elements: int, dtype: torch.dtype, device: torch.device) -> PeerMemory:
@@ -134,6 +142,7 @@ class InProcessGroup(Group):
         return _ThreadsMemory(received, self._gathered(received), self.barrier)
 
     def shared_host_buffer(self, num_bytes: int, *, register: bool) -> Tensor:
+        """Plain memory of the process: `register` changes nothing."""
         mine = torch.zeros(num_bytes, dtype=torch.uint8) if self.rank == 0 else None
         buffer = self._gathered(mine)[0]
         assert buffer is not None

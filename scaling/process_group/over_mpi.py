@@ -60,6 +60,7 @@ class MpiGroup(DelegatedGroup):
         self._communicator.Allreduce(MPI.IN_PLACE, _values(tensor))
 
     def all_reduce_host(self, tensor: Tensor) -> None:
+        """By MPI, as all its tensors are in host memory."""
         self.all_reduce(tensor)
 
     def _broadcast(self, tensor: Tensor, source: int) -> None:

@@ -97,6 +97,7 @@ class TorchGroup(Group):
         return library in self._libraries
 
     def over(self, library: str) -> Group:
+        """The first call starts the library, and is collective; later ones give the same group."""
         if library not in self._libraries:
             return super().over(library)
         if library not in self._delegated:
@@ -104,6 +105,7 @@ class TorchGroup(Group):
         return self._delegated[library]
 
     def barrier(self) -> None:
+        """By counters in shared memory where all ranks are on one host."""
         if self.world_size == 1:
             return
         if self._ranks_on_this_host != self.world_size:
@@ -114,11 +116,13 @@ class TorchGroup(Group):
         self._barriers.meet()
 
     def all_reduce_host(self, tensor: Tensor) -> None:
+        """Over Gloo, whatever carries the tensors of the device."""
         if self.world_size > 1 and tensor.numel():
             self._meter_all_reduce(tensor)
             dist.all_reduce(tensor, group=self._control)
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Spins for a moment, then sleeps between looks; asks now and then for a failure of others."""
         started = last_asked = time.monotonic()
         while not condition():
             now = time.monotonic()
@@ -138,6 +142,7 @@ class TorchGroup(Group):
             raise TimeoutError(f"rank {self.rank} waited {WAIT_LIMIT_S:.0f} s for another's host memory")
 
     def can_access_peers(self, device: torch.device) -> bool:
+        """False where the ranks are on several hosts. The first call is collective."""
         if self._can_access is None:
             sees_peers = self._peer_access and device.type == "cuda" and self._sees_all_peers()
             self._can_access = self.largest(float(not sees_peers)) == 0
@@ -152,6 +157,11 @@ class TorchGroup(Group):
         return all(torch.cuda.can_device_access_peer(device, peer) for peer in others)
 
     def peer_memory(self, num_elements: int, dtype: torch.dtype, device: torch.device) -> PeerMemory:
+        """Symmetric memory of torch.
+
+        Raises:
+            LaunchError: the ranks cannot read each other's memory.
+        """
         if not self.can_access_peers(device):
             raise LaunchError(
                 "peer memory: the ranks cannot read each other's memory here (not CUDA, several hosts, GPUs "
@@ -212,6 +222,11 @@ class TorchGroup(Group):
         return box[0]  # type: ignore[no-any-return]
 
     def shared_host_buffer(self, num_bytes: int, *, register: bool) -> Tensor:
+        """A file in memory that rank 0 makes and all ranks map; its name is gone at once.
+
+        Raises:
+            LaunchError: the ranks are on several hosts, or the memory could not be had or pinned.
+        """
         if self._ranks_on_this_host != self.world_size:
             raise LaunchError(
                 f"this aggregator sums in one host's memory, but only {self._ranks_on_this_host} of "

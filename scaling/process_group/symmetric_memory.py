@@ -40,7 +40,9 @@ class SymmetricMemory(PeerMemory):
         self.local = whole[:num_elements]
 
     def of(self, rank: int) -> Tensor:
+        """[num_elements] a view of the buffer of that rank."""
         return self._handle.get_buffer(rank, (self._num_elements,), self._dtype)
 
     def barrier(self, channel: int = 0) -> None:
+        """On the device, in the current stream; the host does not wait."""
         self._handle.barrier(channel=channel)

@@ -63,6 +63,7 @@ class HookedBuckets:
 
     @property
     def notes(self) -> list[str]:
+        """How many buckets there are and of which sizes, as a run records it; [] before the first step."""
         if not self._layouts:
             return []
         sizes = [size / 2**20 for size in self.num_bytes]

@@ -37,7 +37,8 @@ class Step(Protocol):
     record: Record | None
 
     @property
-    def treatment(self) -> GradientTreatment: ...
+    def treatment(self) -> GradientTreatment:
+        """What happens to the gradient between its exchange and the update."""
 
     @property
     def optimizer_state_bytes(self) -> int:

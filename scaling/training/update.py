@@ -157,6 +157,7 @@ class HostUpdate(SiteUpdate):
         group.barrier()
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Rank 0's parameters become those in host memory; returns after that on every rank."""
         super().load_state_dict(state)
         if self._bucket.parameters.is_cuda:
             torch.cuda.current_stream().synchronize()  # its last copy of these
@@ -166,6 +167,7 @@ class HostUpdate(SiteUpdate):
         self._group.barrier()
 
     def apply(self, mean: Tensor | None, phase: PhaseMarker = unmarked) -> None:
+        """The owners step in host memory; all ranks wait for them, then copy the result to their devices."""
         with phase("update"), threads(1) if self._num_threads else nullcontext():
             self._owned.step(mean)
         with phase("wait"):  # for the ranks that step

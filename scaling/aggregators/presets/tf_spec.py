@@ -96,6 +96,7 @@ class TfSpecState(AggregatorState):
 
     @property
     def notes(self) -> list[str]:
+        """How many tensors each algorithm has, and the transport of the exchange."""
         counts = ", ".join(f"{len(tier.spans)} by {tier.tier.algorithm}" for tier in self.tiers)
         between = [tier.tier.algorithm for tier in self.tiers if "/" in tier.tier.algorithm and tier.spans]
         notes = [f"tensors: {counts}"]
