@@ -71,11 +71,18 @@ def one_worker(command: Sequence[str]) -> list[str] | None:
 
     Only the launcher's own options count: those after the script belong to the script.
     """
-    changed, options, found = list(command), "", False
+    changed, options, says_how_many = list(command), "", False
     last, left_out = "", set[int]()
     for index, word in enumerate(command):
         name, is_joined, _ = word.partition("=")
-        launcher = next((one for one in _WORKERS if word == one or word.endswith(f"/{one}")), None)
+        launcher = next(
+            (
+                launcher_name
+                for launcher_name in _WORKERS
+                if word == launcher_name or word.endswith(f"/{launcher_name}")
+            ),
+            None,
+        )
         if launcher is not None and not options:
             options = "|".join(_WORKERS[launcher])
         elif word.endswith(".py") or (options and last in ("-m", "--module")):
@@ -84,13 +91,13 @@ def one_worker(command: Sequence[str]) -> list[str] | None:
             left_out.add(index)
         elif options and re.fullmatch(f"{options}|{_OF_NODE}", name):
             new = "0" if re.fullmatch(_OF_NODE, name) else "1"
-            found = found or new == "1"
+            says_how_many = says_how_many or new == "1"
             if is_joined:
                 changed[index] = f"{name}={new}"
             elif index + 1 < len(command):
                 changed[index + 1] = new
         elif launcher is None and options and (short := re.fullmatch(r"(-[nN])\d+", word)):
             changed[index] = f"{short[1]}1"
-            found = True
+            says_how_many = True
         last = word
-    return [word for at, word in enumerate(changed) if at not in left_out] if found else None
+    return [word for at, word in enumerate(changed) if at not in left_out] if says_how_many else None

@@ -71,15 +71,15 @@ def run_arm(
     words: list[str] = list(command)
     more: dict[str, str] = {}
     if arm == "one_worker":
-        found = one_worker(command)
-        if found is None and device == "cuda":
-            found, more = (
+        changed = one_worker(command)
+        if changed is None and device == "cuda":
+            changed, more = (
                 words,
                 {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]},
             )
-        if found is None:
+        if changed is None:
             return Run(arm, reason="the command does not say how many workers there are")
-        words = found
+        words = changed
         if any(word.endswith(("torchrun", "torch.distributed.run")) for word in words):
             more = {"OMP_NUM_THREADS": "1", **os.environ, **more}  # as torchrun sets it for several workers
     out.mkdir(parents=True)
@@ -144,8 +144,8 @@ def _shorten(log_path: Path) -> None:
 
 
 def _all_written(out: Path) -> bool:
-    found = list(out.glob("rank*.json"))
-    return bool(found) and len(found) == json.loads(found[0].read_text())["world_size"]
+    records = list(out.glob("rank*.json"))
+    return bool(records) and len(records) == json.loads(records[0].read_text())["world_size"]
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -217,6 +217,6 @@ def _fetches(out: Path, pid: int) -> list[tuple[float, float]]:
 def _last_line(out: Path) -> str:
     """The last error that the run printed, or its last line."""
     lines = (out / "output.log").read_bytes()[-TAIL_BYTES:].decode(errors="replace").split("\n")
-    said = [line.strip() for line in lines if line.strip()]
-    errors = [line for line in said if "Error" in line and "ChildFailedError" not in line]
-    return (errors or said or ["it wrote nothing"])[-1][-300:]
+    printed = [line.strip() for line in lines if line.strip()]
+    errors = [line for line in printed if "Error" in line and "ChildFailedError" not in line]
+    return (errors or printed or ["it wrote nothing"])[-1][-300:]

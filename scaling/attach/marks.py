@@ -43,7 +43,7 @@ def steps_of(rank: dict[str, Any]) -> list[Step]:
     steps = []
     for number, (start_s, stop_s) in enumerate(pairwise(marks)):
         signature = tuple(int(b - a) for a, b in zip(counts[number], counts[number + 1], strict=True))
-        inside = [one for one in rank["phases"] if start_s <= one[1] and one[2] <= stop_s]
+        inside = [span for span in rank["phases"] if start_s <= span[1] and span[2] <= stop_s]
         waited_s = sum(end_s - begin_s for name, begin_s, end_s in inside if name == "collective")
         spans = _spans(inside, start_s, stop_s)
         step_s = (stop_s - start_s) / rank.get("steps_a_mark", 1)
@@ -61,7 +61,7 @@ def _spans(marked: Sequence[Any], start_s: float, stop_s: float) -> list[tuple[s
     after: list[tuple[float, float]] = []
     began_s = None if any(name == "input" for name, _, _ in marked) else start_s
     has_backward, inside_s = False, start_s
-    for name, begin_s, end_s in sorted(marked, key=lambda one: (one[1], -one[2])):
+    for name, begin_s, end_s in sorted(marked, key=lambda span: (span[1], -span[2])):
         if begin_s < inside_s:
             continue
         if name == "backward":
@@ -95,8 +95,8 @@ def steady(ranks: Sequence[dict[str, Any]]) -> tuple[Signature, list[list[Step]]
     shortest = min(map(len, by_rank))
     counted = Counter(steps[at].signature for steps in by_rank for at in range(shortest))
     signature = counted.most_common(1)[0][0]
-    kept = [at for at in range(shortest) if all(steps[at].signature == signature for steps in by_rank)]
-    return signature, [[steps[at] for at in kept] for steps in by_rank]
+    positions = [at for at in range(shortest) if all(steps[at].signature == signature for steps in by_rank)]
+    return signature, [[steps[at] for at in positions] for steps in by_rank]
 
 
 def left_out_ratio(ranks: Sequence[dict[str, Any]]) -> tuple[float, dict[str, float]]:
@@ -105,8 +105,8 @@ def left_out_ratio(ranks: Sequence[dict[str, Any]]) -> tuple[float, dict[str, fl
     Steps of another kind (evaluations, starts of an epoch) make it so. Of the rank with the least.
     """
     least: tuple[float, dict[str, float]] | None = None
-    _, kept = steady(ranks)
-    for rank, steps in zip(ranks, kept, strict=True):
+    _, steady_steps = steady(ranks)
+    for rank, steps in zip(ranks, steady_steps, strict=True):
         every = steps_of(rank)[rank["warmup"] - 1 :]
         usual_s = float(np.median([step.step_s for step in steps]))
         numbers = {step.number for step in steps}

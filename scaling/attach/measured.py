@@ -63,8 +63,8 @@ class Measured:
         self.signatures[run.arm], steps = steady(run.ranks)
         self.steps_s.setdefault(run.arm, {})[launch] = medians_s(steps)
         self.means_s.setdefault(run.arm, {})[launch] = mean_s(run.ranks)
-        own = [[step.step_s - step.waited_s for step in rank] for rank in steps]
-        self.own_s.setdefault(run.arm, {})[launch] = [float(np.median(rank)) for rank in own]
+        busy_s = [[step.step_s - step.waited_s for step in rank] for rank in steps]
+        self.own_s.setdefault(run.arm, {})[launch] = [float(np.median(rank)) for rank in busy_s]
         if any(name != "evaluation" for rank in run.ranks for name, _, _ in rank["phases"]):
             self.phases.setdefault(run.arm, {})[launch] = [phases_s(rank) for rank in steps]
         if run.arm == "no_exchange":
@@ -79,7 +79,7 @@ class Measured:
         A clock alone tells the mean step. The median over launches; it shows where it is
         beyond every difference of A/A means in every launch.
         """
-        own = max(
+        by_clock_s = max(
             rank.get("own_s", 0.0) / max(len(min(rank["step_s"], key=len)), 1)
             for rank in self.facts["baseline"]
         )
@@ -88,7 +88,7 @@ class Measured:
         ratios = [(base - clock) / base for base, clock in pairs]
         floor = max((abs(b - a) / a for a, b in _paired(means, self.means_s.get("aa", {}))), default=1.0)
         shows = len(ratios) > 1 and min(ratios) > floor
-        return own / self.step_s("baseline"), float(np.median(ratios)) if shows else None
+        return by_clock_s / self.step_s("baseline"), float(np.median(ratios)) if shows else None
 
     @property
     def device(self) -> str:
@@ -141,7 +141,10 @@ class Measured:
         if not launches:
             return []
         return [
-            {name: float(np.median([one[rank][name] for one in launches])) for name in launches[0][rank]}
+            {
+                name: float(np.median([launch[rank][name] for launch in launches]))
+                for name in launches[0][rank]
+            }
             for rank in range(len(launches[0]))
         ]
 
@@ -159,5 +162,5 @@ def _paired(first: Mapping[int, float], second: Mapping[int, float]) -> list[tup
 
 
 def _uneven_s(steps: Sequence[Sequence[Step]]) -> float:
-    own = np.array([[step.step_s - step.waited_s for step in rank] for rank in steps])
-    return float(own.max(axis=0).mean() - own.mean(axis=1).max())
+    busy_s = np.array([[step.step_s - step.waited_s for step in rank] for rank in steps])
+    return float(busy_s.max(axis=0).mean() - busy_s.mean(axis=1).max())

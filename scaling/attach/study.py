@@ -68,13 +68,13 @@ def arms_of(names: str | None) -> tuple[list[str], list[str]]:
     Raises:
         AttachError: a name is no arm's.
     """
-    known = (*REPEATED, *ONCE)
-    asked = known if names is None else [name.strip() for name in names.split(",") if name.strip()]
-    wrong = [name for name in asked if name not in known]
+    every = (*REPEATED, *ONCE)
+    chosen = every if names is None else [name.strip() for name in names.split(",") if name.strip()]
+    wrong = [name for name in chosen if name not in every]
     if wrong:
-        raise AttachError(f"--arms: {wrong[0]!r} is none; allowed are {', '.join(known)}")
-    often = [] if names is None else [name for name in asked if name not in ("marked", "trace")]
-    return [name for name in known if name in asked or name == "baseline"], often
+        raise AttachError(f"--arms: {wrong[0]!r} is none; allowed are {', '.join(every)}")
+    often = [] if names is None else [name for name in chosen if name not in ("marked", "trace")]
+    return [name for name in every if name in chosen or name == "baseline"], often
 
 
 def attach(plan: Plan, out: Path, say: Callable[[str], None]) -> list[str]:
@@ -109,12 +109,12 @@ def attach(plan: Plan, out: Path, say: Callable[[str], None]) -> list[str]:
     elsewhere = [path for path in written if not Path(path).is_relative_to(cwd)]
     if appeared or elsewhere:
         say(f"the script wrote {_some([*appeared, *elsewhere])}")
-    if kept := _named(measured, "kept"):
-        say(f"it would have deleted or written over {_some(kept)}: they are as they were")
+    if spared := _named(measured, "kept"):
+        say(f"it would have deleted or written over {_some(spared)}: they are as they were")
     folder.finish(lines)
     folder.folder.write_text("answer.txt", "\n".join(lines) + "\n")
-    found = [asdict(finding) for finding in findings(measured, traced)]
-    folder.folder.write_text("findings.json", json.dumps(found, indent=1) + "\n")
+    gains = [asdict(finding) for finding in findings(measured, traced)]
+    folder.folder.write_text("findings.json", json.dumps(gains, indent=1) + "\n")
     return lines
 
 
@@ -127,7 +127,7 @@ def _run_all(
     deadline_s, traced, began_s = plan.deadline_s, None, time.time()
     for position, (launch, arm) in enumerate(runs):
         reason = _why_skipped(arm, measured)
-        if launch >= plan.launches and all(_why_skipped(one, measured) for one in COMPARED):
+        if launch >= plan.launches and all(_why_skipped(compared, measured) for compared in COMPARED):
             continue  # there is nothing to compare with it
         log = out / "launches" / f"{position:03d}-{arm}"
         if reason is None:
@@ -186,13 +186,15 @@ def join(path: Path, command: Sequence[str], say: Callable[[str], None]) -> None
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     quiet_since = time.monotonic()
     while not (launches / FINISHED).exists():
-        orders = sorted(one for one in launches.glob("*/order.json") if one.parent.name not in joined)
-        for one in orders[:1]:
-            joined.add(one.parent.name)
-            wanted = json.loads(one.read_text())
-            if wanted["arm"] != "one_worker" and not list(one.parent.glob("rank*.json")):
-                say(f"joins {one.parent.name}")
-                log = one.parent / f"output-{platform.node()}-{os.getpid()}.log"
+        orders = sorted(
+            order_file for order_file in launches.glob("*/order.json") if order_file.parent.name not in joined
+        )
+        for order_file in orders[:1]:
+            joined.add(order_file.parent.name)
+            wanted = json.loads(order_file.read_text())
+            if wanted["arm"] != "one_worker" and not list(order_file.parent.glob("rank*.json")):
+                say(f"joins {order_file.parent.name}")
+                log = order_file.parent / f"output-{platform.node()}-{os.getpid()}.log"
                 ended = start_and_wait(command, wanted, log, Path.cwd(), {})
                 if isinstance(ended, str):
                     raise AttachError(ended)
@@ -215,12 +217,12 @@ def _some(paths: Sequence[str]) -> str:
 
 def _files(root: Path, out: Path) -> set[str]:
     """Files below a folder, without those of the results."""
-    found: set[str] = set()
+    paths: set[str] = set()
     for place, folders, files in os.walk(root):
         folders[:] = [
             name for name in folders if name != "__pycache__" and Path(place, name).resolve() != out.resolve()
         ]
-        found.update(os.path.relpath(Path(place, name), root) for name in files)
-        if len(found) > MOST_FILES:
+        paths.update(os.path.relpath(Path(place, name), root) for name in files)
+        if len(paths) > MOST_FILES:
             break
-    return found
+    return paths

@@ -49,11 +49,11 @@ def read_traces(paths: Sequence[Path], num_steps: int) -> Traced | None:
     """What the ranks' traces say, in the order of ranks; None without a kernel on a GPU."""
     ranks = [_events(path) for path in paths]
     by_rank = [_read(events, num_steps) for events in ranks]
-    if not by_rank or any(one is None for one in by_rank):
+    if not by_rank or any(figures is None for figures in by_rank):
         return None
-    known = [one for one in by_rank if one is not None]
+    each_rank = [figures for figures in by_rank if figures is not None]
     nccl_s, exposed_s, busy_s, syncs, waited = (
-        float(np.median(column)) for column in zip(*known, strict=True)
+        float(np.median(column)) for column in zip(*each_rank, strict=True)
     )
     late = _late_rank([_nccl(events) for events in ranks])
     return Traced(num_steps, nccl_s, exposed_s, busy_s, syncs, waited, late)
@@ -63,7 +63,7 @@ def _events(path: Path) -> list[dict[str, Any]]:
     opened = gzip.open if path.suffix == ".gz" else open
     with opened(path, "rt") as file:
         content = json.load(file)
-    return [one for one in content["traceEvents"] if one.get("ph") == "X" and "dur" in one]
+    return [event for event in content["traceEvents"] if event.get("ph") == "X" and "dur" in event]
 
 
 def _is_nccl(event: dict[str, Any]) -> bool:
@@ -72,20 +72,20 @@ def _is_nccl(event: dict[str, Any]) -> bool:
 
 def _nccl(events: Iterable[dict[str, Any]]) -> list[float]:
     """Seconds of the NCCL kernels, in their order."""
-    found = sorted((one for one in events if _is_nccl(one)), key=lambda one: float(one["ts"]))
-    return [float(one["dur"]) / 1e6 for one in found]
+    kernels = sorted((event for event in events if _is_nccl(event)), key=lambda event: float(event["ts"]))
+    return [float(event["dur"]) / 1e6 for event in kernels]
 
 
 def _read(events: Sequence[dict[str, Any]], num_steps: int) -> tuple[float, ...] | None:
-    work = [one for one in events if one.get("cat") in WORK]
+    work = [event for event in events if event.get("cat") in WORK]
     if not work:
         return None
-    nccl = _union(_interval(one) for one in work if _is_nccl(one))
-    other = _union(_interval(one) for one in work if not _is_nccl(one))
+    nccl = _union(_interval(event) for event in work if _is_nccl(event))
+    other = _union(_interval(event) for event in work if not _is_nccl(event))
     every = _union([*nccl, *other])
     span_s = every[-1][1] - every[0][0]
     exposed_s = _length(every) - _length(other)
-    syncs = [one for one in events if one["name"] in SYNCS]
+    syncs = [event for event in events if event["name"] in SYNCS]
     waited_s = _length(_union(map(_interval, syncs)))
     return (
         _length(nccl) / num_steps,
@@ -122,6 +122,6 @@ def _late_rank(ranks: Sequence[Sequence[float]]) -> int | None:
         return None
     last = Counter(int(np.argmin([rank[at] for rank in ranks])) for at in range(count))
     rank, times = last.most_common(1)[0]
-    waited_s = sum(max(one[at] for one in ranks) - ranks[rank][at] for at in range(count))
-    total_s = sum(max(one[at] for one in ranks) for at in range(count))
+    waited_s = sum(max(seconds[at] for seconds in ranks) - ranks[rank][at] for at in range(count))
+    total_s = sum(max(seconds[at] for seconds in ranks) for at in range(count))
     return rank if times >= LATE_RATIO * count and waited_s > 0.2 * total_s else None

@@ -98,7 +98,9 @@ class Agent:
                 # Wrapped before this: what the arm changes would be no more than its name.
                 self.refuse("the model was wrapped before `attached` could change it")
             self.arm_with(model)
-        self._parameters.update(id(one) for group in optimizer.param_groups for one in group["params"])
+        self._parameters.update(
+            id(parameter) for group in optimizer.param_groups for parameter in group["params"]
+        )
 
     def arm_with(self, model: Any) -> None:
         """From here on steps count."""
@@ -117,10 +119,10 @@ class Agent:
             return
         if not self.is_armed and self._passes(optimizer):
             return
-        index = next((i for i, one in enumerate(self._optimizers) if one is optimizer), None)
+        index = next((i for i, known in enumerate(self._optimizers) if known is optimizer), None)
         if index is None:
-            owned = (id(one) for group in optimizer.param_groups for one in group["params"])
-            if self._parameters and not any(one in self._parameters for one in owned):
+            owned = (id(parameter) for group in optimizer.param_groups for parameter in group["params"])
+            if self._parameters and not any(parameter in self._parameters for parameter in owned):
                 return
             index = len(self._optimizers)
             self._optimizers.append(optimizer)
@@ -155,7 +157,9 @@ class Agent:
         if self.arm == "one_worker":  # a script may wrap its model only for several
             self.is_armed = True
             self._watch_exit()
-            self.device = next(one.device.type for group in optimizer.param_groups for one in group["params"])
+            self.device = next(
+                parameter.device.type for group in optimizer.param_groups for parameter in group["params"]
+            )
             return False
         self._watch_exit()
         self._steps_without += 1
@@ -239,7 +243,7 @@ class Agent:
             "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
             "gradients": self._gradients(),
             "bucket_bytes": self._bucket_bytes(),
-            "bucket_mb": next((one.bucket_bytes_cap / 2**20 for one in self._ddp()), None),
+            "bucket_mb": next((model.bucket_bytes_cap / 2**20 for model in self._ddp()), None),
             **self.facts,
         }
         if self.arm == "clock":
@@ -252,7 +256,7 @@ class Agent:
         """Of the arm with a clock alone: when the warm-up ended, and the last step."""
         if not self._marks or min(map(len, self._marks.values())) <= self.warmup:
             return {}
-        index = min(self._marks, key=lambda one: len(self._marks[one]))
+        index = min(self._marks, key=lambda optimizer: len(self._marks[optimizer]))
         marks, counts = self._marks[index], self._counts[index]
         first = self.warmup - 1
         return {
@@ -270,12 +274,18 @@ class Agent:
         index, events = next(iter(self._events.items()))
         first, first_s = events[0], self._marks[index][0]
         return [
-            [first_s + first.elapsed_time(one) / 1e3 for one in events] for events in self._events.values()
+            [first_s + first.elapsed_time(event) / 1e3 for event in events]
+            for events in self._events.values()
         ]
 
     def _gradients(self) -> list[list[int]]:
         """The shapes of what is exchanged."""
-        return [list(one.shape) for model in self.models for one in model.parameters() if one.requires_grad]
+        return [
+            list(parameter.shape)
+            for model in self.models
+            for parameter in model.parameters()
+            if parameter.requires_grad
+        ]
 
     def _bucket_bytes(self) -> list[int]:
         """DDP's buckets, as rebuilt after the first step where they were."""
@@ -310,21 +320,21 @@ class Agent:
 
 def without_ddp() -> str:
     """Of steps in which no model is wrapped."""
-    said = "it makes steps without DistributedDataParallel"
+    reason = "it makes steps without DistributedDataParallel"
     if dist.is_initialized() and dist.get_world_size() > 1:
         return (
-            f"{said}; where it averages gradients in a way of its own, put "
+            f"{reason}; where it averages gradients in a way of its own, put "
             "`with scaling.attached(model, optimizer):` around its training loop"
         )
     return (
-        f"{said}, in one process; start it in several: torchrun --nproc-per-node=2, or "
+        f"{reason}, in one process; start it in several: torchrun --nproc-per-node=2, or "
         "accelerate launch --multi_gpu --num_processes=2"
     )
 
 
 def what_it_uses(optimizer: Optimizer) -> str | None:
     """What the script uses in place of DDP, where that is known."""
-    kinds = {type(one).__name__ for group in optimizer.param_groups for one in group["params"]}
+    kinds = {type(parameter).__name__ for group in optimizer.param_groups for parameter in group["params"]}
     if "DTensor" in kinds:
         return SHARDED
     if "FlatParameter" in kinds:
@@ -332,5 +342,5 @@ def what_it_uses(optimizer: Optimizer) -> str | None:
     for module, text in USES.items():
         if module in sys.modules:
             return text
-    names = {type(one).__name__ for one in gc.get_objects() if issubclass(type(one), torch.nn.Module)}
+    names = {type(thing).__name__ for thing in gc.get_objects() if issubclass(type(thing), torch.nn.Module)}
     return next((text for name, text in HOLDS.items() if name in names), None)

@@ -43,13 +43,13 @@ def _watch_models(agent: Agent) -> None:
     """Tells the agent of each model that is wrapped; in arms with a hook the script's own is left out."""
     begin, register_hook = DistributedDataParallel.__init__, DistributedDataParallel.register_comm_hook
 
-    def init(self: Any, module: Any, *arguments: Any, **named: Any) -> None:
+    def init(self: Any, module: Any, *arguments: Any, **options: Any) -> None:
         if agent.bucket_mb is not None:
-            named["bucket_cap_mb"] = agent.bucket_mb
-        begin(self, module, *arguments, **named)
+            options["bucket_cap_mb"] = agent.bucket_mb
+        begin(self, module, *arguments, **options)
         # Buffers are exchanged too; the control differs from the baseline by its hook alone.
         if agent.arm in WITHOUT_EXCHANGE and not any(
-            isinstance(one, torch.nn.SyncBatchNorm) for one in module.modules()
+            isinstance(layer, torch.nn.SyncBatchNorm) for layer in module.modules()
         ):
             self.broadcast_buffers = False
         agent.wraps(self)

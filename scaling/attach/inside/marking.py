@@ -41,22 +41,22 @@ def _counted(agent: Agent, name: str, call: Any, timed: bool) -> Any:
     is_counted = name in agent.done
     is_settled = agent.arm == "marked"
 
-    def counted(*arguments: Any, **named: Any) -> Any:
+    def counted(*arguments: Any, **options: Any) -> Any:
         if is_counted:
             start = time.perf_counter()
             agent.done[name] += 1
             agent.own_s += time.perf_counter() - start
-        return call(*arguments, **named)
+        return call(*arguments, **options)
 
-    def marked(*arguments: Any, **named: Any) -> Any:
+    def marked(*arguments: Any, **options: Any) -> Any:
         if not agent.is_armed:
-            return counted(*arguments, **named)
+            return counted(*arguments, **options)
         # Work that a GPU still has is part of the phase that asked for it; in the arm for that alone.
         if is_settled and agent.device == "cuda":
             torch.cuda.synchronize()
         start = time.perf_counter()
         try:
-            return counted(*arguments, **named)
+            return counted(*arguments, **options)
         finally:
             if is_settled and agent.device == "cuda":
                 torch.cuda.synchronize()
@@ -120,11 +120,11 @@ def _fetches(agent: Agent) -> None:
         wall_s, cpu_s = time.perf_counter(), time.thread_time()
         batch = fetch_batch(self, indices)  # type: ignore[no-untyped-call]
         wall_s, cpu_s = time.perf_counter() - wall_s, time.thread_time() - cpu_s
-        own = os.getpid()
-        if own not in files:
-            name = agent.out / f"fetch-{own if own == agent.pid else os.getppid()}-{own}"
-            files[own] = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        os.write(files[own], f"{wall_s:.6f} {cpu_s:.6f}\n".encode())
+        pid = os.getpid()
+        if pid not in files:
+            name = agent.out / f"fetch-{pid if pid == agent.pid else os.getppid()}-{pid}"
+            files[pid] = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.write(files[pid], f"{wall_s:.6f} {cpu_s:.6f}\n".encode())
         return batch
 
     fetch._MapDatasetFetcher.fetch = fetched  # type: ignore[method-assign]
@@ -135,11 +135,13 @@ def _evaluations(agent: Agent) -> None:
     evaluate, train = torch.nn.Module.eval, torch.nn.Module.train
 
     def is_model(module: Any) -> bool:
-        ours: list[Any] = []
+        wrapped: list[Any] = []
         for model in agent.models:
             inner = getattr(model, "module", model)
-            ours += [model, inner, getattr(inner, "_orig_mod", inner)]
-        return any(one is module or one is getattr(module, "_orig_mod", module) for one in ours)
+            wrapped += [model, inner, getattr(inner, "_orig_mod", inner)]
+        return any(
+            candidate is module or candidate is getattr(module, "_orig_mod", module) for candidate in wrapped
+        )
 
     def evaluating(self: Any) -> Any:
         if agent.is_armed and agent.evaluating_since is None and is_model(self):
@@ -161,9 +163,9 @@ def _skipped_steps(agent: Agent) -> None:
     """A step that GradScaler skips, for infinite gradients, is one all the same."""
     step = torch.amp.GradScaler.step
 
-    def scaled(self: Any, optimizer: Any, *arguments: Any, **named: Any) -> Any:
+    def scaled(self: Any, optimizer: Any, *arguments: Any, **options: Any) -> Any:
         before = agent.done["update"]
-        result = step(self, optimizer, *arguments, **named)
+        result = step(self, optimizer, *arguments, **options)
         if agent.is_armed and agent.done["update"] == before:
             agent.after_step(optimizer)
         return result

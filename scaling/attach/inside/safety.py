@@ -53,8 +53,8 @@ def save_nothing(agent: Agent) -> None:
     """From the first model that is wrapped on; a script may have taken `torch.save` by name before."""
     save = torch.save
 
-    def saved(*arguments: Any, **named: Any) -> Any:
-        return None if agent.is_armed else save(*arguments, **named)
+    def saved(*arguments: Any, **options: Any) -> Any:
+        return None if agent.is_armed else save(*arguments, **options)
 
     torch.save = saved
     arm_with = agent.arm_with
@@ -84,93 +84,114 @@ class _Builtin:
         self._call = call
         functools.update_wrapper(self, original)
 
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
-        return self._call(*arguments, **named)
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        return self._call(*arguments, **options)
 
 
-def _keep_older(agent: Agent) -> None:
+class _OlderFiles:
     """Calls that would delete, replace or write over an older file do nothing, or write elsewhere.
 
     A file that is not there is none to delete or rename either: it may be a checkpoint that was not saved.
     """
-    kept: list[str] = agent.facts.setdefault("kept", [])
 
-    def age(path: Any, dir_fd: int | None = None) -> str:
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+        self._kept: list[str] = agent.facts.setdefault("kept", [])
+
+    def _age(self, path: Any, dir_fd: int | None = None) -> str:
         try:
-            found = os.stat(path, dir_fd=dir_fd, follow_symlinks=False)
+            status = os.stat(path, dir_fd=dir_fd, follow_symlinks=False)
         except (OSError, ValueError, TypeError):
             return "missing"
-        is_ours = stat.S_ISREG(found.st_mode) or stat.S_ISLNK(found.st_mode) or stat.S_ISDIR(found.st_mode)
-        return "older" if is_ours and found.st_ctime < agent.began_s else "newer"
+        mode = status.st_mode
+        is_guarded = stat.S_ISREG(mode) or stat.S_ISLNK(mode) or stat.S_ISDIR(mode)
+        return "older" if is_guarded and status.st_ctime < self._agent.began_s else "newer"
 
-    def keep(path: Any) -> None:
+    def _keep(self, path: Any) -> None:
         name = os.path.abspath(os.fspath(path))
-        if not name.startswith(_QUIET) and name not in kept and len(kept) < MOST_WRITTEN:
-            kept.append(name)
+        if not name.startswith(_QUIET) and name not in self._kept and len(self._kept) < MOST_WRITTEN:
+            self._kept.append(name)
 
-    def removal(call: Any) -> Any:
-        def remove(path: Any, *arguments: Any, dir_fd: int | None = None, **named: Any) -> Any:
-            state = age(path, dir_fd)
-            if state == "older":
-                keep(path)
-            elif state == "newer":
+    def removal(self, call: Any) -> Any:
+        """Of `os.remove` and its like."""
+
+        def remove(path: Any, *arguments: Any, dir_fd: int | None = None, **options: Any) -> Any:
+            age = self._age(path, dir_fd)
+            if age == "older":
+                self._keep(path)
+            elif age == "newer":
                 more = {} if dir_fd is None else {"dir_fd": dir_fd}
-                call(path, *arguments, **more, **named)
+                call(path, *arguments, **more, **options)
 
         return remove
 
-    def renaming(call: Any) -> Any:
-        def rename(src: Any, dst: Any, *arguments: Any, **named: Any) -> Any:
-            ages = age(src, named.get("src_dir_fd")), age(dst, named.get("dst_dir_fd"))
+    def renaming(self, call: Any) -> Any:
+        """Of `os.rename` and its like."""
+
+        def rename(src: Any, dst: Any, *arguments: Any, **options: Any) -> Any:
+            ages = self._age(src, options.get("src_dir_fd")), self._age(dst, options.get("dst_dir_fd"))
             if ages[0] == "newer" and ages[1] != "older":
-                return call(src, dst, *arguments, **named)
-            for path, its_age in zip((src, dst), ages, strict=True):
-                if its_age == "older":
-                    keep(path)
+                return call(src, dst, *arguments, **options)
+            for path, age in zip((src, dst), ages, strict=True):
+                if age == "older":
+                    self._keep(path)
             return dst
 
         return rename
 
-    remove_tree = shutil.rmtree
+    def tree_removal(self, call: Any) -> Any:
+        """Of `shutil.rmtree`."""
 
-    def tree(path: Any, *arguments: Any, **named: Any) -> None:
-        walked = os.walk(path)
-        inside = [
-            os.path.join(place, name) for place, folders, files in walked for name in (*folders, *files)
-        ]
-        if any(age(one) == "older" for one in inside or [path]):
-            keep(path)
-        elif os.path.lexists(path):
-            remove_tree(path, *arguments, **named)
+        def remove_tree(path: Any, *arguments: Any, **options: Any) -> None:
+            walked = os.walk(path)
+            inside = [
+                os.path.join(place, name) for place, folders, files in walked for name in (*folders, *files)
+            ]
+            if any(self._age(name) == "older" for name in inside or [path]):
+                self._keep(path)
+            elif os.path.lexists(path):
+                call(path, *arguments, **options)
 
-    write = builtins.open
+        return remove_tree
 
-    def opened(file: Any, mode: str = "r", *arguments: Any, **named: Any) -> Any:
-        changes = any(letter in mode for letter in "wa+") and isinstance(file, (str, os.PathLike))
-        if changes and age(file) == "older" and os.path.isfile(file):
-            keep(file)
-            digest = zlib.crc32(os.path.abspath(os.fspath(file)).encode(errors="surrogateescape"))
-            place = agent.out / f"instead-{os.getpid()}-{digest:x}-{os.path.basename(os.fspath(file))}"
-            if "w" not in mode and not place.exists():
-                if (size := os.path.getsize(file)) > MOST_COPIED:
-                    agent.refuse(
-                        f"it opens {file} ({size} bytes) to change it; open it to read, or change a copy"
-                    )
-                shutil.copyfile(file, place)
-            file = place
-        return write(file, mode, *arguments, **named)
+    def opening(self, call: Any) -> Any:
+        """Of `open`."""
 
+        def opened(file: Any, mode: str = "r", *arguments: Any, **options: Any) -> Any:
+            changes = any(letter in mode for letter in "wa+") and isinstance(file, (str, os.PathLike))
+            if changes and self._age(file) == "older" and os.path.isfile(file):
+                self._keep(file)
+                file = self._instead(file, mode)
+            return call(file, mode, *arguments, **options)
+
+        return opened
+
+    def _instead(self, file: Any, mode: str) -> Any:
+        """The file to open instead of an older one: a copy, unless the mode empties it."""
+        digest = zlib.crc32(os.path.abspath(os.fspath(file)).encode(errors="surrogateescape"))
+        place = self._agent.out / f"instead-{os.getpid()}-{digest:x}-{os.path.basename(os.fspath(file))}"
+        if "w" not in mode and not place.exists():
+            if (size := os.path.getsize(file)) > MOST_COPIED:
+                self._agent.refuse(
+                    f"it opens {file} ({size} bytes) to change it; open it to read, or change a copy"
+                )
+            shutil.copyfile(file, place)
+        return place
+
+
+def _keep_older(agent: Agent) -> None:
+    older = _OlderFiles(agent)
     for name in ("remove", "unlink", "rmdir"):
-        setattr(os, name, _Builtin(removal(getattr(os, name)), getattr(os, name)))
+        setattr(os, name, _Builtin(older.removal(getattr(os, name)), getattr(os, name)))
     for holder, name in ((os, "rename"), (os, "replace"), (shutil, "move")):
-        setattr(holder, name, renaming(getattr(holder, name)))
-    shutil.rmtree = tree  # type: ignore[assignment]
-    builtins.open = io.open = opened
+        setattr(holder, name, older.renaming(getattr(holder, name)))
+    shutil.rmtree = older.tree_removal(shutil.rmtree)
+    builtins.open = io.open = older.opening(builtins.open)
 
 
 def _list_written(agent: Agent) -> None:
     """Every file that Python opens for writing; the last is listed as of now."""
-    own = str(agent.out)
+    run_folder = str(agent.out)
     written: set[str] = set()
     agent.facts["written"] = []
 
@@ -181,7 +202,7 @@ def _list_written(agent: Agent) -> None:
         if not (any(letter in mode for letter in "wax+") if mode else flags & (os.O_WRONLY | os.O_RDWR)):
             return
         path = os.path.abspath(arguments[0])
-        if path.startswith((own, *_QUIET)) or "__pycache__" in path or len(written) >= MOST_WRITTEN:
+        if path.startswith((run_folder, *_QUIET)) or "__pycache__" in path or len(written) >= MOST_WRITTEN:
             return
         if path not in written:
             written.add(path)
