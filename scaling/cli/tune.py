@@ -127,7 +127,7 @@ class _Model:
     def sizes_to_measure(self, count: int) -> list[tuple[float, ...]]:
         """The sizes of the buckets of the best few partitions."""
         from scaling.prediction.buckets import to_measure
-        from scaling.training.overlapped import TAKES_SIZES
+        from scaling.training.ddp import TAKES_SIZES
 
         chosen = to_measure(self.gradients, self.curve, self.default, count, takes_sizes=TAKES_SIZES)
         return [one.sizes_for_ddp(self.gradients) for one in chosen]
@@ -138,7 +138,7 @@ class _Model:
         from scaling.bucket import DDP_BUCKETS_MB
         from scaling.prediction.buckets import best_partition, of_default
         from scaling.study.tuning import CONTROL
-        from scaling.training.overlapped import TAKES_SIZES
+        from scaling.training.ddp import TAKES_SIZES
 
         sizes = {one.cell_id: tuple(one.cell["bucket_sizes_mb"] or ()) for one in measured}
         control = next((one.cell_id for one in measured if one.cell["aggregator"] == CONTROL), None)

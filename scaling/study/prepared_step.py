@@ -17,11 +17,12 @@ from scaling.training.activations import with_checkpointing
 from scaling.training.batch_norm import synchronized
 from scaling.training.captured import CapturedStep
 from scaling.training.compute import AUTOCAST, Compute
+from scaling.training.ddp import DdpSettings
 from scaling.training.gradients import WIRES, ClippedGradient, GradientSettings
 from scaling.training.layered import LayeredStep
 from scaling.training.memory_format import with_channels_last
 from scaling.training.optimizers import AdamSettings, OptimizerSettings, SgdSettings
-from scaling.training.overlapped import DdpSettings, OverlappedStep
+from scaling.training.overlapped import OverlappedStep
 from scaling.training.replica import FlatReplica, Replica
 from scaling.training.step import EagerStep, Step
 from scaling.training.step_check import FIRST_STEPS, LATER_STEPS, StepCheck

@@ -14,8 +14,8 @@ from scaling.study.variants import OF_DDP, wraps_in_ddp
 from scaling.study.workloads import ChosenWorkload
 from scaling.training.activations import checkpointed_layers
 from scaling.training.batch_norm import has_batch_norm
+from scaling.training.ddp import TAKES_SIZES
 from scaling.training.gradients import WIRES
-from scaling.training.overlapped import TAKES_SIZES
 
 
 def check_step_keys(part: TrainingPart, aggregators: Sequence[Aggregator[Any]], where: str) -> None:

@@ -91,8 +91,8 @@ class _SynchronizedBatchNorm(_BatchNorm):
             return
         self.num_batches_tracked.add_(1)
         share = self.momentum if self.momentum is not None else 1.0 / float(self.num_batches_tracked)
-        for kept, new in ((self.running_mean, mean), (self.running_var, unbiased_variance)):
-            kept.mul_(1 - share).add_(new.to(kept.dtype), alpha=share)
+        for running, new in ((self.running_mean, mean), (self.running_var, unbiased_variance)):
+            running.mul_(1 - share).add_(new.to(running.dtype), alpha=share)
 
 
 class _Normalize(torch.autograd.Function):

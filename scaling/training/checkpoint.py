@@ -53,7 +53,9 @@ class Target:
     @classmethod
     def of(cls, module: nn.Module, cell_id: str, rank: int, world_size: int) -> Target:
         """That of a rank's model."""
-        shapes = {name: f"{list(one.shape)} {one.dtype}" for name, one in module.state_dict().items()}
+        shapes = {
+            name: f"{list(tensor.shape)} {tensor.dtype}" for name, tensor in module.state_dict().items()
+        }
         return cls(cell_id, rank, world_size, shapes)
 
     def require(self, made_for: Mapping[str, Any]) -> None:
@@ -118,9 +120,9 @@ class Checkpoint:
     def to_bytes(self, target: Target) -> bytes:
         """As `from_bytes` reads it."""
         buffer = io.BytesIO()
-        own = {name: getattr(self, name) for name in CONTENT}
+        contents = {name: getattr(self, name) for name in CONTENT}
         made_for = {"made_for": {**asdict(target), "shapes": dict(target.shapes)}}
-        torch.save({**made_for, "progress": asdict(self.progress), **own}, buffer)
+        torch.save({**made_for, "progress": asdict(self.progress), **contents}, buffer)
         content = buffer.getvalue()
         return MAGIC + hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest() + content
 
@@ -141,8 +143,8 @@ class Checkpoint:
         try:
             values = torch.load(io.BytesIO(content[start:]), map_location="cpu", weights_only=True)
             target.require(values["made_for"])
-            own = (values[name] for name in CONTENT)
-            return cls(TrainingProgress(**values["progress"]), *own)
+            contents = (values[name] for name in CONTENT)
+            return cls(TrainingProgress(**values["progress"]), *contents)
         except CheckpointError:
             raise
         except (RuntimeError, EOFError, LookupError, TypeError, ValueError, pickle.UnpicklingError) as error:

@@ -92,11 +92,11 @@ def take_passes(
     count = replica.compute.accumulate
     total: Tensor | None = None
     for number in range(count):
-        own = slice(number * len(inputs) // count, (number + 1) * len(inputs) // count)
+        micro_batch = slice(number * len(inputs) // count, (number + 1) * len(inputs) // count)
         is_last = number == count - 1
         with around(is_last):
             with marks.phase("forward"):
-                loss = replica.forward(inputs[own], targets[own], forward)
+                loss = replica.forward(inputs[micro_batch], targets[micro_batch], forward)
                 loss = loss / count if count > 1 else loss
             with marks.phase("backward"):
                 replica.backward(scaled(loss), adding=number > 0)

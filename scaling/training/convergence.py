@@ -85,8 +85,7 @@ def train(
 
     Args:
         step: this rank's training step.
-        train_split: all training samples, on the step's device; or in host memory, from where each batch is
-            copied.
+        train_split: all training samples, on the step's device, or in host memory to copy each batch from.
         test_split: all test samples, likewise; each rank evaluates a share.
         plan: batches, epochs, seed and learning rate.
         group: the ranks that train together; sums losses and hits between epochs, outside the training time.
@@ -259,8 +258,8 @@ def evaluate(
         inputs, targets = (values.to(device) for values in chunk)
         with compute.casting(device.type):
             logits = module(inputs)
-            own = loss(logits, targets)
-        totals[0] += own.double() * targets.numel()
+            batch_loss = loss(logits, targets)
+        totals[0] += batch_loss.double() * targets.numel()
         totals[1] += (logits.argmax(-1) == targets).sum()
         after_each()
     module.train()

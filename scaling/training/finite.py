@@ -32,4 +32,8 @@ def not_finite(loss: Tensor | None, replica: Replica) -> list[str]:
         "gradients": gradients,
         "parameters": list(replica.trainable),
     }
-    return [name for name, given in values.items() if not all(bool(one.isfinite().all()) for one in given)]
+    return [
+        name
+        for name, tensors in values.items()
+        if not all(bool(tensor.isfinite().all()) for tensor in tensors)
+    ]

@@ -30,8 +30,10 @@ def model_flops(module: nn.Module, loss: Loss, inputs: Tensor, targets: Tensor) 
 
     try:
         with FlopCounterMode(display=False) as counter:
-            own_inputs, own_targets = (torch.empty_like(one, device="meta") for one in (inputs, targets))
-            loss(module(own_inputs), own_targets).backward()  # type: ignore[no-untyped-call]
+            meta_inputs, meta_targets = (
+                torch.empty_like(tensor, device="meta") for tensor in (inputs, targets)
+            )
+            loss(module(meta_inputs), meta_targets).backward()  # type: ignore[no-untyped-call]
     except Exception:  # noqa: BLE001 (of a user's model, which may want values)
         return None
     return int(counter.get_total_flops()) or None

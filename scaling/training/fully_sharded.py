@@ -71,8 +71,8 @@ class ShardedReplica(Replica):
         self._unsharded = copy.deepcopy(module).to("meta")
         n, shapes = group.world_size, dict(zip(self.layout.names, self.layout.shapes, strict=True))
         # torch keeps meshes that are equal; the name tells a group that was made anew after a failure.
-        named = (f"shards of {group.data.group_name}",)
-        mesh = DeviceMesh.from_group(group.data, self.trainable[0].device.type, mesh_dim_names=named)
+        dim_names = (f"shards of {group.data.group_name}",)
+        mesh = DeviceMesh.from_group(group.data, self.trainable[0].device.type, mesh_dim_names=dim_names)
         blocks = [block for block in checkpointed_layers(module) if any(True for _ in block.parameters())]
         in_blocks = {id(parameter) for block in blocks for parameter in block.parameters()}
         gathers = {
@@ -119,9 +119,9 @@ class ShardedReplica(Replica):
             inputs, targets: of the batch, a multiple of the micro-batches.
             parameters: whole ones.
         """
-        given = [parameter.clone().requires_grad_() for parameter in parameters]
+        leaves = [parameter.clone().requires_grad_() for parameter in parameters]
         buffers = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
-        tensors = {**dict(zip(self.layout.names, given, strict=True)), **buffers}
+        tensors = {**dict(zip(self.layout.names, leaves, strict=True)), **buffers}
         others = {
             name: parameter
             for name, parameter in self.module.named_parameters()
@@ -131,7 +131,7 @@ class ShardedReplica(Replica):
         for micro_inputs, micro_targets in zip(inputs.chunk(count), targets.chunk(count), strict=True):
             call = partial(torch.func.functional_call, self._unsharded, {**tensors, **others})
             (self.forward(micro_inputs, micro_targets, call) / count).backward()  # type: ignore[no-untyped-call]
-        return [parameter.grad for parameter in given]
+        return [parameter.grad for parameter in leaves]
 
 
 class FullyShardedStep:
@@ -213,15 +213,17 @@ class FullyShardedStep:
 
     def __call__(self, inputs: Tensor, targets: Tensor, marks: Marks = UNMARKED) -> Tensor:
         """Forward and backward with the exchanges in them, update; see `Step`."""
-        replica, own = self.replica, None
+        replica, local_gradients = self.replica, None
         if self.record is not None:
             compute = partial(replica.local_gradients, inputs, targets, replica.full_parameters())
             like, autocast = replica.full_parameters(), replica.compute.autocast
-            own = repeatable_gradients(compute, like, self._group.largest, autocast)
+            local_gradients = repeatable_gradients(compute, like, self._group.largest, autocast)
         loss = take_passes(replica, inputs, targets, marks, self.treatment.scaled, around=self._syncing_last)
-        if self.record is not None and own is not None:
+        if self.record is not None and local_gradients is not None:
             means = replica.full_gradients()
-            self.record += recomputed_exchanges(replica.layout.names, own, means, replica.compute.autocast)
+            self.record += recomputed_exchanges(
+                replica.layout.names, local_gradients, means, replica.compute.autocast
+            )
         if self.treatment.waits_for_all:
             shards = [_local(shard.grad) for shard in replica.shards if shard.grad is not None]
             self.treatment.before_update(shards, marks.phase, self._group.all_reduce)

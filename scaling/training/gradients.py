@@ -134,7 +134,7 @@ class GradientTreatment:
         squares = torch.zeros((), device=self._device)
         if gradients:
             norms = torch._foreach_norm(list(gradients))
-            squares = torch.stack([one.float() for one in norms]).square().sum()
+            squares = torch.stack([norm.float() for norm in norms]).square().sum()
         if add_up is not None:
             add_up(squares.view(1))
         norm = squares.sqrt() if scale is None else squares.sqrt() / scale

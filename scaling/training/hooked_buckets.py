@@ -87,8 +87,8 @@ class HookedBuckets:
         """Remembers what the bucket holds; exchanges nothing, for passes that no update follows."""
         if bucket.index() == 0:
             self._layouts, self._dtypes = {}, {}
-        named = [self._named[id(parameter)] for parameter in bucket.parameters()]
-        self._layouts[bucket.index()] = BucketLayout.of(named)
+        names_and_shapes = [self._named[id(parameter)] for parameter in bucket.parameters()]
+        self._layouts[bucket.index()] = BucketLayout.of(names_and_shapes)
         self._dtypes[bucket.index()] = bucket.buffer().dtype
         return _done(bucket.buffer())
 

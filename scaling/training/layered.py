@@ -242,15 +242,15 @@ class LayeredStep:
         phase = self._marks.on_lane("comm") if self._streams else self._marks.phase
         gradient = self._flat_gradient(bucket)
         mean = aggregate(self._aggregator, bucket.state, gradient, phase, self.record, self._wire)
-        own = None
+        owned_mean = None
         if bucket.owned is not None:
             assert mean is not None, "a rank that owns elements gets their mean"
-            own = mean[slice(*bucket.owned)]
+            owned_mean = mean[slice(*bucket.owned)]
         releases = self._aggregator.releases_gradients
         if self.treatment.waits_for_all:
-            bucket.mean = own.clone() if releases and own is not None else own
+            bucket.mean = owned_mean.clone() if releases and owned_mean is not None else owned_mean
         else:
-            self._update(bucket, own, phase)
+            self._update(bucket, owned_mean, phase)
         if releases:
             _release(bucket.parameters)
 
@@ -264,7 +264,7 @@ class LayeredStep:
             self._aggregator.distribute(bucket.state, flat, phase)
             if len(bucket.values) > 1:
                 torch._foreach_copy_(
-                    bucket.values, list(torch.split(flat, [one.numel() for one in bucket.values]))
+                    bucket.values, list(torch.split(flat, [values.numel() for values in bucket.values]))
                 )
 
     def _flat_gradient(self, bucket: _Bucket) -> Tensor:

@@ -139,12 +139,12 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
             group["lr"] = rate
 
 
-def skip_where(optimizer: torch.optim.Optimizer, found: Tensor) -> None:
+def skip_where(optimizer: torch.optim.Optimizer, found_inf: Tensor) -> None:
     """From now on a step changes nothing where `found`, a float32 on the device, is 1; nobody waits for it.
 
     The way of torch.amp.GradScaler with fused optimizers.
     """
-    optimizer.found_inf = found  # type: ignore[attr-defined]
+    optimizer.found_inf = found_inf  # type: ignore[attr-defined]
 
 
 def state_tensors(
@@ -177,11 +177,11 @@ def load_state(
     """
     for place, parameter in places.items():
         for name in names:
-            key, own = _key(name, place), optimizer.state.get(parameter, {})
-            if own.get(name) is not None and key in saved:
-                own[name].copy_(saved[key])
-            elif own.get(name) is not None:
-                own[name].zero_()
+            key, tensors = _key(name, place), optimizer.state.get(parameter, {})
+            if tensors.get(name) is not None and key in saved:
+                tensors[name].copy_(saved[key])
+            elif tensors.get(name) is not None:
+                tensors[name].zero_()
             elif key in saved:
                 optimizer.state[parameter][name] = saved[key].to(parameter.device, copy=True)
 

@@ -25,15 +25,13 @@ from __future__ import annotations
 import inspect
 import math
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.nn.parallel import DistributedDataParallel
 
 from scaling.aggregators.base import Aggregator
 from scaling.aggregators.native import AllReduce
@@ -43,6 +41,7 @@ from scaling.errors import LaunchError
 from scaling.measure.phases import UNMARKED, Marks, PhaseRecorder
 from scaling.process_group import TorchGroup
 from scaling.training.compute import take_passes
+from scaling.training.ddp import USUAL_DDP, DdpSettings, wrapped
 from scaling.training.dtypes import require_dtypes
 from scaling.training.exchanges import (
     Record,
@@ -69,40 +68,6 @@ if TYPE_CHECKING:  # torch.distributed has it too, hidden from type checkers
 PASSES_UNTIL_BUCKETS_STAY = 2
 """DDP rebuilds its buckets once, after the first backward pass, in the order in which gradients came; a
 static graph is known one pass later."""
-
-_OWN_BUFFERS: dict[str, Any] = (
-    {"forward_sync_buffers": False}
-    if "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
-    else {"broadcast_buffers": False}  # its name in older torch
-)
-
-TAKES_SIZES = "bucket_cap_mb_list" in inspect.signature(DistributedDataParallel).parameters
-"""Whether DDP takes the sizes of all buckets; older torch takes the first's and the others' alone."""
-
-
-@dataclass(frozen=True)
-class DdpSettings:
-    """Arguments of DistributedDataParallel, besides the size of its buckets.
-
-    Attributes:
-        first_bucket_mb: upper size of the first bucket, in MiB; None: as of the others.
-        bucket_sizes_mb: upper sizes of all buckets one by one, in MiB, in place of both; the last one is
-            that of all further buckets too.
-        find_unused_parameters: None: where the loss does not depend on some parameter.
-        static_graph: every step is promised to use the same parameters in the same way.
-        gradient_as_bucket_view: gradients are stored in the buckets themselves.
-        compiled: torch.compile is given the wrapped model, so that it splits the graph at the buckets' ends.
-    """
-
-    first_bucket_mb: float | None = None
-    bucket_sizes_mb: tuple[float, ...] | None = None
-    find_unused_parameters: bool | None = None
-    static_graph: bool = False
-    gradient_as_bucket_view: bool = False
-    compiled: bool = False
-
-
-USUAL_DDP = DdpSettings()
 
 
 class OverlappedStep:
@@ -139,13 +104,36 @@ class OverlappedStep:
         self.replica, self._aggregator, self._group = replica, aggregator, group
         self._device = replica.trainable[0].device
         self._state_names = settings.state_names
-        self._places = {str(number): one for number, one in enumerate(replica.trainable)}
+        self._places = {str(number): parameter for number, parameter in enumerate(replica.trainable)}
         self.treatment = GradientTreatment(gradients, replica.compute, self._device)
-        found_inf = self.treatment.found_inf
+        self._path = aggregator.ddp_path()
+        if self._path == "own" and (group.through_host or gradients.wire is not None):
+            self._path = "hook"  # Gloo would stage the buckets, not the group; nor does DDP cast them
         self._optimizer: Any
         self._send_parameters: Callable[[], None] | None = None
+        self._make_optimizer(settings)
+        self._example = (inputs, targets)
+        self._micro_batch = len(inputs) // replica.compute.accumulate
+        self._marks: Marks = UNMARKED
+        self._record: Record | None = None
+        self._forward: Callable[[Tensor], Tensor] = replica.module
+        self._buckets = HookedBuckets(
+            aggregator, group, self._device, replica.layout, replica.trainable, gradients.wire
+        )
+        self._hooked = False
+        self._unused: list[str] = []
+        self._compiled = ddp.compiled
+        if self._path in ("bare", "optimizer"):
+            if ddp.compiled:
+                self._forward = torch.compile(replica.module)
+        else:
+            self._start_ddp(bucket_mb, ddp)
+
+    def _make_optimizer(self, settings: OptimizerSettings) -> None:
+        """Collective where ranks share its state."""
+        replica, aggregator, found_inf = self.replica, self._aggregator, self.treatment.found_inf
         if aggregator.shards_optimizer:
-            self._optimizer = _sharded_optimizer(settings, replica.trainable, group)
+            self._optimizer = _sharded_optimizer(settings, replica.trainable, self._group)
             # Its step would send them at its end: here that is a phase of its own.
             self._send_parameters = self._optimizer._sync_params
             self._optimizer._sync_params = lambda: None
@@ -153,27 +141,13 @@ class OverlappedStep:
             self._optimizer = settings.optimizer(replica.trainable, skippable=found_inf is not None)
         if found_inf is not None:
             skip_where(self._optimizer, found_inf)
-        self._example = (inputs, targets)
-        self._micro_batch = len(inputs) // replica.compute.accumulate
-        self._marks: Marks = UNMARKED
-        self._record: Record | None = None
-        self._forward: Callable[[Tensor], Tensor] = replica.module
-        self._path = aggregator.ddp_path()
-        if self._path == "own" and (group.through_host or gradients.wire is not None):
-            self._path = "hook"  # Gloo would stage the buckets, not the group; nor does DDP cast them
-        self._buckets = HookedBuckets(
-            aggregator, group, self._device, replica.layout, replica.trainable, gradients.wire
-        )
-        self._hooked = False
-        self._unused: list[str] = []
-        self._compiled = ddp.compiled
         if self._path == "optimizer":
-            layout, trainable = replica.layout, replica.trainable
-            self._optimizer = aggregator.wrap_optimizer(self._optimizer, layout, trainable, group)
-        if self._path in ("bare", "optimizer"):
-            if ddp.compiled:
-                self._forward = torch.compile(replica.module)
-            return
+            self._optimizer = aggregator.wrap_optimizer(
+                self._optimizer, replica.layout, replica.trainable, self._group
+            )
+
+    def _start_ddp(self, bucket_mb: float, ddp: DdpSettings) -> None:
+        """Wraps the module and makes the passes after which its buckets stay. Collective."""
         self._unused = self._parameters_without_gradient()
         self._wrap(bucket_mb, ddp)
         num_passes = PASSES_UNTIL_BUCKETS_STAY + int(ddp.static_graph)
@@ -184,43 +158,17 @@ class OverlappedStep:
 
     def _wrap(self, bucket_mb: float, ddp: DdpSettings) -> None:
         """Makes the module one of DDP. Collective."""
-        aggregator, group = self._aggregator, self._group
-        alone = self._path == "own" and not aggregator.exchanges
+        group = self._group
+        exchanges = self._path != "own" or self._aggregator.exchanges
         # Without it DDP waits for their gradients, for ever; with it it walks the graph of every step.
         finds_unused = group.largest(len(self._unused)) > 0 or bool(ddp.find_unused_parameters)
-        first_mb = ddp.first_bucket_mb
-        one_by_one: dict[str, Any] = {}
-        if ddp.bucket_sizes_mb is not None:
-            if finds_unused:  # buckets stay in the order of the parameters, and sizes are of the gradients'
-                raise LaunchError(
-                    "bucket_mb with sizes one by one needs a loss that depends on every parameter, and no "
-                    "find_unused_parameters; give one size"
-                )
-            first_mb, bucket_mb = ddp.bucket_sizes_mb[0], ddp.bucket_sizes_mb[-1]
-            if TAKES_SIZES:
-                first_mb, one_by_one = None, {"bucket_cap_mb_list": list(ddp.bucket_sizes_mb)}
-        with _first_bucket_of(first_mb):
-            cls = DistributedDataParallel if first_mb is None else _FirstBucketDdp
-            self._ddp = self._forward = cls(
-                self.replica.module,
-                process_group=group.single_rank_group() if alone else group.data,
-                bucket_cap_mb=bucket_mb,
-                find_unused_parameters=finds_unused,
-                static_graph=ddp.static_graph,
-                gradient_as_bucket_view=ddp.gradient_as_bucket_view,
-                **one_by_one,
-                **_OWN_BUFFERS,
-            )
-        if ddp.compiled:
-            compiled = torch.compile(self._ddp)
-            # Compiling, torch takes the first bucket to have its own constant's size, whatever DDP was told.
-            compiled_first_mb = min(first_mb or bucket_mb, bucket_mb)
-
-            def forward(inputs: Tensor) -> Tensor:
-                with _first_bucket_of(compiled_first_mb):
-                    return compiled(inputs)  # type: ignore[no-any-return]
-
-            self._forward = forward
+        self._ddp, self._forward = wrapped(
+            self.replica.module,
+            group.data if exchanges else group.single_rank_group(),
+            bucket_mb,
+            ddp,
+            finds_unused=finds_unused,
+        )
 
     @property
     def _stateful(self) -> torch.optim.Optimizer:
@@ -256,7 +204,7 @@ class OverlappedStep:
         """See `Step`."""
         module = {name: value.detach().clone() for name, value in self.replica.module.state_dict().items()}
         tensors = state_tensors(self._stateful, self._places, self._state_names)
-        update = {name: one.clone() for name, one in tensors.items()}
+        update = {name: tensor.clone() for name, tensor in tensors.items()}
         scale = self.treatment.state_dict()
         return {"module": module, "aggregator": self._buckets.state_dict(), "update": update, "scale": scale}
 
@@ -271,7 +219,7 @@ class OverlappedStep:
     def optimizer_state_bytes(self) -> int:
         """See `Step`."""
         tensors = state_tensors(self._stateful, self._places, self._state_names)
-        return sum(one.nbytes for one in tensors.values())
+        return sum(tensor.nbytes for tensor in tensors.values())
 
     def check(self) -> None:
         """See `Step`."""
@@ -306,8 +254,8 @@ class OverlappedStep:
             names, autocast = self.replica.layout.names, self.replica.compute.autocast
             self._record += recomputed_exchanges(names, gradients, means, autocast)
         if self.treatment.waits_for_all:
-            found = [one.grad for one in self.replica.trainable if one.grad is not None]
-            self.treatment.before_update(found, marks.phase)
+            means = [parameter.grad for parameter in self.replica.trainable if parameter.grad is not None]
+            self.treatment.before_update(means, marks.phase)
         with marks.phase("update"), self._stepping():
             self._optimizer.step()
         if self._send_parameters is not None:
@@ -378,8 +326,8 @@ class OverlappedStep:
     def _parameters_without_gradient(self) -> list[str]:
         """The names of those that the loss of the example does not depend on."""
         self._run_dry(1)
-        named = zip(self.replica.layout.names, self.replica.trainable, strict=True)
-        return [name for name, parameter in named if parameter.grad is None]
+        parameters = zip(self.replica.layout.names, self.replica.trainable, strict=True)
+        return [name for name, parameter in parameters if parameter.grad is None]
 
     def _run_dry(self, num_passes: int) -> None:
         """Forward and backward passes without an update, in which DDP settles its buckets.
@@ -405,35 +353,12 @@ class OverlappedStep:
             return self._buckets.launch(bucket, marks)
 
 
-class _FirstBucketDdp(DistributedDataParallel):
-    """With a first bucket of torch's constant also where the size of the others is given."""
-
-    def _ddp_init_helper(self, *args: Any, **keywords: Any) -> None:
-        self.bucket_bytes_cap_default = True
-        if hasattr(self, "_bucket_config"):  # newer torch keeps both sizes here
-            first: Any = {"first_bucket_bytes_cap": torch.distributed._DEFAULT_FIRST_BUCKET_BYTES}  # type: ignore[attr-defined]
-            self._bucket_config = replace(self._bucket_config, **first)
-        super()._ddp_init_helper(*args, **keywords)  # type: ignore[no-untyped-call]
-
-
-@contextmanager
-def _first_bucket_of(size_mb: float | None) -> Iterator[None]:
-    """DDP takes the size of its first bucket from a constant of torch's."""
-    usual = torch.distributed._DEFAULT_FIRST_BUCKET_BYTES  # type: ignore[attr-defined]
-    try:
-        if size_mb is not None:
-            torch.distributed._DEFAULT_FIRST_BUCKET_BYTES = int(size_mb * 2**20)  # type: ignore[attr-defined]
-        yield
-    finally:
-        torch.distributed._DEFAULT_FIRST_BUCKET_BYTES = usual  # type: ignore[attr-defined]
-
-
 def _parameter_bytes(layout: BucketLayout, world_size: int, rank: int, itemsize: int) -> int:
     """What a rank broadcasts of the parameters that it steps under ZeroRedundancyOptimizer."""
     sizes = [math.prod(shape) for shape in layout.shapes]
     owners = assign_owners(sizes, world_size)
-    own = sum(size for size, owner in zip(sizes, owners, strict=True) if owner == rank)
-    return (world_size - 1) * own * itemsize
+    owned = sum(size for size, owner in zip(sizes, owners, strict=True) if owner == rank)
+    return (world_size - 1) * owned * itemsize
 
 
 def _sharded_optimizer(
@@ -451,6 +376,6 @@ def _sharded_optimizer(
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
     plain = settings.optimizer(parameters[:1])
-    known = inspect.signature(type(plain)).parameters
-    numbers = {name: value for name, value in plain.defaults.items() if name in known}
+    accepted = inspect.signature(type(plain)).parameters
+    numbers = {name: value for name, value in plain.defaults.items() if name in accepted}
     return ZeroRedundancyOptimizer(parameters, type(plain), process_group=group.data, **numbers)

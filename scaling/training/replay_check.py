@@ -36,7 +36,7 @@ def sgd_problem(
     """
     for name, old, plain, again, replayed in zip(names, start, *steps, strict=True):
         update, scatter, distance = (
-            (plain.double() - one.double()).norm() for one in (old.detach(), again, replayed)
+            (plain.double() - other.double()).norm() for other in (old.detach(), again, replayed)
         )
         rounding = torch.finfo(plain.dtype).eps * plain.double().norm()
         if not distance <= _allowed(TOLERANCE, update, scatter) + rounding:
@@ -65,10 +65,8 @@ def adam_problem(
     title = TITLES[settings.name]
     if len({frozenset(state) for state in states}) > 1:
         return f"the captured graph leaves a state of {title} other than that of the step without it"
-    for key in states[0]:
-        name, _, span = key.partition("/")
-        if name != "exp_avg":
-            continue
+    for key in [key for key in states[0] if key.startswith("exp_avg/")]:
+        span = key.partition("/")[2]
         first, last = (int(bound) for bound in span.split(":"))
         if first == last:
             continue
@@ -78,21 +76,13 @@ def adam_problem(
             return f"the captured graph takes {replays:g} steps of {title} {elements}, without it {plain:g}"
         squares = torch.zeros(3, dtype=torch.float64, device=start.device)
         for begin in range(first, last, CHUNK_ELEMENTS):
-            end = min(begin + CHUNK_ELEMENTS, last)
-            old, new = start[begin:end], replayed[begin:end]
-            means = [
-                _mean(settings, state[key].view(-1)[begin - first : end - first], old) for state in states
-            ]
-            squares += torch.stack(
-                [one.square().sum() for one in (means[0], *(means[0] - o for o in means[1:]))]
-            )
-            worst = None
-            if replays:
-                moments, rate_eps = Moments.zero(settings, old), torch.finfo(torch.float32).eps
-                worst = worst_update(settings, new, old, Delivered(means[2], 0.0), moments, rate_eps)
-            elif not torch.equal(new, old):  # skipped for an infinite gradient
-                at = int((new != old).nonzero()[0])
-                worst = at, float(new[at]), float(old[at])
+            chunk = slice(begin, min(begin + CHUNK_ELEMENTS, last))
+            old, new = start[chunk], replayed[chunk]
+            moments = [state[key].view(-1)[chunk.start - first : chunk.stop - first] for state in states]
+            means = [_mean(settings, moment, old) for moment in moments]
+            differences = (means[0], means[0] - means[1], means[0] - means[2])
+            squares += torch.stack([difference.square().sum() for difference in differences])
+            worst = _worst_replayed(settings, old, new, means[2], is_step=bool(replays))
             if worst is not None:
                 return (
                     f"the captured graph's update is not {title}'s: {place(layout, begin + worst[0])} is "
@@ -104,6 +94,22 @@ def adam_problem(
                 f"the captured graph's mean gradient {elements} is another than that of the step without it"
             )
     return None
+
+
+def _worst_replayed(
+    settings: AdamSettings, old: Tensor, new: Tensor, mean: Tensor, *, is_step: bool
+) -> tuple[int, float, float] | None:
+    """The element that is farthest off, its value and the expected one; None where all are near enough.
+
+    Without a step (skipped for an infinite gradient) nothing may have changed.
+    """
+    if is_step:
+        moments, rate_eps = Moments.zero(settings, old), torch.finfo(torch.float32).eps
+        return worst_update(settings, new, old, Delivered(mean, 0.0), moments, rate_eps)
+    if torch.equal(new, old):
+        return None
+    at = int((new != old).nonzero()[0])
+    return at, float(new[at]), float(old[at])
 
 
 def _allowed(tolerance: float, norm: Tensor, scatter: Tensor) -> Tensor:

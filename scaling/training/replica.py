@@ -33,9 +33,9 @@ class Replica:
 
     def __init__(self, module: nn.Module, loss: Loss = cross_entropy, compute: Compute = FLOAT32) -> None:
         self.module, self.loss, self.compute = module, loss, compute
-        named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
-        self.layout = BucketLayout.of([(name, tuple(p.shape)) for name, p in named])
-        self.trainable = [parameter for _, parameter in named]
+        named_parameters = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+        self.layout = BucketLayout.of([(name, tuple(p.shape)) for name, p in named_parameters])
+        self.trainable = [parameter for _, parameter in named_parameters]
         for parameter in self.trainable:
             if not parameter.is_contiguous():  # a bucket of DDP has elements in their order in memory
                 parameter.data = parameter.data.contiguous()
@@ -47,9 +47,9 @@ class Replica:
 
     def layout_of(self, dtype: torch.dtype) -> BucketLayout:
         """Names, shapes and offsets of the parameters of that dtype, as one bucket."""
-        named = zip(self.layout.names, self.layout.shapes, self.trainable, strict=True)
+        parameters = zip(self.layout.names, self.layout.shapes, self.trainable, strict=True)
         return BucketLayout.of(
-            [(name, shape) for name, shape, parameter in named if parameter.dtype == dtype]
+            [(name, shape) for name, shape, parameter in parameters if parameter.dtype == dtype]
         )
 
     @property

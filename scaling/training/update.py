@@ -54,9 +54,9 @@ class OwnedStep:
         """Of the optimizer's state on this rank."""
         return self._owned.state_bytes
 
-    def skip_where(self, found: Tensor) -> None:
+    def skip_where(self, found_inf: Tensor) -> None:
         """From now on no step is taken where `found`, on the device, is 1."""
-        self._owned.skip_where(found)
+        self._owned.skip_where(found_inf)
 
     def set_learning_rate(self, rate: float) -> None:
         """That of the next steps."""
@@ -202,9 +202,9 @@ class _Owned:
         if self._optimizer is not None:
             set_learning_rate(self._optimizer, rate)
 
-    def skip_where(self, found: Tensor) -> None:
+    def skip_where(self, found_inf: Tensor) -> None:
         if self._optimizer is not None:
-            skip_where(self._optimizer, found)
+            skip_where(self._optimizer, found_inf)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Copies; none before the first step."""

@@ -90,11 +90,11 @@ def worst_update(
     """
     worst, largest = None, 1.0
     moments.steps += 1
-    flat = [one.reshape(-1) for one in (new, old, delivered.mean)]
+    flat = [tensor.reshape(-1) for tensor in (new, old, delivered.mean)]
     info = torch.finfo(new.dtype)
     for start in range(0, new.numel(), CHUNK_ELEMENTS):
         chunk = slice(start, start + CHUNK_ELEMENTS)
-        given, p, mean = (one[chunk].double() for one in flat)
+        updated, p, mean = (tensor[chunk].double() for tensor in flat)
         if isinstance(settings, AdamSettings):
             step, size, slack = _adam(settings, p, mean, moments, chunk, delivered.rounding)
         else:
@@ -103,10 +103,10 @@ def worst_update(
         rate = abs(settings.learning_rate)
         expected = p - settings.learning_rate * step
         allowed = UPDATE_ROUNDING * info.eps * (p.abs() + rate * size) + rate_eps * rate * size
-        ratios = ((given - expected).abs() / (allowed + rate * slack + info.tiny)).nan_to_num_(float("inf"))
+        ratios = ((updated - expected).abs() / (allowed + rate * slack + info.tiny)).nan_to_num_(float("inf"))
         at = int(ratios.argmax())
         if float(ratios[at]) > largest:
-            largest, worst = float(ratios[at]), (start + at, float(given[at]), float(expected[at]))
+            largest, worst = float(ratios[at]), (start + at, float(updated[at]), float(expected[at]))
     return worst
 
 
@@ -132,14 +132,14 @@ def _adam(
 ) -> _Step:
     in_gradient = 0.0 if settings.decoupled else settings.weight_decay
     gradient, size = mean + in_gradient * p, mean.abs() + in_gradient * p.abs()
-    for kept, value in ((moments.first, gradient), (moments.first_size, size)):
-        kept[chunk].mul_(settings.beta1).add_((1 - settings.beta1) * value)
-    for kept, value in ((moments.second, gradient), (moments.second_size, size)):
-        kept[chunk].mul_(settings.beta2).add_((1 - settings.beta2) * value.square())
+    for moment, value in ((moments.first, gradient), (moments.first_size, size)):
+        moment[chunk].mul_(settings.beta1).add_((1 - settings.beta1) * value)
+    for moment, value in ((moments.second, gradient), (moments.second_size, size)):
+        moment[chunk].mul_(settings.beta2).add_((1 - settings.beta2) * value.square())
     correction = 1 - settings.beta1**moments.steps, 1 - settings.beta2**moments.steps
-    first, first_size = (one[chunk] / correction[0] for one in (moments.first, moments.first_size))
+    first, first_size = (tensor[chunk] / correction[0] for tensor in (moments.first, moments.first_size))
     second, second_size = (
-        (one[chunk] / correction[1]).sqrt() for one in (moments.second, moments.second_size)
+        (tensor[chunk] / correction[1]).sqrt() for tensor in (moments.second, moments.second_size)
     )
     divisor = second + settings.epsilon
     # Where terms cancel, what is rounded of them is large against their difference and against the divisor.

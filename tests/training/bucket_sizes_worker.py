@@ -11,9 +11,10 @@ from scaling.measure.clock import clock_for
 from scaling.measure.phases import PhaseRecorder
 from scaling.process_group import TorchGroup
 from scaling.runtime.workers import Workers
-from scaling.training import overlapped
+from scaling.training import ddp as wrapping
+from scaling.training.ddp import DdpSettings
 from scaling.training.optimizers import SgdSettings
-from scaling.training.overlapped import DdpSettings, OverlappedStep
+from scaling.training.overlapped import OverlappedStep
 from scaling.training.replica import Replica
 from tests.ranks import as_rank
 
@@ -73,7 +74,7 @@ def seen_by(workers: Workers) -> dict[str, Any]:
             "one by one": trained(name, group, DdpSettings(bucket_sizes_mb=ONE_BY_ONE)),
             "first and others": trained(name, group, TWO),
         }
-    overlapped.TAKES_SIZES = False
+    wrapping.TAKES_SIZES = False
     for name in ("all_reduce", "ring"):
         seen[name]["in older torch"] = trained(name, group, TWO)
     return seen

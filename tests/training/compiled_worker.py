@@ -15,8 +15,9 @@ from scaling.errors import ExchangeError
 from scaling.process_group import TorchGroup
 from scaling.runtime.workers import Workers
 from scaling.training.compute import AUTOCAST, Compute
+from scaling.training.ddp import DdpSettings
 from scaling.training.optimizers import AdamSettings
-from scaling.training.overlapped import DdpSettings, OverlappedStep
+from scaling.training.overlapped import OverlappedStep
 from scaling.training.replica import FlatReplica, Replica
 from scaling.training.step import EagerStep, Step
 from scaling.training.step_check import StepCheck

@@ -2,7 +2,7 @@
 
 import pytest
 
-from scaling.training.overlapped import TAKES_SIZES
+from scaling.training.ddp import TAKES_SIZES
 
 KIB = 1024
 
