@@ -74,8 +74,8 @@ class HostLink:
     @property
     def variables(self) -> dict[str, str]:
         """What the environment says of it: part of what identifies a measurement."""
-        given = {"SCALING_LINK_RATE": self.rate, "SCALING_LINK_DELAY": self.delay}
-        return {name: value for name, value in given.items() if value is not None}
+        settings = {"SCALING_LINK_RATE": self.rate, "SCALING_LINK_DELAY": self.delay}
+        return {name: value for name, value in settings.items() if value is not None}
 
     @property
     def burst_bytes(self) -> int:
@@ -138,11 +138,11 @@ def two_hosts(link: HostLink) -> Iterator[tuple[str, str]]:
 
 
 def _make(names: Sequence[str], link: HostLink) -> None:
-    known = "".join(f"{address} {host}\n" for address, host in zip(ADDRESSES, HOSTS, strict=True))
+    hosts = "".join(f"{address} {host}\n" for address, host in zip(ADDRESSES, HOSTS, strict=True))
     try:
         for name in names:
             (NAMES_FOLDER / name).mkdir(parents=True)
-            (NAMES_FOLDER / name / "hosts").write_text(f"127.0.0.1 localhost\n{known}")
+            (NAMES_FOLDER / name / "hosts").write_text(f"127.0.0.1 localhost\n{hosts}")
         for command in set_up_commands(names, link):
             _carry_out(command)
     except OSError as error:
@@ -153,16 +153,16 @@ def _carry_out(command: Sequence[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode == 0:
         return
-    said = done.stderr.strip()
-    if "netem" in command and NO_SUCH_QUEUE in said:
-        said += " This kernel has no netem: leave the delay out, or load its module sch_netem."
-    raise RuntimeError(f"`{' '.join(command)}` says: {said}")
+    message = done.stderr.strip()
+    if "netem" in command and NO_SUCH_QUEUE in message:
+        message += " This kernel has no netem: leave the delay out, or load its module sch_netem."
+    raise RuntimeError(f"`{' '.join(command)}` says: {message}")
 
 
 def on_host(index: int, name: str, command: Sequence[str]) -> list[str]:
     """The command line that runs `command` on host 0 or 1, in the namespace `name`."""
-    named = ["unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', HOSTS[index]]
-    return ["ip", "netns", "exec", name, *named, *command]
+    as_host = ["unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', HOSTS[index]]
+    return ["ip", "netns", "exec", name, *as_host, *command]
 
 
 def run(link: HostLink, command: Sequence[str]) -> int:
@@ -198,12 +198,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rate", help="of the link, each way: 500kbit, 100mbit, 2.5gbit")
     parser.add_argument("--delay", help="of every packet, one way: 200us, 5ms (kernels with netem)")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="started on host1 and on host2")
-    given = parser.parse_args(arguments)
-    if not given.command:
+    options = parser.parse_args(arguments)
+    if not options.command:
         parser.error("which command?")
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
-        return run(HostLink(given.rate, given.delay), given.command)
+        return run(HostLink(options.rate, options.delay), options.command)
     except (ValueError, RuntimeError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

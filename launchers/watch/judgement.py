@@ -113,13 +113,15 @@ def behind(seen: Mapping[int, Seen]) -> list[int]:
     Args:
         seen: rank -> how it is.
     """
-    stopped = [rank for rank, one in seen.items() if one.stopped]
+    stopped = [rank for rank, state in seen.items() if state.stopped]
     if stopped or len(seen) == 1:
         return stopped or list(seen)
-    busy = [rank for rank, one in seen.items() if not one.waits]
-    lowest = min((one.position.serial, one.position.steps) for one in seen.values())
-    slowest = [rank for rank, one in seen.items() if (one.position.serial, one.position.steps) == lowest]
-    return next((found for found in (busy, slowest) if 0 < len(found) < len(seen)), [])
+    busy = [rank for rank, state in seen.items() if not state.waits]
+    lowest = min((state.position.serial, state.position.steps) for state in seen.values())
+    slowest = [
+        rank for rank, state in seen.items() if (state.position.serial, state.position.steps) == lowest
+    ]
+    return next((group for group in (busy, slowest) if 0 < len(group) < len(seen)), [])
 
 
 def stall_report(seen: Mapping[int, Seen], still_s: float, num_ranks: int) -> list[str]:
@@ -130,30 +132,34 @@ def stall_report(seen: Mapping[int, Seen], still_s: float, num_ranks: int) -> li
         still_s: for how long.
         num_ranks: of the launch, on all hosts.
     """
-    found = behind(seen)
+    late = behind(seen)
     elsewhere = len(seen) < num_ranks
-    if elsewhere and all(one.waits for one in seen.values()):
-        ranks, hosts = ", ".join(map(str, seen)), ", ".join(dict.fromkeys(one.host for one in seen.values()))
+    if elsewhere and all(state.waits for state in seen.values()):
+        ranks = ", ".join(map(str, seen))
+        hosts = ", ".join(dict.fromkeys(state.host for state in seen.values()))
         first = f"no progress for {still_s:.0f} s: ranks {ranks} on {hosts} wait for ranks of other hosts"
-    elif found:
-        names = f"rank {found[0]} is" if len(found) == 1 else f"ranks {', '.join(map(str, found))} are"
-        hosts = ", ".join(dict.fromkeys(seen[rank].host for rank in found))
-        one = seen[found[0]]
-        how = ", stopped by a signal," if one.stopped else ""
+    elif late:
+        names = f"rank {late[0]} is" if len(late) == 1 else f"ranks {', '.join(map(str, late))} are"
+        hosts = ", ".join(dict.fromkeys(seen[rank].host for rank in late))
+        state = seen[late[0]]
+        how = ", stopped by a signal," if state.stopped else ""
         first = (
-            f"{names} behind on {hosts}{how} in {one.position.describe()}: no progress for {still_s:.0f} s, "
-            f"longer than stall_timeout ({one.position.stall_timeout_s:g} s) allows here"
+            f"{names} behind on {hosts}{how} in {state.position.describe()}: no progress for "
+            f"{still_s:.0f} s, longer than stall_timeout ({state.position.stall_timeout_s:g} s) allows here"
         )
     else:
-        one = next(iter(seen.values()))
+        state = next(iter(seen.values()))
         first = (
-            f"no progress for {still_s:.0f} s in {one.position.describe()}: no rank is behind, all wait for "
-            "each other, as where their exchanges do not match"
+            f"no progress for {still_s:.0f} s in {state.position.describe()}: no rank is behind, all wait "
+            "for each other, as where their exchanges do not match"
         )
     lines = [first]
-    for rank, one in seen.items():
-        if not found or rank in found or elsewhere:
-            lines += [f"  rank {rank}, newest call first:", *(f"    {f}" for f in one.frames[:FRAMES_SHOWN])]
+    for rank, state in seen.items():
+        if not late or rank in late or elsewhere:
+            lines += [
+                f"  rank {rank}, newest call first:",
+                *(f"    {f}" for f in state.frames[:FRAMES_SHOWN]),
+            ]
     return lines
 
 
@@ -194,13 +200,13 @@ def verdict(log: str, codes: Mapping[int, int] | None = None) -> list[str]:
         log: what it printed.
         codes: rank -> exit code, of those of which the launcher knows it; negative: the signal.
     """
-    found = re.findall(rf"{PREFIX}(.*)$", log, re.MULTILINE)
-    heads = [at for at, line in enumerate(found) if not line.startswith(" ")]
+    lines = re.findall(rf"{PREFIX}(.*)$", log, re.MULTILINE)
+    heads = [at for at, line in enumerate(lines) if not line.startswith(" ")]
     if not heads:
         return []
-    start = next((at for at in heads if " behind " in found[at] or " left first " in found[at]), heads[0])
-    end = next((at for at in heads if at > start), len(found))
-    left = re.match(r"rank (\d+) left first ", found[start])
-    if left and (code := (codes or {}).get(int(left[1]))) is not None:
-        found[start] = found[start].replace(UNKNOWN_CODE, _ending(code << 8 if code >= 0 else -code))
-    return found[start:end]
+    start = next((at for at in heads if " behind " in lines[at] or " left first " in lines[at]), heads[0])
+    end = next((at for at in heads if at > start), len(lines))
+    leaver = re.match(r"rank (\d+) left first ", lines[start])
+    if leaver and (code := (codes or {}).get(int(leaver[1]))) is not None:
+        lines[start] = lines[start].replace(UNKNOWN_CODE, _ending(code << 8 if code >= 0 else -code))
+    return lines[start:end]

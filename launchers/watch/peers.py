@@ -82,7 +82,7 @@ class _Channel:
             return None
         *lines, self._read = (self._read + read).split(b"\n")
         with suppress(ValueError):
-            return [one for line in lines if isinstance(one := json.loads(line), dict)]
+            return [message for line in lines if isinstance(message := json.loads(line), dict)]
         return []
 
 

@@ -77,10 +77,10 @@ class Present:
         try:
             content = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
             variables = dict(text.split("=", 1) for text in content.split("\0") if "=" in text)
-            found = RankInfo.from_env(variables)
+            place = RankInfo.from_env(variables)
         except (OSError, RankError):
             return None
-        return found.rank if found.table == self.info.table and found.rank in self.local else None
+        return place.rank if place.table == self.info.table and place.rank in self.local else None
 
 
 def _state(pid: int) -> list[str]:

@@ -97,7 +97,7 @@ class Watcher:
         while self._ranks and not self._is_over():
             period_s = self._period_s()
             ended = self._ended(period_s)
-            silent = [one for one in ended if not one.reader.position().has_left]
+            silent = [rank for rank in ended if not rank.reader.position().has_left]
             if silent:
                 self._end([self._who_left(silent)], STACK_S)
                 return
@@ -113,8 +113,10 @@ class Watcher:
                 return
 
     def _period_s(self) -> float:
-        timeouts = [one.reader.position().stall_timeout_s for one in self._ranks.values()]
-        shortest_s = min((one for one in timeouts if one > 0), default=LOOK_S * LOOKS_A_TIMEOUT)
+        timeouts = [rank.reader.position().stall_timeout_s for rank in self._ranks.values()]
+        shortest_s = min(
+            (timeout_s for timeout_s in timeouts if timeout_s > 0), default=LOOK_S * LOOKS_A_TIMEOUT
+        )
         return max(SHORTEST_LOOK_S, min(LOOK_S, shortest_s / LOOKS_A_TIMEOUT))
 
     def _is_over(self) -> bool:
@@ -159,8 +161,10 @@ class Watcher:
         return True
 
     def _who_left(self, silent: Sequence[_Rank]) -> str:
-        statuses = {one.number: one.status() for one in silent}
-        first = min(silent, key=lambda one: statuses[one.number] == signal.SIGTERM)  # which a launcher sends
+        statuses = {rank.number: rank.status() for rank in silent}
+        first = min(
+            silent, key=lambda rank: statuses[rank.number] == signal.SIGTERM
+        )  # which a launcher sends
         return left_report(first.number, statuses[first.number], first.reader.position(), self._host)
 
     def _end(self, lines: Sequence[str], leave_s: float = 0.0) -> None:
@@ -224,29 +228,31 @@ class Watcher:
     def _answer(self) -> None:
         """Tells rank 0's watcher how the ranks of this host are, and does as it says."""
         seen = self._seen()
-        self._peers.say(seen=[[rank, asdict(one)] for rank, one in seen.items()])
+        self._peers.say(seen=[[rank, asdict(state)] for rank, state in seen.items()])
         message = self._next_message(time.monotonic() + 2 * ANSWER_S, "verdict")
         self._say(message["verdict"] if message else stall_report(seen, 0.0, self._num_ranks))
         self._kill()
 
     def _seen(self) -> dict[int, Seen]:
         """How the ranks of this host are; those that are stopped go on, and write their stacks first."""
-        stopped = {one.number for one in self._ranks.values() if one.is_stopped()}
+        stopped = {member.number for member in self._ranks.values() if member.is_stopped()}
         for rank in self._ranks.values():
             rank.send(STACK_SIGNAL)
             if rank.number in stopped:
                 rank.send(signal.SIGCONT)
         until_s = time.monotonic() + STACK_S
-        while time.monotonic() < until_s and not all(one.reader.stack() for one in self._ranks.values()):
+        while time.monotonic() < until_s and not all(
+            member.reader.stack() for member in self._ranks.values()
+        ):
             time.sleep(SHORTEST_LOOK_S)
         return {
-            one.number: Seen(
-                one.reader.position(),
-                one.number in stopped,
-                main_thread(one.reader.stack()),
+            member.number: Seen(
+                member.reader.position(),
+                member.number in stopped,
+                main_thread(member.reader.stack()),
                 self._host,
             )
-            for one in sorted(self._ranks.values(), key=lambda one: one.number)
+            for member in sorted(self._ranks.values(), key=lambda member: member.number)
         }
 
     def _kill(self) -> None:
@@ -261,22 +267,22 @@ class Watcher:
             sys.stderr.flush()
 
 
-def _seen_from(said: Any) -> dict[int, Seen]:
-    return {rank: Seen(**{**one, "position": Position(**one["position"])}) for rank, one in said}
+def _seen_from(answer: Any) -> dict[int, Seen]:
+    return {rank: Seen(**{**state, "position": Position(**state["position"])}) for rank, state in answer}
 
 
 def main(arguments: Sequence[str]) -> None:
     """A JSON document (`start.start_watcher`): watches these ranks until they have ended."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)  # it ends with the ranks
-    given = json.loads(arguments[0])
-    host, ranks = given["host"], given["ranks"]
-    if given["listener"] is not None:
-        peers = Peers.listening(given["listener"])
-    elif given["meeting"] is not None:
-        hub, port = given["meeting"]
+    options = json.loads(arguments[0])
+    host, ranks = options["host"], options["ranks"]
+    if options["listener"] is not None:
+        peers = Peers.listening(options["listener"])
+    elif options["meeting"] is not None:
+        hub, port = options["meeting"]
         peers = Peers.of(hub, port, host, [number for number, *_ in ranks])
     else:
         peers = Peers()
-    Watcher(ranks, given["num_ranks"], host, peers).run()
+    Watcher(ranks, options["num_ranks"], host, peers).run()
     peers.say(bye=True)

@@ -54,7 +54,7 @@ def start_watcher(
                 continue
             descriptors += [handle, page]
             watched.append([rank, pid, handle, page])
-        given = {
+        options = {
             "host": platform.node(),
             "num_ranks": num_ranks,
             "ranks": watched,
@@ -62,7 +62,7 @@ def start_watcher(
             "listener": listener and listener.fileno(),
         }
         return subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", PROGRAM, str(root), json.dumps(given)],
+            [sys.executable, "-I", "-S", "-c", PROGRAM, str(root), json.dumps(options)],
             env={**os.environ, TOKEN_VARIABLE: meeting.token if meeting else ""},
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,

@@ -140,15 +140,15 @@ def installed_by(error: ImportError | OSError) -> str | None:
 
 def _loaded_in_vain(error: ImportError | OSError) -> str:
     """The package that our code imports where the error comes from there; empty where it does not."""
-    found, frame = "", error.__traceback__
+    imported, frame = "", error.__traceback__
     while frame is not None:
         package = str(frame.tb_frame.f_globals.get("__name__", "")).partition(".")[0]
         if package in OWN:
-            found = ""
-        elif not found and frame.tb_frame.f_code.co_name == "<module>":
-            found = package
+            imported = ""
+        elif not imported and frame.tb_frame.f_code.co_name == "<module>":
+            imported = package
         frame = frame.tb_next
-    return found or _named(error)
+    return imported or _named(error)
 
 
 def _named(error: ImportError | OSError) -> str:

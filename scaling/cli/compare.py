@@ -20,15 +20,15 @@ class AgainstCommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Names the option before each of its folders, as click knows one value each."""
-        named: list[str] = []
+        words: list[str] = []
         follows = False
         for word in args:
             if word.startswith("-"):
                 follows = word == "--against"
-                named += [] if follows else [word]
+                words += [] if follows else [word]
             else:
-                named += ["--against", word] if follows else [word]
-        return super().parse_args(ctx, named)
+                words += ["--against", word] if follows else [word]
+        return super().parse_args(ctx, words)
 
 
 def compare(

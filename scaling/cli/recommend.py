@@ -52,9 +52,9 @@ def recommend(
         typer.echo(json.dumps([as_dict(recommendation) for recommendation in recommendations], indent=1))
     else:
         if objective == "time" and most_bytes is None:
-            found = verdicts(study.table, study.cells, study.num_cores)
-            command = command_of(found[0], ResultsFolder(directory)) if found else ""
-            typer.echo(f"{folded_answer(verdict_lines(found, command), command)}\n")
+            answers = verdicts(study.table, study.cells, study.num_cores)
+            command = command_of(answers[0], ResultsFolder(directory)) if answers else ""
+            typer.echo(f"{folded_answer(verdict_lines(answers, command), command)}\n")
         for recommendation in recommendations:
             typer.echo("\n".join(lines_of(recommendation)))
     if any(recommendation.state == "undecided" for recommendation in recommendations):

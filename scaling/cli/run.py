@@ -185,7 +185,7 @@ def _stopping(folder: ResultsFolder, *, with_report: bool) -> Iterator[None]:
         raise typer.Exit(130) from None
 
 
-def name_rest(failed: list[RunRecord], left: list[str], *, is_fault: bool) -> None:
+def name_rest(failed: list[RunRecord], left_out: list[str], *, is_fault: bool) -> None:
     """Says what has failed and what is left to other launches, and ends with exit code 1 if anything has.
 
     Args:
@@ -202,9 +202,9 @@ def name_rest(failed: list[RunRecord], left: list[str], *, is_fault: bool) -> No
         )
     if failed:
         note("`--retry-failed` runs them again")
-    for line in left:
+    for line in left_out:
         note(line)
-    if failed or (left and is_fault):
+    if failed or (left_out and is_fault):
         raise typer.Exit(1)
 
 

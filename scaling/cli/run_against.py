@@ -146,15 +146,15 @@ def _run(
         with progress_for(sys.stderr) as progress:
             runs = [
                 StudyRun(
-                    folder=own,
+                    folder=folder,
                     study=resolved,
-                    command=RunCommand(words[0], words[1:], own.path.absolute()),
+                    command=RunCommand(words[0], words[1:], folder.path.absolute()),
                     progress=SideProgress(progress, name, partner),
                     zygotes=forks,
                     scope=scope,
                     environment=environment,
                 )
-                for own, partner, name, forks, environment in (
+                for folder, partner, name, forks, environment in (
                     (a, b, "A", zygotes[0], THIS_ENVIRONMENT),
                     (b, a, "B", zygotes[1], other.workers),
                 )
@@ -176,7 +176,7 @@ def _end(folders: Sequence[ResultsFolder], out: Path, times: CommandTimes) -> No
         times.write()
         _show_wall_time(folders, out)
         note(f"again: `scaling compare {a.path} {b.path}`; pages: `scaling report {a.path}`, or of {b.path}")
-    failed = [(own, record) for own in folders for record in own.runs() if record.state == "failed"]
+    failed = [(folder, record) for folder in folders for record in folder.runs() if record.state == "failed"]
     for folder, record in failed:
         where = f"{folder.path}: {label_of(record.cell)}, {record.cell['world_size']} workers"
         note(f"failed: {where}, repeat {record.repeat}: {record.reason}")

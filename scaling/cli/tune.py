@@ -59,12 +59,12 @@ def tune(
         out = out or Path("results") / f"{loaded.name}-tune"
         probe = probe_study(loaded, resolved, cells)
         folder = _measured(probe, out / "probe", scope, zygotes)
-        models = [_Model.of(found) for found in _cells_by_part(probe, folder)]
+        models = [_Model.of(probed) for probed in _cells_by_part(probe, folder)]
         sizes = [model.sizes_to_measure(count) for model in models]
         deciding = measured_study(loaded, resolved, cells, sizes, FEWEST)
         folder = _measured(deciding, out / "buckets", scope, zygotes)
-    for cell, model, found in zip(cells, models, _cells_by_part(deciding, folder), strict=True):
-        lines = text_of(model.finding(found)).split(" // ")
+    for cell, model, measured_cells in zip(cells, models, _cells_by_part(deciding, folder), strict=True):
+        lines = text_of(model.finding(measured_cells)).split(" // ")
         typer.echo(
             "\n".join(
                 [
@@ -83,9 +83,9 @@ def _measured(study: Study, out: Path, scope: Scope, zygotes: Zygotes) -> Result
 
     file = out.with_suffix(".yaml")
     write_whole(file, text_of(study).encode())
-    folder, _, left = measured(str(file), [], out, scope, zygotes)
+    folder, _, left_out = measured(str(file), [], out, scope, zygotes)
     failed = [record for record in folder.runs() if record.state == "failed"]
-    name_rest(failed, left, is_fault=True)
+    name_rest(failed, left_out, is_fault=True)
     return folder
 
 
@@ -96,8 +96,10 @@ def _cells_by_part(study: Study, folder: ResultsFolder) -> list[list[CellResult]
     from scaling.study.prepare import this_machine
 
     known = {cell.cell_id: cell for cell in read_cells(folder)}
-    alone = [study.model_copy(update={"parts": (part,)}) for part in study.parts]
-    return [[known[cell_id] for cell_id in resolve(one, this_machine()).cells] for one in alone]
+    by_part = [study.model_copy(update={"parts": (part,)}) for part in study.parts]
+    return [
+        [known[cell_id] for cell_id in resolve(part_study, this_machine()).cells] for part_study in by_part
+    ]
 
 
 @dataclass(frozen=True)
@@ -115,12 +117,12 @@ class _Model:
         from scaling.errors import ScalingError
         from scaling.prediction.buckets import ExchangeCurve, Gradients, of_default
 
-        if any(";" in str(record.summary.get("tensor_shapes")) for one in probed for record in one.done):
+        if any(";" in str(record.summary.get("tensor_shapes")) for cell in probed for record in cell.done):
             raise ScalingError("tune is for gradients of one dtype: DDP fills buckets of each dtype apart")
-        times = sorted(map(bucket_times, probed), key=lambda one: len(one.num_bytes), reverse=True)
+        times = sorted(map(bucket_times, probed), key=lambda cell: len(cell.num_bytes), reverse=True)
         gradients = Gradients(times[0].ready_s, times[0].num_bytes)
         curve = ExchangeCurve.of(
-            [pair for one in times for pair in zip(one.num_bytes, one.exchange_s, strict=True)]
+            [pair for cell in times for pair in zip(cell.num_bytes, cell.exchange_s, strict=True)]
         )
         return cls(gradients, curve, of_default(DDP_BUCKETS_MB, gradients, curve))
 
@@ -130,7 +132,7 @@ class _Model:
         from scaling.training.ddp import TAKES_SIZES
 
         chosen = to_measure(self.gradients, self.curve, self.default, count, takes_sizes=TAKES_SIZES)
-        return [one.sizes_for_ddp(self.gradients) for one in chosen]
+        return [partition.sizes_for_ddp(self.gradients) for partition in chosen]
 
     def finding(self, measured: Sequence[CellResult]) -> Finding:
         """Which buckets to use, with what the model says of them."""
@@ -140,12 +142,12 @@ class _Model:
         from scaling.study.tuning import CONTROL
         from scaling.training.ddp import TAKES_SIZES
 
-        sizes = {one.cell_id: tuple(one.cell["bucket_sizes_mb"] or ()) for one in measured}
-        control = next((one.cell_id for one in measured if one.cell["aggregator"] == CONTROL), None)
-        default = next(one for one, its in sizes.items() if its == DDP_BUCKETS_MB)
-        candidates = [one for one, its in sizes.items() if one not in (control, default)]
-        found = tuned_buckets(measured, default, candidates, control)
-        chosen = of_default(sizes[found.cells[0]], self.gradients, self.curve)
+        sizes = {cell.cell_id: tuple(cell.cell["bucket_sizes_mb"] or ()) for cell in measured}
+        control = next((cell.cell_id for cell in measured if cell.cell["aggregator"] == CONTROL), None)
+        default = next(cell_id for cell_id, sizes_mb in sizes.items() if sizes_mb == DDP_BUCKETS_MB)
+        candidates = [cell_id for cell_id in sizes if cell_id not in (control, default)]
+        finding = tuned_buckets(measured, default, candidates, control)
+        chosen = of_default(sizes[finding.cells[0]], self.gradients, self.curve)
         model = {
             "sizes_mb": chosen.sizes_mb,
             "takes_sizes": TAKES_SIZES,
@@ -155,4 +157,4 @@ class _Model:
             "end_s": chosen.end_s,
             "default_end_s": self.default.end_s,
         }
-        return replace(found, values={**found.values, **model})
+        return replace(finding, values={**finding.values, **model})

@@ -87,8 +87,8 @@ def verify(
     results = examine_all(subjects, sizes, examples, seed) if everything else None
     for index, subject in enumerate(subjects, 1):
         with Console(stderr=True).status(f"{index}/{len(subjects)} {subject.name}") as status:
-            found = next(results) if results else examine(subject, sizes, status.update, examples, seed)
-            findings.append(found)
+            result = next(results) if results else examine(subject, sizes, status.update, examples, seed)
+            findings.append(result)
         wanted = not everything and subject.kind == "aggregator" and findings[-1].failure is None
         sheets.append(sheet_of(subject.name) if wanted else None)
         if not as_json:

@@ -124,9 +124,9 @@ class Waiting:
     def _find_trouble(self, shared: Any, stall_timeout_s: float) -> None:
         """Raises a LaunchError where a rank of this host has left or was stopped for so long; all hear it."""
         now_s = time.monotonic()
-        if (found := self._present.trouble(now_s, stall_timeout_s)) is None:
+        if (trouble := self._present.trouble(now_s, stall_timeout_s)) is None:
             return
-        rank, how = found
+        rank, how = trouble
         text = f"rank {rank} left first on {platform.node()}, before the ranks had met"
         if how == "stopped":
             with suppress(ProcessLookupError):  # its launcher could not end it otherwise
@@ -164,7 +164,7 @@ def say_pids(store: Any, pids: Sequence[int]) -> None:
     PrefixStore(PREFIX, store).set(PIDS, json.dumps(list(pids)))
 
 
-def _place(said: bytes) -> RankPlace:
-    values = json.loads(said)
+def _place(document: bytes) -> RankPlace:
+    values = json.loads(document)
     meeting = values.pop("meeting")
     return RankPlace(**values, meeting=None if meeting is None else (meeting[0], meeting[1], meeting[2]))

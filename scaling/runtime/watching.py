@@ -46,7 +46,7 @@ class Watched:
             places: of all ranks, in rank order.
             rank: this one.
         """
-        local = {n: (one.pid, one.page) for n, one in enumerate(places) if one.processes == here()}
+        local = {n: (place.pid, place.page) for n, place in enumerate(places) if place.processes == here()}
         if rank == min(local) and self.heartbeat is not SILENT:
             offered = places[0].meeting
             has_others = offered is not None and len(local) < len(places)

@@ -243,7 +243,7 @@ def _code_of(run: Callable[[], int | None]) -> int:
 
 def rank_variables(rank: int, world_size: int, port: int) -> dict[str, str]:
     """What torchrun sets for a worker of one host (torch/distributed/elastic/agent/server)."""
-    asked = os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
+    error_handling = os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
     return {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
@@ -253,7 +253,7 @@ def rank_variables(rank: int, world_size: int, port: int) -> dict[str, str]:
         "MASTER_PORT": str(port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",  # the leader holds the store
         "TORCHELASTIC_RESTART_COUNT": "0",
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING": asked,
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": error_handling,
     }
 
 

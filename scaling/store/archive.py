@@ -149,15 +149,17 @@ class Archive:
         where = f"{self.path}, {file.name}"
         if not are_samples:
             # A byte that is no UTF-8 becomes \xff, which is no JSON either.
-            texts = (one.encode(errors="surrogateescape").decode(errors="backslashreplace") for one in lines)
+            texts = (
+                line.encode(errors="surrogateescape").decode(errors="backslashreplace") for line in lines
+            )
             return parsed_lines(list(texts), where, unfinished=unfinished)
         try:
-            found: list[dict[str, Any]] = json_samples(f"[{','.join(lines)}]")  # faster than one by one
+            samples: list[dict[str, Any]] = json_samples(f"[{','.join(lines)}]")  # faster than one by one
         except DocumentError as error:
             raise damaged(where, error, MEND_ARCHIVE) from None
-        if len(found) != len(lines):
+        if len(samples) != len(lines):
             raise StoreError(f"{where} is damaged: a value is no JSON; {MEND_ARCHIVE}")
-        return found
+        return samples
 
     def _lines(self, file: RankFile) -> tuple[list[str], bool]:
         """With whether each is a sample as the store writes it."""

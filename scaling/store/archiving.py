@@ -89,9 +89,9 @@ def require_finished(folder: Path, states: Iterable[str]) -> None:
     Raises:
         StoreError: a run is planned or running.
     """
-    left = Counter(state for state in states if state in ("planned", "running"))
-    if left:
-        counts = ", ".join(f"{number} {state}" for state, number in left.items())
+    unfinished = Counter(state for state in states if state in ("planned", "running"))
+    if unfinished:
+        counts = ", ".join(f"{number} {state}" for state, number in unfinished.items())
         raise StoreError(
             f"{folder} is not finished: runs are {counts}; finish it with `scaling run`, or archive it as it "
             "is with --unfinished (failed runs are archived in any case)"
@@ -167,13 +167,13 @@ def write_plain(folder: Path) -> None:
         raise StoreError(f"{folder} is not archived: it has no {RUNS}")
     archive = Archive(folder / SAMPLES, folder / RUNS)
     require_held(folder, list(plain_files(folder)), archive)
-    held = list(_archived_files(archive))
-    for name, content in held:
+    contents = list(_archived_files(archive))
+    for name, content in contents:
         write_whole(inside(folder, name), content)
     files = list(plain_files(folder))
     require_held(folder, files, archive)
-    if len(files) != len(held):
-        raise StoreError(f"{folder}: {len(files)} files were written of the archive's {len(held)}")
+    if len(files) != len(contents):
+        raise StoreError(f"{folder}: {len(files)} files were written of the archive's {len(contents)}")
     for path in (folder / RUNS, folder / SAMPLES):
         with writing(path):
             path.unlink()
@@ -185,9 +185,9 @@ def require_held(folder: Path, files: Iterable[Path], archive: Archive) -> None:
     Raises:
         StoreError: the archive does not hold one of them, or holds another content of it.
     """
-    held = dict(_archived_files(archive))
+    contents = dict(_archived_files(archive))
     for path in files:
-        if held.pop(path.relative_to(folder).as_posix().removesuffix(".gz"), None) != content_of(path):
+        if contents.pop(path.relative_to(folder).as_posix().removesuffix(".gz"), None) != content_of(path):
             raise StoreError(f"{path} is not what {archive.path} holds; move one of the two elsewhere")
 
 

@@ -35,15 +35,15 @@ class CheckpointFiles:
 
     def read(self) -> list[tuple[Path, bytes | None]]:
         """The files that there are, the last first, with their contents; None where one cannot be read."""
-        found: list[tuple[Path, bytes | None]] = []
+        contents: list[tuple[Path, bytes | None]] = []
         for path in (self._last, self._before):
             try:
-                found.append((path, read_bytes(path)))
+                contents.append((path, read_bytes(path)))
             except FileNotFoundError:
                 continue
             except DocumentError:
-                found.append((path, None))
-        return found
+                contents.append((path, None))
+        return contents
 
     def write(self, content: bytes) -> None:
         """A new one; of those before, the last is kept."""

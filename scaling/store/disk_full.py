@@ -37,20 +37,22 @@ def disk_full(path: Path, error: OSError, num_bytes: int | None = None) -> DiskF
 
 def _room(path: Path, num_bytes: int | None) -> str:
     """What is needed and what is free, in brackets; empty where neither is known."""
-    there = next((one for one in (path, *path.absolute().parents) if one.exists()), None)
+    there = next((parent for parent in (path, *path.absolute().parents) if parent.exists()), None)
     needed = "" if num_bytes is None else f"{_size(num_bytes)} needed"
     try:
-        found = os.statvfs(there) if there else None
+        status = os.statvfs(there) if there else None
     except OSError:
-        found = None
+        status = None
     free = ""
-    if found is not None:
-        no_files = found.f_files and not found.f_favail
+    if status is not None:
+        no_files = status.f_files and not status.f_favail
         free = (
-            "no further files are possible" if no_files else f"{_size(found.f_bavail * found.f_frsize)} free"
+            "no further files are possible"
+            if no_files
+            else f"{_size(status.f_bavail * status.f_frsize)} free"
         )
-    said = ", ".join(filter(None, [needed, free]))
-    return f" ({said})" if said else ""
+    known = ", ".join(filter(None, [needed, free]))
+    return f" ({known})" if known else ""
 
 
 def _size(num_bytes: int) -> str:

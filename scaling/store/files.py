@@ -91,9 +91,9 @@ def append_whole(path: Path, content: bytes) -> None:
         with path.open("ab", buffering=0) as file:
             length = file.tell()
             try:
-                left = memoryview(content)
-                while left:
-                    left = left[file.write(left) :]
+                unwritten = memoryview(content)
+                while unwritten:
+                    unwritten = unwritten[file.write(unwritten) :]
             except OSError:
                 file.truncate(length)
                 raise
@@ -180,8 +180,8 @@ def fitting(where: object, mend: str) -> Iterator[None]:
 
 def run_folders(folder: Path) -> list[Path]:
     """Those of runs that have files of their own, `runs/<cell>/<repeat>`, by cell and repeat."""
-    found = [path for cell in listed(folder / "runs") for path in listed(cell)]
-    runs = [path for path in found if path.name.isascii() and path.name.isdecimal()]
+    folders = [path for cell in listed(folder / "runs") for path in listed(cell)]
+    runs = [path for path in folders if path.name.isascii() and path.name.isdecimal()]
     return sorted(runs, key=lambda path: (path.parts[-2], int(path.name)))
 
 
@@ -200,12 +200,12 @@ def take_number(folder: Path, suffix: str) -> int:
 
 
 @contextmanager
-def locked(path: Path, held: str, *, shared: bool = False, wait: bool = False) -> Iterator[None]:
+def locked(path: Path, refusal: str, *, shared: bool = False, wait: bool = False) -> Iterator[None]:
     """Holds the lock of a file, which is made; where the file system has none there is nothing to hold.
 
     Args:
         path: of the file.
-        held: what is wrong where somebody else holds it.
+        refusal: what is wrong where somebody else holds it.
         shared: with others that share it.
         wait: until it is free.
 
@@ -221,7 +221,7 @@ def locked(path: Path, held: str, *, shared: bool = False, wait: bool = False) -
         try:
             _take(file, kind if wait else kind | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise StoreError(held) from None
+            raise StoreError(refusal) from None
         except OSError:
             pass  # a file system without locks
         yield
@@ -269,8 +269,8 @@ _SAMPLES = re.compile(r"rank(0|[1-9]\d{0,6})\.jsonl(\.gz)?", re.ASCII)
 
 def sample_files(run: Path) -> list[Path]:
     """Those of a run's folder, by rank, compressed or not."""
-    found = [path for path in listed(run) if _SAMPLES.fullmatch(path.name)]
-    return sorted(found, key=rank_of)
+    files = [path for path in listed(run) if _SAMPLES.fullmatch(path.name)]
+    return sorted(files, key=rank_of)
 
 
 def rank_of(samples: Path) -> int:

@@ -354,7 +354,7 @@ class ResultsFolder:
 
     def write_predictions(self, predictions: Iterable[Mapping[str, Any]]) -> Path:
         """Writes what was simulated before it was measured, a mapping a cell; returns the path."""
-        rows = [dict(one) for one in predictions]
+        rows = [dict(prediction) for prediction in predictions]
         content = {"schema_version": SCHEMA_VERSION, "simulated": True, "predictions": rows}
         return write_whole(self.path / "predictions.json", as_json(content))
 
@@ -396,8 +396,8 @@ class ResultsFolder:
         Raises:
             StoreError: somebody else holds it.
         """
-        held = f"another `scaling run` or launch works in {self.path}; wait for it, or use another --out"
-        with locked(self.path / f".lock{part}", held, shared=shared, wait=wait):
+        refusal = f"another `scaling run` or launch works in {self.path}; wait for it, or use another --out"
+        with locked(self.path / f".lock{part}", refusal, shared=shared, wait=wait):
             yield
 
     def is_locked(self, part: str = "") -> bool:

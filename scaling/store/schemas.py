@@ -268,7 +268,7 @@ def validate(model: type[BaseModel], values: Any, where: object, mend: str, text
         model.model_validate(values)
     except ValidationError as error:
         problems = error.errors(include_url=False)
-        lines = [explain(dict(one), text) for one in problems[:MOST_PROBLEMS]]
+        lines = [explain(dict(problem), text) for problem in problems[:MOST_PROBLEMS]]
         more = f"; {len(problems) - MOST_PROBLEMS} more are wrong" if len(problems) > MOST_PROBLEMS else ""
         raise StoreError(f"{where} is damaged: {'; '.join(lines)}{more}; {mend}") from None
 
@@ -287,5 +287,5 @@ def explain(problem: Mapping[str, Any], text: str | None) -> str:
     message = problem["msg"].removeprefix("Value error, ").removeprefix("Input ")
     message = f"{message[:1].lower()}{message[1:]}"
     is_short = path and not isinstance(problem["input"], Mapping | list)
-    given = f" is {problem['input']!r:.40}; it" if is_short else ""
-    return clean(f"{key}{given} {message}{place}")
+    value_text = f" is {problem['input']!r:.40}; it" if is_short else ""
+    return clean(f"{key}{value_text} {message}{place}")

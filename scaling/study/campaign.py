@@ -103,10 +103,10 @@ def run_campaign(a: StudyRun, b: StudyRun, campaign: Campaign) -> None:
     while launches := sorted([*a.launches(), *b.launches()], key=lambda launch: launch.repeat):
         first = launches[0]
         for run in (b, a) if other_goes_first(a.study.name, first) else (a, b):
-            while left := [launch for launch in run.launches() if _same(launch, first)]:
+            while to_run := [launch for launch in run.launches() if _same(launch, first)]:
                 for side in (a, b):
                     side.zygotes.wait_until_imported()  # nothing is imported while something is timed
-                run.run(left[0])
+                run.run(to_run[0])
         campaign.mark()
 
 

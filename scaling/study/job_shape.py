@@ -38,8 +38,8 @@ def job_shape(study: Study, nodes: int | None = None, gpus_per_node: int | None 
     Raises:
         StudyError: a part needs GPUs and none are asked for, or no size is left.
     """
-    asked = (nodes or 1) * (gpus_per_node or 0)
-    wanted = [(part, sizes_of(part, asked)) for part in study.parts]
+    num_gpus = (nodes or 1) * (gpus_per_node or 0)
+    wanted = [(part, sizes_of(part, num_gpus)) for part in study.parts]
     largest = max(size for _, counts in wanted for size in counts)
     on_cpus = all(part.device == "cpu" for part in study.parts)
     per_node = gpus_per_node or -(-largest // (nodes or 1))

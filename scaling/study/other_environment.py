@@ -162,9 +162,9 @@ def require_same_cells(
     )
     if done.returncode != 0:
         raise LaunchError(f"{other.name} cannot run the study: {_last_line(done.stderr)}")
-    theirs = {cell["id"]: cell for cell in json.loads(done.stdout)["cells"]}
-    missing = [cell.describe() for key, cell in resolved.cells.items() if key not in theirs]
-    further = [_named(cell) for key, cell in theirs.items() if key not in resolved.cells]
+    their_cells = {cell["id"]: cell for cell in json.loads(done.stdout)["cells"]}
+    missing = [cell.describe() for key, cell in resolved.cells.items() if key not in their_cells]
+    further = [_named(cell) for key, cell in their_cells.items() if key not in resolved.cells]
     if missing or further:
         raise LaunchError(
             f"{other.name} makes other cells of the study; here alone: {_listed(missing)}; there alone: "

@@ -180,11 +180,11 @@ class _NothingDrawn(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        given = kwargs or {}
-        tensor = args[0] if args else given.get("tensor")
+        keywords = kwargs or {}
+        tensor = args[0] if args else keywords.get("tensor")
         if isinstance(tensor, torch.Tensor) and tensor.is_meta and _draws(func):
             return tensor
-        return func(*args, **given)
+        return func(*args, **keywords)
 
 
 def _draws(function: Any) -> bool:

@@ -184,11 +184,11 @@ def _measuring_s(cell: Cell, row: Mapping[str, Any] | None) -> float:
 def describe(verdicts: Sequence[Verdict]) -> str:
     """What is kept and what is left, with the reasons, for people; as wide as a terminal."""
     kept = [verdict for verdict in verdicts if verdict.keep]
-    left = [verdict for verdict in verdicts if not verdict.keep]
+    left_out = [verdict for verdict in verdicts if not verdict.keep]
     lines = [f"measure {len(kept)} of {len(verdicts)} cells, about {sum(o.seconds for o in kept):.0f} s:"]
     lines += map(_line, kept)
-    lines += [f"leave {len(left)}:"] if left else []
-    lines += map(_line, left)
+    lines += [f"leave {len(left_out)}:"] if left_out else []
+    lines += map(_line, left_out)
     return "\n".join(lines)
 
 
@@ -254,10 +254,10 @@ def part_of_cells(part: IterationPart, cells: Sequence[Cell], repeats: int) -> I
     used = {*DEFAULTS[cell.optimizer], *CLIPPING}
     training = {name: getattr(cell, name) for name in Training.model_fields if name in used}
     workload = {"model": model, "dataset": dataset, batch: getattr(cell, batch), **training}
-    named = {(spec.name, json.dumps(spec.parameters, sort_keys=True)): spec for spec in part.aggregators}
+    wanted = {(spec.name, json.dumps(spec.parameters, sort_keys=True)): spec for spec in part.aggregators}
     specs = [
         spec
-        for (name, _), spec in named.items()
+        for (name, _), spec in wanted.items()
         if any(cell.aggregator == name and _has(cell, spec.parameters) for cell in cells)
     ]
     keys = type(part).model_fields.keys() - Training.model_fields.keys()

@@ -43,9 +43,9 @@ def require_same_model(module: nn.Module, ranks: Ranks) -> None:
     """
     description = _described(module)
     digest = hashlib.blake2b(repr(description).encode(), digest_size=DIGEST_BYTES).digest()
-    mine = [0.0] * ranks.world_size
-    mine[ranks.rank] = float(int.from_bytes(digest, "big"))
-    digests = ranks.largest_of(mine)
+    by_rank = [0.0] * ranks.world_size
+    by_rank[ranks.rank] = float(int.from_bytes(digest, "big"))
+    digests = ranks.largest_of(by_rank)
     other = next((rank for rank, value in enumerate(digests) if value != digests[0]), 0)
     if other:
         first, second = ranks.share(description, 0), ranks.share(description, other)

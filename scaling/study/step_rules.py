@@ -55,7 +55,7 @@ def _check_bucket_sizes(part: TrainingPart, aggregators: Sequence[Aggregator[Any
     if sizes is None:
         return
     what = f"{where}bucket_mb: {sizes} gives the sizes of DDP's buckets one by one"
-    if part.step != ["overlapped"] or any(one.ddp_path() == "layered" for one in aggregators):
+    if part.step != ["overlapped"] or any(aggregator.ddp_path() == "layered" for aggregator in aggregators):
         raise StudyError(f"{what}, which step: overlapped alone has; use a part of its own, or one size")
     if part.first_bucket_mb is not None or True in (part.find_unused_parameters or ()):
         raise StudyError(

@@ -94,8 +94,19 @@ def _combinations(
         *(workload.batches(device), shares, aggregators, part.step, peer_access, precisions(part, device)),
         *(part.seed, placements, part.batch_norm, formats),
     )
-    for batch, size, named, step, peer, precision, seed, placement, batch_norm, memory_format in axes:
-        name, aggregator = named
+    for (
+        batch,
+        size,
+        name_and_aggregator,
+        step,
+        peer,
+        precision,
+        seed,
+        placement,
+        batch_norm,
+        memory_format,
+    ) in axes:
+        name, aggregator = name_and_aggregator
         local, total = _batch_sizes(part, batch, size, where)
         workload.require_samples(total, where)
         if shares[size] and peer is not peer_access[0]:

@@ -35,7 +35,7 @@ def cells_to_tune(study: Study, resolved: ResolvedStudy) -> list[Cell]:
     Raises:
         StudyError: it has none.
     """
-    found: dict[Any, Cell] = {}
+    cells: dict[Any, Cell] = {}
     of_buckets = ("bucket_mb", "first_bucket_mb", "bucket_sizes_mb")
     axes = [axis for axis in AXES if axis.key and axis.name not in of_buckets]
     for cell in resolved.trained:
@@ -43,13 +43,13 @@ def cells_to_tune(study: Study, resolved: ResolvedStudy) -> list[Cell]:
         is_timed = isinstance(study.parts[resolved.part_of[cell.id]], IterationPart)
         exchanges = cell.world_size > 1 and cell.exchanges and not cell.find_unused_parameters
         if is_timed and exchanges and wraps_in_ddp(cell.step, aggregator):
-            found.setdefault(key_of(axes, {**vars(cell), "aa_replicate": 0}), cell)
-    if not found:
+            cells.setdefault(key_of(axes, {**vars(cell), "aa_replicate": 0}), cell)
+    if not cells:
         raise StudyError(
             f"{study.name} has no cell whose gradients DDP exchanges in buckets: add step=overlapped and an "
             "aggregator that it takes, such as all_reduce, with world sizes above 1"
         )
-    return list(found.values())
+    return list(cells.values())
 
 
 def probe_study(study: Study, resolved: ResolvedStudy, cells: Sequence[Cell]) -> Study:

@@ -90,15 +90,15 @@ class TrainingCheckpoints:
         except (CheckpointError, RuntimeError, LookupError, TypeError) as error:
             self._refuse(error)
         wrong = checkpoint.not_restored(step)
-        mine = [] if wrong is None else [f"{wrong} of rank {self._group.rank} is not as it was saved"]
-        if problems := self._of_all_ranks(mine):
+        own_problems = [] if wrong is None else [f"{wrong} of rank {self._group.rank} is not as it was saved"]
+        if problems := self._of_all_ranks(own_problems):
             self._refuse(CheckpointError(problems[0]))
 
     def _difference(self, checkpoint: Checkpoint) -> str | None:
         """Why the ranks' checkpoints of one epoch do not belong together; the same on every rank."""
         group = self._group
         together = [group.share(checkpoint.saved_together, rank) for rank in range(group.world_size)]
-        other = next((rank for rank, one in enumerate(together) if one != together[0]), None)
+        other = next((rank for rank, saved in enumerate(together) if saved != together[0]), None)
         if other is not None:
             return f"that of rank {other} was not saved together with that of rank 0"
         digests = {"parameters": checkpoint.parameter_digest(self._parameters)}
