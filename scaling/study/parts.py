@@ -271,7 +271,7 @@ class TrainingPart(Part, Training):
     step: Annotated[list[Literal["eager", "overlapped", "captured"]], Axis] = ["eager"]
     """eager: exchange after the backward pass; overlapped: under it (DDP); captured: one CUDA graph."""
     bucket_mb: Annotated[list[SizeOrSizes], Axis] | None = None
-    """MiB of gradient buckets exchanged under the backward pass; a list in the list: of DDP's one by one."""
+    """MiB of buckets under the backward pass; default DDP's, `[[1, 25]]`; a list in the list: one by one."""
     tf32: Annotated[list[bool], Axis] | None = None
     """Older form of `precision: tf32`."""
     precision: Annotated[list[Literal["float32", "tf32", "bf16", "fp16"]], Axis] | None = None
@@ -287,7 +287,7 @@ class TrainingPart(Part, Training):
     compile: Annotated[list[bool], Axis] = [False]
     """Compile the model with torch.compile."""
     first_bucket_mb: Annotated[list[Annotated[Number, Field(gt=0)]], Axis] | None = None
-    """Of DDP: size of its first bucket in MiB; DDP's default is 1."""
+    """Of DDP: size of its first bucket in MiB; without `bucket_mb` 1, DDP's default; else as the others."""
     find_unused_parameters: Annotated[list[bool], Axis] | None = None
     """Of DDP."""
     static_graph: Annotated[list[bool], Axis] | None = None

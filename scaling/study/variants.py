@@ -7,12 +7,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from scaling.aggregators.base import Aggregator
+from scaling.bucket import DDP_BUCKETS_MB
 from scaling.errors import StudyError
 from scaling.study.optimizers import chosen, optimizer_fields
 from scaling.study.parts import TrainingPart, Workload
 from scaling.training.gradients import WIRES
-
-DEFAULT_BUCKET_MB = 25.0
 
 OF_DDP = ("first_bucket_mb", "find_unused_parameters", "static_graph", "gradient_as_bucket_view")
 """Keys that are arguments of torch's DDP."""
@@ -82,9 +81,11 @@ def wraps_in_ddp(step: str, aggregator: Aggregator[Any]) -> bool:
 
 
 def _of_ddp(key: str, part: TrainingPart, step: str, aggregator: Aggregator[Any]) -> Sequence[Any]:
-    default = _OF_DDP_DEFAULTS.get(key)
     if not wraps_in_ddp(step, aggregator):
         return [None]
+    default: Any = _OF_DDP_DEFAULTS.get(key)
+    if key == "first_bucket_mb" and part.bucket_mb is None:
+        default = DDP_BUCKETS_MB[0]
     return getattr(part, key) or [default]
 
 
@@ -102,7 +103,7 @@ def _bucket_sizes(part: TrainingPart, step: str, aggregator: Aggregator[Any]) ->
     if step == "captured" and part.bucket_mb and may_be:
         return part.bucket_mb
     if step == "overlapped" and is_layered:
-        return part.bucket_mb or [DEFAULT_BUCKET_MB]
+        return part.bucket_mb or [DDP_BUCKETS_MB[-1]]
     if not wraps_in_ddp(step, aggregator):
         return [None]
-    return part.bucket_mb or [DEFAULT_BUCKET_MB]
+    return part.bucket_mb or [DDP_BUCKETS_MB[-1]]

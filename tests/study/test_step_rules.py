@@ -3,6 +3,7 @@
 import pytest
 import yaml
 
+from scaling.bucket import DDP_BUCKETS_MB
 from scaling.errors import StudyError
 from scaling.study import step_rules
 from scaling.study.cells import AvailableMachine, resolve
@@ -161,9 +162,15 @@ class TestBucketSizes:
             (None, (1, 25)),
             (None, (0.5, 2.25)),
         ]
-        assert found[0].id == one(step="overlapped").id
         assert len({cell.id for cell in found}) == 3
         assert found[2].describe().endswith("overlapped, buckets of 0.5 2.25 MiB")
+
+    def test_without_sizes_they_are_those_of_ddp_and_one_size_holds_for_the_first_too(self):
+        default, given = one(step="overlapped"), one(step="overlapped", bucket_mb=25)
+        assert (default.first_bucket_mb, default.bucket_mb) == DDP_BUCKETS_MB
+        assert (given.first_bucket_mb, given.bucket_mb) == (None, 25)
+        assert one(step="overlapped", bucket_mb=25, first_bucket_mb=1).id == default.id
+        assert one(step="overlapped", aggregators=["none"]).first_bucket_mb is None
 
     def test_a_flat_list_is_of_cells_as_before(self):
         found = cells(step="overlapped", bucket_mb=[1, 25])
